@@ -90,8 +90,15 @@ class Nodes(Protocol):
         Raises UserError for more workers than there is room for, TargetError where nodes were there and none is left.
         """
 
+    async def reached(self) -> None:
+        """Raises CarrierLostError where no agent can be called any more."""
+
     def end(self) -> None:
         """End the agents."""
+
+
+class CarrierLostError(TargetError):
+    """What carries the calls to all agents is gone, and with it every one of them."""
 
 
 class _LostError(TargetError):
@@ -176,6 +183,7 @@ class Crew:
 
     async def _nodes_died(self) -> bool:
         """Whether the node of a worker does not answer any more. Those are left out from now on."""
+        await self._nodes.reached()
         placed = {member.node.id: member.node for member in self._members}
         given_up_at = monotonic() + SEEN_S
         while True:
@@ -198,6 +206,8 @@ class Crew:
                 room=resource_limits.Room(files=files_open, ports=ports),
                 files=reply.get("files", {}),
             )
+        except CarrierLostError:
+            raise
         except Exception as error:  # Ray has many error types for an actor that cannot start
             messages = [line for line in str(error).splitlines() if "Error" in line] or [type(error).__name__]
             hint = f"the same loadgen and the same Python as here on {member.where}"
@@ -302,7 +312,7 @@ class Crew:
 
     async def _take(self, member: _Member) -> node_agent.Taken | None:
         """New data of a worker; None if it is lost."""
-        lost: tuple[type[Exception], ...] = (*self._nodes.lost, TimeoutError)
+        lost: tuple[type[Exception], ...] = (*self._nodes.lost, CarrierLostError, TimeoutError)
         while True:
             remaining_s = member.heard_at + LOST_S - monotonic()
             try:
@@ -313,9 +323,10 @@ class Crew:
             except self._nodes.passing:  # it may come back; a repeated call does no harm
                 await asyncio.sleep(min(POLL_S, max(remaining_s, 0.0)))
                 continue
-            except lost:
+            except lost as error:
                 member.lost_at = monotonic()
-                member.lost = f"worker {member.i} was lost with node {member.where}"
+                with_what = "the cluster, on" if isinstance(error, CarrierLostError) else "node"
+                member.lost = f"worker {member.i} was lost with {with_what} {member.where}"
                 return None
             member.heard_at = monotonic()
             return taken

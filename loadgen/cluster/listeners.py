@@ -30,7 +30,7 @@ def nodes(address: str) -> list[ClusterNode]:
     """The nodes that an address names. Raises UserError."""
     found = [_ONE.fullmatch(one) for one in address.removeprefix(SCHEME).split(",")]
     several = Counter(match[1] for match in found if match)
-    made = []
+    made: list[ClusterNode] = []
     for match in found:
         if match is None:
             hint = f"{SCHEME}HOST:PORT,... or HOST:PORT*CPUS"
@@ -38,6 +38,9 @@ def nodes(address: str) -> list[ClusterNode]:
         host, port, cpus = match[1], int(match[2]), int(match[3] or 1)
         label = host.split(".")[0]
         name = f"{host}:{port}" if several[host] > 1 or label.isdigit() else label
+        if any(one.id == f"{host}:{port}" for one in made):
+            hint = f"once, with its CPUs: {host}:{port}*2"
+            raise UserError("duplicate", f"{host}:{port} is named twice", f"--ray {address}", hint)
         made.append(ClusterNode(f"{host}:{port}", name, host, port, cpus, cpus))
     return made
 
@@ -135,6 +138,9 @@ class ListeningNodes:
             hint = f"--workers {self.cores}, or --workers auto"
             raise UserError("resource_limit", what, f"--workers {workers}", hint)
         return living
+
+    async def reached(self) -> None:
+        """Each agent is called over a connection of its own."""
 
     def end(self) -> None:
         """End the connections, and the workers with them."""

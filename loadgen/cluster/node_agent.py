@@ -39,6 +39,14 @@ APPENDED = ("texts", "seconds")
 TAIL_BYTES = 2 * GROWING_BINS * 8  # end of a timeline: bins that a worker may still change
 
 
+class GoneError(Exception):
+    """An agent that was called is gone."""
+
+
+class AwayError(Exception):
+    """An agent that was called cannot be reached now."""
+
+
 class Piece(NamedTuple):
     """Bytes of a file of the run from offset `start`. `version`: -1, or `data` is the whole file in this version."""
 

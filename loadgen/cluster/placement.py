@@ -29,13 +29,12 @@ class ClusterNode(NamedTuple):
 def nodes(listed: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> list[ClusterNode]:
     """The living nodes of `ray.nodes()`. `free`: of each node id what is available.
 
-    Machines that were copied have one host name, and several nodes may be on one machine: these have the beginning of
-    their id in their name.
+    Machines that were copied have one host name, and several nodes may be on one machine, one after the other too:
+    these have the beginning of their id in their name.
     """
-    living = [node for node in listed if node["Alive"]]
-    alike = Counter((node["NodeManagerHostname"], node["NodeManagerAddress"]) for node in living)
+    alike = Counter((node["NodeManagerHostname"], node["NodeManagerAddress"]) for node in listed)
     found = []
-    for node in living:
+    for node in (one for one in listed if one["Alive"]):
         id, host, address = node["NodeID"], node["NodeManagerHostname"], node["NodeManagerAddress"]
         name = f"{host} #{id[:6]}" if alike[host, address] > 1 else host
         cpus, total = (int(resources.get("CPU", 0)) for resources in (free.get(id, {}), node["Resources"]))

@@ -1,56 +1,112 @@
-"""Several workers on the nodes of a Ray cluster: one actor each, spread over the nodes.
+"""Several workers on the nodes of a Ray cluster: one actor each, spread over the nodes. IO.
 
-`crew.py` leads the workers. This is the only module that imports Ray. IO.
-
-Ray places the actors and carries the calls; no request passes through it. The job contains API keys. So it is sent in
-arguments small enough to go with the call itself, never through Ray's object store, which may be written to disk.
+`crew.py` leads the workers. What speaks with Ray is a process of its own (`ray_process.py`): this one goes on, and says
+what was lost, where Ray ends that process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
-import logging
-import os
+import itertools
 import socket
-from collections.abc import Awaitable, Iterator, Sequence
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
 from time import monotonic, sleep
 from typing import Any
 
 from loadgen.cluster import lease, listeners, placement
-from loadgen.cluster.crew import POLL_S, Agent, Crew, Roll, answering
-from loadgen.cluster.node_agent import NodeAgent
+from loadgen.cluster.crew import POLL_S, Agent, CarrierLostError, Crew, Roll, answering
+from loadgen.cluster.node_agent import AwayError, GoneError
 from loadgen.cluster.placement import ClusterNode
-from loadgen.core import format
+from loadgen.core import child_process, format
 from loadgen.core.errors import TargetError, UserError
 from loadgen.core.execution.plan import Settings
 
-ANSWER_S = 10.0  # longest wait for the lease of another driver to say whose it is
-FREED_S = 15.0  # longest wait for Ray to end the lease of a driver that has ended
 JOINED_S = 30.0  # longest wait for a node where all are lost
 RELEASED_S = 3.0  # longest wait for the cluster to count the CPUs of a run that ended as free
 
 
-@dataclass(slots=True, eq=False)
-class _Connection:
-    """This process and a cluster. A command keeps it, and the lease, until its process ends: from trial to trial.
+class _RayProcess:
+    """The process that is connected to the cluster, and its answers."""
 
-    `opened`: by us.
-    """
+    def __init__(self, address: str) -> None:
+        self._flag = f"--ray {address}"
+        self._calls, theirs = Pipe()
+        self._process = subprocess.Popen(
+            child_process.command("loadgen.cluster.ray_process", str(theirs.fileno())),
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # what Ray has to say is in its log files
+            start_new_session=True,  # Ctrl-C is handled by the run
+        )
+        theirs.close()
+        self._numbers, self._lock = itertools.count(), threading.Lock()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._is_gone = False
+        threading.Thread(target=self._read, daemon=True).start()
 
-    address: str
-    opened: bool
-    lease: Any
-    roll: Roll = field(default_factory=Roll)
+    def ask(self, what: str, *arguments: Any) -> Future[Any]:
+        """Ask a question of `RayDriver`, now. The answer fails with CarrierLostError where the process has ended."""
+        answer: Future[Any] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            self._waiting[number] = answer
+            try:
+                self._calls.send((number, what, arguments))
+            except OSError:
+                self._is_gone = True
+            if self._is_gone:
+                del self._waiting[number]
+                answer.set_exception(self._lost())
+        return answer
+
+    def _read(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                number, worked, value = self._calls.recv()
+                with self._lock:
+                    answer = self._waiting.pop(number)
+                if answer.set_running_or_notify_cancel():
+                    (answer.set_result if worked else answer.set_exception)(value)
+        with self._lock:
+            self._is_gone = True
+            waiting = [*self._waiting.values()]
+            self._waiting.clear()
+        for answer in waiting:
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(self._lost())
+
+    def _lost(self) -> CarrierLostError:
+        what = "the Ray cluster is lost: its head, or its node on this machine, has ended"
+        hint = "start it again: ray start --head; then on the other machines ray start --address=HEAD:6379"
+        return CarrierLostError("node_lost", what, self._flag, hint)
 
     def close(self) -> None:
-        import ray
+        """Leave the cluster, and end the process."""
+        with contextlib.suppress(OSError):
+            self._calls.send((next(self._numbers), "leave", ()))
+        try:
+            self._process.wait(child_process.LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
-        with contextlib.suppress(Exception):
-            ray.kill(self.lease, no_restart=True)
-        if self.opened:
-            ray.shutdown()
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """This process and a cluster. A command keeps it, and the lease, until its process ends: from trial to trial."""
+
+    address: str
+    process: _RayProcess
+    roll: Roll = field(default_factory=Roll)
 
 
 _of_command: dict[str, _Connection] = {}
@@ -66,8 +122,7 @@ def connected(settings: Settings) -> Iterator[Crew]:
     """Connect to the Ray cluster of these settings while inside. Raises UserError if there is none, or it is in use.
 
     The address is `auto` (the cluster of this machine, or RAY_ADDRESS), or host:port of the head node. If the caller is
-    already connected to a cluster, that one is used and stays connected. `agents:` names agents that listen, without
-    Ray (`listeners.py`).
+    already connected to a cluster, that one is used. `agents:` names agents that listen, without Ray (`listeners.py`).
     """
     address = settings.ray or "auto"
     if address.startswith(listeners.SCHEME):
@@ -77,17 +132,10 @@ def connected(settings: Settings) -> Iterator[Crew]:
         finally:
             listening.end()
         return
-    typed = settings.command[:1] == ("loadgen",)  # its process ends with it, and Ray then closes what it opened
-    if typed:  # what the raylets have to say is in their log files; read when Ray is imported
-        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")
-    try:
-        import ray  # noqa: F401
-    except ImportError:
-        raise UserError(
-            "not_installed", "Ray is not installed here", f"--ray {address}", "pip install 'loadgen[ray]'", key="ray"
-        ) from None
     connection = _of_command.get(address) or _connect(address, settings.command)
-    if typed:
+    if settings.command[:1] == ("loadgen",):  # typed: its process ends with it
+        if address not in _of_command:
+            atexit.register(connection.process.close)
         _of_command[address] = connection
     nodes = RayNodes(connection)
     try:
@@ -95,57 +143,20 @@ def connected(settings: Settings) -> Iterator[Crew]:
     finally:
         nodes.leave()
         if address not in _of_command:
-            connection.close()
+            connection.process.close()
 
 
 def _connect(address: str, command: Sequence[str]) -> _Connection:
-    import ray
-
-    opened = not ray.is_initialized()
-    if opened:
-        _check_reachable(address)
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, namespace=lease.NAMESPACE)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            what = " ".join(str(error).split())[:300]
-            hint = "start one: ray start --head; the same Ray and Python on every node and here"
-            raise UserError("no_cluster", f"no Ray cluster to join: {what}", f"--ray {address}", hint) from None
+    ray: Any = sys.modules.get("ray")  # of the caller
+    there = ray.get_runtime_context().gcs_address if ray is not None and ray.is_initialized() else address
+    _check_reachable(there)
+    process = _RayProcess(address)
     try:
-        return _Connection(address, opened, take_lease(command, f"--ray {address}"))
+        process.ask("connect", there, lease.holder(command), f"--ray {address}").result()
     except BaseException:
-        if opened:
-            ray.shutdown()
+        process.close()
         raise
-
-
-def take_lease(command: Sequence[str], where: str) -> Any:
-    """The actor that holds the cluster for this process. Raises UserError if another one has it."""
-    import ray
-    from ray.exceptions import RayError
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {
-        "name": lease.NAME,
-        "namespace": lease.NAMESPACE,
-        "num_cpus": 0,
-        "max_restarts": 0,
-        "scheduling_strategy": here,
-    }
-    given_up_at = monotonic() + FREED_S
-    while True:
-        with contextlib.suppress(ValueError):  # another one has the name
-            return ray.remote(lease.Lease).options(**options).remote(lease.holder(command))
-        who = "a command that does not answer"
-        try:
-            other = ray.get_actor(lease.NAME, namespace=lease.NAMESPACE)
-            who = ray.get(other.holder.remote(), timeout=ANSWER_S)
-        except (ValueError, RayError):  # it has ended, or ends
-            if monotonic() < given_up_at:
-                sleep(0.2)
-                continue
-        hint = "wait until it has ended, or end it: two loads from the same machines measure each other"
-        raise UserError("cluster_in_use", f"the cluster is in use by {who}", where, hint)
+    return _Connection(address, process)
 
 
 def _check_reachable(address: str) -> None:
@@ -166,11 +177,12 @@ def _check_reachable(address: str) -> None:
 class _Actor:
     """An agent that Ray has placed."""
 
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
+    def __init__(self, process: _RayProcess, number: int) -> None:
+        self._process, self._number = process, number
 
-    def call(self, method: str, *arguments: Any) -> Awaitable[Any]:
-        answer: Awaitable[Any] = getattr(self.actor, method).remote(*arguments)
+    def call(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
+        answer = asyncio.wrap_future(self._process.ask("call", self._number, method, arguments))
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # not every caller waits for it
         return answer
 
 
@@ -178,21 +190,18 @@ class RayNodes:
     """The nodes of a Ray cluster that this process is connected to."""
 
     def __init__(self, connection: _Connection) -> None:
-        from ray.exceptions import ActorUnavailableError, RayError
-
-        self._connection, self._actors = connection, list[_Actor]()
+        self._process, self._placed = connection.process, False
         self._free_before = 0  # CPUs, when the workers were not placed yet
         self.roll, self.address, self.flag = connection.roll, connection.address, f"--ray {connection.address}"
-        self.passing: tuple[type[Exception], ...] = (ActorUnavailableError,)
-        self.lost: tuple[type[Exception], ...] = (RayError,)
+        self.passing: tuple[type[Exception], ...] = (AwayError,)
+        self.lost: tuple[type[Exception], ...] = (GoneError,)
         self.roll.missing.clear()
 
     @property
     def cores(self) -> int:
         """Number of CPUs that are free now."""
-        import ray
-
-        return int(ray.available_resources().get("CPU", 0))
+        found: int = self._process.ask("cores").result()
+        return found
 
     async def _room(self, workers: int) -> list[ClusterNode]:
         """The nodes that answer and have a CPU free. What was lost since the last run is said.
@@ -216,10 +225,7 @@ class RayNodes:
 
     async def _living(self) -> list[ClusterNode]:
         """The nodes whose raylet accepts a connection: Ray itself takes up to half a minute to see that one is gone."""
-        import ray
-
-        listed = ray.nodes()
-        free = ray._private.state.available_resources_per_node()
+        listed, free = await asyncio.wrap_future(self._process.ask("nodes"))
         return await answering(placement.nodes(listed, free))
 
     def _too_many(self, workers: int, nodes: Sequence[ClusterNode]) -> UserError:
@@ -233,37 +239,33 @@ class RayNodes:
     async def agents(self, workers: int) -> list[tuple[ClusterNode, Agent]]:
         """An actor for each worker. Where there are more workers than CPUs, those that have none of their own ask for
         none."""
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         room = await self._room(workers)
         self._free_before = self._free_before or sum(node.cpus for node in room)
         by_id = {node.id: node for node in room}
         left = {node.id: node.cpus for node in room}
-        actor_class = ray.remote(NodeAgent)
-        self._actors, places = [], placement.shared_out(workers, left.copy())
-        for id in places:
-            options = {
-                "num_cpus": min(left[id], 1),
-                "max_restarts": 0,
-                "scheduling_strategy": NodeAffinitySchedulingStrategy(id, soft=False),
-            }
-            left[id] -= options["num_cpus"]
-            self._actors.append(_Actor(actor_class.options(**options).remote()))
-        return [(by_id[id], actor) for id, actor in zip(places, self._actors, strict=True)]
+        placed: list[tuple[ClusterNode, Agent]] = []
+        for id in placement.shared_out(workers, left.copy()):
+            cpus = min(left[id], 1)
+            left[id] -= cpus
+            number = await asyncio.wrap_future(self._process.ask("place", id, cpus))
+            placed.append((by_id[id], _Actor(self._process, number)))
+        self._placed = True
+        return placed
+
+    async def reached(self) -> None:
+        """Asks the head, which Ray gives up after a minute."""
+        await asyncio.wrap_future(self._process.ask("nodes"))
 
     def end(self) -> None:
         """End the actors."""
-        import ray
-
-        with contextlib.suppress(Exception):
-            for agent in self._actors:
-                ray.kill(agent.actor, no_restart=True)
+        self._process.ask("end")
 
     def leave(self) -> None:
         """End the actors and wait for the CPUs that they had: the next run may need them."""
         self.end()
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(TargetError, TimeoutError):
             given_up_at = monotonic() + RELEASED_S
-            while self._actors and self.cores < self._free_before and monotonic() < given_up_at:
+            while self._placed and (left_s := given_up_at - monotonic()) > 0:
+                if self._process.ask("cores").result(left_s) >= self._free_before:
+                    break
                 sleep(0.05)

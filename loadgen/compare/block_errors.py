@@ -6,7 +6,7 @@ Pure. The errors of one run by itself are those of `core/metrics/within.py`; her
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -17,6 +17,7 @@ from loadgen.core.metrics.columns import OK, UNDEFINED, Columns
 from loadgen.core.metrics.windows import Span, spread_tokens
 from loadgen.core.metrics.within import BLOCKS, Known, blocks_beyond, by_means, in_order, rank_error
 from loadgen.core.stats import intervals
+from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import QUANTILES, SUPPORT, element
 from loadgen.repeated.registry import Metric
 
@@ -90,7 +91,7 @@ def _quantile_error(values: NDArray[np.float64], p: float) -> tuple[float, float
     ordered = np.sort(values)
     for blocks in BLOCKS:
         if len(values) <= MANY:
-            interval = intervals.block_bootstrap(
+            interval = block_bootstrap(
                 np.log(positive), partial(element, p=p), np.random.default_rng(blocks), blocks=blocks,
                 resamples=RESAMPLES, level=_ONE_SIGMA,
             )  # fmt: skip
@@ -104,6 +105,32 @@ def _quantile_error(values: NDArray[np.float64], p: float) -> tuple[float, float
 
 # level of a normal interval whose half width is the standard error
 _ONE_SIGMA = math.erf(1 / math.sqrt(2))
+
+
+def block_bootstrap(
+    values: NDArray[np.float64],
+    statistic: Callable[[NDArray[np.float64]], float],
+    rng: np.random.Generator,
+    *,
+    blocks: int = intervals.BATCHES,
+    level: float = intervals.LEVEL,
+    resamples: int = RESAMPLES,
+) -> Interval:
+    """The interval of any statistic of the values of one run, in their order, by resampling whole blocks (Kuensch
+    1989).
+
+    The statistic may be a p99, for example. Blocks have equal length and overlap, so the places of the cuts do not
+    matter. `count` is the number of blocks that fit. With fewer than two values per block the interval is unbounded.
+    """
+    n = len(values)
+    if n < 2 * blocks:
+        return Interval(statistic(values) if n else math.nan, -math.inf, math.inf, level, 0, "block bootstrap")
+    size = n // blocks
+    starts = rng.integers(0, n - size + 1, (resamples, blocks))
+    offsets = np.arange(size)
+    resampled = np.array([statistic(values[(row[:, None] + offsets).ravel()]) for row in starts])
+    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(statistic(values), float(low), float(high), level, blocks, "block bootstrap")
 
 
 def _bootstrap_correction(blocks: int) -> float:

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from loadgen.core import format, units
 from loadgen.core.errors import UserError
-from loadgen.core.stats import fitting
-from loadgen.core.stats.fitting import Fit
 from loadgen.core.workload.traces import Trace
+from loadgen.interop import laws
 from loadgen.interop.fit_conversations import TalkFit, Talks, chosen_first, talks
 from loadgen.interop.fit_conversations import fit as conversations_of
+from loadgen.interop.laws import Fit
 
 LEAST = 20  # requests: below, a fit says nothing
 HOUR_NS = units.UNIT_NS["h"]
@@ -85,9 +85,7 @@ def fit(trace: Trace) -> TraceFit:
     spans_ns[-1] = trace.end_ns - (len(counts) - 1) * HOUR_NS
     whole = counts[:-1] if len(counts) > 1 and spans_ns[-1] < HOUR_NS else counts
     within = _gaps(trace, hour, counts / spans_ns)
-    hourly = len(counts) > 1 and fitting.varies(
-        whole.tolist(), float(within.var()) / max(float(within.mean()), 1e-9) ** 2
-    )
+    hourly = len(counts) > 1 and laws.varies(whole.tolist(), float(within.var()) / max(float(within.mean()), 1e-9) ** 2)
     if hourly:
         rates = tuple(max(float(rate), NO_RATE) for rate in counts / spans_ns * 1e9)
         stage_ns = tuple(spans_ns.tolist())
@@ -101,11 +99,11 @@ def fit(trace: Trace) -> TraceFit:
         trace=trace,
         rates=rates,
         stage_ns=stage_ns,
-        gaps=tuple(fitting.gaps(within, step_ns * started.rate / 1e9)),
-        input_tokens=chosen_first(fitting.lengths(trace.input_tokens)),
-        output_tokens=chosen_first(fitting.lengths(trace.output_tokens)),
+        gaps=tuple(laws.gaps(within, step_ns * started.rate / 1e9)),
+        input_tokens=chosen_first(laws.lengths(trace.input_tokens)),
+        output_tokens=chosen_first(laws.lengths(trace.output_tokens)),
         step_ns=step_ns,
-        correlation=fitting.rank_correlation(trace.input_tokens, trace.output_tokens),
+        correlation=laws.rank_correlation(trace.input_tokens, trace.output_tokens),
         reused=reused,
         prefixes=prefixes,
         sessions=int(trace.session.max()) + 1,
@@ -154,8 +152,8 @@ def _class(trace: Trace, found: Talks, rows: NDArray[np.bool_], name: str, *, ta
         requests=len(part),
         starts=int(rows[found.starts].sum()),
         talk=conversations_of(trace, found, rows) if talk else None,
-        input_tokens=chosen_first(fitting.lengths(part.input_tokens)),
-        output_tokens=chosen_first(fitting.lengths(part.output_tokens)),
+        input_tokens=chosen_first(laws.lengths(part.input_tokens)),
+        output_tokens=chosen_first(laws.lengths(part.output_tokens)),
         reused=reused,
         prefixes=prefixes,
     )

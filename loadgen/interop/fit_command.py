@@ -1,4 +1,4 @@
-"""`loadgen fit`: a trace in, a workload out. Parses flags, fits, prints; the arithmetic is in `stats.fitting`."""
+"""`loadgen fit`: a trace in, a workload out. Parses flags, fits, prints; the arithmetic is in `laws.py`."""
 
 from __future__ import annotations
 

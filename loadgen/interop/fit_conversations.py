@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.stats import fitting
-from loadgen.core.stats.fitting import Fit
 from loadgen.core.workload.tasks import MOST_REQUESTS
 from loadgen.core.workload.traces import Trace
+from loadgen.interop import laws as shapes
+from loadgen.interop.laws import Fit
 
 LEAST = 20  # conversations: below, laws of them say nothing
 GROWING = 0.9  # least share of later requests that hold what was said before, and more
@@ -97,7 +97,7 @@ def fit(trace: Trace, found: Talks, rows: NDArray[np.bool_]) -> TalkFit:
     firsts = found.starts[(rows & found.talks)[found.starts]]
     think_ms = np.maximum(1, np.rint(_think_ns(trace, row, before) / 1e6)).astype(np.int64)
     laws = (trace.input_tokens[firsts], sizes, np.maximum(1, _added(trace, row, before)), think_ms)
-    first, later, added, think = (chosen_first(fitting.lengths(values)) for values in laws)
+    first, later, added, think = (chosen_first(shapes.lengths(values)) for values in laws)
     return TalkFit(first=first, later=later, added=added, think_ms=think)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from loadgen.core import format
-from loadgen.core.stats.fitting import Fit
 from loadgen.interop.fit import ClassFit, TraceFit
+from loadgen.interop.laws import Fit
 
 WIDTH = 14
 

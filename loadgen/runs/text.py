@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from loadgen.core import format
 from loadgen.core.metrics.blocks import RequestCounts
 from loadgen.core.metrics.drift import Drift
+from loadgen.core.metrics.machines import MachineSummary
 from loadgen.core.metrics.parts import ClassSummary, ModelSummary, StageSummary, TargetSummary
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.sustainable import Sustainable
@@ -332,8 +333,24 @@ def _needed(needs: str) -> Said:
 def _client(summary: Summary, figures: Callable[[], Figures] | None) -> Iterator[Section | PageOnly]:
     used = f"{', '.join(run_headline.client_use(summary))}."
     times = _distributions(run_headline.own_times(summary))
-    yield section("The load generator itself", used, times, folded=True, id="client")
+    yield section("The load generator itself", used, times, _machines(summary.machines), folded=True, id="client")
     yield from page.client(summary, figures)
+
+
+def _machines(machines: Sequence[MachineSummary]) -> Table:
+    head = ("machine", "workers", "requests", "lost", "late", "send lag p50, ms", "p99", "cores", "busiest")
+    rows = [
+        (
+            f"{one.name}{', ' if one.state else ''}{one.state}",
+            str(one.workers),
+            *(format.count(value) for value in (one.requests, one.lost, one.late)),
+            *(run_headline.quantile_ms(one.send_lag_ms, quantile) for quantile in OF_LEVELS),
+            format.quantity(one.cores),
+            format.percent(one.cpu_share_max),
+        )
+        for one in machines
+    ]
+    return Table(head, rows)
 
 
 # -- the servers -------------------------------------------------------------------------------------------------------

@@ -37,6 +37,8 @@ def test_an_address_names_agents_and_their_cpus() -> None:
     ]  # fmt: skip
     with refused(UserError, "invalid_value"):
         listeners.nodes("agents:host")
+    with refused(UserError, "duplicate", "--ray"):
+        listeners.nodes("agents:host:1,other:1,host:1*2")
 
 
 def test_without_a_token_there_are_no_agents(monkeypatch: pytest.MonkeyPatch) -> None:

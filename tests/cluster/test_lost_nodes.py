@@ -158,3 +158,25 @@ def test_every_node_is_killed_between_two_probes(tmp_path: Path, cluster: Any, e
     )  # fmt: skip
     print(again.stderr, again.stdout)
     assert "going on with" in again.stderr and again.returncode in (0, 1, 3), again.stderr
+
+
+@pytest.mark.parametrize(("command", "phase"), [("run", "load"), ("search", "between")])
+def test_the_head_is_killed(tmp_path: Path, endpoint: Embedded, command: str, phase: str) -> None:
+    """With the node that the command is on: what was recorded is kept, and the command says what was lost."""
+    with started({}, {}, {}, head_cpus=0) as made:
+        process = begin(tmp_path, endpoint, made.address, COMMANDS[command])
+        wait(lambda: PHASES[phase].begun(tmp_path / "out") or process.poll() is not None, 60.0)
+        try:
+            made.head_node.kill_gcs_server(check_alive=False)
+            made.head_node.kill_raylet(check_alive=False)
+            said, _ = process.communicate(timeout=180)
+        finally:
+            process.kill()
+    print(said)
+    assert "Traceback" not in said and "raylet" not in said and "bug" not in said, said
+    assert process.returncode == 3, said
+    assert "the Ray cluster is lost: its head, or its node on this machine, has ended" in said
+    runs = [run_folder.open_run(path.parent).summary for path in (tmp_path / "out").rglob("run.json")]
+    assert any(summary.requests.ok for summary in runs)
+    assert phase != "load" or any(summary.requests.lost for summary in runs)
+    assert command == "run" or "go on with: loadgen search --resume" in said, said

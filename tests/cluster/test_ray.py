@@ -28,7 +28,7 @@ from ray_nodes import kill, started
 from refusals import refused
 from runs import says, when_started
 
-from loadgen.cluster import clock_sync, node_agent, node_facts, placement
+from loadgen.cluster import clock_sync, node_agent, node_facts, placement, ray_process
 from loadgen.cluster import ray as cluster
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
@@ -192,8 +192,8 @@ def test_a_place_that_cannot_be_written_is_told_before_the_first_request(url: st
 
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with refused(UserError, "not_installed", "ray") as caught, cluster.connected(Settings(ray="auto")):
-        pass
+    with refused(UserError, "not_installed", "ray") as caught:
+        ray_process.RayDriver().connect("auto", "alice", "--ray auto")
     assert "pip install 'loadgen[ray]'" in caught.value.hint
 
 
@@ -283,9 +283,11 @@ def test_nodes_have_names_that_differ() -> None:
                 "Alive": alive, "Resources": {"CPU": 4.0}}  # fmt: skip
 
     listed = [node("a" * 9, "vm", "10.0.0.1"), node("b" * 9, "vm", "10.0.0.2"), node("c" * 9, "vm", "10.0.0.2")]
-    found = placement.nodes([*listed, node("d", "vm", "10.0.0.1", alive=False)], {"a" * 9: {"CPU": 2.5}})
+    found = placement.nodes(listed, {"a" * 9: {"CPU": 2.5}})
     assert [one.where for one in found] == ["vm (10.0.0.1)", "vm #bbbbbb (10.0.0.2)", "vm #cccccc (10.0.0.2)"]
     assert [(one.cpus, one.total) for one in found] == [(2, 4), (0, 4), (0, 4)]
+    lost = [*listed[:2], node("c" * 9, "vm", "10.0.0.2", alive=False)]
+    assert [one.where for one in placement.nodes(lost, {})] == ["vm (10.0.0.1)", "vm #bbbbbb (10.0.0.2)"], "it keeps it"
 
 
 # -- a real cluster --------------------------------------------------------------------------------------------------
@@ -414,7 +416,7 @@ def _a_node_lost_before_the_load_is_left_out(tmp_path: Path, nodes: Any) -> None
 def _one_command_at_a_time(nodes: Any) -> None:
     with cluster.connected(Settings(ray=nodes.address, command=("loadgen.run",))):
         with refused(UserError, "cluster_in_use", "--ray") as caught:
-            cluster.take_lease(("loadgen", "search"), f"--ray {nodes.address}")
+            ray_process.take_lease("bob", f"--ray {nodes.address}")
         assert f"(process {os.getpid()}), loadgen.run, since 20" in caught.value.what
     with cluster.connected(Settings(ray=nodes.address)):
         pass  # given back

@@ -17,11 +17,10 @@ from loadgen.core.errors import Fault
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build
 from loadgen.core.schedule import arrivals
-from loadgen.core.stats import fitting
 from loadgen.core.workload import load
 from loadgen.core.workload.loading import of_mapping
 from loadgen.core.workload.traces import read_trace
-from loadgen.interop import fit, fit_text
+from loadgen.interop import fit, fit_text, laws
 from loadgen.shell import app as cli
 
 
@@ -29,8 +28,8 @@ from loadgen.shell import app as cli
     ("shape", "x", "p"), [(0.5, 0.1, 0.345279), (0.5, 5, 0.998435), (3, 3, 0.576810), (3, 10, 0.997231)]
 )
 def test_the_gamma_distribution(shape: float, x: float, p: float) -> None:
-    assert fitting.gamma_cdf(shape, np.array([x]))[0] == pytest.approx(p, abs=1e-6)
-    assert fitting.gamma_cdf(5000.0, np.array([5000.0]))[0] == pytest.approx(0.50188, abs=1e-4)
+    assert laws.gamma_cdf(shape, np.array([x]))[0] == pytest.approx(p, abs=1e-6)
+    assert laws.gamma_cdf(5000.0, np.array([5000.0]))[0] == pytest.approx(0.50188, abs=1e-4)
 
 
 def test_the_right_law_fits_and_the_others_do_not() -> None:
@@ -43,14 +42,14 @@ def test_the_right_law_fits_and_the_others_do_not() -> None:
             "uniform": rng.uniform(9.5, 1000.5, 10_000),
         }
         for law, values in made.items():
-            fits = {one.law: one.fits for one in fitting.lengths(np.clip(np.rint(values), 1, None).astype(np.int32))}
+            fits = {one.law: one.fits for one in laws.lengths(np.clip(np.rint(values), 1, None).astype(np.int32))}
             right += fits[law]
             wrong += sum(fits[other] for other in made if other != law)
         bursty, even = rng.gamma(0.5, 2, 2000), rng.exponential(1, 2000)
-        [first, second] = fitting.gaps(bursty / bursty.mean())
+        [first, second] = laws.gaps(bursty / bursty.mean())
         right += first.law == "gamma" and first.fits
         wrong += second.fits
-        right += fitting.gaps(even / even.mean())[0].law == "poisson"
+        right += laws.gaps(even / even.mean())[0].law == "poisson"
     assert right >= 97 and wrong == 0
 
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from loadgen.core.limits import CACHED_SHARE, COUNT_DISAGREEMENT, GAP_VARIATION, LENGTH_MISMATCH, SHORTENED
-from loadgen.core.stats.fitting import distance
+from loadgen.core.stats.quantiles import distance
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

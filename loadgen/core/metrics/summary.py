@@ -18,6 +18,7 @@ from loadgen.core.metrics import (
     causes,
     drift,
     fairness,
+    machines,
     recovery,
     speculation,
     splits,
@@ -35,6 +36,7 @@ from loadgen.core.metrics.drift import Drift
 from loadgen.core.metrics.fairness import Fairness
 from loadgen.core.metrics.goodput import Goodput, of_classes, with_tasks
 from loadgen.core.metrics.load import Load
+from loadgen.core.metrics.machines import MachineSummary
 from loadgen.core.metrics.parts import (
     ClassSummary,
     ModelSummary,
@@ -184,6 +186,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     energy: EnergyUse | None = None  # what the accelerators used; null when nothing says it
     kept: str = "raw"  # which rows were kept: raw (all), sample, histogram (none)
     figures: dict[str, Distribution] = {}  # those that have no field of their own: newer ones, and of other packages
+    machines: tuple[MachineSummary, ...] = ()  # those that sent the load, or were lost; empty: one did
     within: dict[str, Interval] = {}  # path of a figure -> its interval by blocks of time; empty: too short, or no rows
     percentiles: dict[str, dict[str, float]] = {}  # those that were asked for: field of a figure -> its name -> ms
 
@@ -303,6 +306,7 @@ def build(
     summary = withhold(summary)
     inner = within.of_run(measured.columns, summary, header.slo, tokens_in) if accumulator.exact else {}
     summary = msgspec.structs.replace(summary, fairness=fairness.of_classes(summary.classes), within=inner)
+    summary = msgspec.structs.replace(summary, machines=machines.of_cluster(header, summary, measured.columns, seconds))
     missed = parts.missed_without_dropped(accumulator, own_gaps, inside, lost)
     signs = _signs(everything, header, missed=missed, is_counted="tokens" not in unsound, exact=accumulator.exact)
     delivered = stimulus.checks(header, summary, signs, measured.columns)

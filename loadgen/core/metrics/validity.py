@@ -161,16 +161,17 @@ def exit_code(
 
 def busiest(seconds: Sequence[Second], window: Window) -> Second | None:
     """The full second inside the measured window in which a worker used most CPU; None without one."""
-    return max(_inside(seconds, window), key=lambda second: second.cpu_share, default=None)
+    return max(inside(seconds, window), key=lambda second: second.cpu_share, default=None)
 
 
 def most_waited(seconds: Sequence[Second], window: Window) -> Second | None:
     """The full second inside the measured window in which a worker waited longest for a core; None when not known."""
-    known = (second for second in _inside(seconds, window) if second.waited_share is not None)
+    known = (second for second in inside(seconds, window) if second.waited_share is not None)
     return max(known, key=lambda second: second.waited_share or 0.0, default=None)
 
 
-def _inside(seconds: Sequence[Second], window: Window) -> list[Second]:
+def inside(seconds: Sequence[Second], window: Window) -> list[Second]:
+    """The full seconds inside the measured window."""
     if window.start_s is None or window.end_s is None:
         return []
     low, high = window.start_s, window.end_s

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 LEVEL = 0.95
 BATCHES = 20  # with more, batches are short against the correlation; with fewer, t is large (Schmeiser 1982)
-RESAMPLES = 2000
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -206,33 +205,6 @@ def correlation(values: NDArray[np.float64]) -> float:
     if square <= 0 or len(values) < 3:
         return 0.0
     return min(0.95, float((centred[1:] * centred[:-1]).sum()) / square)
-
-
-def block_bootstrap(
-    values: ArrayLike,
-    statistic: Callable[[NDArray[np.float64]], float],
-    rng: np.random.Generator,
-    *,
-    blocks: int = BATCHES,
-    level: float = LEVEL,
-    resamples: int = RESAMPLES,
-) -> Interval:
-    """The interval of any statistic of the values of one run, in their order, by resampling whole blocks (Kuensch
-    1989).
-
-    The statistic may be a p99, for example. Blocks have equal length and overlap, so the places of the cuts do not
-    matter. `count` is the number of blocks that fit. With fewer than two values per block the interval is unbounded.
-    """
-    data = np.asarray(values, float)
-    n = len(data)
-    if n < 2 * blocks:
-        return _symmetric(statistic(data) if n else math.nan, math.inf, 0, "block bootstrap", level)
-    size = n // blocks
-    starts = rng.integers(0, n - size + 1, (resamples, blocks))
-    offsets = np.arange(size)
-    resampled = np.array([statistic(data[(row[:, None] + offsets).ravel()]) for row in starts])
-    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(statistic(data), float(low), float(high), level, blocks, "block bootstrap")
 
 
 def ratio(above: ArrayLike, below: ArrayLike, *, paired: bool = False, level: float = LEVEL) -> Interval:

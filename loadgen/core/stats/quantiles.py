@@ -15,7 +15,7 @@ import numpy as np
 from loadgen.core.stats import early_stopping
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
@@ -281,3 +281,18 @@ def pooled(histograms: Iterable[Histogram]) -> Histogram:
     for histogram in histograms:
         whole.merge(histogram)
     return whole
+
+
+def distance(
+    ordered: NDArray[np.float64],
+    at: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    below: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+) -> float:
+    """The Kolmogorov-Smirnov distance: the largest difference from the distribution function of sorted values.
+
+    `at`, `below`: the chance of a value up to each one, and of one below it; the same for a law without steps.
+    """
+    known, counts = np.unique(ordered, return_counts=True)
+    after = np.cumsum(counts) / len(ordered)
+    before = np.concatenate([[0.0], after[:-1]])
+    return float(max(np.abs(after - at(known)).max(), np.abs(before - below(known)).max()))

@@ -8,6 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from loadgen.compare import block_errors
 from loadgen.contracts import quantile_interval
 from loadgen.core import seeds
 from loadgen.core.stats import intervals
@@ -72,7 +73,7 @@ def test_block_bootstrap_covers_a_high_quantile() -> None:
     covered = 0
     for seed in range(40):
         values = _walk(seed, 3000, 0.8)
-        found = intervals.block_bootstrap(
+        found = block_errors.block_bootstrap(
             values, lambda part: float(np.quantile(part, 0.9)), seeds.stream(seed, "bootstrap"), resamples=200
         )
         covered += _holds(found, truth)

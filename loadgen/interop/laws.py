@@ -1,4 +1,4 @@
-"""Laws fitted to samples, and the Kolmogorov-Smirnov distance between the two.
+"""Laws fitted to samples, and the Kolmogorov-Smirnov distance between the two. Pure.
 
 A law is fitted to every other value and compared with the rest: parameters that come from the values they are compared
 with would make the distance look too small.
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.stats.intervals import normal_cdf
+from loadgen.core.stats.quantiles import distance
 
 MOST_COMPARED = 100_000  # values of a sample that are fitted, and as many that are compared
 MOST_VALUES = 200  # of an empirical distribution
@@ -158,17 +159,6 @@ def _thinned(values: NDArray[Any]) -> NDArray[Any]:
     if len(values) <= 2 * MOST_COMPARED:
         return values
     return values[np.linspace(0, len(values) - 1, 2 * MOST_COMPARED).astype(np.int64)]
-
-
-def distance(ordered: Floats, at: Cdf, below: Cdf) -> float:
-    """The Kolmogorov-Smirnov distance: the largest difference from the distribution function of sorted values.
-
-    `at`, `below`: the chance of a value up to each one, and of one below it; the same for a law without steps.
-    """
-    known, counts = np.unique(ordered, return_counts=True)
-    after = np.cumsum(counts) / len(ordered)
-    before = np.concatenate([[0.0], after[:-1]])
-    return float(max(np.abs(after - at(known)).max(), np.abs(before - below(known)).max()))
 
 
 def _whole_distance(ordered: Floats, cdf: Cdf) -> float:

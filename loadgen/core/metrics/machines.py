@@ -1,0 +1,75 @@
+"""What each of the machines of a cluster that sent a load did, and what was lost with it. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from loadgen.core.metrics.columns import LOST, UNDEFINED, JoinedColumns
+from loadgen.core.metrics.validity import inside
+from loadgen.core.stats.quantiles import Distribution, exact
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loadgen.core.metrics.columns import Columns
+    from loadgen.core.results.manifest import Header, Placed, Second
+
+
+class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the machines that sent the load: its measured requests. Null where the records were not kept."""
+
+    name: str  # with its address; no other one has it
+    workers: int  # 0: lost before the load
+    requests: int | None = None  # those that its workers were to send
+    lost: int | None = None  # of these
+    late: int | None = (
+        None  # sent later than the limit of the send lag allows: `send_lag_share` of TTFT p50, else of E2E p50
+    )
+    send_lag_ms: Distribution = Distribution()
+    cores: float | None = None  # that its workers used, on the mean of the full seconds of the measured window
+    cpu_share_max: float | None = None  # of one core, the busiest second of one worker
+    state: str = ""  # lost before the load, lost under load; "": neither
+
+
+def of_cluster(
+    header: Header, summary: Any, measured: Sequence[Columns], seconds: Sequence[Second]
+) -> tuple[MachineSummary, ...]:
+    """A row for each machine; () where one alone sent, and none was lost. `summary`: its `Summary`."""
+    if header.cluster is None:
+        return ()
+    machines: dict[str, list[Placed]] = {}
+    for placed in header.cluster.workers:
+        machines.setdefault(f"{placed.node} ({placed.address})", []).append(placed)
+    gone = tuple(MachineSummary(name=name, workers=0, state="lost before the load") for name in header.cluster.lost)
+    if len(machines) + len(gone) < 2:
+        return ()
+    scale = summary.ttft_ms.p50 if summary.ttft_ms.p50 is not None else summary.e2e_ms.p50
+    limit_ns = None if scale is None else header.limits.send_lag_share * scale * 1e6
+    rows = JoinedColumns(measured, ok=False, keep=False)
+    worker, status, lag = rows["worker"], rows["status"], rows.measure("send_lag")
+    full = inside(seconds, summary.window)
+
+    def of_rows(own: list[int]) -> dict[str, Any]:
+        chosen = np.isin(worker, own)
+        lags = lag[chosen & (lag != UNDEFINED)]
+        late = None if limit_ns is None else int((lags > limit_ns).sum())
+        lost = int((status[chosen] == LOST).sum())
+        return {"requests": int(chosen.sum()), "lost": lost, "late": late, "send_lag_ms": exact(lags)}
+
+    def of_one(name: str, workers: list[Placed]) -> MachineSummary:
+        own = [placed.worker for placed in workers]
+        shares = [[second.cpu_share for second in full if second.worker == one] for one in own]
+        known = [share for share in shares if share]
+        return MachineSummary(
+            name=name,
+            workers=len(own),
+            cores=sum(sum(share) / len(share) for share in known) if known else None,
+            cpu_share_max=max(map(max, known), default=None),
+            state="lost under load" if any(placed.lost for placed in workers) else "",
+            **(of_rows(own) if summary.kept == "raw" else {}),
+        )
+
+    return (*(of_one(name, workers) for name, workers in machines.items()), *gone)

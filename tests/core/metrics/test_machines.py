@@ -1,0 +1,68 @@
+"""What each machine of a cluster sent: a row for each, that add up to the run; text, page and JSON say the same."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import run_page
+from queueing import rows
+from runs import header
+
+from loadgen.core.metrics.columns import LOST
+from loadgen.core.metrics.machines import MachineSummary
+from loadgen.core.metrics.summary import Summary, dump_summary, load_summary, summarize
+from loadgen.core.results.manifest import Cluster, Placed, Second
+from loadgen.runs import text
+
+MS = 1_000_000
+
+
+def placed(worker: int, node: str, *, lost: bool = False) -> Placed:
+    return Placed(worker=worker, node=node, address="10.0.0.1", lost=lost)
+
+
+def summary_of(*workers: Placed, lost: tuple[str, ...] = ()) -> Summary:
+    """Of four workers; the last one is 50 ms late with each request, and loses every tenth."""
+    found = rows(1, 400)
+    found["worker"] = np.arange(400) % 4
+    last = found["worker"] == 3
+    found["sent_ns"][last] = found["due_ns"][last] + 50 * MS
+    gone = last & (np.arange(400) >= 360)
+    found["status"][gone], found["sent_ns"][gone] = LOST, -1
+    seconds = [Second(t_s=float(t), worker=w, cpu_share=0.1 * (w + 1)) for t in range(2, 30) for w in range(4)]
+    cluster = Cluster(address="auto", nodes=3, workers=workers, lost=lost)
+    return summarize(header("r", 400, workers=4, cluster=cluster), found, seconds=seconds)
+
+
+SEVERAL = (placed(0, "a"), placed(1, "a"), placed(2, "b"), placed(3, "c #1", lost=True))
+
+
+def test_each_machine_has_its_requests_its_lateness_and_its_cores() -> None:
+    summary = summary_of(*SEVERAL, lost=("d (10.0.0.4)",))
+    first, second, third, gone = summary.machines
+    assert [one.name for one in summary.machines] == ["a (10.0.0.1)", "b (10.0.0.1)", "c #1 (10.0.0.1)", "d (10.0.0.4)"]
+    assert (first.workers, first.requests, first.lost, first.late) == (2, 200, 0, 0)
+    assert (third.requests, third.lost, third.late, third.send_lag_ms.p50) == (100, 10, 90, 50.0)
+    assert sum(one.requests or 0 for one in summary.machines) == summary.requests.scheduled
+    assert sum(one.lost or 0 for one in summary.machines) == summary.requests.lost
+    assert first.cores is not None and abs(first.cores - 0.3) < 1e-9 and first.cpu_share_max == 0.2
+    assert second.state == "" and third.state == "lost under load"
+    assert gone == MachineSummary(name="d (10.0.0.4)", workers=0, state="lost before the load")
+
+
+def test_text_page_and_json_say_the_same() -> None:
+    summary = summary_of(*SEVERAL, lost=("d (10.0.0.4)",))
+    told = text.render(summary)
+    [line] = [line for line in told.splitlines() if line.startswith("c #1 (10.0.0.1), lost under load")]
+    assert line.split()[-8:] == ["1", "100", "10", "90", "50.0", "~50.0", "0.400", "40.0", "%"][-8:]
+    assert "d (10.0.0.4), lost before the load" in told
+    assert "c #1 (10.0.0.1), lost under load" in run_page.render(summary)
+    written = json.loads(dump_summary(summary))["machines"]
+    assert [one["requests"] for one in written] == [200, 100, 100, None]
+    assert load_summary(dump_summary(summary)).machines == summary.machines
+
+
+def test_one_machine_has_no_table() -> None:
+    assert summary_of(*(placed(worker, "a") for worker in range(4))).machines == ()
+    assert "lost under load" not in text.render(summary_of(*(placed(worker, "a") for worker in range(4))))
