@@ -45,18 +45,23 @@ def _calls(done: Completion) -> tuple[dict[str, Any], ...]:
 class _StoredBodies:
     """The bodies of one stage: request numbers in ascending order, their places in the file and token counts."""
 
-    __slots__ = ("asked_output", "lengths", "numbers", "offsets", "tokens")
+    __slots__ = ("_found", "asked_output", "lengths", "numbers", "offsets", "tokens")
 
     def __init__(self) -> None:
+        self._found = -1, -1  # the last number that was asked for, and its index
         self.numbers, self.offsets = array("q"), array("q")
         self.lengths, self.tokens, self.asked_output = array("i"), array("i"), array("i")
 
     def find(self, number: int) -> int:
         """Index of the body of a request number, or -1 if it was not built in advance."""
+        found, position = self._found
+        if found == number:  # its body was asked for, and now what is known of it
+            return position
         numbers = self.numbers
         if len(numbers) > 1:  # the usual case: they follow each other evenly
             position = (number - numbers[0]) // (numbers[1] - numbers[0])
             if 0 <= position < len(numbers) and numbers[position] == number:
+                self._found = number, position
                 return position
         position = bisect_left(numbers, number)
         return position if position < len(numbers) and numbers[position] == number else -1

@@ -316,9 +316,8 @@ class Driver:
         dispatcher.finished(number, done.done - self.start_ns, failure is None, pause, why)
         if self._starting:
             return
-        if dispatcher.next_ns() is not None:
-            self._on_wake(monotonic_ns())
-        elif not self._in_flight:
+        self._on_wake(monotonic_ns())
+        if not self._in_flight:
             self._check_finished()
 
     def _record_unsent(self, start: Start) -> None:

@@ -119,7 +119,7 @@ class SyntheticPrompts:
         self._system_tokens: int = requests.system_tokens
         self._tokenizer = tokenizer
         self._natural = NaturalText(tokenizer) if getattr(requests, "prompts", "") == "natural" else None
-        self._starts, self._words = tokenizer.starts, tokenizer.words
+        self._starts, self._words, self._word_count = tokenizer.starts, tokenizer.words, len(tokenizer.words)
         self._write = writer(tokenizer.words)
         # number -> (step * number + offset) mod combinations is one to one, also in its low digits
         self._combinations = len(self._starts) * len(self._words) ** (HEAD - 1)
@@ -127,6 +127,7 @@ class SyntheticPrompts:
         self._step = int.from_bytes(draw(self._texts_key, "step", 0, 16), "little") | 1
         while math.gcd(self._step, self._combinations) != 1:
             self._step += 2
+        self._step, self._offset = self._step % self._combinations, self._offset % self._combinations  # small numbers
         self._shared_text = functools.lru_cache(maxsize=256)(self._exact_text)
         self._id = self._texts_key.hex()[:8]
 
@@ -173,7 +174,9 @@ class SyntheticPrompts:
 
         For a share of the cache: so many that with those of the template they are that share of the prompt.
         """
-        n = self._first_message_tokens(conversation)
+        return self._shared_of(self._first_message_tokens(conversation))
+
+    def _shared_of(self, n: int) -> int:
         if self._cached is None:
             return min(n, self._prefix_tokens)
         asked = round(self._cached * (n + self._template)) - self._template
@@ -273,7 +276,8 @@ class SyntheticPrompts:
         return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]
 
     def _first_message_tokens(self, conversation: int) -> int:
-        return self._without_template(self._input_length(self._lengths_key, "input", conversation))
+        tokens = self._input_length(self._lengths_key, "input", conversation)
+        return self._without_template(tokens) if self._template else tokens
 
     def _without_template(self, tokens: int) -> int:
         return max(1, tokens - self._template) if self._template else tokens
@@ -287,7 +291,7 @@ class SyntheticPrompts:
             prefix, prefix_n = " ".join(text for text, _ in texts), sum(tokens for _, tokens in texts)
             n -= prefix_n
             return self._exact_text("user", conversation, n, self._unique_head(conversation, n), prefix + " ", prefix_n)
-        if shared_n := self.shared_tokens(conversation):
+        if shared_n := self._shared_of(n):
             prefix, prefix_n = self._shared_text("prefix", self.group_of(conversation), shared_n)
             if n == shared_n:
                 return prefix, prefix_n
@@ -338,11 +342,12 @@ class SyntheticPrompts:
 
     def _unique_head(self, index: int, n: int) -> list[str]:
         """The first words of a unique part (at most HEAD): different for every index, as far as n words allow."""
+        words, count = self._words, self._word_count
         rest, first = divmod((self._step * index + self._offset) % self._combinations, len(self._starts))
         head = [self._starts[first]]
-        for _ in range(min(n, HEAD) - 1):
-            rest, word = divmod(rest, len(self._words))
-            head.append(self._words[word])
+        for _ in range((n if n < HEAD else HEAD) - 1):
+            head.append(words[rest % count])
+            rest //= count
         return head
 
 

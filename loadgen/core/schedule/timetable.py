@@ -144,14 +144,18 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def stage_numbers(self, span: StageSpan) -> Iterator[int]:
         """The slot numbers of one stage, ascending; endless if the duration alone limits the stage."""
-        step = span.lanes or self.parts
+        step, alone = span.lanes or self.parts, self.turns == 1
         own_indexes = self.own_lanes(span) if span.lanes else range(self.part, self.parts, self.parts)
         base = 0
         while own_indexes and (span.chains is None or base < span.chains):
             for index in own_indexes:
                 if span.chains is not None and base + index >= span.chains:
                     break
-                yield from self.numbers_of(span.first_chain + base + index)
+                chain = span.first_chain + base + index
+                if alone:
+                    yield chain
+                else:
+                    yield from self.numbers_of(chain)
             base += step
 
     def numbers_of(self, chain: int) -> Iterator[int]:

@@ -70,16 +70,15 @@ class UsageFields(msgspec.Struct, gc=False):
     def usage(self) -> Usage:
         before = self.prompt_tokens_details or self.input_tokens_details
         after = self.completion_tokens_details or self.output_tokens_details
+        written = self.cache_creation_input_tokens
+        if before is not None and before.cache_write_tokens is not None:
+            written = before.cache_write_tokens
         return Usage(
             input=token_count(self.input_tokens if self.prompt_tokens is msgspec.UNSET else self.prompt_tokens),
             output=self.output(),
             cached=None if before is None else token_count(before.cached_tokens),
             reasoning=None if after is None else token_count(after.reasoning_tokens),
-            cache_written=token_count(
-                self.cache_creation_input_tokens
-                if before is None or before.cache_write_tokens is None
-                else before.cache_write_tokens
-            ),
+            cache_written=None if written is None else token_count(written),
         )
 
 

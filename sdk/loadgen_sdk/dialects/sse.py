@@ -109,6 +109,8 @@ class Decoder:
     def end(self) -> list[bytes | Named]:
         """The last event of a body that ends without a blank line. The grammar drops it, but some servers send this."""
         events: list[bytes | Named] = []
+        if not self._unparsed and not self._earlier:
+            return events
         block, self._unparsed = b"".join((*self._earlier, self._unparsed)), b""
         self._earlier.clear()
         self._parse_block(block, events)

@@ -266,10 +266,11 @@ class Pool:
             connection = idle.pop()
             if connection.closed:
                 continue
-            if monotonic_ns() - connection.idle_since > self._reuse_ns:
+            now = monotonic_ns()
+            if now - connection.idle_since > self._reuse_ns:
                 self.wire.close(connection)
                 continue
-            exchange.ready = monotonic_ns()
+            exchange.ready = now
             self._write(connection, exchange)
             return
         self._connect(exchange)

@@ -1,0 +1,66 @@
+"""What one more request of a load costs, in work and not in time: calls of Python, encodings, digests, timers."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from runs import NO_PAGES
+from servers import shared
+
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.run import execute
+from loadgen.core.workload import load, read_flags
+from loadgen.sim.server.options import Options
+
+FRAMES, CALLS = (
+    125,
+    265,
+)  # of Python a request, from its number to its record; with those of compiled functions: 114, 243
+
+
+def calls(folder: Path, requests: int) -> Counter[str]:
+    """What a run of short requests calls, by name; "": functions of Python."""
+    folder.mkdir()
+    (folder / "w.yaml").write_text("name: w\nrequests: {input_tokens: 64, output_tokens: 4}\n")
+    flags = read_flags(seed="1", warmup="0", num_requests=str(requests), concurrency="8")
+    one = load(str(folder / "w.yaml"), flags)
+    endpoint = shared(Options(ttft="0.5ms", itl="0.1ms"))
+    settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=folder / "out", **NO_PAGES)
+    found: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, called: Any) -> None:
+        if event == "call":
+            found[""] += 1
+        elif event == "c_call":
+            found[called.__qualname__] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        summary, _ = execute(one, settings)
+    finally:
+        sys.setprofile(before)
+    assert summary.requests.ok == requests
+    return found
+
+
+@pytest.mark.processes
+def test_a_request_is_encoded_once_and_hashed_twice_and_arms_no_timer_of_its_own(tmp_path: Path) -> None:
+    """Of two runs, so that what a run costs by itself does not count. Of the two encodings one is the body, the other
+    what the fingerprint of the prompts is made of; so with the digests, of which one is of the body."""
+    calls(tmp_path / "first", 16)  # imports, and what is kept from one run to the next
+    few, many = calls(tmp_path / "few", 100), calls(tmp_path / "many", 900)
+
+    def each(name: str) -> float:
+        return (many[name] - few[name]) / 800
+
+    assert each("encode") < 2.1 and each("blake2b") < 2.1 and each("socket.sendmsg") < 1.1
+    assert each("Decoder.decode") < 6.1, "an event is decoded once: role, four tokens, usage"
+    assert each("epoll.poll") < 2 and each("timerfd_settime") < 1
+    assert each("") < FRAMES
+    assert sum(map(each, many.keys() | few.keys())) < CALLS
