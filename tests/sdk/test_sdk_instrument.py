@@ -8,9 +8,11 @@ import json
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import openai
+import pydantic
 import pytest
 from canned import (
     CHAT,
@@ -28,6 +30,7 @@ from canned import (
     serving,
 )
 from loadgen_sdk import (
+    Budget,
     ClientError,
     Measurement,
     Retry,
@@ -39,9 +42,11 @@ from loadgen_sdk import (
     labelled,
     latest_measurement,
     measurement_of,
+    record_shape,
 )
 from loadgen_sdk.app.finishing import flush
 from loadgen_sdk.app.measurement import attach
+from loadgen_sdk.app.prompt_text import read_prompt
 from refusals import refused
 
 PROMPT = "the secret prompt"
@@ -888,3 +893,55 @@ def test_a_measurement_as_a_dict_has_its_figures_failed_or_not() -> None:
     assert ok["ttft_ms"] == told[0].ttft_ms and ok["tpot_ms"] == told[0].tpot_ms and len(ok["inter_chunk_ms"]) == 2
     assert failed["status"] == "failed" and failed["ttft_ms"] is None and failed["wait_ms"] is not None
     assert {*ok} == {*failed} == {*told[0].to_dict()}
+
+
+class Fits(pydantic.BaseModel):
+    """What an application asks for."""
+
+    number: int
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "content_filter"])
+def test_the_tokens_of_an_answer_that_does_not_fit_are_counted(reason: str) -> None:
+    """`parse` raises where the answer is not of the class that was asked for, or was cut. The server bills it."""
+    choice = {**CHAT["choices"][0], "finish_reason": reason}
+    told: list[Measurement] = []
+    asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "response_format": Fits}
+    budget = Budget("10 USD")
+    options: dict[str, Any] = {"prices": TokenPrice(1e4, 1e4), "budget": budget}
+    with serving(answer({**CHAT, "choices": [choice]})) as server:
+        client = instrument(openai.OpenAI(base_url=server.url, api_key="k"), told.append, **options)
+        with pytest.raises(Exception, match=r"Fits|length|content") as raised:
+            client.beta.chat.completions.parse(**asked)
+        with client, client.beta.chat.completions.with_streaming_response.parse(**asked) as unread:
+            unread.read()
+
+        async def waiting() -> None:
+            async with openai.AsyncOpenAI(base_url=server.url, api_key="k") as own:
+                with pytest.raises(raised.type):
+                    await instrument(own, told.append, **options).beta.chat.completions.parse(**asked)
+
+        asyncio.run(waiting())
+    assert [one.status for one in told] == ["failed", "ok", "failed"]  # the second was read as bytes
+    for one in told:
+        assert (one.input_tokens, one.output_tokens, one.token_source) == (9, 3, "server")
+        assert (one.finish_reason, one.response_id, one.response_model) == (reason, "c1", "m-1")
+        assert one.cost == pytest.approx(0.12) and "there" not in one.to_json()
+    assert budget.spent == pytest.approx(0.36)
+
+
+def test_arguments_that_were_left_out_are_no_part_of_a_prompt(tmp_path: Path) -> None:
+    """`stream` of the responses API passes on every argument that it knows, with a mark in those that are not given."""
+    created = {"type": "response.created", "sequence_number": 0, "response": {**RESPONSE, "status": "in_progress"}}
+    completed = {"type": "response.completed", "sequence_number": 1, "response": RESPONSE}
+    told: list[Measurement] = []
+    with serving(events(created, completed, done=False)) as server, record_shape(tmp_path / "t.jsonl") as shape:
+        own = openai.OpenAI(base_url=server.url, api_key="k")
+        client = instrument(own, told.append, keep_content=True, record=shape)
+        if not hasattr(getattr(own, "responses", None), "stream"):
+            pytest.skip("this openai has no streams of the responses API")
+        with client, client.responses.stream(model="m", input="Hello") as stream:
+            stream.until_done()
+    assert told[0].content is not None and told[0].content.input == "Hello"
+    omitted = type("Omit", (), {})()
+    assert read_prompt({"instructions": omitted, "prompt": omitted, "input": "Hello"}).texts == {"input": ["Hello"]}

@@ -34,7 +34,7 @@ from .measurement import (
     without_server_text,
 )
 from .policy import Policy
-from .prompt_text import estimated_tokens
+from .prompt_text import estimated_tokens, given
 from .rate_limit_headers import REQUEST_ID, read_once, retry_after_s, should_retry, timings
 from .throttle import Permit
 from .trace_recorder import CallShape
@@ -320,7 +320,7 @@ class Call:
 
     def _content(self, choices: tuple[Choice, ...]) -> Content:
         names = ("messages", "prompt", "input")
-        sent = next((self._arguments[name] for name in names if self._arguments.get(name) is not None), None)
+        sent = next((value for name in names if (value := given(self._arguments, name)) is not None), None)
         return Content(input=sent, output=choices[0].text if choices else "", choices=choices)
 
 

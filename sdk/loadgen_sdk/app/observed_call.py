@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import json
 import logging
 import sys
 import time
@@ -18,6 +19,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
 from time import monotonic_ns
+from types import SimpleNamespace
 from typing import Any
 
 from ..errors import BudgetExceeded, ThrottleTimeout, warn
@@ -48,6 +50,7 @@ class ObservedCall:
 
     hidden_retries = 0  # made by the package inside the attempts
     raw: Any = None  # the raw response, if the application holds it
+    response: Any = None  # the HTTP library's, until the package has made an answer of it
     raw_asked = unread = False  # the application called with_raw_response, or with_streaming_response
     hides_usage = False  # the event with the token count is there only because we asked for it
     get_stream: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference to the stream, once there is one
@@ -122,9 +125,21 @@ class ObservedCall:
             final=isinstance(error, ThrottleTimeout | BudgetExceeded),
         )
         if wait_s is None:
+            self.read_unparsed(self.response)
             status: Status = "failed" if isinstance(error, Exception) else "cancelled"
             self._report(status, failure, code=_code_of(error))
         return wait_s
+
+    def read_unparsed(self, response: Any) -> None:
+        """A whole answer came of which the package cannot make what was asked for (`parse`): its tokens are billed."""
+        try:
+            if response is None or response.status_code >= 400 or self.streamed:
+                return
+            answer = json.loads(response.content, object_hook=_object)
+        except Exception:  # it was cut off, or is no JSON
+            return
+        if hasattr(answer, "usage"):
+            self.tracker.whole(answer, monotonic_ns())
 
     def head_received(self, headers: Any, hidden_retries: int) -> None:
         """The head of a response has arrived."""
@@ -133,6 +148,7 @@ class ObservedCall:
 
     def answered(self, answer: Any, result: Any, blocking: bool) -> Any:
         """The method has returned `answer`, and `result` is what is in it. Returns what the application gets."""
+        self.response = None
         try:
             if not self.call.has_head:
                 self.call.setting.warn_blind()
@@ -152,6 +168,7 @@ class ObservedCall:
     def unreadable(self, answer: Any, error: Exception) -> Any:
         """What came cannot be read. Who asked for the raw response gets it, and the error where it is parsed."""
         self.raw = answer
+        self.read_unparsed(getattr(answer, "http_response", None))
         self._report("failed", failure_of(error), None, _code_of(error))
         return answer
 
@@ -243,6 +260,10 @@ class ObservedCall:
         """A fault of ours is none of the application's."""
         log.exception("a call is not measured")
         self.call.withdraw()
+
+
+def _object(fields: dict[str, Any]) -> SimpleNamespace:
+    return SimpleNamespace(**fields)
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -400,10 +421,11 @@ def _attempts(
     return observed.answered(answer, result, blocking)
 
 
-def head_arrived(headers: Any, hidden_retries: int = 0) -> None:
+def head_arrived(headers: Any, hidden_retries: int = 0, response: Any = None) -> None:
     """The head of a response has arrived in the client of a package: for the call that is being sent here, if any."""
     if (observed := sending.get()) is not None:
         observed.head_received(headers, hidden_retries)
+        observed.response = response
 
 
 def _timeout_of(package: Any, error: ThrottleTimeout) -> BaseException:
@@ -437,8 +459,8 @@ def _observe_unread(response: Any, observed: ObservedCall, blocking: bool) -> No
         try:
             if consumed and not observed.streamed and not observed.reported:
                 yield from parse_steps()
-        except Exception:  # what the application read is not a whole answer
-            pass
+        except Exception:  # what the application read is no whole answer, or not what it asked for
+            observed.read_unparsed(response.http_response)
         observed.raw_stream_closed(consumed)
         yield close
 

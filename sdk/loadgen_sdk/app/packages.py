@@ -165,7 +165,7 @@ def _tells_heads(process: Callable[..., Any]) -> Callable[..., Any]:
 
     def process_response(*args: Any, **kwargs: Any) -> Any:
         if (response := kwargs.get("response")) is not None:
-            head_arrived(response.headers, kwargs.get("retries_taken", 0))
+            head_arrived(response.headers, kwargs.get("retries_taken", 0), response)
         return process(*args, **kwargs)  # a coroutine of an async client
 
     return process_response

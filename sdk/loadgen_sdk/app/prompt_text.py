@@ -55,8 +55,7 @@ def read_prompt(arguments: Mapping[str, Any]) -> Prompt:
     chars, tokens = sum(_schema_chars(arguments[name]) for name in _SCHEMAS if arguments.get(name)), 0
     texts: dict[str, list[str]] = {}
     for name in _PROMPT:
-        value = arguments.get(name)
-        if value is None:
+        if (value := given(arguments, name)) is None:
             continue
         is_list = isinstance(value, list | tuple) and not _are_ids(value)
         texts[name] = []
@@ -71,6 +70,12 @@ def read_prompt(arguments: Mapping[str, Any]) -> Prompt:
                 chars += len(piece.text) if piece.tokens is None else 0
                 tokens += piece.tokens or 0
     return Prompt(texts, chars // CHARS_PER_TOKEN + tokens)
+
+
+def given(arguments: Mapping[str, Any], name: str) -> Any:
+    """An argument, None where there is none: `stream` and `parse` of openai pass on all, with a mark for each other."""
+    value = arguments.get(name)
+    return None if type(value).__name__ in ("Omit", "NotGiven") else value
 
 
 def _plain_text(value: Any) -> tuple[str, ...] | None:
