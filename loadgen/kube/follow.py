@@ -79,9 +79,12 @@ def follow(kubectl: Kubectl, name: str) -> int:
         heard_at = time.monotonic()
         lead = now.lead
         if lead is not None and lead.phase != "Pending":
-            code = _log(kubectl, lead, shown, follows=now.whole)  # until then it waits, and so is looked at
+            code, said = _log(kubectl, lead, shown, follows=now.whole)  # until then it waits, and so is looked at
             if code is not None:
                 return code
+            if said and said not in told:  # as of a node that is gone, until Kubernetes believes that
+                say(said)
+            told.add(said)
         if now.over:
             what = f"the Job has {now.phase} without a result{now.why and f': {now.why}'}"
             raise TargetError("process_failed", what, name, kubectl.typed("loadgen kube logs", name))
@@ -93,20 +96,24 @@ def follow(kubectl: Kubectl, name: str) -> int:
         time.sleep(LOOK_S)
 
 
-def _log(kubectl: Kubectl, lead: PodState, shown: dict[str, int], *, follows: bool) -> int | None:
-    """Print the lines of a pod that were not shown yet, to its end or to now; the exit code, if a line says it."""
+def _log(kubectl: Kubectl, lead: PodState, shown: dict[str, int], *, follows: bool) -> tuple[int | None, str]:
+    """Print the lines of a pod that were not shown yet, to its end or to now. The exit code, if a line says it, and
+    what kubectl says."""
     if shown and lead.name not in shown:
         say(f"the pod of the lead was lost: {lead.name} begins the run again")
     seen = shown.setdefault(lead.name, 0)
-    with kubectl.stream("logs", *(["-f"] if follows else []), lead.name, "-c", CONTAINER) as lines:
-        for number, line in enumerate(lines, start=1):
-            text = line.decode(errors="replace")
-            if text.startswith(ENDED):
-                return int(text.removeprefix(ENDED))
-            if number > seen:
-                shown[lead.name] = number
-                print(text, end="", flush=True)
-    return None
+    words = ("logs", *(["-f"] if follows else []), lead.name, "-c", CONTAINER)
+    with tempfile.TemporaryFile() as errors:
+        with kubectl.stream(*words, to=errors) as lines:
+            for number, line in enumerate(lines, start=1):
+                text = line.decode(errors="replace")
+                if text.startswith(ENDED):
+                    return int(text.removeprefix(ENDED)), ""
+                if number > seen:
+                    shown[lead.name] = number
+                    print(text, end="", flush=True)
+        errors.seek(0)
+        return None, errors.read().decode(errors="replace").strip()
 
 
 def fetch(kubectl: Kubectl, name: str, folder: Path) -> int:

@@ -43,8 +43,8 @@ class State(NamedTuple):
 
     @property
     def waits_for(self) -> str:
-        """What a pod that has not begun waits for, as far as that is known."""
-        return next((pod.why for pod in self.pods if pod.phase == "Pending" and pod.why), self.why)
+        """What a pod that has not ended waits for, as far as that is known."""
+        return next((pod.why for pod in self.pods if pod.phase in ("Pending", "Running") and pod.why), self.why)
 
     @property
     def over(self) -> bool:
@@ -76,11 +76,15 @@ def _pod(pod: Manifest, replaced: int) -> PodState:
     containers = status.get("containerStatuses", [])
     container: dict[str, Any] = containers[0].get("state", {}) if containers else {}
     ended, waits = container.get("terminated", {}), container.get("waiting", {})
-    conditions = [one.get("message", "") for one in status.get("conditions", []) if one["status"] == "False"]
+    refuted = {
+        one.get("type"): one.get("message", "") for one in status.get("conditions", []) if one["status"] == "False"
+    }
     why = waits.get("message") or waits.get("reason") or ended.get("reason") or status.get("reason") or ""
     phase = status.get("phase", "Pending")
     if not why and phase == "Pending":
-        why = next(filter(None, conditions), "")
+        why = next(filter(None, refuted.values()), "")
+    if not why and phase == "Running" and "Ready" in refuted:  # it has no probe that could say so
+        why = "its node does not answer"
     node = pod["spec"].get("nodeName", "")
     return PodState(index(pod), pod["metadata"]["name"], node, phase, replaced, why, ended.get("exitCode"))
 

@@ -106,7 +106,7 @@ def test_a_pod_that_cannot_be_made_is_told_to_who_follows(
 ) -> None:
     """While pod 0 runs and waits for it: by the warning that Kubernetes gives."""
     why = "is forbidden: exceeded quota: small"
-    with cluster(tmp_path / "cluster", STAND_IN_REFUSED="12", OPENAI_API_KEY=SECRET):
+    with cluster(tmp_path / "cluster", STAND_IN_REFUSED="12", STAND_IN_SILENT="3", OPENAI_API_KEY=SECRET):
         flags = ("-n", "20", "-c", "4", "-o", str(tmp_path / "out"))
         assert typed("run", *load(tmp_path, endpoint, *flags), "--detach") == 0
         assert typed("status", "bench") == 0
@@ -114,6 +114,7 @@ def test_a_pod_that_cannot_be_made_is_told_to_who_follows(
         assert "1 of 2 pods: Error creating" in said and why in said
         assert typed("results", "bench", "--wait", "-o", str(tmp_path / "out")) in (0, 1, 3)
         said = capfd.readouterr()
+        assert said.err.count("connection refused") == 1  # of a node that is gone for three looks
         assert said.err.count(why) == 1 and "2 workers on 2 nodes" in said.out
         assert said.out.count("repeat with --seed") == 1
 

@@ -143,6 +143,10 @@ def test_a_pod_that_was_replaced_is_counted_and_the_youngest_shown() -> None:
     ]  # fmt: skip
     (waiting,) = state.of(job(), [pod(0, "1", conditions=[{"status": "False", "message": "0/3 nodes"}])]).pods
     assert waiting.why == "0/3 nodes" and state.of(job(), []).phase == "waiting"
+    lost = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-11-24T19:53:32Z"}  # as 1.36 says it
+    found = state.of(job(), [pod(0, "1", phase="Running", conditions=[lost]), pod(1, "1", phase="Running")])
+    assert [one.why for one in found.pods] == ["its node does not answer", ""]
+    assert found.waits_for == "its node does not answer" and found.whole
 
 
 @pytest.mark.parametrize(("kind", "phase"), [("Failed", "failed"), ("Complete", "ended")])
