@@ -128,7 +128,7 @@ def ended(running: subprocess.Popen[str], codes: tuple[int, ...] = (0, 1, 3)) ->
     """What a command has printed when it is over. Exits where it could not be used at all."""
     out, err = running.communicate()
     if running.returncode not in codes:
-        sys.exit(f"{' '.join(map(str, running.args[2:]))}: exit {running.returncode}\n{err[-2000:]}")
+        sys.exit(f"{running.args}: exit {running.returncode}\n{err[-2000:]}")
     return out
 
 
@@ -356,7 +356,8 @@ def cut_short(case: Case, spent_s: float) -> Iterator[Said]:
         stop(case, name, how, spent_s)
         stored = case.folder / name / "capacity.json"
         if stored.is_file():
-            yield Said("claims while stopped", f"{how}: capacity.json", json.loads(stored.read_bytes())["confirmed"])
+            claimed = bool(json.loads(stored.read_bytes())["confirmed"])  # null where no trial had ended
+            yield Said("claims while stopped", f"{how}: capacity.json", claimed)
         for command in (["cost", name], ["size", case.workload, name, "--users", str(USERS), "-o", f"{name}-s"]):
             running = started(case, *command, "--prices", "prices.yaml")
             running.communicate()

@@ -189,6 +189,7 @@ OWNERS = {  # a file that names a marker -> why
     "sim/virtual_backend.py": "writes those of a run",
     "preflight/selfcheck.py": "writes the header of its own run",
     "runs/dashboard.py": "reads the header of the run that goes on",
+    "viewer/results_list.py": "asks when the header of a run was last written",
     "evidence/verify.py": "places whose definition has changed, by file; the header of each run",
     "interop/trackers.py": "the files that a tracker is given",
     "search/adaptive_kind.py": "whether a run has anything to add, before more is imported",
