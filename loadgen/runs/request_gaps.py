@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.errors import UserError
 from loadgen.core.results import gaps
 from loadgen.core.results.gaps import RequestGaps
+from loadgen.core.results.parquet import unreadable
 from loadgen.core.results.store import Stored, read_run
 
 Gaps = Mapping[int, NDArray[np.int64]]
@@ -51,5 +51,4 @@ def _groups(file: Path) -> Iterator[RequestGaps]:
                 counts = listed.value_lengths().to_numpy()
                 yield RequestGaps(table["slot"].to_numpy(), counts, listed.flatten().to_numpy())
     except (pa.ArrowException, OSError, KeyError, AttributeError) as error:
-        reason = str(error).partition(".")[0]
-        raise UserError("damaged_file", f"gaps that cannot be read: {reason}", str(file), "copy it again") from None
+        raise unreadable("gaps", error, file, "copy it again") from None

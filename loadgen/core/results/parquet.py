@@ -108,6 +108,11 @@ def from_parquet(files: list[Path], only: Sequence[str] | None = None) -> tuple[
         return rows, frame.texts
 
 
+def unreadable(what: str, error: Exception, where: Path, hint: str) -> UserError:
+    """A damaged file, in the first sentence of pyarrow's message."""
+    return UserError("damaged_file", f"{what} that cannot be read: {str(error).partition('.')[0]}", str(where), hint)
+
+
 class Frame:
     """Rows in Parquet files, read one column at a time, and of that the groups that are asked for.
 
@@ -197,9 +202,8 @@ class Frame:
             yield
         except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:  # two: damaged names of columns
             where = self._paths[first] if len(self._paths) == 1 or first else self._paths[0].parent
-            reason = str(error).partition(".")[0]
             hint = "copy the run's folder again; summary.json, if it is there, still holds its figures"
-            raise UserError("damaged_file", f"records that cannot be read: {reason}", str(where), hint) from None
+            raise unreadable("records", error, where, hint) from None
 
     @property
     def texts(self) -> list[str]:
