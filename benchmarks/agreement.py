@@ -128,7 +128,7 @@ def ended(running: subprocess.Popen[str], codes: tuple[int, ...] = (0, 1, 3)) ->
     """What a command has printed when it is over. Exits where it could not be used at all."""
     out, err = running.communicate()
     if running.returncode not in codes:
-        sys.exit(f"{running.args}: exit {running.returncode}\n{err[-2000:]}")
+        sys.exit(f"{running.args!r}: exit {running.returncode}\n{err[-2000:]}")
     return out
 
 
