@@ -310,11 +310,11 @@ def test_closing_ends_the_calls_in_flight_and_later_ones_are_refused(how: str) -
 
 def test_a_client_that_cannot_be_opened_leaves_nothing_open() -> None:
     async def go() -> None:
-        before = sorted(os.listdir("/proc/self/fd"))
+        before = set(os.listdir("/proc/self/fd"))
         with pytest.raises(TargetUnusable):
             async with Client("http://127.0.0.1:9"):
                 pass
-        assert sorted(os.listdir("/proc/self/fd")) == before
+        assert set(os.listdir("/proc/self/fd")) <= before  # what an earlier test left as garbage may go at any time
 
     asyncio.run(go())
 
