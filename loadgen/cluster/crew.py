@@ -32,7 +32,7 @@ from loadgen.core.results import manifest
 
 POLL_S = 0.5  # between two requests for new data; if a node is lost, the data up to the last answer is on disk here
 LOST_S = 8.0  # time without an answer after which a node counts as lost, whatever the cluster reports
-BEGUN_S = 60.0  # longest time for an agent to start, with its imports
+BEGUN_S = 120.0  # longest time for an agent to start, with its imports; 60 were too few on two busy cores
 REACHED_S = 3.0  # longest wait for a node to accept a connection
 SEEN_S = 2.0  # from the death of an agent to that of its node, where the node died
 ATTEMPTS = 3  # to start the workers, where one does not answer on a node that does
