@@ -274,6 +274,11 @@ class Row(NamedTuple):
         )
 
 
+def cannot(way: Way) -> bool:
+    """Whether it could not take the core from a client with real-time priority."""
+    return rig.Alone.on and bool(way.hogs or way.nice)
+
+
 def rows(every: int, seconds: float = 4.0, verbose: bool = False, family: bool = False, servers: int = 1) -> list[Row]:
     """Starve the client in every nth way (about 8 s each) and count the false answers per family of figures.
 
@@ -281,7 +286,7 @@ def rows(every: int, seconds: float = 4.0, verbose: bool = False, family: bool =
     """
     results: list[tuple[Way, dict[str, Outcome]]] = []
     for seed, way in enumerate(ways(every) * servers):
-        if rig.Alone.on and (way.hogs or way.nice):  # they could not take the core from real time
+        if cannot(way):
             continue
         results.append((way, once(way, seconds, of_family(way, seed) if family else usual(way))))
         if verbose:
@@ -342,7 +347,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
     flags = rig.given(parser, every=60, seconds=1.0)
     servers = f" on {flags.servers} servers each" if flags.servers > 1 else ""
-    print(f"{len(ways(flags.every))} ways{servers}, {flags.seconds:g} s at {RATE:g} requests/s each.\n")
+    tried = sum(not cannot(way) for way in ways(flags.every))
+    print(f"{tried} ways{servers}, {flags.seconds:g} s at {RATE:g} requests/s each.\n")
     print(table(rows(flags.every, flags.seconds, flags.verbose, flags.family, flags.servers)))
 
 
