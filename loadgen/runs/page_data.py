@@ -375,33 +375,51 @@ def cloud(
 ) -> Cloud:
     """Pairs of a known x and a defined y; y is divided by `y_per`. More than MOST_POINTS pairs are counted in cells."""
     is_known = chosen & (x >= 0) & (y_ns != UNDEFINED)
-    xs, ys = x[is_known].astype(np.float64), y_ns[is_known] / y_per
-    if len(xs) == 0:
+    count = int(np.count_nonzero(is_known))
+    if not count:
         return Cloud(count=0)
-    log_y = float(ys.max()) > 20 * max(float(ys.min()), 1e-6) and float(ys.min()) > 0
-    ends_x = float(xs.min()), float(xs.max())
-    ends_y = float(ys.min()), float(ys.max())
-    if len(xs) <= MOST_POINTS:
-        pairs = zip(rounded(xs, 4), rounded(ys, 4), strict=True)
-        return Cloud(count=len(xs), points=tuple(pairs), x=ends_x, y=ends_y, log_y=log_y)
-    scaled_ys = np.log10(ys) if log_y else ys
-    counts, x_edges, y_edges = _counted(xs, scaled_ys)
-    x_edges, y_edges = rounded(x_edges, 5), rounded(10**y_edges if log_y else y_edges, 5)
-    cells = tuple(
-        (x_edges[i], x_edges[i + 1], y_edges[j], y_edges[j + 1], int(counts[i, j]))
-        for i, j in zip(*np.nonzero(counts), strict=True)
+    parts = [slice(first, first + BLOCK_ROWS) for first in range(0, len(x), BLOCK_ROWS) if count > MOST_POINTS]
+
+    def pairs(part: slice = slice(None)) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return x[part][is_known[part]].astype(np.float64), y_ns[part][is_known[part]] / y_per
+
+    ends = [
+        (of.min(), of.max()) if len(of) else (np.inf, -np.inf) for part in parts or [slice(None)] for of in pairs(part)
+    ]
+    ends_x, ends_y = (
+        (float(min(low)), float(max(high))) for low, high in (zip(*ends[i::2], strict=True) for i in (0, 1))
     )
-    return Cloud(count=len(xs), cells=cells, x=ends_x, y=ends_y, log_y=log_y)
+    log_y = ends_y[1] > 20 * max(ends_y[0], 1e-6) and ends_y[0] > 0
+    if not parts:
+        points = tuple(zip(*(rounded(of, 4) for of in pairs()), strict=True))
+        return Cloud(count=count, points=points, x=ends_x, y=ends_y, log_y=log_y)
+    x_edges, y_edges = _edges(ends_x, CELLS[0]), _edges(np.log10(ends_y) if log_y else ends_y, CELLS[1])
+    counts = np.zeros(CELLS[0] * CELLS[1], np.int64)
+    for part in parts:
+        xs, ys = pairs(part)
+        cell = _places(xs, x_edges) * CELLS[1] + _places(np.log10(ys) if log_y else ys, y_edges)
+        counts += np.bincount(cell, minlength=len(counts))
+    lefts, lows = rounded(x_edges, 5), rounded(10**y_edges if log_y else y_edges, 5)
+    used = [(*divmod(cell, CELLS[1]), int(counts[cell])) for cell in np.flatnonzero(counts).tolist()]
+    cells = tuple((lefts[i], lefts[i + 1], lows[j], lows[j + 1], number) for i, j, number in used)
+    return Cloud(count=count, cells=cells, x=ends_x, y=ends_y, log_y=log_y)
 
 
-def _counted(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[Any, Any, Any]:
-    """`numpy.histogram2d` over all of both, a part after the other: what it works out of one stays small."""
-    ends = (float(x.min()), float(x.max())), (float(y.min()), float(y.max()))
-    parts = [slice(first, first + BLOCK_ROWS) for first in range(0, len(x), BLOCK_ROWS)]
-    counts, *edges = np.histogram2d(x[parts[0]], y[parts[0]], CELLS, range=ends)
-    for part in parts[1:]:
-        counts += np.histogram2d(x[part], y[part], CELLS, range=ends)[0]
-    return counts, edges[0], edges[1]
+def _edges(ends: Any, number: int) -> NDArray[np.float64]:
+    """The edges of so many equal cells, as `numpy.histogram2d` has them."""
+    least, largest = ends
+    half = 0.5 if least == largest else 0.0
+    return np.linspace(least - half, largest + half, number + 1)
+
+
+def _places(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The cell of each value, exactly by the edges: reckoned, then held against them, faster than a search."""
+    last = len(edges) - 2
+    place: NDArray[np.int64] = ((values - edges[0]) * ((last + 1) / (edges[-1] - edges[0]))).astype(np.int64)
+    np.clip(place, 0, last, out=place)
+    place -= values < edges[place]
+    place += (values >= edges[place + 1]) & (place < last)
+    return place
 
 
 def _output_asked(columns: Columns, chosen: NDArray[np.bool_]) -> Cloud | None:

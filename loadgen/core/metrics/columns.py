@@ -86,10 +86,14 @@ class Columns:
         self._rows = rows
         self._within = getattr(rows, "within", None)  # of a file
         self._length = len(rows) if chosen is None else int(np.count_nonzero(chosen))
-        # of most rows a mask, which is copied by faster, of fewer their places
+        # of most rows a mask, which is copied by faster, of fewer their places; those side by side are not copied
         self._selected: NDArray[Any] | None = None
         if chosen is not None and self._length < len(rows):
-            self._selected = chosen if 2 * self._length > len(rows) else np.flatnonzero(chosen)
+            first = int(chosen.argmax())
+            if not isinstance(rows, Columns) and chosen[first : first + self._length].all():
+                self._rows = getattr(rows, "part", rows.__getitem__)(slice(first, first + self._length))
+            else:
+                self._selected = chosen if 2 * self._length > len(rows) else np.flatnonzero(chosen)
         self._kept: dict[str, NDArray[np.int64]] = {}
         self._keep: Collection[str] | None = None if keep_all else () if self._within else _KEPT
 

@@ -226,7 +226,11 @@ class FramePart:
     def __len__(self) -> int:
         return self.end - self.first
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
+    def __getitem__(self, name: Any) -> Any:
+        """As those of a `Frame`."""
+        if isinstance(name, slice):
+            first, end, _ = name.indices(len(self))
+            return FramePart(self.frame, self.first + first, self.first + end)
         return self.frame.within(name, self.first, self.end)
 
 

@@ -27,6 +27,7 @@ from loadgen.core.results.parquet import KEPT_BYTES, Frame, to_table, write
 from loadgen.core.results.record import BIN_NS, KINDS, ROW, STATUSES, joined, picked
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import Histogram
+from loadgen.sim.row_columns import RowColumns
 
 S = 1_000_000_000
 instant = st.one_of(st.just(-1), st.integers(0, 10**12))
@@ -328,3 +329,13 @@ def sent_rows(count: int, seed: int) -> NDArray[np.void]:
     rows["status"] = np.where(rows["slot"] % 11 == 0, STATUSES.index("failed"), 0)
     rows["kind"] = np.where(rows["slot"] % 11 == 0, KINDS.index("connect"), 0)
     return rows
+
+
+def test_rows_side_by_side_are_not_copied() -> None:
+    rows = blank(100)
+    rows["due_ns"], rows["stage"][:10] = np.arange(100), 1
+    columns = RowColumns(100, {name: rows[name].copy() for name in ROW.names or ()})
+    part = Columns(cast(Any, columns), columns["stage"] == 0)
+    assert np.shares_memory(part["due_ns"], columns["due_ns"]) and part["due_ns"].tolist() == [*range(10, 100)]
+    assert Columns(rows, rows["due_ns"] == 5)["due_ns"].tolist() == [5]
+    assert not len(Columns(rows, rows["due_ns"] < 0)["due_ns"])

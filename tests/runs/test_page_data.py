@@ -1,0 +1,31 @@
+"""The counted pairs of a page, against numpy's own counting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from loadgen.core.metrics.columns import UNDEFINED
+from loadgen.runs.page_data import CELLS, MOST_POINTS, cloud
+from loadgen.runs.percentile_curves import rounded
+
+
+@pytest.mark.parametrize("steps", [7, 64, 10**9])
+@pytest.mark.parametrize("spread", [0.0, 0.5, 3.0])
+def test_pairs_are_counted_in_the_cells_of_numpy(steps: int, spread: float) -> None:
+    """Also where values lie on the edges of cells, as whole numbers do, and where all are one."""
+    rng = np.random.default_rng(steps)
+    x = rng.integers(0, steps, 2 * MOST_POINTS)
+    y = (1e8 * np.exp(rng.normal(0, spread, len(x)))).astype(np.int64)
+    x[::17], y[::19] = -1, UNDEFINED
+    chosen = rng.random(len(x)) < 0.9
+    found = cloud(x, y, chosen)
+    known = chosen & (x >= 0) & (y != UNDEFINED)
+    xs, ys = x[known].astype(float), y[known] / 1e6
+    counts, x_edges, y_edges = np.histogram2d(xs, np.log10(ys) if found.log_y else ys, CELLS)
+    lefts, lows = rounded(x_edges, 5), rounded(10**y_edges if found.log_y else y_edges, 5)
+    assert found.count == len(xs) and found.log_y == (ys.max() > 20 * ys.min())
+    assert (found.x, found.y) == ((xs.min(), xs.max()), (ys.min(), ys.max()))
+    assert list(found.cells) == [
+        (lefts[i], lefts[i + 1], lows[j], lows[j + 1], counts[i, j]) for i, j in zip(*np.nonzero(counts), strict=True)
+    ]
