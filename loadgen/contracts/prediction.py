@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -115,27 +116,33 @@ def _forecast(
     """Judges the runs of a level at each length. `own`: the length of one run of each level as it is planned."""
     name, repeats = planned.level.name, planned.level.repeats
     simulated_s, own_s = _length_s(runs[name][0].run), own[name]
-    judged: list[tuple[float, LevelVerdict]] = []
-    for length_s in sorted({own_s, *_lengths(own_s, simulated_s)}):
+    contract = checked.contract.model_copy(update={"levels": (planned.level,)})
+
+    @cache
+    def judged(length_s: float) -> LevelVerdict:
         cut = {
             other: tuple(_up_to(run, length_s / own_s * own[other]) for run in others)
             for other, others in runs.items()
             if other == name or any(term.level == other for term in (*planned.level.must, *planned.level.should))
         }
         measured = {other: MeasuredLevel(runs=others) for other, others in cut.items()}
-        contract = checked.contract.model_copy(update={"levels": (planned.level,)})
-        judged.append((length_s, verdict.levels(contract, measured, money)[0]))
-    at_own = next(level for length_s, level in judged if length_s == own_s)
+        return verdict.levels(contract, measured, money)[0]
+
+    lengths = sorted({own_s, *_lengths(own_s, simulated_s)}, reverse=True)
+    at_own, at_last = judged(own_s), judged(lengths[0])
+    needed_s: dict[int, float] = {}
+    undecided: set[int] = set()  # terms that are not decided at some length: what is shorter does not count for them
+    for length_s in lengths:
+        level = judged(length_s)
+        undecided |= {place for place, term in enumerate(level.terms) if term.verdict == INCONCLUSIVE}
+        if len(undecided) == len(level.terms):
+            break
+        needed_s |= {place: length_s * repeats for place in range(len(level.terms)) if place not in undecided}
     terms = []
-    for place, term in enumerate(at_own.terms):
-        needed_s = None
-        for length_s, level in reversed(judged):
-            if level.terms[place].verdict == INCONCLUSIVE:
-                break
-            needed_s = length_s * repeats
-        last = judged[-1][1].terms[place]
+    for place, (term, last) in enumerate(zip(at_own.terms, at_last.terms, strict=True)):
         reason = last.reason if last.verdict == INCONCLUSIVE else ""
-        terms.append(NeededLoad(kind=term.kind, term=term.term, needed_s=needed_s, outcome=term.verdict, reason=reason))
+        needed = needed_s.get(place)
+        terms.append(NeededLoad(kind=term.kind, term=term.term, needed_s=needed, outcome=term.verdict, reason=reason))
     return LevelForecast(
         name=name, length_s=own_s * repeats, simulated_s=simulated_s * repeats, terms=tuple(terms), trouble=""
     )
@@ -193,4 +200,4 @@ def _up_to(ahead: Ahead, length_s: float) -> RecordedRun:
     header = msgspec.structs.replace(run.header, stages=stages)
     first = next((number for number, stage in enumerate(stages) if stage.measured), 0)
     gaps = [run.gaps if number == first else Histogram() for number in range(len(stages))]  # of the whole run
-    return replace(run, header=header, rows=rows, summary=summarize(header, rows, gaps))
+    return replace(run, header=header, rows=rows, summary=summarize(header, rows, gaps, explained=False))

@@ -200,6 +200,8 @@ def summarize(
     texts: Sequence[str] = (),
     event_errors: Sequence[Histogram] = (),
     server_samples: Sequence[MetricSample] = (),
+    *,
+    explained: bool = True,
 ) -> Summary:
     """Compute the summary of a run from its rows, every figure exact.
 
@@ -208,7 +210,7 @@ def summarize(
     """
     accumulator = Accumulator(header, exact=True)
     accumulator.add(rows, texts)
-    return build(header, accumulator, gaps, timeline, seconds, event_errors, server_samples)
+    return build(header, accumulator, gaps, timeline, seconds, event_errors, server_samples, explained=explained)
 
 
 def build(
@@ -219,13 +221,15 @@ def build(
     seconds: Sequence[Second] = (),
     event_errors: Sequence[Histogram] = (),
     server_samples: Sequence[MetricSample] = (),
+    *,
+    explained: bool = True,
 ) -> Summary:
     """Compute the summary of a run from its accumulator.
 
     gaps: per stage, a histogram of the gaps between output events. timeline: per stage, counts of output events in bins
     of `BIN_NS` from the start of the run. seconds: the samples that each worker takes of itself. event_errors: per
     stage, a histogram of the stamp errors of output events; empty when not known. server_samples: what the
-    servers' metrics pages said.
+    servers' metrics pages said. explained: also what only readers ask for, as causes, splits and intervals.
 
     Sums are exact. Of an accumulator that is not exact, quantiles are read from histograms, within 0.1 %, and rates
     over the steady window from curves of 4,096 bins; what needs all rows at once (variation of send gaps, repeated
@@ -299,17 +303,17 @@ def build(
         **{name: getattr(header, name) for name in _FROM_HEADER},
         drift=drift.of_blocks(accumulator.blocks, accumulator.block_ns, inside.steady, tokens_in),
         speculation=speculation.of_rows(measured.columns, server_samples),
-        **_of_rows(measured.columns, warmup.columns, inside, header, server_samples, accumulator.exact),
+        **_of_rows(measured.columns, warmup.columns, inside, header, server_samples, accumulator.exact, explained),
         kept="raw" if accumulator.exact else header.keep,
         **{**_of_figures(samples, header.percentiles, measured, own_gaps, itl_absent), **whole, **by_part},
     )
     summary = withhold(summary)
-    inner = within.of_run(measured.columns, summary, header.slo, tokens_in) if accumulator.exact else {}
+    inner = within.of_run(measured.columns, summary, header.slo, tokens_in) if explained and accumulator.exact else {}
     summary = msgspec.structs.replace(summary, fairness=fairness.of_classes(summary.classes), within=inner)
     summary = msgspec.structs.replace(summary, machines=machines.of_cluster(header, summary, measured.columns, seconds))
     missed = parts.missed_without_dropped(accumulator, own_gaps, inside, lost)
     signs = _signs(everything, header, missed=missed, is_counted="tokens" not in unsound, exact=accumulator.exact)
-    delivered = stimulus.checks(header, summary, signs, measured.columns)
+    delivered = stimulus.checks(header, summary, signs, measured.columns) if explained else ()
     return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds), stimulus=delivered)
 
 
@@ -356,6 +360,7 @@ def _of_rows(
     header: Header,
     server_samples: Sequence[MetricSample],
     kept: bool,
+    explained: bool,
 ) -> dict[str, Any]:
     """The blocks that need all rows at once. `kept`: whether the rows are there."""
     if not kept:
@@ -365,14 +370,21 @@ def _of_rows(
             "splits": Splits(why=why),
             "between": BetweenNodes(why=why),
         }
-    return {
+    judged = {
         "sustainable": sustainable.of_rows(measured, others, inside, header),
         "recovery": recovery.of_rows(measured, header, server_samples),
-        "splits": splits.of_rows(measured, header),
-        "slowest": splits.slowest(measured, others, header),
-        "between": between.of_rows(measured, inside.steady, header),
-        "causes": causes.explain(measured, header, server_samples),
     }
+    return (
+        judged
+        if not explained
+        else judged
+        | {
+            "splits": splits.of_rows(measured, header),
+            "slowest": splits.slowest(measured, others, header),
+            "between": between.of_rows(measured, inside.steady, header),
+            "causes": causes.explain(measured, header, server_samples),
+        }
+    )
 
 
 def _unrecorded(

@@ -119,6 +119,17 @@ def alike(a: Any, b: Any, path: str = "") -> None:
         assert a == b, path
 
 
+@pytest.mark.parametrize("which", range(5))
+def test_a_summary_that_is_only_judged_lacks_what_readers_ask_for_and_nothing_else(which: int) -> None:
+    header, rows, *rest = examples()[which]
+    whole, judged = (summarize(header, rows, *rest, explained=explained) for explained in (True, False))
+    of_readers = ("splits", "slowest", "between", "causes", "within", "stimulus")
+    defaults = {name: getattr(judged, name) for name in of_readers}
+    assert msgspec.structs.replace(whole, **defaults) == judged
+    assert not any((judged.slowest, judged.causes.text, judged.within, judged.stimulus, judged.splits.groups))
+    assert any(getattr(whole, name) != value for name, value in defaults.items())
+
+
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("which", range(5))
 def test_what_is_folded_says_what_the_rows_say(which: int, parts: int) -> None:
