@@ -56,20 +56,32 @@ def test_a_picture_without_a_size(data: str) -> None:
 @pytest.mark.parametrize(
     ("model", "size", "detail", "tokens"),
     [
-        # The examples of OpenAI's page, in the order in which they stand there.
-        ("gpt-4.1-mini", (1024, 1024), "", round(1024 * 1.62)),
-        ("gpt-4.1-mini", (1800, 2400), "", round(1452 * 1.62)),
+        # Tiles: the examples of OpenAI's page.
         ("gpt-4o", (1024, 1024), "high", 765),
         ("gpt-4o", (2048, 4096), "high", 1105),
         ("gpt-4o", (4096, 8192), "low", 85),
         ("gpt-4o-mini", (512, 512), "high", 2833 + 5667),
         ("openai/gpt-5-2025-08-07", (512, 512), "auto", 210),
-        ("gpt-5-nano", (32, 32), "", 2),
         ("some-llama", (1024, 1024), "", 765),
-        # Of Anthropic's page.
-        ("claude-sonnet-4-5", (200, 200), "", 54),
-        ("claude-sonnet-4-5", (1000, 1000), "", 1334),
-        ("claude-sonnet-4-5", (3000, 3000), "", 1600),
+        # Patches: what its page and those who measured say of a model, a size and a detail.
+        ("gpt-4.1-mini", (1024, 1024), "", 1659),
+        ("gpt-5.2", (1920, 1080), "", 2448),
+        ("gpt-5.4", (4032, 3024), "", 2942),
+        ("gpt-5.4", (4032, 3024), "original", 11868),
+        ("gpt-5.5", (4032, 3024), "", 11868),
+        ("gpt-5.6-sol", (2560, 1440), "high", 2931),
+        ("gpt-5.6-sol", (2560, 1440), "original", 4320),
+        ("gpt-6-astra", (4032, 3024), "auto", 14364),
+        ("gpt-6-astra", (640, 480), "low", 231),
+        ("gpt-5-nano", (32, 32), "", 3),
+        # Squares: the examples of Anthropic's page.
+        ("claude-sonnet-4-5", (200, 200), "", 64),
+        ("claude-sonnet-4-5", (1000, 1000), "", 1296),
+        ("claude-haiku-4-5", (1920, 1080), "", 1560),
+        ("claude-sonnet-4-6", (1075, 1520), "", 1551),
+        ("claude-3-5-sonnet-latest", (2000, 1500), "", 1564),
+        ("claude-opus-4-7", (1920, 1080), "", 2691),
+        ("claude-sonnet-5", (3840, 2160), "", 4784),
     ],
 )
 def test_tokens_of_a_picture(model: str, size: tuple[int, int], detail: str, tokens: int) -> None:
@@ -108,7 +120,7 @@ def test_a_picture_is_no_text(part: Any) -> None:
 def test_anthropics_pictures_and_documents() -> None:
     picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png(200, 200)}}
     asked = user(picture) | {"model": "claude-x"}
-    assert estimated_tokens(asked)[0] - 1 == 54 + 1
+    assert estimated_tokens(asked)[0] - 1 == 64 + 1
     page = {"type": "document", "source": {"type": "base64", "data": base64.b64encode(bytes(100_000)).decode()}}
     assert estimated_tokens(user(page))[0] - 1 == 2 * 2250 + 1
     text = {"type": "document", "source": {"type": "text", "data": "x" * 396}}

@@ -1,14 +1,15 @@
 """Tokens of pictures, sounds and files in a prompt, by the rules that the providers publish. Pure.
 
-Sources, read in November 2026: OpenAI, "Images and vision" (tiles and patches) and "Audio" (a token per 100 ms);
-Anthropic, "Vision" (area / 750) and "PDF support" (1,500 to 3,000 tokens a page). Only the head of a picture is
-decoded, for its size.
+Sources, as they stood in the autumn of 2026: OpenAI, "Images and vision" (tiles and patches) and "Audio" (a token per
+100 ms); Anthropic, "Vision" (squares of 28 pixels) and "PDF support" (1,500 to 3,000 tokens a page). Only the head of a
+picture is decoded, for its size.
 """
 
 from __future__ import annotations
 
 import binascii
 import math
+from bisect import bisect_right
 from typing import NamedTuple
 
 UNKNOWN_SIZE = (1024, 1024)  # of a picture that is not in the request: behind a URL, or an id
@@ -26,8 +27,8 @@ class Tiles(NamedTuple):
     base: int
     tile: int
 
-    def tokens(self, width: int, height: int, low: bool) -> int:
-        if low:
+    def tokens(self, width: int, height: int, detail: str) -> int:
+        if detail == "low":
             return self.base
         scale = min(1.0, 2048 / max(width, height))
         scale = min(scale, 768 / min(width, height))
@@ -35,54 +36,85 @@ class Tiles(NamedTuple):
         return self.base + self.tile * tiles
 
 
-class Patches(NamedTuple):
-    """Patches of 32 x 32, at most 1536 after shrinking, times a factor of the model."""
-
-    factor: float
-
-    def tokens(self, width: int, height: int, low: bool) -> int:
-        scale = 1.0
-        if math.ceil(width / 32) * math.ceil(height / 32) > 1536:
-            scale = math.sqrt(32 * 32 * 1536 / (width * height))
-            scale *= min(math.floor(side * scale / 32) / (side * scale / 32) for side in (width, height))
-        patches = math.prod(math.ceil(round(side * scale / 32, 6)) for side in (width, height))
-        return round(min(1536, patches) * self.factor)
-
-
-class Area(NamedTuple):
-    """Fits into `longest`; a token for so many pixels, at most `most`."""
+class Room(NamedTuple):
+    """What a picture is shrunk to: its longer side, and its patches."""
 
     longest: int
-    pixels: int
+    patches: int
+
+
+LOW, MIDDLE, HIGH, WIDE = Room(512, 256), Room(2048, 6144), Room(2048, 2500), Room(65_535, 2500)
+ORIGINAL, WHOLE = Room(6000, 10_000), Room(65_535, 1 << 30)
+
+
+class Patches(NamedTuple):
+    """Patches of 32 x 32, times a factor of the model. auto: where no detail is asked for; None: as high."""
+
+    factor: float
+    high: Room
+    original: Room | None = None
+    auto: Room | None = None
+
+    def tokens(self, width: int, height: int, detail: str) -> int:
+        given = {"low": LOW, "high": self.high, "original": self.original}
+        room = given.get(detail, self.auto) or self.high
+        scale = min(1.0, room.longest / max(width, height))
+        if math.ceil(width * scale / 32) * math.ceil(height * scale / 32) > room.patches:
+            scale = math.sqrt(32 * 32 * room.patches / (width * height))
+            scale *= min(math.floor(side * scale / 32) / (side * scale / 32) for side in (width, height))
+        patches = math.prod(math.ceil(round(side * scale / 32, 6)) for side in (width, height))
+        return math.ceil(round(min(room.patches, patches) * self.factor, 6))
+
+
+class Squares(NamedTuple):
+    """Squares of 28 x 28, of the largest picture of this shape that has at most `most` within `longest`."""
+
+    longest: int
     most: int
 
-    def tokens(self, width: int, height: int, low: bool) -> int:
-        scale = min(1.0, self.longest / max(width, height))
-        return min(self.most, math.ceil(width * height * scale * scale / self.pixels))
+    def tokens(self, width: int, height: int, detail: str) -> int:
+        longer, shorter = max(width, height), min(width, height)
+
+        def squares(side: int) -> int:
+            across = math.ceil(side / 28)
+            down = math.ceil(max(1, round(side * shorter / longer)) / 28)
+            return across * down if across * 28 <= self.longest else self.most + 1
+
+        return squares(bisect_right(range(1, longer + 1), self.most, key=squares))
 
 
-PICTURES: dict[str, Tiles | Patches | Area] = {
+OLDER_CLAUDE = ("claude-2", "claude-3", "claude-haiku-4", "claude-opus-4", "claude-sonnet-4")  # before 4.7
+PICTURES: dict[str, Tiles | Patches | Squares] = {
     "": Tiles(85, 170),  # a model of another name: as gpt-4o
-    "claude": Area(1568, 750, 1600),
+    "claude": Squares(2576, 4784),
+    **dict.fromkeys(OLDER_CLAUDE, Squares(1568, 1568)),
+    "claude-opus-4-7": Squares(2576, 4784),
+    "claude-opus-4-8": Squares(2576, 4784),
     "computer-use": Tiles(65, 129),
-    "gpt-4.1-mini": Patches(1.62),
-    "gpt-4.1-nano": Patches(2.46),
+    "gpt-4.1-mini": Patches(1.62, MIDDLE),
+    "gpt-4.1-nano": Patches(2.46, MIDDLE),
     "gpt-4o-mini": Tiles(2833, 5667),
     "gpt-5": Tiles(70, 140),
-    "gpt-5-mini": Patches(1.62),
-    "gpt-5-nano": Patches(2.46),
+    "gpt-5-mini": Patches(1.2, MIDDLE),
+    "gpt-5-nano": Patches(2.46, MIDDLE),
+    "gpt-5.2": Patches(1.2, MIDDLE),
+    "gpt-5.3": Patches(1.2, MIDDLE),
+    "gpt-5.4": Patches(1.2, HIGH, ORIGINAL),
+    "gpt-5.5": Patches(1.2, HIGH, ORIGINAL, ORIGINAL),
+    "gpt-5.6": Patches(1.2, WIDE, WHOLE, WHOLE),
+    "gpt-6": Patches(1.2, WIDE, WHOLE, WHOLE),
     "o1": Tiles(75, 150),
     "o3": Tiles(75, 150),
-    "o4-mini": Patches(1.72),
+    "o4-mini": Patches(1.72, MIDDLE),
 }
 """The rule of a model: of the longest of these names with which its own begins."""
 
 
 def picture_tokens(model: str, size: tuple[int, int], detail: str) -> int:
-    """Tokens of a picture of this size. detail "low" makes it small; "auto" is counted as "high"."""
+    """Tokens of a picture of this size. detail: as asked for; "" and "auto" are what the model does without it."""
     name = model.rpartition("/")[2]
     rule = PICTURES[max((known for known in PICTURES if name.startswith(known)), key=len)]
-    return rule.tokens(*size, detail == "low")
+    return rule.tokens(*size, detail)
 
 
 def picture_size(base64: str) -> tuple[int, int] | None:
