@@ -9,8 +9,8 @@ from typing import Any
 
 import openai
 import pytest
-from canned import CHAT, RESPONSE, RESPONSE_EVENTS, answer, chunk, events, serving
-from loadgen_sdk import Measurement, instrument, measurement_of
+from canned import CHAT, COUNT, RESPONSE, RESPONSE_EVENTS, answer, chunk, events, serving
+from loadgen_sdk import Measurement, TokenPrice, instrument, measurement_of
 from pydantic import BaseModel
 
 if not hasattr(openai.OpenAI(api_key="k"), "responses"):
@@ -155,3 +155,73 @@ def test_responses_that_end_early(stream: bool, changed: dict[str, Any], status:
     assert [(one.status, one.finish_reason) for one in told] == [(status, finish_reason)]
     assert (told[0].failure and told[0].failure.kind) == ("error_event" if status == "failed" else None)
     assert json.loads(told[0].to_json())["status"] == status
+
+
+PART = {"item_id": "o1", "output_index": 0, "content_index": 0}
+OPENED = (
+    {**RESPONSE_EVENTS[0], "response": {**RESPONSE_EVENTS[0]["response"], "output": []}},
+    {"type": "response.output_item.added", "sequence_number": 1, "output_index": 0,
+     "item": {"type": "message", "id": "o1", "role": "assistant", "status": "in_progress", "content": []}},
+    {"type": "response.content_part.added", "sequence_number": 1, **PART,
+     "part": {"type": "output_text", "text": "", "annotations": []}},
+)  # fmt: skip
+UNFIT = {
+    "chat": events(chunk("", role="assistant"), chunk('{"a":'), chunk("1}"), chunk(finish="stop"), COUNT),
+    "chat, cut": events(chunk("", role="assistant"), chunk('{"a":'), chunk("1"), chunk(finish="length"), COUNT),
+    "chat, no JSON": events(chunk("Well", role="assistant"), chunk(", no"), chunk(finish="stop"), COUNT),
+    "responses": events(
+        *OPENED,
+        {"type": "response.output_text.delta", "sequence_number": 2, "delta": '{"a":1}', "logprobs": [], **PART},
+        {"type": "response.output_text.done", "sequence_number": 3, "text": '{"a":1}', "logprobs": [], **PART},
+        RESPONSE_EVENTS[-1],
+        done=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("way", ["blocking", "async"])
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_streamed_answer_that_does_not_fit(case: str, way: str) -> None:
+    """As of `parse`: it has failed, and the server bills it. One that fails in the middle is not read to its end."""
+    api = case.partition(",")[0]
+
+    def stream_of(own: Any) -> Any:
+        if api == "chat":
+            return own.chat.completions.stream(model="m", messages=[], response_format=City)
+        return own.responses.stream(model="m", input="Hi", text_format=City)
+
+    def use(own: Any) -> Any:
+        with pytest.raises(Exception, match=r"City|length|expected") as raised, stream_of(own) as stream:
+            stream.until_done()
+        with stream_of(own) as left:  # while the error of another stream is in hand
+            try:
+                raise raised.value
+            except raised.type:
+                left.close()
+
+    async def use_async(own: Any) -> Any:
+        with pytest.raises(Exception, match=r"City|length|expected") as raised:
+            async with stream_of(own) as stream:
+                await stream.until_done()
+        async with stream_of(own) as left:
+            try:
+                raise raised.value
+            except raised.type:
+                await left.close()
+
+    _, told = asked(way, UNFIT[case], use if way == "blocking" else use_async, ask_usage=True, prices=TokenPrice(1, 2))
+    assert [one.status for one in told] == ["failed", "abandoned"]
+    assert told[0].failure is not None and told[0].failure.kind == "malformed" and not told[0].hidden_retries
+    if case != "chat, no JSON":
+        assert (told[0].input_tokens, told[0].output_tokens, told[0].token_source) == (9, 3, "server")
+        assert told[0].cost == pytest.approx(15e-6) and told[0].finish_reason
+
+
+def test_a_stream_without_a_finish_reason_that_was_read_to_its_end() -> None:
+    def use(own: Any) -> Any:
+        list(own.chat.completions.create(model="m", messages=[], stream=True))
+        with own.chat.completions.stream(model="m", messages=[]) as stream:
+            stream.until_done()
+
+    _, told = asked("blocking", events(chunk("", role="assistant"), chunk("Hel"), chunk("lo")), use)
+    assert [(one.status, len(one.instants)) for one in told] == [("ok", 2)] * 2

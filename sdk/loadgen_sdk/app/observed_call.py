@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
 from time import monotonic_ns
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 from ..errors import BudgetExceeded, ThrottleTimeout, warn
@@ -198,7 +198,8 @@ class ObservedCall:
     def stream_failed(self, error: BaseException) -> None:
         """The stream raised `error`, or the loop over it was left (GeneratorExit)."""
         if isinstance(error, GeneratorExit):
-            self.abandoned()
+            if not _is_read_by_caller(self.get_stream()):
+                self.abandoned()
             return
         status: Status = "failed" if isinstance(error, Exception) else "cancelled"
         self._report(status, failure_of(error), self.get_stream(), _code_of(error))
@@ -501,11 +502,75 @@ def _watch_response(response: Any, events: Any, observed: ObservedCall) -> None:
 
 
 def _close_response(observed: ObservedCall, events: Callable[[], Any], close: Callable[[], Any]) -> Any:
-    """`close` of a response. Its events close it themselves when they end: they are running then."""
+    """`close` of a response. Its events close it themselves when they end: they are running then, or over."""
     reading = events()
-    if reading is not None and not (getattr(reading, "gi_running", False) or getattr(reading, "ag_running", False)):
+    if reading is None or _is_suspended(reading) is False:
+        return close()
+    error = sys.exc_info()[1]
+    if error is None or not _raised_by_reader(error, observed.get_stream()):
         observed.abandoned()
+        return close()
+    if hasattr(reading, "__anext__"):
+        return _close_unfit_async(observed, reading, error, close)
+    try:
+        if observed.tracker.is_near_its_end:
+            for event in reading:
+                observed.tracker.observe(event, monotonic_ns())
+    except Exception:
+        pass
+    observed.stream_failed(error)
     return close()
+
+
+def _is_suspended(events: Any) -> bool | None:
+    """Of a generator, of either kind: whether it can go on. None: it is none."""
+    for kind in ("gi", "ag"):
+        if hasattr(events, f"{kind}_frame"):
+            return getattr(events, f"{kind}_frame") is not None and not getattr(events, f"{kind}_running")
+    return None
+
+
+async def _close_unfit_async(observed: ObservedCall, reading: Any, error: BaseException, close: Any) -> None:
+    try:
+        if observed.tracker.is_near_its_end:
+            async for event in reading:
+                observed.tracker.observe(event, monotonic_ns())
+    except Exception:
+        pass
+    finally:
+        observed.stream_failed(error)
+        await close()
+
+
+def _raised_by_reader(error: BaseException, stream: Any) -> bool:
+    """Whether what reads `stream` for the application, as `chat.completions.stream`, has raised `error`: the answer is
+    not what was asked for. Its end, with the tokens, is still to be read then."""
+    trace = error.__traceback__
+    while trace is not None:
+        if _reads(trace.tb_frame, stream):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _is_read_by_caller(stream: Any) -> bool:
+    """Whether such a reader is the caller: it fails, or is given up itself. Then the response is closed, which says."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(MOST_FRAMES):
+        if frame is None:
+            break
+        if _reads(frame, stream):
+            return True
+        frame = frame.f_back
+    return False
+
+
+MOST_FRAMES = 6  # between a stream and its reader: the package's loop over it, and those of other instrumentations
+
+
+def _reads(frame: FrameType, stream: Any) -> bool:
+    reader = getattr(frame.f_locals.get("self"), "__dict__", {})
+    return stream is not None and _unwrapped(reader.get("_raw_stream")) is stream
 
 
 class ObservedEvents:

@@ -28,6 +28,7 @@ class OutputTracker:
     first_event_tokens = 0
     finish_reason = response_model = response_id = error = ""
     _usage: Any = None
+    _part_ended = False
 
     def __init__(self, api: Api, streamed: bool, keep_content: bool) -> None:
         self._api, self._streamed, self._is_chat = api, streamed, api == "chat"
@@ -41,6 +42,11 @@ class OutputTracker:
                      "images": self._observe_media, "transcriptions": self._observe_media,
                      "chat": self._observe_usual}  # fmt: skip
         return observers.get(self._api, self._observe_chunk)
+
+    @property
+    def is_near_its_end(self) -> bool:
+        """A text is whole: of a short answer all that is left to come are the last events, with the counts."""
+        return self._part_ended or bool(self.finish_reason)
 
     def whole(self, answer: Any, at: int) -> None:
         """An answer that is not streamed has arrived."""
@@ -137,6 +143,8 @@ class OutputTracker:
                 self._read_response(event.response)
                 if kind != "response.created":
                     self.finished = at
+            elif kind == "response.output_text.done":
+                self._part_ended = True
             elif kind == "error":
                 self.error = str(event.message)
         except Exception:
@@ -166,6 +174,8 @@ class OutputTracker:
                     self.contents.add_block_delta(event.index, event.delta)
             elif kind == "content_block_start" and self.contents is not None:
                 self.contents.add_block(event.index, event.content_block)
+            elif kind == "content_block_stop":
+                self._part_ended = True
             elif kind == "message_start":
                 self._usage = event.message.usage
                 self._read_message(event.message)
