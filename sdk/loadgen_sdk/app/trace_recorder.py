@@ -15,7 +15,7 @@ import secrets
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from ..errors import WrongUse, warn
+from .backlog import Backlog
 from .finishing import flush, later
 from .measurement import Measurement
 from .prompt_text import read_prompt
@@ -91,6 +92,7 @@ class ShapeRecorder:
         except OSError as error:
             what = f"cannot record to {self.path}: {error.strerror}"
             raise WrongUse("unwritable_file", what, "give a file that can be written") from None
+        self._backlog: Backlog[Callable[[], None]] = Backlog(_do)
         self._begin()
         _recorders.add(self)
         atexit.register(self.close)
@@ -101,7 +103,7 @@ class ShapeRecorder:
         self._session_prefix, self._sessions = secrets.token_hex(3), 0
         self._turns: OrderedDict[bytes, _Turn] = OrderedDict()
         self._rows: deque[bytes] = deque()
-        self._flushed = self._retry_at = 0
+        self._flushed = self._retry_at = self._handed_over = 0
         self._warned = False
         self._lock = threading.RLock()
 
@@ -116,12 +118,15 @@ class ShapeRecorder:
             by_message = prompt.texts[name]
         texts = [text for several in prompt.texts.values() for text in several]
         shape = CallShape(started, texts, by_message, previous_id, prompt.tokens)
-        later(partial(self._hash, shape))
+        self._backlog.add(partial(self._hash, shape))
         return shape
 
     def end(self, sighting: CallShape, measurement: Measurement) -> None:
         """The call has ended: its row is queued, and written when it is time. `sighting`: what `begin` returned."""
-        later(partial(self._add_row, sighting, measurement))
+        self._backlog.add(partial(self._add_row, sighting, measurement))
+        if measurement.done >= self._handed_over + FLUSH_NS:  # to wake a thread takes longer than all else here
+            self._handed_over = measurement.done
+            later(self._backlog.count_all)
 
     def _hash(self, shape: CallShape) -> None:
         prompt_texts = [text.encode("utf-8", "surrogatepass") for text in shape.texts]
@@ -166,13 +171,13 @@ class ShapeRecorder:
 
     def flush(self) -> None:
         """Write all waiting rows now."""
-        flush()
+        self._catch_up()
         with self._lock:
             self._write(monotonic_ns())
 
     def close(self) -> None:
         """Write all waiting rows and close the file. Rows that cannot be written count as `lost`, with a warning."""
-        flush()
+        self._catch_up()
         with self._lock:
             if self._fd < 0:
                 return
@@ -193,6 +198,10 @@ class ShapeRecorder:
         self.close()
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _catch_up(self) -> None:
+        flush()  # calls that are being ended in the background
+        self._backlog.count_all()
 
     def _digest(self, data: bytes) -> bytes:
         return hashlib.blake2b(data, digest_size=16, key=self._key).digest()
@@ -262,6 +271,10 @@ class ShapeRecorder:
                 warn(text, RuntimeWarning, stacklevel=4)
         else:
             self._warned = False
+
+
+def _do(work: Callable[[], None]) -> None:
+    work()
 
 
 def _after_fork() -> None:
