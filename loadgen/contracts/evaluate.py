@@ -143,7 +143,9 @@ class Evaluator:
             else (0.0, 0.0, 0.0)
             for each in told
         ]
-        return Held(Interval(*(max(values) * 1e9 for values in zip(*ends, strict=True))), len(told))
+        seen = [format.duration(each.seen_s) for each in told if each.back_s is None]
+        caveat = f"what is seen after it ends after {seen[0]}: a longer load behind it shows more" if seen else ""
+        return Held(Interval(*(max(values) * 1e9 for values in zip(*ends, strict=True))), len(told), caveat)
 
     def fairness(self, term: Promise) -> Held:
         """Jain's index of the tenants' shares of good requests, each of which may be anywhere in its own interval.

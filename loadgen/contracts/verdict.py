@@ -484,7 +484,8 @@ def _compare_with_limit(term: Promise, evaluated: Held, confidence: float) -> tu
     """The verdict, the reason as a code and in words, and the load that will decide in s; 0 where it is not known."""
     bounds, limit, unit = evaluated.found, term.limit_in_unit, term.unit
     part = f", {evaluated.of}" if evaluated.of else ""
-    value = "a failed request" if math.isinf(bounds.value) else figure(bounds.value, unit)
+    endless = "not back" if term.kind == "recovery" else "a failed request"
+    value = endless if math.isinf(bounds.value) else figure(bounds.value, unit)
     measured = f"{value} ({_interval_words(bounds, unit)} at {confidence * 100:g} %{part})"
     promise = f"the promise of {'at most' if term.is_at_most else 'at least'} {figure(limit, unit)}"
     if bounds.high <= limit if term.is_at_most else bounds.low >= limit:

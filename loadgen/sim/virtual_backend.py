@@ -38,16 +38,14 @@ from loadgen.core.execution.stop_watch import LOOK_NS
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.summary import Summary, dump_summary, summarize
 from loadgen.core.requests import prompts, resonance
-from loadgen.core.results import checksums, gaps, manifest, parquet, store
+from loadgen.core.results import checksums, store
 from loadgen.core.results.manifest import Header, Second
 from loadgen.core.results.record import KIND, STATUS, WITH_UNFINISHED
-from loadgen.core.results.spool import STAMPS
 from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.steered import End, Steered
 from loadgen.core.schedule.timetable import Schedule
-from loadgen.core.stats.quantiles import Histogram
 from loadgen.core.workload import Workload
-from loadgen.sim import open_loop, virtual_gaps
+from loadgen.sim import open_loop, virtual_folder
 from loadgen.sim.engine.replica import DONE, NEVER, Costs, Replica, ServerLimits, SimRequest
 from loadgen.sim.engine.routing import Route, route
 from loadgen.sim.presets.preset import Preset, load_preset
@@ -61,20 +59,22 @@ TEXTS = (
     "in flight when the drain ended (--grace)",
     "not finished when the drain after the stop ended",
     "its user went away in the middle of an answer",
+    "its replica went away",
 )
 REFUSED = KIND["http_4xx"]
-ROWS_PER_GROUP = 250_000  # per row group of the Parquet file, so that conversion needs no second copy of all rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSystem:
-    """What is simulated: replicas of these costs and limits, and how fast each is. `interval`: tokens per event."""
+    """What is simulated: replicas of these costs and limits, and how fast each is. `interval`: tokens per event.
+    `changes`: from when on only the first so many of them serve."""
 
     costs: Costs
     limits: ServerLimits
     speeds: Sequence[float] = (1.0,)
     routing: str = "round_robin"
     interval: int = 1
+    changes: Sequence[tuple[int, int]] = ()
 
     def replicas(self) -> list[Replica]:
         return [Replica(self.costs.at_speed(speed), self.limits) for speed in self.speeds]
@@ -100,9 +100,12 @@ class Course:
         stop_ns: int = NEVER,
         steer: Callable[[Dispatcher], Steered] | None = None,
         looks: Sequence[Look] = (),
+        changes: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.flights = Flights()
         self.replicas = replicas
+        self._serving = len(replicas)  # the first so many take requests
+        self._changes = deque(changes)
         self.ends: list[NDArray[np.int64]] = []  # of the iterations of each replica, once all are over
         self._dispatcher = Dispatcher(schedule, max_in_flight=max_in_flight, max_in_prefill=max_in_prefill)
         self._caps_prefill = max_in_prefill is not None
@@ -129,10 +132,13 @@ class Course:
         ends: list[tuple[int, int]] = []  # a heap of (end of the iteration in progress, replica)
         idle = len(replicas)
         stop_ns, cut = self._stop_ns, "unfinished"
-        look_ns = self._first_look_ns()
+        look_ns, change_ns = self._first_look_ns(), self._next_change_ns()
         while True:
             due = dispatcher.next_ns()
             end = ends[0][0] if ends else NEVER
+            if change_ns < NEVER and change_ns <= min(NEVER if due is None else due, end, look_ns, stop_ns, end_of_run):
+                change_ns = self._change(change_ns)
+                continue
             if look_ns < end and look_ns < stop_ns and (due is None or due > look_ns):
                 if self._looks:
                     if end >= NEVER and due is None:  # all is over
@@ -154,7 +160,7 @@ class Course:
                 due, stop_ns, cut = None, NEVER, "interrupted"
             if due is not None and due <= end and due <= end_of_run:
                 # While a replica is idle, an arrival may begin an iteration that ends before the next arrival.
-                idle -= self._start(due if idle else min(end, end_of_run, stop_ns, look_ns), ends)
+                idle -= self._start(due if idle else min(end, end_of_run, stop_ns, look_ns, change_ns), ends)
                 continue
             if end >= NEVER or end > end_of_run:
                 break
@@ -175,8 +181,7 @@ class Course:
             if self._leaving:
                 self._let_go(index, end)
             while in_flight and (in_flight[0].state == DONE or in_flight[0].due_ns + timeout_ns <= end):
-                late = in_flight.popleft()
-                if late.state != DONE:
+                if (late := in_flight.popleft()).state != DONE:
                     self._give_up(late, end)
             if replica.begin(end):
                 heapq.heapreplace(ends, (replica.end_ns, index))
@@ -199,6 +204,20 @@ class Course:
         for start in dispatcher.unsent():  # nobody interrupts a virtual run: the end of the drain left these
             kind = cut if start.dropped == "interrupted" else start.dropped
             flights.unsent.extend((start.number, start.due_ns, KIND[kind]))
+
+    def _next_change_ns(self) -> int:
+        return self._changes[0][0] if self._changes else NEVER
+
+    def _change(self, now_ns: int) -> int:
+        """So many replicas serve from now on. What one that goes has in work breaks off; one that comes is empty.
+        Returns when they change next."""
+        before, self._serving = self._serving, self._changes.popleft()[1]
+        for replica in self.replicas[before : self._serving]:
+            replica.reset_cache()
+        for request in self._in_flight:
+            if request.at >= self._serving and request.state != DONE:
+                self._give_up(request, now_ns, "reset")
+        return self._next_change_ns()
 
     def _first_look_ns(self) -> int:
         if self.steered is not None:
@@ -238,6 +257,8 @@ class Course:
                 continue
             input_tokens, output_tokens, blocks = self._sizes(number)
             index = self._next_replica()
+            while index >= self._serving:
+                index = self._next_replica()
             replica = replicas[index]
             lengths: Any = (input_tokens,) if output_tokens else blocks
             if not all(map(replica.admissible, lengths)):
@@ -328,7 +349,7 @@ def simulate(
     decided while it goes; the schedule is that of its first step.
     """
     replicas, flights = system.replicas(), None
-    if steer is None and max_in_flight is max_in_prefill is None and not looks:
+    if steer is None and max_in_flight is max_in_prefill is None and not looks and not system.changes:
         flights = open_loop.carried(
             schedule, sizes, replicas, system.route(),
             timeout_ns=timeout_ns, drain_ns=drain_ns, stop_ns=stop_ns, after_stop_ns=min(drain_ns, AFTER_STOP_NS),
@@ -337,7 +358,7 @@ def simulate(
     course = Course(
         schedule, sizes, replicas, system.route(),
         max_in_flight=max_in_flight, max_in_prefill=max_in_prefill, timeout_ns=timeout_ns, drain_ns=drain_ns,
-        stop_ns=stop_ns, steer=steer, looks=looks,
+        stop_ns=stop_ns, steer=steer, looks=looks, changes=system.changes,
     )  # fmt: skip
     collecting = gc.isenabled()
     gc.disable()  # requests create no cycles, and a collection would scan hundreds of thousands of them
@@ -384,15 +405,12 @@ def run(
     requests, timetable = plan.requests, plan.timetable
     header = _with_target(run_header.header(plan, workload, begins), preset, settings)
     tell(RunPlanned(plan, header))
-    system = SimulatedSystem(
-        costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing,
-        interval=preset.server.stream_interval,
-    )  # fmt: skip
+    system = _system_of(preset)
     looks: list[Look] = []
     tell(SimulationStarted(looks))
     watch = VirtualStopWatch(workload.stop_when, timetable.horizon_ns)
     capped = not (workload.max_in_flight is workload.max_in_prefill is None)
-    at_once = open_loop.fits(timetable, system.replicas()) and not capped
+    at_once = open_loop.fits(timetable, system.replicas()) and not capped and not system.changes
     if workload.stop_when and not looks and steering is None and not at_once:
         looks.append(Look(LOOK_NS, watch.ends))
     per_block = preset.server.tokens_per_block if preset.server.block_reuse else 0
@@ -439,13 +457,23 @@ def run(
         header = run_header.noted(header, reasons.coded("resonance", values))
     seconds = [_own_second(results, course, process_time() - started)]
     rows: Any = results.rows
-    summary = summarize(header, rows, results.gaps, results.timeline, seconds, list(TEXTS), _no_errors(results))
+    counted = virtual_folder.replicas_told(preset)
+    summary = summarize(
+        header, rows, results.gaps, results.timeline, seconds, TEXTS, virtual_folder.no_errors(results), counted
+    )
     if (results.rows["status"] == STATUS["unfinished"]).any():
         header = msgspec.structs.replace(header, schema=WITH_UNFINISHED)
-    _write_folder(folder, header, results, seconds)
+    virtual_folder.write(folder, header, results, seconds, TEXTS, counted)
     store.replace(folder / "summary.json", dump_summary(summary))
     checksums.write(folder)
     return summary
+
+
+def _system_of(preset: Preset) -> SimulatedSystem:
+    return SimulatedSystem(
+        costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing,
+        interval=preset.server.stream_interval, changes=preset.changes,
+    )  # fmt: skip
 
 
 def _check(settings: Settings) -> None:
@@ -550,32 +578,3 @@ def _own_second(results: VirtualRows, course: Course, cpu_s: float) -> Second:
         sent=len(results.rows),
         done=len(results.rows),
     )
-
-
-def _no_errors(results: VirtualRows) -> list[Histogram]:
-    """The stamp errors of the output events of each stage: in virtual time every stamp is exact."""
-    histograms = []
-    for timeline in results.timeline:
-        histograms.append(Histogram())
-        histograms[-1].add_zeros(int(timeline.sum()))
-    return histograms
-
-
-def _write_folder(folder: Path, header: Header, results: VirtualRows, seconds: list[Any]) -> None:
-    """Write the files of a run as they are after a clean end (see `results/store.py`)."""
-    store.replace(folder / "run.json", manifest.encode(header))
-    store.replace(folder / "seconds.jsonl", b"".join(msgspec.json.encode(second) + b"\n" for second in seconds))
-    (folder / "flows").mkdir(exist_ok=True)
-    for stage, (histogram, timeline, errors) in enumerate(
-        zip(results.gaps, results.timeline, _no_errors(results), strict=True)
-    ):
-        store.replace(folder / "flows" / f"w0.{STAMPS}{stage}", errors.to_bytes())
-        store.replace(folder / "flows" / f"w0.gaps.{stage}", histogram.to_bytes())
-        store.replace(folder / "flows" / f"w0.timeline.{stage}", timeline.astype("<i8").tobytes())
-    (folder / "requests").mkdir(exist_ok=True)
-    starts = range(0, max(len(results.rows), 1), ROWS_PER_GROUP)
-    parts = (results.rows.part(slice(start, start + ROWS_PER_GROUP)) for start in starts)
-    tables = (parquet.to_table(cast(Any, part), list(TEXTS)) for part in parts)
-    parquet.write(folder / "requests" / store.MERGED, tables)
-    if results.emitted is not None:
-        gaps.write(folder, virtual_gaps.gaps(results.emitted))

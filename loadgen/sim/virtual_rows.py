@@ -321,6 +321,7 @@ def _of_sent(
         ("unfinished", "unfinished", 2),
         ("interrupted", "cancelled", 3),
         ("abandoned", "cancelled", 4),
+        ("reset", "failed", 5),
     ):
         status[kind == KIND[name]] = STATUS[word]
         text[kind == KIND[name]] = words

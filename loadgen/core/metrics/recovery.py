@@ -2,10 +2,10 @@
 
 A spike is a measured stage whose load is above that of the measured stage right after it. Replicas are counted by the
 servers' pages (`series.REPLICAS`, else the pages that answer), and a target that stopped answering is one that went.
-The requests due from then to the next such event (after a spike: in that next stage) are taken in groups of GROUP by
-their due instants, the rest with the last; a group holds the SLO where each term is kept by its share of the group (p99
-of 20: by all), and the goodput share too. The SLO is back at the first request after the last group that does not hold
-it, so one late miss counts.
+The requests due from then to the next spike or loss (a scale-up is part of the way back), after a spike at most in that
+next stage, are taken in groups of GROUP by their due instants, the rest with the last; a group holds the SLO where each
+term is kept by its share of the group (p99 of 20: by all), and the goodput share too. The SLO is back at the first
+request after the last group that does not hold it, so one late miss counts.
 """
 
 from __future__ import annotations
@@ -74,8 +74,12 @@ def of_rows(
     slo = header.slo
     if slo is None or not (slo.terms or slo.goodput_share is not None):
         return ()
-    cuts = [*_spikes(header.stages), *_of_replicas(measured, header, server_samples)]
-    return tuple(_recovery(measured, slo, cut) for cut in sorted(cuts, key=lambda cut: cut.at_ns))
+    cuts = sorted([*_spikes(header.stages), *_of_replicas(measured, header, server_samples)], key=lambda cut: cut.at_ns)
+    worse = [cut.before_ns if cut.found.event == "spike" else cut.at_ns for cut in cuts if cut.found.event != "scale_up"]
+    return tuple(
+        _recovery(measured, slo, cut._replace(end_ns=min([cut.end_ns, *(at for at in worse if at > cut.at_ns)])))
+        for cut in cuts
+    )
 
 
 def _spikes(stages: Sequence[StagePlan]) -> Iterator[_Cut]:
@@ -109,10 +113,8 @@ def _of_replicas(measured: Sequence[Columns], header: Header, server_samples: Se
     if not events:  # else it would be told twice
         gone = [code.values for code in header.note_codes.values() if code.code == "target_gone"]
         events = [(round(one["at_s"] * 1e9), "loss", str(one["target"]), "gone") for one in gone]
-    events = sorted(one for one in events if first < one[0] <= last)
-    ends = [*(at for at, *_ in events[1:]), last + 1]
-    for (at_ns, event, before, after), end_ns in zip(events, ends, strict=False):
-        yield _Cut(Recovery(event=event, spike=before, after=after, at_s=at_ns / 1e9), -1, at_ns, end_ns)
+    for at_ns, event, before, after in sorted(one for one in events if first < one[0] <= last):
+        yield _Cut(Recovery(event=event, spike=before, after=after, at_s=at_ns / 1e9), -1, at_ns, last + 1)
 
 
 def _replicas(count: float) -> str:

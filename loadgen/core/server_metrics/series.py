@@ -31,6 +31,7 @@ AGREE = 0.02  # two counts of the same tokens that differ by more than this shar
 """PAUSED: now without room in the KV cache; PREEMPTED: so far taken out of the batch for it; REPLICAS: ready now. Of
 speculation so far: drafts, their tokens, those accepted, and those by `position`; else a share or a length of late."""
 
+SIMULATED = "simulated"  # in the place of a page: how many replicas a run in virtual time has, where that changes
 OURS = "loadgen:"  # prefix for the names of a server that a plug-in knows: its page is stored under them
 KNOWN: dict[str, tuple[str, ...]] = {
     quantity: (*(name for row in SERVERS.own for name in row.metrics.get(quantity, ())), OURS + quantity)
@@ -205,9 +206,10 @@ def growth(metric_samples: Sequence[MetricSample], quantity: str) -> float | Non
 
 def replicas(metric_samples: Sequence[MetricSample]) -> list[tuple[float, float]]:
     """How many replicas there were over time, by the pages that count them; else how many of several pages answered."""
-    counted = _quantities(metric_samples).get(REPLICAS)
-    if counted:
+    if counted := _quantities(metric_samples).get(REPLICAS):
         return counted
+    if told := [(one.t_s, one.value) for one in metric_samples if one.page == SIMULATED]:
+        return told
     up: dict[str, float] = {}
     points: list[tuple[float, float]] = []
     for sample in sorted(metric_samples, key=lambda one: one.t_s):

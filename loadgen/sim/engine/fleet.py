@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Hashable, Sequence
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from loadgen.sim.engine.latency_model import Emission
 from loadgen.sim.engine.replica import NEVER, Costs, Replica, ServerLimits, SimRequest
@@ -47,6 +47,9 @@ class Fleet:
     `interval` tokens are emitted at once: the first alone, then every `interval`, then the rest. The emissions of one
     iteration are `apart_ns` apart on average, in groups of BUNCH, first tokens first. The distance shrinks if needed,
     so that all are sent within half an iteration. 0: all are due at the end of the iteration.
+
+    `changes`: from when on, in ns after the first request, only the first so many replicas serve. What one that goes
+    had in work is cancelled, and is in `lost` for the caller to take; one that comes is empty.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Fleet:
         routing: str = "round_robin",
         interval: int = 1,
         apart_ns: int = 0,
+        changes: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.limits = limits
         self.replicas = [Replica(costs.at_speed(speed), limits) for speed in speeds]
@@ -66,6 +70,9 @@ class Fleet:
         self._leaving: list[deque[Emission]] = [deque() for _ in speeds]  # per replica, in order of due time
         self._heads: list[tuple[int, int]] = []  # heap of (due time of its next emission, replica)
         self._route = route(speeds, routing)
+        self.serving, self.lost = len(speeds), list[Any]()
+        self.changes, self._begun_ns = deque(changes), -1
+        self.counted = bool(changes)  # a metrics page tells how many serve
         self._ends: list[tuple[int, int]] = []  # heap of (end of the current iteration, replica)
         self._last = [0] * len(speeds)  # when each replica's last iteration ended
         self._begun = [0] * len(speeds)
@@ -116,7 +123,11 @@ class Fleet:
         return requests[0]
 
     def _submit_together(self, requests: Sequence[SimRequest]) -> None:
+        if self._begun_ns < 0:
+            self._begun_ns = requests[0].due_ns
         at = self._route()
+        while at >= self.serving:
+            at = self._route()
         replica = self.replicas[at]
         for request in requests:
             replica.submit(request)
@@ -125,8 +136,11 @@ class Fleet:
             self._begin(at, max(requests[0].due_ns, self._last[at]), [])  # idle: no sequence can be paused
 
     def next_ns(self) -> int | None:
-        """The end of the next iteration, or an emission that is due before it; None: no requests."""
+        """The end of the next iteration, or an emission or a change that is due before it; None: no requests."""
         end = self._ends[0][0] if self._ends else None
+        if self.changes and self._begun_ns >= 0:
+            change = self._begun_ns + self.changes[0][0]
+            end = change if end is None else min(end, change)
         if not self._heads:
             return end
         due = self._heads[0][0]
@@ -135,6 +149,8 @@ class Fleet:
     def advance(self, now_ns: int) -> list[Emission]:
         """All emissions due by `now_ns`, in order of due time."""
         due_emissions: list[Emission] = []
+        while self.changes and 0 <= self._begun_ns <= now_ns - self.changes[0][0]:
+            self._serve(self.changes.popleft()[1])
         ends = self._ends
         while ends and ends[0][0] <= now_ns:
             end, at = heapq.heappop(ends)
@@ -163,6 +179,16 @@ class Fleet:
             if finished:
                 del self._requests[key]
         return due_emissions
+
+    def _serve(self, count: int) -> None:
+        """Only the first so many replicas serve from now on."""
+        before, self.serving = self.serving, count
+        for replica in self.replicas[before:count]:
+            replica.reset_cache()
+        lost = [key for key, (_, at) in self._requests.items() if at >= count]
+        for key in lost:
+            self.cancel(key)
+        self.lost += lost
 
     def _queue_emissions(self, at: int, end: int, apart_ns: int, emissions: list[Emission]) -> None:
         """Append the emissions of one iteration behind those of the replica that are not sent yet."""

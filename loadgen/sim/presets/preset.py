@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 
 from loadgen.core.errors import Code, UserError, meant, of_reading
+from loadgen.sim.engine.latency_model import duration_ns
 from loadgen.sim.engine.replica import Costs, ServerLimits
 
 FOLDER = Path(__file__).parent
@@ -132,6 +133,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     valid_from_sequences: SourcedNumber  # per replica; below it no published number constrains the model
     vm_speeds: tuple[Positive, ...] = ()  # of each VM, relative to their mean; empty: all 1
     routing: Routing = "round_robin"
+    replicas_at: dict[str, Count] = {}  # how many replicas serve from these times on: `{20s: 3, 60s: 4}`
     notes: tuple[str, ...] = ()
 
     @property
@@ -150,13 +152,19 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def words(self) -> str:
         """A description for a run's notes: the system, and the data that it was fitted on."""
-        return f"{self.title}; fitted on {self.fitted_on}; {self.replicas} replicas, routing {self.routing}"
+        changes = "".join(f", {count} from {at} on" for at, count in self.replicas_at.items())
+        return f"{self.title}; fitted on {self.fitted_on}; {self.replicas} replicas{changes}, routing {self.routing}"
 
     @property
     def speeds(self) -> tuple[float, ...]:
         """The relative speed of each replica, VM after VM."""
         each = self.gpus_per_vm // self.gpus_per_replica
         return tuple(speed for speed in (self.vm_speeds or (1.0,) * self.vms) for _ in range(each))
+
+    @property
+    def changes(self) -> tuple[tuple[int, int], ...]:
+        """When, in ns, the number of replicas changes, and to what, in order. Raises UserError."""
+        return tuple(sorted((duration_ns(at, "replicas_at"), count) for at, count in self.replicas_at.items()))
 
     @property
     def costs(self) -> Costs:
@@ -315,6 +323,8 @@ def _find_faults(preset: Preset) -> list[str]:
         faults.append(f"vm_speeds has {len(preset.vm_speeds)} speeds for {preset.vms} VMs")
     if server.max_num_tokens < server.max_batch_size:
         faults.append("server.max_num_tokens must be at least server.max_batch_size")
+    if any(count > preset.replicas for _, count in preset.changes):
+        faults.append(f"replicas_at has more than the {preset.replicas} replicas of these machines")
     if faults:
         return faults
     limits = preset.limits

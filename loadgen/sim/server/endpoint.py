@@ -94,11 +94,11 @@ class SimServer:
             self._timed = _release(options.version) >= _TIMED_WITH_ANSWER
             self._pages |= {"/prometheus/metrics", "/energy_metrics"} | (set() if self._timed else {"/perf_metrics"})
         self._began_ns = time.monotonic_ns()
-        self._profiling, self._profiles = False, 0
         self.plan = faults.parse(options.faults, options.seed)
         self.log = SendLog(options.log_events)
         self.max_body_bytes, self.buffer_bytes = options.max_body_bytes, options.buffer_bytes
-        self.slow_readers = self.completed = self.events = self._number = self._drained = self._tidied_ns = 0
+        self.slow_readers = self.completed = self.events = self._number = self._drained = 0
+        self._tidied_ns = self._profiles = 0
         self._key = b""
         try:
             if options.api_key_file:
@@ -112,7 +112,7 @@ class SimServer:
         self._connections: dict[int, Connection] = {}
         self._kept = KeptResponses()
         self._later: list[tuple[int, int, SimAnswer]] = []  # responses delayed by slow_first_byte
-        self._stopping = False
+        self._stopping = self._profiling = False
         self._open()
 
     def _physical(self, options: Options) -> Fleet:
@@ -121,9 +121,9 @@ class SimServer:
 
         system = preset.load_preset(options.preset)
         speeds = system.speeds[options.core :: options.cores]
-        if not speeds:
+        if not speeds or (system.changes and options.cores > 1):
             what = f"{options.cores} processes for {system.replicas} replicas"
-            raise UserError("out_of_range", what, "--cores", "one each at most")
+            raise UserError("out_of_range", what, "--cores", "one each at most; with replicas_at one in all")
         limits, server = system.limits, system.server
         self.rules = msgspec.structs.replace(
             self.rules,
@@ -132,9 +132,7 @@ class SimServer:
             max_num_tokens=0 if limits.chunked_prefill else limits.max_num_tokens,
             tokens_per_block=limits.tokens_per_block if limits.block_reuse else 0,
         )
-        blocks_of(
-            b"", 0, self.rules.tokens_per_block
-        )  # imports what it needs: the first request must not wait for that
+        blocks_of(b"", 0, self.rules.tokens_per_block)  # imports what it needs: no request must wait for that
         self._per_event = server.stream_interval
         self._precisions = (system.model.weights, system.model.kv_cache)
         return Fleet(
@@ -144,6 +142,7 @@ class SimServer:
             routing=system.routing,
             interval=server.stream_interval,
             apart_ns=round(server.emit_us * 1e3),
+            changes=system.changes,
         )
 
     def _open(self) -> None:
@@ -521,6 +520,8 @@ class SimServer:
                 self.tally.finished(answer.number, arrival, admitted, answer.first_ns or due, due, answer.ask)
             if end:
                 self._end(answer, end)
+        while self.fleet is not None and self.fleet.lost:
+            self.fleet.lost.pop().connection.reset()
 
     def _end(self, answer: SimAnswer, end: End) -> None:
         connection = answer.connection

@@ -131,6 +131,8 @@ class Tally:
             lines.append(f"# TYPE trtllm_{name} {kind}")
             lines.extend(f"trtllm_{name}{{{labels}{more}}} {value:.10g}" for more, value in values.items())
 
+        if isinstance(engine, Fleet) and engine.counted:  # as a gateway before them tells it
+            lines += ["# TYPE inference_pool_ready_pods gauge", f"inference_pool_ready_pods {engine.serving}"]
         if weights:
             add_metric("model_config_info", "gauge", {f',quantization="{weights}",kv_cache_dtype="{kv_cache}"': 1})
         for kind, values in (("gauge", gauges), ("counter", counters)):

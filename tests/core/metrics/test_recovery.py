@@ -130,10 +130,21 @@ def test_a_replica_that_goes_and_one_that_comes_are_seen_on_the_pages_of_the_ser
         ("loss", f"{counts[0]} replicas", format.counted(counts[1], "replica"), 5.0),
         ("scale_up", format.counted(counts[1], "replica"), f"{counts[0]} replicas", 40.0),
     ]
-    assert (gone.broken, gone.back_s) == (True, 4.0) and gone.seen_s == pytest.approx(34.9)
+    assert (gone.broken, gone.back_s) == (True, 4.0) and gone.seen_s == pytest.approx(54.9)
     assert recovery_words.back(come) == "held all the time"
     (_, slow) = found((35, 43), said=said, stages=STAGES[:1])
     assert (slow.broken, slow.back_s) == (True, 4.0), "it was asked for, since the SLO was missed"
+    (lost, _) = found((5, 43), said=said, stages=STAGES[:1])
+    assert lost.back_s == 38.0, "the replica that came was part of the way back"
+
+
+def test_the_way_back_of_one_event_ends_where_the_next_makes_it_worse() -> None:
+    """The way back of a spike had the miss of a replica lost long after it."""
+    spike, lost = found((31, 33), said=[*ready(-1, 4), *ready(30, 3)])
+    assert (spike.event, spike.back_s, spike.seen_s) == ("spike", 0.0, pytest.approx(9.9))
+    assert (lost.event, lost.back_s) == ("loss", 4.0)
+    before, _ = found((25, 26), said=[*ready(-1, 4), *ready(8, 3)])
+    assert (before.event, before.seen_s) == ("loss", pytest.approx(1.9)), "to the beginning of the spike"
 
 
 def test_a_target_that_stopped_answering_is_a_loss_and_events_before_the_load_are_none() -> None:

@@ -1,0 +1,93 @@
+"""Replicas that go and come in the middle of a run: what they had in work, who takes the rest, who tells it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_sim_server import CHAT, chat, connect, head_of, wire
+
+from loadgen.core.errors import TargetError, UserError
+from loadgen.core.results import store
+from loadgen.core.results.record import KIND
+from loadgen.shell.app import main
+from loadgen.sim.presets.preset import load_preset
+from loadgen.sim.server.embedded import start
+from loadgen.sim.server.options import Options
+
+
+def preset(folder: Path, changes: str, of: str = "h100x8") -> str:
+    file = folder / "mine.yaml"
+    file.write_text(f"extends: {of}\nreplicas_at: {{{changes}}}\n")
+    return str(file)
+
+
+def typed(*words: str) -> Any:
+    with pytest.raises(SystemExit) as ending:
+        main(list(words))
+    return ending.value.code
+
+
+@pytest.mark.commands
+@pytest.mark.parametrize("arrival", ["poisson: 12/s", "closed: 16"])
+def test_in_virtual_time_a_lost_replica_is_seen_and_how_long_it_took_to_come_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arrival: str
+) -> None:
+    (tmp_path / "w.yaml").write_text(
+        "name: w\nrequests: {input_tokens: 2000, output_tokens: 100}\nslo: {ttft: 1s}\nseed: 1\n"
+        f"stages: [{{arrival: {{{arrival}}}, duration: 60s}}]\n"
+    )
+    out = tmp_path / "r"
+    url = f"sim:{preset(tmp_path, '20s: 1, 30s: 4')}"
+    code = typed("run", str(tmp_path / "w.yaml"), "--url", url, "-o", str(out))
+    shown = " ".join(capsys.readouterr().out.split())
+    rows = store.read_run(out).rows
+    lost = rows[rows["kind"] == KIND["reset"]]
+    assert len(lost) and (lost["done_ns"] == 20 * 10**9).all() and (lost["replica"] > 0).all()
+    between = rows[(rows["due_ns"] > 20 * 10**9) & (rows["due_ns"] < 30 * 10**9)]
+    assert len(between) and (between["replica"] == 0).all()
+    assert set(np.unique(rows["replica"][rows["due_ns"] > 31 * 10**9])) == {0, 1, 2, 3}
+    gone, come = json.loads((out / "summary.json").read_bytes())["recovery"]
+    assert [(one["event"], one["spike"], one["after"], one["at_s"]) for one in (gone, come)] == [
+        ("loss", "4 replicas", "1 replica", 20.0), ("scale_up", "1 replica", "4 replicas", 30.0)
+    ]  # fmt: skip
+    assert "loss 4 replicas 1 replica 20.0 s" in shown and "its replica went away" in shown
+    if arrival.startswith("poisson"):
+        assert gone["broken"] and come["back_s"] > 0
+    assert typed("report", str(out)) == code
+    assert "Back within the SLO" in (out / "report.html").read_text("utf-8")
+
+
+@pytest.mark.processes
+def test_over_http_what_a_lost_replica_had_in_work_breaks_off_and_a_page_counts_them(tmp_path: Path) -> None:
+    with start(Options(preset=preset(tmp_path, "400ms: 1"))) as server, contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(connect(server)) for _ in range(4)]
+        for sock in sockets:
+            sock.sendall(wire("POST", CHAT, chat(tokens=100)))
+        broken = 0
+        for sock in sockets:
+            head_of(sock)
+            data = b""
+            try:
+                while b"0\r\n\r\n" not in data[-10:]:
+                    data += sock.recv(65536)
+            except ConnectionResetError:
+                broken += 1
+        assert broken == 3
+        with urllib.request.urlopen(f"{server.url}/prometheus/metrics") as page:
+            assert "inference_pool_ready_pods 1\n" in page.read().decode()
+
+
+@pytest.mark.processes
+def test_what_is_no_number_of_these_replicas_is_refused(tmp_path: Path) -> None:
+    for changes, words in (("20s: 5", "more than the 4 replicas"), ("soon: 2", '"soon"'), ("20s: 0", "`int` >= 1")):
+        with pytest.raises(UserError) as refused:
+            load_preset(preset(tmp_path, changes))
+        assert words in str(refused.value), (changes, str(refused.value))
+    with pytest.raises((UserError, TargetError), match="one in all"):
+        start(Options(preset=preset(tmp_path, "20s: 1"), cores=2))
