@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
@@ -26,6 +27,7 @@ ENDED = "loadgen kube: the run has ended with exit code"
 FETCHED = ".fetched"  # made in the folder of the results by who has fetched them
 CODE = ".code"
 LOOK_S = 1.0
+AGENT_FAILED = 75  # none of the exit codes that end the Job: the pod is replaced
 
 
 def carry_out(name: str, agents: str, hold_s: float, arguments: Sequence[str]) -> int:
@@ -33,7 +35,11 @@ def carry_out(name: str, agents: str, hold_s: float, arguments: Sequence[str]) -
     if int(os.environ["JOB_COMPLETION_INDEX"]):
         # process 1 of a container gets no signal that it has no handler for
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        asyncio.run(listening.listen(os.environ["POD_IP"], PORT, channel.token()))
+        try:
+            asyncio.run(listening.listen(os.environ["POD_IP"], PORT, channel.token()))
+        except Exception:
+            traceback.print_exc()
+            return AGENT_FAILED
         return OK
     own = subprocess.Popen(child_process.command("loadgen.cluster.listening", f"{os.environ['POD_IP']}:{PORT}"))
     try:

@@ -19,7 +19,7 @@ from pods import check, cluster, typed, wait
 
 from loadgen.core import run_folder
 from loadgen.core.results import manifest
-from loadgen.kube import manifests
+from loadgen.kube import manifests, pod
 from loadgen.sim.server.embedded import Embedded, start
 from loadgen.sim.server.options import Options
 
@@ -126,6 +126,21 @@ def test_a_pod_that_is_taken_away_ends_at_once() -> None:
         wait(lambda: reached("127.77.0.2", manifests.PORT))
         pod.terminate()
         assert pod.wait(30) == 128 + signal.SIGTERM
+
+
+def test_an_agent_that_fails_ends_with_a_code_for_which_its_pod_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended with Python's 1, an answer of the run by the policy: the whole Job failed."""
+    before = signal.getsignal(signal.SIGTERM)
+    for name, value in (("JOB_COMPLETION_INDEX", "1"), ("POD_IP", "192.0.2.1"), ("LOADGEN_TOKEN", "t" * 32)):
+        monkeypatch.setenv(name, value)  # an address that is not of this host
+    try:
+        code = pod.carry_out("a", "agents:a:1", 0, [])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert code not in (0, *manifests.ANSWERS)
+    assert "192.0.2.1" in capsys.readouterr().err
 
 
 def reached(host: str, port: int) -> bool:
