@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -69,6 +70,7 @@ def tracelab(first: Mapping[str, Any]) -> TraceFormat | None:
 
 def otel_spans(first: Mapping[str, Any]) -> TraceFormat | None:
     known = "resourceSpans" in first or {"start_time", "attributes"} <= first.keys()
+    known = known or isinstance(first.get("spans"), list)
     return TraceFormat("OpenTelemetry GenAI", _several(_span_rows), in_order=False) if known else None
 
 
@@ -287,9 +289,31 @@ _CALLS = ("chat", "text_completion", "generate_content")  # of gen_ai.operation.
 
 
 def _span_rows(line: dict[str, Any]) -> Iterator[TraceRow]:
-    """The calls of models among the spans: an OTLP export has many in a line, the console exporter writes one."""
-    for span in _spans(line):
-        attributes = _attributes(span.get("attributes"))
+    """The calls of models among the spans: an OTLP export has many in a line, the console exporter writes one.
+
+    A call is of its conversation, else of its trace where that holds an agent or more calls; of the innermost agent
+    around it; and one that began before the agent's call before it had ended is beside it, like a sub-agent.
+    """
+    spans = [(span, _attributes(span.get("attributes"))) for span in _spans(line)]
+    calls = sorted(_calls(spans), key=lambda row: row.at_ns)
+    of_group = Counter(row.group for row in calls)
+    ended: dict[str, int] = {}
+    for place, row in enumerate(calls):
+        session = row.session
+        if not row.group or (not session and of_group[row.group] == 1):
+            row = row._replace(group="")
+        elif row.at_ns < ended.get(session or row.group, row.at_ns):
+            row = row._replace(session=f"{session or row.group}::{place}")
+        else:
+            session = session or row.group
+            row, ended[session] = row._replace(session=session), row.at_ns + max(row.took_ns, 0)
+        yield row
+
+
+def _calls(spans: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[TraceRow]:
+    """The calls among the spans of a line; `session` is "" where only the trace may say what they belong to."""
+    above = {own: (parent, attributes) for span, attributes in spans for _, own, parent in [_span_ids(span)] if own}
+    for span, attributes in spans:
         usage = [
             next((attributes[name] for name in names if name in attributes), None)
             for names in (
@@ -300,7 +324,13 @@ def _span_rows(line: dict[str, Any]) -> Iterator[TraceRow]:
         operation = attributes.get("gen_ai.operation.name", "chat" if usage[0] is not None else None)
         if operation not in _CALLS:
             continue
-        session = attributes.get("gen_ai.conversation.id") or attributes.get("session.id") or ""
+        trace, _, parent = _span_ids(span)
+        talk = attributes.get("gen_ai.conversation.id") or next(
+            (value for name, value in attributes.items() if f".{name}".endswith(".session.id") and value), None
+        )
+        agents = list(_agents(parent, above))
+        group = str(talk or trace)
+        session = f"{group}::{agents[0]}" if len(agents) > 1 else group if talk or agents else ""
         input_tokens, output_tokens = (
             (1, 0) if usage[0] is None else (usage[0], usage[1] or 0)
         )  # a failed call has none
@@ -310,14 +340,35 @@ def _span_rows(line: dict[str, Any]) -> Iterator[TraceRow]:
             start_ns,
             token_count(input_tokens, "gen_ai.usage.input_tokens", 1),
             token_count(output_tokens, "gen_ai.usage.output_tokens", 0),
-            session=str(session),
+            session=session,
+            group=group,
             took_ns=-1 if end_ns is None else max(0, end_ns - start_ns),
         )
 
 
+def _span_ids(span: dict[str, Any]) -> tuple[str, str, str]:
+    """Trace, own id and that of the span around it, as OTLP, the console exporter or a table of spans writes them."""
+    context = span.get("context")
+    fields = {**span, **(context if isinstance(context, dict) else {})}
+    names = (("traceId", "trace_id"), ("spanId", "span_id"), ("parentSpanId", "parent_span_id", "parent_id"))
+    trace, own, parent = (next((str(fields[name]) for name in kind if fields.get(name)), "") for kind in names)
+    return trace, own, parent
+
+
+def _agents(parent: str, above: dict[str, tuple[str, dict[str, Any]]]) -> Iterator[str]:
+    """The agents around a span, the innermost first."""
+    seen = set[str]()
+    while parent in above and parent not in seen:
+        seen.add(parent)
+        outer, attributes = above[parent]
+        if attributes.get("gen_ai.operation.name") == "invoke_agent":
+            yield parent
+        parent = outer
+
+
 def _spans(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if "resourceSpans" not in line:
-        yield line
+        yield from _objects(line["spans"]) if isinstance(line.get("spans"), list) else (line,)
         return
     for resource in _objects(line["resourceSpans"]):
         for scope in _objects(resource.get("scopeSpans")):

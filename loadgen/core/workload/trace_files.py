@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from loadgen.core.errors import UserError, of_reading
 from loadgen.core.workload.trace_formats import known
@@ -38,6 +41,29 @@ def opened(path: Path, longest: int = LONGEST_LINE) -> Iterator[Iterator[tuple[i
             raise UserError(of_reading(error), f"cannot read the trace: {error.strerror or error}", str(path)) from None
         problem = f"the {compression} file is cut short or damaged"
         raise UserError("damaged_file", problem, str(path), "copy it again, or unpack it by hand") from None
+
+
+def documents(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Lines as they are; of a file that is one JSON document over several, its object or each of its list as a line."""
+    read = list(itertools.islice(lines, 1))
+    if read and read[0][1].lstrip()[:1] in ("{", "["):
+        whole, size = _whole(read[0][1]), 0
+        while whole is None and size < LONGEST_LINE and (line := next(lines, None)) is not None:
+            read.append(line)
+            size += len(line[1])
+        if whole is None:
+            whole = _whole("".join(line for _, line in read))
+        if isinstance(whole, list) or (whole is not None and len(read) > 1):
+            found = whole if isinstance(whole, list) else [whole]
+            read = [(1, msgspec.json.encode(one).decode()) for one in found]
+    yield from itertools.chain(read, lines)
+
+
+def _whole(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def _stream(path: Path, compression: str | None) -> Any:

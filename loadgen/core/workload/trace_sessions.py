@@ -1,9 +1,9 @@
 """The sessions of a trace as chains: which of their requests wait for which, and for how long. Pure.
 
 A session is a conversation, or the work of an agent with its sub-agents. The requests of an agent follow each other. A
-sub-agent begins after the request of the agent that was sent last before it, and the first request that the agent sent
-after a sub-agent had ended waits for it. What lies between the recorded end of what a request waits for and the request
-is the time of a tool or of the user; where the two overlap it is 0.
+sub-agent begins after the last request of the agent that had ended before it (else that was sent), and the first
+request that the agent sent after a sub-agent had ended waits for it. What lies between the recorded end of what a
+request waits for and the request is the time of a tool or of the user; where the two overlap it is 0.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ class TraceSessions:
         for agent, places in of_agent.items():
             if agent == agents[0]:
                 continue
-            waits[places[0]].add(main[bisect_left(main, places[0]) - 1])
+            sent = main[: bisect_left(main, places[0])]
+            over = [place for place in sent if ends[place] <= at[places[0]]]
+            waits[places[0]].add((over or sent)[-1])
             joins = main[max(bisect_left(main, places[-1]), bisect_left(main_at, ends[places[-1]])) :]
             if joins:
                 waits[joins[0]].add(places[-1])

@@ -148,7 +148,7 @@ def _read_cached(path: Path, size: int, changed_ns: int, skip_bad: bool) -> Trac
         name = trace_columns.read(path, index.add_checked)
         return index.trace(name)
     with trace_files.opened(path) as lines:
-        return _read_lines(path, _limited(lines), skip_bad)
+        return _read_lines(path, _limited(trace_files.documents(lines)), skip_bad)
 
 
 def _read_lines(path: Path, lines: Iterator[tuple[int, str]], skip_bad: bool) -> Trace:

@@ -116,6 +116,44 @@ def test_a_request_waits_for_what_it_waited_for(tmp_path: Path, name: str) -> No
     assert (np.diff(found.due_ns) >= 0).all()
 
 
+def agent_spans() -> dict[str, Any]:
+    """As traces of agents are published: an object with its spans, dates as texts, usage by the older names."""
+
+    def one(own: str, around: str | None, start: float, end: float, operation: str, *usage: int) -> dict[str, Any]:
+        names = ("gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens")
+        told = {"gen_ai.operation.name": operation, "exgentic.session.id": "s", **dict(zip(names, usage, strict=False))}
+        dates = (f"2026-02-25T10:00:{at:09.6f}" for at in (start, end))
+        keys = ("trace_id", "span_id", "parent_span_id", "start_time", "end_time", "attributes")
+        return dict(zip(keys, ("t1", own, around, *dates, told), strict=True))
+
+    spans = [
+        one("root", None, 0, 20, "invoke_agent"),
+        one("a", "root", 0, 2, "chat", 100, 10),
+        one("b", "root", 2.5, 4.5, "chat", 120, 10),
+        one("c", "root", 3, 5, "chat", 130, 10),  # beside b
+        one("tool", "root", 5, 6, "execute_tool"),
+        one("inner", "tool", 5.5, 9, "invoke_agent"),
+        one("d", "inner", 6, 8, "chat", 50, 5),
+        one("e", "inner", 8.5, 9, "chat", 70, 5),
+        one("f", "root", 10, 11, "chat", 400, 20),
+    ]
+    return {"trace_id": "t1", "span_count": len(spans), "spans": spans}
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("listed", [False, True])
+def test_spans_of_agents_are_read_as_they_are_published(tmp_path: Path, indent: int | None, listed: bool) -> None:
+    """Their file was "not a trace that is known here", and without `gen_ai.conversation.id` each call stood alone."""
+    file = tmp_path / "agents.json"
+    file.write_text(json.dumps([agent_spans()] if listed else agent_spans(), indent=indent))
+    trace = traces.read_trace(file)
+    assert (trace.format, trace.input_tokens.tolist()) == ("OpenTelemetry GenAI", [100, 120, 130, 50, 70, 400])
+    found = trace_sessions.sessions_of(trace)
+    assert [list(zip(*found.graph(session), strict=True)) for session in range(len(found))] == [[
+        ((), 0), ((0,), 500 * MS), ((0,), S), ((1,), 1500 * MS), ((3,), 500 * MS), ((1, 2, 4), S),
+    ]]  # fmt: skip
+
+
 @pytest.mark.parametrize("rows", [[AGENT, weka("b", call(1, 1.0, 64, 8, 1))], FILES["spans"][0], FILES["shape"][0]])
 def test_in_virtual_time_each_request_is_due_after_the_answers_and_the_recorded_pause(
     tmp_path: Path, rows: list[Any]
