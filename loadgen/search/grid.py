@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -44,12 +45,14 @@ class GridCell(msgspec.Struct, frozen=True, kw_only=True):
 class GridPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `grid.json`: what every cell has in common, and the cells; a later command may add some.
 
-    of: its target and its flags are those that no axis changes. Its seed is that of every cell.
+    of: its target and its flags are those that no axis changes. Its seed is that of every cell. levels: names of those
+    that were asked for, by the name of their cell.
     """
 
     schema: int = SCHEMA
     of: ExperimentPlan
     cells: tuple[GridCell, ...]
+    levels: dict[str, tuple[str, ...]] = {}
 
 
 class CellCurve(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,11 +65,14 @@ class CellCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GridResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a grid. `missing`: the folders of cells that have no run yet."""
+    """The result of a grid. `missing`: the folders of cells that have no run yet. `left`: how many levels of all have
+    not run, and `go_on` the command that runs them."""
 
     workload: str
     cells: tuple[CellCurve, ...]
     missing: tuple[str, ...] = ()
+    left: int = 0
+    go_on: str = ""
 
 
 def lengths(text: object, flag: str) -> tuple[int | None, ...]:
@@ -118,10 +124,27 @@ def result(folder: Path) -> GridResult:
         else:
             missing.append(cell.name)
     if not curves:
-        hint = "the command that made it goes on with it"
-        raise UserError("no_result", "no run in this grid yet", str(folder), hint)
+        raise UserError("no_result", "no run in this grid yet", str(folder), f"go on with: {going_on(folder)}")
     with_front = tuple(msgspec.structs.replace(one, front=_front(one, curves)) for one in curves)
-    return GridResult(workload=curves[0].curve.workload, cells=with_front, missing=tuple(missing))
+    cut = ("cut_off", "interrupted", "running")
+    done = {(one.folder, level.name) for one in curves for level in one.curve.levels if level.state not in cut}
+    left = sum((cell, level) not in done for cell, asked in read(folder).levels.items() for level in asked)
+    return GridResult(
+        workload=curves[0].curve.workload,
+        cells=with_front,
+        missing=tuple(missing),
+        left=left,
+        go_on=going_on(folder) if left or missing else "",
+    )
+
+
+def going_on(folder: Path) -> str:
+    """The command that goes on with a grid: as it was typed, with the folder; secrets are not stored."""
+    words = read(folder).of.command
+    if words[1:2] != ("sweep",):
+        return f"the same command, with -o {shlex.quote(str(folder))}"
+    has_folder = any(word.startswith(("-o", "--out")) for word in words)
+    return shlex.join([*words, *([] if has_folder else ["-o", str(folder)])])
 
 
 def _front(one: CellCurve, curves: Sequence[CellCurve]) -> tuple[str, ...]:

@@ -46,7 +46,8 @@ def listed(folder: Path) -> ListRow:
     done = sum(bool(runs) for _, runs in found)
     levels = sum(len(runs) for _, runs in found)
     word = f"{done} of {format.counted(len(found), 'cell')}, {format.counted(levels, 'level')}"
-    simulated = plan.of.target.startswith("sim:")
+    targets = [plan.of.target, *(cell.target for cell in plan.cells)]
+    simulated = any(target.startswith("sim:") for target in targets)
     named = kept(folder, [run for _, runs in found for run in runs][:1])
     started = named[0][1].run.started if named else ""
     return ListRow(word=word, about=plan.of.workload, target=plan.of.target, simulated=simulated, started=started)

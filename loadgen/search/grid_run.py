@@ -142,6 +142,7 @@ def carry_out(
             break
     found = grid.result(parent) if any(runs for _, runs in grid.runs_of(parent)) else None
     if found is None:
+        say(f"go on with: {grid.going_on(parent)}")
         return INTERRUPTED
     said = grid_text.report(found)
     store.replace(parent / "grid.md", markdown.render(said).encode(), shared=True)
@@ -167,13 +168,18 @@ def _begin(parent: Path, cells: Sequence[CellSweep]) -> GridPlan:
         flags=first.shared | of_requests(first.settings),
         metadata=dict(first.settings.metadata),
         seed=first.workload.seed,
+        command=first.settings.command,
     )
     old = () if before is None else before.cells
     if before is not None:
         refuse_other(before.of, of, parent)
     if of.seed is None:
         of = msgspec.structs.replace(of, seed=seeds.fresh() if before is None else before.of.seed)
-    plan = GridPlan(of=of, cells=(*old, *(one.cell for one in cells if one.cell not in old)))
+    asked = {} if before is None else dict(before.levels)
+    for one in cells:
+        names = (levels.name(one.kind, amount) for amount in one.loads)
+        asked[one.cell.name] = tuple(dict.fromkeys((*asked.get(one.cell.name, ()), *names)))
+    plan = GridPlan(of=of, cells=(*old, *(one.cell for one in cells if one.cell not in old)), levels=asked)
     checksums.begin(parent)
     store.replace(parent / grid.FILE, format.document(plan))
     return plan

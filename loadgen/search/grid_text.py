@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from loadgen.core import format
 from loadgen.present.page import COLORS, Axis, Chart, Series
-from loadgen.present.section import Charts, Report, Said, Section, Table, Warned, section, simulated
+from loadgen.present.section import Charts, Quoted, Report, Said, Section, Table, Warned, section, simulated
 from loadgen.runs import levels_text
 from loadgen.runs.levels import SweepLevel
 from loadgen.runs.levels_text import level_ms
@@ -39,9 +39,11 @@ def sentences(found: GridResult) -> Iterator[str]:
     if nothing := [one.cell.words for one in found.cells if best(one) is None]:
         why = "No level kept the SLO" if slo else "No level is a valid measurement"
         yield f"{why} at {'; '.join(nothing)}."
-    if found.missing:
+    if found.left:
+        yield f"{format.counted(found.left, 'level')} of the grid {'has' if found.left == 1 else 'have'} not run yet."
+    elif found.missing:
         cells = format.counted(len(found.cells) + len(found.missing), "cell")
-        yield f"{len(found.missing)} of {cells} have no run yet; the same command goes on."
+        yield f"{len(found.missing)} of {cells} have no run yet."
 
 
 def _told(one: CellCurve, level: SweepLevel) -> str:
@@ -78,6 +80,7 @@ def report(found: GridResult) -> Report:
             *_heat_maps(found),
             section("Levels", _table(found), Said(levels_text.UNITS, "soft"), Said(_WORDS, "soft")),
             section("Throughput against speed", Charts(list(_fronts(found))), page_only=True),
+            *([section("Go on with", Quoted(found.go_on))] if found.go_on else []),
         ],
     )
 

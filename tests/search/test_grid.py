@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shlex
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -85,7 +88,7 @@ def test_a_heat_map_is_of_the_highest_level_within_the_slo() -> None:
     lines = as_text.render(said).splitlines()
     assert f"Most output tokens/s within the SLO ({slo}): ISL 500, 1 in flight: 10.0." in lines
     assert "No level kept the SLO at ISL 2,000." in lines
-    assert "1 of 4 cells have no run yet; the same command goes on." in lines
+    assert "1 of 4 cells have no run yet." in lines
     at = lines.index("Output tokens/s")
     cells_shown = [line.split()[1:] for line in lines[at + 2 : at + 5]]
     assert cells_shown == [["500", "10.0"], ["900", "5.00"], ["2,000", "-"]]
@@ -124,12 +127,35 @@ def test_the_command_makes_a_grid_and_goes_on(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.commands
+def test_a_grid_that_is_not_whole_says_what_is_left_and_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A level that was killed or never began was said nowhere, where its cell had another."""
+    folder = tmp_path / "grid"
+    assert exits(*LOAD, "--isl", "100,300", "--osl", "20", "-o", folder) == 0
+    assert "not run yet" not in capsys.readouterr().out
+    shutil.rmtree(folder / "isl300-osl20" / "c4")
+    shutil.rmtree(folder / "isl100-osl20" / "c4")
+    again = f"loadgen {shlex.join([*LOAD, '--isl', '100,300', '--osl', '20', '-o', str(folder)])}"
+    exits("report", folder)
+    said = capsys.readouterr().out
+    assert "2 levels of the grid have not run yet." in said and again in said
+    assert again in html.unescape((folder / "report.html").read_text("utf-8"))
+    exits("report", folder, "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert (found["left"], found["go_on"], found["missing"]) == (2, again, [])
+    assert exits(*shlex.split(again)[1:], "--json") == 0
+    assert json.loads(capsys.readouterr().out)["left"] == 0
+
+
+@pytest.mark.commands
 def test_targets_are_an_axis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load = tuple(word for word in LOAD if word not in ("--url", "sim:gb300-vm"))
     assert exits(*load, "--target", "sim:gb300-vm,sim:h100x8", "--isl", "100", "-o", tmp_path / "g") == 0
     out, _ = capsys.readouterr()
     assert "isl100-sim-h100x8" in {path.name for path in (tmp_path / "g").iterdir()}
     assert "Output tokens/s per GPU of sim:h100x8" in out and "Output tokens/s per GPU of sim:gb300-vm" in out
+    assert grid_kind.listed(tmp_path / "g").simulated  # it looked at the target that no axis has
 
 
 @pytest.mark.commands
