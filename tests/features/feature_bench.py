@@ -25,11 +25,13 @@ PLAIN = "requests: {input_tokens: 50, output_tokens: 5}"
 class Feature(NamedTuple):
     """One row of the page.
 
-    check: says whether the feature is there, or of each of its parts, by their names, whether it is.
+    check: says whether the feature is there, or of each of its parts, by their names, whether it is. why: why it is not
+    to be.
     """
 
     name: str
     check: Callable[[Bench], bool | Mapping[str, bool]]
+    why: str = ""
 
 
 class Missing(LookupError):

@@ -44,12 +44,12 @@ def tables(folder: Path) -> str:
             if word == "yes":
                 lines.append(f"- {feature.name}")
             else:
-                lacking.append(f"| {feature.name} | {word} | {absent} |")
+                lacking.append(f"| {feature.name} | {word} | {feature.why or absent} |")
     said = f"{sum(count.values())} features: " + ", ".join(f"{number} {word}" for word, number in count.items()) + "."
     heads = [f"{tool.name} {tool.version}, {tool.seen}" for tool in TOOLS]
     lines += [OTHERS_HEAD, f"| in the result file | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     lines += [f"| {row.name} | {' | '.join(verdicts(row))} |" for row in SEEN]
-    return "\n".join([said, "", "| not there | | of it |", "|---|---|---|", *lacking, *lines])
+    return "\n".join([said, "", "| not there | | why |", "|---|---|---|", *lacking, *lines])
 
 
 def page(folder: Path) -> str:

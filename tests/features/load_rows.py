@@ -159,6 +159,27 @@ def row_fields(bench: Bench) -> dict[str, bool]:
     return sent | {"model": prompts[0].extra.get("model") == "small"}
 
 
+def parts_of_messages(bench: Bench) -> dict[str, bool]:
+    """Recordings in a row's messages reach the endpoint as they were written."""
+    parts = {
+        "audio": {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+        "video": {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}},
+    }
+    said = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, *parts.values()]}]
+    file = bench.file("parts.jsonl", {"messages": said, "max_tokens": 3})
+    with serving(SAID) as server:
+        flags = "-c 1 -n 1 --model m --server vllm --server-metrics off --energy off"
+        bench.do(f"run --dataset {file.name} --url {server.url} --seed 1 --json {flags}")
+    sent = [
+        part
+        for heard in server.heard
+        if heard.body
+        for one in heard.body.get("messages", ())
+        for part in one["content"]
+    ]
+    return {name: part in sent for name, part in parts.items()}
+
+
 def api(bench: Bench, name: str, workload: str = PLAIN) -> bool:
     return int(bench.http(f"--api {name} -c 2 -n 6 --warmup 0", workload)["requests.ok"]) == 6
 
@@ -280,7 +301,12 @@ CONTENT = (
         lambda b: b.run("-c 2 -n 4", asks(80, 3, "prompts: natural"))["requests.ok"] == 4,
     ),
     Feature("Images", lambda b: b.run("-c 2 -n 4", asks(80, 3, "images: {count: 1}"))["requests.ok"] == 4),
-    Feature("Audio or video in prompts", lambda b: b.run("-c 1 -n 1", asks(50, 5, "audio: {seconds: 2}")).code != 2),
+    Feature("Audio and video in prompts, from a file", parts_of_messages),
+    Feature(
+        "Made audio or video in prompts",
+        lambda b: b.run("-c 1 -n 1", asks(50, 5, "audio: {seconds: 2}")).code != 2,
+        "tokens differ by model: send recordings, from a file",
+    ),
     Feature("Prompts from a file", own_prompts),
     Feature("Trace formats read", trace_formats),
     Feature("Fields of a trace's rows are sent", row_fields),
@@ -307,15 +333,24 @@ DOORS = (
     Feature(
         "Images, audio, video or realtime as answers",
         lambda b: {kind: accepted(b, f"--api {kind}") for kind in ("images", "audio", "realtime")},
+        "no stream of tokens: TTFT and TPOT have no meaning",
     ),
-    Feature("gRPC (KServe, Triton)", lambda b: accepted(b, "--api kserve")),
+    Feature(
+        "gRPC (KServe, Triton)",
+        lambda b: accepted(b, "--api kserve"),
+        "each known server has an OpenAI door",
+    ),
     Feature(
         "Servers known by name",
         lambda b: server_kind(
             b, "trtllm", "vllm", "sglang", "dynamo", "llamacpp", "transformers", "openai", "azure", "anthropic"
         ),
     ),
-    Feature("Bedrock, Vertex AI by their own protocols", lambda b: server_kind(b, "bedrock", "vertex")),
+    Feature(
+        "Bedrock, Vertex AI by their own protocols",
+        lambda b: server_kind(b, "bedrock", "vertex"),
+        "their OpenAI doors are measured: `/openai/v1`, `/endpoints/openapi`",
+    ),
     Feature(
         "Several endpoints, with routing",
         lambda b: {way: way in b.help("run") for way in ("round-robin", "least-in-flight", "sticky")},
