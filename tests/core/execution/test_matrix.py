@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from runs import NO_PAGES
 from test_run import after_the_probe, children
 
 from loadgen.core.execution import run
@@ -175,9 +176,11 @@ def execute(
     }
     workload = load(str(file), read_flags(seed="7", warmup="0", **times, **flags))
     settings: dict[str, Any] = {
-        "url": url, "model": "sim", "server": "trtllm", "out": folder / "out", "server_metrics": ("off",),
+        "url": url, "model": "sim", "server": "trtllm", "out": folder / "out",
         "workers": cell.workers, "client": cell.client,
     }  # fmt: skip
+    if (cell.load, cell.client) != ("sessions", "openai"):  # a reader of pages goes beside some of them
+        settings |= NO_PAGES
     summary, out = run.execute(workload, Settings(**settings | ASKED[asked]), (hear,), known=known)
     return summary, store.read_run(out).rows
 
