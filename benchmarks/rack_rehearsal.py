@@ -5,7 +5,8 @@
 docs/cluster.md, "A rack, rehearsed": doctor, `mlperf server` as it should be, with one endpoint killed, with one node
 lost, with the two nodes that are left, then the bundle. Prints the log; ends with 1 where an exit code is another one
 than expected.
-Some three minutes at a rate that two cores carry. It ends what it started, by process id.
+Some three minutes at a rate that two cores carry; the smallest form has four endpoints and two load machines. It ends
+what it started, by process id.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ def load_machines(count: int) -> Iterator[Any]:
 class Typist:
     """Types commands in a folder, prints what they say that matters, and counts surprises."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.surprises = folder, 0
+    def __init__(self, folder: Path, fault_s: float) -> None:
+        self.folder, self.fault_s, self.surprises = folder, fault_s, 0
 
     def type(
         self,
@@ -113,7 +114,7 @@ class Typist:
         shown: Sequence[str],
         fault: Callable[[], object] | None = None,
     ) -> None:
-        """Carry out `loadgen WORDS`. `shown`: what the printed lines have in them; `fault`: done 4 s into its load."""
+        """Carry out `loadgen WORDS`. `shown`: what the printed lines have in them; `fault`: done in its load."""
         print(f"$ loadgen {' '.join(words)}", flush=True)
         process = subprocess.Popen(
             [*LOADGEN, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self.folder
@@ -141,17 +142,17 @@ class Typist:
             return any(path.stat().st_size for path in out.rglob("w0.rows")) or process.poll() is not None
 
         wait(begun, f"{words[0]} sends nothing")
-        time.sleep(4.0)
+        time.sleep(self.fault_s)
 
 
-def rehearse(folder: Path, endpoints: int, seconds: int, rate: float) -> int:
+def rehearse(folder: Path, endpoints: int, machines: int, seconds: int, rate: float) -> int:
     """The rehearsal in a folder; the number of surprises."""
     rows = [f"- {{name: n{i:02}, url: 'http://{address(i)}:{PORT}', gpus: 4}}" for i in range(1, endpoints + 1)]
     (folder / "rack.yaml").write_text("\n".join(rows) + "\n")
     (folder / "data.jsonl").write_text("".join(json.dumps({"prompt": f"{i} " * 40}) + "\n" for i in range(100)))
-    typist = Typist(folder)
-    with rack(endpoints) as started, load_machines(3) as machines:
-        ray = ["--ray", machines.address, "--workers", "3"]
+    typist = Typist(folder, fault_s=seconds / 4)
+    with rack(endpoints) as started, load_machines(machines) as cluster:
+        ray = ["--ray", cluster.address, "--workers", str(machines)]
         load = [
             "mlperf", "server", "-b", "llama2-70b", "--targets", "rack.yaml", "--dataset", "data.jsonl",
             "--target-qps", f"{rate:g}", "--min-duration", str(seconds), *ray,
@@ -171,10 +172,10 @@ def rehearse(folder: Path, endpoints: int, seconds: int, rate: float) -> int:
         wait(lambda: listening(KILLED), "the endpoint does not come back")
 
         def kill_node() -> None:
-            machines.remove_node(list(machines.worker_nodes)[-1], allow_graceful=False)
+            cluster.remove_node(list(cluster.worker_nodes)[-1], allow_graceful=False)
 
         typist.type([*load, "--out", "node"], (3,), heard, kill_node)
-        typist.type([*load, "--out", "again", "--workers", "2"], (0, 1, 3), heard)
+        typist.type([*load, "--out", "again", "--workers", str(machines - 1)], (0, 1, 3), heard)
         typist.type(["bundle", "again", "-o", "rack.zip"], (0,), ("rack.zip",))
         typist.type(["verify", "rack.zip"], (0,), ("",))
     return typist.surprises
@@ -183,14 +184,15 @@ def rehearse(folder: Path, endpoints: int, seconds: int, rate: float) -> int:
 def main() -> int:
     options = rig.parser(__doc__)
     options.add_argument("--endpoints", type=int, default=18)
-    options.add_argument("--seconds", type=int, default=15, help="minimum duration of each load")
+    options.add_argument("--machines", type=int, default=3, help="that send the load")
+    options.add_argument("--seconds", type=int, default=16, help="minimum duration of each load")
     options.add_argument("--rate", type=float, default=12.0, help="queries/s")
-    asked = rig.given(options, endpoints=8, seconds=8, rate=6.0)
+    asked = rig.given(options, endpoints=4, machines=2, seconds=4, rate=25.0)
     if find_spec("ray") is None:
         print("Ray is not installed: pip install 'loadgen[ray]'")
         return rig.LACKING
     with tempfile.TemporaryDirectory(prefix="rack-", dir="/tmp") as folder:
-        surprises = rehearse(Path(folder), asked.endpoints, asked.seconds, asked.rate)
+        surprises = rehearse(Path(folder), asked.endpoints, asked.machines, asked.seconds, asked.rate)
     print(f"{surprises} surprises")
     return min(surprises, 1)
 

@@ -26,12 +26,12 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @contextlib.contextmanager
 def cluster(nodes: int) -> Iterator[Any]:
-    """A Ray cluster of this many nodes of a CPU each, the head beside them without one."""
+    """A Ray cluster of this many nodes of a CPU each, the head beside them without one; of 0, a head with two."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
     small = {"include_dashboard": False, "object_store_memory": 80_000_000}
-    made = Cluster(initialize_head=True, head_node_args=small | {"num_cpus": 0})
+    made = Cluster(initialize_head=True, head_node_args=small | {"num_cpus": 0 if nodes else 2})
     try:
         for _ in range(nodes):
             made.add_node(num_cpus=1, **small)
@@ -88,7 +88,7 @@ def compare(flags: argparse.Namespace, drive: Callable[..., Any], per_event: Cal
     rows: list[list[str]] = []
     cost: dict[str, list[float]] = {"local": [], "Ray": []}
     each = int(flags.rate * 0.08 / 2)
-    with cluster(2) as made:
+    with cluster(0 if flags.smoke else 2) as made:
         for _ in range(flags.rounds):
             for where, found in cost.items():
                 meter = Meter()
