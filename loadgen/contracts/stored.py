@@ -62,6 +62,8 @@ def command_of(folder: Path) -> list[str]:
 
     A run that was added later has the command that added it, so the first run of a level tells.
     """
+    if not folder.is_dir():
+        raise nothing_there(folder, _NAMED)
     refuse_links(folder)
     run_files = folder.glob("*/r*/run.json")
     run_file = min(run_files, key=lambda file: (len(file.parent.name), file.parent.name, file), default=None)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from loadgen.core import format, run_folder, seeds
-from loadgen.core.errors import UserError
+from loadgen.core.errors import UserError, nothing_there
 from loadgen.core.results import checksums, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import decoded, decoded_lines
@@ -90,6 +90,8 @@ def of_requests(settings: Settings) -> dict[str, str]:
 
 def plan_of(folder: Path) -> ExperimentPlan:
     """What was requested in a folder. Raises UserError where nothing was."""
+    if not folder.is_dir():
+        raise nothing_there(folder, f"a folder with {PLAN}")
     if not (folder / PLAN).is_file():
         raise UserError("no_result", "no search to go on with", f"--resume {folder}", f"a folder with {PLAN}")
     refuse_links(folder)

@@ -94,6 +94,8 @@ def _quick(params: list[Any]) -> list[Any]:
 
 def _processed(param: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
     described, is_missing = getattr(param, "type_descriptor", None), value in (None, (), [])
+    if described is not None and described.annotation is Path and param.param_type_name == "option":
+        _refuse_url(value, param)
     if value is None and param.nargs == 1 and not param.required:
         found = () if param.multiple else None
     elif described is None or (is_missing and param.required):
@@ -101,6 +103,17 @@ def _processed(param: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: 
     elif (found := _plainly(described.annotation, described.parameter_info, value)) is None:
         return convert(ctx, value)
     return found if param.callback is None else param.callback(ctx, param, found)
+
+
+def _refuse_url(value: Any, param: Any) -> None:
+    """Raises UserError for a URL where an option takes a path; it is not repeated, as it may hold a key. Where a result
+    is meant, the command knows more to say.
+    """
+    is_url = isinstance(value, str) and re.match("[A-Za-z][A-Za-z0-9+.-]*://", value) and not os.path.exists(value)
+    if is_url and param.name not in _METAVARS["FOLDER"]:
+        what = "this is a URL, and a file or folder of this machine is meant"
+        hint = "fetch it first, then give its path"
+        raise UserError("invalid_value", what, max(param.opts, key=len), hint)
 
 
 _NUMBERS = {int: re.compile("[0-9]{1,15}"), float: re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?")}

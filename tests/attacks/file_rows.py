@@ -14,11 +14,11 @@ import numpy as np
 import places
 import pyarrow as pa
 import pyarrow.parquet as pq
-from scene import NOTHING, UNHARMED, Row, Scene
+from scene import LENIENT, NOTHING, UNHARMED, Row, Scene, unhurried
 
 from loadgen.evidence import verify
 
-SEND = "--url {url} -c 1 -n 2 --warmup 0 --server-metrics off --energy off --out out"
+SEND = f"--url {{url}} -c 10 -n 40 --warmup 0 --server-metrics off --energy off --out out {LENIENT}"
 DATASET = f"run --dataset a.parquet {SEND}"
 TRACE = "run --trace a.parquet --url {url} --server-metrics off --energy off --out out"
 ACCURACY = "mlperf accuracy -b llama2-70b --dataset a.parquet --url {url} --tokenizer t --out out"
@@ -290,11 +290,12 @@ def rows() -> list[Row]:
         )
         for name, attack, damage, words in PARQUET
     ]
-    found.append(Row("parquet-groups", "data set: 20,000 row groups", DATASET, when, (0, 3), "", UNHARMED,
-                     _parquet(DATASET, groups)))  # fmt: skip
+    found.append(Row("parquet-groups", "data set: 20,000 row groups", DATASET, when, (0,), "", UNHARMED,
+                     unhurried(_parquet(DATASET, groups))))  # fmt: skip
     for attack, damage in (("2^40 rows, it says", claims(1 << 40)), ("-1 rows, it says", claims(-1))):
         name = f"parquet-{'negative' if '-1' in attack else 'many'}-rows"  # the rows that are there are read
-        found.append(Row(name, f"data set: {attack}", DATASET, when, (0, 3), "", UNHARMED, _parquet(DATASET, damage)))
+        found.append(Row(name, f"data set: {attack}", DATASET, when, (0,), "", UNHARMED,
+                         unhurried(_parquet(DATASET, damage))))  # fmt: skip
     for name in ("footer", "footer-size"):
         attack, damage = next((attack, damage) for known, attack, damage, _ in PARQUET if known == name)
         found += [

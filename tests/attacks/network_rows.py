@@ -11,10 +11,10 @@ from pathlib import Path
 import trustme
 from host_rows import hostile
 from relay import Relay
-from scene import NOTHING, UNHARMED, WHOLE, Row, Scene
+from scene import LENIENT, NOTHING, UNHARMED, WHOLE, Row, Scene, unhurried
 
 RUN = "run w.yaml --url {url} --request-rate 60/s -n 150 --warmup 0 --server-metrics off --energy off --out out"
-TLS = f"{RUN} --cacert ca.pem"
+TLS, SLOWLY = f"{RUN} --cacert ca.pem", f"{RUN} {LENIENT}"
 BAD_GATEWAY = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 15\r\nConnection: close\r\n\r\n<html>no</html>"
 YESTERDAY = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
 
@@ -57,13 +57,15 @@ def rotated(same_authority: bool, **how: bool) -> Callable[[Scene], None]:
     return do
 
 
-def behind(change: Callable[[Relay], object], env: dict[str, str] | None = None) -> Callable[[Scene], None]:
+def behind(
+    change: Callable[[Relay], object], env: dict[str, str] | None = None, command: str = RUN
+) -> Callable[[Scene], None]:
     """A relay that changes under load."""
 
     def do(scene: Scene) -> None:
         with Relay(scene.url) as relay:
             scene.url = f"http://127.0.0.1:{relay.port}"
-            scene.go(RUN, env)
+            scene.go(command, env)
             scene.loading()
             change(relay)
             scene.ended()
@@ -87,7 +89,7 @@ def _holds(relay: Relay) -> None:
     relay.hold = 4096
 
 
-def named(under_load: str | None) -> Callable[[Scene], None]:
+def named(under_load: str | None, command: str = RUN) -> Callable[[Scene], None]:
     """A name whose address changes (to this one) under load, when the old one no longer answers. "": no address at all,
     None: none from the start.
     """
@@ -98,7 +100,7 @@ def named(under_load: str | None) -> Callable[[Scene], None]:
             attack = hostile(scene)
             if under_load is not None:
                 attack.tell("address", "127.0.0.1")
-            scene.go(RUN, attack.env)
+            scene.go(command, attack.env)
             scene.loading()
             if under_load:
                 attack.tell("address", under_load)
@@ -114,14 +116,14 @@ def named(under_load: str | None) -> Callable[[Scene], None]:
 def over_ipv6(scene: Scene) -> None:
     with Relay(scene.url, hosts=("::1",)) as relay:
         scene.url = f"http://[::1]:{relay.port}"
-        scene.go(RUN)
+        scene.go(SLOWLY)
         scene.ended()
 
 
 def ipv6_first(scene: Scene) -> None:
     """`localhost` is ::1 first where the host has IPv6; the server listens on 127.0.0.1 alone."""
     scene.url = scene.url.replace("127.0.0.1", "localhost")
-    scene.go(RUN)
+    scene.go(SLOWLY)
 
 
 def rows() -> list[Row]:
@@ -186,44 +188,55 @@ def rows() -> list[Row]:
         Row(
             "proxy-holds",
             "the proxy holds answers back, 4 KiB at a time",
-            RUN,
+            SLOWLY,
             load,
-            (0, 3),
-            "",
+            (0,),
+            "withheld",
             UNHARMED,
-            behind(_holds),
+            unhurried(behind(_holds, command=SLOWLY)),
         ),
         Row(
             "proxy-named",
             "`HTTP_PROXY` names a dead proxy",
-            RUN,
+            SLOWLY,
             start,
-            (0, 3),
+            (0,),
             "",
             UNHARMED,
-            behind(lambda _: None, {"HTTP_PROXY": "http://127.0.0.1:1", "http_proxy": "http://127.0.0.1:1"}),
+            unhurried(
+                behind(lambda _: None, dict.fromkeys(("HTTP_PROXY", "http_proxy"), "http://127.0.0.1:1"), SLOWLY)
+            ),
         ),
         Row("dns-none", "the name has no address", RUN, start, (3,), "resolve", NOTHING, named(None)),
-        Row("dns-gone", "the name loses its address", RUN, load, (0, 3), "", UNHARMED, named("")),
+        Row(
+            "dns-gone",
+            "the name loses its address",
+            SLOWLY,
+            load,
+            (0,),
+            "was 127.0.0.1 before the load and no address at its end",
+            UNHARMED,
+            unhurried(named("", SLOWLY)),
+        ),
         Row(
             "dns-moves",
             "the name moves to another address, the old one is dead",
             RUN,
             load,
             (3,),
-            "",
+            "was 127.0.0.1 before the load and 127.0.0.2 at its end",
             WHOLE,
             named("127.0.0.2"),
         ),
-        Row("ipv6", "the server has IPv6 alone", RUN, start, (0, 3), "", UNHARMED, over_ipv6),
+        Row("ipv6", "the server has IPv6 alone", SLOWLY, start, (0,), "", UNHARMED, unhurried(over_ipv6)),
         Row(
             "ipv6-dead",
             "the first address of the name, an IPv6 one, is dead",
-            RUN,
+            SLOWLY,
             start,
-            (0, 3),
+            (0,),
             "",
             UNHARMED,
-            ipv6_first,
+            unhurried(ipv6_first),
         ),
     ]

@@ -17,6 +17,7 @@ from loadgen.core import run_folder
 
 WAIT_S = 120.0
 SCENERY = {"said", "address", "was-address", "ca.pem"}
+LENIENT = "--set limit=send_lag_share:100% --set limit=stamp_error_share:100% --set limit=cpu_share:100%"
 WORKLOAD = "name: w\nrequests: {input_tokens: 20, output_tokens: 30}\n"
 STARTED = """
 import json, os, resource, signal, sys
@@ -47,10 +48,12 @@ class Row(NamedTuple):
 
 
 class Scene:
-    """One command in a folder of its own. `url`: a simulated server; `{url}` in a command stands for it."""
+    """One command in a folder of its own. `url`: a simulated server; `{url}` in a command stands for it. `slow`: one
+    whose answers take a while.
+    """
 
-    def __init__(self, folder: Path, url: str) -> None:
-        self.folder, self.url, self.out = folder, url, folder / "out"
+    def __init__(self, folder: Path, url: str, slow: str = "") -> None:
+        self.folder, self.url, self.slow, self.out = folder, url, slow, folder / "out"
         (folder / "w.yaml").write_text(WORKLOAD)
         self.before: set[Path] = set()
         self.process: subprocess.Popen[bytes] | None = None
@@ -162,6 +165,16 @@ def _unharmed(scene: Scene) -> None:
     _whole(scene)
     requests = run_folder.open_run(scene.out).summary.requests
     assert requests.ok == requests.scheduled, requests
+
+
+def unhurried(do: Callable[[Scene], object]) -> Callable[[Scene], object]:
+    """The same of a server beside whose answers a busy host's lateness is little (LENIENT): it ends with 0."""
+
+    def slowly(scene: Scene) -> None:
+        scene.url = scene.slow
+        do(scene)
+
+    return slowly
 
 
 def children(parent: int) -> list[int]:

@@ -26,6 +26,12 @@ def endpoint() -> Iterator[Embedded]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Embedded]:
+    with start(Options(ttft="400ms", itl="4ms")) as made:
+        yield made
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS if row.always])
 def test_some_attacks(row: Row, tmp_path: Path, endpoint: Embedded) -> None:
@@ -36,8 +42,8 @@ def test_some_attacks(row: Row, tmp_path: Path, endpoint: Embedded) -> None:
 @pytest.mark.processes
 @pytest.mark.attacks
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS])
-def test_all_attacks(row: Row, tmp_path: Path, endpoint: Embedded) -> None:
-    check(row, Scene(tmp_path, endpoint.url))
+def test_all_attacks(row: Row, tmp_path: Path, endpoint: Embedded, slow: Embedded) -> None:
+    check(row, Scene(tmp_path, endpoint.url, slow.url))
 
 
 def test_every_row_has_its_own_name_and_stands_in_the_page() -> None:

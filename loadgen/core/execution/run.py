@@ -36,7 +36,7 @@ from loadgen.core.execution.share import Share, large
 from loadgen.core.execution.steering import MakeSteering
 from loadgen.core.followers import server_accounts
 from loadgen.core.followers.compactor_process import Compactor
-from loadgen.core.followers.hearers import CacheReset, HeaderFile, Pages, Profiling, StopWatch, write_header
+from loadgen.core.followers.hearers import CacheReset, HeaderFile, Names, Pages, Profiling, StopWatch, write_header
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.requests import prompts
@@ -74,7 +74,7 @@ def execute(
     remote = None if settings.store is None else object_store.open(settings.store)
     stored = None
     header_file = HeaderFile()
-    everyone: tuple[Hearer, ...] = (header_file, *hearers, Pages(), Profiling(), StopWatch(), CacheReset())
+    everyone: tuple[Hearer, ...] = (header_file, *hearers, Pages(), Profiling(), StopWatch(), CacheReset(), Names())
     tell = to_all(everyone)
     try:
         now = datetime.datetime.now().astimezone()

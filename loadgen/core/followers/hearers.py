@@ -6,9 +6,12 @@ Of a hearer that is told `HeaderMade` or `LoadEnded`, the header that it gives b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
+from time import monotonic, monotonic_ns
 
 import msgspec
 from loadgen_sdk.dialects.quirks import VALUES
@@ -35,6 +38,8 @@ from loadgen.core.followers.scraper import Scraper
 from loadgen.core.metrics import reasons
 from loadgen.core.results import manifest, store
 from loadgen.core.results.manifest import Header
+
+LOOKUP_S = 5.0  # longest wait for what a name means
 
 
 class HeaderFile:
@@ -150,6 +155,54 @@ class CacheReset:
                 self._settings, self._found = settings, [one for one in found if one.target.api not in VALUES]
             case RunPlanned() if self._settings is not None:
                 asyncio.run(cache_reset.empty(self._settings, self._found))
+
+
+class Names:
+    """Says where the name of a target means other addresses after the load: it went on to those of before.
+
+    In between nobody looks: the loop that sends does nothing else.
+    """
+
+    def __init__(self, look_up: Callable[[Iterable[str]], dict[str, list[str]]] | None = None) -> None:
+        self._look_up = look_up or addresses
+        self._before: dict[str, list[str]] = {}
+        self._start_ns = 0
+
+    def __call__(self, event: RunEvent) -> Header | None:
+        match event:
+            case TargetsFound(_, _, found):
+                self._before = self._look_up({one.target.host for one in found if one.dns_ms is not None})
+            case LoadStarted(start_ns):
+                self._start_ns = start_ns
+            case LoadEnded(header) if header is not None:
+                at_s = (monotonic_ns() - self._start_ns) / 1e9
+                for name, after in self._look_up(self._before).items():
+                    before = self._before[name]
+                    moved = {"name": name, "before": before, "after": after, "at_s": at_s}
+                    gone = before and not {*before} & {*after}  # a part of many may be what was told this time
+                    header = run_header.noted(header, reasons.coded("name_moved", moved if gone else None))
+                return header
+        return None
+
+
+def addresses(names: Iterable[str]) -> dict[str, list[str]]:
+    """What names mean; nothing for one that has no address, or no answer within LOOKUP_S."""
+    found: dict[str, list[str]] = {name: [] for name in names}
+
+    def look_up(name: str) -> None:
+        try:
+            infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            return
+        found[name] = list(dict.fromkeys(str(address[0]) for *_, address in infos))
+
+    threads = [Thread(target=look_up, args=(name,), daemon=True) for name in found]
+    last = monotonic() + LOOKUP_S
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, last - monotonic()))
+    return dict(found)
 
 
 def write_header(folder: Path, header: Header) -> None:

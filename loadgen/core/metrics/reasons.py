@@ -137,6 +137,9 @@ SENTENCES = {
     "hardware_differs": "the description of the system says {key} {said}, the hardware's own metrics page {seen}",
     "bodies_late": "{bodies:body was|bodies were} built in the sending loop, which can delay sends",
     "target_gone": "target {target} stopped answering {at_s:.1f} s after the start",
+    "name_moved":
+        "{name} was {before:addresses} before the load and {after:addresses} at its end, {at_s:.0f} s after the start: "
+        "a name is looked up once, before the load, so every request went to the former",
     "store_died": "the process that stores the records {why}; all records are counted, and kept in spool/",
     "not_judged": "SLO terms not judged: {metrics:list}: {because:part}",
     "virtual_time": "simulated in virtual time: {preset}; no network and no client in it",
@@ -233,5 +236,6 @@ FORMATS: Formats = {
     "heaviest": lambda value: f"; the heaviest share has {value:.1%} more output tokens than the mean" if value else "",
     "asked": lambda missing: "; ".join(f"{who} asks for {', '.join(keys)}" for who, keys in missing.items()),
     "list": ", ".join,
+    "addresses": lambda found: f"{', '.join(found[:4])}{' and more' if len(found) > 4 else ''}" or "no address",
     "families": lambda metrics: ", ".join(_BLOCKS.get(metric) or words(metric) for metric in metrics),
 }

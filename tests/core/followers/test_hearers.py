@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any
 
 import msgspec
 import pytest
+from loadgen_sdk.dialects.quirks import QUIRKS
+from loadgen_sdk.probe.probe import ProbeResult
+from loadgen_sdk.transport.target import Target
 from runs import header
 
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
 from loadgen.core.execution.events import (
+    Counters,
     HeaderMade,
     LoadEnded,
     LoadStarted,
     RunEnded,
     RunEvent,
+    RunningLoad,
     RunPlanned,
+    TargetsFound,
     completed,
     concluded,
     to_all,
 )
 from loadgen.core.execution.plan import Settings
+from loadgen.core.followers.hearers import Names, addresses
 from loadgen.core.results.manifest import Header
 from loadgen.core.results.store import read_run
 from loadgen.core.workload import load, read_flags
@@ -97,3 +105,30 @@ def test_who_refuses_a_run_ends_it_for_all(tmp_path: Path, at: type, before: int
         run.execute(load("qa", read_flags(**FLAGS)), settings, [Recorder("me", heard), refuse])
     assert [event for _, event in heard] == [*OVER_HTTP[:before], "LoadEnded", "RunEnded"]
     assert not (tmp_path / "run").exists(), "nothing was measured"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (["10.0.0.1"], ["10.0.0.2"], "h.test was 10.0.0.1 before the load and 10.0.0.2 at its end, "),
+        (["10.0.0.1"], [], "h.test was 10.0.0.1 before the load and no address at its end, "),
+        (["10.0.0.1", "10.0.0.2"], ["10.0.0.3", "10.0.0.2"], ""),  # one of many: what a resolver tells takes turns
+        ([], ["10.0.0.1"], ""),
+    ],
+)
+def test_a_name_that_means_another_address_after_the_load(before: list[str], after: list[str], said: str) -> None:
+    unknown: dict[str, Any] = dict.fromkeys(("template_tokens", "token_ratio", "usage", "exact", "tokens_per_event"))
+    found = ProbeResult(
+        target=Target.parse("http://h.test:8000"), server="vllm", quirk=QUIRKS["vllm"], model="m", models=(),
+        version="", evidence=(), rtt_ms=0.1, dns_ms=1.0, warnings=(), **unknown,
+    )  # fmt: skip
+    meant = iter((before, after))
+    names = Names(lambda asked: dict.fromkeys(asked, next(meant)))
+    names(TargetsFound(Path(), Settings(), (found,)))
+    names(LoadStarted(monotonic_ns(), RunningLoad(Counters, lambda: None)))
+    notes = getattr(names(LoadEnded(header("x", 1))), "notes", ())
+    assert len(notes) == bool(said) and "".join(notes).startswith(said)
+
+
+def test_an_address_is_looked_up_as_itself() -> None:
+    assert addresses(["127.0.0.1"]) == {"127.0.0.1": ["127.0.0.1"]}
