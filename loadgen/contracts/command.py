@@ -22,7 +22,10 @@ from loadgen.shell.run_options import typed
 from loadgen.shell.taken_up import taken_up, to_say
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from loadgen.contracts.schema import Checked
+    from loadgen.contracts.verdict import Validation
     from loadgen.core.execution.plan import Settings
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.workload import Overrides, Workload
@@ -154,7 +157,7 @@ def validate(
     print_answer(result, run.report(folder, result), as_json=as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
     if result.verdict == verdict.INCONCLUSIVE and not result.interrupted:
-        _say_extension(verdict.to_add_s(result, repeats), folder)
+        _say_what_is_left(result, repeats, folder)
     if bundle is not None:
         commands.call("bundle", folder, bundle)
     return verdict.exit_code(result)
@@ -222,19 +225,25 @@ def _judge_anew(folder: Path, bundle: Path | None, as_json: bool) -> int:
     print_answer(result, run.report(folder, result), as_json=as_json)
     if result.verdict == verdict.INCONCLUSIVE:
         repeats = {level.name: level.repeats for level in stored.read(folder)[0].levels}
-        _say_extension(verdict.to_add_s(result, repeats), folder)
+        _say_what_is_left(result, repeats, folder)
     if bundle is not None:
         commands.call("bundle", folder, bundle)
     return verdict.exit_code(result)
 
 
-def _say_extension(add_s: float, folder: Path) -> None:
-    """The command that adds load to an undecided validation. `add_s`: to each run; 0 where nobody can say."""
-    length = "TIME" if not add_s else f"{math.ceil(add_s)}s" if add_s < 600 else f"{math.ceil(add_s / 60)}m"
-    from loadgen.contracts import stored
+def _say_what_is_left(result: Validation, repeats: Mapping[str, int], folder: Path) -> None:
+    """The command that adds load to an undecided validation, and the levels that no added load helps."""
+    from loadgen.contracts import stored, verdict
 
-    command = shlex.join(["validate", "--extend", str(folder), "--add", length, *to_say(stored.command_of(folder))])
-    say(f"to add load where it is undecided: loadgen {command}")
+    unsure = [level for level in result.levels if level.verdict == verdict.INCONCLUSIVE]
+    if not all(level.trouble for level in unsure):
+        add_s = verdict.to_add_s(result, repeats)  # to each run; 0 where nobody can say
+        length = "TIME" if not add_s else f"{math.ceil(add_s)}s" if add_s < 600 else f"{math.ceil(add_s / 60)}m"
+        flags = to_say(stored.command_of(folder))
+        command = shlex.join(["validate", "--extend", str(folder), "--add", length, *flags])
+        say(f"to add load where it is undecided: loadgen {command}")
+    if again := [level.name for level in unsure if level.trouble]:
+        say(f"to measure {', '.join(again)} anew: the same command, with another --out")
 
 
 def _check_values(checked: Checked, settings: Settings) -> None:

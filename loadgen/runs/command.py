@@ -15,7 +15,7 @@ from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collectin
 from loadgen.runs.builds import Github, Junit, kept_by_build
 from loadgen.runs.repeats import finish
 from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, takes
-from loadgen.shell.output import print_answer, print_report, say
+from loadgen.shell.output import print_answer, print_report, say, telling_what_is_kept
 from loadgen.shell.taken_up import typed_again
 
 if TYPE_CHECKING:
@@ -148,7 +148,11 @@ def _several(
         named.append((name, summary))
         return summary.run.state != "interrupted"
 
-    with taken(settings.out, first.name, datetime.now().astimezone()) as parent:
+    now = datetime.now().astimezone()
+    with (
+        taken(settings.out, first.name, now) as parent,
+        telling_what_is_kept(parent, f"loadgen report {parent} shows it"),
+    ):
         if how is None:
             whole = all(one(name, workload) for name, workload in workloads.items())
             checksums.write(parent)

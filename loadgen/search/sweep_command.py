@@ -10,7 +10,7 @@ import typer
 from loadgen.core import format
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
 from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, new_folder, takes
-from loadgen.shell.output import print_answer, say
+from loadgen.shell.output import print_answer, say, telling_what_is_kept
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
@@ -77,7 +77,7 @@ def sweep(
         [one for cell in asked for one in cell.left(again=given["force"])] * (1 if how is None else how.at_least)
     )
     given.make_room(parent if given["out"] else None)
-    with alone(parent):
+    with alone(parent), telling_what_is_kept(parent, f"the same command with --out {parent} goes on"):
         if is_grid:
             return grid_run.carry_out(parent, sweeps, asked, as_json=as_json, as_markdown=as_markdown, strict=strict)
         if how is not None:
@@ -86,7 +86,8 @@ def sweep(
         if curve is None:
             return INTERRUPTED
         print_answer(curve, report(curve), as_json=as_json, as_markdown=as_markdown)
-        say(f"results in {parent}, page: {parent / 'report.html'}, table: {parent / 'sweep.md'}")
+        left = f"; go on with: the same command and --out {parent}" if interrupted else ""
+        say(f"results in {parent}, page: {parent / 'report.html'}, table: {parent / 'sweep.md'}{left}")
         return code(curve, interrupted, strict=strict)
 
 

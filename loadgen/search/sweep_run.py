@@ -70,8 +70,12 @@ def level(given: Given, name: str | None, kind: Kind, amount: float, **other: An
 
 
 def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
-    """Run the levels that are not in the folder yet; write its files. The curve, and whether the user stopped it."""
+    """Run the levels that are not in the folder yet; write its files. The curve, and whether the user stopped it.
+
+    Raises TargetError where the target or the nodes are lost: the files are written.
+    """
     from loadgen.core import run_folder
+    from loadgen.core.errors import TargetError
     from loadgen.core.results import checksums, store
     from loadgen.core.slo import Slo
     from loadgen.present import html, markdown
@@ -111,7 +115,7 @@ def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
         name=lambda ask: levels.name(asked.kind, ask.load),
         hearers=asked.show.hearers,
     )
-    interrupted = False
+    interrupted, lost = False, None
     to_do = {level: amount for amount in grid if (level := levels.name(asked.kind, amount)) not in folders_done}
     # real levels last alike; in virtual time one costs what it sends
     asked.show.begin(len(to_do), weights=[*to_do.values()] if asked.settings.virtual else ())
@@ -125,7 +129,11 @@ def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
             asked.show.finished(run_folder.kept_summary(parent / level))
     except trials.Interrupted:
         interrupted = True
+    except TargetError as error:
+        lost = error
     if not run_folder.runs_in(parent):
+        if lost is not None:
+            raise lost
         return None, interrupted
     curve, judged, answer = experiment.swept(parent, trials_done)
     experiment.finish(parent, judged, answer, workload=first_workload, table=curve)
@@ -133,6 +141,8 @@ def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
     store.replace(parent / "sweep.md", markdown.render(said).encode(), shared=True)
     store.replace(parent / "report.html", html.render(said).encode(), shared=True)
     checksums.write(parent)
+    if lost is not None:
+        raise lost
     return curve, interrupted
 
 

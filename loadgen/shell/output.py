@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadgen.core import format
-from loadgen.core.errors import UserError
+from loadgen.core.errors import TargetError, UserError
 
 if TYPE_CHECKING:
     from loadgen.present.section import Report
@@ -39,6 +41,18 @@ def print_report(report: Report, *, as_markdown: bool = False) -> None:
     from loadgen.present import markdown, text
 
     print(markdown.render(report) if as_markdown else text.render(report, color=in_color()), end="", flush=True)
+
+
+@contextmanager
+def telling_what_is_kept(parent: Path, going_on: str) -> Iterator[None]:
+    """Where the target or the nodes are lost between two runs of a folder, the fault says what is left to do."""
+    try:
+        yield
+    except TargetError as error:
+        if not any(parent.rglob("summary.json")):
+            raise
+        hint = "; ".join(filter(None, (error.hint, f"what was measured is kept, and {going_on}")))
+        raise TargetError(error.code, error.what, error.where, hint, key=error.key, values=error.values) from None
 
 
 def write_file(path: Path, data: str | bytes, flag: str, *, add: bool = False) -> None:

@@ -160,7 +160,18 @@ def test_every_node_is_killed_between_two_probes(tmp_path: Path, cluster: Any, e
     assert "going on with" in again.stderr and again.returncode in (0, 1, 3), again.stderr
 
 
-@pytest.mark.parametrize(("command", "phase"), [("run", "load"), ("search", "between")])
+GOING_ON = {
+    "run": (),
+    "search": ("go on with: loadgen search --resume",),
+    "sweep": ("what was measured is kept, and the same command with --out {out} goes on",),
+    "validate": ("b anew: the same command, with another --out",),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "phase"),
+    [("run", "load"), ("search", "between"), ("sweep", "between"), ("validate", "load"), ("validate", "between")],
+)
 def test_the_head_is_killed(tmp_path: Path, endpoint: Embedded, command: str, phase: str) -> None:
     """With the node that the command is on: what was recorded is kept, and the command says what was lost."""
     with started({}, {}, {}, head_cpus=0) as made:
@@ -175,8 +186,9 @@ def test_the_head_is_killed(tmp_path: Path, endpoint: Embedded, command: str, ph
     print(said)
     assert "Traceback" not in said and "raylet" not in said and "bug" not in said, said
     assert process.returncode == 3, said
-    assert "the Ray cluster is lost: its head, or its node on this machine, has ended" in said
+    assert "the Ray cluster is lost: its head, or its node on this machine, has ended" in " ".join(said.split())
     runs = [run_folder.open_run(path.parent).summary for path in (tmp_path / "out").rglob("run.json")]
     assert any(summary.requests.ok for summary in runs)
     assert phase != "load" or any(summary.requests.lost for summary in runs)
-    assert command == "run" or "go on with: loadgen search --resume" in said, said
+    for words in GOING_ON[command]:
+        assert words.format(out=tmp_path / "out") in said, said

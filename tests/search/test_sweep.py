@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
+import threading
 from pathlib import Path
 
 import msgspec
@@ -32,6 +35,8 @@ from loadgen.search import experiment, sweep
 from loadgen.search.load_search import NextTrial, TrialResult
 from loadgen.search.watch import Outcome
 from loadgen.shell.app import main
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.commands
 
@@ -494,3 +499,35 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
                 "[...document.querySelectorAll('figure')].map(f => f.querySelectorAll('circle').length)"
             )
             assert len(counts) == 5 and min(counts) >= 3
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("typed", "first", "said"),
+    [("sweep -c 2,200 -n 200", "c2", "the same command with --out {out} goes on"),
+     ("run -c 2 -n 20 --repeat 2,pause=1s", "r1", "loadgen report {out} shows it")],
+)  # fmt: skip
+def test_a_server_that_is_gone_between_two_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: str, first: str, said: str
+) -> None:
+    """What was measured is a result, and the command says so."""
+    out, over = tmp_path / "out", threading.Event()
+    with embedded.start(Options(ttft="2ms", itl="1ms")) as server:
+
+        def stop_after_the_first() -> None:
+            while not over.wait(0.001):
+                if (out / first / "summary.json").exists():
+                    os.kill(server.pid, signal.SIGKILL)
+                    return
+
+        watcher = threading.Thread(target=stop_after_the_first)
+        watcher.start()
+        try:
+            load = ("qa", "--isl", "8", "--osl", "2", "--warmup", "0", "--server-metrics", "off")
+            code = exits(*typed.split(), *load, "--energy", "off", "--url", server.url, "-o", str(out))
+        finally:
+            over.set()
+            watcher.join()
+    told = capsys.readouterr().err
+    assert code == 3 and f"what was measured is kept, and {said.format(out=out)}" in told, told
+    assert exits("report", str(out)) in (0, 3), "a busy host's senders are late"
