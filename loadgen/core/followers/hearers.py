@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from time import monotonic, monotonic_ns
@@ -157,44 +157,14 @@ class CacheReset:
                 asyncio.run(cache_reset.empty(self._settings, self._found))
 
 
-class Names:
-    """Says where the name of a target means other addresses after the load: it went on to those of before.
-
-    In between nobody looks: the loop that sends does nothing else.
-    """
-
-    def __init__(self, look_up: Callable[[Iterable[str]], dict[str, list[str]]] | None = None) -> None:
-        self._look_up = look_up or addresses
-        self._before: dict[str, list[str]] = {}
-        self._start_ns = 0
-
-    def __call__(self, event: RunEvent) -> Header | None:
-        match event:
-            case TargetsFound(_, _, found):
-                self._before = self._look_up({one.target.host for one in found if one.dns_ms is not None})
-            case LoadStarted(start_ns):
-                self._start_ns = start_ns
-            case LoadEnded(header) if header is not None:
-                at_s = (monotonic_ns() - self._start_ns) / 1e9
-                for name, after in self._look_up(self._before).items():
-                    before = self._before[name]
-                    moved = {"name": name, "before": before, "after": after, "at_s": at_s}
-                    gone = before and not {*before} & {*after}  # a part of many may be what was told this time
-                    header = run_header.noted(header, reasons.coded("name_moved", moved if gone else None))
-                return header
-        return None
-
-
 def addresses(names: Iterable[str]) -> dict[str, list[str]]:
     """What names mean; nothing for one that has no address, or no answer within LOOKUP_S."""
     found: dict[str, list[str]] = {name: [] for name in names}
 
     def look_up(name: str) -> None:
-        try:
+        with suppress(OSError, UnicodeError):
             infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):
-            return
-        found[name] = list(dict.fromkeys(str(address[0]) for *_, address in infos))
+            found[name] = list(dict.fromkeys(str(address[0]) for *_, address in infos))
 
     threads = [Thread(target=look_up, args=(name,), daemon=True) for name in found]
     last = monotonic() + LOOKUP_S
@@ -203,6 +173,32 @@ def addresses(names: Iterable[str]) -> dict[str, list[str]]:
     for thread in threads:
         thread.join(max(0.0, last - monotonic()))
     return dict(found)
+
+
+class Names:
+    """Says where the name of a target means other addresses after the load: it went on to those of before.
+
+    In between nobody looks: the loop that sends does nothing else.
+    """
+
+    def __init__(self, look_up: Callable[[Iterable[str]], dict[str, list[str]]] = addresses) -> None:
+        self._look_up, self._start_ns = look_up, 0
+        self._before: dict[str, list[str]] = {}
+
+    def __call__(self, event: RunEvent) -> Header | None:
+        match event:
+            case TargetsFound(_, _, found):
+                self._before = self._look_up({one.target.host for one in found if one.dns_ms is not None})
+            case LoadStarted(start_ns):
+                self._start_ns = start_ns
+            case LoadEnded(header) if header is not None:
+                for name, after in self._look_up(self._before).items():
+                    before, at_s = self._before[name], (monotonic_ns() - self._start_ns) / 1e9
+                    if before and not {*before} & {*after}:  # a part of many may be what was told this time
+                        moved = {"name": name, "before": before, "after": after, "at_s": at_s}
+                        header = run_header.noted(header, reasons.coded("name_moved", moved))
+                return header
+        return None
 
 
 def write_header(folder: Path, header: Header) -> None:

@@ -78,7 +78,8 @@ SENTENCES = {
         "none: then the drain lasts as long as a request may (--timeout{timeout_s:as_long})",
     "limit_changed": "validity limit {limit} was changed to {value:share} (default {default:share})",
     "usage_missing":
-        "usage is missing in {missing:,} of {ok:ok answer|ok answers}: their tokens are counted another way",
+        "usage is missing, or what no answer can have, in {missing:,} of {ok:ok answer|ok answers}: their tokens are "
+        "counted another way",
     "counts_estimated":
         "token counts of {estimated:,} of {ok:ok request|ok requests} are estimates by the packaged vocabulary",
     "prompt_counts_differ":
