@@ -61,6 +61,7 @@ class TraceFit:
     sessions: int
     conversations: int = 0  # of several requests, that are kept
     lost: str = ""  # why conversations are not kept
+    beside: int = 0  # conversations of sub-agents, which begin on their own in the workload
     classes: tuple[ClassFit, ...] = ()  # where the trace has labels or conversations: all its requests, by kind
 
     @property
@@ -72,9 +73,10 @@ def fit(trace: Trace) -> TraceFit:
     """Raises UserError for a trace with too few requests, or with no time between them."""
     if len(trace) < LEAST or not trace.end_ns:
         problem = format.counted(len(trace), "request") if len(trace) < LEAST else "all requests at the same time"
-        raise UserError(
-            "too_few", f"nothing can be fitted to {problem}", str(trace.path), f"a trace of {LEAST} requests or more"
+        hint = (
+            f"a trace of {LEAST} requests or more" if len(trace) < LEAST else "replay it: --set trace_replay=sessions"
         )
+        raise UserError("too_few", f"nothing can be fitted to {problem}", str(trace.path), hint)
     whole_trace, found = trace, talks(trace)
     trace = trace.chosen(found.starts)  # rates are of what starts
     if len(trace) < LEAST or not trace.end_ns:
@@ -109,6 +111,7 @@ def fit(trace: Trace) -> TraceFit:
         sessions=int(trace.session.max()) + 1,
         conversations=len(np.unique(trace.session[found.row])),
         lost=found.lost,
+        beside=found.beside,
         classes=_classes(trace, found),
     )
 

@@ -33,7 +33,8 @@ class Talks:
     """The rows of a trace by what they are. `row`, `before`: each later request and the one before it.
 
     talks: of each row, whether it is of a conversation that is kept. starts: rows that begin one, or stand alone.
-    lost: why conversations are not kept; "": they are, or there are none.
+    lost: why conversations are not kept; "": they are, or there are none. beside: of them those that are of sub-agents,
+    which are kept as conversations of their own.
     """
 
     talks: NDArray[np.bool_]
@@ -41,6 +42,7 @@ class Talks:
     row: Ints
     before: Ints
     lost: str = ""
+    beside: int = 0
 
 
 def talks(trace: Trace) -> Talks:
@@ -59,12 +61,17 @@ def talks(trace: Trace) -> Talks:
         return Talks(talks=nothing.talks, starts=nothing.starts, row=row[:0], before=row[:0], lost=lost)
     is_later = np.zeros(count, bool)
     is_later[row] = True
-    return Talks(talks=np.isin(trace.session, sessions), starts=np.flatnonzero(~is_later), row=row, before=before)
+    groups = len(np.unique(trace.group[np.isin(trace.session, sessions)]))
+    return Talks(
+        talks=np.isin(trace.session, sessions),
+        starts=np.flatnonzero(~is_later),
+        row=row,
+        before=before,
+        beside=len(sessions) - groups,
+    )
 
 
 def _why_not(trace: Trace, row: Ints, before: Ints, sessions: int, largest: int) -> str:
-    if (trace.group[row] != trace.group[before]).any() or len(np.unique(trace.group[row])) < sessions:
-        return "agents with sub-agents beside each other"
     if sessions < LEAST:
         return f"{sessions} of several requests are too few for laws"
     if largest > MOST_REQUESTS:

@@ -55,6 +55,7 @@ def data(fitted: TraceFit, workload: str) -> dict[str, Any]:
         "sessions": fitted.sessions,
         "conversations": fitted.conversations,
         "conversations_lost": fitted.lost,
+        "conversations_of_subagents": fitted.beside,
         "classes": [
             {"name": part.name, "requests": part.requests, "starts": part.starts, "talk": part.talk is not None}
             for part in fitted.classes
@@ -126,12 +127,18 @@ def _lost(fitted: TraceFit) -> list[str]:
             f"times in steps of {fitted.step_ns / 1e9:g} s: how requests come within a step is not in the trace"
         )
     if fitted.prefixes:
+        asks = not fitted.classes or any(part.prefixes and part.talk is None for part in fitted.classes)
+        instead = "asks for that share of the cache" if asks else "shares only within its conversations"
         found.append(
             f"which prompts share what: {fitted.reused * 100:.0f} % of prompt tokens came before, and the workload "
-            "asks for that share of the cache"
+            f"{instead}"
         )
     if fitted.lost:
         found.append(f"{format.counted(fitted.sessions, 'conversation')}: every request stands alone: {fitted.lost}")
+    if fitted.beside:
+        found.append(
+            f"{format.counted(fitted.beside, 'conversation')} of sub-agents: each begins on its own, not in its agent's"
+        )
     if fitted.trace.bad_rows:
         found.append(f"{format.counted(fitted.trace.bad_rows, 'bad row')}, the first {fitted.trace.first_bad}")
     return found

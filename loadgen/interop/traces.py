@@ -33,6 +33,7 @@ from loadgen.core.workload.trace_formats import (
 )
 
 BAILIAN_BLOCK = 16
+AIPERF_BLOCK, UNTOLD_BLOCK = 512, 64
 TRACELAB_BLOCK = 512  # tokens per block of the prefixes that TraceLab counts
 _ID_BITS = (1 << 48) - 1
 
@@ -54,7 +55,7 @@ def mooncake(first: Mapping[str, Any]) -> TraceFormat | None:
     at = first.get("timestamp")
     scale = 1e9 if isinstance(at, float) and not at.is_integer() else 1e6
     together = functools.partial(_mooncake_together, scale)
-    rows = each(functools.partial(_mooncake_row, scale, {}))
+    rows = each(functools.partial(_mooncake_row, scale, _Talks()))
     return TraceFormat("Mooncake", rows, in_order="session_id" not in first, together=together)
 
 
@@ -131,16 +132,47 @@ def _mooncake_together(scale: float, lines: Sequence[str]) -> TraceColumns | Non
 _PLAIN_ROWS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[_PlainRow])
 
 
-def _mooncake_row(scale: float, begun: dict[str, int], row: dict[str, Any]) -> TraceRow:
-    """begun: of each session, the instant of its last row that has one; a row without stands right after it."""
+def _mooncake_row(scale: float, talks: _Talks, row: dict[str, Any]) -> TraceRow:
+    """A row without an instant stands right after the one before it in its session."""
     session, pause_ns = str(row.get("session_id") or ""), _length_ns(row, "delay", 1e6)
     timed = not session or row.get("timestamp") is not None
     if timed:
         at_ns = time_ns(row.get("timestamp"), scale)
     else:
-        at_ns, pause_ns = begun.get(session, 0), max(pause_ns, 0)
-    begun[session] = at_ns
-    return _row(row, at_ns, session=session, pause_ns=pause_ns, timed=timed)
+        at_ns, pause_ns = talks.begun_ns.get(session, 0), max(pause_ns, 0)
+    one = _row(row, at_ns, session=session, pause_ns=pause_ns, timed=timed)
+    return talks.whole(one) if session else one
+
+
+class _Talks:
+    """AIPerf's sessions, whose later rows have only what is new: each prompt is what was said before it, and that."""
+
+    def __init__(self) -> None:
+        self.begun_ns: dict[str, int] = {}  # of the last row of each session that has an instant
+        self._said: dict[str, tuple[int, float, list[int]]] = {}  # tokens so far, block, blocks of the last prompt
+        self._made = 0
+
+    def whole(self, row: TraceRow) -> TraceRow:
+        """The row with its whole prompt. Blocks that no id is told of, as those of answers, get one."""
+        self.begun_ns[row.session] = row.at_ns
+        said, block, blocks = self._said.get(row.session, (0, 0.0, []))
+        block = block or _block_of(row)
+        tokens = said + row.input_tokens
+        fresh = max(int(tokens // block) - len(blocks) - len(row.hashes), 0)
+        made = [_id_of(f"{row.session} {self._made + i}") for i in range(fresh)]
+        self._made += fresh
+        blocks = [*blocks, *made, *row.hashes][: -int(-tokens // block)]
+        self._said[row.session] = tokens + row.output_tokens, block, blocks
+        return row._replace(input_tokens=tokens, hashes=blocks, block=block)
+
+
+def _block_of(row: TraceRow) -> float:
+    """Tokens of a block, by the first row of a session: AIPerf's 512 where they fit; smaller ones where it has none."""
+    if not row.hashes:
+        return float(UNTOLD_BLOCK)
+    sizes = (AIPERF_BLOCK, *(16 << power for power in range(7)))
+    fits = (size for size in sizes if -(-row.input_tokens // size) == len(row.hashes))
+    return float(next(fits, AIPERF_BLOCK))
 
 
 def _row(row: dict[str, Any], at_ns: int, **more: Any) -> TraceRow:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import places
 import pytest
+import trace_rows
 from loadgen_sdk import Measurement, record_shape
 from refusals import refused
 
@@ -173,12 +174,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def talk(session: int, sizes: int, begin_s: float, *, took: bool = True, grow: int = 40) -> list[dict[str, object]]:
-    """A conversation as Mooncake's rows: 200 tokens, answers of 30, later messages of `grow`, pauses of 2 s."""
+    """A conversation as rows of a shape trace: 200 tokens, answers of 30, later messages of `grow`, pauses of 2 s."""
     rows = []
     for turn in range(sizes):
         pause = {"delay": 2000.0} if took and turn else {}
         at, read = round((begin_s + 3 * turn) * 1000), 200 + (session % 7) + turn * (30 + grow)
-        lengths = {"input_length": read, "output_length": 30}
+        lengths = {"input_length": read, "output_length": 30, "block_size": 16, "input_source": "server"}
         rows.append({"timestamp": at, "session_id": f"s{session}", **lengths, **pause})
     return rows
 
@@ -215,6 +216,21 @@ def test_conversations_are_kept_as_laws(tmp_path: Path) -> None:
         lost = fitted(f"{name}.jsonl", talks_of)
         assert why in lost.lost and not lost.conversations and not lost.classes
         assert any(why in line for line in fit_text.words(lost)), "what is lost is said"
+
+
+def test_agents_with_sub_agents_are_kept_as_conversations_each(tmp_path: Path) -> None:
+    """Where one had a sub-agent, every request of all of them stood alone."""
+    own = [trace_rows.call(at, 200 + 150 * at, 20, *range(at + 1)) for at in range(3)]
+    inner = trace_rows.subagent(0.6, *(trace_rows.call(0.7 + at, 90 + 60 * at, 10, 50) for at in range(2)))
+    for call in (*own, *inner["requests"]):
+        call["api_time"] = 0.2
+    rows = [trace_rows.weka(f"a{number}", own[0], *([inner] if number % 2 else []), *own[1:]) for number in range(30)]
+    fitted = fit.fit(read_trace(trace_rows.written(tmp_path / "weka.jsonl", *rows)))
+    assert (fitted.lost, fitted.conversations, fitted.beside) == ("", 45, 15)
+    said = " ".join(fit_text.words(fitted))
+    assert "15 conversations of sub-agents: each begins on its own" in said
+    assert "asks for that share of the cache" not in said, "a workload of conversations alone asks for none"
+    assert load(str(trace_rows.written(tmp_path / "w.yaml", fit.as_yaml(fitted, "w")))).requests is not None
 
 
 @pytest.mark.commands

@@ -140,6 +140,29 @@ def agent_spans() -> dict[str, Any]:
     return {"trace_id": "t1", "span_count": len(spans), "spans": spans}
 
 
+def test_later_rows_of_aiperfs_sessions_have_only_what_is_new(tmp_path: Path) -> None:
+    """They were read as whole prompts: of its published trace the longest would have had 10,000 tokens for 167,000."""
+    rows = [
+        {"session_id": "s", "input_length": 1536, "output_length": 320, "hash_ids": [0, 1, 2], "timestamp": 0.0},
+        {"session_id": "s", "input_length": 768, "output_length": 180, "hash_ids": [1000, 1001], "delay": 2450.3},
+        {"session_id": "s", "input_length": 100, "output_length": 10, "hash_ids": [1002], "delay": 10},
+        {"session_id": "t", "input_length": 1600, "output_length": 5, "hash_ids": [0, 1, 2, 9], "timestamp": 5.0},
+        {"session_id": "u", "input_length": 200, "output_length": 50, "timestamp": 6.0},
+        {"session_id": "u", "input_length": 70, "output_length": 50, "delay": 1},
+    ]
+    trace = traces.read_trace(written(tmp_path, rows))
+    by_session = {session: trace.input_tokens[trace.session == session].tolist() for session in range(3)}
+    assert by_session == {0: [1536, 1536 + 320 + 768, 2624 + 180 + 100], 1: [1600], 2: [200, 320]}
+    first, second, third, other, talk, more = (
+        list(trace.blocks(row)) for row in np.lexsort((trace.due_ns, trace.session))
+    )
+    assert second[: len(first)] == first and third[: len(second)] == second and more[: len(talk)] == talk
+    assert other[:3] == first[:3] and (len(first), len(second), len(third)) == (3, 5, 6)
+    assert trace.reused_share() == pytest.approx(
+        (1536 + 2560 + 1536 + 192) / (1536 + 2624 + 2904 + 1600 + 200 + 320), 0.01
+    )
+
+
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("listed", [False, True])
 def test_spans_of_agents_are_read_as_they_are_published(tmp_path: Path, indent: int | None, listed: bool) -> None:
