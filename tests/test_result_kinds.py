@@ -557,7 +557,8 @@ def test_what_fails_on_files_as_they_were_written_is_a_bug(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "typed",
     ["report", "compare other", "bundle -o b.zip", "export --as vllm", "verify", "ui", "cost --accept-sample-prices",
-     "size rag --users 5", "validate --extend", "search --resume", "mlperf server --find-peak --resume"],
+     "size rag --users 5", "validate --extend", "search --resume", "mlperf server --find-peak --resume",
+     "mlperf verdict"],
 )  # fmt: skip
 def test_a_url_in_the_place_of_a_result_is_told_as_one(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
     for url in ("http://h", "http:/h", "https://h/v1"):
@@ -569,10 +570,11 @@ def test_a_url_in_the_place_of_a_result_is_told_as_one(typed: str, capsys: pytes
     "typed",
     ["run qa --dataset", "run qa --trace", "run qa --targets", "run qa --prices", "run qa --api-key-file",
      "run qa --cacert", "run qa --system", "run qa --junit", "report x --html", "bundle x -o", "verify x --signed-by",
-     "compare x y --in", "answers q.jsonl -o", "fit t.jsonl -o", "ui --prices", "kube results x -o", "size rag x -o"],
+     "compare x y --in", "answers q.jsonl -o", "fit t.jsonl -o", "ui --prices", "kube results x -o", "size rag x -o",
+     "validate", "fit", "answers"],
 )  # fmt: skip
 def test_a_url_in_the_place_of_a_file_is_told_as_one(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """And is not repeated: it may hold a password."""
+    """Without its password."""
     assert exits(*typed.split(), "https://user:secret@h/x.jsonl") == 2
     said = capsys.readouterr().err
     assert "this is a URL, and a file or folder of this machine is meant" in said and "secret" not in said

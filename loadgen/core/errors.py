@@ -163,7 +163,7 @@ def nothing_there(path: object, hint: str, what: str = "no such folder") -> User
     if _URL.match(str(path)):
         what = "this is a URL; a result is a folder or file of this machine"
         hint = "a server is measured first: loadgen search (or run, sweep) --url URL; then give the folder of that"
-        return UserError("invalid_value", what, re.sub("/[^/@]*@", "/***@", str(path)), hint)
+        return UserError("invalid_value", what, str(path), hint)
     return UserError("missing_file", what, str(path), hint)
 
 

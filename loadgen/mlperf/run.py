@@ -19,7 +19,7 @@ from loadgen_sdk.dialects.quirks import Api
 from numpy.typing import NDArray
 
 from loadgen.core import format
-from loadgen.core.errors import UserError
+from loadgen.core.errors import UserError, nothing_there
 from loadgen.core.execution.plan import Settings
 from loadgen.core.metrics import reasons, sustainable
 from loadgen.core.metrics.summary import Summary
@@ -389,6 +389,8 @@ def _outputs(
 
 def read(folder: Path) -> mlperf.MlperfResult:
     """A stored result. Raises UserError when there is none."""
+    if not folder.is_dir():
+        raise nothing_there(folder, "a folder of loadgen mlperf")
     refuse_links(folder)
     path = folder / RESULT
     if not path.is_file():

@@ -6,6 +6,7 @@ The one handler around `main`. It prints on stderr; nothing else in the package 
 from __future__ import annotations
 
 import errno
+import re
 import signal
 import sys
 import tempfile
@@ -17,6 +18,9 @@ from pathlib import Path
 from loadgen.core.errors import BUG, INTERRUPTED, USAGE, Code, Fault, Faults, UserError
 from loadgen.shell import at_once
 
+_PASSWORD = re.compile(r"(:/{1,2})[^/\s@]+@")
+"""Of a URL that was typed in a wrong place: the screen of a build is read by many."""
+
 
 def ending(call: Callable[[], int]) -> int:
     """Run `call` and turn each of the three endings (expected, interrupted, bug) into an exit code."""
@@ -24,7 +28,7 @@ def ending(call: Callable[[], int]) -> int:
     try:
         return call()
     except (Fault, Faults) as fault:
-        print(fault, file=sys.stderr)
+        print(_PASSWORD.sub(r"\1***@", str(fault)), file=sys.stderr)
         return fault.exit_code
     except KeyboardInterrupt:
         return interrupted()

@@ -94,7 +94,7 @@ def _quick(params: list[Any]) -> list[Any]:
 
 def _processed(param: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
     described, is_missing = getattr(param, "type_descriptor", None), value in (None, (), [])
-    if described is not None and described.annotation is Path and param.param_type_name == "option":
+    if described is not None and described.annotation is Path:
         _refuse_url(value, param)
     if value is None and param.nargs == 1 and not param.required:
         found = () if param.multiple else None
@@ -106,16 +106,17 @@ def _processed(param: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: 
 
 
 def _refuse_url(value: Any, param: Any) -> None:
-    """Raises UserError for a URL where an option takes a path; it is not repeated, as it may hold a key. Where a result
-    is meant, the command knows more to say.
-    """
-    is_url = isinstance(value, str) and re.match("[A-Za-z][A-Za-z0-9+.-]*://", value) and not os.path.exists(value)
-    if is_url and param.name not in _METAVARS["FOLDER"]:
+    """Raises UserError for a URL where a path is meant. Where a result is meant, the command knows more to say."""
+    is_option = param.param_type_name == "option"
+    of_result = param.name in _METAVARS["FOLDER"] if is_option else param.name not in _READ
+    if isinstance(value, str) and _URL.match(value) and not of_result and not os.path.exists(value):
         what = "this is a URL, and a file or folder of this machine is meant"
-        hint = "fetch it first, then give its path"
-        raise UserError("invalid_value", what, max(param.opts, key=len), hint)
+        where = f"{max(param.opts, key=len)} {value}" if is_option else value
+        raise UserError("invalid_value", what, where, "a server stands behind --url; a file is fetched first")
 
 
+_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
+_READ = ("contract", "dataset", "trace")  # arguments that are files of which no result is made
 _NUMBERS = {int: re.compile("[0-9]{1,15}"), float: re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?")}
 _OF_PATHS = ("exists", "resolve_path", "allow_dash", "path_type", "writable")
 

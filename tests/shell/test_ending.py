@@ -190,3 +190,12 @@ def test_one_more_interruption_behind_the_end_leaves_no_traceback() -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
     assert done.returncode == 130
+
+
+def test_the_password_of_a_url_in_a_wrong_place_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever repeats what was typed: the screen of a build is read by many."""
+    for typed in ("run qa {}", "run {}/w.yaml", "run qa --dry-run --prometheus {}"):
+        with pytest.raises(SystemExit) as left:
+            main(typed.format("http://user:s3cret@h").split())
+        said = capsys.readouterr().err
+        assert left.value.code == 2 and "s3cret" not in said and "://***@h" in said, said
