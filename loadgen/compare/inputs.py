@@ -37,6 +37,8 @@ def _side(path: Path) -> Side:
         return side
     other = result_kinds.kind_of(path)
     hint = "give the folder that `loadgen run` named, or the result file of another tool"
+    if other is not None and other.runs and (runs := result_kinds.call(other, "runs", path)):
+        hint = f"name its runs, like {runs[-1]}"
     if other is not None:
         raise UserError("unsupported", f"no figures of a load to compare: {other.name}", str(path), hint)
     if path.is_dir():

@@ -10,7 +10,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.schedule.forecast import Forecast
 from loadgen.pricing import unit_cost
-from loadgen.pricing.prices import Prices, find
+from loadgen.pricing.prices import Owned, Prices, Rented, find
 from loadgen.pricing.unit_cost import REQUEST, Basis
 
 NOTHING = Decimal(0)
@@ -38,13 +38,18 @@ class Budget:
             )
 
     def cost(self, load: Forecast, targets: Sequence[TargetFacts]) -> Decimal | None:
-        """What a load costs; None where its requests or its length are not known. The highest of several commitments.
+        """What a load costs; None where its length, or for prices by the token its requests, are not known. The highest
+        of several commitments.
 
         Raises UserError where no price is found, and where it is by the hour and nobody says how many GPUs there are.
         """
-        if load.requests is None or load.seconds is None:
+        if load.seconds is None or (load.requests is None and not targets[0].shape):
             return None
-        count, seconds = Decimal(repr(load.requests)), Decimal(repr(load.seconds))
+        found = find(self.prices, targets[0])
+        if load.requests is None and not all(isinstance(price, Rented | Owned) for price in found):
+            return None
+        requests = 1.0 if load.requests is None else load.requests  # an hour costs as much with any number of them
+        count, seconds = Decimal(repr(requests)), Decimal(repr(load.seconds))
         if not count or not seconds:
             return NOTHING
         basis = Basis(
@@ -60,7 +65,7 @@ class Budget:
             bytes_out=NOTHING,
         )
         gpus = sum(target.gpus or 0 for target in targets) or None
-        costs = [unit_cost.cost(basis, price, gpus, REQUEST) for price in find(self.prices, targets[0])]
+        costs = [unit_cost.cost(basis, price, gpus, REQUEST) for price in found]
         if None in costs:
             raise UserError(
                 "missing_option", "its price is by the hour, and nobody says how many GPUs it has", "--gpus", "--gpus 4"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
+
 from loadgen.core import format
 from loadgen.present.page import COLORS, Axis, Chart, Series
 from loadgen.present.section import Charts, Quoted, Report, Said, Section, Table, Warned, section, simulated
 from loadgen.runs import levels_text
-from loadgen.runs.levels import SweepLevel
+from loadgen.runs.levels import SweepCurve, SweepLevel
 from loadgen.runs.levels_text import level_ms
 from loadgen.search.grid import CellCurve, GridResult
 
@@ -36,9 +38,11 @@ def sentences(found: GridResult) -> Iterator[str]:
         yield f"Most output tokens/s{within}: {_told(*most)}."
     if len(held) > 1:
         yield f"Fewest: {_told(*min(held, key=lambda pair: pair[1].output_per_s or 0.0))}."
-    if nothing := [one.cell.words for one in found.cells if best(one) is None]:
-        why = "No level kept the SLO" if slo else "No level is a valid measurement"
-        yield f"{why} at {'; '.join(nothing)}."
+    unsound = [one.cell.words for one in found.cells if not any(level.valid for level in one.curve.levels)]
+    missed = [one.cell.words for one in found.cells if best(one) is None and one.cell.words not in unsound]
+    for why, where in (("No level kept the SLO", missed), ("No level is a valid measurement", unsound)):
+        if where:
+            yield f"{why} at {'; '.join(where)}."
     if found.left:
         yield f"{format.counted(found.left, 'level')} of the grid {'has' if found.left == 1 else 'have'} not run yet."
     elif found.missing:
@@ -76,13 +80,21 @@ def report(found: GridResult) -> Report:
         warned=warned,
         answer=[Said(sentence, large=True) for sentence in sentences(found)],
         sections=[
-            section("", levels_text.measured(first)),
+            section("", levels_text.measured(_of_all(found))),
             *_heat_maps(found),
             section("Levels", _table(found), Said(levels_text.UNITS, "soft"), Said(_WORDS, "soft")),
             section("Throughput against speed", Charts(list(_fronts(found))), page_only=True),
             *([section("Go on with", Quoted(found.go_on))] if found.go_on else []),
         ],
     )
+
+
+def _of_all(found: GridResult) -> SweepCurve:
+    """The first cell's curve with what is said of all of them: the targets, and GPUs where they are as many."""
+    curves = [one.curve for one in found.cells]
+    gpus = {curve.gpus for curve in curves}
+    targets = ", ".join(dict.fromkeys(curve.target for curve in curves))
+    return msgspec.structs.replace(curves[0], target=targets, gpus=gpus.pop() if len(gpus) == 1 else None)
 
 
 _WORDS = (

@@ -84,6 +84,16 @@ def test_money_by_the_token_and_by_the_hour(prices: Path) -> None:
         budget.admit(Decimal("1.5"))
 
 
+def test_machines_by_the_hour_cost_as_much_with_any_number_of_requests(prices: Path) -> None:
+    """Of closed loops by time nothing was said before the first was probed."""
+    budget, unknown = Budget(load_prices(prices)), Forecast(None, 1800, 500, 100)
+    assert budget.cost(unknown, target(shape="four", gpus=4)) == budget.cost(
+        Forecast(1000, 1800, 500, 100), target(shape="four", gpus=4)
+    )
+    assert budget.cost(unknown, target()) is None, "by the token"
+    assert budget.cost(Forecast(None, None, 500, 100), target(shape="four", gpus=4)) is None
+
+
 @pytest.mark.processes
 def test_a_run_over_the_limit_does_not_start(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = prices.parent / "out"
@@ -93,6 +103,9 @@ def test_a_run_over_the_limit_does_not_start(prices: Path, capsys: pytest.Captur
     told = capsys.readouterr().err
     assert "expected: about" not in told and "this run will cost about 36.00 USD" in told and not out.exists()
     assert ends(*paid, "--dry-run") == 0
+    assert "cost: about 36.00 USD" in capsys.readouterr().out
+    by_token = (*load, "-m", "m", "--prices", str(prices), "--dry-run")
+    assert ends(*by_token) == 0
     assert "cost: known once the target was probed" in capsys.readouterr().out
     assert ends(*paid[:5], "--request-rate", "2", *paid[7:], "--dry-run") == 0
     assert "cost: about 36.00 USD" in capsys.readouterr().out

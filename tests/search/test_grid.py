@@ -156,6 +156,17 @@ def test_targets_are_an_axis(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "isl100-sim-h100x8" in {path.name for path in (tmp_path / "g").iterdir()}
     assert "Output tokens/s per GPU of sim:h100x8" in out and "Output tokens/s per GPU of sim:gb300-vm" in out
     assert grid_kind.listed(tmp_path / "g").simulated  # it looked at the target that no axis has
+    assert "simulated: gb300-vm, simulated: h100x8" in " ".join(out.split()), "the head named the first alone"
+    assert exits("compare", tmp_path / "g", tmp_path / "g") == 2
+    assert "name its runs, like" in capsys.readouterr().err
+
+
+def test_a_cell_without_a_valid_level_is_not_one_that_missed_the_slo() -> None:
+    one, other = cell(500, "", (10, 50, False), slo="s"), cell(900, "", (10, 50, None), slo="s")
+    invalid = msgspec.structs.replace(other.curve.levels[0], valid=False)
+    other = msgspec.structs.replace(other, curve=msgspec.structs.replace(other.curve, levels=(invalid,)))
+    said = " ".join(grid_text.sentences(GridResult(workload="w", cells=(one, other))))
+    assert said == "No level kept the SLO at ISL 500. No level is a valid measurement at ISL 900."
 
 
 @pytest.mark.commands
