@@ -49,6 +49,7 @@ class SweepLevel(msgspec.Struct, frozen=True, kw_only=True):
     valid: bool
     state: str
     simulated: bool
+    closed: bool = False  # its load is lanes, so `amount` is their number
     front: bool = False  # no other level gives more per GPU and more per user
     at_once: bool = False  # closed loop: all lanes began in one instant
     full: bool = True  # closed loop: for some time all lanes were at work
@@ -134,7 +135,7 @@ def best(levels: Sequence[SweepLevel]) -> SweepLevel | None:
     below = [level for level in kept(levels) if missed is None or (level.amount or 0) < (missed.amount or 0)]
 
     def rank(level: SweepLevel) -> tuple[bool, float]:
-        load = level.requests_per_s if _is_closed(level) else level.amount
+        load = level.requests_per_s if level.closed else level.amount
         return level.sustained is not False, load or 0.0
 
     return max(below, key=rank, default=None)
@@ -161,7 +162,7 @@ def bound_why(curve: SweepCurve) -> str:
     if missed is None:
         last = not above or kept(above)
         return STILL_KEPT if last else f"no level above {best.load or best.name} is a valid measurement"
-    if _is_closed(best):
+    if best.closed:
         return (
             f"{best.load or best.name} kept the SLO, {missed.load or missed.name} missed it, and the end lies between"
         )
@@ -175,10 +176,6 @@ def grew_above(curve: SweepCurve) -> SweepLevel | None:
     if any(level.sustained is False for level in curve.levels[place : place + 1]):
         return None
     return next((level for level in kept(curve.levels[place + 1 :]) if level.sustained is False), None)
-
-
-def _is_closed(level: SweepLevel) -> bool:
-    return level.name.rpartition("/")[2].startswith("c")
 
 
 def _began_at_once(stages: Sequence[StageSummary]) -> bool:
@@ -215,6 +212,7 @@ def _level(called: str, summary: Summary) -> SweepLevel:
         valid=summary.verdict.valid,
         state=summary.run.state,
         simulated=summary.target.simulated,
+        closed=lanes is not None,
         at_once=_began_at_once(summary.stages),
         full=lanes is None or summary.window.steady.duration_s is not None,
         total_per_gpu=per_gpu(total, gpus),

@@ -113,6 +113,7 @@ def level(name: str, output: float, e2e: float, per_user: float = 10.0, *, valid
         name=name, load=name, amount=amount, ok=1, failed=0, requests_per_s=1.0, output_per_s=output,
         per_gpu=None, per_user=per_user, ttft_p50=1.0, ttft_p99=2.0, tpot_p50=1.0, tpot_p99=2.0, e2e_p50=e2e,
         unsupported=(), goodput=None, slo_met=None, valid=valid, state="finished", simulated=False,
+        closed=name.rpartition("/")[2].startswith("c"),
     )  # fmt: skip
 
 
@@ -240,6 +241,17 @@ def test_lanes_that_complete_less_are_not_the_capacity() -> None:
     assert "the highest load that was tried still kept the SLO" in told_of(fewer, most)
     open_loop = curve_of(judged("r8", True, requests_per_s=8.0), judged("r16", True, requests_per_s=7.9))
     assert open_loop.best == "r16", "the load of an open loop is what is offered; both rates stand beside it"
+
+
+def test_a_folder_of_any_name_is_the_level_that_its_record_says(tmp_path: Path) -> None:
+    named = [(run.name, run_folder.open_run(run).summary) for run in sorted(several(tmp_path).glob("*/"))]
+    lanes = levels.curve([(f"run of {name}", summary) for name, summary in named])
+    assert all(one.closed for one in lanes.levels)
+    assert "all lanes began in one instant" in levels.bound_why(lanes) or "still kept" in levels.bound_why(lanes)
+    stage = StagePlan(name="load", arrival="poisson 3/s", slots=150, rate=3.0)
+    runs.write(tmp_path / "open", rows(1, 150, 3.0), stages=(stage,))
+    (rate,) = levels.curve([("cloud-a", run_folder.open_run(tmp_path / "open").summary)]).levels
+    assert not rate.closed and rate.amount == pytest.approx(3.0, rel=0.2)
 
 
 def test_a_level_that_grew_is_the_best_only_where_no_other_is() -> None:
