@@ -9,10 +9,13 @@ import selectors
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import child_process
 from loadgen.shell.output import say
+
+if TYPE_CHECKING:
+    from loadgen.core.execution.context import KnownTarget
 
 SIMULATED = "sim:"
 
@@ -35,13 +38,27 @@ def asked(source: str, profile: str, slo: Sequence[str]) -> AskedSearch:
 
 
 def folder_of(source: str, profile: str, slo: Sequence[str], version: str) -> Path:
-    """Where the search of a machine by a version of loadgen is stored."""
+    """Where the search of a machine by a version of loadgen is stored. Raises Faults where what is asked is not valid.
+
+    Its key has all that the answer is made from: also the files that the workload and the preset of the machine name.
+    """
+    from loadgen.core.workload import load, read_flags, request_fingerprint
     from loadgen.core.workload.loading import text_of
 
-    preset = Path(source.removeprefix(SIMULATED))
-    machine = preset.read_text("utf-8", "replace") if preset.is_file() else ""
-    key = hashlib.sha256("\n".join([version, *slo, text_of(profile), machine]).encode()).hexdigest()[:6]
-    return Path("results") / f"size-{Path(profile).stem}-{preset.stem}-{key}"
+    asked = load(profile, read_flags(slo=tuple(slo), request_rate=1.0, warmup=0, duration="1s"))
+    words = [version, *slo, text_of(profile), request_fingerprint(asked, ""), machine(source).identity]
+    key = hashlib.sha256("\n".join(words).encode()).hexdigest()[:6]
+    return Path("results") / f"size-{Path(profile).stem}-{Path(source.removeprefix(SIMULATED)).stem}-{key}"
+
+
+def machine(source: str) -> KnownTarget:
+    """What is known of a simulated machine before it is searched. Raises UserError for one that there is not."""
+    from loadgen.core.execution import backend
+    from loadgen.core.execution.plan import Settings
+
+    found = backend.known(Settings(url=source))
+    assert found is not None  # it is loadgen's own
+    return found
 
 
 def at_once(searches: Mapping[str, AskedSearch], call: Callable[[list[str]], int]) -> None:

@@ -27,10 +27,12 @@ from loadgen.shell.output import print_answer, say
 from loadgen.shell.run_options import typed
 
 if TYPE_CHECKING:
+    from loadgen.core.results.manifest import TargetFacts
     from loadgen.cost.capacity_planning import MeasuredRate
     from loadgen.cost.size_result import Sizing
     from loadgen.cost.sizing import Need
     from loadgen.pricing.evidence import Evidence
+    from loadgen.pricing.prices import Price, Prices
 
 PUBLISHED = "published:"
 
@@ -115,7 +117,6 @@ def size(
     from loadgen.cost import size_result, sizing
     from loadgen.cost.size_text import report
     from loadgen.pricing import price_file
-    from loadgen.pricing.prices import find
 
     need = _need(users, think, rate, answer, spare)
     need = replace(need, hours_per_day=hours_per_day, machines_per_rack=machines_per_rack)
@@ -133,11 +134,12 @@ def size(
     chosen = _chosen(price or [], sources)
     sized_of: dict[str, tuple[sizing.Size, Evidence | None]] = {}
     faults: list[Fault] = []
-    for source, name in chosen.items():  # what can be wrong is told before minutes of search
+    searches: dict[str, searching.AskedSearch] = {}
+    for source in filter(_is_searched, sources):  # what can be wrong is told before minutes of search
         with collecting(faults):
+            searches[source] = searching.asked(source, profile, slo or [])
             if book is not None:
-                find(book, TargetFacts(), name, source)
-    searches = {source: searching.asked(source, profile, slo or []) for source in filter(_is_searched, sources)}
+                _price(book, _of_machine(source), chosen.get(source, ""), source)
     for source in sorted(sources, key=_is_searched):
         if _is_searched(source):
             if faults:
@@ -152,11 +154,7 @@ def size(
                     hint = f"--price '{source}=NAME', one of: {', '.join(book.at)}"
                     raise UserError("no_figure", "a published figure has no shape to find its price by", source, hint)
                 target = evidence.summary.target if evidence is not None else TargetFacts()
-                matching = find(book, target, chosen.get(source, ""), source)
-                if len(matching) > 1:
-                    names = " or ".join(f"--price '{source}={one.name}'" for one in matching)
-                    raise UserError("ambiguous", f"{source} has prices of several commitments", "--price", names)
-                at = matching[0]
+                at = _price(book, target, chosen.get(source, ""), source)
             per_machine = gpus_per_machine or getattr(at, "gpus", None) or measured.gpus
             found = sizing.size(measured, need, gpus_per_machine=per_machine, price=at, evidence=evidence)
             sized_of[source] = found, evidence
@@ -182,6 +180,25 @@ def size(
     print_answer(result, report(result), as_json=as_json)
     _store(result, out or new_folder(f"size-{workload}"))
     return OK
+
+
+def _of_machine(source: str) -> TargetFacts:
+    """What its runs will say of a simulated machine, as far as a price is found by it."""
+    from loadgen.core.results.manifest import TargetFacts
+
+    found = searching.machine(source)
+    return TargetFacts(name=found.name, model=found.context.model if found.context else "", simulated=True)
+
+
+def _price(book: Prices, target: TargetFacts, chosen: str, source: str) -> Price:
+    """The one price of a source. Raises UserError where there is none, or no single one."""
+    from loadgen.pricing.prices import find
+
+    matching = find(book, target, chosen, source)
+    if len(matching) > 1:
+        names = " or ".join(f"--price '{source}={one.name}'" for one in matching)
+        raise UserError("ambiguous", f"{source} has prices of several commitments", "--price", names)
+    return matching[0]
 
 
 def _store(result: Sizing, folder: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import hashlib
 import heapq
 import resource
 from collections import deque
@@ -500,6 +501,7 @@ def known(settings: Settings) -> KnownTarget:
         context=Context(preset.model.name, preset.limits.max_seq_len),
         notes=preset.notes,
         virtual_url=settings.url or "",
+        identity=hashlib.sha256(msgspec.json.encode(preset)).hexdigest(),
     )
 
 
@@ -534,11 +536,7 @@ def _probe_result(preset: Preset, settings: Settings) -> ProbeResult:
 
 def _with_target(header: Header, preset: Preset, settings: Settings) -> Header:
     """The header with the simulated target and the notes about it."""
-    target = msgspec.structs.replace(
-        header.targets[0],
-        url="",
-        gpus=settings.gpus or preset.gpus,
-    )
+    target = msgspec.structs.replace(header.targets[0], url="", gpus=settings.gpus or preset.gpus)
     coded = reasons.coded("virtual_time", {"preset": preset.words})
     return msgspec.structs.replace(
         header,

@@ -317,6 +317,32 @@ def test_what_is_wrong_is_told_before_a_search(folder: Path) -> None:
     assert not list(Path("results").glob("size-*"))
 
 
+def test_a_price_that_is_not_clear_is_told_before_a_search(folder: Path) -> None:
+    """Of a machine without a shape two prices by its model fit: minutes of search came before that."""
+    arguments = ("rag", "sim:gb300-vm", "--slo", "ttft:2s", "--users", "5", "--accept-sample-prices")
+    with refused(Faults, "ambiguous") as told:
+        _called(*arguments)
+    assert "--price 'sim:gb300-vm=NAME'" in str(told.value)
+    assert not list(Path("results").glob("size-*"))
+
+
+def test_the_folder_of_a_search_has_all_that_it_is_made_from_in_its_name(folder: Path) -> None:
+    """Also the preset that a user's own extends, and the files that a workload names."""
+    (folder / "base.yaml").write_text("extends: gb300-vm\nserver: {max_batch_size: 64}\n")
+    (folder / "mine.yaml").write_text("extends: base.yaml\n")
+    (folder / "lengths").write_text("5\n6\n")
+    (folder / "w.yaml").write_text("name: w\nrequests: {input_tokens: {empirical: lengths}, output_tokens: 5}\n")
+
+    def named() -> str:
+        return searching.asked("sim:mine.yaml", "w.yaml", ["ttft:2s"]).folder.name
+
+    first = named()
+    (folder / "base.yaml").write_text("extends: gb300-vm\nserver: {max_batch_size: 32}\n")
+    other_machine = named()
+    (folder / "lengths").write_text("5\n9\n")
+    assert len({first, other_machine, named()}) == 3 and named().startswith("size-w-mine-")
+
+
 def test_two_sources_side_by_side_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _called(RAG.run.workload, "vm", "published:CoreWeave, GB300", "--rate", "50", "--json") == 0
     said = json.loads(capsys.readouterr().out)

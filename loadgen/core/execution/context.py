@@ -34,6 +34,7 @@ class KnownTarget(NamedTuple):
     context: Context | None = None
     notes: tuple[str, ...] = ()  # of the header of its runs
     virtual_url: str = ""  # of the same target in virtual time; "": there is none
+    identity: str = ""  # a digest of all that it is made from; "": not known
 
 
 class TooLong(NamedTuple):
