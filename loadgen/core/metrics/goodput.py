@@ -74,11 +74,11 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
         return self.has_slo and self.met is None
 
 
-def of_classes(classes: Sequence[Goodput], cell: Cell, inside: Window) -> Goodput:
+def of_classes(classes: Sequence[Goodput], cell: Cell, inside: Window, whole: Cell | None = None) -> Goodput:
     """That of a run whose classes have SLOs of their own: good is what is good under the SLO of its class.
 
-    The terms stand with the classes; classes without an SLO are left out. `cell`: of all classes together, whose rate
-    of due instants is the offered one that is printed: those of the classes, each over its own time, do not add up.
+    The terms stand with the classes; classes without an SLO are left out. `cell`: of all these classes together, a part
+    of the `whole` where they are not all.
     """
     met = together([one.met for one in classes if one.has_slo or one.met is not None])
     judged = [one for one in classes if one.has_slo]
@@ -93,7 +93,7 @@ def of_classes(classes: Sequence[Goodput], cell: Cell, inside: Window) -> Goodpu
     everyone = max(cell.sum("rows") - cell.sum("cancelled") - total("unfinished"), counted)  # of all classes
     return Goodput(
         rps=total("rps"),
-        steady_rps=_steady_rps(good, everyone, cell, inside),
+        steady_rps=_steady_rps(good, everyone, cell, inside, whole),
         share=good / counted if counted and good is not None else None,
         good=good,
         counted=counted,
@@ -119,11 +119,12 @@ def goodput(
     unsound: Mapping[str, str],
     *,
     dropped_too: bool = True,
+    whole: Cell | None = None,
 ) -> Goodput:
     """Each SLO term judged at its quantile, and the requests that meet all terms.
 
     `unsound`: metrics whose figures are withheld, with the reason; terms on them are undecided. `dropped_too`: whether
-    starts dropped at a cap count, as misses.
+    starts dropped at a cap count, as misses. `whole`: what the cell is a part of.
 
     Failed, dropped and lost requests are over every limit, and so are the `unrecorded` ones; cancelled requests are
     left out, and so are unfinished ones unless they are over already (`is_over_when_cut`). A request too short to have
@@ -147,7 +148,7 @@ def goodput(
     good = None if withheld or no_tpot else cell.sum("good")
     return Goodput(
         rps=None if good is None else per_second(good, inside),
-        steady_rps=_steady_rps(good, counted, cell, inside),
+        steady_rps=_steady_rps(good, counted, cell, inside, whole),
         share=good / counted if counted and good is not None else None,
         good=good,
         counted=counted,
@@ -158,9 +159,9 @@ def goodput(
     )
 
 
-def _steady_rps(good: int | None, counted: int, cell: Cell, inside: Window) -> float | None:
+def _steady_rps(good: int | None, counted: int, cell: Cell, inside: Window, whole: Cell | None = None) -> float | None:
     """The rate of requests due (closed loop: sent), times the share of them that is good."""
-    due_per_s = instants_per_s(cell, "open_due" if cell.sum("open_due") else "sent")
+    due_per_s = instants_per_s(cell, "open_due" if cell.sum("open_due") else "sent", whole)
     known = good is not None and counted and due_per_s is not None and inside.steady.duration_s
     return good / counted * due_per_s if known else None  # type: ignore[operator]
 

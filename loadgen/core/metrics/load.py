@@ -44,8 +44,9 @@ def load(
     arrival: str,
     stages: Sequence[StagePlan],
     seconds: Sequence[Second],
+    whole: Cell | None = None,
 ) -> Load:
-    """The block `load` of a cell. `everything`: the cells of all stages.
+    """The block `load` of a cell. `everything`: the cells of all stages. `whole`: what the cell is a part of.
 
     Where the rows were not kept, the variation of gaps is not known, the mean in flight is read from a curve, and the
     largest number is that of the samples that each worker takes of itself.
@@ -59,8 +60,8 @@ def load(
         largest = _most_in_flight(seconds, inside)
     return Load(
         arrival=arrival,
-        offered_rps=instants_per_s(cell, "open_due"),
-        achieved_rps=instants_per_s(cell, "sent"),
+        offered_rps=instants_per_s(cell, "open_due", whole),
+        achieved_rps=instants_per_s(cell, "sent", whole),
         completed_rps=per_second(cell.sum("ok"), inside),
         steady_completed_rps=per_second(amount_in([cell], "ok", inside.steady), inside.steady),
         in_flight_mean=mean,
@@ -70,9 +71,15 @@ def load(
     )
 
 
-def instants_per_s(cell: Cell, instants: str) -> float | None:
-    """Rate of instants per second, (n - 1) / (last - first): n instants enclose n - 1 gaps. None for fewer than two."""
+def instants_per_s(cell: Cell, instants: str, whole: Cell | None = None) -> float | None:
+    """Rate of instants per second, (n - 1) / (last - first): n instants enclose n - 1 gaps. None for fewer than two.
+
+    Of a part the share of the rate of the `whole` that its instants are: the parts are over one time, and add up.
+    """
     count = cell.sum(instants)
+    if whole is not None:
+        rate = instants_per_s(whole, instants) if count else None
+        return None if rate is None else rate * count / whole.sum(instants)
     length_ns = cell.most[instants] - cell.least[instants] if count > 1 else 0
     return (count - 1) / (length_ns / 1e9) if length_ns > 0 else None
 

@@ -147,11 +147,16 @@ _NO_GAPS_BY_PART = dict.fromkeys(POOLED, "gaps are counted for all targets toget
 
 
 class Parts(NamedTuple):
-    """What the figures of the run, of its stages and of its targets have alike."""
+    """What the figures of the run, of its stages and of its targets have alike.
+
+    `measured`: of the whole run. `whole`: it, where the figures are those of a part of it over the same time.
+    """
 
     header: Header
     seconds: Sequence[Second]
     undecided: Mapping[str, str]  # metrics on which no SLO term can be decided -> why
+    measured: Cell
+    whole: Cell | None = None
 
     def figures(
         self,
@@ -166,9 +171,9 @@ class Parts(NamedTuple):
     ) -> dict[str, Any]:
         return {
             "requests": blocks.requests(cell, unrecorded),
-            "load": load(cell, everything, inside, arrival, self.header.stages, self.seconds),
+            "load": load(cell, everything, inside, arrival, self.header.stages, self.seconds, self.whole),
             "tokens": blocks.tokens(cell, everything, inside, timeline, gpus),
-            "goodput": goodput(cell, cell.slo, inside, gaps, unrecorded, self.undecided),
+            "goodput": goodput(cell, cell.slo, inside, gaps, unrecorded, self.undecided, whole=self.whole),
             **{f"{metric}_ms": cell.distribution(metric) for metric in drift.SHOWN},
         }
 
@@ -205,7 +210,7 @@ class Parts(NamedTuple):
         self, model: str, everything: CellPair, inside: Window, classes: Sequence[ClassSummary]
     ) -> ModelSummary:
         """One of several models, with the cells of its classes together."""
-        good = of_classes([part.goodput for part in classes], everything.measured, inside)
+        good = of_classes([part.goodput for part in classes], everything.measured, inside, self.measured)
         figures = self._of_part(everything, inside, None) | {"goodput": good}
         return ModelSummary(model=model, classes=tuple(part.name for part in classes), **figures)
 
@@ -219,7 +224,7 @@ class Parts(NamedTuple):
 
     def _of_part(self, everything: CellPair, inside: Window, gpus: int | None) -> dict[str, Any]:
         cell = everything.measured
-        parts = self._replace(seconds=(), undecided=self._by_part)
+        parts = self._replace(seconds=(), undecided=self._by_part, whole=self.measured)
         figures = parts.figures(cell, everything, inside, "", (), gpus, Histogram(), 0)
         for columns in cell.columns:
             columns.forget()

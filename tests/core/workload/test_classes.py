@@ -166,6 +166,10 @@ def test_each_class_has_its_figures_and_they_add_up_to_the_total(tmp_path: Path)
     assert (total.good, total.counted) == (qa.good, (qa.counted or 0) + (bystander.counted or 0))
     assert total.met is False and exit_code(summary) == 1
     assert total.rps == pytest.approx((qa.rps or 0) + (bystander.rps or 0))
+    assert total.steady_rps == pytest.approx((qa.steady_rps or 0) + (bystander.steady_rps or 0))
+    for name in ("offered_rps", "achieved_rps", "completed_rps", "steady_completed_rps"):  # all over one time
+        whole = getattr(summary.load, name)
+        assert sum(getattr(part.load, name) for part in summary.classes) == pytest.approx(whole), name
 
     accumulator = Accumulator(header)  # the same from histograms, in two parts that are merged
     other = Accumulator(header)
