@@ -6,7 +6,8 @@ file calls one; else a target; of a simulated rack a replica.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -105,7 +106,8 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
         means, counts, within = cells
         blocks_used = max(blocks_used, means.shape[1])
         tables.append(_table(metric, components.components(means, counts, within)))
-        odd += _odd(metric, means.mean(axis=1), [names[i] for i in spoken])
+        doubt = partial(_doubt, requests, metric, chosen, place[of_row][chosen], len(spoken))
+        odd += _odd(metric, means.mean(axis=1), [names[i] for i in spoken], doubt)
     if not tables:
         why = f"too few requests: {FEWEST} per {unit} in each of {BLOCKS[-1]} stretches of time are needed"
         return BetweenNodes(nodes=len(names), silent=silent, why=why)
@@ -160,10 +162,32 @@ def _table(metric: str, found: components.Components) -> VarianceTable:
     )
 
 
-def _odd(metric: str, means: NDArray[np.float64], names: Sequence[str]) -> list[OddNode]:
+ERRORS = {"ttft": ("send_lag", "stamp_error"), "tpot": ("tpot_error",), "e2e": ("send_lag", "last_token_error_ns")}
+"""Metric -> what the load generator may have added to it: it sent late, or read late."""
+
+
+def _doubt(
+    requests: JoinedColumns, metric: str, chosen: NDArray[np.bool_], part: NDArray[np.int64], parts: int
+) -> NDArray[np.float64]:
+    """Of each part, the mean in ms of what the load generator may have added to the metric."""
+    added = np.zeros(len(part))
+    for name in ERRORS[metric]:
+        values = requests[name] if name.endswith("_ns") else requests.measure(name)
+        added += np.maximum(values[chosen], 0) / 1e6
+    means: NDArray[np.float64] = np.bincount(part, added, parts) / np.bincount(part, minlength=parts)
+    return means
+
+
+def _odd(
+    metric: str, means: NDArray[np.float64], names: Sequence[str], doubt: Callable[[], NDArray[np.float64]]
+) -> list[OddNode]:
+    """The parts that stand out, by more than the load generator may have added to what is slower."""
     level = 1 - (1 - LEVEL) / len(METRICS)  # Bonferroni: all metrics together keep the confidence
     places = components.outliers(means, max(1, int(len(names) * ODD_SHARE)), level)
-    others = float(np.delete(means, places).mean())
+    if not places:
+        return []
+    added = doubt()
+    others, of_others = (float(np.delete(values, places).mean()) for values in (means, added))
     return [
         OddNode(
             name=names[i],
@@ -173,5 +197,7 @@ def _odd(metric: str, means: NDArray[np.float64], names: Sequence[str]) -> list[
             change=float(means[i]) / others - 1,
         )
         for i in places
-        if others and abs(float(means[i]) / others - 1) >= LEAST_CHANGE
+        if others
+        and abs(float(means[i]) / others - 1) >= LEAST_CHANGE
+        and abs(float(means[i]) - others) > (added[i] if means[i] > others else of_others)
     ]
