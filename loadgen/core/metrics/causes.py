@@ -18,7 +18,7 @@ from loadgen.core.metrics.sustainable import keys, part_name
 from loadgen.core.server_metrics import energy, series
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,6 +31,7 @@ FAST = 0.2  # quantile of TTFT that stands for a request that met no trouble
 SLOW = 3.0  # times that TTFT is slow; a run with fewer such requests than 1 % has none to explain
 FEWEST_SLOW = 10
 MOSTLY = 0.5  # share of the excess that a part of TTFT has to explain
+BESIDE = 0.1  # of the mean TTFT: such a lateness of the client stands beside another cause
 CLEARLY = 0.7  # share of the slow requests that have to carry a trace
 EARLY = 0.15  # of the time: a start-up
 PAUSE_S = 3.0  # without a slow request, between two bursts of them
@@ -68,7 +69,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Case(NamedTuple):
-    """The requests in order of their due instants, and what the detectors look at."""
+    """The requests in order of their due instants, and what the detectors look at: TTFT without the lateness of the
+    client, and as slow none that was sent late by more than a fast answer takes."""
 
     rows: JoinedColumns
     ttft: NDArray[np.int64]
@@ -78,14 +80,17 @@ class _Case(NamedTuple):
     span_s: float
     part: NDArray[np.int64]  # target and replica
     stride: int  # one of so many requests is among the rows
-    excess: dict[str, float]  # part of TTFT -> its share of what the slow took longer than the fast
+    excess: dict[str, float]  # part of TTFT -> its share of what the slow took longer; {}: too few are slow
     pages: dict[str, series.MetricCurve]  # quantity of the servers' metrics pages -> its values
     header: Header
     samples: Sequence[MetricSample]  # of the pages of servers and hardware
 
 
-def explain(measured: Sequence[Columns], header: Header, samples: Sequence[MetricSample] = ()) -> Explanation:
-    """The causes of the slow requests among the measured rows. `samples`: of the servers' metrics pages."""
+def explain(
+    measured: Sequence[Columns], header: Header, samples: Sequence[MetricSample] = (), unsound: Collection[str] = ()
+) -> Explanation:
+    """The causes of the slow requests among the measured rows. `samples`: of the servers' metrics pages. `unsound`:
+    metrics that are withheld, so no evidence."""
     everything = JoinedColumns(measured, ok=True, keep=False)
     streamed = np.flatnonzero(everything.measure("ttft") != UNDEFINED)
     if len(streamed) < FEWEST:
@@ -93,17 +98,37 @@ def explain(measured: Sequence[Columns], header: Header, samples: Sequence[Metri
     in_order = streamed[np.lexsort((everything["slot"][streamed], everything["due_ns"][streamed]))]
     stride = _stride(len(in_order))
     rows = JoinedColumns(measured, ok=True, order=in_order[::stride])
-    ttft, due = rows.measure("ttft"), rows["due_ns"]
-    slow = ttft > SLOW * np.quantile(ttft, FAST, method="lower")
-    fast = (ttft <= np.median(ttft)) & ~slow
-    is_slow = stand_out(int(slow.sum()), len(ttft)) and bool(fast.any())
+    ttft, due, late = rows.measure("ttft"), rows["due_ns"], rows["sent_ns"] - sendable(rows)
+    slow, fast, is_slow = _slow(ttft, np.ones(len(ttft), bool))
+    served = ttft - late
+    own_slow, own_fast, is_own = _slow(served, late <= _usual(served))
     span = max(int(due[-1] - due[0]), 1)
     case = _Case(
-        rows, ttft, slow, fast, (due - due[0]) / span, span / 1e9, keys(rows), stride,
-        _excess(rows, ttft, slow, fast) if is_slow else {}, series.curves(samples), header, samples,
+        rows, served, own_slow, own_fast, (due - due[0]) / span, span / 1e9, keys(rows), stride,
+        _excess(rows, served, own_slow, own_fast) if is_own else {}, series.curves(samples), header, samples,
     )  # fmt: skip
-    found = [cause for detect in (_DETECTORS if is_slow else _OF_ALL) if (cause := detect(case)) is not None]
-    return Explanation(text=_paragraph(found, case), slow=int(slow.sum()), causes=tuple(found))
+    left_out = _OF_TPOT if "tpot" in unsound else ()
+    detectors = [detect for detect in (_DETECTORS if is_own else _OF_ALL) if detect not in left_out]
+    found = [cause for detect in detectors if (cause := detect(case)) is not None]
+    of_all = bool(found) and (found[0].code in ("power", "batch") or not is_own)
+    client = _longer(late, slow, fast) / _longer(ttft, slow, fast) if is_slow else 0.0
+    if client >= MOSTLY:
+        found, own_slow, of_all = [_client(client), *found], slow, False
+    elif found and (share := float(late.mean() / ttft.mean())) >= BESIDE:
+        found.append(_client_too(share))
+    several = f"{own_slow.sum():,} of {len(ttft):,} requests took more than {SLOW:g} times the usual TTFT: "
+    return Explanation(text=_paragraph(found, "" if of_all else several), slow=int(slow.sum()), causes=tuple(found))
+
+
+def _usual(ttft: NDArray[np.int64]) -> float:
+    return float(np.quantile(ttft, FAST, method="lower"))
+
+
+def _slow(ttft: NDArray[np.int64], among: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_], bool]:
+    """Which requests are slow, which fast, and whether the slow ones are enough to be explained."""
+    slow = (ttft > SLOW * _usual(ttft)) & among
+    fast = (ttft <= np.median(ttft)) & ~slow & among
+    return slow, fast, stand_out(int(slow.sum()), len(ttft)) and bool(fast.any())
 
 
 def _stride(requests: int) -> int:
@@ -120,13 +145,11 @@ def stand_out(slow: int, requests: int) -> bool:
     return slow >= max(FEWEST_SLOW, requests // 100)
 
 
-def _paragraph(found: Sequence[Cause], case: _Case) -> str:
+def _paragraph(found: Sequence[Cause], several: str) -> str:
     if not found:
         return ""
     first, *others = found
-    slow = f"{case.slow.sum():,} of {len(case.ttft):,} requests took more than {SLOW:g} times the usual TTFT: "
-    of_all = first.code in ("power", "batch") or not case.excess
-    text = f"{first.sure.capitalize()}: {'' if of_all else slow}{first.evidence}."
+    text = f"{first.sure.capitalize()}: {several}{first.evidence}."
     return text + (f" Also: {'; '.join(cause.evidence for cause in others)}." if others else "")
 
 
@@ -134,27 +157,31 @@ def _excess(
     rows: JoinedColumns, ttft: NDArray[np.int64], slow: NDArray[np.bool_], fast: NDArray[np.bool_]
 ) -> dict[str, float]:
     """What the slow requests took longer than the fast ones, as shares of the parts of TTFT."""
-    able = sendable(rows)
-    parts = {"client": rows["sent_ns"] - able, "connect": able - rows["due_ns"]}
+    parts = {"connect": sendable(rows) - rows["due_ns"]}
     for name in ("queue", "prefill", "transfer"):
         told = rows[f"server_{name}_ns"]
         if (told >= 0).all():
             parts[name] = told
     parts["rest"] = ttft - sum(parts.values())
-    whole = float(ttft[slow].mean() - ttft[fast].mean())
-    return {name: float(values[slow].mean() - values[fast].mean()) / whole for name, values in parts.items()}
+    return {name: _longer(values, slow, fast) / _longer(ttft, slow, fast) for name, values in parts.items()}
+
+
+def _longer(values: NDArray[np.int64], slow: NDArray[np.bool_], fast: NDArray[np.bool_]) -> float:
+    return float(values[slow].mean() - values[fast].mean())
 
 
 def _cause(code: str, share: float, evidence: str, sure: str = "likely") -> Cause:
     return Cause(code=code, share=min(share, 1.0), sure=sure, evidence=evidence)
 
 
-def _client(case: _Case) -> Cause | None:
-    share = case.excess["client"]
-    if share < MOSTLY:
-        return None
+def _client(share: float) -> Cause:
     text = f"the load generator was late: {share:.0%} of what they took longer had passed before they were sent"
     return _cause("client", share, f"{text}; use more workers, or a host of its own")
+
+
+def _client_too(share: float) -> Cause:
+    text = f"the load generator was late too, by {share:.0%} of the mean TTFT"
+    return _cause("client", share, f"{text}: use more workers, or a host of its own", "possible")
 
 
 def _network(case: _Case) -> Cause | None:
@@ -388,6 +415,7 @@ def _waits_in_prefill(case: _Case) -> bool:
 
 
 _DETECTORS: tuple[Callable[[_Case], Cause | None], ...] = (
-    _client, _network, _startup, _stalls, _target, _power, _preemptions, _kv_cache, _long_prompts, _queue, _batch,
+    _network, _startup, _stalls, _target, _power, _preemptions, _kv_cache, _long_prompts, _queue, _batch,
 )  # fmt: skip
 _OF_ALL: tuple[Callable[[_Case], Cause | None], ...] = (_power, _waits, _batch)  # where no request stands out
+_OF_TPOT = (_power, _batch)

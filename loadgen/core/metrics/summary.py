@@ -76,7 +76,7 @@ from loadgen.core.stats.quantiles import Distribution, Histogram, asked, of_gaps
 from loadgen.figures import FIGURES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -254,7 +254,7 @@ def build(
     undecided = {**({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}), **unsound}
     tokens_in = blocks.tokens_over_time(measured, own_timeline)
     arrival = ", then ".join(plans[i].arrival for i in chosen if plans[i].arrival)
-    parts = Parts(header, seconds, undecided)
+    parts = Parts(header, seconds, undecided, measured)
     whole = parts.figures(measured, everything, inside, arrival, own_timeline, target.gpus, own_gaps, lost)
 
     def of_stage(i: int) -> StageSummary:
@@ -303,7 +303,9 @@ def build(
         **{name: getattr(header, name) for name in _FROM_HEADER},
         drift=drift.of_blocks(accumulator.blocks, accumulator.block_ns, inside.steady, tokens_in),
         speculation=speculation.of_rows(measured.columns, server_samples),
-        **_of_rows(measured.columns, warmup.columns, inside, header, server_samples, accumulator.exact, explained),
+        **_of_rows(
+            measured.columns, warmup.columns, inside, header, server_samples, accumulator.exact, explained, unsound
+        ),
         kept="raw" if accumulator.exact else header.keep,
         **{**_of_figures(samples, header.percentiles, measured, own_gaps, itl_absent), **whole, **by_part},
     )
@@ -361,6 +363,7 @@ def _of_rows(
     server_samples: Sequence[MetricSample],
     kept: bool,
     explained: bool,
+    unsound: Collection[str],
 ) -> dict[str, Any]:
     """The blocks that need all rows at once. `kept`: whether the rows are there."""
     if not kept:
@@ -382,7 +385,7 @@ def _of_rows(
             "splits": splits.of_rows(measured, header),
             "slowest": splits.slowest(measured, others, header),
             "between": between.of_rows(measured, inside.steady, header),
-            "causes": causes.explain(measured, header, server_samples),
+            "causes": causes.explain(measured, header, server_samples, unsound),
         }
     )
 

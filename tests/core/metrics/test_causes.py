@@ -15,6 +15,7 @@ from typing import cast
 import numpy as np
 import places
 import pytest
+from numpy.typing import NDArray
 
 import loadgen
 from loadgen.core.metrics import causes
@@ -85,6 +86,50 @@ def test_a_power_cap_is_evidence_where_it_came_with_the_step(capped: bool) -> No
     said = explain([Columns(rows)], Header(), sorted(samples, key=lambda sample: sample.t_s))
     assert said.causes[0].code == "power"
     assert ("held back by a power cap" in said.causes[0].evidence) is capped
+
+
+def late(rows: NDArray[np.void], every_s: float, longest_ms: float) -> None:
+    """A client that is stopped again and again: what was due then is sent when it goes on, and comes as much later."""
+    since_ns = rows["due_ns"] % int(every_s * 1e9)
+    lag_ns = np.maximum(int(longest_ms * 1e6) - since_ns, 0)
+    for column in ("sent_ns", *LATER):
+        rows[column] += np.where(rows[column] >= 0, lag_ns, 0)
+
+
+LATER = ("first_byte_ns", "first_event_ns", "first_token_ns", "first_answer_ns", "last_token_ns", "end_ns", "done_ns")
+
+
+@pytest.mark.parametrize("account", [True, False])
+def test_a_client_that_is_stopped_again_and_again_is_blamed_and_not_the_server(account: bool) -> None:
+    """What it sent late comes in bursts at a fixed distance: nothing holds the server up."""
+    rows, samples = BENCHMARK.simulate("clean", 3)
+    late(rows, 15, 1500)
+    if not account:
+        rows["server_queue_ns"] = rows["server_prefill_ns"] = -1
+    said = explain([Columns(rows)], Header(), samples)
+    assert [cause.code for cause in said.causes] == ["client"], said
+    assert said.text.startswith("Likely: ") and "the load generator was late" in said.text
+
+
+@pytest.mark.parametrize("account", [True, False])
+def test_an_overload_is_named_with_the_lateness_of_the_client_beside_it(account: bool) -> None:
+    rows, samples = BENCHMARK.simulate("queue", 3)
+    if not account:
+        rows["server_queue_ns"] = rows["server_prefill_ns"] = -1
+    alone = explain([Columns(rows)], Header(), samples)
+    assert [cause.code for cause in alone.causes] == ["queue"]
+    for longest_ms in (3_000, 12_000, 40_000):
+        both = rows.copy()
+        late(both, 50, longest_ms)
+        said = explain([Columns(both)], Header(), samples)
+        assert {cause.code for cause in said.causes} >= {"queue"}, (longest_ms, said)
+        assert "which grew" in said.text
+    assert "the load generator was late" in said.text
+
+
+def test_what_is_withheld_is_no_evidence() -> None:
+    rows, samples = BENCHMARK.simulate("power", 3)
+    assert explain([Columns(rows)], Header(), samples, ("tpot",)).causes == ()
 
 
 @pytest.mark.parametrize(("last_ms", "named"), [(2_700, True), (1_400, False)])
