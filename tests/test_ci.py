@@ -17,7 +17,7 @@ from loadgen import pytest_plugin
 from loadgen.core.execution.folder_names import alone
 from loadgen.core.metrics.validity import note, verdict
 from loadgen.core.run_folder import kept_summary
-from loadgen.runs import outcome
+from loadgen.runs import builds, outcome
 from loadgen.shell import app as cli
 
 pytestmark = pytest.mark.commands
@@ -62,6 +62,17 @@ def test_a_run_as_test_cases_and_on_the_page_of_a_step(
     found = ElementTree.parse(tmp_path / "c.xml").getroot()
     assert {case.attrib["classname"] for case in found.iter("testcase")} == {"loadgen.c1", "loadgen.c2"}
     assert outcomes(tmp_path / "c.xml")["TTFT p95 at most 1 ms"] == "failure"
+
+
+def test_a_command_that_comes_to_no_end_leaves_no_outcome_of_an_earlier_one(tmp_path: Path) -> None:
+    file = tmp_path / "j.xml"
+    file.write_text("<testsuites/>")
+    gone = ("run", "qa", "--url", "http://127.0.0.1:9", "-n", "4", "-c", "1", "-o", str(tmp_path / "r"))
+    assert ends(*gone, "--junit", str(file)) == 3
+    assert outcomes(file) == {"the command came to its end": "error"}
+    kept = builds.kept_by_build(file, github=False, strict=False)
+    kept.write("loadgen run", [], whole=False)
+    assert outcomes(file) == {"the command came to its end": "error"}, "one of several runs was cut off"
 
 
 def test_of_a_run_that_is_not_valid_no_term_is_judged(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -12,6 +13,7 @@ from loadgen.core.errors import UserError
 from loadgen.shell.output import write_file
 
 if TYPE_CHECKING:
+    from loadgen.present.junit import Case
     from loadgen.runs.outcome import Named
 
 Junit = Annotated[Path | None, typer.Option("--junit", help="Write verdict and SLO as JUnit XML too.")]
@@ -27,15 +29,29 @@ class KeptByBuild(NamedTuple):
     page: Path | None
     strict: bool
 
-    def write(self, command: str, named: Named) -> None:
-        """Raises UserError for a file that cannot be written."""
+    def begin(self, command: str) -> None:
+        """Write that there is no outcome yet: that of an earlier command is not taken for the one of a killed command.
+
+        Raises UserError for a file that cannot be written.
+        """
         from loadgen.present.junit import render
         from loadgen.runs import outcome
 
         if self.junit is not None:
-            write_file(self.junit, render(command, outcome.cases(named, strict=self.strict)), "--junit")
+            write_file(self.junit, render(command, [outcome.broken_off(command)]), "--junit")
+
+    def write(self, command: str, named: Named, *, whole: bool = True, more: Sequence[Case] = ()) -> None:
+        """`whole`: the command came to its end. `more`: cases beside those of the runs. Raises UserError for a file
+        that cannot be written."""
+        from loadgen.present.junit import render
+        from loadgen.runs import outcome
+
+        added = [*more, *([] if whole else [outcome.broken_off(command)])]
+        if self.junit is not None:
+            cases = [*outcome.cases(named, strict=self.strict), *added]
+            write_file(self.junit, render(command, cases), "--junit")
         if self.page is not None:
-            write_file(self.page, outcome.markdown(named), "--github", add=True)
+            write_file(self.page, outcome.markdown(named, added), "--github", add=True)
 
 
 def kept_by_build(junit: Path | None, *, github: bool, strict: bool) -> KeptByBuild:

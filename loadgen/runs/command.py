@@ -69,6 +69,7 @@ def run(
         if how is not None:
             say(f"runs: {how.words}")
         return print_plans([(workload, settings) for workload in workloads.values()], given.budget())
+    kept.begin("loadgen run")
     show = shown(given)
     show.expect([(workload, settings) for workload in workloads.values()] * (1 if how is None else how.at_least))
     given.make_room(settings.out)
@@ -84,7 +85,7 @@ def run(
             say(f"results in {folder}")
             if is_host_busy(summary.verdict):
                 say(next_step(given.arguments, settings))
-    kept.write("loadgen run", named)
+    kept.write("loadgen run", named, whole=whole)
     codes = [exit_code(summary, strict=strict) for _, summary in named]
     return max(codes) if whole else max(*codes, INTERRUPTED)
 

@@ -57,8 +57,17 @@ def rates(summary: Summary) -> str:
     return f"{', '.join(parts)}, {shown.window}"
 
 
-def markdown(named: Named) -> str:
-    """What a reader of a build wants first: verdict and SLO of each run; the whole report below, folded."""
+def broken_off(command: str) -> Case:
+    """The case of a command that did not come to its end: neither passed nor failed, whatever its runs showed."""
+    why = "stopped before its end: what it would have shown is not known"
+    return Case(name="the command came to its end", group=command, outcome="error", text=why)
+
+
+def markdown(named: Named, more: Sequence[Case] = ()) -> str:
+    """What a reader of a build wants first: verdict and SLO of each run; the whole report below, folded.
+
+    `more`: cases beside those of the runs.
+    """
     parts = []
     for name, summary in named:
         verdict = "VALID" if summary.verdict.valid else "INVALID"
@@ -67,4 +76,5 @@ def markdown(named: Named) -> str:
         parts += [f"- {reason}" for reason in summary.verdict.reasons or summary.verdict.caveats]
         parts += ["", *of_sections([sections.slo(summary)])]
         parts.append(f"\n<details><summary>Report</summary>\n\n```text\n{text.render(summary)}```\n\n</details>\n")
+    parts += [f"- {case.name}: {case.outcome}: {case.text}\n" for case in more]
     return "\n".join(parts)

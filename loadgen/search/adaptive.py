@@ -27,7 +27,7 @@ from loadgen.core.results.record import ROW, joined, picked
 from loadgen.core.schedule.dispatcher import Start
 from loadgen.core.schedule.steered import End, LoadStep, Move, Rest
 from loadgen.core.stats import quantiles
-from loadgen.search.load_search import SIGMA_OF_NOISE, LoadSearch, NextTrial, SearchAnswer, TrialResult
+from loadgen.search.load_search import ENDED, SIGMA_OF_NOISE, LoadSearch, NextTrial, SearchAnswer, TrialResult
 from loadgen.search.watch import BROKEN, Goal, Outcome
 
 if TYPE_CHECKING:
@@ -71,13 +71,12 @@ class StoredAdaptive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exit_code(stored: StoredAdaptive, *, strict: bool) -> int:
-    """The exit code of what was found, beside that of the summary: 1 where no load was sustained."""
+    """The exit code of what was found, beside that of the summary: 1 where no load was sustained, 3 where it was
+    stopped before that was known."""
     answer = stored.answer
-    if answer.reason == "invalid":
-        return UNSOUND
-    if answer.steady is not None and answer.sustained is None:
-        return UNSOUND if strict else OK
-    return OK if answer.sustained else SLO_MISSED
+    if answer.reason != "invalid" and answer.steady is not None:
+        return OK if answer.sustained or not strict else UNSOUND
+    return SLO_MISSED if answer.reason in ENDED else UNSOUND
 
 
 class _Judged(NamedTuple):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from loadgen.core import units
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
 from loadgen.runs.builds import KeptByBuild
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from loadgen.core.workload import Workload
     from loadgen.search.adaptive_run import AdaptiveSteering
 
+COMMAND = "loadgen search"
 WINDOW, SUSTAINED = "60s", "20m"
 
 
@@ -45,6 +48,8 @@ def perform(given: Given, asked: ContinuousLoad, name: str | None, *, as_json: b
     from loadgen.core.run_folder import OpenedRun
     from loadgen.runs import kind
     from loadgen.runs.show import print_plans, shown
+    from loadgen.search import adaptive_text
+    from loadgen.search.adaptive import StoredAdaptive
 
     faults: list[Fault] = []
     with collecting(faults):
@@ -57,6 +62,7 @@ def perform(given: Given, asked: ContinuousLoad, name: str | None, *, as_json: b
     if asked.dry_run:
         print(f"load: {words(steering.plan)}")
         return print_plans([(workload, settings)], given.budget())
+    asked.kept.begin(COMMAND)
     show = shown(given)
     given.make_room(settings.out)
     summary, folder = execute(workload, settings, show.hearers, steering=steering)
@@ -67,8 +73,10 @@ def perform(given: Given, asked: ContinuousLoad, name: str | None, *, as_json: b
     else:
         print_report(kind.report(found))
         say(f"results in {folder}")
-    asked.kept.write("loadgen search", [(summary.run.workload, summary)])
-    strict = asked.kept.strict
+    strict, called = asked.kept.strict, summary.run.workload
+    of_search = msgspec.json.decode(kind.document(found), type=StoredAdaptive)
+    more = [adaptive_text.case(of_search, f"loadgen.{called}", strict=strict)]
+    asked.kept.write(COMMAND, [(called, summary)], whole=summary.run.state != "interrupted", more=more)
     codes = [exit_code(summary, strict=strict), *(one.code(strict) for one in added if one.code is not None)]
     return max(codes) if summary.run.state != "interrupted" else max(*codes, INTERRUPTED)
 

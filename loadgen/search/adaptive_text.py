@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loadgen.core import format
+from loadgen.core.errors import OK, SLO_MISSED
 from loadgen.present.additions import Addition
+from loadgen.present.junit import Case, Outcome
 from loadgen.present.page import Axis, Band, Chart, Mark, Series
 from loadgen.present.section import Charts, Facts, Said, Section, Table, section
 from loadgen.search import text as words
@@ -43,6 +45,13 @@ def sentence(found: StoredAdaptive) -> str:
             f"not known: {answer.sustained_why.partition('; ')[2]}."
         )
     return f"{answer.steady:.4g}{unit} was sustained for {length}: every term held, and nothing grew{upper}."
+
+
+def case(found: StoredAdaptive, group: str, *, strict: bool) -> Case:
+    """The test case of a build: whether a load was sustained. Not known: neither passed nor failed."""
+    outcomes: dict[int, Outcome] = {OK: "passed" if found.answer.sustained else "skipped", SLO_MISSED: "failed"}
+    outcome = outcomes.get(exit_code(found, strict=strict), "error")
+    return Case(name="a load is sustained", group=group, outcome=outcome, text=sentence(found))
 
 
 def boundary(found: StoredAdaptive) -> str:

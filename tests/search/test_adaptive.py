@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import msgspec
 import numpy as np
@@ -25,8 +26,8 @@ from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Work
 from loadgen.core.workload.loading import given as load
 from loadgen.evidence.remake import remade
 from loadgen.repeated.capacity import load_capacity
-from loadgen.search import adaptive_run
-from loadgen.search.adaptive import Adaptive, StoredAdaptive
+from loadgen.search import adaptive_run, adaptive_text
+from loadgen.search.adaptive import Adaptive, StoredAdaptive, exit_code
 from loadgen.search.watch import Goal
 from loadgen.shell.app import main
 
@@ -350,8 +351,34 @@ def test_a_continuous_search_serves_builds_as_a_run_does(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "page.md"))
     code = ends(*short, "--strict", "--junit", str(tmp_path / "j.xml"), "--github")
     assert (code, ends("report", str(out), "--strict", "--no-html")) == (code, code)
-    assert "the measurement is valid" in (tmp_path / "j.xml").read_text()
+    cases = ElementTree.parse(tmp_path / "j.xml").getroot().iter("testcase")
+    said = {case.attrib["name"]: {child.tag for child in case} & {"error", "failure", "skipped"} for case in cases}
+    assert "the measurement is valid" in said
+    assert said["a load is sustained"] == {0: set(), 1: {"failure"}}.get(code, {"error"})
     assert "TTFT p90 at most 200 ms" in (tmp_path / "page.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "outcome"),
+    [("time", 3, "error"), ("interrupted", 3, "error"), ("stopped", 3, "error"), ("", 3, "error"),
+     ("invalid", 3, "error"), ("none", 1, "failed"), ("unconfirmed", 1, "failed"), ("found", 1, "failed")],
+)  # fmt: skip
+def test_a_search_that_was_stopped_is_neither_passed_nor_failed(
+    found: tuple[Path, int], reason: str, code: int, outcome: str
+) -> None:
+    whole = stored(found[0])
+    passed = adaptive_text.case(whole, "g", strict=True)
+    assert (passed.outcome, exit_code(whole, strict=True)) == ("passed", 0) and "was sustained for" in passed.text
+    answer = msgspec.structs.replace(whole.answer, reason=reason, steady=None, sustained=None)
+    cut = msgspec.structs.replace(whole, answer=answer)
+    case = adaptive_text.case(cut, "g", strict=False)
+    assert (exit_code(cut, strict=False), case.outcome) == (code, outcome)
+    assert case.text.startswith("No load was shown to be sustained")
+    inconclusive = msgspec.structs.replace(whole, answer=msgspec.structs.replace(whole.answer, sustained=None))
+    assert [adaptive_text.case(inconclusive, "g", strict=strict).outcome for strict in (False, True)] == [
+        "skipped",
+        "error",
+    ]
 
 
 def test_the_first_lines_say_how_the_load_will_grow() -> None:
