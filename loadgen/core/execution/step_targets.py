@@ -88,10 +88,7 @@ def resolved(workload: Workload, settings: Settings, env: Mapping[str, str] = os
     if settings.client == "openai" and any(endpoint.api for endpoint in endpoints):
         faults.append(
             UserError(
-                "unsupported",
-                "no embeddings and rerank with the openai package",
-                "--set client",
-                "--set client=wire",
+                "unsupported", "no embeddings and rerank with the openai package", "--set client", "--set client=wire"
             )
         )
     if faults:

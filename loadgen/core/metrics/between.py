@@ -6,8 +6,7 @@ file calls one; else a target; of a simulated rack a replica.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 
 import msgspec
 import numpy as np
@@ -106,8 +105,12 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
         means, counts, within = cells
         blocks_used = max(blocks_used, means.shape[1])
         tables.append(_table(metric, components.components(means, counts, within)))
-        doubt = partial(_doubt, requests, metric, chosen, place[of_row][chosen], len(spoken))
-        odd += _odd(metric, means.mean(axis=1), [names[i] for i in spoken], doubt)
+        found = _odd(metric, means.mean(axis=1), [names[i] for i in spoken])
+        if found:  # also without what the load generator may have added
+            sure = (values - _added(requests, metric))[chosen] / 1e6
+            less, _, _ = _cells(place[of_row[chosen]], share[chosen], sure, len(spoken)) or cells
+            still = {one.name for one in _odd(metric, less.mean(axis=1), [names[i] for i in spoken])}
+            odd += [one for one in found if one.name in still]
     if not tables:
         why = f"too few requests: {FEWEST} per {unit} in each of {BLOCKS[-1]} stretches of time are needed"
         return BetweenNodes(nodes=len(names), silent=silent, why=why)
@@ -166,38 +169,20 @@ ERRORS = {"ttft": ("send_lag", "stamp_error"), "tpot": ("tpot_error",), "e2e": (
 """Metric -> what the load generator may have added to it: it sent late, or read late."""
 
 
-def _doubt(
-    requests: JoinedColumns, metric: str, chosen: NDArray[np.bool_], part: NDArray[np.int64], parts: int
-) -> NDArray[np.float64]:
-    """Of each part, the mean in ms of what the load generator may have added to the metric."""
-    added = np.zeros(len(part))
-    for name in ERRORS[metric]:
-        values = requests[name] if name.endswith("_ns") else requests.measure(name)
-        added += np.maximum(values[chosen], 0) / 1e6
-    means: NDArray[np.float64] = np.bincount(part, added, parts) / np.bincount(part, minlength=parts)
-    return means
+def _added(requests: JoinedColumns, metric: str) -> NDArray[np.int64]:
+    columns = [requests[name] if name.endswith("_ns") else requests.measure(name) for name in ERRORS[metric]]
+    added: NDArray[np.int64] = np.maximum(columns, 0).sum(axis=0)
+    return added
 
 
-def _odd(
-    metric: str, means: NDArray[np.float64], names: Sequence[str], doubt: Callable[[], NDArray[np.float64]]
-) -> list[OddNode]:
-    """The parts that stand out, by more than the load generator may have added to what is slower."""
+def _odd(metric: str, means: NDArray[np.float64], names: Sequence[str]) -> list[OddNode]:
     level = 1 - (1 - LEVEL) / len(METRICS)  # Bonferroni: all metrics together keep the confidence
     places = components.outliers(means, max(1, int(len(names) * ODD_SHARE)), level)
-    if not places:
-        return []
-    added = doubt()
-    others, of_others = (float(np.delete(values, places).mean()) for values in (means, added))
+    others = float(np.delete(means, places).mean())
     return [
         OddNode(
-            name=names[i],
-            metric=metric,
-            mean_ms=float(means[i]),
-            others_ms=others,
-            change=float(means[i]) / others - 1,
+            name=names[i], metric=metric, mean_ms=float(means[i]), others_ms=others, change=float(means[i]) / others - 1
         )
         for i in places
-        if others
-        and abs(float(means[i]) / others - 1) >= LEAST_CHANGE
-        and abs(float(means[i]) - others) > (added[i] if means[i] > others else of_others)
+        if others and abs(float(means[i]) / others - 1) >= LEAST_CHANGE
     ]

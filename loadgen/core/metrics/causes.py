@@ -107,15 +107,16 @@ def explain(
         rows, served, own_slow, own_fast, (due - due[0]) / span, span / 1e9, keys(rows), stride,
         _excess(rows, served, own_slow, own_fast) if is_own else {}, series.curves(samples), header, samples,
     )  # fmt: skip
-    left_out = _OF_TPOT if "tpot" in unsound else ()
+    left_out = (_power, _batch) if "tpot" in unsound else ()
     detectors = [detect for detect in (_DETECTORS if is_own else _OF_ALL) if detect not in left_out]
     found = [cause for detect in detectors if (cause := detect(case)) is not None]
     of_all = bool(found) and (found[0].code in ("power", "batch") or not is_own)
     client = _longer(late, slow, fast) / _longer(ttft, slow, fast) if is_slow else 0.0
     if client >= MOSTLY:
-        found, own_slow, of_all = [_client(client), *found], slow, False
+        of_them = f": {client:.0%} of what they took longer had passed before they were sent"
+        found, own_slow, of_all = [_client(client, of_them), *found], slow, False
     elif found and (share := float(late.mean() / ttft.mean())) >= BESIDE:
-        found.append(_client_too(share))
+        found.append(_client(share, f" too, by {share:.0%} of the mean TTFT", "possible"))
     several = f"{own_slow.sum():,} of {len(ttft):,} requests took more than {SLOW:g} times the usual TTFT: "
     return Explanation(text=_paragraph(found, "" if of_all else several), slow=int(slow.sum()), causes=tuple(found))
 
@@ -174,14 +175,9 @@ def _cause(code: str, share: float, evidence: str, sure: str = "likely") -> Caus
     return Cause(code=code, share=min(share, 1.0), sure=sure, evidence=evidence)
 
 
-def _client(share: float) -> Cause:
-    text = f"the load generator was late: {share:.0%} of what they took longer had passed before they were sent"
-    return _cause("client", share, f"{text}; use more workers, or a host of its own")
-
-
-def _client_too(share: float) -> Cause:
-    text = f"the load generator was late too, by {share:.0%} of the mean TTFT"
-    return _cause("client", share, f"{text}: use more workers, or a host of its own", "possible")
+def _client(share: float, late: str, sure: str = "likely") -> Cause:
+    text = f"the load generator was late{late}; use more workers, or a host of its own"
+    return _cause("client", share, text, sure)
 
 
 def _network(case: _Case) -> Cause | None:
@@ -418,4 +414,3 @@ _DETECTORS: tuple[Callable[[_Case], Cause | None], ...] = (
     _network, _startup, _stalls, _target, _power, _preemptions, _kv_cache, _long_prompts, _queue, _batch,
 )  # fmt: skip
 _OF_ALL: tuple[Callable[[_Case], Cause | None], ...] = (_power, _waits, _batch)  # where no request stands out
-_OF_TPOT = (_power, _batch)

@@ -132,10 +132,7 @@ def _recovery(measured: Sequence[Columns], slo: Slo, cut: _Cut) -> Recovery:
     earlier = _groups(measured, cut.before_ns, cut.at_ns, slo)[1]
     in_trouble = not (earlier if cut.found.event == "spike" else earlier[-1:]).all()
     found = msgspec.structs.replace(
-        cut.found,
-        seen_s=seen_s,
-        spacing_s=seen_s / len(held),
-        broken=bool(in_trouble or len(missed)),
+        cut.found, seen_s=seen_s, spacing_s=seen_s / len(held), broken=bool(in_trouble or len(missed))
     )
     if not len(missed):
         return msgspec.structs.replace(found, back_s=0.0)

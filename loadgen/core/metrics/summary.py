@@ -80,7 +80,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loadgen.core.metrics.columns import Columns
     from loadgen.core.results.manifest import Header, Second
     from loadgen.core.server_metrics.series import MetricSample
 
@@ -303,9 +302,7 @@ def build(
         **{name: getattr(header, name) for name in _FROM_HEADER},
         drift=drift.of_blocks(accumulator.blocks, accumulator.block_ns, inside.steady, tokens_in),
         speculation=speculation.of_rows(measured.columns, server_samples),
-        **_of_rows(
-            measured.columns, warmup.columns, inside, header, server_samples, accumulator.exact, explained, unsound
-        ),
+        **_of_rows(everything, inside, header, server_samples, accumulator.exact, explained, unsound),
         kept="raw" if accumulator.exact else header.keep,
         **{**_of_figures(samples, header.percentiles, measured, own_gaps, itl_absent), **whole, **by_part},
     )
@@ -356,8 +353,7 @@ def _of_figures(
 
 
 def _of_rows(
-    measured: Sequence[Columns],
-    others: Sequence[Columns],
+    everything: CellPair,
     inside: Window,
     header: Header,
     server_samples: Sequence[MetricSample],
@@ -366,6 +362,7 @@ def _of_rows(
     unsound: Collection[str],
 ) -> dict[str, Any]:
     """The blocks that need all rows at once. `kept`: whether the rows are there."""
+    measured, others = (cell.columns for cell in everything)
     if not kept:
         why = "the records were not kept (--keep)"
         return {
@@ -377,17 +374,14 @@ def _of_rows(
         "sustainable": sustainable.of_rows(measured, others, inside, header),
         "recovery": recovery.of_rows(measured, header, server_samples),
     }
-    return (
-        judged
-        if not explained
-        else judged
-        | {
-            "splits": splits.of_rows(measured, header),
-            "slowest": splits.slowest(measured, others, header),
-            "between": between.of_rows(measured, inside.steady, header),
-            "causes": causes.explain(measured, header, server_samples, unsound),
-        }
-    )
+    if not explained:
+        return judged
+    return judged | {
+        "splits": splits.of_rows(measured, header),
+        "slowest": splits.slowest(measured, others, header),
+        "between": between.of_rows(measured, inside.steady, header),
+        "causes": causes.explain(measured, header, server_samples, unsound),
+    }
 
 
 def _unrecorded(

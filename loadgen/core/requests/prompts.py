@@ -94,13 +94,7 @@ class SyntheticPrompts:
     """
 
     def __init__(
-        self,
-        requests: Any,
-        seed: int,
-        salt: int,
-        tokenizer: Tokenizer,
-        template_tokens: int = 0,
-        api: str = "chat",
+        self, requests: Any, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0, api: str = "chat"
     ) -> None:
         self._api = api
         self._images: Any = getattr(requests, "images", None)

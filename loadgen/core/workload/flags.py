@@ -244,10 +244,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "trace_loop": _count(1, 1_000_000),
     "on_bad_row": _word({"fail": "", "skip": "leave the row out, and count it"}),
     "trace_replay": _word(
-        {
-            "instants": "each request when it came",
-            "sessions": "after what it waited for, and the recorded pause",
-        }
+        {"instants": "each request when it came", "sessions": "after what it waited for, and the recorded pause"}
     ),
     "input_tokens": _count(1, units.MOST_TOKENS),
     "output_tokens": _count(1, units.MOST_TOKENS),

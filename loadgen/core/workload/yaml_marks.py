@@ -83,13 +83,7 @@ SMALLEST = "the smallest workload: name: truth, and requests: {input_tokens: 150
 
 
 def read_yaml(
-    text: str,
-    file: str,
-    env: Mapping[str, str],
-    *,
-    kind: str = "workload",
-    smallest: str = SMALLEST,
-    list_as: str = "",
+    text: str, file: str, env: Mapping[str, str], *, kind: str = "workload", smallest: str = SMALLEST, list_as: str = ""
 ) -> tuple[Map, list[Fault]]:
     """Return the top mapping of `text` and the faults found in it (repeated keys, unset variables).
 
