@@ -111,12 +111,17 @@ class Given:
         return [*found, not_in_virtual_time(flags)] if found else found
 
     def make_room(self, out: Path | None) -> None:
-        """With --force: what the folder holds is kept beside it. Raises UserError while a command works in it."""
+        """With --force: where the folder holds results, it is kept under a dated name beside it. Raises UserError while
+        a command works in it."""
+        from loadgen.core.execution.folder_names import alone, check_empty
 
-        from loadgen.core.execution.folder_names import keep_aside
-
-        if out is not None and self["force"]:
-            keep_aside(out, datetime.now().astimezone())
+        if out is None or not self["force"]:
+            return
+        try:
+            check_empty(out)
+        except UserError:
+            with alone(out):
+                out.rename(out.with_name(f"{out.name}-before-{datetime.now().astimezone():%Y%m%d-%H%M%S}"))
 
     def workload(self, name: str | None, **changed: Any) -> Workload:
         """The workload that is asked for, as the options change it. Raises Fault or Faults."""

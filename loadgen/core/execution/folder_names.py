@@ -37,15 +37,6 @@ def check_empty(out: Path) -> None:
         raise UserError("file_exists", "the folder holds results", f"--out {out}", hint)
 
 
-def keep_aside(out: Path, now: datetime.datetime) -> None:
-    """Where a folder holds results: give it a dated name beside it. Raises UserError while a command works in it."""
-    try:
-        check_empty(out)
-    except UserError:
-        with alone(out):
-            out.rename(out.with_name(f"{out.name}-before-{now:%Y%m%d-%H%M%S}"))
-
-
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """The folder of several runs, made and locked while inside. Raises UserError while another command works in it.

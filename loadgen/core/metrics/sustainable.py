@@ -35,7 +35,6 @@ MAYBE = 0.05  # chance of a growth, of one series alone, below which it may be o
 MAYBE_GROWTH = 0.25  # of the mean: such a growth, if it may be one, is not called sustained either
 SEES = 1.0  # of the mean: where not even this growth would have been seen, nothing is said
 LONGER = 2.0  # how many times as long as a run by the rules the confirmation of a sustained load lasts
-CLEARLY = 3.3  # standard deviations: of a hundred trials none is beyond by chance
 _SERIES = ("requests in flight", "TTFT")
 
 
@@ -71,42 +70,11 @@ def of_rows(measured: Sequence[Columns], others: Sequence[Columns], inside: Wind
     stay_ns = float(np.median(e2e))
     if span.end_ns - span.start_ns < STAYS * stay_ns:
         alone, needed = (f"{seconds:.3g} s" for seconds in (end_s - start_s, 2 * STAYS * stay_ns / 1e9))
-        found = Sustainable(
+        return Sustainable(
             why=f"too short: the load ran alone and in full for {alone}, requests last {stay_ns / 1e9:.3g} s (p50), so "
             f"{needed} of it are needed"
         )
-    else:
-        found = _judge(list(_parts(measured, others, span, header)), span)
-    unseen = found.sustained is None and found.visible_share is None
-    if unseen and (why := _piled_up(measured, others, span)):
-        return msgspec.structs.replace(found, sustained=False, why=why)
-    return found
-
-
-def _piled_up(measured: Sequence[Columns], others: Sequence[Columns], span: _Span) -> str:
-    """Why a load that is too short for a trend was not sustained all the same; "" where that cannot be said.
-
-    By Little's law so many are in flight at its end as are due while one is served. Where they are far more than the
-    requests of its first quarter took explains, by more than chance, the server completed less than it was offered.
-    Of tasks, whose turns come later, nothing is said.
-    """
-    rows, quarter_ns = [*measured, *others], (span.end_ns - span.start_ns) / 2
-    due, end, done = (_of_all(rows, lambda part, name=name: part[name]) for name in ("due_ns", "end_ns", "done_ns"))  # type: ignore[misc]
-    began = (due >= span.end_ns - 4 * quarter_ns) & (due <= span.end_ns)
-    early = began & (due < span.end_ns - 3 * quarter_ns) & (end >= 0)
-    gaps = np.diff(np.sort(due[began]))
-    if any((part["session"] >= 0).any() for part in rows) or not len(gaps) or not early.any():
-        return ""
-    stay_ns = float((end - due)[early].mean())
-    explained = stay_ns / float(gaps.mean())
-    flying = int((began & ((done < 0) | (done > span.end_ns))).sum())
-    bursts = max(1.0, float(gaps.var()) / float(gaps.mean()) ** 2)  # 1: of a Poisson load, or a steadier one
-    if stay_ns > quarter_ns or flying <= explained + max(explained, CLEARLY * math.sqrt(bursts * (explained + flying))):
-        return ""
-    return (
-        f"the server completed less than was offered: {flying:,} requests were in flight at the end of the load, and "
-        f"what its first quarter took, {stay_ns / 1e9:.3g} s, explains {explained:,.3g}"
-    )
+    return _judge(list(_parts(measured, others, span, header)), span)
 
 
 def of_span(measured: Columns, others: Columns, start_ns: float, end_ns: float) -> Sustainable:
