@@ -426,7 +426,12 @@ def count_in_children(rounds: int) -> None:
         for measure in sides:
             measure()  # all are warm
         gc.disable()
-        for number, measure in enumerate([*sides, lambda: 0.0]):  # the last: what lies between two forks
+
+        def nothing() -> float:
+            return 0.0
+
+        # What lies between two forks is taken off each. The first fork has more there: it is not counted.
+        for number, measure in enumerate([nothing, *sides, nothing], -1):
             for times in (rounds, 2 * rounds):
                 if (child := os.fork()) == 0:
                     _State.started = True  # no thread in the background: the caller's instructions alone
@@ -450,7 +455,7 @@ def instructions(rounds: int) -> list[tuple[str, float, float]]:
     refs = {}
     for child, number, times in (map(int, line.split()) for line in ran.stdout.splitlines()):
         refs[number, times] = counted[child]
-    *each, between = (refs[number, 2 * rounds] - refs[number, rounds] for number in range(len(refs) // 2))
+    *each, between = (refs[number, 2 * rounds] - refs[number, rounds] for number in range(len(refs) // 2 - 1))
     with asyncio.Runner() as runner:
         names = [(pair.name, rounds * pair.units) for pair in pairs(runner, [])]
     found = []
