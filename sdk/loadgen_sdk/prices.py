@@ -55,6 +55,8 @@ class TokenPrice(msgspec.Struct, frozen=True):
 
     def cost(self, input: int, output: int, cached: int = 0, written: int = 0) -> float:
         """The cost of one call. Of its `input` tokens `cached` came from the server's cache, `written` went into it."""
+        if not (cached or written):
+            return input * self.input / MILLION + output * self.output / MILLION  # most calls: the same, less the zeros
         cached_price = self.input if self.cached is None else self.cached
         write_price = self.input if self.cache_write is None else self.cache_write
         fresh = input - cached

@@ -146,7 +146,7 @@ class Budget:
     A call that may cost more than is left raises BudgetExceeded before anything is sent, and so does a call of a model
     without a price. It is booked by an estimate (its prompt, and its output limit or 256 tokens), and settled by the
     server's counts; where there are none, the estimate stays, but for a call that the server refused. So the sum goes
-    above the limit only by what the answers of the calls in flight are longer than estimated.
+    above the limit only by what the calls in flight are longer than estimated.
 
     shared: the path of a file by which all processes of this host keep one sum, or "redis://HOST:6379/0#NAME", by which
     those of all hosts do. Without it the sum is this process's, and begins at 0. Where the store fails, that is logged

@@ -89,8 +89,10 @@ class Setting(msgspec.Struct):
             )
 
 
-class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of the last attempt of a call. The fields are those of `Measurement`; choices: the answers."""
+class Observed(msgspec.Struct, frozen=True):
+    """What was seen of the last attempt of a call. The fields are those of `Measurement`; choices: the answers.
+
+    Give its fields by name; only `ObservedCall` gives them by place, as it is quicker."""
 
     sent: int = NEVER
     first_token: int = NEVER
@@ -123,6 +125,8 @@ class Call:
     _shape: CallShape | None = None
     _context: Context | None = None
     spans: tuple[Any, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    instants: Sequence[int] = ()  # of the output events of the last attempt
 
     def __init__(
         self,
@@ -146,8 +150,6 @@ class Call:
             self._shape = policy.record.begin(self.started, arguments)
         if policy.retry is not None:
             policy.retry.begun()
-        self.attempts: tuple[Attempt, ...] = ()
-        self.instants: list[int] = []  # of the output events of the last attempt
 
     @property
     def server(self) -> str:

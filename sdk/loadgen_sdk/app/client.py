@@ -288,7 +288,7 @@ class Client:
             await self._may_start(call, request, wait_s)
             queue: asyncio.Queue[Event | Completion] = asyncio.Queue()
             flow, completion, delivered = Flow(), None, False
-            call.instants = []
+            call.instants = ()
             call.attempt_started = monotonic_ns()
             exchange = self._pool.send(
                 request,

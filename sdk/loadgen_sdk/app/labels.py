@@ -17,7 +17,7 @@ Labels = Mapping[str, str | int]
 """Names and short values. The names are words that Python could have as names: they become keyword arguments."""
 
 NO_LABELS: dict[str, str] = {}
-_current: ContextVar[dict[str, str]] = ContextVar("loadgen_sdk_labels", default=NO_LABELS)
+current_labels: ContextVar[dict[str, str]] = ContextVar("loadgen_sdk_labels", default=NO_LABELS)
 
 
 @contextmanager
@@ -26,15 +26,11 @@ def labelled(**labels: str | int) -> Iterator[None]:
 
     Blocks nest; the inner value of a label wins. Tasks and threads started by `asyncio` inside the block inherit it.
     """
-    token = _current.set({**_current.get(), **checked_labels(labels)})
+    token = current_labels.set({**current_labels.get(), **checked_labels(labels)})
     try:
         yield
     finally:
-        _current.reset(token)
-
-
-def current_labels() -> dict[str, str]:
-    return _current.get()
+        current_labels.reset(token)
 
 
 def checked_labels(labels: Labels | None) -> dict[str, str]:

@@ -141,11 +141,6 @@ class ObservedCall:
         if hasattr(answer, "usage"):
             self.tracker.whole(answer, monotonic_ns())
 
-    def head_received(self, headers: Any, hidden_retries: int) -> None:
-        """The head of a response has arrived."""
-        self.hidden_retries = hidden_retries
-        self.call.head_received(headers)
-
     def answered(self, answer: Any, result: Any, blocking: bool) -> Any:
         """The method has returned `answer`, and `result` is what is in it. Returns what the application gets."""
         self.response = None
@@ -176,7 +171,7 @@ class ObservedCall:
         """Observe the stream, or report the answer. Returns what the application gets."""
         if not self.streamed:
             self.tracker.whole(result, monotonic_ns())
-            self._report_answer(result)
+            self._report("ok", None, result)
         elif hasattr(result, "_iterator"):
             stream = _unwrapped(result)
             self.get_stream = weakref.ref(stream)  # a cycle would delay the end of an abandoned stream
@@ -193,7 +188,7 @@ class ObservedCall:
 
     def stream_ended(self) -> None:
         """The stream has ended."""
-        self._report_answer(self.get_stream())
+        self._report("ok", None, self.get_stream())
 
     def stream_failed(self, error: BaseException) -> None:
         """The stream raised `error`, or the loop over it was left (GeneratorExit)."""
@@ -219,35 +214,34 @@ class ObservedCall:
             self.tracker.finished = monotonic_ns()
             self._report("ok" if consumed else "abandoned", None if consumed else _ABANDONED)
 
-    def _report_answer(self, answer: Any) -> None:
-        error = self.tracker.error
-        self._report("failed" if error else "ok", Failure("error_event", error) if error else None, answer)
-
     def _report(self, status: Status, failure: Failure | None, answer: Any = None, code: str = "") -> None:
         call = self.call
         if call.reported:
             return
         try:
             tracker = self.tracker
+            if tracker.error and status == "ok":
+                status, failure = "failed", Failure("error_event", tracker.error)
             instants, usage = tracker.instants, tracker.usage()
             uncounted = usage.input is None or usage.output is None
             if uncounted and status == "ok" and call.policy.prices is not None and call.api in TEXT:
                 warn_uncounted(call.model)
-            first_event_tokens = tracker.first_event_tokens if self.streamed else usage.output or 0  # all came at once
             first, last = (instants[0], instants[-1]) if instants else (NEVER, NEVER)
-            observed = Observed(
-                sent=call.attempt_started,
-                first_token=first,
-                first_answer=tracker.first_answer,
-                last_token=last,
-                end=last if last > tracker.finished else tracker.finished,
-                first_event_tokens=first_event_tokens,
-                finish_reason=tracker.finish_reason,
-                hidden_retries=self.hidden_retries,
-                response_model=tracker.response_model,
-                response_id=tracker.response_id,
-                usage=usage,
-                choices=() if tracker.contents is None else tracker.contents.choices(tracker.finish_reason),
+            observed = Observed(  # by place, in the order of its fields
+                call.attempt_started,
+                first,
+                tracker.first_answer,
+                last,
+                last if last > tracker.finished else tracker.finished,
+                tracker.first_event_tokens if self.streamed else usage.output or 0,  # all came at once
+                tracker.finish_reason,
+                self.hidden_retries,
+                tracker.response_model,
+                tracker.response_id,
+                None,  # server_timing
+                False,  # kernel_stamps
+                usage,
+                () if tracker.contents is None else tracker.contents.choices(tracker.finish_reason),
             )
             measurement = call.report(status, failure, observed, done=monotonic_ns(), code=code)
             if answer is not None:
@@ -425,8 +419,8 @@ def _attempts(
 def head_arrived(headers: Any, hidden_retries: int = 0, response: Any = None) -> None:
     """The head of a response has arrived in the client of a package: for the call that is being sent here, if any."""
     if (observed := sending.get()) is not None:
-        observed.head_received(headers, hidden_retries)
-        observed.response = response
+        observed.hidden_retries, observed.response = hidden_retries, response
+        observed.call.head_received(headers)
 
 
 def _timeout_of(package: Any, error: ThrottleTimeout) -> BaseException:

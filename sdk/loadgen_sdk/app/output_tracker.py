@@ -29,6 +29,7 @@ class OutputTracker:
     finish_reason = response_model = response_id = error = ""
     _usage: Any = None
     _part_ended = False
+    _is_going_on = False  # an answer has begun, and of most of its pieces only the instant matters
 
     def __init__(self, api: Api, streamed: bool, keep_content: bool) -> None:
         self._api, self._streamed, self._is_chat = api, streamed, api == "chat"
@@ -80,11 +81,9 @@ class OutputTracker:
             fields = chunk.__dict__
             (choice,) = fields["choices"]
             parts = choice.__dict__
-            is_bare = fields["usage"] is None and parts["finish_reason"] is None
-            if is_bare and parts["delta"].content and self.response_id and self.contents is None:
+            goes_on = parts["finish_reason"] is None and fields["usage"] is None
+            if goes_on and self._is_going_on and parts["delta"].content:
                 self.instants.append(at)
-                if self.first_answer < 0:
-                    self.first_answer = at
                 return
         except Exception:
             pass
@@ -126,6 +125,7 @@ class OutputTracker:
                     self.first_event_tokens = usage.completion_tokens or 0
             if not self.response_id:
                 self.response_id, self.response_model = chunk.id or "", chunk.model or ""
+            self._is_going_on = self.first_answer >= 0 and bool(self.response_id) and self.contents is None
         except Exception:
             pass
 
@@ -237,7 +237,8 @@ class OutputTracker:
         if written is None:  # OpenAI says it of the input, gateways in front of Anthropic beside it
             written = counts.get("cache_creation_input_tokens")
         output = 0 if api == "embeddings" else _count(counts.get(answer))
-        return Usage(_count(counts.get(prompt)), output, cached, reasoning, _count(written))
+        written = None if written is None else _count(written)
+        return Usage(_count(counts.get(prompt)), output, cached, reasoning, written)
 
 
 _CHAT_USAGE = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")

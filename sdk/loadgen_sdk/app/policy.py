@@ -53,7 +53,7 @@ class Policy(msgspec.Struct, frozen=True):
 
     def labels_of(self, given: Labels | None) -> dict[str, str]:
         """The labels of one call: of the client, of the block that it is made in, of its argument. The last wins."""
-        current = current_labels()
+        current = current_labels.get()
         if not given:
             return {**self.labels, **current} if current and self.labels else current or self.labels
         return {**self.labels, **current, **usable_labels(given)}

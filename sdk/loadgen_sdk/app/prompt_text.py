@@ -31,10 +31,15 @@ class Piece(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """texts: by argument, one for each message or part of it. tokens: an estimate of all of them."""
+    """parts: by argument, the texts of each message. tokens: an estimate of all of them."""
 
-    texts: dict[str, list[str]]
+    parts: dict[str, list[tuple[str, ...]]]
     tokens: int
+
+    @property
+    def texts(self) -> dict[str, list[str]]:
+        """By argument, one for each message. Made when asked for: they are as long as the prompt."""
+        return {name: ["\n".join(one) for one in several] for name, several in self.parts.items()}
 
 
 def estimated_tokens(arguments: Mapping[str, Any], *, writes: bool = True) -> tuple[int, int]:
@@ -53,23 +58,23 @@ def read_prompt(arguments: Mapping[str, Any]) -> Prompt:
     """The prompt of a call with these arguments: instructions or system, messages, prompt, input, and schemas."""
     model = str(arguments.get("model") or "")
     chars, tokens = sum(_schema_chars(arguments[name]) for name in _SCHEMAS if arguments.get(name)), 0
-    texts: dict[str, list[str]] = {}
+    parts: dict[str, list[tuple[str, ...]]] = {}
     for name in _PROMPT:
         if (value := given(arguments, name)) is None:
             continue
         is_list = isinstance(value, list | tuple) and not _are_ids(value)
-        texts[name] = []
+        parts[name] = []
         for item in value if is_list else (value,):
             if (plain := _plain_text(item)) is not None:
-                texts[name].append("\n".join(plain))
+                parts[name].append(plain)
                 chars += sum(map(len, plain))
                 continue
             pieces = [*_pieces(item, model)]
-            texts[name].append("\n".join(piece.text for piece in pieces))
+            parts[name].append(tuple(piece.text for piece in pieces))
             for piece in pieces:
                 chars += len(piece.text) if piece.tokens is None else 0
                 tokens += piece.tokens or 0
-    return Prompt(texts, chars // CHARS_PER_TOKEN + tokens)
+    return Prompt(parts, chars // CHARS_PER_TOKEN + tokens)
 
 
 def given(arguments: Mapping[str, Any], name: str) -> Any:

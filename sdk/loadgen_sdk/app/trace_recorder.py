@@ -27,7 +27,7 @@ from ..errors import WrongUse, warn
 from .backlog import Backlog
 from .finishing import flush, later
 from .measurement import Measurement
-from .prompt_text import read_prompt
+from .prompt_text import Prompt, read_prompt
 
 BLOCK_BYTES = 512  # prompt text per hash: about 128 tokens
 REMEMBERED = 65_536  # number of recent turns for which a next turn is recognised
@@ -47,21 +47,23 @@ class _Turn:
 
 
 class CallShape:
-    """A call between `begin` and `end`: first its texts, then, in the background, what is kept of them."""
+    """A call between `begin` and `end`: first its prompt, then, in the background, what is kept of it.
 
-    __slots__ = ("delay_ns", "hashes", "messages", "previous_id", "started", "texts", "tokens", "turn")
+    messages: the argument whose messages are those of a conversation; "" : none, None: a bare prompt, which continues
+    nothing.
+    """
 
-    def __init__(
-        self, started: int, texts: list[str], messages: list[str] | None, previous_id: str, tokens: int
-    ) -> None:
+    __slots__ = ("delay_ns", "hashes", "messages", "previous_id", "prompt", "started", "tokens", "turn")
+
+    def __init__(self, started: int, prompt: Prompt, messages: str | None, previous_id: str) -> None:
         self.started = started
-        self.texts: list[str] = texts  # of the prompt; given up as soon as they are hashed
-        self.messages = messages  # the same by message; None: a bare prompt, which continues nothing
+        self.prompt: Prompt | None = prompt  # given up as soon as it is hashed
+        self.messages = messages
         self.previous_id = previous_id
         self.turn: _Turn | None = None
         self.delay_ns: int | None = None  # since the end of the previous turn; None: no such turn
         self.hashes: list[int] = []
-        self.tokens = tokens  # of the prompt, as estimated
+        self.tokens = prompt.tokens  # as estimated
 
 
 class ShapeRecorder:
@@ -113,11 +115,10 @@ class ShapeRecorder:
         name = "input" if arguments.get("messages") is None else "messages"
         messages = arguments.get(name)
         previous_id = str(arguments.get("previous_response_id") or "")
-        by_message: list[str] | None = [] if isinstance(messages, str) or previous_id else None
+        by_message = "" if isinstance(messages, str) or previous_id else None
         if isinstance(messages, list | tuple):
-            by_message = prompt.texts[name]
-        texts = [text for several in prompt.texts.values() for text in several]
-        shape = CallShape(started, texts, by_message, previous_id, prompt.tokens)
+            by_message = name
+        shape = CallShape(started, prompt, by_message, previous_id)
         self._backlog.add(partial(self._hash, shape))
         return shape
 
@@ -129,10 +130,12 @@ class ShapeRecorder:
             later(self._backlog.count_all)
 
     def _hash(self, shape: CallShape) -> None:
-        prompt_texts = [text.encode("utf-8", "surrogatepass") for text in shape.texts]
-        messages, shape.texts, shape.messages = shape.messages, [], None
-        shape.hashes = self._blocks(_MESSAGE_SEPARATOR.join(prompt_texts))
-        if messages is not None:
+        assert shape.prompt is not None
+        texts, shape.prompt = shape.prompt.texts, None
+        encoded = [text.encode("utf-8", "surrogatepass") for several in texts.values() for text in several]
+        shape.hashes = self._blocks(_MESSAGE_SEPARATOR.join(encoded))
+        if shape.messages is not None:
+            messages = texts.get(shape.messages, [])
             shape.turn, shape.delay_ns = self._find_turn(shape.started, messages, shape.previous_id)
 
     def _add_row(self, sighting: CallShape, measurement: Measurement) -> None:
