@@ -91,7 +91,8 @@ def export(
     else:
         write_file(out, data, "--out")
         simulated = any(target.simulated for target in stored.header.targets)
-        print(f"written: {out}{' (of a SIMULATED server: its format cannot say so)' * simulated}", file=sys.stderr)
+        says = "its field `loadgen` says so" if b'"simulated": true' in data else "its format cannot say so"
+        print(f"written: {out}{f' (of a SIMULATED server: {says})' * simulated}", file=sys.stderr)
     return OK
 
 
