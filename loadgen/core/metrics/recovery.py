@@ -75,9 +75,7 @@ def of_rows(
     if slo is None or not (slo.terms or slo.goodput_share is not None):
         return ()
     cuts = sorted([*_spikes(header.stages), *_of_replicas(measured, header, server_samples)], key=lambda cut: cut.at_ns)
-    worse = [
-        one.before_ns if one.found.event == "spike" else one.at_ns for one in cuts if one.found.event != "scale_up"
-    ]
+    worse = [c.before_ns if c.found.event == "spike" else c.at_ns for c in cuts if c.found.event != "scale_up"]
     return tuple(
         _recovery(measured, slo, cut._replace(end_ns=min([cut.end_ns, *(at for at in worse if at > cut.at_ns)])))
         for cut in cuts

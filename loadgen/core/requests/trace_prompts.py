@@ -131,6 +131,8 @@ class TracePrompts(SyntheticPrompts):
         if n > len(self.trace):
             asked = format.counted(n, "request")
             messages.append(f"{asked} from a trace of {len(self.trace):,}: it comes again with other text")
+        if self._sessions is not None and not len(self.trace.hashes):
+            messages.append("the trace does not say what prompts share: later ones of a session begin with other text")
         if self.trace.skipped:
             skipped = format.counted(self.trace.skipped, "row of the trace had", "rows of the trace had")
             messages.append(f"{skipped} no answer: left out")

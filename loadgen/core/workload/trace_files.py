@@ -51,8 +51,7 @@ def documents(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
         while whole is None and size < LONGEST_LINE and (line := next(lines, None)) is not None:
             read.append(line)
             size += len(line[1])
-        if whole is None:
-            whole = _whole("".join(line for _, line in read))
+        whole = _whole("".join(line for _, line in read)) if whole is None else whole
         if isinstance(whole, list) or (whole is not None and len(read) > 1):
             found = whole if isinstance(whole, list) else [whole]
             read = [(1, msgspec.json.encode(one).decode()) for one in found]

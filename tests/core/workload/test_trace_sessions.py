@@ -140,6 +140,19 @@ def agent_spans() -> dict[str, Any]:
     return {"trace_id": "t1", "span_count": len(spans), "spans": spans}
 
 
+def test_prompts_of_sessions_that_share_nothing_by_their_trace_are_told(tmp_path: Path) -> None:
+    """Their prompts were all new, with no word: "0 % cached" looked like the server's."""
+    csv = ["Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"]
+    csv += [f"{at},s,1.5,m,{100 + at},20,{120 + at},Conversation log" for at in (0, 9, 20)]
+    file = tmp_path / "burst.csv"
+    file.write_text("\n".join(csv) + "\n")
+    told = "the trace does not say what prompts share"
+    made: Any = build(sessions(file), 7, 1, load_tokenizer())
+    assert told in " ".join(made.warnings(3))
+    other: Any = build(of_trace(file, read_flags()), 7, 1, load_tokenizer())
+    assert told not in " ".join(other.warnings(3)), "instants promise no conversation"
+
+
 def test_later_rows_of_aiperfs_sessions_have_only_what_is_new(tmp_path: Path) -> None:
     """They were read as whole prompts: of its published trace the longest would have had 10,000 tokens for 167,000."""
     rows = [
