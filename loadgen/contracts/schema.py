@@ -308,7 +308,7 @@ def _term(written: Any) -> Any:
 
 
 def _one_of(noun: str, kinds: Mapping[str, Kind], of: Any) -> Any:
-    return Annotated[one_of(noun, *(_model(*one, of) for one in kinds.items()), later=False), AfterValidator(_term)]
+    return Annotated[one_of(noun, *(_model(*one, of) for one in kinds.items())), AfterValidator(_term)]
 
 
 @cache

@@ -55,9 +55,9 @@ def prepared(workload: Workload, plan: AdaptivePlan) -> tuple[Workload, Adaptive
     steering = AdaptiveSteering(plan, Goal(slo=workload.slo or Slo(terms=())), workload.drain_ns, workload)
     first = steering().first
     law = (
-        Closed(concurrency=round(first.load), ramp_ns=_ramp_ns(workload))
+        Closed.model_construct(concurrency=round(first.load), ramp_ns=_ramp_ns(workload))
         if plan.over == "concurrency"
-        else Poisson(rate=first.load)
+        else Poisson.model_construct(rate=first.load)
     )
     stage = next(stage for stage in workload.stages if stage.measured).model_copy(
         update={

@@ -395,6 +395,6 @@ def probing(workload: Workload, length_ns: int) -> Workload:
     It starts from an empty server, without warm-up.
     """
     stage = next(stage for stage in workload.stages if stage.measured)
-    law = stage.arrival if isinstance(stage.arrival, Closed) else Poisson(rate=1.0)
+    law = stage.arrival if isinstance(stage.arrival, Closed) else Poisson.model_construct(rate=1.0)
     trial_stage = stage.model_copy(update={"arrival": law, "duration_ns": length_ns, "count": None, "at_least": None})
     return workload.model_copy(update={"stages": (trial_stage,)})

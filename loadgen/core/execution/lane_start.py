@@ -74,12 +74,12 @@ def resolve(
         else:
             begin = Begin(min(answer_ns, _longest_ns(stage, leave_out)), answer.source)
         if lanes > lanes_before and _has_own_start(stage, begin, leave_out):
-            first = Closed(concurrency=lanes, ramp_ns=begin.ramp_ns)
+            first = Closed.model_construct(concurrency=lanes, ramp_ns=begin.ramp_ns)
             length_ns = max(begin.ramp_ns or 0, SHORTEST_NS)
-            stages.append(Stage(name=FIRST_ROUND, arrival=first, duration_ns=length_ns, measured=False))
+            stages.append(Stage.model_construct(name=FIRST_ROUND, arrival=first, duration_ns=length_ns, measured=False))
             begins.append(begin)
             begin = Begin(0, "stage")
-        changes: dict[str, Any] = {"arrival": Closed(concurrency=lanes, ramp_ns=begin.ramp_ns)}
+        changes: dict[str, Any] = {"arrival": Closed.model_construct(concurrency=lanes, ramp_ns=begin.ramp_ns)}
         if leave_out and stage.measured and stage.duration_ns is not None:
             changes["duration_ns"] = stage.duration_ns + answer_ns
         stages.append(stage.model_copy(update=changes))

@@ -95,7 +95,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         slo=None if any(one.slo != slo for one in classes) else slo,  # else each class has that, or its own
         classes=classes,
         steps=tuple(_steps(workload, settings)),
-        limits=ValidityLimits(**workload.limits.model_dump()),
+        limits=ValidityLimits(**dict(iter(workload.limits))),
         stages=tuple(_stage_plan(workload, timetable, i, begin) for i, begin in enumerate(begins)),
         adaptive=None if plan.steering is None else plan.steering.plan,
         fingerprints=manifest.Fingerprints(

@@ -6,12 +6,11 @@ keys, unions selected by their only key (`{poisson: 10/s}`), and units. It defin
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar, Union
 
 from pydantic import (
     BaseModel,
@@ -22,14 +21,10 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     Strict,
     Tag,
-    TypeAdapter,
-    ValidationError,
     ValidationInfo,
     model_serializer,
     model_validator,
 )
-from pydantic_core import CoreSchema
-from pydantic_core.core_schema import with_info_plain_validator_function
 
 from loadgen.core import units
 from loadgen.core.errors import Fault, UserError, closest, meant, of_reading
@@ -155,45 +150,23 @@ class Tagged(Part):
 class Called:
     """Metadata of a quantity: the suffix in the name of its distributions (`FixedTokens`), in schemas and on screen."""
 
+    for_schemas_only: ClassVar[bool] = True
     name: str
 
 
-class Later:
-    """Metadata of a union of models: the schema of a member is made when a value of it is met.
+class Picked(NamedTuple):
+    """Metadata of a union of models, for `loadgen.plain_reading`: `member` is the one that reads a value, or None."""
 
-    Most of what a workload may say a given one does not, and each schema costs a millisecond. `member`: which of them
-    reads a value; None: none does. `whole`: the union, which says what is wrong, and is the JSON Schema.
-    """
-
-    def __init__(self, member: Callable[[Any], type[BaseModel] | None], whole: Any) -> None:
-        self._member = member
-        self._whole: Callable[[], TypeAdapter[Any]] = functools.cache(lambda: TypeAdapter(whole))
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        return with_info_plain_validator_function(self._read)
-
-    def _read(self, value: Any, info: ValidationInfo) -> Any:
-        faults = info.context.faults if isinstance(info.context, Source) else []
-        seen = len(faults)
-        if (member := self._member(value)) is not None:
-            try:
-                return member.model_validate(value, context=info.context)
-            except ValidationError:
-                del faults[seen:]
-        return self._whole().validate_python(value, context=info.context)
-
-    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
-        made: dict[str, Any] = handler(self._whole().core_schema)
-        return made
+    member: Callable[[Any], type[BaseModel] | None]
 
 
 NOTHING_FITS = "none_of"  # the error type of a union; its message is "noun: known, known"
 
 
-def one_of(noun: str, *members: type[Tagged], bare: tuple[type, ...] = (), later: bool = True) -> Any:
+def one_of(noun: str, *members: type[Tagged], bare: tuple[type, ...] = ()) -> Any:
     """The union of these members: the only key of a mapping selects the member.
 
-    A value of one of the types in `bare` has no key and means `fixed`. `later`: see `Later`.
+    A value of one of the types in `bare` has no key and means `fixed`.
     """
     tags = [member.tag for member in members]
 
@@ -207,8 +180,8 @@ def one_of(noun: str, *members: type[Tagged], bare: tuple[type, ...] = (), later
     known = f"{noun}: {', '.join(tag for tag in tags if tag != 'fixed')}"
     union: Any = Union[tuple(Annotated[member, Tag(member.tag)] for member in members)]  # noqa: UP007
     by_tag = {member.tag: member for member in members}
-    whole = Annotated[union, Discriminator(selected_tag, NOTHING_FITS, known)]
-    return Annotated[union, Later(lambda value: by_tag.get(selected_tag(value) or ""), whole)] if later else whole
+    member = Picked(lambda value: by_tag.get(selected_tag(value) or ""))
+    return Annotated[union, Discriminator(selected_tag, NOTHING_FITS, known), member]
 
 
 def _value_with_unit(parse: Callable[[str], Any], kinds: tuple[type, ...], hint: str) -> BeforeValidator:
@@ -231,6 +204,8 @@ def _value_with_unit(parse: Callable[[str], Any], kinds: tuple[type, ...], hint:
 
 class JsonSchema:
     """Sets the JSON Schema of a single value. (`WithJsonSchema` is not hashable; unions on Python 3.11 need that.)"""
+
+    for_schemas_only = True
 
     def __init__(self, **schema: Any) -> None:
         self.schema = schema

@@ -14,6 +14,7 @@ from loadgen.core.errors import Code, Fault, Place, UserError, meant
 from loadgen.core.slo import METRIC_ALIASES
 from loadgen.core.workload.fields import NOTHING_FITS, Source
 from loadgen.core.workload.yaml_marks import Map, Seq, Spot, child, where
+from loadgen.plain_reading import plainly
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -38,7 +39,7 @@ def in_order(faults: list[Fault]) -> list[Fault]:
 def validated(model: type[M], document: Any, source: Source) -> M | None:
     """What a file says, checked; None where it is wrong: the faults are in `source` then."""
     try:
-        return model.model_validate(document, context=source)
+        return plainly(model, document, source) or model.model_validate(document, context=source)
     except ValidationError as invalid:
         source.faults.extend(fault(detail, document, source.file) for detail in invalid.errors(include_url=False))
         return None

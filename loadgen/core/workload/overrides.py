@@ -108,9 +108,9 @@ def _requests(
         if isinstance(requests, FromFile):
             problem = "the prompts come from a file: their length is what it is"
             faults.append(UserError("conflict", problem, f"--input-tokens {flags.input_tokens}", "leave the flag out"))
-        changes["input_tokens"] = Fixed[OneTokenOrMore](value=flags.input_tokens)
+        changes["input_tokens"] = Fixed[OneTokenOrMore].model_construct(value=flags.input_tokens)
     if flags.output_tokens is not None:
-        changes["output_tokens"] = Fixed[OneTokenOrMore](value=flags.output_tokens)
+        changes["output_tokens"] = Fixed[OneTokenOrMore].model_construct(value=flags.output_tokens)
     return requests.model_copy(update=changes)
 
 
@@ -202,15 +202,17 @@ def _arrival_of_flags(flags: Overrides, faults: list[Fault]) -> Constant | Poiss
         )
         return None
     if concurrency is not None:
-        return Closed(concurrency=concurrency, ramp_ns=flags.concurrency_ramp)
+        return Closed.model_construct(concurrency=concurrency, ramp_ns=flags.concurrency_ramp)
     if rate is None:
         return None
     if math.isinf(rate):
         if burstiness is not None:
             problem = "everything at once has no gaps to be bursty"
             faults.append(UserError("conflict", problem, "--request-rate inf --set burstiness", "give a finite rate"))
-        return Constant(rate=rate)
-    return Poisson(rate=rate) if burstiness in (None, 1.0) else Gamma(rate=rate, burstiness=burstiness or 1.0)
+        return Constant.model_construct(rate=rate)
+    if burstiness is None or burstiness == 1:
+        return Poisson.model_construct(rate=rate)
+    return Gamma.model_construct(rate=rate, burstiness=burstiness)
 
 
 def _replace_measured(law: Constant | Poisson | Gamma | Closed, stages: list[Stage]) -> list[Stage]:
@@ -223,7 +225,7 @@ def _replace_measured(law: Constant | Poisson | Gamma | Closed, stages: list[Sta
     measured = [stage for stage in stages if stage.measured]
     durations = [stage.duration_ns for stage in measured]
     counts = [stage.count for stage in measured]
-    load_stage = Stage(
+    load_stage = Stage.model_construct(
         name=measured[0].name if len(measured) == 1 else "load",
         arrival=law,
         duration_ns=sum(d for d in durations if d) if durations and all(durations) else None,
@@ -274,7 +276,7 @@ def _with_burstiness(stage: Stage, burstiness: float, faults: list[Fault]) -> St
     law = stage.arrival
     if isinstance(law, Poisson | Gamma | Constant) and not math.isinf(law.rate):
         if stage.at_least is None:
-            return stage.model_copy(update={"arrival": Gamma(rate=law.rate, burstiness=burstiness)})
+            return stage.model_copy(update={"arrival": Gamma.model_construct(rate=law.rate, burstiness=burstiness)})
         problem = f'stage "{stage.name}" has minimums (at_least), which only Poisson arrivals can meet'
         faults.append(
             UserError("conflict", problem, place("burstiness", f"{burstiness:g}"), "add --duration or --num-requests")
@@ -297,10 +299,10 @@ def _with_warmup(stages: list[Stage], flags: Overrides) -> list[Stage]:
         return measured
     law = measured[0].arrival
     if isinstance(law, Ramp):
-        law = Poisson(rate=law.from_rate)
+        law = Poisson.model_construct(rate=law.from_rate)
     if isinstance(law, Replay):
-        law = Poisson(rate=min(1e6, _trace_of(law).rate * law.speed))
-    return [Stage(name="warm-up", arrival=law, duration_ns=ns, count=count, measured=False), *measured]
+        law = Poisson.model_construct(rate=min(1e6, _trace_of(law).rate * law.speed))
+    return [Stage.model_construct(name="warm-up", arrival=law, duration_ns=ns, count=count, measured=False), *measured]
 
 
 def _with_missing_counts(

@@ -36,11 +36,11 @@ from loadgen.core.workload.fields import (
     FiniteRate,
     Fixed,
     JsonSchema,
-    Later,
     Length,
     Listed,
     OneTokenOrMore,
     Part,
+    Picked,
     Positive,
     Rate,
     Salt,
@@ -88,7 +88,7 @@ class Turns(Part):
     # what each later turn adds
     tool_result_tokens: Length
     # from the end of a turn to the start of the next
-    tool_time: Delay = Fixed[Duration](value=0)
+    tool_time: Delay = Fixed[Duration].model_construct(value=0)
     # earlier answers: from the seed, the same everywhere, or what the server said
     history: Literal["scripted", "server"] = "scripted"
 
@@ -441,7 +441,7 @@ _OfOneKind = (
     | Annotated[Task, Tag("Task")]
 )
 _KINDS: dict[str, type[Part]] = {kind.__name__: kind for kind in (Synthetic, FromFile, FromTrace, Task)}
-_ONE_KIND = Later(lambda value: _KINDS.get(_request_kind(value)), Annotated[_OfOneKind, Discriminator(_request_kind)])
+_ONE_KIND = Picked(lambda value: _KINDS.get(_request_kind(value)))
 
 
 def _weight(value: Any) -> float | str:
@@ -466,7 +466,7 @@ class RequestClass(Part):
         ),
     ]
     # as above: generated, conversations, tasks, a file or a trace
-    requests: Annotated[_OfOneKind, _ONE_KIND]
+    requests: Annotated[_OfOneKind, Discriminator(_request_kind), _ONE_KIND]
     # its own promise; else the workload's
     slo: WorkloadSlo = None
 
@@ -585,7 +585,7 @@ def _with_trace(data: Map) -> Map:
 
 _Requests = _OfOneKind | Annotated[Mix, Tag("Mix")]
 _ALL_KINDS: dict[str, type[Part]] = {**_KINDS, "Mix": Mix}
-_ANY_KIND = Later(lambda value: _ALL_KINDS[_request_kind(value)], Annotated[_Requests, Discriminator(_request_kind)])
+_ANY_KIND = Picked(lambda value: _ALL_KINDS[_request_kind(value)])
 
 
 class Written(Part):
@@ -603,7 +603,7 @@ class Written(Part):
     # free text
     description: str = ""
     # what is sent; or `classes`: several kinds of it, or `trace`
-    requests: Annotated[_Requests, _ANY_KIND]
+    requests: Annotated[_Requests, Discriminator(_request_kind), _ANY_KIND]
     # when; else flags say
     stages: tuple[Stage, ...] = ()
     # what was promised
@@ -632,7 +632,7 @@ class Written(Part):
     # a word, or `fresh`: changes generated texts, not lengths or arrivals; else from the seed
     salt: Salt | None = None
     # beyond them: INVALID; beyond `event_` and `tpot_error_share` ITL and gaps, or TPOT, are withheld
-    limits: Limits = Limits()
+    limits: Limits = Limits.model_construct()
 
     @classmethod
     def keys(cls) -> list[str]:

@@ -13,6 +13,7 @@ from loadgen.core.slo import METRIC_ALIASES, Slo, StopRule, TaskTerm, Term, metr
 from loadgen.core.workload.fields import Duration, JsonSchema, Part, Quantile, Share, Source
 from loadgen.core.workload.yaml_marks import Map
 from loadgen.figures import FIGURES
+from loadgen.plain_reading import plainly
 
 
 class WrittenTerm(Part):
@@ -133,12 +134,15 @@ def checked_slo(value: Any, info: ValidationInfo) -> Slo | None:
         return msgspec.convert(value, Slo)
     faults_before = len(info.context.faults)
     figures = tuple(dict.fromkeys((*metrics(), *info.context.figures)))
-    written = written_slo(figures).model_validate(value, context=info.context)
+    of = written_slo(figures)
+    written = plainly(of, value, info.context) or of.model_validate(value, context=info.context)
     return written.checked() if len(info.context.faults) == faults_before else None  # the fault is in the list already
 
 
 class _SloSchema:
     """For the JSON Schema: an SLO is written as `written_slo` says; other packages may add to it."""
+
+    for_schemas_only = True
 
     @staticmethod
     def __get_pydantic_json_schema__(core_schema: Any, handler: Any) -> Any:

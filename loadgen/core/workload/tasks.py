@@ -48,7 +48,7 @@ class Tool(Part):
     # of its definition in the field `tools` (as compact JSON)
     schema_tokens: Annotated[Tokens, Field(ge=SMALLEST_SCHEMA)] = 100
     # it works
-    time: Delay = Fixed[Duration](value=0)
+    time: Delay = Fixed[Duration].model_construct(value=0)
     # it gives back; without: a part of the pipeline, unknown to the model
     result_tokens: Length | None = None
 
@@ -56,7 +56,7 @@ class Tool(Part):
 class Documents(Part):
     """What a retrieval brings: chunks of a corpus, drawn by popularity (Zipf), none twice."""
 
-    count: Length = Fixed[OneTokenOrMore](value=20)
+    count: Length = Fixed[OneTokenOrMore].model_construct(value=20)
     tokens: OneTokenOrMore = 384  # of each
     corpus: Annotated[int, Strict(), Field(ge=1, le=10_000_000)] = 10_000  # chunks in it
     zipf: Annotated[float, Strict(), Field(ge=0, le=10)] = 1.0  # chunk k in proportion to 1 / k^zipf; 0: evenly
@@ -116,7 +116,7 @@ class TaskStep(Part):
     # a user's message: before its first request, without `tool` before later ones too
     input_tokens: Length | None = None
     # before each such message but the one that begins the task
-    think_time: Delay = Fixed[Duration](value=0)
+    think_time: Delay = Fixed[Duration].model_construct(value=0)
     # runs before its requests; or several with weights, drawn for each. The answer before calls it
     tool: Annotated[
         dict[str, Positive] | None,
@@ -130,9 +130,9 @@ class TaskStep(Part):
     # of each answer; required of chats
     output_tokens: Length | None = None
     # requests one after the other; laws need a `max`
-    turns: Length = Fixed[OneTokenOrMore](value=1)
+    turns: Length = Fixed[OneTokenOrMore].model_construct(value=1)
     # such rows side by side
-    parallel: Length = Fixed[OneTokenOrMore](value=1)
+    parallel: Length = Fixed[OneTokenOrMore].model_construct(value=1)
 
     @field_validator("turns", "parallel")
     @classmethod

@@ -30,7 +30,7 @@ print(json.dumps([code, begun, schemas]), file=sys.stderr)
 
 
 @pytest.mark.processes
-def test_a_short_run_begins_no_second_interpreter_and_makes_the_schemas_that_it_needs(tmp_path: Path) -> None:
+def test_a_short_run_begins_no_second_interpreter_and_makes_no_schema(tmp_path: Path) -> None:
     with embedded.start(Options(ttft="5ms", itl="1ms")) as server:
         words = ["run", "qa", "--url", server.url, "-n", "8", "-c", "4", "--osl", "4", "--warmup", "50ms"]
         done = subprocess.run(
@@ -43,8 +43,7 @@ def test_a_short_run_begins_no_second_interpreter_and_makes_the_schemas_that_it_
     assert begun == ["os.fork", "subprocess.Popen", "os.fork"]
     pages = [json.loads(line) for line in (tmp_path / "r" / "server.jsonl").read_text().splitlines()]
     assert pages[0]["t_s"] < 0 < pages[-1]["t_s"], "it read before and after the load"
-    assert {"Written", "Synthetic", "Stage"} <= set(schemas)
-    assert not {"Workload", "Mix", "Task", "Step", "FromFile", "FromTrace", "Replay", "Images"} & set(schemas)
+    assert schemas == [], "a sound file is read without them, and checked values are copied without them"
 
 
 COPIED = """
