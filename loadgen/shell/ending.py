@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from loadgen.core.errors import BUG, INTERRUPTED, USAGE, Code, Fault, Faults, UserError
 from loadgen.shell import at_once
@@ -49,9 +50,21 @@ def _interrupt_by_signals() -> None:
     """Each of these signals is a Ctrl-C. One that the shell has set to be ignored (`nohup`) stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         return
+    told: list[object] = []
+
+    def like_ctrl_c(_: int, frame: FrameType | None) -> None:
+        """Within a loop of asyncio Ctrl-C cancels what runs; raised there anywhere, uvloop prints where it was."""
+        of_ctrl_c = signal.getsignal(signal.SIGINT)
+        if not callable(of_ctrl_c):
+            raise KeyboardInterrupt
+        if of_ctrl_c not in told:  # the next one would be raised, in the middle of its way out
+            if of_ctrl_c is not signal.default_int_handler:
+                told.append(of_ctrl_c)
+            of_ctrl_c(signal.SIGINT, frame)
+
     for number in at_once.NUMBERS:
         if signal.getsignal(number) in (signal.SIG_DFL, at_once.end):
-            signal.signal(number, signal.default_int_handler)
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else like_ctrl_c)
 
 
 _OF_THE_HOST = {

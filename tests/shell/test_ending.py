@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -199,3 +201,30 @@ def test_the_password_of_a_url_in_a_wrong_place_is_not_shown(capsys: pytest.Capt
             main(typed.format("http://user:s3cret@h").split())
         said = capsys.readouterr().err
         assert left.value.code == 2 and "s3cret" not in said and "://***@h" in said, said
+
+
+def test_a_closed_terminal_and_term_cancel_what_a_loop_does() -> None:
+    """As Ctrl-C does: raised within a callback of uvloop they were printed, with where that was."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    seen: list[str] = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_soon(in_a_callback)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    def in_a_callback() -> None:
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            signal.raise_signal(number)
+        seen.append("went on")
+
+    try:
+        assert ending(lambda: asyncio.run(work()) or 0) == 130
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert seen == ["went on", "cancelled"]

@@ -191,8 +191,8 @@ class SyntheticPrompts:
         unique = min((self._first_message_tokens(one) - self.shared_tokens(one) for one in conversations), default=HEAD)
         if unique < HEAD:
             messages.append(
-                f"some prompts have only {max(0, unique)} tokens of their own, {HEAD} are needed to make each of them "
-                "different: the server's prefix cache may know them"
+                f"some prompts have only {format.counted(max(0, unique), 'token')} of their own, {HEAD} are needed to "
+                "make each different: the server's prefix cache may know them"
             )
         if not self._tokenizer.additive:
             sample = range(min(n, CHECKED))
