@@ -6,6 +6,7 @@ from random import Random
 from typing import Any, cast
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from counted_rows import CountedRows
 from hypothesis import given, settings
@@ -339,3 +340,14 @@ def test_rows_side_by_side_are_not_copied() -> None:
     assert np.shares_memory(part["due_ns"], columns["due_ns"]) and part["due_ns"].tolist() == [*range(10, 100)]
     assert Columns(rows, rows["due_ns"] == 5)["due_ns"].tolist() == [5]
     assert not len(Columns(rows, rows["due_ns"] < 0)["due_ns"])
+
+
+def test_a_file_has_no_dictionary_of_instants(tmp_path: Path) -> None:
+    """It would hold each of them, and be given up when it is full: half of the time of writing, and a larger file."""
+    rows = blank(50)
+    rows["due_ns"] = np.arange(50) * S
+    write(tmp_path / "a.parquet", [to_table(rows, [])])
+    group = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
+    has = {column.path_in_schema: column.has_dictionary_page for column in map(group.column, range(group.num_columns))}
+    assert not has["due_ns"] and not has["slot"] and has["status"] and has["text"]
+    assert Frame([tmp_path / "a.parquet"])["due_ns"].tolist() == rows["due_ns"].tolist()
