@@ -47,8 +47,8 @@ def listed(folder: Path) -> ListRow:
     levels = sum(len(runs) for _, runs in found)
     word = f"{done} of {format.counted(len(found), 'cell')}, {format.counted(levels, 'level')}"
     targets = [plan.of.target, *(cell.target for cell in plan.cells)]
-    simulated = any(target.startswith("sim:") for target in targets)
     named = kept(folder, [run for _, runs in found for run in runs][:1])
+    simulated = any(target.startswith("sim:") for target in targets) or any(one.target.simulated for _, one in named)
     started = named[0][1].run.started if named else ""
     return ListRow(word=word, about=plan.of.workload, target=plan.of.target, simulated=simulated, started=started)
 

@@ -121,6 +121,10 @@ def test_the_command_makes_a_grid_and_goes_on(tmp_path: Path, capsys: pytest.Cap
     assert "ISL 700" in out and "ISL 100" in out, "what an earlier command made stays in it"
     assert exits("report", folder, "--markdown") == 0
     assert capsys.readouterr().out == (folder / "grid.md").read_text()
+    plan = (folder / "grid.json").read_text()
+    (folder / "grid.json").write_text(plan.replace('"sim:gb300-vm"', '"http://h:1"', 1))
+    assert grid_kind.listed(folder).simulated, "as its runs say, whatever the URL"
+    (folder / "grid.json").write_text(plan)
 
     assert exits(*LOAD, "--isl", "300,700", "--osl", "20", "--slo", "ttft:1s", "-o", folder) == 2
     assert "with other flags (slo: none there" in capsys.readouterr().err
