@@ -19,6 +19,7 @@ import places
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import NO_PAGES
 
 from loadgen.core import run_folder, seeds
 from loadgen.core.errors import UserError
@@ -529,7 +530,7 @@ def test_a_probe_over_sockets_ends_early_in_all_workers(tmp_path: Path, workers:
     with embedded.start(Options(ttft="50ms", itl="1ms")) as one:
         runs = _probes(tmp_path, look_s=0.2)
         runs.goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1_000_000),)))
-        runs.settings = Settings(url=one.url, workers=workers, server_metrics=("off",))
+        runs.settings = Settings(url=one.url, workers=workers, **NO_PAGES)
         told = runs.run(_ask(40.0))
     assert told.figures["simulated"]
     assert (told.outcome, told.early) == ("over", True) or told.outcome == "invalid"  # a busy host's sender is late

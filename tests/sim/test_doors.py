@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import struct
-import urllib.request
 import zlib
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Request
 from loadgen_sdk.transport.target import Target
 from refusals import refused
+from runs import NO_PAGES
+from servers import log, shared
 
 from loadgen.core.errors import Fault, Faults
 from loadgen.core.execution.plan import Settings
@@ -32,7 +33,6 @@ from loadgen.shell.app import main
 from loadgen.shell.run_options import settings
 from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
-from loadgen.sim.server.send_log import parse_log
 
 pytestmark = pytest.mark.processes
 
@@ -242,14 +242,14 @@ def test_a_load_of_messages_has_its_tokens_tools_and_cache(tmp_path: Path, capsy
     assert load.path == "/v1/messages" and load.headers["anthropic-version"] == "2023-06-01"
     assert set(load.body or {}) == {"model", "messages", "stream", "max_tokens"}
     with start(Options(preset="h100x8")) as server:
-        asked = Settings(url=server.url, api="messages", out=tmp_path / "turns")
+        asked = Settings(url=server.url, api="messages", out=tmp_path / "turns", **NO_PAGES)
         turns = {"turns": {"count": 3, "tool_result_tokens": 7}}
         talked, _ = execute(workload({"input_tokens": 200, "output_tokens": 5} | turns, count=4), asked)
         assert talked.requests.ok == 12 and (talked.tokens.cached or 0) > 0
         forced = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}
         for stream in (True, False):
             out = tmp_path / f"called-{stream}"
-            asked = Settings(url=server.url, api="messages", stream=stream, out=out, extra_body=forced)
+            asked = Settings(url=server.url, api="messages", stream=stream, out=out, extra_body=forced, **NO_PAGES)
             called, _ = execute(workload(SHORT, count=4), asked)
             assert called.requests.by_finish == {"tool_calls": 4}
         assert typed(["doctor", "--url", server.url, "--api", "messages"]) == 0
@@ -382,17 +382,16 @@ def test_what_an_api_does_not_take_is_refused() -> None:
 def test_a_prompt_has_the_tokens_that_were_asked_for_by_the_servers_count(tmp_path: Path, api: Any) -> None:
     (tmp_path / "ids.jsonl").write_text('{"prompt": [11, 12, 13, 14, 15, 16, 17], "output_tokens": 5}\n')
     counted: dict[str, set[int]] = {}
-    with start(Options(ttft="1ms", itl="0.2ms", log_events="ends")) as server:
-        loads: dict[str, dict[str, Any]] = {"text": {"input_tokens": 130, "output_tokens": 5}}
-        if api in ("chat", "responses", "messages"):
-            loads["image"] = loads["text"] | {"images": {"width": 32, "height": 32}}
-        if api not in ("responses", "messages"):  # they have no field for them
-            loads["ids"] = {"from": str(tmp_path / "ids.jsonl")}
-        for name, requests in loads.items():
-            asked = Settings(url=server.url, api=api, stream=api != "embeddings", out=tmp_path / name)
-            summary, _ = execute(workload(requests, count=4), asked)
-            assert summary.requests.ok == 4, summary.requests.by_error
-            log = parse_log(urllib.request.urlopen(server.url + "/_log").read())
-            counted[name] = {entry.input_tokens for entry in log.requests if "-" in entry.id}
-            assert summary.tokens.input == 4 * sum(counted[name]), "one length, and the run has it"
+    server = shared()
+    loads: dict[str, dict[str, Any]] = {"text": {"input_tokens": 130, "output_tokens": 5}}
+    if api in ("chat", "responses", "messages"):
+        loads["image"] = loads["text"] | {"images": {"width": 32, "height": 32}}
+    if api not in ("responses", "messages"):  # they have no field for them
+        loads["ids"] = {"from": str(tmp_path / "ids.jsonl")}
+    for name, requests in loads.items():
+        asked = Settings(url=server.url, api=api, stream=api != "embeddings", out=tmp_path / name, **NO_PAGES)
+        summary, _ = execute(workload(requests, count=4), asked)
+        assert summary.requests.ok == 4, summary.requests.by_error
+        counted[name] = {entry.input_tokens for entry in log(server).requests if "-" in entry.id}
+        assert summary.tokens.input == 4 * sum(counted[name]), "one length, and the run has it"
     assert counted == {name: {7 if name == "ids" else 130} for name in loads}

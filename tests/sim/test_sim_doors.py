@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import NO_PAGES
 from test_doors import SHORT, workload
 from test_sim_server import FAST, ask
 
@@ -158,7 +159,7 @@ def test_a_run_against_each_door_of_the_embedded_server(tmp_path: Path) -> None:
         ("rerank", RANKED | {"input_tokens": 6_010}),
         ("responses", SHORT | turns),
     ):
-        settings = Settings(api=api, stream=api == "responses", out=tmp_path / api, embedded=embedded)  # type: ignore[arg-type]
+        settings = Settings(api=api, stream=api == "responses", out=tmp_path / api, embedded=embedded, **NO_PAGES)  # type: ignore[arg-type]
         summary, _ = execute(workload(requests, 12), settings)
         assert (summary.requests.ok, summary.requests.failed) == (24 if api == "responses" else 12, 0)
         assert "prompt_counts" not in " ".join(code.code for code in summary.verdict.warning_codes)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from refusals import refused
+from runs import NO_PAGES
 
 from loadgen.core.errors import Fault, Faults
 from loadgen.core.execution.plan import Settings
@@ -217,7 +218,7 @@ def test_a_simulated_server_really_empties_its_prefix_cache(tmp_path: Path) -> N
             "trtllm": {"reset_cache": True},
             "sglang": {"reset_cache": True, "server": "sglang"},
         }.items():
-            summary, _ = execute(one, Settings(url=server.url, out=tmp_path / name, **more))  # type: ignore[arg-type]
+            summary, _ = execute(one, Settings(url=server.url, out=tmp_path / name, **NO_PAGES, **more))  # type: ignore[arg-type]
             assert summary.requests.ok == 12 and summary.cache_reset == bool(more)
             shares[name] = summary.tokens.cached_share
     assert shares["first"] == shares["trtllm"] == shares["sglang"] == 0

@@ -14,6 +14,7 @@ import pytest
 import run_page
 from canned import Heard, answer, events, serving
 from refusals import refused
+from runs import NO_PAGES
 
 from loadgen.compare.comparison import compare
 from loadgen.compare.inputs import read_sides
@@ -142,7 +143,7 @@ def test_a_step_that_fails_ends_the_task_and_is_counted_there(tmp_path: Path) ->
 @pytest.mark.parametrize("more", [{}, {"workers": 2}, {"keep": "histogram"}])
 def test_the_shipped_pipeline_runs_against_one_simulated_server(more: dict[str, Any], tmp_path: Path) -> None:
     embedded = {"ttft": "20ms", "itl": "0.1ms", "per_input_token": "0.001ms"}
-    asked = Settings(embedded=embedded, out=tmp_path / "out", **more)
+    asked = Settings(embedded=embedded, out=tmp_path / "out", **NO_PAGES, **more)
     summary, _ = execute(
         load("rag-pipeline", read_flags(seed=3, request_rate="40", warmup="0", num_requests="12")), asked
     )

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from loadgen_sdk.price_file import PerToken
 from refusals import refused
+from runs import NO_PAGES
 
 from loadgen.core.errors import Faults
 from loadgen.core.execution.plan import Settings
@@ -341,9 +342,7 @@ def test_what_a_server_hears_is_the_graph_with_its_joins_and_real_answers(tmp_pa
         tmp_path, FAST.replace("  steps:", f"  history: {history}\n  steps:"), request_rate="40", num_requests="6"
     )
     with canned.serving(said("so be it", call)) as server:
-        settings = Settings(
-            url=server.url, model="m", server_metrics=("off",), session_header="X-Session-ID", out=tmp_path / "wire"
-        )
+        settings = Settings(url=server.url, model="m", session_header="X-Session-ID", out=tmp_path / "wire", **NO_PAGES)
         summary, folder = execute(one, settings)
         heard = {number: body for number, body, _ in heard_requests(server)}
         sessions = {number: headers["x-session-id"] for number, _, headers in heard_requests(server)}
@@ -447,7 +446,7 @@ def test_the_embedded_endpoint_calls_a_tool_where_that_is_required(tmp_path: Pat
     text = FAST.replace("  steps:", "  history: server\n  tool_choice: required\n  steps:")
     one = workload(tmp_path, text, request_rate="40", num_requests="5")
     quick = {"dialect": dialect, "ttft": "1ms", "itl": "200us"}
-    _, folder = execute(one, Settings(embedded=quick, server_metrics=("off",), out=tmp_path / "calls"))
+    _, folder = execute(one, Settings(embedded=quick, **NO_PAGES, out=tmp_path / "calls"))
     made = prompts(one)
     for row in store.read_run(folder).rows:
         task, turn = made.turn_of(int(row["slot"]))
@@ -491,7 +490,7 @@ def test_a_user_goes_away_over_http_too(tmp_path: Path) -> None:
     text = FAST.replace("requests:", "requests:\n  abandoned: 50%").replace("output_tokens: 30", "output_tokens: 300")
     one = workload(tmp_path, text, request_rate="40", num_requests="12")
     quick = {"ttft": "1ms", "itl": "1ms"}
-    summary, folder = execute(one, Settings(embedded=quick, server_metrics=("off",), out=tmp_path / "out"))
+    summary, folder = execute(one, Settings(embedded=quick, **NO_PAGES, out=tmp_path / "out"))
     rows, made = store.read_run(folder).rows, prompts(one)
     leaving = [task for task in range(12) if made.graphs.leaving(task)]
     assert summary.sessions is not None and summary.requests.failed == 0
