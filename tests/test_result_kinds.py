@@ -190,6 +190,7 @@ OWNERS = {  # a file that names a marker -> why
     "sim/virtual_folder.py": "writes the other files of a run",
     "preflight/selfcheck.py": "writes the header of its own run",
     "runs/dashboard.py": "reads the header of the run that goes on",
+    "shell/output.py": "asks whether a run below a folder has ended",
     "viewer/results_list.py": "asks when the header of a run was last written",
     "evidence/verify.py": "places whose definition has changed, by file; the header of each run",
     "interop/trackers.py": "the files that a tracker is given",
