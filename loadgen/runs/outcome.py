@@ -29,7 +29,7 @@ def cases(named: Named, *, strict: bool = False) -> list[Case]:
         found.append(Case(name="the measurement is valid", group=group, outcome=valid, text=_of_verdict(summary)))
         for term in summary.goodput.slo:
             _, value, over = term_cells(term, "over")
-            said = "\n".join(filter(None, (f"{value}, {over}", term.undecided)))
+            said = term.undecided or f"{value}, {over}"
             if not verdict.valid and not (term.met is False and is_servers_fault(verdict)):
                 found.append(Case(name=term.promise, group=group, outcome="skipped", text="the run is not valid"))
             elif term.met is None and strict:
@@ -59,7 +59,7 @@ def rates(summary: Summary) -> str:
 
 def broken_off(command: str) -> Case:
     """The case of a command that did not come to its end: neither passed nor failed, whatever its runs showed."""
-    why = "stopped before its end: what it would have shown is not known"
+    why = "it was stopped, or could not begin: what it would have shown is not known"
     return Case(name="the command came to its end", group=command, outcome="error", text=why)
 
 

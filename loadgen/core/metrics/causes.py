@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from loadgen.core.results.manifest import Header
     from loadgen.core.server_metrics.series import MetricSample
 
+    Ints, Mask = NDArray[np.int64], NDArray[np.bool_]
+
 FEWEST = 200  # ok requests: fewer have no p99 to explain
 MOST = 200_000  # requests that are looked at: of more, every second, third ...
 FAST = 0.2  # quantile of TTFT that stands for a request that met no trouble
@@ -54,7 +56,7 @@ GROWTH = 1.5  # of the median TTFT, from the first third of the time to the last
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """One cause. `share`: of the slow requests that carry its trace, or of their excess that it explains."""
 
-    code: str  # client, network, startup, stalls, target, power, preemptions, kv_cache, long_prompts, queue, batch
+    code: str  # client, held_back, network, startup, stalls, target, power, kv_cache, and so on: docs/summary.md
     share: float
     sure: str  # likely, possible
     evidence: str
@@ -73,12 +75,12 @@ class _Case(NamedTuple):
     client, and as slow none that was sent late by more than a fast answer takes."""
 
     rows: JoinedColumns
-    ttft: NDArray[np.int64]
-    slow: NDArray[np.bool_]
-    fast: NDArray[np.bool_]
+    ttft: Ints
+    slow: Mask
+    fast: Mask
     time: NDArray[np.float64]  # of the due instants, from 0 to 1
     span_s: float
-    part: NDArray[np.int64]  # target and replica
+    part: Ints  # target and replica
     stride: int  # one of so many requests is among the rows
     excess: dict[str, float]  # part of TTFT -> its share of what the slow took longer; {}: too few are slow
     pages: dict[str, series.MetricCurve]  # quantity of the servers' metrics pages -> its values
@@ -98,34 +100,48 @@ def explain(
     in_order = streamed[np.lexsort((everything["slot"][streamed], everything["due_ns"][streamed]))]
     stride = _stride(len(in_order))
     rows = JoinedColumns(measured, ok=True, order=in_order[::stride])
-    ttft, due, late = rows.measure("ttft"), rows["due_ns"], rows["sent_ns"] - sendable(rows)
+    ttft, due, late = rows.measure("ttft"), rows["due_ns"], _late(rows)
     slow, fast, is_slow = _slow(ttft, np.ones(len(ttft), bool))
     served = ttft - late
     own_slow, own_fast, is_own = _slow(served, late <= _usual(served))
     span = max(int(due[-1] - due[0]), 1)
     case = _Case(
         rows, served, own_slow, own_fast, (due - due[0]) / span, span / 1e9, keys(rows), stride,
-        _excess(rows, served, own_slow, own_fast) if is_own else {}, series.curves(samples), header, samples,
+        _excess(rows, served, late, own_slow, own_fast) if is_own else {}, series.curves(samples), header, samples,
     )  # fmt: skip
     left_out = (_power, _batch) if "tpot" in unsound else ()
     detectors = [detect for detect in (_DETECTORS if is_own else _OF_ALL) if detect not in left_out]
     found = [cause for detect in detectors if (cause := detect(case)) is not None]
-    of_all = bool(found) and (found[0].code in ("power", "batch") or not is_own)
+    of_all = bool(found) and (found[0].code in ("held_back", "power", "batch") or not is_own)
     client = _longer(late, slow, fast) / _longer(ttft, slow, fast) if is_slow else 0.0
     if client >= MOSTLY:
         of_them = f": {client:.0%} of what they took longer had passed before they were sent"
         found, own_slow, of_all = [_client(client, of_them), *found], slow, False
     elif found and (share := float(late.mean() / ttft.mean())) >= BESIDE:
         found.append(_client(share, f" too, by {share:.0%} of the mean TTFT", "possible"))
+    if not found:
+        return Explanation(slow=int(slow.sum()))
     several = f"{own_slow.sum():,} of {len(ttft):,} requests took more than {SLOW:g} times the usual TTFT: "
-    return Explanation(text=_paragraph(found, "" if of_all else several), slow=int(slow.sum()), causes=tuple(found))
+    text = f"{found[0].sure.capitalize()}: {'' if of_all else several}{found[0].evidence}."
+    also = f" Also: {'; '.join(cause.evidence for cause in found[1:])}." if found[1:] else ""
+    return Explanation(text=text + also, slow=int(slow.sum()), causes=tuple(found))
 
 
-def _usual(ttft: NDArray[np.int64]) -> float:
+def _late(rows: JoinedColumns) -> Ints:
+    """How late each request was sent by the client's own doing. A new connection takes as long too where the client was
+    stopped: as long as it was late, just then, with requests on connections that were open."""
+    able = sendable(rows)
+    late = rows["sent_ns"] - able
+    beside = np.max([np.roll(np.where(rows["reused"] > 0, late, 0), by) for by in range(-4, 5)], axis=0)
+    whole: Ints = late + np.minimum(able - rows["due_ns"], beside)
+    return whole
+
+
+def _usual(ttft: Ints) -> float:
     return float(np.quantile(ttft, FAST, method="lower"))
 
 
-def _slow(ttft: NDArray[np.int64], among: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_], bool]:
+def _slow(ttft: Ints, among: Mask) -> tuple[Mask, Mask, bool]:
     """Which requests are slow, which fast, and whether the slow ones are enough to be explained."""
     slow = (ttft > SLOW * _usual(ttft)) & among
     fast = (ttft <= np.median(ttft)) & ~slow & among
@@ -146,19 +162,9 @@ def stand_out(slow: int, requests: int) -> bool:
     return slow >= max(FEWEST_SLOW, requests // 100)
 
 
-def _paragraph(found: Sequence[Cause], several: str) -> str:
-    if not found:
-        return ""
-    first, *others = found
-    text = f"{first.sure.capitalize()}: {several}{first.evidence}."
-    return text + (f" Also: {'; '.join(cause.evidence for cause in others)}." if others else "")
-
-
-def _excess(
-    rows: JoinedColumns, ttft: NDArray[np.int64], slow: NDArray[np.bool_], fast: NDArray[np.bool_]
-) -> dict[str, float]:
-    """What the slow requests took longer than the fast ones, as shares of the parts of TTFT."""
-    parts = {"connect": sendable(rows) - rows["due_ns"]}
+def _excess(rows: JoinedColumns, ttft: Ints, late: Ints, slow: Mask, fast: Mask) -> dict[str, float]:
+    """What the slow requests took longer than the fast ones, as shares of the parts of TTFT. `late`: not in it."""
+    parts = {"connect": rows["sent_ns"] - rows["due_ns"] - late}
     for name in ("queue", "prefill", "transfer"):
         told = rows[f"server_{name}_ns"]
         if (told >= 0).all():
@@ -167,7 +173,7 @@ def _excess(
     return {name: _longer(values, slow, fast) / _longer(ttft, slow, fast) for name, values in parts.items()}
 
 
-def _longer(values: NDArray[np.int64], slow: NDArray[np.bool_], fast: NDArray[np.bool_]) -> float:
+def _longer(values: Ints, slow: Mask, fast: Mask) -> float:
     return float(values[slow].mean() - values[fast].mean())
 
 
@@ -189,6 +195,16 @@ def _network(case: _Case) -> Cause | None:
         return None
     what = "waiting for a connection" if connect > share / 2 else "in the network, or before the server began to count"
     return _cause("network", share, f"{share:.0%} of what they took longer was spent {what}")
+
+
+def _held_back(case: _Case) -> Cause | None:
+    """Answers that come whole, so that TTFT is the time of the whole answer."""
+    rows = case.rows
+    share = float(((rows["last_token_ns"] == rows["first_token_ns"]) & (rows["output_tokens"] > 1)).mean())
+    text = (
+        f"{share:.0%} of the answers came whole: a proxy, a gateway or the server itself holds them back to their end"
+    )
+    return None if share < CLEARLY else _cause("held_back", share, f"{text}, so TTFT is the time of all of it")
 
 
 def _startup(case: _Case) -> Cause | None:
@@ -251,13 +267,13 @@ def _power(case: _Case) -> Cause | None:
     if best < APART or more_asked:
         return None
     text = f"from {cut * case.span_s:.0f} s on every token took {factor - 1:.0%} longer, though no more was asked for"
-    told = _held_back(case, cut)
+    told = _capped(case, cut)
     return _cause(
         "power", best, f"{text}: {told or 'the machine became slower (a power or thermal cap, or a neighbour)'}"
     )
 
 
-def _held_back(case: _Case, cut: float) -> str:
+def _capped(case: _Case, cut: float) -> str:
     """What the hardware says of it: reasons for lower clocks that came with the step; "" where it says nothing."""
     first_s = float(case.rows["due_ns"][0]) / 1e9
     edges = (first_s, first_s + cut * case.span_s, first_s + case.span_s)
@@ -305,7 +321,7 @@ def _long_prompts(case: _Case) -> Cause | None:
     if not FEW_LONG * len(tokens) <= len(long) <= MANY_LONG * len(tokens):
         return None
 
-    def share_behind(places: NDArray[np.int64]) -> float:
+    def share_behind(places: Ints) -> float:
         looked_at = places[:: max(len(places) // LOOKED_AT, 1)].tolist()
         behind = 0
         for i in looked_at:
@@ -341,14 +357,11 @@ def _growth(case: _Case) -> str:
     if not len(first) or not len(last):
         return ""
     early, late = float(np.median(first)) / 1e6, float(np.median(last)) / 1e6
-    return (
-        ""
-        if late < GROWTH * early
-        else f"which grew: median TTFT {early:,.0f} ms in the first third of the time, {late:,.0f} ms in the last"
-    )
+    words = f"which grew: median TTFT {early:,.0f} ms in the first third of the time, {late:,.0f} ms in the last"
+    return "" if late < GROWTH * early else words
 
 
-def _missed(case: _Case, metric: str, values: NDArray[np.int64]) -> float:
+def _missed(case: _Case, metric: str, values: Ints) -> float:
     """The tightest limit of the SLO for this metric that these values miss, in ms; 0 where none is missed."""
     terms = [term for term in (case.header.slo.terms if case.header.slo else ()) if term.metric == metric]
     missed = [term.limit_ns for term in terms if (values > term.limit_ns).mean() > 1 - term.quantile]
@@ -357,8 +370,11 @@ def _missed(case: _Case, metric: str, values: NDArray[np.int64]) -> float:
 
 def _waits(case: _Case) -> Cause | None:
     """All waited alike in a queue: one that grew, or that was there from the start and breaks a promise of TTFT."""
-    grew = _growth(case)
-    if not (grew or _missed(case, "ttft", case.ttft)) or (case.rows["server_queue_ns"] < 0).any():
+    grew, missed = _growth(case), _missed(case, "ttft", case.ttft)
+    if (case.rows["server_queue_ns"] < 0).any():
+        said = f"all requests waited in the server, probably in its queue, {grew}"
+        return _cause("queue", 1.0, said, "possible") if grew and missed else None
+    if not (grew or missed):
         return None
     queue, whole = float(case.rows["server_queue_ns"].mean()) / 1e6, float(case.ttft.mean()) / 1e6
     if queue < MOSTLY * whole:
@@ -411,6 +427,6 @@ def _waits_in_prefill(case: _Case) -> bool:
 
 
 _DETECTORS: tuple[Callable[[_Case], Cause | None], ...] = (
-    _network, _startup, _stalls, _target, _power, _preemptions, _kv_cache, _long_prompts, _queue, _batch,
+    _held_back, _network, _startup, _stalls, _target, _power, _preemptions, _kv_cache, _long_prompts, _queue, _batch,
 )  # fmt: skip
-_OF_ALL: tuple[Callable[[_Case], Cause | None], ...] = (_power, _waits, _batch)  # where no request stands out
+_OF_ALL = (_held_back, _power, _waits, _batch)  # where no request stands out

@@ -23,6 +23,7 @@ from loadgen.core.metrics.causes import Explanation, explain
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.results.manifest import Header
 from loadgen.core.server_metrics.series import UP, MetricSample
+from loadgen.core.slo import Slo, Term
 from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
@@ -125,6 +126,39 @@ def test_an_overload_is_named_with_the_lateness_of_the_client_beside_it(account:
         assert {cause.code for cause in said.causes} >= {"queue"}, (longest_ms, said)
         assert "which grew" in said.text
     assert "the load generator was late" in said.text
+
+
+def test_new_connections_of_a_client_that_was_stopped_are_no_network() -> None:
+    """Seen on a real client that was stopped for 1.2 s again and again: half of what was due then was to connect."""
+    rows, samples = BENCHMARK.simulate("clean", 3)
+    late(rows, 15, 1500)
+    new = np.arange(len(rows)) % 2 == 0
+    rows["reused"] = ~new
+    rows["ready_ns"] = np.where(new, rows["sent_ns"], rows["due_ns"])
+    assert [cause.code for cause in explain([Columns(rows)], Header(), samples).causes] == ["client"]
+
+
+def test_an_overload_without_an_account_in_which_all_waited_alike_is_possible() -> None:
+    """A server with four slots at twice its load, TTFT from 1.6 to 6 s: as above, of a server that says nothing."""
+    rows, samples = BENCHMARK.simulate("clean", 3)
+    rows = np.sort(rows[rows["first_token_ns"] > 0], order="due_ns")
+    waited = np.linspace(1_600, 6_000, len(rows)).astype("i8") * 1_000_000
+    rows["server_queue_ns"] = rows["server_prefill_ns"] = -1
+    for column in LATER[1:]:
+        rows[column] += waited
+    slo = Slo(terms=(Term(metric="ttft", limit_ns=1_000_000_000, quantile=0.95),))
+    said = explain([Columns(rows)], Header(slo=slo), samples)
+    assert [(cause.code, cause.sure) for cause in said.causes] == [("queue", "possible")], said
+    late(rows, 5, 4_000)
+    said = explain([Columns(rows)], Header(slo=slo), samples)
+    assert [cause.code for cause in said.causes] == ["queue", "client"] and "late too" in said.text
+
+
+def test_answers_that_come_whole_are_held_back() -> None:
+    rows, samples = BENCHMARK.simulate("clean", 3)
+    rows["first_token_ns"] = rows["first_answer_ns"] = rows["last_token_ns"]
+    said = explain([Columns(rows)], Header(), samples, ("tpot",))
+    assert said.causes[0].code == "held_back" and said.text.startswith("Likely: 100% of the answers came whole")
 
 
 def test_what_is_withheld_is_no_evidence() -> None:
