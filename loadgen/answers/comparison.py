@@ -18,7 +18,7 @@ from loadgen.answers.scores import (
 )
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND
 from loadgen.core.limits import FEWEST_ANSWERS
-from loadgen.core.stats.intervals import LEVEL, ratio, replications, unseen_share, wilson
+from loadgen.core.stats.intervals import LEVEL, ratio, replications, wilson
 
 SCHEMA = 1
 
@@ -99,6 +99,11 @@ class AnswersResult(msgspec.Struct, frozen=True, kw_only=True):
         if self.loss is None or not known or False in known:
             return False if self.loss is not None and False in known else None
         return None if None in known or self.failed else True
+
+
+def unseen_share(n: int, level: float = LEVEL) -> float:
+    """The largest share of all cases that n independent ones may not have met, as sure as `intervals.unseen`."""
+    return -math.expm1(math.log((1 - level) / 2) / n)
 
 
 def exit_code(result: AnswersResult) -> int:

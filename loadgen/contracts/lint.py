@@ -65,6 +65,12 @@ class _FaultReport:
         self.here.append(UserError(code, what, where(self.file, spot, path), hint))
 
 
+def faultless(limit: float, level: float = intervals.LEVEL) -> int:
+    """The number of requests, none of which misses, from which Wilson's interval shows a miss share below `limit`."""
+    z = intervals.z_quantile(level)
+    return math.ceil(z * z * (1 - limit) / limit)
+
+
 def check(
     contract: Contract,
     drafts: Sequence[Draft],
@@ -309,7 +315,7 @@ def needed(term: Promise, confidence: float) -> int:
     For a percentile: LoadGen's early-stopping minimum. For a share: as many as show it when no request misses.
     """
     if term.kind in ("errors", "goodput", "task_goodput"):
-        return intervals.faultless(term.limit if term.kind == "errors" else 1 - term.limit, confidence)
+        return faultless(term.limit if term.kind == "errors" else 1 - term.limit, confidence)
     return support(term.quantile) if term.quantile else RATES_NEED
 
 
@@ -501,7 +507,7 @@ def _prompts_needed(term: Promise, confidence: float) -> int:
     if term.kind == "within":  # so many that too many lost answers would have been met
         return intervals.unseen(1 - term.limit, confidence)
     if term.kind in SHARES_OF_ANSWERS:
-        return intervals.faultless(1 - term.limit, confidence)
+        return faultless(1 - term.limit, confidence)
     return FEWEST_ANSWERS
 
 

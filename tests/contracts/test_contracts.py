@@ -27,6 +27,7 @@ from loadgen.contracts import prediction, quantile_interval, sections, steady_sa
 from loadgen.contracts import run as validation
 from loadgen.contracts import verdict as judge
 from loadgen.contracts.evaluate import MeasuredLevel
+from loadgen.contracts.lint import faultless
 from loadgen.contracts.load import load_contract
 from loadgen.contracts.schema import parse
 from loadgen.contracts.stored import PLACE, again, command_of, read_run, verify
@@ -676,7 +677,7 @@ def test_intervals_of_samples() -> None:
     wide = quantile_interval.quantile([held], 0.5, 0.95)
     assert wide.high - wide.low > 5 * (median.high - median.low)
     assert quantile_interval.share([np.zeros(1000)], 0.95).high == pytest.approx(0.0038, abs=1e-4)
-    assert intervals.faultless(0.0038, 0.95) == pytest.approx(1007, abs=5)
+    assert faultless(0.0038, 0.95) == pytest.approx(1007, abs=5)
     assert intervals.quotient(Interval(2, 1.9, 2.1), Interval(1, 0.9, 1.1)).low == pytest.approx(1.79, abs=0.01)
     assert intervals.quotient(Interval(2, 1.9, 2.1), Interval(1, -np.inf, 1.1)).high == np.inf
 

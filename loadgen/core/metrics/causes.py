@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from loadgen.core.results.manifest import Header
     from loadgen.core.server_metrics.series import MetricSample
 
-    Ints, Mask = NDArray[np.int64], NDArray[np.bool_]
+    Ints = NDArray[np.int64]
+    Mask = NDArray[np.bool_]
 
 FEWEST = 200  # ok requests: fewer have no p99 to explain
 MOST = 200_000  # requests that are looked at: of more, every second, third ...
@@ -98,12 +99,12 @@ def explain(
     if len(streamed) < FEWEST:
         return Explanation()
     in_order = streamed[np.lexsort((everything["slot"][streamed], everything["due_ns"][streamed]))]
-    stride = _stride(len(in_order))
+    stride = len(in_order) // MOST + 1
     rows = JoinedColumns(measured, ok=True, order=in_order[::stride])
     ttft, due, late = rows.measure("ttft"), rows["due_ns"], _late(rows)
-    slow, fast, is_slow = _slow(ttft, np.ones(len(ttft), bool))
+    slow, fast, is_slow = _slow(ttft, np.zeros_like(ttft))
     served = ttft - late
-    own_slow, own_fast, is_own = _slow(served, late <= _usual(served))
+    own_slow, own_fast, is_own = _slow(served, late)
     span = max(int(due[-1] - due[0]), 1)
     case = _Case(
         rows, served, own_slow, own_fast, (due - due[0]) / span, span / 1e9, keys(rows), stride,
@@ -130,31 +131,24 @@ def explain(
 def _late(rows: JoinedColumns) -> Ints:
     """How late each request was sent by the client's own doing. A new connection takes as long too where the client was
     stopped: as long as it was late, just then, with requests on connections that were open."""
-    able = sendable(rows)
-    late = rows["sent_ns"] - able
+    late = rows["sent_ns"] - (able := sendable(rows))
     beside = np.max([np.roll(np.where(rows["reused"] > 0, late, 0), by) for by in range(-4, 5)], axis=0)
     whole: Ints = late + np.minimum(able - rows["due_ns"], beside)
     return whole
 
 
-def _usual(ttft: Ints) -> float:
-    return float(np.quantile(ttft, FAST, method="lower"))
-
-
-def _slow(ttft: Ints, among: Mask) -> tuple[Mask, Mask, bool]:
-    """Which requests are slow, which fast, and whether the slow ones are enough to be explained."""
-    slow = (ttft > SLOW * _usual(ttft)) & among
-    fast = (ttft <= np.median(ttft)) & ~slow & among
+def _slow(ttft: Ints, late: Ints) -> tuple[Mask, Mask, bool]:
+    """Which requests are slow, which fast, of those not later than a fast answer takes; and whether the slow ones are
+    enough to be explained."""
+    usual = np.quantile(ttft, FAST, method="lower")
+    slow = (ttft > SLOW * usual) & (late <= usual)
+    fast = (ttft <= np.median(ttft)) & ~slow & (late <= usual)
     return slow, fast, stand_out(int(slow.sum()), len(ttft)) and bool(fast.any())
-
-
-def _stride(requests: int) -> int:
-    return requests // MOST + 1
 
 
 def looked_at(requests: int) -> int:
     """How many of so many ok requests with a TTFT are looked at: `Explanation.slow` is of these."""
-    return -(-requests // _stride(requests))
+    return -(-requests // (requests // MOST + 1))
 
 
 def stand_out(slow: int, requests: int) -> bool:
@@ -374,10 +368,8 @@ def _waits(case: _Case) -> Cause | None:
     if (case.rows["server_queue_ns"] < 0).any():
         said = f"all requests waited in the server, probably in its queue, {grew}"
         return _cause("queue", 1.0, said, "possible") if grew and missed else None
-    if not (grew or missed):
-        return None
     queue, whole = float(case.rows["server_queue_ns"].mean()) / 1e6, float(case.ttft.mean()) / 1e6
-    if queue < MOSTLY * whole:
+    if not (grew or missed) or queue < MOSTLY * whole:
         return None
     text = f"all requests waited in the server's queue, {f'{grew}; ' if grew else ''}{queue:,.0f} of a mean TTFT of"
     return _cause("queue", queue / whole, f"{text} {whole:,.0f} ms: more was asked for than it carries")

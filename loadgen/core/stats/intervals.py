@@ -267,12 +267,6 @@ def wilson(p: float, n: float, level: float = LEVEL) -> tuple[float, float]:
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
-def faultless(limit: float, level: float = LEVEL) -> int:
-    """The number of requests, none of which misses, from which Wilson's interval shows a miss share below `limit`."""
-    z = z_quantile(level)
-    return math.ceil(z * z * (1 - limit) / limit)
-
-
 def at_next_look(level: float) -> float:
     """The confidence that the next look at growing data is judged at, after one at `level`: see contracts.verdict."""
     return 1 - (1 - level) / 2
@@ -284,11 +278,6 @@ def unseen(p: float, level: float = LEVEL) -> int:
     The confidence is that of one side of a two-sided interval of this level.
     """
     return math.ceil(math.log((1 - level) / 2) / math.log(p))
-
-
-def unseen_share(n: int, level: float = LEVEL) -> float:
-    """The largest share of all cases that n independent ones may not have met, with the confidence of `unseen`."""
-    return -math.expm1(math.log((1 - level) / 2) / n)
 
 
 def recurrence(length_s: float, level: float = LEVEL) -> float:
