@@ -36,7 +36,7 @@ COMMANDS = {
         "--seed", "5",
     ),
     "search": (
-        "search", "{workload}", "--slo", "ttft:1s:p90", "--start", "100", "--max-probes", "6", "-d", "3s",
+        "search", "{workload}", "--slo", "ttft:1s:p90", "--start", "100", "--max-probes", "3", "-d", "3s",
         "--grace", "1s", "--seed", "5",
     ),
     "validate": ("validate", "{contract}", "--seed", "5"),
