@@ -129,12 +129,12 @@ def explain(
 
 
 def _late(rows: JoinedColumns) -> Ints:
-    """How late each request was sent by the client's own doing. A new connection takes as long too where the client was
-    stopped: as long as it was late, just then, with requests on connections that were open."""
-    late = rows["sent_ns"] - (able := sendable(rows))
-    beside = np.max([np.roll(np.where(rows["reused"] > 0, late, 0), by) for by in range(-4, 5)], axis=0)
-    whole: Ints = late + np.minimum(able - rows["due_ns"], beside)
-    return whole
+    """How late each request was sent by the client's own doing. A client that was stopped opens connections late too:
+    no sooner than it sent what had been due before, on connections that were open."""
+    able, due, sent = sendable(rows), rows["due_ns"], rows["sent_ns"]
+    stopped_until = np.maximum.accumulate(np.where(rows["reused"] > 0, sent, 0))
+    late: Ints = sent - able + np.clip(stopped_until - due, 0, able - due)
+    return late
 
 
 def _slow(ttft: Ints, late: Ints) -> tuple[Mask, Mask, bool]:
