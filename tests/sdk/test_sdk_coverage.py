@@ -217,6 +217,18 @@ def test_a_streamed_answer_that_does_not_fit(case: str, way: str) -> None:
         assert told[0].cost == pytest.approx(15e-6) and told[0].finish_reason
 
 
+def test_an_error_of_a_streamed_answer_that_is_caught_inside_its_block() -> None:
+    def use(own: Any) -> Any:
+        with own.responses.stream(model="m", input="Hi", text_format=City) as stream:
+            try:
+                stream.until_done()
+            except ValueError as error:
+                assert "City" in str(error)
+
+    _, told = asked("blocking", UNFIT["responses"], use)
+    assert [(one.status, one.output_tokens) for one in told] == [("failed", 3)]
+
+
 def test_a_stream_without_a_finish_reason_that_was_read_to_its_end() -> None:
     def use(own: Any) -> Any:
         list(own.chat.completions.create(model="m", messages=[], stream=True))

@@ -53,6 +53,7 @@ class ObservedCall:
     response: Any = None  # the HTTP library's, until the package has made an answer of it
     raw_asked = unread = False  # the application called with_raw_response, or with_streaming_response
     hides_usage = False  # the event with the token count is there only because we asked for it
+    left_by_reader = False  # what reads the stream for the application has given it up
     get_stream: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference to the stream, once there is one
     _outer: ObservedCall | None = None
     _current_span: AbstractContextManager[object] | None = None
@@ -193,7 +194,11 @@ class ObservedCall:
     def stream_failed(self, error: BaseException) -> None:
         """The stream raised `error`, or the loop over it was left (GeneratorExit)."""
         if isinstance(error, GeneratorExit):
-            if not _is_read_by_caller(self.get_stream()):
+            try:
+                self.left_by_reader = not collecting() and _is_read_by_caller(self.get_stream())
+            except Exception:  # there are frames that show nothing of themselves
+                log.debug("the reader of a stream is not known", exc_info=True)
+            if not self.left_by_reader:
                 self.abandoned()
             return
         status: Status = "failed" if isinstance(error, Exception) else "cancelled"
@@ -501,7 +506,9 @@ def _close_response(observed: ObservedCall, events: Callable[[], Any], close: Ca
     if reading is None or _is_suspended(reading) is False:
         return close()
     error = sys.exc_info()[1]
-    if error is None or not _raised_by_reader(error, observed.get_stream()):
+    if error is None and observed.left_by_reader:  # the application has caught it already
+        error = ValueError("the answer is not what was asked for")
+    elif error is None or not _raised_by_reader(error, observed.get_stream()):
         observed.abandoned()
         return close()
     if hasattr(reading, "__anext__"):
