@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _BOOLEANS = ("reused", "kernel_stamp")
-KEPT_BYTES = 96  # a row, at most, of the columns that a `Frame` keeps: twelve instants
+KEPT_BYTES = 80  # a row, at most, of the columns that a `Frame` keeps: ten instants; with eight they are read again
 _Group = tuple[tuple[int, int], int, int]  # file and number in it, first row, row after the last
 
 
