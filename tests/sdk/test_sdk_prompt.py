@@ -82,6 +82,8 @@ def test_a_picture_without_a_size(data: str) -> None:
         ("claude-3-5-sonnet-latest", (2000, 1500), "", 1564),
         ("claude-opus-4-7", (1920, 1080), "", 2691),
         ("claude-sonnet-5", (3840, 2160), "", 4784),
+        ("us.anthropic.claude-opus-4-7-v1:0", (1920, 1080), "", 2691),
+        ("bedrock/anthropic.claude-sonnet-4-5-20250929-v1:0", (1000, 1000), "", 1296),
     ],
 )
 def test_tokens_of_a_picture(model: str, size: tuple[int, int], detail: str, tokens: int) -> None:

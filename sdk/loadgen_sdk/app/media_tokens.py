@@ -112,7 +112,7 @@ PICTURES: dict[str, Tiles | Patches | Squares] = {
 
 def picture_tokens(model: str, size: tuple[int, int], detail: str) -> int:
     """Tokens of a picture of this size. detail: as asked for; "" and "auto" are what the model does without it."""
-    name = model.rpartition("/")[2]
+    name = model.rpartition("/")[2].rpartition("anthropic.")[2]  # as routers and Bedrock write it
     rule = PICTURES[max((known for known in PICTURES if name.startswith(known)), key=len)]
     return rule.tokens(*size, detail)
 
