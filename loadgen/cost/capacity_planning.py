@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from loadgen.core.errors import UserError
 from loadgen.core.results.manifest import ReasonCode
-from loadgen.pricing.evidence import Evidence
+from loadgen.pricing.evidence import Evidence, mean_answer_ms, starts
 from loadgen.pricing.reasons import note
 from loadgen.pricing.spread import Spread, rate_of_repeats
+from loadgen.pricing.unit_cost import tasks_of
 from loadgen.repeated.capacity import STILL_KEPT
 
 
@@ -71,8 +72,9 @@ ONE_LOAD = "the SLO was kept at this load, which may not be the highest (loadgen
 def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
     """The measured rate within the SLO.
 
-    The rate of a capacity; else the steady rate of successful tasks where there are conversations; else of good
-    requests; without an SLO, of ok requests. Raises UserError where the rate is zero.
+    The rate of a capacity; else the steady rate of successful tasks where there are conversations alone, of all starts
+    where there are single requests too; else of good requests; without an SLO, of ok requests. Raises UserError where
+    the rate is zero.
     """
     summary, capacity = evidence.summary, evidence.capacity
     if evidence.at_once:
@@ -84,8 +86,7 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         bound_why = (capacity.bound_why or STILL_KEPT) if capacity.lower_bound else ""
         rate = Spread(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)
         if capacity.unit == "requests" and summary.sessions is not None:
-            offered = summary.requests.decided
-            rate, noun = scaled(rate, summary.sessions.count / offered), "conversations"
+            rate, noun = scaled(rate, starts(summary) / summary.requests.decided), "conversations"
     else:
         run_count = len(evidence.summaries)
         basis = "at this load" if run_count == 1 else f"at this load, {run_count} repeats"
@@ -97,7 +98,6 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
             )
         rate = rate_of_repeats(run_rates)
         bound_why = ONE_LOAD if all(run.goodput.met for run in evidence.summaries) else ""
-    answer_ms = summary.e2e_ms.mean if summary.sessions is None else summary.sessions.duration_ms.mean
     return MeasuredRate(
         name=evidence.name,
         folder=evidence.folder,
@@ -105,7 +105,7 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         rate=rate,
         noun=noun,
         gpus=gpus,
-        response_s=(answer_ms or 0.0) / 1e3,
+        response_s=(mean_answer_ms(summary) or 0.0) / 1e3,
         lower_bound=bool(bound_why),
         bound_why=bound_why,
         workload=summary.run.workload,
@@ -115,7 +115,10 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
 def _steady_rates(evidence: Evidence) -> tuple[str, list[float]]:
     """The noun of what is counted, and its steady rate in each run."""
     summaries = evidence.summaries
-    if summaries[0].sessions is not None:
+    if summaries[0].sessions is not None and tasks_of(summaries[0]) is None:
+        noun, steady = "conversations", [(one.load.steady_completed_rps, one) for one in summaries]
+        rates = [None if rate is None else rate * starts(one) / one.requests.decided for rate, one in steady]
+    elif summaries[0].sessions is not None:
         noun, rates = "successful tasks", [s.sessions.steady_ok_per_s if s.sessions else None for s in summaries]
     elif evidence.valid and summaries[0].goodput.has_slo:
         noun, rates = "good requests", [summary.goodput.steady_rps for summary in summaries]

@@ -15,7 +15,7 @@ from loadgen.core.errors import UNSOUND, Fault, Faults, UserError, collecting, n
 from loadgen.core.metrics.summary import FILE, Summary, load_summary
 from loadgen.core.workload.messages import locate
 from loadgen.core.workload.yaml_marks import read_yaml, where
-from loadgen.pricing.evidence import Evidence
+from loadgen.pricing.evidence import Evidence, starts
 from loadgen.repeated import capacity
 from loadgen.result_kinds import HeldLoad
 from loadgen.runs.headline import promises
@@ -134,7 +134,7 @@ def _offered(summary: Summary, stored_capacity: capacity.Capacity) -> float | No
     offered = summary.load.offered_rps
     if offered is None or stored_capacity.unit == "requests" or summary.sessions is None:
         return offered
-    return offered * summary.sessions.count / summary.requests.decided
+    return offered * starts(summary) / summary.requests.decided
 
 
 def _at_once(folder: Path, summary: Summary) -> bool:

@@ -13,7 +13,7 @@ from loadgen_sdk.price_file import PerToken
 
 from loadgen.core.errors import UserError
 from loadgen.cost.capacity_planning import MeasuredRate, demand, needed, scaled
-from loadgen.pricing.evidence import Evidence
+from loadgen.pricing.evidence import Evidence, starts
 from loadgen.pricing.prices import Price
 from loadgen.pricing.spread import Spread
 from loadgen.pricing.unit_cost import (
@@ -26,6 +26,7 @@ from loadgen.pricing.unit_cost import (
     decimal,
     energy_per_hour,
     hourly,
+    tasks_of,
 )
 
 HOURS_PER_MONTH = Decimal(730)  # 8,760 / 12
@@ -154,6 +155,12 @@ def _by_count(price: Price, evidence: Evidence | None, source: MeasuredRate) -> 
             what = f"{price.name} is paid by the token, and {source.name} is no run whose tokens could be counted"
             raise UserError("unsupported", what, "--price", "a price of machines, or a folder of a run")
         return Decimal(0)
-    unit = TASK if evidence.summary.sessions is not None else REQUEST
+    summary, unit, each = evidence.summary, REQUEST, Decimal(1)
+    if tasks_of(summary) is not None:
+        unit = TASK
+    elif summary.sessions is not None:  # an interaction is a request or a conversation of several
+        each = Decimal(summary.requests.decided) / starts(summary)
     found = cost(basis(evidence), price, source.gpus, unit)
-    return Decimal(0) if found is None else sum((found.parts[p] for p in found.parts if p not in BY_TIME), Decimal(0))
+    if found is None:
+        return Decimal(0)
+    return each * sum((found.parts[p] for p in found.parts if p not in BY_TIME), Decimal(0))

@@ -48,6 +48,23 @@ class Evidence:
         return any(summary.target.simulated for summary in self.summaries)
 
 
+def starts(summary: Summary) -> int:
+    """What a rate in conversations counts: conversations and tasks, and beside them each request of a class of single
+    ones."""
+    if summary.sessions is None:
+        return summary.requests.decided
+    return summary.sessions.count + sum(part.requests.decided for part in summary.classes if part.sessions is None)
+
+
+def mean_answer_ms(summary: Summary) -> float | None:
+    """How long a start of `starts` lasts on average: a request, a conversation with its pauses for tools."""
+    if summary.sessions is None:
+        return summary.e2e_ms.mean
+    lasted = [summary.sessions.duration_ms, *(part.e2e_ms for part in summary.classes if part.sessions is None)]
+    known = [(times.mean, times.count) for times in lasted if times.mean is not None]
+    return sum(mean * count for mean, count in known) / sum(count for _, count in known) if known else None
+
+
 def notes(evidence: Evidence) -> Iterator[ReasonCode]:
     """Notes to show beside every figure from this evidence."""
     summaries, capacity = evidence.summaries, evidence.capacity

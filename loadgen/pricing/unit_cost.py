@@ -20,7 +20,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import ReasonCode
-from loadgen.pricing.evidence import Evidence, notes, own_target
+from loadgen.pricing.evidence import Evidence, notes, own_target, starts
 from loadgen.pricing.prices import NO_SOURCE, Energy, Owned, Price, Rented
 from loadgen.pricing.reasons import note, texts
 from loadgen.pricing.spread import Spread, rate_of_repeats
@@ -188,7 +188,7 @@ def basis(evidence: Evidence) -> Basis:
 
 def _rates(summary: Summary, *, whole: bool) -> dict[str, float | None]:
     """The steady rates of a run; `whole`: those from the first due request to the last output, LoadGen's of Offline."""
-    load, goodput, sessions, tokens = summary.load, summary.goodput, _tasks(summary), own_target(summary).tokens
+    load, goodput, sessions, tokens = summary.load, summary.goodput, tasks_of(summary), own_target(summary).tokens
     if whole:
         requests, good, output, total = load.completed_rps, goodput.rps, tokens.output_per_s, tokens.total_per_s
         tasks = sessions.ok_per_s if sessions is not None else None
@@ -205,7 +205,7 @@ def _rates(summary: Summary, *, whole: bool) -> dict[str, float | None]:
     }
 
 
-def _tasks(summary: Summary) -> Sessions | None:
+def tasks_of(summary: Summary) -> Sessions | None:
     """The tasks of a run; None beside classes of single requests, for which the tasks would pay too."""
     return None if any(part.sessions is None for part in summary.classes) else summary.sessions
 
@@ -230,7 +230,7 @@ def _totals(summaries: tuple[Summary, ...]) -> Basis:
         counts={
             REQUEST: Decimal(sum(summary.requests.ok for summary in summaries)),
             GOOD: added([summary.goodput.good for summary in summaries]) if valid else None,
-            TASK: added([None if (tasks := _tasks(s)) is None else tasks.ok for s in summaries]),
+            TASK: added([None if (tasks := tasks_of(s)) is None else tasks.ok for s in summaries]),
             OUTPUT: output_ok / MILLION,
             TOTAL: (input_ok + output_ok) / MILLION,
         },
@@ -246,10 +246,7 @@ def _totals(summaries: tuple[Summary, ...]) -> Basis:
 def _at_capacity(evidence: Evidence, totals: Basis) -> Basis:
     capacity, summary = evidence.capacity, evidence.summary
     assert capacity is not None
-    if capacity.unit == "conversations" and summary.sessions is not None:
-        offered = summary.sessions.count
-    else:
-        offered = summary.requests.decided
+    offered = starts(summary) if capacity.unit == "conversations" else summary.requests.decided
     rate = decimal(capacity.rate_per_s)
     rates = {unit: None if count is None else count * rate / offered for unit, count in totals.counts.items()}
     for unit, per_s in ((OUTPUT, capacity.output_tokens_per_s), (TOTAL, capacity.total_tokens_per_s)):

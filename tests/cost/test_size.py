@@ -18,15 +18,18 @@ import msgspec
 import places
 import pytest
 from loadgen_sdk.price_file import PerToken
+from msgspec import structs
 from refusals import refused
 
 import loadgen
 from loadgen.core.errors import Faults, UserError
 from loadgen.core.execution import run_header
-from loadgen.core.metrics.summary import load_summary
+from loadgen.core.metrics.blocks import Sessions
+from loadgen.core.metrics.parts import ClassSummary
+from loadgen.core.metrics.summary import Summary, load_summary
 from loadgen.core.results import checksums
 from loadgen.cost import searching
-from loadgen.cost.capacity_planning import MeasuredRate
+from loadgen.cost.capacity_planning import MeasuredRate, measured
 from loadgen.cost.size_command import _searched
 from loadgen.cost.sizing import Need, published_rate, size
 from loadgen.pricing.evidence import Evidence, notes
@@ -97,6 +100,43 @@ def test_an_api_by_the_token_has_a_price_and_no_machines() -> None:
     unit = cost(basis(evidence), price, None, REQUEST)
     assert found.machines is None and unit is not None and found.per_thousand is not None
     assert math.isclose(found.per_thousand.mid, unit.total * 1000, rel_tol=1e-9)
+
+
+def _beside_tasks() -> Summary:
+    """1,500 requests: 1,100 single ones of 10 s, and 100 tasks of four requests that take 40 s."""
+    times = RAG.e2e_ms
+    single = ClassSummary(
+        name="qa", share=0.9, requests=structs.replace(RAG.requests, scheduled=1100, ok=1100), bytes=RAG.bytes,
+        load=RAG.load, tokens=RAG.tokens, ttft_ms=RAG.ttft_ms, tpot_ms=RAG.tpot_ms, goodput=RAG.goodput,
+        e2e_ms=structs.replace(times, mean=10_000.0, count=1100),
+    )  # fmt: skip
+    lasted = structs.replace(times, mean=40_000.0, count=100)
+    tasks = Sessions(count=100, ok=100, ok_per_s=1.0, steady_ok_per_s=1.0, duration_ms=lasted)
+    agentic = structs.replace(single, name="agentic", share=0.1, sessions=tasks)
+    return structs.replace(RAG, classes=(single, agentic), sessions=tasks)
+
+
+def test_single_requests_beside_tasks_are_starts_too_in_money_and_machines() -> None:
+    """12 starts a second are 15 requests a second, and a user waits 12.5 s on average: not 180/s, and not 40 s."""
+    summary = _beside_tasks()
+    both = Capacity(rate_per_s=12.0, unit="conversations", method="search", recipe="r")
+    evidence = Evidence(name="vm", folder="vm", summaries=(summary,), capacity=both)
+    assert basis(evidence).rates[REQUEST] == 15
+    source = measured(evidence, 4)
+    assert (source.rate.mid, source.noun, source.response_s) == (12.0, "conversations", 12.5)
+    in_requests = structs.replace(both, rate_per_s=15.0, unit="requests")
+    by_requests = Evidence(name="vm", folder="vm", summaries=(summary,), capacity=in_requests)
+    assert measured(by_requests, 4).rate.mid == pytest.approx(12.0)
+    run = Evidence(name="vm", folder="vm", summaries=(summary,))
+    steady = summary.load.steady_completed_rps
+    assert steady and measured(run, 4).rate.mid == pytest.approx(steady * 0.8)
+    asked = Need(rate_per_s=12.0, spare=0)
+    found = size(source, asked, gpus_per_machine=4, price=MACHINE, evidence=evidence)
+    egress = cost(basis(evidence), MACHINE, 4, REQUEST)
+    assert egress and found.per_thousand and found.per_month
+    free = MACHINE.model_copy(update={"egress_per_gb": None})
+    bare = size(source, asked, gpus_per_machine=4, price=free, evidence=evidence).per_thousand
+    assert bare and found.per_thousand.mid - bare.mid == pytest.approx(egress.parts["egress"] * 1250)
 
 
 def test_a_published_rate_is_an_estimate_that_needs_the_length_of_an_answer() -> None:
