@@ -196,6 +196,7 @@ OWNERS = {  # a file that names a marker -> why
     "interop/trackers.py": "the files that a tracker is given",
     "search/adaptive_kind.py": "whether a run has anything to add, before more is imported",
     "mlperf/added.py": "whether a run has anything to add, before more is imported",
+    "runs/kind.py": "reads the header of a run that was killed before it could say its capacity",
     "repeated/capacity.py": "its file",
     "repeated/repeats.py": "its file",
     "result_kinds.py": "the table",

@@ -98,7 +98,7 @@ def notes(evidence: Evidence) -> Iterator[ReasonCode]:
         if capacity.confirmed is False:
             yield note("unconfirmed")
         elif not capacity.sustained and capacity.sustained_why:
-            go_on = f"; the search was stopped, go on with: {capacity.go_on}" if capacity.go_on else ""
+            go_on = f"; the search was stopped, {capacity.what_to_do}" if capacity.go_on else ""
             yield note("not_sustained", why=capacity.sustained_why + go_on)
     if evidence.at_once:
         yield note("at_once")

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from loadgen import result_kinds
 from loadgen.core import run_folder
+from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.metrics.validity import exit_code
 from loadgen.core.results import store
+from loadgen.core.results.manifest import decode
 from loadgen.core.results.spool import HEAT_EDGES_NS
 from loadgen.core.run_folder import OpenedRun
 from loadgen.present.additions import Addition
 from loadgen.present.section import Report
+from loadgen.repeated import capacity
 from loadgen.result_kinds import HISTOGRAMS, RECORDS, ListRow, Remade
 from loadgen.runs import headline as run_headline
 from loadgen.runs import page_data
@@ -45,7 +49,8 @@ def additions(folder: Path, run: OpenedRun) -> tuple[Addition, ...]:
 
 
 def headline(run: StoredRun) -> str:
-    return run_headline.sentence(run.summary)
+    own = (addition.sentence for addition in run.additions if addition.sentence)
+    return next(own, run_headline.sentence(run.summary))
 
 
 def report(run: StoredRun) -> Report:
@@ -85,7 +90,19 @@ def runs(folder: Path) -> list[Path]:
 
 
 def listed(folder: Path) -> ListRow:
-    return ListRow(named=kept(folder.parent, [folder]))
+    held = capacity_in(folder)
+    return ListRow(word="" if held is None else held.words, named=kept(folder.parent, [folder]))
+
+
+def capacity_in(folder: Path) -> capacity.Capacity | None:
+    """The capacity of the result in a folder. One run that was to find it has one also where it was killed before it
+    could say any: a search that was stopped."""
+    if (file := folder / capacity.FILE).is_file():
+        return capacity.load_capacity(file.read_bytes(), str(file))
+    with suppress(UserError, FileNotFoundError):  # what is damaged is said by who needs it
+        header = decode((folder / "run.json").read_bytes())
+        return None if header.adaptive is None else capacity.of_one_run_stopped(header.command)
+    return None
 
 
 def kept(root: Path, folders: Iterable[Path]) -> tuple[tuple[str, Summary], ...]:
@@ -98,7 +115,12 @@ def kept(root: Path, folders: Iterable[Path]) -> tuple[tuple[str, Summary], ...]
 
 
 def comparable(folder: Path) -> Side:
-    return Side(name="", runs=(compared(folder),))
+    """Raises WithoutCapacity for one that was to find its own limit, and did not."""
+    held = capacity_in(folder)
+    if held is not None and held.unfinished:
+        what = f"a search without a capacity: {held.bound_why}; its run stands for no load that holds"
+        raise capacity.WithoutCapacity("no_figure", what, str(folder), held.what_to_do)
+    return Side(name="", runs=(compared(folder),), notes=() if held is None else (held.stands_for,))
 
 
 def compared(folder: Path) -> ComparedRun:

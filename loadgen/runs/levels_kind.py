@@ -17,7 +17,7 @@ from loadgen.runs import levels_text, repeats_text
 from loadgen.runs import repeats_sections as repeats
 from loadgen.runs.compared import Side
 from loadgen.runs.headline import same_slo
-from loadgen.runs.kind import compared, of_summary
+from loadgen.runs.kind import capacity_in, compared, of_summary
 from loadgen.runs.levels import SweepCurve, curve
 
 
@@ -121,11 +121,6 @@ def of_one_work(folder: Path, found: Sequence[tuple[str, Summary]]) -> None:
 def held(folder: Path) -> HeldLoad:
     """The capacity in a folder, where there is one. Raises UserError for a damaged one."""
     return HeldLoad(capacity_in(folder))
-
-
-def capacity_in(folder: Path) -> capacity.Capacity | None:
-    file = folder / capacity.FILE
-    return capacity.load_capacity(file.read_bytes(), str(file)) if file.is_file() else None
 
 
 def list_row(found: tuple[tuple[str, Summary], ...], folder: Path, word: str = "") -> ListRow:

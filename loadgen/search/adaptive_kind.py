@@ -10,6 +10,7 @@ from loadgen.core.run_folder import OpenedRun
 from loadgen.present.additions import Addition
 from loadgen.repeated import capacity
 from loadgen.result_kinds import RECORDS, SUMMARIES, Remade
+from loadgen.runs.kind import capacity_in
 
 
 def sections(folder: Path, run: OpenedRun) -> Addition | None:
@@ -19,8 +20,8 @@ def sections(folder: Path, run: OpenedRun) -> Addition | None:
         return None  # before anything is imported that only such a run needs
     from loadgen.search import adaptive_run, adaptive_text
 
-    found = adaptive_run.read(folder)
-    return None if found is None else adaptive_text.addition(found)
+    found, held = adaptive_run.read(folder), capacity_in(folder)
+    return None if found is None else adaptive_text.addition(found, "" if held is None else held.go_on)
 
 
 def derived(folder: Path) -> Iterator[Remade]:
@@ -32,5 +33,4 @@ def derived(folder: Path) -> Iterator[Remade]:
     yield Remade(adaptive_run.FILE, adaptive_run.dump(found), RECORDS)
     if (folder / capacity.FILE).is_file():
         shown = adaptive_run.found_capacity(folder, found)
-        data = b"null\n" if shown is None else capacity.dump(shown)
-        yield Remade(capacity.FILE, data, SUMMARIES, leave=("recipe",))
+        yield Remade(capacity.FILE, capacity.dump(shown), SUMMARIES, leave=("recipe",))

@@ -18,6 +18,7 @@ from loadgen.repeated import capacity
 from loadgen.repeated.capacity import Capacity
 from loadgen.search import experiment
 from loadgen.search.adaptive import SUSTAIN, Adaptive, StoredAdaptive, replayed
+from loadgen.search.adaptive_text import ENDINGS
 from loadgen.search.watch import Goal
 
 FILE = "adaptive.json"
@@ -40,8 +41,7 @@ class AdaptiveSteering:
         stored = read(folder)
         assert stored is not None
         store.replace(folder / FILE, dump(stored))
-        if (found := found_capacity(folder, stored, self.workload)) is not None:
-            store.replace(folder / capacity.FILE, capacity.dump(found))
+        store.replace(folder / capacity.FILE, capacity.dump(found_capacity(folder, stored, self.workload)))
         checksums.write(folder)
 
 
@@ -117,14 +117,20 @@ def read(folder: Path) -> StoredAdaptive | None:
     )
 
 
-def found_capacity(folder: Path, stored: StoredAdaptive, workload: Workload | None = None) -> Capacity | None:
-    """The capacity that the run is evidence of: the load that it sustained; None where it sustained none.
+def found_capacity(folder: Path, stored: StoredAdaptive, workload: Workload | None = None) -> Capacity:
+    """The capacity that the run is evidence of, the load that it sustained; where it sustained none its state.
 
     Without the workload its recipe stays empty.
     """
-    steps = [step.trial for step in stored.steps if step.trial.ask.kind == SUSTAIN]
-    found = experiment.highest(folder, steps[-1:], stored.answer, workload=workload)
-    return None if found is None else experiment.with_state(found, stored.answer)
+    answer, found = stored.answer, None
+    if answer.steady is not None:
+        steps = [step.trial for step in stored.steps if step.trial.ask.kind == SUSTAIN]
+        found = experiment.highest(folder, steps[-1:], answer, workload=workload)
+    shown = experiment.with_state(found, answer)
+    if shown.state == "stopped":
+        header = decode((folder / "run.json").read_bytes(), str(folder / "run.json"))
+        return capacity.of_one_run_stopped(header.command, answer.reason)
+    return shown if shown.state != "none" else msgspec.structs.replace(shown, bound_why=ENDINGS[answer.reason])
 
 
 def _agree(controller: Adaptive, folder: Path) -> None:

@@ -9,7 +9,7 @@ from loadgen.core.errors import OK, SLO_MISSED
 from loadgen.present.additions import Addition
 from loadgen.present.junit import Case, Outcome
 from loadgen.present.page import Axis, Band, Chart, Mark, Series
-from loadgen.present.section import Charts, Facts, Said, Section, Table, section
+from loadgen.present.section import Charts, Facts, Quoted, Said, Section, Table, section
 from loadgen.search import text as words
 from loadgen.search.adaptive import AdaptiveStep, StoredAdaptive, exit_code
 
@@ -91,10 +91,16 @@ def steps_table(found: StoredAdaptive) -> Table:
     return Table(head, rows, "remarks", left=0)
 
 
-def addition(found: StoredAdaptive) -> Addition:
-    """What the steps add to the run that they are of. `adaptive.json` is the document of such a run."""
+def addition(found: StoredAdaptive, again: str = "") -> Addition:
+    """What the steps add to the run that they are of. `adaptive.json` is the document of such a run.
+
+    `again`: the command that begins a search that was stopped again.
+    """
+    begin = (section("Begin again with", Quoted(again)),) if again else ()
     return Addition(
-        sections=(steps_section(found),),
+        sentence=sentence(found),
+        good=bool(found.answer.sustained),
+        sections=(steps_section(found), *begin),
         document=format.document(found),
         code=lambda strict: exit_code(found, strict=strict),
     )
@@ -113,7 +119,6 @@ def steps_section(found: StoredAdaptive) -> Section:
     legend = f"Latencies in ms, of the requests that were due in a step's window; {kind}."
     return section(
         "Adaptive load",
-        Said(sentence(found), "good" if found.answer.sustained else "warn", large=True),
         Charts([_chart(found)] if found.steps else []),
         steps_table(found),
         Said(legend if found.steps else "", "soft"),

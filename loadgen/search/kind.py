@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgen.core.errors import INTERRUPTED, UNSOUND, Fault, UserError
+from loadgen.core.errors import INTERRUPTED, UNSOUND, UserError
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.run_folder import OpenedRun
 from loadgen.present.additions import Addition
@@ -17,19 +17,13 @@ from loadgen.repeated import capacity
 from loadgen.result_kinds import SUMMARIES, ListRow, Remade
 from loadgen.runs import levels_kind as runs
 from loadgen.runs.compared import Side
-from loadgen.runs.kind import additions, compared, kept
+from loadgen.runs.kind import additions, capacity_in, compared, kept
 from loadgen.runs.levels import SweepCurve
 from loadgen.search import experiment, trials
 from loadgen.search import sections as search_report
 from loadgen.search import text as words
 from loadgen.search.experiment import StoredSearch
 from loadgen.search.load_search import LoadSearch, SearchAnswer, TrialResult, exit_code, resume
-
-
-class WithoutCapacity(Fault):
-    """A search that was stopped, or found nothing, where one of its runs has to stand for it: exit code 3."""
-
-    exit_code = UNSOUND
 
 
 class StoredTrials(NamedTuple):
@@ -77,7 +71,7 @@ def report(found: StoredTrials) -> Report:
         sections = [*so_far.sections, *added, section("Go on with", Quoted(go_on))]
         warned = [*so_far.warned, *(one for addition in found.additions for one in addition.warned)]
         return msgspec.structs.replace(so_far, warned=warned, answer=[none, *so_far.answer], sections=sections)
-    held = runs.capacity_in(found.folder)
+    held = capacity_in(found.folder)
     whole = search_report.report(
         found.search,
         found.named,
@@ -115,19 +109,16 @@ def listed(folder: Path) -> ListRow:
 
 def comparable(folder: Path) -> Side:
     """The run that shows the capacity: sustained, else confirmed. Raises WithoutCapacity where there is none."""
-    held = runs.capacity_in(folder)
+    held = capacity_in(folder)
     if held is None or held.unfinished:
         names = ", ".join(run.name for run in runs.runs(folder)) or "none yet"
         why = f": {held.bound_why}" if held is not None and held.bound_why else ""
         what = f"a search without a capacity{why}; no run of it stands for a load that holds"
         go_on = _go_on(folder, experiment.stored_search(folder))
         hint = f"go on with: {go_on}; or name" if go_on else "name"
-        raise WithoutCapacity("no_figure", what, str(folder), f"{hint} one of its runs: {names}")
+        raise capacity.WithoutCapacity("no_figure", what, str(folder), f"{hint} one of its runs: {names}")
     run = folder / held.evidence
-    unit = f"{held.unit}/s"
-    how = "sustained" if held.sustained else "confirmed" if held.confirmed else "the highest that held"
-    note = f"the run of the search at its capacity, {held.rate_per_s:.4g} {unit}, {how}: {held.evidence}"
-    return Side(name="", runs=(compared(run),), notes=(note,))
+    return Side(name="", runs=(compared(run),), notes=(held.stands_for,))
 
 
 def derived(folder: Path) -> Iterator[Remade]:

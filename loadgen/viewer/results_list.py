@@ -50,7 +50,7 @@ def is_collection(folder: Path) -> bool:
     if not folder.is_dir() or kind_of(folder):
         return False
     found = list(_walk(folder, folder, DEEPEST))
-    if any(path.parent != folder or kind_of(path) not in ("run", "mlperf") for path in found):
+    if any(path.parent != folder or kind_of(path) not in ("run", "mlperf") or _searched(path) for path in found):
         return True
     named = [(run.name, run_folder.kept_summary(run)) for run in found if (run / run_folder.SUMMARY).is_file()]
     try:
@@ -59,6 +59,14 @@ def is_collection(folder: Path) -> bool:
     except Fault:
         return True
     return False
+
+
+def _searched(run: Path) -> bool:
+    """Whether a run is a search by itself, and so neither a level nor a repeat of its neighbours."""
+    try:
+        return getattr(result_kinds.ask(run, "held"), "capacity", None) is not None
+    except Fault:
+        return False
 
 
 def _walk(root: Path, folder: Path, deeper: int) -> Iterator[Path]:

@@ -26,6 +26,7 @@ from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Work
 from loadgen.core.workload.loading import given as load
 from loadgen.evidence.remake import remade
 from loadgen.repeated.capacity import load_capacity
+from loadgen.result_kinds import opened
 from loadgen.search import adaptive_run, adaptive_text
 from loadgen.search.adaptive import Adaptive, StoredAdaptive, exit_code
 from loadgen.search.watch import Goal
@@ -103,6 +104,47 @@ def test_a_report_makes_the_steps_again_from_the_records(
     steady = f"{stored(folder).answer.steady:.4g}/s was sustained for 2 min 00 s"
     assert steady in printed and steady in page.read_text()
     assert "Steps over time" in page.read_text()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_search_in_one_run_that_was_stopped_gives_no_capacity_anywhere(
+    killed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "results" / "one"
+    assert ends(*SIM, "--start", "4", "--seed", "2", "--max-time", "60s", "-o", str(folder)) == 3
+    held = load_capacity((folder / "capacity.json").read_bytes())
+    assert (held.state, held.rate_per_s) == ("stopped", 0)
+    assert held.go_on.startswith("loadgen search qa --continuous") and str(folder) not in held.go_on
+    assert held.go_on.endswith("--max-time TIME")
+    if killed:
+        for name in ("capacity.json", "adaptive.json", "summary.json", "SHA256SUMS"):
+            (folder / name).unlink()
+    capsys.readouterr()
+    assert ends("report", str(folder)) == 3
+    printed = capsys.readouterr().out
+    assert "No load was shown to be sustained" in printed
+    assert killed or "Begin again with" in printed
+    size = ("size", "qa", str(folder), "--users", "5000", "--gpus", "4", "--accept-sample-prices")
+    for command in (("compare", str(folder), str(folder)), ("cost", str(folder), "--accept-sample-prices"), size):
+        assert ends(*command) == 3
+        error = capsys.readouterr().err
+        assert "stopped before it had sustained a load" in error
+        assert "begin again with: loadgen search qa --continuous" in error
+    assert ends("report", str(folder.parent)) == 0
+    listed = capsys.readouterr().out
+    assert "stopped, no load was shown to hold" in listed and "VALID" not in listed
+
+
+def test_a_search_in_one_run_is_listed_and_compared_by_its_capacity(
+    found: tuple[Path, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = found
+    assert ends("compare", str(folder), str(folder)) == 0
+    rate = f"{stored(folder).answer.steady:.4g} requests/s, sustained"
+    assert f"the run of the search at its capacity, {rate}" in " ".join(capsys.readouterr().out.split())
+    assert ends("report", str(folder.parent)) == 0
+    assert rate in capsys.readouterr().out
+    assert opened(folder).headline == adaptive_text.sentence(stored(folder))
 
 
 class Remembers:
