@@ -428,7 +428,7 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
     if compared.path == "goodput.share":
         slo = next((run.header.slo for run in side.runs if run.header is not None), None)
         if slo is None:
-            return None, "no SLO"
+            return None, "each class has an SLO of its own"
         return within.share([within.marks(part, outcomes.meets(part, slo), slo) for part in columns], value), ""
     if compared.path == "tokens.steady_output_per_s":
         return block_errors.rate([run.summary.window.steady for run in side.runs], columns, value)

@@ -196,9 +196,12 @@ def _assumed(size: SizedSource, need: Need, gpus: str) -> Iterator[str]:
             f"rates are scaled from {gpus} to {size.gpus_per_machine}: machines are taken as independent, and a router "
             "in front of them as free; so is the interval, since what one measurement has wrong it has wrong of all"
         )
-    if need.spare and size.machines is not None and size.used is not None:
+    if size.carrying and size.used is not None:
+        share = f"{format.quantity(size.demand_per_s / size.carrying)} {source.kind}/s each"
+        prove = f"{share}, the rate to ask for in a contract: loadgen validate"
+        lost = f"with {need.spare} lost the others still serve all of it, " if need.spare else "they serve "
         up = f"with none lost they run at {format.percent(size.used)} of their capacity"
-        yield f"with {need.spare} lost the others still serve all of it; {up}"
+        yield f"{lost}{prove}" + (f"; {up}" if need.spare else "")
     if size.estimate:
         yield (
             "published tokens per second over the output tokens of this workload: another mix of lengths and other "

@@ -198,7 +198,11 @@ def _missed_term(term: TermResult) -> str:
     name = slo.name(term.metric, term.quantile)
     if term.value_ms is None:
         return f"{name} falls on a failed request" if term.count else f"{name} was not measured"
-    return f"{name} is {format.milliseconds(term.value_ms)} ms, the limit {format.milliseconds(term.limit_ms)} ms"
+    for digits in range(3, 12):  # as many as tell the two apart: 40.0 is not over 40.0
+        value, limit = (format.quantity(ms, digits) for ms in (term.value_ms, term.limit_ms))
+        if value != limit:
+            break
+    return f"{name} is {value} ms, the limit {limit} ms"
 
 
 def shown_quantile(summary: Summary, metric: str, distribution: Distribution) -> str:

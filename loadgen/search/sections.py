@@ -52,7 +52,7 @@ def report(
             "Trials",
             Charts([_over_time(answer, trials, unit), *_terms(trials, summaries, unit)] if trials else []),
             words.trial_table(by_load),
-            Said(words.UNITS if trials else "", "soft"),
+            Said(words.units(unit) if trials else "", "soft"),
             id="trials",
         ),
         words.found(answer, trials, unit, simulated=search.simulated),

@@ -121,7 +121,14 @@ def found(answer: SearchAnswer, results: Sequence[TrialResult], unit: str, *, si
 
 
 OUTCOMES = {"under": ("held", "good"), "over": ("missed", "bad"), "invalid": ("not valid", "warn")}
-UNITS = "Latencies in ms; a trial that ended early shows the part it saw."
+
+
+def units(unit: str) -> str:
+    """What the columns of the trials are in: the load may count what is not requests."""
+    load = "" if unit == "/s" else f"Load: {unit.strip()}. "
+    return f"{load}Latencies in ms; a trial that ended early shows the part it saw."
+
+
 _LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
 
 

@@ -168,6 +168,15 @@ def test_the_answer_is_the_first_line(folder: Path, capsys: pytest.CaptureFixtur
     assert "vm: 5,000 users of rag need" in " ".join(capsys.readouterr().out.splitlines()[:2])
 
 
+def test_the_load_that_a_machine_has_to_carry_is_said_for_the_contract(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for spare, said in (("1", "with 1 lost the others still serve all of it, 15.0"), ("0", "they serve 15.0")):
+        assert _called(RAG.run.workload, "vm", "--rate", "30", "--spare", spare) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"{said} requests/s each, the rate to ask for in a contract: loadgen validate" in shown
+
+
 def test_racks_and_what_is_published_stand_beside_the_machines(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

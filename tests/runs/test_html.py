@@ -104,6 +104,12 @@ def test_the_sentence_says_what_was_promised_and_what_came() -> None:
     )
     slow = rows(1, 300, slower=20)
     assert re.match(r"SLO missed: TTFT p99 is [\d,]+ ms, the limit 20,000 ms", run_headline.sentence(summary_of(slow)))
+    found = summary_of(slow)
+    terms = [term for term in found.goodput.slo if term.met is False]
+    missed = [msgspec.structs.replace(term, value_ms=term.limit_ms + 0.03) for term in terms]
+    goodput = msgspec.structs.replace(found.goodput, slo=tuple(missed))
+    close = run_headline.sentence(msgspec.structs.replace(found, goodput=goodput))
+    assert close.startswith("SLO missed: TTFT p99 is 20,000.03 ms, the limit 20,000.00 ms")
     unpromised = run_headline.sentence(summary_of(rows(1, 300), slo=None))
     assert (
         unpromised == "A sound measurement without a promise to hold it against: 300 of 300 requests succeeded (100 %)."

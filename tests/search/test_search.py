@@ -490,6 +490,8 @@ def test_a_load_of_conversations_is_not_written_as_one_of_requests(
         by="search", kind=kind, workload=workload, source_text="", target="", flags={}, seed=1
     )
     assert experiment.unit_of(plan, chained=chained) == unit
+    under_the_table = text.units(unit)  # good requests/s stand beside loads in conversations/s
+    assert under_the_table.startswith("Latencies" if unit == "/s" else f"Load: {unit.strip()}. Latencies")
 
 
 def test_the_plan_says_by_which_rules_a_search_ran(tmp_path: Path) -> None:
