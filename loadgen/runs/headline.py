@@ -84,6 +84,16 @@ def met_word(met: bool | None) -> str:
     return "UNDECIDED" if met is None else "met" if met else "MISSED"
 
 
+def is_judged(summary: Summary, met: bool | None) -> bool:
+    """Whether it is said if a run met an SLO, or a term of it: where it is not valid, only a miss of the server's."""
+    return summary.verdict.valid or (met is False and is_servers_fault(summary.verdict))
+
+
+def judged_word(summary: Summary, met: bool | None) -> str:
+    """`met_word` of an SLO, or a term of it, in a run."""
+    return met_word(met) if is_judged(summary, met) else "NOT JUDGED"
+
+
 def met_color(met: bool | None) -> str:
     """The colour of a limit in a chart."""
     return "soft" if met is None else "good" if met else "bad"
@@ -94,7 +104,7 @@ def sentence(summary: Summary) -> str:
     requests, goodput = summary.requests, summary.goodput
     if not summary.verdict.valid:
         text = "Do not rely on these numbers: the measurement is not valid."
-        is_missed = goodput.met is False and is_servers_fault(summary.verdict)
+        is_missed = is_judged(summary, goodput.met)
         return f"{text} The SLO is missed all the same, by requests that failed." if is_missed else text
     tasks = _tasks_kept(summary)
     if not goodput.has_slo and tasks is not None and goodput.met is not None:

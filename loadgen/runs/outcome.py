@@ -9,7 +9,7 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.present.junit import OF_MET, Case, Outcome
 from loadgen.present.markdown import of_sections
 from loadgen.runs import sections, text
-from loadgen.runs.headline import is_servers_fault, met_word, term_cells
+from loadgen.runs.headline import is_judged, judged_word, term_cells
 from loadgen.runs.rates import headline
 
 Named = Sequence[tuple[str, "Summary"]]
@@ -30,7 +30,7 @@ def cases(named: Named, *, strict: bool = False) -> list[Case]:
         for term in summary.goodput.slo:
             _, value, over = term_cells(term, "over")
             said = term.undecided or f"{value}, {over}"
-            if not verdict.valid and not (term.met is False and is_servers_fault(verdict)):
+            if not is_judged(summary, term.met):
                 found.append(Case(name=term.promise, group=group, outcome="skipped", text="the run is not valid"))
             elif term.met is None and strict:
                 found.append(Case(name=term.promise, group=group, outcome="error", text=said))
@@ -71,7 +71,7 @@ def markdown(named: Named, more: Sequence[Case] = ()) -> str:
     parts = []
     for name, summary in named:
         verdict = "VALID" if summary.verdict.valid else "INVALID"
-        slo = f", SLO {met_word(summary.goodput.met)}" if summary.goodput.has_slo else ""
+        slo = f", SLO {judged_word(summary, summary.goodput.met)}" if summary.goodput.has_slo else ""
         parts.append(f"### loadgen: {name}: {verdict}{slo}\n")
         parts += [f"- {reason}" for reason in summary.verdict.reasons or summary.verdict.caveats]
         parts += ["", *of_sections([sections.slo(summary)])]

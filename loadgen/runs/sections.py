@@ -6,7 +6,7 @@ from loadgen.core import format
 from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.summary import Summary
 from loadgen.present.section import Bullets, Kind, Said, Section, Table, section
-from loadgen.runs.headline import met_word, term_cells
+from loadgen.runs.headline import is_judged, judged_word, term_cells
 from loadgen.runs.rates import headline
 
 _KINDS: dict[bool | None, Kind] = {True: "good", False: "bad", None: "warn"}
@@ -19,23 +19,23 @@ def slo(summary: Summary) -> Section:
     if not terms:
         terms = [(part.name, term) for part in summary.classes for term in part.goodput.slo]
     rows = [
-        (" ".join(filter(None, (name, promise))), *cells, met_word(term.met))
+        (" ".join(filter(None, (name, promise))), *cells, judged_word(summary, term.met))
         for name, term in terms
         for promise, *cells in (term_cells(term),)
     ]
     undecided = dict.fromkeys(f"undecided: {term.undecided}" for term in goodput.slo if term.undecided)
-    said = f"SLO {_said(goodput)}, goodput {format.rate(headline(summary).goodput)}" if goodput.has_slo else ""
+    result = judged_word(summary, goodput.met)
+    said = f"SLO {_said(goodput, result)}, goodput {format.rate(headline(summary).goodput)}" if goodput.has_slo else ""
     return section(
         "Service level objective",
         Table(("promise", "came out", "over the limit", ""), rows),
-        Said(said, _KINDS[goodput.met]),
+        Said(said, _KINDS[goodput.met if is_judged(summary, goodput.met) else None]),
         Bullets(tuple(undecided)),
         small=True,
     )
 
 
-def _said(goodput: Goodput) -> str:
-    result = met_word(goodput.met)
+def _said(goodput: Goodput, result: str) -> str:
     share_limit = f", promised {format.percent(goodput.share_limit)}" if goodput.share_limit is not None else ""
     limits = "every limit" if all(term.met is not None for term in goodput.slo) else "the limits that can be judged"
     limits = limits if goodput.slo else "every limit of their class"

@@ -100,6 +100,10 @@ def test_starts_that_were_dropped_were_no_load(tmp_path: Path) -> None:
     assert exit_code(summary) == 3
     for place, words in everywhere(tmp_path / "r", summary).items():
         assert "were dropped at a cap" in words, place
+    said = " ".join(text(summary).split())
+    assert "SLO NOT JUDGED" in said and "MISSED" not in said, "it is not known what the server would have done"
+    assert {case.outcome for case in outcome.cases([("r", summary)])[1:]} == {"skipped"}
+    assert "INVALID, SLO NOT JUDGED" in outcome.markdown([("r", summary)])
 
 
 def test_an_invalid_run_does_not_hide_that_requests_failed(tmp_path: Path) -> None:
