@@ -101,6 +101,7 @@ class Case(NamedTuple):
     simulated: bool
     search_flags: tuple[str, ...] = ()
     repeats: int = REPEATS
+    smallest: bool = False  # each way once, and short
 
     def search(self, name: str, *more: str) -> list[str]:
         length = f"{self.length_s:g}s"
@@ -351,7 +352,7 @@ def cut_short(case: Case, spent_s: float) -> Iterator[Said]:
     yield Said("capacity when resumed", "search left alone", done["rate_per_s"])
     yield Said("tokens/s when resumed", "search left alone", done["output_tokens_per_s"])
     yield Said("claims while stopped", "none", 0)
-    for how in ("time", "SIGTERM", "SIGKILL"):
+    for how in ("time", "SIGKILL") if case.smallest else ("time", "SIGTERM", "SIGKILL"):
         name = f"by-{how}"
         stop(case, name, how, spent_s)
         stored = case.folder / name / "capacity.json"
@@ -438,7 +439,8 @@ def other_capacities(case: Case) -> Iterator[Said]:
     rate = found["rate_per_s"]
     answer = json.loads((case.folder / "search" / "search.json").read_bytes())["answer"]["interval"]
     yield Said("capacity", "search", rate, rate, max(found["high_per_s"] or rate, answer["high"]), mark)
-    rates = [rate * BRACKET**step for step in (STEPS if case.simulated else REAL_STEPS)]
+    steps = (STEPS if case.simulated else REAL_STEPS)[:: 3 if case.smallest else 1]
+    rates = [rate * BRACKET**step for step in steps]
     levels = ",".join(f"{one:.4g}" for one in rates)
     length = f"{2 * case.length_s:g}s"
     told(case, "sweep", case.workload, *case.target, *case.slo, "--request-rate", levels, "-d", length, *warm(case),
@@ -453,7 +455,7 @@ def other_capacities(case: Case) -> Iterator[Said]:
     if case.workload in CHAINED:  # its load is decided request by request
         return
     told(case, "search", "--continuous", case.workload, *case.target, *case.slo, "--start", f"{rate / 8:.4g}", "-d",
-         f"{4 * case.length_s:g}s", "--seed", "31", "-o", "continuous", "--progress", "off")  # fmt: skip
+         f"{(1 if case.smallest else 4) * case.length_s:g}s", "--seed", "31", "-o", "continuous", "--progress", "off")  # fmt: skip
     going = json.loads((case.folder / "continuous" / "capacity.json").read_bytes())
     low, high = (going[end] or going["rate_per_s"] for end in ("low_per_s", "high_per_s"))
     yield Said("capacity", "continuous search", going["rate_per_s"], low, high, "sustained for longer: see its length")
@@ -536,7 +538,7 @@ def main() -> int:
             target = ("--url", given.url, *GPUS, *given.load_flags.split())
             case = Case(name, target, tuple(word for term in slo for word in ("--slo", term)),
                         seconds(given.length) * LONGER.get(name, 1), folder, given.url.startswith("sim:"),
-                        tuple(given.search_flags.split()), given.repeats)  # fmt: skip
+                        tuple(given.search_flags.split()), given.repeats, given.smoke)  # fmt: skip
             print(f"\n{name} on {given.url}, {', '.join(slo)}\n\n| name | first | beside it | |\n|---|---|---|---|")
             for pair in measured(case):
                 words[pair.word] += 1
