@@ -454,8 +454,9 @@ def other_capacities(case: Case) -> Iterator[Said]:
         yield Said("capacity", "sweep", math.nan, mark=shorter(case, found))
     if case.workload in CHAINED:  # its load is decided request by request
         return
+    length = f"{(1 if case.smallest else 4) * case.length_s:g}s"
     told(case, "search", "--continuous", case.workload, *case.target, *case.slo, "--start", f"{rate / 8:.4g}", "-d",
-         f"{(1 if case.smallest else 4) * case.length_s:g}s", "--seed", "31", "-o", "continuous", "--progress", "off")  # fmt: skip
+         length, "--seed", "31", "-o", "continuous", "--progress", "off")  # fmt: skip
     going = json.loads((case.folder / "continuous" / "capacity.json").read_bytes())
     low, high = (going[end] or going["rate_per_s"] for end in ("low_per_s", "high_per_s"))
     yield Said("capacity", "continuous search", going["rate_per_s"], low, high, "sustained for longer: see its length")
