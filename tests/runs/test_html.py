@@ -479,10 +479,3 @@ def test_a_page_may_load_nothing_even_if_it_asks(browser: Browser, tmp_path: Pat
     path.write_text(sheet.render())
     browser.open(path)
     assert any("Content Security Policy" in text for text in browser.complaints)
-
-
-def test_millions_of_pairs_are_counted_part_after_part_as_at_once() -> None:
-    draw = np.random.default_rng(2)
-    x, y = draw.lognormal(1, 1, run_data.BLOCK_ROWS + 999), draw.normal(0, 1, run_data.BLOCK_ROWS + 999)
-    for counted, whole in zip(run_data._counted(x, y), np.histogram2d(x, y, run_data.CELLS), strict=True):
-        assert counted.tolist() == whole.tolist()

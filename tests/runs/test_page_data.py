@@ -5,17 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadgen.core.metrics.columns import UNDEFINED
+from loadgen.core.metrics.columns import BLOCK_ROWS, UNDEFINED
 from loadgen.runs.page_data import CELLS, MOST_POINTS, cloud
 from loadgen.runs.percentile_curves import rounded
 
 
-@pytest.mark.parametrize("steps", [7, 64, 10**9])
-@pytest.mark.parametrize("spread", [0.0, 0.5, 3.0])
-def test_pairs_are_counted_in_the_cells_of_numpy(steps: int, spread: float) -> None:
+@pytest.mark.parametrize(
+    ("steps", "spread", "rows"),
+    [*((steps, spread, 2 * MOST_POINTS) for steps in (7, 64, 10**9) for spread in (0.0, 0.5, 3.0)),
+     (10**9, 0.5, BLOCK_ROWS + 999)],  # counted a part after the other
+)  # fmt: skip
+def test_pairs_are_counted_in_the_cells_of_numpy(steps: int, spread: float, rows: int) -> None:
     """Also where values lie on the edges of cells, as whole numbers do, and where all are one."""
     rng = np.random.default_rng(steps)
-    x = rng.integers(0, steps, 2 * MOST_POINTS)
+    x = rng.integers(0, steps, rows)
     y = (1e8 * np.exp(rng.normal(0, spread, len(x)))).astype(np.int64)
     x[::17], y[::19] = -1, UNDEFINED
     chosen = rng.random(len(x)) < 0.9
