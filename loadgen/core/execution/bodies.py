@@ -45,23 +45,20 @@ def _calls(done: Completion) -> tuple[dict[str, Any], ...]:
 class _StoredBodies:
     """The bodies of one stage: request numbers in ascending order, their places in the file and token counts."""
 
-    __slots__ = ("_found", "asked_output", "lengths", "numbers", "offsets", "tokens")
+    __slots__ = ("asked_output", "found", "lengths", "numbers", "offsets", "tokens")
 
     def __init__(self) -> None:
-        self._found = -1, -1  # the last number that was asked for, and its index
+        self.found = -1, -1  # the last number that was asked for, and its index
         self.numbers, self.offsets = array("q"), array("q")
         self.lengths, self.tokens, self.asked_output = array("i"), array("i"), array("i")
 
     def find(self, number: int) -> int:
         """Index of the body of a request number, or -1 if it was not built in advance."""
-        found, position = self._found
-        if found == number:  # its body was asked for, and now what is known of it
-            return position
         numbers = self.numbers
         if len(numbers) > 1:  # the usual case: they follow each other evenly
             position = (number - numbers[0]) // (numbers[1] - numbers[0])
             if 0 <= position < len(numbers) and numbers[position] == number:
-                self._found = number, position
+                self.found = number, position
                 return position
         position = bisect_left(numbers, number)
         return position if position < len(numbers) and numbers[position] == number else -1
@@ -115,10 +112,10 @@ class Bodies:
             stored.numbers.append(number)
             stored.offsets.append(self._end)
             stored.lengths.append(len(body))
-            tokens, source, asked_output = built_of(request)
-            stored.tokens.append(tokens)
-            stored.asked_output.append(asked_output)
-            self._input_source = source or self._input_source
+            built = built_of(request)
+            stored.tokens.append(built.tokens)
+            stored.asked_output.append(built.asked_output)
+            self._input_source = built.source or self._input_source
             self._end += len(body)
             count += 1
             if pending_bytes >= BLOCK_BYTES:
@@ -178,8 +175,8 @@ class Bodies:
         if built is not None:
             return built
         stored = self._stored[stage]
-        position = stored.find(number)
-        if position < 0:
+        found, position = stored.found  # its body was asked for before
+        if found != number and (position := stored.find(number)) < 0:
             return UNKNOWN
         return Built(stored.tokens[position], self._input_source, stored.asked_output[position])
 

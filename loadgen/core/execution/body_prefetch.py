@@ -258,8 +258,8 @@ def _build(prompts: Prompts, prepare: Callable[[int, Request], bytes]) -> None:
         for (number,) in struct.iter_unpack("<q", bytes(pending[:complete])):
             request = prompts[number]
             body = prepare(number, request)
-            tokens, source, asked_output = built_of(request)
-            header = _FRAME.pack(number, len(body), tokens, asked_output, SOURCES.index(source))
+            built = built_of(request)
+            header = _FRAME.pack(number, len(body), built.tokens, built.asked_output, SOURCES.index(built.source))
             _send(header + body)
         del pending[:complete]
 

@@ -15,6 +15,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.request import Completion, Failure
@@ -27,7 +28,7 @@ from loadgen.core.execution.self_sampling import SECOND_NS, SelfSampling
 from loadgen.core.execution.share import AHEAD, Equipment, Share, equipped, no_collector, return_large_blocks
 from loadgen.core.execution.target_selection import TargetSelection
 from loadgen.core.requests.trace_context import TraceContext
-from loadgen.core.results.record import CUTS, ROW, Built, RowPlace, row, unsent_row
+from loadgen.core.results.record import CUTS, ROW, Built, row, unsent_row
 from loadgen.core.results.spool import Timeline
 from loadgen.core.schedule.dispatcher import Dispatcher, Start
 from loadgen.core.schedule.steered import End, LoadStep, Steered
@@ -207,7 +208,7 @@ class Driver:
         self._wire.wake_at(FOREVER if due is None else self.start_ns + due)
 
     def _send(self, start: Start) -> None:
-        number, of_bodies = start.number, self._of_bodies(start)
+        number, of_bodies = start.number, start.stage if self.steered is None else 0
         self._sent_by_stage[of_bodies] += 1
         self.counters.sent += 1
         self.counters.in_flight += 1
@@ -234,10 +235,6 @@ class Driver:
         )
         if number in self._in_flight:  # not there if it failed at once because no socket was free
             self._in_flight[number] = (target, exchange)
-
-    def _of_bodies(self, start: Start) -> int:
-        """The stage whose bodies those of this slot are among."""
-        return start.stage if self.steered is None else 0
 
     def _of_session(self, start: Start) -> dict[str, Any]:
         """What is said with a request of a conversation or task: its session, and where its user goes away."""
@@ -324,15 +321,15 @@ class Driver:
         self.counters.dropped += 1
         place = self._place(start, self._selection.choose(start.number, -1))
         status = CUTS.get(start.dropped, "dropped")
-        built = self._bodies.built(self._of_bodies(start), start.number)
+        built = self._bodies.built(start.stage if self.steered is None else 0, start.number)
         written = unsent_row(place, start.due_ns, start.dropped, status, built)
         self._spool.row(written)
         if self.steered is not None:
             self._ended_rows.append(written)
 
-    def _place(self, start: Start, target: int) -> RowPlace:
+    def _place(self, start: Start, target: int) -> tuple[int, ...]:
         number, session = start.number, start.session
-        return RowPlace(number, number, start.stage, self._worker, target, session, start.turn, start.lane)
+        return number, number, start.stage, self._worker, target, session, start.turn, start.lane  # a `RowPlace`
 
     def _check_finished(self) -> None:
         if self._dispatcher.done and not self._finished.done() and (self.steered is None or self.steered.over):
@@ -382,7 +379,9 @@ class Driver:
             return
         self._is_rest_recorded = True
         for start in self._dispatcher.unsent():
-            self._record_unsent(start._replace(dropped=kind) if start.dropped == "interrupted" else start)
+            self._record_unsent(
+                msgspec.structs.replace(start, dropped=kind) if start.dropped == "interrupted" else start
+            )
 
     def _cancel_all(self, failure: Failure) -> None:
         self._cancelling = True

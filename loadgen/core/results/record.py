@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from loadgen_sdk.dialects.server_account import NO_ACCOUNT, server_account
 from loadgen_sdk.errors import KINDS as KINDS  # noqa: PLC0414 - other rooms know it as the kinds of a record
@@ -149,7 +150,7 @@ class RowPlace(NamedTuple):
     lane: int
 
 
-def row(place: RowPlace, done: Completion, start_ns: int, *, text: int, built: Built) -> bytes:
+def row(place: tuple[int, ...], done: Completion, start_ns: int, *, text: int, built: Built) -> bytes:
     """The bytes of one ROW for a request that was sent.
 
     `start_ns`: instant 0 of the run on the clock of `done`; `text`: index of the error text, -1 for none.
@@ -218,7 +219,7 @@ def row(place: RowPlace, done: Completion, start_ns: int, *, text: int, built: B
     )
 
 
-class Built(NamedTuple):
+class Built(msgspec.Struct, frozen=True, gc=False):
     """What is known of a request before it is sent.
 
     `tokens`: content tokens of the prompt, -1 unknown; `source`: where that count is from, one of SOURCES;
@@ -230,7 +231,7 @@ class Built(NamedTuple):
     asked_output: int
 
 
-def unsent_row(place: RowPlace, due_ns: int, kind: str, status: str, built: Built, text: int = -1) -> bytes:
+def unsent_row(place: tuple[int, ...], due_ns: int, kind: str, status: str, built: Built, text: int = -1) -> bytes:
     """The bytes of one ROW for a slot that was never sent. `due_ns`: from the start of the run, -1 if never due."""
     never = (-1,) * 9
     counts = (-1, -1, -1, -1, built.tokens, built.asked_output, 0, 0, 0, 0)

@@ -11,7 +11,8 @@ import heapq
 from array import array
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from loadgen.core.schedule import arrivals, timetable
 from loadgen.core.schedule.chains import Chain
@@ -22,7 +23,7 @@ _NEVER = 1 << 62
 _BLOCK = 2048  # offsets converted from array to integers at a time; about 30 µs
 
 
-class Start(NamedTuple):
+class Start(msgspec.Struct, frozen=True, gc=False):
     """A slot to start now or, if `dropped` is set, a slot that is never sent but still leaves a record."""
 
     number: int  # of the slot, and of its request
@@ -204,7 +205,8 @@ class Dispatcher:
         KeyError if the slot is not in flight.
         """
         start = self._in_flight.pop(number)
-        self.first_output(number, now_ns)
+        if self._in_prefill:
+            self.first_output(number, now_ns)
         if self._stopped:
             return
         stage, lane = start.stage, start.lane
@@ -295,7 +297,7 @@ class Dispatcher:
             turns += [entry[3] for entry in due]
         for turn in sorted(turns):
             number = self.schedule.number(chain, turn, task.chain)
-            self._dropped.append(start._replace(number=number, turn=turn, due_ns=now_ns, dropped=why))
+            self._dropped.append(msgspec.structs.replace(start, number=number, turn=turn, due_ns=now_ns, dropped=why))
 
     def _end_at_cap(self, start: Start, due_ns: int) -> None:
         """A start was dropped because too many requests are in flight: so is the rest of its conversation or task."""

@@ -6,7 +6,6 @@ This module uses no socket and no clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ..dialects.events import ERROR_TEXT_CHARS, error_text
 from ..dialects.reader import Events, Flow, Reading, events_in, without_last
@@ -42,6 +41,7 @@ class Exchange:
 
     __slots__ = (
         "asked_output",
+        "at_start",
         "body_bytes",
         "body_parts",
         "bytes_received",
@@ -130,6 +130,7 @@ class Exchange:
         self.progress = 0
         self.patient = False  # the reads that follow may be kept for a while, and plain events counted: see `Inbox`
         self.template: tuple[bytes, bytes] | None = None
+        self.at_start = False  # the next byte is the first one of a chunk, and of an event
         self.split = (
             False  # the server writes a chunk in parts, and may send one when the other is acknowledged: by a read
         )
@@ -154,9 +155,8 @@ class Exchange:
                 return True
         response, reading = self.response, self.reading
         self.patient = self.is_event_stream and response.chunked and reading.first_token >= 0 and self.sink is None
-        at_chunk_start = response.chunked and response.between_chunks and self.decoder.between_events
-        self.template = reading.template if at_chunk_start else None
-        self.split = self.split or (self.patient and not at_chunk_start)
+        self.template = reading.template if self.at_start else None
+        self.split = self.split or (self.patient and not self.at_start)
         return False
 
     @property
@@ -229,17 +229,17 @@ class Exchange:
             headers = response.headers
             content_type = headers.get("content-type", "")
             self.is_event_stream = response.status < 300 and content_type.startswith("text/event-stream")
-            if response.status < 300 and (encoding := _encoding(headers)):
+            if response.status < 300 and "content-encoding" in headers and (encoding := _encoding(headers)):
                 raise Malformed(f"a body in Content-Encoding {encoding}, which was not asked for")
+            self.at_start = response.chunked
         if not (self.is_event_stream and response.chunked):
             return self._decode(data)
         chunks = 0
         events: list[Events] = []
-        missing = response.missing
-        if missing and missing < len(data):  # the rest of a chunk that began in an earlier read
+        if not self.at_start and 0 < (missing := response.missing) < len(data):  # the rest of an earlier read's chunk
             chunks, events = self._decode(data[:missing])
             data = data[missing:]
-        if response.between_chunks and self.decoder.between_events:
+        if self.at_start:
             found, whole, used = whole_chunks(data, *(self.reading.template or (b"", b"")))
             if found:
                 self.decoder.started = True
@@ -254,11 +254,16 @@ class Exchange:
     def _decode(self, data: bytes) -> tuple[int, list[Events]]:
         """The same, chunk by chunk and event by event, as HTTP and server-sent events are defined."""
         body_parts = self.response.feed(data) if data else []
-        if not body_parts:
-            return 0, []
-        body_part = body_parts[0] if len(body_parts) == 1 else b"".join(body_parts)
+        events: list[Events] = []
         if self.is_event_stream:
-            return len(body_parts), [*self.decoder.feed(body_part)]
+            if body_parts:
+                events += self.decoder.feed(body_parts[0] if len(body_parts) == 1 else b"".join(body_parts))
+            response = self.response
+            self.at_start = response.chunked and response.between_chunks and self.decoder.between_events
+            return len(body_parts), events
+        if not body_parts:
+            return 0, events
+        body_part = b"".join(body_parts)
         self._keep_body(body_part)
         return len(body_parts), []
 
@@ -343,13 +348,6 @@ class Exchange:
         self.done = stamp
         self.failure = failure
 
-    def _server_timing(self) -> dict[str, Any] | None:
-        """The server's own timing: of the head of the answer, and of its events."""
-        header = self.response.headers.get(HEADER)
-        if header is None:
-            return self.reading.server_timing
-        return {HEADER: header, **(self.reading.server_timing or {})}
-
     def tell(self) -> None:
         """Pass the Completion to `on_done`, only once. The caller has freed the connection before."""
         if self.over:
@@ -357,6 +355,9 @@ class Exchange:
         self.over = True
         reading, response = self.reading, self.response
         texts, reasoning_texts = reading.pieces, reading.reasoning_pieces
+        server_timing = reading.server_timing  # of its events, and of the head of the answer
+        if HEADER in response.headers:
+            server_timing = {HEADER: response.headers[HEADER], **(server_timing or {})}
         self.on_done(
             Completion(
                 request=self.request,
@@ -392,7 +393,7 @@ class Exchange:
                 response_id=reading.response_id,
                 reasoning_text="".join(reasoning_texts) if reasoning_texts is not None else None,
                 headers=dict(response.headers) if self.keep_headers else None,
-                server_timing=self._server_timing(),
+                server_timing=server_timing,
                 failure=self.failure,
             )
         )

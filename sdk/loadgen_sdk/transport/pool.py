@@ -414,7 +414,7 @@ class Pool:
         if not exchange.arrived(reads):
             if connection.tls is None:
                 connection.patient, connection.template = exchange.patient, exchange.template
-                calm_events = exchange.calm_events
+                calm_events = exchange.calm_events if exchange.template is not None else 0
                 if connection.held or (calm_events >= HELD_EVENTS and len(reads[-1][0]) < LARGE_READ):
                     self.wire.hold(connection, calm_events)
             return

@@ -160,6 +160,7 @@ class Wire:
         self._connections: dict[int, ClientConnection] = {}
         self._queue: deque[ClientConnection] = deque()  # connections whose reads are to be handed over
         self._receiver = Receiver(self._poll, self._held, self._timer, self._queue)
+        self.release = self._receiver.release  # what comes next of this connection is urgent again
         self._tick_at = monotonic_ns()
         self._wake_at = FOREVER
         self._resume_queued = False
@@ -266,10 +267,6 @@ class Wire:
         """Nothing of this connection is urgent before so many plain events have come: they may be read late."""
         if self.hold_ns and not connection.unsent:
             self._receiver.hold(connection, events)
-
-    def release(self, connection: ClientConnection) -> None:
-        """What comes next is urgent again."""
-        self._receiver.release(connection)
 
     # -- time ----------------------------------------------------------------------------------------------------
 

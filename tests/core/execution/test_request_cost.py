@@ -18,9 +18,9 @@ from loadgen.core.workload import load, read_flags
 from loadgen.sim.server.options import Options
 
 FRAMES, CALLS = (
-    125,
-    265,
-)  # of Python a request, from its number to its record; with those of compiled functions: 114, 243
+    110,
+    240,
+)  # of Python a request, from its number to its record; with those of compiled functions: 100, 220
 
 
 def calls(folder: Path, requests: int) -> Counter[str]:

@@ -11,6 +11,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 from timetables import MS, S, closed, constant, gamma, poisson, workload
 
 from loadgen.core.schedule.arrivals import build
@@ -149,7 +150,7 @@ def test_every_slot_comes_out_exactly_once(stages, turns, cap, failing, seed, st
         assert not by_status["in_flight_cap"]
     for start in run.all:  # the dispatcher's own arithmetic is that of the columns
         slot = schedule.slot(start.number)
-        assert start[:5] == (slot.number, slot.stage, slot.session, slot.turn, slot.lane)
+        assert astuple(start)[:5] == (slot.number, slot.stage, slot.session, slot.turn, slot.lane)
     check_chains(schedule, run)
     check_lanes(schedule, run, cap, late_ns > 0)
 
@@ -398,12 +399,12 @@ def test_workers_together_start_what_one_would(stages, turns: int, n: int, seed:
 
     whole = drive(Dispatcher(schedule), took)
     parts = [drive(Dispatcher(shard(schedule, i, n)), took) for i in range(n)]
-    together = sorted(start for part in parts for start in part.sent)
+    together = sorted(astuple(start) for part in parts for start in part.sent)
     # each share begins such a stage by itself, and its lanes take over from its own requests
     if any(span.start_ns is None or (span.lanes and span.index) for span in schedule.stages):
-        assert [start[:5] for start in together] == [start[:5] for start in sorted(whole.sent)]
+        assert [start[:5] for start in together] == [start[:5] for start in sorted(map(astuple, whole.sent))]
     else:
-        assert together == sorted(whole.sent)
+        assert together == sorted(map(astuple, whole.sent))
 
 
 def test_after_stop_nothing_starts_and_what_did_not_is_told_with_its_reason() -> None:
@@ -447,7 +448,7 @@ def test_plain_integers_come_out() -> None:
     """NumPy scalars would be several times slower in everything done with them, and would not pack."""
     mixed = workload(poisson(100.0, count=10), closed(2, count=10), turns=2, tool_ns=MS)
     run = drive(Dispatcher(build(mixed, 1)), lasting(MS), stop_ns=60 * MS)
-    assert {type(value) for start in run.all for value in start} == {int, str}
+    assert {type(value) for start in run.all for value in astuple(start)} == {int, str}
 
 
 # -- one stage takes over from another -------------------------------------------------------------------------------
