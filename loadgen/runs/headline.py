@@ -68,7 +68,7 @@ def outcome(term: TermResult) -> str:
     if term.undecided:
         return "no figure"
     if term.value_ms is None:
-        return "falls on a failed one" if term.count else "nothing measured"
+        return "falls on one not answered" if term.count else "nothing measured"
     return f"{'' if term.supported else '~'}{format.milliseconds(term.value_ms)} ms"
 
 
@@ -207,7 +207,7 @@ def _good_requests(goodput: Goodput) -> str:
 def _missed_term(term: TermResult) -> str:
     name = slo.name(term.metric, term.quantile)
     if term.value_ms is None:
-        return f"{name} falls on a failed request" if term.count else f"{name} was not measured"
+        return f"{name} falls on a request that was not answered" if term.count else f"{name} was not measured"
     for digits in range(3, 12):  # as many as tell the two apart: 40.0 is not over 40.0
         value, limit = (format.quantity(ms, digits) for ms in (term.value_ms, term.limit_ms))
         if value != limit:

@@ -78,7 +78,7 @@ def test_an_invalid_run_says_so_last_and_why() -> None:
     shown = text.render(API)
     assert shown.endswith("INVALID: 13 of 320 requests failed or were lost (4.1 %), limit 1.0 %\n")
     assert re.search(r"^http_429 +8  HTTP 429: Rate limit reached for requests$", shown, flags=re.M)
-    assert re.search(r"^TTFT p99 at most 1,000 ms +falls on a failed one +26 of 320 +MISSED$", shown, flags=re.M)
+    assert re.search(r"^TTFT p99 at most 1,000 ms +falls on one not answered +26 of 320 +MISSED$", shown, flags=re.M)
     assert "No inter-token latency is given: events carry 4.00 tokens on average" in shown
     assert "~ rests on too few samples; needed: p99 662, p99.9 6,636\n" in shown
     assert re.search(r"^TTFT .*  ~1,652  ", shown, flags=re.M)

@@ -127,3 +127,6 @@ def test_a_server_that_stalls_and_so_makes_us_drop_has_missed(tmp_path: Path) ->
         assert "were dropped at a cap" in words, place
     document = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert document["goodput"]["met"] is False
+    assert "falls on one not answered" in text(slow) and "failed one" not in text(slow), (
+        "none failed: some were dropped"
+    )
