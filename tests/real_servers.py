@@ -146,7 +146,7 @@ ROWS = (
             " -DLLAMA_BUILD_UI=OFF -DLLAMA_OPENSSL=OFF && nice cmake --build {home}/llama --target llama-server -j2",
         ),
         start=(
-            "{bin}/llama-server -m {model}/model.gguf --alias tiny -c 65536 -np 4 -t 1 --host 127.0.0.1 --port {port}"
+            "{bin}/llama-server -m {model}/model.gguf --alias tiny -c 262144 -np 4 -t 1 --host 127.0.0.1 --port {port}"
             " --metrics --slots --no-webui --jinja",
         ),
         can=frozenset({"exact", "counters", "cached", "tools", "schema", "profiles", "slots"}),

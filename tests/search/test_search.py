@@ -426,7 +426,6 @@ CLASSES = ["class qa", "class rag", "class summarization", "class agentic"]
     [
         ("rag-pipeline", ["--slo", "ttft:30s"], ["ttft p95", "tasks"], "of the tasks"),
         ("mixed", [], CLASSES, "qa: TPOT p95"),
-        ("mixed", ["--slo", "ttft:30s"], CLASSES, "qa: TPOT p95"),
     ],
 )  # fmt: skip
 def test_a_trial_is_judged_as_its_run_is(

@@ -54,7 +54,7 @@ def apply(workload: Workload, flags: Overrides, faults: list[Fault], file: str, 
     changes: dict[str, Any] = {
         "requests": _requests(workload.requests, flags, faults),
         "stages": _stages(workload, flags, faults, file, top),
-        "slo": _merged_slo(workload.slo, flags, faults),
+        "slo": _merged_slo(workload, flags, faults),
         "limits": workload.limits.model_copy(update=dict(flags.limits)),
     }
     scalars = {
@@ -134,20 +134,22 @@ def _faults_without_a_trace(requests: Any, stages: Sequence[Stage], flags: Overr
     ]
 
 
-def _merged_slo(slo: Slo | None, flags: Overrides, faults: list[Fault]) -> Slo | None:
+def _merged_slo(workload: Workload, flags: Overrides, faults: list[Fault]) -> Slo | None:
     """Merge SLO terms by metric: a term of a flag replaces the term of the file, the other terms stay."""
+    slo, classes = workload.slo, getattr(workload.requests, "classes", {}).values()
     if not flags.terms and flags.goodput_share is None:
         return slo
+    if classes and all(one.slo for one in classes):
+        hint = "give a class others in a file of your own, which may extend this one"
+        faults.append(UserError("no_effect", "each class has limits of its own", "--slo", hint))
     terms = {term.metric: term for term in slo.terms} if slo else {}
     for name, (ns, quantile) in flags.terms.items():
         file_term = terms.get(name)
         quantile_of_term = quantile or (file_term.quantile if file_term else 0.99)
         terms[name] = Term(metric=name, limit_ns=ns, quantile=quantile_of_term)
     if not terms:
-        problem = "a share of good requests, and nothing that says when one is good"
-        faults.append(
-            UserError("no_slo", problem, f"--slo goodput:{flags.goodput_share}", "add --slo ttft:2s --slo tpot:200ms")
-        )
+        problem, hint = "a share of good requests, and nothing that says when one is good", "add --slo ttft:2s"
+        faults.append(UserError("no_slo", problem, f"--slo goodput:{flags.goodput_share}", hint))
     goodput = flags.goodput_share if flags.goodput_share is not None else slo.goodput_share if slo else None
     return Slo(
         terms=tuple(terms[name] for name in metrics() if name in terms),

@@ -60,7 +60,7 @@ SAID = events(
 )  # fmt: skip
 
 
-def workload(folder: Path, classes: str = CLASSES, more: str = STAGES, **flags: str) -> Workload:
+def workload(folder: Path, classes: str = CLASSES, more: str = STAGES, **flags: Any) -> Workload:
     file = folder / "mix.yaml"
     file.write_text(f"name: mix\n{classes}\n{more}")
     return load(str(file), read_flags(**flags))
@@ -196,6 +196,14 @@ def test_one_slo_for_all_classes_is_that_of_the_run(tmp_path: Path) -> None:
     mixed = workload(tmp_path, CLASSES, STAGES + "slo: {ttft: 1ms, at: p90}\n", seed="3", num_requests="400")
     summary, _ = execute(mixed, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     assert [part.goodput.slo[0].limit_ms for part in summary.classes] == [500, 1, 1, 1]
+
+
+def test_limits_by_flag_that_no_class_is_judged_by_are_refused(tmp_path: Path) -> None:
+    for flags in ({"slo": ("ttft:1s",)}, {"slo": ("goodput:99%",)}):
+        with refused(Faults, "no_effect", "--slo"):
+            load("mixed", read_flags(**flags))
+    one = workload(tmp_path, slo=("ttft:1s",))  # rag and summary have none of their own
+    assert one.slo is not None and [term.metric for term in one.slo.terms] == ["ttft"]
 
 
 @pytest.mark.processes
