@@ -7,18 +7,25 @@ from copy import deepcopy
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
 
 from loadgen.core.workload.schema import Written
 
 
+class _WithoutDefaults(GenerateJsonSchema):
+    """Defaults are in checked units (ns, shares), not as a user writes them. See docs/workloads.md."""
+
+    def default_schema(self, schema: Any) -> dict[str, Any]:
+        return self.generate_inner(schema["schema"])
+
+
 def schema_of(model: type[BaseModel], title: str) -> dict[str, Any]:
     """The JSON Schema of a file that this model describes; values with units are strings with a pattern."""
-    schema = model.model_json_schema(by_alias=True)
+    schema = model.model_json_schema(by_alias=True, schema_generator=_WithoutDefaults)
     for generated_name, definition in list(schema["$defs"].items()):  # generic types are named by repr
         own_title = definition.get("title", generated_name)
         if own_title != generated_name:
             schema = json.loads(json.dumps(schema).replace(json.dumps(generated_name)[1:-1], own_title))
-    _remove_defaults(schema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}
 
 
@@ -32,14 +39,3 @@ def json_schema() -> dict[str, Any]:
     schema["required"].remove("requests")
     schema["oneOf"] = [{"required": [key]} for key in ("requests", "classes", "trace")]
     return schema
-
-
-def _remove_defaults(schema: Any) -> None:
-    """Remove the defaults: they are in checked units (ns, shares), not as a user writes them. See docs/workloads.md."""
-    if isinstance(schema, dict):
-        schema.pop("default", None)  # no field of a workload has this name
-        for inner in schema.values():
-            _remove_defaults(inner)
-    elif isinstance(schema, list):
-        for inner in schema:
-            _remove_defaults(inner)
