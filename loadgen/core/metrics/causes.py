@@ -99,7 +99,7 @@ def explain(
     if len(streamed) < FEWEST:
         return Explanation()
     in_order = streamed[np.lexsort((everything["slot"][streamed], everything["due_ns"][streamed]))]
-    stride = len(in_order) // MOST + 1
+    stride = _stride(len(in_order))
     rows = JoinedColumns(measured, ok=True, order=in_order[::stride])
     ttft, due, late = rows.measure("ttft"), rows["due_ns"], _late(rows)
     slow, fast, is_slow = _slow(ttft, np.zeros_like(ttft))
@@ -146,9 +146,13 @@ def _slow(ttft: Ints, late: Ints) -> tuple[Mask, Mask, bool]:
     return slow, fast, stand_out(int(slow.sum()), len(ttft)) and bool(fast.any())
 
 
+def _stride(requests: int) -> int:
+    return requests // MOST + 1
+
+
 def looked_at(requests: int) -> int:
     """How many of so many ok requests with a TTFT are looked at: `Explanation.slow` is of these."""
-    return -(-requests // (requests // MOST + 1))
+    return -(-requests // _stride(requests))
 
 
 def stand_out(slow: int, requests: int) -> bool:
