@@ -573,7 +573,7 @@ def test_a_url_in_the_place_of_a_result_is_told_as_one(typed: str, capsys: pytes
     ["run qa --dataset", "run qa --trace", "run qa --targets", "run qa --prices", "run qa --api-key-file",
      "run qa --cacert", "run qa --system", "run qa --junit", "report x --html", "bundle x -o", "verify x --signed-by",
      "compare x y --in", "answers q.jsonl -o", "fit t.jsonl -o", "ui --prices", "kube results x -o", "size rag x -o",
-     "validate", "fit", "answers"],
+     "validate", "fit", "answers", "run", "sweep", "search", "kube run"],
 )  # fmt: skip
 def test_a_url_in_the_place_of_a_file_is_told_as_one(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Without its password."""

@@ -94,7 +94,7 @@ def _quick(params: list[Any]) -> list[Any]:
 
 def _processed(param: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
     described, is_missing = getattr(param, "type_descriptor", None), value in (None, (), [])
-    if described is not None and described.annotation is Path:
+    if param.name == "workload" or (described is not None and described.annotation is Path):
         _refuse_url(value, param)
     if value is None and param.nargs == 1 and not param.required:
         found = () if param.multiple else None
@@ -116,7 +116,7 @@ def _refuse_url(value: Any, param: Any) -> None:
 
 
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
-_READ = ("contract", "dataset", "trace")  # arguments that are files of which no result is made
+_READ = ("contract", "dataset", "trace", "workload")  # arguments that are files of which no result is made
 _NUMBERS = {int: re.compile("[0-9]{1,15}"), float: re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?")}
 _OF_PATHS = ("exists", "resolve_path", "allow_dash", "path_type", "writable")
 
