@@ -44,7 +44,7 @@ def asked(text: str) -> str:
     """What `--otel` says, checked: metrics, traces, all, or the URL of a collector. Raises UserError."""
     if text not in KINDS_OF_SIGNAL and not text.startswith(("http://", "https://")):
         hint = f"{', '.join(KINDS_OF_SIGNAL)} ({ENDPOINT} says where to), or the URL of a collector"
-        raise UserError("unknown_name", f"{text.partition('://')[0]!r} is no kind of signal", "--otel", hint)
+        raise UserError("unknown_name", f"{text!r} is no kind of signal", "--otel", hint)
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.http") is None:
         what = "the packages that send OpenTelemetry are not installed"
         raise not_installed(what, "opentelemetry", "--otel", "otlp")
