@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from loadgen.core import units
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
 from loadgen.runs.builds import KeptByBuild
@@ -45,11 +43,9 @@ def perform(given: Given, asked: ContinuousLoad, name: str | None, *, as_json: b
     from loadgen.core.execution.run import execute
     from loadgen.core.execution.steering import words
     from loadgen.core.metrics.summary import exit_code
-    from loadgen.core.run_folder import OpenedRun
     from loadgen.runs import kind
     from loadgen.runs.show import print_plans, shown
-    from loadgen.search import adaptive_text
-    from loadgen.search.adaptive import StoredAdaptive
+    from loadgen.search import adaptive, adaptive_kind, adaptive_run, adaptive_text
 
     faults: list[Fault] = []
     with collecting(faults):
@@ -66,18 +62,19 @@ def perform(given: Given, asked: ContinuousLoad, name: str | None, *, as_json: b
     show = shown(given)
     given.make_room(settings.out)
     summary, folder = execute(workload, settings, show.hearers, steering=steering)
-    added = kind.additions(folder, OpenedRun(summary, None))
-    found = kind.StoredRun(folder, summary, None, added)
+    of_search = adaptive_run.read(folder)
+    assert of_search is not None  # of the load that has just ended
+    added = adaptive_kind.addition(folder, of_search)
+    found = kind.StoredRun(folder, summary, None, (added,))
     if as_json:
         sys.stdout.buffer.write(kind.document(found))
     else:
         print_report(kind.report(found))
         say(f"results in {folder}")
     strict, called = asked.kept.strict, summary.run.workload
-    of_search = msgspec.json.decode(kind.document(found), type=StoredAdaptive)
     more = [adaptive_text.case(of_search, f"loadgen.{called}", strict=strict)]
     asked.kept.write(COMMAND, [(called, summary)], whole=summary.run.state != "interrupted", more=more)
-    codes = [exit_code(summary, strict=strict), *(one.code(strict) for one in added if one.code is not None)]
+    codes = [exit_code(summary, strict=strict), adaptive.exit_code(of_search, strict=strict)]
     return max(codes) if summary.run.state != "interrupted" else max(*codes, INTERRUPTED)
 
 
