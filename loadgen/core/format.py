@@ -80,7 +80,7 @@ def duration(seconds: float | None) -> str:
     """A duration given in seconds: 350 ms, 12.3 s, 4 min 05 s, 2 h 03 min."""
     if seconds is None:
         return NONE
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 59.95:
         return f"{seconds:.1f} s"

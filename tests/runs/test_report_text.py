@@ -135,6 +135,15 @@ def test_levels_are_one_line_each() -> None:
     assert shown_levels([API, simulated]).startswith("SIMULATED")
 
 
+def test_a_time_just_below_a_second_is_one() -> None:
+    assert [format.duration(seconds) for seconds in (0.9994, 0.9996, 59.94, 59.96)] == [
+        "999 ms",
+        "1.0 s",
+        "59.9 s",
+        "1 min 00 s",
+    ]
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
