@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -22,6 +23,7 @@ from loadgen.core.metrics import outcomes, within
 from loadgen.core.metrics.columns import OK, of_class, step_of
 from loadgen.core.metrics.parts import ClassSummary, StepSummary
 from loadgen.core.metrics.reasons import STATES
+from loadgen.core.metrics.recovery import Recovery
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.validity import answered_share
 from loadgen.core.metrics.within import Known
@@ -73,6 +75,15 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         return self.metric.endswith(SHARES)
 
 
+class WayBack(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a run of a side took back to its SLO after an event, the `number`th of its kind. Shown, not judged."""
+
+    side: str
+    run: str
+    number: int
+    found: Recovery
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a comparison. `same_work`: null where a side has no fingerprint."""
 
@@ -87,6 +98,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     simulated: tuple[str, ...]  # sides with a run against a simulated server: they say nothing about hardware
     differences: tuple[Difference, ...]
     codes: dict[str, tuple[ReasonCode, ...]] = {}  # run that is not valid -> why
+    recovery: tuple[WayBack, ...] = ()
 
 
 def compare(
@@ -131,7 +143,17 @@ def compare(
             for run in side.runs
             if not run.summary.verdict.valid
         },
+        recovery=tuple(_ways_back(sides)),
     )
+
+
+def _ways_back(sides: Sequence[Side]) -> Iterator[WayBack]:
+    for side in sides:
+        for run in side.runs:
+            seen: Counter[str] = Counter()
+            for found in run.summary.recovery:
+                seen[found.event] += 1
+                yield WayBack(side=side.name, run=run.name, number=seen[found.event], found=found)
 
 
 def _name(side: Side, run: ComparedRun) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from loadgen.compare.comparison import DIFFER, UNLIKE, Comparison, Difference
+from loadgen.compare.comparison import DIFFER, UNLIKE, Comparison, Difference, WayBack
 from loadgen.compare.thresholds import ThresholdOutcome, interval
 from loadgen.core import format
 from loadgen.core.metrics.reasons import sentence
@@ -22,6 +22,7 @@ from loadgen.present.section import (
     section,
     simulated,
 )
+from loadgen.runs import recovery
 
 MOST_DRAWN = 9.0  # a change of more than 900 % would leave no room for the others
 
@@ -43,6 +44,7 @@ def report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) ->
             section("", facts(Work=_work(comparison), Judged=comparison.scope)),
             *(_against(comparison, side) for side in others),
             section("", Said(_legend(comparison), "soft")),
+            section("Back within the SLO", _ways_back(comparison)),
             section("Notes", Bullets(comparison.notes)),
             section("Conditions", Table(("", "condition", "side", "came out"), cells, "words")),
         ],
@@ -123,6 +125,28 @@ def _work(comparison: Comparison) -> str:
     if comparison.same_work:
         return "the same: equal fingerprints"
     return f"NOT the same: {'; '.join(comparison.unlike)}"
+
+
+def _ways_back(comparison: Comparison) -> Table:
+    """A row for each event, in which the nth of a kind of one side stands beside the nth of another."""
+    events: dict[tuple[str, int], list[WayBack]] = {}
+    for one in comparison.recovery:
+        events.setdefault((recovery.EVENTS[one.found.event], one.number), []).append(one)
+
+    def each(told: Iterable[str]) -> str:
+        return "; ".join(dict.fromkeys(told)) or format.NONE
+
+    rows = [
+        (
+            event,
+            each(one.found.spike for one in seen),
+            each(one.found.after for one in seen),
+            *(each(recovery.back(one.found) for one in seen if one.side == side) for side in comparison.sides),
+            format.duration(max(one.found.spacing_s for one in seen)),
+        )
+        for (event, _), seen in events.items()
+    ]
+    return Table(("after", "before it", "then", *comparison.sides, "seen to within"), rows, "words")
 
 
 def _legend(comparison: Comparison) -> str:

@@ -24,6 +24,7 @@ from loadgen.compare.block_errors import Known
 from loadgen.compare.comparison import ComparedRun, Difference, Side
 from loadgen.core.errors import Faults
 from loadgen.core.metrics import within
+from loadgen.core.metrics.recovery import Recovery
 from loadgen.core.metrics.summary import load_summary, summarize
 from loadgen.core.results.manifest import Fingerprints
 from loadgen.core.slo import Slo, Term
@@ -425,6 +426,31 @@ def test_text_markdown_and_junit_say_the_same() -> None:
     assert "\x1b[31mworse" in as_text.render(said, color=True) and "\x1b" not in plain
     tree = ElementTree.fromstring(junit.render("loadgen compare", list(compared.cases(found, outcomes))))
     assert tree.attrib["failures"] == "1" and len(tree.findall(".//testcase")) == 2
+
+
+def test_the_way_back_to_the_slo_after_each_event_stands_beside_that_of_the_other_side() -> None:
+    """The nth event of a kind beside the nth; of repeats each run; a side without one has none."""
+
+    def of(name: str, *backs: float | None) -> Side:
+        ran = run(rows(1, 60))
+        ways = [Recovery(event="loss", spike="4 replicas", after="3 replicas", at_s=20, seen_s=13, spacing_s=1.5,
+                         broken=True, back_s=back_s) for back_s in backs]  # fmt: skip
+        ended = Recovery(spike="poisson 160/s", after="poisson 20/s", at_s=80, broken=True, back_s=15.4)
+        found = (*ways[:1], ended, *ways[1:])
+        return Side(
+            name=name, runs=(ComparedRun(name="r", summary=msgspec.structs.replace(ran.summary, recovery=found)),)
+        )
+
+    a, b = of("a", 41.6, 3.0), of("b", None)
+    found = comparison.compare([Side(name="a", runs=(*a.runs, *of("a", 44.0).runs)), b])
+    plain = as_text.render(compared.report(found))
+    first, spike, second = (line for line in plain.splitlines() if line.startswith(("loss ", "spike ")))
+    assert "held again after 41.6 s; held again after 44.0 s" in first and "NOT BACK within 13.0 s" in first
+    assert second.startswith("loss ") and "held again after 3.0 s" in second and second.endswith(" -")
+    assert spike.count("held again after 15.4 s") == 2
+    assert "Back within" not in as_text.render(compared.report(comparison.compare([side("a", rows(1, 60))] * 2)))
+    told = [(one["side"], one["number"], one["found"]["back_s"]) for one in msgspec.to_builtins(found.recovery)]
+    assert [one for one in told if one[2] != 15.4] == [("a", 1, 41.6), ("a", 2, 3.0), ("a", 1, 44.0), ("b", 1, None)]
 
 
 @given(st.lists(st.tuples(st.text(), st.sampled_from(["passed", "failed", "error", "skipped"]), st.text()), max_size=4))
