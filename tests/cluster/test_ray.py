@@ -344,7 +344,7 @@ def _what_cannot_be_is_told_before_the_first_request(tmp_path: Path, nodes: Any)
     made = workload(tmp_path, request_rate="50", num_requests="20")
     url = shared(QUICK).url
     with pytest.raises(UserError, match="4 workers need a CPU each"):
-        run.execute(made, told(nodes, url, tmp_path / "a", workers=4, command=("loadgen.run",)))
+        run.execute(made, told(nodes, url, tmp_path / "a", workers=4))
 
 
 def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None:
@@ -377,8 +377,8 @@ def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None
     assert float(note.partition(", seen ")[2].partition(" s ")[0]) < 15
 
 
-def _a_search_ends_its_trials_early_there_too(tmp_path: Path, nodes: Any) -> None:
-    """Two trials one after the other: the second finds the CPUs that the first one gave back."""
+def _a_search_ends_its_trial_early_there_too(tmp_path: Path, nodes: Any) -> None:
+    """The run after it needs the CPUs that it has to give back."""
     goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),)))
     made = trials.probing(workload(tmp_path, request_rate="40", duration="60s"), 60 * 10**9)
     asked = told(nodes, shared(QUICK).url, tmp_path, workers=2)
@@ -386,12 +386,11 @@ def _a_search_ends_its_trials_early_there_too(tmp_path: Path, nodes: Any) -> Non
         folder=tmp_path / "s", goal=goal, make=lambda ask: trials.loaded(made, ask.load), settings=asked, seed=7,
         look_s=0.2,
     )  # fmt: skip
-    results = [runs.run(NextTrial(number=i, load=40.0, kind="probe", early_under=True)) for i in range(2)]
-    for result in results:
-        header = manifest.decode((tmp_path / "s" / result.folder / "run.json").read_bytes())
-        assert header.cluster is not None and len(header.cluster.workers) == 2
-        if result.outcome != "invalid":  # a busy host's senders are late, which decides nothing
-            assert (header.state, result.spent_s < 30) == ("decided", True)
+    result = runs.run(NextTrial(number=0, load=40.0, kind="probe", early_under=True))
+    header = manifest.decode((tmp_path / "s" / result.folder / "run.json").read_bytes())
+    assert header.cluster is not None and len(header.cluster.workers) == 2
+    if result.outcome != "invalid":  # a busy host's senders are late, which decides nothing
+        assert (header.state, result.spent_s < 30) == ("decided", True)
 
 
 def _a_node_lost_before_the_load_is_left_out(tmp_path: Path, nodes: Any) -> None:
@@ -447,9 +446,9 @@ def test_on_a_real_cluster(tmp_path: Path, nodes: Any) -> None:
         _what_cannot_be_is_told_before_the_first_request(folder("refused"), nodes)  # the lease was given back
     finally:
         ray.shutdown()
-    try:
+    try:  # over the connection of the run before
+        _a_search_ends_its_trial_early_there_too(folder("search"), nodes)
         _a_cluster_sends_what_one_machine_sends(folder("same"), nodes)
-        _a_search_ends_its_trials_early_there_too(folder("search"), nodes)
         _a_lost_node_leaves_what_it_had_finished(folder("lost"), nodes)
         _a_node_lost_before_the_load_is_left_out(folder("before"), nodes)
     finally:
