@@ -1,5 +1,6 @@
-/* The parts of the client that run once per event, in C: the twins of `Inbox` and `Receiver` in transport/receiver.py
-   and of the functions in transport/plain.py and dialects/reader.py, which say what they do. tests/sdk/test_compiled.py holds the two against
+/* The parts of the client that run once per event, in C: the twins of `Inbox` and `Receiver` in transport/receiver.py, of
+   `Exchange.arrived` with the state of an answer, and of the functions in transport/plain.py and dialects/reader.py, which
+   say what they do. tests/sdk/test_compiled.py holds the two against
    each other. Built where a C compiler is found; `compiled.py` chooses. Only the limited API of Python 3.11 is used,
    so that one build serves every later version. */
 
@@ -17,7 +18,7 @@
 #include <sys/timerfd.h>
 #include <time.h>
 
-#define VERSION 4 /* of these functions: compiled.py asks for the same, else it takes Python's */
+#define VERSION 5 /* of these functions: compiled.py asks for the same, else it takes Python's */
 
 enum {
     READ_BYTES = 32 << 10,
@@ -939,6 +940,1002 @@ static PyObject *plain_run(PyObject *Py_UNUSED(module), PyObject *args)
     return Py_BuildValue("nn", position - start, found);
 }
 
+/* -- answers ------------------------------------------------------------------------------------------------------- */
+
+/* The state of an answer: the twins of `Exchange`, `Response`, `Decoder` and `Reading`, whose fields are kept here, where
+   both the methods in Python and the functions below find them. `arrived` does what Exchange.arrived_in_python does:
+   itself for reads of a usual answer (a head that was seen before, whole chunks of whole events of one choice, whose
+   template is not to be learned), by the methods in Python for every other. A read is looked at before anything of it
+   is taken, so that one that is not usual is left as it came. */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *field[];
+} State;
+
+#define EXCHANGE_FIELDS(F)                                                                                             \
+    F(asked_output) F(at_start) F(body_bytes) F(body_parts) F(bytes_received) F(bytes_sent) F(client_lag) F(connection) \
+    F(deadline) F(decoder) F(done) F(due) F(failure) F(first_byte) F(flow) F(head) F(is_event_stream) F(keep_headers)  \
+    F(keep_text) F(kernel_stamp) F(on_done) F(on_first) F(over) F(patient) F(payload) F(progress) F(reading) F(ready)  \
+    F(request) F(resent) F(response) F(reused) F(sent) F(sink) F(split) F(stream) F(tcp) F(template) F(tls) F(tries)
+#define RESPONSE_FIELDS(F)                                                                                             \
+    F(_bytes_left) F(_mode) F(_unparsed) F(chunked) F(complete) F(headers) F(idle_limit_s) F(reusable) F(status)       \
+    F(surplus) F(until_close) F(uses_left)
+#define DECODER_FIELDS(F) F(_after_cr) F(_earlier) F(_earlier_bytes) F(_unparsed) F(started)
+#define READING_FIELDS(F)                                                                                              \
+    F(end) F(error) F(finish_reason) F(first_answer) F(first_event) F(first_event_tokens) F(first_token) F(flow)       \
+    F(last_token) F(learned) F(malformed) F(max_gap) F(max_gap_error) F(output_events) F(pieces) F(plain_events)       \
+    F(reasoning_pieces) F(response_id) F(server_timing) F(sink) F(stamp_error) F(template) F(tool_deltas) F(unsure_at) \
+    F(unsure_error) F(usage_counts)
+
+#define X(name) X_##name,
+enum { EXCHANGE_FIELDS(X) X_COUNT };
+#undef X
+#define P(name) P_##name,
+enum { RESPONSE_FIELDS(P) P_COUNT };
+#undef P
+#define D(name) D_##name,
+enum { DECODER_FIELDS(D) D_COUNT };
+#undef D
+#define R(name) R_##name,
+enum { READING_FIELDS(R) R_COUNT };
+#undef R
+
+enum { MOST_EVENTS = 16, MOST_DEPTH = 16, LAST_EVENTS = 4 };
+#define ENOUGH (1LL << 60)
+
+/* What the functions need of Python; set by `answers`. */
+static PyTypeObject *response_class, *decoder_class, *reading_class;
+static PyObject *known_heads, *decode_usage, *endings;
+/* Values that the fields have at first, and names. */
+static PyObject *never, *zero, *enough, *no_text, *no_bytes, *mode_head, *mode_chunked, *mode_end, *event_stream;
+static PyObject *name_gaps, *name_instants, *name_errors, *name_content_type, *name_content_encoding;
+
+static void put(State *state, int at, PyObject *value) /* takes the reference */
+{
+    PyObject *before = state->field[at];
+    state->field[at] = value;
+    Py_XDECREF(before);
+}
+
+static void put_same(State *state, int at, PyObject *value)
+{
+    Py_INCREF(value);
+    put(state, at, value);
+}
+
+static int put_number(State *state, int at, int64_t value)
+{
+    PyObject *number = PyLong_FromLongLong(value);
+    if (number == NULL)
+        return -1;
+    put(state, at, number);
+    return 0;
+}
+
+static int is_true(State *state, int at)
+{
+    return state->field[at] == Py_True;
+}
+
+/* A number of at most 62 bits; `*fits` becomes 0 where the field holds something else. */
+static int64_t number_of(PyObject *value, int *fits)
+{
+    if (value == NULL || !PyLong_Check(value)) {
+        *fits = 0;
+        return 0;
+    }
+    int overflow = 0;
+    int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow || number > (1LL << 62) || number < -(1LL << 62)) {
+        *fits = 0;
+        return 0;
+    }
+    return number;
+}
+
+#define STATE_TYPE(kind, count, table)                                                                                 \
+    static int kind##_traverse(PyObject *self, visitproc visit, void *arg)                                             \
+    {                                                                                                                  \
+        Py_VISIT(Py_TYPE(self));                                                                                       \
+        for (int i = 0; i < count; i++)                                                                                \
+            Py_VISIT(((State *)self)->field[i]);                                                                       \
+        return 0;                                                                                                      \
+    }                                                                                                                  \
+    static int kind##_clear(PyObject *self)                                                                            \
+    {                                                                                                                  \
+        for (int i = 0; i < count; i++)                                                                                \
+            Py_CLEAR(((State *)self)->field[i]);                                                                       \
+        return 0;                                                                                                      \
+    }                                                                                                                  \
+    static void kind##_dealloc(PyObject *self)                                                                         \
+    {                                                                                                                  \
+        PyTypeObject *type = Py_TYPE(self);                                                                            \
+        PyObject_GC_UnTrack(self);                                                                                     \
+        kind##_clear(self);                                                                                            \
+        freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);                                                 \
+        release(self);                                                                                                 \
+        Py_DECREF(type);                                                                                               \
+    }                                                                                                                  \
+    static PyMemberDef kind##_members[] = {table{NULL}};                                                               \
+    static PyType_Slot kind##_slots[] = {                                                                              \
+        {Py_tp_init, kind##_init},       {Py_tp_dealloc, kind##_dealloc}, {Py_tp_traverse, kind##_traverse},           \
+        {Py_tp_clear, kind##_clear},     {Py_tp_members, kind##_members}, {Py_tp_methods, kind##_methods}, {0, NULL},   \
+    };                                                                                                                 \
+    static PyType_Spec kind##_spec = {                                                                                 \
+        .name = "loadgen_sdk._compiled." #kind "_state",                                                               \
+        .basicsize = (int)(offsetof(State, field) + count * sizeof(PyObject *)),                                       \
+        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,                                        \
+        .slots = kind##_slots,                                                                                         \
+    };
+#define MEMBER(name, at) {name, T_OBJECT_EX, (Py_ssize_t)(offsetof(State, field) + (at) * sizeof(PyObject *)), 0, NULL},
+
+/* -- their beginnings */
+
+/* `headers` and the lists are made where they are needed alone: -1 with an exception. */
+static int begin_response(State *state)
+{
+    PyObject *headers = PyDict_New();
+    if (headers == NULL)
+        return -1;
+    put(state, P_headers, headers);
+    put_same(state, P__bytes_left, zero);
+    put_same(state, P__mode, mode_head);
+    put_same(state, P__unparsed, no_bytes);
+    put_same(state, P_chunked, Py_False);
+    put_same(state, P_complete, Py_False);
+    put_same(state, P_idle_limit_s, Py_None);
+    put_same(state, P_reusable, Py_True);
+    put_same(state, P_status, zero);
+    put_same(state, P_surplus, no_bytes);
+    put_same(state, P_until_close, Py_False);
+    put_same(state, P_uses_left, Py_None);
+    return 0;
+}
+
+static int begin_decoder(State *state)
+{
+    PyObject *earlier = PyList_New(0);
+    if (earlier == NULL)
+        return -1;
+    put(state, D__earlier, earlier);
+    put_same(state, D__after_cr, Py_False);
+    put_same(state, D__earlier_bytes, zero);
+    put_same(state, D__unparsed, no_bytes);
+    put_same(state, D_started, Py_False);
+    return 0;
+}
+
+static int begin_reading(State *state, PyObject *flow, int keep_text, PyObject *sink, int few)
+{
+    static const int nevers[] = {R_end, R_first_answer, R_first_event, R_first_token, R_last_token, R_unsure_at};
+    static const int zeros[] = {R_first_event_tokens, R_max_gap, R_max_gap_error, R_output_events, R_plain_events,
+                                R_stamp_error, R_unsure_error};
+    static const int texts[] = {R_error, R_finish_reason, R_malformed, R_response_id};
+    static const int nones[] = {R_pieces, R_reasoning_pieces, R_server_timing, R_template, R_usage_counts};
+    for (size_t i = 0; i < sizeof nevers / sizeof *nevers; i++)
+        put_same(state, nevers[i], never);
+    for (size_t i = 0; i < sizeof zeros / sizeof *zeros; i++)
+        put_same(state, zeros[i], zero);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        put_same(state, texts[i], no_text);
+    for (size_t i = 0; i < sizeof nones / sizeof *nones; i++)
+        put_same(state, nones[i], Py_None);
+    put_same(state, R_flow, flow);
+    put_same(state, R_sink, sink);
+    put_same(state, R_learned, few ? enough : zero);
+    static const int lists[] = {R_tool_deltas, R_pieces, R_reasoning_pieces};
+    for (int i = 0; i < (keep_text ? 3 : 1); i++) {
+        PyObject *list = PyList_New(0);
+        if (list == NULL)
+            return -1;
+        put(state, lists[i], list);
+    }
+    return 0;
+}
+
+static int response_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
+{
+    return PyArg_ParseTuple(args, "") ? begin_response((State *)self) : -1;
+}
+
+static int decoder_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
+{
+    return PyArg_ParseTuple(args, "") ? begin_decoder((State *)self) : -1;
+}
+
+static int reading_init(PyObject *self, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"flow", "keep_text", "sink", "few", NULL};
+    PyObject *flow, *sink = Py_None;
+    int keep_text = 0, few = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|pO$p", names, &flow, &keep_text, &sink, &few))
+        return -1;
+    return begin_reading((State *)self, flow, keep_text, sink, few);
+}
+
+static State *made(PyTypeObject *class)
+{
+    if (class == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "what is an answer was not said");
+        return NULL;
+    }
+    return (State *)PyType_GenericAlloc(class, 0);
+}
+
+/* What is known of the answer, before a request is sent, or sent again: see Exchange.fresh. -1 with an exception. */
+static int begin_answer(State *exchange)
+{
+    static const int zeros[] = {X_client_lag, X_progress, X_body_bytes};
+    static const int falses[] = {X_kernel_stamp, X_patient, X_at_start, X_split, X_is_event_stream};
+    put_same(exchange, X_sent, never);
+    put_same(exchange, X_first_byte, never);
+    for (size_t i = 0; i < sizeof zeros / sizeof *zeros; i++)
+        put_same(exchange, zeros[i], zero);
+    for (size_t i = 0; i < sizeof falses / sizeof *falses; i++)
+        put_same(exchange, falses[i], Py_False);
+    put_same(exchange, X_template, Py_None);
+    PyObject *parts = PyList_New(0);
+    if (parts == NULL)
+        return -1;
+    put(exchange, X_body_parts, parts);
+    State *response = made(response_class);
+    if (response == NULL || begin_response(response) < 0) {
+        Py_XDECREF((PyObject *)response);
+        return -1;
+    }
+    put(exchange, X_response, (PyObject *)response);
+    State *decoder = made(decoder_class);
+    if (decoder == NULL || begin_decoder(decoder) < 0) {
+        Py_XDECREF((PyObject *)decoder);
+        return -1;
+    }
+    put(exchange, X_decoder, (PyObject *)decoder);
+    int overflow = 0, keep_text = PyObject_IsTrue(exchange->field[X_keep_text]);
+    long long asked = PyLong_AsLongLongAndOverflow(exchange->field[X_asked_output], &overflow);
+    if (keep_text < 0 || (asked == -1 && PyErr_Occurred()))
+        return -1;
+    State *reading = made(reading_class);
+    if (reading == NULL || begin_reading(reading, exchange->field[X_flow], keep_text, exchange->field[X_sink],
+                                         !overflow && asked > 0 && asked <= LAST_EVENTS) < 0) {
+        Py_XDECREF((PyObject *)reading);
+        return -1;
+    }
+    put(exchange, X_reading, (PyObject *)reading);
+    return 0;
+}
+
+static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"request", "head",      "payload",      "due",  "on_done",  "flow", "stream",
+                            "asked_output", "keep_text", "keep_headers", "sink", "on_first", NULL};
+    State *exchange = (State *)self;
+    PyObject *request, *head, *payload, *due, *on_done, *flow, *stream = NULL, *asked_output = zero;
+    PyObject *keep_text = Py_False, *keep_headers = Py_False, *sink = Py_None, *on_first = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOOOOO|$OO!O!O!OO", names, &request, &head, &payload, &due,
+                                     &on_done, &flow, &stream, &PyLong_Type, &asked_output, &PyBool_Type, &keep_text,
+                                     &PyBool_Type, &keep_headers, &sink, &on_first))
+        return -1;
+    if (stream == NULL) {
+        PyErr_SetString(PyExc_TypeError, "Exchange() needs to know whether it streams");
+        return -1;
+    }
+    const int places[] = {X_request, X_head,         X_payload,   X_due,          X_on_done, X_flow,
+                          X_stream,  X_asked_output, X_keep_text, X_keep_headers, X_sink,    X_on_first};
+    PyObject *const given[] = {request, head,         payload,   due,          on_done, flow,
+                               stream,  asked_output, keep_text, keep_headers, sink,    on_first};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        put_same(exchange, places[i], given[i]);
+    static const int nevers[] = {X_done, X_ready, X_tcp, X_tls};
+    static const int zeros[] = {X_resent, X_tries, X_deadline, X_bytes_sent, X_bytes_received};
+    for (size_t i = 0; i < sizeof nevers / sizeof *nevers; i++)
+        put_same(exchange, nevers[i], never);
+    for (size_t i = 0; i < sizeof zeros / sizeof *zeros; i++)
+        put_same(exchange, zeros[i], zero);
+    put_same(exchange, X_connection, Py_None);
+    put_same(exchange, X_failure, Py_None);
+    put_same(exchange, X_over, Py_False);
+    put_same(exchange, X_reused, Py_False);
+    return begin_answer(exchange);
+}
+
+static PyObject *exchange_fresh(PyObject *self, PyObject *Py_UNUSED(none))
+{
+    if (begin_answer((State *)self) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* -- JSON of usual events: what is not understood here, for whatever reason, is left to Python */
+
+static const char *space(const char *at, const char *end)
+{
+    while (at < end && (*at == ' ' || *at == '\t' || *at == '\n' || *at == '\r'))
+        at++;
+    return at;
+}
+
+/* A string whose opening quote is at `at`: what follows it, or NULL. Its bytes end before that. */
+static const char *string(const char *at, const char *end, int escapes)
+{
+    if (at >= end || *at != '"')
+        return NULL;
+    const char *start = ++at;
+    int ascii = 1;
+    for (; at < end && *at != '"'; at++) {
+        unsigned char byte = (unsigned char)*at;
+        if (byte < 0x20)
+            return NULL;
+        if (byte >= 0x80)
+            ascii = 0;
+        if (byte == '\\' && (!escapes || ++at == end || strchr("\"\\/bfnrt", *at) == NULL || *at == '\0'))
+            return NULL;
+    }
+    if (at == end)
+        return NULL;
+    if (!ascii) {
+        PyObject *decoded = PyUnicode_DecodeUTF8(start, at - start, "strict");
+        if (decoded == NULL) {
+            PyErr_Clear();
+            return NULL;
+        }
+        Py_DECREF(decoded);
+    }
+    return at + 1;
+}
+
+static const char *literal(const char *at, const char *end, const char *word)
+{
+    size_t size = strlen(word);
+    return (size_t)(end - at) >= size && memcmp(at, word, size) == 0 ? at + size : NULL;
+}
+
+static const char *digits(const char *at, const char *end)
+{
+    const char *start = at;
+    while (at < end && *at >= '0' && *at <= '9')
+        at++;
+    return at == start || at - start > 17 ? NULL : at;
+}
+
+/* Any value: what follows it, or NULL. */
+static const char *skipped(const char *at, const char *end, int depth)
+{
+    if (at >= end || depth > MOST_DEPTH)
+        return NULL;
+    switch (*at) {
+    case '"':
+        return string(at, end, 1);
+    case 'n':
+        return literal(at, end, "null");
+    case 't':
+        return literal(at, end, "true");
+    case 'f':
+        return literal(at, end, "false");
+    case '{':
+    case '[': {
+        char closing = *at == '{' ? '}' : ']';
+        at = space(at + 1, end);
+        if (at < end && *at == closing)
+            return at + 1;
+        for (;;) {
+            if (closing == '}') {
+                at = string(at, end, 0);
+                at = at == NULL ? NULL : space(at, end);
+                if (at == NULL || at >= end || *at != ':')
+                    return NULL;
+                at = space(at + 1, end);
+            }
+            at = skipped(at, end, depth + 1);
+            at = at == NULL ? NULL : space(at, end);
+            if (at == NULL || at >= end)
+                return NULL;
+            if (*at == closing)
+                return at + 1;
+            if (*at != ',')
+                return NULL;
+            at = space(at + 1, end);
+        }
+    }
+    default:
+        if (*at == '-')
+            at++;
+        if (end - at >= 2 && *at == '0' && at[1] >= '0' && at[1] <= '9')
+            return NULL;
+        at = digits(at, end);
+        return at != NULL && at < end && *at == '.' ? digits(at + 1, end) : at;
+    }
+}
+
+/* What an event says. `finish`: the reason, of `finish_size` bytes; `usage`: as decoded by Python, or NULL. */
+typedef struct {
+    const char *finish;
+    Py_ssize_t finish_size;
+    PyObject *usage;
+    char output, answer;
+} Said;
+
+/* The fields that are read, and how: every other is skipped. Of a field that is known twice only the last one counts,
+   so such an event is left to Python. */
+enum Kind { ANYTHING, REFUSED, NOTHING, NO_CALLS, EMPTY_TEXT, CONTENT, REASONING, TEXT, FINISH, DELTA, CHOICES, USAGE };
+typedef struct {
+    const char *name;
+    enum Kind kind;
+} Field;
+static const Field event_fields[] = {
+    {"choices", CHOICES}, {"usage", USAGE},   {"error", NOTHING},  {"message", NOTHING}, {"detail", NOTHING},
+    {"timings", NOTHING}, {"nvext", NOTHING}, {"metrics", NOTHING}, {"data", NOTHING},   {"results", NOTHING},
+    {"output", NOTHING},  {"type", REFUSED},   {NULL, ANYTHING},
+};
+static const Field choice_fields[] = {
+    {"delta", DELTA},       {"text", TEXT},         {"finish_reason", FINISH},           {"token_ids", NOTHING},
+    {"message", NOTHING},   {"meta_info", NOTHING}, {"speculative_decoding", NOTHING}, {NULL, ANYTHING},
+};
+static const Field delta_fields[] = {
+    {"content", CONTENT},       {"reasoning_content", REASONING}, {"reasoning", REASONING}, {"tool_calls", NO_CALLS},
+    {"function_call", NO_CALLS}, {"refusal", EMPTY_TEXT},          {"token_ids", NOTHING},   {NULL, ANYTHING},
+};
+
+/* How the texts of a choice are weighed: `delta`: there is one; `content`, `reasoning`, `text`: they are not empty. */
+typedef struct {
+    char delta, content, reasoning, text, choices;
+} Seen;
+
+static const char *object(const char *at, const char *end, const Field *fields, Said *said, Seen *seen);
+
+/* The value of a field: what follows it, or NULL. */
+static const char *value_of(enum Kind kind, const char *at, const char *end, Said *said, Seen *seen)
+{
+    const char *after = kind != REFUSED && at < end && *at == 'n' ? literal(at, end, "null") : NULL;
+    if (after != NULL) {
+        seen->choices |= kind == CHOICES ? 2 : 0; /* as if there were none: events of other APIs */
+        return after;
+    }
+    switch (kind) {
+    case ANYTHING:
+        return skipped(at, end, 0);
+    case NO_CALLS:
+        return literal(at, end, "[]");
+    case EMPTY_TEXT:
+        return literal(at, end, "\"\"");
+    case CONTENT:
+    case REASONING:
+    case TEXT: {
+        after = string(at, end, 1);
+        char full = after != NULL && after - at > 2;
+        *(kind == CONTENT ? &seen->content : kind == TEXT ? &seen->text : &seen->reasoning) |= full;
+        return after;
+    }
+    case FINISH:
+        after = string(at, end, 0);
+        if (after != NULL && after - at > 2) {
+            said->finish = at + 1;
+            said->finish_size = after - at - 2;
+        }
+        return after;
+    case DELTA:
+        seen->delta = 1;
+        return object(at, end, delta_fields, said, seen);
+    case CHOICES:
+        if (at >= end || *at != '[')
+            return NULL;
+        seen->choices |= 1;
+        at = space(at + 1, end);
+        if (at < end && *at == ']')
+            return at + 1;
+        at = object(at, end, choice_fields, said, seen);
+        at = at == NULL ? NULL : space(at, end);
+        return at != NULL && at < end && *at == ']' ? at + 1 : NULL;
+    case USAGE: {
+        after = skipped(at, end, 0);
+        if (after == NULL)
+            return NULL;
+        PyObject *raw = PyBytes_FromStringAndSize(at, after - at);
+        said->usage = raw == NULL ? NULL : PyObject_CallFunctionObjArgs(decode_usage, raw, NULL);
+        Py_XDECREF(raw);
+        if (said->usage == NULL)
+            PyErr_Clear(); /* the whole event then fails in Python as well, and is looked at there */
+        return said->usage == NULL ? NULL : after;
+    }
+    default: /* NOTHING is null alone; REFUSED: events of other APIs have it */
+        return NULL;
+    }
+}
+
+static const char *object(const char *at, const char *end, const Field *fields, Said *said, Seen *seen)
+{
+    unsigned known = 0;
+    if (at >= end || *at != '{')
+        return NULL;
+    at = space(at + 1, end);
+    if (at < end && *at == '}')
+        return at + 1;
+    for (;;) {
+        const char *name = at + 1, *after = string(at, end, 0);
+        if (after == NULL)
+            return NULL;
+        size_t size = (size_t)(after - 1 - name);
+        int i = 0;
+        while (fields[i].name != NULL && (strlen(fields[i].name) != size || memcmp(fields[i].name, name, size) != 0))
+            i++;
+        if (fields[i].name != NULL) {
+            if (known & 1u << i)
+                return NULL;
+            known |= 1u << i;
+        }
+        at = space(after, end);
+        if (at >= end || *at != ':')
+            return NULL;
+        at = value_of(fields[i].kind, space(at + 1, end), end, said, seen);
+        at = at == NULL ? NULL : space(at, end);
+        if (at == NULL || at >= end)
+            return NULL;
+        if (*at == '}')
+            return at + 1;
+        if (*at != ',')
+            return NULL;
+        at = space(at + 1, end);
+    }
+}
+
+/* Whether the payload of an event is usual; if so, what it says. */
+static int usual_event(const char *at, const char *end, Said *said)
+{
+    Seen seen = {0};
+    *said = (Said){0};
+    if (end - at == 6 && memcmp(at, "[DONE]", 6) == 0)
+        return 1;
+    at = object(space(at, end), end, event_fields, said, &seen);
+    if (at == NULL || space(at, end) != end || seen.choices != 1) {
+        Py_CLEAR(said->usage);
+        return 0;
+    }
+    said->answer = seen.delta ? seen.content : seen.text;
+    said->output = said->answer || (seen.delta && seen.reasoning);
+    return 1;
+}
+
+/* -- a usual read */
+
+typedef struct {
+    Said events[MOST_EVENTS];
+    PyObject *head; /* borrowed from the known heads: what the head of the answer says; NULL: it came before */
+    int count, chunks, outputs, ended;
+} Usual;
+
+static void forget(Usual *usual)
+{
+    for (int i = 0; i < usual->count; i++)
+        Py_CLEAR(usual->events[i].usage);
+    usual->count = 0;
+}
+
+/* The head at the beginning of a read, if it is known and one of a stream of events in chunks; what follows it. */
+static const char *usual_head(const char *data, const char *end, Usual *usual)
+{
+    static PyObject *last_lines, *last_head; /* of a server that repeats itself */
+    const char *stop = data;
+    if (end - data < 16 || memcmp(data, "HTTP/1.1 2", 10) != 0)
+        return NULL;
+    if (last_lines != NULL) {
+        char *lines;
+        Py_ssize_t size;
+        if (PyBytes_AsStringAndSize(last_lines, &lines, &size) == 0 && end - data >= size + 4 &&
+            memcmp(data, lines, (size_t)size) == 0 && memcmp(data + size, "\r\n\r\n", 4) == 0) {
+            usual->head = last_head;
+            return data + size + 4;
+        }
+    }
+    do {
+        stop = memchr(stop, '\r', (size_t)(end - stop));
+        if (stop == NULL || end - stop < 4)
+            return NULL;
+    } while (memcmp(stop++, "\r\n\r\n", 4) != 0);
+    stop--;
+    PyObject *lines = PyBytes_FromStringAndSize(data, stop - data);
+    PyObject *head = lines == NULL ? NULL : PyDict_GetItemWithError(known_heads, lines);
+    if (head != NULL && PyTuple_Check(head) && PyTuple_Size(head) == 7) {
+        PyObject *headers = PyTuple_GetItem(head, 1), *mode = PyTuple_GetItem(head, 2);
+        PyObject *type = PyDict_Check(headers) ? PyDict_GetItemWithError(headers, name_content_type) : NULL;
+        if (type != NULL && PyUnicode_Check(type) && PyUnicode_Tailmatch(type, event_stream, 0, PY_SSIZE_T_MAX, -1) == 1 &&
+            PyUnicode_Compare(mode, mode_chunked) == 0 &&
+            PyDict_GetItemWithError(headers, name_content_encoding) == NULL && !PyErr_Occurred()) {
+            Py_INCREF(head);
+            Py_XDECREF(last_head);
+            last_head = head;
+            Py_XDECREF(last_lines);
+            last_lines = lines;
+            usual->head = head;
+            return stop + 4;
+        }
+    }
+    Py_XDECREF(lines);
+    PyErr_Clear();
+    return NULL;
+}
+
+/* Look at a read without taking anything of it: whether it is usual. */
+static int look(State *exchange, State *response, State *decoder, State *reading, const char *data, Py_ssize_t size,
+                Usual *usual)
+{
+    const char *at = data, *end = data + size, *content, *close;
+    int fits = 1;
+    if (reading->field[R_pieces] != Py_None || reading->field[R_sink] != Py_None ||
+        PyObject_Size(decoder->field[D__unparsed]) != 0 || is_true(decoder, D__after_cr) ||
+        PyObject_Size(response->field[P__unparsed]) != 0)
+        return 0;
+    int64_t status = number_of(response->field[P_status], &fits), learned = number_of(reading->field[R_learned], &fits);
+    int64_t plain = number_of(reading->field[R_plain_events], &fits);
+    if (!fits)
+        return 0;
+    if (status == 0) {
+        if (response->field[P__mode] != mode_head || (at = usual_head(data, end, usual)) == NULL)
+            return 0;
+    } else if (!is_true(exchange, X_is_event_stream) || !is_true(response, P_chunked) || is_true(response, P_complete) ||
+               !is_true(exchange, X_at_start))
+        return 0;
+    while (at < end) {
+        if (end - at == 5 && memcmp(at, "0\r\n\r\n", 5) == 0) {
+            usual->ended = 1;
+            break;
+        }
+        const char *next = chunk(at, end, &content, &close);
+        if (next == NULL || memchr(content, '\r', (size_t)(close - content)) != NULL)
+            return 0;
+        for (; content < close; usual->count++) {
+            const char *event = line_event(content, close);
+            if (event == NULL || usual->count == MOST_EVENTS ||
+                !usual_event(content + 6, event - 2, &usual->events[usual->count]))
+                return 0;
+            usual->outputs += usual->events[usual->count].output;
+            content = event;
+        }
+        usual->chunks++;
+        at = next;
+    }
+    return !usual->outputs || (reading->field[R_template] == Py_None && learned > 3 + plain / 4);
+}
+
+/* What a reading counts, while the events of a read are taken. */
+typedef struct {
+    int64_t first_event, first_token, first_answer, last_token, end, output_events, max_gap, max_gap_error, stamp_error,
+        unsure_at, unsure_error;
+} Counts;
+#define COUNTS(F)                                                                                                      \
+    F(first_event) F(first_token) F(first_answer) F(last_token) F(end) F(output_events) F(max_gap) F(max_gap_error)    \
+    F(stamp_error) F(unsure_at) F(unsure_error)
+
+static int load_counts(State *reading, Counts *counts)
+{
+    int fits = 1;
+#define LOAD(name) counts->name = number_of(reading->field[R_##name], &fits);
+    COUNTS(LOAD)
+#undef LOAD
+    return fits;
+}
+
+/* -1 with an exception. `stored`: what the fields hold now. */
+static int store_counts(State *reading, const Counts *counts, Counts *stored)
+{
+#define STORE(name)                                                                                                    \
+    if (counts->name != stored->name && put_number(reading, R_##name, counts->name) < 0)                               \
+        return -1;
+    COUNTS(STORE)
+#undef STORE
+    *stored = *counts;
+    return 0;
+}
+
+static int append_number(PyObject *flow, PyObject *name, int64_t value)
+{
+    PyObject *list = PyObject_GetAttr(flow, name), *number = PyLong_FromLongLong(value);
+    int failed = list == NULL || number == NULL || PyList_Append(list, number) < 0;
+    Py_XDECREF(list);
+    Py_XDECREF(number);
+    return failed ? -1 : 0;
+}
+
+/* Reading.take. -1 with an exception. */
+static int take_events(State *reading, Counts *counts, Counts *stored, const Said *events, int count, int64_t stamp,
+                       int64_t error)
+{
+    PyObject *flow = reading->field[R_flow];
+    if (count && counts->first_event < 0)
+        counts->first_event = stamp;
+    for (int i = 0; i < count; i++) {
+        const Said *said = &events[i];
+        if (said->output && counts->last_token < 0) {
+            counts->first_token = stamp;
+            counts->stamp_error = error;
+        }
+        if (said->answer && counts->first_answer < 0)
+            counts->first_answer = stamp;
+        if (said->finish != NULL) {
+            PyObject *reason = PyUnicode_DecodeUTF8(said->finish, said->finish_size, "strict");
+            if (reason == NULL)
+                return -1;
+            put(reading, R_finish_reason, reason);
+            counts->end = stamp;
+        }
+        if (said->output) {
+            if (counts->last_token >= 0) {
+                int64_t gap = stamp - counts->last_token;
+                if (append_number(flow, name_gaps, gap) < 0)
+                    return -1;
+                if (gap > counts->max_gap) {
+                    counts->max_gap = gap;
+                    counts->max_gap_error = error;
+                }
+            }
+            if (append_number(flow, name_instants, stamp) < 0)
+                return -1;
+            counts->output_events++;
+            counts->last_token = counts->end = stamp;
+        }
+        if (said->usage != NULL) {
+            if (store_counts(reading, counts, stored) < 0)
+                return -1;
+            PyObject *done = PyObject_CallMethod((PyObject *)reading, "_read_usage", "O", said->usage);
+            if (done == NULL)
+                return -1;
+            Py_DECREF(done);
+        }
+    }
+    return 0;
+}
+
+/* Reading.take_unsure, of the first `unsure` events and the others. -1 with an exception. */
+static int take_unsure(State *reading, Counts *counts, Counts *stored, const Usual *usual, int unsure, int64_t stamp,
+                       int64_t error, int one_write)
+{
+    int64_t before = counts->output_events, largest = counts->max_gap;
+    if (take_events(reading, counts, stored, usual->events, unsure, stamp, error) < 0)
+        return -1;
+    int64_t outputs = counts->output_events - before;
+    if (take_events(reading, counts, stored, usual->events + unsure, usual->count - unsure, stamp, 0) < 0)
+        return -1;
+    if (counts->output_events > before + outputs)
+        counts->unsure_at = -1;
+    else if (outputs) {
+        counts->unsure_at = stamp;
+        counts->unsure_error = error;
+        if (PyObject_Size(reading->field[R_finish_reason]) > 0) {
+            outputs--;
+            if (counts->output_events > 1) { /* both are not negative: stamps grow */
+                int64_t gap = (stamp - counts->first_token) / (counts->output_events - 1);
+                counts->unsure_error = error < gap ? error : gap;
+            }
+        }
+    }
+    if (outputs && !one_write) {
+        PyObject *errors = PyObject_GetAttr(reading->field[R_flow], name_errors);
+        PyObject *pair = errors == NULL ? NULL : Py_BuildValue("LL", (long long)error, (long long)outputs);
+        int failed = pair == NULL || PyList_Append(errors, pair) < 0;
+        Py_XDECREF(errors);
+        Py_XDECREF(pair);
+        if (failed)
+            return -1;
+    }
+    if ((one_write || !outputs) && counts->max_gap > largest)
+        counts->max_gap_error = 0;
+    return 0;
+}
+
+/* The events of a usual read: Exchange._take_read from there on. -1 with an exception. */
+static int take_usual_events(State *exchange, State *reading, Counts *counts, Counts *stored, const Usual *usual,
+                             PyObject *read_at_object, int64_t stamp, int64_t read_at, int64_t empty_at, int64_t sent)
+{
+    int first = counts->first_token < 0, single = usual->chunks == 1;
+    if (usual->count == 0)
+        return 0;
+    if (!first && single) {
+        if (take_events(reading, counts, stored, usual->events, usual->count, stamp, 0) < 0)
+            return -1;
+    } else {
+        int64_t earliest = first && sent > empty_at ? sent : empty_at;
+        int unsure = usual->ended ? usual->count : single ? 0 : usual->count - 1;
+        if (take_unsure(reading, counts, stored, usual, unsure, stamp, stamp - earliest, single) < 0)
+            return -1;
+    }
+    if (first && counts->first_token >= 0) {
+        if (put_number(exchange, X_client_lag, read_at - stamp) < 0)
+            return -1;
+        if (exchange->field[X_on_first] != Py_None) {
+            PyObject *told;
+            if (store_counts(reading, counts, stored) < 0 ||
+                (told = PyObject_CallFunctionObjArgs(exchange->field[X_on_first], reading->field[R_first_token], NULL)) ==
+                    NULL)
+                return -1;
+            Py_DECREF(told);
+        }
+    }
+    put_same(exchange, X_progress, read_at_object);
+    return 0;
+}
+
+/* The end of a usual answer: Exchange._complete. -1 with an exception. */
+static int complete(State *exchange, State *reading, PyObject *stamp)
+{
+    PyObject *failure = NULL;
+    int sound = 1;
+    if (PyObject_Size(reading->field[R_error]) == 0 && PyObject_Size(reading->field[R_malformed]) == 0 &&
+        (sound = PySet_Contains(endings, reading->field[R_finish_reason])) > 0 &&
+        number_of(reading->field[R_first_event], &sound) >= 0 && sound) {
+        failure = Py_None;
+        Py_INCREF(failure);
+    } else if (sound >= 0)
+        failure = PyObject_CallMethod((PyObject *)reading, "judge", "OOO", Py_True, Py_False, Py_True);
+    if (failure == NULL)
+        return -1;
+    put(exchange, X_failure, failure);
+    put_same(exchange, X_done, stamp);
+    return 0;
+}
+
+/* Take a read if it is usual: 1 if the answer is over, 0 if not, 2 if it is not usual, -1 with an exception. */
+static int take_usual(State *exchange, PyObject *read)
+{
+    State *response = (State *)exchange->field[X_response], *decoder = (State *)exchange->field[X_decoder];
+    State *reading = (State *)exchange->field[X_reading];
+    if (!PyTuple_Check(read) || PyTuple_Size(read) != 5 || !PyBytes_Check(PyTuple_GetItem(read, 0)) ||
+        Py_TYPE((PyObject *)response) != response_class || Py_TYPE((PyObject *)decoder) != decoder_class || Py_TYPE((PyObject *)reading) != reading_class)
+        return 2;
+    char *data;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(PyTuple_GetItem(read, 0), &data, &size) < 0)
+        return -1;
+    Usual usual = {.count = 0};
+    Counts counts, stored;
+    int fits = 1, result = -1;
+    PyObject *stamp_object = PyTuple_GetItem(read, 1), *read_at_object = PyTuple_GetItem(read, 2);
+    int64_t stamp = number_of(stamp_object, &fits), read_at = number_of(read_at_object, &fits);
+    int64_t empty_at = number_of(PyTuple_GetItem(read, 3), &fits), sent = number_of(exchange->field[X_sent], &fits);
+    int64_t received = number_of(exchange->field[X_bytes_received], &fits);
+    if (!fits || size == 0 || !load_counts(reading, &counts) ||
+        !look(exchange, response, decoder, reading, data, size, &usual) || stamp < counts.first_token) {
+        forget(&usual);
+        return 2;
+    }
+    stored = counts;
+    Py_INCREF((PyObject *)reading); /* who is told of the first output may send the request again */
+    Py_INCREF((PyObject *)response);
+    if (put_number(exchange, X_bytes_received, received + size) < 0)
+        goto over;
+    if (usual.head != NULL) {
+        static const int places[] = {P_status, P_headers, P__mode, P__bytes_left, P_reusable, P_uses_left, P_idle_limit_s};
+        for (int i = 0; i < 7; i++)
+            put_same(response, places[i], PyTuple_GetItem(usual.head, i));
+        put_same(response, P_chunked, Py_True);
+        put_same(response, P_until_close, Py_False);
+        put_same(exchange, X_first_byte, stamp_object);
+        put_same(exchange, X_kernel_stamp, PyTuple_GetItem(read, 4));
+        put_same(exchange, X_is_event_stream, Py_True);
+        put_same(exchange, X_at_start, Py_True);
+    }
+    if (usual.chunks)
+        put_same(decoder, D_started, Py_True);
+    if (usual.ended) {
+        put_same(response, P__mode, mode_end);
+        put_same(response, P_complete, Py_True);
+        put_same(response, P_surplus, no_bytes);
+        put_same(exchange, X_at_start, Py_False);
+    }
+    if (take_usual_events(exchange, reading, &counts, &stored, &usual, read_at_object, stamp, read_at, empty_at, sent) <
+            0 ||
+        store_counts(reading, &counts, &stored) < 0)
+        goto over;
+    result = usual.ended ? (complete(exchange, reading, stamp_object) < 0 ? -1 : 1) : 0;
+over:
+    Py_DECREF((PyObject *)reading);
+    Py_DECREF((PyObject *)response);
+    forget(&usual);
+    return result;
+}
+
+/* Call a method of Python with the parts of a read. 1 if it says so, 0 if not, -1 with an exception. */
+static int by_python(State *exchange, const char *name, PyObject *read)
+{
+    PyObject *method = PyObject_GetAttrString((PyObject *)exchange, name), *parts = PySequence_Tuple(read);
+    PyObject *over = method == NULL || parts == NULL ? NULL : PyObject_CallObject(method, parts);
+    Py_XDECREF(method);
+    Py_XDECREF(parts);
+    int result = over == NULL ? -1 : PyObject_IsTrue(over);
+    Py_XDECREF(over);
+    return result;
+}
+
+static PyObject *exchange_arrived(PyObject *self, PyObject *reads)
+{
+    State *exchange = (State *)self;
+    Py_ssize_t count = PySequence_Size(reads);
+    if (count < 0)
+        return NULL;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *read = PySequence_GetItem(reads, i);
+        Py_ssize_t parts = read == NULL ? -1 : PySequence_Size(read);
+        int over = parts < 0 ? -1 : parts == 3 ? 2 : take_usual(exchange, read);
+        if (over == 2) {
+            over = by_python(exchange, parts == 3 ? "_take_run" : "_take_read", read);
+            over = parts == 3 && over > 0 ? 0 : over;
+        }
+        Py_XDECREF(read);
+        if (over < 0)
+            return NULL;
+        if (over) {
+            if (i + 1 < count) /* bytes after the end */
+                put_same((State *)exchange->field[X_response], P_reusable, Py_False);
+            Py_RETURN_TRUE;
+        }
+    }
+    State *response = (State *)exchange->field[X_response], *reading = (State *)exchange->field[X_reading];
+    int fits = 1, at_start = is_true(exchange, X_at_start);
+    int patient = is_true(exchange, X_is_event_stream) && is_true(response, P_chunked) &&
+                  number_of(reading->field[R_first_token], &fits) >= 0 && exchange->field[X_sink] == Py_None;
+    put_same(exchange, X_patient, patient ? Py_True : Py_False);
+    put_same(exchange, X_template, at_start ? reading->field[R_template] : Py_None);
+    if (patient && !at_start)
+        put_same(exchange, X_split, Py_True);
+    Py_RETURN_FALSE;
+}
+
+static PyMethodDef exchange_methods[] = {
+    {"fresh", exchange_fresh, METH_NOARGS, NULL},
+    {"arrived", exchange_arrived, METH_O, NULL},
+    {NULL},
+};
+static PyMethodDef response_methods[] = {{NULL}}, decoder_methods[] = {{NULL}}, reading_methods[] = {{NULL}};
+
+#define F(name) MEMBER(#name, X_##name)
+STATE_TYPE(exchange, X_COUNT, EXCHANGE_FIELDS(F))
+#undef F
+#define F(name) MEMBER(#name, P_##name)
+STATE_TYPE(response, P_COUNT, RESPONSE_FIELDS(F))
+#undef F
+#define F(name) MEMBER(#name, D_##name)
+STATE_TYPE(decoder, D_COUNT, DECODER_FIELDS(F))
+#undef F
+#define F(name) MEMBER(#name, R_##name)
+STATE_TYPE(reading, R_COUNT, READING_FIELDS(F))
+#undef F
+
+/* What an answer is in Python: the classes with the fields above, the heads that are known, the decoder of a usage, the
+   reasons to finish. */
+static PyObject *answers(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *response, *decoder, *reading, *heads, *usage, *ends;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!OO", &PyType_Type, &response, &PyType_Type, &decoder, &PyType_Type, &reading,
+                          &PyDict_Type, &heads, &usage, &ends))
+        return NULL;
+    PyObject *given[] = {response, decoder, reading, heads, usage, ends};
+    PyObject **places[] = {(PyObject **)&response_class, (PyObject **)&decoder_class, (PyObject **)&reading_class,
+                           &known_heads, &decode_usage, &endings};
+    for (int i = 0; i < 6; i++) {
+        Py_INCREF(given[i]);
+        Py_XDECREF(*places[i]);
+        *places[i] = given[i];
+    }
+    Py_RETURN_NONE;
+}
+
+static int make_values(void)
+{
+    static const struct {
+        PyObject **place;
+        const char *text;
+    } texts[] = {{&no_text, ""}, {&mode_head, "head"}, {&mode_chunked, "chunked"}, {&mode_end, "end"},
+                 {&event_stream, "text/event-stream"}, {&name_gaps, "gaps"}, {&name_instants, "instants"},
+                 {&name_errors, "errors"}, {&name_content_type, "content-type"},
+                 {&name_content_encoding, "content-encoding"}};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if ((*texts[i].place = PyUnicode_InternFromString(texts[i].text)) == NULL)
+            return -1;
+    never = PyLong_FromLong(-1);
+    zero = PyLong_FromLong(0);
+    enough = PyLong_FromLongLong(ENOUGH);
+    no_bytes = PyBytes_FromStringAndSize(NULL, 0);
+    return never == NULL || zero == NULL || enough == NULL || no_bytes == NULL ? -1 : 0;
+}
+
 /* -- texts --------------------------------------------------------------------------------------------------------- */
 
 /* The twin of `in_python` in loadgen/core/requests/words.py: `begin`, then a word for each two bytes of `bits`, least
@@ -995,6 +1992,7 @@ static PyMethodDef functions[] = {
     {"whole_chunks", whole_chunks, METH_VARARGS, NULL},
     {"plain_run", plain_run, METH_VARARGS, NULL},
     {"written", written, METH_VARARGS, NULL},
+    {"answers", answers, METH_VARARGS, NULL},
     {NULL},
 };
 
@@ -1011,16 +2009,26 @@ PyMODINIT_FUNC PyInit__compiled(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
-    PyObject *inbox = PyType_FromSpec(&inbox_spec), *receiver = PyType_FromSpec(&receiver_spec);
-    if (inbox == NULL || receiver == NULL || PyModule_AddObjectRef(module, "Inbox", inbox) < 0 ||
-        PyModule_AddObjectRef(module, "Receiver", receiver) < 0 ||
-        PyModule_AddIntConstant(module, "VERSION", VERSION) < 0) {
-        Py_XDECREF(inbox);
-        Py_XDECREF(receiver);
-        Py_DECREF(module);
-        return NULL;
+    static const struct {
+        const char *name;
+        PyType_Spec *spec;
+    } types[] = {{"Inbox", &inbox_spec},       {"Receiver", &receiver_spec}, {"Exchange", &exchange_spec},
+                 {"Response", &response_spec}, {"Decoder", &decoder_spec},   {"Reading", &reading_spec}};
+    if (module == NULL || make_values() < 0 || PyModule_AddIntConstant(module, "VERSION", VERSION) < 0)
+        goto failed;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        PyObject *type = PyType_FromSpec(types[i].spec);
+        if (type == NULL || PyModule_AddObjectRef(module, types[i].name, type) < 0) {
+            Py_XDECREF(type);
+            goto failed;
+        }
+        if (types[i].spec == &inbox_spec)
+            inbox_type = (PyTypeObject *)type; /* keeps the reference */
+        else
+            Py_DECREF(type);
     }
-    inbox_type = (PyTypeObject *)inbox;
-    Py_DECREF(receiver);
     return module;
+failed:
+    Py_XDECREF(module);
+    return NULL;
 }

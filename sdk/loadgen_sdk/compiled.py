@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 PURE = "LOADGEN_PURE"
-VERSION = 4
+VERSION = 5
 """Of the functions, raised with each change of what they take or give: what was built from older source is not used."""
 
 
@@ -33,3 +33,13 @@ module, MISSING = load("loadgen_sdk._compiled", VERSION)
 """The compiled module, or None; and why it is None, in words."""
 
 RUNS = "compiled" if module is not None else "python"
+T = TypeVar("T")
+
+
+def twin(python: type[T]) -> type[T]:
+    """A class with the methods of this one, whose fields, and some of whose methods, are those of its namesake in C."""
+    if module is None:
+        return python
+    base = getattr(module, python.__name__)
+    own = {name: value for name, value in vars(python).items() if name not in vars(base)}
+    return type(python.__name__, (base,), own | {"__module__": python.__module__, "__slots__": ()})

@@ -4,7 +4,8 @@
 
 With `leaks` in place of seconds it looks for memory that is kept; that needs Python's own allocator.
 
-The first byte says whether there is a template, and where plain_run begins. The rest is what a server sent.
+The first byte says whether there is a template, and where plain_run begins; or how an answer is cut. The rest is what a
+server sent: chunks; or the data of events, each up to a zero byte.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 import _fuzz
+from answer_twins import as_reads, chunked, hold_answer
 from chunk_twins import AFTER, BEFORE, hold_chunks
 from loadgen_sdk import _compiled as compiled
 from loadgen_sdk.dialects import reader
@@ -33,12 +35,23 @@ SEEDS = (
     *(b"0\r\n\r\n", b"\r\n", b"fffffffff\r\n", b"7fffffff\r\n", b"zz\r\n", b"5\r\n: hi\n\r\n"),
     *(b"9\r\ndata: x\n\n\r\n", b"e\r\ndata: [DONE]\n\n\r\n", b"14\r\nevent: x\ndata: y\n\n\r\n"),
 )
+EVENTS = (
+    b'{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}',
+    b'{"id":"c","choices":[{"delta":{"content":" w","refusal":"","tool_calls":[]},"logprobs":[-1.5]}],"error":null}',
+    b'{"choices":[{"text":"w","finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":2}}',
+    b"[DONE]",
+)
+SEEDS += (b"\0".join(EVENTS), b"\0".join((EVENTS[0], *[EVENTS[1]] * 3, EVENTS[2])))
 WORDS = (BEFORE, AFTER, b"data: ", b"\n\n", b"\r\n", b"\r\n\r\n", b"0\r\n", b"[DONE]", b"event: ", b"ffffffff")
 
 
 def twins(data: bytes) -> None:
     """Raises AssertionError where C and Python say different things of an input."""
     first, data = (data[0], data[1:]) if data else (0, b"")
+    if first & 128:
+        pieces = [*chunked(data.split(b"\x00"), first // 2 % 3 + 1), b"0\r\n\r\n"]
+        hold_answer(as_reads(pieces, first // 8 % 4 + 1), asked_output=4 * (first & 1))
+        return
     hold_chunks(compiled, data, templated=bool(first & 1))
     lines = [len(line) + 1 if line[:1] == b"#" else line for line in data.split(b"\x00")]
     start = first >> 1
@@ -47,7 +60,7 @@ def twins(data: bytes) -> None:
 
 def leaves_nothing(rounds: int = 300) -> None:
     """Raises AssertionError where the module keeps memory. All of it is Python's, whose blocks are counted."""
-    inputs = [bytes([first]) + seed for seed in SEEDS for first in (0, 1, 3)]
+    inputs = [bytes([first]) + seed for seed in SEEDS for first in (0, 1, 3, 129)]
     for data in inputs:
         twins(data)
     before = sys.getallocatedblocks()
@@ -68,7 +81,7 @@ def main() -> None:
         corpus = Path(folder, "corpus")
         corpus.mkdir()
         for i, seed in enumerate(SEEDS):
-            for first in (0, 1, 3):
+            for first in (0, 1, 3, 129, 139):
                 (corpus / f"{i}-{first}").write_bytes(bytes([first]) + seed)
         words = ("".join(f"\\x{byte:02x}" for byte in word) for word in WORDS)
         Path(folder, "words").write_text("".join(f'"{word}"\n' for word in words))

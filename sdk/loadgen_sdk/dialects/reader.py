@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ..compiled import module as _compiled
+from ..compiled import twin
 from ..request import NEVER, Failure, Usage
 from .events import (
     ABSENT,
@@ -495,3 +496,7 @@ class Reading:
             reason = f"finish reason {self.finish_reason[:60]!r}" if self.finish_reason else "no finish reason"
             return Failure("no_finish_reason", f"{reason} after {self.output_events} output events")
         return None
+
+
+PurePythonReading = Reading
+Reading = twin(Reading)  # type: ignore[misc]

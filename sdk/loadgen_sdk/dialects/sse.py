@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..compiled import twin
+
 _BOM = b"\xef\xbb\xbf"
 _DEFAULT_NAMES = (b"", b"message")  # an event with the grammar's default name counts as unnamed
 MAX_EVENT_BYTES = 16 << 20  # a larger event means a broken server
@@ -128,3 +130,7 @@ class Decoder:
         if data_lines:
             data = b"\n".join(data_lines)
             events.append(data if name in _DEFAULT_NAMES else Named(name, data))
+
+
+PurePythonDecoder = Decoder
+Decoder = twin(Decoder)  # type: ignore[misc]

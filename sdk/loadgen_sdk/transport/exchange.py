@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..dialects.events import ERROR_TEXT_CHARS, error_text
-from ..dialects.reader import Events, Flow, Reading, events_in, without_last
+import msgspec
+
+from ..compiled import module as _compiled
+from ..compiled import twin
+from ..dialects.events import ERROR_TEXT_CHARS, UsageFields, error_text
+from ..dialects.reader import ENDINGS, Events, Flow, Reading, events_in, without_last
 from ..dialects.server_account import HEADER
 from ..dialects.sse import Decoder, EventTooLarge
 from ..request import NEVER, Completion, Failure, Request
-from .http1 import Malformed, Response
+from .http1 import HEADS, Malformed, Response
 from .plain import whole_chunks
 
 MAX_WHOLE_BYTES = 64 << 20  # an answer that is not a stream is kept until it is complete
@@ -158,6 +162,8 @@ class Exchange:
         self.template = reading.template if self.at_start else None
         self.split = self.split or (self.patient and not self.at_start)
         return False
+
+    arrived_in_python = arrived
 
     @property
     def calm_events(self) -> int:
@@ -403,3 +409,9 @@ def _encoding(headers: dict[str, str]) -> str:
     """The compression of a body; "" for none."""
     encoding = headers.get("content-encoding", "")
     return "" if encoding.lower() == "identity" else encoding[:40]
+
+
+PurePythonExchange = Exchange
+Exchange = twin(Exchange)  # type: ignore[misc]
+if _compiled is not None:
+    _compiled.answers(Response, Decoder, Reading, HEADS, msgspec.json.Decoder(UsageFields).decode, ENDINGS)

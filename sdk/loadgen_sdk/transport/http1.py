@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ..compiled import twin
+
 CREDENTIALS = frozenset(("authorization", "api-key", "x-api-key"))
 MAX_HEAD_BYTES = 64 << 10
 MAX_LINE_BYTES = 4 << 10  # a chunk-size line with extensions, or one trailer
@@ -74,7 +76,7 @@ class Head(NamedTuple):
     idle_limit_s: float | None
 
 
-_HEADS: dict[bytes, Head] = {}  # cache: a server repeats its head, byte by byte, until the date in it changes
+HEADS: dict[bytes, Head] = {}  # cache: a server repeats its head, byte by byte, until the date in it changes
 
 
 def _parsed_head(data: bytes) -> Head:
@@ -228,12 +230,12 @@ class Response:
             return b""
         self._unparsed = b""
         lines, body_start = data[:end], data[end + 4 :]
-        head = _HEADS.get(lines)
+        head = HEADS.get(lines)
         if head is None:
             head = _parsed_head(lines)
-            if len(_HEADS) >= 64:
-                _HEADS.clear()
-            _HEADS[lines] = head
+            if len(HEADS) >= 64:
+                HEADS.clear()
+            HEADS[lines] = head
         self.status, self.headers, self._mode, self._bytes_left, self.reusable, self.uses_left, self.idle_limit_s = head
         self.chunked = self._mode == "chunked"
         self.until_close = self._mode == "close"
@@ -309,3 +311,7 @@ class Response:
                 self._finish(data[2:])
                 return []
             data = data[end + 2 :]
+
+
+PurePythonResponse = Response
+Response = twin(Response)  # type: ignore[misc]

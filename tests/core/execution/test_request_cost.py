@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from loadgen_sdk import compiled
 from runs import NO_PAGES
 from servers import shared
 
@@ -17,10 +18,8 @@ from loadgen.core.execution.run import execute
 from loadgen.core.workload import load, read_flags
 from loadgen.sim.server.options import Options
 
-FRAMES, CALLS = (
-    110,
-    240,
-)  # of Python a request, from its number to its record; with those of compiled functions: 100, 220
+FRAMES, CALLS = (85, 190) if compiled.module is not None else (110, 240)
+"""Of Python a request, from its number to its record, and with those of compiled functions: 77 and 173; 100 and 220."""
 
 
 def calls(folder: Path, requests: int) -> Counter[str]:
@@ -60,7 +59,8 @@ def test_a_request_is_encoded_once_and_hashed_twice_and_arms_no_timer_of_its_own
         return (many[name] - few[name]) / 800
 
     assert each("encode") < 2.1 and each("blake2b") < 2.1 and each("socket.sendmsg") < 1.1
-    assert each("Decoder.decode") < 6.1, "an event is decoded once: role, four tokens, usage"
+    decoded = 0.1 if compiled.module is not None else 6.1
+    assert each("Decoder.decode") < decoded, "an event is decoded once: role, four tokens, usage; or in C"
     assert each("epoll.poll") < 2 and each("timerfd_settime") < 1
     assert each("") < FRAMES
     assert sum(map(each, many.keys() | few.keys())) < CALLS

@@ -1,0 +1,173 @@
+"""The reads of an answer leave the same state in C and in Python: whatever its events say, and however it is cut."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import places
+import pytest
+from answer_twins import CLASSES, HEAD, as_reads, chunked, hold_answer, said, state
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from loadgen_sdk.dialects import reader, sse
+from loadgen_sdk.dialects.reader import Flow
+from loadgen_sdk.transport import exchange, http1
+
+compiled = pytest.importorskip("loadgen_sdk._compiled", reason="built by pip install where a C compiler is")
+RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
+TRANSCRIPTS = sorted((places.DATA / "transcripts").glob("*/*.http"))
+END = b"0\r\n\r\n"
+
+TEXTS = [
+    b'"a"',
+    b'""',
+    b"null",
+    '"é"'.encode(),
+    b'"\\n"',
+    b'"\\ud83d"',
+    b'"\\u0041"',
+    b'"\\x"',
+    b'"\xff"',
+    b'"\x01"',
+    b"7",
+]
+RAW = [b"null", b"[]", b"{}", b'"x"', b"[1]", b'{"a":1}', b"0.5", b"-1", b"01", b"1e3", b"1.", b"-", b"true", b"[", b""]
+COUNTS = [b"4", b"0", b"null", b"-1", b'"4"', b"1.5", b"9999999999"]
+SPACE = st.sampled_from([b"", b"", b"", b" ", b"\t", b"\r"])
+
+
+def fields(**kinds: Any) -> st.SearchStrategy[bytes]:
+    """An object of some of these fields, also twice, and with blanks."""
+    one = st.sampled_from(sorted(kinds)).flatmap(lambda name: st.tuples(st.just(name.encode()), SPACE, kinds[name]))
+    return st.lists(one.map(lambda parts: b'%s"%s":%s' % (parts[1], parts[0], parts[2])), max_size=5).map(
+        lambda parts: b"{" + b",".join(parts) + b"}"
+    )
+
+
+raw, text = st.sampled_from(RAW), st.sampled_from(TEXTS)
+DELTA = fields(
+    content=text, role=text, reasoning_content=text, reasoning=text, tool_calls=raw, function_call=raw, refusal=text,
+    token_ids=raw, other=raw,
+)  # fmt: skip
+CHOICE = fields(
+    delta=st.one_of(DELTA, DELTA, raw), text=text, finish_reason=st.sampled_from([b'"stop"', b'"odd"', *TEXTS]),
+    index=raw, logprobs=raw, message=raw, meta_info=raw, token_ids=raw, speculative_decoding=raw,
+)  # fmt: skip
+CHOICES = st.lists(CHOICE, max_size=2).map(lambda choices: b"[" + b",".join(choices) + b"]")
+COUNT = st.sampled_from(COUNTS)
+USAGE = fields(prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT, prompt_tokens_details=raw)
+ODD_EVENT = fields(
+    choices=st.one_of(CHOICES, CHOICES, CHOICES, raw), usage=st.one_of(USAGE, raw), id=text, created=raw, error=raw,
+    message=raw, detail=raw, timings=raw, metrics=raw, data=raw, output=raw, type=text,
+)  # fmt: skip
+
+
+def usual(delta: bytes, finish: bytes = b"null", more: bytes = b"") -> bytes:
+    choice = b'{"index":0,"delta":%s,"logprobs":null,"finish_reason":%s}' % (delta, finish)
+    return b'{"id":"chatcmpl-1","created":1,"choices":[%s]%s}' % (choice, more)
+
+
+ROLE, WORD = usual(b'{"role":"assistant","content":""}'), usual(b'{"content":" word"}')
+FINISH = usual(b"{}", b'"length"')
+COUNTED = b'{"choices":[],"usage":{"prompt_tokens":64,"completion_tokens":4,"total_tokens":68}}'
+USUAL = [ROLE, WORD, WORD, WORD, usual(b'{"content":"."}', b'"stop"'), COUNTED, b"[DONE]"]
+EVENT = st.one_of(
+    st.sampled_from([ROLE, WORD, WORD, FINISH, COUNTED, b"[DONE]", usual(b'{"reasoning":"hm"}')]),
+    ODD_EVENT,
+    CHOICE.map(lambda choice: b'{"choices":[%s]}' % choice),
+    DELTA.map(usual),
+    USAGE.map(lambda usage: usual(b'{"content":"a"}', more=b',"usage":' + usage)),
+)
+
+
+@settings(RELAXED)
+@given(st.lists(EVENT, max_size=8), st.integers(1, 3), st.integers(1, 4), st.sampled_from([0, 4, 5]), st.booleans())
+@example([b'{"choices":[{"delta":{"content":"a"},"delta":null}]}', FINISH], 1, 1, 4, True)
+@example([b'{"choices":[{"delta":{"content":"a"}}],"choices":[]}', FINISH], 1, 1, 4, True)
+@example([b'{"choices":[{"delta":{"content":"a"}}],"type":null}', FINISH], 1, 1, 4, True)
+@example([ROLE, WORD, usual(b'{"content":"\xed\xa0\xbd"}'), FINISH], 1, 2, 4, True)
+def test_whatever_events_say(payloads: list[bytes], per_chunk: int, per_read: int, asked: int, ends: bool) -> None:
+    pieces = chunked(payloads, per_chunk) + [END] * ends
+    hold_answer(as_reads(pieces, per_read), asked_output=asked)
+
+
+@settings(RELAXED)
+@given(st.lists(st.integers(0, 1200), max_size=9), st.integers(0, 1200), st.integers(-1, 255), st.sampled_from([0, 4]))
+def test_however_it_is_cut_and_whatever_byte_is_wrong(cuts: list[int], place: int, byte: int, asked: int) -> None:
+    whole = HEAD + b"".join(chunked(USUAL)) + END
+    if byte >= 0:
+        whole = whole[:place] + bytes([byte]) + whole[place + 1 :]
+    hold_answer([whole[a:b] for a, b in pairwise([0, *sorted(cuts), len(whole)])], asked_output=asked)
+
+
+@pytest.mark.parametrize("file", TRANSCRIPTS, ids=lambda file: f"{file.parent.name}-{file.stem}")
+def test_what_real_servers_said(file: Path) -> None:
+    data = file.read_bytes()[:20_000]
+    by_chunk = [at + 2 for at in range(len(data)) if data[at : at + 2] == b"\r\n"]
+    for cuts in ([], by_chunk, by_chunk[::5], range(0, len(data), 997)):
+        reads = [data[a:b] for a, b in pairwise([0, *cuts, len(data)])]
+        hold_answer(reads, asked_output=4)
+        hold_answer(reads, keep_text=True)
+
+
+def functions_called(reads: list[bytes]) -> set[str]:
+    """Of Python, while an answer of four tokens is read."""
+    called: set[str] = set()
+    sys.setprofile(lambda frame, event, _: called.add(frame.f_code.co_name) if event == "call" else None)
+    try:
+        said(reads, "arrived", asked_output=4)
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+def test_a_usual_answer_is_read_without_python() -> None:
+    for delta in (b'{"content":"a"}', b'{"reasoning_content":"a","content":null,"tool_calls":[]}'):
+        reads = as_reads([*chunked([ROLE, *([usual(delta)] * 4), FINISH, COUNTED, b"[DONE]"]), END], 2)
+        hold_answer(reads, asked_output=4)
+        called = functions_called(reads)
+        assert "tell" in called and not {"_take_read", "take", "judge", "_complete"} & called
+
+
+def test_the_fields_are_those_of_python_and_have_the_same_beginning() -> None:
+    both = zip(CLASSES, (exchange.Exchange, http1.Response, sse.Decoder, reader.Reading), strict=True)
+    for python, made in both:
+        assert made is not python and made.__module__ == python.__module__
+        assert {name for name in vars(made.__mro__[1]) if name in python.__slots__} == set(python.__slots__)
+    flow, given = Flow(), {"stream": True, "asked_output": 3, "keep_text": True, "sink": print}
+    ours, theirs = (one(None, b"h", b"b", 5, print, flow, **given) for one in (CLASSES[0], exchange.Exchange))
+    assert state(ours) == state(theirs)
+    for pure, twin in ((CLASSES[3](flow, few=True), reader.Reading(flow, few=True)), (CLASSES[2](), sse.Decoder())):
+        assert state(pure) == state(twin)
+    assert state(CLASSES[1]()) == state(http1.Response())
+    for wrong in ((), (None, b"", b"", 0, print, flow)):
+        with pytest.raises(TypeError):
+            exchange.Exchange(*wrong)
+
+
+def test_no_memory_is_kept() -> None:
+    inputs = [as_reads([*chunked(USUAL), END], 2), as_reads(chunked([ROLE, b"{", FINISH]), 1), [HEAD[:40], b"x"]]
+
+    def all_of_them() -> None:
+        for reads in inputs:
+            said(reads, "arrived", asked_output=4)
+
+    class Kept:
+        def __call__(self, *_: Any) -> None: ...
+
+    all_of_them()
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for _ in range(100):
+        all_of_them()
+    gc.collect()
+    assert sys.getallocatedblocks() - before < 100
+    ring = Kept()
+    made = exchange.Exchange(None, b"", b"", 0, ring, Flow(), stream=True)
+    ring.held = made  # type: ignore[attr-defined]
+    del ring, made
+    assert gc.collect() > 0, "a ring through an exchange is found"
