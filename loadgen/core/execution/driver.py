@@ -25,7 +25,7 @@ from loadgen.core.execution import stop_signals
 from loadgen.core.execution.events import Counters, LoadStarted, RunningLoad, StepBegun, Tell
 from loadgen.core.execution.plan import Plan, cap
 from loadgen.core.execution.self_sampling import SECOND_NS, SelfSampling
-from loadgen.core.execution.share import AHEAD, Equipment, Share, equipped, no_collector, return_large_blocks
+from loadgen.core.execution.share import AHEAD, LARGE_BLOCK, Equipment, Share, equipped, no_collector, return_blocks
 from loadgen.core.execution.target_selection import TargetSelection
 from loadgen.core.requests.trace_context import TraceContext
 from loadgen.core.results.record import CUTS, ROW, Built, row, unsent_row
@@ -475,7 +475,7 @@ async def work(
     """
     part = shard(plan.timetable, share, shares)
     async with equipped(plan, part, share) as own:
-        return_large_blocks()
+        return_blocks(LARGE_BLOCK)
         with no_collector():
             driver = Driver(part, own, drive_settings(plan, share, shares), start_ns=await gate())
             begun(driver)

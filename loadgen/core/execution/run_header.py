@@ -397,15 +397,12 @@ def bounds_of(stage: manifest.StagePlan, timetable: Schedule, index: int, worklo
     """How much a stage sends, and for how long: 1,077 conversations, 4,308 requests, 180 s."""
     bounds = [] if stage.slots is None else [format.counted(stage.slots, "request")]
     if timetable.turns > 1 and (chains := timetable.stages[index].chains) is not None:
-        bounds.insert(0, format.counted(chains, _noun_of_starts(workload.requests)))
+        of = workload.requests
+        noun = "task" if isinstance(of, Task) else "start" if isinstance(of, Mix) else "conversation"
+        bounds.insert(0, format.counted(chains, noun))
     if stage.end_ns is not None:
         bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
     return bounds
-
-
-def _noun_of_starts(requests: Any) -> str:
-    """What a chain of a timetable is."""
-    return "task" if isinstance(requests, Task) else "start" if isinstance(requests, Mix) else "conversation"
 
 
 def _range(values: Iterable[int]) -> str:

@@ -44,7 +44,8 @@ AHEAD = 2_000  # bodies kept ready for a load without end, where no process buil
 SPARE_OPEN = 32  # connections opened before an open-loop run, besides those that its first second needs
 MOST_SPARE = 1_000  # most connections opened before an open-loop run
 BUILD_CPU_S = 20.0  # longest time to build bodies in advance; after it, the load starts with a part of them
-M_MMAP_THRESHOLD, LARGE_BLOCK = -3, 1 << 17  # the first is what malloc.h calls it
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # what malloc.h calls them
+LARGE_BLOCK, KEPT_BLOCK = 1 << 17, 1 << 23
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +115,7 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
             text = probed.target.redact(text, *secrets)
         return text
 
+    return_blocks(KEPT_BLOCK)
     try:
         numbers: list[Iterator[int]] = []
         steer = None
@@ -164,15 +166,19 @@ def no_collector() -> Iterator[None]:
         gc.unfreeze()
 
 
-def return_large_blocks() -> None:
-    """From now on this process gives freed blocks of LARGE_BLOCK bytes and more back to the system at once.
+def return_blocks(size: int) -> None:
+    """From now on this process gives freed blocks of so many bytes and more back to the system at once.
 
-    glibc begins so, but puts ever larger blocks into its heap once such a block was freed. There each leaves a hole,
-    which small ones break up: in 45 minutes with 1,000 streams the holes grew to as much as was in use (21 MB). Other
-    C libraries have no such rule, and nothing is done.
+    While bodies are built few go back (KEPT_BLOCK): the pages of a long prompt would all be given out again, and be
+    cleared, for the next one. While requests are sent, those of LARGE_BLOCK do. glibc begins so, but puts ever larger
+    blocks into its heap once such a block was freed. There each leaves a hole, which small ones break up: in 45 minutes
+    with 1,000 streams the holes grew to as much as was in use (21 MB). Other C libraries have no such rule, and nothing
+    is done.
     """
+    memory = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
+        memory.mallopt(M_TRIM_THRESHOLD, size), memory.mallopt(M_MMAP_THRESHOLD, size)
+        memory.malloc_trim(0)
 
 
 def _preparer(

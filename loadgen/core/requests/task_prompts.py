@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from loadgen.core.workload.tasks import Task, TaskStep
 
 
+CONTEXTS_KEPT = 64  # as long as the conversations are; the next turn of one begins with the last
 LENGTHS_KEPT = 1 << 14  # requests: a prompt of a task is as long as all that it continues
 
 
@@ -57,7 +58,9 @@ class TaskPrompts(SyntheticPrompts):
         self._tools_tokens = sum(tool.schema_tokens for tool in known.values())
         self._corpora = {name: _corpus(step, self._lengths_key) for name, step in task.steps.items() if step.documents}
         self._documents = {name: law(task.steps[name].documents.count) for name in self._corpora}  # type: ignore[union-attr]
+        self._output = self.graphs.output_tokens
         self._lengths = functools.lru_cache(LENGTHS_KEPT)(self._drawn)
+        self._scripted = functools.lru_cache(CONTEXTS_KEPT)(functools.partial(self._new_or_longer, replies={}))
 
     def __getitem__(self, number: int) -> Request:
         return self._built(number, {})
@@ -139,9 +142,6 @@ class TaskPrompts(SyntheticPrompts):
         own = self._new_tokens(task, turn) - len(chunks) * of_each
         return chunks, of_each, own, self._output(task, turn)
 
-    def _output(self, task: int, turn: int) -> int:
-        return self.graphs.output_tokens(task, turn)
-
     def _new_tokens(self, task: int, turn: int) -> int:
         """Content tokens that a request brings beside what it continues, and beside its system message."""
         node, place = self.graphs[task][turn], task * self.turns + turn
@@ -165,7 +165,7 @@ class TaskPrompts(SyntheticPrompts):
     def _message(self, task: int, turn: int) -> tuple[str, int]:
         node = self.graphs[task][turn]
         place = task * self.turns + (turn if node.asks < 0 else node.asks)
-        return self._exact_text("user", place, self._message_tokens(task, turn))
+        return self._said_before("user", place, self._message_tokens(task, turn))
 
     def _documents_of(self, task: int, turn: int) -> tuple[tuple[int, ...], int]:
         """The chunks that a request has, and the tokens of each: retrieved for it, or the best of those ranked before.
@@ -204,7 +204,8 @@ class TaskPrompts(SyntheticPrompts):
             return self._for_values(number, task, turn)
         context = self._context(task, turn, replies)
         extra: dict[str, Any] = {"tools": self._tools} if self._tools else {}
-        if self._task.tool_choice is not None and self._calls_tool(task, turn):
+        calls_tool = any(node.context == turn and node.tool for node in self.graphs[task])  # its result comes next
+        if self._task.tool_choice is not None and calls_tool:
             extra["tool_choice"] = self._task.tool_choice
         return Request(
             id=f"{self._id}-{number}",
@@ -234,19 +235,18 @@ class TaskPrompts(SyntheticPrompts):
             turn=turn,
         )
 
-    def _calls_tool(self, task: int, turn: int) -> bool:
-        """Whether a request that continues this one brings the result of a tool."""
-        return any(node.context == turn and node.tool for node in self.graphs[task])
-
     def _context(self, task: int, turn: int, replies: Mapping[int, AssistantTurn]) -> _Context:
         """The messages of a request, from the beginning of its context on."""
+        return self._new_or_longer(task, turn, replies) if replies else self._scripted(task, turn)
+
+    def _new_or_longer(self, task: int, turn: int, replies: Mapping[int, AssistantTurn]) -> _Context:
         node, place = self.graphs[task][turn], task * self.turns + turn
         results: list[tuple[str, str, int]] = []  # what was called, its result, and content tokens of that
         for one in node.joined:
             reply, tokens = self._reply(task, one, replies)
             results.append((self.graphs[task][one].step, reply.text, tokens))
         if node.tool:
-            text, tokens = self._exact_text("tool", place, self._results[node.tool](self._lengths_key, "tool", place))
+            text, tokens = self._said_before("tool", place, self._results[node.tool](self._lengths_key, "tool", place))
             results.append((node.tool, text, tokens))
         said = self._document_texts(task, turn)
         if node.message or node.asks >= 0:
@@ -276,7 +276,7 @@ class TaskPrompts(SyntheticPrompts):
         real = replies.get(turn)
         if real is not None:
             return real, 0
-        text, tokens = self._exact_text("reply", place, self._output(task, turn))
+        text, tokens = self._said_before("reply", place, self._output(task, turn))
         return AssistantTurn(text), tokens
 
     def _answered(self, place: int, reply: AssistantTurn, results: list[tuple[str, str, int]]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ BEFORE = "manifest.sha256"  # the name in folders of older validations
 
 def write(folder: Path) -> None:
     """Write the file anew, over everything that is in the folder now."""
-    replace(folder / FILE, _text(_digests(folder)))
+    replace(folder / FILE, _text({name: _sha256(folder / name) for name in _names(folder)}))
 
 
 def begin(folder: Path) -> None:
@@ -84,10 +84,6 @@ def _names(folder: Path) -> list[str]:
     own = {folder / FILE, folder / BEFORE}
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path not in own)
     return [path.relative_to(folder).as_posix() for path in files]
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    return {name: _sha256(folder / name) for name in _names(folder)}
 
 
 def _text(digests: dict[str, str]) -> bytes:

@@ -124,7 +124,7 @@ def undamaged(folder: Path) -> Iterator[None]:
 def read_lightly(folder: Path) -> Stored:
     """As `read_run`; above LAZY_ROWS rows of a finished run, `rows` is a `Frame`."""
     merged = folder / "requests" / MERGED
-    return read_run(folder, lazily=merged.exists() and _is_large(merged))
+    return read_run(folder, lazily=merged.exists() and len(Frame([merged])) > LAZY_ROWS)
 
 
 def server(folder: Path) -> list[series.MetricSample]:
@@ -212,10 +212,6 @@ def has_rows(folder: Path) -> bool:
     if (folder / "flows" / LEDGER).exists():
         return False
     return any((folder / "requests").glob("*.parquet")) or any(folder.glob("spool/*.rows"))
-
-
-def _is_large(merged: Path) -> bool:
-    return len(Frame([merged])) > LAZY_ROWS
 
 
 @contextlib.contextmanager

@@ -389,7 +389,7 @@ class Dispatcher:
             elif lane < 0 or _sends_all(span):
                 yield self._interrupted(span, chain, turn, lane, due)
         for session, task in self._open.items():
-            span = self._stage_of(session)
+            span = next(one for one in reversed(self.schedule.stages) if one.first_chain <= session)
             lane = (session - span.first_chain) % span.lanes if span.lanes else -1
             if lane < 0 or _sends_all(span):
                 yield from (self._interrupted(span, session, turn, lane, -1) for turn in task.rest())
@@ -463,9 +463,6 @@ class Dispatcher:
                 self._next_due = _NEVER
                 return
         self._next_due = self._due_block[self._due_index]
-
-    def _stage_of(self, chain: int) -> StageSpan:
-        return next(span for span in reversed(self.schedule.stages) if span.first_chain <= chain)
 
     def _interrupted(self, span: StageSpan, chain: int, turn: int, lane: int, due_ns: int) -> Start:
         made = self.schedule.chains.of(chain)

@@ -74,7 +74,8 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
             del requests["prompts"]
         if requests.get("replay") == "instants":  # as of a class before sessions could be replayed
             del requests["replay"]
-        _hash_file(requests)
+        for name in requests.keys() & {"path", "trace"}:  # the hash of the file in place of its name
+            requests[name] = _content(Path(requests[name]))
         for name in ("cache", "chunks", "images"):  # so that fingerprints from before these existed stay equal
             if requests.get(name, 0) is None:
                 del requests[name]
@@ -125,12 +126,6 @@ def _without_defaults(recipe: dict[str, Any], of: FromTrace | Replay) -> None:
 def _recipe_hash(recipe: dict[str, Any]) -> str:
     text = json.dumps(recipe, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _hash_file(requests: dict[str, Any]) -> None:
-    """Put the hash of a file of prompts, or of a trace, in place of its name."""
-    for name in requests.keys() & {"path", "trace"}:
-        requests[name] = _content(Path(requests[name]))
 
 
 def _content(path: Path) -> str:

@@ -80,14 +80,6 @@ class StepTarget(Part):
     api_key_env: str | None = None  # the environment variable with its key; None: the key of the run
 
 
-def _as_tuple(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
-
-
-def _as_weights(value: Any) -> Any:
-    return {value: 1.0} if isinstance(value, str) else value
-
-
 class TaskStep(Part):
     """A step of a task: `turns` requests one after the other, `parallel` times side by side.
 
@@ -106,7 +98,7 @@ class TaskStep(Part):
     # steps that must have ended. The first one's context goes on; the others' answers come as results of calls
     after: Annotated[
         tuple[str, ...],
-        BeforeValidator(_as_tuple),
+        BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
         JsonSchema(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}]),
     ] = ()
     # `new`: its own, a system message and its message; without `input_tokens` the answers it waits for
@@ -120,7 +112,7 @@ class TaskStep(Part):
     # runs before its requests; or several with weights, drawn for each. The answer before calls it
     tool: Annotated[
         dict[str, Positive] | None,
-        BeforeValidator(_as_weights),
+        BeforeValidator(lambda value: {value: 1.0} if isinstance(value, str) else value),
         JsonSchema(anyOf=[{"type": "string"}, {"type": "object", "additionalProperties": {"type": "number"}}]),
     ] = None
     # what a rerank ranks; what stands at the start of a chat's message

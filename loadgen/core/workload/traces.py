@@ -157,7 +157,8 @@ def _read_lines(path: Path, lines: Iterator[tuple[int, str]], skip_bad: bool) ->
         raise UserError("empty_file", "no requests in the trace", str(path), trace_formats.known())
     is_json = first[1].lstrip().startswith("{")
     try:
-        found = _json_format(first[1]) if is_json else trace_formats.of_csv(first[1])
+        line = first[1]
+        found = trace_formats.of_json(trace_formats.json_object(line)) if is_json else trace_formats.of_csv(line)
     except Wrong as wrong:
         raise UserError(wrong.code, str(wrong), f"{path}:1", wrong.hint) from None
     if found is None:
@@ -165,10 +166,6 @@ def _read_lines(path: Path, lines: Iterator[tuple[int, str]], skip_bad: bool) ->
     index = _Index(path, skip_bad, in_order=found.in_order)
     _add_rows(index, found, itertools.chain([first], lines) if is_json else lines)
     return index.trace(found.name)
-
-
-def _json_format(line: str) -> TraceFormat | None:
-    return trace_formats.of_json(trace_formats.json_object(line))
 
 
 def _limited(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from types import SimpleNamespace
 
@@ -76,6 +77,16 @@ def test_short_prompts_are_exact(n):
 def test_a_request_does_not_depend_on_what_was_built_before(kind, numbers):
     one, other = built(**KINDS[kind]), built(**KINDS[kind])
     assert [one[n] for n in numbers] == [other[n] for n in reversed(numbers)][::-1]
+
+
+def test_a_turn_says_again_what_was_written_for_the_turns_before_it():
+    """Written anew for each turn, the texts of a conversation of 50 turns were most of what its bodies cost."""
+    made = built(**KINDS["talk"] | {"turns": talk(50, 11)})
+    requests = [made[number] for number in range(100)]
+    for before, after in itertools.pairwise(requests):
+        if after.turn:
+            said = zip(before.messages[2:], after.messages[2:], strict=False)  # behind the message of the user
+            assert all(one["content"] is again["content"] for one, again in said)
 
 
 def test_recipe_of_the_draws_is_frozen():
@@ -171,9 +182,8 @@ def test_fingerprint_is_the_same_however_the_requests_are_spread():
     shards = [prompts.Digest() for _ in range(3)]
     for number in random.Random(1).sample(range(100), 100):
         shards[number % 3].add(number, made[number])
-    whole = prompts.Digest()
-    for shard in shards:
-        whole.merge(shard)
+    total = sum(shard.total for shard in shards) % (1 << 128)
+    whole = prompts.Digest(total, sum(shard.count for shard in shards))
     assert whole.hexdigest() == prompts.fingerprint(made, 100)
 
 

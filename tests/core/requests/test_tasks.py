@@ -194,6 +194,22 @@ class Clock:
             self.dispatcher.finished(number, at, service(number)[1])
 
 
+def test_a_request_of_a_task_begins_with_the_messages_of_the_one_that_it_goes_on_from() -> None:
+    """As they are: neither their texts nor their lengths are made anew."""
+    asked = load("coding-agent", read_flags())
+    made, again = prompts(asked), prompts(asked)
+    numbers = list(made.numbers(120))
+    requests = {number: made[number] for number in numbers}
+    continued = 0
+    for number, request in requests.items():
+        node = made.graphs[request.session][request.turn]
+        before = requests.get(number - request.turn + node.context)
+        if node.context >= 0 and before is not None:
+            continued += all(one is other for one, other in zip(before.messages, request.messages, strict=False))
+    assert continued > 80
+    assert {number: again[number] for number in reversed(numbers)} == requests
+
+
 @pytest.mark.parametrize("stages", [STAGES, CLOSED])
 def test_a_request_starts_when_the_last_that_it_waits_for_has_ended_and_its_tool_has_run(
     tmp_path: Path, stages: str
