@@ -82,11 +82,13 @@ class Belief:
 
     def passing(self, p: float) -> float:
         """The highest load at which the next full-length run passes with probability p."""
-        weights = self.weights
+        counts = self.weights > 1e-14  # all others together change no chance by 1e-9
+        theta, sigma = (np.broadcast_to(of, counts.shape)[counts] for of in (self.theta[:, None], self.sigma))
+        weights = self.weights[counts]
         low, high = float(self.theta[0]), float(self.theta[-1])
         for _ in range(16):
             x = (low + high) / 2
-            chance = float((weights * normal_cdf((self.theta[:, None] - x) / self.sigma[None, :])).sum())
+            chance = float((weights * normal_cdf((theta - x) / sigma)).sum())
             low, high = (x, high) if chance >= p else (low, x)
         return math.exp(low)
 
