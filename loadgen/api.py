@@ -111,7 +111,7 @@ class Result:
 
     @property
     def goodput(self) -> Goodput:
-        """Requests that met every SLO term, and whether the SLO was met (`goodput.met`; None: no SLO, or undecided)."""
+        """Requests that met every SLO term, and whether the SLO was met (`met`; None: no SLO, undecided, not valid)."""
         return self.summary.goodput
 
     @property

@@ -15,6 +15,7 @@ import yaml
 
 from loadgen import pytest_plugin
 from loadgen.core.execution.folder_names import alone
+from loadgen.core.metrics.summary import by_verdict
 from loadgen.core.metrics.validity import note, verdict
 from loadgen.core.run_folder import kept_summary
 from loadgen.runs import builds, outcome
@@ -78,10 +79,13 @@ def test_a_command_that_comes_to_no_end_leaves_no_outcome_of_an_earlier_one(tmp_
 def test_of_a_run_that_is_not_valid_no_term_is_judged(tmp_path: Path) -> None:
     assert ends(*RUN, "-o", str(tmp_path / "r")) == 0
     summary = kept_summary(tmp_path / "r")
-    spoiled = msgspec.structs.replace(summary, verdict=verdict(summary.verdict.limits, [note("spoiled")]))
+    spoiled = by_verdict(msgspec.structs.replace(summary, verdict=verdict(summary.verdict.limits, [note("spoiled")])))
     first, *terms = outcome.cases([("r", spoiled)])
     assert (first.outcome, first.text) == ("error", "spoiled") and {term.outcome for term in terms} == {"skipped"}
     assert "INVALID" in outcome.markdown([("r", spoiled)])
+    assert "NOT JUDGED" in outcome.markdown([("r", spoiled)])
+    assert (spoiled.goodput.met, {term.met for term in spoiled.goodput.slo}) == (None, {None})
+    assert spoiled.goodput.not_judged and not spoiled.goodput.undecided and by_verdict(spoiled) == spoiled
     term = msgspec.structs.replace(summary.goodput.slo[0], met=None, undecided="too few")
     undecided = msgspec.structs.replace(summary, goodput=msgspec.structs.replace(summary.goodput, slo=(term,)))
     for strict, word in ((False, "skipped"), (True, "error")):

@@ -85,8 +85,8 @@ def met_word(met: bool | None) -> str:
 
 
 def is_judged(summary: Summary, met: bool | None) -> bool:
-    """Whether it is said if a run met an SLO, or a term of it: where it is not valid, only a miss of the server's."""
-    return summary.verdict.valid or (met is False and is_servers_fault(summary.verdict))
+    """Whether it is said if a run met an SLO, or a term of it: of one that is not valid only a miss is known."""
+    return summary.verdict.valid or met is not None
 
 
 def judged_word(summary: Summary, met: bool | None) -> str:
@@ -551,8 +551,3 @@ def is_host_busy(verdict: Verdict) -> bool:
     return {reason.code for reason in verdict.codes} <= OF_THE_CLIENT and not remedies.isdisjoint(
         ("other_processes", "host")
     )
-
-
-def is_servers_fault(verdict: Verdict) -> bool:
-    """Whether requests that failed are all that makes a run INVALID: an SLO that it missed is missed all the same."""
-    return bool(verdict.codes) and {reason.code for reason in verdict.codes} <= {"failures", "none_ok"}

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from loadgen import result_kinds
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
-from loadgen.core.metrics.summary import Summary, dump_summary
-from loadgen.core.metrics.validity import exit_code
+from loadgen.core.metrics.summary import Summary, dump_summary, exit_code
 from loadgen.core.results import store
 from loadgen.core.results.manifest import decode
 from loadgen.core.results.spool import HEAT_EDGES_NS
@@ -71,17 +70,10 @@ def document(run: StoredRun) -> bytes:
 
 
 def code(run: StoredRun, strict: bool) -> int:
-    return max(of_summary(run.summary, strict), *(one.code(strict) for one in run.additions if one.code), 0)
-
-
-def of_summary(summary: Summary, strict: bool) -> int:
-    """The exit code of a report of a run: that it was broken off is no fault of its report."""
-    return exit_code(
-        interrupted=False,
-        valid=summary.verdict.valid,
-        slo_met=summary.goodput.met,
-        undecided=summary.goodput.undecided,
-        strict=strict,
+    return max(
+        exit_code(run.summary, strict=strict, reported=True),
+        *(one.code(strict) for one in run.additions if one.code),
+        0,
     )
 
 

@@ -208,7 +208,7 @@ def _level(called: str, summary: Summary) -> SweepLevel:
         unsupported=tuple(f"{n}_{q}" for n, d in shown for q in ("p50", "p99") if q not in d.supported and d.count),
         goodput=summary.goodput.share,
         slo_met=summary.goodput.met,
-        slo_undecided=summary.goodput.has_slo and summary.goodput.met is None,
+        slo_undecided=summary.goodput.undecided,
         valid=summary.verdict.valid,
         state=summary.run.state,
         simulated=summary.target.simulated,

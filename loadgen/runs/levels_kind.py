@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
-from loadgen.core.metrics.summary import Summary, dump_summary
+from loadgen.core.metrics.summary import Summary, dump_summary, exit_code
 from loadgen.present.section import Report
 from loadgen.repeated import capacity
 from loadgen.repeated.repeats import summarize_repeats
@@ -17,7 +17,7 @@ from loadgen.runs import levels_text, repeats_text
 from loadgen.runs import repeats_sections as repeats
 from loadgen.runs.compared import Side
 from loadgen.runs.headline import same_slo
-from loadgen.runs.kind import capacity_in, compared, of_summary
+from loadgen.runs.kind import capacity_in, compared
 from loadgen.runs.levels import SweepCurve, curve
 
 
@@ -71,7 +71,7 @@ def document(found: StoredRuns) -> bytes:
 
 
 def code(found: StoredRuns, strict: bool) -> int:
-    return max((of_summary(summary, strict) for _, summary in found.named), default=0)
+    return max((exit_code(summary, strict=strict, reported=True) for _, summary in found.named), default=0)
 
 
 def comparable(folder: Path) -> Side:

@@ -85,7 +85,12 @@ def sections(summary: Summary, figures: Callable[[], Figures] | None) -> Iterato
 def _nothing_told(summary: Summary) -> str:
     """What is said where no cause was found: that nothing was slow is another answer than that nobody knows why."""
     requests, slow = looked_at(summary.ttft_ms.count), summary.causes.slow
-    if summary.goodput.met is not False and requests >= FEWEST and not stand_out(slow, requests):
+    if (
+        summary.goodput.met is not False
+        and not summary.goodput.not_judged
+        and requests >= FEWEST
+        and not stand_out(slow, requests)
+    ):
         return f"It was not: {slow:,} of {requests:,} requests took more than {SLOW:g} times the usual TTFT."
     return "Nothing in the slow requests tells clearly what made them slow."
 

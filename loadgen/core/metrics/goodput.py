@@ -49,8 +49,8 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that meet every SLO term; all fields are null without an SLO.
 
     `counted`: all but cancelled requests, and but the `unfinished` ones that are not known to be over a term. `met` is
-    null also where no term is missed but one is undecided. `good`, `share` and the rates are null where a term on a
-    value of each request rests on withheld figures.
+    null also where no term is missed but one is undecided, and where `not_judged` says why. `good`, `share` and the
+    rates are null where a term on a value of each request rests on withheld figures.
     """
 
     rps: float | None = None  # good requests over the measured window
@@ -62,6 +62,7 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     slo: tuple[TermResult, ...] = ()
     share_limit: float | None = None
     met: bool | None = None
+    not_judged: str = ""  # of a run that is not valid, unless failures missed it: why `met` is null, of each term too
 
     @property
     def has_slo(self) -> bool:
@@ -70,8 +71,8 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def undecided(self) -> bool:
-        """Whether there is an SLO that this run can neither call met nor missed."""
-        return self.has_slo and self.met is None
+        """Whether there is an SLO that this run, a valid one, can neither call met nor missed."""
+        return self.has_slo and self.met is None and not self.not_judged
 
 
 def of_classes(classes: Sequence[Goodput], cell: Cell, inside: Window, whole: Cell | None = None) -> Goodput:
@@ -108,6 +109,22 @@ def with_tasks(requests: Goodput, tasks: Sessions | None) -> Goodput:
         return requests
     met = tasks.goodput.met
     return msgspec.structs.replace(requests, met=together([requests.met, met]) if requests.has_slo else met)
+
+
+def unjudged(part: Any, *, failed: bool) -> Any:
+    """A run that is not valid, or a part of it, without what it says of its SLO: but for a miss, where what `failed` at
+    the server is all that is wrong with the run."""
+
+    def without(found: Any, **more: Any) -> Any:
+        return msgspec.structs.replace(found, met=False if failed and found.met is False else None, **more)
+
+    goodput, tasks = part.goodput, getattr(part, "sessions", None)
+    judged = without(goodput, slo=tuple(map(without, goodput.slo)))
+    if judged.met is None and (goodput.has_slo or goodput.met is not None):
+        judged = msgspec.structs.replace(judged, not_judged="the run is not valid: see verdict.reasons")
+    if tasks is not None and tasks.goodput is not None:
+        part = msgspec.structs.replace(part, sessions=msgspec.structs.replace(tasks, goodput=without(tasks.goodput)))
+    return msgspec.structs.replace(part, goodput=judged)
 
 
 def goodput(
@@ -255,10 +272,8 @@ def _judged_with_cut(met: bool, quantile: float, over: int, count: int, left_out
     return met
 
 
-def _judged_share(good: int, counted: int, left_out: int, limit: float | None, undecided: bool) -> bool | None:
+def _judged_share(good: int, counted: int, left_out: int, limit: float, undecided: bool) -> bool | None:
     """Whether the promised share of good requests was kept; None where the unfinished requests decide it."""
-    if limit is None:
-        return True
     if undecided and good + left_out >= limit * (counted + left_out):
         return None
     return bool(counted) and good / counted >= limit

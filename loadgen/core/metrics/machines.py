@@ -25,9 +25,7 @@ class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
     workers: int  # 0: lost before the load
     requests: int | None = None  # those that its workers were to send
     lost: int | None = None  # of these
-    late: int | None = (
-        None  # sent later than the limit of the send lag allows: `send_lag_share` of TTFT p50, else of E2E p50
-    )
+    late: int | None = None  # sent later than the send lag may be: `send_lag_share` of TTFT p50, else of E2E p50
     send_lag_ms: Distribution = Distribution()
     cores: float | None = None  # that its workers used, on the mean of the full seconds of the measured window
     cpu_share_max: float | None = None  # of one core, the busiest second of one worker

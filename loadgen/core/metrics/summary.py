@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from loadgen.core import errors as codes
 from loadgen.core import format
 from loadgen.core.metrics import (
     between,
@@ -34,7 +35,7 @@ from loadgen.core.metrics.blocks import Bytes, ClientUse, RequestCounts, Session
 from loadgen.core.metrics.causes import Explanation
 from loadgen.core.metrics.drift import Drift
 from loadgen.core.metrics.fairness import Fairness
-from loadgen.core.metrics.goodput import Goodput, of_classes, with_tasks
+from loadgen.core.metrics.goodput import Goodput, of_classes, unjudged, with_tasks
 from loadgen.core.metrics.load import Load
 from loadgen.core.metrics.machines import MachineSummary
 from loadgen.core.metrics.parts import (
@@ -163,9 +164,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[TargetSummary, ...] = ()  # one each, where targets name the node that they are on
     rack: RackTokens | None = None  # null with a single target
     between: BetweenNodes = BetweenNodes()
-    hardware: SeenHardware | None = (
-        None  # which accelerators, driver and power limit metrics pages name; null: none read
-    )
+    hardware: SeenHardware | None = None  # accelerators, driver, power limit that metrics pages name; null: none read
     classes: tuple[ClassSummary, ...] = ()  # empty where all requests are of one kind
     fairness: Fairness | None = None  # over tenants; null: there are no two
     models: tuple[ModelSummary, ...] = ()  # empty where classes do not ask for several
@@ -248,7 +247,8 @@ def build(
     samples |= {"inter_chunk": own_gaps.distribution(), "event_error": errors.distribution()}
     unsure_share = 1 - int(errors.counts[0]) / errors.count if errors.count else None
     guarded = {**samples, "gap_error": of_gaps(errors)}
-    unsound = validity.withheld(header.limits, guarded, unsure_share, seconds, inside) | _unknown(header, measured)
+    unsound = validity.withheld(header.limits, guarded, unsure_share, seconds, inside)
+    unsound |= validity.contradicted(measured) | not_here(header.slos)  # however sure the stamps are
     itl_absent = blocks.itl_absent(measured, samples["inter_chunk"])
     undecided = {**({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}), **unsound}
     tokens_in = blocks.tokens_over_time(measured, own_timeline)
@@ -313,12 +313,8 @@ def build(
     missed = parts.missed_without_dropped(accumulator, own_gaps, inside, lost)
     signs = _signs(everything, header, missed=missed, is_counted="tokens" not in unsound, exact=accumulator.exact)
     delivered = stimulus.checks(header, summary, signs, measured.columns) if explained else ()
-    return msgspec.structs.replace(summary, verdict=validity.of(header, summary, signs, seconds), stimulus=delivered)
-
-
-def _unknown(header: Header, measured: Cell) -> dict[str, str]:
-    """Metrics of which nothing can be said, however sure the stamps are -> why."""
-    return validity.contradicted(measured) | not_here(header.slos)
+    verdict = validity.of(header, summary, signs, seconds)
+    return by_verdict(msgspec.structs.replace(summary, verdict=verdict, stimulus=delivered))
 
 
 def _signs(everything: CellPair, header: Header, *, missed: bool, is_counted: bool, exact: bool) -> Signs:
@@ -400,18 +396,29 @@ def _unrecorded(
     return [max(0, sent - sum(rows)) if i == last else 0 for i in range(len(rows))]
 
 
-def exit_code(summary: Summary, *, strict: bool = False) -> int:
+def by_verdict(summary: Summary) -> Summary:
+    """The summary as its verdict lets it be read: a run that is not valid has missed its SLO by failures alone."""
+    if summary.verdict.valid:
+        return summary
+    failed = validity.is_servers_fault(summary.verdict)
+    parts = ("stages", "targets", "regions", "nodes", "classes", "models")
+    changes = {name: tuple(unjudged(part, failed=failed) for part in getattr(summary, name)) for name in parts}
+    return msgspec.structs.replace(unjudged(summary, failed=failed), **changes)
+
+
+def exit_code(summary: Summary, *, strict: bool = False, reported: bool = False) -> int:
     """The exit code of the process: 130 interrupted, else 3 not valid, else 1 SLO missed, else 0.
 
-    `strict`: an SLO that the run cannot decide is 3.
+    `strict`: an SLO that the run cannot decide is 3. `reported`: of a report of it; that it was broken off is no fault
+    of that.
     """
-    return validity.exit_code(
-        interrupted=summary.run.state == "interrupted",
-        valid=summary.verdict.valid,
-        slo_met=summary.goodput.met,
-        undecided=summary.goodput.undecided,
-        strict=strict,
-    )
+    if summary.run.state == "interrupted" and not reported:
+        return codes.INTERRUPTED
+    if not summary.verdict.valid:
+        return codes.UNSOUND
+    if summary.goodput.met is False:
+        return codes.SLO_MISSED
+    return codes.UNSOUND if summary.goodput.undecided and strict else codes.OK
 
 
 def withhold(summary: Summary) -> Summary:
@@ -464,9 +471,6 @@ def _run_facts(header: Header) -> RunFacts:
     return RunFacts(id=header.run, **shared(header, RunFacts) | own)
 
 
-"""SLO terms that cannot be decided for one of several targets or classes -> why."""
-
-
 FILE = "summary.json"  # in the folder of a run
 
 
@@ -488,4 +492,4 @@ def load_summary(data: bytes, where: str = "summary.json") -> Summary:
     state = validity.state_reasons(summary.run.state)
     if verdict.valid and state:  # older versions called an interrupted run valid
         verdict = validity.verdict(verdict.limits, state, verdict.warning_codes, verdict.caveat_codes)
-    return msgspec.structs.replace(summary, verdict=verdict)
+    return by_verdict(msgspec.structs.replace(summary, verdict=verdict))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-import loadgen.core.errors as codes
 from loadgen.core.format import SYSTEM
 from loadgen.core.limits import (
     CACHED_SHARE,
@@ -146,17 +145,9 @@ def note(text: str) -> ReasonCode:
     return ReasonCode(code="note", values={"text": text})
 
 
-def exit_code(
-    *, interrupted: bool, valid: bool, slo_met: bool | None, undecided: bool = False, strict: bool = False
-) -> int:
-    """The exit code, first match: 130 (interrupted), 3 (not valid), 1 (SLO missed), 3 (`strict`, SLO undecided), 0."""
-    if interrupted:
-        return codes.INTERRUPTED
-    if not valid:
-        return codes.UNSOUND
-    if slo_met is False:
-        return codes.SLO_MISSED
-    return codes.UNSOUND if undecided and strict else codes.OK
+def is_servers_fault(verdict: Verdict) -> bool:
+    """Whether requests that failed are all that makes a run INVALID: an SLO that it missed is missed all the same."""
+    return bool(verdict.codes) and {reason.code for reason in verdict.codes} <= {"failures", "none_ok"}
 
 
 def busiest(seconds: Sequence[Second], window: Window) -> Second | None:

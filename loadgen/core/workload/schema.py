@@ -129,9 +129,7 @@ class Chunks(Part):
     count: Annotated[int, Strict(), Field(ge=1, le=1_000)] = 3
     tokens: OneTokenOrMore = 384  # of each
     corpus: Annotated[int, Strict(), Field(ge=1, le=10_000_000)] = 10_000  # chunks in it
-    zipf: Annotated[float, Strict(), Field(ge=0, le=10)] = (
-        1.0  # chunk k is drawn in proportion to 1 / k^zipf; 0: evenly
-    )
+    zipf: Annotated[float, Strict(), Field(ge=0, le=10)] = 1.0  # chunk k is drawn as 1 / k^zipf; 0: evenly
 
     @model_validator(mode="after")
     def _drawable(self) -> Chunks:

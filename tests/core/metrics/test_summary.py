@@ -179,14 +179,14 @@ def test_counts_windows_load_and_tokens_by_hand() -> None:
 def test_goodput_by_hand() -> None:
     g = hand().goodput
     # TTFT at most 250: not 3. TPOT at most 100: all that have one. Good: 1, 2, 4, 5 of 8; the cancelled one left out.
-    assert (g.good, g.counted, g.share, g.met) == (4, 8, 0.5, False)
+    assert (g.good, g.counted, g.share, g.met) == (4, 8, 0.5, None) and g.not_judged, "the run is not valid"
     assert g.rps == pytest.approx(4 / 2.76)
     assert g.steady_rps == pytest.approx(4 / 2.8)
     ttft, tpot = g.slo
     # 50, 100, 101, 200, 302, then three that never came: place floor(8 * 0.5) = 4
-    assert (ttft.value_ms, ttft.margin_ms, ttft.met, ttft.over, ttft.count) == (302, -52, False, 4, 8)
+    assert (ttft.value_ms, ttft.margin_ms, ttft.met, ttft.over, ttft.count) == (302, -52, None, 4, 8)
     # 10, 11.1, 50, 100, never, never, never: place 3, exactly at the limit
-    assert (tpot.value_ms, tpot.margin_ms, tpot.met, tpot.over, tpot.count) == (100, 0, True, 3, 7)
+    assert (tpot.value_ms, tpot.margin_ms, tpot.met, tpot.over, tpot.count) == (100, 0, None, 3, 7)
     assert (tpot.needed, tpot.supported) == (11, False)
 
 
@@ -639,7 +639,14 @@ def test_steady_tokens_come_from_the_timeline() -> None:
     ],
 )
 def test_exit_codes_in_their_precedence(interrupted: bool, valid: bool, met: bool | None, code: int) -> None:
-    assert validity.exit_code(interrupted=interrupted, valid=valid, slo_met=met) == code
+    found = hand()
+    changed = msgspec.structs.replace(
+        found,
+        run=msgspec.structs.replace(found.run, state="interrupted" if interrupted else "finished"),
+        verdict=msgspec.structs.replace(found.verdict, valid=valid),
+        goodput=msgspec.structs.replace(found.goodput, met=met),
+    )
+    assert exit_code(changed) == code
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
