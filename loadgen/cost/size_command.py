@@ -6,6 +6,7 @@ Parses flags, reads the sources (or searches a simulated machine), prints; the a
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from loadgen.shell.run_options import typed
 
 if TYPE_CHECKING:
     from loadgen.core.results.manifest import TargetFacts
+    from loadgen.cost import sizing
     from loadgen.cost.capacity_planning import MeasuredRate
     from loadgen.cost.size_result import Sizing
     from loadgen.cost.sizing import Need
@@ -103,6 +105,12 @@ def size(
             show_default="a new folder in results/",
         ),
     ] = None,
+    contract: Annotated[
+        Path | None,
+        typer.Option(
+            "--contract", metavar="FILE", help="Write what one machine has to keep, for loadgen validate: one source."
+        ),
+    ] = None,
     allow_invalid: AllowInvalid = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
@@ -123,6 +131,8 @@ def size(
     if slo and all(source.startswith(PUBLISHED) for source in sources):
         hint = "it is for a folder measured under it, or for a machine to search now: sim:gb300-vm"
         raise UserError("no_effect", "a published figure has no SLO that could be asked for", "--slo", hint)
+    if contract is not None:
+        _refuse_contract(contract, sources)
     wants_money = prices is not None or accept_sample_prices
     if price and not wants_money:
         raise UserError(
@@ -179,6 +189,8 @@ def size(
     )
     print_answer(result, report(result), as_json=as_json)
     _store(result, out or new_folder(f"size-{workload}"))
+    if contract is not None:
+        _write_contract(contract, *sized[0], profile=profile, gpus=result.sizes[0].gpus_per_machine)
     return OK
 
 
@@ -222,6 +234,35 @@ def _store(result: Sizing, folder: Path) -> None:
     except OSError as error:
         raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"--out {folder}") from None
     say(f"results in {folder}, page: {page}")
+
+
+def _refuse_contract(file: Path, sources: Sequence[str]) -> None:
+    """Raises UserError where no contract could be written: told before minutes of search."""
+    if len(sources) > 1 or sources[0].startswith(PUBLISHED):
+        what, hint = "a contract is about one machine that was measured", "one source: a folder, or sim:PRESET"
+        raise UserError("unsupported", what, "--contract", hint)
+    if file.exists():
+        raise UserError("file_exists", "this file exists", f"--contract {file}", "give another name")
+    if not file.parent.is_dir():
+        raise UserError("unwritable_file", "its folder does not exist", f"--contract {file}", f"mkdir {file.parent}")
+
+
+def _write_contract(file: Path, size: sizing.Size, evidence: Evidence | None, *, profile: str, gpus: int) -> None:
+    """Write what one of the machines has to keep. Raises UserError where no SLO was kept, or no machine is counted."""
+    from loadgen.core.results import files
+    from loadgen.cost import contract_file
+    from loadgen.runs.headline import promises
+
+    if evidence is None or not size.carrying or not promises(evidence.summary):
+        what = "nothing was promised: the source was measured without an SLO" if size.carrying else "no machine counted"
+        raise UserError("no_figure", what, f"--contract {file}", "a search under --slo")
+    workload = os.path.relpath(profile, file.parent) if Path(profile).is_file() else profile
+    try:
+        files.replace(file, contract_file.text(size, evidence.summary, workload=workload, gpus=gpus).encode())
+    except OSError as error:
+        raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"--contract {file}") from None
+    at = size.source.name if _is_searched(size.source.name) else "https://MACHINE"
+    say(f"contract in {file}: loadgen validate {shlex.quote(str(file))} --url {at}")
 
 
 def _is_searched(source: str) -> bool:

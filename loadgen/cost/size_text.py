@@ -198,7 +198,7 @@ def _assumed(size: SizedSource, need: Need, gpus: str) -> Iterator[str]:
         )
     if size.carrying and size.used is not None:
         share = f"{format.quantity(size.demand_per_s / size.carrying)} {source.kind}/s each"
-        prove = f"{share}, the rate to ask for in a contract: loadgen validate"
+        prove = f"{share}, the rate to ask for in a contract: --contract FILE writes one for loadgen validate"
         lost = f"with {need.spare} lost the others still serve all of it, " if need.spare else "they serve "
         up = f"with none lost they run at {format.percent(size.used)} of their capacity"
         yield f"{lost}{prove}" + (f"; {up}" if need.spare else "")

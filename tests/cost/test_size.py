@@ -22,13 +22,16 @@ from msgspec import structs
 from refusals import refused
 
 import loadgen
+from loadgen.contracts.load import load_contract
+from loadgen.contracts.schema import parse
 from loadgen.core.errors import Faults, UserError
 from loadgen.core.execution import run_header
-from loadgen.core.metrics.blocks import Sessions
+from loadgen.core.metrics.blocks import Sessions, TaskGoodput
+from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.parts import ClassSummary
 from loadgen.core.metrics.summary import Summary, load_summary
 from loadgen.core.results import checksums
-from loadgen.cost import searching
+from loadgen.cost import contract_file, searching
 from loadgen.cost.capacity_planning import MeasuredRate, measured
 from loadgen.cost.size_command import _searched
 from loadgen.cost.sizing import Need, published_rate, size
@@ -174,7 +177,49 @@ def test_the_load_that_a_machine_has_to_carry_is_said_for_the_contract(
     for spare, said in (("1", "with 1 lost the others still serve all of it, 15.0"), ("0", "they serve 15.0")):
         assert _called(RAG.run.workload, "vm", "--rate", "30", "--spare", spare) == 0
         shown = " ".join(capsys.readouterr().out.split())
-        assert f"{said} requests/s each, the rate to ask for in a contract: loadgen validate" in shown
+        assert f"{said} requests/s each, the rate to ask for in a contract: --contract FILE" in shown
+
+
+def test_the_contract_of_one_machine_is_what_validate_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("rag", "vm", "--rate", "30", "--contract", "c.yaml")
+    assert _called(*asked) == 0
+    assert "loadgen validate c.yaml --url https://MACHINE" in capsys.readouterr().err
+    checked = load_contract(Path("c.yaml"))
+    (planned,) = checked.levels
+    assert (planned.rate, checked.contract.gpus) == (pytest.approx(15), 4)
+    promised: set[Any] = {(term.metric, f"p{term.quantile * 100:g}", term.limit_ms * 1e6) for term in RAG.goodput.slo}
+    promised.add(("goodput", "p0", RAG.goodput.share_limit))
+    assert {(one.kind, one.at, one.limit) for one in planned.level.must} == promised
+    for wrong, why in (
+        (asked, "this file exists"),
+        ((*asked[:2], "published:gb300", *asked[2:5], "d.yaml"), "one machine"),
+        ((*asked[:5], "no/c.yaml"), "its folder does not exist"),
+    ):
+        with pytest.raises(UserError, match=why):
+            _called(*wrong)
+
+
+def test_the_contract_of_tasks_and_of_classes_has_their_limits(folder: Path) -> None:
+    kept = TaskGoodput(within_ms=90e3, wait_ms=2e3, good=9, rps=None, share=0.9, share_limit=0.9, met=True)
+    tasks = Sessions(
+        count=10, cut=0, abandoned=0, ok=10, ok_per_s=1.0, steady_ok_per_s=1.0, duration_ms=RAG.e2e_ms,
+        wait_ms=RAG.ttft_ms, longest_wait_ms=RAG.ttft_ms, requests=4.0, input_tokens=1.0, cached_tokens=None,
+        output_tokens=1.0, goodput=kept,
+    )  # fmt: skip
+    found = size(SOURCE, Need(rate_per_s=30.0), gpus_per_machine=4, price=None, evidence=EVIDENCE)
+    of_tasks = contract_file.text(
+        found, msgspec.structs.replace(RAG, sessions=tasks), workload="research-agent", gpus=4
+    )
+    (level,) = parse(of_tasks, "c").levels
+    assert [one.kind for one in level.must][-1] == "task_goodput"
+    assert "task: {within: 90000ms, wait: 2000ms}" in of_tasks
+    one = ClassSummary(
+        name="chat", share=1.0, requests=RAG.requests, bytes=RAG.bytes, load=RAG.load, tokens=RAG.tokens,
+        ttft_ms=RAG.ttft_ms, tpot_ms=RAG.tpot_ms, e2e_ms=RAG.e2e_ms, goodput=RAG.goodput,
+    )  # fmt: skip
+    mix = msgspec.structs.replace(RAG, classes=(one,), goodput=Goodput(counted=1, good=1, met=True))
+    text = contract_file.text(found, mix, workload="mixed", gpus=4)
+    assert "slo:" not in text and {one.class_name for one in parse(text, "c").levels[0].must} == {"chat"}
 
 
 def test_racks_and_what_is_published_stand_beside_the_machines(

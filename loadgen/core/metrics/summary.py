@@ -246,11 +246,10 @@ def build(
     samples = {name: measured.distribution(name) for name in sampled()}
     samples |= {"inter_chunk": own_gaps.distribution(), "event_error": errors.distribution()}
     unsure_share = 1 - int(errors.counts[0]) / errors.count if errors.count else None
-    guarded = {**samples, "gap_error": of_gaps(errors)}
-    unsound = validity.withheld(header.limits, guarded, unsure_share, seconds, inside)
+    unsound = validity.withheld(header.limits, samples | {"gap_error": of_gaps(errors)}, unsure_share, seconds, inside)
     unsound |= validity.contradicted(measured) | not_here(header.slos)  # however sure the stamps are
     itl_absent = blocks.itl_absent(measured, samples["inter_chunk"])
-    undecided = {**({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}), **unsound}
+    undecided = ({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}) | unsound
     tokens_in = blocks.tokens_over_time(measured, own_timeline)
     arrival = ", then ".join(plans[i].arrival for i in chosen if plans[i].arrival)
     parts = Parts(header, seconds, undecided, measured)
@@ -259,16 +258,14 @@ def build(
     def of_stage(i: int) -> StageSummary:
         stage, cell = plans[i], cells[i]
         window = blocks.window(cell, [cell], blocks.full_load(cells, i, i))
-        gaps_of_stage, own_events = gaps[i] if i < len(gaps) else Histogram(), timeline[i : i + 1]
+        own, events = gaps[i] if i < len(gaps) else Histogram(), timeline[i : i + 1]
         if cell is measured:  # the only measured stage: but for `whole`, its windows are those of the run
             output_per_s = blocks.whole_output_per_s(everything, window)
             figures = {**whole, "tokens": msgspec.structs.replace(whole["tokens"], whole_output_per_s=output_per_s)}
         else:
-            figures = parts.figures(
-                cell, everything, window, stage.arrival, own_events, target.gpus, gaps_of_stage, unrecorded[i]
-            )
+            figures = parts.figures(cell, everything, window, stage.arrival, events, target.gpus, own, unrecorded[i])
         facts = shared(stage, StageSummary)
-        return StageSummary(window=window, inter_chunk_ms=gaps_of_stage.distribution(), **facts, **figures)
+        return StageSummary(window=window, inter_chunk_ms=own.distribution(), **facts, **figures)
 
     step_times = steps.times(measured.columns, header) if accumulator.exact else [steps.UNKNOWN] * len(header.steps)
     by_part = parts.by_part(accumulator, inside, step_times, target.model)
@@ -403,7 +400,8 @@ def by_verdict(summary: Summary) -> Summary:
     failed = validity.is_servers_fault(summary.verdict)
     parts = ("stages", "targets", "regions", "nodes", "classes", "models")
     changes = {name: tuple(unjudged(part, failed=failed) for part in getattr(summary, name)) for name in parts}
-    return msgspec.structs.replace(unjudged(summary, failed=failed), **changes)
+    summary = unjudged(summary, failed=failed)
+    return msgspec.structs.replace(summary, **changes)
 
 
 def exit_code(summary: Summary, *, strict: bool = False, reported: bool = False) -> int:
