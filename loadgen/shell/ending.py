@@ -14,7 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from typing import NoReturn
 
 from loadgen.core.errors import BUG, INTERRUPTED, USAGE, Code, Fault, Faults, UserError
 from loadgen.shell import at_once
@@ -47,24 +47,34 @@ def interrupted() -> int:
 
 
 def _interrupt_by_signals() -> None:
-    """Each of these signals is a Ctrl-C. One that the shell has set to be ignored (`nohup`) stays ignored."""
+    """Each of these signals is a Ctrl-C. One that the shell has set to be ignored (`nohup`) stays ignored.
+
+    Within an event loop it ends the loop once nothing else of it runs: raised in the middle of a callback, uvloop
+    prints where that was, or cannot be closed. A second one would be raised anywhere on the way out of the first, and
+    is dropped; a third ends the process.
+    """
     if threading.current_thread() is not threading.main_thread():
         return
-    told: list[object] = []
+    times = 0
 
-    def like_ctrl_c(_: int, frame: FrameType | None) -> None:
-        """Within a loop of asyncio Ctrl-C cancels what runs; raised there anywhere, uvloop prints where it was."""
-        of_ctrl_c = signal.getsignal(signal.SIGINT)
-        if not callable(of_ctrl_c):
+    def heard(*_: object) -> None:
+        nonlocal times
+        times += 1
+        events = sys.modules.get("asyncio.events")  # without it there is no loop, and a start does not wait for it
+        if times > 2:
+            at_once.end()
+        elif times == 1 and events is not None and (loop := events._get_running_loop()) is not None:
+            loop.call_soon_threadsafe(_interrupt)
+        elif times == 1:
             raise KeyboardInterrupt
-        if of_ctrl_c not in told:  # the next one would be raised, in the middle of its way out
-            if of_ctrl_c is not signal.default_int_handler:
-                told.append(of_ctrl_c)
-            of_ctrl_c(signal.SIGINT, frame)
 
     for number in at_once.NUMBERS:
-        if signal.getsignal(number) in (signal.SIG_DFL, at_once.end):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else like_ctrl_c)
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler, at_once.end):
+            signal.signal(number, heard)
+
+
+def _interrupt() -> NoReturn:
+    raise KeyboardInterrupt
 
 
 _OF_THE_HOST = {

@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from loadgen.core.errors import Faults
 from loadgen.shell.app import main
@@ -203,28 +205,56 @@ def test_the_password_of_a_url_in_a_wrong_place_is_not_shown(capsys: pytest.Capt
         assert left.value.code == 2 and "s3cret" not in said and "://***@h" in said, said
 
 
-def test_a_closed_terminal_and_term_cancel_what_a_loop_does() -> None:
-    """As Ctrl-C does: raised within a callback of uvloop they were printed, with where that was."""
+@pytest.mark.parametrize("twice", [(signal.SIGHUP, signal.SIGTERM), (signal.SIGINT, signal.SIGINT)])
+@pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_signals_cancel_what_a_loop_does_and_raise_nothing_in_its_callbacks(
+    twice: tuple[int, int], make: Callable[[], asyncio.AbstractEventLoop], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Raised there, uvloop printed where it was, or was left as it ran and could not be closed: a bug in loadgen."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
     seen: list[str] = []
 
     async def work() -> None:
-        asyncio.get_running_loop().call_soon(in_a_callback)
+        asyncio.get_running_loop().call_soon(in_a_callback, "went on")
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
-            seen.append("cancelled")
+            in_a_callback("cancelled")
             raise
 
-    def in_a_callback() -> None:
-        for number in (signal.SIGHUP, signal.SIGTERM):
-            signal.raise_signal(number)
-        seen.append("went on")
+    def in_a_callback(word: str) -> None:
+        signal.raise_signal(twice[len(seen)])
+        seen.append(word)
+
+    def command() -> int:
+        with asyncio.Runner(loop_factory=make) as runner:
+            runner.run(work())
+        return 0
 
     try:
-        assert ending(lambda: asyncio.run(work()) or 0) == 130
+        assert ending(command) == 130
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert seen == ["went on", "cancelled"]
+    assert seen == ["went on", "cancelled"] and capfd.readouterr().err == "interrupted\n"
+
+
+HELD = """
+import asyncio, signal
+from loadgen.shell.ending import ending
+
+async def held():
+    for _ in range(3):
+        signal.raise_signal(signal.SIGINT)
+    print("went on")
+
+ending(lambda: asyncio.run(held()))
+"""
+
+
+@pytest.mark.processes
+def test_the_third_signal_within_a_loop_ends_the_command_at_once() -> None:
+    """Whatever holds it there."""
+    left = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=False)
+    assert (left.returncode, left.stdout, left.stderr) == (130, "", "interrupted\n")
