@@ -403,12 +403,14 @@ class Driver:
             self.counters.events += timeline.fold()
         if self._sampling.is_due(now):
             self._spool.second(self._sampling.second(now, self.counters))
+        began = monotonic_ns()
         if now >= self._flush_at_ns:
             self._flush_at_ns = now + FLUSH_NS
             self._spool.flush()
         if now >= self._flows_at_ns:
             self._flows_at_ns = now + FLOWS_NS
             self._store_flows()
+        self._sampling.written_ns += monotonic_ns() - began
         self._check_finished()
 
     def _store_flows(self) -> None:

@@ -40,13 +40,12 @@ class Waiting:
 
 
 class SelfSampling:
-    """Makes the `Second`s of one worker. Create it in the thread that sends."""
+    """Makes the `Second`s of one worker. Create it in the thread that sends. `written_ns`: time spent in writes."""
 
     def __init__(self, worker: int, start_ns: int) -> None:
-        self._worker, self._start_ns = worker, start_ns
-        self._last_ns = start_ns
+        self._worker, self._start_ns, self._last_ns = worker, start_ns, start_ns
         self._cpu_start_ns = self._cpu_ns = process_time_ns()
-        self._waiting = Waiting()
+        self._waiting, self.written_ns = Waiting(), 0
 
     def is_due(self, now: int) -> bool:
         """Whether a second has passed since the last one."""
@@ -61,6 +60,7 @@ class SelfSampling:
             span_s=round(span / SECOND_NS, 3),
             cpu_share=round((cpu - self._cpu_ns) / span, 4) if span else 0.0,
             waited_share=round(waited / span, 4) if span and waited is not None else None,
+            write_share=round(self.written_ns / span, 4) if span else 0.0,
             cpu_s=round((cpu - self._cpu_start_ns) / SECOND_NS, 4),
             peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             in_flight=counters.in_flight,
@@ -68,7 +68,7 @@ class SelfSampling:
             done=counters.ok + counters.failed,
             failed=counters.failed,
         )
-        self._last_ns, self._cpu_ns = now, cpu
+        self._last_ns, self._cpu_ns, self.written_ns = now, cpu, 0
         return second
 
     def close(self) -> None:

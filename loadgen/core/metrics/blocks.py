@@ -394,14 +394,14 @@ def client(cell: Cell, seconds: Sequence[Second], inside: Window, workers: int) 
     for second in seconds:
         cpu_s[second.worker] = max(cpu_s.get(second.worker, 0.0), second.cpu_s)
         peak[second.worker] = max(peak.get(second.worker, 0), second.peak_rss_bytes)
-    busiest, most_waited = validity.busiest(seconds, inside), validity.most_waited(seconds, inside)
+    busiest, waited = (validity.worst(seconds, inside, share) for share in ("cpu_share", "waited_share"))
     answered = cell.sum("answered")
     return ClientUse(
         cpu_s=sum(cpu_s.values()) if seconds else None,
         peak_rss_bytes=sum(peak.values()) if seconds else None,
         workers=workers,
         cpu_share_max=None if busiest is None else busiest.cpu_share,
-        waited_share_max=None if most_waited is None else most_waited.waited_share,
+        waited_share_max=None if waited is None else waited.waited_share,
         kernel_stamp_share=cell.sums["kernel_stamps"] / answered if answered else None,
     )
 

@@ -157,6 +157,8 @@ _PARTS = {
     "held_back":
         "the client read them at once, so they came together: a proxy, a gateway or the server itself holds events "
         "back",
+    "disk":
+        "writing the records took {write_share:share} of the second up to {at_s:.0f} s: a faster disk for --out",
     "host":
         "this process used at most {cpu_share:share} of a core, so something else on this host kept it waiting: stop "
         "that, or use a host of its own",

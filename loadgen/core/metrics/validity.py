@@ -47,7 +47,7 @@ OF_THE_CLIENT = frozenset(("sent_late", "arrivals_unsure", "late_and_unsure", "c
 IDLE_SHARE = 0.5  # of a core: a worker that never used more was late because of something else on the host
 HELD_BACK = 0.5  # share of the events that came with others in one read, beyond which something holds them back...
 READ_AT_ONCE = 0.5  # ... where the client read what came within so much of the error
-WAITED_SHARE = 0.1  # of a second spent ready to run without a core: enough to explain lateness
+WAITED_SHARE = 0.1  # of a second spent ready to run without a core, or writing records: enough to explain lateness
 FULL_SECOND_S = 0.9  # a sample this long counts as a full second
 
 
@@ -150,15 +150,9 @@ def is_servers_fault(verdict: Verdict) -> bool:
     return bool(verdict.codes) and {reason.code for reason in verdict.codes} <= {"failures", "none_ok"}
 
 
-def busiest(seconds: Sequence[Second], window: Window) -> Second | None:
-    """The full second inside the measured window in which a worker used most CPU; None without one."""
-    return max(inside(seconds, window), key=lambda second: second.cpu_share, default=None)
-
-
-def most_waited(seconds: Sequence[Second], window: Window) -> Second | None:
-    """The full second inside the measured window in which a worker waited longest for a core; None when not known."""
-    known = (second for second in inside(seconds, window) if second.waited_share is not None)
-    return max(known, key=lambda second: second.waited_share or 0.0, default=None)
+def worst(seconds: Sequence[Second], window: Window, share: str) -> Second | None:
+    """The full second inside the measured window in which this share was largest; None without one."""
+    return max(inside(seconds, window), key=lambda second: getattr(second, share) or 0.0, default=None)
 
 
 def inside(seconds: Sequence[Second], window: Window) -> list[Second]:
@@ -216,7 +210,7 @@ def _reasons(header: Header, summary: Any, signs: Signs, seconds: Sequence[Secon
     if summary.ttft_ms.p50 is not None and signs.own_ms > limits.send_lag_share * summary.ttft_ms.p50:
         of = {"value_ms": signs.own_ms, "share": signs.own_ms / summary.ttft_ms.p50, "basis": basis}
         yield _code("client_in_ttft", **of, basis_ms=scale, limit=limits.send_lag_share, **remedy)
-    second = busiest(seconds, summary.window)
+    second = worst(seconds, summary.window, "cpu_share")
     if second is not None and second.cpu_share > limits.cpu_share:
         values = {"worker": second.worker, "cpu_share": second.cpu_share, "at_s": second.t_s}
         yield _code("generator_busy", **values, limit=limits.cpu_share)
@@ -252,8 +246,11 @@ def _over(error: Distribution, basis: str, scale: float | None, limit: float) ->
 
 def _remedy(seconds: Sequence[Second], window: Window) -> dict[str, Any]:
     """What to do about a client that was late."""
-    waited, busy = most_waited(seconds, window), busiest(seconds, window)
-    if waited is not None and (waited_share := waited.waited_share or 0.0) > WAITED_SHARE:
+    waited, written, busy = (worst(seconds, window, name) for name in ("waited_share", "write_share", "cpu_share"))
+    waited_share = 0.0 if waited is None else waited.waited_share or 0.0
+    if written is not None and written.write_share > max(WAITED_SHARE, waited_share):
+        return {"remedy": "disk", "write_share": written.write_share, "at_s": written.t_s}
+    if waited is not None and waited_share > WAITED_SHARE:
         return {"remedy": "other_processes", "worker": waited.worker, "waited_share": waited_share, "at_s": waited.t_s}
     if busy is not None and busy.cpu_share < IDLE_SHARE:
         return {"remedy": "host", "cpu_share": busy.cpu_share}

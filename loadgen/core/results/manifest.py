@@ -277,6 +277,7 @@ class Second(msgspec.Struct, frozen=True, kw_only=True):
     span_s: float = 1.0  # length of the sample; a full second is 0.9 s or more
     cpu_share: float = 0.0  # of one core
     waited_share: float | None = None  # of the sample: ready to run, but another thread had the core (Linux only)
+    write_share: float = 0.0  # of the sample: writing records, in which nothing is sent
     cpu_s: float = 0.0
     peak_rss_bytes: int = 0
     in_flight: int = 0

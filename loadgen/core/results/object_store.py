@@ -12,7 +12,7 @@ from typing import Any
 
 from loadgen.core.errors import TargetError, UserError
 
-MARK = "run.json"
+MARK, _SCHEMES = "run.json", "s3://, az://, gs://, file://"
 
 
 def is_url(out: str) -> bool:
@@ -28,12 +28,9 @@ class Depot:
 
     def put(self, folder: Path) -> None:
         """Copy a finished run. Raises TargetError when that fails; the local folder is then the only copy."""
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        files = (path for path in folder.rglob("*") if path.is_file())
         try:
-            for file in [
-                *(path for path in files if path.name != MARK),
-                folder / MARK,
-            ]:  # MARK last: it shows that the copy is complete
+            for file in sorted(files, key=lambda file: (file == folder / MARK, file)):  # it shows that all is there
                 target = f"{self._path}/{file.relative_to(folder).as_posix()}"
                 self._system.makedirs(target.rpartition("/")[0], exist_ok=True)
                 self._system.put_file(str(file), target)
@@ -59,9 +56,8 @@ def open(url: str) -> Depot:
     except UserError:
         raise
     except Exception as error:  # of whichever storage library
-        raise UserError(
-            "unwritable_file", f"cannot be written: {_message(error)}", where, "credentials, bucket and path?"
-        ) from None
+        hint = "credentials, bucket and path?"
+        raise UserError("unwritable_file", f"cannot be written: {_message(error)}", where, hint) from None
     return Depot(url, system, path)
 
 
@@ -75,9 +71,8 @@ def _system(url: str, where: str) -> tuple[Any, str]:
     except ImportError as error:
         missing = str(error)
     except (ValueError, OSError) as error:
-        raise UserError(
-            "invalid_url", f"not a place to store a run: {_message(error)}", where, "s3://, az://, gs://, file://"
-        ) from None
+        what = f"not a place to store a run: {_message(error)}"
+        raise UserError("invalid_url", what, where, _SCHEMES) from None
     try:
         from fsspec.implementations.arrow import ArrowFSWrapper
         from pyarrow import fs
@@ -86,10 +81,9 @@ def _system(url: str, where: str) -> tuple[Any, str]:
         return ArrowFSWrapper(filesystem), path
     except Exception:  # pyarrow does not support the scheme either
         package = {"s3": "s3fs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "gs": "gcsfs"}.get(scheme)
-        hint = f"pip install {package}" if package else "s3://, az://, gs://, file://"
-        raise UserError(
-            "not_installed", f"nothing here can write {scheme}://: {missing}", where, hint, key=package or "fsspec"
-        ) from None
+        hint = f"pip install {package}" if package else _SCHEMES
+        what = f"nothing here can write {scheme}://: {missing}"
+        raise UserError("not_installed", what, where, hint, key=package or "fsspec") from None
 
 
 def _message(error: Exception) -> str:

@@ -346,7 +346,21 @@ def test_why_it_was_late(cpu_share: float, waited_share: float | None, remedy: d
     second = Second(t_s=5.0, worker=3, cpu_share=cpu_share, waited_share=waited_share)
     s = judged({"sent_ns": (10, LATE + 6 * MS)}, [second, Second(t_s=7.0, cpu_share=0.1, waited_share=0.0)])
     assert says(s.verdict.codes[:1], "sent_late", **remedy)
-    assert s.client.waited_share_max == (0.0 if waited_share is None else waited_share)
+    assert s.client.waited_share_max == waited_share
+
+
+@pytest.mark.parametrize(
+    ("write_share", "waited_share", "remedy"), [(0.1, 0, "host"), (0.2, 0, "disk"), (0.2, 0.2, "other_processes")]
+)
+def test_records_that_take_long_to_write_are_the_cause_of_late_sends(
+    write_share: float, waited_share: float, remedy: str
+) -> None:
+    """Unless other processes kept this one waiting: then its writes lasted too."""
+    seconds = [Second(t_s=5.0, cpu_share=0.2, waited_share=waited_share, write_share=write_share)]
+    (code,) = judged({"sent_ns": (10, LATE + 6 * MS)}, seconds).verdict.codes
+    assert code.values["remedy"] == remedy
+    disk = "writing the records took 20.0 % of the second up to 5 s: a faster disk for --out"
+    assert (disk in reasons.sentence(code)) is (remedy == "disk")
 
 
 @pytest.mark.parametrize(
