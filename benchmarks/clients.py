@@ -1,7 +1,7 @@
 """Whole client processes side by side: a C reader as the floor, this client, Rust clients of vLLM and SGLang, aiohttp.
 
     python benchmarks/clients.py [--cases paced,slow,bundled,short] [--only floor,ours,...]
-        [--vllm-rs FILE] [--sglang-bench FOLDER]
+        [--vllm-rs FILE] [--sglang-bench FOLDER] [--beside ANOTHER/CHECKOUT]
 
 All send the same closed-loop load to the same embedded endpoint, one core for the client and another for the server.
 CPU-seconds are those of the whole process and its children, from its start to its end: start, tokenizer, report and
@@ -11,6 +11,8 @@ bytecode compiled: a checkout under PYTHONDONTWRITEBYTECODE would compile 300 fi
 `--vllm-rs`: the binary `vllm/vllm-rs` from a wheel of vLLM (0.33.0; it runs alone). `--sglang-bench`: a folder with the
 module `_bench` from a wheel of SGLang (0.5.23, `sglang/srt/rust_extensions/`). What is not given is left out, and so is
 the floor where there is no C compiler. Both Rust clients get one thread.
+
+`--beside`: another checkout of loadgen takes turns too.
 
 TTFT: how far each client's p50 and p99 are from the endpoint's own log (first byte sent minus request arrived).
 """
@@ -72,6 +74,7 @@ CASES = {
     ),
 }  # fmt: skip
 PROMPT = "w1 w2 w3 w4"
+BESIDE = "beside"
 
 
 class Ran(NamedTuple):
@@ -148,15 +151,23 @@ def lines(url: str, case: Case, scratch: Path) -> tuple[list[str], Callable[[], 
     return [sys.executable, str(rig.HERE / "contenders.py"), "closed", arguments], lambda: None
 
 
-CLIENTS: dict[str, Client] = {"floor": floor, "ours": ours, "vllm": vllm, "sglang": sglang, "lines": lines}
+CLIENTS: dict[str, Client] = {
+    "floor": floor,
+    "ours": ours,
+    BESIDE: ours,
+    "vllm": vllm,
+    "sglang": sglang,
+    "lines": lines,
+}
 NAMES = {
+    BESIDE: "the other checkout",
     "floor": "C, epoll and read, counts bytes",
     "ours": "`loadgen run`",
     "vllm": "`vllm bench serve` (Rust)",
     "sglang": "SGLang `bench_serving` (Rust)",
     "lines": "aiohttp lines, json.loads",
 }
-FLAGS = argparse.Namespace(vllm_rs="", sglang_bench="")
+FLAGS = argparse.Namespace(vllm_rs="", sglang_bench="", beside=None)
 
 
 def floor_binary() -> Path:
@@ -191,12 +202,10 @@ def once(name: str, case: Case) -> tuple[Ran, dict[str, float], tuple[float, flo
             core = ",".join(map(str, rig.cores()[0]))
             before, begun = rig.stats(server.url), time.monotonic()
             with (scratch / "out").open("w+b") as out:
-                process = subprocess.Popen(
-                    ["taskset", "-c", core, *command],
-                    stdout=out,
-                    stderr=out,
-                    env={**os.environ, "TOKIO_WORKER_THREADS": "1"},
-                )
+                env = {**os.environ, "TOKIO_WORKER_THREADS": "1"}
+                if name == BESIDE:
+                    env["PYTHONPATH"] = os.pathsep.join((str(FLAGS.beside), str(FLAGS.beside / "sdk")))
+                process = subprocess.Popen(["taskset", "-c", core, *command], stdout=out, stderr=out, env=env)
                 _, status, used = os.wait4(process.pid, 0)
                 process.returncode = os.waitstatus_to_exitcode(status)
                 out.seek(0)
@@ -260,13 +269,19 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(CLIENTS))
     parser.add_argument("--vllm-rs", default="", metavar="FILE")
     parser.add_argument("--sglang-bench", default="", metavar="FOLDER")
+    parser.add_argument("--beside", type=Path, metavar="CHECKOUT")
     vars(FLAGS).update(vars(rig.given(parser, share=0.02, rounds=1, cases="short")))
+    if FLAGS.beside is not None:
+        FLAGS.beside = FLAGS.beside.resolve()
+        NAMES[BESIDE] = f"`loadgen run`, {rig.tree(FLAGS.beside)}"
+        compileall.compile_dir(FLAGS.beside, quiet=2)
     compile_sources()
     names = [name for name in CLIENTS if name in FLAGS.only.split(",")]
     for name, missing, why in (
         ("floor", shutil.which("cc") is None, "no C compiler"),
         ("vllm", not FLAGS.vllm_rs, "no --vllm-rs"),
         ("sglang", not FLAGS.sglang_bench, "no --sglang-bench"),
+        (BESIDE, FLAGS.beside is None, "no --beside"),
     ):
         if missing and name in names:
             names.remove(name)

@@ -18,7 +18,7 @@
 #include <sys/timerfd.h>
 #include <time.h>
 
-#define VERSION 5 /* of these functions: compiled.py asks for the same, else it takes Python's */
+#define VERSION 6 /* of these functions: compiled.py asks for the same, else it takes Python's */
 
 enum {
     READ_BYTES = 32 << 10,
@@ -630,6 +630,39 @@ static int64_t read_socket(Receiver *receiver, Inbox *inbox, int64_t previous_po
     return read_at;
 }
 
+/* Receiver.send */
+static PyObject *receiver_send(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    PyObject *value, *parts;
+    struct iovec vectors[4];
+    if (!PyArg_ParseTuple(args, "OO!", &value, &PyTuple_Type, &parts) || !is_inbox(value))
+        return NULL;
+    Py_ssize_t count = PyTuple_Size(parts);
+    if (count > 4) {
+        PyErr_SetString(PyExc_ValueError, "more than four parts");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        char *data;
+        Py_ssize_t size;
+        if (PyBytes_AsStringAndSize(PyTuple_GetItem(parts, i), &data, &size) < 0)
+            return NULL;
+        vectors[i] = (struct iovec){.iov_base = data, .iov_len = (size_t)size};
+    }
+    struct msghdr message = {.msg_iov = vectors, .msg_iovlen = (size_t)count};
+    int fd = ((Inbox *)value)->fd;
+    int64_t at = clock_ns(CLOCK_MONOTONIC);
+    ssize_t taken;
+    Py_BEGIN_ALLOW_THREADS
+    do
+        taken = sendmsg(fd, &message, MSG_NOSIGNAL);
+    while (taken < 0 && errno == EINTR);
+    if (taken < 0)
+        taken = errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("LL", (long long)at, (long long)taken);
+}
+
 /* Plan the next poll, and arm the timer for it, or for what is due before. */
 static int move_poll(Receiver *receiver, int64_t now, int64_t due_at)
 {
@@ -801,6 +834,8 @@ failed:
     return NULL;
 }
 
+static PyObject *receiver_hand_over(PyObject *self, PyObject *value);
+
 static PyMethodDef receiver_methods[] = {
     {"add", receiver_add, METH_O, NULL},
     {"remove", receiver_remove, METH_O, NULL},
@@ -808,6 +843,8 @@ static PyMethodDef receiver_methods[] = {
     {"release", receiver_release, METH_O, NULL},
     {"take", receiver_take, METH_O, NULL},
     {"receive", receiver_receive, METH_VARARGS, NULL},
+    {"send", receiver_send, METH_VARARGS, NULL},
+    {"hand_over", receiver_hand_over, METH_O, NULL},
     {NULL},
 };
 
@@ -985,10 +1022,11 @@ enum { MOST_EVENTS = 16, MOST_DEPTH = 16, LAST_EVENTS = 4 };
 #define ENOUGH (1LL << 60)
 
 /* What the functions need of Python; set by `answers`. */
-static PyTypeObject *response_class, *decoder_class, *reading_class;
+static PyTypeObject *exchange_class, *response_class, *decoder_class, *reading_class;
 static PyObject *known_heads, *decode_usage, *endings;
 /* Values that the fields have at first, and names. */
 static PyObject *never, *zero, *enough, *no_text, *no_bytes, *mode_head, *mode_chunked, *mode_end, *event_stream;
+static PyObject *name_tls, *name_closed, *name_busy, *name_prompt_tokens, *name_completion_tokens;
 static PyObject *name_gaps, *name_instants, *name_errors, *name_content_type, *name_content_encoding;
 
 static void put(State *state, int at, PyObject *value) /* takes the reference */
@@ -1060,7 +1098,8 @@ static int64_t number_of(PyObject *value, int *fits)
     static PyMemberDef kind##_members[] = {table{NULL}};                                                               \
     static PyType_Slot kind##_slots[] = {                                                                              \
         {Py_tp_init, kind##_init},       {Py_tp_dealloc, kind##_dealloc}, {Py_tp_traverse, kind##_traverse},           \
-        {Py_tp_clear, kind##_clear},     {Py_tp_members, kind##_members}, {Py_tp_methods, kind##_methods}, {0, NULL},   \
+        {Py_tp_clear, kind##_clear},     {Py_tp_members, kind##_members}, {Py_tp_methods, kind##_methods},             \
+        {Py_tp_getset, kind##_computed}, {0, NULL},                                                                    \
     };                                                                                                                 \
     static PyType_Spec kind##_spec = {                                                                                 \
         .name = "loadgen_sdk._compiled." #kind "_state",                                                               \
@@ -1635,6 +1674,42 @@ static int append_number(PyObject *flow, PyObject *name, int64_t value)
     return failed ? -1 : 0;
 }
 
+/* A count of tokens: a number, and no bool, that fits into 31 bits. */
+static int is_count(PyObject *value)
+{
+    int fits = Py_TYPE(value) == &PyLong_Type;
+    int64_t number = fits ? number_of(value, &fits) : 0;
+    return fits && number >= 0 && number < 1LL << 31;
+}
+
+static PyObject *token_count(PyObject *Py_UNUSED(module), PyObject *value)
+{
+    PyObject *count = is_count(value) ? value : Py_None;
+    Py_INCREF(count);
+    return count;
+}
+
+/* Reading._read_usage, which is left to Python where the counts are not those of chat, or of no output. -1 with an
+   exception. What the reading counts has been stored. */
+static int take_usage(State *reading, const Counts *counts, PyObject *usage)
+{
+    PyObject *prompt = PyObject_GetAttr(usage, name_prompt_tokens), *output = PyObject_GetAttr(usage, name_completion_tokens);
+    int failed = prompt == NULL || output == NULL, fits = 1;
+    if (!failed && is_count(prompt) && is_count(output) && PyObject_IsTrue(output)) {
+        put_same(reading, R_usage_counts, usage);
+        if (counts->output_events == 1 && number_of(reading->field[R_first_event_tokens], &fits) == 0 && fits &&
+            PyObject_Size(reading->field[R_finish_reason]) == 0)
+            put_same(reading, R_first_event_tokens, output);
+    } else if (!failed) {
+        PyObject *done = PyObject_CallMethod((PyObject *)reading, "_read_usage", "O", usage);
+        failed = done == NULL;
+        Py_XDECREF(done);
+    }
+    Py_XDECREF(prompt);
+    Py_XDECREF(output);
+    return failed ? -1 : 0;
+}
+
 /* Reading.take. -1 with an exception. */
 static int take_events(State *reading, Counts *counts, Counts *stored, const Said *events, int count, int64_t stamp,
                        int64_t error)
@@ -1673,12 +1748,8 @@ static int take_events(State *reading, Counts *counts, Counts *stored, const Sai
             counts->last_token = counts->end = stamp;
         }
         if (said->usage != NULL) {
-            if (store_counts(reading, counts, stored) < 0)
+            if (store_counts(reading, counts, stored) < 0 || take_usage(reading, counts, said->usage) < 0)
                 return -1;
-            PyObject *done = PyObject_CallMethod((PyObject *)reading, "_read_usage", "O", said->usage);
-            if (done == NULL)
-                return -1;
-            Py_DECREF(done);
         }
     }
     return 0;
@@ -1885,6 +1956,80 @@ static PyMethodDef exchange_methods[] = {
 };
 static PyMethodDef response_methods[] = {{NULL}}, decoder_methods[] = {{NULL}}, reading_methods[] = {{NULL}};
 
+/* Whether an inbox is that of a connection without TLS, whose request asked for so few events that no template is learned,
+   and which has reads for it alone. `*busy` is then the exchange. -1 with an exception. */
+static int is_usual(Inbox *inbox, PyObject **busy)
+{
+    PyObject *self = (PyObject *)inbox;
+    if (inbox->ended_at || inbox->held || inbox->run_count || inbox->template != Py_None || inbox->reads == NULL ||
+        !PyList_Check(inbox->reads) || PyList_Size(inbox->reads) < 1)
+        return 0;
+    PyObject *tls = PyObject_GetAttr(self, name_tls), *closed = PyObject_GetAttr(self, name_closed);
+    int plain = tls == Py_None && closed == Py_False;
+    Py_XDECREF(tls);
+    Py_XDECREF(closed);
+    if (tls == NULL || closed == NULL || (*busy = PyObject_GetAttr(self, name_busy)) == NULL)
+        return -1;
+    State *exchange = (State *)*busy;
+    if (plain && exchange_class != NULL && Py_TYPE(*busy) == exchange_class &&
+        Py_TYPE(exchange->field[X_reading]) == reading_class) {
+        int fits = 1, whole = 1;
+        int64_t learned = number_of(((State *)exchange->field[X_reading])->field[R_learned], &fits);
+        if (number_of(exchange->field[X_first_byte], &fits) < 0) { /* it may be the end of an idle connection: 408 */
+            PyObject *first = PyList_GetItem(inbox->reads, 0), *data = PyTuple_Check(first) ? PyTuple_GetItem(first, 0) : NULL;
+            whole = data != NULL && PyBytes_Check(data) && PyBytes_Size(data) > 10 &&
+                    memcmp(PyBytes_AsString(data), "HTTP/1.1 2", 10) == 0;
+            PyErr_Clear();
+        }
+        if (fits && whole && learned == ENOUGH)
+            return 1;
+    }
+    Py_DECREF(*busy);
+    return 0;
+}
+
+/* Receiver.hand_over */
+static PyObject *receiver_hand_over(PyObject *self, PyObject *value)
+{
+    PyObject *exchange = NULL, *over, *reads;
+    if (!is_inbox(value))
+        return NULL;
+    Inbox *inbox = (Inbox *)value;
+    int usual = is_usual(inbox, &exchange);
+    if (usual <= 0)
+        return usual < 0 ? NULL : PyLong_FromLong(0);
+    reads = receiver_take(self, value);
+    inbox->queued = 0;
+    over = reads == NULL ? NULL : exchange_arrived(exchange, reads);
+    Py_XDECREF(reads);
+    if (over == Py_False)
+        inbox->patient = (char)is_true((State *)exchange, X_patient);
+    Py_DECREF(exchange);
+    if (over == NULL)
+        return NULL;
+    long said = over == Py_True ? 2 : 1;
+    Py_DECREF(over);
+    return PyLong_FromLong(said);
+}
+
+/* Reading.last_token_error */
+static PyObject *reading_last_token_error(PyObject *self, void *Py_UNUSED(none))
+{
+    State *reading = (State *)self;
+    int fits = 1;
+    int64_t unsure_at = number_of(reading->field[R_unsure_at], &fits), last = number_of(reading->field[R_last_token], &fits);
+    if (!fits) {
+        PyErr_SetString(PyExc_TypeError, "instants are numbers");
+        return NULL;
+    }
+    PyObject *error = unsure_at == last ? reading->field[R_unsure_error] : zero;
+    Py_INCREF(error);
+    return error;
+}
+
+static PyGetSetDef reading_computed[] = {{"last_token_error", reading_last_token_error, NULL, NULL, NULL}, {NULL}},
+                   exchange_computed[] = {{NULL}}, response_computed[] = {{NULL}}, decoder_computed[] = {{NULL}};
+
 #define F(name) MEMBER(#name, X_##name)
 STATE_TYPE(exchange, X_COUNT, EXCHANGE_FIELDS(F))
 #undef F
@@ -1902,14 +2047,14 @@ STATE_TYPE(reading, R_COUNT, READING_FIELDS(F))
    reasons to finish. */
 static PyObject *answers(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *response, *decoder, *reading, *heads, *usage, *ends;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!OO", &PyType_Type, &response, &PyType_Type, &decoder, &PyType_Type, &reading,
+    PyObject *exchange, *response, *decoder, *reading, *heads, *usage, *ends;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!OO", &PyType_Type, &exchange, &PyType_Type, &response, &PyType_Type, &decoder, &PyType_Type, &reading,
                           &PyDict_Type, &heads, &usage, &ends))
         return NULL;
-    PyObject *given[] = {response, decoder, reading, heads, usage, ends};
-    PyObject **places[] = {(PyObject **)&response_class, (PyObject **)&decoder_class, (PyObject **)&reading_class,
+    PyObject *given[] = {exchange, response, decoder, reading, heads, usage, ends};
+    PyObject **places[] = {(PyObject **)&exchange_class, (PyObject **)&response_class, (PyObject **)&decoder_class, (PyObject **)&reading_class,
                            &known_heads, &decode_usage, &endings};
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 7; i++) {
         Py_INCREF(given[i]);
         Py_XDECREF(*places[i]);
         *places[i] = given[i];
@@ -1923,6 +2068,8 @@ static int make_values(void)
         PyObject **place;
         const char *text;
     } texts[] = {{&no_text, ""}, {&mode_head, "head"}, {&mode_chunked, "chunked"}, {&mode_end, "end"},
+                 {&name_tls, "tls"}, {&name_closed, "closed"}, {&name_busy, "busy"},
+                 {&name_prompt_tokens, "prompt_tokens"}, {&name_completion_tokens, "completion_tokens"},
                  {&event_stream, "text/event-stream"}, {&name_gaps, "gaps"}, {&name_instants, "instants"},
                  {&name_errors, "errors"}, {&name_content_type, "content-type"},
                  {&name_content_encoding, "content-encoding"}};
@@ -2167,6 +2314,7 @@ static PyMethodDef functions[] = {
     {"written", written, METH_VARARGS, NULL},
     {"answers", answers, METH_VARARGS, NULL},
     {"hashed", hashed, METH_O, NULL},
+    {"token_count", token_count, METH_O, NULL},
     {NULL},
 };
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import gc
+import select
+import socket
 import sys
+import time
+from collections import deque
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,9 +18,10 @@ import pytest
 from answer_twins import CLASSES, HEAD, as_reads, chunked, hold_answer, said, state
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from loadgen_sdk.dialects import reader, sse
+from loadgen_sdk.dialects import events, reader, sse
 from loadgen_sdk.dialects.reader import Flow
-from loadgen_sdk.transport import exchange, http1
+from loadgen_sdk.transport import exchange, http1, receiver
+from loadgen_sdk.transport.clock import TimerFd
 
 compiled = pytest.importorskip("loadgen_sdk._compiled", reason="built by pip install where a C compiler is")
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
@@ -171,3 +177,76 @@ def test_no_memory_is_kept() -> None:
     ring.held = made  # type: ignore[attr-defined]
     del ring, made
     assert gc.collect() > 0, "a ring through an exchange is found"
+
+
+@pytest.mark.parametrize("value", [0, 4, (1 << 31) - 1, 1 << 31, 1 << 70, -1, True, 1.0, "4", None])
+def test_a_count_of_tokens(value: Any) -> None:
+    assert compiled.token_count(value) == events.pure_token_count(value)
+
+
+class Connection(compiled.Inbox):  # type: ignore[misc]
+    """What the receiver knows of a connection."""
+
+    __slots__ = ("busy", "closed", "sock", "tls")
+
+    def __init__(self, sock: socket.socket, busy: Any, reads: list[Any]) -> None:
+        super().__init__(sock.fileno(), 1)
+        self.sock, self.busy, self.reads, self.tls, self.closed, self.queued = sock, busy, reads, None, False, True
+
+
+@pytest.fixture
+def made() -> Iterator[Any]:
+    poll, held, timer = select.epoll(), select.epoll(), TimerFd()
+    yield compiled.Receiver(poll, held, timer, deque())
+    for closing in (timer, held, poll):
+        closing.close()
+
+
+def an_exchange(asked: int = 4) -> Any:
+    heard: list[Any] = []
+    return exchange.Exchange(None, b"", b"", 0, heard.append, Flow(), stream=True, asked_output=asked)
+
+
+def test_reads_of_a_short_answer_are_handed_over_in_c_and_of_any_other_left(made: Any) -> None:
+    pieces = as_reads([*chunked(USUAL), END], 5)
+    reads = [[(data, 10 + at, 20 + at, 5, True)] for at, data in enumerate(pieces)]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        hold_answer(pieces, asked_output=4)  # its head is known
+        short = Connection(ours, an_exchange(), reads[0])
+        assert [made.hand_over(short), short.reads, short.queued, short.patient] == [1, [], False, True]
+        assert made.hand_over(short) == 0, "nothing came"
+        short.reads = reads[1]
+        assert made.hand_over(short) == 2 and short.busy.response.complete and short.busy.failure is None
+        timed_out = [(b"HTTP/1.1 408 Request Timeout\r\n\r\n", 10, 20, 5, True)]
+        others = [Connection(ours, an_exchange(400), reads[0]), Connection(ours, None, reads[0])]
+        others += [Connection(ours, an_exchange(), timed_out), Connection(ours, an_exchange(), [])]
+        others += [Connection(ours, an_exchange(), reads[0]) for _ in range(4)]
+        others[-1].closed, others[-2].tls, others[-3].ended_at, others[-4].template = True, theirs, 7, (b"a", b"b")
+        for other in others:
+            before = other.reads
+            assert made.hand_over(other) == 0 and other.reads is before and other.queued
+        short.reads, short.busy = [3], an_exchange()
+        assert made.hand_over(short) == 0
+
+
+def test_parts_are_sent_as_python_sends_them(made: Any) -> None:
+    pure = receiver.PurePythonReceiver.send
+    for send in (made.send, lambda inbox, parts: pure(made, inbox, parts)):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            inbox = Connection(ours, None, [])
+            before = time.monotonic_ns()
+            at, taken = send(inbox, (b"head", b"", b"body"))
+            assert before <= at <= time.monotonic_ns() and taken == 8 and theirs.recv(9) == b"headbody"
+            many = bytes(1 << 20)
+            taken = send(inbox, (many, many))[1]
+            assert 0 < taken < 2 << 20
+            while taken > 0:
+                taken = send(inbox, (many,))[1]
+            assert taken == 0, "it is full"
+            theirs.close()
+            assert send(inbox, (b"x",))[1] == -1
+    with pytest.raises(TypeError):
+        made.send(inbox, ("text",))

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ..compiled import module as _compiled
 from ..request import Usage
 from .sse import Named
 
@@ -167,6 +168,11 @@ def nested_value(value: dict[str, Any], outer: str, name: str) -> Any:
 
 def token_count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < 1 << 31 else None  # a bool is none, and JSON has no other int
+
+
+pure_token_count = token_count
+if _compiled is not None:
+    token_count = _compiled.token_count
 
 
 def error_text(body: bytes) -> str:

@@ -414,4 +414,5 @@ def _encoding(headers: dict[str, str]) -> str:
 PurePythonExchange = Exchange
 Exchange = twin(Exchange)  # type: ignore[misc]
 if _compiled is not None:
-    _compiled.answers(Response, Decoder, Reading, HEADS, msgspec.json.Decoder(UsageFields).decode, ENDINGS)
+    decode_usage = msgspec.json.Decoder(UsageFields).decode
+    _compiled.answers(Exchange, Response, Decoder, Reading, HEADS, decode_usage, ENDINGS)

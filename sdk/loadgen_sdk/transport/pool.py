@@ -411,13 +411,17 @@ class Pool:
             connection.busy = None
             self._resend(exchange)
             return
-        if not exchange.arrived(reads):
-            if connection.tls is None:
-                connection.patient, connection.template = exchange.patient, exchange.template
-                calm_events = exchange.calm_events if exchange.template is not None else 0
-                if connection.held or (calm_events >= HELD_EVENTS and len(reads[-1][0]) < LARGE_READ):
-                    self.wire.hold(connection, calm_events)
-            return
+        if exchange.arrived(reads):
+            self.over(connection)
+        elif connection.tls is None:
+            connection.patient, connection.template = exchange.patient, exchange.template
+            calm_events = exchange.calm_events if exchange.template is not None else 0
+            if connection.held or (calm_events >= HELD_EVENTS and len(reads[-1][0]) < LARGE_READ):
+                self.wire.hold(connection, calm_events)
+
+    def over(self, connection: ClientConnection) -> None:
+        exchange = connection.busy
+        assert isinstance(exchange, Exchange)
         response = exchange.response
         if response.complete and response.reusable and not connection.unsent:
             if response.uses_left is not None and response.uses_left <= 1:

@@ -171,6 +171,23 @@ class Receiver:
                 self.waiting -= len(reads)
         return reads
 
+    def hand_over(self, inbox: Inbox) -> int:
+        """Hand its reads to the exchange of a queued inbox, where that is all there is to do; only the twin in C does.
+
+        0: it is left as it was; 1: its answer goes on; 2: its answer is over, which its owner has to see to.
+        """
+        return 0
+
+    def send(self, inbox: Inbox, parts: tuple[bytes, ...]) -> tuple[int, int]:
+        """Write parts to a socket: the instant (ns) before the first byte, and how many bytes it took; -1: an error."""
+        at = monotonic_ns()
+        try:
+            return at, inbox.sock.sendmsg(parts)
+        except BlockingIOError:
+            return at, 0
+        except OSError:
+            return at, -1
+
     def receive(self, wait_ms: int, until: int, wake_at: int, due_at: int) -> list[tuple[int, int]]:
         """Poll and read, again and again, until there is something for the caller or the instant `until` has come.
 

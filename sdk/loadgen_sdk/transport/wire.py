@@ -25,7 +25,7 @@ import ssl
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any, Protocol, TypeVar
 
@@ -83,13 +83,15 @@ class Peer(Protocol):
     """The owner of connections, which the wire calls. Each call names the connection, so one owner can have many.
 
     `connected`: the connection is ready at the instant `at` (after the TLS handshake). `failed`: it could not be made;
-    `kind` is "connect" or "tls". `arrived`: what was read since the last call, one or more reads. `closed`: the
-    connection ended; `reset` is "" for a regular end, else the error's text.
+    `kind` is "connect" or "tls". `arrived`: what was read since the last call, one or more reads. `over`: what was read
+    went to its exchange, and ends the answer. `closed`: the connection ended; `reset` is "" for a regular end, else the
+    error's text.
     """
 
     def connected(self, connection: ClientConnection, at: int) -> None: ...
     def failed(self, connection: ClientConnection, kind: str, text: str) -> None: ...
     def arrived(self, connection: ClientConnection, reads: list[Read | Run]) -> None: ...
+    def over(self, connection: ClientConnection) -> None: ...
     def closed(self, connection: ClientConnection, stamp: int, reset: str) -> None: ...
 
 
@@ -240,24 +242,18 @@ class Wire:
             self._poll.unregister(connection.fd)
         connection.sock.close()
 
-    def send(self, connection: ClientConnection, parts: Sequence[bytes]) -> int:
+    def send(self, connection: ClientConnection, parts: tuple[bytes, ...]) -> int:
         """Write bytes to the socket, the rest when it takes more. Returns the instant (ns) before the first byte."""
         if connection.tls is not None and connection.tls_out is not None:
             for part in parts:
                 connection.tls.write(part)
-            parts = [connection.tls_out.read()]
-        at = monotonic_ns()
+            parts = (connection.tls_out.read(),)
         if connection.unsent:
             connection.unsent.extend(parts)
-            return at
-        try:
-            taken = connection.sock.sendmsg(parts)
-        except BlockingIOError:
-            taken = 0
-        except OSError:
-            return at  # the next read reports the error, after the last bytes that the server sent
-        total = sum(map(len, parts))
-        if taken < total:
+            return monotonic_ns()
+        at, taken = self._receiver.send(connection, parts)
+        # after an error, the next read reports it, after the last bytes that the server sent
+        if 0 <= taken < sum(map(len, parts)):
             rest = b"".join(parts)[taken:]
             connection.unsent.append(rest)
             self._poll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
@@ -376,23 +372,30 @@ class Wire:
         handed = 0
         while queue:
             connection = queue.popleft()
-            reads = receiver.take(connection)
-            connection.queued = False
-            if connection.closed:
-                continue
-            if connection.tls is not None:
-                self._decrypt(connection, reads)
-            else:
-                if reads:
-                    connection.peer.arrived(connection, reads)
-                if connection.ended_at and not connection.closed:
-                    self._connection_ended(connection, connection.ended_at, error_text(connection.error))
             handed += 1
+            if said := receiver.hand_over(connection):
+                if said == 2:
+                    connection.peer.over(connection)
+            else:
+                self._hand_over(connection)
             if not handed & 7:
                 now = monotonic_ns()
                 if now > slice_ends:
                     break
         return now
+
+    def _hand_over(self, connection: ClientConnection) -> None:
+        reads = self._receiver.take(connection)
+        connection.queued = False
+        if connection.closed:
+            return
+        if connection.tls is not None:
+            self._decrypt(connection, reads)
+            return
+        if reads:
+            connection.peer.arrived(connection, reads)
+        if connection.ended_at and not connection.closed:
+            self._connection_ended(connection, connection.ended_at, error_text(connection.error))
 
     def _connection_ended(self, connection: ClientConnection, stamp: int, error: str) -> None:
         if connection.state in ("connecting", "tunnel", "handshake"):

@@ -18,8 +18,8 @@ from loadgen.core.execution.run import execute
 from loadgen.core.workload import load, read_flags
 from loadgen.sim.server.options import Options
 
-FRAMES, CALLS = (85, 190) if compiled.module is not None else (110, 240)
-"""Of Python a request, from its number to its record, and with those of compiled functions: 77 and 173; 100 and 220."""
+FRAMES, CALLS = (78, 180) if compiled.module is not None else (125, 330)
+"""Of Python a request, from its number to its record, and with those of compiled functions: 70 and 164; 114 and 297."""
 
 
 def calls(folder: Path, requests: int) -> Counter[str]:
