@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from loadgen.core.metrics.goodput import TermResult
 from loadgen.core.metrics.parts import ClassSummary
 from loadgen.core.metrics.summary import Summary
 
@@ -47,7 +48,7 @@ def _terms(part: Summary | ClassSummary, name: str = "") -> Iterator[str]:
     """What was promised of a run, or of a class of it, as terms of a contract."""
     of = f", class: {name}" if name else ""
     for term in part.goodput.slo:
-        yield f"{term.metric}: {{limit: {_ms(term.limit_ms)}, at: p{term.quantile * 100:g}{of}}}"
+        yield f"{term.metric}: {{{_limit(term)}{of}}}"
     if part.goodput.share_limit is not None:
         yield f"goodput: {{share: {part.goodput.share_limit * 100:g}%{of}}}"
     if part.sessions is not None and part.sessions.goodput is not None:
@@ -55,14 +56,20 @@ def _terms(part: Summary | ClassSummary, name: str = "") -> Iterator[str]:
 
 
 def _limits(summary: Summary) -> Iterator[str]:
-    """When a request, and a task, is good."""
-    yield from (f"{term.metric}: {_ms(term.limit_ms)}" for term in summary.goodput.slo)
+    """The SLO of the run, as a file has it."""
+    yield from (f"{term.metric}: {{{_limit(term)}}}" for term in summary.goodput.slo)
+    if summary.goodput.share_limit is not None:
+        yield f"goodput: {summary.goodput.share_limit * 100:g}%"
     tasks = summary.sessions.goodput if summary.sessions is not None else None
     if tasks is not None:
         known = {"within": tasks.within_ms, "wait": tasks.wait_ms}
-        limits = ", ".join(f"{name}: {_ms(value)}" for name, value in known.items() if value is not None)
-        yield f"task: {{{limits}}}"
+        limits = "".join(f"{name}: {_time(value)}, " for name, value in known.items() if value is not None)
+        yield f"task: {{{limits}goodput: {tasks.share_limit * 100:g}%}}"
 
 
-def _ms(value: float) -> str:
-    return f"{value:.12g}ms"
+def _limit(term: TermResult) -> str:
+    return f"limit: {_time(term.limit_ms)}, at: p{term.quantile * 100:g}"
+
+
+def _time(ms: float) -> str:
+    return f"{ms / 1000:.12g}s" if ms >= 1000 else f"{ms:.12g}ms"

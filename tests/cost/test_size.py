@@ -187,6 +187,11 @@ def test_the_contract_of_one_machine_is_what_validate_takes(folder: Path, capsys
     checked = load_contract(Path("c.yaml"))
     (planned,) = checked.levels
     assert (planned.rate, checked.contract.gpus) == (pytest.approx(15), 4)
+    own = planned.workload.slo
+    assert own is not None and own.goodput_share == RAG.goodput.share_limit
+    assert [(one.metric, one.quantile, one.limit_ns / 1e6) for one in own.terms] == [
+        (one.metric, one.quantile, one.limit_ms) for one in RAG.goodput.slo
+    ], "the rows of its runs say of the SLO what the search said"
     promised: set[Any] = {(term.metric, f"p{term.quantile * 100:g}", term.limit_ms * 1e6) for term in RAG.goodput.slo}
     promised.add(("goodput", "p0", RAG.goodput.share_limit))
     assert {(one.kind, one.at, one.limit) for one in planned.level.must} == promised
@@ -212,7 +217,7 @@ def test_the_contract_of_tasks_and_of_classes_has_their_limits(folder: Path) -> 
     )
     (level,) = parse(of_tasks, "c").levels
     assert [one.kind for one in level.must][-1] == "task_goodput"
-    assert "task: {within: 90000ms, wait: 2000ms}" in of_tasks
+    assert "task: {within: 90s, wait: 2s, goodput: 90%}" in of_tasks
     one = ClassSummary(
         name="chat", share=1.0, requests=RAG.requests, bytes=RAG.bytes, load=RAG.load, tokens=RAG.tokens,
         ttft_ms=RAG.ttft_ms, tpot_ms=RAG.tpot_ms, e2e_ms=RAG.e2e_ms, goodput=RAG.goodput,
