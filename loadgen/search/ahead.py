@@ -31,7 +31,7 @@ def ahead(search: LoadSearch, *, whole: bool = False) -> TrialsLeft:
     kind = "" if ask is None else ask.kind
     probes = 0.0 if kind in ("confirm", "sustain") else _probes(search)
     confirming = 0.0 if kind == "sustain" else CONFIRMED
-    sustaining = SUSTAINED if search.longer > 1 else 0.0
+    sustaining = SUSTAINED if search.longer > 1 or kind == "sustain" else 0.0
     trials = probes + confirming + sustaining
     lengths = probes * PROBE[whole] + confirming + sustaining * search.longer
     most = max(search.most_probes - len(search.told), 1)

@@ -879,6 +879,15 @@ def test_a_search_says_before_it_begins_what_it_will_take() -> None:
     assert text.expected(search, 600, virtual=True) == ""
 
 
+def test_a_load_that_is_lowered_until_it_is_sustained_is_one_of_those_left() -> None:
+    """A confirmation in which the queue grew, of a search without longer trials: it divided by zero there."""
+    search = LoadSearch(low=1, high=1000, start=50)
+    while (ask := search.ask()) is not None and ask.kind != "sustain":
+        _tell(search, "under" if ask.load < 100 else "over", sustained=False)
+    assert ask is not None and search.longer == 1
+    assert (ahead(search).trials, ahead(search).lengths) == (1.5, 1.5)
+
+
 @pytest.mark.parametrize(
     "asked",
     [
