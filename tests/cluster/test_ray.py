@@ -305,7 +305,7 @@ def told(nodes: Any, url: str | None, out: Path, workers: int = 3, **more: Any) 
 
 
 def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, nodes: Any) -> None:
-    """That 1, 2 and 7 local workers send the same is held in test_scale."""
+    """That 1, 2 and 4 local workers send the same is held in test_scale."""
     seen: list[Any] = []
     for workers in (1, 3):
         server = shared(QUICK)

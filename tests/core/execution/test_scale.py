@@ -57,8 +57,8 @@ def to(server: embedded.Embedded, out: Path, **more: Any) -> Settings:
 # -- the same load, however it is split --------------------------------------------------------------------------
 
 LOADS: list[tuple[int, dict[str, str], int]] = [
-    (0, {"request_rate": "400", "num_requests": "80"}, 7),
-    (3, {"request_rate": "150", "num_requests": "30"}, 3),
+    (0, {"request_rate": "400", "num_requests": "80"}, 4),
+    (3, {"request_rate": "150", "num_requests": "30"}, 2),
     (0, {"concurrency": "9", "num_requests": "80"}, 2),
 ]
 
