@@ -16,11 +16,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import rig
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.core import seeds

@@ -10,11 +10,10 @@ the smallest change that would be found in nine of ten.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import numpy as np
 import rig
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.compare import comparison

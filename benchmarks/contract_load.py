@@ -13,10 +13,10 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import rig
+from msgspec.structs import replace
 
 from loadgen.contracts import planning, prediction, verdict
 from loadgen.contracts.evaluate import MeasuredLevel

@@ -9,12 +9,12 @@ SIMULATED, and nothing else is measured: the engine, the rules and the test for 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import rig
+from msgspec.structs import replace
 
 from loadgen.core.metrics.summary import summarize
 from loadgen.core.results.manifest import Header, StagePlan

@@ -10,11 +10,13 @@ import html
 import inspect
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_type_hints
+
+from msgspec.structs import replace
 
 from loadgen import result_kinds
 from loadgen.core.errors import Fault, Faults, UserError, closest, collecting

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -372,6 +371,8 @@ class OpenedResult:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the report."""
+        from html import escape
+
         return f'<pre style="line-height:1.2">{escape(self.text)}</pre>'
 
 

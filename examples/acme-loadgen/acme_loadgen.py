@@ -2,10 +2,10 @@
 
 import json
 from contextlib import contextmanager
-from dataclasses import replace
 
 from loadgen_sdk.dialects.quirks import Quirk, Sign
 from loadgen_sdk.dialects.server_account import ServerAccount
+from msgspec.structs import replace
 
 import loadgen
 from loadgen.backends import BackendRow, after_scheme

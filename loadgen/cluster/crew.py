@@ -13,9 +13,11 @@ import math
 import pickle
 import signal
 from collections.abc import Awaitable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import monotonic, monotonic_ns
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from loadgen.cluster import clock_sync, node_agent, node_facts
 from loadgen.cluster.node_agent import Copy

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from msgspec.structs import replace
 
 from loadgen import commands
 from loadgen.answers.command import AgainstKey, AgainstModel, other_endpoint

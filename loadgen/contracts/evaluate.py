@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, permutations
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -35,8 +35,7 @@ CENTRES = 200  # values that the tenants may have had in common, of which the mo
 RATE_BATCHES = intervals.BATCHES  # for the batch means of a rate, over all runs together
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredLevel:
+class MeasuredLevel(Struct, frozen=True, kw_only=True):
     """The recorded runs of a level. `trouble` says why a run is missing; "" when none is."""
 
     runs: tuple[RecordedRun, ...] = ()

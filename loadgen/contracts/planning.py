@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from loadgen.contracts.schema import OF_TASKS, ContractLevel, Planned, PlannedClass, Promise
 from loadgen.core import format

@@ -7,13 +7,13 @@ judged as a run of that length would be; the shortest from which on the term sta
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from loadgen.contracts import planning, verdict
 from loadgen.contracts.evaluate import MeasuredLevel, Money

@@ -12,12 +12,12 @@ import datetime
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from loadgen.contracts import answers, planning, sections, stored, verdict
 from loadgen.contracts.schema import AnswersAsked, Checked, Contract, ContractLevel, Planned

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
+from msgspec import Struct
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -431,8 +431,7 @@ class PlannedClass(NamedTuple):
     is_session: bool  # whether a start is a task or a conversation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class Planned(Struct, frozen=True, kw_only=True):
     """A level and its load: `workload` is the level's workload with the level's own rate, bounds and SLO applied.
 
     `shortened_from_ns`: the contract's own length, where a shorter one was asked for (0: it is not known before); then
@@ -450,8 +449,7 @@ class Planned:
     undecidable: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class Checked(Struct, frozen=True, kw_only=True):
     """A contract with its plan. `text` is the file as written; `resolved` with the values of its variables, or ""."""
 
     contract: Contract
@@ -462,8 +460,7 @@ class Checked:
     folder: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class Draft(Struct, frozen=True, kw_only=True):
     """The parts of one level that could be parsed, so that `lint` can report faults in the rest.
 
     `level` has no terms and is None where the level itself is wrong. Each entry of `terms` is the list it is in

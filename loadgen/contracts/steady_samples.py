@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.contracts import quantile_interval, steady_state
@@ -49,8 +49,7 @@ NEARLY = 0.9  # share of a length that counts as that length: a load ends with i
 Timed = tuple[NDArray[np.int64], NDArray[np.float64]]  # due instants in ns and one value for each, in order of due
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedRun:
+class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     """One recorded run. `rows`: `record.ROW` of all stages; `gaps`: gaps between events of the measured stages."""
 
     folder: str

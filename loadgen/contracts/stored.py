@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from loadgen.contracts import answers, schema, verdict
 from loadgen.contracts.evaluate import MeasuredLevel, Money

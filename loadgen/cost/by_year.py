@@ -7,11 +7,11 @@ times the utilization. Machines that were bought are paid in the first year, and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from decimal import Decimal
 from math import floor
 
 from loadgen_sdk.price_file import PerToken
+from msgspec import Struct
 
 from loadgen.pricing.prices import Owned
 from loadgen.pricing.unit_cost import EGRESS, HOUR_S, HOURS_PER_YEAR, REQUEST, Offer, energy_per_hour, hourly, machines
@@ -19,8 +19,7 @@ from loadgen.pricing.unit_cost import EGRESS, HOUR_S, HOURS_PER_YEAR, REQUEST, O
 YEARS = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByYear:
+class ByYear(Struct, frozen=True, kw_only=True):
     """The amounts of the years 1, 2, ... `present`: their worth at the start, where the price has a discount."""
 
     paid: tuple[Decimal, ...]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from loadgen.core.errors import UserError
 from loadgen.core.results.manifest import ReasonCode
@@ -40,8 +41,7 @@ def needed(demand_per_s: float, each_per_s: float) -> int:
 ROUNDING = 1e-9  # tolerance for binary floats: a demand of exactly three VMs needs three
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRate:
+class MeasuredRate(Struct, frozen=True, kw_only=True):
     """The measured rate behind a size. `rate`: interactions per second within the SLO, of all `gpus` together."""
 
     name: str

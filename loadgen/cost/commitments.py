@@ -6,9 +6,10 @@ One result under several prices of a provider: what decides is in how many hours
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from itertools import product
+
+from msgspec import Struct
 
 from loadgen.core import format
 from loadgen.pricing.prices import Rented
@@ -18,8 +19,7 @@ GIVEN_BACK = ("on demand", "on-demand", "spot", "preemptible", "low priority", "
 """Beginnings of a `commitment` whose hours are paid only while a machine is held."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commitment:
+class Commitment(Struct, frozen=True, kw_only=True):
     """`committed` costs less than `given_back` where the machines are needed in more than `hours_share` of all hours.
 
     None: never, or always: `word` says which.

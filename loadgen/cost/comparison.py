@@ -6,12 +6,13 @@ Pure; the costs come from `unit_cost.py`. Where a comparison is not possible, th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import combinations, product
 from typing import Any
 
 from loadgen_sdk.price_file import PerToken
+from msgspec import Struct
+from msgspec.structs import replace
 
 from loadgen.core.limits import CACHED_SHARE, SHORTENED
 from loadgen.core.metrics.summary import Summary
@@ -28,8 +29,7 @@ SWING = Decimal("0.1")  # relative change of inputs whose uncertainty is not kno
 DAY_H = 24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class Pair(Struct, frozen=True, kw_only=True):
     """Two offers compared: `ratio` is the cost of `a` / the cost of `b`.
 
     `difference_codes` says why they may not be compared; `ratio` is then None. `low` and `high` are None where a rate
@@ -54,8 +54,7 @@ class Pair:
         return texts(self.note_codes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Swing:
+class Swing(Struct, frozen=True, kw_only=True):
     """The cost when one input alone goes down and up. `change` says by how much."""
 
     offer: str
@@ -69,8 +68,7 @@ class Swing:
         return abs(self.up - self.down)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakEven:
+class BreakEven(Struct, frozen=True, kw_only=True):
     """From `per_day` units a day, renting (or owning) costs less than paying by the token; None: never.
 
     `carries` is how many units the same machines handle in a day at the rate of their basis. `word` says all of it.
@@ -83,8 +81,7 @@ class BreakEven:
     word: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferComparison:
+class OfferComparison(Struct, frozen=True, kw_only=True):
     """Everything that `loadgen cost` reports. Offers are compared by the cost of one `unit`.
 
     `against_first` holds, for each offer, the differences from the first one.

@@ -7,7 +7,6 @@ must show its notes: `notes_of` collects them. None of the figures is our own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from statistics import fmean, median
@@ -161,8 +160,7 @@ def _table_bytes(name: str) -> bytes:
     return (files("loadgen") / "data" / "reference" / f"{name}.yaml").read_bytes()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedRack:
+class PublishedRack(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a rack of 18 nodes, in tokens per second."""
 
     least: float
@@ -194,8 +192,7 @@ def rack(rows: Iterable[PublishedNode]) -> PublishedRack:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arithmetic:
+class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the capacity table recomputed from an output-token rate, in interactions per second."""
 
     profile: Profile

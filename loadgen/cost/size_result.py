@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from decimal import Decimal
 
 import msgspec
+from msgspec.structs import fields
 
 from loadgen.core import format
 from loadgen.core.limits import MODEL_ERROR

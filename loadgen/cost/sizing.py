@@ -6,10 +6,11 @@ the parts of a cost are `unit_cost`'s.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from loadgen_sdk.price_file import PerToken
+from msgspec import Struct
+from msgspec.structs import replace
 
 from loadgen.core.errors import UserError
 from loadgen.cost.capacity_planning import MeasuredRate, demand, needed, scaled
@@ -33,8 +34,7 @@ HOURS_PER_MONTH = Decimal(730)  # 8,760 / 12
 THOUSAND = Decimal(1000)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class Need(Struct, frozen=True, kw_only=True):
     """What is to be carried: users who think between their interactions, or a rate of interactions.
 
     `hours_per_day`: how long this load is there; machines are paid around the clock.
@@ -49,8 +49,7 @@ class Need:
     machines_per_rack: int | None = None  # None: racks are not counted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class Size(Struct, frozen=True, kw_only=True):
     """The machines of one source under one price. Machines are whole; `machines` has the spare ones in it.
 
     Of an endpoint that is paid by the token there are no machines: None.

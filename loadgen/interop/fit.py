@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from loadgen.core import format, units
@@ -27,8 +27,7 @@ HOUR_NS = units.UNIT_NS["h"]
 NO_RATE = 1e-6  # requests per second of an hour without any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassFit:
+class ClassFit(Struct, frozen=True, kw_only=True):
     """Requests of one kind: of one label of the trace, or of those too rare for laws of their own; conversations apart.
 
     starts: its conversations, or its requests, which stand alone. talk: the laws of conversations.
@@ -44,8 +43,7 @@ class ClassFit:
     prefixes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceFit:
+class TraceFit(Struct, frozen=True, kw_only=True):
     """What was fitted. Lists of fits: the chosen one first, then the others."""
 
     trace: Trace

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from loadgen.core.workload.tasks import MOST_REQUESTS
@@ -18,8 +17,7 @@ GROWING = 0.9  # least share of later requests that hold what was said before, a
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TalkFit:
+class TalkFit(Struct, frozen=True, kw_only=True):
     """Conversations as laws. Lists of fits: the chosen one first, then the others."""
 
     first: tuple[Fit, ...]  # tokens of the first prompt
@@ -28,8 +26,7 @@ class TalkFit:
     think_ms: tuple[Fit, ...]  # from the end of an answer to the next request
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Talks:
+class Talks(Struct, frozen=True, kw_only=True):
     """The rows of a trace by what they are. `row`, `before`: each later request and the one before it.
 
     talks: of each row, whether it is of a conversation that is kept. starts: rows that begin one, or stand alone.

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from loadgen.core.stats.intervals import normal_cdf
@@ -23,8 +23,7 @@ Floats = NDArray[np.float64]
 Cdf = Callable[[Floats], Floats]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class Fit(Struct, frozen=True, kw_only=True):
     """One law with its parameters, and how far it is from values that it was not fitted to."""
 
     law: str

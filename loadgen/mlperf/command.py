@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import Struct
+from msgspec.structs import replace
 
 from loadgen.answers.command import tell
 from loadgen.core import units
@@ -269,8 +271,7 @@ def verdict(
     return int(result.exit_code if run.sound(summary) else UNSOUND)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Load:
+class _Load(Struct, frozen=True, kw_only=True):
     """A test with its data, and how it is sent."""
 
     test: Test

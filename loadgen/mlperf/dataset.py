@@ -7,11 +7,11 @@ the default, and every result names it as synthetic. `pickle_reader` reads offic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from loadgen.core import format, seeds
@@ -168,8 +168,7 @@ REFERENCES = ("output", "gt_output", "ref_output", "reference", "response")
 """Column names in the official files and in the tools around them; the first name that a file has is used."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class File:
+class File(Struct, frozen=True, kw_only=True):
     """The prompts of a file, as token ids (chat template included) or as texts, and its name for results."""
 
     prompts: tuple[list[int] | str, ...]

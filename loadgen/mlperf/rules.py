@@ -7,7 +7,6 @@ applies the rules to a run.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -88,8 +87,7 @@ def rules() -> RulesTable:
     return msgspec.convert(plain_yaml(_RULES.read_text("utf-8"), str(_RULES)), RulesTable)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Test:
+class Test(msgspec.Struct, frozen=True, kw_only=True):
     """The requirements for one run. Limits are None in Offline. `min_queries` is not yet rounded up to whole passes."""
 
     __test__ = False  # for pytest: not a test case

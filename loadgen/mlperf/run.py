@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from loadgen_sdk.dialects.quirks import Api
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.core import format

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from loadgen.present.page import Number
 from loadgen.present.section import Said, Section, Warned
 
 
-@dataclass(frozen=True, kw_only=True)
-class Addition:
+class Addition(Struct, frozen=True, kw_only=True):
     """The part of one kind. All of it may be left out.
 
     warned: for the top. sentence: a verdict of its own, `good` or not. numbers: gives the run's tiles, changed;

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
-from xml.etree import ElementTree
 
 import msgspec
 
@@ -28,6 +27,8 @@ _TAGS = {"failed": "failure", "error": "error", "skipped": "skipped"}
 
 def render(suite: str, cases: Sequence[Case]) -> str:
     """An XML document with one test suite, ending in a newline."""
+    from xml.etree import ElementTree
+
     count = Counter(case.outcome for case in cases)
     totals = {"failures": count["failed"], "errors": count["error"], "skipped": count["skipped"]}
     attributes = {name: str(value) for name, value in {"tests": len(cases), **totals}.items()}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from html import escape
-from importlib import resources
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -302,7 +302,7 @@ def head() -> str:
 @cache
 def asset(name: str) -> str:
     """The text of a file in this folder: `page.css` or `page.js`."""
-    return resources.files("loadgen.present").joinpath(name).read_text("utf-8")
+    return Path(__file__).with_name(name).read_text("utf-8")
 
 
 _WORDS = {

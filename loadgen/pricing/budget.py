@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Decimal
+
+from msgspec import Struct
 
 from loadgen.core.errors import UserError
 from loadgen.core.results.manifest import TargetFacts
@@ -16,8 +17,7 @@ from loadgen.pricing.unit_cost import REQUEST, Basis
 NOTHING = Decimal(0)
 
 
-@dataclass(slots=True)
-class Budget:
+class Budget(Struct):
     """The money of a command, over all its runs. `limit` None: there is none. `spent`: by the runs so far."""
 
     prices: Prices

@@ -6,7 +6,6 @@ Pure values; `inputs.py` reads them from folders.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
 
@@ -18,8 +17,7 @@ from loadgen.pricing.reasons import note
 from loadgen.repeated.capacity import STILL_KEPT, Capacity, within
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The evidence behind a figure. `summaries`: one run, or its repeats; with a capacity the run that shows it.
 
     `at_once`: an Offline run, or another whose requests were all due at once: its rates are those of the whole run,

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from loadgen_sdk.price_file import RANGES, TELL_APART, PerToken, absurd, latest, to_come, twice
+from msgspec.structs import replace
 
 from loadgen.core.errors import Code, Fault, Faults, Place, UserError
 from loadgen.core.workload.fields import Source

@@ -7,13 +7,14 @@ reads and checks the file as a whole; `unit_cost.py` computes costs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Literal
 
 from loadgen_sdk import price_file
 from loadgen_sdk.errors import WrongUse
 from loadgen_sdk.price_file import CHECKS, UNDATED, PerToken
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import fields
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -144,7 +145,7 @@ _OF_CHECK |= {price_file.filled: Text, price_file.text: str}
 
 def _field(name: str, default: Any) -> Any:
     kind: Any = _OF_CHECK[CHECKS[name]]
-    return (kind, ...) if default is MISSING else (kind | None if default is None else kind, default)
+    return (kind, ...) if default is NODEFAULT else (kind | None if default is None else kind, default)
 
 
 _KEYS: dict[str, Any] = {key.name: _field(key.name, key.default) for key in fields(PerToken)}
@@ -183,8 +184,7 @@ class WrittenPrices(Part):
     per_token: tuple[Annotated[PerToken, GetPydanticSchema(_per_token)], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
+class Prices(Struct, frozen=True, kw_only=True):
     """Checked prices, all in `currency`. `at`: name of a price -> its place, file:line:column."""
 
     file: str

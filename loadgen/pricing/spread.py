@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
 
 from loadgen.core import format
 from loadgen.core.stats.intervals import replications
@@ -14,8 +15,7 @@ from loadgen.repeated.capacity import CONFIDENCE
 T = TypeVar("T", float, Decimal)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread(Generic[T]):
+class Spread(Struct, Generic[T], frozen=True, kw_only=True):
     """A value with its 95 % interval; both ends are None where nothing was repeated. Keys of `size.json`."""
 
     mid: T

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from decimal import Decimal
 
 from loadgen_sdk.price_file import PerToken
+from msgspec.structs import replace
 
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.parts import StepSummary

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from decimal import ROUND_HALF_EVEN, Decimal
 
 import msgspec
 from loadgen_sdk.price_file import UNDATED, PerToken
 from loadgen_sdk.prices import token_costs
+from msgspec.structs import replace
 
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.blocks import Sessions
@@ -46,8 +46,7 @@ NEAR = 0.01  # share by which a run may be offered less than asked without a not
 SHORT_WINDOW = 20  # a steady window of fewer answer durations than this still shows the ramp-up in its rates
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Basis:
+class Basis(msgspec.Struct, frozen=True, kw_only=True):
     """The measured quantities behind a cost: `rates` per second by unit, `counts` and amounts over the measured runs.
 
     Token and byte amounts include failed requests where these are known, because they are paid too. `low` and `high`
@@ -70,8 +69,7 @@ class Basis:
     confidence: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """An amount of money per unit. `total` is exactly the sum of `parts`.
 
     `low` and `high` come from the interval of the rate. Both are None where the rate has no interval, and equal to the
@@ -84,8 +82,7 @@ class Cost:
     high: Decimal | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Power:
+class Power(msgspec.Struct, frozen=True, kw_only=True):
     """Power and energy at the measured rate, with PUE. Its money is part of the cost."""
 
     watts: Decimal  # of all machines that are paid for, with PUE
@@ -94,16 +91,14 @@ class Power:
     kwh: Mapping[str, Decimal | None]  # per unit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassCost:
+class ClassCost(msgspec.Struct, frozen=True, kw_only=True):
     """What the units of one class cost. It pays for its own tokens, or for its share of the machines' time."""
 
     tokens_share: Decimal  # of all prompt and output tokens: its share of the machines
     costs: Mapping[str, Cost | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCost:
+class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     """A step's part of the cost of a task that ended ok. `per_task` None: `why` says what is missing."""
 
     price: Price | None
@@ -112,8 +107,7 @@ class StepCost:
     code: str = ""  # of the fault behind `why`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredEnergy:
+class MeasuredEnergy(msgspec.Struct, frozen=True, kw_only=True):
     """What the accelerators of the runs used while the load was steady: beside `Power`, which is by the price file.
 
     It holds no other part of the machine, so no money of a cost is computed from it. `money` is the price of the energy
@@ -127,8 +121,7 @@ class MeasuredEnergy:
     money: Mapping[str, Decimal | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """A result under a price, and what its units cost. `notes` are to be shown beside it."""
 
     name: str
@@ -144,7 +137,7 @@ class Offer:
     measured: MeasuredEnergy | None
     note_codes: tuple[ReasonCode, ...]
     classes: Mapping[str, ClassCost]  # {} where all requests are of one kind
-    steps: Mapping[str, StepCost] = field(default_factory=dict)  # of tasks: `step_cost.with_steps`
+    steps: Mapping[str, StepCost] = msgspec.field(default_factory=dict)  # of tasks: `step_cost.with_steps`
 
     @property
     def notes(self) -> tuple[str, ...]:

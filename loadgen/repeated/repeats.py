@@ -7,7 +7,6 @@ server, or another time of day, does to it; the interval within one run does not
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -65,8 +64,7 @@ class RepeatSummary(msgspec.Struct, frozen=True, kw_only=True):
     tight: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repetition:
+class Repetition(msgspec.Struct, frozen=True, kw_only=True):
     """How often a load is repeated: `count` times, or (None) until tight, at most `most` times; with pauses between."""
 
     count: int | None = 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -24,8 +23,7 @@ from loadgen.search.watch import Goal
 FILE = "adaptive.json"
 
 
-@dataclass(frozen=True, slots=True)
-class AdaptiveSteering:
+class AdaptiveSteering(msgspec.Struct, frozen=True):
     """Steers a run, and stores what it found (`execution.steering.MakeSteering`)."""
 
     plan: AdaptivePlan

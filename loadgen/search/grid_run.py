@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from loadgen.core import format, seeds
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, closest, collecting
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 AXES = ("input_tokens", "output_tokens")
 
 
-@dataclass(frozen=True, slots=True)
-class CellSweep:
+class CellSweep(msgspec.Struct, frozen=True):
     """One cell as it was asked for: its workload at each load, against its target. A plain sweep has one without name.
 
     shared: the flags that no axis of a grid changes.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
 from loadgen.core import format
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting

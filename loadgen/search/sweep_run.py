@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from loadgen.core import format
 from loadgen.core.errors import INTERRUPTED, UserError
@@ -22,8 +23,7 @@ KINDS = ("concurrency", "request_rate")
 PER_LANE = 5  # minimum requests per lane of a closed-loop level
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(Struct, frozen=True):
     """What was asked for: a workload at each load of the grid, in one folder."""
 
     name: str

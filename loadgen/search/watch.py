@@ -6,10 +6,10 @@ Pure. `Watch` examines the records of a running trial and says when its outcome 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes, sustainable
@@ -28,8 +28,7 @@ BROKEN = tuple(KIND[name] for name in ("dns", "connect", "tls", "reset", "trunca
 CLEARLY = 3.3  # standard deviations: hardly ever by chance, in all trials of a search
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
+class Goal(Struct, frozen=True, kw_only=True):
     """What must hold: each SLO term at its quantile, and the joint share if one is set.
 
     `mlperf`: the limits of MLPerf early stopping must hold too. `whole`: names of what only a trial at full length

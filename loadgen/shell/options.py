@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import Struct
+from msgspec.structs import replace
 
 from loadgen.core.errors import Fault, Faults, UserError, collecting, meant
 from loadgen.shell import completion, run_options
@@ -57,8 +59,7 @@ Strict = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, show the plan, send nothing.")]
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(Struct, frozen=True):
     """What was typed: the command, the options that it takes from the table, and the whole command line.
 
     `call` carries out another command line.
@@ -92,13 +93,19 @@ class Given:
             self.followers()
         if faults:
             raise Faults(faults)
-        from loadgen.telemetry.otel import has_traces
+        traced = False
+        if self["otel"] is not None:
+            from loadgen.telemetry.otel import has_traces
 
+            traced = has_traces(self["otel"])
         command = tuple(_without_secrets(self.arguments, made.api_key))
-        return replace(made, command=command, traceparent=has_traces(self["otel"]))
+        return replace(made, command=command, traceparent=traced)
 
     def followers(self) -> list[Hearer]:
         """What --prometheus and --otel start beside each run, which reads its folder as it grows. Raises UserError."""
+        flags = " and ".join(f"--{name}" for name in ("prometheus", "otel") if self[name] is not None)
+        if not flags:
+            return []
         from loadgen.telemetry import otel, prometheus
         from loadgen.telemetry.reader_process import Beside
 
@@ -107,8 +114,7 @@ class Given:
             found.append(Beside(partial(prometheus.Exporter, at=prometheus.listens_on(self["prometheus"]))))
         if self["otel"] is not None:
             found.append(Beside(partial(otel.TelemetrySender, what=otel.asked(self["otel"]))))
-        flags = " and ".join(f"--{name}" for name in ("prometheus", "otel") if self[name] is not None)
-        return [*found, not_in_virtual_time(flags)] if found else found
+        return [*found, not_in_virtual_time(flags)]
 
     def make_room(self, out: Path | None) -> None:
         """With --force: where the folder holds results, it is kept under a dated name beside it. Raises UserError while

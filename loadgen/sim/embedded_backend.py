@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from loadgen.core.execution.context import Context, KnownTarget
 from loadgen.core.execution.plan import Settings

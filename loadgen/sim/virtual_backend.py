@@ -6,14 +6,12 @@ is an ordinary run folder that says *simulated* wherever it names its target.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import hashlib
 import heapq
 import resource
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import process_time
@@ -65,8 +63,7 @@ TEXTS = (
 REFUSED = KIND["http_4xx"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedSystem:
+class SimulatedSystem(msgspec.Struct, frozen=True, kw_only=True):
     """What is simulated: replicas of these costs and limits, and how fast each is. `interval`: tokens per event.
     `changes`: from when on only the first so many of them serve."""
 
@@ -391,7 +388,7 @@ def run(
     _check(settings)
     preset = preset_of(settings)
     started = process_time()
-    settings = dataclasses.replace(settings, workers=1, keep="gaps" if settings.keep == "gaps" else "raw")
+    settings = msgspec.structs.replace(settings, workers=1, keep="gaps" if settings.keep == "gaps" else "raw")
     found, answer = (_probe_result(preset, settings),), AnswerTime(preset.answer_ns, "preset")
     plan, begins = prepare(
         workload,

@@ -10,7 +10,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -26,8 +25,7 @@ UNDATED = "undated"  # as_of: of a price
 EARLIEST_YEAR = 2015
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PerToken:
+class PerToken(msgspec.Struct, frozen=True, kw_only=True):
     """An endpoint that is paid by the token; amounts are per million."""
 
     synonyms: ClassVar[Mapping[str, str]] = {
@@ -126,7 +124,7 @@ def amount(value: object) -> Decimal:
 
 MONEY = ("per_million_input", "per_million_output", "per_million_cached", "per_million_cache_write")
 CHECKS: dict[str, Callable[[object], object]] = {
-    **dict.fromkeys((field.name for field in fields(PerToken)), text),
+    **dict.fromkeys((field.name for field in msgspec.structs.fields(PerToken)), text),
     **dict.fromkeys(("provider", "source", "model"), filled),
     **dict.fromkeys((*MONEY, "egress_per_gb"), amount),
     "as_of": as_of,
@@ -254,12 +252,12 @@ def _entry(at: str, written: object, of_file: str) -> PerToken:
             hint = (f'did you mean "{similar}"? ' if similar else "") + f"known: {', '.join(CHECKS)}"
             raise WrongUse("unknown_key", f'{at}.{key}: unknown key "{key}"', hint)
     values: dict[str, Any] = {}
-    for field in fields(PerToken):
+    for field in msgspec.structs.fields(PerToken):
         if field.name in written:
             value = written[field.name]
             if value is not None or field.default is not None:
                 values[field.name] = _checked(f"{at}.{field.name}", CHECKS[field.name], value)
-        elif field.default is MISSING:
+        elif field.default is msgspec.NODEFAULT:
             raise WrongUse("missing_key", f'{at}: missing "{field.name}"', _EXAMPLE)
     price = PerToken(**{"currency": of_file, **values})
     if (fault := to_come(price.as_of, date.today())) is not None:

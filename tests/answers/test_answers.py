@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from canned import events, serving
+from msgspec.structs import replace
 from refusals import refused
 
 from loadgen.answers import scores

@@ -13,7 +13,6 @@ import threading
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from loadgen_sdk import compiled
 from loadgen_sdk.transport.target import Target
+from msgspec.structs import replace
 from ray_nodes import kill, started
 from refusals import refused
 from runs import NO_PAGES, says, when_started

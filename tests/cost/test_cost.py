@@ -12,7 +12,6 @@ import re
 import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -23,6 +22,7 @@ import places
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from refusals import refused
 
 from loadgen.core.errors import Faults, UserError

@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import places
 import pytest
 from loadgen_sdk.price_file import PerToken
 from msgspec import structs
+from msgspec.structs import replace
 from refusals import refused
 
 import loadgen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from refusals import refused
 
 from loadgen.core.errors import UserError
@@ -109,7 +109,7 @@ def test_wrong_names(arguments: tuple[Any, ...], code: str) -> None:
     assert caught.value.hint
 
 
-SMALL = dataclasses.replace(rules.test("llama2-70b", "server"), samples=1, min_duration_ns=0, min_queries=1)
+SMALL = structs.replace(rules.test("llama2-70b", "server"), samples=1, min_duration_ns=0, min_queries=1)
 
 
 def trace(
@@ -161,7 +161,7 @@ def test_early_stopping_fails_where_the_percentile_passes() -> None:
 
 
 def test_short_and_few_exit_3_even_where_a_limit_is_missed_too() -> None:
-    asked = dataclasses.replace(SMALL, min_duration_ns=600 * S, min_queries=100_000)
+    asked = structs.replace(SMALL, min_duration_ns=600 * S, min_queries=100_000)
     result = mlperf.reduce(trace(1000, ttft=3 * S, latency=4 * S), asked)
     assert [reason.kind for reason in result.reasons] == ["size", "size", "limit", "limit"]
     assert result.exit_code == 3
@@ -195,7 +195,7 @@ def test_what_never_completed_is_over_every_limit_and_a_reason() -> None:
 
 
 def test_offline_counts_from_the_start_of_the_query() -> None:
-    asked = dataclasses.replace(rules.test("llama2-70b", "offline"), min_duration_ns=20 * S, min_queries=100)
+    asked = structs.replace(rules.test("llama2-70b", "offline"), min_duration_ns=20 * S, min_queries=100)
     latency = np.linspace(1, 20, 100).astype(np.int64) * S
     result = mlperf.reduce(trace(100, latency=latency, gap_ns=0), asked)
     assert (result.valid, result.completed_samples_per_s, result.completed_tokens_per_s) == (True, 5.0, 55.0)

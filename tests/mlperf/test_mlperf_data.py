@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
 import pickle
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from refusals import refused
 
 from loadgen.core.errors import FAULTS_SHOWN, Faults, UserError
@@ -52,11 +52,11 @@ def test_the_mean_output_of_a_published_row_can_be_asked() -> None:
 
 def test_order_of_issue_is_loadgens() -> None:
     """The first samples that the official LoadGen 6.0.17 issued with 600 samples and the seeds of v6.1."""
-    asked = dataclasses.replace(rules.test("llama2-70b", "server", "v6.1"), samples=600)
+    asked = structs.replace(rules.test("llama2-70b", "server", "v6.1"), samples=600)
     order = dataset.issue_order(asked)
     assert order[:10] == [13, 556, 333, 533, 227, 202, 435, 350, 225, 458]
     assert sorted(order) == list(range(600))
-    loaded = dataset.issue_order(dataclasses.replace(asked, scenario="offline"))
+    loaded = dataset.issue_order(structs.replace(asked, scenario="offline"))
     assert loaded[:6] == [216, 267, 112, 232, 498, 580]
 
 

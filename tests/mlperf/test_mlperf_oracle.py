@@ -6,7 +6,6 @@ tests/mlperf/test_mlperf.py hold.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import queue
 import re
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from loadgen.mlperf import loadgen_log, log_files, official_loadgen, result, rules
 from loadgen.mlperf.loadgen_log import LoadGenLog
@@ -23,7 +23,7 @@ from loadgen.mlperf.loadgen_log import LoadGenLog
 lg = pytest.importorskip("mlperf_loadgen", reason="needs the optional package mlcommons-loadgen")
 
 SAMPLES = 300
-BASE = dataclasses.replace(
+BASE = structs.replace(
     rules.test("llama2-70b", "server"), samples=SAMPLES, min_duration_ns=400_000_000, min_queries=100
 )
 TOO_LONG_NS = 3_600 * 10**9
@@ -111,12 +111,12 @@ def _trace(folder: Any, tokens: list[int]) -> result.QueryTrace:
 
 def test_offline(tmp_path: Any) -> None:
     """One query of whole passes: samples and tokens per second until the last one is done."""
-    asked = dataclasses.replace(
+    asked = structs.replace(
         rules.test("llama2-70b", "offline"), samples=SAMPLES, min_duration_ns=10_000_000, min_queries=SAMPLES
     )
     qps = 50_000.0
     settings = {"scenario": lg.TestScenario.Offline, "offline_expected_qps": qps}
-    found = official(tmp_path, dataclasses.replace(asked, ttft_ns=1, tpot_ns=1), qps, read=_offline_trace, **settings)
+    found = official(tmp_path, structs.replace(asked, ttft_ns=1, tpot_ns=1), qps, read=_offline_trace, **settings)
     ours = result.reduce(found.trace, asked)
     assert ours.queries == found.log.queries == rules.offline_samples(asked, qps) == 600
     assert found.log.latency == ours.latency
@@ -129,10 +129,10 @@ def test_offline(tmp_path: Any) -> None:
 @pytest.mark.parametrize("scenario", ["server", "offline"])
 def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: Any) -> None:
     """Every key, and every setting's value, from a run of the official LoadGen with the settings that we give it."""
-    asked = dataclasses.replace(rules.test("llama2-70b", scenario), samples=SAMPLES, min_queries=100)
-    asked = dataclasses.replace(asked, min_duration_ns=20_000_000)
+    asked = structs.replace(rules.test("llama2-70b", scenario), samples=SAMPLES, min_queries=100)
+    asked = structs.replace(asked, min_duration_ns=20_000_000)
     if scenario == "server":
-        asked = dataclasses.replace(asked, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
+        asked = structs.replace(asked, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
     qps = 20_000.0
     wanted = official_loadgen.test_settings(asked, qps)
     found = official(tmp_path, asked, qps, read=_trace if scenario == "server" else _offline_trace, wanted=wanted)
@@ -203,7 +203,7 @@ def _agree(found: Official, asked: rules.Test, *, lenient: bool = False) -> resu
 
 @pytest.fixture(scope="module")
 def passing(tmp_path_factory: pytest.TempPathFactory) -> Official:
-    asked = dataclasses.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
+    asked = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
     return official(tmp_path_factory.mktemp("passing"), asked, 2000.0)
 
 
@@ -222,7 +222,7 @@ def _exact(found: Official) -> Official:
 
 
 def test_passing(passing: Official) -> None:
-    assert _agree(_exact(passing), dataclasses.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)).valid
+    assert _agree(_exact(passing), structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)).valid
 
 
 def _limit(values: np.ndarray[Any, np.dtype[np.int64]], over: int) -> int:
@@ -236,14 +236,14 @@ def test_failing_by_a_limit(passing: Official, tmp_path: Any, metric: str, over:
     tpots = (passing.trace.latency_ns - passing.trace.ttft_ns) // (passing.trace.tokens - 1)
     limits = {"ttft_ns": TOO_LONG_NS, "tpot_ns": TOO_LONG_NS}
     limits[f"{metric}_ns"] = _limit(passing.trace.ttft_ns if metric == "ttft" else tpots, over)
-    asked = dataclasses.replace(BASE, **limits)
+    asked = structs.replace(BASE, **limits)
     ours = _agree(_exact(official(tmp_path, asked, 2000.0)), asked)
     (other,) = (check for check in ours.checks if check.metric != metric)
     assert other.over == 0
 
 
 def test_both_limits_failing_leaves_loadgens_ttft_text_blank(tmp_path: Any) -> None:
-    asked = dataclasses.replace(BASE, ttft_ns=1, tpot_ns=1)
+    asked = structs.replace(BASE, ttft_ns=1, tpot_ns=1)
     ours = _agree(_exact(official(tmp_path, asked, 2000.0)), asked)
     assert not ours.valid
     assert {reason.kind for reason in ours.reasons} == {"limit"}
@@ -251,20 +251,20 @@ def test_both_limits_failing_leaves_loadgens_ttft_text_blank(tmp_path: Any) -> N
 
 
 def test_too_few(tmp_path: Any) -> None:
-    asked = dataclasses.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS, min_queries=700)
+    asked = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS, min_queries=700)
     ours = _agree(_exact(official(tmp_path, asked, 2000.0, max_query_count=600)), asked)
     assert (ours.min_queries_met, ours.exit_code) == (False, 3)
 
 
 def test_too_short(tmp_path: Any) -> None:
-    asked = dataclasses.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
+    asked = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
     ours = _agree(_exact(official(tmp_path, asked, 2000.0, max_duration_ms=250)), asked)
     assert (ours.min_duration_met, ours.exit_code) == (False, 3)
 
 
 def test_one_token_replies(tmp_path: Any) -> None:
     """LoadGen gives them no tokens and a negative TPOT: the lenient reducer does too, ours leaves them out."""
-    asked = dataclasses.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
+    asked = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
     found = _exact(official(tmp_path, asked, 2000.0, one_token=True))
     lenient = _agree(found, asked, lenient=True)
     assert lenient.tpot is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import importlib.util
 import json
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.commands
 
 SERVER = rules.test("llama2-70b", "server")
 QUICK = Options(ttft="2ms", itl="0.02ms")
-SMALL = dataclasses.replace(SERVER, samples=300, min_queries=100, min_duration_ns=5 * 10**9)
+SMALL = structs.replace(SERVER, samples=300, min_queries=100, min_duration_ns=5 * 10**9)
 
 
 def _small_data(folder: Path, rows: int = 300) -> Path:
@@ -93,7 +93,7 @@ def test_the_columns_of_a_verdict_are_those_of_the_rows(tmp_path: Path) -> None:
 
 
 def test_offline_over_lanes_counts_from_the_start(tmp_path: Path) -> None:
-    asked = dataclasses.replace(rules.test("llama2-70b", "offline"), samples=300, min_queries=300, min_duration_ns=1)
+    asked = structs.replace(rules.test("llama2-70b", "offline"), samples=300, min_queries=300, min_duration_ns=1)
     data = mlperf_run.synthetic(SERVER)
     made = mlperf_run.workload(asked, data, qps=1.0, lanes=16)
     assert made.stages[0].arrival == Closed(concurrency=16, ramp_ns=0), "all samples at once, as the rules have it"
@@ -268,7 +268,7 @@ def test_an_slo_that_no_rate_meets_says_so(seed: str, tmp_path: Path, capsys: py
 
 def test_a_probe_is_as_long_as_the_run_that_confirms_it() -> None:
     """What builds up for minutes passes in a run of 30 s: such a peak was never confirmed."""
-    trial = dataclasses.replace(SERVER, min_duration_ns=30 * 10**9)
+    trial = structs.replace(SERVER, min_duration_ns=30 * 10**9)
     assert mlperf_run.probe(trial, 300.0) == trial  # a pass takes 82 s
     assert mlperf_run.probe(SERVER, 182.0) == SERVER
     assert mlperf_run.probe(SERVER, 3450.0).samples == 1  # 84 passes: the rest of the last one is nothing
@@ -328,7 +328,7 @@ def test_without_the_package_the_harness_says_what_to_install(tmp_path: Path) ->
 @pytest.mark.processes
 @pytest.mark.skipif(not INSTALLED, reason="needs the optional package mlcommons-loadgen")
 def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
-    asked = dataclasses.replace(SERVER, min_duration_ns=10**9, min_queries=20)
+    asked = structs.replace(SERVER, min_duration_ns=10**9, min_queries=20)
     data, asked = mlperf_run.official(asked, _small_data(tmp_path, 20), tmp_path)
     settings = Settings(out=tmp_path / "run", embedded={"ttft": "20ms", "flood": True})
     result, _ = official_loadgen.perform(asked, data, settings, qps=40.0)

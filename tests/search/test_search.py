@@ -8,7 +8,6 @@ import json
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
@@ -19,6 +18,7 @@ import places
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from runs import NO_PAGES
 
 from loadgen.core import run_folder, seeds

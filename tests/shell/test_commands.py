@@ -125,6 +125,14 @@ def test_only_the_asked_command_is_imported() -> None:
 
 
 @pytest.mark.processes
+def test_a_plain_run_imports_nothing_of_other_runs() -> None:
+    modules, told = modules_after("run", "qa", "--url", "sim:gb300-vm", "-c", "4", "-n", "8", "--dry-run")
+    assert "4 in flight" in told
+    assert not modules & {"http.client", "email", "xml.etree.ElementTree", "loadgen.telemetry.otel"}
+    assert not modules & {f"loadgen.core.{name}" for name in ("workload.traces", "requests.trace_prompts")}
+
+
+@pytest.mark.processes
 def test_options_of_every_kind_make_no_schema(tmp_path: Path) -> None:
     """typer would: for --help, --version and every option with a value or a default, texts and numbers alike."""
     (tmp_path / "r").mkdir()

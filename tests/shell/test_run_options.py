@@ -8,11 +8,11 @@ import inspect
 import json
 import re
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import fields
 from refusals import refused
 
 import loadgen

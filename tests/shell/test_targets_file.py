@@ -1,9 +1,9 @@
 """The file that names several endpoints, and URLs typed several times."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from refusals import refused
 
 from loadgen.core.errors import Faults

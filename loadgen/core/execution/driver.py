@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
 from typing import Any, Protocol
@@ -68,8 +67,7 @@ class Sender(Protocol):
     def in_flight(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriveSettings:
+class DriveSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a driver keeps to.
 
     `route`: how a target is chosen. `stop_on_failure`: the run ends when a target stops answering. `hold_ns`: longest

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,8 +33,7 @@ class Counters:
         self.recent_ttft_ns: deque[int] = deque(maxlen=RECENT)
 
 
-@dataclass(slots=True)
-class RunningLoad:
+class RunningLoad(Struct):
     """A load that goes on: what was counted so far, and how to end it.
 
     `stop`: start no more requests; called again: end at once. `decided` is set by one who stops the load because its

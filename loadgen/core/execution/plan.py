@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.wire import Tls
 from msgspec import structs
+from msgspec.structs import replace
 
 from loadgen import backends, plugins
 from loadgen.backends import BackendRow
@@ -47,13 +47,12 @@ MOST_PER_CORE = 8  # workers per core: more only use memory (60 to 100 MB each) 
 Route = Literal["auto", "round-robin", "least-in-flight", "sticky"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One target of a run, as the user gave it. `url` "" means the embedded endpoint."""
 
     url: str
     name: str = ""
-    api_key: str | None = field(default=None, repr=False)
+    api_key: str | None = None
     gpus: int | None = None
     shape: str = ""
     region: str = ""
@@ -61,6 +60,9 @@ class Endpoint:
     serves: str = ""  # the name by which steps of tasks ask for it; "": all that name no other
     api: Api | None = None  # of these steps; None: that of the run
     model: str | None = None  # of these steps; None: the only one that the server lists
+
+    def __repr__(self) -> str:  # a key is shown nowhere
+        return f"Endpoint({self.shown})"
 
     @property
     def shown(self) -> str:
@@ -85,8 +87,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     helper_frozen_s: float = FROZEN_S  # the same of the processes that build bodies and store rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a run besides its workload. `url` None: the embedded endpoint.
 
     `targets`, if given, replaces `url`, `api_key`, `gpus`, `shape` and `region`; `url` is then the first one's.
@@ -101,7 +102,7 @@ class Settings:
     api_key: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
     extra_body: dict[str, Any] | None = None
-    tls: Tls = field(default_factory=Tls)
+    tls: Tls = msgspec.field(default_factory=Tls)
     tokenizer: str | None = None
     workers: int = 1  # 0: as many as the plan can use on this machine
     ray: str | None = None  # address of a Ray cluster for the workers, or auto; None: this machine
@@ -113,7 +114,7 @@ class Settings:
     shape: str = ""
     region: str = ""
     targets: tuple[Endpoint, ...] = ()
-    step_targets: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+    step_targets: Mapping[tuple[str, str], tuple[int, ...]] = msgspec.field(default_factory=dict)
     """(class, step of a task) -> its endpoints, by number; ("", ""): of all others; {}: each endpoint serves all."""
     route: Route = "auto"
     server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `server_metrics.scraper`
@@ -130,7 +131,7 @@ class Settings:
     command: tuple[str, ...] = ()
     leave_out_first_round: bool = False  # the first request of each lane is not measured, also with a count
     embedded: dict[str, Any] | None = None  # options of the embedded endpoint; None: a whole machine, by its model
-    tuning: Tuning = field(default_factory=Tuning)
+    tuning: Tuning = msgspec.field(default_factory=Tuning)
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:

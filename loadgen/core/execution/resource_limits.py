@@ -10,8 +10,9 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from loadgen.core import format
 from loadgen.core.errors import UserError
@@ -21,8 +22,7 @@ SPARE = 64  # files of a process besides its connections: its own files, and con
 _PROC = Path("/proc/sys/net/ipv4")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class Room(Struct, frozen=True, kw_only=True):
     """The limits of a machine; None: no limit, or not known.
 
     `files`: files that one process may have open. `ports`: local ports of one source address to one target address.

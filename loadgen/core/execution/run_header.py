@@ -35,7 +35,6 @@ from loadgen.core.requests.build import build
 from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.prompts import Prompts, SyntheticPrompts
 from loadgen.core.requests.task_graphs import TaskGraphs
-from loadgen.core.requests.trace_prompts import TracePrompts
 from loadgen.core.results import manifest
 from loadgen.core.results.record import SCHEMA_MINOR
 from loadgen.core.schedule import arrivals
@@ -168,11 +167,12 @@ def _chunk_reuse(plan: Plan) -> manifest.ChunkReuse | None:
 
 
 def _cache_bound(plan: Plan) -> float | None:
-    asked = plan.job.workload.requests
-    if not isinstance(plan.requests, TracePrompts) or not isinstance(asked, FromTrace):
+    asked, trace = plan.job.workload.requests, getattr(plan.requests, "trace", None)
+    if trace is None or not isinstance(asked, FromTrace):
         return None
     slots = plan.timetable.slots if asked.replay == "instants" else None  # rows of sessions are sent by session
-    return plan.requests.trace.reused_share(slots)
+    found: float | None = trace.reused_share(slots)
+    return found
 
 
 def noted(header: manifest.Header, words: dict[str, manifest.ReasonCode]) -> manifest.Header:

@@ -13,7 +13,6 @@ import gc
 import itertools
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,6 +22,7 @@ from loadgen_sdk.transport.own_flows import OwnFlows
 from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import header_secrets
 from loadgen_sdk.transport.wire import Wire, raise_file_limit
+from msgspec import Struct, field
 
 from loadgen.core import child_process
 from loadgen.core.errors import TargetError
@@ -48,8 +48,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # what malloc.h calls them
 LARGE_BLOCK, KEPT_BLOCK = 1 << 17, 1 << 23
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Share(Struct, frozen=True, kw_only=True):
     """What a worker reports when its share is done.
 
     `prompts_total`, `prompts_count`: its part of `prompts.Digest`. `bodies_total`: the same of the bodies.
@@ -68,8 +67,7 @@ class Share:
     steps: StepBegun | None = None  # of a load that was decided while it went: all its stages
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Equipment:
+class Equipment(Struct, frozen=True, kw_only=True):
     """What a driver works with.
 
     `clients`: one per target. `serving`: the targets of a step of the load. `head_lines`: header lines of a request.

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from loadgen_sdk.dialects.quirks import Api
+from msgspec.structs import replace
 
 from loadgen.core.errors import Fault, Faults, UserError, meant
 from loadgen.core.execution.plan import Endpoint, Settings

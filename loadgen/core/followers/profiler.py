@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from http.client import HTTPException
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -183,6 +182,8 @@ class Profiler:
 
 def _ask(server: ProfiledServer, context: Any, method: str, path: str, timeout_s: float) -> int:
     """The status of an answer; 0 for none."""
+    from http.client import HTTPException
+
     connection = connection_to(server, context, timeout_s)
     try:
         connection.request(method, path, headers=server.headers)

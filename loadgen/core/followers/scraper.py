@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from functools import partial
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from io import RawIOBase
 from pathlib import Path
 from time import monotonic, monotonic_ns, process_time, sleep
@@ -35,6 +34,8 @@ from loadgen.core.server_metrics.request_accounts import RequestAccount
 from loadgen.core.server_metrics.series import MetricSample
 
 if TYPE_CHECKING:
+    from http.client import HTTPConnection, HTTPResponse
+
     from loadgen_sdk.probe.probe import ProbeResult
     from loadgen_sdk.transport.wire import Tls
 
@@ -251,6 +252,8 @@ class AskedServer(Protocol):
 
 def connection_to(server: AskedServer, context: Any, timeout_s: float) -> HTTPConnection:
     """A connection that is opened by its first request. `context`: for TLS."""
+    from http.client import HTTPConnection, HTTPSConnection
+
     if server.tls:
         return HTTPSConnection(server.host, server.port, timeout=timeout_s, context=context)
     return HTTPConnection(server.host, server.port, timeout=timeout_s)
@@ -286,6 +289,8 @@ class Reader:
 
         A server may have closed a connection that was idle while the run prepared: then there is a second try.
         """
+        from http.client import HTTPException
+
         self._latest, reused = {}, self._connection is not None
         try:
             self._latest = self._values(self._fetch(self._paths[0][0]))

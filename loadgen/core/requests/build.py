@@ -16,8 +16,6 @@ from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.prompts import FilePrompts, Prompts, SyntheticPrompts
 from loadgen.core.requests.task_prompts import TaskPrompts
 from loadgen.core.requests.tokenizer import Tokenizer
-from loadgen.core.requests.trace_prompts import TracePrompts
-from loadgen.core.workload import trace_sessions, traces
 
 
 def build(
@@ -47,6 +45,9 @@ def build(
             "unsupported", f"an answer of {api} is no text that a later request could go on from", f"--api {api}", hint
         )
     if hasattr(requests, "trace") and api != "rerank":
+        from loadgen.core.requests.trace_prompts import TracePrompts
+        from loadgen.core.workload import trace_sessions, traces
+
         trace = traces.replayed(requests)
         sessions = trace_sessions.sessions_of(trace) if requests.replay == "sessions" else None
         return TracePrompts(trace, seed, salt, tokenizer, template_tokens, api, sessions, models)

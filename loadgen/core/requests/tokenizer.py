@@ -7,15 +7,16 @@ packaged words needs no counting. This module draws no random numbers and knows 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from loadgen.core.errors import UserError, of_reading
 
@@ -41,8 +42,7 @@ SPECIAL = {
 Encode = Callable[[str], list[int]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokenizer:
+class Tokenizer(Struct, frozen=True, kw_only=True):
     """Counts tokens, and lists words from which texts of a given length are built.
 
     Each of `words` begins with a space and is one token inside a text. Each of `starts` has no space and is one token
@@ -86,7 +86,7 @@ def load_tokenizer(spec: str | None = None) -> Tokenizer:
     snapshot = hub.cached(spec, "model")
     if snapshot is None or not (snapshot / FILE).is_file():
         snapshot = hub.fetched(spec, "model", [FILE], f"--tokenizer {spec}")
-    return dataclasses.replace(local(snapshot), name=f"{spec}@{snapshot.name}")
+    return replace(local(snapshot), name=f"{spec}@{snapshot.name}")
 
 
 @functools.cache

@@ -7,12 +7,12 @@ but they import pandas wherever it is installed, which costs more than all that 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from loadgen.core.errors import UserError
@@ -217,8 +217,7 @@ class Frame:
         return self._texts
 
 
-@dataclass(slots=True)
-class FramePart:
+class FramePart(Struct):
     """Some rows of a frame, one after the other."""
 
     frame: Frame

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from loadgen.core import seeds
 from loadgen.core.schedule.chains import Chains, of_requests
 from loadgen.core.schedule.timetable import RESERVED, Schedule, StageSpan
-from loadgen.core.workload import Closed, Constant, Gamma, Poisson, Ramp, Replay, Stage, Workload, trace_sessions
+from loadgen.core.workload import Closed, Constant, Gamma, Poisson, Ramp, Replay, Stage, Workload
 
 Offsets = NDArray[np.int64]
 
@@ -137,6 +137,8 @@ def _arrivals(stage: Stage, rng: np.random.Generator, loadgen_seed: int) -> Arri
         case Ramp(from_rate=low, to_rate=high):
             return ramp(low, high, rng=rng, **bounds)
         case Replay(speed=speed, loop=loop) as replay:
+            from loadgen.core.workload import trace_sessions
+
             starts = trace_sessions.starts_of(replay)
             return given(starts.due_ns, starts.end_ns, speed=speed, loop=loop, **bounds)
     raise ValueError(f"{stage.arrival!r} has no arrivals")

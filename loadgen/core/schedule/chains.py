@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,10 @@ from loadgen.core.workload import (
     Synthetic,
     Task,
     Uniform,
-    trace_sessions,
-    traces,
 )
-from loadgen.core.workload.trace_sessions import TraceSessions
+
+if TYPE_CHECKING:
+    from loadgen.core.workload.trace_sessions import TraceSessions
 
 Ints = NDArray[np.int64]
 _PAUSES_DRAWN = 1024  # drawn at a time; 75 µs for a lognormal distribution
@@ -283,6 +283,8 @@ def of_requests(requests: Any, seed: int) -> Chains:
     if isinstance(requests, Task):
         return Tasks(requests, seed)
     if isinstance(requests, FromTrace) and requests.replay == "sessions":
+        from loadgen.core.workload import trace_sessions, traces
+
         return TraceChains(trace_sessions.sessions_of(traces.replayed(requests)))
     if isinstance(requests, Synthetic) and requests.turns is not None and requests.turns.count > 1:
         return Conversations(seed, requests.turns.tool_time, requests.turns.count)

@@ -16,7 +16,6 @@ import re
 import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,8 +86,7 @@ class NoQuestion(BadRow):
     """A conversation in which nobody asks anything: left out, not a fault."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetRow:
+class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
     """One request as the user wrote it. Exactly one of `messages` and `prompt` is set.
 
     `answer`: a text that the answer is to be as long as, of rows under other names. `read_as`: under which, in words.
@@ -98,14 +96,13 @@ class DatasetRow:
     prompt: str | list[int] | None = None
     output_tokens: int | None = None
     exact_output: bool = False
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = msgspec.field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     answer: str = ""
     read_as: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True, kw_only=True):
     """The rows of a file: `len(rows)`, `rows[i]`. `sha256` is the hash of the bytes of the file."""
 
     path: Path

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar, Union
 
+from msgspec import Struct, field
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -31,8 +31,7 @@ from loadgen.core.errors import Fault, UserError, closest, meant, of_reading
 from loadgen.core.workload.yaml_marks import Map, child, where
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(Struct, frozen=True, kw_only=True):
     """The validation context of a file: its name, its folder, and the faults that pydantic cannot express.
 
     `figures`: of a stored file, those of other packages that it may name though their packages are not here.
@@ -146,8 +145,7 @@ class Tagged(Part):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Called:
+class Called(Struct, frozen=True):
     """Metadata of a quantity: the suffix in the name of its distributions (`FixedTokens`), in schemas and on screen."""
 
     for_schemas_only: ClassVar[bool] = True

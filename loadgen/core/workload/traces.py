@@ -12,11 +12,12 @@ import json
 import math
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.core import format
@@ -36,8 +37,7 @@ _COLUMNS = ("input_tokens", "output_tokens", "session", "group", "took_ns", "pau
 Slice = tuple[int, int | None]  # ns from the first arrival; None: to the end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trace:
+class Trace(Struct, frozen=True, kw_only=True, eq=False):
     """One trace, in order of arrival. `blocks(i)` are the hashes of the prompt of request i, in order of the text.
 
     Two prompts with an equal hash share all text from the beginning to the end of that block.

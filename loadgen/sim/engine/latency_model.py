@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from typing import Any
+
+from msgspec import Struct
 
 from loadgen.core import units
 from loadgen.core.errors import UserError
@@ -43,8 +44,7 @@ def uniform(seed: int, *names: int) -> float:
     return (state >> 11) * 2.0**-53
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Law:
+class Law(Struct, frozen=True, kw_only=True):
     """A distribution of durations.
 
     `fixed`: always `at_ns`. `normal`: mean `at_ns`, standard deviation `spread` in ns, negative values become 0.

@@ -13,16 +13,16 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from loadgen_sdk import compiled
+from msgspec import Struct
+from msgspec.structs import asdict
 
 NEVER = 1 << 62
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class Costs(Struct, frozen=True, kw_only=True):
     """The terms of an iteration's duration, in ns: the roofline model with all divisions done in advance.
 
     t = overhead + max(weights + kv_token * tokens in the caches read,
@@ -40,8 +40,7 @@ class Costs:
         return Costs(**{name: value / speed for name, value in asdict(self).items()})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLimits:
+class ServerLimits(Struct, frozen=True, kw_only=True):
     """The server's configuration, in TensorRT-LLM's terms."""
 
     max_batch_size: int  # sequences in a batch, including those in prefill

@@ -33,7 +33,7 @@ def test_every_row_leads_to_its_functions(reference: str) -> None:
 
 def test_every_row_can_be_asked_for() -> None:
     for row in BACKENDS.own:
-        assert bool(row.schemes) or row.flag in Settings.__dataclass_fields__, row.name
+        assert bool(row.schemes) or row.flag in Settings.__struct_fields__, row.name
         assert not (row.run and (row.serve or row.senders)), row.name
     schemes = [scheme for row in BACKENDS.own for scheme in row.schemes]
     assert len(set(schemes)) == len(schemes)
@@ -77,7 +77,7 @@ def test_what_is_known_without_asking() -> None:
 
 KITCHEN = """
 from contextlib import contextmanager
-from dataclasses import replace
+from msgspec.structs import replace
 from loadgen.backends import BackendRow, after_scheme
 from loadgen.core.execution.context import KnownTarget
 from loadgen.sim.server.embedded import start

@@ -10,12 +10,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from refusals import refused
 from runs import NO_PAGES, frozen_at_birth, says, when_started
 from test_run import children, cli, ended, gone, outcomes, rows_written

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from counted_rows import CountedRows
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from loadgen.core.errors import Faults
 from loadgen.core.execution.events import RunEvent, Simulated
@@ -173,7 +173,7 @@ def test_over_http_errors_end_the_run_soon(tmp_path: Path, workers: int) -> None
             request_rate="60", duration="60s", num_requests="3000", seed="3", warmup="0", stop_when=["errors:20%"]
         )
         settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out")
-        summary, folder = execute(load("qa", flags), dataclasses.replace(settings, workers=workers))
+        summary, folder = execute(load("qa", flags), structs.replace(settings, workers=workers))
     assert summary.run.state == "stopped"
     assert "stopped_by_errors" in [code.code for code in summary.verdict.codes]
     assert (summary.window.whole.duration_s or 99) < 10

@@ -1,12 +1,12 @@
 """Several endpoints in one run: who gets what, one that dies, and the rack's two totals."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.request import Completion, Failure
+from msgspec.structs import replace
 from refusals import refused
 from runs import NO_PAGES, says, when_started
 from servers import QUICK, log, shared

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec import structs
 
 from loadgen.core import seeds
 from loadgen.core.execution import run
@@ -384,7 +384,7 @@ def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
     preset = tmp_path / "uneven.yaml"
     preset.write_text(UNEVEN)
     official = rules.test("llama2-70b", "server", min_duration_s=120)
-    test = dataclasses.replace(official, samples=500, min_queries=500)
+    test = structs.replace(official, samples=500, min_queries=500)
     data = mlperf_run.synthetic(official, mean_output=60)
     settings = Settings(url=f"sim:{preset}", out=tmp_path / "o")
     summary, folder = run.execute(mlperf_run.workload(test, data, qps=RATE), settings)

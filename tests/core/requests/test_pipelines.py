@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import run_page
 from canned import Heard, answer, events, serving
+from msgspec.structs import replace
 from refusals import refused
 from runs import NO_PAGES
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import run_page
 from canned import events, serving
+from msgspec import structs
 from refusals import refused
 
 from loadgen.compare.comparison import Side, compare
@@ -211,7 +211,7 @@ def test_over_http_the_server_counts_what_each_class_asked_for(tmp_path: Path) -
     with start(Options(ttft="5ms", itl="0.1ms")) as endpoint:
         one = workload(tmp_path, seed="5", num_requests="80", request_rate="400")
         settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", api="completions")
-        summary, folder = execute(one, dataclasses.replace(settings, workers=2))
+        summary, folder = execute(one, structs.replace(settings, workers=2))
     rows = store.read_run(folder).rows
     drawn = seeds.classes(5, list(SHARES.values()), rows["request"])
     lengths = np.array(list(LENGTHS.values()))[drawn]

@@ -19,8 +19,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from time import monotonic_ns
+
+from msgspec.structs import asdict
 
 from loadgen.core import child_process
 from loadgen.core.errors import Fault, TargetError
