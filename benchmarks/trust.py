@@ -2,7 +2,7 @@
 
     python benchmarks/trust.py [--only PARTS] [--kinds rare,cold] [--seeds 200]
 
-PARTS: some of validate,family,extend,compare,search,sustained,starved.
+PARTS: some of validate,family,extend,compare,search,sustained,short,starved.
 
 The servers are rows of requests made by formulas (no sockets, no clock): 5 requests per second, 100 tokens each, no
 queue. Each kind changes in its own way:
@@ -36,11 +36,15 @@ sustained: a rack of 72 replicas whose TTFT and requests in flight wander and do
 3 %. Beside it, how many are found in which one replica's double. Then racks of which each replica is a member of the
 family, in the second half of loads of 600 and 2,400 s; a swing and a slow growth do grow there: their figures are in
 brackets, and no limit is set.
+short: loads of 15 and 30 s, in which no trend can be seen, on 20 places of members of the family: those that a search
+calls not sustained where the places suffice (70 and 90 % of them taken on average within the load); limit 3 % of the
+family and 6 % of each member. Beside it loads of twice as much as they suffice for.
 starved: a starved load generator against a log of the truth (benchmarks/starved.py).
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 import sys
 from collections import Counter
@@ -69,7 +73,7 @@ from loadgen.core.results.record import SOURCES
 from loadgen.core.stats import intervals, trend
 from loadgen.core.stats.quantiles import index
 from loadgen.runs.compared import ComparedRun, Side
-from loadgen.search import load_search
+from loadgen.search import load_search, watch
 from loadgen.search.load_search import SearchAnswer
 
 RATE = 5.0
@@ -99,6 +103,8 @@ COVERED = 0.90
 GROWING = 0.03
 REPLICAS = 72
 SPREADS = (0.004, 0.01, 0.02)
+PLACES = 20
+SHORT_LOADS = (0.7, 0.9, 2.0)
 REPEATS = 3
 TRUTH_S = 200_000.0
 
@@ -517,6 +523,41 @@ def sustained_rows(racks: int) -> Iterator[bool]:
             yield good
 
 
+def queued(member: str, number: int, length_s: float, load: float) -> NDArray[np.void]:
+    """Rows of a load on 20 places of a server of the family, that takes as much as `load` of them on average."""
+    draw = np.random.default_rng([number, 13, round(length_s), round(100 * load)])
+    due = np.sort(draw.random(draw.poisson(RATE * 4 * length_s))) * length_s
+    slow = drawn.slowness(drawn.server(member, number), due, draw, steady=False) * draw.lognormal(0, 0.5, len(due))
+    takes = slow / slow.mean() * load * PLACES / (RATE * 4)
+    free = [0.0] * PLACES
+    made = blank(len(due))
+    for i, (at, took) in enumerate(zip(due.tolist(), takes.tolist(), strict=True)):
+        made["end_ns"][i] = made["done_ns"][i] = round((max(at, heapq.heappop(free)) + took) * S)
+        heapq.heappush(free, made["done_ns"][i] / S)
+    made["due_ns"], made["session"] = (due * S).astype(np.int64), -1
+    return made
+
+
+def too_short_rows(members: list[str], loads: int) -> Iterator[bool]:
+    """Loads too short for a trend: refused as not sustained, where the places suffice, and where they do not."""
+    print(f"\nloads of 15 and 30 s, {loads} a member and length: refused as not sustained")
+    print(f"{'member':<14}" + "".join(f"{f'{share:.0%} of the places':>26}" for share in SHORT_LOADS))
+    totals = [0] * len(SHORT_LOADS)
+    for member in members:
+        refused = [
+            sum(bool(watch.piled_up(queued(member, k, s, share))) for s in (15.0, 30.0) for k in range(loads))
+            for share in SHORT_LOADS
+        ]
+        totals = [a + b for a, b in zip(totals, refused, strict=True)]
+        good = max(refused[:2]) <= WRONG_OF_A_MEMBER * 2 * loads
+        cells = "".join(f"{of(count, 2 * loads):>26}" for count in refused)
+        print(f"{member:<14}{cells}{'' if good else '   OVER'}", flush=True)
+        yield good
+    everyone = 2 * loads * len(members)
+    print(f"{'all of them':<14}" + "".join(f"{of(count, everyone):>26}" for count in totals), flush=True)
+    yield max(totals[:2]) <= WRONG_PASSES * everyone
+
+
 def starved_rows(every: int) -> Iterator[bool]:
     print("\nstarved: a load generator that gets too little of its machine, against a log of the truth")
     found = starved.rows(every)
@@ -531,10 +572,15 @@ def main() -> int:
     flags.add_argument("--searches", type=int, default=100)
     flags.add_argument("--every", type=int, default=1, help="every nth way to starve only")
     flags.add_argument("--first", type=int, default=1, help="the first seed of the validations")
-    flags.add_argument("--only", default="validate,family,extend,compare,search,sustained,starved")
+    flags.add_argument("--only", default="validate,family,extend,compare,search,sustained,short,starved")
     flags.add_argument("--kinds", default=",".join(KINDS))
     given = rig.given(
-        flags, seeds=2, members=1, searches=2, kinds="cold", only="validate,family,extend,compare,search,sustained"
+        flags,
+        seeds=2,
+        members=1,
+        searches=2,
+        kinds="cold",
+        only="validate,family,extend,compare,search,sustained,short",
     )
     seeds = given.seeds
     kinds, parts = given.kinds.split(","), given.only.split(",")
@@ -553,6 +599,8 @@ def main() -> int:
         good &= all([*search_rows(members, range(1, 1 + given.searches))])
     if "sustained" in parts:
         good &= all([*sustained_rows(seeds), *sustained_of_family(members, seeds)])
+    if "short" in parts:
+        good &= all([*too_short_rows(members, max(given.members // 2, 1))])
     if "starved" in parts:
         good &= all([*starved_rows(given.every)])
     return 0 if good or given.smoke else 1
