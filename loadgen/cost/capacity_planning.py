@@ -16,7 +16,7 @@ from loadgen.pricing.evidence import Evidence, mean_answer_ms, starts
 from loadgen.pricing.reasons import note
 from loadgen.pricing.spread import Spread, rate_of_repeats
 from loadgen.pricing.unit_cost import tasks_of
-from loadgen.repeated.capacity import STILL_KEPT
+from loadgen.repeated.capacity import STILL_KEPT, unit_of
 
 
 def scaled(rate: Spread[float], by: float) -> Spread[float]:
@@ -50,20 +50,21 @@ class MeasuredRate(Struct, frozen=True, kw_only=True):
     lower_bound: bool = False  # only a lower bound of the capacity was found
     bound_why: str = ""  # why; in words
     rate: Spread[float]
-    noun: str  # what an interaction is: "good requests", "requests", "conversations", "successful tasks"
+    noun: str  # what an interaction is: "good requests", "requests", "conversations", "successful tasks", "starts"
     gpus: int
     response_s: float
     workload: str
 
     @property
     def kind(self) -> str:
-        """What the interactions are, good or not: "requests", "conversations", "tasks"."""
+        """What the interactions are, good or not: "requests", "conversations", "tasks", "starts" of a mix."""
         return self.noun.removeprefix("good ").removeprefix("successful ")
 
     @property
     def answer(self) -> str:
-        """What a user waits for: "an answer", "a conversation"."""
-        return "an answer" if self.kind == "requests" else f"a {self.kind[:-1]}"
+        """What a user waits for: "an answer", "a conversation", of a mix either."""
+        words = {"requests": "an answer", "starts": "an answer or conversation"}
+        return words.get(self.kind, f"a {self.kind[:-1]}")
 
 
 ONE_LOAD = "the SLO was kept at this load, which may not be the highest (loadgen search finds it)"
@@ -82,11 +83,11 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         raise UserError("no_figure", what, evidence.folder, "a run or search of the profile under its SLO")
     if capacity is not None:
         state = f", {capacity.state}" if capacity.state else ""
-        basis, noun = f"capacity by {capacity.method}{state}", str(capacity.unit)
+        basis, noun = f"capacity by {capacity.method}{state}", str(unit_of(summary))
         bound_why = (capacity.bound_why or STILL_KEPT) if capacity.lower_bound else ""
         rate = Spread(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)
         if capacity.unit == "requests" and summary.sessions is not None:
-            rate, noun = scaled(rate, starts(summary) / summary.requests.decided), "conversations"
+            rate = scaled(rate, starts(summary) / summary.requests.decided)
     else:
         run_count = len(evidence.summaries)
         basis = "at this load" if run_count == 1 else f"at this load, {run_count} repeats"
@@ -116,7 +117,7 @@ def _steady_rates(evidence: Evidence) -> tuple[str, list[float]]:
     """The noun of what is counted, and its steady rate in each run."""
     summaries = evidence.summaries
     if summaries[0].sessions is not None and tasks_of(summaries[0]) is None:
-        noun, steady = "conversations", [(one.load.steady_completed_rps, one) for one in summaries]
+        noun, steady = str(unit_of(summaries[0])), [(one.load.steady_completed_rps, one) for one in summaries]
         rates = [None if rate is None else rate * starts(one) / one.requests.decided for rate, one in steady]
     elif summaries[0].sessions is not None:
         noun, rates = "successful tasks", [s.sessions.steady_ok_per_s if s.sessions else None for s in summaries]

@@ -56,8 +56,8 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
             raise UserError(
                 "no_slo", "a capacity whose run had no SLO", str(file), "a capacity is a rate under limits: --slo"
             )
-        if stored_capacity.unit == "conversations" and summary.sessions is None:
-            what = "a capacity in conversations, and no conversations in its run"
+        if stored_capacity.unit != "requests" and summary.sessions is None:
+            what = f"a capacity in {stored_capacity.unit}, and no conversations in its run"
             raise UserError("mismatch", what, f"{file} (unit)", "unit: requests; or name the right run as evidence")
         shown, said, tokens = stored_capacity, stored_capacity.rate_per_s, summary.tokens
         if shown.output_tokens_per_s is None:

@@ -261,8 +261,7 @@ def _write_contract(file: Path, size: sizing.Size, evidence: Evidence | None, *,
         files.replace(file, contract_file.text(size, evidence.summary, workload=workload, gpus=gpus).encode())
     except OSError as error:
         raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"--contract {file}") from None
-    target = evidence.summary.target
-    at = target.url if target.simulated else "https://MACHINE"
+    at = size.source.name if _is_searched(size.source.name) else "https://MACHINE"
     say(f"contract in {file}: loadgen validate {shlex.quote(str(file))} --url {at}")
 
 

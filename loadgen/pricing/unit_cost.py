@@ -239,7 +239,7 @@ def _totals(summaries: tuple[Summary, ...]) -> Basis:
 def _at_capacity(evidence: Evidence, totals: Basis) -> Basis:
     capacity, summary = evidence.capacity, evidence.summary
     assert capacity is not None
-    offered = starts(summary) if capacity.unit == "conversations" else summary.requests.decided
+    offered = starts(summary) if capacity.unit != "requests" else summary.requests.decided
     rate = decimal(capacity.rate_per_s)
     rates = {unit: None if count is None else count * rate / offered for unit, count in totals.counts.items()}
     for unit, per_s in ((OUTPUT, capacity.output_tokens_per_s), (TOTAL, capacity.total_tokens_per_s)):

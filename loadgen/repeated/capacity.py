@@ -8,13 +8,16 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from loadgen.core import format
 from loadgen.core.errors import UNSOUND, Fault, UserError
 from loadgen.core.results.manifest import decoded
+
+if TYPE_CHECKING:
+    from loadgen.core.metrics.summary import Summary
 
 SCHEMA = 1
 FILE = "capacity.json"
@@ -35,6 +38,18 @@ def within(horizon_s: float) -> str:
         return words
     usual = f"(usual: {format.duration(HORIZON_S)})"
     return f"{words} {usual}; slow spells of minutes that come back less often were not looked for"
+
+
+Unit = Literal["requests", "conversations", "starts"]
+"""What a rate counts: requests; conversations, tasks too; what a mix of conversations and single requests starts, the
+ones and the others."""
+
+
+def unit_of(summary: Summary) -> Unit:
+    """What a rate of what a run started counts."""
+    if summary.sessions is None:
+        return "requests"
+    return "starts" if any(part.sessions is None for part in summary.classes) else "conversations"
 
 
 State = Literal["sustained", "confirmed", "held", "stopped", "none"]
@@ -77,7 +92,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     horizon_s: float | None = None
     lower_bound: bool = False
     bound_why: str = ""
-    unit: Literal["requests", "conversations"] = "requests"
+    unit: Unit = "requests"
     method: Literal["search", "sweep", "repeats"]
     recipe: str = ""
     evidence: str = "."

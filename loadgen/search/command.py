@@ -126,7 +126,6 @@ def search(
     Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
     """
     from loadgen.core.execution.folder_names import alone
-    from loadgen.core.schedule import chains
     from loadgen.core.workload import Closed
     from loadgen.runs.show import shown
     from loadgen.search import adaptive_command, experiment, trials
@@ -203,7 +202,7 @@ def search(
     )  # fmt: skip
     show = shown(given, quiet=True)
     with alone(folder):
-        unit = experiment.unit_of(plan, chained=chains.of_requests(trial_workload.requests, 0).turns > 1)
+        unit = experiment.unit_of(plan, experiment.counted_by(trial_workload))
         return perform(load_search, trial_runner, plan, show, unit=unit, as_json=as_json, trial_s=trial_ns / 1e9)
 
 

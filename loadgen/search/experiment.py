@@ -26,7 +26,8 @@ from loadgen.core.errors import UserError, nothing_there
 from loadgen.core.results import checksums, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import decoded, decoded_lines
-from loadgen.core.workload import Workload, request_fingerprint
+from loadgen.core.schedule import chains
+from loadgen.core.workload import Mix, Workload, request_fingerprint
 from loadgen.repeated import capacity
 from loadgen.runs import levels
 from loadgen.runs.headline import promises
@@ -160,11 +161,19 @@ def is_mlperf(plan: ExperimentPlan) -> bool:
     return plan.rules == "mlperf" or plan.command[1:2] == ("mlperf",)
 
 
-def unit_of(plan: ExperimentPlan, *, chained: bool) -> str:
-    """What the loads of a search are, as written after a number. `chained`: its requests are those of conversations."""
+def unit_of(plan: ExperimentPlan, counted: capacity.Unit) -> str:
+    """What the loads of a search are, as written after a number. `counted`: what its rates are of."""
     if plan.kind == "concurrency":
         return " in flight"
-    return " queries/s" if is_mlperf(plan) else " conversations/s" if chained else "/s"
+    return " queries/s" if is_mlperf(plan) else "/s" if counted == "requests" else f" {counted}/s"
+
+
+def counted_by(workload: Workload) -> capacity.Unit:
+    """What a rate of a workload counts, before a run of it says (`capacity.unit_of`)."""
+    asked = workload.requests
+    parts = [one.requests for one in asked.classes.values()] if isinstance(asked, Mix) else [asked]
+    chained = [chains.of_requests(part, 0).turns > 1 for part in parts]
+    return "conversations" if all(chained) else "starts" if any(chained) else "requests"
 
 
 _WORDS = {
@@ -400,7 +409,7 @@ def highest(
         horizon_s=answer.horizon_s if ends else None,
         lower_bound=bool(bound_why),
         bound_why=bound_why,
-        unit="conversations" if summary.sessions is not None and not closed else "requests",
+        unit="requests" if closed else capacity.unit_of(summary),
         method="sweep" if best.ask.kind == "level" else "search",
         recipe=request_fingerprint(workload, _counted(summary), summary.run.tokenizer_sha256) if workload else "",
         evidence=best.folder or ".",

@@ -36,8 +36,8 @@ class StoredTrials(NamedTuple):
 
     @property
     def unit(self) -> str:
-        chained = any(summary.sessions is not None for _, summary in self.named)
-        return experiment.unit_of(experiment.plan_of(self.folder), chained=chained)
+        of_runs = {capacity.unit_of(summary) for _, summary in self.named} - {"requests"}
+        return experiment.unit_of(experiment.plan_of(self.folder), min(of_runs, default="requests"))
 
     @property
     def as_runs(self) -> runs.StoredRuns:

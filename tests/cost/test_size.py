@@ -31,7 +31,7 @@ from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.parts import ClassSummary
 from loadgen.core.metrics.summary import Summary, load_summary
 from loadgen.core.results import checksums
-from loadgen.cost import contract_file, searching
+from loadgen.cost import contract_file, searching, size_command
 from loadgen.cost.capacity_planning import MeasuredRate, measured
 from loadgen.cost.size_command import _searched
 from loadgen.cost.sizing import Need, published_rate, size
@@ -122,11 +122,13 @@ def _beside_tasks() -> Summary:
 def test_single_requests_beside_tasks_are_starts_too_in_money_and_machines() -> None:
     """12 starts a second are 15 requests a second, and a user waits 12.5 s on average: not 180/s, and not 40 s."""
     summary = _beside_tasks()
-    both = Capacity(rate_per_s=12.0, unit="conversations", method="search", recipe="r")
+    both = Capacity(rate_per_s=12.0, unit="starts", method="search", recipe="r")
     evidence = Evidence(name="vm", folder="vm", summaries=(summary,), capacity=both)
     assert basis(evidence).rates[REQUEST] == 15
     source = measured(evidence, 4)
-    assert (source.rate.mid, source.noun, source.response_s) == (12.0, "conversations", 12.5)
+    assert (source.rate.mid, source.noun, source.response_s) == (12.0, "starts", 12.5)
+    older = Evidence(name="vm", folder="vm", summaries=(summary,), capacity=structs.replace(both, unit="conversations"))
+    assert measured(older, 4) == source and source.answer == "an answer or conversation"
     in_requests = structs.replace(both, rate_per_s=15.0, unit="requests")
     by_requests = Evidence(name="vm", folder="vm", summaries=(summary,), capacity=in_requests)
     assert measured(by_requests, 4).rate.mid == pytest.approx(12.0)
@@ -202,6 +204,15 @@ def test_the_contract_of_one_machine_is_what_validate_takes(folder: Path, capsys
     ):
         with pytest.raises(UserError, match=why):
             _called(*wrong)
+
+
+def test_the_contract_of_a_machine_that_was_searched_is_held_against_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = size(SOURCE, Need(rate_per_s=30.0), gpus_per_machine=4, price=None, evidence=EVIDENCE)
+    searched = replace(found, source=replace(SOURCE, name="sim:gb300-vm"))
+    size_command._write_contract(Path("c.yaml"), searched, EVIDENCE, profile="rag", gpus=4)
+    assert "loadgen validate c.yaml --url sim:gb300-vm\n" in capsys.readouterr().err
 
 
 def test_the_contract_of_tasks_and_of_classes_has_their_limits(folder: Path) -> None:

@@ -31,7 +31,7 @@ from loadgen.core.results.record import KIND, ROW, STATUS
 from loadgen.core.results.spool import Tail
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.early_stopping import allowed
-from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload
+from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload, load
 from loadgen.mlperf import added as mlperf_added
 from loadgen.present import text as as_text
 from loadgen.repeated import capacity
@@ -474,21 +474,21 @@ def test_a_load_of_conversations_that_is_lost_is_not_simulated_to_its_end(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("kind", "workload", "chained", "unit"),
+    ("kind", "workload", "counted", "unit"),
     [
-        ("request_rate", "rag", False, "/s"),
-        ("request_rate", "agentic", True, " conversations/s"),
-        ("concurrency", "agentic", True, " in flight"),
-        ("request_rate", "mlperf server", False, "/s"),  # a name says nothing of the rules
+        ("request_rate", "rag", "requests", "/s"),
+        ("request_rate", "agentic", "conversations", " conversations/s"),
+        ("request_rate", "mixed", "starts", " starts/s"),  # conversations, and single requests beside them
+        ("concurrency", "agentic", "conversations", " in flight"),
     ],
 )
 def test_a_load_of_conversations_is_not_written_as_one_of_requests(
-    kind: str, workload: str, chained: bool, unit: str
+    kind: str, workload: str, counted: capacity.Unit, unit: str
 ) -> None:
     plan = experiment.ExperimentPlan(
         by="search", kind=kind, workload=workload, source_text="", target="", flags={}, seed=1
     )
-    assert experiment.unit_of(plan, chained=chained) == unit
+    assert experiment.unit_of(plan, counted) == unit and experiment.counted_by(load(workload)) == counted
     under_the_table = text.units(unit)  # good requests/s stand beside loads in conversations/s
     assert under_the_table.startswith("Latencies" if unit == "/s" else f"Load: {unit.strip()}. Latencies")
 
@@ -501,7 +501,7 @@ def test_the_plan_says_by_which_rules_a_search_ran(tmp_path: Path) -> None:
     of_search, ours = msgspec.structs.replace(plan, command=typed), msgspec.structs.replace(plan, rules="mlperf")
     before_plans_did = msgspec.structs.replace(plan, command=("loadgen", "mlperf", "peak"))
     assert [*map(experiment.is_mlperf, (plan, of_search, ours, before_plans_did))] == [False, False, True, True]
-    assert experiment.unit_of(ours, chained=False) == " queries/s"
+    assert experiment.unit_of(ours, "requests") == " queries/s"
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(of_search))
     assert mlperf_added.sections(tmp_path, None) is None  # type: ignore[arg-type]
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(ours))
