@@ -216,7 +216,7 @@ def test_offline_without_a_rate_measures_one_first(tmp_path: Path, capsys: pytes
 
 
 def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--min-duration", "15", "--dataset", str(_small_data(tmp_path, 50)), "--url", "sim:gb200-vm"]
+    flags = ["--min-duration", "6", "--dataset", str(_small_data(tmp_path, 50)), "--url", "sim:gb200-vm"]
     flags += ["--find-peak", "--target-qps", "150"]
     assert _exit(["mlperf", "interactive", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")]) == 0
     found = capacity.load_capacity((tmp_path / "o" / capacity.FILE).read_bytes())
