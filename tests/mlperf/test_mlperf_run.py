@@ -293,13 +293,14 @@ def test_several_endpoints_are_one_system(tmp_path: Path, capsys: pytest.Capture
     """Rows of each, both totals of them, and one verdict; the disclosure once, in the first lines."""
     flags = ["-b", "llama2-70b", "--dataset", str(_small_data(tmp_path, 40)), "--min-duration", "1"]
     with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
-        urls = ["--url", one.url, "--url", two.url, "--server-metrics", "off", "--workers", "2"]
-        code = _exit(["mlperf", "server", *flags, *urls, "--target-qps", "60", "--out", str(tmp_path / "s")])
+        urls = ["--url", one.url, "--url", two.url, "--server-metrics", "off"]
+        served = [*flags, *urls, "--workers", "2", "--target-qps", "60", "--out", str(tmp_path / "s")]
+        code = _exit(["mlperf", "server", *served])
         told = capsys.readouterr()
         offline = [*flags, *urls, "--target-qps", "60", "-c", "3", "--out", str(tmp_path / "f")]
         assert _exit(["mlperf", "offline", *offline]) in (0, 3)
         assert "6 in flight" in capsys.readouterr().err  # three per target
-        assert _exit(["mlperf", "server", *flags, *urls, "--target-qps", "60", "--harness", "loadgen"]) == 2
+        assert _exit(["mlperf", "server", *served, "--harness", "loadgen"]) == 2
         refused = capsys.readouterr().err
     assert code in (1, 3)  # 80 queries are too few for early stopping; on a busy host the sender was late besides
     result = mlperf_run.read(tmp_path / "s")

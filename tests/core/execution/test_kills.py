@@ -32,11 +32,11 @@ COMMANDS = {
     "run": ("run", "{workload}", *LOAD, "-n", "1500"),
     "soak": ("run", "{workload}", *LOAD, "-d", "10m"),  # a load without an end in sight, as a soak test is
     "sweep": (
-        "sweep", "{workload}", "--request-rate", "100,150,200", "-d", "2s", "--warmup", "0", "--grace", "1s",
+        "sweep", "{workload}", "--request-rate", "50,75,100", "-d", "2s", "--warmup", "0", "--grace", "1s",
         "--seed", "5",
     ),
     "search": (
-        "search", "{workload}", "--slo", "ttft:1s:p90", "--start", "100", "--max-probes", "3", "-d", "3s",
+        "search", "{workload}", "--slo", "ttft:1s:p90", "--start", "50", "--max-probes", "3", "-d", "3s",
         "--grace", "1s", "--seed", "5",
     ),
     "validate": ("validate", "{contract}", "--seed", "5"),
@@ -49,8 +49,8 @@ CONTRACT = """
 name: kills
 horizon: 1s
 levels:
-  - {name: a, workload: w.yaml, rate: 100/s, duration: 4s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
-  - {name: b, workload: w.yaml, rate: 150/s, duration: 4s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
+  - {name: a, workload: w.yaml, rate: 40/s, duration: 4s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
+  - {name: b, workload: w.yaml, rate: 60/s, duration: 4s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
 """
 KILLED = ("main", "worker", "compactor", "all")
 KEEPS = ("raw", "sample", "histogram")
