@@ -37,6 +37,7 @@ from loadgen.core.execution.stop_watch import LOOK_NS
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.summary import Summary, dump_summary, summarize
 from loadgen.core.requests import prompts, resonance
+from loadgen.core.requests.task_graphs import Leaving
 from loadgen.core.results import checksums, store
 from loadgen.core.results.manifest import Header, Second
 from loadgen.core.results.record import KIND, STATUS, WITH_UNFINISHED
@@ -118,6 +119,7 @@ class Course:
         self._after_stop_ns = min(drain_ns, AFTER_STOP_NS)
         self._in_flight: deque[SimRequest] = deque()  # in order of due time; may contain requests that are done
         self._schedule = schedule
+        self._leaves: dict[int, Leaving] = {}  # tasks whose user goes away, and where
         self._leaving: list[tuple[SimRequest, int]] = []  # requests whose user goes away after so many tokens
         self._sequences: dict[int, list[SimRequest]] = {}  # number -> of a request for values, those not done
 
@@ -273,7 +275,9 @@ class Course:
                 replica.submit(request)
                 in_flight.append(request)
             if start.session >= 0:
-                leaving = self._schedule.chains.of(start.session).leaving
+                if not start.turn and (leaves := self._schedule.chains.of(start.session).leaving) is not None:
+                    self._leaves[start.session] = leaves
+                leaving = self._leaves.get(start.session)
                 if leaving is not None and leaving.turn == start.turn:
                     self._leaving.append((request, leaving.tokens))
             if replica.end_ns == NEVER and replica.begin(due_ns):

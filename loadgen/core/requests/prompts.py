@@ -28,7 +28,7 @@ from loadgen.core.requests.words import writer
 HEAD = 4  # content tokens in which unique prompts differ (metrics.md)
 FIRST = 64  # requests in the fingerprint of an endless load
 SAMPLE = 256  # conversations whose lengths are checked for warnings
-KEPT = 16  # texts that a digest hashes at once
+KEPT = 8  # texts that a digest hashes at once: more would not stay in the processor's cache
 CHECKED = 16  # requests that are built and counted for warnings, with tokenizers that need counting
 
 

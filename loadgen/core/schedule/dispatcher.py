@@ -178,7 +178,7 @@ class Dispatcher:
                 chain = number // self._turns
             session = -1
             if self._turns > 1:
-                made = self.schedule.chains.of(chain)
+                made = self._open[chain].chain if turn else self.schedule.chains.of(chain)
                 session, number = chain if made.is_session else -1, self.schedule.number(chain, turn, made)
             if lane < 0 and (len(in_flight) >= cap or len(in_prefill) >= prefill_cap):
                 why = "in_flight_cap" if len(in_flight) >= cap else "prefill_cap"

@@ -15,6 +15,7 @@
 #define VERSION 1 /* of these types: replica.py asks for the same, else it takes Python's */
 #define NEVER ((int64_t)1 << 62)
 #define OBJECT(of) ((PyObject *)(of))
+#define AHEAD 8 /* blocks: so far ahead of the search are their slots fetched */
 #define COLUMNS 13 /* of a flight: virtual_rows.FLIGHT */
 
 enum { WAITING, PREFILLING, DECODING, DONE };
@@ -73,7 +74,7 @@ typedef struct {
     int64_t kv, used_blocks, pinned_blocks, cached_blocks;
     int under_way;
     Bytes ends;
-    int64_t *slots; /* a hash table of the shared blocks: place in `blocks` + 1, 0 where nothing is */
+    uint64_t *slots; /* a hash table of the shared blocks: hash << 32 | place in `blocks` + 1, 0 where nothing is */
     int64_t slots_mask;
     Block *blocks;
     int64_t blocks_room, free_block, oldest, newest;
@@ -311,10 +312,22 @@ static PyType_Spec request_spec = {
 
 /* -- blocks ------------------------------------------------------------------------------------------------------- */
 
-static int64_t slot_of(Replica *self, int64_t value)
+static uint32_t hash_of(int64_t value)
 {
     uint64_t mixed = (uint64_t)value * 0x9E3779B97F4A7C15u;
-    return (int64_t)((mixed ^ (mixed >> 29)) & (uint64_t)self->slots_mask);
+    return (uint32_t)(mixed ^ (mixed >> 29));
+}
+
+static int64_t place_in(uint64_t slot)
+{
+    return (int64_t)(uint32_t)slot - 1;
+}
+
+/* A block is looked for soon: its slot is far from those of its neighbours, and rarely in a cache of the processor. */
+static void expect(Replica *self, const Key *keys, Py_ssize_t at, Py_ssize_t count)
+{
+    if (self->slots != NULL && at < count)
+        __builtin_prefetch(&self->slots[hash_of(keys[at].value) & self->slots_mask]);
 }
 
 /* Whether they are the same block; -1: an exception. */
@@ -334,8 +347,11 @@ static int64_t find_block(Replica *self, const Key *key)
 {
     if (self->slots == NULL)
         return -1;
-    for (int64_t slot = slot_of(self, key->value); self->slots[slot]; slot = (slot + 1) & self->slots_mask) {
-        int64_t place = self->slots[slot] - 1;
+    uint32_t hash = hash_of(key->value);
+    for (int64_t slot = hash & self->slots_mask; self->slots[slot]; slot = (slot + 1) & self->slots_mask) {
+        if (self->slots[slot] >> 32 != hash)
+            continue;
+        int64_t place = place_in(self->slots[slot]);
         int found = same(&self->blocks[place].key, key);
         if (found)
             return found < 0 ? -2 : place;
@@ -343,19 +359,19 @@ static int64_t find_block(Replica *self, const Key *key)
     return -1;
 }
 
-static void into_slot(Replica *self, int64_t place)
+static void into_slot(Replica *self, uint64_t entry)
 {
-    int64_t slot = slot_of(self, self->blocks[place].key.value);
+    int64_t slot = (int64_t)(entry >> 32) & self->slots_mask;
     while (self->slots[slot])
         slot = (slot + 1) & self->slots_mask;
-    self->slots[slot] = place + 1;
+    self->slots[slot] = entry;
 }
 
 /* Twice as many slots. */
 static int grow_slots(Replica *self)
 {
-    int64_t count = self->slots ? 2 * (self->slots_mask + 1) : 512, *old = self->slots, before = self->slots_mask;
-    int64_t *slots = PyMem_Calloc(count, sizeof(int64_t));
+    int64_t count = self->slots ? 2 * (self->slots_mask + 1) : 512, before = self->slots_mask;
+    uint64_t *old = self->slots, *slots = PyMem_Calloc(count, sizeof(uint64_t));
     if (slots == NULL) {
         PyErr_NoMemory();
         return -1;
@@ -363,18 +379,18 @@ static int grow_slots(Replica *self)
     self->slots = slots, self->slots_mask = count - 1;
     for (int64_t i = 0; old != NULL && i <= before; i++)
         if (old[i])
-            into_slot(self, old[i] - 1);
+            into_slot(self, old[i]);
     PyMem_Free(old);
     return 0;
 }
 
 static void out_of_slot(Replica *self, int64_t place)
 {
-    int64_t mask = self->slots_mask, hole = slot_of(self, self->blocks[place].key.value);
-    while (self->slots[hole] != place + 1)
+    int64_t mask = self->slots_mask, hole = hash_of(self->blocks[place].key.value) & mask;
+    while (place_in(self->slots[hole]) != place)
         hole = (hole + 1) & mask;
     for (int64_t slot = (hole + 1) & mask; self->slots[slot]; slot = (slot + 1) & mask) { /* close the gap */
-        int64_t home = slot_of(self, self->blocks[self->slots[slot] - 1].key.value);
+        int64_t home = (int64_t)(self->slots[slot] >> 32) & mask;
         if (((slot - home) & mask) >= ((slot - hole) & mask)) {
             self->slots[hole] = self->slots[slot];
             hole = slot;
@@ -422,7 +438,7 @@ static int64_t add_block(Replica *self, const Key *key)
     self->free_block = self->blocks[place].newer;
     self->blocks[place] = (Block){*key, 1, -1, -1};
     Py_XINCREF(key->object);
-    into_slot(self, place);
+    into_slot(self, (uint64_t)hash_of(key->value) << 32 | (uint64_t)(place + 1));
     self->pinned_blocks++;
     return place;
 }
@@ -430,7 +446,9 @@ static int64_t add_block(Replica *self, const Key *key)
 static void evict(Replica *self, int64_t capacity)
 {
     while (self->cached_blocks > 0 && self->cached_blocks > capacity) {
-        int64_t place = self->oldest;
+        int64_t place = self->oldest, next = self->blocks[place].newer;
+        if (next >= 0)
+            __builtin_prefetch(&self->blocks[next]);
         leave_line(self, place);
         out_of_slot(self, place);
         PyObject *object = self->blocks[place].key.object;
@@ -472,6 +490,7 @@ static int admit(Replica *self, Request *one)
     int64_t unpinned = 0;
     one->pinned_count = 0;
     for (int64_t i = 0; i < usable; i++) {
+        expect(self, one->keys, i + AHEAD, one->keys_count);
         int64_t place = find_block(self, &one->keys[i]);
         if (place == -2 || (place >= 0 && pin(one, place) < 0))
             return -1;
@@ -511,6 +530,7 @@ static int share_prompt_blocks(Replica *self, Request *one)
 {
     int64_t full = one->input_tokens / self->per_block;
     for (Py_ssize_t i = one->pinned_count; i < one->keys_count && i < full; i++) {
+        expect(self, one->keys, i + AHEAD, one->keys_count);
         int64_t place = find_block(self, &one->keys[i]);
         if (place != -1)
             return place == -2 ? -1 : 0;
