@@ -106,11 +106,11 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
         blocks_used = max(blocks_used, means.shape[1])
         tables.append(_table(metric, components.components(means, counts, within)))
         found = _odd(metric, means.mean(axis=1), [names[i] for i in spoken])
-        if found:  # also without what the load generator may have added
-            sure = (values - _added(requests, metric))[chosen] / 1e6
-            less, _, _ = _cells(place[of_row[chosen]], share[chosen], sure, len(spoken)) or cells
-            still = {one.name for one in _odd(metric, less.mean(axis=1), [names[i] for i in spoken])}
-            odd += [one for one in found if one.name in still]
+        if found:  # by more than the load generator may have added to it, or to the others
+            added = _cells(place[of_row[chosen]], share[chosen], _added(requests, metric)[chosen] / 1e6, len(spoken))
+            own_ms = (added or cells)[0].mean(axis=1)
+            least_ms = dict(zip((names[i] for i in spoken), np.maximum(own_ms, own_ms.mean()), strict=True))
+            odd += [one for one in found if abs(one.mean_ms - one.others_ms) > least_ms[one.name]]
     if not tables:
         why = f"too few requests: {FEWEST} per {unit} in each of {BLOCKS[-1]} stretches of time are needed"
         return BetweenNodes(nodes=len(names), silent=silent, why=why)

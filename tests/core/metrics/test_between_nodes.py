@@ -106,10 +106,17 @@ def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
 
 
 @pytest.mark.parametrize(("error_ms", "named"), [(0.01, True), (0.45, False)])
-def test_a_node_stands_out_by_more_than_the_client_itself_may_have_added(error_ms: float, named: bool) -> None:
-    """TPOT 3.5 % above the others, of stamps that were read late by up to so much a token."""
-    rows = _rows(18, {7: 1.045})
-    rows["last_token_error_ns"][rows["target"] == 7] = int(49 * error_ms * MS)
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("factor", [1.045, 0.975])
+def test_a_node_stands_out_by_more_than_the_client_itself_may_have_added(
+    error_ms: float, named: bool, everywhere: bool, factor: float
+) -> None:
+    """TPOT 3.5 % above or below the others, of stamps that were read late by up to so much a token: of the slower, or
+    everywhere, where it is not known of whom.
+    """
+    rows = _rows(18, {7: factor})
+    slower = (rows["target"] == 7) == (factor > 1)
+    rows["last_token_error_ns"][slower | everywhere] = int(49 * error_ms * MS)
     summary = _summary(rows)
     assert "tpot" not in summary.unsound
     assert ("tpot" in {one.metric for one in summary.between.odd}) is named
