@@ -37,21 +37,25 @@ class WeightedValues(NamedTuple):
         Percentiles are interpolated where there are no weights, as in numpy and in all these tools.
         """
         is_known = ~np.isnan(self.values) if self.weights is None else ~np.isnan(self.values) & (self.weights > 0)
-        values = self.values[is_known]
+        known = slice(None) if is_known.all() else is_known
+        values = self.values[known]
         if len(values) == 0:
             return {}
         asked = {name: STATS[name] for name in only or STATS}
         if self.weights is None:
             count = len(values)
-            percentiles = dict(zip(asked, np.percentile(values, [100 * p for p in asked.values()]), strict=True))
+            shares = [100 * p for p in asked.values()]
+            percentiles = dict(zip(asked, np.percentile(np.sort(values), shares), strict=True))  # faster than unsorted
             mean, std = (0.0, 0.0) if only else (values.mean(), values.std())
         else:
-            weights = self.weights[is_known]
-            order = np.argsort(values)
-            cumulated = np.cumsum(weights[order])
+            weights = self.weights[known]
+            if weights.min() == weights.max():  # in order without their places
+                ordered, cumulated = np.sort(values), np.cumsum(weights)
+            else:
+                order = np.argsort(values)
+                ordered, cumulated = values[order], np.cumsum(weights[order])
             count = int(cumulated[-1])
-            places = {key: int(np.searchsorted(cumulated, p * count)) for key, p in asked.items()}
-            percentiles = {key: values[order[place]] for key, place in places.items()}
+            percentiles = {key: ordered[np.searchsorted(cumulated, p * count)] for key, p in asked.items()}
             mean = 0.0 if only else np.average(values, weights=weights)
             std = 0.0 if only else np.sqrt(np.average((values - mean) ** 2, weights=weights))
         if only:
@@ -121,11 +125,12 @@ def theirs(header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) ->
     columns, ok = chosen(header, rows)
     if not ok.any():
         return {}
+    known = slice(None) if ok.all() else ok
     pooled = measured_gaps(header, gaps)
 
     def of(name: str) -> NDArray[np.int64]:
         if name != "role_event":
-            return columns[name][ok]
+            return columns[name][known]
         first, role = of("first_token_ns"), of("first_event_ns")
         return np.where(role < 0, first, role) if header.api == "chat" else first
 
@@ -167,7 +172,9 @@ def theirs(header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) ->
 
 
 def _divided(span: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.where(count > 0, span / np.maximum(count, 1), np.nan)
+    found: NDArray[np.float64] = span / np.maximum(count, 1)
+    found[count <= 0] = np.nan
+    return found
 
 
 def reported(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> list[ToolFigures]:

@@ -129,21 +129,29 @@ def figures(
     ok = columns.where(OK)
     is_counted = is_measured(header, rows) & ok
     length_s = _length_s(rows, timeline)
-    ttft, tpot, e2e = (columns.measure(name) for name in ("ttft", "tpot", "e2e"))
+    of = columns.measure  # made again where it is needed: each is as large as a column
     curves = {
-        "ttft": curve("TTFT", ttft[is_counted]),
-        "ttft_from_sent": curve("TTFT from sent", columns.measure("ttft_from_sent")[is_counted]),
-        "tpot": curve("TPOT", tpot[is_counted]),
+        "ttft": curve("TTFT", of("ttft")[is_counted]),
+        "ttft_from_sent": curve("TTFT from sent", of("ttft_from_sent")[is_counted]),
+        "tpot": curve("TPOT", of("tpot")[is_counted]),
         "inter_chunk": curve_of_histogram("gap between events", measured_gaps(header, gaps)),
-        "max_gap": curve("largest gap of a request", columns.measure("max_gap")[is_counted]),
-        "e2e": curve("E2E", e2e[is_counted]),
+        "max_gap": curve("largest gap of a request", of("max_gap")[is_counted]),
+        "e2e": curve("E2E", of("e2e")[is_counted]),
     }
+    over_time = {
+        "ttft": quantiles_over_time(columns["due_ns"], of("ttft"), ok, length_s),
+        "tpot": quantiles_over_time(columns["last_token_ns"], of("tpot"), ok, length_s),
+    }
+    e2e_by_output = cloud(columns["output_tokens"], of("e2e"), is_counted)
+    sent, beside = in_flight_at_send(columns)
+    ttft = of("ttft")
+    ttft_by_in_flight = cloud(beside, ttft[sent], is_counted[sent], places=sent)
+    del sent, beside
     return Figures(
         length_s=round_to(length_s, 6),
         stages=tuple(_stage_spans(header, rows, length_s)),
         curves={name: percentile_curve for name, percentile_curve in curves.items() if percentile_curve is not None},
-        ttft=quantiles_over_time(columns["due_ns"], ttft, ok, length_s),
-        tpot=quantiles_over_time(columns["last_token_ns"], tpot, ok, length_s),
+        **over_time,
         output=_output(columns, timeline, length_s),
         in_flight=_in_flight(columns, length_s),
         load=_load(columns, length_s),
@@ -152,10 +160,10 @@ def figures(
         cached=_cached(columns, length_s),
         client=_client(columns, seconds, length_s),
         ttft_by_input=cloud(columns["input_tokens"], ttft, is_counted),
-        ttft_by_in_flight=cloud(in_flight_at_send(columns), ttft, is_counted),
-        ttft_by_queue=cloud(columns["server_queue_ns"] / 1e6, ttft, is_counted),
-        ttft_by_time=cloud(columns["due_ns"] / 1e9, ttft, is_counted),
-        e2e_by_output=cloud(columns["output_tokens"], e2e, is_counted),
+        ttft_by_in_flight=ttft_by_in_flight,
+        ttft_by_queue=cloud(columns["server_queue_ns"], ttft, is_counted, x_per=1e6),
+        ttft_by_time=cloud(columns["due_ns"], ttft, is_counted, x_per=1e9),
+        e2e_by_output=e2e_by_output,
         asked_by_output=_output_asked(columns, is_counted),
         gaps=() if heat is None or heat_edges_ns is None else gap_heat(heat, heat_edges_ns, length_s),
     )
@@ -355,16 +363,24 @@ def gap_heat(lines: NDArray[np.void], edges_ns: NDArray[np.int64], length_s: flo
 # -- pairs ---------------------------------------------------------------------------------------------------------
 
 
-def in_flight_at_send(columns: Columns) -> NDArray[np.int64]:
-    """How many others were in flight at its target when each request was sent; -1 for one that never was."""
+def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The places of the requests that were sent, in the order in which they were, target after target; and for each how
+    many others were in flight at its target then."""
     sent, done, target = (columns[name] for name in ("sent_ns", "done_ns", "target"))
-    others = np.full(len(sent), -1, np.int64)
+    places, others = (np.empty(np.count_nonzero(sent >= 0), np.int32) for _ in range(2))
+    first = 0
     for number in np.unique(target).tolist():
         own = np.flatnonzero((target == number) & (sent >= 0))
-        starts, ends = np.sort(sent[own]), np.sort(done[own][done[own] >= 0])
-        before, over = (np.searchsorted(edges, sent[own], side="right") for edges in (starts, ends))
-        others[own] = before - over - 1
-    return others
+        here = slice(first, first := first + len(own))
+        places[here] = own[np.argsort(sent[own])]
+        starts, ends = sent[places[here]], np.sort(done[own])
+        ends = ends[np.searchsorted(ends, 0) :]  # of those that are done
+        last = (
+            np.flatnonzero(starts[1:] != starts[:-1]) + 1
+        )  # of those sent at one instant the last one's place, from 1
+        others[here] = np.repeat(np.append(last, len(own)), np.diff(last, prepend=0, append=len(own)))
+        others[here] -= np.searchsorted(ends, starts, side="right") + 1
+    return places, others
 
 
 def cloud(
@@ -372,33 +388,41 @@ def cloud(
     y_ns: NDArray[np.int64],
     chosen: NDArray[np.bool_],
     y_per: float = 1e6,
+    x_per: float = 1.0,
+    places: NDArray[np.int32] | None = None,
 ) -> Cloud:
-    """Pairs of a known x and a defined y; y is divided by `y_per`. More than MOST_POINTS pairs are counted in cells."""
-    is_known = chosen & (x >= 0) & (y_ns != UNDEFINED)
-    count = int(np.count_nonzero(is_known))
+    """Pairs of a known x and a defined y, divided by `x_per` and `y_per`. More than MOST_POINTS pairs are counted in
+    cells. `places`: those of their rows, where they are not in the order of these."""
+    parts = [slice(first, first + BLOCK_ROWS) for first in range(0, len(x), BLOCK_ROWS)]
+    known = [chosen[part] & (x[part] >= 0) & (y_ns[part] != UNDEFINED) for part in parts]
+    count = int(sum(map(np.count_nonzero, known)))
     if not count:
         return Cloud(count=0)
-    parts = [slice(first, first + BLOCK_ROWS) for first in range(0, len(x), BLOCK_ROWS) if count > MOST_POINTS]
+    parts, known = ([one for one, own in zip(each, known, strict=True) if own.any()] for each in (parts, known))
 
-    def pairs(part: slice = slice(None)) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return x[part][is_known[part]].astype(np.float64), y_ns[part][is_known[part]] / y_per
+    def of(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
+        """The known values, part after part; of one that is always the same only that one."""
+        for part, own in zip(parts, known, strict=True):
+            yield values[part][:1] if values.strides == (0,) else values[part] if own.all() else values[part][own]
 
-    ends = [
-        (of.min(), of.max()) if len(of) else (np.inf, -np.inf) for part in parts or [slice(None)] for of in pairs(part)
-    ]
     ends_x, ends_y = (
-        (float(min(low)), float(max(high))) for low, high in (zip(*ends[i::2], strict=True) for i in (0, 1))
+        (float(min(each.min() for each in of(values)) / per), float(max(each.max() for each in of(values)) / per))
+        for values, per in ((x, x_per), (y_ns, y_per))
     )
     log_y = ends_y[1] > 20 * max(ends_y[0], 1e-6) and ends_y[0] > 0
-    if not parts:
-        points = tuple(zip(*(rounded(of, 4) for of in pairs()), strict=True))
+    if count <= MOST_POINTS:
+        every = np.flatnonzero(chosen & (x >= 0) & (y_ns != UNDEFINED))
+        every = every if places is None else every[np.argsort(places[every])]
+        points = tuple(
+            zip(*(rounded(values[every] / per, 4) for values, per in ((x, x_per), (y_ns, y_per))), strict=True)
+        )
         return Cloud(count=count, points=points, x=ends_x, y=ends_y, log_y=log_y)
     x_edges, y_edges = _edges(ends_x, CELLS[0]), _edges(np.log10(ends_y) if log_y else ends_y, CELLS[1])
     counts = np.zeros(CELLS[0] * CELLS[1], np.int64)
-    for part in parts:
-        xs, ys = pairs(part)
-        cell = _places(xs, x_edges) * CELLS[1] + _places(np.log10(ys) if log_y else ys, y_edges)
-        counts += np.bincount(cell, minlength=len(counts))
+    for xs, ys, own in zip(of(x), of(y_ns), known, strict=True):
+        high = ys / y_per
+        cell = _places(xs / x_per, x_edges) * CELLS[1] + _places(np.log10(high) if log_y else high, y_edges)
+        counts += np.bincount(cell, minlength=len(counts)) * (np.count_nonzero(own) if len(cell) == 1 else 1)
     lefts, lows = rounded(x_edges, 5), rounded(10**y_edges if log_y else y_edges, 5)
     used = [(*divmod(cell, CELLS[1]), int(counts[cell])) for cell in np.flatnonzero(counts).tolist()]
     cells = tuple((lefts[i], lefts[i + 1], lows[j], lows[j + 1], number) for i, j, number in used)

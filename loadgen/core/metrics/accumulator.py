@@ -97,8 +97,8 @@ class Cell:
         if not self.exact or not _sample_of(name):
             return self.samples.setdefault(name, Values() if self.exact else Histogram())
         values = Values()
-        for columns in self.columns:
-            values.add(_values(columns, name))
+        for block in (block for columns in self.columns for block in columns.blocks()):
+            values.add(_values(block, name))
         return values
 
     def distribution(self, name: str) -> Distribution:
@@ -244,12 +244,13 @@ class Cell:
         self.count("asked", asked[comparable].sum(dtype=np.int64))
         self.count("asked_got", output[comparable].sum(dtype=np.int64))
         self.count("unequal", (asked != output)[comparable].sum())
-        known = with_output & (output >= 0) & np.isin(columns["output_source"], _COUNTED)
+        is_counted = np.isin(columns["output_source"], _COUNTED)
+        known = with_output & (output >= 0) & is_counted
         under, over = known & by_column.understates(columns), known & by_column.overstates(columns)
         self.count("counted", known.sum())
         self.count("contradicting", (under | over).sum())
         self.count("understated", under.sum())
-        told = ok & (events > 0) & np.isin(columns["output_source"], _COUNTED)
+        told = ok & (events > 0) & is_counted
         told_events, told_streamed = events[told].astype(np.int64), streamed[told].astype(np.int64)
         self.count("told_events", told_events.sum())
         self.count("told_streamed", told_streamed.sum())
@@ -316,7 +317,8 @@ def _count_conversations(cell: Cell, ended: TaskColumns, end: NDArray[np.int64])
 def _values(columns: Columns, metric: str) -> NDArray[np.int64]:
     """The values of a figure in its sample."""
     chosen = columns["sent_ns"] >= 0 if _sample_of(metric) == "sent" else columns.where(OK)
-    return defined(columns.measure(metric)[chosen])
+    values = columns.measure(metric)
+    return defined(values if chosen.all() else values[chosen])
 
 
 def _amounts(columns: Columns, name: str, slo: Slo | None) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]:
@@ -384,7 +386,7 @@ class Accumulator:
             self._add_conversations(stage, columns, [pair[own] for pair in self.classes])
             cell.sample("lane_end").add(columns["done_ns"][last_round(columns, plan, self._turns)])
             cell.reach("lane_due", columns["due_ns"][first_round(columns, plan, self._turns)])
-            if plan.measured:
+            if plan.measured and not self.exact:
                 self._add_by_time(columns)
             parts = [(self.targets, columns["target"])]
             if self.classes:
@@ -397,6 +399,13 @@ class Accumulator:
                     pair[own].add(of_part, texts, self._part_metrics, not plan.closed)
                     of_part.forget()
 
+    def by_time(self) -> tuple[list[BlockSamples], int]:
+        """The measured latencies by blocks of time, and how long these are. Exact ones are made now, and not kept."""
+        for columns in self.measured().columns if self.exact else ():
+            self._add_by_time(columns)
+        blocks, self.blocks = self.blocks, [] if self.exact else self.blocks
+        return blocks, self.block_ns
+
     def _add_by_time(self, columns: Columns) -> None:
         ok = columns.where(OK)
         due = columns["due_ns"][ok]
@@ -404,16 +413,14 @@ class Accumulator:
             return
         while int(due.max()) >= self.block_ns * BLOCKS:
             self._join_blocks()
-        places = (due // self.block_ns).astype(np.int16)
-        order = np.argsort(places, kind="stable")
-        counts = np.bincount(places)
-        self._reach_block(len(counts) - 1)
+        places = (due // self.block_ns).astype(np.int8)
+        self._reach_block(int(places.max()))
+        for number, block in enumerate(self.blocks):
+            block.requests += int(np.count_nonzero(places == number))
         for metric in SHOWN:
-            values = np.split(columns.measure(metric)[ok][order], np.cumsum(counts)[:-1])
-            for block, of_block in zip(self.blocks, values, strict=False):
-                block.of[metric].add(defined(of_block))
-        for block, count in zip(self.blocks, counts.tolist(), strict=False):
-            block.requests += count
+            values = columns.measure(metric)[ok]
+            for number, block in enumerate(self.blocks):
+                block.of[metric].add(defined(values[places == number]))
 
     def _reach_block(self, place: int) -> None:
         while len(self.blocks) <= place:

@@ -252,25 +252,17 @@ def tokens(
         "steady_total_per_s": _plus(steady_output, steady_input),
     }
     return Tokens(
-        input=prompt,
-        output=output,
-        cached=cached,
-        cache_written=cell.sum_known("cache_written_tokens"),
-        reasoning=cell.sum_known("reasoning_tokens"),
-        asked_output=cell.sum_known("asked_output"),
+        input=prompt, output=output, cached=cached, cache_written=cell.sum_known("cache_written_tokens"),
+        reasoning=cell.sum_known("reasoning_tokens"), asked_output=cell.sum_known("asked_output"),
         cached_share=cached / base if cached is not None and base else None,
         length_mismatch_share=cell.sums["unequal"] / comparable if comparable else None,
-        per_event=cell.sums["streamed"] / event_count if event_count else None,
-        input_per_s=per_second(prompt, inside),
-        steady_input_per_s=steady_input,
-        last_issued_output_per_s=per_second(output, inside.last_issued),
-        whole_output_per_s=whole_output_per_s(everything, inside),
-        failed_input=cell.sum("failed_input"),
+        per_event=cell.sums["streamed"] / event_count if event_count else None, input_per_s=per_second(prompt, inside),
+        steady_input_per_s=steady_input, last_issued_output_per_s=per_second(output, inside.last_issued),
+        whole_output_per_s=whole_output_per_s(everything, inside), failed_input=cell.sum("failed_input"),
         failed_output=cell.sum("failed_output"),
-        sources=Sources(input=_sources(cell, "input"), output=_sources(cell, "output")),
-        **rates,
+        sources=Sources(input=_sources(cell, "input"), output=_sources(cell, "output")), **rates,
         **{f"{name}_per_gpu": per_gpu(rate, gpus) for name, rate in rates.items()},
-    )
+    )  # fmt: skip
 
 
 _REST_ON_OUTPUT = (
@@ -352,21 +344,14 @@ def sessions(cell: Cell, cut: tuple[int, int], inside: Window) -> Sessions | Non
 
     count = whole - cell.sum("sessions_cancelled") - drained
     return Sessions(
-        count=count,
-        cut=cut[0] + drained,
-        abandoned=cell.sum("sessions_abandoned"),
-        ok=good,
+        count=count, cut=cut[0] + drained, abandoned=cell.sum("sessions_abandoned"), ok=good,
         ok_per_s=per_second(good, inside),
         steady_ok_per_s=per_second(amount_in([cell], "session", inside.steady), inside.steady),
-        duration_ms=cell.distribution("session"),
-        wait_ms=cell.distribution("session_wait"),
-        longest_wait_ms=cell.distribution("session_longest_wait"),
-        requests=mean("requests"),
-        input_tokens=mean("input"),
-        cached_tokens=mean("cached") if cell.sum("cached_tokens_known") else None,
-        output_tokens=mean("output"),
-        goodput=_task_goodput(cell, count, inside),
-    )
+        duration_ms=cell.distribution("session"), wait_ms=cell.distribution("session_wait"),
+        longest_wait_ms=cell.distribution("session_longest_wait"), requests=mean("requests"),
+        input_tokens=mean("input"), cached_tokens=mean("cached") if cell.sum("cached_tokens_known") else None,
+        output_tokens=mean("output"), goodput=_task_goodput(cell, count, inside),
+    )  # fmt: skip
 
 
 def _task_goodput(cell: Cell, count: int, inside: Window) -> TaskGoodput | None:

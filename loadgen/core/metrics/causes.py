@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, sendable
+from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, by_time, sendable
 from loadgen.core.metrics.sustainable import keys, part_name
 from loadgen.core.server_metrics import energy, series
 
@@ -98,7 +98,7 @@ def explain(
     streamed = np.flatnonzero(everything.measure("ttft") != UNDEFINED)
     if len(streamed) < FEWEST:
         return Explanation()
-    in_order = streamed[np.lexsort((everything["slot"][streamed], everything["due_ns"][streamed]))]
+    in_order = streamed[by_time(everything["due_ns"][streamed], everything["slot"][streamed])]
     stride = _stride(len(in_order))
     rows = JoinedColumns(measured, ok=True, order=in_order[::stride])
     ttft, due, late = rows.measure("ttft"), rows["due_ns"], _late(rows)

@@ -147,7 +147,15 @@ class Columns:
         """A figure for every row, of any status: int64 ns, UNDEFINED where a row has no value (`loadgen.figures`)."""
         if metric in self._kept:
             return self._kept[metric]
-        values: NDArray[np.int64] = FIGURES.values(metric)(self)
+        values: NDArray[np.int64]
+        if (
+            self._keep == () and len(self) > BLOCK_ROWS
+        ):  # what is worked out of a part of the rows at a time stays small
+            values, first = np.empty(len(self), np.int64), 0
+            for block in self.blocks():
+                values[first : (first := first + len(block))] = block.measure(metric)
+            return values
+        values = FIGURES.values(metric)(self)
         if metric in _KEPT and self._keep != ():
             self._kept[metric] = values
         return values
@@ -183,7 +191,8 @@ class JoinedColumns:
         self, parts: Sequence[Columns], *, ok: bool, order: NDArray[np.int64] | None = None, keep: bool = True
     ) -> None:
         self._parts, self._keep = parts, keep
-        self._chosen: list[NDArray[Any] | slice] = [part.where(OK) if ok else slice(None) for part in parts]
+        own = [part.where(OK) if ok else np.ones(1, bool) for part in parts]
+        self._chosen: list[NDArray[Any] | slice] = [slice(None) if each.all() else each for each in own]
         self._order: NDArray[np.int64] | None = None
         if order is not None:
             places = [np.arange(len(part))[chosen] for part, chosen in zip(parts, self._chosen, strict=True)]
@@ -207,7 +216,8 @@ class JoinedColumns:
         if name in self._kept:
             return self._kept[name]
         columns = [column(part, chosen) for part, chosen in zip(self._parts, self._chosen, strict=True)]
-        whole = np.concatenate([np.zeros(0, np.int64), *columns])
+        alone = len(columns) == 1  # which is not copied
+        whole = columns[0].astype(np.int64, copy=False) if alone else np.concatenate([np.zeros(0, np.int64), *columns])
         whole = whole if self._order is None else whole[self._order]
         if self._keep:
             self._kept[name] = whole
@@ -217,11 +227,27 @@ class JoinedColumns:
 UNDEFINED = np.iinfo(np.int64).min
 
 
+def by_time(instants: NDArray[np.int64], slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The places of requests in order of their instants, of those at one instant in order of their slots.
+
+    Most slots are in order of these instants, so that little is left to sort of requests in order of their slots.
+    """
+    if not len(slots) or int(slots.max()) - (least := int(slots.min())) > 2 * len(slots):
+        return np.lexsort((slots, instants))
+    places = np.full(int(slots.max()) - least + 1, -1)
+    places[slots - least] = np.arange(len(slots))
+    places = places[places >= 0]
+    if len(places) < len(slots):  # two of one slot
+        return np.lexsort((slots, instants))
+    return places[np.argsort(instants[places], kind="stable")]
+
+
 def _between(start: str, end: str) -> Callable[[Columns], NDArray[np.int64]]:
     def measure(columns: Columns) -> NDArray[np.int64]:
         first, last = columns[start], columns[end]
         values = last - first
-        values[(first < 0) | (last < 0)] = UNDEFINED
+        if len(values) and (first.min() < 0 or last.min() < 0):
+            values[(first < 0) | (last < 0)] = UNDEFINED
         return values
 
     return measure
@@ -366,8 +392,7 @@ def sendable(columns: Columns | JoinedColumns | Mapping[str, NDArray[np.int64]])
 
 def defined(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """The values without those that are UNDEFINED; the same array where there are none."""
-    is_known = values != UNDEFINED
-    return values if is_known.all() else values[is_known]
+    return values if values.min(initial=0) != UNDEFINED else values[values != UNDEFINED]
 
 
 def token_spans(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

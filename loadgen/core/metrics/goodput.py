@@ -93,14 +93,10 @@ def of_classes(classes: Sequence[Goodput], cell: Cell, inside: Window, whole: Ce
     good, counted = total("good"), total("counted")
     everyone = max(cell.sum("rows") - cell.sum("cancelled") - total("unfinished"), counted)  # of all classes
     return Goodput(
-        rps=total("rps"),
-        steady_rps=_steady_rps(good, everyone, cell, inside, whole),
-        share=good / counted if counted and good is not None else None,
-        good=good,
-        counted=counted,
-        unfinished=total("unfinished"),
-        met=met,
-    )
+        rps=total("rps"), steady_rps=_steady_rps(good, everyone, cell, inside, whole),
+        share=good / counted if counted and good is not None else None, good=good, counted=counted,
+        unfinished=total("unfinished"), met=met,
+    )  # fmt: skip
 
 
 def with_tasks(requests: Goodput, tasks: Sessions | None) -> Goodput:
@@ -216,19 +212,11 @@ def _term_result(
         undecided = "too many requests were unfinished when the drain ended: give a longer --grace, or none"
     needed = SUPPORT.get(name(term.quantile)) or support(term.quantile)
     return TermResult(
-        metric=term.metric,
-        quantile=term.quantile,
-        limit_ms=milliseconds(term.limit_ns),
+        metric=term.metric, quantile=term.quantile, limit_ms=milliseconds(term.limit_ns),
         value_ms=None if value is None else milliseconds(value),
-        margin_ms=None if value is None else milliseconds(term.limit_ns - value),
-        met=decided,
-        over=over,
-        count=count,
-        needed=needed,
-        supported=count >= needed,
-        undecided=undecided,
-        unfinished=left_out,
-    )
+        margin_ms=None if value is None else milliseconds(term.limit_ns - value), met=decided, over=over, count=count,
+        needed=needed, supported=count >= needed, undecided=undecided, unfinished=left_out,
+    )  # fmt: skip
 
 
 def _without_span(cell: Cell, term: Term) -> int:

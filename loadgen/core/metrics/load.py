@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from loadgen.core.results.manifest import Second, StagePlan
 
-_CHUNK_ROWS = 1_000_000  # rows processed in one step, to bound the size of intermediate arrays
+_STEP = 4096  # starts, of which the first says whether any of them may be the busiest
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,16 +59,11 @@ def load(
         mean = None if inside.duration_s is None else amount_in(everything, "flying", inside) / inside.duration_s
         largest = _most_in_flight(seconds, inside)
     return Load(
-        arrival=arrival,
-        offered_rps=instants_per_s(cell, "open_due", whole),
-        achieved_rps=instants_per_s(cell, "sent", whole),
-        completed_rps=per_second(cell.sum("ok"), inside),
-        steady_completed_rps=per_second(amount_in([cell], "ok", inside.steady), inside.steady),
-        in_flight_mean=mean,
-        in_flight_max=largest,
-        gap_variation=variation[0],
-        gap_variation_planned=variation[1],
-    )
+        arrival=arrival, offered_rps=instants_per_s(cell, "open_due", whole),
+        achieved_rps=instants_per_s(cell, "sent", whole), completed_rps=per_second(cell.sum("ok"), inside),
+        steady_completed_rps=per_second(amount_in([cell], "ok", inside.steady), inside.steady), in_flight_mean=mean,
+        in_flight_max=largest, gap_variation=variation[0], gap_variation_planned=variation[1],
+    )  # fmt: skip
 
 
 def instants_per_s(cell: Cell, instants: str, whole: Cell | None = None) -> float | None:
@@ -122,11 +117,13 @@ def in_flight(everything: Sequence[Columns], stretch: Span | Window) -> tuple[fl
     starts.sort()
     ends.sort()
     at_start = np.searchsorted(starts, low, "right") - np.searchsorted(ends, low, "right")
-    maximum = int(at_start)
     first, last = np.searchsorted(starts, low, "left"), np.searchsorted(starts, high, "right")
-    for begin in range(first, last, _CHUNK_ROWS):  # requests in flight right after each start
-        chunk_starts = starts[begin : min(begin + _CHUNK_ROWS, last)]
-        levels = np.arange(begin + 1, begin + 1 + len(chunk_starts)) - np.searchsorted(ends, chunk_starts, "right")
+    begins = np.arange(first, last, _STEP)
+    levels = begins + 1 - np.searchsorted(ends, starts[begins], "right")  # requests in flight right after each start
+    maximum = max(int(at_start), int(levels.max(initial=0)))
+    for begin in begins[levels + _STEP > maximum].tolist():
+        chunk = starts[begin : min(begin + _STEP, last)]
+        levels = np.arange(begin + 1, begin + 1 + len(chunk)) - np.searchsorted(ends, chunk, "right")
         maximum = max(maximum, int(levels.max()))
     return float(total_ns / (high - low)), maximum
 
@@ -160,4 +157,5 @@ def _gap_variations(parts: Sequence[Columns], stages: Sequence[StagePlan]) -> tu
         )
         for name in ("sent_ns", "due_ns", "stage")
     )
-    return gap_variation(sent, of_stage), gap_variation(due, of_stage)
+    variation = gap_variation(sent, of_stage)
+    return variation, variation if np.array_equal(sent, due) else gap_variation(due, of_stage)

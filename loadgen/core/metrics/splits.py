@@ -245,21 +245,22 @@ def _e2e(near: Gathered, at: Near) -> E2eSplit:
 def slowest(measured: Sequence[Columns], others: Sequence[Columns], header: Header) -> tuple[SlowRequest, ...]:
     """The slowest measured requests by TTFT, then those by E2E, the slowest first. `others`: the other stages' rows."""
     requests = JoinedColumns(measured, ok=True, keep=False)
-    listed: list[tuple[str, int, JoinedColumns]] = []
+    listed: list[tuple[str, int]] = []
     for by in ("ttft", "e2e"):
         values = requests.measure(by)
         known = np.flatnonzero(values != UNDEFINED)
         if len(known) > SHOWN:  # of millions, only these are put in order
             known = known[values[known] >= np.partition(values[known], -SHOWN)[-SHOWN]]
         places = known[np.lexsort((requests["due_ns"][known], -values[known]))][:SHOWN]
-        of_them = JoinedColumns(measured, ok=True, order=places)
-        listed += [(by, place, of_them) for place in range(len(places))]
-    found = [[int(of[name][place]) for name in ("sent_ns", "target", "slot")] for _, place, of in listed]
+        listed += [(by, place) for place in places.tolist()]
+    of_them = JoinedColumns(measured, ok=True, order=np.array([place for _, place in listed], np.int64))
+    found = np.stack([of_them[name] for name in ("sent_ns", "target", "slot")], axis=1).tolist()
     counts = np.zeros((len(found), 2), np.int64)
     for block in (block for part in (*measured, *others) for block in part.blocks()):
         counts += np.array([_beside(block, *one) for one in found], np.int64).reshape(counts.shape)
     return tuple(
-        _slow(*each, flying, waiting, header) for each, (flying, waiting) in zip(listed, counts.tolist(), strict=True)
+        _slow(by, place, of_them, flying, waiting, header)
+        for place, ((by, _), (flying, waiting)) in enumerate(zip(listed, counts.tolist(), strict=True))
     )
 
 
@@ -286,24 +287,13 @@ def _slow(by: str, place: int, requests: JoinedColumns, in_flight: int, waiting:
     able = int(sendable(requests)[place])
     facts = header.targets[of("target")] if len(header.targets) > 1 else None
     return SlowRequest(
-        by=by,
-        slot=of("slot"),
-        id=f"{header.run}-{of('slot')}" if header.client != "virtual" else "",
-        session=count("session"),
-        turn=of("turn") if of("session") >= 0 else None,
-        target="" if facts is None else facts.name or facts.url,
-        due_s=due / 1e9,
-        ttft_ms=ms(first - due) if first >= 0 else None,
-        e2e_ms=milliseconds(of("end_ns") - due),
-        client_ms=milliseconds(sent - able),
-        connect_ms=milliseconds(able - due),
-        queue_ms=ms(of("server_queue_ns")),
-        prefill_ms=ms(of("server_prefill_ns")),
-        decode_ms=ms(last - first) if first >= 0 else None,
-        max_gap_ms=milliseconds(of("max_gap_ns")),
-        input_tokens=count("input_tokens"),
-        cached_tokens=count("cached_tokens"),
-        output_tokens=count("output_tokens"),
-        in_flight=in_flight,
+        by=by, slot=of("slot"), id=f"{header.run}-{of('slot')}" if header.client != "virtual" else "",
+        session=count("session"), turn=of("turn") if of("session") >= 0 else None,
+        target="" if facts is None else facts.name or facts.url, due_s=due / 1e9,
+        ttft_ms=ms(first - due) if first >= 0 else None, e2e_ms=milliseconds(of("end_ns") - due),
+        client_ms=milliseconds(sent - able), connect_ms=milliseconds(able - due), queue_ms=ms(of("server_queue_ns")),
+        prefill_ms=ms(of("server_prefill_ns")), decode_ms=ms(last - first) if first >= 0 else None,
+        max_gap_ms=milliseconds(of("max_gap_ns")), input_tokens=count("input_tokens"),
+        cached_tokens=count("cached_tokens"), output_tokens=count("output_tokens"), in_flight=in_flight,
         waiting_input_tokens=waiting,
-    )
+    )  # fmt: skip

@@ -297,7 +297,7 @@ def build(
         hardware=hardware.of_samples(server_samples),
         rack=rack_of(by_part["targets"], whole["tokens"].output_per_s) if interchangeable(header.targets) else None,
         **{name: getattr(header, name) for name in _FROM_HEADER},
-        drift=drift.of_blocks(accumulator.blocks, accumulator.block_ns, inside.steady, tokens_in),
+        drift=drift.of_blocks(*accumulator.by_time(), inside.steady, tokens_in),
         speculation=speculation.of_rows(measured.columns, server_samples),
         **_of_rows(everything, inside, header, server_samples, accumulator.exact, explained, unsound),
         kept="raw" if accumulator.exact else header.keep,

@@ -120,8 +120,9 @@ def _parts(measured: Sequence[Columns], others: Sequence[Columns], span: _Span, 
     place = place[in_span].astype(np.int8)
     ttft = _of_all(measured, lambda part: np.where(part.where(OK), part.measure("ttft"), metrics.UNDEFINED))[in_span]
     names, of_row = numbered(_of_all(measured, keys)[in_span])
+    was_sent = [part["sent_ns"] >= 0 for part in everything]
     of_sent, starts, ends = (
-        np.concatenate([values(part)[part["sent_ns"] >= 0] for part in everything])
+        np.concatenate([values(part)[own] for part, own in zip(everything, was_sent, strict=True)])
         for values in (keys, lambda part: part["sent_ns"], lambda part: part["done_ns"])
     )
     known, of_sent = numbered(of_sent)
