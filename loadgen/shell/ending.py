@@ -9,11 +9,8 @@ import errno
 import re
 import signal
 import sys
-import tempfile
 import threading
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
 from loadgen.core.errors import BUG, INTERRUPTED, USAGE, Code, Fault, Faults, UserError
@@ -112,6 +109,8 @@ _NO_MEMORY = (
 
 
 def _of_the_host(error: OSError) -> UserError:
+    from pathlib import Path
+
     where = str(error.filename or error.filename2 or "")
     hint = _kept(where)
     code: Code = "host_refused"
@@ -130,6 +129,8 @@ def _of_the_host(error: OSError) -> UserError:
 
 def _kept(where: str) -> str:
     """What is left of a run that the host has ended by refusing this path ("": it did not say which)."""
+    from pathlib import Path
+
     if not where:
         return "what was recorded before, if anything, is kept: loadgen report FOLDER shows it"
     run = next((folder for folder in Path(where).absolute().parents if (folder / "run.json").is_file()), None)
@@ -137,6 +138,9 @@ def _kept(where: str) -> str:
 
 
 def _bug(error: Exception) -> int:
+    import tempfile
+    import traceback
+
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", errors="backslashreplace", prefix="loadgen-bug-", suffix=".txt", delete=False
     ) as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import textwrap
 from collections.abc import Iterator
 
@@ -23,6 +22,8 @@ INDENT = 26  # of what is said of a name; a longer name stands on a line of its 
 
 def overview() -> str:
     """The help, as wide as the terminal."""
+    import shutil
+
     width = max(min(shutil.get_terminal_size().columns, WIDEST) - 2, NARROWEST)  # as the help of each command
     return "\n".join(_lines(width)) + "\n"
 

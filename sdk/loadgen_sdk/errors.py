@@ -16,12 +16,8 @@ code is in `http_status`. The generator adds kinds for slots that were never sen
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Iterable
 from typing import Literal
-
-log = logging.getLogger("loadgen_sdk")
 
 KINDS = (
     "",
@@ -159,7 +155,10 @@ def refuse_unknown(given: Iterable[str], known: type, what: str) -> None:
 
 def warn(text: str, category: type[Warning] = UserWarning, *, stacklevel: int) -> None:
     """`warnings.warn` inside a call of the application: where filters make an error of it, it is logged, not raised."""
+    import logging
+    import warnings
+
     try:
         warnings.warn(text, category, stacklevel=stacklevel)
     except Warning:
-        log.warning(text)
+        logging.getLogger("loadgen_sdk").warning(text)

@@ -7,17 +7,14 @@ generator and this client: LOADGEN_PLUGINS=0 loads none.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cached_property, wraps
 from importlib import import_module
 from operator import attrgetter
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -58,15 +55,11 @@ def resolve(reference: str) -> Any:
     return attrgetter(name)(import_module(module))
 
 
-@dataclass(frozen=True)
 class Plugin(Generic[R]):
     """A row of another package. `row` is None where it could not be had: `fault` says why."""
 
-    name: str
-    package: str
-    version: str
-    row: R | None = None
-    fault: str = ""
+    def __init__(self, name: str, package: str, version: str, row: R | None = None, fault: str = "") -> None:
+        self.name, self.package, self.version, self.row, self.fault = name, package, version, row, fault
 
     def __str__(self) -> str:
         return f"{self.name} of {self.package} {self.version}"
@@ -154,9 +147,12 @@ class OpenTable(Generic[R]):
         """
         if not self._wanted:
             return ()
+        import json
+
         file, key = _cache_file(), f"{self.group} {' '.join(fields)}"
         try:
-            stored: Any = json.loads(file.read_text("utf-8"))
+            with open(file, encoding="utf-8") as cache:
+                stored: Any = json.load(cache)
         except (OSError, ValueError):
             stored = {}
         stored = stored if isinstance(stored, dict) else {}
@@ -166,10 +162,10 @@ class OpenTable(Generic[R]):
         rows = [[str(getattr(row, field)) for field in fields] for row in self.others()]
         told = {"state": installed.state(), "rows": rows}  # anew: an import may leave a __pycache__
         with suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            beside = file.with_name(f"{file.name}.{os.getpid()}")
-            beside.write_text(json.dumps({**stored, key: told}), "utf-8")
-            beside.replace(file)
+            os.makedirs(os.path.dirname(file), exist_ok=True)
+            with open(beside := f"{file}.{os.getpid()}", "w", encoding="utf-8") as cache:
+                json.dump({**stored, key: told}, cache)
+            os.replace(beside, file)
         return tuple(tuple(row) for row in rows)
 
     @property
@@ -224,8 +220,9 @@ def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _cache_file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "loadgen" / "plugins.json"
+def _cache_file() -> str:
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(caches, "loadgen", "plugins.json")
 
 
 class _Watch:

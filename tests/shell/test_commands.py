@@ -24,7 +24,7 @@ from loadgen.shell.overview import OPTIONS
 from loadgen.shell.run_options import COMMAND_OPTIONS
 
 GROUPS = ["start", "judge", "evidence", "money", "tools"]
-HEAVY = {"numpy", "pyarrow", "pydantic", "msgspec", "rich"}
+HEAVY = {"numpy", "pyarrow", "pydantic", "msgspec", "rich", "dataclasses", "logging", "pathlib", "tempfile"}
 SHELL = {"loadgen.shell", *(f"loadgen.shell.{name}" for name in ("app", "at_once", "ending", "overview", "streams"))}
 
 
