@@ -1244,27 +1244,37 @@ static int begin_answer(State *exchange)
     return 0;
 }
 
+/* What an exchange is given: those by place, then those by name. */
+enum { BY_PLACE = 6, GIVEN = 12 };
+static const int given_at[GIVEN] = {X_request, X_head,         X_payload,   X_due,          X_on_done, X_flow,
+                                    X_stream,  X_asked_output, X_keep_text, X_keep_headers, X_sink,    X_on_first};
+static PyObject *given_names[GIVEN];
+
+/* The names are looked up as they are: to parse them makes a new text of each. */
 static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"request", "head",      "payload",      "due",  "on_done",  "flow", "stream",
-                            "asked_output", "keep_text", "keep_headers", "sink", "on_first", NULL};
     State *exchange = (State *)self;
-    PyObject *request, *head, *payload, *due, *on_done, *flow, *stream = NULL, *asked_output = zero;
-    PyObject *keep_text = Py_False, *keep_headers = Py_False, *sink = Py_None, *on_first = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOOOOO|$OO!O!O!OO", names, &request, &head, &payload, &due,
-                                     &on_done, &flow, &stream, &PyLong_Type, &asked_output, &PyBool_Type, &keep_text,
-                                     &PyBool_Type, &keep_headers, &sink, &on_first))
-        return -1;
-    if (stream == NULL) {
-        PyErr_SetString(PyExc_TypeError, "Exchange() needs to know whether it streams");
+    PyObject *given[GIVEN] = {[7] = zero, Py_False, Py_False, Py_None, Py_None};
+    Py_ssize_t places = PyTuple_Size(args), named = 0;
+    for (int i = 0; i < GIVEN; i++) {
+        PyObject *value = i < BY_PLACE && i < places ? PyTuple_GetItem(args, i) : NULL;
+        if (value == NULL && keywords != NULL) {
+            value = PyDict_GetItemWithError(keywords, given_names[i]);
+            named += value != NULL;
+        }
+        if (value != NULL)
+            given[i] = value;
+    }
+    int fits = places <= BY_PLACE && (keywords == NULL || PyDict_Size(keywords) == named);
+    for (int i = 0; i < GIVEN; i++)
+        fits = fits && given[i] != NULL;
+    if (!fits || !PyLong_Check(given[7]) || !PyBool_Check(given[8]) || !PyBool_Check(given[9])) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "Exchange() takes what its namesake in Python does");
         return -1;
     }
-    const int places[] = {X_request, X_head,         X_payload,   X_due,          X_on_done, X_flow,
-                          X_stream,  X_asked_output, X_keep_text, X_keep_headers, X_sink,    X_on_first};
-    PyObject *const given[] = {request, head,         payload,   due,          on_done, flow,
-                               stream,  asked_output, keep_text, keep_headers, sink,    on_first};
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
-        put_same(exchange, places[i], given[i]);
+    for (int i = 0; i < GIVEN; i++)
+        put_same(exchange, given_at[i], given[i]);
     static const int nevers[] = {X_done, X_ready, X_tcp, X_tls};
     static const int zeros[] = {X_resent, X_tries, X_deadline, X_bytes_sent, X_bytes_received};
     for (size_t i = 0; i < sizeof nevers / sizeof *nevers; i++)
@@ -1399,20 +1409,22 @@ typedef struct {
 enum Kind { ANYTHING, REFUSED, NOTHING, NO_CALLS, EMPTY_TEXT, CONTENT, REASONING, TEXT, FINISH, DELTA, CHOICES, USAGE };
 typedef struct {
     const char *name;
+    size_t size;
     enum Kind kind;
 } Field;
+#define FIELD(name, kind) {name, sizeof name - 1, kind}
 static const Field event_fields[] = {
-    {"choices", CHOICES}, {"usage", USAGE},   {"error", NOTHING},  {"message", NOTHING}, {"detail", NOTHING},
-    {"timings", NOTHING}, {"nvext", NOTHING}, {"metrics", NOTHING}, {"data", NOTHING},   {"results", NOTHING},
-    {"output", NOTHING},  {"type", REFUSED},   {NULL, ANYTHING},
+    FIELD("choices", CHOICES), FIELD("usage", USAGE),   FIELD("error", NOTHING),  FIELD("message", NOTHING), FIELD("detail", NOTHING),
+    FIELD("timings", NOTHING), FIELD("nvext", NOTHING), FIELD("metrics", NOTHING), FIELD("data", NOTHING),   FIELD("results", NOTHING),
+    FIELD("output", NOTHING),  FIELD("type", REFUSED),   {NULL, 0, ANYTHING},
 };
 static const Field choice_fields[] = {
-    {"delta", DELTA},       {"text", TEXT},         {"finish_reason", FINISH},           {"token_ids", NOTHING},
-    {"message", NOTHING},   {"meta_info", NOTHING}, {"speculative_decoding", NOTHING}, {NULL, ANYTHING},
+    FIELD("delta", DELTA),       FIELD("text", TEXT),         FIELD("finish_reason", FINISH),           FIELD("token_ids", NOTHING),
+    FIELD("message", NOTHING),   FIELD("meta_info", NOTHING), FIELD("speculative_decoding", NOTHING), {NULL, 0, ANYTHING},
 };
 static const Field delta_fields[] = {
-    {"content", CONTENT},       {"reasoning_content", REASONING}, {"reasoning", REASONING}, {"tool_calls", NO_CALLS},
-    {"function_call", NO_CALLS}, {"refusal", EMPTY_TEXT},          {"token_ids", NOTHING},   {NULL, ANYTHING},
+    FIELD("content", CONTENT),       FIELD("reasoning_content", REASONING), FIELD("reasoning", REASONING), FIELD("tool_calls", NO_CALLS),
+    FIELD("function_call", NO_CALLS), FIELD("refusal", EMPTY_TEXT),          FIELD("token_ids", NOTHING),   {NULL, 0, ANYTHING},
 };
 
 /* How the texts of a choice are weighed: `delta`: there is one; `content`, `reasoning`, `text`: they are not empty. */
@@ -1495,7 +1507,7 @@ static const char *object(const char *at, const char *end, const Field *fields, 
             return NULL;
         size_t size = (size_t)(after - 1 - name);
         int i = 0;
-        while (fields[i].name != NULL && (strlen(fields[i].name) != size || memcmp(fields[i].name, name, size) != 0))
+        while (fields[i].name != NULL && (fields[i].size != size || memcmp(fields[i].name, name, size) != 0))
             i++;
         if (fields[i].name != NULL) {
             if (known & 1u << i)
@@ -2075,6 +2087,11 @@ static int make_values(void)
                  {&name_content_encoding, "content-encoding"}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if ((*texts[i].place = PyUnicode_InternFromString(texts[i].text)) == NULL)
+            return -1;
+    static const char *const names[GIVEN] = {"request", "head",         "payload",   "due",          "on_done", "flow",
+                                             "stream",  "asked_output", "keep_text", "keep_headers", "sink",    "on_first"};
+    for (int i = 0; i < GIVEN; i++)
+        if ((given_names[i] = PyUnicode_InternFromString(names[i])) == NULL)
             return -1;
     never = PyLong_FromLong(-1);
     zero = PyLong_FromLong(0);
