@@ -84,7 +84,7 @@ def test_a_pod_that_is_lost_under_load_is_a_lost_worker_and_the_result_says_so(
 ) -> None:
     out = tmp_path / "out"
     with cluster(tmp_path / "cluster", OPENAI_API_KEY=SECRET) as made:
-        flags = ("--request-rate", "40", "-d", "6s", "-o", str(out), "--detach")
+        flags = ("--request-rate", "40", "-d", "10s", "-o", str(out), "--detach")
         assert typed("run", *load(tmp_path, endpoint, *flags), "--namespace", "perf") == 0
         said = capfd.readouterr().err
         assert f"loadgen kube results bench -o {out} --namespace=perf" in said

@@ -225,9 +225,9 @@ def in_prefill(rows: Any) -> int:
 @pytest.mark.processes
 @pytest.mark.parametrize(("client", "workers"), [("wire", 1), ("wire", 2), ("openai", 1)])
 def test_lanes_wait_for_a_place_in_prefill(tmp_path: Path, client: str, workers: int) -> None:
-    """Two at a time for 10 ms each, then 200 ms of answer: all eight lanes are at work, and nothing counts as late."""
+    """Two at a time for 10 ms each, then 480 ms of answer: all eight lanes are at work, and nothing counts as late."""
     load = {"concurrency": "8", "concurrency_ramp": "0", "num_requests": "24", "max_in_prefill": "2"}
-    with start(Options(ttft="10ms", itl="25ms")) as endpoint:
+    with start(Options(ttft="10ms", itl="60ms")) as endpoint:
         summary, stored = go(tmp_path, endpoint.url, settings={"client": client, "workers": workers}, **load)
     assert outcomes(stored.rows) == {("ok", ""): 24}
     assert in_prefill(stored.rows) == 2 and (summary.load.in_flight_max or 0) > 4
