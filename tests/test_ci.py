@@ -10,15 +10,20 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
+import places
 import pytest
 import yaml
 
 from loadgen import pytest_plugin
 from loadgen.core.execution.folder_names import alone
-from loadgen.core.metrics.summary import by_verdict
+from loadgen.core.metrics.blocks import Sessions, TaskGoodput
+from loadgen.core.metrics.goodput import Goodput
+from loadgen.core.metrics.parts import ClassSummary
+from loadgen.core.metrics.summary import by_verdict, load_summary
 from loadgen.core.metrics.validity import note, verdict
 from loadgen.core.run_folder import kept_summary
 from loadgen.runs import builds, outcome
+from loadgen.runs.headline import judged
 from loadgen.shell import app as cli
 
 pytestmark = pytest.mark.commands
@@ -90,6 +95,28 @@ def test_of_a_run_that_is_not_valid_no_term_is_judged(tmp_path: Path) -> None:
     undecided = msgspec.structs.replace(summary, goodput=msgspec.structs.replace(summary.goodput, slo=(term,)))
     for strict, word in ((False, "skipped"), (True, "error")):
         assert outcome.cases([("r", undecided)], strict=strict)[1].outcome == word
+
+
+def test_what_classes_and_tasks_were_promised_is_a_case_each() -> None:
+    """A mix that missed the limits of a class, or a promise about tasks, exited with 1 beside a file that passed."""
+    rag = load_summary((places.DATA / "summary_example_rag_gpus.json").read_bytes())
+    tasks = Sessions(
+        count=10, ok=10, ok_per_s=1.0, steady_ok_per_s=1.0, duration_ms=rag.e2e_ms,
+        goodput=TaskGoodput(within_ms=9e4, wait_ms=2e3, good=5, rps=1.0, share=0.5, share_limit=0.9, met=False),
+    )  # fmt: skip
+    chat = ClassSummary(
+        name="chat", share=1.0, requests=rag.requests, bytes=rag.bytes, load=rag.load, tokens=rag.tokens,
+        ttft_ms=rag.ttft_ms, tpot_ms=rag.tpot_ms, e2e_ms=rag.e2e_ms, goodput=rag.goodput, sessions=tasks,
+    )  # fmt: skip
+    mix = msgspec.structs.replace(rag, classes=(chat,), goodput=Goodput(good=1, counted=2, met=False))
+    cases = {case.name: case for case in outcome.cases([("r", mix)])}
+    assert {f"chat: {term.promise}" for term in rag.goodput.slo} <= cases.keys()
+    (missed,) = (case for case in cases.values() if case.outcome == "failed")
+    assert (
+        missed.name == "chat: 90 % of tasks within 90 s and never waiting over 2 s"
+        and missed.text == "5 of 10 (50.0 %)"
+    )
+    assert [promise for promise, _ in judged(mix)] == [*cases][1:], "in the words that reports have for them"
 
 
 def test_results_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,35 +142,36 @@ def promises(summary: Summary) -> tuple[str, ...]:
 
 def judged(summary: Summary) -> Iterator[tuple[str, bool | None]]:
     """Each promise of an SLO in words, and whether it was met; None: undecided."""
-    return ((f"{name}{words}", met) for name, part in _judged(summary) for words, met in _promises(part))
+    return ((f"{name}{words}", met) for name, part in judged_parts(summary) for words, met in promises_of(part))
 
 
 def same_slo(a: Summary, b: Summary) -> bool:
     """Whether two runs are held against one SLO. What is promised of tasks a run knows only where some ended: it is
     left out where one of the two does not."""
-    parts_a, parts_b = dict(_judged(a)), dict(_judged(b))
+    parts_a, parts_b = dict(judged_parts(a)), dict(judged_parts(b))
     return parts_a.keys() == parts_b.keys() and all(_alike(parts_a[name], parts_b[name]) for name in parts_a)
 
 
 def _alike(a: Summary | ClassSummary, b: Summary | ClassSummary) -> bool:
     known = a.sessions is not None and b.sessions is not None
-    promised = ({words for words, _ in _promises(part, tasks=known)} for part in (a, b))
+    promised = ({words for words, _ in promises_of(part, tasks=known)} for part in (a, b))
     return next(promised) == next(promised)
 
 
 def missed_by(summary: Summary) -> tuple[str, ...]:
     """What of its SLO a run missed, in words, as `promises` names it."""
-    return tuple(f"{name}{words}" for name, part in _judged(summary) for words in _missed(part))
+    return tuple(f"{name}{words}" for name, part in judged_parts(summary) for words in _missed(part))
 
 
-def _judged(summary: Summary) -> Iterator[tuple[str, Summary | ClassSummary]]:
+def judged_parts(summary: Summary) -> Iterator[tuple[str, Summary | ClassSummary]]:
     """What an SLO is held against: all requests, and each class by its own where they have their own."""
     yield "", summary
     if not summary.goodput.slo:
         yield from ((f"{part.name}: ", part) for part in summary.classes)
 
 
-def _promises(part: Summary | ClassSummary, *, tasks: bool = True) -> Iterator[tuple[str, bool | None]]:
+def promises_of(part: Summary | ClassSummary, *, tasks: bool = True) -> Iterator[tuple[str, bool | None]]:
+    """What is promised of a part of `judged_parts`, in words, and whether it was met: terms, the share, the tasks."""
     goodput = part.goodput
     yield from ((term.promise, term.met) for term in goodput.slo)
     if goodput.share_limit is not None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from loadgen.core import format
+from loadgen.core.metrics.parts import ClassSummary
 from loadgen.core.metrics.summary import Summary
 from loadgen.present.junit import OF_MET, Case, Outcome
 from loadgen.present.markdown import of_sections
 from loadgen.runs import sections, text
-from loadgen.runs.headline import is_judged, judged_word, term_cells
+from loadgen.runs.headline import is_judged, judged_parts, judged_word, promises_of, term_cells
 from loadgen.runs.rates import headline
 
 Named = Sequence[tuple[str, "Summary"]]
@@ -17,8 +18,8 @@ Named = Sequence[tuple[str, "Summary"]]
 
 
 def cases(named: Named, *, strict: bool = False) -> list[Case]:
-    """Of each run: whether it is valid, and each SLO term. Of a run that is not valid no term is judged, but for those
-    that it missed because requests failed.
+    """Of each run: whether it is valid, and each promise of its SLO, of classes and tasks too. Of a run that is not
+    valid none is judged, but for those that it missed because requests failed.
 
     `strict`: a term that the run cannot decide is an error.
     """
@@ -27,21 +28,28 @@ def cases(named: Named, *, strict: bool = False) -> list[Case]:
         group, verdict = f"loadgen.{name}", summary.verdict
         valid: Outcome = "passed" if verdict.valid else "error"
         found.append(Case(name="the measurement is valid", group=group, outcome=valid, text=_of_verdict(summary)))
-        for term in summary.goodput.slo:
-            _, value, over = term_cells(term, "over")
-            said = term.undecided or f"{value}, {over}"
-            if not is_judged(summary, term.met):
-                found.append(Case(name=term.promise, group=group, outcome="skipped", text="the run is not valid"))
-            elif term.met is None and strict:
-                found.append(Case(name=term.promise, group=group, outcome="error", text=said))
-            else:
-                found.append(Case(name=term.promise, group=group, outcome=OF_MET[term.met], text=said))
-        goodput = summary.goodput
-        if goodput.share_limit is not None and verdict.valid:
-            promise = f"goodput at least {format.percent(goodput.share_limit)}"
-            met = None if goodput.share is None else goodput.share >= goodput.share_limit
-            found.append(Case(name=promise, group=group, outcome=OF_MET[met], text=format.percent(goodput.share)))
+        for promise, met, said in (each for part in judged_parts(summary) for each in _promised(*part)):
+            result = OF_MET[met]
+            if not is_judged(summary, met):
+                result, said = "skipped", "the run is not valid"
+            elif met is None and strict:
+                result = "error"
+            found.append(Case(name=promise, group=group, outcome=result, text=said))
     return found
+
+
+def _promised(name: str, part: Summary | ClassSummary) -> Iterator[tuple[str, bool | None, str]]:
+    """Each promise of a run, or of a class of it, in words; whether it was met; what came out."""
+    goodput, tasks = part.goodput, part.sessions.goodput if part.sessions is not None else None
+    said = []
+    for term in goodput.slo:
+        _, value, over = term_cells(term, "over")
+        said.append(term.undecided or f"{value}, {over}")
+    if goodput.share_limit is not None:
+        said.append(format.percent(goodput.share))
+    if tasks is not None and part.sessions is not None:
+        said.append(f"{tasks.good:,} of {part.sessions.count:,} ({format.percent(tasks.share)})")
+    yield from ((f"{name}{words}", met, text) for (words, met), text in zip(promises_of(part), said, strict=True))
 
 
 def _of_verdict(summary: Summary) -> str:
