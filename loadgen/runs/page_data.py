@@ -370,16 +370,19 @@ def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.i
     places, others = (np.empty(np.count_nonzero(sent >= 0), np.int32) for _ in range(2))
     first = 0
     for number in np.unique(target).tolist():
-        own = np.flatnonzero((target == number) & (sent >= 0))
+        own = np.flatnonzero((target == number) & (sent >= 0)).astype(np.int32)
         here = slice(first, first := first + len(own))
-        places[here] = own[np.argsort(sent[own])]
-        starts, ends = sent[places[here]], np.sort(done[own])
+        order = np.argsort(sent[own]).astype(np.int32)  # half as large, as the places are
+        places[here] = own[order]
+        del order
+        starts, ends = sent[places[here]], done[own]
+        ends.sort()
         ends = ends[np.searchsorted(ends, 0) :]  # of those that are done
-        last = (
-            np.flatnonzero(starts[1:] != starts[:-1]) + 1
-        )  # of those sent at one instant the last one's place, from 1
-        others[here] = np.repeat(np.append(last, len(own)), np.diff(last, prepend=0, append=len(own)))
-        others[here] -= np.searchsorted(ends, starts, side="right") + 1
+        last = np.flatnonzero(starts[1:] != starts[:-1]).astype(np.int32) + 1  # of those sent at one instant: from 1
+        others[here] = np.repeat(np.append(last, np.int32(len(own))), np.diff(last, prepend=0, append=len(own)))
+        for at in range(0, len(own), BLOCK_ROWS):
+            part = slice(here.start + at, min(here.start + at + BLOCK_ROWS, first))
+            others[part] -= np.searchsorted(ends, starts[at : at + BLOCK_ROWS], side="right") + 1
     return places, others
 
 

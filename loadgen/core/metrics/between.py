@@ -87,19 +87,21 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
     due_s = requests["due_ns"] / 1e9
     inside = (due_s >= steady.start_s) & (due_s < steady.end_s)
     share = (due_s - steady.start_s) / steady.duration_s
+    del due_s
     counted = np.bincount(of_row[inside], minlength=len(names))
     spoken = [i for i in range(len(names)) if counted[i] >= FEWEST * BLOCKS[-1]]
     silent = tuple(names[i] for i in range(len(names)) if i not in spoken)
     if len(spoken) < 2:
         why = f"fewer than two {unit}s have {FEWEST * BLOCKS[-1]} ok requests in the steady window"
         return BetweenNodes(nodes=len(names), why=why)
-    place = np.full(len(names), -1)
+    place = np.full(len(names), -1, np.int32)
     place[spoken] = np.arange(len(spoken))
+    part = place[of_row]
     tables, odd, blocks_used = [], [], 0
     for metric in METRICS:
         values = requests.measure(metric)
-        chosen = inside & (values != UNDEFINED) & (place[of_row] >= 0)
-        cells = _cells(place[of_row[chosen]], share[chosen], values[chosen] / 1e6, len(spoken))
+        chosen = inside & (values != UNDEFINED) & (part >= 0)
+        cells = _cells(part[chosen], share[chosen], values[chosen] / 1e6, len(spoken))
         if cells is None:
             continue
         means, counts, within = cells
@@ -107,7 +109,7 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
         tables.append(_table(metric, components.components(means, counts, within)))
         found = _odd(metric, means.mean(axis=1), [names[i] for i in spoken])
         if found:  # by more than the load generator may have added to it, or to the others
-            added = _cells(place[of_row[chosen]], share[chosen], _added(requests, metric)[chosen] / 1e6, len(spoken))
+            added = _cells(part[chosen], share[chosen], _added(requests, metric)[chosen] / 1e6, len(spoken))
             own_ms = (added or cells)[0].mean(axis=1)
             least_ms = dict(zip((names[i] for i in spoken), np.maximum(own_ms, own_ms.mean()), strict=True))
             odd += [one for one in found if abs(one.mean_ms - one.others_ms) > least_ms[one.name]]
@@ -142,11 +144,11 @@ def _units(requests: JoinedColumns, header: Header) -> tuple[str, list[str], NDA
 
 
 def _cells(
-    part: NDArray[np.int64], share: NDArray[np.float64], values: NDArray[np.float64], parts: int
+    part: NDArray[np.int32], share: NDArray[np.float64], values: NDArray[np.float64], parts: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], float] | None:
     """Means and counts of parts x blocks, and the variance inside of cells; None where even two blocks are too many."""
     for blocks in BLOCKS:
-        cell = part * blocks + np.minimum((share * blocks).astype(np.int64), blocks - 1)
+        cell = part * blocks + np.minimum((share * blocks).astype(np.int32), blocks - 1)
         counts = np.bincount(cell, minlength=parts * blocks)
         if counts.min() >= FEWEST:
             means = np.bincount(cell, weights=values, minlength=parts * blocks) / counts

@@ -248,9 +248,8 @@ def slowest(measured: Sequence[Columns], others: Sequence[Columns], header: Head
     listed: list[tuple[str, int]] = []
     for by in ("ttft", "e2e"):
         values = requests.measure(by)
-        known = np.flatnonzero(values != UNDEFINED)
-        if len(known) > SHOWN:  # of millions, only these are put in order
-            known = known[values[known] >= np.partition(values[known], -SHOWN)[-SHOWN]]
+        least = np.partition(values, -SHOWN)[-SHOWN] if len(values) > SHOWN else UNDEFINED
+        known = np.flatnonzero((values >= least) & (values != UNDEFINED))  # of millions, only these are put in order
         places = known[np.lexsort((requests["due_ns"][known], -values[known]))][:SHOWN]
         listed += [(by, place) for place in places.tolist()]
     of_them = JoinedColumns(measured, ok=True, order=np.array([place for _, place in listed], np.int64))
