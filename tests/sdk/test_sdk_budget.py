@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+import subprocess
+import sys
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -179,23 +180,23 @@ def test_a_model_without_a_price_is_refused() -> None:
         assert not server.heard
 
 
-def spend(path: str, amount: float, calls: int) -> None:
-    budget = Budget("1 USD/month", shared=path)
-    for _ in range(calls):
-        try:
-            budget.book(amount, "m")
-        except BudgetExceeded:
-            return
+SPEND = """
+import sys
+from loadgen_sdk import Budget, BudgetExceeded
+budget = Budget("1 USD/month", shared=sys.argv[1])
+try:
+    for _ in range(320):
+        budget.book(1 / 512, "m")
+except BudgetExceeded:
+    pass
+"""
 
 
 @pytest.mark.processes
 def test_processes_keep_one_sum(tmp_path: Path) -> None:
-    path, fork = str(tmp_path / "ledger"), multiprocessing.get_context("spawn")
-    processes = [fork.Process(target=spend, args=(path, 1 / 64, 40)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    path = str(tmp_path / "ledger")
+    processes = [subprocess.Popen([sys.executable, "-c", SPEND, path]) for _ in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
     assert Budget("1 USD/month", shared=path).spent == 1.0
 
 
