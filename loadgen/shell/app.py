@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 
 from loadgen.core.errors import INTERRUPTED, OK, USAGE, UserError
 from loadgen.shell import at_once, streams
@@ -48,14 +48,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 return carry_out(typed)
         return OK
 
+    def flushed() -> int:
+        sys.stdout.flush()
+        return code
+
     if completes:
         from loadgen.shell.completion import whole_words
     try:
         with whole_words() if completes else nullcontext():
             code = ending(call)
         if arguments is None:
-            with suppress(OSError):  # Python tries again at its end, and says why it cannot
-                sys.stdout.flush()
+            code = ending(flushed)
     except KeyboardInterrupt:  # one more, behind the end that the first one got
         code = INTERRUPTED
     if arguments is None:  # the process ends here; its interpreter would look at all that is left several times

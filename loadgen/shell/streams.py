@@ -60,13 +60,17 @@ _STEERING = re.compile(
 
 
 class _LeavableFile(io.FileIO):
-    """A file whose reader may leave: what is written after that goes nowhere, without an error."""
+    """A file whose reader may leave: what is written after that goes nowhere, without an error. Where the host refuses
+    a write, that is raised once: Python would try again at its end, and print a traceback.
+    """
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data) or 0
-        except BrokenPipeError:
+        except OSError as error:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
+            if not isinstance(error, BrokenPipeError):
+                raise
             return len(data)

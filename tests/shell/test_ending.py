@@ -39,6 +39,13 @@ def test_closed_streams_do_not_end_a_run(tmp_path: Path, closed: str) -> None:
 
 
 @pytest.mark.processes
+def test_what_cannot_be_printed_is_told_without_a_traceback() -> None:
+    done = ended("--version", shell="> /dev/full")
+    assert done.returncode == 2 and done.stderr.startswith("error: the host refused: no space left on device\nhint: ")
+    assert done.stderr.count("\n") == 2
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("slo", ["e2e:1ms", "e2e:100s"])
 def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path: Path, slo: str) -> None:
     """`| true` reads nothing; the code is that of the whole command, which writes more than a pipe holds."""
