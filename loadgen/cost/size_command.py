@@ -24,7 +24,7 @@ from loadgen.core.errors import OK, SLO_MISSED, Fault, Faults, UserError, collec
 from loadgen.cost import searching
 from loadgen.shell import completion
 from loadgen.shell.options import PACKAGED, AcceptSamplePrices, AllowInvalid, Given, new_folder, takes
-from loadgen.shell.output import print_answer, say
+from loadgen.shell.output import print_answer, say, say_changed
 from loadgen.shell.run_options import typed
 
 if TYPE_CHECKING:
@@ -318,6 +318,7 @@ def _source(
     if source.startswith(PUBLISHED):
         return _published(source.removeprefix(PUBLISHED), profile), None
     folder = _searched(source, profile, slo, call) if _is_searched(source) else Path(source)
+    say_changed(folder)
     evidence = inputs.read_evidence([folder], allow_invalid=allow_invalid)[0]
     if not _is_searched(source):
         _refuse_other_slo(slo, evidence, source)

@@ -173,6 +173,13 @@ def test_the_answer_is_the_first_line(folder: Path, capsys: pytest.CaptureFixtur
     assert "vm: 5,000 users of rag need" in " ".join(capsys.readouterr().out.splitlines()[:2])
 
 
+def test_a_result_that_was_changed_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checksums.write(folder / "vm")
+    (folder / "vm" / "capacity.json").write_text((folder / "vm" / "capacity.json").read_text() + "\n")
+    assert _called(RAG.run.workload, "vm", "--users", "5000") == 0
+    assert "note: vm is not as it was written: capacity.json (changed)" in capsys.readouterr().err
+
+
 def test_the_load_that_a_machine_has_to_carry_is_said_for_the_contract(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
