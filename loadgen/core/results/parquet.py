@@ -112,7 +112,8 @@ def from_parquet(files: list[Path], only: Sequence[str] | None = None) -> tuple[
 
 def unreadable(what: str, error: Exception, where: Path, hint: str) -> UserError:
     """A damaged file, in the first sentence of pyarrow's message."""
-    return UserError("damaged_file", f"{what} that cannot be read: {str(error).partition('.')[0]}", str(where), hint)
+    said = str(error).partition(".")[0].strip()
+    return UserError("damaged_file", f"{what} that cannot be read: {said}", str(where), hint)
 
 
 class Frame:

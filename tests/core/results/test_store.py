@@ -11,7 +11,7 @@ from loadgen_sdk.request import Completion, Failure, Usage
 from loadgen.core.errors import UserError
 from loadgen.core.followers.compactor_process import Compactor
 from loadgen.core.results import manifest, store
-from loadgen.core.results.parquet import from_parquet
+from loadgen.core.results.parquet import from_parquet, unreadable
 from loadgen.core.results.record import FIELDS, ROW, Built, RowPlace, row, unsent_row
 from loadgen.core.results.spool import Spool
 from loadgen.core.stats.quantiles import Histogram
@@ -128,3 +128,9 @@ def test_what_is_no_run_is_said(tmp_path: Path, content: bytes | None) -> None:
     with pytest.raises(UserError) as error:
         store.read_run(tmp_path)
     assert str(tmp_path) in str(error.value)
+
+
+def test_what_pyarrow_says_of_damage_is_one_line() -> None:
+    """Its sentences may end in a line break."""
+    fault = unreadable("records", ValueError("Couldn't deserialize thrift: Invalid data\n"), Path("r.parquet"), "")
+    assert str(fault).splitlines()[1] == "  --> r.parquet"
