@@ -447,7 +447,7 @@ class Digest:
     It is the sum of one hash per request, and each hash includes the number of the request. So it does not depend on
     how requests are split over workers, or on the order of `add`. With `replies` False it leaves out the turns of the
     assistant, because real replies are not part of the load (`prompts.history == "server"`). Texts are kept until there
-    are enough to hash several at a time: about 4 us per request of 1,300 tokens.
+    are enough to hash several at a time: about 6 us per request of 1,300 tokens.
     """
 
     __slots__ = ("_kept", "_total", "count", "replies")
