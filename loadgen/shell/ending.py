@@ -6,11 +6,13 @@ The one handler around `main`. It prints on stderr; nothing else in the package 
 from __future__ import annotations
 
 import errno
+import os
 import re
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import NoReturn
 
 from loadgen.core.errors import BUG, INTERRUPTED, USAGE, Code, Fault, Faults, UserError
@@ -47,14 +49,15 @@ def _interrupt_by_signals() -> None:
     """Each of these signals is a Ctrl-C. One that the shell has set to be ignored (`nohup`) stays ignored.
 
     Within an event loop it ends the loop once nothing else of it runs: raised in the middle of a callback, uvloop
-    prints where that was, or cannot be closed. A second one would be raised anywhere on the way out of the first, and
-    is dropped; a third ends the process.
+    prints where that was, or cannot be closed. The same where a loop begins or ends to run: there it comes again a
+    moment later. A second one would be raised anywhere on the way out of the first, and is dropped; a third ends the
+    process.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     times = 0
 
-    def heard(*_: object) -> None:
+    def heard(number: int, frame: FrameType | None) -> None:
         nonlocal times
         times += 1
         events = sys.modules.get("asyncio.events")  # without it there is no loop, and a start does not wait for it
@@ -62,6 +65,11 @@ def _interrupt_by_signals() -> None:
             at_once.end()
         elif times == 1 and events is not None and (loop := events._get_running_loop()) is not None:
             loop.call_soon_threadsafe(_interrupt)
+        elif times == 1 and _in_a_runner(frame):
+            times = 0
+            later = threading.Timer(0.001, os.kill, (os.getpid(), number))
+            later.daemon = True
+            later.start()
         elif times == 1:
             raise KeyboardInterrupt
 
@@ -72,6 +80,14 @@ def _interrupt_by_signals() -> None:
 
 def _interrupt() -> NoReturn:
     raise KeyboardInterrupt
+
+
+def _in_a_runner(frame: FrameType | None) -> bool:
+    """Whether `asyncio.Runner` is at work there: with no loop that runs, one that begins to, or ends."""
+    file = getattr(sys.modules.get("asyncio.runners"), "__file__", None)
+    while frame is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    return frame is not None
 
 
 _OF_THE_HOST = {

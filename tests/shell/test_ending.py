@@ -203,6 +203,34 @@ def test_one_more_interruption_behind_the_end_leaves_no_traceback() -> None:
     assert done.returncode == 130
 
 
+INTERRUPTED_AS_A_LOOP_BEGINS = """
+import os, signal, socket, sys
+
+pair = socket.socketpair
+def interrupted_pair(*asked):  # uvloop asks for one as it begins to run
+    os.kill(os.getpid(), signal.SIGTERM)
+    return pair(*asked)
+socket.socketpair = interrupted_pair
+
+import asyncio, uvloop
+from loadgen.shell.ending import ending
+
+def call():
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.sleep(60))
+
+sys.exit(ending(call))
+"""
+
+
+@pytest.mark.processes
+def test_an_interruption_as_a_loop_begins_waits_until_it_runs() -> None:
+    """Raised there, the loop could not be closed: exit 70, a bug in loadgen."""
+    words = [sys.executable, "-P", "-c", INTERRUPTED_AS_A_LOOP_BEGINS]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=50)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 def test_the_password_of_a_url_in_a_wrong_place_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever repeats what was typed: the screen of a build is read by many."""
     for typed in ("run qa {}", "run {}/w.yaml", "run qa --dry-run --prometheus {}"):
