@@ -29,6 +29,7 @@ HEAD = 4  # content tokens in which unique prompts differ (metrics.md)
 FIRST = 64  # requests in the fingerprint of an endless load
 SAMPLE = 256  # conversations whose lengths are checked for warnings
 KEPT = 8  # texts that a digest hashes at once: more would not stay in the processor's cache
+KEPT_BYTES = 1 << 23  # of a data set: the rows of a larger file are read again, each by each request of it
 CHECKED = 16  # requests that are built and counted for warnings, with tokenizers that need counting
 
 
@@ -358,10 +359,13 @@ class FilePrompts:
     history = "scripted"
 
     def __init__(self, requests: Any, seed: int, tokenizer: Tokenizer) -> None:
-        # brings pydantic, which workers without a data set do not need
-        from loadgen.core.workload.dataset import read_rows
+        from loadgen.core.workload.dataset import read_rows  # not needed by workers without a data set
 
         self.rows = read_rows(requests.path)
+        # a row of a small file is read and checked once, not by each request that repeats it
+        self._row = (
+            functools.cache(self.rows.__getitem__) if self.rows.starts[-1] <= KEPT_BYTES else self.rows.__getitem__
+        )
         self._tokenizer = tokenizer
         self._output_length = law(requests.output_tokens) if requests.output_tokens else None
         self._lengths_key = key(seed)
@@ -372,7 +376,7 @@ class FilePrompts:
 
     def __getitem__(self, number: int) -> Request:
         index = number % len(self.rows)
-        row = self.rows[index if self._order is None else int(self._order[index])]
+        row = self._row(index if self._order is None else int(self._order[index]))
         output_tokens, exact = row.output_tokens, row.exact_output
         if output_tokens is None and self._output_length is not None:
             output_tokens, exact = self._output_length(self._lengths_key, "output", number), True

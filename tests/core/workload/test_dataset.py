@@ -13,6 +13,7 @@ from refusals import refused
 from loadgen.core.errors import FAULTS_SHOWN, Faults, UserError
 from loadgen.core.requests import tokenizer
 from loadgen.core.requests.build import build
+from loadgen.core.requests.prompts import KEPT_BYTES
 from loadgen.core.workload import Fixed, FromFile, data_files, dataset
 from loadgen.core.workload.fingerprints import recipe_fingerprint
 from loadgen.core.workload.loading import of_dataset
@@ -152,6 +153,19 @@ def test_no_file_and_a_changed_file_are_named(written, tmp_path):
     made.rows.path.write_bytes(b"\x00" * 5)
     with refused(UserError, "changed_file", where="rows.jsonl"):
         made[1]
+
+
+def test_a_row_of_a_small_file_is_read_by_its_first_request_alone(written):
+    small, large = [CHAT, CHAT], [{"prompt": "long " * (KEPT_BYTES // 5)}, CHAT]
+    for rows, kept in (small, True), (large, False):
+        made = written(rows)
+        first = made[0], made[1]
+        made.rows.path.write_bytes(b"")
+        if kept:
+            assert [made[n].messages for n in (2, 3, 4)] == [first[n % 2].messages for n in (2, 3, 4)]
+        else:
+            with refused(UserError, "changed_file"):
+                made[2]
 
 
 @given(st.binary(max_size=80) | st.text(max_size=40).map(str.encode))
