@@ -45,7 +45,8 @@ def test_a_run_and_its_folder_say_the_same(tmp_path: Path) -> None:
     assert (result.requests.scheduled, result.requests.ok) == (10, 10)
     assert result.folder == tmp_path / "run" and result.summary.run.seed == 7
     assert result.ttft_ms is result.summary.ttft_ms and result.ttft_ms.count == 10
-    assert result.goodput.met is True and result.exit_code in (0, 3)
+    # a busy host makes it not valid: then nothing is judged
+    assert (result.goodput.met, result.exit_code) in ((True, 0), (None, 3))
     assert result.rows.num_rows == 10 and {"due_ns", "sent_ns", "first_token_ns"} <= set(result.rows.column_names)
     assert loadgen.load(result.folder).summary == result.summary
     assert "10 of 10 ok" in repr(result) and "TTFT" in str(result)
