@@ -79,6 +79,9 @@ def unpack(path: Path, folder: Path) -> Manifest:
         raise nothing_there(path, _FROM, "no such file") from None
     except UserError:
         raise
+    except IsADirectoryError:
+        hint = f"if it is a result: loadgen bundle {path} -o FILE, and verify that file"
+        raise UserError("wrong_format", "a folder, not a bundle", str(path), hint) from None
     except OSError as error:
         raise UserError("unreadable_file", f"cannot be read: {error.strerror or error}", str(path), _FROM) from None
     except Exception as error:  # a damaged archive can raise anything at all

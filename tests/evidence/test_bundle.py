@@ -319,9 +319,10 @@ def test_a_file_that_is_no_bundle(tmp_path: Path, data: bytes, what: str, capsys
     assert what in capsys.readouterr().err
 
 
-def test_other_files_that_are_no_bundle(made: Path, tmp_path: Path) -> None:
+def test_other_files_that_are_no_bundle(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert exits("verify", tmp_path / "none.zip") == 2
     assert exits("verify", made / "run") == 2
+    assert f"loadgen bundle {made / 'run'} -o FILE" in capsys.readouterr().err
     whole = bundled(made / "run", tmp_path)
     cut = tmp_path / "cut.zip"
     cut.write_bytes(whole.read_bytes()[:-500])
