@@ -239,6 +239,7 @@ class Crew:
                         await self.place(plan)
             members = self._members
             with stop_signals.calling(self._pass_on):
+                await stop_signals.heard()
                 tell(WorkersPlaced(self._header()))
                 start_ns = monotonic_ns() + HEAD_START_NS
                 tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: self._pass_on(signal.SIGINT))))

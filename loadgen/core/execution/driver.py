@@ -443,7 +443,8 @@ async def run(plan: Plan, tell: Tell) -> Share:
 
     def begun(driver: Driver) -> None:
         driver.on_step = tell
-        tell(LoadStarted(driver.start_ns, RunningLoad(lambda: driver.counters, driver.stop)))
+        with stop_signals.calling(lambda _: driver.stop()):
+            tell(LoadStarted(driver.start_ns, RunningLoad(lambda: driver.counters, driver.stop)))
 
     return await work(plan, 0, 1, gate, begun)
 
@@ -478,6 +479,7 @@ async def work(
         return_blocks(LARGE_BLOCK)
         with no_collector():
             driver = Driver(part, own, drive_settings(plan, share, shares), start_ns=await gate())
+            await stop_signals.heard()
             begun(driver)
             with stop_signals.calling(lambda _: driver.stop()):
                 await driver.run()

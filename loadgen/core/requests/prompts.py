@@ -412,8 +412,7 @@ class FilePrompts:
     def sequences(self, number: int) -> tuple[int, ...]:
         """The tokens of each sequence that a row has as a request for values: its text, or each document with it."""
         tokens = self.input_tokens(number) or 1
-        documents = self[number].extra.get("documents")
-        if not documents:
+        if not (documents := self[number].extra.get("documents")):
             return (tokens,)
         texts = [one if isinstance(one, str) else str(one.get("text", "")) for one in documents]
         return tuple(tokens + self._tokenizer.count(text) for text in texts)

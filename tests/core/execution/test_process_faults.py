@@ -7,6 +7,7 @@ import io
 import os
 import select
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -183,6 +184,34 @@ def test_an_interrupt_before_the_load_leaves_nothing(tmp_path: Path, endpoint: E
     assert (code, "interrupted" in err, "Traceback" in err) == (130, True, False), err
     begun = (tmp_path / "out" / "summary.json").exists()  # a busy host delivers the signal after the load has begun
     assert begun == (tmp_path / "out").exists()
+
+
+INTERRUPTED_AS_THE_LOAD_BEGINS = """
+import os, signal
+from loadgen.core.execution import driver
+
+clock = driver.monotonic_ns
+def interrupted_clock():  # first read for the instant at which the load is to begin
+    driver.monotonic_ns = clock
+    os.kill(os.getpid(), signal.SIGTERM)
+    return clock()
+driver.monotonic_ns = interrupted_clock
+
+from loadgen.__main__ import main
+main()
+"""
+
+
+@pytest.mark.processes
+def test_an_interrupt_right_before_the_load_leaves_nothing(tmp_path: Path, endpoint: Embedded) -> None:
+    """It was heard when the load was said to have begun: a folder without a summary stayed."""
+    words = [sys.executable, "-P", "-c", INTERRUPTED_AS_THE_LOAD_BEGINS, "run", "qa", "--url", endpoint.url]
+    process = subprocess.Popen(
+        [*words, "-n", "400", "-o", "out"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    code, _, err = ended(process)
+    assert (code, "interrupted" in err, "Traceback" in err) == (130, True, False), err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.processes

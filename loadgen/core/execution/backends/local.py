@@ -52,7 +52,6 @@ async def run(plan: Plan, tell: Tell) -> Share:
     """
     job, workers, frozen_s = plan.job, plan.job.settings.workers, plan.job.settings.tuning.frozen_s
     (job.folder / "spool").mkdir(exist_ok=True)
-    data = pickle.dumps(job)
     processes = [worker.start() for _ in range(workers)]
     threads = ThreadPoolExecutor(workers)  # one each: all are heard at once
     counters = SharedCounters(job.folder / "spool" / worker.BOARD, workers)
@@ -64,8 +63,9 @@ async def run(plan: Plan, tell: Tell) -> Share:
 
     try:
         with stop_signals.ending_start(lambda: pass_on(signal.SIGKILL)):
-            await _all_ready(processes, data, threads, frozen_s)
+            await _all_ready(processes, pickle.dumps(job), threads, frozen_s)
         with stop_signals.calling(pass_on):
+            await stop_signals.heard()
             start_ns = monotonic_ns() + worker.HEAD_START_NS
             tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: pass_on(signal.SIGINT))))
             for process in processes:
