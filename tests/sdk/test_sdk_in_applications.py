@@ -169,6 +169,26 @@ def test_what_closes_a_stream_may_be_all_that_is_kept_of_it() -> None:
     assert flush() and [one.status for one in told] == ["abandoned"] * 2
 
 
+def test_a_stream_that_is_closed_as_it_is_lost_is_told_once() -> None:
+    """Its destructor hands over to another thread what `close` says in this one: both said it."""
+    told: list[Measurement] = []
+    with serving(events(*CHAT_EVENTS)) as server, blocking(server.url) as client:
+        stream: Any = instrument(client, told.append).chat.completions.create(**ASK, stream=True)
+        observed = stream._iterator._observed
+        usage = observed.tracker.usage
+
+        def meanwhile() -> Any:
+            other = threading.Thread(target=observed.abandoned)
+            observed.tracker.usage = usage
+            other.start()
+            other.join()
+            return usage()
+
+        observed.tracker.usage = meanwhile
+        stream.close()
+    assert flush() and [one.status for one in told] == ["abandoned"]
+
+
 def test_usage_that_the_application_asks_for_by_extra_body_reaches_it() -> None:
     asked: dict[str, Any] = {**ASK, "stream": True, "extra_body": {"stream_options": {"include_usage": True}}}
     with serving(events(*CHAT_EVENTS)) as server, blocking(server.url) as client:

@@ -221,7 +221,8 @@ class ObservedCall:
 
     def _report(self, status: Status, failure: Failure | None, answer: Any = None, code: str = "") -> None:
         call = self.call
-        if call.reported:
+        # one step, for all threads: a destructor hands the end to another one, while this one closes
+        if call.reported or vars(self).setdefault("_told_by", mine := object()) is not mine:
             return
         try:
             tracker = self.tracker
