@@ -140,17 +140,16 @@ class Columns:
         if selected is not None and selected.dtype != bool:
             selected = np.zeros(len(rows), bool)
             selected[self._selected] = True
+        neighbours = getattr(rows, "part", rows.__getitem__)  # of columns, without making rows of them
         for part in (slice(first, first + BLOCK_ROWS) for first in range(0, len(rows), BLOCK_ROWS)):
-            yield Columns(rows[part], None if selected is None else selected[part])
+            yield Columns(neighbours(part), None if selected is None else selected[part])
 
     def measure(self, metric: str) -> NDArray[np.int64]:
         """A figure for every row, of any status: int64 ns, UNDEFINED where a row has no value (`loadgen.figures`)."""
         if metric in self._kept:
             return self._kept[metric]
         values: NDArray[np.int64]
-        if (
-            self._keep == () and len(self) > BLOCK_ROWS
-        ):  # what is worked out of a part of the rows at a time stays small
+        if self._keep == () and len(self) > BLOCK_ROWS:  # worked out of a part of the rows at a time, it stays small
             values, first = np.empty(len(self), np.int64), 0
             for block in self.blocks():
                 values[first : (first := first + len(block))] = block.measure(metric)

@@ -295,6 +295,20 @@ def test_a_summary_of_a_file_keeps_a_few_columns_and_reads_those_that_are_the_sa
     assert not {group for group, times in frame.reads.items() if times > 2 and group[0] in ("due_ns", "sent_ns")}
 
 
+def test_blocks_of_columns_are_not_made_of_rows() -> None:
+    """A row has all of its fields: to gather them for each figure was half of a run of a rack."""
+
+    class Whole(RowColumns):
+        def __getitem__(self, which: Any) -> Any:
+            assert isinstance(which, str), "rows were made"
+            return super().__getitem__(which)
+
+    due = np.arange(BLOCK_ROWS + 5)
+    chosen = due % 7 > 0
+    columns = Columns(cast(Any, Whole(len(due), {"due_ns": due})), chosen)
+    assert [len(part["due_ns"]) for part in columns.blocks()][1:] == [int(chosen[BLOCK_ROWS:].sum())]
+
+
 def test_blocks_are_the_rows_in_their_order() -> None:
     rows = sent_rows(2 * BLOCK_ROWS + 5, 2)
     for chosen in (None, rows["slot"] % 100 > 0, rows["slot"] % 100 == 0, rows["slot"] < 0):
