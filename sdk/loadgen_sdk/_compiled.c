@@ -1112,6 +1112,13 @@ static int64_t number_of(PyObject *value, int *fits)
 /* -- their beginnings */
 
 /* `headers` and the lists are made where they are needed alone: -1 with an exception. */
+static void put_all(State *state, const int *fields, size_t count, PyObject *value)
+{
+    for (size_t i = 0; i < count; i++)
+        put_same(state, fields[i], value);
+}
+#define PUT_ALL(state, fields, value) put_all(state, fields, sizeof(fields) / sizeof *(fields), value)
+
 static int begin_response(State *state)
 {
     PyObject *headers = PyDict_New();
@@ -1152,14 +1159,10 @@ static int begin_reading(State *state, PyObject *flow, int keep_text, PyObject *
                                 R_stamp_error, R_unsure_error};
     static const int texts[] = {R_error, R_finish_reason, R_malformed, R_response_id};
     static const int nones[] = {R_pieces, R_reasoning_pieces, R_server_timing, R_template, R_usage_counts};
-    for (size_t i = 0; i < sizeof nevers / sizeof *nevers; i++)
-        put_same(state, nevers[i], never);
-    for (size_t i = 0; i < sizeof zeros / sizeof *zeros; i++)
-        put_same(state, zeros[i], zero);
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        put_same(state, texts[i], no_text);
-    for (size_t i = 0; i < sizeof nones / sizeof *nones; i++)
-        put_same(state, nones[i], Py_None);
+    PUT_ALL(state, nevers, never);
+    PUT_ALL(state, zeros, zero);
+    PUT_ALL(state, texts, no_text);
+    PUT_ALL(state, nones, Py_None);
     put_same(state, R_flow, flow);
     put_same(state, R_sink, sink);
     put_same(state, R_learned, few ? enough : zero);
@@ -1209,10 +1212,8 @@ static int begin_answer(State *exchange)
     static const int falses[] = {X_kernel_stamp, X_patient, X_at_start, X_split, X_is_event_stream};
     put_same(exchange, X_sent, never);
     put_same(exchange, X_first_byte, never);
-    for (size_t i = 0; i < sizeof zeros / sizeof *zeros; i++)
-        put_same(exchange, zeros[i], zero);
-    for (size_t i = 0; i < sizeof falses / sizeof *falses; i++)
-        put_same(exchange, falses[i], Py_False);
+    PUT_ALL(exchange, zeros, zero);
+    PUT_ALL(exchange, falses, Py_False);
     put_same(exchange, X_template, Py_None);
     PyObject *parts = PyList_New(0);
     if (parts == NULL)
@@ -1277,10 +1278,8 @@ static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
         put_same(exchange, given_at[i], given[i]);
     static const int nevers[] = {X_done, X_ready, X_tcp, X_tls};
     static const int zeros[] = {X_resent, X_tries, X_deadline, X_bytes_sent, X_bytes_received};
-    for (size_t i = 0; i < sizeof nevers / sizeof *nevers; i++)
-        put_same(exchange, nevers[i], never);
-    for (size_t i = 0; i < sizeof zeros / sizeof *zeros; i++)
-        put_same(exchange, zeros[i], zero);
+    PUT_ALL(exchange, nevers, never);
+    PUT_ALL(exchange, zeros, zero);
     put_same(exchange, X_connection, Py_None);
     put_same(exchange, X_failure, Py_None);
     put_same(exchange, X_over, Py_False);
