@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from loadgen_sdk.dialects.quirks import QUIRKS
+from loadgen_sdk.transport.waiting import WaitingConnection
 from loadgen_sdk.transport.wire import Tls
 
 from loadgen.core import child_process, units
 from loadgen.core.errors import TargetError, UserError
-from loadgen.core.followers.scraper import PagesAsked, connection_to, target_headers
+from loadgen.core.followers.scraper import MOST_BYTES, PagesAsked, target_headers
 from loadgen.core.metrics import reasons
 
 if TYPE_CHECKING:
@@ -182,13 +183,10 @@ class Profiler:
 
 def _ask(server: ProfiledServer, context: Any, method: str, path: str, timeout_s: float) -> int:
     """The status of an answer; 0 for none."""
-    from http.client import HTTPException
-
-    connection = connection_to(server, context, timeout_s)
+    connection = WaitingConnection(server.host, server.port, context if server.tls else None, timeout_s)
     try:
-        connection.request(method, path, headers=server.headers)
-        return connection.getresponse().status
-    except (OSError, HTTPException):
+        return connection.ask(method, path, server.headers, MOST_BYTES)[0]
+    except (OSError, ValueError):
         return 0
     finally:
         connection.close()

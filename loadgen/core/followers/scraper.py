@@ -21,11 +21,12 @@ from functools import partial
 from io import RawIOBase
 from pathlib import Path
 from time import monotonic, monotonic_ns, process_time, sleep
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 from loadgen_sdk.transport.http1 import merged
+from loadgen_sdk.transport.waiting import WaitingConnection
 
 from loadgen.core import child_process
 from loadgen.core.errors import UserError
@@ -34,20 +35,17 @@ from loadgen.core.server_metrics.request_accounts import RequestAccount
 from loadgen.core.server_metrics.series import MetricSample
 
 if TYPE_CHECKING:
-    from http.client import HTTPConnection, HTTPResponse
-
     from loadgen_sdk.probe.probe import ProbeResult
     from loadgen_sdk.transport.wire import Tls
 
 EVERY_S = 1.0
 CPU_SHARE = 0.05  # of one core, for reading and parsing; to keep it, many long pages are read less often
 SLOWER = 3600  # every 2 s after an hour, every 11 s after ten hours: a run of days must not write gigabytes
-TIMEOUT_S = 2.0
+TIMEOUT_S = 2.0  # for a whole page: a server may send a byte now and then
 LONGEST_S = 2 * TIMEOUT_S  # that a page can hold up the reads of the others
 FOUND_S = 4.0  # how long a run, while it prepares, waits for the first reads
 SETTLE_S = 0.1  # between the last response and the last read: counters are updated with a delay
 MOST_BYTES = 16 << 20  # of one page; a longer page is an error
-READ_BYTES = 1 << 16
 WORDS = ("auto", "off", "drain")
 ENERGY_WORDS = ("auto", "off", "nvidia-smi")
 # What a page may make of its parser: a library that raises something else on a strange page must not end the process.
@@ -239,32 +237,12 @@ def target_headers(asked: PagesAsked, target: int, probe: ProbeResult) -> dict[s
 # -- the process ---------------------------------------------------------------------------------------------------
 
 
-class AskedServer(Protocol):
-    """Whom a process beside the load asks."""
-
-    @property
-    def host(self) -> str: ...
-    @property
-    def port(self) -> int: ...
-    @property
-    def tls(self) -> bool: ...
-
-
-def connection_to(server: AskedServer, context: Any, timeout_s: float) -> HTTPConnection:
-    """A connection that is opened by its first request. `context`: for TLS."""
-    from http.client import HTTPConnection, HTTPSConnection
-
-    if server.tls:
-        return HTTPSConnection(server.host, server.port, timeout=timeout_s, context=context)
-    return HTTPConnection(server.host, server.port, timeout=timeout_s)
-
-
 class Reader:
     """Reads one page over its own connection, which is opened again after a failure."""
 
     def __init__(self, place: PageAddress, context: Any) -> None:
-        self.place, self._context = place, context
-        self._connection: HTTPConnection | None = None
+        self.place, self._has_asked = place, False
+        self._connection = WaitingConnection(place.host, place.port, context if place.tls else None, TIMEOUT_S)
         self._iterations = series.Iterations()
         self._paths = list(zip(place.paths, place.shown, strict=True))
         self._written: dict[tuple[str, str], float] = {}
@@ -289,13 +267,12 @@ class Reader:
 
         A server may have closed a connection that was idle while the run prepared: then there is a second try.
         """
-        from http.client import HTTPException
-
-        self._latest, reused = {}, self._connection is not None
+        self._latest, reused, self._has_asked = {}, self._has_asked, True
         try:
             self._latest = self._values(self._fetch(self._paths[0][0]))
-        except (OSError, HTTPException, *NO_PAGE) as error:
-            self._close()
+        except (OSError, *NO_PAGE) as error:
+            self._connection.close()
+            self._has_asked = False
             return reused and isinstance(error, ConnectionError) and self.read()
         return True
 
@@ -325,27 +302,11 @@ class Reader:
         return energy.known(values) if place.kind == "energy" else values
 
     def _fetch(self, path: str) -> bytes:
-        """The page. What takes longer than TIMEOUT_S altogether is an error: a server may send a byte now and then."""
-        place, until = self.place, monotonic() + TIMEOUT_S
-        if self._connection is None:
-            self._connection = connection_to(place, self._context, TIMEOUT_S)
-        self._connection.request("GET", path, headers={"Accept": "text/plain, application/json", **place.headers})
-        response: HTTPResponse = self._connection.getresponse()
-        parts, size = [], 0
-        while data := response.read1(READ_BYTES):
-            parts.append(data)
-            size += len(data)
-            if size > MOST_BYTES or monotonic() > until:
-                raise ValueError(f"{size:,} bytes after {TIMEOUT_S:g} s")
-        response.read()  # nothing is left: this ends the response, so that the connection serves the next one
-        if response.status != 200:
-            raise ValueError(f"status {response.status}")
-        return b"".join(parts)
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        asked = {"Accept": "text/plain, application/json", **self.place.headers}
+        status, body = self._connection.ask("GET", path, asked, MOST_BYTES)
+        if status != 200:
+            raise ValueError(f"status {status}")
+        return body
 
 
 class SmiReader:

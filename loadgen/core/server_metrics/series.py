@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from loadgen_sdk.dialects.metrics_page import plain_samples
 from loadgen_sdk.dialects.quirks import METRICS, SERVERS
 
 from loadgen.core.limits import CACHED_SHARE
@@ -104,21 +105,26 @@ def samples(text: str) -> dict[tuple[str, str], float]:
 
     Raises ValueError if the text is not such a page, has no metrics or has more than MOST_SERIES series.
     """
-    from prometheus_client.parser import text_string_to_metric_families
-
     values: dict[tuple[str, str], float] = {}
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if math.isfinite(sample.value) and not sample.name.endswith("_created"):
-                    values[sample.name, labels(sample.labels)] = float(sample.value)
-            if len(values) > MOST_SERIES:
-                raise ValueError(f"more than {MOST_SERIES:,} series")
-    except (IndexError, KeyError, TypeError) as error:  # of the parser, on some texts that are none
-        raise ValueError(f"no page of metrics: {error!r}") from None
+    found = plain_samples(text)
+    for name, labelled, value in _of_any_page(text) if found is None else found:
+        if math.isfinite(value) and not name.endswith("_created"):
+            values[name, labelled] = value
+        if len(values) > MOST_SERIES:
+            raise ValueError(f"more than {MOST_SERIES:,} series")
     if not values:
         raise ValueError("no metrics on it")
     return values
+
+
+def _of_any_page(text: str) -> Iterable[tuple[str, str, float]]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    try:
+        for family in text_string_to_metric_families(text):
+            yield from ((sample.name, labels(sample.labels), float(sample.value)) for sample in family.samples)
+    except (IndexError, KeyError, TypeError, OverflowError) as error:  # of the parser, on some texts that are none
+        raise ValueError(f"no page of metrics: {error!r}") from None
 
 
 def labels(pairs: dict[str, str]) -> str:

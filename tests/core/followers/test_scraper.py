@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -265,6 +267,22 @@ def test_a_run_beside_which_the_page_is_read(
     assert table["t_s"][0].as_py() < 0 and set(table["target"].to_pylist()) == {0, 1}
     assert all(KEY.encode() not in file.read_bytes() for file in (tmp_path / "r").rglob("*") if file.is_file())
     assert "What the server says of itself" in run_page.render(result.summary)
+
+
+@pytest.mark.processes
+def test_a_plain_page_is_read_without_what_other_pages_need() -> None:
+    read = (
+        "import sys; from loadgen.core.followers.scraper import PageAddress, Reader; "
+        "place = PageAddress(target=0, host='127.0.0.1', port=int(sys.argv[1]), tls=False, drains=False, "
+        "kind='metrics', paths=('/prometheus/metrics',), shown=('',)); "
+        "print(Reader(place, None).find(), *sys.modules)"
+    )
+    with embedded.start(Options()) as server:
+        port = str(Target.parse(server.url).port)
+        told = subprocess.run([sys.executable, "-c", read, port], capture_output=True, text=True, check=True).stdout
+    found, *modules = told.split()
+    assert found == "True"
+    assert not {*modules} & {"http.client", "email", "http.server", "prometheus_client", "encodings.idna"}
 
 
 @pytest.mark.processes
