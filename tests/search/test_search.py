@@ -31,6 +31,7 @@ from loadgen.core.results.record import KIND, ROW, STATUS
 from loadgen.core.results.spool import Tail
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.early_stopping import allowed
+from loadgen.core.stats.intervals import normal_cdf
 from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload, load
 from loadgen.mlperf import added as mlperf_added
 from loadgen.present import text as as_text
@@ -38,6 +39,7 @@ from loadgen.repeated import capacity
 from loadgen.runs.show import Show
 from loadgen.search import command, experiment, load_search, text, trials
 from loadgen.search.ahead import ahead
+from loadgen.search.belief import Belief
 from loadgen.search.load_search import (
     CONFIRMATIONS,
     ENOUGH,
@@ -95,6 +97,16 @@ def decided(rows: Any, *, early_under: bool = True) -> tuple[str | None, int]:
 
 def passes(rows: Any) -> bool:
     return bool(GOAL.misses(rows).sum() <= GOAL.allowed(len(rows))[0])
+
+
+@pytest.mark.parametrize("passed", [True, False])
+@pytest.mark.parametrize("high", [1e6, 140.0])
+def test_an_outcome_tells_of_every_load_though_the_far_ones_are_not_computed(high: float, passed: bool) -> None:
+    belief = Belief(high / 1e4, high, sigma=0.01)
+    z = (belief.theta[:, None] - math.log(100)) / belief.sigma
+    wanted = belief.weights * (load_search.LAPSE / 2 + (1 - load_search.LAPSE) * normal_cdf(z if passed else -z))
+    belief.tell(100, passed, load_search.LAPSE)
+    assert np.allclose(belief.weights, wanted / wanted.sum(), rtol=1e-12, atol=0)
 
 
 def test_looks_count_the_misses_of_each_request_once() -> None:
