@@ -195,7 +195,8 @@ class Frame:
     def _read(self, name: str, group: _Group) -> NDArray[Any]:
         (file, number), _, end = group
         with self._readable(file):
-            column = self._files[file].read_row_group(number, columns=[name]).column(0).combine_chunks()
+            # without threads: of one column there is nothing to share out
+            column = self._files[file].read_row_group(number, [name], use_threads=False).column(0).combine_chunks()
         found = _to_row_values(name, column, self._codes)
         if name != "text" and (found == found[0]).all():
             self._same[name, end] = int(found[0])
