@@ -42,6 +42,7 @@ enum {
     SPAN_BYTES = 4,
     SHORT_WORD = 16,
     LONGEST_WORD = 255,
+    WORD_ROOM = LONGEST_WORD + SHORT_WORD, /* that a word may need, with what is written behind a short one */
 };
 
 #define PAUSE_NS 1000000000LL
@@ -2118,46 +2119,89 @@ static PyObject *written(PyObject *Py_UNUSED(module), PyObject *args)
     }
     int even = (words & (words - 1)) == 0;
     const unsigned char *draws = (const unsigned char *)bits;
-    char *whole = NULL, *to = NULL;
-    for (int writes = 0; writes < 2; writes++) { /* first how long it is */
-        Py_ssize_t needed = size;
-        for (Py_ssize_t at = 0; at < bits_size; at += 2) {
-            uint32_t draw = draws[at] | (uint32_t)draws[at + 1] << 8, span;
-            uint32_t word = even ? draw & (uint32_t)(words - 1) : draw % (uint32_t)words;
-            memcpy(&span, spans + SPAN_BYTES * word, SPAN_BYTES);
-            Py_ssize_t place = span >> 8, length = span & LONGEST_WORD;
-            needed += length;
-            if (place + length > text_size) {
-                PyErr_SetString(PyExc_ValueError, "a word ends behind the text");
-                return NULL;
-            }
-            if (!writes)
-                continue;
-            if (length <= SHORT_WORD && place + SHORT_WORD <= text_size)
-                memcpy(to, text + place, SHORT_WORD); /* of a fixed size: no call */
-            else
-                memcpy(to, text + place, (size_t)length);
-            to += length;
+    Py_ssize_t usual = text_size / words < LONGEST_WORD ? text_size / words + 1 : LONGEST_WORD;
+    Py_ssize_t room = size + bits_size / 2 * usual + WORD_ROOM; /* more where long words are drawn often */
+    char *whole = PyMem_Malloc((size_t)room);
+    if (whole == NULL)
+        return PyErr_NoMemory();
+    char *to = (char *)memcpy(whole, before, (size_t)size) + size;
+    for (Py_ssize_t at = 0; at < bits_size; at += 2) {
+        uint32_t draw = draws[at] | (uint32_t)draws[at + 1] << 8, span;
+        uint32_t word = even ? draw & (uint32_t)(words - 1) : draw % (uint32_t)words;
+        memcpy(&span, spans + SPAN_BYTES * word, SPAN_BYTES);
+        Py_ssize_t place = span >> 8, length = span & LONGEST_WORD;
+        if (place + length > text_size) {
+            PyMem_Free(whole);
+            PyErr_SetString(PyExc_ValueError, "a word ends behind the text");
+            return NULL;
         }
-        if (!writes && (whole = PyMem_Malloc((size_t)needed + SHORT_WORD)) == NULL)
-            return PyErr_NoMemory();
-        if (!writes)
-            to = (char *)memcpy(whole, before, (size_t)size) + size;
+        if (whole + room - to < WORD_ROOM) {
+            Py_ssize_t done = to - whole;
+            char *larger = PyMem_Realloc(whole, (size_t)(room += room / 4 + WORD_ROOM));
+            if (larger == NULL) {
+                PyMem_Free(whole);
+                return PyErr_NoMemory();
+            }
+            to = (whole = larger) + done;
+        }
+        if (length <= SHORT_WORD && place + SHORT_WORD <= text_size)
+            memcpy(to, text + place, SHORT_WORD); /* of a fixed size: no call */
+        else
+            memcpy(to, text + place, (size_t)length);
+        to += length;
     }
     made = PyUnicode_DecodeUTF8(whole, to - whole, NULL);
     PyMem_Free(whole);
     return made;
 }
 
+typedef unsigned char Bytes __attribute__((vector_size(16)));
+
+/* Beside the encoder that json_text.py takes: a text as JSON, or None where a character of it has to be written otherwise. */
+static PyObject *quoted(PyObject *Py_UNUSED(module), PyObject *value)
+{
+    Py_ssize_t size, at = 0;
+    const char *text = PyUnicode_AsUTF8AndSize(value, &size);
+    if (text == NULL && PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
+        PyErr_Clear(); /* the encoder says what is wrong */
+        Py_RETURN_NONE;
+    }
+    PyObject *made = text == NULL ? NULL : PyBytes_FromStringAndSize(NULL, size + 2);
+    if (made == NULL)
+        return NULL;
+    char *to = PyBytes_AsString(made);
+    *to++ = '"';
+    to[size] = '"';
+    Bytes escaped = {0}, bytes;
+    for (; at + (Py_ssize_t)sizeof bytes <= size; at += (Py_ssize_t)sizeof bytes) {
+        memcpy(&bytes, text + at, sizeof bytes);
+        memcpy(to + at, &bytes, sizeof bytes);
+        escaped |= (Bytes)((bytes < ' ') | (bytes == '"') | (bytes == '\\'));
+    }
+    int escapes = 0;
+    for (size_t byte = 0; byte < sizeof escaped; byte++)
+        escapes |= escaped[byte];
+    for (; at < size; at++) {
+        to[at] = text[at];
+        escapes |= (unsigned char)text[at] < ' ' || text[at] == '"' || text[at] == '\\';
+    }
+    if (!escapes)
+        return made;
+    Py_DECREF(made);
+    Py_RETURN_NONE;
+}
+
 /* -- hashes -------------------------------------------------------------------------------------------------------- */
 
-/* BLAKE2b (RFC 7693) of LANES texts at a time: each lane of a vector is one of them. */
+/* BLAKE2b (RFC 7693) of LANES texts at a time: each lane of a vector is one of them. A processor whose vectors hold only
+   half of them takes one half after the other: with both at once its registers would not suffice. */
 
-#define LANES 4
+#define LANES 8
 #define BLOCK_BYTES 128
 #define HASH_BYTES 16
 
 typedef uint64_t Lanes __attribute__((vector_size(8 * LANES)));
+typedef uint64_t Half __attribute__((vector_size(4 * LANES)));
 
 typedef struct {
     const char *at;
@@ -2195,52 +2239,54 @@ static uint64_t little(const unsigned char *at)
     a += b + (x), d = TURNED(d ^ a, 32), c += d, b = TURNED(b ^ c, 24), \
     a += b + (y), d = TURNED(d ^ a, 16), c += d, b = TURNED(b ^ c, 63)
 
-static inline __attribute__((always_inline)) void compress_all(Lanes state[8], const unsigned char *const blocks[LANES],
-                                                               const Lanes *done, const Lanes *last)
-{
-    Lanes words[16], v[16];
-    for (int word = 0; word < 16; word++)
-        for (int lane = 0; lane < LANES; lane++)
-            words[word][lane] = little(blocks[lane] + 8 * word);
-    for (int word = 0; word < 8; word++) {
-        v[word] = state[word];
-        v[word + 8] = (Lanes){0} + blake2b_start[word];
-    }
-    v[12] ^= *done;
-    v[14] ^= *last;
-    for (int round = 0; round < 12; round++) {
-        const unsigned char *order = blake2b_order[round % 10];
-        MIX(v[0], v[4], v[8], v[12], words[order[0]], words[order[1]]);
-        MIX(v[1], v[5], v[9], v[13], words[order[2]], words[order[3]]);
-        MIX(v[2], v[6], v[10], v[14], words[order[4]], words[order[5]]);
-        MIX(v[3], v[7], v[11], v[15], words[order[6]], words[order[7]]);
-        MIX(v[0], v[5], v[10], v[15], words[order[8]], words[order[9]]);
-        MIX(v[1], v[6], v[11], v[12], words[order[10]], words[order[11]]);
-        MIX(v[2], v[7], v[8], v[13], words[order[12]], words[order[13]]);
-        MIX(v[3], v[4], v[9], v[14], words[order[14]], words[order[15]]);
-    }
-    for (int word = 0; word < 8; word++)
-        state[word] ^= v[word] ^ v[word + 8];
-}
-
 typedef void Compress(Lanes state[8], const unsigned char *const blocks[LANES], const Lanes *done, const Lanes *last);
 
-#define COMPRESS(name, target) \
+#define COMPRESS(name, target, Vector) \
     target static void name(Lanes state[8], const unsigned char *const blocks[LANES], const Lanes *done, const Lanes *last) \
     { \
-        compress_all(state, blocks, done, last); \
+        enum { WIDTH = sizeof(Vector) / 8 }; \
+        for (int first = 0; first < LANES; first += WIDTH) { \
+            Vector words[16], v[16], more; \
+            for (int word = 0; word < 16; word++) \
+                for (int lane = 0; lane < WIDTH; lane++) \
+                    words[word][lane] = little(blocks[first + lane] + 8 * word); \
+            for (int word = 0; word < 8; word++) { \
+                memcpy(&v[word], (const uint64_t *)&state[word] + first, sizeof more); \
+                v[word + 8] = (Vector){0} + blake2b_start[word]; \
+            } \
+            memcpy(&more, (const uint64_t *)done + first, sizeof more); \
+            v[12] ^= more; \
+            memcpy(&more, (const uint64_t *)last + first, sizeof more); \
+            v[14] ^= more; \
+            for (int round = 0; round < 12; round++) { \
+                const unsigned char *order = blake2b_order[round % 10]; \
+                MIX(v[0], v[4], v[8], v[12], words[order[0]], words[order[1]]); \
+                MIX(v[1], v[5], v[9], v[13], words[order[2]], words[order[3]]); \
+                MIX(v[2], v[6], v[10], v[14], words[order[4]], words[order[5]]); \
+                MIX(v[3], v[7], v[11], v[15], words[order[6]], words[order[7]]); \
+                MIX(v[0], v[5], v[10], v[15], words[order[8]], words[order[9]]); \
+                MIX(v[1], v[6], v[11], v[12], words[order[10]], words[order[11]]); \
+                MIX(v[2], v[7], v[8], v[13], words[order[12]], words[order[13]]); \
+                MIX(v[3], v[4], v[9], v[14], words[order[14]], words[order[15]]); \
+            } \
+            for (int word = 0; word < 8; word++) { \
+                memcpy(&more, (const uint64_t *)&state[word] + first, sizeof more); \
+                more ^= v[word] ^ v[word + 8]; \
+                memcpy((uint64_t *)&state[word] + first, &more, sizeof more); \
+            } \
+        } \
     }
 
-COMPRESS(compress_anywhere, )
+COMPRESS(compress_anywhere, , Half)
 #if defined(__x86_64__)
-COMPRESS(compress_avx2, __attribute__((target("avx2"))))
-COMPRESS(compress_avx512, __attribute__((target("avx512vl"))))
+COMPRESS(compress_avx2, __attribute__((target("avx2"))), Half)
+COMPRESS(compress_avx512, __attribute__((target("avx512f"))), Lanes)
 #endif
 
 static Compress *best_compress(void)
 {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512vl"))
+    if (__builtin_cpu_supports("avx512f"))
         return compress_avx512;
     if (__builtin_cpu_supports("avx2"))
         return compress_avx2;
@@ -2329,6 +2375,7 @@ static PyMethodDef functions[] = {
     {"plain_run", plain_run, METH_VARARGS, NULL},
     {"written", written, METH_VARARGS, NULL},
     {"answers", answers, METH_VARARGS, NULL},
+    {"quoted", quoted, METH_O, NULL},
     {"hashed", hashed, METH_O, NULL},
     {"token_count", token_count, METH_O, NULL},
     {NULL},

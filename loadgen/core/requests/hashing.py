@@ -1,4 +1,4 @@
-"""The sum of the hashes of several texts, by the compiled part where it is installed: it hashes four at once. Pure."""
+"""The sum of the hashes of several texts, by the compiled part where it is installed: it hashes eight at once. Pure."""
 
 from __future__ import annotations
 

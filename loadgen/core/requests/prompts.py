@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
+from loadgen_sdk import json_text
 from loadgen_sdk.request import Request
 
 from loadgen.core import format
@@ -467,10 +468,10 @@ class Digest:
         return self._total
 
     def add(self, number: int, request: Request) -> None:
-        messages = request.messages
+        messages, prompt = request.messages, json_text.ready(request.prompt)
         if messages is not None and not self.replies:
             messages = [message for message in messages if message.get("role") != "assistant"]
-        content = (number, request.max_tokens, request.exact_output, messages, request.prompt, request.extra)
+        content = (number, request.max_tokens, request.exact_output, messages, prompt, request.extra)
         self.add_body(0, msgspec.json.encode(content))
 
     def add_body(self, number: int, body: bytes) -> None:

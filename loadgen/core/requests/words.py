@@ -16,8 +16,7 @@ _compiled = getattr(module, "written", None)  # a wire of its own wheel may be o
 
 def writer(words: Sequence[str]) -> Write:
     """Each 16 bits, least byte first, choose a word: without bias if the number of words is a power of two."""
-    words = words[:MOST_WORDS]
-    encoded = [word.encode() for word in words]
+    encoded = [word.encode() for word in words[:MOST_WORDS]]
     lengths = np.fromiter(map(len, encoded), np.uint32, len(encoded))
     if _compiled is None or lengths.max() > LONGEST:
         return in_python(words)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ..errors import TargetUnusable
+from ..json_text import ready
 from ..request import Request
 from .messages_body import message_extra, message_fields
 from .quirks import MAX_FIELDS, VALUES, Api, Quirk
@@ -59,7 +60,7 @@ def body(
     elif api == "chat":
         fields["messages"] = _messages(request)
     else:
-        fields["prompt"] = _prompt(request, quirk)
+        fields["prompt"] = ready(_prompt(request, quirk))
     fields["stream"] = stream
     if stream:  # several servers reject the options without `stream: true`
         fields["stream_options"] = dict(quirk.stream_options)
@@ -137,7 +138,7 @@ def _messages(request: Request) -> list[dict[str, Any]]:
     if request.messages is not None:
         return request.messages
     if isinstance(request.prompt, str):
-        return [{"role": "user", "content": request.prompt}]
+        return [{"role": "user", "content": ready(request.prompt)}]
     if request.prompt is None:
         raise ValueError(f"request {request.id} has neither messages nor a prompt")
     raise TargetUnusable(

@@ -41,3 +41,10 @@ def test_c_refuses_what_would_read_outside_its_words() -> None:
         written("", b"\0\0", one, b"\xff\xff")
     with pytest.raises(UnicodeEncodeError):
         written("\ud800", b"", one, b" a")
+
+
+@pytest.mark.skipif(not hasattr(compiled.module, "written"), reason="built by pip install where a C compiler is")
+def test_c_makes_room_where_long_words_are_drawn_more_often_than_short_ones() -> None:
+    words = [" a"] * 63 + [" " + "x" * 254]
+    drawn = (63).to_bytes(2, "little") * 3000
+    assert writer(words)("begin", drawn) == in_python(words)("begin", drawn) == "begin" + words[-1] * 3000
