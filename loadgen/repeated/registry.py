@@ -7,7 +7,9 @@ but cancelled and unfinished.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from loadgen.core.stats.quantiles import QUANTILES
 from loadgen.figures import FIGURES
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
 
 
-class Metric(NamedTuple):
+class Metric(Struct, frozen=True):
     """A figure that can be compared.
 
     `better`: -1 lower is better, +1 higher is better, 0 neither. `per_request`: the figure of `loadgen.figures`, with

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
 
 from loadgen.core.errors import UserError
 from loadgen.shell.output import write_file
@@ -22,7 +23,7 @@ Github = Annotated[
 ]
 
 
-class KeptByBuild(NamedTuple):
+class KeptByBuild(Struct, frozen=True):
     """Where the outcome of runs is written besides. `strict`: a term that is not decided is an error."""
 
     junit: Path | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -172,7 +172,7 @@ def figures(
 # -- over time -----------------------------------------------------------------------------------------------------
 
 
-class Grid(NamedTuple):
+class Grid(msgspec.Struct, frozen=True):
     """Equal time bins from the start of a run to its end."""
 
     width_s: float

@@ -46,14 +46,14 @@ class RunningLoad(Struct):
     stopped_by: ReasonCode | None = None
 
 
-class ProbeWaits(NamedTuple):
+class ProbeWaits(Struct, frozen=True):
     """The targets have not answered the probe yet. An answer may take `timeout_s`."""
 
     targets: str
     timeout_s: float
 
 
-class TargetsFound(NamedTuple):
+class TargetsFound(Struct, frozen=True):
     """The targets were asked what they are; `settings` has their URLs. Not told in virtual time."""
 
     folder: Path
@@ -61,7 +61,7 @@ class TargetsFound(NamedTuple):
     found: tuple[ProbeResult, ...]
 
 
-class HeaderMade(NamedTuple):
+class HeaderMade(Struct, frozen=True):
     """The header, before it is written. Who has something to say in it gives it back with that. Not in virtual time."""
 
     header: Header
@@ -74,20 +74,20 @@ class RunPlanned(NamedTuple):
     header: Header
 
 
-class WorkersPlaced(NamedTuple):
+class WorkersPlaced(Struct, frozen=True):
     """The workers are ready on the nodes of a cluster."""
 
     cluster: Cluster
 
 
-class LoadStarted(NamedTuple):
+class LoadStarted(Struct, frozen=True):
     """The load begins at `start_ns` on the monotonic clock. Told in a running event loop; not told in virtual time."""
 
     start_ns: int
     load: RunningLoad
 
 
-class Look(NamedTuple):
+class Look(Struct, frozen=True):
     """Every `every_ns` of a load in virtual time, `ends` is shown the rows that have ended since it was shown some: the
     instant, and the rows. True ends the load, as its outcome is certain; what is in flight may end within the drain."""
 
@@ -95,13 +95,13 @@ class Look(NamedTuple):
     ends: Callable[[int, NDArray[np.void]], bool]
 
 
-class SimulationStarted(NamedTuple):
+class SimulationStarted(Struct, frozen=True):
     """A load in virtual time begins. Who wants to end it early adds to `looks`."""
 
     looks: list[Look]
 
 
-class Simulated(NamedTuple):
+class Simulated(Struct, frozen=True):
     """A load in virtual time is over, and nothing of it is written: its `rows`, by column. Who has seen enough of it
     adds the instant of that to `stops`: the load is then simulated to there, and told again."""
 
@@ -116,14 +116,14 @@ class StepBegun(NamedTuple):
     timetable: Schedule
 
 
-class LoadEnded(NamedTuple):
+class LoadEnded(Struct, frozen=True):
     """The load is over, or failed, or will not begin; told once after TargetsFound. Who has something to say in the
     header gives it back with that; None: the run has failed."""
 
     header: Header | None
 
 
-class RunEnded(NamedTuple):
+class RunEnded(Struct, frozen=True):
     """The run is over, finished or not. `stored`: where its folder was copied to."""
 
     stored: str | None = None

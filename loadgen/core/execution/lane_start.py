@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+from msgspec import Struct
 
 from loadgen.core.workload import Closed, Stage, Workload
 
@@ -21,14 +23,14 @@ UNKNOWN_TOKENS = 256  # of an answer whose length nobody asked for
 From = Literal["", "asked", "probe", "preset", "stage"]
 
 
-class AnswerTime(NamedTuple):
+class AnswerTime(Struct, frozen=True):
     """How long an answer takes: `ns(lanes, input tokens, output tokens)`, and where that is known from."""
 
     ns: Callable[[int, float, float], float]
     source: From
 
 
-class Begin(NamedTuple):
+class Begin(Struct, frozen=True):
     """How the lanes of one stage begin: over `ramp_ns`, and where that is from. None and "" in an open loop."""
 
     ramp_ns: int | None = None

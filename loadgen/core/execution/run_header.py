@@ -13,7 +13,7 @@ import socket
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from loadgen_sdk.installed import NOT_INSTALLED, version_of
@@ -437,7 +437,7 @@ def _lengths_words(workload: Workload, requests: Prompts, count: int | None) -> 
             )
 
 
-class Described(NamedTuple):
+class Described(msgspec.Struct, frozen=True):
     """What a run would do, as text and as forecast; and why its target, where that is simulated here, refuses it."""
 
     text: str

@@ -8,7 +8,7 @@ trace is clear, nothing is said. `benchmarks/causes.py` holds this against injec
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -71,7 +71,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     causes: tuple[Cause, ...] = ()  # the first is the one to look at
 
 
-class _Case(NamedTuple):
+class _Case(msgspec.Struct, frozen=True):
     """The requests in order of their due instants, and what the detectors look at: TTFT without the lateness of the
     client, and as slow none that was sent late by more than a fast answer takes."""
 

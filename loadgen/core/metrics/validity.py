@@ -6,7 +6,7 @@ Pure. Every finding is a code with its values; `reasons.py` has the words. The l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -51,7 +51,7 @@ WAITED_SHARE = 0.1  # of a second spent ready to run without a core, or writing 
 FULL_SECOND_S = 0.9  # a sample this long counts as a full second
 
 
-class Signs(NamedTuple):
+class Signs(msgspec.Struct, frozen=True):
     """What the verdict needs beside the summary."""
 
     dead_workers: list[int]

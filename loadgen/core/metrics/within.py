@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import OK, UNDEFINED, Columns
@@ -31,7 +32,7 @@ MOST = 100_000  # requests of which a block error is made; of more, every second
 METHOD = "blocks of time"
 
 
-class Known(NamedTuple):
+class Known(Struct, frozen=True):
     """A figure on the scale of a comparison (log, or plain for shares) with its standard error.
 
     `freedom`: the degrees of freedom of that error.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -96,14 +96,14 @@ class EnergyUse(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""  # why there is no energy though a source was read, in words
 
 
-class Amount(NamedTuple):
+class Amount(msgspec.Struct, frozen=True):
     """An energy in J, and how wrong it can be."""
 
     joules: float
     error: float
 
 
-class _Line(NamedTuple):
+class _Line(msgspec.Struct, frozen=True):
     """One series: its values at the readings of its page, or at its changes."""
 
     t_s: list[float]

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from loadgen.core.stats import intervals
 
@@ -38,7 +39,7 @@ FEWEST_FREEDOM = 3.0
 MANY = 20  # series whose mean correlation is taken for known
 
 
-class Trend(NamedTuple):
+class Trend(Struct, frozen=True):
     """The growth of one series from its first block to its last one, in the unit of the series.
 
     `level`: the mean of the series. `visible`: the smallest growth that the better of both tests would have seen, with
@@ -77,7 +78,7 @@ def of(series: Sequence[NDArray[np.float64]], level: float = LEVEL) -> list[Tren
     return trends
 
 
-class _Test(NamedTuple):
+class _Test(Struct, frozen=True):
     growth: float
     error: float
     freedom: float
@@ -100,7 +101,7 @@ def _quantile(p: float, freedom: float) -> float:
     return intervals.t_quantile(p, freedom)
 
 
-class _Line(NamedTuple):
+class _Line(Struct, frozen=True):
     """The blocks of a series that have a value, the straight line through them, and the noise, which a curve leaves."""
 
     values: NDArray[np.float64]
