@@ -7,7 +7,11 @@ import random
 import msgspec
 import pytest
 from loadgen_sdk import compiled
+from loadgen_sdk.dialects import quirks
+from loadgen_sdk.dialects.body import body
+from loadgen_sdk.dialects.quirks import Api
 from loadgen_sdk.json_text import LONG, ready
+from loadgen_sdk.request import Request
 
 PLAIN = "".join(chr(code) for code in range(32, 127) if chr(code) not in '"\\') + "\x7füß漢字😀\u2028"
 ESCAPED = [*map(chr, range(32)), '"', "\\"]
@@ -22,6 +26,14 @@ def test_what_is_ready_is_encoded_as_the_text_itself() -> None:
             assert msgspec.json.encode({"content": ready(whole)}) == msgspec.json.encode({"content": whole})
     for other in (None, "short", [1, 2], [{"role": "user"}]):
         assert ready(other) is other
+
+
+@pytest.mark.parametrize("api", ["chat", "completions", "responses", "messages", "embeddings"])
+@pytest.mark.parametrize("end", ["", '"\n'])
+def test_the_body_of_a_long_text_is_that_of_the_encoder(api: Api, end: str) -> None:
+    text = (PLAIN * LONG)[:LONG] + end
+    made = body(Request(id="1", prompt=text, max_tokens=4), quirks.row_of("vllm"), api, "m", True)
+    assert msgspec.json.encode(text) in made and msgspec.json.encode(msgspec.json.decode(made)) == made
 
 
 @in_c

@@ -80,7 +80,7 @@ def _response_fields(request: Request, stream: bool, max_tokens: int | None) -> 
         raise TargetUnusable(
             "unsupported", "a prompt of token ids cannot be sent as a response", "use --api completions"
         )
-    said: Any = request.prompt
+    said: Any = ready(request.prompt)
     if request.messages is not None:
         said = [message | {"content": _response_content(message.get("content"))} for message in request.messages]
     limit = {} if max_tokens is None else {"max_output_tokens": max_tokens}
@@ -106,7 +106,7 @@ def _value_fields(request: Request, quirk: Quirk, api: Api) -> dict[str, Any]:
     """The fields of embeddings (texts or token ids), and of rerank, whose documents are in `extra`."""
     prompt = _prompt(request, quirk)
     if api == "embeddings":
-        return {"input": prompt, "encoding_format": "float"}
+        return {"input": ready(prompt), "encoding_format": "float"}
     if isinstance(prompt, list):
         raise TargetUnusable("unsupported", "a query of token ids cannot be reranked", "give the prompt as text")
     return {"query": prompt, "documents": [prompt]}  # the probe has no other
