@@ -15,17 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from msgspec import Struct
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainValidator,
-    Strict,
-    TypeAdapter,
-    ValidationInfo,
-    WithJsonSchema,
-    create_model,
-)
 
 from loadgen.core import format
 from loadgen.core.errors import Fault, Faults
@@ -36,6 +25,7 @@ from loadgen.core.workload import Workload
 from loadgen.core.workload.fields import (
     Duration,
     FiniteRate,
+    JsonSchema,
     Part,
     Quantile,
     Share,
@@ -50,6 +40,17 @@ from loadgen.core.workload.schema import Lanes
 from loadgen.core.workload.slo_fields import checked_slo
 from loadgen.core.workload.yaml_marks import Map, read_yaml
 from loadgen.figures import FIGURES, POOLED
+from loadgen.plain_reading import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    Strict,
+    ValidationInfo,
+    create_model,
+    plainly,
+    twins,
+)
 from loadgen.repeated.capacity import HORIZON_S
 
 OfAnswers = Literal["rouge1", "rouge2", "rougeL", "exact", "choice", "json"]
@@ -173,7 +174,7 @@ _AT_LEAST = Limit("share", _AtLeast, False, "%", lambda share: share * 100, form
 _RATE = Limit("rate", FiniteRate, False, "/s", float, format.quantity)
 _TOKENS = Limit("tokens", Whole, False, "tokens", float, format.count)
 _MONEY = Limit("limit", _Money, True, "", float, str)
-_Times = Annotated[float, BeforeValidator(_times), WithJsonSchema({"type": "string", "examples": ["1.5x"]})]
+_Times = Annotated[float, BeforeValidator(_times), JsonSchema(type="string", examples=["1.5x"])]
 _TIMES = Limit("limit", _Times, True, "x", float, lambda times: f"{times:g}x")
 _ENERGY = Limit("limit", Annotated[tuple[float, str], BeforeValidator(_joules)], True, "J", float, format.quantity)
 
@@ -312,25 +313,28 @@ def _one_of(noun: str, kinds: Mapping[str, Kind], of: Any) -> Any:
 
 
 @cache
-def _terms(figures: tuple[str, ...]) -> TypeAdapter[Promise]:
+def _terms(figures: tuple[str, ...]) -> Any:
     """The terms as they are written, where these figures can be promised."""
     of: Any = Literal[tuple(name for name in figures if name not in POOLED)]
-    return TypeAdapter(_one_of("term", dict.fromkeys(figures, _LATENCY) | KINDS, of))
+    return _one_of("term", dict.fromkeys(figures, _LATENCY) | KINDS, of)
 
 
 def written_promise(value: Any, info: ValidationInfo) -> Promise:
     """A term from what a file says; figures of other packages are looked at here, not when this module is imported."""
     stored = info.context.figures if isinstance(info.context, Source) else ()
     figures = tuple(dict.fromkeys((*latencies(), *stored)))
-    return _terms(figures).validate_python(value, context=info.context)
+    written: Promise | None = plainly(_terms(figures), value, info.context)
+    return written or twins().made(_terms(figures), value, info.context)
 
 
 class _TermSchema:
     """For the JSON Schema: a term as it is written; other packages may add to it."""
 
+    for_schemas_only = True
+
     @staticmethod
     def __get_pydantic_json_schema__(core_schema: Any, handler: Any) -> Any:
-        return handler(_terms(latencies(foreign=False)).core_schema)
+        return handler(twins().core_schema(_terms(latencies(foreign=False))))
 
 
 if TYPE_CHECKING:

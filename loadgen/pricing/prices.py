@@ -8,29 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from loadgen_sdk import price_file
 from loadgen_sdk.errors import WrongUse
 from loadgen_sdk.price_file import CHECKS, UNDATED, PerToken
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    GetCoreSchemaHandler,
-    GetPydanticSchema,
-    Strict,
-    WithJsonSchema,
-    create_model,
-)
-from pydantic_core.core_schema import no_info_after_validator_function
 
 from loadgen.core.errors import UserError, meant
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.units import Wrong
-from loadgen.core.workload.fields import Part
+from loadgen.core.workload.fields import JsonSchema, Part
+from loadgen.plain_reading import AfterValidator, BeforeValidator, Field, Strict, create_model
 
 NOT_VERIFIED = "not verified"  # the quality of an entry that only records that its price is missing
 NO_SOURCE = "not stated"  # the source of a price that a copy gives without one
@@ -60,7 +50,7 @@ def _between(low: str, high: str, noun: str) -> AfterValidator:
 _number = _checked(price_file.number)
 Amount = Annotated[Decimal, _checked(price_file.amount)]
 Currency = Annotated[str, _checked(price_file.currency)]
-AsOf = Annotated[str, _checked(price_file.as_of), WithJsonSchema({"type": ["string", "integer"]})]  # a year is a number
+AsOf = Annotated[str, _checked(price_file.as_of), JsonSchema(type=["string", "integer"])]  # a year is a number
 Text = Annotated[str, _checked(price_file.filled), Field(min_length=1)]
 Gpus = Annotated[int, Strict(), Field(ge=1, le=100_000)]
 
@@ -153,11 +143,10 @@ _WrittenPerToken = create_model("PerToken", __base__=Part, __doc__=PerToken.__do
 _WrittenPerToken.synonyms = dict(PerToken.synonyms)
 
 
-def _per_token(source: Any, handler: GetCoreSchemaHandler) -> Any:
-    """An entry is read by the SDK's keys and checks, as the SDK's value."""
-    read = handler.generate_schema(_WrittenPerToken)  # `handler` itself: pydantic 2.10 then makes the value twice
-    return no_info_after_validator_function(lambda written: PerToken(**vars(written)), read)
-
+if TYPE_CHECKING:
+    _PerToken = PerToken
+else:  # an entry is read by the SDK's keys and checks, as the SDK's value
+    _PerToken = Annotated[_WrittenPerToken, AfterValidator(lambda written: PerToken(**vars(written)))]
 
 Price = Rented | Owned | PerToken
 
@@ -181,7 +170,7 @@ class WrittenPrices(Part):
     exchange: tuple[ExchangeRate, ...] = ()
     rented: tuple[Rented, ...] = ()
     owned: tuple[Owned, ...] = ()
-    per_token: tuple[Annotated[PerToken, GetPydanticSchema(_per_token)], ...] = ()
+    per_token: tuple[_PerToken, ...] = ()
 
 
 class Prices(Struct, frozen=True, kw_only=True):

@@ -19,7 +19,6 @@ from typing import Annotated, Any
 
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.transport.target import Target
-from pydantic import AfterValidator, Field
 
 from loadgen import backends
 from loadgen.core.errors import Fault, Faults, Place, UserError, of_reading
@@ -30,6 +29,7 @@ from loadgen.core.workload.loading import read_text
 from loadgen.core.workload.messages import in_order, locate, validated
 from loadgen.core.workload.tasks import TARGET_NAME
 from loadgen.core.workload.yaml_marks import Map, read_yaml, where
+from loadgen.plain_reading import AfterValidator, Field
 
 _SMALLEST = "write a list: - {name: vm-01, url: http://...}"
 

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
-
 from loadgen.core.errors import Faults
 from loadgen.core.format import SYSTEM
 from loadgen.core.results.manifest import TargetFacts
@@ -21,6 +19,7 @@ from loadgen.core.workload.fields import Part, Source, Whole
 from loadgen.core.workload.loading import read_text
 from loadgen.core.workload.messages import in_order, validated
 from loadgen.core.workload.yaml_marks import read_yaml
+from loadgen.plain_reading import Field
 
 _SMALLEST = "name: node-7\naccelerator: {model: NVIDIA H200, per_node: 8}"
 _EXAMPLE = "docs/system.example.yaml has every key"

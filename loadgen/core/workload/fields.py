@@ -1,7 +1,7 @@
 """Field types of a workload file: the base class of every part, single values with units, and distributions.
 
-Pydantic does the checking. This module adds three things: errors for unknown keys with their position and the known
-keys, unions selected by their only key (`{poisson: 10/s}`), and units. It defines no field of a workload.
+`plain_reading` reads, and pydantic says what is wrong. This module adds errors for unknown keys with their position and
+the known keys, unions selected by their only key (`{poisson: 10/s}`), and units. It defines no field of a workload.
 """
 
 from __future__ import annotations
@@ -12,23 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar, Union
 
 from msgspec import Struct, field
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    SerializerFunctionWrapHandler,
-    Strict,
-    Tag,
-    ValidationInfo,
-    model_serializer,
-    model_validator,
-)
 
 from loadgen.core import units
 from loadgen.core.errors import Fault, UserError, closest, meant, of_reading
 from loadgen.core.workload.yaml_marks import Map, child, where
+from loadgen.plain_reading import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Plain,
+    Strict,
+    Tag,
+    ValidationInfo,
+    model_validator,
+)
 
 
 class Source(Struct, frozen=True, kw_only=True):
@@ -44,19 +41,9 @@ class Source(Struct, frozen=True, kw_only=True):
     figures: tuple[str, ...] = ()
 
 
-class Part(BaseModel):
+class Part(Plain):
     """A part of a workload: frozen, and without unknown keys."""
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        populate_by_name=True,
-        validate_default=False,
-        coerce_numbers_to_str=True,
-        hide_input_in_errors=True,
-        ser_json_inf_nan="strings",
-        defer_build=True,
-    )
     synonyms: ClassVar[dict[str, str]] = {}  # name of a key in other tools → our key, for hints
 
     @classmethod
@@ -92,15 +79,6 @@ class Part(BaseModel):
         """The JSON Schema of every accepted spelling, from that of the fields."""
         return schema
 
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
-        reference: dict[str, Any] = handler(core_schema)
-        schema = handler.resolve_ref_schema(reference)
-        written = cls.as_written(dict(schema))
-        schema.clear()
-        schema.update(written)
-        return reference
-
 
 class Tagged(Part):
     """One member of a union, written as a mapping with one key: `{tag: value of the field short}` or `{tag: {...}}`."""
@@ -109,27 +87,11 @@ class Tagged(Part):
     short: ClassVar[str | None] = None
 
     @classmethod
-    def model_rebuild(cls, *, _types_namespace: Any = None, **options: Any) -> bool | None:
-        """Pydantic asks for the schema of the form without a quantity before each form with one. Nobody needs it."""
-        if _types_namespace is not None and cls.__pydantic_generic_metadata__["parameters"]:
-            return None
-        return super().model_rebuild(_types_namespace=_types_namespace, **options)
-
-    @classmethod
     def unwrap(cls, data: Any) -> Any:
         if not isinstance(data, dict) or list(data) != [cls.tag]:
             return data
         inner = data[cls.tag]
         return inner if isinstance(inner, dict) or cls.short is None else {cls.short: inner}
-
-    @model_serializer(mode="wrap")
-    def _with_tag(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {self.tag: fields(self)}
-
-    @classmethod
-    def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
-        suffixes = [mark.name for mark in getattr(params[0], "__metadata__", ()) if isinstance(mark, Called)]
-        return cls.__name__ + "".join(suffixes)
 
     @classmethod
     def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +103,7 @@ class Tagged(Part):
             "properties": {cls.tag: {"anyOf": [*short, schema]}},
             "required": [cls.tag],
             "additionalProperties": False,
-            "description": inspect.cleandoc((cls.__pydantic_generic_metadata__["origin"] or cls).__doc__ or ""),
+            "description": inspect.cleandoc((cls._of or cls).__doc__ or ""),
         }
 
 
@@ -153,9 +115,9 @@ class Called(Struct, frozen=True):
 
 
 class Picked(NamedTuple):
-    """Metadata of a union of models, for `loadgen.plain_reading`: `member` is the one that reads a value, or None."""
+    """Metadata of a union of parts, for `loadgen.plain_reading`: `member` is the one that reads a value, or None."""
 
-    member: Callable[[Any], type[BaseModel] | None]
+    member: Callable[[Any], type[Part] | None]
 
 
 NOTHING_FITS = "none_of"  # the error type of a union; its message is "noun: known, known"

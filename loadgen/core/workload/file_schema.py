@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from copy import deepcopy
 from typing import Any
 
-from pydantic import BaseModel
-from pydantic.json_schema import GenerateJsonSchema
-
+from loadgen.core.workload.fields import Part
 from loadgen.core.workload.schema import Written
+from loadgen.plain_reading import twins
 
 
-class _WithoutDefaults(GenerateJsonSchema):
-    """Defaults are in checked units (ns, shares), not as a user writes them. See docs/workloads.md."""
-
-    def default_schema(self, schema: Any) -> dict[str, Any]:
-        return self.generate_inner(schema["schema"])
-
-
-def schema_of(model: type[BaseModel], title: str) -> dict[str, Any]:
-    """The JSON Schema of a file that this model describes; values with units are strings with a pattern."""
-    schema = model.model_json_schema(by_alias=True, schema_generator=_WithoutDefaults)
-    for generated_name, definition in list(schema["$defs"].items()):  # generic types are named by repr
-        own_title = definition.get("title", generated_name)
-        if own_title != generated_name:
-            schema = json.loads(json.dumps(schema).replace(json.dumps(generated_name)[1:-1], own_title))
+def schema_of(part: type[Part], title: str) -> dict[str, Any]:
+    """The JSON Schema of a file that this part describes; values with units are strings with a pattern."""
+    schema = twins().json_schema(part)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}
 
 

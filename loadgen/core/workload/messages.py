@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
-
 from loadgen.core import units
 from loadgen.core.errors import Code, Fault, Place, UserError, meant
 from loadgen.core.slo import METRIC_ALIASES
-from loadgen.core.workload.fields import NOTHING_FITS, Source
+from loadgen.core.workload.fields import NOTHING_FITS, Part, Source
 from loadgen.core.workload.yaml_marks import Map, Seq, Spot, child, where
-from loadgen.plain_reading import plainly
+from loadgen.plain_reading import plainly, twins
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Part)
 
 
 def in_order(faults: list[Fault]) -> list[Fault]:
@@ -38,11 +36,11 @@ def in_order(faults: list[Fault]) -> list[Fault]:
 
 def validated(model: type[M], document: Any, source: Source) -> M | None:
     """What a file says, checked; None where it is wrong: the faults are in `source` then."""
-    try:
-        return plainly(model, document, source) or model.model_validate(document, context=source)
-    except ValidationError as invalid:
-        source.faults.extend(fault(detail, document, source.file) for detail in invalid.errors(include_url=False))
-        return None
+    made: M | None = plainly(model, document, source)
+    if made is None:
+        made, wrong = twins().checked(model, document, source)
+        source.faults.extend(fault(detail, document, source.file) for detail in wrong)
+    return made
 
 
 LONGEST_SHOWN = 60  # characters shown of a wrong value

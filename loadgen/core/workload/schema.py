@@ -11,20 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Discriminator,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    Strict,
-    Tag,
-    ValidationInfo,
-    create_model,
-    field_validator,
-    model_validator,
-)
 
 from loadgen.core import units
 from loadgen.core.limits import ValidityLimits
@@ -55,6 +41,20 @@ from loadgen.core.workload.fields import (
 from loadgen.core.workload.slo_fields import WorkloadSlo, WrittenStopRule
 from loadgen.core.workload.tasks import Task
 from loadgen.core.workload.yaml_marks import Map, Seq
+from loadgen.plain_reading import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    Strict,
+    Tag,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 TIMEOUT_NS = 600 * units.NS_PER_S  # the default of the openai client
 MOST_LANES = 1_000_000

@@ -6,14 +6,21 @@ from functools import cache
 from typing import Annotated, Any, ClassVar
 
 import msgspec
-from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, create_model, model_validator
 
 from loadgen.core import units
 from loadgen.core.slo import METRIC_ALIASES, Slo, StopRule, TaskTerm, Term, metrics
 from loadgen.core.workload.fields import Duration, JsonSchema, Part, Quantile, Share, Source
 from loadgen.core.workload.yaml_marks import Map
 from loadgen.figures import FIGURES
-from loadgen.plain_reading import plainly
+from loadgen.plain_reading import (
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+    create_model,
+    model_validator,
+    twins,
+)
 
 
 class WrittenTerm(Part):
@@ -134,8 +141,7 @@ def checked_slo(value: Any, info: ValidationInfo) -> Slo | None:
         return msgspec.convert(value, Slo)
     faults_before = len(info.context.faults)
     figures = tuple(dict.fromkeys((*metrics(), *info.context.figures)))
-    of = written_slo(figures)
-    written = plainly(of, value, info.context) or of.model_validate(value, context=info.context)
+    written = written_slo(figures).model_validate(value, context=info.context)
     return written.checked() if len(info.context.faults) == faults_before else None  # the fault is in the list already
 
 
@@ -147,7 +153,7 @@ class _SloSchema:
     @staticmethod
     def __get_pydantic_json_schema__(core_schema: Any, handler: Any) -> Any:
         ours = written_slo(tuple(row.name for row in FIGURES.own if "slo" in row.shown))
-        return {"anyOf": [handler(ours.__pydantic_core_schema__), {"type": "null"}]}
+        return {"anyOf": [handler(twins().core_schema(ours)), {"type": "null"}]}
 
 
 WorkloadSlo = Annotated[Slo | None, PlainValidator(checked_slo), PlainSerializer(msgspec.to_builtins), _SloSchema()]

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, Strict, ValidationInfo, field_validator, model_validator
-
 from loadgen.core import format, units
 from loadgen.core.errors import Code, Fault, UserError, meant
 from loadgen.core.workload.fields import (
@@ -30,6 +28,7 @@ from loadgen.core.workload.fields import (
     Tokens,
 )
 from loadgen.core.workload.yaml_marks import Map, Seq, Spot, child, where
+from loadgen.plain_reading import BeforeValidator, Field, Strict, ValidationInfo, field_validator, model_validator
 
 MOST_REQUESTS = 10_000  # of one task
 MOST_DOCUMENTS = 1_000
