@@ -44,38 +44,38 @@ class ValidationInfo(NamedTuple):
     context: Any
 
 
-class Mark:
+class ValueMark:
     """What is said of a value beside its type: `said` is what pydantic's mark of this name takes."""
 
     def __init__(self, *said: Any) -> None:
         self.said = said
 
 
-class Strict(Mark):
+class Strict(ValueMark):
     """No conversions. Everything is read strictly here."""
 
 
-class Tag(Mark):
+class Tag(ValueMark):
     """The name of a member of a union."""
 
 
-class Discriminator(Mark):
+class Discriminator(ValueMark):
     """How the member of a union is found, and the error where there is none."""
 
 
-class BeforeValidator(Mark):
+class BeforeValidator(ValueMark):
     """A function of the value, or of the value and `ValidationInfo`, before its type is looked at."""
 
 
-class AfterValidator(Mark):
+class AfterValidator(ValueMark):
     """A function of the checked value."""
 
 
-class PlainValidator(Mark):
+class PlainValidator(ValueMark):
     """A function in place of the type."""
 
 
-class PlainSerializer(Mark):
+class PlainSerializer(ValueMark):
     """How a value is dumped."""
 
 
@@ -106,7 +106,7 @@ def _marked(function: Any, about: Any) -> Any:
     return function
 
 
-class Known:
+class PartField:
     """A field of a part: `annotation` without its outermost marks, which are `metadata`."""
 
     def __init__(self, annotation: Any, default: Any) -> None:
@@ -156,13 +156,13 @@ def _types(cls: type[Plain]) -> dict[str, Any]:
     return {name: eval(kind, names) if isinstance(kind, str) else kind for name, kind in of_fields.items()}
 
 
-def _fields(cls: type[Plain]) -> dict[str, Known]:
+def _fields(cls: type[Plain]) -> dict[str, PartField]:
     """The fields of a class, those of its bases first."""
     fields = {}
     for base in reversed(cls.__mro__):
         if issubclass(base, Plain):
             for name, kind in base._types.items():
-                fields[name] = Known(_given(kind, cls._quantities), base._defaults.get(name, ...))
+                fields[name] = PartField(_given(kind, cls._quantities), base._defaults.get(name, ...))
     return fields
 
 
@@ -359,7 +359,7 @@ def plainly(kind: Any, document: Any, source: Any) -> Any:
 def _part(model: Any, data: Any, info: ValidationInfo) -> Any:
     before, fields, after = _known(model)
     for check in before:
-        data = check(data, info)
+        data = check(as_written(model, data), info)
     if isinstance(data, model):
         return data
     _sure(isinstance(data, dict))
@@ -379,8 +379,14 @@ def _part(model: Any, data: Any, info: ValidationInfo) -> Any:
     return made
 
 
+def as_written(model: Any, data: Any) -> Any:
+    """Of a part without quantities, or with others, its fields: they are read as those of this one."""
+    other = model._of is not None and isinstance(data, model._of) and not isinstance(data, model)
+    return dict(vars(data)) if other else data
+
+
 @cache
-def _known(model: Any) -> tuple[list[_Read], list[tuple[str, str, Known, _Read]], list[_Read]]:
+def _known(model: Any) -> tuple[list[_Read], list[tuple[str, str, PartField, _Read]], list[_Read]]:
     """Of a part: what comes before its fields, each field with its key and how it is read, what comes after them."""
     said = model._validators
     fields = []

@@ -14,7 +14,7 @@ import pydantic
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import SchemaSerializer, SchemaValidator, ValidationError
 
-from loadgen.plain_reading import Mark, OfField, Plain, called
+from loadgen.plain_reading import OfField, Plain, ValueMark, as_written, called
 
 
 class _Twin(pydantic.BaseModel):
@@ -55,7 +55,7 @@ def checked(kind: Any, value: Any, context: Any) -> tuple[Any, list[Any]]:
 def core_schema(kind: Any) -> Any:
     """What pydantic makes of the twin of a part, or of a marked type."""
     twin: Any = _translated(kind)
-    if not isinstance(twin, type):
+    if get_origin(twin) is not None:
         return pydantic.TypeAdapter(twin).core_schema
     twin.model_rebuild(force=True)
     return twin.__pydantic_core_schema__
@@ -75,7 +75,8 @@ class _WithoutDefaults(GenerateJsonSchema):
 
 @cache
 def _validator(kind: Any) -> SchemaValidator:
-    return SchemaValidator(_of_parts(core_schema(kind)), {"hide_input_in_errors": True})
+    title: Any = {"title": kind.__name__} if isinstance(kind, type) else {}
+    return SchemaValidator(_of_parts(core_schema(kind)), {"hide_input_in_errors": True, **title})
 
 
 @cache
@@ -119,8 +120,8 @@ def _validated(part: Any, name: str, about: Any) -> Any:
     function = getattr(part, name)
     if about == "after":
         return pydantic.model_validator(mode="after")(function)
-    check = called(function)
-    as_method: Any = classmethod(lambda cls, value, info: check(value, info))
+    check, first = called(function), as_written if about == "before" else lambda part, value: value
+    as_method: Any = classmethod(lambda cls, value, info: check(first(part, value), info))
     return (pydantic.model_validator(mode="before") if about == "before" else pydantic.field_validator(*about))(
         as_method
     )
@@ -130,7 +131,8 @@ def _translated(kind: Any) -> Any:
     """A type with twins in place of parts, and pydantic's marks in place of ours."""
     origin, inner = get_origin(kind), get_args(kind)
     if isinstance(kind, type) and origin is None:
-        return _twin(kind) if issubclass(kind, Plain) else kind
+        part: Any = kind
+        return _twin(part) if issubclass(kind, Plain) else kind
     if origin is Annotated:
         return Annotated[(_translated(inner[0]), *map(_mark, inner[1:]))]
     if origin is None or origin is Literal:
@@ -142,4 +144,4 @@ def _translated(kind: Any) -> Any:
 def _mark(mark: Any) -> Any:
     if isinstance(mark, OfField):
         return pydantic.Field(**({} if mark.default is ... else {"default": mark.default}), **mark.said)
-    return getattr(pydantic, type(mark).__name__)(*mark.said) if isinstance(mark, Mark) else mark
+    return getattr(pydantic, type(mark).__name__)(*mark.said) if isinstance(mark, ValueMark) else mark

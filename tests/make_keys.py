@@ -17,7 +17,7 @@ from loadgen.contracts import schema as contracts
 from loadgen.core.workload import schema, tasks
 from loadgen.core.workload.fields import Fixed, Part, Tagged
 from loadgen.core.workload.file_schema import json_schema
-from loadgen.plain_reading import Known
+from loadgen.plain_reading import PartField
 
 DOCS = Path(__file__).parent.parent / "docs"
 TABLES: dict[str, tuple[type[Part], ...]] = {
@@ -74,11 +74,11 @@ def _written(name: str, value: Any) -> str:
     return f"`{value * 100:g}%`" if share else f"`{str(value).lower()}`"
 
 
-def _key(name: str, field: Known) -> str:
+def _key(name: str, field: PartField) -> str:
     return str(field.validation_alias or name)
 
 
-def _takes(field: Known, shape: dict[str, Any]) -> str:
+def _takes(field: PartField, shape: dict[str, Any]) -> str:
     parts = None if getattr(field.annotation, "__origin__", None) is dict else field.annotation  # parts by name
     for annotation in (parts, *getattr(parts, "__args__", ())):
         if isinstance(annotation, type) and issubclass(annotation, Part) and not any(

@@ -81,7 +81,7 @@ def load_tokenizer(spec: str | None = None) -> Tokenizer:
         return packaged()
     if Path(spec).exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", spec):
         return local(Path(spec))
-    from loadgen.core.workload import hub  # brings pydantic
+    from loadgen.core.workload import hub  # brings all that reads workloads
 
     snapshot = hub.cached(spec, "model")
     if snapshot is None or not (snapshot / FILE).is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ import yaml
 
 from loadgen import pydantic_twins
 from loadgen.core.workload import fingerprints, loading
-from loadgen.core.workload.fields import Source
-from loadgen.core.workload.schema import Written
+from loadgen.core.workload.fields import Fixed, Source, Uniform
+from loadgen.core.workload.schema import Synthetic, Written
 from loadgen.core.workload.yaml_marks import read_yaml
 from loadgen.plain_reading import plainly
 
@@ -94,3 +95,20 @@ def test_faults_are_told_as_before() -> None:
     with pytest.raises(loading.Faults) as told:
         loading.of_mapping({"name": "a", "requests": {"input_tokens": 0, "output": 3}, "slo": {"ttft": "2x"}})
     assert [fault.code for fault in told.value.faults] == ["out_of_range", "unknown_key", "invalid_value"]
+
+
+def test_values_in_python_are_checked_and_travel() -> None:
+    """A length without a quantity is read as one with it; what is pickled is equal, of its own class, and frozen."""
+    made = Synthetic(input_tokens=Fixed(value=3), output_tokens=Uniform(min=1, max=2), prefixes=2)
+    assert type(made.input_tokens).__name__ == "FixedTokens" and made.model_fields_set >= {"prefixes"}
+    for again in (pickle.loads(pickle.dumps(made)), made.model_copy(), copy.deepcopy(made)):
+        assert again == made and hash(again) == hash(made) and repr(again) == repr(made)
+        assert type(again.input_tokens) is type(made.input_tokens)
+    with pytest.raises(AttributeError, match="frozen"):
+        made.prefixes = 3  # type: ignore[misc]
+    with pytest.raises(ValueError, match=r"1 validation error for Synthetic\nprefixes"):
+        Synthetic(input_tokens=Fixed(value=3), output_tokens=Fixed(value=3), prefixes=0)
+    with pytest.raises(ValueError, match=r"1 validation error for Synthetic\ninput_tokens.fixed.value"):
+        Synthetic(input_tokens=Fixed(value=0), output_tokens=Fixed(value=3))
+    with pytest.raises(ValueError, match="shares a prefix of 9"):
+        Synthetic(input_tokens=Fixed(value=3), output_tokens=Fixed(value=3), shared_prefix_tokens=9)
