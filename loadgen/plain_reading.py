@@ -359,7 +359,7 @@ def plainly(kind: Any, document: Any, source: Any) -> Any:
 def _part(model: Any, data: Any, info: ValidationInfo) -> Any:
     before, fields, after = _known(model)
     for check in before:
-        data = check(as_written(model, data), info)
+        data = check(another_form(model, data), info)
     if isinstance(data, model):
         return data
     _sure(isinstance(data, dict))
@@ -379,7 +379,7 @@ def _part(model: Any, data: Any, info: ValidationInfo) -> Any:
     return made
 
 
-def as_written(model: Any, data: Any) -> Any:
+def another_form(model: Any, data: Any) -> Any:
     """Of a part without quantities, or with others, its fields: they are read as those of this one."""
     other = model._of is not None and isinstance(data, model._of) and not isinstance(data, model)
     return dict(vars(data)) if other else data

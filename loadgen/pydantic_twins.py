@@ -14,7 +14,7 @@ import pydantic
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import SchemaSerializer, SchemaValidator, ValidationError
 
-from loadgen.plain_reading import OfField, Plain, ValueMark, as_written, called
+from loadgen.plain_reading import OfField, Plain, ValueMark, another_form, called
 
 
 class _Twin(pydantic.BaseModel):
@@ -120,7 +120,7 @@ def _validated(part: Any, name: str, about: Any) -> Any:
     function = getattr(part, name)
     if about == "after":
         return pydantic.model_validator(mode="after")(function)
-    check, first = called(function), as_written if about == "before" else lambda part, value: value
+    check, first = called(function), another_form if about == "before" else lambda part, value: value
     as_method: Any = classmethod(lambda cls, value, info: check(first(part, value), info))
     return (pydantic.model_validator(mode="before") if about == "before" else pydantic.field_validator(*about))(
         as_method
