@@ -75,8 +75,8 @@ class _WithoutDefaults(GenerateJsonSchema):
 
 @cache
 def _validator(kind: Any) -> SchemaValidator:
-    title: Any = {"title": kind.__name__} if isinstance(kind, type) else {}
-    return SchemaValidator(_of_parts(core_schema(kind)), {"hide_input_in_errors": True, **title})
+    config: Any = {"hide_input_in_errors": True} | ({"title": kind.__name__} if isinstance(kind, type) else {})
+    return SchemaValidator(_of_parts(core_schema(kind)), config)
 
 
 @cache
