@@ -7,6 +7,7 @@ judged as a run of that length would be; the shortest from which on the term sta
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 
 from loadgen.contracts import planning, verdict
 from loadgen.contracts.evaluate import MeasuredLevel, Money
-from loadgen.contracts.schema import Checked, Planned
+from loadgen.contracts.schema import Checked, ContractLevel, Planned
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.stored import read_run
 from loadgen.contracts.verdict import INCONCLUSIVE, LevelForecast, LevelVerdict, NeededLoad
@@ -46,6 +47,10 @@ class Ahead(NamedTuple):
     run: RecordedRun
     began_ns: NDArray[np.int64]
     rows: RowColumns
+
+
+Cut = Callable[[str, float], tuple[RecordedRun, ...]]
+"""The runs of a level as if they had ended after a share of the length that it is planned with."""
 
 
 def on(settings: Settings) -> Settings:
@@ -81,9 +86,15 @@ def predict(
             trouble[name] = LevelForecast(
                 name=name, length_s=0, simulated_s=0, terms=(), trouble=str(error), fault_codes=codes(error)
             )
-    return tuple(
-        trouble.get(planned.level.name) or _forecast(checked, planned, runs, own, money) for planned in checked.levels
-    )
+
+    @cache  # a level is also what others are compared with
+    def cut(name: str, share: float) -> tuple[RecordedRun, ...]:
+        return tuple(_up_to(run, share * own[name]) for run in runs[name])
+
+    def forecast(planned: Planned) -> LevelForecast:
+        return _forecast(checked, planned, runs, own[planned.level.name], cut, money)
+
+    return tuple(trouble.get(planned.level.name) or forecast(planned) for planned in checked.levels)
 
 
 def _simulated(
@@ -110,34 +121,35 @@ def _forecast(
     checked: Checked,
     planned: Planned,
     runs: dict[str, tuple[Ahead, ...]],
-    own: dict[str, float],
+    own_s: float,
+    cut: Cut,
     money: Money | None,
 ) -> LevelForecast:
-    """Judges the runs of a level at each length. `own`: the length of one run of each level as it is planned."""
-    name, repeats = planned.level.name, planned.level.repeats
-    simulated_s, own_s = _length_s(runs[name][0].run), own[name]
-    contract = checked.contract.model_copy(update={"levels": (planned.level,)})
+    """Judges the runs of a level at each length. `own_s`: the length of one run of it as it is planned."""
+    contract, level = checked.contract, planned.level
+    name, repeats = level.name, level.repeats
+    simulated_s = _length_s(runs[name][0].run)
 
-    @cache
-    def judged(length_s: float) -> LevelVerdict:
-        cut = {
-            other: tuple(_up_to(run, length_s / own_s * own[other]) for run in others)
-            for other, others in runs.items()
-            if other == name or any(term.level == other for term in (*planned.level.must, *planned.level.should))
-        }
-        measured = {other: MeasuredLevel(runs=others) for other, others in cut.items()}
-        return verdict.levels(contract, measured, money)[0]
+    def judged(length_s: float, open_terms: Collection[int] | None = None) -> LevelVerdict:
+        """The level after this time; `open_terms`: of these of its terms alone."""
+        asked = level if open_terms is None else _only(level, open_terms)
+        others = {term.level for term in (*asked.must, *asked.should) if term.level in runs} | {name}
+        measured = {other: MeasuredLevel(runs=cut(other, length_s / own_s)) for other in runs if other in others}
+        return verdict.levels(contract.model_copy(update={"levels": (asked,)}), measured, money)[0]
 
     lengths = sorted({own_s, *_lengths(own_s, simulated_s)}, reverse=True)
     at_own, at_last = judged(own_s), judged(lengths[0])
     needed_s: dict[int, float] = {}
-    undecided: set[int] = set()  # terms that are not decided at some length: what is shorter does not count for them
+    open_terms = list(range(len(at_own.terms)))  # decided at every length so far: what is shorter counts for no other
     for length_s in lengths:
-        level = judged(length_s)
-        undecided |= {place for place, term in enumerate(level.terms) if term.verdict == INCONCLUSIVE}
-        if len(undecided) == len(level.terms):
+        known = {own_s: at_own, lengths[0]: at_last}.get(length_s)
+        terms_now = judged(length_s, open_terms).terms if known is None else [known.terms[place] for place in open_terms]
+        open_terms = [
+            place for place, term in zip(open_terms, terms_now, strict=True) if term.verdict != INCONCLUSIVE
+        ]
+        if not open_terms:
             break
-        needed_s |= {place: length_s * repeats for place in range(len(level.terms)) if place not in undecided}
+        needed_s |= dict.fromkeys(open_terms, length_s * repeats)
     terms = []
     for place, (term, last) in enumerate(zip(at_own.terms, at_last.terms, strict=True)):
         reason = last.reason if last.verdict == INCONCLUSIVE else ""
@@ -146,6 +158,15 @@ def _forecast(
     return LevelForecast(
         name=name, length_s=own_s * repeats, simulated_s=simulated_s * repeats, terms=tuple(terms), trouble=""
     )
+
+
+def _only(level: ContractLevel, places: Collection[int]) -> ContractLevel:
+    """The level with some of its terms, by their places among all."""
+    must, should = (
+        tuple(term for place, term in enumerate(terms, first) if place in places)
+        for first, terms in ((0, level.must), (len(level.must), level.should))
+    )
+    return level.model_copy(update={"must": must, "should": should})
 
 
 def _own_s(planned: Planned, run: RecordedRun) -> float:

@@ -227,7 +227,7 @@ def build(
     gaps: per stage, a histogram of the gaps between output events. timeline: per stage, counts of output events in bins
     of `BIN_NS` from the start of the run. seconds: the samples that each worker takes of itself. event_errors: per
     stage, a histogram of the stamp errors of output events; empty when not known. server_samples: what the
-    servers' metrics pages said. explained: also what only readers ask for, as causes, splits and intervals.
+    servers' metrics pages said. explained: also what only readers ask for, as causes, splits, intervals and growth.
 
     Sums are exact. Of an accumulator that is not exact, quantiles are read from histograms, within 0.1 %, and rates
     over the steady window from curves of 4,096 bins; what needs all rows at once (variation of send gaps, repeated
@@ -363,13 +363,11 @@ def _of_rows(
             "splits": Splits(why=why),
             "between": BetweenNodes(why=why),
         }
-    judged = {
-        "sustainable": sustainable.of_rows(measured, others, inside, header),
-        "recovery": recovery.of_rows(measured, header, server_samples),
-    }
+    back = {"recovery": recovery.of_rows(measured, header, server_samples)}
     if not explained:
-        return judged
-    return judged | {
+        return back
+    return back | {
+        "sustainable": sustainable.of_rows(measured, others, inside, header),
         "splits": splits.of_rows(measured, header),
         "slowest": splits.slowest(measured, others, header),
         "between": between.of_rows(measured, inside.steady, header),
