@@ -142,11 +142,11 @@ def _forecast(
     needed_s: dict[int, float] = {}
     open_terms = list(range(len(at_own.terms)))  # decided at every length so far: what is shorter counts for no other
     for length_s in lengths:
-        known = {own_s: at_own, lengths[0]: at_last}.get(length_s)
-        terms_now = judged(length_s, open_terms).terms if known is None else [known.terms[place] for place in open_terms]
-        open_terms = [
-            place for place, term in zip(open_terms, terms_now, strict=True) if term.verdict != INCONCLUSIVE
-        ]
+        if known := {own_s: at_own, lengths[0]: at_last}.get(length_s):
+            now = [known.terms[place] for place in open_terms]
+        else:
+            now = list(judged(length_s, open_terms).terms)
+        open_terms = [place for place, term in zip(open_terms, now, strict=True) if term.verdict != INCONCLUSIVE]
         if not open_terms:
             break
         needed_s |= dict.fromkeys(open_terms, length_s * repeats)

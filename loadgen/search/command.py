@@ -355,9 +355,11 @@ def perform(
 
     def left() -> tuple[float, float | None]:
         """Trials that are left, and how long they take by what those of this process took."""
-        found = ahead(load_search, whole=whole)
-        spent_s = sum(one.spent_s for one in load_search.told[len(earlier_trials) :])
-        return found.trials, show.spent_s / spent_s * found.lengths * trial_s if spent_s else None
+        # in virtual time what is decided early costs as much: it is simulated whole, or nearly
+        virtual, of_this = trial_runner.settings.virtual, load_search.told[len(earlier_trials) :]
+        found = ahead(load_search, whole=whole or virtual, trial_s=trial_s)
+        lengths = sum(one.ask.lengths if virtual else one.spent_s / trial_s for one in of_this)
+        return found.trials, show.spent_s / lengths * found.lengths if lengths else None
 
     trial_runner.hearers = show.hearers
     if words := report.expected(load_search, trial_s, virtual=trial_runner.settings.virtual, whole=whole):

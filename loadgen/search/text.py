@@ -58,7 +58,7 @@ def expected(search: LoadSearch, trial_s: float, *, virtual: bool, whole: bool =
     most = (
         f"{format.counted(left, 'trial')} of {format.duration(trial_s)} or less, {format.duration(longest_s)}, at most"
     )
-    found = ahead(search, whole=whole)
+    found = ahead(search, whole=whole, trial_s=trial_s)
     usual_s = found.lengths * trial_s
     if usual_s >= longest_s:
         return most

@@ -47,7 +47,7 @@ from loadgen.runs.level_figures import figures
 from loadgen.search import experiment
 from loadgen.search.experiment import StoredSearch
 from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult
-from loadgen.search.watch import BROKEN, Decision, Goal, Watch, piled_up
+from loadgen.search.watch import BROKEN, Decision, Goal, Watch, piled_up, that_ended
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -115,7 +115,7 @@ class Trials:
             with contextlib.closing(Tail(folder)) as tail:
                 while decision is None:
                     await asyncio.sleep(self.look_s)
-                    news = _finished(tail.rows())
+                    news = tail.rows()
                     now_ns = int(news["done_ns"].max(initial=now_ns))
                     decision = watch.look(now_ns, news)
             load.decided = True
@@ -125,7 +125,7 @@ class Trials:
         def decides(watch: Watch) -> Look:
             def ends(now_ns: int, news: NDArray[np.void]) -> bool:
                 nonlocal decision
-                decision = watch.look(now_ns, _finished(news))
+                decision = watch.look(now_ns, news)
                 return decision is not None
 
             return Look(round(self.look_s * S), ends)
@@ -157,7 +157,7 @@ class Trials:
         return self._result(ask, workload, summary, folder, rows, decision)
 
     def _first_decision(self, watch: Watch, rows: NDArray[np.void]) -> Decision | None:
-        ended = _finished(rows[np.argsort(rows["done_ns"], kind="stable")])
+        ended = that_ended(rows[np.argsort(rows["done_ns"], kind="stable")])
         return watch.first(ended, round(self.look_s * S) * (1 + len(ended) // MANY))
 
     def _workload(self, ask: NextTrial) -> Workload:
@@ -174,7 +174,11 @@ class Trials:
         measured = [span for span in timetable.stages if span.measured]
         due = np.concatenate([span.offsets + (span.start_ns or 0) for span in measured])
         planned = sum(span.slots or 0 for span in measured) if timetable.turns > 1 else None
-        return Watch(self.goal, due, planned=planned, early_under=ask.early_under) if len(due) else None
+        return (
+            Watch(self.goal, due, planned=planned, early_under=ask.early_under, turns=timetable.turns)
+            if len(due)
+            else None
+        )
 
     def _result(
         self,
@@ -319,11 +323,6 @@ def _has_chains(planned: RunPlanned | None) -> bool:
 
 def _closed(workload: Workload) -> bool:
     return any(isinstance(stage.arrival, Closed) for stage in workload.stages if stage.measured)
-
-
-def _finished(rows: NDArray[np.void]) -> NDArray[np.void]:
-    """The rows without the requests that the end of the run cut off: those say nothing about the load."""
-    return picked(rows, (rows["status"] != columns.CANCELLED) & (rows["done_ns"] >= 0))
 
 
 def _length_s(workload: Workload, sent: NDArray[np.void]) -> float:

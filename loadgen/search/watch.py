@@ -12,10 +12,10 @@ import numpy as np
 from msgspec import Struct
 
 from loadgen.core.metrics import columns as metrics
-from loadgen.core.metrics import outcomes, sustainable
+from loadgen.core.metrics import outcomes, sustainable, tasks
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.results.record import KIND, ROW, joined, picked
-from loadgen.core.slo import Slo
+from loadgen.core.slo import Slo, TaskTerm
 from loadgen.core.stats import early_stopping, intervals, trend
 from loadgen.core.stats.quantiles import element, support
 
@@ -32,7 +32,8 @@ class Goal(Struct, frozen=True, kw_only=True):
     """What must hold: each SLO term at its quantile, and the joint share if one is set.
 
     `mlperf`: the limits of MLPerf early stopping must hold too. `whole`: names of what only a trial at full length
-    shows: promises of tasks, and of classes with an SLO of their own. No trial is called under before its end then.
+    shows to hold: promises of tasks, and of classes with an SLO of their own. No trial is called under before its end
+    then.
     """
 
     slo: Slo
@@ -92,8 +93,8 @@ class Decision(NamedTuple):
 class Watch:
     """Decides the outcome of a trial before its end, where possible.
 
-    *over* is exact: the misses known already are more than the planned number of requests allows, whatever the other
-    requests do. It needs no independence. *under* is possible only with `early_under`: the start-up transient has
+    *over* is exact: the misses known already are more than the planned number of requests, or tasks, allows, whatever
+    the others do. It needs no independence. *under* is possible only with `early_under`: the start-up transient has
     passed (MSER), the requests in flight do not grow, and by batch means of the arrival-ordered prefix after the
     transient, with every unresolved request counted as a miss, neither the quantiles of the terms nor the misses will
     reach their limits by the planned end.
@@ -106,10 +107,17 @@ class Watch:
     GROWTH = 0.15  # allowed growth of requests in flight up to the planned end
 
     def __init__(
-        self, goal: Goal, due_ns: NDArray[np.int64], *, planned: int | None = None, early_under: bool = True
+        self,
+        goal: Goal,
+        due_ns: NDArray[np.int64],
+        *,
+        planned: int | None = None,
+        early_under: bool = True,
+        turns: int = 1,
     ) -> None:
-        """`due_ns`: of what the timetable starts: requests, or conversations and tasks, of which `planned` requests
-        come. Of these only *over* is decided early: when their later turns are due, nobody knows beforehand."""
+        """`due_ns`: of what the timetable starts: requests, or conversations and tasks of at most so many `turns`, of
+        which `planned` requests come. Of these only *over* is decided early: when their later turns are due, nobody
+        knows beforehand."""
         self.goal, self.due_ns = goal, np.sort(due_ns)
         self.planned = len(due_ns) if planned is None else planned
         self.allowed = goal.allowed(self.planned)
@@ -117,18 +125,30 @@ class Watch:
         self._counts = np.zeros(len(goal.names), np.int64)
         self._rows = np.zeros(0, ROW)
         self._missed = goal.misses(self._rows)
+        self._turns, self._of_open_tasks, self._tasks_missed = turns, self._rows, 0
 
     def look(self, now_ns: int, news: NDArray[np.void]) -> Decision | None:
         """Examine the trial at `now_ns`. `news`: the records since the last look, in any order. None: not decided yet.
 
         Instants count from the start of the schedule.
         """
+        if self.goal.slo.task is not None:
+            self._look_at_tasks(self.goal.slo.task, news)
+        news = that_ended(news)
         missed = self.goal.misses(news)
         self._counts += missed.sum(axis=1)
         if self.early_under:
             self._rows = joined((self._rows, news))
             self._missed = np.concatenate((self._missed, missed), axis=1)
         return self._decide(now_ns, self._counts, self._rows, self._missed)
+
+    def _look_at_tasks(self, term: TaskTerm, news: NDArray[np.void]) -> None:
+        """Count the tasks that have ended since the last look and missed what was promised of them."""
+        rows = joined((self._of_open_tasks, news))
+        found = tasks.of_requests(Columns(rows), self._turns)
+        self._of_open_tasks = picked(rows, np.isin(rows["session"], found.numbers[~found.over]))
+        judged = found.over & ~found.columns.cancelled.astype(bool) & ~found.columns.unfinished.astype(bool)
+        self._tasks_missed += int((judged & ~tasks.kept(found.columns, found.end, term)).sum())
 
     def first(self, rows: NDArray[np.void], every_ns: int) -> Decision | None:
         """What looks at a finished trial would have decided first. `rows`: in the order in which the requests ended."""
@@ -148,6 +168,11 @@ class Watch:
             if count > max(allowed, -1):
                 why = f"{count:,} of {self.planned:,} planned requests miss {name}, {max(allowed, 0):,} allowed"
                 return Decision("over", "misses", why, now_ns)
+        if (task := self.goal.slo.task) is not None:
+            allowed = len(self.due_ns) - math.ceil(task.share * len(self.due_ns) - 1e-9)
+            if self._tasks_missed > allowed:
+                why = f"{self._tasks_missed:,} of {len(self.due_ns):,} planned tasks miss what was promised"
+                return Decision("over", "misses", f"{why}, {allowed:,} allowed", now_ns)
         if self.early_under and self.planned and now_ns < self.due_ns[-1]:
             why = self._steady(now_ns, rows, missed)
             if why:
@@ -272,6 +297,11 @@ def piled_up(rows: NDArray[np.void]) -> str:
         f"the server completed less than was offered: {flying:,} requests were in flight at the end of the load, and "
         f"what its first quarter took, {stay_ns / 1e9:.3g} s, explains {explained:,.3g}"
     )
+
+
+def that_ended(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """The rows without the requests that the end of the run cut off: those say nothing about the load."""
+    return picked(rows, (rows["status"] != metrics.CANCELLED) & (rows["done_ns"] >= 0))
 
 
 def any_part_grows(rows: NDArray[np.void], instants: NDArray[np.int64]) -> bool:

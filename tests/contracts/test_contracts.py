@@ -7,8 +7,11 @@ import itertools
 import math
 import re
 import shlex
+import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from xml.etree import ElementTree
 
@@ -29,7 +32,7 @@ from loadgen.contracts import verdict as judge
 from loadgen.contracts.evaluate import MeasuredLevel
 from loadgen.contracts.lint import faultless
 from loadgen.contracts.load import load_contract
-from loadgen.contracts.schema import parse
+from loadgen.contracts.schema import parse, words
 from loadgen.contracts.stored import PLACE, again, command_of, read_run, verify
 from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Judgement, Validation, holds_words
 from loadgen.core import format
@@ -1007,6 +1010,15 @@ levels:
 """
 
 
+COMPARED = """\
+name: compared
+horizon: 5s
+levels:
+  - {name: a, workload: qa, rate: 4/s, duration: 40s, must: [{tpot: {limit: 60ms, at: p50}}, {errors: 5%}]}
+  - {name: b, workload: qa, rate: 4/s, duration: 40s, must: [{against: {level: a, of: ttft, at: p50, limit: 100%}}]}
+"""
+
+
 def validated(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as left:
         main(["validate", *shlex.split(command)])
@@ -1043,6 +1055,31 @@ def test_a_shorter_run_takes_the_rows_of_the_longer_one_and_no_memory_of_its_own
         due: Any = part.rows["due_ns"]
         assert sorted(due.tolist()) == sorted(one for one in whole.rows["due_ns"].tolist() if one < length_s * 1e9)
         assert np.shares_memory(due, ahead.rows["due_ns"]), "of each length the rows are copied"
+
+
+def test_a_dry_run_judges_no_length_twice_and_no_term_below_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(COMPARED)
+    made, judged = Counter[object](), Counter[str]()
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is prediction._up_to.__code__:
+            made[frame.f_locals["ahead"].run.folder, frame.f_locals["length_s"]] += 1
+        elif event == "call" and frame.f_code is judge._judge_term.__code__:
+            judged[words(frame.f_locals["term"])] += 1
+
+    def perform(*asked: Any) -> Any:
+        done = runs.execute(*asked)
+        sys.setprofile(count)  # of what comes after the simulations: it makes them slow
+        return done
+
+    checked, target = load_contract(tmp_path / "c.yaml"), Settings(url="sim:gb300-vm")
+    try:
+        levels = prediction.predict(checked, target, perform=perform, seed=1)
+    finally:
+        sys.setprofile(None)
+    assert max(made.values()) == 1
+    lengths = {level.name: len(prediction._lengths(level.length_s, level.simulated_s)) for level in levels}
+    assert judged["tpot at p50 within 60.0 ms"] < judged["errors at most 5.0 %"] <= lengths["a"] + 1
 
 
 @pytest.mark.commands

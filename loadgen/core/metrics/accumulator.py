@@ -310,8 +310,7 @@ def _count_conversations(cell: Cell, ended: TaskColumns, end: NDArray[np.int64])
         cell.count(f"session_{name}", getattr(ended, name)[ok].sum())
     cell.amount("session").add(end[ok], end[ok], np.ones(int(ok.sum()), np.int64))
     if cell.slo is not None and (term := cell.slo.task) is not None:
-        good = ok & (took <= (term.within_ns or LONGEST_NS)) & (ended.longest_wait <= (term.wait_ns or LONGEST_NS))
-        cell.count("sessions_good", good.sum())
+        cell.count("sessions_good", tasks.kept(ended, end, term).sum())
 
 
 def _values(columns: Columns, metric: str) -> NDArray[np.int64]:

@@ -9,11 +9,13 @@ import numpy as np
 from loadgen.core.metrics.columns import CANCELLED, OK, UNDEFINED, UNFINISHED
 from loadgen.core.metrics.windows import ends_chain
 from loadgen.core.results.record import KIND
+from loadgen.core.units import LONGEST_NS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.core.metrics.columns import Columns
+    from loadgen.core.slo import TaskTerm
 
 
 class TaskColumns(NamedTuple):
@@ -40,6 +42,12 @@ class TaskTable(NamedTuple):
     columns: TaskColumns
     end: NDArray[np.int64]  # of the last request
     over: NDArray[np.bool_]
+
+
+def kept(ended: TaskColumns, end: NDArray[np.int64], term: TaskTerm) -> NDArray[np.bool_]:
+    """Which of these tasks, that have ended, kept what was promised of them."""
+    within, wait = term.within_ns or LONGEST_NS, term.wait_ns or LONGEST_NS
+    return (ended.ok > 0) & (end - ended.due <= within) & (ended.longest_wait <= wait)
 
 
 def of_requests(columns: Columns, turns: int) -> TaskTable:

@@ -123,7 +123,7 @@ def alike(a: Any, b: Any, path: str = "") -> None:
 def test_a_summary_that_is_only_judged_lacks_what_readers_ask_for_and_nothing_else(which: int) -> None:
     header, rows, *rest = examples()[which]
     whole, judged = (summarize(header, rows, *rest, explained=explained) for explained in (True, False))
-    of_readers = ("splits", "slowest", "between", "causes", "within", "stimulus")
+    of_readers = ("sustainable", "splits", "slowest", "between", "causes", "within", "stimulus")
     defaults = {name: getattr(judged, name) for name in of_readers}
     assert msgspec.structs.replace(whole, **defaults) == judged
     assert not any((judged.slowest, judged.causes.text, judged.within, judged.stimulus, judged.splits.groups))
