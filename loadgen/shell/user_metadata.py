@@ -14,15 +14,14 @@ from loadgen.core.errors import Fault, UserError
 
 MOST = 64  # pairs
 LONGEST = 500  # characters of a value
-_KEY = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
-_SECRET_KEY = re.compile(
+# compiled where they are used: most runs have nothing to check
+_KEY = r"[A-Za-z][A-Za-z0-9._-]{0,63}"
+_SECRET_KEY = (
     r"(?i)(^|[._-])(x?api[._-]?key|apikey|key|token|secret|password|passwd|passphrase|authorization|auth|bearer|"
     r"credentials?|cookie)($|[._-])|(secret|password|apikey|credential)"
 )
-_AUTH = re.compile(r"(?i)auth|cookie|token|secret|key")
-_SECRET_VALUE = re.compile(
-    r"(?i)\b(sk-[a-z0-9_-]{12,}|hf_[a-z0-9]{16,}|gh[pousr]_[a-z0-9]{20,}|bearer\s+\S{8,}|eyJ\S+\.\S+)"
-)
+_AUTH = r"(?i)auth|cookie|token|secret|key"
+_SECRET_VALUE = r"(?i)\b(sk-[a-z0-9_-]{12,}|hf_[a-z0-9]{16,}|gh[pousr]_[a-z0-9]{20,}|bearer\s+\S{8,}|eyJ\S+\.\S+)"
 _HINT = "write --metadata driver=580.65"
 
 
@@ -39,7 +38,7 @@ def parse(
         parts = (text.partition("=") for text in given)
         items = ((key.strip(), value.strip() if equals else None) for key, equals, value in parts)
     for key, value in items:
-        if not _KEY.fullmatch(key):
+        if not re.fullmatch(_KEY, key):
             faults.append(
                 UserError(
                     "invalid_value", "no key of metadata: letters, digits, . _ -, at most 64", "--metadata", _HINT
@@ -47,7 +46,7 @@ def parse(
             )
         elif value is None:
             faults.append(UserError("invalid_value", "a key without a value", f"--metadata {key}", _HINT))
-        elif _SECRET_KEY.search(key) or _is_secret(value, secrets):
+        elif re.search(_SECRET_KEY, key) or _is_secret(value, secrets):
             what = "this looks like a secret, and metadata are stored and shown as they stand"
             hint = "leave it out; keys belong into --api-key-file or the environment"
             faults.append(UserError("secret", what, f"--metadata {key}=***", hint))
@@ -67,11 +66,11 @@ def parse(
 
 def secrets_of(keys: Iterable[str | None], headers: Iterable[tuple[str, str]]) -> list[str]:
     """What no value of metadata may contain: the API keys, and credentials and cookies in the user's headers."""
-    credentials = [(name, value) for name, value in headers if _SECRET_KEY.search(name) or _AUTH.search(name)]
+    credentials = [(name, value) for name, value in headers if re.search(_SECRET_KEY, name) or re.search(_AUTH, name)]
     return [*(key for key in keys if key), *header_secrets(credentials)]
 
 
 def _is_secret(value: str, secrets: Sequence[str | None]) -> bool:
-    return bool(_SECRET_VALUE.search(value)) or any(
+    return bool(re.search(_SECRET_VALUE, value)) or any(
         secret and len(secret) >= 4 and secret in value for secret in secrets
     )

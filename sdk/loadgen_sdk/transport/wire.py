@@ -570,7 +570,8 @@ async def resolve(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
     threads cannot be forked.
     """
     loop = asyncio.get_running_loop()
-    find = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    name = host.encode() if host.isascii() else host  # for a text the tables of IDNA would be imported
+    find = functools.partial(socket.getaddrinfo, name, port, type=socket.SOCK_STREAM)
     try:
         infos = find(flags=socket.AI_NUMERICHOST)  # an address is its own
     except OSError:
