@@ -193,8 +193,11 @@ class Grid(msgspec.Struct, frozen=True):
         return np.clip(instants_ns // round(self.width_s * 1e9), 0, self.number - 1)
 
     def sums(self, instants_ns: NDArray[np.int64], weights: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
-        """The number of instants in each bin, or the sum of their weights."""
-        return np.bincount(self.place(instants_ns), weights, self.number).astype(np.float64)
+        """The number of instants in each bin, or the sum of their weights, which are whole numbers."""
+        total = np.zeros(self.number)
+        for part in _blocks(len(instants_ns)):
+            total += np.bincount(self.place(instants_ns[part]), None if weights is None else weights[part], self.number)
+        return total
 
     def bins(self, series: Mapping[str, Iterable[float | None]]) -> Bins:
         rounded_series = {
@@ -204,20 +207,33 @@ class Grid(msgspec.Struct, frozen=True):
         return Bins(width_s=self.width_s, series=rounded_series)
 
 
+def _blocks(count: int) -> list[slice]:
+    """So many rows, a part after the other."""
+    return [slice(first, first + BLOCK_ROWS) for first in range(0, count, BLOCK_ROWS)]
+
+
 def quantiles_over_time(
     when_ns: NDArray[np.int64], values_ns: NDArray[np.int64], chosen: NDArray[np.bool_], length_s: float
 ) -> Bins:
     """Quantiles in ms per time bin: median and maximum always, p90 and p99 where bins hold enough requests."""
-    indices = np.flatnonzero(chosen & (values_ns != UNDEFINED) & (when_ns >= 0))
-    grid = Grid.over(length_s, min(MOST_BINS, max(len(indices) // BUSY_BIN, 8)))
-    bins = grid.place(when_ns[indices]).astype(np.int16)
-    order = np.argsort(bins, kind="stable")
-    values = values_ns[indices][order]
-    edges = np.searchsorted(bins[order], np.arange(grid.number + 1))
-    sizes = np.diff(edges)
-    typical_size = float(np.median(sizes[sizes > 0])) if len(indices) else 0
+    known = chosen & (values_ns != UNDEFINED) & (when_ns >= 0)
+    count = int(np.count_nonzero(known))
+    grid = Grid.over(length_s, min(MOST_BINS, max(count // BUSY_BIN, 8)))
+    own = slice(None) if count == len(known) else known
+    when_ns = when_ns[own]
+    bins = np.empty(count, np.int16)
+    for part in _blocks(count):
+        bins[part] = grid.place(when_ns[part])
+    order = np.argsort(bins, kind="stable").astype(np.int32)  # half as large
+    values = values_ns[own][order]
+    del order
+    sizes = np.bincount(bins, minlength=grid.number)
+    edges = np.cumsum([0, *sizes])
+    typical_size = float(np.median(sizes[sizes > 0])) if count else 0
     least_size = {("p50", 0.5): 0, ("p90", 0.9): BUSY_BIN, ("p99", 0.99): FULL_BIN, ("max", 1.0): 0}
-    insides = [np.sort(values[first:end]) for first, end in pairwise(edges)]
+    insides = [values[first:end] for first, end in pairwise(edges)]
+    for inside in insides:
+        inside.sort()
     return grid.bins(
         {
             name: [inside[index(len(inside), p)] / 1e6 if len(inside) else None for inside in insides]
@@ -260,19 +276,17 @@ def _in_flight(columns: Columns, length_s: float) -> Bins:
     """Exact mean number in flight per bin: the integral between the edges of the bin, divided by its width."""
     grid = Grid.over(length_s)
     edges = grid.edges_s * 1e9
-    sent = columns["sent_ns"] >= 0
-    starts = np.sort(columns["sent_ns"][sent])
-    ends = columns["done_ns"][sent]
-    ends = np.sort(ends[ends >= 0])
 
-    def integral(instants: NDArray[np.int64]) -> NDArray[np.float64]:
-        """For each bin edge: the time from every earlier instant to the edge, summed (ns)."""
-        sums = np.concatenate(([0.0], np.cumsum(instants, dtype=np.float64)))
+    def integral(name: str) -> NDArray[np.float64]:
+        """For each bin edge: the time from every earlier instant of the sent requests to the edge, summed (ns)."""
+        instants = columns[name][(columns["sent_ns"] >= 0) & (columns[name] >= 0)]
+        instants.sort()
         before = np.searchsorted(instants, edges)
+        sums = np.concatenate(([0.0], np.cumsum(instants, dtype=np.float64)))
         sum_to_edge: NDArray[np.float64] = before * edges - sums[before]
         return sum_to_edge
 
-    mean = np.diff(integral(starts) - integral(ends)) / (grid.width_s * 1e9)
+    mean = np.diff(integral("sent_ns") - integral("done_ns")) / (grid.width_s * 1e9)
     return grid.bins({"in flight": np.maximum(mean, 0.0)})
 
 
@@ -378,11 +392,10 @@ def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.i
         starts, ends = sent[places[here]], done[own]
         ends.sort()
         ends = ends[np.searchsorted(ends, 0) :]  # of those that are done
-        last = np.flatnonzero(starts[1:] != starts[:-1]).astype(np.int32) + 1  # of those sent at one instant: from 1
-        others[here] = np.repeat(np.append(last, np.int32(len(own))), np.diff(last, prepend=0, append=len(own)))
-        for at in range(0, len(own), BLOCK_ROWS):
-            part = slice(here.start + at, min(here.start + at + BLOCK_ROWS, first))
-            others[part] -= np.searchsorted(ends, starts[at : at + BLOCK_ROWS], side="right") + 1
+        for part in _blocks(len(own)):
+            until = starts[part]  # those sent at this very instant are others too
+            begun, ended = (np.searchsorted(instants, until, side="right") for instants in (starts, ends))
+            others[here][part] = begun - ended - 1
     return places, others
 
 
@@ -396,7 +409,7 @@ def cloud(
 ) -> Cloud:
     """Pairs of a known x and a defined y, divided by `x_per` and `y_per`. More than MOST_POINTS pairs are counted in
     cells. `places`: those of their rows, where they are not in the order of these."""
-    parts = [slice(first, first + BLOCK_ROWS) for first in range(0, len(x), BLOCK_ROWS)]
+    parts = _blocks(len(x))
     known = [chosen[part] & (x[part] >= 0) & (y_ns[part] != UNDEFINED) for part in parts]
     count = int(sum(map(np.count_nonzero, known)))
     if not count:

@@ -25,7 +25,7 @@ from loadgen.core.results import store
 from loadgen.formats import COUNTS
 from loadgen.interop import benchmark_report, export, other_definitions, reader
 from loadgen.interop import text as other_tools
-from loadgen.interop.other_definitions import Pooled, WeightedValues
+from loadgen.interop.other_definitions import Pooled, WeightedValues, percentiles_of
 from loadgen.mlperf import loadgen_log
 from loadgen.present import html as as_page
 from loadgen.present import text as as_text
@@ -184,6 +184,17 @@ def test_weighted_samples_are_those_of_repeated_values() -> None:
     assert mine["count"] == len(plain)
     assert mine["mean"] == pytest.approx(plain.mean()) and mine["std"] == pytest.approx(plain.std())
     assert mine["p99"] in np.sort(plain)[-6:].round(6)
+
+
+def test_percentiles_of_ordered_values_are_those_of_numpy_to_the_last_bit() -> None:
+    draw = np.random.default_rng(1)
+    for count in (1, 2, 3, 10, 101, 1_000, 4_097):
+        ordered = np.sort(draw.lognormal(18, 2, count))
+        shares = [
+            *(100 * p for p in (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)),
+            *draw.random(50) * 100,
+        ]
+        assert percentiles_of(ordered, shares).tolist() == np.percentile(ordered, shares).tolist()
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -414,12 +414,13 @@ class Accumulator:
             self._join_blocks()
         places = (due // self.block_ns).astype(np.int8)
         self._reach_block(int(places.max()))
-        for number, block in enumerate(self.blocks):
-            block.requests += int(np.count_nonzero(places == number))
+        order, sizes = np.argsort(places, kind="stable"), np.bincount(places, minlength=len(self.blocks))
+        for block, size in zip(self.blocks, sizes.tolist(), strict=True):
+            block.requests += size
         for metric in SHOWN:
-            values = columns.measure(metric)[ok]
-            for number, block in enumerate(self.blocks):
-                block.of[metric].add(defined(values[places == number]))
+            parts = np.split(columns.measure(metric)[ok][order], np.cumsum(sizes)[:-1])
+            for block, values in zip(self.blocks, parts, strict=True):
+                block.of[metric].add(defined(values))
 
     def _reach_block(self, place: int) -> None:
         while len(self.blocks) <= place:

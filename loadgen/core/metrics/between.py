@@ -81,14 +81,14 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
     if len(names) < 2:
         return BetweenNodes()
     if steady.start_s is None or steady.end_s is None or not steady.duration_s:
-        return BetweenNodes(
-            nodes=len(names), why="there is no time at which the load was only that of measured requests"
-        )
+        why = "there is no time at which the load was only that of measured requests"
+        return BetweenNodes(nodes=len(names), why=why)
     due_s = requests["due_ns"] / 1e9
     inside = (due_s >= steady.start_s) & (due_s < steady.end_s)
-    share = (due_s - steady.start_s) / steady.duration_s
+    share: NDArray[np.float64] = (due_s[inside] - steady.start_s) / steady.duration_s
+    of_row = of_row[inside]
     del due_s
-    counted = np.bincount(of_row[inside], minlength=len(names))
+    counted = np.bincount(of_row, minlength=len(names))
     spoken = [i for i in range(len(names)) if counted[i] >= FEWEST * BLOCKS[-1]]
     silent = tuple(names[i] for i in range(len(names)) if i not in spoken)
     if len(spoken) < 2:
@@ -99,9 +99,10 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
     part = place[of_row]
     tables, odd, blocks_used = [], [], 0
     for metric in METRICS:
-        values = requests.measure(metric)
-        chosen = inside & (values != UNDEFINED) & (part >= 0)
-        cells = _cells(part[chosen], share[chosen], values[chosen] / 1e6, len(spoken))
+        values = requests.measure(metric)[inside] / 1e6
+        chosen = (values != UNDEFINED / 1e6) & (part >= 0)
+        own = slice(None) if chosen.all() else chosen
+        cells = _cells(part[own], share[own], values[own], len(spoken))
         if cells is None:
             continue
         means, counts, within = cells
@@ -109,7 +110,7 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
         tables.append(_table(metric, components.components(means, counts, within)))
         found = _odd(metric, means.mean(axis=1), [names[i] for i in spoken])
         if found:  # by more than the load generator may have added to it, or to the others
-            added = _cells(part[chosen], share[chosen], _added(requests, metric)[chosen] / 1e6, len(spoken))
+            added = _cells(part[own], share[own], _added(requests, metric)[inside][own] / 1e6, len(spoken))
             own_ms = (added or cells)[0].mean(axis=1)
             least_ms = dict(zip((names[i] for i in spoken), np.maximum(own_ms, own_ms.mean()), strict=True))
             odd += [one for one in found if abs(one.mean_ms - one.others_ms) > least_ms[one.name]]
@@ -123,11 +124,8 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
 
 def without(found: BetweenNodes, unsound: Collection[str]) -> BetweenNodes:
     """Without the metrics that the run withholds."""
-    return msgspec.structs.replace(
-        found,
-        variances=tuple(one for one in found.variances if one.metric not in unsound),
-        odd=tuple(one for one in found.odd if one.metric not in unsound),
-    )
+    variances, odd = (tuple(one for one in of if one.metric not in unsound) for of in (found.variances, found.odd))
+    return msgspec.structs.replace(found, variances=variances, odd=odd)
 
 
 def _units(requests: JoinedColumns, header: Header) -> tuple[str, list[str], NDArray[np.int64]]:
@@ -181,10 +179,9 @@ def _odd(metric: str, means: NDArray[np.float64], names: Sequence[str]) -> list[
     level = 1 - (1 - LEVEL) / len(METRICS)  # Bonferroni: all metrics together keep the confidence
     places = components.outliers(means, max(1, int(len(names) * ODD_SHARE)), level)
     others = float(np.delete(means, places).mean())
+    changes = {i: float(means[i]) / others - 1 for i in places if others}
     return [
-        OddNode(
-            name=names[i], metric=metric, mean_ms=float(means[i]), others_ms=others, change=float(means[i]) / others - 1
-        )
-        for i in places
-        if others and abs(float(means[i]) / others - 1) >= LEAST_CHANGE
+        OddNode(name=names[i], metric=metric, mean_ms=float(means[i]), others_ms=others, change=change)
+        for i, change in changes.items()
+        if abs(change) >= LEAST_CHANGE
     ]

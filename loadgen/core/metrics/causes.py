@@ -98,9 +98,11 @@ def explain(
     streamed = np.flatnonzero(everything.measure("ttft") != UNDEFINED)
     if len(streamed) < FEWEST:
         return Explanation()
-    in_order = streamed[by_time(everything["due_ns"][streamed], everything["slot"][streamed])]
+    due, slot = everything["due_ns"], everything["slot"]
+    in_order = by_time(due, slot) if len(streamed) == len(due) else streamed[by_time(due[streamed], slot[streamed])]
     stride = _stride(len(in_order))
     rows = JoinedColumns(measured, ok=True, order=in_order[::stride])
+    del due, slot, streamed, in_order
     ttft, due, late = rows.measure("ttft"), rows["due_ns"], _late(rows)
     slow, fast, is_slow = _slow(ttft, np.zeros_like(ttft))
     served = ttft - late

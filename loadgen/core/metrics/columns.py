@@ -84,7 +84,6 @@ class Columns:
         self, rows: NDArray[np.void] | Columns, chosen: NDArray[np.bool_] | None = None, *, keep_all: bool = False
     ) -> None:
         self._rows = rows
-        self._within = getattr(rows, "within", None)  # of a file
         self._length = len(rows) if chosen is None else int(np.count_nonzero(chosen))
         # of most rows a mask, which is copied by faster, of fewer their places; those side by side are not copied
         self._selected: NDArray[Any] | None = None
@@ -94,8 +93,10 @@ class Columns:
                 self._rows = getattr(rows, "part", rows.__getitem__)(slice(first, first + self._length))
             else:
                 self._selected = chosen if 2 * self._length > len(rows) else np.flatnonzero(chosen)
+        self._within = getattr(self._rows, "within", None)  # of a file
         self._kept: dict[str, NDArray[np.int64]] = {}
-        self._keep: Collection[str] | None = None if keep_all else () if self._within else _KEPT
+        is_small = len(self) <= BLOCK_ROWS or not self._within
+        self._keep: Collection[str] | None = None if keep_all else _KEPT if is_small else ()
 
     def __len__(self) -> int:
         return self._length
@@ -106,30 +107,25 @@ class Columns:
             return self._kept[field]
         if not len(self):
             return np.zeros(0, ROW[field])
-        column = self._read(field)
-        column = column if column.strides == (0,) else np.ascontiguousarray(column)
+        column = self._rows[field]
+        if column.strides == (0,):
+            return column[: len(self)]
+        column = np.ascontiguousarray(column if self._selected is None else column[self._selected])
         if self._keep is None or field in self._keep:
             self._kept[field] = column
         return column
 
-    def _read(self, field: str, chosen: NDArray[Any] | slice = slice(None)) -> NDArray[np.int64]:
-        selected = self._selected
-        if selected is None:
-            return self._rows[field][chosen]
-        if selected.dtype == bool and not (isinstance(chosen, np.ndarray) and chosen.dtype != bool):
-            column = self._rows[field]
-            return (column[selected] if column.strides != (0,) else column[: len(self)])[chosen]
-        selected = (selected.nonzero()[0] if selected.dtype == bool else selected)[chosen]
-        of_file = self._within if len(selected) else None  # which reads the groups of these rows
-        first = int(selected.min()) if of_file else 0
-        column = of_file(field, first, int(selected.max()) + 1) if of_file else self._rows[field]
-        return column[selected - first] if column.strides != (0,) else np.broadcast_to(column[:1], len(selected))
-
     def take(self, field: str, chosen: NDArray[Any] | slice) -> NDArray[np.int64]:
-        """The values of a field in some rows, by place or by mask: others are not read for them."""
-        if field in self._kept or self._keep is None or isinstance(self._rows, Columns) or not len(self):
+        """The values of a field in some rows, by place or by mask: others are not read for some places."""
+        by_mask = isinstance(chosen, slice) or chosen.dtype == bool or not len(chosen)
+        if by_mask or field in self._kept or self._keep is None or isinstance(self._rows, Columns):
             return self[field][chosen]
-        return self._read(field, chosen)
+        places: Any = chosen
+        if self._selected is not None:
+            places = (self._selected.nonzero()[0] if self._selected.dtype == bool else self._selected)[places]
+        first = int(places.min()) if self._within else 0
+        column = self._within(field, first, int(places.max()) + 1) if self._within else self._rows[field]
+        return column[places - first] if column.strides != (0,) else np.broadcast_to(column[:1], len(places))
 
     def blocks(self) -> Iterator[Columns]:
         """The same rows in their order, of millions a part after the other: what is worked out of one stays small."""
@@ -149,7 +145,7 @@ class Columns:
         if metric in self._kept:
             return self._kept[metric]
         values: NDArray[np.int64]
-        if self._keep == () and len(self) > BLOCK_ROWS:  # worked out of a part of the rows at a time, it stays small
+        if self._keep == ():  # worked out of a part of the rows at a time, it stays small
             values, first = np.empty(len(self), np.int64), 0
             for block in self.blocks():
                 values[first : (first := first + len(block))] = block.measure(metric)
@@ -165,8 +161,9 @@ class Columns:
 
     def where(self, status: int) -> NDArray[np.bool_]:
         """Which rows have this status: a mask of the length of the columns."""
-        mask: NDArray[np.bool_] = self["status"] == status
-        return mask
+        statuses = self["status"]
+        mask: NDArray[np.bool_] = (statuses[:1] if statuses.strides == (0,) else statuses) == status
+        return np.broadcast_to(mask, len(self))
 
     @property
     def for_values(self) -> NDArray[np.bool_]:
@@ -226,15 +223,15 @@ class JoinedColumns:
 UNDEFINED = np.iinfo(np.int64).min
 
 
-def by_time(instants: NDArray[np.int64], slots: NDArray[np.int64]) -> NDArray[np.int64]:
+def by_time(instants: NDArray[np.int64], slots: NDArray[np.int64]) -> NDArray[Any]:
     """The places of requests in order of their instants, of those at one instant in order of their slots.
 
     Most slots are in order of these instants, so that little is left to sort of requests in order of their slots.
     """
     if not len(slots) or int(slots.max()) - (least := int(slots.min())) > 2 * len(slots):
         return np.lexsort((slots, instants))
-    places = np.full(int(slots.max()) - least + 1, -1)
-    places[slots - least] = np.arange(len(slots))
+    places = np.full(int(slots.max()) - least + 1, -1, np.int32)
+    places[slots - least] = np.arange(len(slots), dtype=np.int32)
     places = places[places >= 0]
     if len(places) < len(slots):  # two of one slot
         return np.lexsort((slots, instants))

@@ -105,7 +105,6 @@ def in_flight(everything: Sequence[Columns], stretch: Span | Window) -> tuple[fl
         # in flight at some time in the interval
         overlapping = (sent >= 0) & (sent <= high) & ((done < 0) | (done >= low))
         pairs.append((sent[overlapping], done[overlapping]))
-        del sent, done
     starts, ends = (np.concatenate([pair[i] for pair in pairs]) for i in (0, 1))
     del pairs
     endless = ends < 0
@@ -151,10 +150,9 @@ def _gap_variations(parts: Sequence[Columns], stages: Sequence[StagePlan]) -> tu
     """
     closed = np.array([stage.closed for stage in stages] or [False])
     of_arrivals = [(part["sent_ns"] >= 0) & ~closed[part["stage"]] & (part["turn"] == 0) for part in parts]
+    pairs = [*zip(parts, of_arrivals, strict=True)]
     sent, due, of_stage = (
-        np.concatenate(
-            [np.zeros(0, np.int64), *(part[name][own] for part, own in zip(parts, of_arrivals, strict=True))]
-        )
+        np.concatenate([np.zeros(0, np.int64), *(part[name][own] for part, own in pairs)])
         for name in ("sent_ns", "due_ns", "stage")
     )
     variation = gap_variation(sent, of_stage)

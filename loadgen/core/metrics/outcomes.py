@@ -122,5 +122,5 @@ def meets(columns: Columns, slo: Slo) -> NDArray[np.bool_]:
         if per_request(term.metric):
             values = columns.measure(term.metric)
             excused = (values == UNDEFINED) & (columns.for_values | (needs(term.metric) == "tokens"))
-            good &= excused | ((values != UNDEFINED) & (values <= term.limit_ns))
+            good = good & (excused | ((values != UNDEFINED) & (values <= term.limit_ns)))
     return good

@@ -8,7 +8,7 @@ is left out: there a server fills, and grows for that reason.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -108,7 +108,8 @@ class _Part(NamedTuple):
 
 
 def _of_all(parts: Sequence[Columns], values: Callable[[Columns], NDArray[np.int64]]) -> NDArray[np.int64]:
-    return np.concatenate([np.zeros(0, np.int64), *map(values, parts)])
+    found = [*map(values, parts)]
+    return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, np.int64), *found])
 
 
 def _parts(measured: Sequence[Columns], others: Sequence[Columns], span: _Span, header: Header) -> Iterator[_Part]:
@@ -147,12 +148,12 @@ REPLICAS = 1 << 16
 MOST_KEYS = 256 * REPLICAS  # more of them are in no table
 
 
-def keys(rows: Columns | JoinedColumns) -> NDArray[np.int64]:
+def keys(rows: Columns | JoinedColumns) -> NDArray[Any]:
     """One number per target and replica of these rows."""
-    return rows["target"].astype(np.int64) * REPLICAS + rows["replica"].astype(np.int64) + 1
+    return rows["target"].astype(np.int32) * REPLICAS + rows["replica"].astype(np.int32) + 1
 
 
-def numbered(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def numbered(keys: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The different keys in order, and for each row the place of its own, without putting all rows in order."""
     least = int(keys.min(initial=0))
     if not len(keys) or int(keys.max()) - least > MOST_KEYS:

@@ -264,13 +264,13 @@ def own_part(rows: Sequence[Columns]) -> tuple[float, Distribution]:
     Late sends and unsure stamps are judged by themselves too, but may have come to different requests. The p50 is for
     few requests, whose lateness is judged at a low quantile (`deciding`): a third of them may be late unseen.
     """
-    joined = JoinedColumns(rows, ok=True)
-    ttft, late, unsure = (joined.measure(name) for name in ("ttft", "send_lag", "stamp_error"))
-    known = ttft != UNDEFINED
-    own = (np.maximum(late, 0) + np.maximum(unsure, 0))[known]
-    if len(own) >= SUPPORT["p99"] or not own.any():
-        return 0.0, exact(own)
-    return float(np.median(ttft[known]) - np.median(ttft[known] - own)) / 1e6, exact(own)
+    joined = JoinedColumns(rows, ok=True, keep=False)
+    own = np.maximum(joined.measure("send_lag"), 0)
+    own += np.maximum(joined.measure("stamp_error"), 0)
+    ttft = joined.measure("ttft")
+    own, ttft = (own, ttft) if (known := ttft != UNDEFINED).all() else (own[known], ttft[known])
+    few = len(own) < SUPPORT["p99"] and own.any()
+    return float(np.median(ttft) - np.median(ttft - own)) / 1e6 if few else 0.0, exact(own)
 
 
 def contradicted(cell: Cell) -> dict[str, str]:

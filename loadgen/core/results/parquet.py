@@ -7,7 +7,6 @@ but they import pandas wherever it is installed, which costs more than all that 
 from __future__ import annotations
 
 import contextlib
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -23,8 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _BOOLEANS = ("reused", "kernel_stamp")
+_Piece = tuple[
+    int, int, int, Any
+]  # of a frame: a group, first row, row after the last, which rows of the group they are
 KEPT_BYTES = 48  # a row, at most, of the columns that a `Frame` keeps: six instants
-_Group = tuple[tuple[int, int], int, int]  # file and number in it, first row, row after the last
 
 
 def to_table(rows: NDArray[np.void], texts: list[str]) -> Any:
@@ -120,12 +121,13 @@ class Frame:
     """Rows in Parquet files, read one column at a time, and of that the groups that are asked for.
 
     `frame["due_ns"]` returns the same array as rows in memory would, but read-only; `frame[100:200]` are some of the
-    rows. Of the columns read, those asked for last are kept, KEPT_BYTES a row; groups of one value take no memory, and
-    columns that are the same in the file are read and kept as one. So a run of millions of rows needs a fraction of the
-    memory of its rows.
+    rows. They are in the order of the files, or `by_stage`, so that those of a stage stand side by side, in that order.
+    Of the columns read, those asked for last are kept, KEPT_BYTES a row, in the smallest type that holds them; groups
+    of one value take no memory, and columns that are the same in the file are read and kept as one. So a run of
+    millions of rows needs a fraction of the memory of its rows.
     """
 
-    def __init__(self, files: list[Path], only: Sequence[str] | None = None) -> None:
+    def __init__(self, files: list[Path], only: Sequence[str] | None = None, *, by_stage: bool = False) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -133,16 +135,30 @@ class Frame:
         self._paths = files
         with self._readable(0):
             self._files = [pq.ParquetFile(file, read_dictionary=["text"]) for file in files]
-        places = [(i, group) for i, file in enumerate(self._files) for group in range(file.num_row_groups)]
-        ends = [0, *accumulate(self._files[i].metadata.row_group(group).num_rows for i, group in places)]
-        self._groups = [*zip(places, ends, ends[1:], strict=False)]  # each with its rows among those of all files
-        self._length: int = ends[-1]
-        self._same: dict[tuple[str, int], int | None] = {}  # column, last row of a group -> its only value
+        self._groups = [(i, group) for i, file in enumerate(self._files) for group in range(file.num_row_groups)]
+        self._known: dict[tuple[str, int], tuple[int, int] | None] = {}  # column, group -> its least and largest value
         self._kept: dict[str, _Column] = {}  # the one asked for last at the end
         self._like: dict[str, str] = {}  # column -> the first one that was read of those that are the same in the file
         self._columns = set(self._files[0].schema_arrow.names if only is None else only)
         self._codes: dict[str, int] = {}  # of the error texts found so far
         self._texts: list[str] | None = None if "text" in self._columns else []
+        self._pieces = list(self._placed(by_stage))
+        self._length: int = max((piece[2] for piece in self._pieces), default=0)
+
+    def _placed(self, by_stage: bool) -> Iterator[_Piece]:
+        """Where the rows of each group stand, in the order of the frame."""
+        found: list[tuple[int, int, int, Any]] = []
+        for group in range(len(self._groups)):
+            only = self._only_value("stage", group) if by_stage else 0
+            if only is not None:
+                found.append((only, group, self._metadata(group).num_rows, slice(None)))
+            else:
+                stages = self._read("stage", group)
+                found += [(one, group, count, stages == one) for one, count in enumerate(np.bincount(stages).tolist())]
+        end = 0
+        for _, group, count, own in sorted(found, key=lambda one: one[:2]):
+            first, end = end, end + count
+            yield group, first, end, own
 
     def close(self) -> None:
         """Close the files now: threads of pyarrow may hold what they have read for a while longer."""
@@ -164,51 +180,66 @@ class Frame:
             return np.broadcast_to(np.array(-1 if ROW[name].kind == "i" else 0, ROW[name]), end - first)
         if name == "text":
             _ = self.texts  # which numbers them in the order of the rows
-        groups = [one for one in self._groups if one[1] < min(end, one[2]) and one[2] > first]
+        groups = {group for group, at, until, _ in self._pieces if at < min(end, until) and until > first}
         same = {self._only_value(name, group) for group in groups}
         if len(same) == 1 and None not in same:
             return np.broadcast_to(np.array(same.pop(), ROW[name]), end - first)
         name = self._like.get(name) or self._like.setdefault(name, self._first_like(name))
-        kept = self._kept.pop(name, None) or _Column(np.empty(self._length, ROW[name]), set())
+        kept = self._kept.pop(name, None) or _Column(np.empty(self._length, self._smallest(name)), set())
         self._kept[name] = kept
         while len(self._kept) > 1 and sum(one.values.nbytes for one in self._kept.values()) > KEPT_BYTES * len(self):
             del self._kept[next(iter(self._kept))]
-        for group in groups:
-            if group[2] not in kept.filled:
-                only = self._only_value(name, group)
-                kept.values[group[1] : group[2]] = self._read(name, group) if only is None else only
-                kept.filled.add(group[2])
+        for group in sorted(groups - kept.filled):
+            only, rows = self._only_value(name, group), self._metadata(group).num_rows
+            found = self._read(name, group) if only is None else np.broadcast_to(only, rows)
+            for at, until, own in (piece[1:] for piece in self._pieces if piece[0] == group):
+                kept.values[at:until] = found[own]
+            kept.filled.add(group)
         values = kept.values[first:end]
         values.flags.writeable = False  # it is kept
-        return values
+        return values.astype(ROW[name], copy=False)
+
+    def _metadata(self, group: int) -> Any:
+        file, number = self._groups[group]
+        with self._readable(file):
+            return self._files[file].metadata.row_group(number)
+
+    def _smallest(self, name: str) -> np.dtype[Any]:
+        """The smallest type that holds a column, by its statistics."""
+        ends = [self._ends(name, group) for group in range(len(self._groups))]
+        least = [min(one[0], -1 - one[1]) for one in ends if one is not None]
+        return np.min_scalar_type(min(least)) if len(least) == len(ends) and ROW[name].kind == "i" else ROW[name]
 
     def _first_like(self, name: str) -> str:
         """A column that was read before and has the same bytes in the file, or this one. Of a simulated run every
         request is sent when it is due, and its answer ends with its last token: a third of the columns are others."""
         known = [one for one in dict.fromkeys(self._like.values()) if ROW[one] == ROW[name] == np.int64]
-        for (file, number), _, _ in self._groups if known else ():
+        for group, (file, _) in enumerate(self._groups if known else ()):
             with self._readable(file), open(self._paths[file], "rb") as stored:
-                group = self._files[file].metadata.row_group(number)
-                known = [one for one in known if _is_same(stored, _chunk(group, name), _chunk(group, one))]
+                chunks = self._metadata(group)
+                known = [one for one in known if _is_same(stored, _chunk(chunks, name), _chunk(chunks, one))]
         return known[0] if known else name
 
-    def _read(self, name: str, group: _Group) -> NDArray[Any]:
-        (file, number), _, end = group
+    def _read(self, name: str, group: int) -> NDArray[Any]:
+        file, number = self._groups[group]
         with self._readable(file):
             # without threads: of one column there is nothing to share out
             column = self._files[file].read_row_group(number, [name], use_threads=False).column(0).combine_chunks()
         found = _to_row_values(name, column, self._codes)
         if name != "text" and (found == found[0]).all():
-            self._same[name, end] = int(found[0])
+            self._known[name, group] = int(found[0]), int(found[0])
         return found
 
-    def _only_value(self, name: str, group: _Group) -> int | None:
-        """The value of all rows of a group, by its statistics or since it was read. None: several, or not known."""
-        (file, number), _, end = group
-        if (name, end) not in self._same:
-            with self._readable(file):
-                self._same[name, end] = _by_statistics(name, self._files[file].metadata.row_group(number))
-        return self._same[name, end]
+    def _ends(self, name: str, group: int) -> tuple[int, int] | None:
+        """The least and the largest value of a group, by its statistics or since it was read. None: not known."""
+        if (name, group) not in self._known:
+            self._known[name, group] = _by_statistics(name, self._metadata(group))
+        return self._known[name, group]
+
+    def _only_value(self, name: str, group: int) -> int | None:
+        """The value of all rows of a group. None: several, or not known."""
+        ends = self._ends(name, group)
+        return ends[0] if ends is not None and ends[0] == ends[1] else None
 
     @contextlib.contextmanager
     def _readable(self, first: int) -> Iterator[None]:
@@ -247,11 +278,15 @@ class FramePart(Struct):
         if isinstance(name, slice):
             first, end, _ = name.indices(len(self))
             return FramePart(self.frame, self.first + first, self.first + end)
-        return self.frame.within(name, self.first, self.end)
+        return self.within(name, 0, len(self))
+
+    def within(self, name: str, first: int, end: int) -> NDArray[Any]:
+        """As that of a `Frame`."""
+        return self.frame.within(name, self.first + first, self.first + end)
 
 
 class _Column(NamedTuple):
-    """A column as far as it was read: `filled` are the groups, by their last row."""
+    """A column as far as it was read: `filled` are the groups."""
 
     values: NDArray[Any]
     filled: set[int]
@@ -274,15 +309,18 @@ def _is_same(file: BinaryIO, one: Any, other: Any) -> bool:
     return found[0] == found[1]
 
 
-def _by_statistics(name: str, group: Any) -> int | None:
-    """The only value of a column in a group of rows, where its statistics say so; of texts they are not asked."""
+def _by_statistics(name: str, group: Any) -> tuple[int, int] | None:
+    """The least and the largest value of a column in a group of rows, where its statistics say so; of names only where
+    there is one, of texts only where there is none."""
     facts = None if (chunk := _chunk(group, name)) is None else chunk.statistics
     if facts is None or not facts.has_null_count:
         return None
     if facts.null_count == group.num_rows:
-        return -1 if ROW[name].kind == "i" else None
-    is_one = name != "text" and facts.null_count == 0 and facts.has_min_max and facts.min == facts.max
-    return (_codes(name, [facts.min], {})[0] if name in NAMES else int(facts.min)) if is_one else None
+        return (-1, -1) if ROW[name].kind == "i" else None
+    if name == "text" or not facts.has_min_max or (name in NAMES and (facts.null_count or facts.min != facts.max)):
+        return None
+    least, largest = (_codes(name, [one], {})[0] if name in NAMES else int(one) for one in (facts.min, facts.max))
+    return (min(least, -1) if facts.null_count else least), largest
 
 
 def _to_row_values(name: str, column: Any, texts: dict[str, int]) -> NDArray[Any]:

@@ -82,7 +82,7 @@ def read_run(folder: Path, *, lazily: bool = False) -> Stored:
     header = manifest.decode(path.read_bytes(), str(path))
     with undamaged(folder):
         if lazily:
-            frame = Frame([folder / "requests" / MERGED])
+            frame = Frame([folder / "requests" / MERGED], by_stage=True)
             rows, texts = cast("NDArray[np.void]", frame), frame.texts
         else:
             rows, texts = _read_rows(folder)

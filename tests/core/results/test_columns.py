@@ -292,7 +292,29 @@ def test_a_summary_of_a_file_keeps_a_few_columns_and_reads_those_that_are_the_sa
     read = {name for name, _ in frame.reads}
     assert not read & {"output_tokens", "finish_reason", "reused"}  # one value: the statistics say it
     assert [len(read & same) for same in SAME] == [1, 1]
-    assert not {group for group, times in frame.reads.items() if times > 2 and group[0] in ("due_ns", "sent_ns")}
+    again = {name for (name, _), times in frame.reads.items() if times > 1}
+    assert again <= {"stage"}, "a column was read again"
+    assert {frame._kept[name].values.itemsize for name in ("slot", "max_gap_ns")} == {2, 4}
+
+
+def test_rows_of_a_file_by_stage_stand_side_by_side_and_are_not_copied(tmp_path: Path) -> None:
+    rows, draw = blank(1_000), np.random.default_rng(1)
+    rows["stage"] = np.where(np.arange(1_000) < 700, draw.integers(0, 3, 1_000), 1)  # the last group is of one
+    rows["slot"], rows["due_ns"] = np.arange(1_000), draw.integers(-(2**40), 2**40, 1_000)
+    rows["input_tokens"], rows["status"] = draw.integers(-1, 40_000, 1_000), draw.integers(0, 2, 1_000)
+    rows["text"] = np.where(rows["slot"] % 7 == 0, rows["slot"] % 3, -1)
+    write(tmp_path / "rows.parquet", [to_table(rows[at : at + 300], ["a", "b", "c"]) for at in range(0, 1_000, 300)])
+    frame = Frame([tmp_path / "rows.parquet"], by_stage=True)
+    expected = rows[np.argsort(rows["stage"], kind="stable")]
+    for name in set(ROW.names or ()) - {"text"}:
+        assert (frame[name] == expected[name]).all() and frame[name].dtype == ROW[name]
+        assert (frame.within(name, 250, 650) == expected[name][250:650]).all()
+    assert (np.array([*frame.texts, ""])[frame["text"]] == np.array(["a", "b", "c", ""])[expected["text"]]).all()
+    for stage in range(3):
+        of_stage = Columns(cast("NDArray[np.void]", frame), frame["stage"] == stage)
+        assert np.shares_memory(of_stage["due_ns"], frame["due_ns"])
+        places = np.array([5, 0, 90])
+        assert (of_stage.take("slot", places) == rows["slot"][rows["stage"] == stage][places]).all()
 
 
 def test_blocks_of_columns_are_not_made_of_rows() -> None:
@@ -333,12 +355,12 @@ class CountedFrame(Frame):
     """A frame that counts how often each group of a column is read, and how much it keeps."""
 
     def __init__(self, files: list[Path]) -> None:
-        super().__init__(files)
         self.reads: Counter[tuple[str, int]] = Counter()
         self.most_kept = 0
+        super().__init__(files, by_stage=True)
 
     def _read(self, name: str, group: Any) -> NDArray[Any]:
-        self.reads[name, group[2]] += 1
+        self.reads[name, group] += 1
         self.most_kept = max(self.most_kept, sum(column.values.nbytes for column in self._kept.values()))
         return super()._read(name, group)
 
