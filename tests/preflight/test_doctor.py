@@ -133,7 +133,9 @@ def test_a_server_that_is_held_up_is_not_taken_for_a_buffer() -> None:
 def test_a_relay_that_holds_answers_back_is_found(hold: int) -> None:
     with start(Options(ttft="5ms", itl="5ms")) as server, Relay(server.url) as relay:
         relay.hold = hold
-        found = streaming(f"http://127.0.0.1:{relay.port}")
+        asked = (streaming(f"http://127.0.0.1:{relay.port}") for _ in range(10))
+        found = next((one for one in asked if one.state != UNKNOWN), None)  # of a busy host it says that, rightly
+    assert found is not None
     assert found.state == WARNING and "proxy" in found.advice, found
 
 

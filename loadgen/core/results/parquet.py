@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _BOOLEANS = ("reused", "kernel_stamp")
-_Piece = tuple[
-    int, int, int, Any
-]  # of a frame: a group, first row, row after the last, which rows of the group they are
+# of a frame: a group, first row, row after the last, which rows of the group they are
+_Piece = tuple[int, int, int, Any]
 KEPT_BYTES = 48  # a row, at most, of the columns that a `Frame` keeps: six instants
 
 
@@ -225,7 +224,10 @@ class Frame:
         with self._readable(file):
             # without threads: of one column there is nothing to share out
             column = self._files[file].read_row_group(number, [name], use_threads=False).column(0).combine_chunks()
-        found = _to_row_values(name, column, self._codes)
+            found = _to_row_values(name, column, self._codes)
+            said = self._ends(name, group) if ROW[name].kind == "i" else None  # by which the rows were given their type
+            if said is not None and not said[0] <= int(found.min()) <= int(found.max()) <= said[1]:
+                raise KeyError(f"{name}: values beyond {said[0]} to {said[1]}, which the file says of them")
         if name != "text" and (found == found[0]).all():
             self._known[name, group] = int(found[0]), int(found[0])
         return found

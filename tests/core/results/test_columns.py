@@ -15,6 +15,7 @@ from loadgen_sdk import measures
 from make_examples import blank
 from numpy.typing import NDArray
 
+from loadgen.core.errors import UserError
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import tasks
 from loadgen.core.metrics.accumulator import Accumulator, Cell
@@ -402,3 +403,18 @@ def test_a_file_has_no_dictionary_of_instants(tmp_path: Path) -> None:
     has = {column.path_in_schema: column.has_dictionary_page for column in map(group.column, range(group.num_columns))}
     assert not has["due_ns"] and not has["slot"] and has["status"] and has["text"]
     assert Frame([tmp_path / "a.parquet"])["due_ns"].tolist() == rows["due_ns"].tolist()
+
+
+def test_statistics_that_are_not_those_of_the_values_are_damage(tmp_path: Path) -> None:
+    """A value would be cut to the type that they ask for, without a word."""
+    rows, path = blank(50), tmp_path / "a.parquet"
+    rows["due_ns"] = np.arange(50) * S
+    write(path, [to_table(rows, [])])
+    largest = (49 * S).to_bytes(8, "little")
+    content = path.read_bytes()
+    start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    footer = content[start:]
+    assert largest in footer
+    path.write_bytes(content[:start] + footer.replace(largest, (100).to_bytes(8, "little")))
+    with pytest.raises(UserError, match="due_ns: values beyond 0 to 100"):
+        Frame([path])["due_ns"]
