@@ -905,9 +905,9 @@ def test_a_precision_that_is_none_is_said(typed: str) -> None:
 def test_a_search_says_before_it_begins_what_it_will_take() -> None:
     search = LoadSearch(low=1, high=1000, start=1, longer=2)
     assert text.expected(search, 600, virtual=True) == (
-        "about 15 trials, 2 h 05 min of simulated time; 40 trials of 10 min 00 s or less, 6 h 40 min, at most"
+        "about 26 trials, 3 h 28 min of simulated time; 40 trials of 10 min 00 s or less, 6 h 40 min, at most"
     )
-    assert "2 h 41 min" in text.expected(search, 600, virtual=True, whole=True)
+    assert "4 h 40 min" in text.expected(search, 600, virtual=True, whole=True)
     real = text.expected(LoadSearch(low=1, high=1000, start=1, run_spread=None), 600, virtual=False)
     assert real.startswith("about 24 trials, 2 h 51 min of load;")
     short = LoadSearch(low=1, high=1000, start=1, most_s=1800)

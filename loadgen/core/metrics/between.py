@@ -97,6 +97,7 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
     place = np.full(len(names), -1, np.int32)
     place[spoken] = np.arange(len(spoken))
     part = place[of_row]
+    del of_row
     tables, odd, blocks_used = [], [], 0
     for metric in METRICS:
         values = requests.measure(metric)[inside] / 1e6
@@ -150,7 +151,10 @@ def _cells(
         counts = np.bincount(cell, minlength=parts * blocks)
         if counts.min() >= FEWEST:
             means = np.bincount(cell, weights=values, minlength=parts * blocks) / counts
-            within = float(((values - means[cell]) ** 2).sum()) / (len(values) - parts * blocks)
+            off = means[cell]
+            off -= values  # in place: each copy is as long as the run has requests
+            off *= off
+            within = float(off.sum()) / (len(values) - parts * blocks)
             return means.reshape(parts, blocks), counts.reshape(parts, blocks), within
     return None
 

@@ -95,11 +95,14 @@ def explain(
     """The causes of the slow requests among the measured rows. `samples`: of the servers' metrics pages. `unsound`:
     metrics that are withheld, so no evidence."""
     everything = JoinedColumns(measured, ok=True, keep=False)
-    streamed = np.flatnonzero(everything.measure("ttft") != UNDEFINED)
-    if len(streamed) < FEWEST:
+    streamed = everything.measure("ttft") != UNDEFINED
+    if np.count_nonzero(streamed) < FEWEST:
         return Explanation()
     due, slot = everything["due_ns"], everything["slot"]
-    in_order = by_time(due, slot) if len(streamed) == len(due) else streamed[by_time(due[streamed], slot[streamed])]
+    if streamed.all():
+        in_order = by_time(due, slot)
+    else:
+        in_order = np.flatnonzero(streamed)[by_time(due[streamed], slot[streamed])]
     stride = _stride(len(in_order))
     rows = JoinedColumns(measured, ok=True, order=in_order[::stride])
     del due, slot, streamed, in_order

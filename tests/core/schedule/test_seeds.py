@@ -159,6 +159,6 @@ def test_a_salt_that_changes_nothing_or_is_no_word_is_refused(tmp_path: Path) ->
 def test_a_dry_run_says_the_salt_that_is_not_of_the_seed() -> None:
     from loadgen.core.execution.plan import Settings
 
-    assert "repeat with --seed 3\n" in describe(load("qa", overrides=read_flags(seed=3)), Settings())[0]
+    assert "repeat with --seed 3\n" in describe(load("qa", overrides=read_flags(seed=3)), Settings()).text
     salted = load("qa", overrides=read_flags(seed=3, salt="blue"))
-    assert "repeat with --seed 3 --salt blue\n" in describe(salted, Settings())[0]
+    assert "repeat with --seed 3 --salt blue\n" in describe(salted, Settings()).text
