@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.metrics.columns import OK, Columns, is_measured, measured_gaps
+from loadgen.core.metrics.columns import OK, Columns, is_measured, measured_gaps, or_all
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Header
 from loadgen.core.stats.quantiles import Histogram, milliseconds
@@ -38,7 +38,7 @@ class WeightedValues(NamedTuple):
         Percentiles are interpolated where there are no weights, as in numpy and in all these tools.
         """
         is_known = ~np.isnan(self.values) if self.weights is None else ~np.isnan(self.values) & (self.weights > 0)
-        known = slice(None) if is_known.all() else is_known
+        known = or_all(is_known)
         values = self.values[known]
         if len(values) == 0:
             return {}
@@ -136,7 +136,7 @@ def theirs(header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) ->
     columns, ok = chosen(header, rows)
     if not ok.any():
         return {}
-    known = slice(None) if ok.all() else ok
+    known = or_all(ok)
     pooled = measured_gaps(header, gaps)
 
     def of(name: str) -> NDArray[np.int64]:

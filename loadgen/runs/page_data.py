@@ -23,6 +23,7 @@ from loadgen.core.metrics.columns import (
     Columns,
     is_measured,
     measured_gaps,
+    or_all,
     token_spans,
 )
 from loadgen.core.metrics.windows import event_sums
@@ -264,12 +265,13 @@ def _stage_spans(header: Header, rows: NDArray[np.void], length_s: float) -> Ite
 
 def _load(columns: Columns, length_s: float) -> Bins:
     grid = Grid.over(length_s, min(MOST_BINS, max(len(columns) // 5, 8)))
-    instants_by_name = {
-        "due": columns["due_ns"][columns.attempted],
-        "sent": columns["sent_ns"][columns["sent_ns"] >= 0],
-        "ok": columns["end_ns"][columns.where(OK) & (columns["end_ns"] >= 0)],
+    counted = {
+        "due": ("due_ns", columns.attempted),
+        "sent": ("sent_ns", columns["sent_ns"] >= 0),
+        "ok": ("end_ns", columns.where(OK) & (columns["end_ns"] >= 0)),
     }
-    return grid.bins({name: grid.sums(instants) / grid.width_s for name, instants in instants_by_name.items()})
+    sums = {name: grid.sums(columns[one][or_all(mask)]) for name, (one, mask) in counted.items()}
+    return grid.bins({name: count / grid.width_s for name, count in sums.items()})
 
 
 def _in_flight(columns: Columns, length_s: float) -> Bins:
@@ -279,10 +281,10 @@ def _in_flight(columns: Columns, length_s: float) -> Bins:
 
     def integral(name: str) -> NDArray[np.float64]:
         """For each bin edge: the time from every earlier instant of the sent requests to the edge, summed (ns)."""
-        instants = columns[name][(columns["sent_ns"] >= 0) & (columns[name] >= 0)]
-        instants.sort()
+        instants = np.sort(columns[name][or_all((columns["sent_ns"] >= 0) & (columns[name] >= 0))])
         before = np.searchsorted(instants, edges)
-        sums = np.concatenate(([0.0], np.cumsum(instants, dtype=np.float64)))
+        sums = np.zeros(len(instants) + 1)
+        np.cumsum(instants, dtype=np.float64, out=sums[1:])
         sum_to_edge: NDArray[np.float64] = before * edges - sums[before]
         return sum_to_edge
 
@@ -327,7 +329,7 @@ def _good(columns: Columns, header: Header, length_s: float) -> Bins | None:
     counted = outcomes.is_counted(columns, slo)
     grid = Grid.over(length_s, min(MOST_BINS, max(int(counted.sum()) // BUSY_BIN, 8)))
     due = columns["due_ns"]
-    good, every = grid.sums(due[counted & outcomes.meets(columns, slo)]), grid.sums(due[counted])
+    good, every = grid.sums(due[counted & outcomes.meets(columns, slo)]), grid.sums(due[or_all(counted)])
     return grid.bins({"within the SLO": [a / b if b else None for a, b in zip(good, every, strict=True)]})
 
 
@@ -348,9 +350,11 @@ def _client(columns: Columns, seconds: Sequence[Second], length_s: float) -> Bin
         i = min(int(max(second.t_s - second.span_s / 2, 0) // grid.width_s), grid.number - 1)
         if second.span_s >= 0.5:
             busiest[i] = max(busiest[i] or 0.0, second.cpu_share)
-    sent = columns["sent_ns"] >= 0
+    sent = or_all(columns["sent_ns"] >= 0)
     largest_lag_ns = np.full(grid.number, UNDEFINED)
-    np.maximum.at(largest_lag_ns, grid.place(columns["sent_ns"][sent]), columns.measure("send_lag")[sent])
+    sent_ns, lag_ns = columns["sent_ns"][sent], columns.measure("send_lag")[sent]
+    for part in _blocks(len(sent_ns)):
+        np.maximum.at(largest_lag_ns, grid.place(sent_ns[part]), lag_ns[part])
     lags = [None if value == UNDEFINED else value / 1e6 for value in largest_lag_ns]
     return grid.bins({"cpu": busiest, "send lag, largest": lags})
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.metrics import sustainable
-from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns
+from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, or_all
 from loadgen.core.metrics.windows import Span
 from loadgen.core.results.manifest import Header, interchangeable
 from loadgen.core.stats import components
@@ -102,7 +102,7 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
     for metric in METRICS:
         values = requests.measure(metric)[inside] / 1e6
         chosen = (values != UNDEFINED / 1e6) & (part >= 0)
-        own = slice(None) if chosen.all() else chosen
+        own = or_all(chosen)
         cells = _cells(part[own], share[own], values[own], len(spoken))
         if cells is None:
             continue

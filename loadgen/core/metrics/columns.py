@@ -188,7 +188,7 @@ class JoinedColumns:
     ) -> None:
         self._parts, self._keep = parts, keep
         own = [part.where(OK) if ok else np.ones(1, bool) for part in parts]
-        self._chosen: list[NDArray[Any] | slice] = [slice(None) if each.all() else each for each in own]
+        self._chosen: list[NDArray[Any] | slice] = [or_all(each) for each in own]
         self._order: NDArray[np.int64] | None = None
         if order is not None:
             places = [np.arange(len(part))[chosen] for part, chosen in zip(parts, self._chosen, strict=True)]
@@ -391,12 +391,21 @@ def defined(values: NDArray[np.int64]) -> NDArray[np.int64]:
     return values if values.min(initial=0) != UNDEFINED else values[values != UNDEFINED]
 
 
+def or_all(mask: NDArray[np.bool_]) -> NDArray[np.bool_] | slice:
+    """To choose these rows by; where none is left out, what chooses all without a copy of them."""
+    return slice(None) if mask.all() else mask
+
+
 def token_spans(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Per ok request with known output tokens: instant of the first token, instant of the last token, output tokens.
 
     Both instants are the end of the request where it was not streamed.
     """
     known = columns.where(OK) & (columns["output_tokens"] >= 0) & (columns["end_ns"] >= 0)
-    last = np.where(columns["last_token_ns"] < 0, columns["end_ns"], columns["last_token_ns"])[known]
-    first = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])[known]
-    return first, last, columns["output_tokens"][known]
+    chosen = or_all(known)
+
+    def instants(name: str) -> NDArray[np.int64]:
+        found = columns[name][chosen]
+        return np.where(found < 0, columns["end_ns"][chosen], found) if found.min(initial=0) < 0 else found
+
+    return instants("first_token_ns"), instants("last_token_ns"), columns["output_tokens"][chosen]
