@@ -910,9 +910,13 @@ levels:
 @pytest.mark.processes
 def test_contracts_against_the_embedded_endpoint_with_injected_faults(tmp_path: Path) -> None:
     """One load of which 6 % fail, three contracts: one that holds, one out of reach, one that cannot be told."""
-    (tmp_path / "wide.yaml").write_text(WIDE)
     embedded = {"ttft": "300ms", "itl": "1ms", "faults": "http_503:0.03,truncate:0.03", "seed": 7}
-    found, folder = carry(tmp_path, FAULTY, embedded=embedded)
+    for place in (tmp_path / "first", tmp_path / "second", tmp_path / "third"):
+        place.mkdir()
+        (place / "wide.yaml").write_text(WIDE)
+        found, folder = carry(place, FAULTY, embedded=embedded)
+        if "other processes" not in found.levels[0].trouble:  # which took the time of a busy host: measured again
+            break
     assert found.levels[0].trouble == ""
     assert found.levels[0].terms[0].verdict == FAIL, as_text.render(sections.report(found))
     assert (folder / "doctor.json").is_file()
