@@ -234,8 +234,7 @@ class Plain:
     @classmethod
     def model_validate(cls, data: Any, context: Any = None) -> Self:
         """Checked; raises pydantic's ValidationError."""
-        made = plainly(cls, data, context)
-        return twins().made(cls, data, context) if made is None else made  # type: ignore[no-any-return]
+        return read(cls, data, context)  # type: ignore[no-any-return]
 
     def model_copy(self, update: Any = None) -> Self:
         changed = update or {}
@@ -354,6 +353,18 @@ def plainly(kind: Any, document: Any, source: Any) -> Any:
     if source is not None:
         del source.faults[seen:]
     return None
+
+
+def read(kind: Any, document: Any, source: Any) -> Any:
+    """What a file says, checked; raises pydantic's ValidationError."""
+    made = plainly(kind, document, source)
+    return twins().made(kind, document, source) if made is None else made
+
+
+def checked(kind: Any, document: Any, source: Any) -> tuple[Any, list[Any]]:
+    """What a file says, checked, or None and what is wrong with it, as pydantic tells it."""
+    made = plainly(kind, document, source)
+    return twins().checked(kind, document, source) if made is None else (made, [])
 
 
 def _part(model: Any, data: Any, info: ValidationInfo) -> Any:

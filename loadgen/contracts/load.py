@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -27,7 +26,7 @@ from loadgen.core.errors import Faults
 from loadgen.core.workload.fields import Source
 from loadgen.core.workload.messages import in_order, validated
 from loadgen.core.workload.yaml_marks import Map
-from loadgen.plain_reading import plainly, twins
+from loadgen.plain_reading import checked
 from loadgen.pricing import price_file
 
 
@@ -90,10 +89,10 @@ def _top(document: Map, source: Source) -> Contract:
     """What can be parsed of the contract without its levels."""
     known = Contract.keys()
     written = {key: value for key, value in document.items() if key in known} | {"name": "c", "levels": ()}
-    made, faults = _sound(Contract, written, source)
+    made, faults = checked(Contract, written, source)
     if faults:
         wrong = {detail["loc"][0] for detail in faults}
-        made, _ = _sound(Contract, {k: v for k, v in written.items() if k not in wrong}, source)
+        made, _ = checked(Contract, {k: v for k, v in written.items() if k not in wrong}, source)
     return made  # type: ignore[no-any-return]
 
 
@@ -104,16 +103,10 @@ def _draft(index: int, written: Map, source: Source) -> Draft:
         (kind, place, term)
         for kind in ("must", "should")
         for place, promise in enumerate(written[kind] if isinstance(written.get(kind), list) else ())
-        if (term := _sound(WrittenPromise, promise, source)[0]) is not None
+        if (term := checked(WrittenPromise, promise, source)[0]) is not None
     )
     known = set(ContractLevel.keys()) - {"must", "should"}
     own = {key: value for key, value in written.items() if key in known}
     return Draft(
-        index=index, name=name or "", workload=workload, level=_sound(ContractLevel, own, source)[0], terms=terms
+        index=index, name=name or "", workload=workload, level=checked(ContractLevel, own, source)[0], terms=terms
     )
-
-
-def _sound(kind: Any, written: Any, source: Source) -> tuple[Any, list[Any]]:
-    """What is written, checked, or None and what is wrong with it."""
-    made = plainly(kind, written, source)
-    return twins().checked(kind, written, source) if made is None else (made, [])

@@ -48,7 +48,7 @@ from loadgen.plain_reading import (
     Strict,
     ValidationInfo,
     create_model,
-    plainly,
+    read,
     twins,
 )
 from loadgen.repeated.capacity import HORIZON_S
@@ -323,8 +323,7 @@ def written_promise(value: Any, info: ValidationInfo) -> Promise:
     """A term from what a file says; figures of other packages are looked at here, not when this module is imported."""
     stored = info.context.figures if isinstance(info.context, Source) else ()
     figures = tuple(dict.fromkeys((*latencies(), *stored)))
-    written: Promise | None = plainly(_terms(figures), value, info.context)
-    return written or twins().made(_terms(figures), value, info.context)
+    return read(_terms(figures), value, info.context)  # type: ignore[no-any-return]
 
 
 class _TermSchema:

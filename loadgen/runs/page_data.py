@@ -220,7 +220,7 @@ def quantiles_over_time(
     known = chosen & (values_ns != UNDEFINED) & (when_ns >= 0)
     count = int(np.count_nonzero(known))
     grid = Grid.over(length_s, min(MOST_BINS, max(count // BUSY_BIN, 8)))
-    own = slice(None) if count == len(known) else known
+    own = or_all(known)
     when_ns = when_ns[own]
     bins = np.empty(count, np.int16)
     for part in _blocks(count):

@@ -1112,7 +1112,6 @@ static int64_t number_of(PyObject *value, int *fits)
 
 /* -- their beginnings */
 
-/* `headers` and the lists are made where they are needed alone: -1 with an exception. */
 static void put_all(State *state, const int *fields, size_t count, PyObject *value)
 {
     for (size_t i = 0; i < count; i++)
@@ -1120,6 +1119,7 @@ static void put_all(State *state, const int *fields, size_t count, PyObject *val
 }
 #define PUT_ALL(state, fields, value) put_all(state, fields, sizeof(fields) / sizeof *(fields), value)
 
+/* `headers` and the lists are made where they are needed alone: -1 with an exception. */
 static int begin_response(State *state)
 {
     PyObject *headers = PyDict_New();

@@ -12,7 +12,7 @@ from loadgen.core.errors import Code, Fault, Place, UserError, meant
 from loadgen.core.slo import METRIC_ALIASES
 from loadgen.core.workload.fields import NOTHING_FITS, Part, Source
 from loadgen.core.workload.yaml_marks import Map, Seq, Spot, child, where
-from loadgen.plain_reading import plainly, twins
+from loadgen.plain_reading import checked
 
 M = TypeVar("M", bound=Part)
 
@@ -36,10 +36,9 @@ def in_order(faults: list[Fault]) -> list[Fault]:
 
 def validated(model: type[M], document: Any, source: Source) -> M | None:
     """What a file says, checked; None where it is wrong: the faults are in `source` then."""
-    made: M | None = plainly(model, document, source)
-    if made is None:
-        made, wrong = twins().checked(model, document, source)
-        source.faults.extend(fault(detail, document, source.file) for detail in wrong)
+    made: M | None
+    made, wrong = checked(model, document, source)
+    source.faults.extend(fault(detail, document, source.file) for detail in wrong)
     return made
 
 
