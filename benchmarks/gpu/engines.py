@@ -51,7 +51,7 @@ ENGINES = (  # the best first
     Engine(
         "llamacpp", "llama-server", "gguf",
         "{bin} -m {model}/model.gguf --alias random -c {cache} -np {slots} -ngl {layers} --host 127.0.0.1 --port {port}"
-        " --metrics --no-webui -t {threads}",
+        " --metrics --no-webui -t {threads} --cache-ram 0",  # copies of a slot's cache to the host hold all others up
         needs_gpu=False,
     ),
     Engine(

@@ -123,6 +123,12 @@ def doctor(session: Session) -> dict[str, Any]:
     return told
 
 
+def alone(session: Session) -> dict[str, Any]:
+    """One request at a time: what the engine does when nobody else asks. `fit.py` fits a preset to it."""
+    load = ["-c", "1", "-d", f"{session.seconds}s", "--warmup", f"{session.seconds / 10}s"]
+    return page.facts(session.load("alone", "summarization", *load))
+
+
 def closed(profile: str) -> Callable[[Session], dict[str, Any]]:
     def step(session: Session) -> dict[str, Any]:
         load = ["-c", str(session.lanes), "-d", f"{session.seconds}s", "--warmup", f"{session.seconds / 10}s"]
@@ -155,7 +161,7 @@ def cache(warm: bool) -> Callable[[Session], dict[str, Any]]:
     """The same prompts twice: of the second time they are in the prefix cache, if there is one."""
 
     def step(session: Session) -> dict[str, Any]:
-        count = str(max(8, 2 * session.lanes))
+        count = str(max(12, session.lanes))  # no more than there are slots, which keep one prompt each in llama.cpp
         name = "cache-warm" if warm else "cache-cold"
         same = ["--seed", "7", "--salt", "cache", "-c", str(min(session.lanes, 4)), "-n", count, "--warmup", "0"]
         return page.facts(session.load(name, "summarization", *same))
@@ -211,9 +217,10 @@ class Step(NamedTuple):
     does: Callable[[Session], dict[str, Any]]
 
 
-SMOKE = {"doctor", "qa-closed", "qa-open", "cache-cold"}  # a contract takes a minute of load
+SMOKE = {"doctor", "alone", "qa-closed", "qa-open", "cache-cold"}  # a contract takes a minute of load
 STEPS = (
     Step("doctor", 0.5, doctor),
+    Step("alone", 1.2, alone),
     *(Step(f"{profile}-closed", 1.5, closed(profile)) for profile in PROFILES),
     *(Step(f"{profile}-open", 1.5, opened(profile)) for profile in PROFILES),
     Step("cache-cold", 1.0, cache(warm=False)),

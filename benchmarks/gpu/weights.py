@@ -91,7 +91,8 @@ def tokenizer(folder: Path, vocabulary: int) -> dict[str, Any]:
         show_progress=False,
     )  # fmt: skip
     library = Path(sysconfig.get_path("stdlib"))
-    made.train(sorted(map(str, [*library.glob("*.py"), *library.glob("*/*.py")]))[: vocabulary // 32], trainer)
+    files = sorted([*library.glob("*.py"), *library.glob("*/*.py")])[: vocabulary // 32]
+    made.train_from_iterator((file.read_text("utf-8", errors="ignore") for file in files), trainer)
     made.save(str(folder / "tokenizer.json"))
     told = {
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
@@ -228,9 +229,13 @@ def write_gguf(path: Path, shape: Shape, words: dict[str, Any], seed: int, four_
 
 
 def make(folder: Path, shape: Shape, forms: frozenset[str], seed: int = 0, four_bits: bool = False) -> None:
-    """The folder of a model: tokenizer and config always, weights (`hf`) and model.gguf (`gguf`) as asked."""
+    """The folder of a model: tokenizer and config always, weights (`hf`) and model.gguf (`gguf`) as asked.
+
+    A tokenizer that is there already, brought along, is kept: training one of 32,000 words takes a minute.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    words = tokenizer(folder, shape.vocabulary)
+    there = folder / "tokenizer.json"
+    words = json.loads(there.read_bytes()) if there.exists() else tokenizer(folder, shape.vocabulary)
     (folder / "config.json").write_text(json.dumps(config(shape), indent=2))
     (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}))
     if "hf" in forms:

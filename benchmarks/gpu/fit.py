@@ -1,0 +1,199 @@
+"""Fit a preset of the simulator to one load of a rehearsal, and hold what it predicts of all others against them.
+
+    python benchmarks/gpu/fit.py OUT [--bandwidth TB/s] [--peak TFLOPS]   # OUT: what rehearse.py left
+    python benchmarks/gpu/fit.py --smoke                                   # a rehearsal of its own, simulated, first
+
+Two constants are fitted, both on the load `alone`, one request at a time: the compute share on the median TTFT of its
+prompts, the overhead of an iteration on its median TPOT. Bandwidth and peak are the data sheet's, the share of the
+bandwidth is the packaged presets'. Then every other load of OUT is run in virtual time against that preset, the same
+command with the same seed, and the table says how far the prediction is off. Leaves OUT/preset.yaml, OUT/fit.md.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.append(str(Path(__file__).parent.parent))
+import engines
+import rig
+import weights
+from rehearse import LOADGEN, PROFILES
+
+from loadgen.sim.presets.preset import Preset, load_preset
+
+FITTED = "alone"
+LOADS = tuple(f"{profile}-{loop}" for loop in ("closed", "open") for profile in PROFILES)
+DROPPED = {"--url": 2, "--model": 2, "--tokenizer": 2, "-o": 2, "--energy": 2, "--server-timing": 1}  # words each
+BANDWIDTH_SHARE = 0.921
+STREAM = 2048  # tokens of an iteration: llama.cpp's batch, and that of the packaged presets of Hopper
+PRESET = """# Fitted by benchmarks/gpu/fit.py on one load of a rehearsal: random weights, no model that anybody uses.
+name: {name}
+title: "{title}"
+generation: {generation}
+gpu: "{gpu}"
+vms: 1
+gpus_per_vm: 1
+gpus_per_replica: 1
+model: {{name: {model}, layers: {shape.layers}, hidden: {shape.hidden}, heads: {shape.heads}, kv_heads:
+        {shape.kv_heads}, intermediate: {shape.inner}, vocab: {shape.vocabulary}, weights: {weights}, kv_cache: fp16}}
+hardware:
+  memory_gib: {{value: {memory:.1f}, source: "as its driver reports it"}}
+  bandwidth_tb_s: {{value: {bandwidth:g}, source: "data sheet"}}
+  bandwidth_share: {{value: {share:g}, source: "assumed, as for the packaged presets"}}
+  peak_tflops: {{value: {peak:g}, source: "data sheet"}}
+  compute_share: {{value: {compute:.4f}, source: "fitted: TTFT of one prompt at a time"}}
+  overhead_ms: {{value: {overhead:.3f}, source: "fitted: TPOT of one request at a time"}}
+  power_w: {{value: {watts:g}, source: "the driver's limit"}}
+server: {{max_batch_size: {lanes}, max_num_tokens: {stream}, max_seq_len: {context}, reserve_gib: 2}}
+fitted_on: "the load alone of this rehearsal: TTFT p50 {ttft:.1f} ms, TPOT p50 {tpot:.2f} ms"
+assumed_input_tokens: {{value: {prompt:.0f}, source: "of that load, by the server's count"}}
+valid_from_sequences: {{value: 1, source: "that load has one"}}
+"""
+
+
+class Alone(NamedTuple):
+    """The middle request of the load that is fitted on: ms and tokens."""
+
+    ttft_ms: float
+    tpot_ms: float
+    prompt: float
+    answer: float
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_bytes())
+    return found
+
+
+def alone(folder: Path) -> Alone:
+    found = summary(folder)
+    tokens, ok = found["tokens"], found["requests"]["ok"]
+    return Alone(found["ttft_ms"]["p50"], found["tpot_ms"]["p50"], tokens["input"] / ok, tokens["output"] / ok)
+
+
+def fitted(known: Preset, seen: Alone) -> tuple[float, float]:
+    """(compute share, overhead in ms) with which the preset's model has the TTFT and TPOT seen.
+
+    An iteration takes overhead + max(bytes / bandwidth, FLOPs / compute); one request decodes by its bytes, and its
+    prompt is computed by its FLOPs, in as many iterations as it has chunks.
+    """
+    costs = known.costs
+    overhead_ms = seen.tpot_ms - (costs.weights_ns + costs.kv_token_ns * (seen.prompt + seen.answer / 2)) / 1e6
+    chunks = -(-seen.prompt // known.server.max_num_tokens)
+    flops = seen.prompt * (known.model.token_flops + known.model.attended_flops * seen.prompt / 2)
+    compute_ms = seen.ttft_ms - chunks * max(overhead_ms, 0.0)
+    return flops / (known.hardware.peak_tflops.value * 1e9 * compute_ms), max(overhead_ms, 1e-3)
+
+
+def preset(out: Path, lanes: int, bandwidth: float, peak: float) -> tuple[str, Alone]:
+    """The preset's text, and what it was fitted on."""
+    look = json.loads((out / "steps/look.json").read_bytes())
+    engine = json.loads((out / "steps/engine.json").read_bytes())
+    name = engine["shape"] if engine["shape"] in weights.SHAPES else "tiny"
+    gpu = (look["gpus"] or [{"name": "none", "memory_mib": "16384", "watts": "100"}])[0]
+    seen = alone(out / FITTED)
+    values = {
+        "name": "rehearsal", "title": f"{gpu['name']}, {engine['engine']}, random weights", "generation": "own",
+        "gpu": gpu["name"], "model": f"llama-2-{name}-random", "shape": weights.SHAPES[name],
+        "weights": "int4" if engine["engine"] == "llamacpp" and name != "tiny" else "bf16",
+        "memory": int(gpu["memory_mib"]) / 1024, "bandwidth": bandwidth, "share": BANDWIDTH_SHARE, "peak": peak,
+        "watts": float(gpu["watts"]), "lanes": lanes, "stream": STREAM, "context": engines.CONTEXT,
+        "ttft": seen.ttft_ms, "tpot": seen.tpot_ms, "prompt": seen.prompt,
+    }  # fmt: skip
+    file = out / "preset.yaml"
+    file.write_text(PRESET.format(**values, compute=1.0, overhead=1.0))
+    compute, overhead = fitted(load_preset(str(file)), seen)
+    return PRESET.format(**values, compute=compute, overhead=overhead), seen
+
+
+def predicted(out: Path, load: str, scratch: Path) -> dict[str, Any]:
+    """The summary of the same command in virtual time against the preset."""
+    run = json.loads((out / load / "run.json").read_bytes())
+    words, kept = iter(run["command"][1:]), list[str]()
+    for word in words:
+        for _ in range(DROPPED.get(word, 0) - 1):
+            next(words)
+        if word not in DROPPED:
+            kept.append(word)
+    again = [
+        *LOADGEN,
+        *kept,
+        "--url",
+        f"sim:{out / 'preset.yaml'}",
+        "--seed",
+        str(run["seed"]),
+        "-o",
+        str(scratch / load),
+    ]
+    done = subprocess.run(again, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1, 3):
+        raise SystemExit(f"{load}: loadgen ended with {done.returncode}:\n{done.stderr[-1500:]}")
+    return summary(scratch / load)
+
+
+FIGURES = (  # title, where it stands in a summary, digits
+    ("answered/s", ("load", "steady_completed_rps"), 2),
+    ("output tokens/s", ("tokens", "steady_output_per_s"), 0),
+    ("TTFT p50, ms", ("ttft_ms", "p50"), 0),
+    ("TTFT p95, ms", ("ttft_ms", "p95"), 0),
+    ("TPOT p50, ms", ("tpot_ms", "p50"), 2),
+    ("E2E p50, ms", ("e2e_ms", "p50"), 0),
+)
+
+
+def row(load: str, seen: dict[str, Any], told: dict[str, Any]) -> list[str]:
+    """Measured, predicted and the difference of each figure."""
+    cells = [load]
+    for _, (block, key), digits in FIGURES:
+        measured, model = (seen[block] or {}).get(key), (told[block] or {}).get(key)
+        if measured is None or model is None:
+            cells.append("withheld")
+        else:
+            cells.append(f"{measured:,.{digits}f} / {model:,.{digits}f} ({model / measured - 1:+.0%})")
+    return cells
+
+
+def rehearsed(out: Path) -> None:
+    """The loads that the smallest form needs, simulated."""
+    script = Path(__file__).with_name("rehearse.py")
+    subprocess.run([sys.executable, script, "--smoke", out], check=True, stdout=subprocess.DEVNULL)
+
+
+def main() -> None:
+    options = rig.parser(__doc__)
+    options.add_argument("out", nargs="?", type=Path, help="the folder that rehearse.py left")
+    options.add_argument("--lanes", type=int, default=16, help="sequences that the engine decodes at once")
+    options.add_argument("--bandwidth", type=float, default=3.35, help="of the memory, TB/s, by the data sheet")
+    options.add_argument("--peak", type=float, default=1979.0, help="TFLOP/s, by the data sheet")
+    given = rig.given(options, lanes=2)
+    if given.out is None and not given.smoke:
+        options.error("OUT: the folder that rehearse.py left")
+    with tempfile.TemporaryDirectory() as scratch:
+        out: Path = (given.out or Path(scratch) / "out").absolute()
+        if given.smoke and not out.exists():
+            rehearsed(out)
+        text, seen = preset(out, given.lanes, given.bandwidth, given.peak)
+        (out / "preset.yaml").write_text(text)
+        there = [load for load in (FITTED, *LOADS) if (out / load / "summary.json").exists()]
+        rows = [row(load, summary(out / load), predicted(out, load, Path(scratch))) for load in there]
+    page = [
+        "# The model held against a load that it was not fitted on",
+        "",
+        f"`benchmarks/gpu/fit.py` ({rig.seen()}). Fitted on `{FITTED}` only: TTFT p50 {seen.ttft_ms:.1f} ms of prompts"
+        f" of {seen.prompt:,.0f} tokens, TPOT p50 {seen.tpot_ms:.2f} ms. Each cell: measured / predicted (off by).",
+        "",
+        rig.table(["load", *(title for title, _, _ in FIGURES)], rows),
+        "",
+    ]
+    if not given.smoke or given.out:
+        (out / "fit.md").write_text("\n".join(page))
+    print("\n".join(page))
+
+
+if __name__ == "__main__":
+    main()
