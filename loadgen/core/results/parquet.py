@@ -133,7 +133,9 @@ class Frame:
         pa.set_memory_pool(pa.system_memory_pool())  # which gives back what is no longer needed
         self._paths = files
         with self._readable(0):
-            self._files = [pq.ParquetFile(file, read_dictionary=["text"]) for file in files]
+            # not by a path, nor ahead: that is read with the pool that pyarrow began with, which keeps it
+            self._sources = [pa.OSFile(str(file)) for file in files]
+            self._files = [pq.ParquetFile(file, read_dictionary=["text"], pre_buffer=False) for file in self._sources]
         self._groups = [(i, group) for i, file in enumerate(self._files) for group in range(file.num_row_groups)]
         self._known: dict[tuple[str, int], tuple[int, int] | None] = {}  # column, group -> its least and largest value
         self._kept: dict[str, _Column] = {}  # the one asked for last at the end
@@ -161,7 +163,7 @@ class Frame:
 
     def close(self) -> None:
         """Close the files now: threads of pyarrow may hold what they have read for a while longer."""
-        for file in self._files:
+        for file in self._sources:
             file.close()
 
     def __len__(self) -> int:
