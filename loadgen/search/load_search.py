@@ -193,7 +193,7 @@ class LoadSearch:
     whole: bool = False
     longer: float = 1.0  # duration of the trials that confirm a sustained load, in full lengths; 1: no such trials
     run_spread: float | None = 0.0  # of the server, as a share; None: not told, to be learned
-    step: float = STEP  # factor between loads while no bracket is known
+    step: float = STEP  # factor between the first two loads; while no bracket is known the next grow to STEP
     trial_s: float | None = None  # full length of a trial; None: of a server that does not change while it is searched
     told: list[TrialResult] = field(default_factory=list)
     stopped: str = ""
@@ -340,11 +340,16 @@ class LoadSearch:
             return self.start
         if missed is None:
             assert held is not None
-            return min(held * self.step, self.high)
+            return min(held * self._next_step, self.high)
         if held is None:
-            return max(missed / self.step, self.low)
+            return max(missed / self._next_step, self.low)
         low, high = min(held, missed), max(held, missed)
         return max(low / 1.1, self.low), min(high * 1.1, self.high)
+
+    @property
+    def _next_step(self) -> float:
+        """The factor to the next load where all so far held, or all missed: it grows with how many were."""
+        return max(self.step, min(self.step ** len(self._valid_results), STEP))
 
     def _belief(self, bounds: tuple[float, float]) -> Belief:
         results = self._valid_results

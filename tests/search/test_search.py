@@ -958,3 +958,12 @@ def test_what_a_search_takes_is_known_within_a_factor_of_two(asked: dict[str, An
             within.append(all(0.5 <= ratio <= 2 for ratio in ratios))
             assert number or within[-1], (ratios, asked)
     assert sum(within) >= 0.85 * len(within), (within, asked)
+
+
+def test_a_first_load_that_is_far_off_takes_few_trials_to_a_bracket() -> None:
+    """Steps grow while all loads held, or all missed: one three times too high took seven."""
+    for true_load, most in ((33.0, 5), (300.0, 5), (95.0, 2)):
+        search = LoadSearch(low=1e-3, high=1e6, start=100.0, step=load_search.NEAR)
+        while (ask := search.ask()) is not None and ask.kind == "bracket":
+            _tell(search, "under" if ask.load < true_load else "over")
+        assert len(search.told) <= most, (true_load, [one.ask.load for one in search.told])
