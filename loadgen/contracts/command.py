@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.workload import Overrides, Workload
     from loadgen.repeated.repeats import Repetition
+    from loadgen.runs.show import Show
 
 
 @takes(
@@ -116,7 +117,7 @@ def validate(
     checked_contract, settings, overrides, how = asked
     other = _other(asked, against, against_model, against_key_file, dry_run=dry_run)
     if dry_run:
-        return _predict(checked_contract, settings, overrides.seed, as_json)
+        return _predict(checked_contract, settings, overrides.seed, as_json, shown(given, quiet=True))
 
     show = shown(given)
     repeats = {level.level.name: how.at_least if how else level.level.repeats for level in checked_contract.levels}
@@ -270,7 +271,7 @@ def _time(text: str | None, flag: str) -> int | None:
     return length_ns
 
 
-def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bool) -> int:
+def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bool, show: Show) -> int:
     """Print what each term of a contract needs, from a simulation; the exit code."""
     from loadgen.contracts import prediction, stored
     from loadgen.contracts.lint import answers_words
@@ -286,10 +287,12 @@ def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bo
         if checked.contract.answers is not None:
             print("\n".join(answers_words(checked.contract.answers)))
     simulated = prediction.on(settings)
-    say(f"simulating {simulated.shown.removeprefix('simulated: ')} in virtual time; this may take a minute")
+    say(f"simulating {simulated.shown.removeprefix('simulated: ')} in virtual time")
     prices = None if checked.contract.prices is None else load_prices(checked.folder / checked.contract.prices)
     money = None if prices is None else stored.money(prices)
-    forecast = prediction.predict(checked, simulated, perform=execute, money=money, seed=seed)
+    weights = prediction.steps(checked)
+    show.begin(len(weights), weights=weights)
+    forecast = prediction.predict(checked, simulated, perform=execute, money=money, seed=seed, step=show.step)
     said = forecast_report(forecast, simulated.shown, asked=None if settings.virtual else settings.url)
     print_answer({"simulated": simulated.shown, "levels": forecast}, said, as_json=as_json)
     return OK

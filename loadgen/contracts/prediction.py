@@ -38,6 +38,7 @@ LONGEST = 4.0  # times the length of the level: so long is looked ahead
 MOST_REQUESTS = 60_000  # of a level: a simulation of more takes minutes
 STEP = 2**0.25  # between one length and the next: what is needed is known to a fifth
 SHORTEST = 1 / 16  # of the level's length
+JUDGING = 0.5  # of the time to simulate the runs of a level: to judge them at every length
 
 
 class Ahead(NamedTuple):
@@ -60,6 +61,14 @@ def on(settings: Settings) -> Settings:
     return Settings(url=f"sim:{PHYSICAL['preset']}", gpus=settings.gpus, shape=settings.shape, command=settings.command)
 
 
+def steps(checked: Checked) -> list[float]:
+    """How long each step of `predict` takes beside the others; 0 where it is not known before."""
+    each = [(planned.requests or 0) * _times(planned, LONGEST) for planned in checked.levels]
+    repeats = [planned.level.repeats for planned in checked.levels]
+    simulating = [requests for requests, times in zip(each, repeats, strict=True) for _ in range(times)]
+    return simulating + [JUDGING * requests * times for requests, times in zip(each, repeats, strict=True)]
+
+
 def predict(
     checked: Checked,
     settings: Settings,
@@ -68,10 +77,12 @@ def predict(
     money: Money | None = None,
     seed: int | None = None,
     longest: float = LONGEST,
+    step: Callable[[str], None] = lambda name: None,
 ) -> tuple[LevelForecast, ...]:
     """The load that each term needs on the simulated server of `settings`, per level of the contract.
 
     `longest`: so many times the length of a level are simulated, up to MOST_REQUESTS (but never less than the level).
+    `step`: told the name of each of the `steps` that begins.
     """
     settings = replace(settings, gpus=settings.gpus or checked.contract.gpus)
     runs: dict[str, tuple[Ahead, ...]] = {}
@@ -80,7 +91,7 @@ def predict(
     for planned in checked.levels:
         name = planned.level.name
         try:
-            runs[name] = _simulated(planned, settings, perform, seed, longest)
+            runs[name] = _simulated(planned, settings, perform, seed, longest, step)
             own[name] = _own_s(planned, runs[name][0].run)
         except (Faults, TargetError) as error:
             trouble[name] = LevelForecast(
@@ -92,23 +103,36 @@ def predict(
         return tuple(_up_to(run, share * own[name]) for run in runs[name])
 
     def forecast(planned: Planned) -> LevelForecast:
+        step(f"judging {planned.level.name}")
         return _forecast(checked, planned, runs, own[planned.level.name], cut, money)
 
     return tuple(trouble.get(planned.level.name) or forecast(planned) for planned in checked.levels)
 
 
+def _times(planned: Planned, longest: float) -> float:
+    """So many times the length of a level are simulated."""
+    if not planned.requests:
+        return longest
+    return max(1.0, min(longest, MOST_REQUESTS / (planned.requests * planned.level.repeats)))
+
+
 def _simulated(
-    planned: Planned, settings: Settings, perform: Execute, seed: int | None, longest: float
+    planned: Planned,
+    settings: Settings,
+    perform: Execute,
+    seed: int | None,
+    longest: float,
+    step: Callable[[str], None],
 ) -> tuple[Ahead, ...]:
     """The runs of a level, each several times as long as it is planned."""
-    ahead = longest
-    if planned.requests:
-        ahead = max(1.0, min(longest, MOST_REQUESTS / (planned.requests * planned.level.repeats)))
+    ahead = _times(planned, longest)
     workload = planned.workload
     if planned.duration_ns is not None:
         workload = planning.lasting(workload, round(planned.duration_ns * ahead))
     found = []
     for number in range(planned.level.repeats):
+        run_of_it = f" run {number + 1}" if planned.level.repeats > 1 else ""
+        step(f"simulating {planned.level.name}{run_of_it}")
         with tempfile.TemporaryDirectory() as folder:
             own_seed = {} if seed is None else {"seed": seed + number}
             _, kept = perform(workload.model_copy(update=own_seed), replace(settings, out=Path(folder) / "run"))

@@ -1034,8 +1034,9 @@ def validated(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, st
 @pytest.mark.commands
 def test_a_dry_run_predicts_the_load_that_each_term_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.yaml").write_text(SHORT)
-    code, out, _ = validated(f"'{tmp_path}/c.yaml' --dry-run --seed 1 --url sim:gb300-vm --json", capsys)
+    code, out, told = validated(f"'{tmp_path}/c.yaml' --dry-run --seed 1 --url sim:gb300-vm --json", capsys)
     assert code == 0
+    assert [line for line in told.splitlines() if " of " in line] == ["simulating a: 1 of 2", "judging a: 2 of 2"]
     needs = {
         term["term"]: (term["needed_s"], term["outcome"])
         for level in msgspec.json.decode(out)["levels"]
