@@ -18,7 +18,7 @@
 #include <sys/timerfd.h>
 #include <time.h>
 
-#define VERSION 6 /* of these functions: compiled.py asks for the same, else it takes Python's */
+#define VERSION 7 /* of these functions: compiled.py asks for the same, else it takes Python's */
 
 enum {
     READ_BYTES = 32 << 10,
@@ -631,6 +631,22 @@ static int64_t read_socket(Receiver *receiver, Inbox *inbox, int64_t previous_po
     return read_at;
 }
 
+/* Write to a socket: how many bytes it took, -1 after an error. `*at`: the instant before the first byte. */
+static long long sent_parts(int fd, struct iovec *vectors, size_t count, int64_t *at)
+{
+    struct msghdr message = {.msg_iov = vectors, .msg_iovlen = count};
+    ssize_t taken;
+    *at = clock_ns(CLOCK_MONOTONIC);
+    Py_BEGIN_ALLOW_THREADS
+    do
+        taken = sendmsg(fd, &message, MSG_NOSIGNAL);
+    while (taken < 0 && errno == EINTR);
+    if (taken < 0)
+        taken = errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
+    Py_END_ALLOW_THREADS
+    return taken;
+}
+
 /* Receiver.send */
 static PyObject *receiver_send(PyObject *Py_UNUSED(self), PyObject *args)
 {
@@ -650,18 +666,9 @@ static PyObject *receiver_send(PyObject *Py_UNUSED(self), PyObject *args)
             return NULL;
         vectors[i] = (struct iovec){.iov_base = data, .iov_len = (size_t)size};
     }
-    struct msghdr message = {.msg_iov = vectors, .msg_iovlen = (size_t)count};
-    int fd = ((Inbox *)value)->fd;
-    int64_t at = clock_ns(CLOCK_MONOTONIC);
-    ssize_t taken;
-    Py_BEGIN_ALLOW_THREADS
-    do
-        taken = sendmsg(fd, &message, MSG_NOSIGNAL);
-    while (taken < 0 && errno == EINTR);
-    if (taken < 0)
-        taken = errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
-    Py_END_ALLOW_THREADS
-    return Py_BuildValue("LL", (long long)at, (long long)taken);
+    int64_t at;
+    long long taken = sent_parts(((Inbox *)value)->fd, vectors, (size_t)count, &at);
+    return Py_BuildValue("LL", (long long)at, taken);
 }
 
 /* Plan the next poll, and arm the timer for it, or for what is due before. */
@@ -836,6 +843,8 @@ failed:
 }
 
 static PyObject *receiver_hand_over(PyObject *self, PyObject *value);
+static PyObject *receiver_carry(PyObject *self, PyObject *const *args, Py_ssize_t count);
+static PyObject *receiver_free(PyObject *self, PyObject *const *args, Py_ssize_t count);
 
 static PyMethodDef receiver_methods[] = {
     {"add", receiver_add, METH_O, NULL},
@@ -846,6 +855,8 @@ static PyMethodDef receiver_methods[] = {
     {"receive", receiver_receive, METH_VARARGS, NULL},
     {"send", receiver_send, METH_VARARGS, NULL},
     {"hand_over", receiver_hand_over, METH_O, NULL},
+    {"carry", (PyCFunction)(void (*)(void))receiver_carry, METH_FASTCALL, NULL},
+    {"free", (PyCFunction)(void (*)(void))receiver_free, METH_FASTCALL, NULL},
     {NULL},
 };
 
@@ -1028,6 +1039,9 @@ static PyObject *known_heads, *decode_usage, *endings;
 /* Values that the fields have at first, and names. */
 static PyObject *never, *zero, *enough, *no_text, *no_bytes, *mode_head, *mode_chunked, *mode_end, *event_stream;
 static PyObject *name_tls, *name_closed, *name_busy, *name_prompt_tokens, *name_completion_tokens;
+static PyObject *name_unsent, *name_idle_since, *name_served, *name_pop, *name_append, *name_tcp_ns, *name_tls_ns;
+static PyObject *name_prompt_details, *name_input_details, *name_completion_details, *name_output_details;
+static PyObject *name_created, *name_cache_write, *name_cached, *name_reasoning, *name_tokens, *name_asked_output;
 static PyObject *name_gaps, *name_instants, *name_errors, *name_content_type, *name_content_encoding;
 
 static void put(State *state, int at, PyObject *value) /* takes the reference */
@@ -2024,6 +2038,138 @@ static PyObject *receiver_hand_over(PyObject *self, PyObject *value)
     return PyLong_FromLong(said);
 }
 
+/* An attribute that is a number; `*fits` becomes 0 where it is none, or not there. */
+static int64_t number_in(PyObject *owner, PyObject *name, int *fits)
+{
+    PyObject *value = PyObject_GetAttr(owner, name);
+    int64_t number = number_of(value, fits);
+    Py_XDECREF(value);
+    return number;
+}
+
+/* Whether an attribute is this object, or, for NULL, an empty list. */
+static int is_same(PyObject *owner, PyObject *name, PyObject *expected)
+{
+    PyObject *value = PyObject_GetAttr(owner, name);
+    int same = value != NULL && (expected == NULL ? PyList_Check(value) && PyList_Size(value) == 0 : value == expected);
+    Py_XDECREF(value);
+    return same;
+}
+
+static int set_number(PyObject *owner, PyObject *name, int64_t value)
+{
+    PyObject *number = PyLong_FromLongLong(value);
+    int failed = number == NULL || PyObject_SetAttr(owner, name, number) < 0;
+    Py_XDECREF(number);
+    return failed ? -1 : 0;
+}
+
+/* Receiver.carry */
+static PyObject *receiver_carry(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count)
+{
+    int fits = 1;
+    if (count != 4 || exchange_class == NULL || Py_TYPE(args[0]) != exchange_class || !PySet_Check(args[3]))
+        return PyLong_FromLong(-1);
+    State *exchange = (State *)args[0];
+    PyObject *idle = args[1], *awaited = args[3], *head = exchange->field[X_head], *body = exchange->field[X_payload];
+    Py_ssize_t size = PySequence_Size(idle);
+    PyObject *connection = size > 0 ? PySequence_GetItem(idle, size - 1) : NULL;
+    if (connection == NULL || !PyObject_TypeCheck(connection, inbox_type) || !is_same(connection, name_closed, Py_False) ||
+        !is_same(connection, name_tls, Py_None) || !is_same(connection, name_unsent, NULL) || !PyBytes_Check(head) ||
+        !PyBytes_Check(body))
+        goto unusual;
+    Inbox *inbox = (Inbox *)connection;
+    int64_t now = clock_ns(CLOCK_MONOTONIC), idle_since = number_in(connection, name_idle_since, &fits);
+    int64_t served = number_in(connection, name_served, &fits), reuse = number_of(args[2], &fits);
+    int64_t before = number_of(exchange->field[X_bytes_sent], &fits);
+    if (!fits || now - idle_since > reuse)
+        goto unusual;
+    PyObject *taken = PyObject_CallMethodObjArgs(idle, name_pop, NULL);
+    Py_XDECREF(taken);
+    if (taken == NULL || put_number(exchange, X_ready, now) < 0 ||
+        PyObject_SetAttr(connection, name_busy, (PyObject *)exchange) < 0)
+        goto failed;
+    inbox->patient = 0;
+    put_same(exchange, X_connection, connection);
+    put_same(exchange, X_reused, served > 0 ? Py_True : Py_False);
+    PyObject *template = inbox->template;
+    Py_INCREF(Py_None);
+    inbox->template = Py_None;
+    Py_XDECREF(template);
+    if (served <= 0) { /* the first on its connection */
+        PyObject *tcp = PyObject_GetAttr(connection, name_tcp_ns);
+        if (tcp == NULL)
+            goto failed;
+        put(exchange, X_tcp, tcp);
+        PyObject *tls = PyObject_GetAttr(connection, name_tls_ns);
+        if (tls == NULL)
+            goto failed;
+        put(exchange, X_tls, tls);
+    }
+    if (PySet_Add(awaited, (PyObject *)exchange) < 0)
+        goto failed;
+    struct iovec vectors[2] = {{.iov_base = PyBytes_AsString(head), .iov_len = (size_t)PyBytes_Size(head)},
+                               {.iov_base = PyBytes_AsString(body), .iov_len = (size_t)PyBytes_Size(body)}};
+    int64_t at = 0, whole = (int64_t)(vectors[0].iov_len + vectors[1].iov_len);
+    int64_t sent = sent_parts(inbox->fd, vectors, 2, &at);
+    if (put_number(exchange, X_sent, at) < 0 || put_number(exchange, X_bytes_sent, before + whole) < 0)
+        goto failed;
+    Py_DECREF(connection);
+    return PyLong_FromLongLong(sent < 0 ? 0 : whole - sent); /* after an error, the next read reports it */
+unusual:
+    Py_XDECREF(connection);
+    PyErr_Clear();
+    return PyLong_FromLong(-1);
+failed:
+    Py_DECREF(connection);
+    return NULL;
+}
+
+/* Receiver.free */
+static PyObject *receiver_free(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    int fits = 1;
+    if (count != 4 || !PyObject_TypeCheck(args[0], inbox_type) || !PyDict_Check(args[2]) || !PySet_Check(args[3]))
+        Py_RETURN_NONE;
+    PyObject *connection = args[0], *idle = args[1], *in_flight = args[2], *awaited = args[3];
+    PyObject *busy = PyObject_GetAttr(connection, name_busy);
+    State *exchange = (State *)busy;
+    if (busy == NULL || exchange_class == NULL || Py_TYPE(busy) != exchange_class || is_true(exchange, X_over) ||
+        Py_TYPE(exchange->field[X_response]) != response_class)
+        goto unusual;
+    State *response = (State *)exchange->field[X_response];
+    int64_t served = number_in(connection, name_served, &fits);
+    if (!fits || !is_true(response, P_complete) || !is_true(response, P_reusable) ||
+        response->field[P_uses_left] != Py_None || response->field[P_idle_limit_s] != Py_None ||
+        !is_same(connection, name_unsent, NULL))
+        goto unusual;
+    if (PyObject_SetAttr(connection, name_busy, Py_None) < 0 || set_number(connection, name_served, served + 1) < 0 ||
+        move((Receiver *)self, (Inbox *)connection, 0) < 0 ||
+        set_number(connection, name_idle_since, clock_ns(CLOCK_MONOTONIC)) < 0)
+        goto failed;
+    PyObject *done = PyObject_CallMethodObjArgs(idle, name_append, connection, NULL);
+    Py_XDECREF(done);
+    if (done == NULL)
+        goto failed;
+    put_same(exchange, X_connection, Py_None);
+    put_same(exchange, X_payload, no_bytes);
+    if (PySet_Discard(awaited, busy) < 0)
+        goto failed;
+    if (PyDict_GetItemWithError(in_flight, busy) != NULL) {
+        if (PyDict_DelItem(in_flight, busy) < 0)
+            goto failed;
+    } else if (PyErr_Occurred())
+        goto failed;
+    return busy;
+unusual:
+    Py_XDECREF(busy);
+    PyErr_Clear();
+    Py_RETURN_NONE;
+failed:
+    Py_DECREF(busy);
+    return NULL;
+}
+
 /* Reading.last_token_error */
 static PyObject *reading_last_token_error(PyObject *self, void *Py_UNUSED(none))
 {
@@ -2083,7 +2229,14 @@ static int make_values(void)
                  {&name_tls, "tls"}, {&name_closed, "closed"}, {&name_busy, "busy"},
                  {&name_prompt_tokens, "prompt_tokens"}, {&name_completion_tokens, "completion_tokens"},
                  {&event_stream, "text/event-stream"}, {&name_gaps, "gaps"}, {&name_instants, "instants"},
-                 {&name_errors, "errors"}, {&name_content_type, "content-type"},
+                 {&name_unsent, "unsent"}, {&name_idle_since, "idle_since"}, {&name_served, "served"},
+                 {&name_pop, "pop"}, {&name_append, "append"}, {&name_tcp_ns, "tcp_ns"}, {&name_tls_ns, "tls_ns"},
+                 {&name_prompt_details, "prompt_tokens_details"}, {&name_input_details, "input_tokens_details"},
+                 {&name_completion_details, "completion_tokens_details"},
+                 {&name_output_details, "output_tokens_details"}, {&name_created, "cache_creation_input_tokens"},
+                 {&name_cache_write, "cache_write_tokens"}, {&name_cached, "cached_tokens"},
+                 {&name_reasoning, "reasoning_tokens"}, {&name_tokens, "tokens"},
+                 {&name_asked_output, "asked_output"}, {&name_errors, "errors"}, {&name_content_type, "content-type"},
                  {&name_content_encoding, "content-encoding"}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if ((*texts[i].place = PyUnicode_InternFromString(texts[i].text)) == NULL)
@@ -2098,6 +2251,193 @@ static int make_values(void)
     enough = PyLong_FromLongLong(ENOUGH);
     no_bytes = PyBytes_FromStringAndSize(NULL, 0);
     return never == NULL || zero == NULL || enough == NULL || no_bytes == NULL ? -1 : 0;
+}
+
+/* -- the ends of a usual answer ------------------------------------------------------------------------------------ */
+
+/* How a row of a run is written, as core/results/record.py says by `rows`: a letter of `struct` for each field, the codes
+   of reasons to finish and of a server as a source, the header with which servers tell their times. */
+enum { ROW_FIELDS = 53, ROW_PLACE = 8 };
+static char row_letters[ROW_FIELDS];
+static int row_bytes;
+static PyObject *row_finish, *row_timing;
+static long long row_other, row_server;
+
+static int letter_bytes(char letter)
+{
+    return letter == 'q' ? 8 : letter == 'i' ? 4 : letter == 'h' ? 2 : letter == 'B' ? 1 : 0;
+}
+
+static PyObject *rows(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    const char *letters;
+    Py_ssize_t count;
+    PyObject *finish, *timing;
+    long long other, server;
+    if (!PyArg_ParseTuple(args, "s#O!LLU", &letters, &count, &PyDict_Type, &finish, &other, &server, &timing))
+        return NULL;
+    int size = 0, known = count == ROW_FIELDS;
+    for (int i = 0; known && i < ROW_FIELDS; i++) {
+        known = letter_bytes(letters[i]);
+        size += known;
+    }
+    if (!known) {
+        PyErr_SetString(PyExc_ValueError, "a row with other fields than usual_row writes");
+        return NULL;
+    }
+    memcpy(row_letters, letters, ROW_FIELDS);
+    row_bytes = size;
+    row_other = other;
+    row_server = server;
+    Py_INCREF(finish);
+    Py_XDECREF(row_finish);
+    row_finish = finish;
+    Py_INCREF(timing);
+    Py_XDECREF(row_timing);
+    row_timing = timing;
+    Py_RETURN_NONE;
+}
+
+/* An attribute that is a count of tokens; -1 where it is none. `*fits` becomes 0 where it is not there. */
+static int64_t count_of(PyObject *owner, PyObject *name, int *fits)
+{
+    PyObject *value = PyObject_GetAttr(owner, name);
+    int64_t count = -1;
+    if (value == NULL)
+        *fits = 0;
+    else if (is_count(value))
+        count = number_of(value, fits);
+    Py_XDECREF(value);
+    return count;
+}
+
+/* The first of two attributes that is not None, or None; a new reference, NULL with an exception. */
+static PyObject *details(PyObject *usage, PyObject *name, PyObject *other)
+{
+    PyObject *found = PyObject_GetAttr(usage, name);
+    if (found != Py_None)
+        return found;
+    Py_DECREF(found);
+    return PyObject_GetAttr(usage, other);
+}
+
+/* UsageFields.usage, where prompt and output were told by their usual names: 1, 0 for another. -1: not told. */
+typedef struct {
+    int64_t input, output, cached, reasoning, written;
+} Tokens;
+
+static int usual_tokens(PyObject *usage, Tokens *tokens)
+{
+    int fits = 1;
+    *tokens = (Tokens){.cached = -1, .reasoning = -1};
+    tokens->input = count_of(usage, name_prompt_tokens, &fits);
+    tokens->output = fits ? count_of(usage, name_completion_tokens, &fits) : -1;
+    if (!fits || tokens->input < 0 || tokens->output < 0)
+        return 0;
+    PyObject *before = details(usage, name_prompt_details, name_input_details);
+    PyObject *after = before == NULL ? NULL : details(usage, name_completion_details, name_output_details);
+    PyObject *written = after == NULL ? NULL : PyObject_GetAttr(usage, name_created);
+    if (written != NULL && before != Py_None) {
+        PyObject *more = PyObject_GetAttr(before, name_cache_write);
+        tokens->cached = count_of(before, name_cached, &fits);
+        if (more != Py_None) {
+            Py_DECREF(written);
+            written = more;
+        } else
+            Py_DECREF(more);
+    }
+    if (written != NULL) {
+        tokens->written = is_count(written) ? number_of(written, &fits) : -1;
+        if (after != Py_None && fits)
+            tokens->reasoning = count_of(after, name_reasoning, &fits);
+    }
+    fits = fits && written != NULL;
+    Py_XDECREF(before);
+    Py_XDECREF(after);
+    Py_XDECREF(written);
+    return fits;
+}
+
+/* What `row` of core/results/record.py makes of a Completion, from its exchange: the row, the time to the first token (-1
+   without one), the end; from the start of the run. None where it failed, kept texts, or told what is not usual. */
+static PyObject *usual_row(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 4 || !PyTuple_Check(args[0]) || PyTuple_Size(args[0]) != ROW_PLACE) {
+        PyErr_SetString(PyExc_TypeError, "usual_row(place, exchange, start_ns, built)");
+        return NULL;
+    }
+    State *exchange = (State *)args[1];
+    if (row_finish == NULL || exchange_class == NULL || Py_TYPE(args[1]) != exchange_class)
+        Py_RETURN_NONE;
+    State *reading = (State *)exchange->field[X_reading], *response = (State *)exchange->field[X_response];
+    if (exchange->field[X_failure] != Py_None || Py_TYPE((PyObject *)reading) != reading_class ||
+        Py_TYPE((PyObject *)response) != response_class || reading->field[R_pieces] != Py_None ||
+        reading->field[R_server_timing] != Py_None || reading->field[R_usage_counts] == Py_None ||
+        !PyDict_Check(response->field[P_headers]) || PyDict_Contains(response->field[P_headers], row_timing) != 0)
+        goto unusual;
+    Tokens tokens;
+    if (!usual_tokens(reading->field[R_usage_counts], &tokens))
+        goto unusual;
+    int fits = 1, at = 0;
+    PyObject *code = PyDict_GetItemWithError(row_finish, reading->field[R_finish_reason]);
+    if (code == NULL && PyErr_Occurred())
+        goto unusual;
+    int64_t start = number_of(args[2], &fits), due = number_of(exchange->field[X_due], &fits), value[ROW_FIELDS];
+    int64_t built = count_of(args[3], name_tokens, &fits), asked = count_of(args[3], name_asked_output, &fits);
+#define OF(state, name) number_of((state)->field[name], &fits)
+    for (; at < ROW_PLACE; at++)
+        value[at] = number_of(PyTuple_GetItem(args[0], at), &fits);
+    value[at++] = 0; /* ok */
+    value[at++] = 0;
+    value[at++] = OF(response, P_status);
+    value[at++] = code == NULL ? row_other : number_of(code, &fits);
+    value[at++] = due - start;
+    const int64_t instants[] = {
+        OF(exchange, X_ready), OF(exchange, X_sent), OF(exchange, X_first_byte), OF(reading, R_first_event),
+        OF(reading, R_first_token), OF(reading, R_first_answer), OF(reading, R_last_token), OF(reading, R_end),
+        OF(exchange, X_done)};
+    for (size_t i = 0; i < sizeof instants / sizeof *instants; i++)
+        value[at++] = instants[i] < 0 ? -1 : instants[i] - start;
+    value[at++] = OF(exchange, X_client_lag);
+    value[at++] = OF(reading, R_stamp_error);
+    value[at++] = OF(reading, R_unsure_at) == OF(reading, R_last_token) ? OF(reading, R_unsure_error) : 0;
+    value[at++] = OF(reading, R_max_gap);
+    value[at++] = OF(reading, R_max_gap_error);
+    value[at++] = tokens.input;
+    value[at++] = tokens.output;
+    value[at++] = tokens.cached;
+    value[at++] = tokens.reasoning;
+    value[at++] = built;
+    value[at++] = asked;
+    value[at++] = OF(reading, R_first_event_tokens);
+    value[at++] = OF(reading, R_output_events);
+    value[at++] = row_server;
+    value[at++] = row_server;
+    value[at++] = OF(exchange, X_bytes_sent);
+    value[at++] = OF(exchange, X_bytes_received);
+    value[at++] = OF(exchange, X_resent);
+    value[at++] = OF(exchange, X_reused);
+    value[at++] = OF(exchange, X_kernel_stamp);
+    for (int i = 0; i < 8; i++) /* no text, no replica, no account of the server */
+        value[at++] = -1;
+    value[at++] = tokens.written;
+    value[at++] = OF(exchange, X_tcp);
+    value[at++] = OF(exchange, X_tls);
+#undef OF
+    unsigned char row[ROW_FIELDS * 8], *to = row;
+    for (int i = 0; i < ROW_FIELDS; i++) {
+        int size = letter_bytes(row_letters[i]);
+        int64_t most = size == 1 ? 255 : size == 8 ? INT64_MAX : ((int64_t)1 << (8 * size - 1)) - 1;
+        fits = fits && value[i] <= most && value[i] >= (size == 1 ? 0 : -most - 1);
+        for (int byte = 0; byte < size; byte++)
+            *to++ = (unsigned char)((uint64_t)value[i] >> 8 * byte);
+    }
+    if (fits)
+        return Py_BuildValue("y#LL", (char *)row, (Py_ssize_t)row_bytes,
+                             (long long)(instants[4] < 0 ? -1 : instants[4] - due), (long long)(instants[8] - start));
+unusual:
+    PyErr_Clear();
+    Py_RETURN_NONE;
 }
 
 /* -- texts --------------------------------------------------------------------------------------------------------- */
@@ -2378,6 +2718,8 @@ static PyMethodDef functions[] = {
     {"quoted", quoted, METH_O, NULL},
     {"hashed", hashed, METH_O, NULL},
     {"token_count", token_count, METH_O, NULL},
+    {"rows", rows, METH_VARARGS, NULL},
+    {"usual_row", (PyCFunction)(void (*)(void))usual_row, METH_FASTCALL, NULL},
     {NULL},
 };
 

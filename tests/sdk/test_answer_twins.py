@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from loadgen_sdk.dialects import events, reader, sse
 from loadgen_sdk.dialects.reader import Flow
+from loadgen_sdk.dialects.server_account import HEADER
 from loadgen_sdk.transport import exchange, http1, receiver
 from loadgen_sdk.transport.clock import TimerFd
 
@@ -139,6 +140,33 @@ def test_a_usual_answer_is_read_without_python() -> None:
         assert "tell" in called and not {"_take_read", "take", "judge", "_complete"} & called
 
 
+@pytest.mark.parametrize(
+    ("counts", "is_usual"),
+    [
+        (b'"prompt_tokens_details":{"cached_tokens":3,"cache_write_tokens":2}', True),
+        (
+            b'"prompt_tokens_details":null,"input_tokens_details":{"cached_tokens":7},"cache_creation_input_tokens":5',
+            True,
+        ),
+        (b'"completion_tokens_details":{"reasoning_tokens":1},"prompt_tokens_details":{"cached_tokens":null}', True),
+        (b'"output_tokens_details":{"reasoning_tokens":4},"cache_creation_input_tokens":-5', True),
+        (b'"prompt_tokens":-1', False),
+        (b'"completion_tokens":null', False),
+        (b'"prompt_tokens":2147483648', False),
+    ],
+)
+def test_the_row_of_a_usual_answer_is_made_in_c_from_all_that_its_usage_says(counts: bytes, is_usual: bool) -> None:
+    names = [name for name in (b'"prompt_tokens":', b'"completion_tokens":') if name not in counts]
+    usage = b'{"choices":[],"usage":{%s}}' % b",".join([*(name + b"9" for name in names), counts])
+    for finish in (b'"stop"', b'"length"', b'"content_filter"'):
+        reads = as_reads([*chunked([ROLE, WORD, usual(b'{"content":"."}', finish), usage, b"[DONE]"]), END], 2)
+        hold_answer(reads, asked_output=4)
+        assert said(reads, "arrived", asked_output=4)[2] == is_usual
+    assert not said(reads, "arrived", asked_output=4, keep_text=True)[2], "its text is kept by the completion alone"
+    timed = [reads[0].replace(b"\r\n\r\n", b"\r\n%s: a\r\n\r\n" % HEADER.encode(), 1), *reads[1:]]
+    assert not said(timed, "arrived", asked_output=4)[2], "the server told its times"
+
+
 def test_the_fields_are_those_of_python_and_have_the_same_beginning() -> None:
     both = zip(CLASSES, (exchange.Exchange, http1.Response, sse.Decoder, reader.Reading), strict=True)
     for python, made in both:
@@ -187,11 +215,18 @@ def test_a_count_of_tokens(value: Any) -> None:
 class Connection(compiled.Inbox):  # type: ignore[misc]
     """What the receiver knows of a connection."""
 
-    __slots__ = ("busy", "closed", "sock", "tls")
+    __slots__ = ("busy", "closed", "idle_since", "served", "sock", "tcp_ns", "tls", "tls_ns", "unsent")
 
     def __init__(self, sock: socket.socket, busy: Any, reads: list[Any]) -> None:
         super().__init__(sock.fileno(), 1)
         self.sock, self.busy, self.reads, self.tls, self.closed, self.queued = sock, busy, reads, None, False, True
+        self.idle_since, self.served, self.tcp_ns, self.tls_ns, self.unsent = (
+            time.monotonic_ns(),
+            0,
+            3,
+            0,
+            list[bytes](),
+        )
 
 
 @pytest.fixture
@@ -250,3 +285,50 @@ def test_parts_are_sent_as_python_sends_them(made: Any) -> None:
             assert send(inbox, (b"x",))[1] == -1
     with pytest.raises(TypeError):
         made.send(inbox, ("text",))
+
+
+def test_a_request_is_carried_by_the_last_idle_connection_and_frees_it_where_that_is_all(made: Any) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        connection, one = Connection(ours, None, []), an_exchange()
+        idle, awaited = deque([Connection(ours, None, []), connection]), {one} - {one}
+        one.head, one.payload, connection.template, connection.patient = b"head", b"body", (b"", b""), True
+        before = time.monotonic_ns()
+        assert made.carry(one, idle, 10**9, awaited) == 0 and theirs.recv(9) == b"headbody"
+        assert before <= one.ready <= one.sent <= time.monotonic_ns() and (one.tcp, one.tls, one.bytes_sent) == (
+            3,
+            0,
+            8,
+        )
+        assert [one.connection, one.reused, connection.busy, len(idle), awaited] == [connection, False, one, 1, {one}]
+        assert [connection.template, connection.patient] == [None, False]
+
+        answer, in_flight = one.response, {one: None}
+        others = [("complete", False), ("reusable", False), ("uses_left", 1), ("idle_limit_s", 5.0)]
+        answer.complete = True
+        for name, value in others:  # each is for Python
+            usual, _ = getattr(answer, name), setattr(answer, name, value)
+            assert made.free(connection, idle, in_flight, awaited) is None and in_flight and awaited
+            setattr(answer, name, usual)
+        assert made.free(connection, idle, in_flight, awaited) is one and not in_flight and not awaited
+        assert [connection.busy, connection.served, idle[-1], one.connection, one.payload] == [
+            None,
+            1,
+            connection,
+            None,
+            b"",
+        ]
+        assert before < connection.idle_since and made.free(connection, idle, in_flight, awaited) is None
+
+        again = an_exchange()
+        again.head, again.payload = b"h", bytes(4 << 20)
+        for name, value in (("closed", True), ("tls", theirs), ("unsent", [b"x"]), ("idle_since", before - 10**9)):
+            usual, _ = getattr(connection, name), setattr(connection, name, value)
+            assert made.carry(again, idle, 10**9, awaited) == -1 and len(idle) == 2 and not awaited and again.sent < 0
+            setattr(connection, name, usual)
+        left = made.carry(again, idle, 10**9, awaited)
+        assert 0 < left < 4 << 20 and (again.reused, again.tcp, again.bytes_sent) == (True, -1, 1 + (4 << 20))
+        assert made.carry(again, deque(), 10**9, awaited) == -1 and made.carry(None, idle, 10**9, awaited) == -1
+        theirs.close()
+        assert made.carry(again, idle, 10**9, awaited) == 0, "an error: the next read reports it"

@@ -30,6 +30,7 @@ from loadgen_sdk.errors import RequestFailed, TargetUnusable
 from loadgen_sdk.request import Completion, Failure, Request
 from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.pool import CONNECT_NS, Pool
+from loadgen_sdk.transport.receiver import PurePythonReceiver
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.wire import FOREVER, Tls, Wire
 from refusals import refused
@@ -887,3 +888,29 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
         wire.shut()
 
     uvloop.run(scenario())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("size", [10, 4 << 20])
+def test_a_request_is_sent_and_its_connection_freed_the_same_in_c_and_in_python(endpoint: Embedded, size: int) -> None:
+    """Also one that the socket does not take at once."""
+
+    async def course(pure: bool) -> list[Any]:
+        seen: list[Any] = []
+        async with client_of(endpoint.url) as client:
+            pool = client._pool
+            await pool.open(2)
+            if pure:
+                pool._carry, pool._free = (partial(getattr(PurePythonReceiver, n), None) for n in ("carry", "free"))
+            for _ in range(3):
+                made, done = send(client, pool.prepare(request(text="a" * size)))
+                busy: Any = made.connection
+                seen.append((busy.served, made.reused, made.bytes_sent, len(pool._idle), len(pool._awaited)))
+                told = await done
+                assert told.due <= told.ready <= told.sent < told.first_byte
+                seen.append((told.failure, told.tcp > 0, told.tls, told.reused, told.bytes_sent, told.output_events))
+                seen.append((busy.busy, busy.served, made.connection, made.payload, len(pool._idle), pool.in_flight))
+        return seen
+
+    ours = run(course(pure=False))
+    assert ours == run(course(pure=True)) and ours[1][0] is None

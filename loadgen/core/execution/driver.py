@@ -27,7 +27,7 @@ from loadgen.core.execution.self_sampling import SECOND_NS, SelfSampling
 from loadgen.core.execution.share import AHEAD, LARGE_BLOCK, Equipment, Share, equipped, no_collector, return_blocks
 from loadgen.core.execution.target_selection import TargetSelection
 from loadgen.core.requests.trace_context import TraceContext
-from loadgen.core.results.record import CUTS, ROW, Built, row, unsent_row
+from loadgen.core.results.record import CUTS, ROW, Built, row, unsent_row, usual_row
 from loadgen.core.results.spool import Timeline
 from loadgen.core.schedule.dispatcher import Dispatcher, Start
 from loadgen.core.schedule.steered import End, LoadStep, Steered
@@ -277,30 +277,36 @@ class Driver:
         if not self._starting:
             self._on_wake(monotonic_ns())
 
-    def _on_done(self, start: Start, target: int, built: Built, done: Completion) -> None:
+    def _on_done(self, start: Start, target: int, built: Built, done: Any) -> None:
+        """`done`: a Completion, or the exchange that makes it."""
         number = start.number
         self._in_flight.pop(number, None)
         counters = self.counters
         counters.in_flight -= 1
-        failure = done.failure
-        text = -1
+        place = self._place(start, target)
+        failure = None
+        if (usual := usual_row(place, done, self.start_ns, built)) is not None:
+            written, ttft, ended = usual
+        else:
+            done = done if isinstance(done, Completion) else done.completion()
+            failure, ended = done.failure, done.done - self.start_ns
+            ttft = done.first_token - done.due if done.first_token >= 0 else -1
+            if failure is not None:
+                if failure.kind not in CUTS:
+                    counters.failed += 1
+                if not self._cancelling and self._selection.failed(target, done, done.done) and self._stop_on_failure:
+                    self.give_up()
+            text = -1 if failure is None else self._spool.text(self._redact(failure.text))
+            written = row(place, done, self.start_ns, text=text, built=built)
+            self._bodies.answered(number, done)
         if failure is None:
             counters.ok += 1
-            if done.first_token >= 0:
-                counters.recent_ttft_ns.append(done.first_token - done.due)
             self._selection.answered(target)
-        else:
-            if failure.kind not in CUTS:
-                counters.failed += 1
-            if not self._cancelling and self._selection.failed(target, done, done.done) and self._stop_on_failure:
-                self.give_up()
-            text = self._spool.text(self._redact(failure.text))
-        place = self._place(start, target)
-        written = row(place, done, self.start_ns, text=text, built=built)
+            if ttft >= 0:
+                counters.recent_ttft_ns.append(ttft)
         self._spool.row(written)
         if self.steered is not None:
             self._ended_rows.append(written)
-        self._bodies.answered(number, done)
         dispatcher = self._dispatcher
         pause = 0
         if failure is not None and (
@@ -308,7 +314,7 @@ class Driver:
         ):  # stage without a count: the lane may go on to its next chain
             pause = self._selection.pause_ns(number - start.turn + step)
         why = "abandoned" if failure is not None and failure.kind == "abandoned" else "previous_turn_failed"
-        dispatcher.finished(number, done.done - self.start_ns, failure is None, pause, why)
+        dispatcher.finished(number, ended, failure is None, pause, why)
         if self._starting:
             return
         self._on_wake(monotonic_ns())

@@ -6,12 +6,13 @@ The binary row, the Parquet columns and the documentation are all made from the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from loadgen_sdk.dialects.server_account import NO_ACCOUNT, server_account
+from loadgen_sdk.compiled import module as _compiled
+from loadgen_sdk.dialects.server_account import HEADER, NO_ACCOUNT, server_account
 from loadgen_sdk.errors import KINDS as KINDS  # noqa: PLC0414 - other rooms know it as the kinds of a record
 from loadgen_sdk.request import Completion
 from numpy.typing import NDArray
@@ -217,6 +218,15 @@ def row(place: tuple[int, ...], done: Completion, start_ns: int, *, text: int, b
         done.tcp,
         done.tls,
     )
+
+
+usual_row: Callable[[tuple[int, ...], Any, int, Built], tuple[bytes, int, int] | None]
+"""Of an exchange: its row, the time of its first token (-1 without) and its end; None: for `row` to make. Only in C."""
+if hasattr(_compiled, "usual_row"):  # a wheel of its own may be older
+    _compiled.rows("".join(_LETTER[code] for _, code, _ in FIELDS), FINISH, FINISH["other"], SOURCE["server"], HEADER)
+    usual_row = _compiled.usual_row
+else:
+    usual_row = lambda *_: None  # noqa: E731
 
 
 class Built(msgspec.Struct, frozen=True, gc=False):

@@ -356,52 +356,53 @@ class Exchange:
 
     def tell(self) -> None:
         """Pass the Completion to `on_done`, only once. The caller has freed the connection before."""
-        if self.over:
-            return
-        self.over = True
+        if not self.over:
+            self.over = True
+            self.on_done(self.completion())
+
+    def completion(self) -> Completion:
+        """What was observed, once it is over."""
         reading, response = self.reading, self.response
         texts, reasoning_texts = reading.pieces, reading.reasoning_pieces
         server_timing = reading.server_timing  # of its events, and of the head of the answer
         if HEADER in response.headers:
             server_timing = {HEADER: response.headers[HEADER], **(server_timing or {})}
-        self.on_done(
-            Completion(
-                request=self.request,
-                due=self.due,
-                ready=self.ready,
-                tcp=self.tcp,
-                tls=self.tls,
-                sent=self.sent,
-                first_byte=self.first_byte,
-                first_event=reading.first_event,
-                first_token=reading.first_token,
-                first_answer=reading.first_answer,
-                last_token=reading.last_token,
-                end=reading.end,
-                done=self.done,
-                output_events=reading.output_events,
-                first_event_tokens=reading.first_event_tokens,
-                max_gap=reading.max_gap,
-                max_gap_error=reading.max_gap_error,
-                client_lag=self.client_lag,
-                stamp_error=reading.stamp_error,
-                last_token_error=reading.last_token_error,
-                kernel_stamp=self.kernel_stamp,
-                reused=self.reused,
-                resent=self.resent,
-                http_status=response.status,
-                bytes_sent=self.bytes_sent,
-                bytes_received=self.bytes_received,
-                finish_reason=reading.finish_reason,
-                usage=reading.usage(),
-                text="".join(texts) if texts is not None else None,
-                tool_calls=reading.tool_calls() if reading.tool_deltas else (),
-                response_id=reading.response_id,
-                reasoning_text="".join(reasoning_texts) if reasoning_texts is not None else None,
-                headers=dict(response.headers) if self.keep_headers else None,
-                server_timing=server_timing,
-                failure=self.failure,
-            )
+        return Completion(
+            request=self.request,
+            due=self.due,
+            ready=self.ready,
+            tcp=self.tcp,
+            tls=self.tls,
+            sent=self.sent,
+            first_byte=self.first_byte,
+            first_event=reading.first_event,
+            first_token=reading.first_token,
+            first_answer=reading.first_answer,
+            last_token=reading.last_token,
+            end=reading.end,
+            done=self.done,
+            output_events=reading.output_events,
+            first_event_tokens=reading.first_event_tokens,
+            max_gap=reading.max_gap,
+            max_gap_error=reading.max_gap_error,
+            client_lag=self.client_lag,
+            stamp_error=reading.stamp_error,
+            last_token_error=reading.last_token_error,
+            kernel_stamp=self.kernel_stamp,
+            reused=self.reused,
+            resent=self.resent,
+            http_status=response.status,
+            bytes_sent=self.bytes_sent,
+            bytes_received=self.bytes_received,
+            finish_reason=reading.finish_reason,
+            usage=reading.usage(),
+            text="".join(texts) if texts is not None else None,
+            tool_calls=reading.tool_calls() if reading.tool_deltas else (),
+            response_id=reading.response_id,
+            reasoning_text="".join(reasoning_texts) if reasoning_texts is not None else None,
+            headers=dict(response.headers) if self.keep_headers else None,
+            server_timing=server_timing,
+            failure=self.failure,
         )
 
 

@@ -65,11 +65,15 @@ class SendingOptions(TypedDict, total=False):
 
 
 class PoolOptions(SendingOptions, total=False):
-    """What a `Pool` takes beside its target, model and server."""
+    """What a `Pool` takes beside its target, model and server.
+
+    raw: `on_done` is called with the exchange, which makes its `completion()` where somebody needs it.
+    """
 
     keep_text: bool
     keep_headers: bool
     proxy: Proxy | None
+    raw: bool
 
 
 class Pool:
@@ -96,6 +100,7 @@ class Pool:
         self._keep_headers = options.get("keep_headers", False)
         tls, wire, proxy = options.get("tls"), options.get("wire"), options.get("proxy")
         self._tls: ssl.SSLContext | None = (tls or Tls()).context() if target.tls else None
+        self._raw = options.get("raw", False)
         self._owns_wire = wire is None
         try:
             self.wire = wire or Wire(asyncio.get_running_loop())
@@ -105,6 +110,7 @@ class Pool:
                 "a client lives in an event loop, and none is running",
                 "make it inside a coroutine, or BlockingClient",
             ) from None
+        self._carry, self._free, self._awaited = self.wire.carry, self.wire.free, self.wire.awaited
         if self._owns_wire:
             self.wire.tick = self.tick
         accept = "text/event-stream" if stream else "application/json"
@@ -244,7 +250,11 @@ class Pool:
         exchange.deadline = due + self._timeout_ns
         self._in_flight[exchange] = None
         self._sent_this_tick += 1
-        self._dispatch(exchange)
+        left = self._carry(exchange, self._idle, self._reuse_ns, self._awaited)
+        if left < 0:
+            self._dispatch(exchange)
+        elif left and isinstance(exchange.connection, ClientConnection):
+            self.wire.send_rest(exchange.connection, (exchange.head + body)[-left:])
         return exchange
 
     def cancel(self, exchange: Exchange, failure: Failure) -> None:
@@ -340,7 +350,7 @@ class Pool:
         exchange.payload = b""
         self.wire.awaited.discard(exchange)
         self._in_flight.pop(exchange, None)
-        exchange.tell()
+        self._tell(exchange)
 
     # -- calls from the wire -------------------------------------------------------------------------------------
 
@@ -420,6 +430,9 @@ class Pool:
                 self.wire.hold(connection, calm_events)
 
     def over(self, connection: ClientConnection) -> None:
+        if (freed := self._free(connection, self._idle, self._in_flight, self._awaited)) is not None:
+            self._tell(freed)
+            return
         exchange = connection.busy
         assert isinstance(exchange, Exchange)
         response = exchange.response
@@ -434,6 +447,13 @@ class Pool:
         else:
             self.wire.close(connection)
         self._report(exchange)  # after the connection is free: the next request of the lane may use it
+
+    def _tell(self, exchange: Exchange) -> None:
+        if not self._raw:
+            exchange.tell()
+        elif not exchange.over:
+            exchange.over = True
+            exchange.on_done(exchange)  # type: ignore[arg-type]
 
     def closed(self, connection: ClientConnection, stamp: int, reset: str) -> None:
         exchange = connection.busy

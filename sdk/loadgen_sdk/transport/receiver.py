@@ -178,6 +178,20 @@ class Receiver:
         """
         return 0
 
+    def carry(self, exchange: Any, idle: deque[Any], reuse_ns: int, awaited: set[object]) -> int:
+        """Send a request on the connection that was idle last, where that is all there is to do; only in C.
+
+        -1: it is left as it was; else how many bytes the socket did not take.
+        """
+        return -1
+
+    def free(self, inbox: Any, idle: deque[Any], in_flight: dict[Any, None], awaited: set[object]) -> Any:
+        """Make a connection idle, and its exchange ready to be told, where that is all there is to do; only in C.
+
+        The exchange; None: all is left as it was.
+        """
+        return None
+
     def send(self, inbox: Inbox, parts: tuple[bytes, ...]) -> tuple[int, int]:
         """Write parts to a socket: the instant (ns) before the first byte, and how many bytes it took; -1: an error."""
         at = monotonic_ns()

@@ -163,6 +163,7 @@ class Wire:
         self._queue: deque[ClientConnection] = deque()  # connections whose reads are to be handed over
         self._receiver = Receiver(self._poll, self._held, self._timer, self._queue)
         self.release = self._receiver.release  # what comes next of this connection is urgent again
+        self.carry, self.free = self._receiver.carry, self._receiver.free
         self._tick_at = monotonic_ns()
         self._wake_at = FOREVER
         self._resume_queued = False
@@ -254,10 +255,13 @@ class Wire:
         at, taken = self._receiver.send(connection, parts)
         # after an error, the next read reports it, after the last bytes that the server sent
         if 0 <= taken < sum(map(len, parts)):
-            rest = b"".join(parts)[taken:]
-            connection.unsent.append(rest)
-            self._poll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
+            self.send_rest(connection, b"".join(parts)[taken:])
         return at
+
+    def send_rest(self, connection: ClientConnection, rest: bytes) -> None:
+        """Send what the socket did not take when it takes more."""
+        connection.unsent.append(rest)
+        self._poll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
 
     def hold(self, connection: ClientConnection, events: int) -> None:
         """Nothing of this connection is urgent before so many plain events have come: they may be read late."""
