@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -64,12 +65,12 @@ sys.addaudithook(_watch)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Twice as many as there are cores: many tests wait for processes, and others run meanwhile.
+    """Twice as many as there are cores, and two: many tests wait for processes, and others run meanwhile.
 
     Not `os.cpu_count()`: it says what PYTHON_CPU_COUNT claims.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 2 * cores
+    return 2 * cores + 2
 
 
 @pytest.hookimpl(wrapper=True)
@@ -102,9 +103,20 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first, so that nobody waits for it alone at the end; then whatever starts processes."""
-    if items and not items[0].config.pluginmanager.hasplugin("randomly"):
-        items.sort(key=lambda item: (not item.get_closest_marker("early"), not item.get_closest_marker("processes")))
+    """What takes longest begins first, so that nobody waits for it alone at the end. Files whose tests start processes,
+    and wait, lie evenly among those that only compute, so that no worker has just the ones or the others.
+    """
+    if not items or items[0].config.pluginmanager.hasplugin("randomly"):
+        return
+    starting = Counter(item.path for item in items if item.get_closest_marker("processes"))
+    computing = Counter(item.path for item in items if item.path not in starting)
+    place: dict[Path, float] = {}
+    for files in (starting, computing):
+        before = 0
+        for path, count in files.items():
+            place[path] = before / files.total()
+            before += count
+    items.sort(key=lambda item: (not item.get_closest_marker("early"), place[item.path]))
 
 
 @pytest.hookimpl(tryfirst=True)
