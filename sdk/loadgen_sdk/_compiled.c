@@ -843,6 +843,7 @@ failed:
 }
 
 static PyObject *receiver_hand_over(PyObject *self, PyObject *value);
+static PyObject *receiver_hand_over_queued(PyObject *self, PyObject *const *args, Py_ssize_t count);
 static PyObject *receiver_carry(PyObject *self, PyObject *const *args, Py_ssize_t count);
 static PyObject *receiver_free(PyObject *self, PyObject *const *args, Py_ssize_t count);
 
@@ -855,6 +856,7 @@ static PyMethodDef receiver_methods[] = {
     {"receive", receiver_receive, METH_VARARGS, NULL},
     {"send", receiver_send, METH_VARARGS, NULL},
     {"hand_over", receiver_hand_over, METH_O, NULL},
+    {"hand_over_queued", (PyCFunction)(void (*)(void))receiver_hand_over_queued, METH_FASTCALL, NULL},
     {"carry", (PyCFunction)(void (*)(void))receiver_carry, METH_FASTCALL, NULL},
     {"free", (PyCFunction)(void (*)(void))receiver_free, METH_FASTCALL, NULL},
     {NULL},
@@ -1039,6 +1041,7 @@ static PyObject *known_heads, *decode_usage, *endings;
 /* Values that the fields have at first, and names. */
 static PyObject *never, *zero, *enough, *no_text, *no_bytes, *mode_head, *mode_chunked, *mode_end, *event_stream;
 static PyObject *name_tls, *name_closed, *name_busy, *name_prompt_tokens, *name_completion_tokens;
+static PyObject *name_popleft, *name_peer, *name_over;
 static PyObject *name_unsent, *name_idle_since, *name_served, *name_pop, *name_append, *name_tcp_ns, *name_tls_ns;
 static PyObject *name_prompt_details, *name_input_details, *name_completion_details, *name_output_details;
 static PyObject *name_created, *name_cache_write, *name_cached, *name_reasoning, *name_tokens, *name_asked_output;
@@ -2170,6 +2173,38 @@ failed:
     return NULL;
 }
 
+/* Receiver.hand_over_queued */
+static PyObject *receiver_hand_over_queued(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    Receiver *receiver = (Receiver *)self;
+    int fits = count == 2;
+    int64_t now = clock_ns(CLOCK_MONOTONIC), ends = fits ? now + number_of(args[0], &fits) : 0;
+    if (!fits) {
+        PyErr_SetString(PyExc_TypeError, "hand_over_queued(slice_ns, other)");
+        return NULL;
+    }
+    for (int handed = 1; PyObject_Size(receiver->queue) > 0; handed++) {
+        PyObject *connection = PyObject_CallMethodObjArgs(receiver->queue, name_popleft, NULL);
+        PyObject *said = connection == NULL ? NULL : receiver_hand_over(self, connection), *done = said;
+        long how = said == NULL ? 1 : PyLong_AsLong(said);
+        if (how == 2) {
+            PyObject *peer = PyObject_GetAttr(connection, name_peer);
+            done = peer == NULL ? NULL : PyObject_CallMethodObjArgs(peer, name_over, connection, NULL);
+            Py_XDECREF(peer);
+        } else if (how == 0)
+            done = PyObject_CallFunctionObjArgs(args[1], connection, NULL);
+        if (done != said)
+            Py_XDECREF(said);
+        Py_XDECREF(connection);
+        if (done == NULL)
+            return NULL;
+        Py_DECREF(done);
+        if (!(handed & 7) && (now = clock_ns(CLOCK_MONOTONIC)) > ends)
+            break;
+    }
+    return PyLong_FromLongLong(now);
+}
+
 /* Reading.last_token_error */
 static PyObject *reading_last_token_error(PyObject *self, void *Py_UNUSED(none))
 {
@@ -2229,6 +2264,7 @@ static int make_values(void)
                  {&name_tls, "tls"}, {&name_closed, "closed"}, {&name_busy, "busy"},
                  {&name_prompt_tokens, "prompt_tokens"}, {&name_completion_tokens, "completion_tokens"},
                  {&event_stream, "text/event-stream"}, {&name_gaps, "gaps"}, {&name_instants, "instants"},
+                 {&name_popleft, "popleft"}, {&name_peer, "peer"}, {&name_over, "over"},
                  {&name_unsent, "unsent"}, {&name_idle_since, "idle_since"}, {&name_served, "served"},
                  {&name_pop, "pop"}, {&name_append, "append"}, {&name_tcp_ns, "tcp_ns"}, {&name_tls_ns, "tls_ns"},
                  {&name_prompt_details, "prompt_tokens_details"}, {&name_input_details, "input_tokens_details"},

@@ -215,7 +215,7 @@ def test_a_count_of_tokens(value: Any) -> None:
 class Connection(compiled.Inbox):  # type: ignore[misc]
     """What the receiver knows of a connection."""
 
-    __slots__ = ("busy", "closed", "idle_since", "served", "sock", "tcp_ns", "tls", "tls_ns", "unsent")
+    __slots__ = ("busy", "closed", "idle_since", "peer", "served", "sock", "tcp_ns", "tls", "tls_ns", "unsent")
 
     def __init__(self, sock: socket.socket, busy: Any, reads: list[Any]) -> None:
         super().__init__(sock.fileno(), 1)
@@ -332,3 +332,38 @@ def test_a_request_is_carried_by_the_last_idle_connection_and_frees_it_where_tha
         assert made.carry(again, deque(), 10**9, awaited) == -1 and made.carry(None, idle, 10**9, awaited) == -1
         theirs.close()
         assert made.carry(again, idle, 10**9, awaited) == 0, "an error: the next read reports it"
+
+
+def test_what_is_queued_is_handed_over_in_order_for_a_slice_and_its_end_told_to_its_peer() -> None:
+    poll, held, timer = select.epoll(), select.epoll(), TimerFd()
+    queue, heard = deque[Any](), list[Any]()
+    made = compiled.Receiver(poll, held, timer, queue)
+    ours, theirs = socket.socketpair()
+    pieces = as_reads([*chunked(USUAL), END], 20)
+    hold_answer(pieces, asked_output=4)  # its head is known
+    with ours, theirs, poll, held:
+
+        class Peer:
+            def over(self, connection: Any) -> None:
+                heard.append(("over", connection))
+
+        def queued(reads: list[bytes], busy: Any) -> Any:
+            one = Connection(ours, busy, [(data, 10 + at, 20 + at, 5, True) for at, data in enumerate(reads)])
+            one.peer = Peer()
+            queue.append(one)
+            return one
+
+        whole, part, other = queued(pieces, an_exchange()), queued([HEAD], an_exchange()), queued([HEAD], None)
+        before = time.monotonic_ns()
+        now = made.hand_over_queued(10**9, lambda one: heard.append(("other", one)))
+        assert before <= now <= time.monotonic_ns() and not queue
+        assert heard == [("over", whole), ("other", other)] and part.busy.response.status == 200
+        for _ in range(20):
+            queued([], None)
+        made.hand_over_queued(0, lambda _: None)
+        assert len(queue) == 12, "eight, and then the slice is over"
+        with pytest.raises(ZeroDivisionError):
+            made.hand_over_queued(0, lambda _: 1 // 0)
+        with pytest.raises(TypeError):
+            made.hand_over_queued(None, print)
+    timer.close()

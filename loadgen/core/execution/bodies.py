@@ -45,10 +45,9 @@ def _calls(done: Completion) -> tuple[dict[str, Any], ...]:
 class _StoredBodies:
     """The bodies of one stage: request numbers in ascending order, their places in the file and token counts."""
 
-    __slots__ = ("asked_output", "found", "lengths", "numbers", "offsets", "tokens")
+    __slots__ = ("asked_output", "lengths", "numbers", "offsets", "tokens")
 
     def __init__(self) -> None:
-        self.found = -1, -1  # the last number that was asked for, and its index
         self.numbers, self.offsets = array("q"), array("q")
         self.lengths, self.tokens, self.asked_output = array("i"), array("i"), array("i")
 
@@ -58,14 +57,13 @@ class _StoredBodies:
         if len(numbers) > 1:  # the usual case: they follow each other evenly
             position = (number - numbers[0]) // (numbers[1] - numbers[0])
             if 0 <= position < len(numbers) and numbers[position] == number:
-                self.found = number, position
                 return position
         position = bisect_left(numbers, number)
         return position if position < len(numbers) and numbers[position] == number else -1
 
 
 class Bodies:
-    """First `build` in ascending order, stage by stage. Then `body`, `built` and `answered` for each request."""
+    """First `build` in ascending order, stage by stage. Then `take` (or `built`) and `answered` for each request."""
 
     def __init__(
         self,
@@ -88,7 +86,7 @@ class Bodies:
         self._input_source = ""
         self._real_history = prompts.history == "server"
         self._replies: dict[int, dict[int, AssistantTurn]] = {}  # conversation -> place of a turn -> its answer
-        self._built_late: dict[int, Built] = {}
+        self._last_built = UNKNOWN
         self.digest = Digest(replies=not self._real_history)
         self.sent_bytes = Digest()  # of the bodies themselves
         self.late = 0
@@ -134,8 +132,8 @@ class Bodies:
         while view:
             view = view[os.write(self._fd, view) :]
 
-    def body(self, stage: int, number: int) -> bytes:
-        """The bytes to send for this request."""
+    def take(self, stage: int, number: int) -> tuple[bytes, Built]:
+        """The bytes to send for this request, and what is known of it without its answer."""
         if self._real_history and self._prompts.follows_replies(number):
             return self._with_replies(number)
         stored = self._stored[stage]
@@ -143,7 +141,10 @@ class Bodies:
         if position < 0:
             self.late += 1
             return self._build_now(number, self._prompts[number])
-        return self._stored_bytes(stored.offsets[position], stored.lengths[position])
+        built, tokens, asked = self._last_built, stored.tokens[position], stored.asked_output[position]
+        if built.tokens != tokens or built.asked_output != asked or built.source != self._input_source:
+            built = self._last_built = Built(tokens, self._input_source, asked)  # else the same as before it
+        return self._stored_bytes(stored.offsets[position], stored.lengths[position]), built
 
     def _stored_bytes(self, offset: int, length: int) -> bytes:
         number, at = divmod(offset, READ_BYTES)
@@ -156,11 +157,10 @@ class Bodies:
             block = self._blocks[number] = os.pread(self._fd, READ_BYTES, number * READ_BYTES)
         return block[at : at + length]
 
-    def _build_now(self, number: int, request: Request) -> bytes:
-        self._built_late[number] = built_of(request)
-        return self._prepare(number, request)
+    def _build_now(self, number: int, request: Request) -> tuple[bytes, Built]:
+        return self._prepare(number, request), built_of(request)
 
-    def _with_replies(self, number: int) -> bytes:
+    def _with_replies(self, number: int) -> tuple[bytes, Built]:
         turns = self._prompts.turns
         conversation = number // turns
         request = self._prompts.turn_with(number, self._replies.get(conversation, {}))
@@ -170,13 +170,9 @@ class Bodies:
         return self._build_now(number, request)
 
     def built(self, stage: int, number: int) -> Built:
-        """What is known of this request without its answer; call it once per request, after `body`."""
-        built = self._built_late.pop(number, None)
-        if built is not None:
-            return built
+        """What is known of a request that is never sent."""
         stored = self._stored[stage]
-        found, position = stored.found  # its body was asked for before
-        if found != number and (position := stored.find(number)) < 0:
+        if (position := stored.find(number)) < 0:
             return UNKNOWN
         return Built(stored.tokens[position], self._input_source, stored.asked_output[position])
 

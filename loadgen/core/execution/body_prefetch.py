@@ -53,7 +53,6 @@ class BodyPrefetch(Bodies):
         self._received: dict[int, tuple[bytes, Built]] = {}
         self._received_bytes = 0
         self._requested: set[int] = set()  # numbers requested from the builder and not received yet
-        self._sent: dict[int, Built] = {}
         self._windows = [_window(part, span) for span in part.stages]
         self._window_sizes: list[int] = [0] * len(part.stages)  # for each window: how many are requested or received
         self._buffer = bytearray()
@@ -94,7 +93,7 @@ class BodyPrefetch(Bodies):
 
     # -- called by the driver ------------------------------------------------------------------------------------
 
-    def body(self, stage: int, number: int) -> bytes:
+    def take(self, stage: int, number: int) -> tuple[bytes, Built]:
         self._request_following(stage, number, starts=True)
         if self._real_history and self._prompts.follows_replies(number):
             return self._with_replies(number)
@@ -102,14 +101,10 @@ class BodyPrefetch(Bodies):
         if entry is None:
             self.late += 1
             return self._build_now(number, self._prompts[number])
-        self._sent[number] = entry[1]
-        return entry[0]
+        return entry
 
     def built(self, stage: int, number: int) -> Built:
-        built = self._sent.pop(number, None) or self._built_late.pop(number, None)
-        if built is not None:
-            return built
-        self._request_following(stage, number, starts=False)  # the request is never sent
+        self._request_following(stage, number, starts=False)
         entry = self._take(number)
         return UNKNOWN if entry is None else entry[1]
 

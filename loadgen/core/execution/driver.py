@@ -210,10 +210,9 @@ class Driver:
         self._sent_by_stage[of_bodies] += 1
         self.counters.sent += 1
         self.counters.in_flight += 1
-        target = self._selection.choose(number, monotonic_ns())
+        target = self._selection.choose(number, monotonic_ns()) if len(self._clients) > 1 else 0
         self._in_flight[number] = (target, None)
-        body = self._bodies.body(of_bodies, number)
-        built = self._bodies.built(of_bodies, number)
+        body, built = self._bodies.take(of_bodies, number)
         more = self._of_session(start) if start.session >= 0 else {}
         if self._trace is not None:
             more["more"] = self._trace.header(number) + more.get("more", b"")
@@ -301,7 +300,8 @@ class Driver:
             self._bodies.answered(number, done)
         if failure is None:
             counters.ok += 1
-            self._selection.answered(target)
+            if self._selection.refusals[target]:
+                self._selection.answered(target)
             if ttft >= 0:
                 counters.recent_ttft_ns.append(ttft)
         self._spool.row(written)

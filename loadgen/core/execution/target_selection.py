@@ -23,7 +23,7 @@ class TargetSelection:
     except for one request every RETRY_NS; targets with equal numbers in flight take turns.
     """
 
-    __slots__ = ("_all", "_in_flight", "_refusals", "_retry_ns", "_serving", "_sticky", "_turns", "down")
+    __slots__ = ("_all", "_in_flight", "_retry_ns", "_serving", "_sticky", "_turns", "down", "refusals")
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class TargetSelection:
             in_flight if route == "least-in-flight" else None
         )  # target -> requests of this worker in flight
         self._all, self._turns, self._serving = range(targets), turns, serving
-        self._refusals = [0] * targets  # successive ones, by target
+        self.refusals = [0] * targets  # successive ones, by target
         self._retry_ns = [0] * targets
         self.down: dict[int, int] = {}  # target -> when it first stopped answering, ns
 
@@ -75,19 +75,19 @@ class TargetSelection:
 
     def is_down(self, target: int) -> bool:
         """Whether its last DOWN_AFTER requests ended without a byte of an answer."""
-        return self._refusals[target] >= DOWN_AFTER
+        return self.refusals[target] >= DOWN_AFTER
 
     def answered(self, target: int) -> None:
         """Report a request that succeeded."""
-        self._refusals[target] = 0
+        self.refusals[target] = 0
 
     def failed(self, target: int, done: Completion, now_ns: int) -> bool:
         """Report a request that failed. True when this makes its target count as down for the first time."""
         assert done.failure is not None
         if done.http_status or done.failure.kind not in SILENCE:
             return False
-        self._refusals[target] += 1
-        if self._refusals[target] == DOWN_AFTER:
+        self.refusals[target] += 1
+        if self.refusals[target] == DOWN_AFTER:
             self._retry_ns[target] = now_ns + RETRY_NS
             if target not in self.down:
                 self.down[target] = now_ns

@@ -105,6 +105,7 @@ class Spool:
         self._text_fd = self._open("texts")
         self._second_fd = self._open("seconds")
         self._new_rows: list[bytes] = []
+        self.row = self._new_rows.append
         self._new_events: list[array[int]] = []
         self._new_texts: list[str] = []
         self._new_seconds: list[manifest.Second] = []
@@ -122,9 +123,6 @@ class Spool:
         if data and not data.endswith(b"\n"):
             _write(descriptor, b"\n")
         return len(data.splitlines())
-
-    def row(self, row: bytes) -> None:
-        self._new_rows.append(row)
 
     def events(self, name: str, instants: array[int]) -> None:
         """The output events of a request (see `gaps.py`). Its name ends with its slot."""

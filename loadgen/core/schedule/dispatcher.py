@@ -221,7 +221,7 @@ class Dispatcher:
         goes_on = due < self._stage_ends_ns[stage] and (span.chains is None or chain < span.first_chain + span.chains)
         if goes_on:
             heapq.heappush(self._heap, (due, chain * self._turns, stage, 0, lane))
-        if span.dynamic:
+        if span.chains is not None:
             self._chains_left[stage] -= 1
             if span is self._current and (not self._chains_left[stage] or (not goes_on and self._hands_over(stage))):
                 self._end_stage_at(now_ns)

@@ -431,7 +431,11 @@ class Pool:
 
     def over(self, connection: ClientConnection) -> None:
         if (freed := self._free(connection, self._idle, self._in_flight, self._awaited)) is not None:
-            self._tell(freed)
+            if not self._raw:
+                freed.tell()
+                return
+            freed.over = True
+            freed.on_done(freed)
             return
         exchange = connection.busy
         assert isinstance(exchange, Exchange)

@@ -19,6 +19,7 @@ import select
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable
 from time import monotonic_ns, time_ns
 from typing import Any
 
@@ -171,12 +172,24 @@ class Receiver:
                 self.waiting -= len(reads)
         return reads
 
-    def hand_over(self, inbox: Inbox) -> int:
-        """Hand its reads to the exchange of a queued inbox, where that is all there is to do; only the twin in C does.
+    def hand_over_queued(self, slice_ns: int, other: Callable[[Any], None]) -> int:
+        """Hand over what waits, inbox by inbox, for at most `slice_ns`; returns the time (ns).
 
-        0: it is left as it was; 1: its answer goes on; 2: its answer is over, which its owner has to see to.
+        C hands the reads of a usual answer to its exchange itself, and tells the inbox's peer of its end. `other`
+        is called with each other inbox.
         """
-        return 0
+        queue = self._queue
+        now = monotonic_ns()
+        slice_ends = now + slice_ns
+        handed = 0
+        while queue:
+            other(queue.popleft())
+            handed += 1
+            if not handed & 7:
+                now = monotonic_ns()
+                if now > slice_ends:
+                    break
+        return now
 
     def carry(self, exchange: Any, idle: deque[Any], reuse_ns: int, awaited: set[object]) -> int:
         """Send a request on the connection that was idle last, where that is all there is to do; only in C.

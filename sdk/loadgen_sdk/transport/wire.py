@@ -342,7 +342,7 @@ class Wire:
             self._receiver.armed_for = 0
             self.wake(now)
         if self._queue:
-            now = self._hand_over_queued()
+            now = self._receiver.hand_over_queued(self.slice_ns, self._hand_over)
         if now >= self._tick_at:
             self._receiver.armed_for = 0
             self._tick_at = now + TICK_NS
@@ -367,26 +367,6 @@ class Wire:
         """Give the peer now what a patient connection has kept."""
         if connection.tls is None and not connection.closed and (reads := self._receiver.take(connection)):
             connection.peer.arrived(connection, reads)
-
-    def _hand_over_queued(self) -> int:
-        """Hand over what waits, connection by connection, for at most `slice_ns`; returns the time (ns)."""
-        queue, receiver = self._queue, self._receiver
-        now = monotonic_ns()
-        slice_ends = now + self.slice_ns
-        handed = 0
-        while queue:
-            connection = queue.popleft()
-            handed += 1
-            if said := receiver.hand_over(connection):
-                if said == 2:
-                    connection.peer.over(connection)
-            else:
-                self._hand_over(connection)
-            if not handed & 7:
-                now = monotonic_ns()
-                if now > slice_ends:
-                    break
-        return now
 
     def _hand_over(self, connection: ClientConnection) -> None:
         reads = self._receiver.take(connection)

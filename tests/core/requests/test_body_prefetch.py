@@ -59,7 +59,7 @@ def test_bodies_are_read_back_in_any_order() -> None:
         kept.build(0, numbers, most=part)
         order = list(range(kept.ahead(0)))
         draw.shuffle(order)
-        assert all(kept.body(0, number) == written[number] for number in order)
+        assert all(kept.take(0, number)[0] == written[number] for number in order)
     assert kept.late == 0
     kept.close()
 
@@ -156,7 +156,7 @@ def test_only_so_much_is_held(tmp_path: Path) -> None:
             for number in plan.timetable.stage_numbers(plan.timetable.stages[0]):
                 await prefetch.filled()
                 most = max(most, len(prefetch._received) + len(prefetch._requested))
-                assert prefetch.body(0, number) == make(number, plan.requests[number])
+                assert prefetch.take(0, number)[0] == make(number, plan.requests[number])
             assert (prefetch.late, prefetch._received) == (0, {})
         finally:
             prefetch.close()
