@@ -282,7 +282,7 @@ class Driver:
         self._in_flight.pop(number, None)
         counters = self.counters
         counters.in_flight -= 1
-        place = self._place(start, target)
+        place = number, number, start.stage, self._worker, target, start.session, start.turn, start.lane
         failure = None
         if (usual := usual_row(place, done, self.start_ns, built)) is not None:
             written, ttft, ended = usual

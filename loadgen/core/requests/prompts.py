@@ -468,7 +468,9 @@ class Digest:
         return self._total
 
     def add(self, number: int, request: Request) -> None:
-        messages, prompt = request.messages, json_text.ready(request.prompt)
+        messages, prompt = request.messages, request.prompt
+        if isinstance(prompt, str) and len(prompt) >= json_text.LONG:
+            prompt = json_text.ready(prompt)
         if messages is not None and not self.replies:
             messages = [message for message in messages if message.get("role") != "assistant"]
         content = (number, request.max_tokens, request.exact_output, messages, prompt, request.extra)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ..errors import TargetUnusable
-from ..json_text import ready
+from ..json_text import LONG, ready
 from ..request import Request
 from .messages_body import message_extra, message_fields
 from .quirks import MAX_FIELDS, VALUES, Api, Quirk
@@ -138,7 +138,8 @@ def _messages(request: Request) -> list[dict[str, Any]]:
     if request.messages is not None:
         return request.messages
     if isinstance(request.prompt, str):
-        return [{"role": "user", "content": ready(request.prompt)}]
+        text = request.prompt
+        return [{"role": "user", "content": text if len(text) < LONG else ready(text)}]
     if request.prompt is None:
         raise ValueError(f"request {request.id} has neither messages nor a prompt")
     raise TargetUnusable(

@@ -278,7 +278,7 @@ class Wire:
 
     def _arm(self) -> None:
         receiver = self._receiver
-        at = min(self._wake_at, self._tick_at)
+        at = self._wake_at if self._wake_at < self._tick_at else self._tick_at
         waits_end = self._turn_running and receiver.holding  # by themselves, at the next poll
         if receiver.poll_at < at and self.awaited and self.hold_ns and not waits_end:
             at = receiver.poll_at
@@ -325,8 +325,8 @@ class Wire:
         receiver = self._receiver
         if receiver.waiting < BACKLOG_LIMIT:
             if self.hold_ns:
-                due_at = min(self._wake_at, self._tick_at)
-                until = min(hold_ends, due_at)
+                due_at = self._wake_at if self._wake_at < self._tick_at else self._tick_at
+                until = hold_ends if hold_ends < due_at else due_at
                 wait_ms = 0 if self._queue else HOLD_POLL_MS if self.idle is not None else -1
                 if not self.awaited:
                     due_at = -1
