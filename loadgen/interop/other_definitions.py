@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.metrics.columns import OK, Columns, is_measured, measured_gaps, or_all
+from loadgen.core.metrics.columns import BLOCK_ROWS, OK, Columns, is_measured, measured_gaps, or_all
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Header
 from loadgen.core.stats.quantiles import Histogram, milliseconds
@@ -55,8 +55,10 @@ class WeightedValues(NamedTuple):
                 ordered, ends = np.sort(values), range(each, count + 1, each)
                 places = {key: bisect_left(ends, p * count) for key, p in asked.items()}
             else:
-                order = np.argsort(values)
-                ordered, cumulated = values[order], np.cumsum(weights[order])
+                order = np.argsort(values).astype(np.int32)  # half as large
+                ordered, cumulated = values[order], weights[order]
+                del order
+                np.cumsum(cumulated, out=cumulated)
                 places = {key: int(np.searchsorted(cumulated, p * count)) for key, p in asked.items()}
             percentiles = {key: ordered[place] for key, place in places.items()}
             mean = 0.0 if only else np.average(values, weights=weights)
@@ -183,7 +185,9 @@ def theirs(header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) ->
 
 
 def _divided(span: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = span / np.maximum(count, 1)
+    found = np.empty(len(span))
+    for part in (slice(first, first + BLOCK_ROWS) for first in range(0, len(span), BLOCK_ROWS)):
+        found[part] = span[part] / np.maximum(count[part], 1)
     found[count <= 0] = np.nan
     return found
 

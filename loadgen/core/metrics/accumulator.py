@@ -406,7 +406,7 @@ class Accumulator:
         return blocks, self.block_ns
 
     def _add_by_time(self, columns: Columns) -> None:
-        ok = columns.where(OK)
+        ok = by_column.or_all(columns.where(OK))
         due = columns["due_ns"][ok]
         if len(due) == 0:
             return
@@ -414,7 +414,9 @@ class Accumulator:
             self._join_blocks()
         places = (due // self.block_ns).astype(np.int8)
         self._reach_block(int(places.max()))
-        order, sizes = np.argsort(places, kind="stable"), np.bincount(places, minlength=len(self.blocks))
+        sizes = np.bincount(places, minlength=len(self.blocks))
+        order = np.argsort(places, kind="stable").astype(np.int32)  # half as large
+        del due, places
         for block, size in zip(self.blocks, sizes.tolist(), strict=True):
             block.requests += size
         for metric in SHOWN:

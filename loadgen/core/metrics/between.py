@@ -100,8 +100,9 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
     del of_row
     tables, odd, blocks_used = [], [], 0
     for metric in METRICS:
-        values = requests.measure(metric)[inside] / 1e6
-        chosen = (values != UNDEFINED / 1e6) & (part >= 0)
+        values = requests.measure(metric)[inside]
+        chosen = (values != UNDEFINED) & (part >= 0)
+        values = values / 1e6
         own = or_all(chosen)
         cells = _cells(part[own], share[own], values[own], len(spoken))
         if cells is None:

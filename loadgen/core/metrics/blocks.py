@@ -408,5 +408,7 @@ def repeated(cell: Cell) -> int:
     numbers = [np.zeros(0, np.int64), *(part["request"][part["sent_ns"] >= 0] for part in cell.columns)]
     sent = np.concatenate(numbers)
     if len(sent) and int(sent.max()) - int(sent.min()) < 4 * len(sent) + 1000:  # as they are numbered: without a sort
-        return len(sent) - int(np.count_nonzero(np.bincount(sent - sent.min())))
+        seen = np.zeros(int(sent.max()) - int(sent.min()) + 1, bool)
+        seen[sent - sent.min()] = True
+        return len(sent) - int(np.count_nonzero(seen))
     return int((np.diff(np.sort(sent)) == 0).sum())

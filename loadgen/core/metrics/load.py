@@ -10,7 +10,7 @@ import numpy as np
 
 from loadgen.core.metrics.accumulator import Cell
 from loadgen.core.metrics.blocks import amount_in
-from loadgen.core.metrics.columns import Columns
+from loadgen.core.metrics.columns import Columns, or_all
 from loadgen.core.metrics.windows import Span, Window, per_second
 
 if TYPE_CHECKING:
@@ -135,12 +135,12 @@ def gap_variation(instants_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> 
     """
     pooled = []
     for stage in np.flatnonzero(np.bincount(stages)):
-        gaps = np.diff(np.sort(instants_ns[stages == stage]))
+        gaps = np.diff(np.sort(instants_ns[or_all(stages == stage)]))
         if len(gaps) and gaps.sum() > 0:
             pooled.append(gaps / gaps.mean())
     if not pooled:
         return None
-    return float(np.concatenate(pooled).std())
+    return float((pooled[0] if len(pooled) == 1 else np.concatenate(pooled)).std())
 
 
 def _gap_variations(parts: Sequence[Columns], stages: Sequence[StagePlan]) -> tuple[float | None, float | None]:
@@ -150,10 +150,13 @@ def _gap_variations(parts: Sequence[Columns], stages: Sequence[StagePlan]) -> tu
     """
     closed = np.array([stage.closed for stage in stages] or [False])
     of_arrivals = [(part["sent_ns"] >= 0) & ~closed[part["stage"]] & (part["turn"] == 0) for part in parts]
-    pairs = [*zip(parts, of_arrivals, strict=True)]
-    sent, due, of_stage = (
-        np.concatenate([np.zeros(0, np.int64), *(part[name][own] for part, own in pairs)])
-        for name in ("sent_ns", "due_ns", "stage")
-    )
-    variation = gap_variation(sent, of_stage)
-    return variation, variation if np.array_equal(sent, due) else gap_variation(due, of_stage)
+    pairs = [(part, or_all(own)) for part, own in zip(parts, of_arrivals, strict=True)]
+    of_stage = np.concatenate([np.zeros(0, np.int16), *(part["stage"][own] for part, own in pairs)])
+
+    def variation(name: str) -> float | None:
+        instants = [np.zeros(0, np.int64), *(part[name][own] for part, own in pairs)]
+        return gap_variation(instants[1] if len(pairs) == 1 else np.concatenate(instants), of_stage)
+
+    of_sends = variation("sent_ns")
+    as_planned = all(np.array_equal(part["sent_ns"][own], part["due_ns"][own]) for part, own in pairs)
+    return of_sends, of_sends if as_planned else variation("due_ns")

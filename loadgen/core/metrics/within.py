@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from loadgen.core.metrics import outcomes
-from loadgen.core.metrics.columns import OK, UNDEFINED, Columns
+from loadgen.core.metrics.columns import OK, UNDEFINED, Columns, or_all
 from loadgen.core.metrics.windows import Span, span
 from loadgen.core.slo import Slo
 from loadgen.core.stats import intervals
@@ -49,10 +49,10 @@ class Known(Struct, frozen=True):
         return Interval(value, low, high, LEVEL, round(self.freedom) + 1, METHOD)
 
 
-def in_order(columns: Columns, values: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+def in_order(columns: Columns, values: NDArray[Any], chosen: NDArray[np.bool_]) -> NDArray[Any]:
     """The chosen values in order of their due instants."""
-    places = np.flatnonzero(chosen)
-    ordered: NDArray[np.int64] = values[places][np.argsort(columns["due_ns"][places], kind="stable")]
+    own = or_all(chosen)
+    ordered: NDArray[Any] = values[own][np.argsort(columns["due_ns"][own], kind="stable")]
     return ordered
 
 
@@ -97,7 +97,7 @@ def by_means(values: NDArray[np.float64]) -> Known | None:
 
 def marks(columns: Columns, good: NDArray[np.bool_], slo: Slo | None = None) -> NDArray[np.float64]:
     """1 for each good request and 0 for each other one, in order of due instant; only those that an SLO counts."""
-    return in_order(columns, good.astype(np.int64), outcomes.is_counted(columns, slo)).astype(np.float64)
+    return in_order(columns, good, outcomes.is_counted(columns, slo)).astype(np.float64)
 
 
 def share(marks: Sequence[NDArray[np.float64]], value: float) -> Known | None:

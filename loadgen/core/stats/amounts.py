@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 BINS = 4096  # most bins of a curve; when a curve needs more, neighbouring bins are joined
 AT_ONCE_S = 0.001  # a curve treats a shorter interval as an instant
+_AT_ONCE = 131_072  # amounts that are worked out together
 
 
 class Amounts:
@@ -41,13 +42,13 @@ class Amounts:
         low, high = round(start_s * 1e9), round(end_s * 1e9)
         total = 0.0
         for start, end, amount in self._parts:
-            at_once = (end > low) & (end <= high)
             if start is end:
-                total += float(amount[at_once].sum(dtype=np.int64))
+                total += float(amount[(end > low) & (end <= high)].sum(dtype=np.int64))
             else:
-                length = end - start
-                inside = np.clip(np.minimum(end, high) - np.maximum(start, low), 0, None)
-                total += float((np.where(length > 0, inside / np.maximum(length, 1), at_once) * amount).sum())
+                came = np.empty(len(end))
+                for part in (slice(first, first + _AT_ONCE) for first in range(0, len(end), _AT_ONCE)):
+                    came[part] = _came(start[part], end[part], amount[part], low, high)
+                total += float(came.sum())
         return total
 
     def curve(self) -> TimeCurve:
@@ -56,6 +57,15 @@ class Amounts:
         for part in self._parts:
             curve.add(*part)
         return curve
+
+
+def _came(
+    start: NDArray[np.int64], end: NDArray[np.int64], amount: NDArray[Any], low: int, high: int
+) -> NDArray[np.float64]:
+    length = end - start
+    inside = np.clip(np.minimum(end, high) - np.maximum(start, low), 0, None)
+    shares: NDArray[np.float64] = np.where(length > 0, inside / np.maximum(length, 1), (end > low) & (end <= high))
+    return shares * amount
 
 
 class TimeCurve:
