@@ -54,8 +54,9 @@ class FormatRow(NamedTuple):
     A result. files: names of its files; a folder with one is a result of the tool.
     fits: (`ToolFile`) whether it is one; the first row that says so reads it. read: (`ToolFile`) a `ForeignResult`.
 
-    A run of ours, for `export --as`. write: (Summary, `core.results.store.Stored`) bytes, or a mapping that becomes
-    JSON. send: (folder, Summary, --out or None) sends it to a service; returns where it is.
+    A run of ours, for `export --as`. write: (Summary, `core.results.store.Stored`) bytes, parts of them one after the
+    other, or a mapping that becomes JSON, whose fields may be numpy arrays. send: (folder, Summary, --out or None)
+    sends it to a service; returns where it is.
 
     A trace. trace: (the first line of JSONL, an object) its `core.workload.trace_formats.TraceFormat`, or None.
     columns: of a table in CSV or Parquet, in small letters: of time, input and output tokens. time: (text) ns.

@@ -6,38 +6,40 @@ Pure. Figures are by AIPerf's definitions, times in ms; `inter_chunk_latency` ar
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.record import KINDS
 from loadgen.interop.export import ExportSource, RunRows
 
 FIELDS = ("slot", "session", "turn", "worker", "sent_ns", "first_byte_ns", "done_ns", "kind", "http_status")
+AT_ONCE = 10_000  # rows that are objects at a time
 
 
-def write(summary: Summary, stored: RunRows) -> bytes:
+def write(summary: Summary, stored: RunRows) -> Iterator[bytes]:
     """The first line has the field `loadgen` too."""
-    lines = list(_records(ExportSource(summary, stored, "AIPerf")))
-    lines[:1] = [line | {"loadgen": ExportSource(summary, stored, "AIPerf").note} for line in lines[:1]]
-    return b"".join(json.dumps(line, allow_nan=False).encode() + b"\n" for line in lines)
+    source = ExportSource(summary, stored, "AIPerf")
+    encode, note = json.JSONEncoder(allow_nan=False).encode, {"loadgen": source.note}
+    for line in _records(source):
+        yield encode(line | note).encode() + b"\n"
+        note = {}
 
 
 def _records(source: ExportSource) -> Iterator[dict[str, Any]]:
     columns, run = source.columns, source.summary.run.id
     zero_ns = round(datetime.fromisoformat(source.header.started).timestamp() * 1e9)
     metrics = _metrics(source)
-    is_ok = source.ok.tolist()
-    for number, (slot, session, turn, worker, sent, first_byte, done, kind, status) in enumerate(
-        zip(*(columns[name].tolist() for name in FIELDS), strict=True)
-    ):
+    of_rows = _rows_of([*(columns[name] for name in FIELDS), source.ok])
+    for slot, session, turn, worker, sent, first_byte, done, kind, status, is_ok in of_rows:
         if sent < 0:
             continue
-        of_request = next(metrics) if is_ok[number] else {}
-        error = None if is_ok[number] else {"code": status or None, "type": KINDS[kind], "message": KINDS[kind]}
+        of_request = next(metrics) if is_ok else {}
+        error = None if is_ok else {"code": status or None, "type": KINDS[kind], "message": KINDS[kind]}
         yield {
             "metadata": {
                 "session_num": slot,
@@ -71,12 +73,19 @@ def _metrics(source: ExportSource) -> Iterator[dict[str, Any]]:
         "output_sequence_length": (source.column("output_tokens"), "tokens"),
     }
     each_gap = source.each_gap or {}
-    for number, slot in enumerate(source.column("slot").tolist()):
-        found = {
-            name: {"value": values[number].item(), "unit": unit}
-            for name, (values, unit) in columns.items()
-            if not np.isnan(values[number])
+    units = [(name, unit) for name, (_, unit) in columns.items()]
+    for slot, *values in _rows_of([source.column("slot"), *(column for column, _ in columns.values())]):
+        found: dict[str, Any] = {
+            name: {"value": value, "unit": unit}
+            for (name, unit), value in zip(units, values, strict=True)
+            if not math.isnan(value)
         }
         if (gaps := each_gap.get(slot)) is not None:
             found["inter_chunk_latency"] = {"value": (gaps / 1e6).tolist(), "unit": "ms"}
         yield found
+
+
+def _rows_of(columns: Sequence[NDArray[Any]]) -> Iterator[tuple[Any, ...]]:
+    """The values of each row, made of a part of the columns at a time."""
+    for first in range(0, len(columns[0]), AT_ONCE):
+        yield from zip(*(column[first : first + AT_ONCE].tolist() for column in columns), strict=True)

@@ -117,13 +117,13 @@ def vllm(summary: Summary, stored: RunRows) -> dict[str, Any]:
             }
     if source.samples is not None:
         seconds = {"ttfts": source.samples.ttft.values, "latencies": source.samples.e2e.values}
-        document |= {their_name: (values / 1e9).tolist() for their_name, values in seconds.items()}
+        document |= {their_name: values / 1e9 for their_name, values in seconds.items()}
         if (each_gap := source.each_gap) is not None:
             slots = source.column("slot").tolist()
             document["itls"] = [(each_gap[slot] / 1e9).tolist() if slot in each_gap else [] for slot in slots]
-        document["start_times"] = (source.column("sent_ns") / 1e9).tolist()
-        document["input_lens"] = source.column("input_tokens").tolist()
-        document["output_lens"] = source.column("output_tokens").tolist()
+        document["start_times"] = source.column("sent_ns") / 1e9
+        document["input_lens"] = source.column("input_tokens")
+        document["output_lens"] = source.column("output_tokens")
     return {**document, "loadgen": source.note}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,16 +85,53 @@ def export(
         raise UserError("no_records", "only the summary of this run was kept, not its records", str(folder), hint)
     stored = request_gaps.read(folder)
     data = formats.call(row, "write", summarize(*stored), stored)
-    if not isinstance(data, bytes):
-        data = (json.dumps(data, indent=2, allow_nan=False) + "\n").encode()
+    parts = [data] if isinstance(data, bytes) else json_parts(data) if isinstance(data, Mapping) else data
     if out is None:
-        sys.stdout.buffer.write(data)
-    else:
-        write_file(out, data, "--out")
-        simulated = any(target.simulated for target in stored.header.targets)
-        says = "its field `loadgen` says so" if b'"simulated": true' in data else "its format cannot say so"
-        print(f"written: {out}{f' (of a SIMULATED server: {says})' * simulated}", file=sys.stderr)
+        sys.stdout.buffer.writelines(parts)
+        return OK
+    says, whole = "its format cannot say so", True
+
+    def told() -> Iterator[bytes]:
+        nonlocal says, whole
+        whole = False
+        for part in parts:
+            says = "its field `loadgen` says so" if b'"simulated": true' in part else says
+            yield part
+        whole = True
+
+    try:
+        write_file(out, told(), "--out")
+    finally:
+        if not whole and out.is_file():
+            out.unlink()
+    simulated = any(target.simulated for target in stored.header.targets)
+    print(f"written: {out}{f' (of a SIMULATED server: {says})' * simulated}", file=sys.stderr)
     return OK
+
+
+def json_parts(document: Mapping[str, Any]) -> Iterator[bytes]:
+    """The document as `json.dumps(document, indent=2)` has it, a part after the other: of millions of numbers, which
+    are arrays, neither all objects nor the whole text are in memory."""
+    import numpy as np
+
+    from loadgen.core.metrics.columns import BLOCK_ROWS
+
+    before = "{"
+    for key, value in document.items():
+        yield f"{before}\n  {json.dumps(key)}: ".encode()
+        before = ","
+        if isinstance(value, np.ndarray) and len(value):
+            for first in range(0, len(value), BLOCK_ROWS):
+                numbers = json.dumps(value[first : first + BLOCK_ROWS].tolist(), allow_nan=False)
+                yield f"{',' if first else '['}\n    {numbers[1:-1].replace(', ', _NEXT)}".encode()
+            yield b"\n  ]"
+            continue
+        own = value.tolist() if isinstance(value, np.ndarray) else value
+        yield json.dumps(own, indent=2, allow_nan=False).replace("\n", "\n  ").encode()
+    yield b"\n}\n" if document else b"{}\n"
+
+
+_NEXT = ",\n    "
 
 
 def _write_schema(kind: str, beside: object, out: Path | None) -> int:
@@ -109,20 +147,23 @@ def _write_schema(kind: str, beside: object, out: Path | None) -> int:
     return OK
 
 
-def as_csv(summary: Summary, stored: Stored) -> bytes:
+def as_csv(summary: Summary, stored: Stored) -> Iterator[bytes]:
     """CSV with the columns of `Result.frame()`, times in ms; null is an empty field, gaps are a list in JSON."""
     import io
 
     import pyarrow as pa
     from pyarrow import csv
 
+    from loadgen.core.metrics.columns import BLOCK_ROWS
     from loadgen.runs.request_table import request_table
 
-    table = request_table(stored.header, stored.rows, stored.texts, "ms", getattr(stored, "each_gap", None))
-    columns = [_cells(column) for column in table.columns]
-    buffer = io.BytesIO()
-    csv.write_csv(pa.table(columns, names=table.column_names), buffer)
-    return buffer.getvalue()
+    for first in range(0, max(len(stored.rows), 1), BLOCK_ROWS):
+        rows = stored.rows[first : first + BLOCK_ROWS]
+        table = request_table(stored.header, rows, stored.texts, "ms", getattr(stored, "each_gap", None))
+        columns = [_cells(column) for column in table.columns]
+        buffer = io.BytesIO()
+        csv.write_csv(pa.table(columns, names=table.column_names), buffer, csv.WriteOptions(include_header=not first))
+        yield buffer.getvalue()
 
 
 def _cells(column: Any) -> Any:

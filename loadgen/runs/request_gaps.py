@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from loadgen.core.results import gaps
 from loadgen.core.results.gaps import RequestGaps
 from loadgen.core.results.parquet import unreadable
-from loadgen.core.results.store import Stored, read_run
+from loadgen.core.results.store import Stored, read_lightly
 
 Gaps = Mapping[int, NDArray[np.int64]]
 """Slot -> the gaps of its request in order, ns. A request without a gap is not there."""
@@ -24,8 +24,8 @@ class StoredWithGaps(Stored):
 
 
 def read(folder: Path) -> StoredWithGaps:
-    """Raises UserError as `store.read_run`, and for a damaged file of gaps."""
-    stored = StoredWithGaps(*read_run(folder))
+    """As `store.read_lightly`, its rows in the order of the file. Raises UserError, also for a damaged file of gaps."""
+    stored = StoredWithGaps(*read_lightly(folder, by_stage=False))
     stored.each_gap = of_each(folder)
     return stored
 

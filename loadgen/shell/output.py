@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,11 +55,13 @@ def telling_what_is_kept(parent: Path, going_on: str) -> Iterator[None]:
         raise TargetError(error.code, error.what, error.where, hint, key=error.key, values=error.values) from None
 
 
-def write_file(path: Path, data: str | bytes, flag: str, *, add: bool = False) -> None:
+def write_file(path: Path, data: str | bytes | Iterable[bytes], flag: str, *, add: bool = False) -> None:
     """Write a file that the user named with `flag`, or `add` to it. Raises UserError."""
+    if isinstance(data, str | bytes):
+        data = [data if isinstance(data, bytes) else data.encode()]
     try:
         with path.open("ab" if add else "wb") as file:
-            file.write(data if isinstance(data, bytes) else data.encode())
+            file.writelines(data)
     except OSError as error:
         raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"{flag} {path}") from None
 

@@ -109,7 +109,7 @@ def test_every_export_has_them(tmp_path: Path, capsysbinary: pytest.CaptureFixtu
     assert cells == ["" if one is None else json.dumps((one / 1e6).tolist()) for one in in_order]
     itls = export.vllm(result.summary, stored)["itls"]
     assert itls == [[] if one is None else (one / 1e9).tolist() for one in in_order]
-    lines = aiperf_records.write(result.summary, stored)
+    lines = b"".join(aiperf_records.write(result.summary, stored))
     for line, one in zip(map(json.loads, lines.splitlines()), in_order, strict=True):
         listed = line["metrics"].get("inter_chunk_latency")
         assert listed == (None if one is None else {"value": (one / 1e6).tolist(), "unit": "ms"})

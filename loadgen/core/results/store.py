@@ -67,10 +67,11 @@ class Stored(NamedTuple):
     event_errors: list[Histogram]  # per stage, stamp errors of output events; empty histograms in older runs
 
 
-def read_run(folder: Path, *, lazily: bool = False) -> Stored:
+def read_run(folder: Path, *, lazily: bool = False, by_stage: bool = True) -> Stored:
     """Read a run, finished or not. Raises UserError for a folder without a run, or with a newer schema.
 
-    `lazily`: `rows` is a `Frame`, which supports what `summarize` needs of rows. Only for a finished run.
+    `lazily`: `rows` is a `Frame`, which supports what `summarize` needs of rows, `by_stage` or in the order of the
+    file. Only for a finished run.
     """
     path = folder / "run.json"
     refuse_links(folder)
@@ -82,7 +83,7 @@ def read_run(folder: Path, *, lazily: bool = False) -> Stored:
     header = manifest.decode(path.read_bytes(), str(path))
     with undamaged(folder):
         if lazily:
-            frame = Frame([folder / "requests" / MERGED], by_stage=True)
+            frame = Frame([folder / "requests" / MERGED], by_stage=by_stage)
             rows, texts = cast("NDArray[np.void]", frame), frame.texts
         else:
             rows, texts = _read_rows(folder)
@@ -121,10 +122,10 @@ def undamaged(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def read_lightly(folder: Path) -> Stored:
+def read_lightly(folder: Path, *, by_stage: bool = True) -> Stored:
     """As `read_run`; above LAZY_ROWS rows of a finished run, `rows` is a `Frame`."""
     merged = folder / "requests" / MERGED
-    return read_run(folder, lazily=merged.exists() and len(Frame([merged])) > LAZY_ROWS)
+    return read_run(folder, lazily=merged.exists() and len(Frame([merged])) > LAZY_ROWS, by_stage=by_stage)
 
 
 def server(folder: Path) -> list[series.MetricSample]:

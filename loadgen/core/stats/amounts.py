@@ -64,8 +64,9 @@ def _came(
 ) -> NDArray[np.float64]:
     length = end - start
     inside = np.clip(np.minimum(end, high) - np.maximum(start, low), 0, None)
-    shares: NDArray[np.float64] = np.where(length > 0, inside / np.maximum(length, 1), (end > low) & (end <= high))
-    return shares * amount
+    shares = np.where(length > 0, inside / np.maximum(length, 1), (end > low) & (end <= high))
+    came: NDArray[np.float64] = shares * amount
+    return came
 
 
 class TimeCurve:
