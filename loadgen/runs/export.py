@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.results.store import Stored
 
+_AT_ONCE = 131_072  # rows, or numbers, that are made text together
+_NEXT = ",\n    "
 FILES = ", ".join(row.name for row in FORMATS.own if row.write)
 _KINDS = ", ".join(KINDS)
 TRACKERS = " or ".join(row.name for row in FORMATS.own if row.send)
@@ -109,29 +111,24 @@ def export(
     return OK
 
 
-def json_parts(document: Mapping[str, Any]) -> Iterator[bytes]:
+def json_parts(document: Mapping[str, Any], at_once: int = _AT_ONCE) -> Iterator[bytes]:
     """The document as `json.dumps(document, indent=2)` has it, a part after the other: of millions of numbers, which
     are arrays, neither all objects nor the whole text are in memory."""
     import numpy as np
-
-    from loadgen.core.metrics.columns import BLOCK_ROWS
 
     before = "{"
     for key, value in document.items():
         yield f"{before}\n  {json.dumps(key)}: ".encode()
         before = ","
         if isinstance(value, np.ndarray) and len(value):
-            for first in range(0, len(value), BLOCK_ROWS):
-                numbers = json.dumps(value[first : first + BLOCK_ROWS].tolist(), allow_nan=False)
+            for first in range(0, len(value), at_once):
+                numbers = json.dumps(value[first : first + at_once].tolist(), allow_nan=False)
                 yield f"{',' if first else '['}\n    {numbers[1:-1].replace(', ', _NEXT)}".encode()
             yield b"\n  ]"
             continue
         own = value.tolist() if isinstance(value, np.ndarray) else value
         yield json.dumps(own, indent=2, allow_nan=False).replace("\n", "\n  ").encode()
     yield b"\n}\n" if document else b"{}\n"
-
-
-_NEXT = ",\n    "
 
 
 def _write_schema(kind: str, beside: object, out: Path | None) -> int:
@@ -147,18 +144,17 @@ def _write_schema(kind: str, beside: object, out: Path | None) -> int:
     return OK
 
 
-def as_csv(summary: Summary, stored: Stored) -> Iterator[bytes]:
+def as_csv(summary: Summary, stored: Stored, at_once: int = _AT_ONCE) -> Iterator[bytes]:
     """CSV with the columns of `Result.frame()`, times in ms; null is an empty field, gaps are a list in JSON."""
     import io
 
     import pyarrow as pa
     from pyarrow import csv
 
-    from loadgen.core.metrics.columns import BLOCK_ROWS
     from loadgen.runs.request_table import request_table
 
-    for first in range(0, max(len(stored.rows), 1), BLOCK_ROWS):
-        rows = stored.rows[first : first + BLOCK_ROWS]
+    for first in range(0, max(len(stored.rows), 1), at_once):
+        rows = stored.rows[first : first + at_once]
         table = request_table(stored.header, rows, stored.texts, "ms", getattr(stored, "each_gap", None))
         columns = [_cells(column) for column in table.columns]
         buffer = io.BytesIO()

@@ -20,7 +20,6 @@ from refusals import refused
 
 import loadgen
 from loadgen.core.errors import UserError
-from loadgen.core.metrics import columns
 from loadgen.core.metrics.summary import summarize
 from loadgen.core.results import store
 from loadgen.core.results.parquet import Frame, to_table, write
@@ -31,7 +30,6 @@ from loadgen.interop.other_definitions import Pooled, WeightedValues, percentile
 from loadgen.mlperf import loadgen_log
 from loadgen.present import html as as_page
 from loadgen.present import text as as_text
-from loadgen.runs import request_gaps
 from loadgen.runs.export import as_csv, json_parts
 from loadgen.shell.app import main
 
@@ -269,27 +267,21 @@ def test_exports_have_the_fields_of_real_files(tmp_path: Path, form: str, file: 
         assert set(made["ttft"]["percentiles"]) == set(VALUES[file]["ttft"]["percentiles"])
 
 
-def test_the_export_of_millions_is_written_a_part_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_export_of_millions_is_written_a_part_after_the_other(tmp_path: Path) -> None:
     """Neither all rows, nor an object for each number, nor the whole file are in memory: it took 2.2 to 2.8 GB."""
     folder = runs.write(tmp_path / "r", found := rows(3, 700))
     (folder / "requests").mkdir()
     write(folder / "requests" / store.MERGED, [to_table(found[:400], []), to_table(found[400:], [])])
-    stored = request_gaps.read(folder)
-    summary = summarize(*stored)
-    whole_csv, whole_json = b"".join(as_csv(summary, stored)), export.vllm(summary, stored)
-    lines = b"".join(aiperf_records.write(summary, stored))
-    for module, name, rows_at_once in ((store, "LAZY_ROWS", 0), (columns, "BLOCK_ROWS", 100)):
-        monkeypatch.setattr(module, name, rows_at_once)
-    stored = request_gaps.read(folder)
+    whole, stored = store.read_run(folder), store.read_run(folder, lazily=True, by_stage=False)
     assert isinstance(stored.rows, Frame) and (stored.rows["slot"] == found["slot"]).all()
-    in_parts = [list(as_csv(summary, stored)), list(json_parts(export.vllm(summary, stored)))]
+    summary = summarize(*stored)
+    in_parts = [list(as_csv(summary, stored, 100)), list(json_parts(export.vllm(summary, stored), 100))]
     assert all(max(map(len, parts)) < sum(map(len, parts)) / 4 for parts in in_parts)
-    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in whole_json.items()}
+    named = export.vllm(summary, whole).items()
+    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in named}
     assert b"".join(in_parts[1]) == json.dumps(plain, indent=2).encode() + b"\n"
-    assert b"".join(in_parts[0]) == whole_csv
-    assert b"".join(aiperf_records.write(summary, stored)) == lines
+    assert b"".join(in_parts[0]) == b"".join(as_csv(summary, whole))
+    assert [*aiperf_records.write(summary, stored)] == [*aiperf_records.write(summary, whole)]
 
 
 @given(st.dictionaries(st.text(), st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.none())))

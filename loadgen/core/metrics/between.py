@@ -103,7 +103,6 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
         values_ns = requests.measure(metric)[inside]
         chosen = (values_ns != UNDEFINED) & (part >= 0)
         values = values_ns / 1e6
-        del values_ns
         own = or_all(chosen)
         cells = _cells(part[own], share[own], values[own], len(spoken))
         if cells is None:

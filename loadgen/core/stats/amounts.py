@@ -59,14 +59,11 @@ class Amounts:
         return curve
 
 
-def _came(
-    start: NDArray[np.int64], end: NDArray[np.int64], amount: NDArray[Any], low: int, high: int
-) -> NDArray[np.float64]:
+def _came(start: NDArray[np.int64], end: NDArray[np.int64], amount: NDArray[Any], low: int, high: int) -> Any:
     length = end - start
     inside = np.clip(np.minimum(end, high) - np.maximum(start, low), 0, None)
-    shares = np.where(length > 0, inside / np.maximum(length, 1), (end > low) & (end <= high))
-    came: NDArray[np.float64] = shares * amount
-    return came
+    at_once = (end > low) & (end <= high)
+    return np.where(length > 0, inside / np.maximum(length, 1), at_once) * amount
 
 
 class TimeCurve:

@@ -128,7 +128,6 @@ LARGEST_NS = 10**14  # 28 hours; larger values share one bucket, and only their 
 _PER_LOG2 = 1 / math.log2(RATIO)
 SIZE = 2 + math.ceil(math.log2(LARGEST_NS) * _PER_LOG2)  # bucket 0 holds values <= 0; some 17,000 buckets, 136 kB
 _FORMAT = 1
-_AT_ONCE = 131_072  # values that are worked out together: of millions each copy counts
 _NONE_YET = 2**63 - 1
 
 
@@ -293,10 +292,6 @@ def distance(
     `at`, `below`: the chance of a value up to each one, and of one below it; the same for a law without steps.
     """
     last = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)  # of each value
-    farthest = 0.0
-    for first in range(0, len(last), _AT_ONCE):
-        here = last[first : first + _AT_ONCE]
-        known, after = ordered[here], (here + 1) / len(ordered)
-        before = np.concatenate([[(last[first - 1] + 1) / len(ordered) if first else 0.0], after[:-1]])
-        farthest = max(farthest, np.abs(after - at(known)).max(), np.abs(before - below(known)).max())
-    return float(farthest)
+    known, after = ordered[last], (last + 1) / len(ordered)
+    before = np.concatenate([[0.0], after[:-1]])
+    return float(max(np.abs(after - at(known)).max(), np.abs(before - below(known)).max()))
