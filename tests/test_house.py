@@ -12,9 +12,11 @@ import sys
 from collections import defaultdict
 from functools import cache
 from graphlib import TopologicalSorter
+from pathlib import Path
 
 import grimp
 import make_rooms
+import parsed
 import pytest
 from make_rooms import FOLDERS, README, ROOT
 
@@ -45,15 +47,16 @@ PATCHED = {  # the only attributes that tests replace -> why
 }
 
 
+def named(file: Path) -> str:
+    """The name of a module."""
+    (folder,) = (one for one in FOLDERS.values() if file.is_relative_to(one))
+    return ".".join(file.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
 @cache
 def trees() -> dict[str, ast.Module]:
     """Every module by its name, parsed."""
-    found = {}
-    for package, folder in FOLDERS.items():
-        for file in sorted(folder.rglob("*.py")):
-            name = ".".join((package, *file.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__")
-            found[name] = ast.parse(file.read_text("utf-8"), str(file))
-    return found
+    return {named(file): tree for file, tree in parsed.trees().items()}
 
 
 @cache
@@ -180,11 +183,11 @@ def test_text_files_are_utf_8_on_every_machine() -> None:
         "read_text": r"\.read_text",
         "write_text": r"\.write",
     }
-    for name, tree in trees().items():
-        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+    for file, nodes in parsed.nodes().items():
+        for call in (node for node in nodes if isinstance(node, ast.Call)):
             text = calls.get(getattr(call.func, "attr", getattr(call.func, "id", "")))
             if text and re.search(text, said := ast.unparse(call)) and "zip" not in said:  # into a zip go bytes
-                assert "utf-8" in said, f"{name}:{call.lineno}: {said}"
+                assert "utf-8" in said, f"{file}:{call.lineno}: {said}"
 
 
 def test_few_modules_stand_beside_the_rooms_and_the_tables() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from collections.abc import Iterable, Iterator
 from typing import get_args
 
 import loadgen_sdk.errors
 import make_codes
+import parsed
 import pytest
 from make_codes import ROOT
 
@@ -66,16 +66,13 @@ def looks(nodes: Iterable[ast.AST]) -> Iterator[int]:
                 yield node.lineno
 
 
-@functools.cache
-def trees() -> dict[str, list[ast.AST]]:
+def modules() -> dict[str, list[ast.AST]]:
     """The nodes of every module, by its path."""
-    folders = ("loadgen", "sdk/loadgen_sdk")
-    paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    return {path.relative_to(ROOT).as_posix(): [*ast.walk(ast.parse(path.read_bytes()))] for path in paths}
+    return {file.relative_to(ROOT).as_posix(): found for file, found in parsed.nodes().items()}
 
 
 def test_nothing_looks_for_words_in_a_message() -> None:
-    found = {name: lines for name, nodes in trees().items() if (lines := sorted(looks(nodes)))}
+    found = {name: lines for name, nodes in modules().items() if (lines := sorted(looks(nodes)))}
     assert {name: lines for name, lines in found.items() if name not in FOREIGN} == {}
     assert set(FOREIGN) <= set(found), "an exception that is no longer one"
 
@@ -123,7 +120,7 @@ def _names(node: ast.AST) -> Iterator[ast.Name]:
 
 
 def test_every_code_of_the_tables_is_used() -> None:
-    used = {name: {word for found in codes_in(nodes) for word in found} for name, nodes in trees().items()}
+    used = {name: {word for found in codes_in(nodes) for word in found} for name, nodes in modules().items()}
     assert set(get_args(errors.Code)) - set().union(*used.values()) == set()
     of_sdk = set().union(*(found for name, found in used.items() if name.startswith("sdk/")))
     assert set(get_args(loadgen_sdk.errors.Code)) - of_sdk == set()
@@ -132,7 +129,7 @@ def test_every_code_of_the_tables_is_used() -> None:
 def test_every_fault_is_made_with_a_code() -> None:
     """What mypy sees too, also where it is not run: no sentence stands in the place of a code."""
     known = set(get_args(errors.Code))
-    for name, nodes in trees().items():
+    for name, nodes in modules().items():
         for node in nodes:
             match node:
                 case ast.Call(func=ast.Name(id=cls) | ast.Attribute(attr=cls), args=[code, *_]) if cls in FAULTS:
