@@ -1,17 +1,20 @@
-"""Fit a preset of the simulator to one load of a rehearsal, and hold what it predicts of all others against them.
+"""Fit a preset of the simulator to two loads of a rehearsal, and hold what it predicts of all others against them.
 
     python benchmarks/gpu/fit.py OUT [--bandwidth TB/s] [--peak TFLOPS]   # OUT: what rehearse.py left
     python benchmarks/gpu/fit.py --smoke                                   # a rehearsal of its own, simulated, first
 
-Two constants are fitted, both on the load `alone`, one request at a time: the compute share on the median TTFT of its
-prompts, the overhead of an iteration on its median TPOT. Bandwidth and peak are the data sheet's, the share of the
-bandwidth is the packaged presets'. Then every other load of OUT is run in virtual time against that preset, the same
-command with the same seed, and the table says how far the prediction is off. Leaves OUT/preset.yaml, OUT/fit.md.
+Two constants are fitted: the compute share on the median TTFT of the load `alone`, one request at a time, and the
+overhead of an iteration on a median TPOT, once that of `alone` and once that of `qa-closed`, where the engine is full.
+Bandwidth and peak are the data sheet's, the share of the bandwidth is the packaged presets'. Then every load of OUT is
+run in virtual time against each of the two presets, the same command with the same seed, and a table says how far the
+prediction is off. Leaves OUT/preset.yaml (of the full engine) and OUT/fit.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,12 +29,13 @@ from rehearse import LOADGEN, PROFILES
 
 from loadgen.sim.presets.preset import Preset, load_preset
 
-FITTED = "alone"
+FITTED, FULL = "alone", "qa-closed"
+HALVINGS = 12  # of the interval that the overhead is looked for in
 LOADS = tuple(f"{profile}-{loop}" for loop in ("closed", "open") for profile in PROFILES)
 DROPPED = {"--url": 2, "--model": 2, "--tokenizer": 2, "-o": 2, "--energy": 2, "--server-timing": 1}  # words each
 BANDWIDTH_SHARE = 0.921
 STREAM = 2048  # tokens of an iteration: llama.cpp's batch, and that of the packaged presets of Hopper
-PRESET = """# Fitted by benchmarks/gpu/fit.py on one load of a rehearsal: random weights, no model that anybody uses.
+PRESET = """# Fitted by benchmarks/gpu/fit.py on two loads of a rehearsal: random weights, no model that anybody uses.
 name: {name}
 title: "{title}"
 generation: {generation}
@@ -47,10 +51,10 @@ hardware:
   bandwidth_share: {{value: {share:g}, source: "assumed, as for the packaged presets"}}
   peak_tflops: {{value: {peak:g}, source: "data sheet"}}
   compute_share: {{value: {compute:.4f}, source: "fitted: TTFT of one prompt at a time"}}
-  overhead_ms: {{value: {overhead:.3f}, source: "fitted: TPOT of one request at a time"}}
+  overhead_ms: {{value: {overhead:.3f}, source: "fitted: TPOT of {full}"}}
   power_w: {{value: {watts:g}, source: "the driver's limit"}}
 server: {{max_batch_size: {lanes}, max_num_tokens: {stream}, max_seq_len: {context}, reserve_gib: 2}}
-fitted_on: "the load alone of this rehearsal: TTFT p50 {ttft:.1f} ms, TPOT p50 {tpot:.2f} ms"
+fitted_on: "this rehearsal: TTFT p50 {ttft:.1f} ms of {fitted}, TPOT p50 {tpot:.2f} ms of {full}"
 assumed_input_tokens: {{value: {prompt:.0f}, source: "of that load, by the server's count"}}
 valid_from_sequences: {{value: 1, source: "that load has one"}}
 """
@@ -90,25 +94,42 @@ def fitted(known: Preset, seen: Alone) -> tuple[float, float]:
     return flops / (known.hardware.peak_tflops.value * 1e9 * compute_ms), max(overhead_ms, 1e-3)
 
 
-def preset(out: Path, lanes: int, bandwidth: float, peak: float) -> tuple[str, Alone]:
-    """The preset's text, and what it was fitted on."""
+def facts(out: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """What the preset says of machine, model and engine."""
     look = json.loads((out / "steps/look.json").read_bytes())
     engine = json.loads((out / "steps/engine.json").read_bytes())
     name = engine["shape"] if engine["shape"] in weights.SHAPES else "tiny"
     gpu = (look["gpus"] or [{"name": "none", "memory_mib": "16384", "watts": "100"}])[0]
-    seen = alone(out / FITTED)
-    values = {
+    return {
         "name": "rehearsal", "title": f"{gpu['name']}, {engine['engine']}, random weights", "generation": "own",
         "gpu": gpu["name"], "model": f"llama-2-{name}-random", "shape": weights.SHAPES[name],
         "weights": "int4" if engine["engine"] == "llamacpp" and name != "tiny" else "bf16",
-        "memory": int(gpu["memory_mib"]) / 1024, "bandwidth": bandwidth, "share": BANDWIDTH_SHARE, "peak": peak,
-        "watts": float(gpu["watts"]), "lanes": lanes, "stream": STREAM, "context": engines.CONTEXT,
-        "ttft": seen.ttft_ms, "tpot": seen.tpot_ms, "prompt": seen.prompt,
+        "memory": int(gpu["memory_mib"]) / 1024, "bandwidth": given.bandwidth, "share": BANDWIDTH_SHARE,
+        "peak": given.peak, "watts": float(gpu["watts"]), "lanes": given.lanes, "stream": STREAM,
+        "context": engines.CONTEXT, "fitted": FITTED,
     }  # fmt: skip
+
+
+def write(out: Path, values: dict[str, Any], seen: Alone, full: str, overhead_ms: float | None) -> float:
+    """Write preset.yaml; returns its overhead, fitted on one request at a time where none is given."""
     file = out / "preset.yaml"
+    values = values | {"ttft": seen.ttft_ms, "prompt": seen.prompt, "full": full}
+    values["tpot"] = summary(out / full)["tpot_ms"]["p50"]
     file.write_text(PRESET.format(**values, compute=1.0, overhead=1.0))
-    compute, overhead = fitted(load_preset(str(file)), seen)
-    return PRESET.format(**values, compute=compute, overhead=overhead), seen
+    known = load_preset(str(file))
+    compute, overhead = fitted(known, seen)
+    file.write_text(PRESET.format(**values, compute=compute, overhead=overhead_ms or overhead))
+    return overhead
+
+
+def filled(out: Path, values: dict[str, Any], seen: Alone, scratch: Path) -> None:
+    """Write the preset whose overhead gives the TPOT seen on the full engine: its interval is halved, by simulation."""
+    wanted = summary(out / FULL)["tpot_ms"]["p50"]
+    low, high = 0.01, wanted
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        write(out, values, seen, FULL, middle)
+        low, high = (middle, high) if predicted(out, FULL, scratch)["tpot_ms"]["p50"] < wanted else (low, middle)
 
 
 def predicted(out: Path, load: str, scratch: Path) -> dict[str, Any]:
@@ -120,6 +141,7 @@ def predicted(out: Path, load: str, scratch: Path) -> dict[str, Any]:
             next(words)
         if word not in DROPPED:
             kept.append(word)
+    shutil.rmtree(scratch / load, ignore_errors=True)
     again = [
         *LOADGEN,
         *kept,
@@ -177,19 +199,19 @@ def main() -> None:
         out: Path = (given.out or Path(scratch) / "out").absolute()
         if given.smoke and not out.exists():
             rehearsed(out)
-        text, seen = preset(out, given.lanes, given.bandwidth, given.peak)
-        (out / "preset.yaml").write_text(text)
+        values, seen = facts(out, given), alone(out / FITTED)
         there = [load for load in (FITTED, *LOADS) if (out / load / "summary.json").exists()]
-        rows = [row(load, summary(out / load), predicted(out, load, Path(scratch))) for load in there]
-    page = [
-        "# The model held against a load that it was not fitted on",
-        "",
-        f"`benchmarks/gpu/fit.py` ({rig.seen()}). Fitted on `{FITTED}` only: TTFT p50 {seen.ttft_ms:.1f} ms of prompts"
-        f" of {seen.prompt:,.0f} tokens, TPOT p50 {seen.tpot_ms:.2f} ms. Each cell: measured / predicted (off by).",
-        "",
-        rig.table(["load", *(title for title, _, _ in FIGURES)], rows),
-        "",
-    ]
+        write(out, values, seen, FITTED, None)
+        tables = [[row(load, summary(out / load), predicted(out, load, Path(scratch))) for load in there]]
+        filled(out, values, seen, Path(scratch))
+        tables.append([row(load, summary(out / load), predicted(out, load, Path(scratch))) for load in there])
+    page = ["# The model held against loads that it was not fitted on", "", f"`benchmarks/gpu/fit.py` ({rig.seen()})."]
+    page += [f"The compute share is fitted on TTFT p50 of `{FITTED}`: {seen.ttft_ms:.1f} ms of prompts of"]
+    page += [f"{seen.prompt:,.0f} tokens. Each cell: measured / predicted (off by).", ""]
+    for load, rows in zip((FITTED, FULL), tables, strict=True):
+        tpot = summary(out / load)["tpot_ms"]["p50"] if given.out else 0.0
+        page += [f"Overhead of an iteration fitted on TPOT p50 of `{load}`: {tpot:.2f} ms.", ""]
+        page += [rig.table(["load", *(title for title, _, _ in FIGURES)], rows), ""]
     if not given.smoke or given.out:
         (out / "fit.md").write_text("\n".join(page))
     print("\n".join(page))

@@ -157,7 +157,7 @@ def local(path: Path) -> Tokenizer:
         return ids
 
     def lengths(texts: list[str]) -> list[int]:
-        return [len(encoding.ids) for encoding in model.encode_batch(texts, add_special_tokens=False)]
+        return [len(encode(text)) for text in texts]  # a batch would start threads: no process could build bodies then
 
     starts, words = _one_token_words(_candidates(model.get_vocab()), lengths)
     if not words or not starts:

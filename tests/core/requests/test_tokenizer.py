@@ -111,6 +111,18 @@ def test_a_local_tokenizer_counts_content_only_and_never_truncates(tmp_path):
     assert plain.sha256 != dressed.sha256
 
 
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_reading_a_local_tokenizer_starts_no_thread(tiny):
+    """Then a process can be forked that builds the bodies; without it a closed loop builds 2,000 before it begins."""
+    code = (
+        "import sys; from pathlib import Path; from loadgen.core import child_process;"
+        "from loadgen.core.requests.tokenizer import local; assert child_process.forks(); local(Path(sys.argv[1]));"
+        "assert child_process.forks()"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tiny)], check=True)
+
+
 def test_a_folder_stands_for_its_tokenizer_json(tiny):
     assert tokenizer.load_tokenizer(str(tiny.parent)).sha256 == tokenizer.load_tokenizer(str(tiny)).sha256
 
