@@ -7,6 +7,7 @@
     python benchmarks/scale.py million      cores for a million streamed tokens a second
     python benchmarks/scale.py wide         64 workers, 100 targets: all shares are sent, at what cost
     python benchmarks/scale.py merge        10 million records: exact quantiles of all of them, time and memory
+    python benchmarks/scale.py report       whole commands over them: report, compare, bundle, verify, export
     python benchmarks/scale.py ray          two workers on a Ray cluster against two local ones
     python benchmarks/scale.py rolling      send lag of a load whose bodies are built while it runs
 
@@ -20,6 +21,7 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -32,6 +34,7 @@ from typing import Any
 
 import rig
 import scale_ray
+import waits
 
 from loadgen.core.execution import plan, run
 from loadgen.core.execution.events import LoadStarted, RunEvent
@@ -399,6 +402,22 @@ def merge(flags: argparse.Namespace) -> None:
         print(f"\n- the whole summary: {rig.verdict(cpu_s, 10, most=True)} CPU-s; {rig.verdict(gb, 1.5, most=True)} GB")
 
 
+def report(flags: argparse.Namespace) -> None:
+    """CPU-seconds and peak memory of whole commands over many stored records."""
+    with tempfile.TemporaryDirectory() as scratch:
+        here, count = Path(scratch), flags.records
+        records(here / "run", count)
+        shutil.copytree(here / "run", here / "again")
+        commands = ["report run", "compare run again", "bundle run -o run.zip", "verify run.zip",
+                    "export run --as csv -o run.csv", "export run --as vllm -o run.json"]  # fmt: skip
+        rows = []
+        for words in commands:
+            cost = waits.spent([*waits.LOADGEN, *words.split()], here)
+            assert cost is not None, f"{words}: stopped"
+            rows.append([words, f"{cost.cpu_s:.1f}", f"{cost.peak_mb:,.0f}", f"{cost.peak_mb * 1e6 / count:.0f}"])
+        print(rig.table([f"{count:,} records", "CPU-s", "peak MB", "B a record"], rows))
+
+
 def rolling(flags: argparse.Namespace) -> None:
     rows = []
     for most in (1 << 40, 0):
@@ -422,7 +441,7 @@ def ray(flags: argparse.Namespace) -> None:
 
 PARTS: dict[str, Any] = {
     "workers": workers, "streams": streams, "wide": wide, "soak": soak, "cost": cost, "million": million,
-    "merge": merge, "rolling": rolling, "ray": ray,
+    "merge": merge, "report": report, "rolling": rolling, "ray": ray,
 }  # fmt: skip
 
 
@@ -437,7 +456,7 @@ def main() -> None:
     parser.add_argument("--targets", type=int, default=100, help="of wide")
     parser.add_argument("--keep", default="raw")
     parser.add_argument("--cases", type=int, default=len(RACK_CASES), help="of million, the first so many")
-    parser.add_argument("--records", type=int, default=10_000_000, help="of merge")
+    parser.add_argument("--records", type=int, default=10_000_000, help="of merge and report")
     flags = rig.given(
         parser, rounds=1, seconds=1, streams=20, rate=500.0, cases=1, records=10_000, workers=3, targets=5
     )
