@@ -74,10 +74,16 @@ def summary(folder: Path) -> dict[str, Any]:
     return found
 
 
+def tpot_ms(folder: Path) -> float:
+    """TPOT p50 of a run. Ends the script where it was withheld, as on a busy host: nothing can be fitted to that."""
+    found: float | None = (summary(folder)["tpot_ms"] or {}).get("p50")
+    return found or rig.lacking(f"TPOT of {folder.name} was withheld: measure again on a quiet host")
+
+
 def alone(folder: Path) -> Alone:
     found = summary(folder)
     tokens, ok = found["tokens"], found["requests"]["ok"]
-    return Alone(found["ttft_ms"]["p50"], found["tpot_ms"]["p50"], tokens["input"] / ok, tokens["output"] / ok)
+    return Alone(found["ttft_ms"]["p50"], tpot_ms(folder), tokens["input"] / ok, tokens["output"] / ok)
 
 
 def fitted(known: Preset, seen: Alone) -> tuple[float, float]:
@@ -114,7 +120,7 @@ def write(out: Path, values: dict[str, Any], seen: Alone, full: str, overhead_ms
     """Write preset.yaml; returns its overhead, fitted on one request at a time where none is given."""
     file = out / "preset.yaml"
     values = values | {"ttft": seen.ttft_ms, "prompt": seen.prompt, "full": full}
-    values["tpot"] = summary(out / full)["tpot_ms"]["p50"]
+    values["tpot"] = tpot_ms(out / full)
     file.write_text(PRESET.format(**values, compute=1.0, overhead=1.0))
     known = load_preset(str(file))
     compute, overhead = fitted(known, seen)
@@ -124,7 +130,7 @@ def write(out: Path, values: dict[str, Any], seen: Alone, full: str, overhead_ms
 
 def filled(out: Path, values: dict[str, Any], seen: Alone, scratch: Path) -> None:
     """Write the preset whose overhead gives the TPOT seen on the full engine: its interval is halved, by simulation."""
-    wanted = summary(out / FULL)["tpot_ms"]["p50"]
+    wanted = tpot_ms(out / FULL)
     low, high = 0.01, wanted
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -205,15 +211,19 @@ def main() -> None:
         tables = [[row(load, summary(out / load), predicted(out, load, Path(scratch))) for load in there]]
         filled(out, values, seen, Path(scratch))
         tables.append([row(load, summary(out / load), predicted(out, load, Path(scratch))) for load in there])
-    page = ["# The model held against loads that it was not fitted on", "", f"`benchmarks/gpu/fit.py` ({rig.seen()})."]
-    page += [f"The compute share is fitted on TTFT p50 of `{FITTED}`: {seen.ttft_ms:.1f} ms of prompts of"]
-    page += [f"{seen.prompt:,.0f} tokens. Each cell: measured / predicted (off by).", ""]
-    for load, rows in zip((FITTED, FULL), tables, strict=True):
-        tpot = summary(out / load)["tpot_ms"]["p50"] if given.out else 0.0
-        page += [f"Overhead of an iteration fitted on TPOT p50 of `{load}`: {tpot:.2f} ms.", ""]
-        page += [rig.table(["load", *(title for title, _, _ in FIGURES)], rows), ""]
-    if not given.smoke or given.out:
-        (out / "fit.md").write_text("\n".join(page))
+        page = [
+            "# The model held against loads that it was not fitted on",
+            "",
+            f"`benchmarks/gpu/fit.py` ({rig.seen()}).",
+        ]
+        page += [f"The compute share is fitted on TTFT p50 of `{FITTED}`: {seen.ttft_ms:.1f} ms of prompts of"]
+        page += [f"{seen.prompt:,.0f} tokens. Each cell: measured / predicted (off by).", ""]
+        for load, rows in zip((FITTED, FULL), tables, strict=True):
+            tpot = tpot_ms(out / load)
+            page += [f"Overhead of an iteration fitted on TPOT p50 of `{load}`: {tpot:.2f} ms.", ""]
+            page += [rig.table(["load", *(title for title, _, _ in FIGURES)], rows), ""]
+        if not given.smoke or given.out:
+            (out / "fit.md").write_text("\n".join(page))
     print("\n".join(page))
 
 
