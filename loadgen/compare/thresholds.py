@@ -135,22 +135,29 @@ def _check(condition: Condition, difference: Difference, beyond_noise: bool) -> 
     assert difference.before is not None
     before, after = format.quantity(difference.before), format.quantity(difference.after)
     text = f"{difference.name}: {before} to {after} {difference.unit}".rstrip()
-    if condition.kind == "difference":
-        if not difference.repeated:
-            return outcome(None, f"{text}; {ONE_RUN}")
-        return outcome(test(difference.after - difference.before, condition.limit), text)
-    if difference.change is None:
-        return outcome(None, f"{text}: no relative change from zero")
-    text += f" ({difference.change * 100:+.1f} %)"
+    if condition.kind == "change":
+        if difference.change is None:
+            return outcome(None, f"{text}: no relative change from zero")
+        text += f" ({difference.change * 100:+.1f} %)"
     if not difference.repeated:
         return outcome(None, f"{text}; {ONE_RUN}")
-    if not beyond_noise:
-        # rounded, because 105 against 100 is 5 % and not a little more
-        return outcome(test(round(difference.change, 9), condition.limit), text)
-    end = difference.low if condition.test in (">", ">=") else difference.high
-    if end is None:
-        return outcome(None, f"{text}; without an interval: {difference.why}")
-    return outcome(test(end, condition.limit), f"{text}, interval {interval(difference)}")
+    low, high = difference.low, difference.high
+    if condition.kind == "change":
+        assert difference.change is not None
+        change = round(difference.change, 9)  # because 105 against 100 is 5 % and not a little more
+    else:
+        change = difference.after - difference.before
+        if not difference.absolute:  # its interval is relative, its limit is not
+            low, high = (None if end is None else end * difference.before for end in (low, high))
+    end = low if condition.test in (">", ">=") else high
+    if beyond_noise:
+        if end is None:
+            return outcome(None, f"{text}; without an interval: {difference.why}")
+        return outcome(test(end, condition.limit), f"{text}, interval {interval(difference)}")
+    failed = test(change, condition.limit)
+    if failed and difference.word == "no difference seen":
+        text += f", which may be noise: interval {interval(difference)}"
+    return outcome(failed, text)
 
 
 def interval(one: Difference) -> str:

@@ -381,11 +381,28 @@ def test_a_share_can_change_by_no_more_than_there_is() -> None:
     assert (judged.low, judged.high, judged.detectable) == (-0.5, 0.5, None)
 
 
+@pytest.mark.parametrize("text", ["ttft_ms.p99 > +5%", "ttft_ms.p99 > +10ms"])
 @pytest.mark.parametrize(("low", "failed"), [(0.06, True), (0.04, False), (None, None)])
-def test_beyond_noise_asks_for_the_whole_interval(low: float | None, failed: bool) -> None:
-    (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
-    one = difference(before=100.0, after=110.0, change=0.1, low=low, high=None if low is None else 0.2)
+def test_beyond_noise_asks_for_the_whole_interval(text: str, low: float | None, failed: bool) -> None:
+    (condition,) = thresholds.parse_thresholds([text])
+    one = difference(before=200.0, after=220.0, change=0.1, low=low, high=None if low is None else 0.2)
     assert thresholds._check(condition, one, beyond_noise=True).failed is failed
+
+
+@pytest.mark.parametrize(("high", "failed"), [(-0.006, True), (0.001, False)])
+def test_beyond_noise_of_a_share_is_in_points(high: float, failed: bool) -> None:
+    (condition,) = thresholds.parse_thresholds(["ok_share < -0.5%"])
+    one = difference(metric="ok_share", before=0.9, after=0.85, change=-0.05, low=-0.1, high=high)
+    assert thresholds._check(condition, one, beyond_noise=True).failed is failed
+
+
+@pytest.mark.parametrize(("word", "noise"), [("no difference seen", True), ("worse", False)])
+def test_a_condition_that_noise_may_have_broken_says_so(word: str, noise: bool) -> None:
+    (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
+    one = difference(before=100.0, after=110.0, change=0.1, low=-0.2, high=0.4, word=word)
+    outcome = thresholds._check(condition, one, beyond_noise=False)
+    assert outcome.failed is True
+    assert outcome.said.endswith("(+10.0 %), which may be noise: interval -20.0 to +40.0 %") is noise
 
 
 @pytest.mark.parametrize(
