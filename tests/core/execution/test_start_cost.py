@@ -44,6 +44,29 @@ def test_a_short_run_begins_no_second_interpreter_and_imports_what_it_needs(tmp_
     assert unneeded == [], "of pydantic: a sound file is read without it, and checked values are copied without it"
 
 
+DEEP = """
+import resource
+from loadgen import __main__
+from loadgen.shell import app
+def leaf():
+    pass
+def most(left):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(300):
+        leaf()
+    here = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    return max(here, most(left - 1)) if left else here
+app.main = lambda: print(most(400))
+__main__.main()
+"""
+
+
+@pytest.mark.processes
+def test_no_depth_of_calls_maps_memory_anew_for_each_of_them() -> None:
+    done = subprocess.run([sys.executable, "-P", "-c", DEEP], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100, "pages of memory for 300 calls at one depth"
+
+
 COPIED = """
 import json, os, sys, threading
 from loadgen.core import child_process
