@@ -21,7 +21,7 @@ from loadgen.runs.headline import judged
 from loadgen.runs.levels import curve
 from loadgen.search import text as words
 from loadgen.search.experiment import StoredSearch
-from loadgen.search.load_search import FOUND, SearchAnswer, TrialResult, capacity_of
+from loadgen.search.load_search import CONFIRMING, FOUND, SearchAnswer, TrialResult, capacity_of
 from loadgen.search.load_search import evidence as evidence_of
 
 
@@ -95,20 +95,27 @@ def _numbers(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -> 
 
 
 def _limit(trials: Sequence[TrialResult], summaries: Mapping[str, Summary]) -> Iterator[str]:
-    """Which terms the loads that missed the SLO missed, the lowest such load first."""
-    over = [trial for trial in trials if trial.outcome == "over" and trial.ask.kind != "sustain"]
-    over.sort(key=lambda trial: trial.ask.load)
-    if not over:
+    """What the lowest load missed that cannot be asked for, and which terms were missed by all that missed the SLO."""
+    over = [trial for trial in trials if trial.outcome == "over"]
+    grew = [trial for trial in trials if trial.outcome == "under" and not _lasts(trial)]
+    lowest = min((*over, *grew), key=lambda trial: trial.ask.load, default=None)
+    if lowest is None:
         return
-    yield f"at {over[0].ask.load:.4g}, the lowest load that missed: {over[0].why}."
-    missed: dict[str, int] = {}
+    times = f" (over {lowest.ask.lengths:g} times the length of a trial)" if lowest.ask.lengths > 1 else ""
+    missed, why = ("missed", lowest.why) if lowest.outcome == "over" else ("held and grew", lowest.sustained_why)
+    yield f"at {lowest.ask.load:.4g}, the lowest load that {missed}{times}: {why}."
+    terms: dict[str, int] = {}
     for trial in over:
         if trial.folder in summaries:
             for promise, met in judged(summaries[trial.folder]):
-                missed[promise] = missed.get(promise, 0) + (met is False)
-    if len(missed) > 1:
-        counts = (f"{name} by {count} of {len(over)}" for name, count in missed.items())
+                terms[promise] = terms.get(promise, 0) + (met is False)
+    if len(terms) > 1:
+        counts = (f"{name} by {count} of {len(over)}" for name, count in terms.items())
         yield f"Missed by the loads above: {', '.join(counts)}."
+
+
+def _lasts(trial: TrialResult) -> bool:
+    return trial.ask.kind not in CONFIRMING or trial.sustained is not False
 
 
 def _dots(trials: Sequence[TrialResult], x: Sequence[float], y: Sequence[float | None]) -> Iterator[Series]:

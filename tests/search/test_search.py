@@ -37,7 +37,7 @@ from loadgen.mlperf import added as mlperf_added
 from loadgen.present import text as as_text
 from loadgen.repeated import capacity
 from loadgen.runs.show import Show
-from loadgen.search import command, experiment, load_search, text, trials
+from loadgen.search import command, experiment, load_search, sections, text, trials
 from loadgen.search.ahead import ahead
 from loadgen.search.belief import Belief
 from loadgen.search.load_search import (
@@ -876,6 +876,29 @@ def test_text_and_file_name_one_load_where_every_confirmation_grew(tmp_path: Pat
     said = found_text(answer, search.told)
     assert "\nCapacity   20/s, held\n" in said
     assert "20/s, held" in text.headline(answer, search.told, GOAL.names, "/s")
+
+
+def test_what_limits_a_search_is_the_lowest_load_that_missed_or_grew_over_any_length() -> None:
+    """It named 39.03, where 38.23 had missed over twice the length."""
+    told: list[TrialResult] = []
+
+    def limit(load: float, kind: load_search.Kind, outcome: Outcome, *, grows: str = "") -> str:
+        ask = NextTrial(number=len(told), load=load, kind=kind, early_under=False, lengths=1 + (kind == "sustain"))
+        lasts, why = (False, grows) if grows else (None, "")
+        one = TrialResult(
+            ask=ask, outcome=outcome, early=False, spent_s=1, offered=load, noise=0.01, why=f"m{len(told)}"
+        )
+        told.append(msgspec.structs.replace(one, sustained=lasts, sustained_why=why))
+        return " ".join(sections._limit(told, {}))
+
+    assert limit(38.0, "probe", "under") == ""
+    assert limit(39.0, "probe", "over") == "at 39, the lowest load that missed: m1."
+    assert (
+        limit(38.2, "sustain", "over")
+        == "at 38.2, the lowest load that missed (over 2 times the length of a trial): m2."
+    )
+    grew = limit(37.5, "confirm", "under", grows="TTFT grows")
+    assert grew == "at 37.5, the lowest load that held and grew: TTFT grows."
 
 
 def test_a_stopped_search_has_one_lower_bound(tmp_path: Path) -> None:
