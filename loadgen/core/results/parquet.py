@@ -7,6 +7,7 @@ but they import pandas wherever it is installed, which costs more than all that 
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -137,6 +138,7 @@ class Frame:
             self._sources = [pa.OSFile(str(file)) for file in files]
             self._files = [pq.ParquetFile(file, read_dictionary=["text"], pre_buffer=False) for file in self._sources]
         self._groups = [(i, group) for i, file in enumerate(self._files) for group in range(file.num_row_groups)]
+        self._said: dict[int, tuple[int, dict[str, Any]]] = {}  # of a group: its rows, and of its columns
         self._known: dict[tuple[str, int], tuple[int, int] | None] = {}  # column, group -> its least and largest value
         self._kept: dict[str, _Column] = {}  # the one asked for last at the end
         self._like: dict[str, str] = {}  # column -> the first one that was read of those that are the same in the file
@@ -152,7 +154,7 @@ class Frame:
         for group in range(len(self._groups)):
             only = self._only_value("stage", group) if by_stage else 0
             if only is not None:
-                found.append((only, group, self._metadata(group).num_rows, slice(None)))
+                found.append((only, group, self._metadata(group)[0], slice(None)))
             else:
                 stages = self._read("stage", group)
                 found += [(one, group, count, stages == one) for one, count in enumerate(np.bincount(stages).tolist())]
@@ -191,8 +193,8 @@ class Frame:
         while len(self._kept) > 1 and sum(one.values.nbytes for one in self._kept.values()) > KEPT_BYTES * len(self):
             del self._kept[next(iter(self._kept))]
         for group in sorted(groups - kept.filled):
-            only, rows = self._only_value(name, group), self._metadata(group).num_rows
-            found = self._read(name, group) if only is None else np.broadcast_to(only, rows)
+            only = self._only_value(name, group)
+            found = self._read(name, group) if only is None else np.broadcast_to(only, self._metadata(group)[0])
             for at, until, own in (piece[1:] for piece in self._pieces if piece[0] == group):
                 kept.values[at:until] = found[own]
             kept.filled.add(group)
@@ -200,10 +202,15 @@ class Frame:
         values.flags.writeable = False  # it is kept
         return values.astype(ROW[name], copy=False)
 
-    def _metadata(self, group: int) -> Any:
-        file, number = self._groups[group]
-        with self._readable(file):
-            return self._files[file].metadata.row_group(number)
+    def _metadata(self, group: int) -> tuple[int, dict[str, Any]]:
+        """What the file says of a group: how many rows it has, and of each column by its name."""
+        if group not in self._said:
+            file, number = self._groups[group]
+            with self._readable(file):
+                said = self._files[file].metadata.row_group(number)
+                columns = map(said.column, range(said.num_columns))
+                self._said[group] = said.num_rows, {column.path_in_schema: column for column in columns}
+        return self._said[group]
 
     def _smallest(self, name: str) -> np.dtype[Any]:
         """The smallest type that holds a column, by its statistics."""
@@ -217,8 +224,8 @@ class Frame:
         known = [one for one in dict.fromkeys(self._like.values()) if ROW[one] == ROW[name] == np.int64]
         for group, (file, _) in enumerate(self._groups if known else ()):
             with self._readable(file), open(self._paths[file], "rb") as stored:
-                chunks = self._metadata(group)
-                known = [one for one in known if _is_same(stored, _chunk(chunks, name), _chunk(chunks, one))]
+                chunks = self._metadata(group)[1]
+                known = [one for one in known if _is_same(stored, chunks.get(name), chunks.get(one))]
         return known[0] if known else name
 
     def _read(self, name: str, group: int) -> NDArray[Any]:
@@ -237,7 +244,7 @@ class Frame:
     def _ends(self, name: str, group: int) -> tuple[int, int] | None:
         """The least and the largest value of a group, by its statistics or since it was read. None: not known."""
         if (name, group) not in self._known:
-            self._known[name, group] = _by_statistics(name, self._metadata(group))
+            self._known[name, group] = _by_statistics(name, *self._metadata(group))
         return self._known[name, group]
 
     def _only_value(self, name: str, group: int) -> int | None:
@@ -296,30 +303,22 @@ class _Column(NamedTuple):
     filled: set[int]
 
 
-def _chunk(group: Any, name: str) -> Any:
-    """What the file says of a column in a group of rows; None where it has none of this name."""
-    columns = map(group.column, range(group.num_columns))
-    return next((column for column in columns if column.path_in_schema == name), None)
-
-
 def _is_same(file: BinaryIO, one: Any, other: Any) -> bool:
     """Whether two columns of a group are the same bytes."""
     if one is None or other is None or one.total_compressed_size != other.total_compressed_size:
         return False
-    found = []
-    for chunk in (one, other):
-        file.seek(chunk.dictionary_page_offset or chunk.data_page_offset)
-        found.append(file.read(chunk.total_compressed_size))
-    return found[0] == found[1]
+    first, second = (chunk.dictionary_page_offset or chunk.data_page_offset for chunk in (one, other))
+    size, descriptor = one.total_compressed_size, file.fileno()
+    return os.pread(descriptor, size, first) == os.pread(descriptor, size, second)
 
 
-def _by_statistics(name: str, group: Any) -> tuple[int, int] | None:
+def _by_statistics(name: str, rows: int, chunks: dict[str, Any]) -> tuple[int, int] | None:
     """The least and the largest value of a column in a group of rows, where its statistics say so; of names only where
     there is one, of texts only where there is none."""
-    facts = None if (chunk := _chunk(group, name)) is None else chunk.statistics
+    facts = chunks[name].statistics if name in chunks else None
     if facts is None or not facts.has_null_count:
         return None
-    if facts.null_count == group.num_rows:
+    if facts.null_count == rows:
         return (-1, -1) if ROW[name].kind == "i" else None
     if name == "text" or not facts.has_min_max or (name in NAMES and (facts.null_count or facts.min != facts.max)):
         return None
