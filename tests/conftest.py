@@ -102,6 +102,12 @@ def pytest_collection() -> Generator[None, object, object]:
             gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """By now pytest has looked once for garbage that complains; it and Python would look three times more."""
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first, so that nobody waits for it alone at the end. Files whose tests start processes,
     and wait, lie evenly among those that only compute, so that no worker has just the ones or the others.

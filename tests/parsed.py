@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import ast
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 from make_rooms import FOLDERS
 
 
+@contextmanager
+def _kept() -> Iterator[None]:
+    """What is made here stays: looking for garbage among a million nodes takes as long as parsing them."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @cache
 def trees() -> dict[Path, ast.Module]:
     """Every module of the generator, then of the SDK."""
     files = (file for folder in FOLDERS.values() for file in sorted(folder.rglob("*.py")))
-    return {file: ast.parse(file.read_bytes(), str(file)) for file in files}
+    with _kept():
+        return {file: ast.parse(file.read_bytes(), str(file)) for file in files}
 
 
 @cache
 def nodes() -> dict[Path, list[ast.AST]]:
     """What stands in each module, at any depth."""
-    return {file: [*ast.walk(tree)] for file, tree in trees().items()}
+    with _kept():
+        return {file: [*ast.walk(tree)] for file, tree in trees().items()}
