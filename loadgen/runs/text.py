@@ -196,7 +196,7 @@ def _facts(summary: Summary) -> Facts:
         Hardware=[] if summary.hardware is None else summary.hardware.words,
         **format.said(run.metadata),
         Requests=run_headline.request_counts(summary),
-        Load=[summary.load.arrival or "", *_load(summary)],
+        Load=list(_load(summary)),
         Delivered=stimulus.texts(summary.stimulus),
         Time=(
             run.started.replace("T", " "),
@@ -218,10 +218,13 @@ def _lasted(duration_s: float | None, suffix: str) -> str:
 
 def _load(summary: Summary) -> Iterator[str]:
     load = summary.load
+    of_tasks = summary.sessions is not None and load.offered_rps is not None  # their rate is not that of requests
+    if load.arrival:
+        yield f"{load.arrival}{' tasks begun' * of_tasks}"
     if load.offered_rps is not None:
         # the last request is due after the last start, where load is no longer said to be on
-        later = " up to the last request" * (summary.sessions is not None and load.steady_completed_rps is not None)
-        yield f"offered {format.rate(load.offered_rps)}{later}"
+        later = " up to the last request" * (of_tasks and load.steady_completed_rps is not None)
+        yield f"{'requests ' * of_tasks}offered {format.rate(load.offered_rps)}{later}"
     yield f"sent {format.rate(load.achieved_rps)}"
     shown = headline(summary)
     whole = f" ({format.rate(load.completed_rps)} whole run)" if shown.steady else ""

@@ -10,9 +10,11 @@ from make_examples import DATA
 from rich.cells import cell_len
 
 from loadgen.core import format
+from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.summary import Summary, load_summary
 from loadgen.core.metrics.validity import verdict
 from loadgen.core.results.manifest import ReasonCode
+from loadgen.core.stats.quantiles import Distribution
 from loadgen.present import text as as_text
 from loadgen.present.table import WIDTH
 from loadgen.runs import text
@@ -72,6 +74,15 @@ def test_a_valid_run_reads_as_one() -> None:
     assert ttft.split() == ["TTFT", "190", "178", "281", "317", "425", "~476", "535", "1,500"]
     assert head.index("p99") + 3 == ttft.index("425") + 3  # columns end together
     assert [line for line in lines if line.startswith("~")] == ["~ rests on too few samples; needed: p99.9 6,636"]
+
+
+def test_the_rate_of_tasks_is_not_taken_for_that_of_their_requests() -> None:
+    tasks = Sessions(count=7, ok=7, ok_per_s=1.0, steady_ok_per_s=1.0, duration_ms=Distribution())
+    load = replace(RAG.load, arrival="poisson 5/s", offered_rps=19.0)
+    shown = " ".join(text.render(replace(RAG, load=load, sessions=tasks)).split())
+    assert "Load poisson 5/s tasks begun, requests offered 19.0/s up to the last request" in shown
+    lanes = " ".join(text.render(replace(RAG, load=replace(load, offered_rps=None), sessions=tasks)).split())
+    assert "Load poisson 5/s, sent" in lanes, "lanes have no rate"
 
 
 def test_an_invalid_run_says_so_last_and_why() -> None:
