@@ -14,7 +14,9 @@ from loadgen.search.load_search import ENOUGH, NEAR, SIGMA_OF_NOISE, STEP, LoadS
 BRACKET = {STEP: 6.0, NEAR: 2.0}  # trials until a load held and one missed, by the factor between them
 HALVINGS = 2.0  # trials beyond those that halve the interval to the precision: outcomes near the end are less clear
 SPREAD = 4.0  # more of them for outcomes that vary as much as the precision, by the square of their ratio
-CONFIRMED, SUSTAINED = 1.0, 1.5  # trials, of which a few have to be made again at a lower load
+CONFIRMED = 1.0  # trials, of which a few have to be made again at a lower load
+SUSTAINED = 1.9  # longer trials: of nine packaged workloads six took one, two took two, one took five
+LOWERED = 2.5  # of them while each lower load fails: the next holds half of the time, later ones are halved back
 PROBE = {False: 0.7, True: 1.0}  # of its full length that a trial lasts: most are decided before
 
 
@@ -32,7 +34,7 @@ def ahead(search: LoadSearch, *, whole: bool = False, trial_s: float = math.inf)
     kind = "" if ask is None else ask.kind
     probes = 0.0 if kind in ("confirm", "sustain") else _probes(search, trial_s)
     confirming = 0.0 if kind == "sustain" else CONFIRMED
-    sustaining = SUSTAINED if search.longer > 1 or kind == "sustain" else 0.0
+    sustaining = _sustaining(search) if search.longer > 1 or kind == "sustain" else 0.0
     trials = probes + confirming + sustaining
     lengths = probes * PROBE[whole] + confirming + sustaining * search.longer
     most = max(search.most_probes - len(search.told), 1)
@@ -52,6 +54,17 @@ def _probes(search: LoadSearch, trial_s: float) -> float:
     varies = math.hypot(search.run_spread, SIGMA_OF_NOISE * _noise(search, trial_s))
     noisy = SPREAD * (varies / search.precision) ** 2 * min(max(halvings, 0.0), 1.0)
     return min(bracket + max(halvings + HALVINGS, 1.0) + noisy, max(ENOUGH - len(search.told), 1.0))
+
+
+def _sustaining(search: LoadSearch) -> float:
+    """Longer trials: of none so far, while loads are lowered, or between one that held and one that did not."""
+    answer = search.answer
+    if answer.not_steady is None:
+        return SUSTAINED
+    if answer.steady is None or answer.steady >= answer.not_steady:
+        return LOWERED
+    width = math.log(answer.not_steady / answer.steady) / math.log1p(1.1 * search.precision)
+    return float(max(math.ceil(math.log2(max(width, 1.0))), 1))
 
 
 def _noise(search: LoadSearch, trial_s: float) -> float:

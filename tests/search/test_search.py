@@ -38,7 +38,7 @@ from loadgen.present import text as as_text
 from loadgen.repeated import capacity
 from loadgen.runs.show import Show
 from loadgen.search import command, experiment, load_search, sections, text, trials
-from loadgen.search.ahead import ahead
+from loadgen.search.ahead import LOWERED, ahead
 from loadgen.search.belief import Belief
 from loadgen.search.load_search import (
     CONFIRMATIONS,
@@ -928,9 +928,9 @@ def test_a_precision_that_is_none_is_said(typed: str) -> None:
 def test_a_search_says_before_it_begins_what_it_will_take() -> None:
     search = LoadSearch(low=1, high=1000, start=1, longer=2)
     assert text.expected(search, 600, virtual=True) == (
-        "about 26 trials, 3 h 28 min of simulated time; 40 trials of 10 min 00 s or less, 6 h 40 min, at most"
+        "about 27 trials, 3 h 36 min of simulated time; 40 trials of 10 min 00 s or less, 6 h 40 min, at most"
     )
-    assert "4 h 40 min" in text.expected(search, 600, virtual=True, whole=True)
+    assert "4 h 48 min" in text.expected(search, 600, virtual=True, whole=True)
     real = text.expected(LoadSearch(low=1, high=1000, start=1, run_spread=None), 600, virtual=False)
     assert real.startswith("about 24 trials, 2 h 51 min of load;")
     short = LoadSearch(low=1, high=1000, start=1, most_s=1800)
@@ -947,7 +947,7 @@ def test_a_load_that_is_lowered_until_it_is_sustained_is_one_of_those_left() -> 
     while (ask := search.ask()) is not None and ask.kind != "sustain":
         _tell(search, "under" if ask.load < 100 else "over", sustained=False)
     assert ask is not None and search.longer == 1
-    assert (ahead(search).trials, ahead(search).lengths) == (1.5, 1.5)
+    assert (ahead(search).trials, ahead(search).lengths) == (LOWERED, LOWERED)
 
 
 @pytest.mark.parametrize(
@@ -981,6 +981,21 @@ def test_what_a_search_takes_is_known_within_a_factor_of_two(asked: dict[str, An
             within.append(all(0.5 <= ratio <= 2 for ratio in ratios))
             assert number or within[-1], (ratios, asked)
     assert sum(within) >= 0.85 * len(within), (within, asked)
+
+
+def test_longer_trials_that_are_left_are_told_from_those_that_failed() -> None:
+    """`search agentic`: five longer trials, told as one and a half before each of them."""
+    search, holds = LoadSearch(low=1e-3, high=1e6, start=12.64, step=load_search.NEAR, longer=2.0), 11.9
+    foretold = []
+    while (ask := search.ask()) is not None:
+        if ask.kind in ("confirm", "sustain"):
+            foretold.append((search.told[-1].ask.number, ahead(search).lengths))
+        passes = ask.load <= (holds if ask.kind == "sustain" else 12.8)
+        _tell(search, "under" if passes else "over", sustained=True)
+    left = [sum(told.ask.lengths for told in search.told[number + 1 :]) for number, _ in foretold]
+    assert len(left) >= 5 and left[0] >= 9, "one confirmation, and longer ones at ever lower loads"
+    ratios = [there / told for there, (_, told) in zip(left, foretold, strict=True)]
+    assert all(0.5 <= ratio <= 2 for ratio in ratios[2:]), "from the first that failed on"
 
 
 def test_a_first_load_that_is_far_off_takes_few_trials_to_a_bracket() -> None:
