@@ -130,13 +130,15 @@ def carry_out(
     size = f"{format.counted(len(cells), 'cell')} of {format.counted(len(cells[0].loads), 'level')}"
     say(f"grid: {size}, repeat with --seed {seed}")
     interrupted = False
+    weights = [weight for one in asked for weight in one.weights(one.to_do.values())]
+    asked[0].show.begin(len(weights), weights=weights)
     for number, (cell, one) in enumerate(zip(cells, asked, strict=True), 1):
         say(f"cell {number} of {len(cells)}: {cell.cell.words}")
         own = {
             amount: placed(workload.model_copy(update={"seed": seed}), cell.cell.name)
             for amount, workload in one.grid.items()
         }
-        _, interrupted = sweep_run.carry_out(replace(one, grid=own))
+        _, interrupted = sweep_run.carry_out(replace(one, grid=own, counted=True))
         if interrupted:
             break
     found = grid.result(parent) if any(runs for _, runs in grid.runs_of(parent)) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ PER_LANE = 5  # minimum requests per lane of a closed-loop level
 
 
 class Sweep(Struct, frozen=True):
-    """What was asked for: a workload at each load of the grid, in one folder."""
+    """What was asked for: a workload at each load, in one folder. `counted`: its levels are steps of a grid."""
 
     name: str
     grid: dict[float, Workload]
@@ -33,6 +34,20 @@ class Sweep(Struct, frozen=True):
     settings: Settings
     folder: Path
     show: Show
+    counted: bool = False
+
+    @property
+    def to_do(self) -> dict[str, float]:
+        """The levels that are not done yet, by their names."""
+        from loadgen.search import experiment
+        from loadgen.search import sweep as levels
+
+        done = {trial.folder for trial in experiment.told(self.folder)}
+        return {level: amount for amount in self.grid if (level := levels.name(self.kind, amount)) not in done}
+
+    def weights(self, to_do: Iterable[float]) -> list[float]:
+        """How long levels take beside each other: real ones last alike; in virtual time one costs what it sends."""
+        return [amount if self.settings.virtual else 1.0 for amount in to_do]
 
     def left(self, *, again: bool) -> list[PlannedRun]:
         """The runs that are not in the folder yet; `again`: all."""
@@ -100,9 +115,9 @@ def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
     )
     trials_done = experiment.begin(parent, plan)
     say(f"repeat with --seed {seed}")
-    folders_done = {trial.folder for trial in trials_done}
-    if folders_done:
-        count = sum(levels.name(asked.kind, amount) in folders_done for amount in grid)
+    to_do = asked.to_do
+    if trials_done:
+        count = len(grid) - len(to_do)
         say(f"going on with {parent}: {count} of {format.counted(len(grid), 'level')} are done")
     trial_runner = trials.Trials(
         folder=parent,
@@ -116,9 +131,8 @@ def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
         hearers=asked.show.hearers,
     )
     interrupted, lost = False, None
-    to_do = {level: amount for amount in grid if (level := levels.name(asked.kind, amount)) not in folders_done}
-    # real levels last alike; in virtual time one costs what it sends
-    asked.show.begin(len(to_do), weights=[*to_do.values()] if asked.settings.virtual else ())
+    if not asked.counted:
+        asked.show.begin(len(to_do), weights=asked.weights(to_do.values()))
     try:
         for level, amount in to_do.items():
             asked.show.step(f"level {level}")

@@ -103,7 +103,12 @@ def test_a_heat_map_is_of_the_highest_level_within_the_slo() -> None:
 def test_the_command_makes_a_grid_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "grid"
     assert exits(*LOAD, "--isl", "100,300", "--osl", "20", "--json", "-o", folder) == 0
-    made = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    made = json.loads(printed.out)
+    steps = re.findall(r"level (c\d+: \d of \d)", printed.err)
+    assert steps == ["c1: 1 of 4", "c4: 2 of 4", "c1: 3 of 4", "c4: 4 of 4"], (
+        "of all cells: so is the time that is left"
+    )
     names = [one["folder"] for one in made["cells"]]
     assert names == ["isl100-osl20", "isl300-osl20"]
     headers = [json.loads(path.read_bytes()) for path in folder.glob("*/*/run.json")]
@@ -149,7 +154,8 @@ def test_a_grid_that_is_not_whole_says_what_is_left_and_the_command(
     found = json.loads(capsys.readouterr().out)
     assert (found["left"], found["go_on"], found["missing"]) == (2, again, [])
     assert exits(*shlex.split(again)[1:], "--json") == 0
-    assert json.loads(capsys.readouterr().out)["left"] == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["left"] == 0 and re.findall(r"level (c\d+: \d of \d)", err) == ["c4: 1 of 2", "c4: 2 of 2"]
 
 
 @pytest.mark.commands
