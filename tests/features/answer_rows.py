@@ -13,13 +13,13 @@ import yaml
 from canned import answer, events, serving
 from feature_bench import PLAIN, ROOT, Bench, Feature, Missing, Ran
 from load_rows import TENANTS
+from servers import start
 
 from loadgen import formats
 from loadgen.commands import COMMANDS
 from loadgen.core.errors import Faults
 from loadgen.formats import FORMATS, ToolFile
 from loadgen.pricing.price_file import load_prices
-from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 
 RIVALS = ROOT / "tests/data/rivals"

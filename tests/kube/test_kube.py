@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 from api_server import serving
 from pods import check, cluster, typed, wait
+from servers import start
 
 from loadgen.core import run_folder
 from loadgen.core.results import manifest
 from loadgen.kube import manifests, pod
-from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.embedded import Embedded
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.processes

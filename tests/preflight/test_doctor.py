@@ -22,6 +22,7 @@ from loadgen_sdk.probe.probe import HttpAnswer
 from loadgen_sdk.transport.wire import Tls
 from refusals import refused
 from relay import Relay
+from servers import start
 
 from loadgen.core.errors import UserError
 from loadgen.core.execution.plan import Settings
@@ -29,7 +30,6 @@ from loadgen.preflight import doctor, target_checks
 from loadgen.preflight.host_checks import Machine, cpu_quota, host
 from loadgen.preflight.target_checks import FAULT, NOTE, OK, UNKNOWN, WARNING, Finding, Trial
 from loadgen.present import text as as_text
-from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 
 SBIN = f"{os.environ['PATH']}:/usr/sbin"

@@ -34,8 +34,9 @@ from loadgen_sdk.transport.receiver import PurePythonReceiver
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.wire import FOREVER, Tls, Wire
 from refusals import refused
+from servers import start
 
-from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.embedded import Embedded
 from loadgen.sim.server.faults import NAMES
 from loadgen.sim.server.options import Options
 

@@ -18,8 +18,8 @@ from loadgen_sdk.transport.openai_client import OpenAIClient
 from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import Target
 from refusals import refused
+from servers import start
 
-from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 
 KEY = "sk-very-secret-key-1234"

@@ -17,8 +17,8 @@ from loadgen_sdk.probe.fetch import Fetcher
 from loadgen_sdk.probe.probe import ASKED_TOKENS, HttpAnswer, ProbeResult, probe
 from loadgen_sdk.transport.target import Target
 from refusals import refused
+from servers import start
 
-from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 
 RECORDED = json.loads((places.TESTS / "data/transcripts/probe.json").read_text())

@@ -29,8 +29,8 @@ from loadgen_sdk import (
     latest_measurement,
 )
 from refusals import refused
+from servers import start
 
-from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 
 BUSY = answer({"error": {"message": "slow down"}}, "429 Too Many Requests", retry_after_ms="1")

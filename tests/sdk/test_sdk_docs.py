@@ -14,9 +14,9 @@ from typing import Any
 
 import places
 import pytest
+from servers import start
 
 from loadgen.pytest_plugin import NotValid
-from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 
 PAGE = places.ROOT / "docs" / "sdk.md"

@@ -14,8 +14,8 @@ from canned import CHAT_EVENTS, events, serving
 from loadgen_sdk import Client, Completion, Target, TargetUnusable, Tls, WrongUse
 from loadgen_sdk.transport.proxy import proxy_for
 from refusals import refused
+from servers import start
 
-from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 
 KNOWN: dict[str, Any] = {"model": "llama", "server": "vllm"}

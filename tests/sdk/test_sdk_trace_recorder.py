@@ -22,11 +22,11 @@ from canned import CHAT, CHAT_EVENTS, RESPONSE, answer, events, serving
 from loadgen_sdk import Client, Request, WrongUse, instrument, record_shape
 from loadgen_sdk.app.trace_recorder import BLOCK_BYTES, ShapeRecorder
 from refusals import refused
+from servers import start
 
 import loadgen
 from loadgen.core.requests.trace_prompts import TracePrompts
 from loadgen.core.workload import traces
-from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 
 SYSTEM = "You are the most helpful assistant of the shop. " * 30

@@ -18,7 +18,7 @@ from loadgen_sdk.request import Request
 from loadgen_sdk.transport.target import Target
 from refusals import refused
 from runs import NO_PAGES
-from servers import log, shared
+from servers import log, shared, start
 
 from loadgen.core.errors import Fault, Faults
 from loadgen.core.execution.plan import Settings
@@ -31,7 +31,6 @@ from loadgen.core.workload.loading import of_mapping
 from loadgen.runs import text
 from loadgen.shell.app import main
 from loadgen.shell.run_options import settings
-from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.processes

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from servers import start
 from test_sim_server import CHAT, chat, connect, head_of, wire
 
 from loadgen.core.errors import TargetError, UserError
@@ -17,7 +18,6 @@ from loadgen.core.results import store
 from loadgen.core.results.record import KIND
 from loadgen.shell.app import main
 from loadgen.sim.presets.preset import load_preset
-from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from runs import NO_PAGES
+from servers import start
 from test_doors import SHORT, workload
 from test_sim_server import FAST, ask
 
@@ -22,7 +23,7 @@ from loadgen.core.requests.build import build
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.sim.engine.fleet import Fleet
 from loadgen.sim.presets.preset import load_preset
-from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.embedded import Embedded
 from loadgen.sim.server.options import Options
 
 RANKED = {"input_tokens": 6_100, "output_tokens": 1, "chunks": {"count": 20, "tokens": 300}}

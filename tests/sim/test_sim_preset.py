@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from refusals import refused
+from servers import start
 
 from loadgen.core.errors import TargetError
-from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server import embedded
+from loadgen.sim.server.embedded import Embedded
 from loadgen.sim.server.options import Options
 
 OWN = """
@@ -125,7 +127,7 @@ def test_where_timings_are_depends_on_the_version(quick: str, version: str, with
 
 @pytest.mark.processes
 def test_several_processes_share_a_port_and_the_replicas(quick: str) -> None:
-    with start(Options(preset=quick, cores=2)) as made:
+    with embedded.start(Options(preset=quick, cores=2)) as made:
         served = set()
         for _ in range(40):  # the kernel deals connections out
             assert ask(made, "POST", "/v1/completions", completion(" shared", 2))[0] == 200
@@ -146,5 +148,5 @@ def test_what_cannot_be_served_is_said_at_the_start(quick: str, options: dict[st
     if options["preset"] == "QUICK":
         options = options | {"preset": quick}
     with refused(TargetError, code):
-        start(Options(**options))
+        embedded.start(Options(**options))
     assert Path(quick).exists()

@@ -17,9 +17,11 @@ from typing import Any
 
 import pytest
 import trustme
+from servers import start
 
 from loadgen.core.errors import TargetError
-from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server import embedded
+from loadgen.sim.server.embedded import Embedded
 from loadgen.sim.server.faults import NAMES
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.request_parser import TEMPLATE_TOKENS
@@ -530,7 +532,7 @@ def test_the_log_knows_every_event_and_what_was_planned(endpoint: Embedded) -> N
 @pytest.mark.processes
 def test_a_log_of_ends_is_written_when_it_stops(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    with start(Options(**FAST, log=str(path), log_events="ends", stream_interval=4)) as endpoint:
+    with embedded.start(Options(**FAST, log=str(path), log_events="ends", stream_interval=4)) as endpoint:
         chunks = ask(endpoint, CHAT, chat(10))[2]
         ask(endpoint, CHAT, chat(10, stream=False))
     assert [len(text([chunk]).split()) for chunk in chunks[1:5]] == [1, 4, 4, 1]
@@ -565,7 +567,7 @@ def test_tls(tmp_path: Path) -> None:
 )
 def test_an_endpoint_that_cannot_start_says_why(wrong: dict[str, str]) -> None:
     with pytest.raises(TargetError, match=r"--> loadgen\.sim\.server\.process$"):
-        start(Options(**wrong))
+        embedded.start(Options(**wrong))
 
 
 @pytest.mark.processes

@@ -62,9 +62,14 @@ def start(options: Options | None = None) -> Embedded:
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C stops the run, which still needs the endpoint to drain
     )
+    return ready(child, options or Options())
+
+
+def ready(child: subprocess.Popen[bytes], options: Options) -> Embedded:
+    """Tell a child that has just been started its options, and wait until it listens; as `start` does."""
     assert child.stdin is not None and child.stdout is not None
     try:
-        child.stdin.write(msgspec.json.encode(options or Options()) + b"\n")
+        child.stdin.write(msgspec.json.encode(options) + b"\n")
         child.stdin.flush()
     except BrokenPipeError:
         pass  # the child has ended; the missing ready line reports it
@@ -77,15 +82,15 @@ def start(options: Options | None = None) -> Embedded:
         if not piece:
             break
         line += piece
-    ready: dict[str, Any] = {"code": "process_failed"}
+    told: dict[str, Any] = {"code": "process_failed"}
     if line.endswith(b"\n"):
-        ready = msgspec.json.decode(line)
-    if "url" not in ready:
+        told = msgspec.json.decode(line)
+    if "url" not in told:
         child.kill()
         child.wait()
         child.stdin.close()
         child.stdout.close()
-        reason = str(ready.get("error", "it ended or said nothing")).removeprefix("error: ")
+        reason = str(told.get("error", "it ended or said nothing")).removeprefix("error: ")
         what = f"the embedded endpoint did not start: {reason}"
-        raise TargetError(ready["code"], what, "loadgen.sim.server.process")
-    return Embedded(child, str(ready["url"]))
+        raise TargetError(told["code"], what, "loadgen.sim.server.process")
+    return Embedded(child, str(told["url"]))

@@ -205,7 +205,8 @@ def test_of_each_profile_the_whole_blocks_are_found_again(tmp_path: Path, tokens
 
 @pytest.mark.processes
 def test_a_simulated_server_really_empties_its_prefix_cache(tmp_path: Path) -> None:
-    from loadgen.sim.server.embedded import start
+    from servers import start
+
     from loadgen.sim.server.options import Options
 
     shares: dict[str, float | None] = {}

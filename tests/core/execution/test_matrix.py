@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from runs import NO_PAGES
+from servers import start
 from test_run import after_the_probe, children
 
 from loadgen.core.execution import run
@@ -35,7 +36,6 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
 from loadgen.core.results.record import KINDS, STATUSES
 from loadgen.core.workload import load, read_flags
-from loadgen.sim.server.embedded import start
 from loadgen.sim.server.faults import NAMES
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import LoggedRequest, parse_log

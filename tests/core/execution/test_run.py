@@ -23,7 +23,7 @@ import trustme
 from loadgen_sdk import compiled
 from loadgen_sdk.transport.wire import Tls
 from runs import NO_PAGES, says, when_started
-from servers import log
+from servers import log, start
 
 from loadgen.core.errors import Faults, TargetError, UserError
 from loadgen.core.execution import run
@@ -37,7 +37,7 @@ from loadgen.core.results.store import Stored
 from loadgen.core.workload import load, read_flags
 from loadgen.runs import text
 from loadgen.shell.app import main
-from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.embedded import Embedded
 from loadgen.sim.server.faults import NAMES, parse
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.request_parser import TEMPLATE_TOKENS

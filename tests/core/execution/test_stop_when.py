@@ -10,6 +10,7 @@ from counted_rows import CountedRows
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from servers import start
 
 from loadgen.core.errors import Faults
 from loadgen.core.execution.events import RunEvent, Simulated
@@ -23,7 +24,6 @@ from loadgen.core.slo import StopRule
 from loadgen.core.workload import load, read_flags
 from loadgen.core.workload.fingerprints import recipe_fingerprint
 from loadgen.core.workload.slo_fields import stop_rule
-from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 from loadgen.sim.stop_watch import first_breach
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from loadgen_sdk.probe.probe import HttpAnswer, _max_context
+from servers import start
 
 from loadgen.contracts import prediction
 from loadgen.contracts.load import load_contract
@@ -20,7 +21,6 @@ from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.workload import load, read_flags
 from loadgen.preflight import doctor
 from loadgen.shell.app import main
-from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 
 

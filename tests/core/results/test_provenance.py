@@ -200,7 +200,8 @@ def test_the_embedded_endpoint_tells_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_regions_are_a_dimension_of_one_run_and_of_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from loadgen.sim.server.embedded import start
+    from servers import start
+
     from loadgen.sim.server.options import Options
 
     fast = {"ttft": "3ms", "itl": "1ms"}

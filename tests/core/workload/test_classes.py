@@ -17,6 +17,7 @@ import run_page
 from canned import events, serving
 from msgspec import structs
 from refusals import refused
+from servers import start
 
 from loadgen.compare.comparison import Side, compare
 from loadgen.contracts.load import load_contract
@@ -37,7 +38,6 @@ from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
 from loadgen.core.workload.loading import of_mapping
 from loadgen.runs import text
 from loadgen.runs.kind import compared
-from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log
 

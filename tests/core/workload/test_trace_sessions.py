@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from refusals import refused
+from servers import start
 from trace_rows import bailian, captured, mooncake, otlp, shape, span, subagent, tracelab, weka
 
 from loadgen.core.errors import Fault, Faults
@@ -28,7 +29,6 @@ from loadgen.core.workload import (
     trace_sessions,
     traces,
 )
-from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log
 
