@@ -37,6 +37,7 @@ from loadgen.core.workload import Fixed, Poisson, Stage, Synthetic, Workload
 from loadgen.search import load_search, watch
 from loadgen.search.adaptive import Adaptive
 from loadgen.sim import virtual_backend as virtual
+from loadgen.sim.course import Course
 from loadgen.sim.presets import preset as presets
 
 S = 1_000_000_000
@@ -80,7 +81,7 @@ WORLDS = {
 }
 
 
-def simulated(world: World, stage: Stage, seed: int, steer: Any = None) -> tuple[Any, virtual.Course]:
+def simulated(world: World, stage: Stage, seed: int, steer: Any = None) -> tuple[Any, Course]:
     """The rows of one run from empty, and the simulation. Lengths differ by up to a fifth."""
     drawn = seeds.stream(seed, "lengths").uniform(0.8, 1.2, (100_000, 2)) * world.tokens
     inputs, outputs = drawn.astype(int).T.tolist()

@@ -30,10 +30,10 @@ from loadgen.core.results.manifest import Header, StagePlan
 from loadgen.core.schedule import arrivals
 from loadgen.core.server_metrics.series import UP, MetricSample
 from loadgen.core.workload import Fixed, Poisson, Stage, Synthetic, Workload
+from loadgen.sim.course import Course
 from loadgen.sim.engine.replica import Costs, PurePythonReplica, ServerLimits
 from loadgen.sim.engine.routing import route
 from loadgen.sim.presets.preset import load_preset
-from loadgen.sim.virtual_backend import Course
 from loadgen.sim.virtual_rows import outcome
 
 S, MS = 1_000_000_000, 1_000_000

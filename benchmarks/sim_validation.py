@@ -28,9 +28,10 @@ from loadgen.core.schedule import arrivals
 from loadgen.core.workload import Constant as Evenly
 from loadgen.core.workload import Fixed, Poisson, Stage, Synthetic, Workload
 from loadgen.cost import published as reference
+from loadgen.sim.course import Course
 from loadgen.sim.presets import preset as presets
 from loadgen.sim.presets.preset import Preset, SourcedNumber
-from loadgen.sim.virtual_backend import Course, SimulatedSystem, simulate
+from loadgen.sim.virtual_backend import SimulatedSystem, simulate
 
 PARTS = "offline,latency,sensitivity,throughput,rack"
 SERVER_S = 600  # MLPerf's minimum duration, which all of these runs kept

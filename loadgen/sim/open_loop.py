@@ -1,5 +1,5 @@
 """An open loop of single requests in virtual time: no request depends on another one's end, so that each replica
-simulates its part at once, in C. The result is that of `virtual_backend.Course`, to the last row. Pure.
+simulates its part at once, in C. The result is that of `course.Course`, to the last row. Pure.
 """
 
 from __future__ import annotations

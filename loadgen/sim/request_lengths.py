@@ -44,13 +44,11 @@ def of_workload(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
     if per_block and getattr(spec, "chunks", None) is not None:
         return _with_chunks(spec, prompts, per_block)
     shared = spec.system_tokens or spec.shared_prefix_tokens or getattr(spec, "cache", None)
-    if per_block and (prompts.turns > 1 or shared):
-        return _with_shared_prefixes(spec, prompts, per_block)
-    if prompts.turns > 1:
-        return lambda number: (prompts.asked_input(number), prompts.asked_output(number), ())
+    if prompts.turns > 1 or (per_block and shared):
+        return SharedPrefixes(spec, prompts, per_block)
     if spec.input_tokens.tag == spec.output_tokens.tag == "fixed":
         return OneLength(prompts.asked_input(0), prompts.asked_output(0))
-    return Drawn(prompts)
+    return Drawn(prompts, spec.system_tokens)
 
 
 def of_values(prompts: SyntheticPrompts | FilePrompts) -> Sizes:
@@ -92,13 +90,14 @@ class OneLength:
 class Drawn:
     """Lengths of requests that share nothing, drawn for many numbers at a time: requests come roughly in order."""
 
-    def __init__(self, prompts: SyntheticPrompts) -> None:
-        self._asked = prompts.asked
+    def __init__(self, prompts: SyntheticPrompts, system_tokens: int) -> None:
+        self._drawn, self._system_tokens = prompts.drawn, system_tokens
         self._block = functools.lru_cache(maxsize=BLOCKS)(self._draw)
 
     def _draw(self, number: int) -> tuple[array[int], array[int]]:
-        input_tokens, output_tokens = self._asked(range(number * BLOCK, (number + 1) * BLOCK))
-        return array("q", input_tokens), array("q", output_tokens)
+        numbers = range(number * BLOCK, (number + 1) * BLOCK)
+        input_tokens = array("q", [self._system_tokens + tokens for tokens in self._drawn("input", numbers)])
+        return input_tokens, array("q", self._drawn("output", numbers))
 
     def __call__(self, number: int) -> tuple[int, int, Sequence[Hashable]]:
         block_number, index = divmod(number, BLOCK)
@@ -118,27 +117,56 @@ class Drawn:
         return input_tokens, output_tokens
 
 
-def _with_shared_prefixes(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
-    system = spec.system_tokens
-    turns = prompts.turns
-    asked_input, asked_output, group_of = prompts.asked_input, prompts.asked_output, prompts.group_of
-    system_blocks = system // per_block  # blocks that all prompts share
+class SharedPrefixes:
+    """Lengths of requests that share what they begin with: a system prompt, a prefix, their conversation."""
 
-    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
-        tokens = asked_input(number)
-        full_blocks = tokens // per_block
-        conversation = number // turns
-        shared_blocks = min((system + prompts.shared_tokens(conversation)) // per_block, full_blocks)  # of a group
-        blocks = list(range(min(system_blocks, full_blocks)))
-        if shared_blocks > system_blocks:
-            base = _GROUP * (1 + group_of(conversation))
-            blocks += range(base + system_blocks, base + shared_blocks)
-        if turns > 1 and full_blocks > shared_blocks:
+    def __init__(self, spec: Any, prompts: SyntheticPrompts, per_block: int) -> None:
+        self._system, self._prompts, self._per_block = spec.system_tokens, prompts, per_block
+        self._system_blocks = spec.system_tokens // per_block if per_block else 0  # that all prompts share
+        self._is_one_group = spec.prefixes == 1
+
+    def __call__(self, number: int) -> tuple[int, int, Sequence[Hashable]]:
+        prompts = self._prompts
+        tokens, output_tokens = prompts.asked_input(number), prompts.asked_output(number)
+        if not self._per_block:
+            return tokens, output_tokens, ()
+        conversation = number // prompts.turns
+        full_blocks = tokens // self._per_block
+        # of a group
+        shared_blocks = min((self._system + prompts.shared_tokens(conversation)) // self._per_block, full_blocks)
+        blocks = list(range(min(self._system_blocks, full_blocks)))
+        if shared_blocks > self._system_blocks:
+            base = _GROUP * (1 + prompts.group_of(conversation))
+            blocks += range(base + self._system_blocks, base + shared_blocks)
+        if prompts.turns > 1 and full_blocks > shared_blocks:
             base = _CONVERSATION + (conversation << 24)
             blocks += range(base + shared_blocks, base + full_blocks)
-        return tokens, asked_output(number), blocks
+        return tokens, output_tokens, blocks
 
-    return sizes
+    def of_conversations(self, first: int, count: int) -> tuple[Any, Any, Any, Any]:
+        """Of all requests of so many conversations: prompt and output tokens, and the blocks as three ranges of each
+        request: where they begin, and how many there are."""
+        prompts, turns = self._prompts, self._prompts.turns
+        conversations, numbers = range(first, first + count), range(first * turns, (first + count) * turns)
+        own = prompts.drawn("input", conversations)
+        output_tokens, results = (
+            np.array(prompts.drawn(what, numbers), np.int64).reshape(count, turns) for what in ("output", "tool")
+        )
+        added = np.column_stack([np.array(own, np.int64) + self._system, output_tokens[:, :-1] + results[:, 1:]])
+        tokens = added.cumsum(axis=1)
+        if not self._per_block:
+            return tokens, output_tokens, (), ()
+        full_blocks = tokens // self._per_block
+        prefix = self._system + np.array(list(map(prompts.shared_of, own)), np.int64)
+        shared_blocks = np.minimum((prefix // self._per_block)[:, None], full_blocks)
+        groups = [0] * count if self._is_one_group else list(map(prompts.group_of, conversations))
+        bases = np.zeros((count, turns, 3), np.int64)
+        bases[:, :, 1] = _GROUP * (1 + np.array(groups, np.int64))[:, None] + self._system_blocks
+        bases[:, :, 2] = _CONVERSATION + (np.array(conversations, np.int64) << 24)[:, None] + shared_blocks
+        of_all = np.minimum(self._system_blocks, full_blocks)
+        of_one = full_blocks - shared_blocks if turns > 1 else np.zeros_like(full_blocks)
+        of_group = np.maximum(shared_blocks - self._system_blocks, 0)
+        return tokens, output_tokens, bases, np.stack([of_all, of_group, of_one], axis=2)
 
 
 def _with_chunks(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:

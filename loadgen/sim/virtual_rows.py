@@ -8,7 +8,7 @@ tokens.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -62,7 +62,7 @@ class Flights:
 
     def by_column(self) -> dict[str, Ints]:
         """What was sent, by the names of FLIGHT."""
-        return self.columns or _columns(self.sent, FLIGHT)
+        return self.columns or columns_of(self.sent, FLIGHT)
 
 
 class VirtualRows(NamedTuple):
@@ -118,30 +118,23 @@ def outcome(
     return VirtualRows(RowColumns(sent + len(unsent), {**values, **slots}), gaps, timeline, emitted)
 
 
-def rows_so_far(sent: array[int], ends: Sequence[Callable[[int], int]], schedule: Schedule) -> NDArray[np.void]:
-    """The rows of requests that have ended, while the run goes on, from some of `Flights.sent`.
-
-    They know nothing of gaps and events. `ends`: of each replica, when an iteration ended.
-    """
-    columns = _columns(sent, FLIGHT)
-    count = len(columns["number"])
-    instants = [
-        ends[replica](iteration) if iteration >= 0 else -1
-        for name in ("first", "last")
-        for replica, iteration in zip(columns["replica"].tolist(), columns[name].tolist(), strict=True)
-    ]
-    place, of_replica = np.arange(count), columns["replica"]
+def rows_so_far(columns: dict[str, Ints], first_ns: Ints, last_ns: Ints, schedule: Schedule) -> NDArray[np.void]:
+    """The rows of requests that have ended, while the run goes on, from the columns of FLIGHT and when each had its
+    first and its last token (-1: never). They know nothing of gaps and events."""
+    count, of_replica = len(first_ns), columns["replica"]
+    place, none = np.arange(count), np.zeros(count, np.int64)
     only = {
         "first": np.where(columns["first"] >= 0, place, -1), "last": np.where(columns["last"] >= 0, count + place, -1),
     }  # fmt: skip
-    none = np.zeros(count, np.int64)
-    columns |= {**only, "replica": none}
-    values = _of_sent(columns, [np.array(instants, np.int64)], none, none, "estimate", kept_cache=False)
-    slots = _slots(columns["number"], schedule)
-    return RowColumns(count, {**values, **slots, "replica": of_replica})[:]
+    instants = [np.concatenate([first_ns, last_ns])]
+    values = _of_sent({**columns, **only, "replica": none}, instants, none, none, "estimate", kept_cache=False)
+    rows = np.zeros(count, ROW)
+    for name, column in {**values, **_slots(columns["number"], schedule), "replica": of_replica}.items():
+        rows[name] = column
+    return rows
 
 
-def _columns(flat: array[int], names: tuple[str, ...]) -> dict[str, Ints]:
+def columns_of(flat: Any, names: tuple[str, ...]) -> dict[str, Ints]:
     """The columns of a flat array, in its own memory."""
     return dict(zip(names, np.asarray(flat, np.int64).reshape(-1, len(names)).T, strict=True))
 
@@ -151,9 +144,10 @@ def _slots(number: Ints, schedule: Schedule) -> dict[str, Column]:
     chain, turn = np.divmod(number, schedule.turns) if schedule.turns > 1 else (number, np.zeros(len(number), np.int8))
     is_session = np.full(len(number), schedule.turns > 1)
     if not isinstance(schedule.chains, Conversations | Singles):  # the last place is not always the last turn
-        made = [schedule.chains.of(one) for one in chain.tolist()]
-        is_session = np.array([one.is_session for one in made], np.bool_)
-        turn = np.minimum(turn, np.array([len(one.waits) - 1 for one in made], np.int64))
+        chains, which = np.unique(chain, return_inverse=True)
+        made = [schedule.chains.of(one) for one in chains.tolist()]
+        is_session = np.array([one.is_session for one in made], np.bool_)[which]
+        turn = np.minimum(turn, np.array([len(one.waits) - 1 for one in made], np.int64)[which])
     firsts = np.array([span.first_chain for span in schedule.stages])
     lanes = np.array([span.lanes for span in schedule.stages])
     stage = (np.searchsorted(firsts, chain, side="right") - 1).astype(np.int16)
@@ -188,7 +182,7 @@ def _stretches(columns: dict[str, Ints], flat: array[int]) -> Stretches:
     final = Stretches(row, columns["replica"][row], columns["start"][row], columns["last"][row])
     if not len(flat):
         return final
-    earlier = _columns(flat, ("number", "replica", "first", "last"))
+    earlier = columns_of(flat, ("number", "replica", "first", "last"))
     order = np.argsort(columns["number"], kind="stable")
     places = np.searchsorted(columns["number"][order], earlier["number"])
     of_row = order[np.minimum(places, len(order) - 1)]

@@ -60,7 +60,7 @@ def trace_of(path: Path, workload: dict[str, object], seed: int, step_s: float =
     due = arrivals.build(made, seed).columns().due_ns / 1e9
     due = np.floor(due / step_s) * step_s if step_s else due
     prompts = build(made, seed, 1, tokens.load_tokenizer(None))
-    read, write = prompts.asked(range(len(due)))  # type: ignore[attr-defined]
+    read, write = (prompts.drawn(what, range(len(due))) for what in ("input", "output"))  # type: ignore[attr-defined]
     rows = zip(due.tolist(), read, write, strict=True)
     path.write_text("timestamp,input_length,output_length\n" + "".join(f"{at:.6f},{i},{o}\n" for at, i, o in rows))
     return path

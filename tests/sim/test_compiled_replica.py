@@ -14,10 +14,10 @@ from loadgen.core.execution.driver import AFTER_STOP_NS
 from loadgen.core.schedule.chains import Singles
 from loadgen.core.schedule.timetable import Schedule, StageSpan
 from loadgen.sim import open_loop
+from loadgen.sim.course import Course
 from loadgen.sim.engine import replica as engine
 from loadgen.sim.engine.replica import NEVER, Costs, PurePythonReplica, ServerLimits
 from loadgen.sim.engine.routing import route
-from loadgen.sim.virtual_backend import Course
 
 if engine.module is None:
     pytest.skip("built by pip install where a C compiler is", allow_module_level=True)

@@ -49,6 +49,8 @@ def law(length: Any) -> Law:
 
 def together(length: Any, key: bytes, purpose: str, numbers: range) -> list[int]:
     """`law(length)` for each number: the same integers, several times faster for normal and lognormal."""
+    if length.tag == "fixed":
+        return [length.value] * len(numbers)
     draw_length = law(length)
     if length.tag not in ("normal", "lognormal"):
         return [draw_length(key, purpose, number) for number in numbers]

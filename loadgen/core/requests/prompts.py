@@ -106,7 +106,8 @@ class SyntheticPrompts:
         turns = requests.turns
         self.turns: int = turns.count if turns else 1
         self.history: str = turns.history if turns else "scripted"
-        self._length_laws = requests.input_tokens, requests.output_tokens
+        self._length_laws = {"input": requests.input_tokens, "output": requests.output_tokens}
+        self._length_laws["tool"] = turns.tool_result_tokens if turns else _ONE_TOKEN
         self._input_length, self._output_length = law(requests.input_tokens), law(requests.output_tokens)
         self._tool_result = law(turns.tool_result_tokens) if turns else None
         self._prefix_tokens: int = requests.shared_prefix_tokens
@@ -157,11 +158,11 @@ class SyntheticPrompts:
     def asked_output(self, number: int) -> int:
         return 0 if self._api in ("embeddings", "rerank") else self._output_length(self._lengths_key, "output", number)
 
-    def asked(self, numbers: range) -> tuple[list[int], list[int]]:
-        """Return `asked_input` and `asked_output` of each number, faster than singly; only without conversations."""
-        drawn = together(self._length_laws[0], self._lengths_key, "input", numbers)
-        input_tokens = [self._system_tokens + self._without_template(tokens) for tokens in drawn]
-        return input_tokens, together(self._length_laws[1], self._lengths_key, "output", numbers)
+    def drawn(self, what: str, numbers: range) -> list[int]:
+        """The tokens of the `input` of each of these conversations, or of the `output` of each of these requests, or of
+        the `tool` result before each, faster than singly."""
+        tokens = together(self._length_laws[what], self._lengths_key, what, numbers)
+        return list(map(self._without_template, tokens)) if what == "input" else tokens
 
     def group_of(self, conversation: int) -> int:
         """The number of the shared prefix that a conversation (or a single request) begins with, below `prefixes`."""
@@ -172,9 +173,10 @@ class SyntheticPrompts:
 
         For a share of the cache: so many that with those of the template they are that share of the prompt.
         """
-        return self._shared_of(self._first_message_tokens(conversation))
+        return self.shared_of(self._first_message_tokens(conversation))
 
-    def _shared_of(self, n: int) -> int:
+    def shared_of(self, n: int) -> int:
+        """`shared_tokens` of a conversation whose first message has n tokens."""
         if self._cached is None:
             return min(n, self._prefix_tokens)
         asked = round(self._cached * (n + self._template)) - self._template
@@ -274,8 +276,7 @@ class SyntheticPrompts:
         return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]
 
     def _first_message_tokens(self, conversation: int) -> int:
-        tokens = self._input_length(self._lengths_key, "input", conversation)
-        return self._without_template(tokens) if self._template else tokens
+        return self._without_template(self._input_length(self._lengths_key, "input", conversation))
 
     def _without_template(self, tokens: int) -> int:
         return max(1, tokens - self._template) if self._template else tokens
@@ -289,7 +290,7 @@ class SyntheticPrompts:
             prefix, prefix_n = " ".join(text for text, _ in texts), sum(tokens for _, tokens in texts)
             n -= prefix_n
             return self._exact_text("user", conversation, n, self._unique_head(conversation, n), prefix + " ", prefix_n)
-        if shared_n := self._shared_of(n):
+        if shared_n := self.shared_of(n):
             prefix, prefix_n = self._shared_text("prefix", self.group_of(conversation), shared_n)
             if n == shared_n:
                 return prefix, prefix_n

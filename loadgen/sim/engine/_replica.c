@@ -1,6 +1,6 @@
 /* The twins of `SimRequest` and `Replica` in replica.py, which says what they do; tests/sim/test_compiled_replica.py
-   holds the two against each other. Beside them `Replica.carry`, which takes a whole open loop at once. Built where a
-   C compiler is found. Only the limited API of Python 3.11 is used. Compiled without contraction of a * b + c, so that
+   holds the two against each other. Beside them `Replica.carry`, which takes a whole open loop at once, and _course.h,
+   which takes any other load. Built where a C compiler is found. Only the limited API of Python 3.11 is used. Compiled without contraction of a * b + c, so that
    durations are those of Python to the last bit. */
 
 #define PY_SSIZE_T_CLEAN
@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define VERSION 1 /* of these types: replica.py asks for the same, else it takes Python's */
+#define VERSION 2 /* of these types: replica.py asks for the same, else it takes Python's */
 #define NEVER ((int64_t)1 << 62)
 #define OBJECT(of) ((PyObject *)(of))
 #define AHEAD 8 /* blocks: so far ahead of the search are their slots fetched */
@@ -24,6 +24,8 @@ typedef struct { /* the hash of a block of a prompt, as the caller names it */
     int64_t value;    /* the number itself, or the hash of the object */
     PyObject *object; /* NULL: a number of 64 bits */
 } Key;
+
+struct Flight;
 
 typedef struct Request {
     PyObject_HEAD
@@ -37,6 +39,7 @@ typedef struct Request {
     Py_ssize_t pinned_count, pinned_room;
     struct Request *before, *after; /* in the queue or, while it decodes, among the running ones; both own it */
     struct Request *bucket_before, *bucket_after;
+    struct Flight *flight; /* of a course, until it has ended */
 } Request;
 
 typedef struct {
@@ -81,7 +84,7 @@ typedef struct {
     Bytes *stretches; /* inside `carry`: where parts of paused requests are written */
 } Replica;
 
-static PyTypeObject *request_type;
+static PyTypeObject *request_type, *replica_type;
 
 static int64_t floor_div(int64_t a, int64_t b)
 {
@@ -1268,12 +1271,17 @@ static PyType_Spec replica_spec = {
     .slots = replica_slots,
 };
 
+#include "_course.h"
+
 /* -- the module --------------------------------------------------------------------------------------------------- */
+
+static PyMethodDef functions[] = {{"course", course, METH_VARARGS, NULL}, {NULL}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "loadgen.sim.engine._replica",
     .m_doc = "A replica of a simulated server, in C.",
+    .m_methods = functions,
     .m_size = -1,
 };
 
@@ -1293,6 +1301,6 @@ PyMODINIT_FUNC PyInit__replica(void)
         return NULL;
     }
     request_type = (PyTypeObject *)request;
-    Py_DECREF(replica);
+    replica_type = (PyTypeObject *)replica;
     return module;
 }
