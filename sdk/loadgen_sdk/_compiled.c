@@ -18,7 +18,7 @@
 #include <sys/timerfd.h>
 #include <time.h>
 
-#define VERSION 7 /* of these functions: compiled.py asks for the same, else it takes Python's */
+#define VERSION 8 /* of these functions: compiled.py asks for the same, else it takes Python's */
 
 enum {
     READ_BYTES = 32 << 10,
@@ -46,6 +46,8 @@ enum {
 };
 
 #define PAUSE_NS 1000000000LL
+#define FOREVER (1LL << 62)
+#define USUAL_REUSE_NS 1000000000LL /* a connection that was used just now can be used again */
 #define HELD_EVENTS (EPOLLIN | EPOLLRDHUP | EPOLLET)
 
 #ifndef SO_TIMESTAMPNS
@@ -279,14 +281,25 @@ static int count_plain(Inbox *inbox, const char *data, Py_ssize_t size, int64_t 
 
 /* -- Receiver ------------------------------------------------------------------------------------------------------ */
 
+/* What goes on by itself, from the end of a usual answer to the next request of its lane: the pool's part, and the fields
+   of `Succession` in transport/succession.py, in their order. */
+#define FOLLOWED_FIELDS(F)                                                                                             \
+    F(pool) F(idle) F(in_flight) F(awaited) F(head) F(timeout) F(stream) F(keep_text) F(keep_headers)                  \
+    F(ended) F(partial) F(start) F(started) F(exchanges) F(ends) F(left) F(spans) F(sent) F(counters) F(recent) F(row) \
+    F(refusals) F(take) F(flows) F(start_ns) F(worker) F(name)
+#define F(name) F_##name,
+enum { FOLLOWED_FIELDS(F) F_COUNT };
+#undef F
+
 typedef struct {
     PyObject_HEAD
     PyObject *queue;
     PyObject *queue_append;
+    PyObject *followed; /* a tuple of these, or NULL */
     Inbox **inboxes; /* by descriptor; NULL where there is none */
     int inboxes_size;
     int epoll, held, timer;
-    long long now, last_poll, poll_started, to_monotonic, poll_at, armed_for, reads_at_poll;
+    long long now, last_poll, poll_started, to_monotonic, poll_at, armed_for, reads_at_poll, wake_at;
     long long ready, waiting, polls, reads;
     long long last_held_poll, held_count, held_reads, timely_reads, shared_reads, look_began, hold_from, pause_ns;
     char holding, many_events;
@@ -330,6 +343,7 @@ static int receiver_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(key
     receiver->now = receiver->last_poll = receiver->poll_started = clock_ns(CLOCK_MONOTONIC);
     receiver->last_held_poll = receiver->look_began = receiver->now;
     receiver->pause_ns = PAUSE_NS;
+    receiver->wake_at = FOREVER;
     receiver->to_monotonic = receiver->now - clock_ns(CLOCK_REALTIME);
     return watch(receiver->epoll, EPOLL_CTL_ADD, receiver->held, EPOLLIN);
 }
@@ -340,6 +354,7 @@ static int receiver_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(receiver->queue);
     Py_VISIT(receiver->queue_append);
+    Py_VISIT(receiver->followed);
     for (int fd = 0; fd < receiver->inboxes_size; fd++)
         Py_VISIT((PyObject *)receiver->inboxes[fd]);
     return 0;
@@ -350,6 +365,7 @@ static int receiver_clear(PyObject *self)
     Receiver *receiver = (Receiver *)self;
     Py_CLEAR(receiver->queue);
     Py_CLEAR(receiver->queue_append);
+    Py_CLEAR(receiver->followed);
     Inbox **inboxes = receiver->inboxes;
     int size = receiver->inboxes_size;
     receiver->inboxes = NULL;
@@ -762,9 +778,10 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
 {
     Receiver *receiver = (Receiver *)self;
     int wait_ms;
-    long long until, wake_at, due_at;
-    if (!PyArg_ParseTuple(args, "iLLL", &wait_ms, &until, &wake_at, &due_at))
+    long long until, due_at;
+    if (!PyArg_ParseTuple(args, "iLL", &wait_ms, &until, &due_at))
         return NULL;
+    int64_t wake_at = receiver->wake_at;
     PyObject *others = PyList_New(0);
     if (others == NULL)
         return NULL;
@@ -846,6 +863,7 @@ static PyObject *receiver_hand_over(PyObject *self, PyObject *value);
 static PyObject *receiver_hand_over_queued(PyObject *self, PyObject *const *args, Py_ssize_t count);
 static PyObject *receiver_carry(PyObject *self, PyObject *const *args, Py_ssize_t count);
 static PyObject *receiver_free(PyObject *self, PyObject *const *args, Py_ssize_t count);
+static PyObject *receiver_follow(PyObject *self, PyObject *value);
 
 static PyMethodDef receiver_methods[] = {
     {"add", receiver_add, METH_O, NULL},
@@ -859,6 +877,7 @@ static PyMethodDef receiver_methods[] = {
     {"hand_over_queued", (PyCFunction)(void (*)(void))receiver_hand_over_queued, METH_FASTCALL, NULL},
     {"carry", (PyCFunction)(void (*)(void))receiver_carry, METH_FASTCALL, NULL},
     {"free", (PyCFunction)(void (*)(void))receiver_free, METH_FASTCALL, NULL},
+    {"follow", receiver_follow, METH_O, NULL},
     {NULL},
 };
 
@@ -867,6 +886,7 @@ static PyMemberDef receiver_members[] = {
     {"last_poll", T_LONGLONG, offsetof(Receiver, last_poll), 0, NULL},
     {"poll_at", T_LONGLONG, offsetof(Receiver, poll_at), 0, NULL},
     {"armed_for", T_LONGLONG, offsetof(Receiver, armed_for), 0, NULL},
+    {"wake_at", T_LONGLONG, offsetof(Receiver, wake_at), 0, NULL},
     {"poll_started", T_LONGLONG, offsetof(Receiver, poll_started), 0, NULL},
     {"holding", T_BOOL, offsetof(Receiver, holding), READONLY, NULL},
     {"ready", T_LONGLONG, offsetof(Receiver, ready), 0, NULL},
@@ -1041,6 +1061,8 @@ static PyObject *known_heads, *decode_usage, *endings;
 /* Values that the fields have at first, and names. */
 static PyObject *never, *zero, *enough, *no_text, *no_bytes, *mode_head, *mode_chunked, *mode_end, *event_stream;
 static PyObject *name_tls, *name_closed, *name_busy, *name_prompt_tokens, *name_completion_tokens;
+static PyObject *name_number, *name_session, *name_stage, *name_lane, *name_lanes, *name_chains, *name_first_chain;
+static PyObject *name_func, *name_args, *name_ok, *name_sent, *name_sent_this_tick, *name_reuse_ns, *name_carried;
 static PyObject *name_popleft, *name_peer, *name_over;
 static PyObject *name_unsent, *name_idle_since, *name_served, *name_pop, *name_append, *name_tcp_ns, *name_tls_ns;
 static PyObject *name_prompt_details, *name_input_details, *name_completion_details, *name_output_details;
@@ -1269,6 +1291,22 @@ static const int given_at[GIVEN] = {X_request, X_head,         X_payload,   X_du
                                     X_stream,  X_asked_output, X_keep_text, X_keep_headers, X_sink,    X_on_first};
 static PyObject *given_names[GIVEN];
 
+/* -1 with an exception. */
+static int begin_exchange(State *exchange, PyObject *const given[GIVEN])
+{
+    for (int i = 0; i < GIVEN; i++)
+        put_same(exchange, given_at[i], given[i]);
+    static const int nevers[] = {X_done, X_ready, X_tcp, X_tls};
+    static const int zeros[] = {X_resent, X_tries, X_deadline, X_bytes_sent, X_bytes_received};
+    PUT_ALL(exchange, nevers, never);
+    PUT_ALL(exchange, zeros, zero);
+    put_same(exchange, X_connection, Py_None);
+    put_same(exchange, X_failure, Py_None);
+    put_same(exchange, X_over, Py_False);
+    put_same(exchange, X_reused, Py_False);
+    return begin_answer(exchange);
+}
+
 /* The names are looked up as they are: to parse them makes a new text of each. */
 static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
@@ -1292,17 +1330,7 @@ static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
             PyErr_SetString(PyExc_TypeError, "Exchange() takes what its namesake in Python does");
         return -1;
     }
-    for (int i = 0; i < GIVEN; i++)
-        put_same(exchange, given_at[i], given[i]);
-    static const int nevers[] = {X_done, X_ready, X_tcp, X_tls};
-    static const int zeros[] = {X_resent, X_tries, X_deadline, X_bytes_sent, X_bytes_received};
-    PUT_ALL(exchange, nevers, never);
-    PUT_ALL(exchange, zeros, zero);
-    put_same(exchange, X_connection, Py_None);
-    put_same(exchange, X_failure, Py_None);
-    put_same(exchange, X_over, Py_False);
-    put_same(exchange, X_reused, Py_False);
-    return begin_answer(exchange);
+    return begin_exchange(exchange, given);
 }
 
 static PyObject *exchange_fresh(PyObject *self, PyObject *Py_UNUSED(none))
@@ -2173,6 +2201,8 @@ failed:
     return NULL;
 }
 
+static int follow(Receiver *receiver, PyObject *connection);
+
 /* Receiver.hand_over_queued */
 static PyObject *receiver_hand_over_queued(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
@@ -2187,7 +2217,10 @@ static PyObject *receiver_hand_over_queued(PyObject *self, PyObject *const *args
         PyObject *connection = PyObject_CallMethodObjArgs(receiver->queue, name_popleft, NULL);
         PyObject *said = connection == NULL ? NULL : receiver_hand_over(self, connection), *done = said;
         long how = said == NULL ? 1 : PyLong_AsLong(said);
-        if (how == 2) {
+        int followed = how == 2 ? follow(receiver, connection) : 0;
+        if (followed < 0)
+            done = NULL;
+        else if (how == 2 && !followed) {
             PyObject *peer = PyObject_GetAttr(connection, name_peer);
             done = peer == NULL ? NULL : PyObject_CallMethodObjArgs(peer, name_over, connection, NULL);
             Py_XDECREF(peer);
@@ -2265,6 +2298,10 @@ static int make_values(void)
                  {&name_prompt_tokens, "prompt_tokens"}, {&name_completion_tokens, "completion_tokens"},
                  {&event_stream, "text/event-stream"}, {&name_gaps, "gaps"}, {&name_instants, "instants"},
                  {&name_popleft, "popleft"}, {&name_peer, "peer"}, {&name_over, "over"},
+                 {&name_number, "number"}, {&name_session, "session"}, {&name_stage, "stage"}, {&name_lane, "lane"},
+                 {&name_lanes, "lanes"}, {&name_chains, "chains"}, {&name_first_chain, "first_chain"},
+                 {&name_func, "func"}, {&name_args, "args"}, {&name_ok, "ok"}, {&name_sent, "sent"},
+                 {&name_sent_this_tick, "_sent_this_tick"}, {&name_reuse_ns, "_reuse_ns"}, {&name_carried, "_carried"},
                  {&name_unsent, "unsent"}, {&name_idle_since, "idle_since"}, {&name_served, "served"},
                  {&name_pop, "pop"}, {&name_append, "append"}, {&name_tcp_ns, "tcp_ns"}, {&name_tls_ns, "tls_ns"},
                  {&name_prompt_details, "prompt_tokens_details"}, {&name_input_details, "input_tokens_details"},
@@ -2395,16 +2432,18 @@ static int usual_tokens(PyObject *usage, Tokens *tokens)
 }
 
 /* What `row` of core/results/record.py makes of a Completion, from its exchange: the row, the time to the first token (-1
-   without one), the end; from the start of the run. None where it failed, kept texts, or told what is not usual. */
-static PyObject *usual_row(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+   without one), the end; from the start of the run. */
+typedef struct {
+    unsigned char bytes[8 * ROW_FIELDS];
+    int64_t place[ROW_PLACE], ttft, ended;
+} Row;
+
+/* 0 where it failed, kept texts, or told what is not usual. */
+static int write_row(Row *row, PyObject *of, int64_t start, PyObject *known)
 {
-    if (count != 4 || !PyTuple_Check(args[0]) || PyTuple_Size(args[0]) != ROW_PLACE) {
-        PyErr_SetString(PyExc_TypeError, "usual_row(place, exchange, start_ns, built)");
-        return NULL;
-    }
-    State *exchange = (State *)args[1];
-    if (row_finish == NULL || exchange_class == NULL || Py_TYPE(args[1]) != exchange_class)
-        Py_RETURN_NONE;
+    State *exchange = (State *)of;
+    if (row_finish == NULL || exchange_class == NULL || Py_TYPE(of) != exchange_class)
+        return 0;
     State *reading = (State *)exchange->field[X_reading], *response = (State *)exchange->field[X_response];
     if (exchange->field[X_failure] != Py_None || Py_TYPE((PyObject *)reading) != reading_class ||
         Py_TYPE((PyObject *)response) != response_class || reading->field[R_pieces] != Py_None ||
@@ -2418,11 +2457,11 @@ static PyObject *usual_row(PyObject *Py_UNUSED(module), PyObject *const *args, P
     PyObject *code = PyDict_GetItemWithError(row_finish, reading->field[R_finish_reason]);
     if (code == NULL && PyErr_Occurred())
         goto unusual;
-    int64_t start = number_of(args[2], &fits), due = number_of(exchange->field[X_due], &fits), value[ROW_FIELDS];
-    int64_t built = count_of(args[3], name_tokens, &fits), asked = count_of(args[3], name_asked_output, &fits);
+    int64_t due = number_of(exchange->field[X_due], &fits), value[ROW_FIELDS];
+    int64_t built = count_of(known, name_tokens, &fits), asked = count_of(known, name_asked_output, &fits);
 #define OF(state, name) number_of((state)->field[name], &fits)
     for (; at < ROW_PLACE; at++)
-        value[at] = number_of(PyTuple_GetItem(args[0], at), &fits);
+        value[at] = row->place[at];
     value[at++] = 0; /* ok */
     value[at++] = 0;
     value[at++] = OF(response, P_status);
@@ -2460,7 +2499,7 @@ static PyObject *usual_row(PyObject *Py_UNUSED(module), PyObject *const *args, P
     value[at++] = OF(exchange, X_tcp);
     value[at++] = OF(exchange, X_tls);
 #undef OF
-    unsigned char row[ROW_FIELDS * 8], *to = row;
+    unsigned char *to = row->bytes;
     for (int i = 0; i < ROW_FIELDS; i++) {
         int size = letter_bytes(row_letters[i]);
         int64_t most = size == 1 ? 255 : size == 8 ? INT64_MAX : ((int64_t)1 << (8 * size - 1)) - 1;
@@ -2468,13 +2507,281 @@ static PyObject *usual_row(PyObject *Py_UNUSED(module), PyObject *const *args, P
         for (int byte = 0; byte < size; byte++)
             *to++ = (unsigned char)((uint64_t)value[i] >> 8 * byte);
     }
+    row->ttft = instants[4] < 0 ? -1 : instants[4] - due;
+    row->ended = instants[8] - start;
     if (fits)
-        return Py_BuildValue("y#LL", (char *)row, (Py_ssize_t)row_bytes,
-                             (long long)(instants[4] < 0 ? -1 : instants[4] - due), (long long)(instants[8] - start));
+        return 1;
 unusual:
     PyErr_Clear();
+    return 0;
+}
+
+static PyObject *usual_row(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 4 || !PyTuple_Check(args[0]) || PyTuple_Size(args[0]) != ROW_PLACE) {
+        PyErr_SetString(PyExc_TypeError, "usual_row(place, exchange, start_ns, built)");
+        return NULL;
+    }
+    Row row;
+    int fits = 1;
+    int64_t start = number_of(args[2], &fits);
+    for (int at = 0; at < ROW_PLACE; at++)
+        row.place[at] = number_of(PyTuple_GetItem(args[0], at), &fits);
+    if (!fits || !write_row(&row, args[1], start, args[3]))
+        Py_RETURN_NONE;
+    return Py_BuildValue("y#LL", (char *)row.bytes, (Py_ssize_t)row_bytes, (long long)row.ttft, (long long)row.ended);
+}
+
+/* -- from one request of a lane to the next ------------------------------------------------------------------------ */
+
+/* Receiver.follow */
+static PyObject *receiver_follow(PyObject *self, PyObject *value)
+{
+    if (value != Py_None && (!PyTuple_Check(value) || PyTuple_Size(value) != F_COUNT)) {
+        PyErr_SetString(PyExc_TypeError, "what is followed is a tuple of what a pool and a Succession have");
+        return NULL;
+    }
+    PyObject *before = ((Receiver *)self)->followed;
+    Py_INCREF(value);
+    ((Receiver *)self)->followed = value == Py_None ? NULL : value;
+    if (value == Py_None)
+        Py_DECREF(value);
+    Py_XDECREF(before);
     Py_RETURN_NONE;
 }
+
+/* A number of a list; `*fits` becomes 0 where there is none. */
+static int64_t number_at(PyObject *list, int64_t at, int *fits)
+{
+    if (!PyList_Check(list) || at < 0 || at >= PyList_Size(list)) {
+        *fits = 0;
+        return 0;
+    }
+    return number_of(PyList_GetItem(list, (Py_ssize_t)at), fits);
+}
+
+/* These two: -1 with an exception. */
+static int add_at(PyObject *list, int64_t at, int64_t more)
+{
+    int fits = 1;
+    PyObject *sum = PyLong_FromLongLong(number_at(list, at, &fits) + more);
+    return sum == NULL ? -1 : PyList_SetItem(list, (Py_ssize_t)at, sum);
+}
+
+static int add_in(PyObject *owner, PyObject *name, int64_t more)
+{
+    int fits = 1;
+    int64_t sum = number_in(owner, name, &fits) + more;
+    if (fits)
+        return set_number(owner, name, sum);
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_TypeError, "what is counted is a number");
+    return -1;
+}
+
+/* Call with one argument, which is taken, and drop what it returns. -1 with an exception. */
+static int tell(PyObject *whom, PyObject *what)
+{
+    PyObject *done = what == NULL ? NULL : PyObject_CallFunctionObjArgs(whom, what, NULL);
+    Py_XDECREF(what);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* The head of a request whose pool has the lines `head`; NULL with an exception. */
+static PyObject *head_of(PyObject *head, PyObject *name, int64_t number, Py_ssize_t length)
+{
+    char numbers[2][24], *ends[2];
+    int64_t of[2] = {number, length};
+    for (int i = 0; i < 2; i++) {
+        char *to = ends[i] = numbers[i] + sizeof numbers[i];
+        do
+            *--to = (char)('0' + of[i] % 10);
+        while (of[i] /= 10);
+        of[i] = to - numbers[i];
+    }
+    const struct {
+        const char *at;
+        Py_ssize_t size;
+    } parts[] = {{PyBytes_AsString(head), PyBytes_Size(head)},
+                 {"X-Request-Id: ", 14},
+                 {PyBytes_AsString(name), PyBytes_Size(name)},
+                 {numbers[0] + of[0], ends[0] - numbers[0] - of[0]},
+                 {"\r\nContent-Length: ", 18},
+                 {numbers[1] + of[1], ends[1] - numbers[1] - of[1]},
+                 {"\r\n\r\n", 4}};
+    Py_ssize_t size = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        size += parts[i].size;
+    PyObject *made = PyBytes_FromStringAndSize(NULL, size);
+    char *to = made == NULL ? NULL : PyBytes_AsString(made);
+    for (size_t i = 0; to != NULL && i < sizeof parts / sizeof *parts; i++) {
+        memcpy(to, parts[i].at, (size_t)parts[i].size);
+        to += parts[i].size;
+    }
+    return made;
+}
+
+/* A lane whose request has ended: where it stands, and what comes next. */
+typedef struct {
+    PyObject *start, *built; /* of the request that ended; borrowed from `args` */
+    PyObject *args;
+    int64_t stage, lane, next;
+    int counted; /* its stage has a number of requests */
+    Row row;
+} Lane;
+
+/* Whether that is all: a request of a lane has ended well, and its next one is due at once, before all else. Nothing is
+   changed. -1 with an exception. */
+static int look_at_lane(Receiver *receiver, PyObject *connection, Lane *lane)
+{
+    PyObject *busy = PyObject_GetAttr(connection, name_busy), *with = receiver->followed;
+#define WITH(name) PyTuple_GetItem(with, F_##name)
+    State *exchange = (State *)busy;
+    int fits = 1, usual = 0;
+    lane->args = NULL;
+    if (busy == NULL || exchange_class == NULL || Py_TYPE(busy) != exchange_class || is_true(exchange, X_over))
+        goto over;
+    PyObject *on_done = exchange->field[X_on_done];
+    if ((PyObject *)Py_TYPE(on_done) != WITH(partial) || !is_same(on_done, name_func, WITH(ended)) ||
+        (lane->args = PyObject_GetAttr(on_done, name_args)) == NULL || !PyTuple_Check(lane->args) ||
+        PyTuple_Size(lane->args) != 3)
+        goto over;
+    PyObject *start = lane->start = PyTuple_GetItem(lane->args, 0), *spans = WITH(spans);
+    lane->built = PyTuple_GetItem(lane->args, 2);
+    int64_t number = number_in(start, name_number, &fits), session = number_in(start, name_session, &fits);
+    int64_t stage = lane->stage = number_in(start, name_stage, &fits), at = lane->lane = number_in(start, name_lane, &fits);
+    int64_t begin = number_of(WITH(start_ns), &fits), worker = number_of(WITH(worker), &fits);
+    if (!fits || at < 0 || session >= 0 || stage < 0 || !PyTuple_Check(spans) || stage >= PyTuple_Size(spans) ||
+        number_at(WITH(refusals), 0, &fits) != 0)
+        goto over;
+    PyObject *span = PyTuple_GetItem(spans, (Py_ssize_t)stage), *chains = PyObject_GetAttr(span, name_chains);
+    if (chains == NULL)
+        goto over;
+    lane->next = number + number_in(span, name_lanes, &fits);
+    lane->counted = chains != Py_None;
+    int64_t behind = lane->counted ? number_of(chains, &fits) + number_in(span, name_first_chain, &fits) : INT64_MAX;
+    Py_DECREF(chains);
+    int64_t ends = number_at(WITH(ends), stage, &fits), left = lane->counted ? number_at(WITH(left), stage, &fits) : 2;
+    const int64_t place[ROW_PLACE] = {number, number, stage, worker, 0, session, 0, at};
+    memcpy(lane->row.place, place, sizeof place);
+    if (!fits || lane->next >= behind || left < 2 || !write_row(&lane->row, busy, begin, lane->built))
+        goto over;
+    int64_t now = clock_ns(CLOCK_MONOTONIC), reuse = number_in(WITH(pool), name_reuse_ns, &fits);
+    PyObject *key = PyLong_FromLongLong(number);
+    usual = fits && key != NULL && lane->row.ended < ends && begin + lane->row.ended <= now && now < receiver->wake_at &&
+            reuse > USUAL_REUSE_NS && PyDict_GetItemWithError(WITH(started), key) == start &&
+            PyDict_Contains(WITH(exchanges), key) == 1;
+    Py_XDECREF(key);
+over:
+    Py_XDECREF(busy);
+    PyErr_Clear();
+    if (!usual)
+        Py_CLEAR(lane->args);
+    return usual;
+}
+
+/* Drop a number of a dictionary. -1 with an exception. */
+static int drop(PyObject *dictionary, PyObject *number)
+{
+    return number == NULL ? -1 : PyDict_DelItem(dictionary, number);
+}
+
+/* Record what has ended: Driver._on_done and Dispatcher.finished. -1 with an exception. */
+static int end_of_lane(PyObject *with, const Lane *lane)
+{
+    PyObject *number = PyLong_FromLongLong(lane->row.place[0]), *counters = WITH(counters);
+    int failed = drop(WITH(exchanges), number) < 0 || drop(WITH(started), number) < 0 ||
+                 add_in(counters, name_ok, 1) < 0 ||
+                 (lane->row.ttft >= 0 && tell(WITH(recent), PyLong_FromLongLong(lane->row.ttft)) < 0) ||
+                 tell(WITH(row), PyBytes_FromStringAndSize((const char *)lane->row.bytes, row_bytes)) < 0 ||
+                 (lane->counted && add_at(WITH(left), lane->stage, -1) < 0);
+    Py_XDECREF(number);
+    return failed ? -1 : 0;
+}
+
+/* Start the next request of a lane: Driver._send and Pool.send. -1 with an exception. */
+static int next_of_lane(Receiver *receiver, PyObject *with, const Lane *lane)
+{
+    int failed = 1, fits = 1;
+    int64_t due = lane->row.ended + number_of(WITH(start_ns), &fits);
+    PyObject *flow = PyList_GetItem(WITH(flows), (Py_ssize_t)lane->stage);
+    PyObject *number = PyLong_FromLongLong(lane->next), *stage = PyLong_FromLongLong(lane->stage), *head = NULL;
+    PyObject *start = PyObject_CallFunction(WITH(start), "LLiiLL", (long long)lane->next, (long long)lane->stage, -1, 0,
+                                            (long long)lane->lane, (long long)lane->row.ended);
+    PyObject *taken = number == NULL || stage == NULL || start == NULL || flow == NULL
+                          ? NULL
+                          : PyObject_CallFunctionObjArgs(WITH(take), stage, number, NULL);
+    PyObject *body = NULL, *built, *asked = NULL, *on_done = NULL, *due_at = NULL, *deadline = NULL, *pair = NULL;
+    State *exchange = NULL;
+    if (taken == NULL || !PyArg_ParseTuple(taken, "SO", &body, &built) ||
+        (asked = PyObject_GetAttr(built, name_asked_output)) == NULL ||
+        (head = head_of(WITH(head), WITH(name), lane->next, PyBytes_Size(body))) == NULL ||
+        (on_done = PyObject_CallFunctionObjArgs(WITH(partial), WITH(ended), start, zero, built, NULL)) == NULL ||
+        (due_at = PyLong_FromLongLong(due)) == NULL ||
+        (deadline = PyLong_FromLongLong(due + number_of(WITH(timeout), &fits))) == NULL ||
+        (exchange = made(exchange_class)) == NULL)
+        goto over;
+    PyObject *const given[GIVEN] = {Py_None,      head,  body,            due_at,             on_done, flow,
+                                    WITH(stream), asked, WITH(keep_text), WITH(keep_headers), Py_None, Py_None};
+    if (begin_exchange(exchange, given) < 0)
+        goto over;
+    put_same(exchange, X_deadline, deadline);
+    if ((pair = Py_BuildValue("OO", zero, (PyObject *)exchange)) == NULL || PyDict_SetItem(WITH(started), number, start) < 0 ||
+        PyDict_SetItem(WITH(exchanges), number, pair) < 0 ||
+        PyDict_SetItem(WITH(in_flight), (PyObject *)exchange, Py_None) < 0 || add_at(WITH(sent), lane->stage, 1) < 0 ||
+        add_in(WITH(counters), name_sent, 1) < 0 || add_in(WITH(pool), name_sent_this_tick, 1) < 0)
+        goto over;
+    PyObject *reuse = PyObject_GetAttr(WITH(pool), name_reuse_ns);
+    PyObject *const args[] = {(PyObject *)exchange, WITH(idle), reuse, WITH(awaited)};
+    PyObject *left = reuse == NULL ? NULL : receiver_carry((PyObject *)receiver, args, 4);
+    PyObject *told = left;
+    if (left != NULL && left != zero)
+        told = PyObject_CallMethodObjArgs(WITH(pool), name_carried, (PyObject *)exchange, left, NULL);
+    if (told != left)
+        Py_XDECREF(told);
+    failed = told == NULL;
+    Py_XDECREF(left);
+    Py_XDECREF(reuse);
+over:
+    Py_XDECREF(number);
+    Py_XDECREF(stage);
+    Py_XDECREF(start);
+    Py_XDECREF(taken);
+    Py_XDECREF(head);
+    Py_XDECREF(asked);
+    Py_XDECREF(on_done);
+    Py_XDECREF(due_at);
+    Py_XDECREF(deadline);
+    Py_XDECREF(pair);
+    Py_XDECREF((PyObject *)exchange);
+    return failed ? -1 : 0;
+}
+
+/* Go on by itself from the end of an answer: 1 if that was done; 0: all is left as it was; -1 with an exception. */
+static int follow(Receiver *receiver, PyObject *connection)
+{
+    PyObject *with = receiver->followed;
+    Lane lane;
+    if (with == NULL || !is_same(connection, name_peer, WITH(pool)) || !look_at_lane(receiver, connection, &lane)) {
+        PyErr_Clear();
+        return 0;
+    }
+    PyObject *const args[] = {connection, WITH(idle), WITH(in_flight), WITH(awaited)};
+    Py_INCREF(with); /* who is called may end it */
+    PyObject *freed = receiver_free((PyObject *)receiver, args, 4);
+    int done = freed == NULL ? -1 : freed != Py_None;
+    if (done > 0) {
+        put_same((State *)freed, X_over, Py_True);
+        if (end_of_lane(with, &lane) < 0 || next_of_lane(receiver, with, &lane) < 0)
+            done = -1;
+    }
+    Py_XDECREF(freed);
+    Py_DECREF(lane.args);
+    Py_DECREF(with);
+    return done;
+}
+#undef WITH
 
 /* -- texts --------------------------------------------------------------------------------------------------------- */
 

@@ -127,7 +127,8 @@ def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) 
             made.release(connection)
         elif step in ("hold", "hold two") and connection.open and not connection.ended_at:
             made.hold(connection, 2 if step == "hold two" else 1 << 40)
-        others = made.receive(0, 0, wake_at, FOREVER if number else -1)
+        made.wake_at = wake_at
+        others = made.receive(0, 0, FOREVER if number else -1)
         for one, _ in pairs:
             for read in one.reads:
                 if len(read) == 3:
@@ -255,7 +256,7 @@ def test_a_stream_is_held_until_it_may_end(classes: tuple[Any, Any]) -> None:
         made.hold(inbox, 2)
         for held in (True, False, False):
             theirs.send(PLAIN)
-            made.receive(-1, 0, FOREVER, -1)
+            made.receive(-1, 0, -1)
             assert inbox.held is held
         assert counted(made, inbox) == 3
         made.hold(inbox, 9)
@@ -269,14 +270,14 @@ def test_of_a_held_socket_nothing_is_left_unread(classes: tuple[Any, Any]) -> No
         made.hold(inbox, 1 << 40)
         theirs.send(PLAIN)
         theirs.shutdown(socket.SHUT_WR)  # the end has no edge of its own
-        made.receive(-1, 0, FOREVER, -1)
-        made.receive(0, 0, FOREVER, -1)
+        made.receive(-1, 0, -1)
+        made.receive(0, 0, -1)
         assert counted(made, inbox) == 1 and inbox.ended_at and not inbox.error
     with receiving(classes, 1) as (made, (inbox,), (theirs,)):
         made.hold(inbox, 1 << 40)
         sent = theirs.send(b"x" * (100 << 10))
         while sum(len(read[0]) for read in inbox.reads) < sent:
-            made.receive(-1, 0, FOREVER, -1)
+            made.receive(-1, 0, -1)
         assert not inbox.held, "a read that fills its buffer leaves something"
 
 
@@ -288,7 +289,7 @@ def test_events_are_held_where_there_are_many_and_each_has_its_stamp(classes: tu
                 return
             for end in ends:
                 end.send(chunk)
-            made.receive(-1, made.now + 1, FOREVER, -1)
+            made.receive(-1, made.now + 1, -1)
             for inbox in inboxes:
                 made.take(inbox)
                 inbox.queued = False
@@ -300,7 +301,7 @@ def test_events_are_held_where_there_are_many_and_each_has_its_stamp(classes: tu
         until(True, PLAIN)
         ends[0].send(PLAIN)
         sent = time.monotonic_ns()
-        made.receive(-1, sent + 5_000_000, FOREVER, -1)
+        made.receive(-1, sent + 5_000_000, -1)
         ((stamps, _, read_at),) = made.take(inboxes[0])
         assert stamps[-1] <= sent <= read_at, "stamped when it came, read when it was time"
         until(False, PLAIN * 2)  # reads of several events have less sure stamps
@@ -309,7 +310,7 @@ def test_events_are_held_where_there_are_many_and_each_has_its_stamp(classes: tu
             made.release(inbox)
         assert not made.holding, "nothing is held"
         made.poll_at = 0
-        made.receive(0, 0, FOREVER, FOREVER)
+        made.receive(0, 0, FOREVER)
         assert made.armed_for == made.poll_at > made.now, "so waits need the timer again"
 
 
@@ -323,11 +324,11 @@ def test_a_poll_says_nothing_about_a_socket_that_it_did_not_watch(classes: tuple
         for _ in range(3):
             to_other.send(PLAIN)
             while not counted(made, other):
-                made.receive(0, 0, FOREVER, -1)
+                made.receive(0, 0, -1)
         late.open = True
         made.hold(late, 1 << 40)
         while not late.reads:
-            made.receive(0, 0, FOREVER, -1)
+            made.receive(0, 0, -1)
         ((_, stamp, _, empty_at, _),) = late.reads
         assert empty_at < sent <= stamp
 
@@ -346,14 +347,14 @@ def test_stamps_of_the_kernel() -> None:
         stamps = []
         for _ in range(3):
             theirs.send(b"x" * 100)
-            made.receive(-1, 0, FOREVER, -1)
+            made.receive(-1, 0, -1)
         stamps = [read[1] for read in made.take(inbox)]
         assert len(stamps) == 3 and stamps == sorted(stamps) and not inbox.queued
         poll.register(timer, select.EPOLLIN)
         made.poll_at = 0
-        assert made.receive(0, 0, FOREVER, FOREVER) == []
+        assert made.receive(0, 0, FOREVER) == []
         assert made.armed_for == made.poll_at > made.now
-        assert made.receive(-1, FOREVER, FOREVER, FOREVER) == [(timer.fileno(), select.EPOLLIN)]
+        assert made.receive(-1, FOREVER, FOREVER) == [(timer.fileno(), select.EPOLLIN)]
         assert made.now >= made.armed_for
         for closing in (ours, theirs, timer, held, poll):
             closing.close()

@@ -9,7 +9,7 @@ import make_servers
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loadgen_sdk.dialects.body import body, merge
+from loadgen_sdk.dialects.body import body, maker, merge
 from loadgen_sdk.dialects.quirks import APIS, METRICS, QUIRKS, SERVERS, SOURCES, Api, names
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.plugins import resolve
@@ -96,6 +96,21 @@ def test_a_limit_named_by_the_user_is_the_only_one(field: str, where: str) -> No
         "min_tokens": 3,
         "ignore_eos": True,
     }
+
+
+def test_what_bodies_have_in_common_is_made_once_and_each_is_as_it_is_made_alone() -> None:
+    asked = [4, None, 7, 4, 4, 4, 9, 9, 9]
+    texts = ["w1 w2", "", 'a "quote"\n', "one prompt", "another", "\u00e9\u2028", "long " * 1000, "x", "y"]
+    plain = [Request(id="r", prompt=text, max_tokens=tokens) for text, tokens in zip(texts, asked, strict=True)]
+    others = [Request(id="r", messages=[{"role": "user", "content": "one prompt"}], max_tokens=4)]
+    others += [Request(id="r", prompt="x", max_tokens=4, exact_output=False, extra={"stop": ["one prompt"]})]
+    kept = [{"stop": ["one prompt"]}, {"stop": ["another", "one prompt"]}, {"messages": [], "prompt": "one prompt"}]
+    for name, api in (("vllm", "chat"), ("openai", "completions"), ("vllm", "responses"), ("tei", "embeddings")):
+        for extra in (None, {"temperature": 0}, *kept):
+            given: Any = QUIRKS.get(name, QUIRKS["vllm"]), api, "m", True
+            make = maker(*given, extra_body=extra, continuous_usage=True)
+            for request in (*plain, *others, *plain):
+                assert make(request) == body(request, *given, extra_body=extra, continuous_usage=True)
 
 
 def test_prompt_and_messages_cross_over() -> None:

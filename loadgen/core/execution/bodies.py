@@ -25,6 +25,7 @@ BLOCK_BYTES = 1 << 20
 READ_BYTES = 32 << 10  # short bodies are read from the file in blocks of this size; each holds many
 SHORT_BYTES = 4 << 10
 MOST_BLOCKS = 64  # kept: the lanes of a closed loop are at different places of the file
+_ROW = 5  # numbers that are kept of a body: its request's, its place in the file, length, tokens, asked output
 UNKNOWN = Built(-1, "", -1)
 
 
@@ -42,24 +43,14 @@ def _calls(done: Completion) -> tuple[dict[str, Any], ...]:
     )
 
 
-class _StoredBodies:
-    """The bodies of one stage: request numbers in ascending order, their places in the file and token counts."""
-
-    __slots__ = ("asked_output", "lengths", "numbers", "offsets", "tokens")
-
-    def __init__(self) -> None:
-        self.numbers, self.offsets = array("q"), array("q")
-        self.lengths, self.tokens, self.asked_output = array("i"), array("i"), array("i")
-
-    def find(self, number: int) -> int:
-        """Index of the body of a request number, or -1 if it was not built in advance."""
-        numbers = self.numbers
-        if len(numbers) > 1:  # the usual case: they follow each other evenly
-            position = (number - numbers[0]) // (numbers[1] - numbers[0])
-            if 0 <= position < len(numbers) and numbers[position] == number:
-                return position
-        position = bisect_left(numbers, number)
-        return position if position < len(numbers) and numbers[position] == number else -1
+def _find(stored: array[int], number: int) -> int:
+    """Where what is known of a request's body begins, or -1 if it was not built in advance."""
+    if len(stored) > _ROW:  # the usual case: the numbers follow each other evenly
+        at = (number - stored[0]) // (stored[_ROW] - stored[0]) * _ROW
+        if 0 <= at < len(stored) and stored[at] == number:
+            return at
+    at = _ROW * bisect_left(range(len(stored) // _ROW), number, key=lambda row: stored[row * _ROW])
+    return at if at < len(stored) and stored[at] == number else -1
 
 
 class Bodies:
@@ -82,7 +73,7 @@ class Bodies:
         self._end = 0
         self._blocks: dict[int, bytes] = {}  # of the file, by number
         self._most_blocks = most_blocks
-        self._stored = [_StoredBodies() for _ in range(stages)]
+        self._stored = [array("q") for _ in range(stages)]  # rows of _ROW numbers, of ascending requests
         self._input_source = ""
         self._real_history = prompts.history == "server"
         self._replies: dict[int, dict[int, AssistantTurn]] = {}  # conversation -> place of a turn -> its answer
@@ -107,12 +98,8 @@ class Bodies:
             self.sent_bytes.add_body(number, body)
             pending.append(body)
             pending_bytes += len(body)
-            stored.numbers.append(number)
-            stored.offsets.append(self._end)
-            stored.lengths.append(len(body))
             built = built_of(request)
-            stored.tokens.append(built.tokens)
-            stored.asked_output.append(built.asked_output)
+            stored.extend((number, self._end, len(body), built.tokens, built.asked_output))
             self._input_source = built.source or self._input_source
             self._end += len(body)
             count += 1
@@ -124,7 +111,7 @@ class Bodies:
 
     def ahead(self, stage: int) -> int:
         """How many bodies of a stage were built in advance, sent or not."""
-        return len(self._stored[stage].numbers)
+        return len(self._stored[stage]) // _ROW
 
     def _write(self, pending: list[bytes]) -> None:
         view = memoryview(b"".join(pending))
@@ -137,25 +124,22 @@ class Bodies:
         if self._real_history and self._prompts.follows_replies(number):
             return self._with_replies(number)
         stored = self._stored[stage]
-        position = stored.find(number)
-        if position < 0:
+        if (at := _find(stored, number)) < 0:
             self.late += 1
             return self._build_now(number, self._prompts[number])
-        built, tokens, asked = self._last_built, stored.tokens[position], stored.asked_output[position]
+        _, offset, length, tokens, asked = stored[at : at + _ROW]
+        built = self._last_built
         if built.tokens != tokens or built.asked_output != asked or built.source != self._input_source:
             built = self._last_built = Built(tokens, self._input_source, asked)  # else the same as before it
-        return self._stored_bytes(stored.offsets[position], stored.lengths[position]), built
-
-    def _stored_bytes(self, offset: int, length: int) -> bytes:
-        number, at = divmod(offset, READ_BYTES)
+        of_file, at = divmod(offset, READ_BYTES)
         if length > SHORT_BYTES or at + length > READ_BYTES:
-            return os.pread(self._fd, length, offset)
-        block = self._blocks.get(number, b"")
+            return os.pread(self._fd, length, offset), built
+        block = self._blocks.get(of_file, b"")
         if at + length > len(block):  # not read yet, or before this part of it was written
             if len(self._blocks) >= self._most_blocks:
                 del self._blocks[next(iter(self._blocks))]
-            block = self._blocks[number] = os.pread(self._fd, READ_BYTES, number * READ_BYTES)
-        return block[at : at + length]
+            block = self._blocks[of_file] = os.pread(self._fd, READ_BYTES, of_file * READ_BYTES)
+        return block[at : at + length], built
 
     def _build_now(self, number: int, request: Request) -> tuple[bytes, Built]:
         return self._prepare(number, request), built_of(request)
@@ -172,9 +156,8 @@ class Bodies:
     def built(self, stage: int, number: int) -> Built:
         """What is known of a request that is never sent."""
         stored = self._stored[stage]
-        if (position := stored.find(number)) < 0:
-            return UNKNOWN
-        return Built(stored.tokens[position], self._input_source, stored.asked_output[position])
+        at = _find(stored, number)
+        return UNKNOWN if at < 0 else Built(stored[at + 3], self._input_source, stored[at + 4])
 
     def answered(self, number: int, done: Completion) -> None:
         """Keep the answer if later turns of the conversation have to send it."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from loadgen_sdk.dialects.body import body as make_body
+from loadgen_sdk.dialects.body import maker
 from loadgen_sdk.request import Request
 
 from loadgen.core import child_process
@@ -221,16 +221,12 @@ def _window(part: Schedule, span: StageSpan) -> Iterator[int]:
 def preparer(job: Job, prompts: Prompts) -> Callable[[int, Request], bytes]:
     """A function that builds the body of a request of this job: the same bytes as the client's `prepare`."""
     each = [job.settings.of(endpoint) for endpoint in job.settings.endpoints]
-    extra = [client_options(one, probed)["extra_body"] for one, probed in zip(each, job.found, strict=True)]
+    makers = [
+        maker(at.quirk, at.target.api, at.model, one.stream, extra_body=client_options(one, at)["extra_body"])
+        for one, at in zip(each, job.found, strict=True)
+    ]
     serving = step_targets.serving(job.settings, prompts)
-
-    def prepare(number: int, request: Request) -> bytes:
-        target = 0 if serving is None else serving(number)[0]
-        probed = job.found[target]
-        api, stream = probed.target.api, each[target].stream
-        return make_body(request, probed.quirk, api, probed.model, stream, extra_body=extra[target])
-
-    return prepare
+    return lambda number, request: makers[0 if serving is None else serving(number)[0]](request)
 
 
 def _run_builder() -> None:

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.request import Completion, Failure
+from loadgen_sdk.transport.succession import Succession
 from loadgen_sdk.transport.wire import FOREVER
 
 from loadgen.core.execution import stop_signals
@@ -129,6 +130,8 @@ class Driver:
         wire.hold_ns = settings.hold_ns
         wire.wake = self._on_wake
         wire.tick = self._on_tick
+        self._ended = self._on_done  # one object for all requests: C looks for it
+        self._go_on_alone()
         # bodies of a load without end are built during the run, where no other process does
         if own.numbers and (schedule.slots is None or self.steered is not None):
             wire.idle = self._build_ahead
@@ -143,11 +146,25 @@ class Driver:
             await self._finished
         finally:
             self._wire.wake_at(FOREVER)
+            self._wire.follow(None)
             self._wire.wake = self._wire.tick = self._wire.idle = None
             self._wire.hold_ns = 0
             self._write_rest(monotonic_ns())
             self._sampling.close()
             loop.set_exception_handler(None)
+
+    def _go_on_alone(self) -> None:
+        """Let the lanes of a closed loop of single requests to one target go on without a call of this driver."""
+        of_pool, schedule, counters = getattr(self._clients[0], "follow", None), self._schedule, self.counters
+        alone = len(self._clients) == 1 and schedule.turns == 1 and self.steered is None and not self._caps_prefill
+        if of_pool is None or not alone or self._trace is not None or self._head_lines is not None:
+            return
+        started, ends_ns, left = self._dispatcher.lanes
+        of_pool(Succession(
+            self._ended, partial, Start, started, self._in_flight, ends_ns, left, schedule.stages, self._sent_by_stage,
+            counters, counters.recent_ttft_ns.append, self._spool.row, self._selection.refusals, self._bodies.take,
+            [each.flow for each in self._timelines], self.start_ns, self._worker, f"{self._run_id}-".encode("latin-1"),
+        ))  # fmt: skip
 
     @property
     def down(self) -> dict[int, float]:
@@ -224,7 +241,7 @@ class Driver:
             None,
             body,
             self.start_ns + start.due_ns,
-            partial(self._on_done, start, target, built),
+            partial(self._ended, start, target, built),
             self._timelines[start.stage].flow,
             name=f"{self._run_id}-{number}",
             asked_output=built.asked_output,
@@ -307,14 +324,12 @@ class Driver:
         self._spool.row(written)
         if self.steered is not None:
             self._ended_rows.append(written)
-        dispatcher = self._dispatcher
-        pause = 0
-        if failure is not None and (
-            step := self._chain_step[start.stage]
-        ):  # stage without a count: the lane may go on to its next chain
-            pause = self._selection.pause_ns(number - start.turn + step)
+        step = 0 if failure is None else self._chain_step[start.stage]
+        pause = (
+            self._selection.pause_ns(number - start.turn + step) if step else 0
+        )  # the lane may go on to its next chain
         why = "abandoned" if failure is not None and failure.kind == "abandoned" else "previous_turn_failed"
-        dispatcher.finished(number, ended, failure is None, pause, why)
+        self._dispatcher.finished(number, ended, failure is None, pause, why)
         if self._starting:
             return
         self._on_wake(monotonic_ns())
@@ -323,17 +338,14 @@ class Driver:
 
     def _record_unsent(self, start: Start) -> None:
         self.counters.dropped += 1
-        place = self._place(start, self._selection.choose(start.number, -1))
+        number, target = start.number, self._selection.choose(start.number, -1)
+        place = number, number, start.stage, self._worker, target, start.session, start.turn, start.lane  # a `RowPlace`
         status = CUTS.get(start.dropped, "dropped")
         built = self._bodies.built(start.stage if self.steered is None else 0, start.number)
         written = unsent_row(place, start.due_ns, start.dropped, status, built)
         self._spool.row(written)
         if self.steered is not None:
             self._ended_rows.append(written)
-
-    def _place(self, start: Start, target: int) -> tuple[int, ...]:
-        number, session = start.number, start.session
-        return number, number, start.stage, self._worker, target, session, start.turn, start.lane  # a `RowPlace`
 
     def _check_finished(self) -> None:
         if self._dispatcher.done and not self._finished.done() and (self.steered is None or self.steered.over):
@@ -359,11 +371,6 @@ class Driver:
         if not self._finished.done():
             self._finished.set_result(None)
             self._wire.hold_ns = 0  # the event loop continues at once
-
-    def _is_start_due(self, now: int) -> bool:
-        """Whether a request is due and not started yet. It is sent before the drain ends, even if late."""
-        due = self._dispatcher.next_ns()
-        return due is not None and self.start_ns + due <= now
 
     def _end_drain(self) -> None:
         """The drain is over: cut what is in flight; record the slots that would have followed as never sent."""
@@ -400,9 +407,11 @@ class Driver:
         steered = self.steered
         if steered is not None and not steered.over and now - self.start_ns >= steered.next_look_ns:
             self._look(steered, now)
-        if now >= self._drain_end_ns and not self._dispatcher.done and not self._is_start_due(now):
-            self._drain_end_ns = FOREVER
-            self._end_drain()
+        if now >= self._drain_end_ns and not self._dispatcher.done:
+            due = self._dispatcher.next_ns()
+            if due is None or self.start_ns + due > now:  # what is due and not started is sent first, even if late
+                self._drain_end_ns = FOREVER
+                self._end_drain()
         for timeline in self._timelines:
             self.counters.events += timeline.fold()
         if self._sampling.is_due(now):

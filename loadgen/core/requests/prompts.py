@@ -290,7 +290,7 @@ class SyntheticPrompts:
             prefix, prefix_n = " ".join(text for text, _ in texts), sum(tokens for _, tokens in texts)
             n -= prefix_n
             return self._exact_text("user", conversation, n, self._unique_head(conversation, n), prefix + " ", prefix_n)
-        if shared_n := self.shared_of(n):
+        if (self._prefix_tokens or self._cached is not None) and (shared_n := self.shared_of(n)):
             prefix, prefix_n = self._shared_text("prefix", self.group_of(conversation), shared_n)
             if n == shared_n:
                 return prefix, prefix_n

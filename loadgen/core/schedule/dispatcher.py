@@ -118,6 +118,11 @@ class Dispatcher:
         return list(self._in_flight.values())
 
     @property
+    def lanes(self) -> tuple[dict[int, Start], list[int], list[int]]:
+        """Where lanes go on by themselves: what is in flight, ends of stages, requests left of each."""
+        return self._in_flight, self._stage_ends_ns, self._chains_left
+
+    @property
     def done(self) -> bool:
         """True when nothing is in flight and nothing is still to start."""
         return not self._in_flight and (self._stopped or self.next_ns() is None)
@@ -369,6 +374,7 @@ class Dispatcher:
         if self._stopped:
             return
         self._stopped = True
+        self._stage_ends_ns[:] = [0] * len(self._stage_ends_ns)  # nor does a lane go on by itself: see `lanes`
         # Lanes whose request in flight is a single one: what they would have sent next. Taken now, before completions.
         self._lanes_stopped = [start for start in self._in_flight.values() if start.lane >= 0 and start.session < 0]
 

@@ -6,7 +6,7 @@ depends on the name of a server: a rule that needs an `if name ==` belongs in `q
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,8 @@ from .messages_body import message_extra, message_fields
 from .quirks import MAX_FIELDS, VALUES, Api, Quirk
 
 _encode = msgspec.json.Encoder().encode
+ONE_PROMPT = ("chat", "completions")  # APIs whose bodies have a prompt as it is, in one place
+MOST_ENDS = 4096  # lengths of answers, of which a body was made
 _NO_MESSAGE = [{"role": "user", "content": ""}]  # a chat must have one
 
 
@@ -72,6 +74,49 @@ def body(
         for field in quirk.forces if request.exact_output else ():
             fields[field] = max_tokens if field == "min_tokens" else True
     return _encode(merge(fields, extra) if extra else fields)
+
+
+def maker(
+    quirk: Quirk,
+    api: Api,
+    model: str,
+    stream: bool,
+    *,
+    extra_body: Mapping[str, Any] | None = None,
+    continuous_usage: bool = False,
+) -> Callable[[Request], bytes]:
+    """`body` of a request, for one kind of server. What bodies have in common but for their prompt is made once."""
+    ends: dict[tuple[int | None, bool], tuple[bytes, bytes] | None] = {}  # what is before and behind a prompt
+
+    def whole(request: Request) -> bytes:
+        return body(request, quirk, api, model, stream, extra_body=extra_body, continuous_usage=continuous_usage)
+
+    def make(request: Request) -> bytes:
+        prompt = request.prompt
+        if api not in ONE_PROMPT or not isinstance(prompt, str) or request.messages is not None or request.extra:
+            return whole(request)
+        what = request.max_tokens, request.exact_output
+        if what not in ends:
+            if len(ends) >= MOST_ENDS:
+                ends.clear()
+            ends[what] = None
+            return whole(request)
+        found = ends[what] or _ends(whole, request)
+        if found is None:
+            return whole(request)
+        ends[what] = found
+        return found[0] + _encode(prompt if len(prompt) < LONG else ready(prompt)) + found[1]
+
+    return make
+
+
+def _ends(whole: Callable[[Request], bytes], request: Request) -> tuple[bytes, bytes] | None:
+    """What is before and behind the prompt in the body of a request; None where it is not in one place alone."""
+    found = []
+    for prompt in ("one prompt", "another"):
+        parts = whole(msgspec.structs.replace(request, prompt=prompt)).split(_encode(prompt))
+        found.append((parts[0], parts[-1]) if len(parts) == 2 else None)
+    return found[0] if found[0] == found[1] else None
 
 
 def _response_fields(request: Request, stream: bool, max_tokens: int | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from ..dialects.body import body as make_body
+from ..dialects.body import maker
 from ..dialects.events import ERROR_TEXT_CHARS
 from ..dialects.package_errors import kind_of
 from ..dialects.quirks import Quirk
@@ -64,14 +64,8 @@ class OpenAIClient:
         self._timeout_ns, self._stall_ns = timeout_ns, stall_timeout_ns
         self._keep_text = keep_text
         self._tls: ssl.SSLContext | bool = (tls or Tls()).context() if target.tls else False
-        self.prepare = partial(  # the same bytes that our own client sends
-            make_body,
-            quirk=quirk,
-            api=target.api,
-            model=model,
-            stream=stream,
-            extra_body=extra_body,
-            continuous_usage=continuous_usage,
+        self.prepare = maker(  # the same bytes that our own client sends
+            quirk, target.api, model, stream, extra_body=extra_body, continuous_usage=continuous_usage
         )
         self._api: Any = None
         self._tasks: dict[Exchange, asyncio.Task[None]] = {}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from ..dialects.body import body as make_body
+from ..dialects.body import maker
 from ..dialects.quirks import Quirk
 from ..dialects.reader import Flow
 from ..errors import TargetUnusable, WrongUse, refuse_unknown
@@ -22,6 +22,7 @@ from ..request import Failure, Request
 from .exchange import Exchange, OnDone, Read, Run
 from .http1 import head, merged
 from .proxy import Proxy
+from .succession import Succession
 from .target import Target
 from .wire import TICK_NS, ClientConnection, Tls, Wire, raise_file_limit, resolve
 
@@ -90,8 +91,9 @@ class Pool:
         refuse_unknown(options, PoolOptions, "Pool()")
         self.target, self.model, self.quirk = target, model, quirk
         self._streaming = stream = options.get("stream", True)
-        self._extra_body = options.get("extra_body")
-        self._continuous_usage = options.get("continuous_usage", False)
+        extra, continuous = options.get("extra_body"), options.get("continuous_usage", False)
+        self.prepare = maker(quirk, target.api, model, stream, extra_body=extra, continuous_usage=continuous)
+        """A request's body for this endpoint, as bytes. Build it before the request is due."""
         self._open_ahead = options.get("ahead", False)
         self._sources = tuple(options.get("sources", ()))
         self._timeout_ns = options.get("timeout_ns", TIMEOUT_NS)
@@ -200,18 +202,6 @@ class Pool:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def prepare(self, request: Request) -> bytes:
-        """The request's body for this endpoint, as bytes. Build it before the request is due."""
-        return make_body(
-            request,
-            self.quirk,
-            self.target.api,
-            self.model,
-            self._streaming,
-            extra_body=self._extra_body,
-            continuous_usage=self._continuous_usage,
-        )
-
     def send(
         self,
         request: Request | None,
@@ -251,11 +241,25 @@ class Pool:
         self._in_flight[exchange] = None
         self._sent_this_tick += 1
         left = self._carry(exchange, self._idle, self._reuse_ns, self._awaited)
+        if left:
+            self._carried(exchange, left)
+        return exchange
+
+    def _carried(self, exchange: Exchange, left: int) -> None:
+        """The socket did not take so many bytes; below 0: there was none."""
         if left < 0:
             self._dispatch(exchange)
-        elif left and isinstance(exchange.connection, ClientConnection):
-            self.wire.send_rest(exchange.connection, (exchange.head + body)[-left:])
-        return exchange
+        elif isinstance(exchange.connection, ClientConnection):
+            self.wire.send_rest(exchange.connection, (exchange.head + exchange.payload)[-left:])
+
+    def follow(self, succession: Succession | None) -> None:
+        """From now on C may go on by itself from a usual answer to the next request of its lane; None: no more."""
+        if succession is None or not self._raw:
+            self.wire.follow(None)
+            return
+        lists = self._idle, self._in_flight, self._awaited
+        given = self._head, self._timeout_ns, self._streaming, self._keep_text, self._keep_headers
+        self.wire.follow((self, *lists, *given, *succession))
 
     def cancel(self, exchange: Exchange, failure: Failure) -> None:
         """End a request now and close its connection. `on_done` gets the Completion with this failure."""

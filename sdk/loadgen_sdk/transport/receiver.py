@@ -113,7 +113,8 @@ class Receiver:
     longer than POLL_EVERY_NS; `armed_for` is the instant that it is armed for. While it is `holding`, waits end by
     themselves, and `poll_at` is the next poll of the held sockets. After `receive`: `now` is the time, `ready` the
     number of descriptors that the last polls reported. `last_poll` is when that poll was started: a socket that it did
-    not report was empty then. `waiting`: reads in queued inboxes. `polls` and `reads` count them.
+    not report was empty then. `wake_at`: when its owner has to do something else. `waiting`: reads in queued inboxes.
+    `polls` and `reads` count them.
     """
 
     def __init__(self, poll: select.epoll, held: select.epoll, timer: Timer, queue: deque[Any]) -> None:
@@ -124,6 +125,7 @@ class Receiver:
         self.now = self.last_poll = self.poll_started = self._last_held_poll = monotonic_ns()
         self._to_monotonic = self.now - time_ns()
         self.poll_at = self.armed_for = self._reads_at_poll = 0
+        self.wake_at = 1 << 62
         self.ready = self.waiting = self.polls = self.reads = 0
         self.holding = self._many_events = False
         self._held_count = self._held_reads = self._timely_reads = self._shared_reads = 0
@@ -175,8 +177,8 @@ class Receiver:
     def hand_over_queued(self, slice_ns: int, other: Callable[[Any], None]) -> int:
         """Hand over what waits, inbox by inbox, for at most `slice_ns`; returns the time (ns).
 
-        C hands the reads of a usual answer to its exchange itself, and tells the inbox's peer of its end. `other`
-        is called with each other inbox.
+        C hands the reads of a usual answer to its exchange itself, and tells the inbox's peer of its end, or does what
+        `follow` allows. `other` is called with each other inbox.
         """
         queue = self._queue
         now = monotonic_ns()
@@ -205,6 +207,9 @@ class Receiver:
         """
         return None
 
+    def follow(self, what: tuple[Any, ...] | None) -> None:
+        """Go on by itself from the end of a usual answer to the next request of its lane (succession.py); only in C."""
+
     def send(self, inbox: Inbox, parts: tuple[bytes, ...]) -> tuple[int, int]:
         """Write parts to a socket: the instant (ns) before the first byte, and how many bytes it took; -1: an error."""
         at = monotonic_ns()
@@ -215,7 +220,7 @@ class Receiver:
         except OSError:
             return at, -1
 
-    def receive(self, wait_ms: int, until: int, wake_at: int, due_at: int) -> list[tuple[int, int]]:
+    def receive(self, wait_ms: int, until: int, due_at: int) -> list[tuple[int, int]]:
         """Poll and read, again and again, until there is something for the caller or the instant `until` has come.
 
         `wait_ms` limits each poll (-1: no limit). Returns the descriptors, with their events, that are no socket to
@@ -233,7 +238,7 @@ class Receiver:
             now = self._read_clocks()
             self.polls += 1
             self.ready = len(ready)
-            if now >= wake_at and len(ready) > READ_FIRST:
+            if now >= self.wake_at and len(ready) > READ_FIRST:
                 self.now = now
                 return others
             previous_poll = self.last_poll
@@ -253,7 +258,7 @@ class Receiver:
                     now = self._read(inbox, previous_poll)
             if holding:  # a request that is due is sent before, once
                 since = now - self.poll_at
-                look_at_held = since > (HOLD_NS if now >= wake_at else -HOLD_NS // 2)
+                look_at_held = since > (HOLD_NS if now >= self.wake_at else -HOLD_NS // 2)
             if look_at_held:
                 now = self._receive_held(now)
             self.poll_started = now

@@ -164,8 +164,8 @@ class Wire:
         self._receiver = Receiver(self._poll, self._held, self._timer, self._queue)
         self.release = self._receiver.release  # what comes next of this connection is urgent again
         self.carry, self.free = self._receiver.carry, self._receiver.free
+        self.follow = self._receiver.follow
         self._tick_at = monotonic_ns()
-        self._wake_at = FOREVER
         self._resume_queued = False
         self._turn_running = False
         self.wake: Callable[[int], None] | None = None
@@ -272,13 +272,13 @@ class Wire:
 
     def wake_at(self, at: int) -> None:
         """Call `wake` at this monotonic instant (ns); FOREVER: never."""
-        self._wake_at = at
+        self._receiver.wake_at = at
         if not self._turn_running:
             self._arm()
 
     def _arm(self) -> None:
         receiver = self._receiver
-        at = self._wake_at if self._wake_at < self._tick_at else self._tick_at
+        at = receiver.wake_at if receiver.wake_at < self._tick_at else self._tick_at
         waits_end = self._turn_running and receiver.holding  # by themselves, at the next poll
         if receiver.poll_at < at and self.awaited and self.hold_ns and not waits_end:
             at = receiver.poll_at
@@ -325,7 +325,7 @@ class Wire:
         receiver = self._receiver
         if receiver.waiting < BACKLOG_LIMIT:
             if self.hold_ns:
-                due_at = self._wake_at if self._wake_at < self._tick_at else self._tick_at
+                due_at = receiver.wake_at if receiver.wake_at < self._tick_at else self._tick_at
                 until = hold_ends if hold_ends < due_at else due_at
                 wait_ms = 0 if self._queue else HOLD_POLL_MS if self.idle is not None else -1
                 if not self.awaited:
@@ -333,12 +333,12 @@ class Wire:
             else:
                 until = wait_ms = 0
                 due_at = -1
-            for fd, events in receiver.receive(wait_ms, until, self._wake_at, due_at):
+            for fd, events in receiver.receive(wait_ms, until, due_at):
                 self._other_event(fd, events)
             now = receiver.now
         else:
             now = monotonic_ns()
-        if now >= self._wake_at and self.wake is not None:
+        if now >= receiver.wake_at and self.wake is not None:
             self._receiver.armed_for = 0
             self.wake(now)
         if self._queue:
