@@ -2,11 +2,13 @@
 
 Truth is a ladder: rates in 1 % steps, 600 s from empty, 20 seeds each, and the rate at which half of them pass by a
 probit fit. The search starts from a bracket of a factor of four that lies differently around it for every seed, so that
-no seed's first probe is lucky; plain bisection starts from the same brackets with 600 s probes. The steady-state knee
+no seed's first probe is lucky; plain bisection starts from the same brackets with 600 s probes. With `--near` it starts
+as `loadgen search` does of a simulated target: at a first load near the guess, without bounds. The steady-state knee
 (the highest rate of the ladder whose in-flight does not grow over 1,800 s) is printed beside the truth.
 
     python benchmarks/search_truth.py gb200-vm server --seeds 100
     python benchmarks/search_truth.py gb200-vm interactive --seeds 100
+    python benchmarks/search_truth.py gb300-vm server --seeds 24 --guess 214 --near
     python benchmarks/search_truth.py coverage --seeds 100      # of the interval, of servers that differ between runs
 
 Everything here is SIMULATED.
@@ -37,6 +39,7 @@ S = 1_000_000_000
 FULL_S = 600
 LOOK_S = 5
 PRECISION = {"server": 0.01, "interactive": 0.03}
+FIRST = (0.85, 1.09)  # first loads of searches of nine packaged workloads, over what they found
 SHARE = {"server": 0.70, "interactive": 0.40}  # of plain bisection's time, at most
 
 
@@ -114,9 +117,16 @@ def bracket(guess: float, seed: int) -> tuple[float, float]:
     return low, 4 * low
 
 
-def searched(where: World, guess: float, seed: int) -> tuple[load_search.LoadSearch, list[load_search.TrialResult]]:
+def searched(
+    where: World, guess: float, seed: int, *, near: bool
+) -> tuple[load_search.LoadSearch, list[load_search.TrialResult]]:
     low, high = bracket(guess, seed)
     found = load_search.LoadSearch(low=low, high=high, precision=where.precision)
+    if near:
+        first = guess * float(seeds.stream(seed, "first load").uniform(*FIRST))
+        found = load_search.LoadSearch(
+            low=1e-3, high=1e6, start=first, step=load_search.NEAR, precision=where.precision
+        )
     while (ask := found.ask()) is not None:
         found.tell(probe(where, ask, seeds.derived(seed, "probe", ask.number)))
     return found, found.told
@@ -222,6 +232,7 @@ def main() -> None:
     flags.add_argument("--ladder", type=int, default=20)
     flags.add_argument("--guess", type=float, default=150.0)
     flags.add_argument("--truth", type=float, help="from an earlier ladder, instead of a new one")
+    flags.add_argument("--near", action="store_true", help="begin at a first load near the guess, without bounds")
     flags.add_argument("--bisections", type=int, default=10, help="seeds of plain bisection")
     flags.add_argument("--out", type=Path)
     given = rig.given(flags, seeds=1, bisections=1, ladder=1, truth=150.0, length=20.0)
@@ -243,7 +254,7 @@ def main() -> None:
     results = []
     for seed in range(given.first, given.first + given.seeds):
         began = time.process_time()
-        found, told = searched(where, given.guess, seed)
+        found, told = searched(where, given.guess, seed, near=given.near)
         answer = found.answer
         assert answer.load is not None and answer.interval is not None
         spent = answer.spent_s - answer.confirming_s
