@@ -22,7 +22,7 @@ try:
     main()
 except SystemExit as left:
     code = left.code
-unneeded = {"pydantic", "http.client", "email", "prometheus_client", "encodings.idna", "numpy.random"}
+unneeded = {"pydantic", "yaml", "http.client", "email", "prometheus_client", "encodings.idna", "numpy.random"}
 print(json.dumps([code, begun, sorted(unneeded & {*sys.modules})]), file=sys.stderr)
 """
 
