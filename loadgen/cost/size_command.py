@@ -312,7 +312,6 @@ def _source(
     allow_invalid: bool,
 ) -> tuple[MeasuredRate, Evidence | None]:
     """What a source was seen to carry, and the evidence; None of a published figure."""
-    from loadgen.core.workload.loading import name_of
     from loadgen.cost import inputs
 
     if source.startswith(PUBLISHED):
@@ -322,7 +321,18 @@ def _source(
     evidence = inputs.read_evidence([folder], allow_invalid=allow_invalid)[0]
     if not _is_searched(source):
         _refuse_other_slo(slo, evidence, source)
-    return replace(measured_rate(evidence, name_of(profile), gpus), name=source), evidence
+    return replace(measured_rate(evidence, _name_of(profile), gpus), name=source), evidence
+
+
+def _name_of(profile: str) -> str:
+    """The `name:` of a workload file; a word that is no file is a name itself. Raises `Faults`."""
+    from loadgen.core.workload.loading import text_of
+    from loadgen.core.workload.yaml_marks import read_yaml
+
+    top, faults = read_yaml(text_of(profile), profile, {}) if Path(profile).is_file() else ({}, [])
+    if faults:
+        raise Faults(faults)
+    return str(top.get("name", profile))
 
 
 def measured_rate(evidence: Evidence, profile: str, gpus: int | None) -> MeasuredRate:

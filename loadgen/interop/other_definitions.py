@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.metrics.columns import BLOCK_ROWS, OK, Columns, is_measured, measured_gaps, or_all
+from loadgen.core.metrics.columns import OK, Columns, in_parts, is_measured, measured_gaps, or_all
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Header
 from loadgen.core.stats.quantiles import Histogram, milliseconds
@@ -23,6 +24,9 @@ Pair = tuple[float | None, float | None]
 NONE: Pair = (None, None)
 STATS = {"p1": 0.01, "p5": 0.05, "p10": 0.1, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 STATS["p99_9"] = 0.999
+
+
+INSTANTS = ("sent_ns", "first_token_ns", "role_event", "last_token_ns", "end_ns")
 
 
 class WeightedValues(NamedTuple):
@@ -147,12 +151,24 @@ def theirs(header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) ->
         first, role = of("first_token_ns"), of("first_event_ns")
         return np.where(role < 0, first, role) if header.api == "chat" else first
 
+    @cache
+    def like(name: str) -> str:
+        """The first of the instants that is the same in every request: what is the same is worked out once."""
+        return next(one for one in INSTANTS if one == name or np.array_equal(of(one), of(name)))
+
     def between(start: str, end: str) -> Derived:
+        return span(like(start), like(end))
+
+    @cache
+    def span(start: str, end: str) -> Derived:
         return Derived(lambda: WeightedValues((of(end) - of(start)) / 1.0))
 
     def each(start: str, end: str, without: int = 1, *, weighted: bool = False) -> Derived:
         """A span over the tokens but `without`, counted once for each of these where it is `weighted`."""
+        return shared_out(like(start), like(end), without, weighted)
 
+    @cache
+    def shared_out(start: str, end: str, without: int, weighted: bool) -> Derived:
         def made() -> WeightedValues:
             count = of("output_tokens").astype(np.int64) - without
             return WeightedValues(_divided(of(end) - of(start), count), count if weighted else None)
@@ -186,7 +202,7 @@ def theirs(header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) ->
 
 def _divided(span: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.float64]:
     found = np.empty(len(span))
-    for part in (slice(first, first + BLOCK_ROWS) for first in range(0, len(span), BLOCK_ROWS)):
+    for part in in_parts(len(span)):
         found[part] = span[part] / np.maximum(count[part], 1)
     found[count <= 0] = np.nan
     return found

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import (
-    BLOCK_ROWS,
     OK,
     UNDEFINED,
     UNFINISHED,
     Columns,
+    in_parts,
     is_measured,
     measured_gaps,
     or_all,
@@ -148,6 +148,10 @@ def figures(
     ttft = of("ttft")
     ttft_by_in_flight = cloud(beside, ttft[sent], is_counted[sent], places=sent)
     del sent, beside
+    ttft_by_input = cloud(columns["input_tokens"], ttft, is_counted)
+    ttft_by_queue = cloud(columns["server_queue_ns"], ttft, is_counted, x_per=1e6)
+    ttft_by_time = cloud(columns["due_ns"], ttft, is_counted, x_per=1e9)
+    del ttft
     return Figures(
         length_s=round_to(length_s, 6),
         stages=tuple(_stage_spans(header, rows, length_s)),
@@ -160,10 +164,10 @@ def figures(
         good=_good(columns, header, length_s),
         cached=_cached(columns, length_s),
         client=_client(columns, seconds, length_s),
-        ttft_by_input=cloud(columns["input_tokens"], ttft, is_counted),
+        ttft_by_input=ttft_by_input,
         ttft_by_in_flight=ttft_by_in_flight,
-        ttft_by_queue=cloud(columns["server_queue_ns"], ttft, is_counted, x_per=1e6),
-        ttft_by_time=cloud(columns["due_ns"], ttft, is_counted, x_per=1e9),
+        ttft_by_queue=ttft_by_queue,
+        ttft_by_time=ttft_by_time,
         e2e_by_output=e2e_by_output,
         asked_by_output=_output_asked(columns, is_counted),
         gaps=() if heat is None or heat_edges_ns is None else gap_heat(heat, heat_edges_ns, length_s),
@@ -196,7 +200,7 @@ class Grid(msgspec.Struct, frozen=True):
     def sums(self, instants_ns: NDArray[np.int64], weights: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
         """The number of instants in each bin, or the sum of their weights, which are whole numbers."""
         total = np.zeros(self.number)
-        for part in _blocks(len(instants_ns)):
+        for part in in_parts(len(instants_ns)):
             total += np.bincount(self.place(instants_ns[part]), None if weights is None else weights[part], self.number)
         return total
 
@@ -206,11 +210,6 @@ class Grid(msgspec.Struct, frozen=True):
             for name, values in series.items()
         }
         return Bins(width_s=self.width_s, series=rounded_series)
-
-
-def _blocks(count: int) -> list[slice]:
-    """So many rows, a part after the other."""
-    return [slice(first, first + BLOCK_ROWS) for first in range(0, count, BLOCK_ROWS)]
 
 
 def quantiles_over_time(
@@ -223,7 +222,7 @@ def quantiles_over_time(
     own = or_all(known)
     when_ns = when_ns[own]
     bins = np.empty(count, np.int16)
-    for part in _blocks(count):
+    for part in in_parts(count):
         bins[part] = grid.place(when_ns[part])
     order = np.argsort(bins, kind="stable").astype(np.int32)  # half as large
     values = values_ns[own][order]
@@ -282,10 +281,12 @@ def _in_flight(columns: Columns, length_s: float) -> Bins:
     def integral(name: str) -> NDArray[np.float64]:
         """For each bin edge: the time from every earlier instant of the sent requests to the edge, summed (ns)."""
         instants = np.sort(columns[name][or_all((columns["sent_ns"] >= 0) & (columns[name] >= 0))])
-        before = np.searchsorted(instants, edges)
-        sums = np.zeros(len(instants) + 1)
-        np.cumsum(instants, dtype=np.float64, out=sums[1:])
-        sum_to_edge: NDArray[np.float64] = before * edges - sums[before]
+        before, sums, total = np.searchsorted(instants, edges), np.zeros(len(edges)), 0.0
+        for part in in_parts(len(instants)):
+            running = np.cumsum(np.append(total, instants[part]))
+            here = (before >= part.start) & (before < part.start + len(running))
+            sums[here], total = running[before[here] - part.start], float(running[-1])
+        sum_to_edge: NDArray[np.float64] = before * edges - sums
         return sum_to_edge
 
     mean = np.diff(integral("sent_ns") - integral("done_ns")) / (grid.width_s * 1e9)
@@ -353,7 +354,7 @@ def _client(columns: Columns, seconds: Sequence[Second], length_s: float) -> Bin
     sent = or_all(columns["sent_ns"] >= 0)
     largest_lag_ns = np.full(grid.number, UNDEFINED)
     sent_ns, lag_ns = columns["sent_ns"][sent], columns.measure("send_lag")[sent]
-    for part in _blocks(len(sent_ns)):
+    for part in in_parts(len(sent_ns)):
         np.maximum.at(largest_lag_ns, grid.place(sent_ns[part]), lag_ns[part])
     lags = [None if value == UNDEFINED else value / 1e6 for value in largest_lag_ns]
     return grid.bins({"cpu": busiest, "send lag, largest": lags})
@@ -396,10 +397,12 @@ def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.i
         starts, ends = sent[places[here]], done[own]
         ends.sort()
         ends = ends[np.searchsorted(ends, 0) :]  # of those that are done
-        for part in _blocks(len(own)):
-            until = starts[part]  # those sent at this very instant are others too
-            begun, ended = (np.searchsorted(instants, until, side="right") for instants in (starts, ends))
-            others[here][part] = begun - ended - 1
+        for part in in_parts(len(own)):
+            until, begun = starts[part], np.arange(part.start, min(part.stop, len(own)))
+            after = starts[part.start + 1 : part.stop + 1]
+            at_once = np.flatnonzero(until[: len(after)] == after)  # those sent at this very instant are others too
+            begun[at_once] = np.searchsorted(starts, until[at_once], side="right") - 1
+            others[here][part] = begun - np.searchsorted(ends, until, side="right")
     return places, others
 
 
@@ -413,7 +416,7 @@ def cloud(
 ) -> Cloud:
     """Pairs of a known x and a defined y, divided by `x_per` and `y_per`. More than MOST_POINTS pairs are counted in
     cells. `places`: those of their rows, where they are not in the order of these."""
-    parts = _blocks(len(x))
+    parts = in_parts(len(x))
     known = [chosen[part] & (x[part] >= 0) & (y_ns[part] != UNDEFINED) for part in parts]
     count = int(sum(map(np.count_nonzero, known)))
     if not count:

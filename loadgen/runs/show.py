@@ -24,8 +24,8 @@ from loadgen.core.execution.events import (
     StepBegun,
     WorkersPlaced,
 )
-from loadgen.core.execution.run_header import bounds_of, forecast_of
-from loadgen.core.schedule.forecast import Forecast, total
+from loadgen.core.execution.run_header import bounds_of
+from loadgen.core.schedule.forecast import Forecast, forecast, total
 from loadgen.present import text as as_text
 from loadgen.runs import text
 from loadgen.runs.level_figures import figures
@@ -201,7 +201,9 @@ class Show:
         virtual = plan.job.settings.virtual
         if virtual and self._budget is None:
             return
-        load = forecast_of(plan)
+        found, tokens = plan.job.found[0], lane_start.mean_lengths(plan.requests)
+        answer_s = lane_start.by_probe(found.first_ms, found.token_ms).ns(1, *tokens) / 1e9
+        load = forecast(plan.timetable, tokens, answer_s)
         if self._budget is not None:
             self._planned = load, header.targets
         if plan.steering is not None:  # what it will send is known while it goes

@@ -108,9 +108,6 @@ def _repeated(how: Repetition, asked: Sweep, *, as_json: bool, strict: bool) -> 
         raise UserError(
             "mismatch", "the folder holds a sweep that is not repeated", f"--out {parent}", "give another --out"
         )
-    sweeps = (replace(asked, folder=parent / f"r{number}") for number in range(1, how.at_most + 1))
-    weights = [weight for sweep in sweeps for weight in sweep.weights(sweep.to_do.values())]
-    asked.show.begin(len(weights), weights=weights, at_most=how.count is None)
     by_level: dict[str, list[tuple[str, Summary]]] = {levels.name(asked.kind, amount): [] for amount in asked.grid}
     codes: list[int] = []
 
@@ -119,7 +116,7 @@ def _repeated(how: Repetition, asked: Sweep, *, as_json: bool, strict: bool) -> 
         with store.nothing_left(folder):
             own = {amount: seeded(workload, number) for amount, workload in asked.grid.items()}
             found, interrupted = carry_out(
-                replace(asked, grid=own, settings=replace(asked.settings, out=folder), folder=folder, counted=True)
+                replace(asked, grid=own, settings=replace(asked.settings, out=folder), folder=folder)
             )
         say(f"results in {folder}, page: {folder / 'report.html'}, table: {folder / 'sweep.md'}")
         codes.append(INTERRUPTED if found is None else code(found, interrupted, strict=strict))

@@ -25,7 +25,7 @@ PER_LANE = 5  # minimum requests per lane of a closed-loop level
 
 
 class Sweep(Struct, frozen=True):
-    """What was asked for: a workload at each load, in one folder. `counted`: its levels are among the steps of more."""
+    """What was asked for: a workload at each load, in one folder. `counted`: its levels are steps of a grid."""
 
     name: str
     grid: dict[float, Workload]

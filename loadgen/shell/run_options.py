@@ -127,9 +127,7 @@ def key_of_file(value: Any) -> str:
 
 def _folder(value: Any) -> str:
     """A folder that can be made and written into, as far as can be seen without making it; or an object store's URL."""
-    from loadgen.core.results.object_store import is_url
-
-    if is_url(text := _text(value)):
+    if "://" in (text := _text(value)):
         return text
     path = Path(text).absolute()
     problem, hint = "", "give a path that can be written"
@@ -512,7 +510,6 @@ def settings(given: Mapping[str, Any]) -> Settings:
     from loadgen_sdk.transport.wire import Tls
 
     from loadgen.core.execution.plan import Endpoint, Settings
-    from loadgen.core.results.object_store import is_url
     from loadgen.shell import targets, user_metadata
 
     faults: list[Fault] = []
@@ -575,7 +572,7 @@ def settings(given: Mapping[str, Any]) -> Settings:
     values["tls"] = Tls(verify=not values.pop("insecure", False), **tls)
     if "out" in values:
         out = values.pop("out")
-        values |= {"store": out} if is_url(out) else {"out": Path(out)}
+        values |= {"store": out} if "://" in out else {"out": Path(out)}
     url = endpoints[0].url if endpoints else urls[0] if urls else None
     return Settings(url=url, targets=endpoints, api_key=key, **values)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from loadgen.core.schedule.chains import Chains, Conversations
 from loadgen.core.schedule.timetable import Schedule, StageSpan
-from loadgen.sim.request_lengths import DrawnAtOnce, SharedPrefixes, Sizes, TaskLengths
+from loadgen.sim.request_lengths import DrawnAtOnce, SharedPrefixes, Sizes
 
 Columns = tuple[Any, ...]
 
@@ -42,7 +42,7 @@ def _times(span: StageSpan) -> Any:
 
 
 def drawn(schedule: Schedule, sizes: Sizes) -> tuple[int, Callable[[int, int], Columns]]:
-    """How many chains are drawn together, and what draws them: first chain, number of them -> 13 columns."""
+    """How many chains are drawn together, and what draws them: first chain, number of them -> 12 columns."""
     chains, turns = schedule.chains, schedule.turns
     of_chains = (None,) * 8
     together = chains.together if isinstance(chains, Conversations) else SINGLES if turns == 1 else TASKS
@@ -50,11 +50,10 @@ def drawn(schedule: Schedule, sizes: Sizes) -> tuple[int, Callable[[int, int], C
     def block(first: int, count: int) -> Columns:
         made = of_chains if turns == 1 else _chains(chains, first, count)
         if isinstance(sizes, DrawnAtOnce):
-            numbers = np.arange(first * turns, (first + count) * turns)
-            return (*made, *map(_column, sizes.of_many(numbers)), np.zeros(len(numbers) + 1, np.int64), NONE, NONE)
-        if isinstance(sizes, SharedPrefixes) or (isinstance(sizes, TaskLengths) and sizes.in_columns):
-            return (*made, *map(_column, sizes.of_chains(first, count)))
-        return (*made, None, None, None, None, None)
+            return (*made, *map(_column, sizes.of_many(np.arange(first * turns, (first + count) * turns))), NONE, NONE)
+        if isinstance(sizes, SharedPrefixes):
+            return (*made, *map(_column, sizes.of_conversations(first, count)))
+        return (*made, None, None, None, None)
 
     return together, block
 

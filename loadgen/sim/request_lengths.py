@@ -31,9 +31,6 @@ A request for values (embeddings, rerank) has no output tokens; in the place of 
 sequence that is prefilled for it.
 """
 
-Lengths = tuple[Any, Any, Any, Any, Any]
-"""Columns of requests: prompt and output tokens, and the ranges of their blocks as in `SharedPrefixes.of_chains`."""
-
 BLOCK = 1024  # number of requests whose lengths are drawn together
 BLOCKS = 1024  # blocks in memory; lanes of a closed loop ask out of order
 _GROUP, _CONVERSATION = 1 << 40, 1 << 60
@@ -146,9 +143,9 @@ class SharedPrefixes:
             blocks += range(base + shared_blocks, base + full_blocks)
         return tokens, output_tokens, blocks
 
-    def of_chains(self, first: int, count: int) -> Lengths:
-        """Of all requests of so many conversations: prompt and output tokens, and their blocks as ranges: which of all
-        ranges are of each request, where each begins, and how long it is."""
+    def of_conversations(self, first: int, count: int) -> tuple[Any, Any, Any, Any]:
+        """Of all requests of so many conversations: prompt and output tokens, and the blocks as three ranges of each
+        request: where they begin, and how many there are."""
         prompts, turns = self._prompts, self._prompts.turns
         conversations, numbers = range(first, first + count), range(first * turns, (first + count) * turns)
         own = prompts.drawn("input", conversations)
@@ -158,7 +155,7 @@ class SharedPrefixes:
         added = np.column_stack([np.array(own, np.int64) + self._system, output_tokens[:, :-1] + results[:, 1:]])
         tokens = added.cumsum(axis=1)
         if not self._per_block:
-            return tokens, output_tokens, np.zeros(len(numbers) + 1, np.int64), (), ()
+            return tokens, output_tokens, (), ()
         full_blocks = tokens // self._per_block
         prefix = self._system + np.array(list(map(prompts.shared_of, own)), np.int64)
         shared_blocks = np.minimum((prefix // self._per_block)[:, None], full_blocks)
@@ -169,8 +166,7 @@ class SharedPrefixes:
         of_all = np.minimum(self._system_blocks, full_blocks)
         of_one = full_blocks - shared_blocks if turns > 1 else np.zeros_like(full_blocks)
         of_group = np.maximum(shared_blocks - self._system_blocks, 0)
-        ranges = np.arange(len(numbers) + 1) * 3
-        return tokens, output_tokens, ranges, bases, np.stack([of_all, of_group, of_one], axis=2)
+        return tokens, output_tokens, bases, np.stack([of_all, of_group, of_one], axis=2)
 
 
 def _with_chunks(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
@@ -188,20 +184,14 @@ def _with_chunks(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
     return sizes
 
 
-class TaskLengths:
+def of_tasks(prompts: TaskPrompts, per_block: int) -> Sizes:
     """Lengths of the requests of tasks. A block belongs to whoever brought its last token: a step, or a request.
 
     Of documents it belongs to these and all before them, whichever task they are in.
     """
+    first_block = {step: _GROUP * (1 + index) for index, step in enumerate(prompts.graphs.task.steps)}
 
-    def __init__(self, prompts: TaskPrompts, per_block: int) -> None:
-        steps = prompts.graphs.task.steps
-        self._prompts, self._per_block, self._steps = prompts, per_block, steps
-        self._first_block = {step: _GROUP * (1 + index) for index, step in enumerate(steps)}
-        self.in_columns = all(step.kind == "chat" and step.documents is None for step in steps.values())
-
-    def __call__(self, number: int) -> tuple[int, int, Sequence[Hashable]]:
-        prompts, per_block = self._prompts, self._per_block
+    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
         if sequences := prompts.sequences(number):
             return sum(sequences), 0, sequences
         blocks: list[Hashable] = []
@@ -213,46 +203,11 @@ class TaskLengths:
             if isinstance(owner, tuple):
                 blocks += [(owner, place) for place in range(len(blocks), end // per_block)]
             else:
-                first = self._first_block[owner] if isinstance(owner, str) else _CONVERSATION + (owner << 24)
+                first = first_block[owner] if isinstance(owner, str) else _CONVERSATION + (owner << 24)
                 blocks += range(first + len(blocks), first + end // per_block)
         return end, prompts.asked_output(number), blocks
 
-    def of_chains(self, first: int, count: int) -> Lengths:
-        """As `SharedPrefixes.of_chains`, of tasks that are all chats (`in_columns`)."""
-        width = self._prompts.turns
-        numbers, firsts, counts = count * width, array("q"), array("q")
-        input_tokens, output_tokens, ranges = (np.zeros(numbers, np.int64) for _ in range(3))
-        for task in range(first, first + count):
-            asked = self._of_task(task)
-            for turn, (tokens, output, begins, lengths) in enumerate(asked):
-                place = (task - first) * width + (turn if turn + 1 < len(asked) else width - 1)
-                input_tokens[place], output_tokens[place], ranges[place] = tokens, output, len(begins)
-                firsts.extend(begins)
-                counts.extend(lengths)
-        return input_tokens, output_tokens, np.concatenate([[0], np.cumsum(ranges)]), firsts, counts
-
-    def _of_task(self, task: int) -> list[tuple[int, int, list[int], list[int]]]:
-        """Of each request: prompt and output tokens, where the ranges of its blocks begin, and how long they are."""
-        prompts, per_block = self._prompts, self._per_block
-        asked: list[tuple[int, int, list[int], list[int]]] = []
-        continued: list[tuple[int, list[int], list[int]]] = []  # with the answer: tokens, and the ranges
-        for turn, node in enumerate(prompts.graphs[task]):
-            _, _, own, output = prompts.lengths(task, turn)
-            if node.context >= 0:
-                before, begins, counts = continued[node.context]
-            else:
-                before = prompts.tools_tokens + self._steps[node.step].system_tokens
-                begins, counts = [self._first_block[node.step]], [before // per_block if per_block else 0]
-            tokens = before + own
-            if not per_block:
-                asked.append((tokens, output, [], []))
-                continued.append((tokens + output, [], []))
-                continue
-            had = before // per_block
-            begins = [*begins, _CONVERSATION + ((task * prompts.turns + turn) << 24) + had]
-            asked.append((tokens, output, begins, [*counts, tokens // per_block - had]))
-            continued.append((tokens + output, begins, [*counts, (tokens + output) // per_block - had]))
-        return asked
+    return sizes
 
 
 def of_trace(prompts: TracePrompts, per_block: int) -> Sizes:
@@ -311,7 +266,7 @@ def sizes_of(spec: Any, requests: Any, per_block: int, settings: Any) -> Sizes:
         classes = zip(spec.classes.values(), requests.parts, strict=True)
         return of_mix(requests, [sizes_of(one.requests, part, per_block, settings) for one, part in classes])
     if hasattr(spec, "steps"):
-        return TaskLengths(requests, per_block)
+        return of_tasks(requests, per_block)
     if settings.values:
         return of_values(requests)
     if hasattr(spec, "trace"):

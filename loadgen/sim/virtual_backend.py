@@ -46,7 +46,7 @@ from loadgen.sim.course import Course
 from loadgen.sim.engine.replica import NEVER, Costs, Replica, ServerLimits
 from loadgen.sim.engine.routing import Route, route
 from loadgen.sim.presets.preset import Preset, load_preset
-from loadgen.sim.request_lengths import SharedPrefixes, Sizes, sizes_of
+from loadgen.sim.request_lengths import Sizes, sizes_of
 from loadgen.sim.stop_watch import VirtualStopWatch, first_breach
 from loadgen.sim.virtual_rows import Flights, VirtualRows, outcome
 
@@ -99,8 +99,7 @@ def simulate(
     decided while it goes; the schedule is that of its first step.
     """
     replicas, flights = system.replicas(), None
-    alone = not isinstance(sizes, SharedPrefixes)  # their blocks are drawn in columns, for a course as a whole
-    if alone and steer is None and max_in_flight is max_in_prefill is None and not looks and not system.changes:
+    if steer is None and max_in_flight is max_in_prefill is None and not looks and not system.changes:
         flights = open_loop.carried(
             schedule, sizes, replicas, system.route(),
             timeout_ns=timeout_ns, drain_ns=drain_ns, stop_ns=stop_ns, after_stop_ns=min(drain_ns, AFTER_STOP_NS),

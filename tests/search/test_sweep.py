@@ -543,15 +543,3 @@ def test_a_server_that_is_gone_between_two_runs(
     told = capsys.readouterr().err
     assert code == 3 and f"what was measured is kept, and {said.format(out=out)}" in told, told
     assert exits("report", str(out)) in (0, 3), "a busy host's senders are late"
-
-
-@pytest.mark.commands
-def test_a_repeated_sweep_counts_the_levels_of_all_its_repeats(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each repeat began to count anew, and told its own time only."""
-    load = ("sweep", "qa", "--url", "sim:gb300-vm", "-c", "1,2", "-n", "10", "--warmup", "0", "--repeat", "2")
-    with pytest.raises(SystemExit):
-        main([*load, "--seed", "1", "-o", str(tmp_path / "swept")])
-    said = re.findall(r"level c\d: (\d of \d)", capsys.readouterr().err)
-    assert said == ["1 of 4", "2 of 4", "3 of 4", "4 of 4"]

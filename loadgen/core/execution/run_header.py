@@ -25,7 +25,7 @@ from loadgen.core import format, seeds
 from loadgen.core.errors import Fault
 from loadgen.core.execution import backend, resource_limits
 from loadgen.core.execution.context import too_long
-from loadgen.core.execution.lane_start import Begin, by_probe, mean_lengths
+from loadgen.core.execution.lane_start import Begin, mean_lengths
 from loadgen.core.execution.plan import Endpoint, Job, Plan, Settings
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics import reasons
@@ -178,12 +178,6 @@ def _cache_bound(plan: Plan) -> float | None:
 def noted(header: manifest.Header, words: dict[str, manifest.ReasonCode]) -> manifest.Header:
     """The header with more notes, in words and as codes."""
     return msgspec.structs.replace(header, notes=(*header.notes, *words), note_codes={**header.note_codes, **words})
-
-
-def forecast_of(plan: Plan) -> Forecast:
-    """What a run whose target was probed will send, and how long it will take."""
-    found, tokens = plan.job.found[0], mean_lengths(plan.requests)
-    return forecast(plan.timetable, tokens, by_probe(found.first_ms, found.token_ms).ns(1, *tokens) / 1e9)
 
 
 def now() -> str:

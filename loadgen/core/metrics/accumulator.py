@@ -132,7 +132,7 @@ class Cell:
 
     def known(self, name: str, values: NDArray[np.int64]) -> None:
         """Add the sum of the known values (those not -1), and how many they are."""
-        known = values[values >= 0]
+        known = values[by_column.or_all(values >= 0)]
         self.count(name, known.sum(dtype=np.int64))
         self.count(name + "_known", len(known))
 
@@ -230,13 +230,13 @@ class Cell:
         with_output = ok & ~columns.for_values
         output, prompt, asked = columns["output_tokens"], columns["input_tokens"], columns["asked_output"]
         for name in _TOKENS:
-            self.known(name, columns[name][ok])
+            self.known(name, columns[name][by_column.or_all(ok)])
         self.known("cached_base", prompt[ok & (columns["cached_tokens"] >= 0)])
         failed = columns.where(FAILED)
         self.known("failed_input", prompt[failed])
         self.known("failed_output", output[failed])
         events, streamed = columns["output_events"], by_column.streamed_tokens(columns)
-        counted = ok & (output >= 0) & (events > 0)
+        counted = by_column.or_all(ok & (output >= 0) & (events > 0))
         for name, values in (("events", events), ("streamed", streamed), ("billed", output)):
             self.count(name, values[counted].sum(dtype=np.int64))
         comparable = ok & (asked > 0) & (output >= 0)
@@ -250,7 +250,7 @@ class Cell:
         self.count("counted", known.sum())
         self.count("contradicting", (under | over).sum())
         self.count("understated", under.sum())
-        told = ok & (events > 0) & is_counted
+        told = by_column.or_all(ok & (events > 0) & is_counted)
         told_events, told_streamed = events[told].astype(np.int64), streamed[told].astype(np.int64)
         self.count("told_events", told_events.sum())
         self.count("told_streamed", told_streamed.sum())

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.metrics import sustainable
-from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, or_all
+from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, in_parts, or_all
 from loadgen.core.metrics.windows import Span
 from loadgen.core.results.manifest import Header, interchangeable
 from loadgen.core.stats import components
@@ -83,11 +83,15 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
     if steady.start_s is None or steady.end_s is None or not steady.duration_s:
         why = "there is no time at which the load was only that of measured requests"
         return BetweenNodes(nodes=len(names), why=why)
-    due_s = requests["due_ns"] / 1e9
-    inside = (due_s >= steady.start_s) & (due_s < steady.end_s)
-    share: NDArray[np.float64] = (due_s[inside] - steady.start_s) / steady.duration_s
-    of_row = of_row[inside]
-    del due_s
+    due_ns = requests["due_ns"]
+    times = np.empty(len(due_ns), np.int8)  # which of the shortest blocks each is due in; -1: in none
+    for rows in in_parts(len(due_ns)):
+        due_s = due_ns[rows] / 1e9
+        share = (due_s - steady.start_s) / steady.duration_s
+        in_steady = (due_s >= steady.start_s) & (due_s < steady.end_s)
+        times[rows] = np.where(in_steady, np.minimum(share * BLOCKS[0], BLOCKS[0] - 1), -1)
+    inside = or_all(times >= 0)
+    of_row, times = of_row[inside], times[inside]
     counted = np.bincount(of_row, minlength=len(names))
     spoken = [i for i in range(len(names)) if counted[i] >= FEWEST * BLOCKS[-1]]
     silent = tuple(names[i] for i in range(len(names)) if i not in spoken)
@@ -101,10 +105,10 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
     tables, odd, blocks_used = [], [], 0
     for metric in METRICS:
         values_ns = requests.measure(metric)[inside]
-        chosen = (values_ns != UNDEFINED) & (part >= 0)
-        values = values_ns / 1e6
-        own = or_all(chosen)
-        cells = _cells(part[own], share[own], values[own], len(spoken))
+        own = or_all((values_ns != UNDEFINED) & (part >= 0))
+        values = values_ns[own] / 1e6
+        del values_ns
+        cells = _cells(part[own], times[own], values, len(spoken))
         if cells is None:
             continue
         means, counts, within = cells
@@ -112,7 +116,7 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
         tables.append(_table(metric, components.components(means, counts, within)))
         found = _odd(metric, means.mean(axis=1), [names[i] for i in spoken])
         if found:  # by more than the load generator may have added to it, or to the others
-            added = _cells(part[own], share[own], _added(requests, metric)[inside][own] / 1e6, len(spoken))
+            added = _cells(part[own], times[own], _added(requests, metric)[inside][own] / 1e6, len(spoken))
             own_ms = (added or cells)[0].mean(axis=1)
             least_ms = dict(zip((names[i] for i in spoken), np.maximum(own_ms, own_ms.mean()), strict=True))
             odd += [one for one in found if abs(one.mean_ms - one.others_ms) > least_ms[one.name]]
@@ -144,18 +148,20 @@ def _units(requests: JoinedColumns, header: Header) -> tuple[str, list[str], NDA
 
 
 def _cells(
-    part: NDArray[np.int32], share: NDArray[np.float64], values: NDArray[np.float64], parts: int
+    part: NDArray[np.int32], times: NDArray[np.int8], values: NDArray[np.float64], parts: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], float] | None:
-    """Means and counts of parts x blocks, and the variance inside of cells; None where even two blocks are too many."""
+    """Means and counts of parts x blocks, and the variance inside of cells; None where even two blocks are too many.
+
+    `times`: of the shortest blocks, of which longer ones are made. The values are used up.
+    """
     for blocks in BLOCKS:
-        cell = part * blocks + np.minimum((share * blocks).astype(np.int32), blocks - 1)
+        cell = part * blocks + times // (BLOCKS[0] // blocks)
         counts = np.bincount(cell, minlength=parts * blocks)
         if counts.min() >= FEWEST:
             means = np.bincount(cell, weights=values, minlength=parts * blocks) / counts
-            off = means[cell]
-            off -= values  # in place: each copy is as long as the run has requests
-            off *= off
-            within = float(off.sum()) / (len(values) - parts * blocks)
+            for rows in in_parts(len(values)):  # in place: each copy is as long as the run has requests
+                values[rows] = (means[cell[rows]] - values[rows]) ** 2
+            within = float(values.sum()) / (len(values) - parts * blocks)
             return means.reshape(parts, blocks), counts.reshape(parts, blocks), within
     return None
 
@@ -175,9 +181,8 @@ ERRORS = {"ttft": ("send_lag", "stamp_error"), "tpot": ("tpot_error",), "e2e": (
 
 
 def _added(requests: JoinedColumns, metric: str) -> NDArray[np.int64]:
-    columns = [requests[name] if name.endswith("_ns") else requests.measure(name) for name in ERRORS[metric]]
-    added: NDArray[np.int64] = np.maximum(columns, 0).sum(axis=0)
-    return added
+    columns = (requests[name] if name.endswith("_ns") else requests.measure(name) for name in ERRORS[metric])
+    return sum((np.maximum(each, 0) for each in columns), np.zeros(1, np.int64))
 
 
 def _odd(metric: str, means: NDArray[np.float64], names: Sequence[str]) -> list[OddNode]:

@@ -36,6 +36,22 @@ _KEPT = (
 )  # fmt: skip
 
 
+def in_parts(count: int) -> list[slice]:
+    """So many rows, a part after the other: of millions, what is worked out of one stays small."""
+    return [slice(first, first + BLOCK_ROWS) for first in range(0, count, BLOCK_ROWS)]
+
+
+def neighbours(rows: Any, part: slice) -> Any:
+    """Rows side by side; of columns, without making rows of them."""
+    return rows.part(part) if hasattr(rows, "part") else rows[part]
+
+
+def together(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Numbers of several parts as one array; where only one has any, they are not copied."""
+    some = [part for part in parts if len(part)] or [np.zeros(0, np.int64)]
+    return some[0] if len(some) == 1 else np.concatenate(some)
+
+
 def is_measured(header: Header, rows: NDArray[np.void]) -> NDArray[np.bool_]:
     """Which rows are of a measured stage."""
     flags: NDArray[np.bool_] = np.array([stage.measured for stage in header.stages] or [True])[rows["stage"]]
@@ -90,7 +106,7 @@ class Columns:
         if chosen is not None and self._length < len(rows):
             first = int(chosen.argmax())
             if not isinstance(rows, Columns) and chosen[first : first + self._length].all():
-                self._rows = getattr(rows, "part", rows.__getitem__)(slice(first, first + self._length))
+                self._rows = neighbours(rows, slice(first, first + self._length))
             else:
                 self._selected = chosen if 2 * self._length > len(rows) else np.flatnonzero(chosen)
         self._within = getattr(self._rows, "within", None)  # of a file
@@ -136,22 +152,21 @@ class Columns:
         if selected is not None and selected.dtype != bool:
             selected = np.zeros(len(rows), bool)
             selected[self._selected] = True
-        neighbours = getattr(rows, "part", rows.__getitem__)  # of columns, without making rows of them
-        for part in (slice(first, first + BLOCK_ROWS) for first in range(0, len(rows), BLOCK_ROWS)):
-            yield Columns(neighbours(part), None if selected is None else selected[part])
+        for part in in_parts(len(rows)):
+            yield Columns(neighbours(rows, part), None if selected is None else selected[part])
 
     def measure(self, metric: str) -> NDArray[np.int64]:
         """A figure for every row, of any status: int64 ns, UNDEFINED where a row has no value (`loadgen.figures`)."""
         if metric in self._kept:
             return self._kept[metric]
-        values: NDArray[np.int64]
         if self._keep == ():  # worked out of a part of the rows at a time, it stays small
-            values, first = np.empty(len(self), np.int64), 0
+            getattr(self._rows, "frame", self._rows).give_back()  # type: ignore[union-attr]
+            whole, first = np.empty(len(self), np.int64), 0
             for block in self.blocks():
-                values[first : (first := first + len(block))] = block.measure(metric)
-            return values
-        values = FIGURES.values(metric)(self)
-        if metric in _KEPT and self._keep != ():
+                whole[first : (first := first + len(block))] = block.measure(metric)
+            return whole
+        values: NDArray[np.int64] = FIGURES.values(metric)(self)
+        if metric in _KEPT:
             self._kept[metric] = values
         return values
 
@@ -187,8 +202,8 @@ class JoinedColumns:
         self, parts: Sequence[Columns], *, ok: bool, order: NDArray[np.int64] | None = None, keep: bool = True
     ) -> None:
         self._parts, self._keep = parts, keep
-        own = [part.where(OK) if ok else np.ones(1, bool) for part in parts]
-        self._chosen: list[NDArray[Any] | slice] = [or_all(each) for each in own]
+        oks = (part.where(OK) if ok else np.ones(1, bool) for part in parts)
+        self._chosen: list[NDArray[Any] | slice] = [*map(or_all, oks)]
         self._order: NDArray[np.int64] | None = None
         if order is not None:
             places = [np.arange(len(part))[chosen] for part, chosen in zip(parts, self._chosen, strict=True)]
@@ -212,8 +227,7 @@ class JoinedColumns:
         if name in self._kept:
             return self._kept[name]
         columns = [column(part, chosen) for part, chosen in zip(self._parts, self._chosen, strict=True)]
-        alone = len(columns) == 1  # which is not copied
-        whole = columns[0].astype(np.int64, copy=False) if alone else np.concatenate([np.zeros(0, np.int64), *columns])
+        whole: NDArray[np.int64] = together(columns).astype(np.int64, copy=False)
         whole = whole if self._order is None else whole[self._order]
         if self._keep:
             self._kept[name] = whole
@@ -259,7 +273,8 @@ def streamed_tokens(columns: Columns) -> NDArray[np.int64]:
 
 
 def _divide(span: NDArray[np.int64], divisor: NDArray[np.int64]) -> NDArray[np.int64]:
-    quotient: NDArray[np.int64] = span // np.maximum(divisor, 1)
+    by, small = np.maximum(divisor, 1), span.max(initial=0) < 1 << 53  # a float of which, cut, is exact, and faster
+    quotient: NDArray[np.int64] = np.floor(span / by).astype(np.int64) if small else span // by
     quotient[(divisor <= 0) | (span == UNDEFINED)] = UNDEFINED
     return quotient
 

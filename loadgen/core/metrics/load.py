@@ -10,7 +10,7 @@ import numpy as np
 
 from loadgen.core.metrics.accumulator import Cell
 from loadgen.core.metrics.blocks import amount_in
-from loadgen.core.metrics.columns import Columns, or_all
+from loadgen.core.metrics.columns import Columns, in_parts, or_all, together
 from loadgen.core.metrics.windows import Span, Window, per_second
 
 if TYPE_CHECKING:
@@ -103,16 +103,14 @@ def in_flight(everything: Sequence[Columns], stretch: Span | Window) -> tuple[fl
     for part in everything:
         sent, done = part["sent_ns"], part["done_ns"]
         # in flight at some time in the interval
-        overlapping = (sent >= 0) & (sent <= high) & ((done < 0) | (done >= low))
+        overlapping = or_all((sent >= 0) & (sent <= high) & ((done < 0) | (done >= low)))
         pairs.append((sent[overlapping], done[overlapping]))
     starts, ends = (np.concatenate([pair[i] for pair in pairs]) for i in (0, 1))
-    del pairs
     endless = ends < 0
     ends[endless] = np.maximum(starts[endless], high)
-    lengths = np.minimum(ends, high)
-    lengths -= np.maximum(starts, low)
-    total_ns = np.maximum(lengths, 0, out=lengths).sum()
-    del lengths
+    total_ns = np.int64(0)
+    for rows in in_parts(len(ends)):
+        total_ns += np.maximum(np.minimum(ends[rows], high) - np.maximum(starts[rows], low), 0).sum()
     starts.sort()
     ends.sort()
     at_start = np.searchsorted(starts, low, "right") - np.searchsorted(ends, low, "right")
@@ -140,7 +138,7 @@ def gap_variation(instants_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> 
             pooled.append(gaps / gaps.mean())
     if not pooled:
         return None
-    return float((pooled[0] if len(pooled) == 1 else np.concatenate(pooled)).std())
+    return float(together(pooled).std())
 
 
 def _gap_variations(parts: Sequence[Columns], stages: Sequence[StagePlan]) -> tuple[float | None, float | None]:
@@ -154,8 +152,7 @@ def _gap_variations(parts: Sequence[Columns], stages: Sequence[StagePlan]) -> tu
     of_stage = np.concatenate([np.zeros(0, np.int16), *(part["stage"][own] for part, own in pairs)])
 
     def variation(name: str) -> float | None:
-        instants = [np.zeros(0, np.int64), *(part[name][own] for part, own in pairs)]
-        return gap_variation(instants[1] if len(pairs) == 1 else np.concatenate(instants), of_stage)
+        return gap_variation(together([part[name][own] for part, own in pairs]), of_stage)
 
     of_sends = variation("sent_ns")
     as_planned = all(np.array_equal(part["sent_ns"][own], part["due_ns"][own]) for part, own in pairs)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from loadgen.core.limits import STALL_NS
-from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, class_of, sendable
+from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, class_of, or_all, sendable
 from loadgen.core.results.record import ROW
 from loadgen.core.stats.quantiles import milliseconds
 
@@ -183,7 +183,7 @@ def _groups(requests: JoinedColumns, header: Header) -> Iterator[tuple[str, str,
         drawn = class_of(header, requests["request"] // header.turns)
         for number, plan in enumerate(header.classes):
             yield "class", plan.name, drawn == number
-    known = tokens[tokens >= 0]
+    known = tokens[or_all(tokens >= 0)]
     edges = sorted(set(np.quantile(known, CLASSES, method="lower").tolist())) if len(known) else []
     low = -1
     edges = [edge for edge in edges if edge < known.max()]

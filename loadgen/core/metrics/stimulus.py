@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 
 from loadgen.core.limits import CACHED_SHARE, COUNT_DISAGREEMENT, GAP_VARIATION, LENGTH_MISMATCH, SHORTENED
+from loadgen.core.metrics.columns import Columns, or_all, together
 from loadgen.core.stats.quantiles import distance
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loadgen.core.metrics.columns import Columns
     from loadgen.core.metrics.validity import Signs
     from loadgen.core.results.manifest import Header
 
@@ -56,7 +56,7 @@ def checks(header: Header, summary: Any, signs: Signs, columns: Sequence[Columns
 def _arrivals(header: Header, summary: Any, columns: Sequence[Columns]) -> Iterator[StimulusCheck]:
     measured = [stage for stage in header.stages if stage.measured]
     load, sent = summary.load, summary.requests.scheduled - summary.requests.dropped
-    gaps = np.concatenate([np.zeros(0), *(_gaps(part, header) for part in columns)])
+    gaps = together([_gaps(part, header) for part in columns])
     if len(gaps) >= LEAST:
         farthest, p = _from_exponential(gaps)
         yield StimulusCheck(code="arrivals", seen=farthest, ok=p >= CHANCE, n=len(gaps), p=p)
@@ -78,18 +78,19 @@ def _arrivals(header: Header, summary: Any, columns: Sequence[Columns]) -> Itera
 
 def _gaps(columns: Columns, header: Header) -> NDArray[np.float64]:
     """The gaps between sends of Poisson stages, in mean gaps of their rate. Later turns wait, so they do not count."""
-    parts = [np.zeros(0)]
+    parts = []
     for number, stage in enumerate(header.stages):
         if stage.rate and stage.arrival.startswith("poisson"):
             own = (columns["stage"] == number) & (columns["turn"] == 0) & (columns["sent_ns"] >= 0)
-            parts.append(np.diff(np.sort(columns["sent_ns"][own])) * stage.rate / 1e9)
-    return np.concatenate(parts)
+            parts.append(np.diff(np.sort(columns["sent_ns"][or_all(own)])) * stage.rate / 1e9)
+    return together(parts)
 
 
 def _from_exponential(gaps: NDArray[np.float64]) -> tuple[float, float]:
     """The Kolmogorov-Smirnov distance of gaps from the exponential law of mean 1, and its probability (asymptotic)."""
     n = len(gaps)
-    farthest = distance(np.sort(gaps), _exponential, _exponential)
+    gaps.sort()
+    farthest = distance(gaps, _exponential, _exponential)
     scaled = (math.sqrt(n) + 0.12 + 0.11 / math.sqrt(n)) * farthest
     series = 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * scaled) ** 2) for k in range(1, 101))
     return farthest, 1.0 if scaled < 0.2 else min(max(series, 0.0), 1.0)

@@ -8,19 +8,20 @@ is left out: there a server fills, and grows for that reason.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from loadgen.core.metrics import columns as metrics
-from loadgen.core.metrics.columns import OK, Columns, JoinedColumns
+from loadgen.core.metrics.columns import OK, Columns, JoinedColumns, together
 from loadgen.core.metrics.windows import Window
 from loadgen.core.results.manifest import Header
 from loadgen.core.stats import trend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -59,12 +60,12 @@ def of_rows(measured: Sequence[Columns], others: Sequence[Columns], inside: Wind
         return Sustainable(why=reason)
     start_s, end_s = inside.steady.start_s, inside.steady.end_s
     if start_s is None or end_s is None:
-        due_ns = _of_all(measured, lambda part: part["due_ns"][part.attempted])
+        due_ns = together([part["due_ns"][part.attempted] for part in measured])
         if len(due_ns) and int(due_ns.max()) > int(due_ns.min()):
             return Sustainable(why="too short: there is no time at which the load was only that of measured requests")
         return Sustainable(why="all requests are due at one instant: nothing can grow over time")
     span = _Span((start_s + end_s) / 2 * 1e9, end_s * 1e9)
-    e2e = _of_all(measured, lambda part: metrics.defined(part.measure("e2e")[part.where(OK)]))
+    e2e = together([metrics.defined(part.measure("e2e")[part.where(OK)]) for part in measured])
     if not len(e2e):
         return Sustainable(why="no request ended ok")
     stay_ns = float(np.median(e2e))
@@ -107,40 +108,32 @@ class _Part(NamedTuple):
     series: tuple[NDArray[np.float64], NDArray[np.float64]]  # block means, in the order of _SERIES
 
 
-def _of_all(parts: Sequence[Columns], values: Callable[[Columns], NDArray[np.int64]]) -> NDArray[np.int64]:
-    found = [*map(values, parts)]
-    return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, np.int64), *found])
-
-
 def _parts(measured: Sequence[Columns], others: Sequence[Columns], span: _Span, header: Header) -> Iterator[_Part]:
     """The block means of each target, or of each replica where the rows name one."""
-    everything = [*measured, *others]
-    due = _of_all(measured, lambda part: part["due_ns"])
-    place = np.floor((due - span.start_ns) / ((span.end_ns - span.start_ns) / BLOCKS))
-    in_span = (place >= 0) & (place < BLOCKS)
-    place = place[in_span].astype(np.int8)
-    ttft = _of_all(measured, lambda part: np.where(part.where(OK), part.measure("ttft"), metrics.UNDEFINED))[in_span]
-    names, of_row = numbered(_of_all(measured, keys)[in_span])
-    was_sent = [part["sent_ns"] >= 0 for part in everything]
-    of_sent, starts, ends = (
-        np.concatenate([values(part)[own] for part, own in zip(everything, was_sent, strict=True)])
-        for values in (keys, lambda part: part["sent_ns"], lambda part: part["done_ns"])
-    )
-    known, of_sent = numbered(of_sent)
-    sent_of = _grouped(of_sent, len(known))
-    rows_of = _grouped(of_row, len(names))
+    due = together([part["due_ns"] for part in measured])
+    place = np.empty(len(due), np.int8)
+    for these in metrics.in_parts(len(due)):
+        block = np.floor((due[these] - span.start_ns) / ((span.end_ns - span.start_ns) / BLOCKS))
+        place[these] = np.where((block >= 0) & (block < BLOCKS), block, -1)
+    in_span = place >= 0
+    place = place[in_span]
+    ttft = together([np.where(part.where(OK), part.measure("ttft"), metrics.UNDEFINED) for part in measured])[in_span]
     instants = np.linspace(span.start_ns, span.end_ns, BLOCKS * INSTANTS + 1)[:-1]
-    for key, rows in zip(names.tolist(), rows_of, strict=True):
-        own = sent_of[at] if (at := int(np.searchsorted(known, key))) < len(known) and known[at] == key else of_sent[:0]
-        ended = ends[own]
-        flying = np.searchsorted(np.sort(starts[own]), instants, "right")
-        flying = flying - np.searchsorted(np.sort(ended[ended >= 0]), instants, "right")
+    flying: dict[int, NDArray[np.int64]] = defaultdict(lambda: np.zeros(len(instants), np.int64))
+    for part in (*measured, *others):
+        was_sent = metrics.or_all(part["sent_ns"] >= 0)
+        starts, ends = part["sent_ns"][was_sent], part["done_ns"][was_sent]
+        for key, own in _grouped(keys(part)[was_sent]):
+            flying[key] += np.searchsorted(np.sort(starts[own]), instants, "right")
+            ended = ends[own]
+            flying[key] -= np.searchsorted(np.sort(ended[ended >= 0]), instants, "right")
+    for key, rows in _grouped(together([*map(keys, measured)])[in_span]):
         requests = len(rows)
         rows = rows[ttft[rows] != metrics.UNDEFINED]
         counts = np.bincount(place[rows], minlength=BLOCKS)
         sums = np.bincount(place[rows], weights=ttft[rows], minlength=BLOCKS)
         means = np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
-        series = (flying.reshape(BLOCKS, INSTANTS).mean(axis=1), means)
+        series = (flying[key].reshape(BLOCKS, INSTANTS).mean(axis=1), means)
         yield _Part(part_name(key, header), requests, series)
 
 
@@ -176,10 +169,13 @@ def part_name(key: int, header: Header) -> str:
     return f"target {facts.name or facts.url or target}"
 
 
-def _grouped(of_row: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
-    """The places of the rows of each number, in their order."""
-    order = np.argsort(of_row, kind="stable")  # of small integers: by counting
-    return np.split(order, np.cumsum(np.bincount(of_row, minlength=count)))[:count]
+def _grouped(keys: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """The different keys in order, and the places of the rows of each, in their order."""
+    names, of_row = numbered(keys)
+    few = len(names) <= 256  # then looked for one after the other: all at once are as long as a column
+    order = [] if few else np.split(np.argsort(of_row, kind="stable"), np.cumsum(np.bincount(of_row)))
+    for place, name in enumerate(names.tolist()):
+        yield name, np.flatnonzero(of_row == place) if few else order[place]
 
 
 class _Growth(NamedTuple):

@@ -55,11 +55,11 @@ class TaskPrompts(SyntheticPrompts):
         known = task.known_tools
         self._results = {kind: law(tool.result_tokens) for kind, tool in known.items()}
         self._tools = [self._definition(kind, tool.schema_tokens) for kind, tool in known.items()]
-        self.tools_tokens = sum(tool.schema_tokens for tool in known.values())
+        self._tools_tokens = sum(tool.schema_tokens for tool in known.values())
         self._corpora = {name: _corpus(step, self._lengths_key) for name, step in task.steps.items() if step.documents}
         self._documents = {name: law(task.steps[name].documents.count) for name in self._corpora}  # type: ignore[union-attr]
         self._output = self.graphs.output_tokens
-        self.lengths = functools.lru_cache(LENGTHS_KEPT)(self._drawn)
+        self._lengths = functools.lru_cache(LENGTHS_KEPT)(self._drawn)
         self._scripted = functools.lru_cache(CONTEXTS_KEPT)(functools.partial(self._new_or_longer, replies={}))
 
     def __getitem__(self, number: int) -> Request:
@@ -72,7 +72,7 @@ class TaskPrompts(SyntheticPrompts):
         task, turn = self.turn_of(number)
         if self._is_for_values(task, turn):
             return sum(self.sequences(number))
-        return self.tools_tokens + self._asked(task, turn)
+        return self._tools_tokens + self._asked(task, turn)
 
     def asked_output(self, number: int) -> int:
         return self.graphs.output_tokens(*self.turn_of(number))
@@ -110,9 +110,9 @@ class TaskPrompts(SyntheticPrompts):
         while nodes[path[-1]].context >= 0:
             path.append(nodes[path[-1]].context)
         begun = nodes[path[-1]].step
-        yield begun, self.tools_tokens + self._task.steps[begun].system_tokens
+        yield begun, self._tools_tokens + self._task.steps[begun].system_tokens
         for one in reversed(path):
-            chunks, tokens, own, output = self.lengths(task, one)
+            chunks, tokens, own, output = self._lengths(task, one)
             for place in range(len(chunks)):
                 yield chunks[: place + 1], tokens
             yield task * self.turns + one, own + (output if one != turn else 0)
@@ -191,11 +191,10 @@ class TaskPrompts(SyntheticPrompts):
 
     def _asked(self, task: int, turn: int) -> int:
         node = self.graphs[task][turn]
-        chunks, of_each, own, _ = self.lengths(task, turn)
-        tokens = len(chunks) * of_each + own
+        tokens = self._new_tokens(task, turn)
         if node.context < 0:
             return tokens + self._task.steps[node.step].system_tokens
-        return tokens + self._asked(task, node.context) + self.lengths(task, node.context)[3]
+        return tokens + self._asked(task, node.context) + self._output(task, node.context)
 
     # -- messages ------------------------------------------------------------------------------------------------
 
@@ -212,7 +211,7 @@ class TaskPrompts(SyntheticPrompts):
             id=f"{self._id}-{number}",
             messages=context.messages,
             max_tokens=self._output(task, turn),
-            input_tokens=None if replies else context.tokens + self.tools_tokens,
+            input_tokens=None if replies else context.tokens + self._tools_tokens,
             input_source="" if replies else self._tokenizer.tag,
             extra=extra,
             session=task,

@@ -15,11 +15,6 @@ from loadgen.core.errors import TargetError, UserError
 MARK, _SCHEMES = "run.json", "s3://, az://, gs://, file://"
 
 
-def is_url(out: str) -> bool:
-    """Whether an `--out` value is a URL of an object store."""
-    return "://" in out
-
-
 class Depot:
     """One target folder in an object store; `open` has checked that it holds no run."""
 

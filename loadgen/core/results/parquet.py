@@ -163,6 +163,12 @@ class Frame:
             first, end = end, end + count
             yield group, first, end, own
 
+    def give_back(self) -> None:
+        """Give memory back that nothing uses: what is read and worked out leaves holes in the heap between columns."""
+        import pyarrow as pa
+
+        pa.system_memory_pool().release_unused()
+
     def close(self) -> None:
         """Close the files now: threads of pyarrow may hold what they have read for a while longer."""
         for file in self._sources:

@@ -150,7 +150,8 @@ class Values:
 
     def add(self, values_ns: NDArray[np.int64]) -> None:
         """Add the values of an int64 array."""
-        self._parts.append(values_ns)
+        small = len(values_ns) and values_ns.min() >= 0 and values_ns.max() < 1 << 31
+        self._parts.append(values_ns.astype(np.int32) if small else values_ns)  # half as large, and sooner in order
         self._in_order = False
 
     def merge(self, other: Values) -> None:
@@ -181,7 +182,9 @@ class Values:
         values.sort()  # faster than to part them at five places
         self._parts, self._in_order = [values], True
         largest = int(values[-1])
-        total = sum(int(part.sum()) for part in np.array_split(values, 1 + n * largest // 2**62))  # each within int64
+        total = sum(
+            int(part.sum(dtype=np.int64)) for part in np.array_split(values, 1 + n * largest // 2**62)
+        )  # each within int64
         return _distribution(self, n, total / n, int(values[0]), largest)
 
 
@@ -291,7 +294,10 @@ def distance(
 
     `at`, `below`: the chance of a value up to each one, and of one below it; the same for a law without steps.
     """
-    last = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)  # of each value
-    known, after = ordered[last], (last + 1) / len(ordered)
-    before = np.concatenate([[0.0], after[:-1]])
-    return float(max(np.abs(after - at(known)).max(), np.abs(before - below(known)).max()))
+    lasts = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)  # of each value
+    farthest = reached = 0.0
+    for last in np.array_split(lasts, 1 + len(lasts) // 131_072):  # of millions a part after the other
+        known, after = ordered[last], (last + 1) / len(ordered)
+        before, reached = np.append(reached, after[:-1]), float(after[-1])
+        farthest = max(farthest, np.abs(after - at(known)).max(), np.abs(before - below(known)).max())
+    return float(farthest)

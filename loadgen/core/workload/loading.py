@@ -50,16 +50,6 @@ def text_of(path_or_name: str) -> str:
     return _read_text(_workload_path(path_or_name), path_or_name)
 
 
-def name_of(path_or_name: str) -> str:
-    """The `name:` of a workload file; a word that is no file is a name itself. Raises `Faults`."""
-    if not _workload_path(path_or_name).is_file():
-        return path_or_name
-    top, faults = read_yaml(text_of(path_or_name), path_or_name, {})
-    if faults:
-        raise Faults(faults)
-    return str(top.get("name", path_or_name))
-
-
 def of_trace(trace: str | Path, overrides: Overrides = NONE, base: str | None = None) -> Workload:
     """Return the workload that replays a trace (arrivals, lengths, shared prefixes), changed by the flags.
 

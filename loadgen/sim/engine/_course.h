@@ -4,7 +4,7 @@
    Not here: a load that is steered, and one share of several. Chains and lengths come in blocks of chains, as columns. */
 
 enum { AT_ONCE = 64, SIGNALS = 1 << 12 };                                /* starts returned together; turns between looks for Ctrl-C */
-enum { STARTS, SESSION, WAITS, FOLLOWS, FOLLOWERS, PAUSES, LEAVES, AFTER, INPUT, OUTPUT, RANGES, FIRSTS, COUNTS, BLOCK_COLUMNS };
+enum { STARTS, SESSION, WAITS, FOLLOWS, FOLLOWERS, PAUSES, LEAVES, AFTER, INPUT, OUTPUT, FIRSTS, COUNTS, BLOCK_COLUMNS };
 enum { IN_FLIGHT_CAP, PREFILL_CAP, PREVIOUS, ABANDONED, INTERRUPTED, UNFINISHED, TIMEOUT, RESET, REFUSED, KINDS };
 enum { STARTED = -1, UNKNOWN = -1 };
 
@@ -182,9 +182,8 @@ static int fits_together(const Course *self, const Drawn *block)
                             block->columns[STARTS].at[chains] != slots || known(block, PAUSES) != slots ||
                             known(block, FOLLOWS) != slots + 1 || known(block, FOLLOWERS) < 0))
         return 0;
-    return known(block, INPUT) < 0 ||
-           (known(block, INPUT) == numbers && known(block, OUTPUT) == numbers && known(block, RANGES) == numbers + 1 &&
-            known(block, FIRSTS) == known(block, COUNTS) && block->columns[RANGES].at[numbers] == known(block, FIRSTS));
+    return known(block, INPUT) < 0 || (known(block, INPUT) == numbers && known(block, OUTPUT) == numbers &&
+                                       known(block, FIRSTS) == known(block, COUNTS) && known(block, FIRSTS) % numbers == 0);
 }
 
 static Drawn *drawn_block(Course *self, int64_t id)
@@ -848,10 +847,9 @@ static int lengths_of(Course *self, int64_t number, Lengths *found)
     int64_t numbers = self->together * self->turns, i = number - block->id * numbers;
     if (known(block, INPUT) >= 0) {
         found->input = block->columns[INPUT].at[i], found->output = block->columns[OUTPUT].at[i];
-        int64_t first = block->columns[RANGES].at[i];
-        found->ranges = block->columns[RANGES].at[i + 1] - first;
-        found->firsts = block->columns[FIRSTS].at + first;
-        found->counts = block->columns[COUNTS].at + first;
+        found->ranges = block->columns[FIRSTS].count / numbers;
+        found->firsts = block->columns[FIRSTS].at + i * found->ranges;
+        found->counts = block->columns[COUNTS].at + i * found->ranges;
         return 0;
     }
     found->made = PyObject_CallFunction(self->sizes, "L", (long long)number);

@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define VERSION 3 /* of these types: replica.py asks for the same, else it takes Python's */
+#define VERSION 2 /* of these types: replica.py asks for the same, else it takes Python's */
 #define NEVER ((int64_t)1 << 62)
 #define OBJECT(of) ((PyObject *)(of))
 #define AHEAD 8 /* blocks: so far ahead of the search are their slots fetched */

@@ -436,7 +436,7 @@ class PurePythonReplica:
 
 # -- which twin ------------------------------------------------------------------------------------------------------
 
-VERSION = 3
+VERSION = 2
 """Of the types in C, raised with each change of what they take or give: what is built from older source is not used."""
 
 module, _ = compiled.load("loadgen.sim.engine._replica", VERSION)

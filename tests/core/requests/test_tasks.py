@@ -163,7 +163,7 @@ def test_the_lengths_of_a_task_are_drawn_once_not_once_for_each_request_after_th
     made = prompts(load("coding-agent"))
     numbers = list(made.numbers_of(0))
     assert len(numbers) > 5 and sum(len(list(made.stretches(number))) for number in numbers) > 3 * len(numbers)
-    assert made.lengths.cache_info().misses == len(numbers)
+    assert made._lengths.cache_info().misses == len(numbers)
 
 
 class Clock:

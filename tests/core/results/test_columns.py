@@ -17,10 +17,11 @@ from make_examples import blank
 from numpy.typing import NDArray
 
 from loadgen.core.errors import UserError
+from loadgen.core.metrics import columns as by_column
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import tasks
 from loadgen.core.metrics.accumulator import Accumulator, Cell
-from loadgen.core.metrics.columns import BLOCK_ROWS, Columns, JoinedColumns
+from loadgen.core.metrics.columns import BLOCK_ROWS, UNDEFINED, Columns, JoinedColumns
 from loadgen.core.metrics.goodput import goodput
 from loadgen.core.metrics.load import gap_variation, in_flight
 from loadgen.core.metrics.summary import summarize
@@ -439,3 +440,21 @@ def allocated_elsewhere() -> int:
     if not all(hasattr(pool, "total_bytes_allocated") for pool in pools):
         pytest.skip("an older pyarrow does not count them")
     return sum(pool.total_bytes_allocated() for pool in pools)
+
+
+@pytest.mark.parametrize("largest", [1 << 30, (1 << 53) - 1, 1 << 62])
+def test_a_quotient_is_that_of_whole_numbers(largest: int) -> None:
+    """Small spans are divided as floats, which is faster, and must come out the same."""
+    drawn = np.random.default_rng(7)
+    tokens = drawn.integers(1, 5000, 20_000)
+    spans = drawn.integers(0, largest, 20_000) // tokens * tokens - drawn.integers(0, 2, 20_000)  # at whole quotients
+    spans[:2], tokens[2:4] = (UNDEFINED, largest - 1), (0, -1)
+    found = by_column._divide(spans, tokens)
+    expected = np.array([s // t if t > 0 and s != UNDEFINED else UNDEFINED for s, t in zip(spans, tokens, strict=True)])
+    assert found.tolist() == expected.tolist()
+
+
+def test_numbers_of_one_part_are_not_copied() -> None:
+    numbers = np.arange(3)
+    assert by_column.together([np.zeros(0), numbers]) is numbers
+    assert by_column.together([numbers, numbers]).tolist() == [0, 1, 2, 0, 1, 2] and not len(by_column.together([]))
