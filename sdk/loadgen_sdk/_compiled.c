@@ -1349,6 +1349,17 @@ static const char *space(const char *at, const char *end)
     return at;
 }
 
+/* Whether the eight bytes at `at` are such as a string has before its end: ASCII without a quote, a backslash, a control. */
+static int are_plain(const char *at)
+{
+    const uint64_t each = 0x0101010101010101, high = 0x80 * each;
+    uint64_t bytes, quotes, escapes;
+    memcpy(&bytes, at, sizeof bytes);
+    quotes = bytes ^ '"' * each;
+    escapes = bytes ^ '\\' * each;
+    return !((((quotes - each) & ~quotes) | ((escapes - each) & ~escapes) | ((bytes - 0x20 * each) & ~bytes) | bytes) & high);
+}
+
 /* A string whose opening quote is at `at`: what follows it, or NULL. Its bytes end before that. */
 static const char *string(const char *at, const char *end, int escapes)
 {
@@ -1356,6 +1367,8 @@ static const char *string(const char *at, const char *end, int escapes)
         return NULL;
     const char *start = ++at;
     int ascii = 1;
+    while (end - at >= 8 && are_plain(at))
+        at += 8;
     for (; at < end && *at != '"'; at++) {
         unsigned char byte = (unsigned char)*at;
         if (byte < 0x20)

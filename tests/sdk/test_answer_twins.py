@@ -229,6 +229,13 @@ class Connection(compiled.Inbox):  # type: ignore[misc]
         )
 
 
+@pytest.mark.parametrize("byte", [0, 0x1F, 0x20, 0x21, 0x22, 0x23, 0x5B, 0x5C, 0x5D, 0x7F, 0x80, 0xC3, 0xFF])
+def test_a_byte_of_a_long_text_is_seen_wherever_it_stands(byte: int) -> None:
+    for place in range(10):
+        told = b"n" * place + bytes([byte]) + b"r" * (12 - place)
+        hold_answer(as_reads([*chunked([usual(b'{"content":"%s"}' % told), FINISH, COUNTED]), END], 9), asked_output=4)
+
+
 @pytest.fixture
 def made() -> Iterator[Any]:
     poll, held, timer = select.epoll(), select.epoll(), TimerFd()
