@@ -466,7 +466,7 @@ def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_
         return code
     best = max(confirmed, key=lambda trial: trial.ask.load)
     run_folder = folder / best.folder
-    summary = summarize(*store.read_run(run_folder))
+    summary = summarize(*store.read_lightly(run_folder))
     result = mlperf_run.judge(run_folder, test, summary, data_name=data.name, qps=best.ask.load, answer=answer)
     mlperf_run.write(folder, result, test, *mlperf_run.of_summary(summary))
     checksums.write(folder)

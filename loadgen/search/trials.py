@@ -255,8 +255,8 @@ def retold(folder: Path, result: TrialResult, *, mlperf: bool) -> TrialResult:
     again = msgspec.structs.replace(result, figures=figures(summary), spent_s=summary.window.whole.duration_s or 0.0)
     if result.early:
         return again
-    slo = store.read_lightly(run_of_it).header.slo or Slo(terms=())
-    rows = _measured(store.read_run(run_of_it).rows, summary)
+    stored = store.read_run(run_of_it)
+    slo, rows = stored.header.slo or Slo(terms=()), _measured(stored.rows, summary)
     outcome, code, why, _ = _outcome(Goal(slo=slo, mlperf=mlperf), summary, rows, _due(rows), None)
     lasts, lasts_why = _lasts(summary, _due(rows))
     return msgspec.structs.replace(again, outcome=outcome, code=code, why=why, sustained=lasts, sustained_why=lasts_why)

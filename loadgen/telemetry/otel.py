@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from io import RawIOBase
+from itertools import chain, islice
 from pathlib import Path
 from time import monotonic_ns, time_ns
 from typing import Any
@@ -25,7 +26,7 @@ from loadgen.core.metrics.columns import OK, UNDEFINED, Columns
 from loadgen.core.requests.trace_context import TraceContext
 from loadgen.core.results import manifest, store
 from loadgen.core.results.manifest import Header
-from loadgen.core.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES, joined, picked
+from loadgen.core.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES
 from loadgen.core.results.spool import Tail
 from loadgen.telemetry.reader_process import ReaderProcess
 
@@ -64,14 +65,15 @@ FIELDS = (
 
 def sent(columns: Columns) -> Iterator[dict[str, Any]]:
     """The requests that were sent, each as these fields with its TTFT, its TPOT and the kind of its error, if any."""
-    values = {name: columns[name].tolist() for name in FIELDS}
-    values |= {name: columns.measure(name).tolist() for name in ("ttft", "tpot")}
-    for row in zip(*values.values(), strict=True):
-        request = dict(zip(values, row, strict=True))
-        if request["sent_ns"] >= 0:
-            ok = request["status"] == OK
-            request["error"] = "" if ok else KINDS[request["kind"]] or STATUSES[request["status"]]
-            yield request
+    for block in columns.blocks():
+        values = {name: block[name].tolist() for name in FIELDS}
+        values |= {name: block.measure(name).tolist() for name in ("ttft", "tpot")}
+        for row in zip(*values.values(), strict=True):
+            request = dict(zip(values, row, strict=True))
+            if request["sent_ns"] >= 0:
+                ok = request["status"] == OK
+                request["error"] = "" if ok else KINDS[request["kind"]] or STATUSES[request["status"]]
+                yield request
 
 
 class TelemetrySender(ReaderProcess):
@@ -183,9 +185,9 @@ class Metrics:
         self._offered = meter.create_gauge("loadgen.offered", "{request}/s")
         self._run = run
 
-    def add(self, columns: Columns, seconds: dict[int, Any]) -> None:
+    def add(self, parts: Sequence[Columns], seconds: dict[int, Any]) -> None:
         shared_of = [self._run.attributes(number) for number in range(len(self._run.header.targets))]
-        for row in sent(columns):
+        for row in chain.from_iterable(map(sent, parts)):
             shared = shared_of[row["target"]]
             error = {"error.type": row["error"]} if row["error"] else {}
             self._duration.record(max(row["done_ns"] - row["sent_ns"], 0) / 1e9, {**shared, **error})
@@ -233,15 +235,16 @@ def follow(folder: Path, target: str, source: RawIOBase) -> None:
         seconds.update({second.worker: second for second in tail.seconds()})
         rows = tail.rows()
         taken.append(rows["slot"].copy())
+        parts = [Columns(rows)]
         if ended and store.has_rows(folder):  # a short run is over, and its spool gone, before the first look at it
-            stored = store.read_run(folder).rows
-            rows = joined((rows, picked(stored, ~np.isin(stored["slot"], np.concatenate(taken)))))
+            stored = store.read_lightly(folder, by_stage=False).rows
+            parts.append(Columns(stored, ~np.isin(stored["slot"], np.concatenate(taken))))
         if metrics is not None:
-            metrics.add(Columns(rows), seconds)
-        for at in range(0, len(rows) if spans is not None else 0, MOST_SPANS):
-            batch = list(run.spans(Columns(rows[at : at + MOST_SPANS])))
-            if spans is not None and spans.export(batch) is not SpanExportResult.SUCCESS:
-                lost += len(batch)
+            metrics.add(parts, seconds)
+        if spans is not None:
+            left = chain.from_iterable(map(run.spans, parts))
+            while batch := list(islice(left, MOST_SPANS)):
+                lost += len(batch) if spans.export(batch) is not SpanExportResult.SUCCESS else 0
     if metrics is not None:
         metrics.provider.shutdown(TIMEOUT_S * 1e3)
     tail.close()
