@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from html import escape
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,6 +23,13 @@ from loadgen.present.glossary import WORDS
 FEW = 4  # columns that fit a phone; a row of more becomes a card there
 COLORS = ("c1", "c2", "c3", "c4", "c5", "c6")  # CSS variables of page.css, as are "good", "bad", "warn", "soft"
 WIDE = 120  # letters of a fact that are more than a column holds well
+
+
+def escape(text: str) -> str:
+    """`html.escape`. Its module makes tables of all entities, which only a page has to wait for, not each run."""
+    from html import escape
+
+    return escape(text)
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

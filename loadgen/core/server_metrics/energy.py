@@ -7,7 +7,6 @@ the host's processors use. `scraper.py` reads them; nothing here is estimated fr
 
 from __future__ import annotations
 
-import csv
 import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -134,6 +133,8 @@ def of_energy_metrics(data: bytes) -> dict[tuple[str, str], float]:
 
 def of_smi(text: str) -> dict[tuple[str, str], float]:
     """The lines of SMI_COMMAND: the last one of each GPU. What a GPU does not say is written `[N/A]` there."""
+    import csv
+
     values: dict[tuple[str, str], float] = {}
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
         if len(row) != len(_SMI_FIELDS) or not row[0].strip().isdigit():
