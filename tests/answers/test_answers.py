@@ -11,6 +11,7 @@ import pytest
 from canned import events, serving
 from msgspec.structs import replace
 from refusals import refused
+from servers import start
 
 from loadgen.answers import scores
 from loadgen.answers.ask import Asked, refuse_other_tokenizer, unequal_tokens
@@ -27,7 +28,6 @@ from loadgen.core.workload import Workload
 from loadgen.core.workload.dataset import DatasetRow
 from loadgen.evidence import verify as bundle
 from loadgen.shell.parsing import parser
-from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 
 FOX, DOG = "The quick brown fox jumps over the lazy dog", "The quick brown dog jumps on the log."
@@ -139,9 +139,9 @@ def endpoints() -> Iterator[tuple[str, str, str]]:
     """An endpoint, the same again, and one that answers with other words at a tenth of the places."""
     fast = {"ttft": "1ms", "itl": "0", "seed": 3}
     with (
-        embedded.start(Options(**fast)) as good,  # type: ignore[arg-type]
-        embedded.start(Options(**fast)) as same,  # type: ignore[arg-type]
-        embedded.start(Options(**fast, worse=0.1)) as worse,  # type: ignore[arg-type]
+        start(Options(**fast)) as good,  # type: ignore[arg-type]
+        start(Options(**fast)) as same,  # type: ignore[arg-type]
+        start(Options(**fast, worse=0.1)) as worse,  # type: ignore[arg-type]
     ):
         yield good.url, same.url, worse.url
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from refusals import refused
+from servers import start
 from tiny_tokenizer import train
 
 from loadgen.core.errors import Faults, UserError
@@ -17,7 +18,6 @@ from loadgen.mlperf import accuracy, rules
 from loadgen.mlperf.accuracy import AccuracyMean
 from loadgen.mlperf.result import Test06
 from loadgen.shell.parsing import parser
-from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 
 REFERENCE = {"rouge1": 44.4312, "rouge2": 22.0352, "rougeL": 28.6162, "tokens_per_sample": 294.45}
@@ -88,7 +88,7 @@ def test_test06_says_what_the_official_script_says() -> None:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with embedded.start(Options(ttft="1ms", itl="0", seed=3)) as server:
+    with start(Options(ttft="1ms", itl="0", seed=3)) as server:
         yield server.url
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec import structs
+from servers import start
 
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
@@ -24,7 +25,6 @@ from loadgen.mlperf import run as mlperf_run
 from loadgen.mlperf.loadgen_log import read_log
 from loadgen.repeated import capacity
 from loadgen.shell.app import main
-from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.commands
@@ -292,8 +292,8 @@ def test_a_search_that_finds_no_endpoint_leaves_nothing(tmp_path: Path, capsys: 
 def test_several_endpoints_are_one_system(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows of each, both totals of them, and one verdict; the disclosure once, in the first lines."""
     flags = ["-b", "llama2-70b", "--dataset", str(_small_data(tmp_path, 40)), "--min-duration", "1"]
-    with embedded.start(QUICK) as one, embedded.start(QUICK) as two:
-        urls = ["--url", one.url, "--url", two.url, "--server-metrics", "off"]
+    with start(QUICK) as one, start(QUICK) as two:
+        urls = ["--url", one.url, "--url", two.url, "--server-metrics", "off", "--energy", "off"]
         served = [*flags, *urls, "--workers", "2", "--target-qps", "60", "--out", str(tmp_path / "s")]
         code = _exit(["mlperf", "server", *served])
         told = capsys.readouterr()

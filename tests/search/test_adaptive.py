@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import msgspec
 import numpy as np
 import pytest
+from runs import NO_PAGES
 
 from loadgen.core.execution import run, steering
 from loadgen.core.execution.events import LoadStarted, RunEvent, StepBegun
@@ -333,7 +334,7 @@ def test_an_interrupted_run_says_what_it_knew(tmp_path: Path) -> None:
         if isinstance(event, StepBegun):  # the folder of a run that is killed now has its steps
             seen.append([stage.name for stage in store.read_run(tmp_path / "run").header.stages])
 
-    summary, folder = run.execute(workload, Settings(out=tmp_path / "run"), (hear,), steering=steers)
+    summary, folder = run.execute(workload, Settings(out=tmp_path / "run", **NO_PAGES), (hear,), steering=steers)
     result = stored(folder)
     assert summary.run.state == "interrupted" and result.answer.reason == "interrupted"
     assert result.steps and result.steps[0].trial.outcome == "under"

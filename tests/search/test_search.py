@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from runs import NO_PAGES
+from servers import start
 
 from loadgen.core import run_folder, seeds
 from loadgen.core.errors import UserError
@@ -53,7 +54,6 @@ from loadgen.search.load_search import (
 from loadgen.search.watch import Goal, Watch
 from loadgen.shell.app import main
 from loadgen.shell.taken_up import typed_again
-from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.commands
@@ -567,7 +567,7 @@ def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_probe_over_sockets_ends_early_in_all_workers(tmp_path: Path, workers: int) -> None:
-    with embedded.start(Options(ttft="50ms", itl="1ms")) as one:
+    with start(Options(ttft="50ms", itl="1ms")) as one:
         runs = _probes(tmp_path, look_s=0.2)
         runs.goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1_000_000),)))
         runs.settings = Settings(url=one.url, workers=workers, **NO_PAGES)

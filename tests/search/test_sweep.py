@@ -17,6 +17,7 @@ from browser import Browser, find
 from hypothesis import given
 from hypothesis import strategies as st
 from queueing import rows
+from servers import start
 
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
@@ -35,7 +36,6 @@ from loadgen.search import experiment, sweep
 from loadgen.search.load_search import NextTrial, TrialResult
 from loadgen.search.watch import Outcome
 from loadgen.shell.app import main
-from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.commands
@@ -524,7 +524,7 @@ def test_a_server_that_is_gone_between_two_runs(
 ) -> None:
     """What was measured is a result, and the command says so."""
     out, over = tmp_path / "out", threading.Event()
-    with embedded.start(Options(ttft="2ms", itl="1ms")) as server:
+    with start(Options(ttft="2ms", itl="1ms")) as server:
 
         def stop_after_the_first() -> None:
             while not over.wait(0.001):

@@ -82,6 +82,7 @@ def go(tmp_path: Path, url: str, what: str) -> int:
     file = tmp_path / "w.json"
     file.write_text(json.dumps({"name": "w", "requests": {"input_tokens": 12, "output_tokens": 1}}))
     flags = ["--no-stream", "-c", "2", "-n", "30", "--warmup", "0", "--otel", what, "--progress", "off"]
+    flags += ["--server-metrics", "off", "--energy", "off"]
     with pytest.raises(SystemExit) as left:
         main(["run", str(file), "--url", url, *flags, "--out", str(tmp_path / "run")])
     assert isinstance(left.value.code, int)

@@ -19,7 +19,7 @@ from hypothesis import strategies as some
 from queueing import rows
 from refusals import refused
 from runs import gaps_of, header, when_started
-from servers import log, shared
+from servers import log, shared, start
 
 from loadgen.core.errors import Faults
 from loadgen.core.execution import plan, resource_limits, run
@@ -144,7 +144,7 @@ def test_the_parts_of_the_cap_are_the_cap(most: int, workers: int) -> None:
 
 @pytest.mark.processes
 def test_the_cap_holds_over_workers(tmp_path: Path) -> None:
-    with embedded.start(Options(ttft="3s")) as server:
+    with start(Options(ttft="3s")) as server:
         told = to(server, tmp_path / "out", workers=2)
         made = workload(tmp_path, request_rate="inf", num_requests="40", max_in_flight="5", grace="0.2s")
         summary, _ = run.execute(made, told)

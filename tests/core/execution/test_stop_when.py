@@ -10,6 +10,7 @@ from counted_rows import CountedRows
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from runs import NO_PAGES
 from servers import start
 
 from loadgen.core.errors import Faults
@@ -172,7 +173,7 @@ def test_over_http_errors_end_the_run_soon(tmp_path: Path, workers: int) -> None
         flags = read_flags(
             request_rate="60", duration="60s", num_requests="3000", seed="3", warmup="0", stop_when=["errors:20%"]
         )
-        settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out")
+        settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", **NO_PAGES)
         summary, folder = execute(load("qa", flags), structs.replace(settings, workers=workers))
     assert summary.run.state == "stopped"
     assert "stopped_by_errors" in [code.code for code in summary.verdict.codes]

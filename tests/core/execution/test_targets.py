@@ -9,7 +9,7 @@ from loadgen_sdk.request import Completion, Failure
 from msgspec.structs import replace
 from refusals import refused
 from runs import NO_PAGES, says, when_started
-from servers import QUICK, log, shared
+from servers import QUICK, log, shared, start
 
 from loadgen.core.errors import Faults, TargetError
 from loadgen.core.execution import run
@@ -41,7 +41,7 @@ def workload(tmp_path: Path, turns: int = 0, **flags: str) -> run.Workload:
 @pytest.mark.parametrize("route", ["round-robin", "sticky", "least-in-flight"])
 def test_routes(tmp_path: Path, route: str) -> None:
     ends = (Endpoint(url=shared().url, name="one"), Endpoint(url=shared(number=1).url, name="two"))
-    settings = Settings(url=ends[0].url, targets=ends, route=route, out=tmp_path / "out")  # type: ignore[arg-type]
+    settings = Settings(url=ends[0].url, targets=ends, route=route, out=tmp_path / "out", **NO_PAGES)  # type: ignore[arg-type]
     turns = 3 if route == "sticky" else 0
     summary, folder = run.execute(workload(tmp_path, turns, concurrency="4", num_requests="20"), settings)
     rows = store.read_run(folder).rows
@@ -63,7 +63,7 @@ def test_routes(tmp_path: Path, route: str) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("policy", ["continue", "stop"])
 def test_one_dies(tmp_path: Path, policy: str) -> None:
-    with embedded.start(QUICK) as two:
+    with start(QUICK) as two:
         settings = Settings(on_target_failure=policy, out=tmp_path / "out", **NO_PAGES, **beside(two))  # type: ignore[arg-type]
         made = workload(tmp_path, concurrency="2", num_requests="200")
         summary, folder = run.execute(made, settings, when_started(lambda _: two.stop()))
@@ -86,7 +86,7 @@ def test_one_dies(tmp_path: Path, policy: str) -> None:
 @pytest.mark.parametrize(("concurrency", "route"), [("4", "round-robin"), ("4", "least-in-flight"), ("3", "sticky")])
 def test_one_that_is_dead_does_not_drown_the_others(tmp_path: Path, concurrency: str, route: str) -> None:
     """A refused connection takes no time: lanes that tried again at once would make thousands of failures a second."""
-    with embedded.start(QUICK) as two:
+    with start(QUICK) as two:
         settings = Settings(route=route, out=tmp_path / "out", **NO_PAGES, **beside(two))  # type: ignore[arg-type]
         made = workload(tmp_path, concurrency=concurrency, duration="1.5s", warmup="0")
         summary, folder = run.execute(made, settings, when_started(lambda _: two.stop()))
@@ -99,7 +99,7 @@ def test_one_that_is_dead_does_not_drown_the_others(tmp_path: Path, concurrency:
 @pytest.mark.processes
 def test_when_one_worker_stops_all_do(tmp_path: Path) -> None:
     """By number all requests to the dead target are the second worker's: the other would go on for the whole minute."""
-    with embedded.start(QUICK) as two:
+    with start(QUICK) as two:
         settings = Settings(on_target_failure="stop", workers=2, out=tmp_path / "out", **NO_PAGES, **beside(two))
         made = workload(tmp_path, request_rate="20", duration="60s", warmup="0")
         summary, folder = run.execute(made, settings, when_started(lambda _: two.stop()))
@@ -163,7 +163,7 @@ def test_what_counts_as_not_answering(done: Completion, down: bool) -> None:
 
 @pytest.mark.processes
 def test_targets_must_serve_the_same(tmp_path: Path) -> None:
-    with embedded.start(Options(model="other")) as two:
+    with start(Options(model="other")) as two:
         settings = Settings(out=tmp_path / "out", **beside(two))
         made = workload(tmp_path, concurrency="1", num_requests="1")
         with refused(TargetError, "targets_differ", where="two"):

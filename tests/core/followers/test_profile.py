@@ -15,13 +15,13 @@ from time import monotonic
 
 import pytest
 from refusals import refused
+from servers import start
 
 import loadgen
 from loadgen.core import units
 from loadgen.core.errors import Fault, UserError
 from loadgen.core.followers import profiler
 from loadgen.core.results.manifest import StagePlan
-from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 
 WORKLOAD = {
@@ -62,7 +62,7 @@ def test_a_part_of_the_load_is_named_and_may_be_cut_short() -> None:
 
 @pytest.mark.processes
 def test_the_profiler_runs_around_a_stage_and_the_verdict_says_so(tmp_path: Path) -> None:
-    with embedded.start(Options(ttft="5ms", itl="1ms")) as server:
+    with start(Options(ttft="5ms", itl="1ms")) as server:
         run = loadgen.run(WORKLOAD, url=server.url, profile="profiled", out=tmp_path / "run", limit="failure_share:9%")
         after = stats(server.url)
     assert (after["profiling"], after["profiles"]) == (0, 1)
@@ -73,7 +73,7 @@ def test_the_profiler_runs_around_a_stage_and_the_verdict_says_so(tmp_path: Path
 @pytest.mark.processes
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_it_is_never_left_running_after_an_abort(tmp_path: Path, end: signal.Signals) -> None:
-    with embedded.start(Options(ttft="5ms", itl="1ms")) as server:
+    with start(Options(ttft="5ms", itl="1ms")) as server:
         file = tmp_path / "long.yaml"
         file.write_text(json.dumps({**WORKLOAD, "stages": [{"arrival": {"constant": "20/s"}, "duration": "60s"}]}))
         run = subprocess.Popen(
@@ -92,7 +92,7 @@ def test_it_is_never_left_running_after_an_abort(tmp_path: Path, end: signal.Sig
 def test_a_server_without_one_is_refused_before_the_load(tmp_path: Path) -> None:
     with refused(Fault, "unsupported", "--profile"):
         loadgen.run(WORKLOAD, embedded={"dialect": "openai"}, profile="steady", out=tmp_path / "a")
-    with embedded.start(Options(dialect="openai")) as server, refused(Fault, "unsupported"):
+    with start(Options(dialect="openai")) as server, refused(Fault, "unsupported"):
         loadgen.run(
             WORKLOAD, url=server.url, server="vllm", extra_body={"ignore_eos": None, "min_tokens": None},
             profile="steady", out=tmp_path / "b",

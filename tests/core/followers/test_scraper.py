@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.transport.target import Target
+from servers import start
 
 import loadgen
 from loadgen.core import run_folder
@@ -40,7 +41,6 @@ from loadgen.runs import charts as run_charts
 from loadgen.runs import text
 from loadgen.runs.page_data import MOST_BINS, figures
 from loadgen.shell.app import main
-from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 
 # -- pages ---------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_a_run_beside_which_the_page_is_read(
     tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with embedded.start(Options(ttft="5ms", itl="1ms")) as one, embedded.start(Options(ttft="5ms", itl="1ms")) as two:
+    with start(Options(ttft="5ms", itl="1ms")) as one, start(Options(ttft="5ms", itl="1ms")) as two:
         go(tmp_path / "r", one.url, "--url", two.url, "--workers", workers)
     out, err = capsys.readouterr()
     assert err.count("/prometheus/metrics") == 2
@@ -277,7 +277,7 @@ def test_a_plain_page_is_read_without_what_other_pages_need() -> None:
         "kind='metrics', paths=('/prometheus/metrics',), shown=('',)); "
         "print(Reader(place, None).find(), *sys.modules)"
     )
-    with embedded.start(Options()) as server:
+    with start(Options()) as server:
         port = str(Target.parse(server.url).port)
         told = subprocess.run([sys.executable, "-c", read, port], capture_output=True, text=True, check=True).stdout
     found, *modules = told.split()
@@ -287,7 +287,7 @@ def test_a_plain_page_is_read_without_what_other_pages_need() -> None:
 
 @pytest.mark.processes
 def test_without_a_page_one_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with embedded.start(Options(ttft="5ms", itl="1ms", dialect="openai")) as one:
+    with start(Options(ttft="5ms", itl="1ms", dialect="openai")) as one:
         go(tmp_path / "r", one.url)
         assert "server metrics: none\n" in capsys.readouterr().err
         assert not (tmp_path / "r" / series.FILE).exists()

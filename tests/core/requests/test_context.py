@@ -65,7 +65,7 @@ def test_a_contract_says_which_level_does_not_fit(tmp_path: Path) -> None:
     assert not level.trouble
 
 
-SHORT = "--isl 40 --osl 8 --request-rate 20 -n 20 --seed 1"
+SHORT = "--isl 40 --osl 8 --request-rate 20 -n 20 --seed 1 --server-metrics off --energy off"
 
 
 @pytest.mark.processes

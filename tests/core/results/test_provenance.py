@@ -215,6 +215,7 @@ def test_regions_are_a_dimension_of_one_run_and_of_two(tmp_path: Path, capsys: p
         )
         flags = ["qa", "--targets", str(tmp_path / "t.yaml"), "-c", "6", "-n", "60", "--warmup", "0"]
         flags += ["--input-tokens", "20", "--output-tokens", "4", "--seed", "3"]
+        flags += ["--server-metrics", "off", "--energy", "off"]
         for name, keep in (("raw", "raw"), ("folded", "histogram")):
             ends("run", *flags, "--keep", keep, "-o", str(tmp_path / name))
             summary = loadgen.load(tmp_path / name).summary

@@ -17,6 +17,7 @@ import run_page
 from canned import events, serving
 from msgspec import structs
 from refusals import refused
+from runs import NO_PAGES
 from servers import start
 
 from loadgen.compare.comparison import Side, compare
@@ -210,7 +211,9 @@ def test_limits_by_flag_that_no_class_is_judged_by_are_refused(tmp_path: Path) -
 def test_over_http_the_server_counts_what_each_class_asked_for(tmp_path: Path) -> None:
     with start(Options(ttft="5ms", itl="0.1ms")) as endpoint:
         one = workload(tmp_path, seed="5", num_requests="80", request_rate="400")
-        settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", api="completions")
+        settings = Settings(
+            url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", api="completions", **NO_PAGES
+        )
         summary, folder = execute(one, structs.replace(settings, workers=2))
     rows = store.read_run(folder).rows
     drawn = seeds.classes(5, list(SHARES.values()), rows["request"])
@@ -319,7 +322,7 @@ def test_of_a_class_from_a_trace_a_server_hears_its_share_lengths_and_instants(t
     )
     one = load(str(tmp_path / "w.yaml"), read_flags(seed="5"))
     with start(Options(ttft="1ms", itl="0.2ms", log_events="ends")) as server:
-        summary, folder = execute(one, Settings(url=server.url, out=tmp_path / "out"))
+        summary, folder = execute(one, Settings(url=server.url, out=tmp_path / "out", **NO_PAGES))
         log = parse_log(urllib.request.urlopen(server.url + "/_log").read())
     made: Any = build(one, 5, 1, load_tokenizer())
     due_ns = arrivals.build(one, 5).columns().due_ns

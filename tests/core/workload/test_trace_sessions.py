@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from refusals import refused
+from runs import NO_PAGES
 from servers import start
 from trace_rows import bailian, captured, mooncake, otlp, shape, span, subagent, tracelab, weka
 
@@ -226,7 +227,7 @@ def test_a_recording_server_hears_a_session_in_its_order(tmp_path: Path) -> None
     one = sessions(written(tmp_path, [quick, weka("b", call(0.05, 0.02, 64, 8, 1))]), seed="7")
     found = trace_sessions.sessions_of(traces.replayed(one.requests))  # type: ignore[arg-type]
     with start(Options(ttft="20ms", itl="2ms", log_events="ends")) as server:
-        execute(one, Settings(url=server.url, out=tmp_path / "out"))
+        execute(one, Settings(url=server.url, out=tmp_path / "out", **NO_PAGES))
         log = parse_log(urllib.request.urlopen(server.url + "/_log").read())
     made: Any = build(one, 7, 1, load_tokenizer())
     arrived, answered = {}, {}
