@@ -300,6 +300,20 @@ def test_a_summary_of_a_file_keeps_a_few_columns_and_reads_those_that_are_the_sa
     assert {frame._kept[name].values.itemsize for name in ("slot", "max_gap_ns")} == {2, 4}
 
 
+def test_columns_of_one_size_in_a_file_are_not_taken_for_the_same(tmp_path: Path) -> None:
+    """Numbers that do not compress: each column has the same number of bytes, and other ones."""
+    rows, draw = blank(500), np.random.default_rng(1)
+    for name in FIELDS:
+        rows[name] = draw.integers(0, 1 << 62, 500)
+    write(tmp_path / "r.parquet", [to_table(rows, [])])
+    told = pq.ParquetFile(tmp_path / "r.parquet").metadata.row_group(0)
+    chunks = [told.column(at) for at in range(told.num_columns)]
+    assert len({one.total_compressed_size for one in chunks if one.path_in_schema in FIELDS}) < len(FIELDS)
+    frame = Frame([tmp_path / "r.parquet"])
+    assert all(frame[name].tolist() == rows[name].tolist() for name in FIELDS)
+    frame.close()
+
+
 def test_rows_of_a_file_by_stage_stand_side_by_side_and_are_not_copied(tmp_path: Path) -> None:
     rows, draw = blank(1_000), np.random.default_rng(1)
     rows["stage"] = np.where(np.arange(1_000) < 700, draw.integers(0, 3, 1_000), 1)  # the last group is of one
