@@ -73,7 +73,7 @@ from loadgen.core.results.record import SOURCES
 from loadgen.core.stats import intervals, trend
 from loadgen.core.stats.quantiles import index
 from loadgen.runs.compared import ComparedRun, Side
-from loadgen.search import load_search, watch
+from loadgen.search import load_search
 from loadgen.search.load_search import SearchAnswer
 
 RATE = 5.0
@@ -532,9 +532,12 @@ def queued(member: str, number: int, length_s: float, load: float) -> NDArray[np
     free = [0.0] * PLACES
     made = blank(len(due))
     for i, (at, took) in enumerate(zip(due.tolist(), takes.tolist(), strict=True)):
-        made["end_ns"][i] = made["done_ns"][i] = round((max(at, heapq.heappop(free)) + took) * S)
+        begun = max(at, heapq.heappop(free))
+        made["first_token_ns"][i] = round(begun * S)
+        made["end_ns"][i] = made["done_ns"][i] = round((begun + took) * S)
         heapq.heappush(free, made["done_ns"][i] / S)
     made["due_ns"], made["session"] = (due * S).astype(np.int64), -1
+    made["sent_ns"] = made["due_ns"]
     return made
 
 
@@ -545,7 +548,11 @@ def too_short_rows(members: list[str], loads: int) -> Iterator[bool]:
     totals = [0] * len(SHORT_LOADS)
     for member in members:
         refused = [
-            sum(bool(watch.piled_up(queued(member, k, s, share))) for s in (15.0, 30.0) for k in range(loads))
+            sum(
+                bool(sustainable.piled_up([Columns(queued(member, k, s, share))]))
+                for s in (15.0, 30.0)
+                for k in range(loads)
+            )
             for share in SHORT_LOADS
         ]
         totals = [a + b for a, b in zip(totals, refused, strict=True)]

@@ -47,7 +47,7 @@ from loadgen.runs.level_figures import figures
 from loadgen.search import experiment
 from loadgen.search.experiment import StoredSearch
 from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult
-from loadgen.search.watch import BROKEN, Decision, Goal, Watch, piled_up, that_ended
+from loadgen.search.watch import BROKEN, Decision, Goal, Watch, that_ended
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -201,7 +201,8 @@ class Trials:
         )
         full = len(due) if decision is None else offered * length_s
         outcome, code, why, _ = _outcome(self.goal, summary, rows, sent, decision)
-        sustained, sustained_why = (None, "") if decision is not None else _lasts(summary, sent)
+        standing = summary.sustainable
+        sustained, sustained_why = (None, "") if decision is not None else (standing.sustained, standing.why)
         return TrialResult(
             ask=ask,
             outcome=outcome,
@@ -258,21 +259,10 @@ def retold(folder: Path, result: TrialResult, *, mlperf: bool) -> TrialResult:
     stored = store.read_run(run_of_it)
     slo, rows = stored.header.slo or Slo(terms=()), _measured(stored.rows, summary)
     outcome, code, why, _ = _outcome(Goal(slo=slo, mlperf=mlperf), summary, rows, _due(rows), None)
-    lasts, lasts_why = _lasts(summary, _due(rows))
-    return msgspec.structs.replace(again, outcome=outcome, code=code, why=why, sustained=lasts, sustained_why=lasts_why)
-
-
-def _lasts(summary: Summary, sent: NDArray[np.void]) -> tuple[bool | None, str]:
-    """Whether the load of a trial at full length was sustained, and why; `sent`: the rows of what was sent."""
-    standing = summary.sustainable
-    unseen = (
-        standing.sustained is None
-        and standing.visible_share is None
-        and not any(stage.concurrency for stage in summary.stages)
+    lasts = summary.sustainable.sustained
+    return msgspec.structs.replace(
+        again, outcome=outcome, code=code, why=why, sustained=lasts, sustained_why=summary.sustainable.why
     )
-    if unseen and (why := piled_up(sent)):
-        return False, why
-    return standing.sustained, standing.why
 
 
 def _measured(rows: NDArray[np.void], summary: Summary) -> NDArray[np.void]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 Outcome = Literal["over", "under", "invalid"]
 BROKEN = tuple(KIND[name] for name in ("dns", "connect", "tls", "reset", "truncated", "http_5xx", "empty"))
 """Kinds of failure of a server that is gone or broken. An overloaded server answers 429, or late."""
-CLEARLY = 3.3  # standard deviations: hardly ever by chance, in all trials of a search
 
 
 class Goal(Struct, frozen=True, kw_only=True):
@@ -271,32 +270,6 @@ class Watch:
         _, growth = intervals.growth(series, ahead, self.LEVEL)
         mean = intervals.batch_means(series, batches=len(series), level=2 * self.LEVEL - 1)
         return max(mean.high, mean.value + growth) < limit
-
-
-def piled_up(rows: NDArray[np.void]) -> str:
-    """Why a load that is too short for a trend does not last all the same, by its rows; "" where that cannot be said.
-
-    By Little's law so many are in flight at its end as are due while one is served. Where they are far more than the
-    requests of its first quarter took explains, by more than chance, the server completed less than it was offered.
-    Of conversations and tasks, whose turns come later, nothing is said.
-    """
-    rows = rows[np.argsort(rows["due_ns"])]
-    due, done = rows["due_ns"], rows["done_ns"]
-    if len(rows) < 2 or (rows["session"] >= 0).any() or due[0] < 0 or due[0] == due[-1]:
-        return ""
-    quarter_ns = (due[-1] - due[0]) / 4
-    early = (due < due[0] + quarter_ns) & (rows["end_ns"] >= 0)
-    if not early.any() or (stay_ns := float((rows["end_ns"] - due)[early].mean())) > quarter_ns:
-        return ""
-    gaps = np.diff(due)
-    explained, flying = stay_ns / float(gaps.mean()), int(((done < 0) | (done > due[-1])).sum())
-    bursts = max(1.0, float(gaps.var()) / float(gaps.mean()) ** 2)  # 1: of a Poisson load, or a steadier one
-    if flying <= explained + max(explained, CLEARLY * math.sqrt(bursts * (explained + flying))):
-        return ""
-    return (
-        f"the server completed less than was offered: {flying:,} requests were in flight at the end of the load, and "
-        f"what its first quarter took, {stay_ns / 1e9:.3g} s, explains {explained:,.3g}"
-    )
 
 
 def that_ended(rows: NDArray[np.void]) -> NDArray[np.void]:

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from loadgen.core import format
+from loadgen.core.limits import FAILURE_SHARE
 from loadgen.core.metrics import columns as metrics
-from loadgen.core.metrics.columns import OK, Columns, JoinedColumns, together
+from loadgen.core.metrics.columns import FAILED, LOST, OK, Columns, JoinedColumns, together
 from loadgen.core.metrics.windows import Window
 from loadgen.core.results.manifest import Header
 from loadgen.core.stats import trend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,6 +37,7 @@ GROWTH = 0.10  # of the mean: a smaller growth in the time tested is not called 
 MAYBE = 0.05  # chance of a growth, of one series alone, below which it may be one
 MAYBE_GROWTH = 0.25  # of the mean: such a growth, if it may be one, is not called sustained either
 SEES = 1.0  # of the mean: where not even this growth would have been seen, nothing is said
+CLEARLY = 3.3  # standard deviations: hardly ever by chance, in all trials of a search
 LONGER = 2.0  # how many times as long as a run by the rules the confirmation of a sustained load lasts
 _SERIES = ("requests in flight", "TTFT")
 
@@ -58,6 +61,19 @@ def of_rows(measured: Sequence[Columns], others: Sequence[Columns], inside: Wind
     reason = _not_judged(stages, header)
     if reason:
         return Sustainable(why=reason)
+    found = _over_time(measured, others, inside, header)
+    is_unseen = found.sustained is None and found.visible_share is None
+    if is_unseen and not any(stage.closed for stage in stages) and (why := piled_up(measured)):
+        return Sustainable(sustained=False, why=why)
+    count = sum(map(len, measured))
+    failed = sum(int(part.where(status).sum()) for part in measured for status in (FAILED, LOST))
+    if found.sustained and failed > FAILURE_SHARE * count:
+        why = f"{failed:,} of {count:,} requests failed, and what leaves a queue unserved keeps it from growing"
+        return msgspec.structs.replace(found, sustained=None, why=why)
+    return found
+
+
+def _over_time(measured: Sequence[Columns], others: Sequence[Columns], inside: Window, header: Header) -> Sustainable:
     start_s, end_s = inside.steady.start_s, inside.steady.end_s
     if start_s is None or end_s is None:
         due_ns = together([part["due_ns"][part.attempted] for part in measured])
@@ -70,10 +86,10 @@ def of_rows(measured: Sequence[Columns], others: Sequence[Columns], inside: Wind
         return Sustainable(why="no request ended ok")
     stay_ns = float(np.median(e2e))
     if span.end_ns - span.start_ns < STAYS * stay_ns:
-        alone, needed = (f"{seconds:.3g} s" for seconds in (end_s - start_s, 2 * STAYS * stay_ns / 1e9))
+        alone, stay, needed = map(format.duration, (end_s - start_s, stay_ns / 1e9, 2 * STAYS * stay_ns / 1e9))
         return Sustainable(
-            why=f"too short: the load ran alone and in full for {alone}, requests last {stay_ns / 1e9:.3g} s (p50), so "
-            f"{needed} of it are needed"
+            why=f"too short: the load ran alone and in full for {alone}, requests last {stay} (p50), so {needed} of it "
+            "are needed"
         )
     return _judge(list(_parts(measured, others, span, header)), span)
 
@@ -85,6 +101,48 @@ def of_span(measured: Columns, others: Columns, start_ns: float, end_ns: float) 
         return Sustainable(why="too short")
     span = _Span(start_ns, end_ns)
     return _judge(list(_parts([measured], [others], span, Header())), span)
+
+
+def piled_up(measured: Sequence[Columns]) -> str:
+    """Why a load that is too short for a trend was not sustained all the same; "" where that cannot be said.
+
+    By Little's law so many are in flight at its end as are due while one is served, and so many wait for a first token
+    as are due while one waits. Where they are far more than the times of the load's first quarter explain, by more than
+    chance, the server did less than it was offered. A wait also begins when a server is full, so more must wait than
+    were due in the last quarter. Conversations and tasks are judged by the waits of their first turns alone.
+    """
+    names = ("due_ns", "sent_ns", "turn", "session", "first_token_ns", "end_ns", "done_ns")
+    due, sent, turn, session, first, end, done = (together([part[name] for part in measured]) for name in names)
+    of_sessions = bool((session >= 0).any())
+    begun = np.flatnonzero((sent >= 0) & ((session < 0) | (turn == 0)))
+    due, first, end, done = (each[begun[np.argsort(due[begun])]] for each in (due, first, end, done))
+    if len(due) < 2 or due[0] == due[-1]:
+        return ""
+    flying = (done < 0) | (done > due[-1])
+    waiting = (first > due[-1]) | ((first < 0) & flying)
+    late = int((due > due[-1] - (due[-1] - due[0]) / 4).sum())
+    if not of_sessions and (explained := _unexplained(due, end, int(flying.sum()))):
+        return f"the server completed less than was offered: {explained('were in flight', 'took')}"
+    if waiting.sum() > late and (explained := _unexplained(due, first, int(waiting.sum()))):
+        return f"the server began less than was offered: {explained('waited for their first token', 'waited')}"
+    return ""
+
+
+def _unexplained(due: NDArray[np.int64], until: NDArray[np.int64], count: int) -> Callable[[str, str], str] | None:
+    """How it is said that so many at the end of a load are clearly more than the times of its first quarter explain."""
+    quarter_ns = (due[-1] - due[0]) / 4
+    early = (due < due[0] + quarter_ns) & (until >= 0)
+    if not early.any() or (stay_ns := float((until - due)[early].mean())) > quarter_ns:
+        return None
+    gaps = np.diff(due)
+    explained = stay_ns / float(gaps.mean())
+    bursts = max(1.0, float(gaps.var()) / float(gaps.mean()) ** 2)  # 1: of a Poisson load, or a steadier one
+    if count <= explained + max(explained, CLEARLY * math.sqrt(bursts * (explained + count))):
+        return None
+    return lambda did, took: (
+        f"{count:,} requests {did} at the end of the load, and what its first quarter {took}, "
+        f"{format.duration(stay_ns / 1e9)}, explains {explained:,.0f}"
+    )
 
 
 def _not_judged(stages: Sequence[StagePlan], header: Header) -> str:

@@ -23,7 +23,7 @@ from loadgen.core.metrics.sustainable import Sustainable
 from loadgen.core.metrics.windows import Span, Window
 from loadgen.core.requests import resonance
 from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
-from loadgen.core.results.record import ROW
+from loadgen.core.results.record import ROW, STATUS
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import trend
 from loadgen.core.workload import Empirical, Listed, Synthetic
@@ -35,7 +35,7 @@ from loadgen.repeated.capacity import load_capacity
 from loadgen.search import text as search_text
 from loadgen.search.belief import Belief
 from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult
-from loadgen.search.watch import Goal, piled_up
+from loadgen.search.watch import Goal
 from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
@@ -161,14 +161,49 @@ def test_targets_that_keep_up_are_sustained_and_the_visible_growth_is_told() -> 
     assert (found.start_s, found.end_s) == (pytest.approx(200, abs=1), pytest.approx(400, abs=1))
 
 
-def test_a_trial_too_short_for_a_trend_is_not_sustained_where_far_fewer_end_than_are_due() -> None:
+def short(load: float, seed: int) -> Any:
+    return queues([load], length_s=15, rate=6.6, seed=seed)
+
+
+def test_a_load_too_short_for_a_trend_is_not_sustained_where_far_fewer_end_than_are_due() -> None:
     """A probe of 15 s confirmed 6.6/s of a server that completed 5.27. What is in flight of a server that keeps up is
     explained by what requests take."""
-    said = {
-        load: [piled_up(queues([load], length_s=15, rate=6.6, seed=seed)) for seed in range(30)] for load in (0.9, 2)
-    }
+    said = {load: [sustainable.piled_up([Columns(short(load, seed))]) for seed in range(30)] for load in (0.9, 2)}
     assert not any(said[0.9])
     assert sum("completed less than was offered" in why for why in said[2]) > 8
+    assert judged(short(2, 1), rate=6.6).why == said[2][1] != ""
+
+
+@pytest.mark.parametrize("sessions", [False, True])
+def test_a_load_too_short_for_its_long_answers_is_not_sustained_where_its_last_quarter_waits(sessions: bool) -> None:
+    """At 60/s of 27 the page said "too short": each longer run would have lasted longer, and been too short again."""
+
+    def long_answers(load: float) -> Any:
+        rows = queues([load], length_s=180)
+        for name in ("last_token_ns", "end_ns", "done_ns"):
+            rows[name] += 300 * S
+        if sessions:
+            rows["session"] = np.arange(len(rows))
+        return rows
+
+    found = judged(long_answers(2))
+    assert found.sustained is False and "requests waited for their first token at the end of the load" in found.why
+    keeps_up = judged(long_answers(0.9))
+    assert keeps_up.sustained is None
+    assert keeps_up.why.startswith("too short: the load ran alone and in full for 3 min 00 s, requests last 5 min 0")
+    later = long_answers(2)
+    later["turn"] = sessions
+    assert judged(later).sustained is (None if sessions else False), "later turns are due when answers end"
+    assert judged(long_answers(2), closed=True).sustained is None, "lanes do not pile up"
+
+
+def test_nothing_is_called_sustained_where_requests_failed() -> None:
+    """At twice what was served, 76 % of the requests ran out of time: neither TTFT nor requests in flight grew."""
+    rows = queues([0.5])
+    rows["status"][::50] = STATUS["failed"]
+    found = judged(rows)
+    assert found.sustained is None and "requests failed, and what leaves a queue unserved" in found.why
+    assert found.visible_share is not None
 
 
 def test_what_cannot_be_told_is_not_known_with_the_reason() -> None:
