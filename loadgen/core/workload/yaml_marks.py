@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import yaml
+
 from loadgen.core.errors import Code, Fault, Faults, Place, UserError
-from loadgen.plain_yaml import PlainNode, composed, loader
 
 MOST_NODES = 100_000  # counted after aliases: ten nested lists of ten aliases would be 10^10 values
 DEEPEST = 50
@@ -21,13 +22,13 @@ _INT = re.compile(r"[-+]?[0-9]{1,300}|0x[0-9a-fA-F]{1,200}|0o[0-7]{1,200}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _REFERENCE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-[^{}]*)?\}")
 
+Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 
 def plain_yaml(text: str, where: str) -> Any:
     """The plain values of a YAML text without marks, variables and checks. Raises UserError where it is no YAML."""
-    import yaml
-
     try:
-        return yaml.load(text, Loader=loader())
+        return yaml.load(text, Loader=Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError("invalid_syntax", f"not YAML: {' '.join(str(error).split())}", where) from None
 
@@ -91,27 +92,9 @@ def read_yaml(
 
     Raises `Faults` with one fault when parsing cannot continue: a syntax error, or no mapping at the top.
     """
-    root: PlainNode | None = composed(text) or _composed(text, file, kind)
-    if root is None:
-        raise _alone("empty_file", "the file is empty", where(file, Spot(1, 1), ""), smallest)
-    if list_as and root.id == "sequence":
-        key = PlainNode("scalar", list_as, root.start_mark.line, root.start_mark.column)
-        root = PlainNode("mapping", [(key, root)], key.line, key.column)
-    if root.id != "mapping":
-        what = f"the top of a {kind} must be a mapping (key: value)"
-        raise _alone("wrong_type", what, where(file, _spot(root), ""), smallest)
-    faults: list[Fault] = []
-    top: Map = _Walk(file, env, faults.append).value(root, "", 0)
-    return top, faults
-
-
-def _composed(text: str, file: str, kind: str) -> Any:
-    """What PyYAML makes of a text: its nodes have the face of a `PlainNode`. Raises `Faults`."""
-    import yaml
-
     try:
         _refuse_depth(text, file)
-        return yaml.compose(text, Loader=loader())
+        root = yaml.compose(text, Loader=Loader)
     except yaml.MarkedYAMLError as error:
         raise Faults([_syntax(error, text, file, kind)]) from None
     except yaml.reader.ReaderError as error:
@@ -119,6 +102,19 @@ def _composed(text: str, file: str, kind: str) -> Any:
         spot = Spot(text_before.count("\n") + 1, len(text_before) - text_before.rfind("\n"))
         what, hint = "a character that YAML does not allow", f"a {kind} is plain text in YAML"
         raise _alone("wrong_encoding", what, where(file, spot, ""), hint) from None
+    if list_as and isinstance(root, yaml.SequenceNode):
+        key = yaml.ScalarNode("tag:yaml.org,2002:str", list_as, root.start_mark)
+        root = yaml.MappingNode("tag:yaml.org,2002:map", [(key, root)], root.start_mark)
+    if not isinstance(root, yaml.MappingNode):
+        if root is None:
+            raise _alone("empty_file", "the file is empty", where(file, Spot(1, 1), ""), smallest)
+        what = f"the top of a {kind} must be a mapping (key: value)"
+        raise _alone("wrong_type", what, where(file, _spot(root), ""), smallest)
+    faults: list[Fault] = []
+    walk = _Walk(file, env, faults.append)
+    top = walk.value(root, "", 0)
+    assert isinstance(top, Map)
+    return top, faults
 
 
 def _alone(code: Code, what: str, place: Place, hint: str) -> Faults:
@@ -128,11 +124,9 @@ def _alone(code: Code, what: str, place: Place, hint: str) -> Faults:
 
 def _refuse_depth(text: str, file: str) -> None:
     """Raise `Faults` for deep nesting. Composing recurses in C and would crash; parsing to events does not recurse."""
-    import yaml
-
     depth = 0
     try:
-        for event in yaml.parse(text, Loader=loader()):
+        for event in yaml.parse(text, Loader=Loader):
             if isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
             elif isinstance(event, yaml.CollectionEndEvent):
@@ -146,8 +140,8 @@ def _refuse_depth(text: str, file: str) -> None:
         raise
 
 
-def _spot(node: PlainNode) -> Spot:
-    text = node.value if node.id == "scalar" else ""
+def _spot(node: yaml.Node) -> Spot:
+    text = node.value if isinstance(node, yaml.ScalarNode) else ""
     return Spot(node.start_mark.line + 1, node.start_mark.column + 1, text)
 
 
@@ -155,7 +149,7 @@ _OPENED = {"flow sequence": "the list [", "flow mapping": "the mapping {", "quot
 """What the parser was within -> what was opened, in words."""
 
 
-def _syntax(error: Any, text: str, file: str, kind: str) -> Fault:
+def _syntax(error: yaml.MarkedYAMLError, text: str, file: str, kind: str) -> Fault:
     mark = error.problem_mark or error.context_mark
     spot = Spot(mark.line + 1, mark.column + 1) if mark else Spot(1, 1)
     lines = text.splitlines()
@@ -200,7 +194,7 @@ class _Walk:
         self.file, self.env, self.fault = file, env, fault
         self.left = MOST_NODES
 
-    def spend(self, node: PlainNode, path: str, depth: int) -> None:
+    def spend(self, node: yaml.Node, path: str, depth: int) -> None:
         self.left -= 1
         if self.left < 0 or depth > DEEPEST:
             place = where(self.file, _spot(node), path.partition("[")[0])
@@ -209,11 +203,11 @@ class _Walk:
                 raise _alone("cycle", "an alias inside itself", place, hint)
             raise _alone("too_large", "too many values", place, hint)
 
-    def value(self, node: PlainNode, path: str, depth: int) -> Any:
+    def value(self, node: yaml.Node, path: str, depth: int) -> Any:
         self.spend(node, path, depth)
-        if node.id == "mapping":
+        if isinstance(node, yaml.MappingNode):
             return self.mapping(node, path, depth)
-        if node.id == "sequence":
+        if isinstance(node, yaml.SequenceNode):
             seq = Seq(_spot(node))
             for index, item in enumerate(node.value):
                 seq.append(self.value(item, child(path, index), depth + 1))
@@ -221,16 +215,16 @@ class _Walk:
             return seq
         return self.scalar(node, path)
 
-    def mapping(self, node: PlainNode, path: str, depth: int) -> Map:
+    def mapping(self, node: yaml.MappingNode, path: str, depth: int) -> Map:
         result = Map(_spot(node))
         result.path = path
-        merged: list[PlainNode] = []
+        merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 merged.append(value_node)
                 continue
             spot = _spot(key_node)
-            if key_node.id != "scalar":
+            if not isinstance(key_node, yaml.ScalarNode):
                 self.fault(UserError("wrong_type", "a key must be a single word", where(self.file, spot, path)))
                 continue
             key = key_node.value
@@ -246,10 +240,10 @@ class _Walk:
             self.merge(result, source, path, depth)
         return result
 
-    def merge(self, into: Map, source: PlainNode, path: str, depth: int) -> None:
+    def merge(self, into: Map, source: yaml.Node, path: str, depth: int) -> None:
         """YAML's `<<`: add the keys of the merged mappings that are not set yet; the first mapping wins."""
-        for node in source.value if source.id == "sequence" else [source]:
-            if node.id != "mapping":
+        for node in source.value if isinstance(source, yaml.SequenceNode) else [source]:
+            if not isinstance(node, yaml.MappingNode):
                 self.fault(UserError("wrong_type", '"<<" merges mappings only', where(self.file, _spot(node), path)))
                 continue
             self.spend(node, path, depth + 1)
@@ -259,15 +253,17 @@ class _Walk:
                     into[key] = value
                     into.keys_at[key], into.values_at[key] = other.keys_at[key], other.values_at[key]
 
-    def scalar(self, node: PlainNode, path: str) -> Any:
+    def scalar(self, node: yaml.ScalarNode, path: str) -> Any:
         text = node.value
         if "${" in text:
             text = self.expand(node, path)
             # inside { }, "${N}" needs quotes but still means a number
             return text if node.style in ("|", ">") else resolve(text)
-        return text if node.style else resolve(text)  # quoted or a block: always text
+        if node.style:  # quoted or a block: always text
+            return text
+        return resolve(text)
 
-    def expand(self, node: PlainNode, path: str) -> str:
+    def expand(self, node: yaml.ScalarNode, path: str) -> str:
         """Replace each reference by its variable. As in a shell, a default after `:-` also replaces an empty one."""
         spot = _spot(node)
 

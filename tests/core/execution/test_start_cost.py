@@ -22,7 +22,7 @@ try:
     main()
 except SystemExit as left:
     code = left.code
-unneeded = {"pydantic", "yaml", "csv", "html", "http.client", "email", "prometheus_client", "encodings.idna"}
+unneeded = {"pydantic", "csv", "html", "http.client", "email", "prometheus_client", "encodings.idna"}
 unneeded |= {"numpy.random"}
 print(json.dumps([code, begun, sorted(unneeded & {*sys.modules})]), file=sys.stderr)
 """
