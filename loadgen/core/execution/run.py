@@ -17,18 +17,7 @@ import msgspec
 from loadgen.backends import BACKENDS
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
-from loadgen.core.execution import backend, run_header, step_targets
-from loadgen.core.execution.events import (
-    Hearer,
-    LoadEnded,
-    RunEnded,
-    RunningLoad,
-    RunPlanned,
-    TargetsFound,
-    completed,
-    concluded,
-    to_all,
-)
+from loadgen.core.execution import backend, events, run_header, step_targets
 from loadgen.core.execution.folder_names import taken
 from loadgen.core.execution.plan import Plan, Settings, prepare
 from loadgen.core.execution.probing import Known, find_all
@@ -53,7 +42,7 @@ Execute = Callable[..., tuple[Summary, Path]]
 def execute(
     workload: Workload,
     settings: Settings,
-    hearers: Sequence[Hearer] = (),
+    hearers: Sequence[events.Hearer] = (),
     *,
     known: Known | None = None,
     own: Path | None = None,
@@ -74,8 +63,8 @@ def execute(
     remote = None if settings.store is None else object_store.open(settings.store)
     stored = None
     header_file = HeaderFile()
-    everyone: tuple[Hearer, ...] = (header_file, *hearers, Pages(), Profiling(), StopWatch(), CacheReset(), Names())
-    tell = to_all(everyone)
+    every: Sequence[events.Hearer] = (header_file, *hearers, Pages(), Profiling(), StopWatch(), CacheReset(), Names())
+    tell = events.to_all(every)
     try:
         now = datetime.datetime.now().astimezone()
         with (
@@ -86,14 +75,14 @@ def execute(
                 summary = BACKENDS.function(row, row.run)(workload, settings, folder, tell, steering)
             else:
                 probed = {} if known is None else known
-                summary = _over_http(workload, settings, folder, everyone, header_file, probed, steering)
+                summary = _over_http(workload, settings, folder, every, header_file, probed, steering)
             if steering is not None:
                 steering.finish(folder)
         if remote is not None:
             remote.put(folder)
             stored = settings.store
     finally:
-        tell(RunEnded(stored))
+        tell(events.RunEnded(stored))
     return summary, folder
 
 
@@ -101,42 +90,42 @@ def _over_http(
     workload: Workload,
     settings: Settings,
     folder: Path,
-    hearers: Sequence[Hearer],
+    hearers: Sequence[events.Hearer],
     header_file: HeaderFile,
     known: Known,
     steering: MakeSteering | None,
 ) -> Summary:
     import uvloop
 
-    simulated, known_before, tell = settings.backend.simulated, backend.known(settings), to_all(hearers)
+    simulated, known_before, tell = settings.backend.simulated, backend.known(settings), events.to_all(hearers)
     with contextlib.ExitStack() as cleanup:
         settings = step_targets.resolved(workload, cleanup.enter_context(backend.serving(settings)))
         senders = cleanup.enter_context(backend.senders(settings))
         runner, on_failure = asyncio.Runner(loop_factory=uvloop.new_event_loop), contextlib.ExitStack()
         with runner, on_failure:
             found = runner.run(find_all(settings, known, workload.timeout_ns / 1e9, tell))
-            on_failure.callback(tell, LoadEnded(None))
-            tell(TargetsFound(folder, settings, found))
+            on_failure.callback(tell, events.LoadEnded(None))
+            tell(events.TargetsFound(folder, settings, found))
             plan, begins = prepare(
                 workload, settings, found, folder=folder, simulated=simulated, known=known_before, cores=senders.cores,
                 steering=steering,
             )  # fmt: skip
             header = run_header.header(plan, workload, begins)
             notes = runner.run(senders.place(plan))
-            header = completed(hearers, msgspec.structs.replace(header, notes=(*header.notes, *notes)))
-            tell(RunPlanned(plan, header))
+            header = events.completed(hearers, msgspec.structs.replace(header, notes=(*header.notes, *notes)))
+            tell(events.RunPlanned(plan, header))
             slots, tuning = plan.timetable.slots, settings.tuning
             many = slots is None or slots > tuning.compacted_rows or steering is not None
             compactor = Compactor(folder, frozen_s=tuning.helper_frozen_s, beside=many)
             on_failure.callback(compactor.close)
             share = runner.run(senders.run(plan, tell))
             on_failure.pop_all()
-            header = concluded(hearers, header)
+            header = events.concluded(hearers, header)
         return finish(plan, header, share, compactor, header_file.load)
 
 
 def finish(
-    plan: Plan, header: manifest.Header, share: Share, compactor: Compactor, load: RunningLoad | None = None
+    plan: Plan, header: manifest.Header, share: Share, compactor: Compactor, load: events.RunningLoad | None = None
 ) -> Summary:
     """Read everything back, write the final header and the summary, and delete what is no longer needed.
 
@@ -193,7 +182,7 @@ def finish(
     return summary
 
 
-def _state(share: Share, load: RunningLoad | None) -> str:
+def _state(share: Share, load: events.RunningLoad | None) -> str:
     if share.stopped or (load is not None and load.stopped_by):
         return "stopped"
     return ("decided" if load is not None and load.decided else "interrupted") if share.interrupted else "finished"

@@ -18,18 +18,7 @@ from loadgen_sdk.dialects.quirks import VALUES
 from loadgen_sdk.probe.probe import ProbeResult
 
 from loadgen.core.errors import Fault, Faults
-from loadgen.core.execution import run_header
-from loadgen.core.execution.events import (
-    HeaderMade,
-    LoadEnded,
-    LoadStarted,
-    RunEvent,
-    RunningLoad,
-    RunPlanned,
-    StepBegun,
-    TargetsFound,
-    WorkersPlaced,
-)
+from loadgen.core.execution import events, run_header
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.stop_watch import watch
 from loadgen.core.followers import cache_reset
@@ -46,21 +35,21 @@ class HeaderFile:
     """`run.json` while the run goes: a run that is killed has its workers and its steps. `load`: once it goes."""
 
     def __init__(self) -> None:
-        self.load: RunningLoad | None = None
-        self._planned: RunPlanned | None = None
+        self.load: events.RunningLoad | None = None
+        self._planned: events.RunPlanned | None = None
 
-    def __call__(self, event: RunEvent) -> None:
+    def __call__(self, event: events.RunEvent) -> None:
         match event:
-            case RunPlanned(plan, header):
+            case events.RunPlanned(plan, header):
                 self._planned = event
                 write_header(plan.job.folder, header)
-            case WorkersPlaced(cluster) if self._planned is not None:
+            case events.WorkersPlaced(cluster) if self._planned is not None:
                 plan, header = self._planned
                 write_header(plan.job.folder, msgspec.structs.replace(header, cluster=cluster))
-            case StepBegun(stages, timetable) if self._planned is not None:
+            case events.StepBegun(stages, timetable) if self._planned is not None:
                 plan, header = self._planned
                 write_header(plan.job.folder, run_header.of_steps(header, plan, stages, timetable, goes_on=True))
-            case LoadStarted(_, load):
+            case events.LoadStarted(_, load):
                 self.load = load
 
     @contextmanager
@@ -81,19 +70,19 @@ class Pages:
         self._scraper: Scraper | None = None
         self._silent: list[str] = []  # servers of whose requests accounts are asked, and whose answers have none
 
-    def __call__(self, event: RunEvent) -> Header | None:
+    def __call__(self, event: events.RunEvent) -> Header | None:
         match event:
-            case TargetsFound(folder, settings, found):
+            case events.TargetsFound(folder, settings, found):
                 self._scraper = Scraper(folder, settings.pages, found)
                 self._silent = [one.server for one in found if settings.server_timing and not one.account]
-            case HeaderMade(header) if self._scraper is not None:
+            case events.HeaderMade(header) if self._scraper is not None:
                 pages = self._scraper.found()
                 header = msgspec.structs.replace(header, server_pages=self._scraper.pages(), energy_pages=pages.energy)
                 lacking = {"server": self._silent[0]} if self._silent and not pages.accounts else None
                 return run_header.noted(header, reasons.coded("server_timing_missing", lacking))
-            case LoadStarted(start_ns) if self._scraper is not None:
+            case events.LoadStarted(start_ns) if self._scraper is not None:
                 self._scraper.begin(start_ns)
-            case LoadEnded() if self._scraper is not None:
+            case events.LoadEnded() if self._scraper is not None:
                 self._scraper.close()
         return None
 
@@ -106,16 +95,16 @@ class Profiling:
         self._profiler: Profiler | None = None
         self._header: Header | None = None
 
-    def __call__(self, event: RunEvent) -> Header | None:
+    def __call__(self, event: events.RunEvent) -> Header | None:
         match event:
-            case TargetsFound(_, settings, found) if settings.profile is not None:
+            case events.TargetsFound(_, settings, found) if settings.profile is not None:
                 self._asked, self._profiler = settings.profile, Profiler(settings.pages, found)
-            case HeaderMade(header) if self._asked is not None:
+            case events.HeaderMade(header) if self._asked is not None:
                 self._header = header
                 span(self._asked, header.stages)  # refuses a stage that there is not
-            case LoadStarted(start_ns) if self._asked and self._profiler and self._header:
+            case events.LoadStarted(start_ns) if self._asked and self._profiler and self._header:
                 self._profiler.begin(start_ns, self._header.stages, self._asked)
-            case LoadEnded(header) if self._profiler is not None:
+            case events.LoadEnded(header) if self._profiler is not None:
                 notes = self._profiler.notes()
                 return None if header is None else run_header.noted(header, notes)
         return None
@@ -125,20 +114,20 @@ class StopWatch:
     """Ends the load where a rule of the workload is broken."""
 
     def __init__(self) -> None:
-        self._planned: RunPlanned | None = None
+        self._planned: events.RunPlanned | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    def __call__(self, event: RunEvent) -> None:
+    def __call__(self, event: events.RunEvent) -> None:
         match event:
-            case RunPlanned(plan):
+            case events.RunPlanned(plan):
                 self._planned = event if plan.job.workload.stop_when else None
-            case LoadStarted() if self._planned is not None:
+            case events.LoadStarted() if self._planned is not None:
                 plan = self._planned.plan
                 until_ns = None if plan.steering is not None else plan.timetable.horizon_ns
                 rules = plan.job.workload.stop_when
                 watching = watch(rules, plan.job.folder, event, until_ns)
                 self._watching = asyncio.get_running_loop().create_task(watching)
-            case LoadEnded() if self._watching is not None:
+            case events.LoadEnded() if self._watching is not None:
                 self._watching.cancel()
 
 
@@ -149,11 +138,11 @@ class CacheReset:
         self._settings: Settings | None = None
         self._found: list[ProbeResult] = []
 
-    def __call__(self, event: RunEvent) -> None:
+    def __call__(self, event: events.RunEvent) -> None:
         match event:
-            case TargetsFound(_, settings, found) if settings.reset_cache:
+            case events.TargetsFound(_, settings, found) if settings.reset_cache:
                 self._settings, self._found = settings, [one for one in found if one.target.api not in VALUES]
-            case RunPlanned() if self._settings is not None:
+            case events.RunPlanned() if self._settings is not None:
                 asyncio.run(cache_reset.empty(self._settings, self._found))
 
 
@@ -185,13 +174,13 @@ class Names:
         self._look_up, self._start_ns = look_up, 0
         self._before: dict[str, list[str]] = {}
 
-    def __call__(self, event: RunEvent) -> Header | None:
+    def __call__(self, event: events.RunEvent) -> Header | None:
         match event:
-            case TargetsFound(_, _, found):
+            case events.TargetsFound(_, _, found):
                 self._before = self._look_up({one.target.host for one in found if one.dns_ms is not None})
-            case LoadStarted(start_ns):
+            case events.LoadStarted(start_ns):
                 self._start_ns = start_ns
-            case LoadEnded(header) if header is not None:
+            case events.LoadEnded(header) if header is not None:
                 for name, after in self._look_up(self._before).items():
                     before, at_s = self._before[name], (monotonic_ns() - self._start_ns) / 1e9
                     if before and not {*before} & {*after}:  # a part of many may be what was told this time

@@ -23,7 +23,7 @@ from loadgen.core.results.manifest import Header
 from loadgen.core.stats import trend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -58,8 +58,7 @@ class Sustainable(msgspec.Struct, frozen=True, kw_only=True):
 def of_rows(measured: Sequence[Columns], others: Sequence[Columns], inside: Window, header: Header) -> Sustainable:
     """Judge the measured rows of a run; `others`: the rows of the other stages, which are in flight too."""
     stages = [stage for stage in header.stages if stage.measured]
-    reason = _not_judged(stages, header)
-    if reason:
+    if reason := _not_judged(stages, header):
         return Sustainable(why=reason)
     found = _over_time(measured, others, inside, header)
     is_unseen = found.sustained is None and found.visible_share is None
@@ -87,10 +86,8 @@ def _over_time(measured: Sequence[Columns], others: Sequence[Columns], inside: W
     stay_ns = float(np.median(e2e))
     if span.end_ns - span.start_ns < STAYS * stay_ns:
         alone, stay, needed = map(format.duration, (end_s - start_s, stay_ns / 1e9, 2 * STAYS * stay_ns / 1e9))
-        return Sustainable(
-            why=f"too short: the load ran alone and in full for {alone}, requests last {stay} (p50), so {needed} of it "
-            "are needed"
-        )
+        why = f"the load ran alone and in full for {alone}, requests last {stay} (p50), so {needed} of it are needed"
+        return Sustainable(why=f"too short: {why}")
     return _judge(list(_parts(measured, others, span, header)), span)
 
 
@@ -118,31 +115,30 @@ def piled_up(measured: Sequence[Columns]) -> str:
     due, first, end, done = (each[begun[np.argsort(due[begun])]] for each in (due, first, end, done))
     if len(due) < 2 or due[0] == due[-1]:
         return ""
+    quarter_ns, gaps = (due[-1] - due[0]) / 4, np.diff(due)
+    bursts = max(1.0, float(gaps.var()) / float(gaps.mean()) ** 2)  # 1: of a Poisson load, or a steadier one
     flying = (done < 0) | (done > due[-1])
     waiting = (first > due[-1]) | ((first < 0) & flying)
-    late = int((due > due[-1] - (due[-1] - due[0]) / 4).sum())
-    if not of_sessions and (explained := _unexplained(due, end, int(flying.sum()))):
-        return f"the server completed less than was offered: {explained('were in flight', 'took')}"
-    if waiting.sum() > late and (explained := _unexplained(due, first, int(waiting.sum()))):
-        return f"the server began less than was offered: {explained('waited for their first token', 'waited')}"
-    return ""
-
-
-def _unexplained(due: NDArray[np.int64], until: NDArray[np.int64], count: int) -> Callable[[str, str], str] | None:
-    """How it is said that so many at the end of a load are clearly more than the times of its first quarter explain."""
-    quarter_ns = (due[-1] - due[0]) / 4
-    early = (due < due[0] + quarter_ns) & (until >= 0)
-    if not early.any() or (stay_ns := float((until - due)[early].mean())) > quarter_ns:
-        return None
-    gaps = np.diff(due)
-    explained = stay_ns / float(gaps.mean())
-    bursts = max(1.0, float(gaps.var()) / float(gaps.mean()) ** 2)  # 1: of a Poisson load, or a steadier one
-    if count <= explained + max(explained, CLEARLY * math.sqrt(bursts * (explained + count))):
-        return None
-    return lambda did, took: (
-        f"{count:,} requests {did} at the end of the load, and what its first quarter {took}, "
-        f"{format.duration(stay_ns / 1e9)}, explains {explained:,.0f}"
+    ends = ("completed", "were in flight", "took", flying, end, math.inf if of_sessions else 0)
+    begins = (
+        "began",
+        "waited for their first token",
+        "waited",
+        waiting,
+        first,
+        int((due > due[-1] - quarter_ns).sum()),
     )
+    for done_less, did, took, those, until, least in (ends, begins):
+        early = (due < due[0] + quarter_ns) & (until >= 0)
+        stay_ns = float((until - due)[early].mean()) if early.any() else math.inf
+        count, explained = int(those.sum()), stay_ns / float(gaps.mean())
+        clearly = max(explained, CLEARLY * math.sqrt(bursts * (explained + count)))
+        if stay_ns <= quarter_ns and count > max(least, explained + clearly):
+            return (
+                f"the server {done_less} less than was offered: {count:,} requests {did} at the end of the load, and "
+                f"what its first quarter {took}, {format.duration(stay_ns / 1e9)}, explains {explained:,.0f}"
+            )
+    return ""
 
 
 def _not_judged(stages: Sequence[StagePlan], header: Header) -> str:
@@ -275,9 +271,8 @@ def _judge(parts: Sequence[_Part], span: _Span) -> Sustainable:
         "start_s": float(span.start_ns / 1e9), "end_s": float(span.end_ns / 1e9), "parts": len(parts),
         "visible_share": visible_share if math.isfinite(visible_share) else None,
     }  # fmt: skip
-    sees = f"a growth of {max(visible_share, GROWTH):.0%} of the mean or more would have been seen"
-    if len(parts) > 1:
-        sees += f" in each {kind}"
+    each = f" in each {kind}" if len(parts) > 1 else ""
+    sees = f"a growth of {max(visible_share, GROWTH):.0%} of the mean or more would have been seen{each}"
     if grown:
         grown.sort(reverse=True)
         worst = grown[0]

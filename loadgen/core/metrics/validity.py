@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from loadgen.core import limits
 from loadgen.core.format import SYSTEM
-from loadgen.core.limits import (
-    CACHED_SHARE,
-    CONTRADICTING_SHARE,
-    COUNT_DISAGREEMENT,
-    GAP_VARIATION,
-    GAPS_NEEDED,
-    LENGTH_MISMATCH,
-    NOT_OFFERED,
-    SHORTENED,
-    UNFINISHED_SHARE,
-    ValidityLimits,
-)
 from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import UNDEFINED, JoinedColumns
 from loadgen.core.metrics.reasons import sentence
@@ -75,7 +64,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     valid: bool
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    limits: ValidityLimits
+    limits: limits.ValidityLimits
     caveats: tuple[str, ...] = ()  # what belongs beside VALID: figures withheld, a load that is not the one asked for
     codes: tuple[ReasonCode, ...] = ()
     warning_codes: tuple[ReasonCode, ...] = ()
@@ -83,7 +72,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict(
-    limits: ValidityLimits,
+    limits: limits.ValidityLimits,
     reasons: Iterable[ReasonCode] = (),
     warnings: Iterable[ReasonCode] = (),
     caveats: Iterable[ReasonCode] = (),
@@ -277,16 +266,16 @@ def contradicted(cell: Cell) -> dict[str, str]:
     """Metrics that rest on token counts -> why, where more answers than `CONTRADICTING_SHARE` contradict their stream
     (`columns.understates`, `columns.overstates`)."""
     counted, contradicting = cell.sum("counted"), cell.sum("contradicting")
-    if contradicting <= CONTRADICTING_SHARE * counted:
+    if contradicting <= limits.CONTRADICTING_SHARE * counted:
         return {}
     under = cell.sum("understated")
     values = {"contradicting": contradicting, "answers": counted, "share": contradicting / counted}
-    values |= {"understated": under, "overstated": contradicting - under, "limit": CONTRADICTING_SHARE}
+    values |= {"understated": under, "overstated": contradicting - under, "limit": limits.CONTRADICTING_SHARE}
     return dict.fromkeys(("tokens", *guarded("counts_contradict")), sentence(_code("counts_contradict", **values)))
 
 
 def withheld(
-    limits: ValidityLimits,
+    limits: limits.ValidityLimits,
     samples: Mapping[str, Distribution],
     unsure_share: float | None,
     seconds: Sequence[Second],
@@ -326,10 +315,10 @@ def _caveats(header: Header, summary: Any, signs: Signs) -> Iterator[ReasonCode]
     for why, metrics in by_reason.items():
         yield _code("withheld", metrics=metrics, why=why)
     dropped = summary.requests.dropped_share
-    if dropped > NOT_OFFERED and (signs.missed or dropped <= header.limits.not_offered_share):
+    if dropped > limits.NOT_OFFERED and (signs.missed or dropped <= header.limits.not_offered_share):
         yield _code("not_offered", **_dropped(summary.requests))
     asked, got = signs.asked, signs.asked_got
-    if got < asked * (1 - SHORTENED):
+    if got < asked * (1 - limits.SHORTENED):
         yield _code("shortened", asked=asked, got=got, share=got / asked)
 
 
@@ -366,7 +355,7 @@ def _warnings(header: Header, summary: Any, signs: Signs, *, shortened: bool) ->
     if summary.run.state == "cut_off":
         yield _code("cut_off")
     yield from _unfinished(header, summary)
-    defaults = ValidityLimits()
+    defaults = limits.ValidityLimits()
     for field in defaults.__struct_fields__:
         value, default = getattr(header.limits, field), getattr(defaults, field)
         if value != default:
@@ -383,8 +372,8 @@ def _warnings(header: Header, summary: Any, signs: Signs, *, shortened: bool) ->
             values = {"metric": term.metric, "percentile": term.quantile * 100, "samples": term.count}
             yield _code("slo_samples", **values, needed=term.needed)
     variation, planned = summary.load.gap_variation, summary.load.gap_variation_planned
-    enough = signs.sends > GAPS_NEEDED
-    if enough and variation is not None and planned is not None and abs(variation - planned) > GAP_VARIATION:
+    enough = signs.sends > limits.GAPS_NEEDED
+    if enough and variation is not None and planned is not None and abs(variation - planned) > limits.GAP_VARIATION:
         yield _code("gaps_differ", variation=variation, planned=planned)
     yield from _not_steady(header, summary, signs.sends)
 
@@ -396,7 +385,7 @@ def _unfinished(header: Header, summary: Any) -> Iterator[ReasonCode]:
         cut = {"unfinished": unfinished, "requests": everyone, "share": unfinished / everyone}
         values = {**cut, "drain_s": header.grace_s}
         if outcomes.is_undecided(unfinished, everyone):
-            yield _code("unfinished_undecided", **values, limit=UNFINISHED_SHARE, timeout_s=header.timeout_s)
+            yield _code("unfinished_undecided", **values, limit=limits.UNFINISHED_SHARE, timeout_s=header.timeout_s)
         else:
             yield _code("unfinished", **values)
 
@@ -420,19 +409,19 @@ def _of_token_counts(header: Header, summary: Any, signs: Signs, *, shortened: b
         yield _code("usage_missing", missing=missing, ok=ok)
     if estimated := max(sources.input.get("estimate", 0), sources.output.get("estimate", 0)):
         yield _code("counts_estimated", estimated=estimated, ok=ok)
-    if signs.disagreement is not None and abs(signs.disagreement) > COUNT_DISAGREEMENT:
-        values = {"share": signs.disagreement, "limit": COUNT_DISAGREEMENT}
+    if signs.disagreement is not None and abs(signs.disagreement) > limits.COUNT_DISAGREEMENT:
+        values = {"share": signs.disagreement, "limit": limits.COUNT_DISAGREEMENT}
         yield _code("prompt_counts_differ", **values, template_known=header.template_tokens is not None)
     asked_share = header.cache_asked
     if asked_share is not None and tokens.cached_share is None:
         yield _code("cache_unsaid", asked=asked_share)
-    elif asked_share is not None and abs(tokens.cached_share - asked_share) > CACHED_SHARE:
-        yield _code("cache_differs", asked=asked_share, share=tokens.cached_share, limit=CACHED_SHARE)
-    elif tokens.cached_share is not None and tokens.cached_share > CACHED_SHARE and not header.shares_prompts:
+    elif asked_share is not None and abs(tokens.cached_share - asked_share) > limits.CACHED_SHARE:
+        yield _code("cache_differs", asked=asked_share, share=tokens.cached_share, limit=limits.CACHED_SHARE)
+    elif tokens.cached_share is not None and tokens.cached_share > limits.CACHED_SHARE and not header.shares_prompts:
         yield _code("cached", share=tokens.cached_share)
     differ = None if shortened else tokens.length_mismatch_share
-    if differ is not None and differ > LENGTH_MISMATCH:
-        yield _code("lengths_differ", share=differ, limit=LENGTH_MISMATCH)
+    if differ is not None and differ > limits.LENGTH_MISMATCH:
+        yield _code("lengths_differ", share=differ, limit=limits.LENGTH_MISMATCH)
     bundled = (
         summary.itl_absent and summary.tpot_ms.count and "itl" not in summary.unsound and (tokens.per_event or 0) > 1
     )

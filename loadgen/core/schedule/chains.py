@@ -17,17 +17,7 @@ from loadgen.core import seeds
 from loadgen.core.requests.laws import log_mean
 from loadgen.core.requests.task_graphs import Leaving, TaskGraphs
 from loadgen.core.units import LONGEST_NS
-from loadgen.core.workload import (
-    Empirical,
-    Fixed,
-    FromTrace,
-    LogNormal,
-    Mix,
-    Normal,
-    Synthetic,
-    Task,
-    Uniform,
-)
+from loadgen.core.workload import Empirical, Fixed, FromTrace, LogNormal, Mix, Normal, Synthetic, Task, Uniform
 
 if TYPE_CHECKING:
     from loadgen.core.workload.trace_sessions import TraceSessions
