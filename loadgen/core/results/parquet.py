@@ -243,7 +243,7 @@ class Frame:
             said = self._ends(name, group) if ROW[name].kind == "i" else None  # by which the rows were given their type
             if said is not None and not said[0] <= int(found.min()) <= int(found.max()) <= said[1]:
                 raise KeyError(f"{name}: values beyond {said[0]} to {said[1]}, which the file says of them")
-        if name != "text" and (found == found[0]).all():
+        if name != "text" and len(found) and (found == found[0]).all():
             self._known[name, group] = int(found[0]), int(found[0])
         return found
 

@@ -42,7 +42,7 @@ from loadgen.core.results import manifest
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.files import replace as replace  # noqa: PLC0414 - other rooms call `store.replace`
 from loadgen.core.results.parquet import Frame, from_parquet
-from loadgen.core.results.record import ROW, check, joined
+from loadgen.core.results.record import ROW, check, check_due, joined
 from loadgen.core.results.spool import HEAT, STAMPS, complete_rows, segments, worker_texts
 from loadgen.core.server_metrics import series
 from loadgen.core.stats.quantiles import Histogram
@@ -84,7 +84,8 @@ def read_run(folder: Path, *, lazily: bool = False, by_stage: bool = True) -> St
     with undamaged(folder):
         if lazily:
             frame = Frame([folder / "requests" / MERGED], by_stage=by_stage)
-            rows, texts = cast("NDArray[np.void]", frame), frame.texts
+            check_due(rows := cast("NDArray[np.void]", frame))
+            texts = frame.texts
         else:
             rows, texts = _read_rows(folder)
             check(rows)

@@ -17,7 +17,6 @@ from make_examples import blank
 from numpy.typing import NDArray
 
 from loadgen.core.errors import UserError
-from loadgen.core.metrics import columns as by_column
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import tasks
 from loadgen.core.metrics.accumulator import Accumulator, Cell
@@ -26,7 +25,8 @@ from loadgen.core.metrics.goodput import goodput
 from loadgen.core.metrics.load import gap_variation, in_flight
 from loadgen.core.metrics.summary import summarize
 from loadgen.core.metrics.windows import Span, Window, events_between, span, steady_events
-from loadgen.core.results.manifest import Header, StagePlan
+from loadgen.core.results import store
+from loadgen.core.results.manifest import Header, StagePlan, encode
 from loadgen.core.results.parquet import KEPT_BYTES, Frame, to_table, write
 from loadgen.core.results.record import BIN_NS, KINDS, ROW, STATUSES, joined, picked
 from loadgen.core.slo import Slo, Term
@@ -368,6 +368,23 @@ SAME = ({"first_event_ns", "first_answer_ns", "first_token_ns"}, {"last_token_ns
 """Columns of `sent_rows` that are the same, as those of a simulated run are."""
 
 
+def test_a_file_without_rows_has_columns_of_none(tmp_path: Path) -> None:
+    pq.write_table(to_table(sent_rows(5, 3)[:0], []), tmp_path / "rows.parquet")
+    frame = Frame([tmp_path / "rows.parquet"], by_stage=True)
+    assert [len(frame[name]) for name in ROW.names or ()] == [0] * len(ROW.names or ())
+
+
+def test_columns_are_refused_where_answered_requests_were_never_due(tmp_path: Path) -> None:
+    """As rows are: what came of them was a bug of loadgen's, where a run of millions had lost the column."""
+    rows = sent_rows(500, 3)
+    (tmp_path / "requests").mkdir()
+    (tmp_path / "run.json").write_bytes(encode(Header(run="r")))
+    write(tmp_path / "requests" / "requests.parquet", [to_table(rows, []).drop_columns(["due_ns"])])
+    for lazily in (False, True):
+        with pytest.raises(UserError, match="never due"):
+            store.read_run(tmp_path, lazily=lazily)
+
+
 class CountedFrame(Frame):
     """A frame that counts how often each group of a column is read, and how much it keeps."""
 
@@ -463,12 +480,12 @@ def test_a_quotient_is_that_of_whole_numbers(largest: int) -> None:
     tokens = drawn.integers(1, 5000, 20_000)
     spans = drawn.integers(0, largest, 20_000) // tokens * tokens - drawn.integers(0, 2, 20_000)  # at whole quotients
     spans[:2], tokens[2:4] = (UNDEFINED, largest - 1), (0, -1)
-    found = by_column._divide(spans, tokens)
+    found = metrics._divide(spans, tokens)
     expected = np.array([s // t if t > 0 and s != UNDEFINED else UNDEFINED for s, t in zip(spans, tokens, strict=True)])
     assert found.tolist() == expected.tolist()
 
 
 def test_numbers_of_one_part_are_not_copied() -> None:
     numbers = np.arange(3)
-    assert by_column.together([np.zeros(0), numbers]) is numbers
-    assert by_column.together([numbers, numbers]).tolist() == [0, 1, 2, 0, 1, 2] and not len(by_column.together([]))
+    assert metrics.together([np.zeros(0), numbers]) is numbers
+    assert metrics.together([numbers, numbers]).tolist() == [0, 1, 2, 0, 1, 2] and not len(metrics.together([]))
