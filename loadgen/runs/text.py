@@ -36,6 +36,7 @@ from loadgen.present.section import (
     section,
     simulated,
 )
+from loadgen.repeated.capacity import unit_of
 from loadgen.runs import fairness, nodes, page, recovery, sections, speculation, splits, stimulus, within
 from loadgen.runs import headline as run_headline
 from loadgen.runs.headline import is_host_busy
@@ -220,7 +221,7 @@ def _load(summary: Summary) -> Iterator[str]:
     load = summary.load
     of_tasks = summary.sessions is not None and load.offered_rps is not None  # their rate is not that of requests
     if load.arrival:
-        yield f"{load.arrival}{' tasks begun' * of_tasks}"
+        yield f"{load.arrival} ({unit_of(summary)})" if of_tasks else load.arrival
     if load.offered_rps is not None:
         # the last request is due after the last start, where load is no longer said to be on
         later = " up to the last request" * (of_tasks and load.steady_completed_rps is not None)

@@ -80,7 +80,7 @@ def test_the_rate_of_tasks_is_not_taken_for_that_of_their_requests() -> None:
     tasks = Sessions(count=7, ok=7, ok_per_s=1.0, steady_ok_per_s=1.0, duration_ms=Distribution())
     load = replace(RAG.load, arrival="poisson 5/s", offered_rps=19.0)
     shown = " ".join(text.render(replace(RAG, load=load, sessions=tasks)).split())
-    assert "Load poisson 5/s tasks begun, requests offered 19.0/s up to the last request" in shown
+    assert "Load poisson 5/s (conversations), requests offered 19.0/s up to the last request" in shown
     lanes = " ".join(text.render(replace(RAG, load=replace(load, offered_rps=None), sessions=tasks)).split())
     assert "Load poisson 5/s, sent" in lanes, "lanes have no rate"
 
