@@ -33,6 +33,8 @@ def ending(call: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return interrupted()
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # raised while a class was made: Python 3.11 wraps it
+            return interrupted()
         if (refused := _refusal(error)) is None:
             return _bug(error)
         print(refused, file=sys.stderr)

@@ -169,6 +169,21 @@ def test_a_folder_that_was_moved_away_in_mid_run_is_said_to_be_gone(
     assert "moved or deleted" in told and f"--> {tmp_path / 'run'}\n" in told
 
 
+def test_a_signal_while_a_class_is_made_is_no_bug_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """Python 3.11 makes a RuntimeError of what `__set_name__` raises: an import of platform was cut off so."""
+
+    class Named:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    def work() -> int:
+        type("Made", (), {"named": Named()})
+        return 0
+
+    assert ending(work) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 def test_a_thread_that_arrow_cannot_start_is_no_bug_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
     import pyarrow
 
