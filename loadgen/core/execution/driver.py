@@ -325,9 +325,8 @@ class Driver:
         if self.steered is not None:
             self._ended_rows.append(written)
         step = 0 if failure is None else self._chain_step[start.stage]
-        pause = (
-            self._selection.pause_ns(number - start.turn + step) if step else 0
-        )  # the lane may go on to its next chain
+        # of a stage without a count: the lane may go on to its next chain
+        pause = self._selection.pause_ns(number - start.turn + step) if step else 0
         why = "abandoned" if failure is not None and failure.kind == "abandoned" else "previous_turn_failed"
         self._dispatcher.finished(number, ended, failure is None, pause, why)
         if self._starting:

@@ -13,6 +13,7 @@ import numpy as np
 
 from loadgen.core import limits
 from loadgen.core.format import SYSTEM
+from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import UNDEFINED, JoinedColumns
 from loadgen.core.metrics.reasons import sentence
@@ -64,7 +65,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     valid: bool
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    limits: limits.ValidityLimits
+    limits: ValidityLimits
     caveats: tuple[str, ...] = ()  # what belongs beside VALID: figures withheld, a load that is not the one asked for
     codes: tuple[ReasonCode, ...] = ()
     warning_codes: tuple[ReasonCode, ...] = ()
@@ -72,7 +73,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict(
-    limits: limits.ValidityLimits,
+    limits: ValidityLimits,
     reasons: Iterable[ReasonCode] = (),
     warnings: Iterable[ReasonCode] = (),
     caveats: Iterable[ReasonCode] = (),
@@ -275,7 +276,7 @@ def contradicted(cell: Cell) -> dict[str, str]:
 
 
 def withheld(
-    limits: limits.ValidityLimits,
+    limits: ValidityLimits,
     samples: Mapping[str, Distribution],
     unsure_share: float | None,
     seconds: Sequence[Second],
@@ -355,7 +356,7 @@ def _warnings(header: Header, summary: Any, signs: Signs, *, shortened: bool) ->
     if summary.run.state == "cut_off":
         yield _code("cut_off")
     yield from _unfinished(header, summary)
-    defaults = limits.ValidityLimits()
+    defaults = ValidityLimits()
     for field in defaults.__struct_fields__:
         value, default = getattr(header.limits, field), getattr(defaults, field)
         if value != default:

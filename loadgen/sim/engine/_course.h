@@ -788,40 +788,17 @@ static int log_sent(Course *self, Request *one, int64_t start, int64_t last, int
     return append(&self->sent, row, sizeof row);
 }
 
-static void cancel_one(Replica *replica, Request *one)
-{
-    if (one->state == WAITING) {
-        take_out(&replica->waiting, one);
-    } else if (one->state == DECODING) {
-        remove_decoding(replica, one);
-    } else if (one->state == PREFILLING) {
-        if (one == replica->partial) {
-            replica->partial = NULL;
-        } else {
-            Py_ssize_t i = 0;
-            while (replica->ready[i] != one)
-                i++;
-            memmove(&replica->ready[i], &replica->ready[i + 1], (replica->ready_count - i - 1) * sizeof(Request *));
-            replica->ready_count--;
-        }
-        release_blocks(replica, one, one->held);
-        replica->active--;
-    } else {
-        return;
-    }
-    one->state = DONE;
-    Py_DECREF(OBJECT(one));
-}
-
 static int give_up(Course *self, Request *one, int64_t now_ns, int64_t kind)
 {
     Replica *replica = self->replicas[one->at];
     Flight *flight = one->flight;
     int64_t got = generated_of(replica, one), start = one->from_iteration, last = -1;
-    cancel_one(replica, one);
+    if (cancel_one(replica, one) < 0)
+        return -1;
     if (!one->asked) {
         for (Py_ssize_t i = 0; i < flight->count; i++)
-            cancel_one(replica, flight->all[i]);
+            if (cancel_one(replica, flight->all[i]) < 0)
+                return -1;
         one->input_tokens = flight->input;
     }
     if (start >= 0) /* the last stretch of a paused request is recorded already */

@@ -953,15 +953,13 @@ static PyObject *replica_finish(Replica *self, PyObject *none)
     return done;
 }
 
-static PyObject *replica_cancel(Replica *self, PyObject *given)
+/* End a request, where it is not done. -1 with an exception, for one that was not submitted to this replica. */
+static int cancel_one(Replica *self, Request *one)
 {
-    Request *one = as_request(given);
-    if (one == NULL)
-        return NULL;
     if (one->state == WAITING) {
         if (one->before == NULL && one != self->waiting.head) {
             PyErr_SetString(PyExc_ValueError, "a request that was not submitted");
-            return NULL;
+            return -1;
         }
         take_out(&self->waiting, one);
     } else if (one->state == DECODING) {
@@ -975,7 +973,7 @@ static PyObject *replica_cancel(Replica *self, PyObject *given)
                 i++;
             if (i == self->ready_count) {
                 PyErr_SetString(PyExc_ValueError, "a request of another replica");
-                return NULL;
+                return -1;
             }
             memmove(&self->ready[i], &self->ready[i + 1], (self->ready_count - i - 1) * sizeof(Request *));
             self->ready_count--;
@@ -983,10 +981,18 @@ static PyObject *replica_cancel(Replica *self, PyObject *given)
         release_blocks(self, one, one->held);
         self->active--;
     } else {
-        Py_RETURN_NONE;
+        return 0;
     }
     one->state = DONE;
     Py_DECREF(OBJECT(one));
+    return 0;
+}
+
+static PyObject *replica_cancel(Replica *self, PyObject *given)
+{
+    Request *one = as_request(given);
+    if (one == NULL || cancel_one(self, one) < 0)
+        return NULL;
     Py_RETURN_NONE;
 }
 
