@@ -135,20 +135,16 @@ def _check(condition: Condition, difference: Difference, beyond_noise: bool) -> 
     assert difference.before is not None
     before, after = format.quantity(difference.before), format.quantity(difference.after)
     text = f"{difference.name}: {before} to {after} {difference.unit}".rstrip()
+    change, low, high = difference.after - difference.before, difference.low, difference.high
     if condition.kind == "change":
         if difference.change is None:
             return outcome(None, f"{text}: no relative change from zero")
         text += f" ({difference.change * 100:+.1f} %)"
+        change = round(difference.change, 9)  # because 105 against 100 is 5 % and not a little more
+    elif not difference.absolute:  # its interval is relative, its limit is not
+        low, high = (None if end is None else end * difference.before for end in (low, high))
     if not difference.repeated:
         return outcome(None, f"{text}; {ONE_RUN}")
-    low, high = difference.low, difference.high
-    if condition.kind == "change":
-        assert difference.change is not None
-        change = round(difference.change, 9)  # because 105 against 100 is 5 % and not a little more
-    else:
-        change = difference.after - difference.before
-        if not difference.absolute:  # its interval is relative, its limit is not
-            low, high = (None if end is None else end * difference.before for end in (low, high))
     end = low if condition.test in (">", ">=") else high
     if beyond_noise:
         if end is None:
