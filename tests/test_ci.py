@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -128,6 +129,17 @@ def test_results_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixt
     assert ends(*RUN, "-o", str(out), "--force") == 0
     (kept,) = tmp_path.glob("r-before-*")
     assert (kept / "summary.json").read_bytes() == before and (out / "summary.json").is_file()
+
+
+def test_results_are_kept_beside_others_of_the_same_second(tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    assert ends(*RUN, "-o", str(out)) == 0
+    now = datetime.now().astimezone()
+    for second in range(60):
+        (tmp_path / f"r-before-{now + timedelta(seconds=second):%Y%m%d-%H%M%S}" / "of another").mkdir(parents=True)
+    assert ends(*RUN, "-o", str(out), "--force") == 0
+    (kept,) = tmp_path.glob("r-before-*-2")
+    assert (kept / "summary.json").is_file()
 
 
 def test_a_baseline_is_kept_by_name_and_may_hold_repeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

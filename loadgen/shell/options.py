@@ -119,7 +119,7 @@ class Given(Struct, frozen=True):
     def make_room(self, out: Path | None) -> None:
         """With --force: where the folder holds results, it is kept under a dated name beside it. Raises UserError while
         a command works in it."""
-        from loadgen.core.execution.folder_names import alone, check_empty
+        from loadgen.core.execution.folder_names import alone, check_empty, dated
 
         if out is None or not self["force"]:
             return
@@ -127,7 +127,8 @@ class Given(Struct, frozen=True):
             check_empty(out)
         except UserError:
             with alone(out):
-                out.rename(out.with_name(f"{out.name}-before-{datetime.now().astimezone():%Y%m%d-%H%M%S}"))
+                names = dated(out.with_name(f"{out.name}-before"), datetime.now().astimezone())
+                out.rename(next(name for name in names if not name.exists()))
 
     def workload(self, name: str | None, **changed: Any) -> Workload:
         """The workload that is asked for, as the options change it. Raises Fault or Faults."""

@@ -22,12 +22,18 @@ def run_id(name: str, now: datetime.datetime) -> str:
     return f"{plain}-{now:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
 
 
+def dated(folder: Path, now: datetime.datetime) -> Iterator[Path]:
+    """Names beside this one that say when, in the order in which they are tried."""
+    first = folder.with_name(f"{folder.name}-{now:%Y%m%d-%H%M%S}")
+    yield first
+    yield from (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+
+
 def _names(out: Path | None, name: str, now: datetime.datetime) -> Iterator[Path]:
     """`out` itself when given, else a name under `results/`; then names beside it, for where a run is there already."""
     folder = out if out is not None else Path("results") / run_id(name, now)
-    dated = folder.with_name(f"{folder.name}-{now:%Y%m%d-%H%M%S}")
-    yield from (folder, dated)
-    yield from (dated.with_name(f"{dated.name}-{number}") for number in itertools.count(2))
+    yield folder
+    yield from dated(folder, now)
 
 
 def check_empty(out: Path) -> None:
