@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgen.core.errors import Fault, Faults, UserError, nothing_there
+from loadgen.core.errors import OK, Fault, Faults, UserError, nothing_there
 from loadgen.plugins import OpenTable, resolve
 
 PAGE = "report.html"  # the page of a result, where its kind does not say otherwise
@@ -82,7 +82,7 @@ class ResultKind(msgspec.Struct, frozen=True, kw_only=True):
     What is asked of a value:
     headline: one sentence. report: `present.section.Report`, of which text, Markdown and page are made; a kind without
     it names text, (value, color), and page, HTML. document: bytes, what `report --json` prints.
-    code: (value, strict) the exit code of `report`.
+    code: (value, strict) the exit code of `report`; without it 0.
 
     collects: it holds results of several commands, each of which is looked at for itself.
     page_name: of its page; "": it has none beside it, only where the user says. leaves_page: its command writes it.
@@ -146,7 +146,9 @@ KINDS: OpenTable[ResultKind] = OpenTable(
             schema="loadgen.search.experiment:ExperimentPlan", kept=("plan.json",),
         ),
         _row(
-            "search.grid_kind: value headline report document code runs listed derived",
+            "search.grid_kind: value code runs listed derived",
+            "search.grid_text: headline report",
+            "core.format: document",
             name="grid", markers=("grid.json",), leaves_page=True, schema="loadgen.search.grid:GridPlan",
             kept=("grid.json",),
         ),
@@ -162,7 +164,9 @@ KINDS: OpenTable[ResultKind] = OpenTable(
             kept=("mlperf_requests.jsonl", "mlperf_queries.parquet"), texts=("mlperf_requests.jsonl",),
         ),
         _row(
-            "mlperf.accuracy_kind: value headline report document code listed",
+            "mlperf.accuracy_kind: value code listed",
+            "mlperf.accuracy_text: headline report",
+            "core.format: document",
             name="accuracy", markers=("mlperf_accuracy.json",), schema="loadgen.mlperf.accuracy:AccuracyResult",
         ),
         _row(
@@ -172,12 +176,16 @@ KINDS: OpenTable[ResultKind] = OpenTable(
             kept=("run.json", "seconds.jsonl", "server.jsonl"),
         ),
         _row(
-            "answers.kind: value headline report document code listed derived",
+            "answers.kind: value code listed derived",
+            "answers.text: headline report",
+            "core.format: document",
             name="answers", markers=("answers.json",), schema="loadgen.answers.comparison:AnswersResult",
             kept=("scores.jsonl", "texts.jsonl"), texts=("texts.jsonl",),
         ),
         _row(
-            "cost.size_kind: value headline report document code listed",
+            "cost.size_kind: value listed",
+            "cost.size_text: headline report",
+            "core.format: document",
             name="size", markers=("size.json",), leaves_page=True, schema="loadgen.cost.size_result:Sizing",
         ),
         # beside another result: what a load that found its own limit says of its run; a capacity that stands alone
@@ -186,8 +194,9 @@ KINDS: OpenTable[ResultKind] = OpenTable(
         _row("runs.levels_kind: held", name="capacity", markers=("capacity.json",),
              schema="loadgen.repeated.capacity:Capacity"),
         # without a file of their own; looked at last
-        _row("interop.calls_kind: fits value headline report document code", name="calls", page_name=""),
-        _row("interop.kind: fits value headline report document code comparable sections",
+        _row("interop.calls_kind: fits value headline", "interop.application_calls_text: report",
+             "core.format: document", name="calls", page_name=""),
+        _row("interop.kind: fits value headline comparable sections", "interop.text: report", "core.format: document",
              name="other tool", page_name=""),
         ResultKind(
             name="results", collects=True,
@@ -345,7 +354,9 @@ class OpenedResult:
 
     def exit_code(self, *, strict: bool = False) -> int:
         """That of `loadgen report`."""
-        return int(self._said("code", strict))
+        read = self.value  # also where the code does not depend on it: damage is said
+        with whole(self.path):
+            return int(call(self.row, "code", read, strict)) if self.row.code else OK
 
     @property
     def runs(self) -> tuple[Path, ...]:

@@ -125,7 +125,7 @@ def test_every_name_of_a_row_is_there(kind: result_kinds.ResultKind) -> None:
     if kind.schema:
         assert issubclass(plugins.resolve(kind.schema), msgspec.Struct)
     if kind.value:
-        assert all(getattr(kind, name) for name in ("headline", "document", "code")), "what can be opened"
+        assert all(getattr(kind, name) for name in ("headline", "document")), "what can be opened"
         assert bool(kind.report) is not bool(kind.text), "one or the other"
 
 

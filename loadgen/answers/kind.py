@@ -8,25 +8,11 @@ from pathlib import Path
 from loadgen.answers import folder as answers
 from loadgen.answers import text as words
 from loadgen.answers.comparison import AnswersResult, exit_code
-from loadgen.core import format
-from loadgen.present.section import Report
 from loadgen.result_kinds import ListRow, Remade
 
 
 def value(folder: Path) -> AnswersResult:
     return answers.read(folder)
-
-
-def headline(result: AnswersResult) -> str:
-    return words.headline(result)
-
-
-def report(result: AnswersResult) -> Report:
-    return words.report(result)
-
-
-def document(result: AnswersResult) -> bytes:
-    return format.document(result)
 
 
 def code(result: AnswersResult, strict: bool) -> int:

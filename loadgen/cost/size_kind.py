@@ -4,34 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadgen.core import format
-from loadgen.core.errors import OK
 from loadgen.cost import size_result
 from loadgen.cost import size_text as said
 from loadgen.cost.size_result import Sizing
-from loadgen.present.section import Report
 from loadgen.result_kinds import ListRow
 
 
 def value(folder: Path) -> Sizing:
     file = folder / size_result.FILE
     return size_result.load(file.read_bytes(), str(file))
-
-
-def headline(found: Sizing) -> str:
-    return said.headline(found)
-
-
-def report(found: Sizing) -> Report:
-    return said.report(found)
-
-
-def document(found: Sizing) -> bytes:
-    return format.document(found)
-
-
-def code(found: Sizing, strict: bool) -> int:
-    return OK
 
 
 def listed(folder: Path) -> ListRow:

@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loadgen.core import format
-from loadgen.core.errors import OK
 from loadgen.interop import application_calls
-from loadgen.interop import application_calls_text as words
 from loadgen.interop.application_calls import Calls
-from loadgen.present.section import Report
 
 
 def fits(path: Path) -> bool:
@@ -24,15 +21,3 @@ def value(path: Path) -> list[Calls]:
 def headline(groups: Sequence[Calls]) -> str:
     whole = groups[0]
     return f"{format.counted(whole.calls, 'call')} of an application, {format.count(whole.ok)} of them ok."
-
-
-def report(groups: Sequence[Calls]) -> Report:
-    return words.report(groups)
-
-
-def document(groups: Sequence[Calls]) -> bytes:
-    return format.document(groups)
-
-
-def code(groups: Sequence[Calls], strict: bool) -> int:
-    return OK

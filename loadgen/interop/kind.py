@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadgen.core import format
-from loadgen.core.errors import OK
 from loadgen.core.run_folder import OpenedRun
 from loadgen.formats import ForeignResult
 from loadgen.interop import other_definitions, reader
 from loadgen.interop import text as words
 from loadgen.present.additions import Addition
-from loadgen.present.section import Report
 from loadgen.runs.compared import Side
 
 
@@ -34,18 +31,6 @@ def value(path: Path) -> ForeignResult:
 def headline(result: ForeignResult) -> str:
     load = f", {result.load}" if result.load else ""
     return f"A result of {result.tool}, under its definitions{load}: {result.file}."
-
-
-def report(result: ForeignResult) -> Report:
-    return words.report(result)
-
-
-def document(result: ForeignResult) -> bytes:
-    return format.document(result)
-
-
-def code(result: ForeignResult, strict: bool) -> int:
-    return OK
 
 
 def sections(folder: Path, run: OpenedRun) -> Addition | None:

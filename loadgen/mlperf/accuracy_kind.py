@@ -4,30 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadgen.core import format
 from loadgen.core.results.manifest import decoded
 from loadgen.mlperf import accuracy_text as words
 from loadgen.mlperf.accuracy import AccuracyResult
 from loadgen.mlperf.accuracy_run import FILE
-from loadgen.present.section import Report
 from loadgen.result_kinds import ListRow
 
 
 def value(folder: Path) -> AccuracyResult:
     file = folder / FILE
     return decoded(file.read_bytes(), AccuracyResult, str(file), "a result of `loadgen mlperf accuracy`")
-
-
-def headline(result: AccuracyResult) -> str:
-    return words.headline(result)
-
-
-def report(result: AccuracyResult) -> Report:
-    return words.report(result)
-
-
-def document(result: AccuracyResult) -> bytes:
-    return format.document(result)
 
 
 def code(result: AccuracyResult, strict: bool) -> int:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from loadgen.core import format
 from loadgen.present import html, markdown
-from loadgen.present.section import Report
 from loadgen.result_kinds import RECORDS, ListRow, Remade
 from loadgen.runs.kind import kept
 from loadgen.runs.levels import exit_code
@@ -18,18 +17,6 @@ from loadgen.search.grid import GridResult
 def value(folder: Path) -> GridResult:
     """Raises UserError where no run is there yet."""
     return grid.result(folder)
-
-
-def headline(found: GridResult) -> str:
-    return grid_text.headline(found)
-
-
-def report(found: GridResult) -> Report:
-    return grid_text.report(found)
-
-
-def document(found: GridResult) -> bytes:
-    return format.document(found)
 
 
 def code(found: GridResult, strict: bool) -> int:
@@ -54,6 +41,6 @@ def listed(folder: Path) -> ListRow:
 
 
 def derived(folder: Path) -> Iterator[Remade]:
-    said = report(value(folder))
+    said = grid_text.report(value(folder))
     yield Remade("grid.md", markdown.render(said).encode(), RECORDS)
     yield Remade("report.html", html.render(said).encode(), RECORDS)
