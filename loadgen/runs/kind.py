@@ -14,7 +14,6 @@ from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import Summary, dump_summary, exit_code
 from loadgen.core.results import store
 from loadgen.core.results.manifest import decode
-from loadgen.core.results.spool import HEAT_EDGES_NS
 from loadgen.core.run_folder import OpenedRun
 from loadgen.present.additions import Addition
 from loadgen.present.section import Report
@@ -55,13 +54,13 @@ def headline(run: StoredRun) -> str:
 def report(run: StoredRun) -> Report:
     if run.stored is None:
         return words.report(run.summary, additions=run.additions)
-    stored = run.stored
+    header, rows, gaps, timeline, seconds, *_ = run.stored
 
     @cache
     def drawing() -> Figures:
-        return page_data.figures(*stored, store.heat(run.folder), HEAT_EDGES_NS)
+        return page_data.figures(header, rows, gaps, timeline, seconds, store.heat(run.folder))
 
-    return words.report(run.summary, stored.header, drawing, store.server(run.folder), run.additions)
+    return words.report(run.summary, header, drawing, store.server(run.folder), run.additions)
 
 
 def document(run: StoredRun) -> bytes:

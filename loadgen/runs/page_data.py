@@ -29,6 +29,7 @@ from loadgen.core.metrics.columns import (
 from loadgen.core.metrics.windows import event_sums
 from loadgen.core.results.manifest import Header, Second
 from loadgen.core.results.record import BIN_NS, KINDS
+from loadgen.core.results.spool import HEAT_EDGES_NS
 from loadgen.core.stats.amounts import Amounts
 from loadgen.core.stats.quantiles import Histogram, index
 from loadgen.runs.percentile_curves import (
@@ -116,15 +117,11 @@ def figures(
     gaps: Sequence[Histogram] = (),
     timeline: Sequence[NDArray[np.int64]] = (),
     seconds: Sequence[Second] = (),
-    texts: Sequence[str] = (),
-    event_errors: Sequence[Histogram] = (),
     heat: NDArray[np.void] | None = None,
-    heat_edges_ns: NDArray[np.int64] | None = None,
 ) -> Figures:
     """The data for every chart of one run.
 
-    Arguments as for `metrics.summary.summarize`. `heat`: rows of dtype `results.store.HEAT`, with bucket edges
-    `heat_edges_ns`.
+    Arguments as for `metrics.summary.summarize`. `heat`: rows of dtype `results.spool.HEAT`.
     """
     columns = Columns(rows)
     ok = columns.where(OK)
@@ -170,7 +167,7 @@ def figures(
         ttft_by_time=ttft_by_time,
         e2e_by_output=e2e_by_output,
         asked_by_output=_output_asked(columns, is_counted),
-        gaps=() if heat is None or heat_edges_ns is None else gap_heat(heat, heat_edges_ns, length_s),
+        gaps=() if heat is None else gap_heat(heat, length_s),
     )
 
 
@@ -360,8 +357,8 @@ def _client(columns: Columns, seconds: Sequence[Second], length_s: float) -> Bin
     return grid.bins({"cpu": busiest, "send lag, largest": lags})
 
 
-def gap_heat(lines: NDArray[np.void], edges_ns: NDArray[np.int64], length_s: float) -> Cells:
-    """Counts of gap lengths (ms) over time (s), from rows of dtype `results.store.HEAT`.
+def gap_heat(lines: NDArray[np.void], length_s: float) -> Cells:
+    """Counts of gap lengths (ms) over time (s), from rows of dtype `results.spool.HEAT`.
 
     Gaps shorter than the first edge are left out: they lie between events that arrived in one read.
     """
@@ -370,9 +367,9 @@ def gap_heat(lines: NDArray[np.void], edges_ns: NDArray[np.int64], length_s: flo
     typical_s = float(np.median(np.diff(np.unique(lines["until_ns"]), prepend=0))) / 1e9
     grid = Grid.over(length_s, least_s=min(0.8 * typical_s, length_s))
     middle_s = lines["until_ns"] / 1e9 - min(typical_s, grid.width_s) / 2
-    total = np.zeros((grid.number, len(edges_ns)), np.int64)
+    total = np.zeros((grid.number, len(HEAT_EDGES_NS)), np.int64)
     np.add.at(total, grid.place((middle_s * 1e9).astype(np.int64)), lines["counts"][:, 1:])
-    edges_ms = rounded(np.append(edges_ns, edges_ns[-1] * 2) / 1e6, 4)
+    edges_ms = rounded(np.append(HEAT_EDGES_NS, HEAT_EDGES_NS[-1] * 2) / 1e6, 4)
     return tuple(
         (float(i * grid.width_s), float((i + 1) * grid.width_s), edges_ms[j], edges_ms[j + 1], int(total[i, j]))
         for i, j in zip(*np.nonzero(total), strict=True)

@@ -20,7 +20,6 @@ from loadgen.core.metrics.columns import UNDEFINED, Columns
 from loadgen.core.metrics.summary import Summary, summarize
 from loadgen.core.results import store
 from loadgen.core.results.manifest import Fingerprints, Header, Host, StagePlan, TargetFacts
-from loadgen.core.results.spool import HEAT_EDGES_NS
 from loadgen.core.run_folder import OpenedRun, with_server
 from loadgen.core.server_metrics.series import FILE, UP, MetricSample
 from loadgen.core.stats.quantiles import Distribution, Histogram, support
@@ -45,7 +44,7 @@ S = 1_000_000_000
 def page_of(folder: Path) -> str:
     stored = store.read_run(folder)
     summary = with_server(store.server(folder), summarize(*stored))
-    made = run_data.figures(*stored, store.heat(folder), HEAT_EDGES_NS)
+    made = run_data.figures(*stored[:5], store.heat(folder))
     added = kind.additions(folder, OpenedRun(summary, stored))
     return run_page.render(summary, stored.header, made, store.server(folder), added)
 
@@ -201,12 +200,12 @@ def summary_of_rows(found: np.ndarray) -> Summary:
 def test_the_heat_map_counts_every_gap_in_reach(tmp_path: Path) -> None:
     stored = store.read_run(runs.write(tmp_path / "r"))
     lines = store.heat(tmp_path / "r")
-    found = run_data.gap_heat(lines, HEAT_EDGES_NS, 30.0)
+    found = run_data.gap_heat(lines, 30.0)
     assert sum(count for *_, count in found) == stored.gaps[0].count
     low, high = min(cell[2] for cell in found), max(cell[3] for cell in found)
     spread = stored.gaps[0].distribution()
     assert low <= (spread.min or 0) * 1.01 and (spread.max or 0) <= high * 1.01
-    assert run_data.gap_heat(lines[:0], HEAT_EDGES_NS, 30.0) == ()
+    assert run_data.gap_heat(lines[:0], 30.0) == ()
 
 
 # -- the file ------------------------------------------------------------------------------------------------------
