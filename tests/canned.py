@@ -11,8 +11,9 @@ import json
 import socketserver
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+Server = TypeVar("Server", bound=socketserver.BaseServer)
 HANG = b""  # no answer until the client goes away
 
 
@@ -53,18 +54,24 @@ def _whole(body: bytes, status: str, kind: str, headers: dict[str, str]) -> byte
 
 
 @contextlib.contextmanager
+def answering(server: Server) -> Iterator[Server]:
+    """A server that answers while inside, in a thread of its own; it is closed at the end."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
 def running(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
     """A server of this handler on a free port; its address, without a path."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with answering(server):
         yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @contextlib.contextmanager
@@ -96,21 +103,15 @@ def serving(*answers: bytes) -> Iterator[Canned]:
             with contextlib.suppress(OSError):
                 super().finish()
 
-    class Server(socketserver.ThreadingTCPServer):
+    class Telling(socketserver.ThreadingTCPServer):
         allow_reuse_address = daemon_threads = True
         block_on_close = False
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             """A client that has gone is no news."""
 
-    with Server(("127.0.0.1", 0), Talk) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
-            yield Canned(f"http://127.0.0.1:{server.server_address[1]}/v1", heard)
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(Telling(("127.0.0.1", 0), Talk)) as server:
+        yield Canned(f"http://127.0.0.1:{server.server_address[1]}/v1", heard)
 
 
 def chunk(content: str | None = None, finish: str | None = None, **more: Any) -> dict[str, Any]:

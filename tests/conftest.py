@@ -18,12 +18,15 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import certifi
 import pytest
 from hypothesis import HealthCheck, settings
 from loadgen_sdk.transport.wire import SO_TIMESTAMPNS
+
+if TYPE_CHECKING:
+    from browser import Browser
 
 ROOT = Path(__file__).parent.parent
 
@@ -158,6 +161,16 @@ def one_root_certificate(tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("tls") / "root.pem"
     file.write_text(first[0])
     os.environ["SSL_CERT_FILE"] = str(file)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from browser import Browser, find
+
+    if find() is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    with Browser() as running:
+        yield running
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,10 +15,10 @@ from typing import Any
 
 import jsonschema
 import pytest
+from command_line import exits
 
 from loadgen.kube import manifests
 from loadgen.kube.manifests import JobAsked
-from loadgen.shell import app as cli
 
 HERE = Path(__file__).parent / "kube"
 SCHEMAS = json.loads((HERE / "schemas.json").read_text("utf-8"))
@@ -76,10 +76,7 @@ def cluster(folder: Path, **env: str) -> Iterator[StandIn]:
 
 def typed(*words: str) -> int:
     """Carry out `loadgen kube ...`; its exit code."""
-    with pytest.raises(SystemExit) as ending:
-        cli.main(["kube", *words])
-    assert isinstance(ending.value.code, int)
-    return ending.value.code
+    return exits("kube", *words)
 
 
 def wait(over: Callable[[], bool], at_most_s: float = 60.0) -> None:

@@ -14,6 +14,7 @@ import msgspec
 import places
 import pytest
 import yaml
+from command_line import exits
 
 from loadgen import pytest_plugin
 from loadgen.core.execution.folder_names import alone
@@ -25,20 +26,12 @@ from loadgen.core.metrics.validity import note, verdict
 from loadgen.core.run_folder import kept_summary
 from loadgen.runs import builds, outcome
 from loadgen.runs.headline import judged
-from loadgen.shell import app as cli
 
 pytestmark = pytest.mark.commands
 
 ROOT = Path(__file__).parent.parent
 RUN = ("run", "qa", "--url", "sim:gb300-vm", "--seed", "3", "-n", "300", "--slo", "ttft:1s:p95")
 pytest_plugins = ["pytester"]
-
-
-def ends(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        cli.main(arguments)
-    assert isinstance(left.value.code, int)
-    return left.value.code
 
 
 def outcomes(file: Path) -> dict[str, str]:
@@ -53,19 +46,19 @@ def test_a_run_as_test_cases_and_on_the_page_of_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    assert ends(*RUN, "--github") == 2
+    assert exits(*RUN, "--github") == 2
     assert "no step of a GitHub workflow" in capsys.readouterr().err
     page = tmp_path / "page.md"
     page.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
-    met = ends(*RUN, "-o", str(tmp_path / "met"), "--github", "--junit", str(tmp_path / "met.xml"))
+    met = exits(*RUN, "-o", str(tmp_path / "met"), "--github", "--junit", str(tmp_path / "met.xml"))
     assert met == 0
     assert set(outcomes(tmp_path / "met.xml").values()) == {"passed"}
     assert "TTFT p95 at most 1,000 ms" in outcomes(tmp_path / "met.xml")
     shown = page.read_text()
     assert shown.startswith("before\n### loadgen: qa: VALID, SLO met") and "| TTFT p95 at most 1,000 ms |" in shown
     missed = (*RUN[:-1], "ttft:1ms:p95", "-o", str(tmp_path / "c"), "-c", "1,2", "--junit", str(tmp_path / "c.xml"))
-    assert ends(*missed) == 1
+    assert exits(*missed) == 1
     found = ElementTree.parse(tmp_path / "c.xml").getroot()
     assert {case.attrib["classname"] for case in found.iter("testcase")} == {"loadgen.c1", "loadgen.c2"}
     assert outcomes(tmp_path / "c.xml")["TTFT p95 at most 1 ms"] == "failure"
@@ -75,7 +68,7 @@ def test_a_command_that_comes_to_no_end_leaves_no_outcome_of_an_earlier_one(tmp_
     file = tmp_path / "j.xml"
     file.write_text("<testsuites/>")
     gone = ("run", "qa", "--url", "http://127.0.0.1:9", "-n", "4", "-c", "1", "-o", str(tmp_path / "r"))
-    assert ends(*gone, "--junit", str(file)) == 3
+    assert exits(*gone, "--junit", str(file)) == 3
     assert outcomes(file) == {"the command came to its end": "error"}
     kept = builds.kept_by_build(file, github=False, strict=False)
     kept.write("loadgen run", [], whole=False)
@@ -83,7 +76,7 @@ def test_a_command_that_comes_to_no_end_leaves_no_outcome_of_an_earlier_one(tmp_
 
 
 def test_of_a_run_that_is_not_valid_no_term_is_judged(tmp_path: Path) -> None:
-    assert ends(*RUN, "-o", str(tmp_path / "r")) == 0
+    assert exits(*RUN, "-o", str(tmp_path / "r")) == 0
     summary = kept_summary(tmp_path / "r")
     spoiled = by_verdict(msgspec.structs.replace(summary, verdict=verdict(summary.verdict.limits, [note("spoiled")])))
     first, *terms = outcome.cases([("r", spoiled)])
@@ -122,42 +115,42 @@ def test_what_classes_and_tasks_were_promised_is_a_case_each() -> None:
 
 def test_results_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r"
-    assert ends(*RUN, "-o", str(out)) == 0
+    assert exits(*RUN, "-o", str(out)) == 0
     before = (out / "summary.json").read_bytes()
-    assert ends(*RUN, "-o", str(out)) == 2
+    assert exits(*RUN, "-o", str(out)) == 2
     assert "the folder holds results" in capsys.readouterr().err
-    assert ends(*RUN, "-o", str(out), "--force") == 0
+    assert exits(*RUN, "-o", str(out), "--force") == 0
     (kept,) = tmp_path.glob("r-before-*")
     assert (kept / "summary.json").read_bytes() == before and (out / "summary.json").is_file()
 
 
 def test_results_are_kept_beside_others_of_the_same_second(tmp_path: Path) -> None:
     out = tmp_path / "r"
-    assert ends(*RUN, "-o", str(out)) == 0
+    assert exits(*RUN, "-o", str(out)) == 0
     now = datetime.now().astimezone()
     for second in range(60):
         (tmp_path / f"r-before-{now + timedelta(seconds=second):%Y%m%d-%H%M%S}" / "of another").mkdir(parents=True)
-    assert ends(*RUN, "-o", str(out), "--force") == 0
+    assert exits(*RUN, "-o", str(out), "--force") == 0
     (kept,) = tmp_path.glob("r-before-*-2")
     assert (kept / "summary.json").is_file()
 
 
 def test_a_baseline_is_kept_by_name_and_may_hold_repeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = ("--in", str(tmp_path / "baselines"))
-    assert ends(*RUN, "--repeat", "3", "-o", str(tmp_path / "a")) == 0
-    assert ends(*RUN[:5], "4", *RUN[6:], "--repeat", "3", "-o", str(tmp_path / "b")) == 0
-    assert ends("compare", "--save", "main", str(tmp_path / "a"), *kept) == 0
-    assert ends("compare", "--save", "main", str(tmp_path / "a"), *kept) == 2
-    assert ends("compare", "--save", "main", str(tmp_path / "a"), *kept, "--force") == 0
-    assert ends("compare", "--save", "../main", str(tmp_path / "a"), *kept) == 2
-    assert ends("compare", "--save", "none", str(tmp_path), *kept) == 2
+    assert exits(*RUN, "--repeat", "3", "-o", str(tmp_path / "a")) == 0
+    assert exits(*RUN[:5], "4", *RUN[6:], "--repeat", "3", "-o", str(tmp_path / "b")) == 0
+    assert exits("compare", "--save", "main", str(tmp_path / "a"), *kept) == 0
+    assert exits("compare", "--save", "main", str(tmp_path / "a"), *kept) == 2
+    assert exits("compare", "--save", "main", str(tmp_path / "a"), *kept, "--force") == 0
+    assert exits("compare", "--save", "../main", str(tmp_path / "a"), *kept) == 2
+    assert exits("compare", "--save", "none", str(tmp_path), *kept) == 2
     two = (str(tmp_path / "a"), str(tmp_path / "b"))
-    assert ends("compare", "--save", "main", *two, *kept, "--force") == 2, "one result is kept"
+    assert exits("compare", "--save", "main", *two, *kept, "--force") == 2, "one result is kept"
     capsys.readouterr()
-    assert ends("compare", "--against", "main", str(tmp_path / "b"), *kept, "--fail-on", "ttft_ms.p50 > +50%") == 0
+    assert exits("compare", "--against", "main", str(tmp_path / "b"), *kept, "--fail-on", "ttft_ms.p50 > +50%") == 0
     assert "by repeated runs on every side" in " ".join(capsys.readouterr().out.split())
-    assert ends("compare", "--against", "main", str(tmp_path / "b"), *kept, "--fail-on", "ttft_ms.p50 > -50%") == 1
-    assert ends("compare", "--against", "mian", str(tmp_path / "b"), *kept) == 2
+    assert exits("compare", "--against", "main", str(tmp_path / "b"), *kept, "--fail-on", "ttft_ms.p50 > -50%") == 1
+    assert exits("compare", "--against", "mian", str(tmp_path / "b"), *kept) == 2
     assert "known: main" in capsys.readouterr().err
 
 
@@ -203,7 +196,7 @@ def test_the_recipe_passes_as_typed_and_fails_on_a_slower_server(
     recipe: list[tuple[str, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def typed(words: tuple[str, ...], url: str) -> int:
-        return ends(*(word.replace("http://localhost:8000", url) for word in words))
+        return exits(*(word.replace("http://localhost:8000", url) for word in words))
 
     assert len(recipe) == 5
     one, *baseline, run, compare = recipe
@@ -259,7 +252,7 @@ def test_the_templates_work_on_equal_slower_and_missed(template: str, tmp_path: 
     assert (tmp_path / "log").read_text().split()[-1] == "a.whl"
     assert build("sim:gb300-vm", "ttft:2s", "") == 0
     save = ("compare", "--save", "main", str(tmp_path / "loadgen-results"), "--in", str(tmp_path / "baselines"))
-    assert ends(*save) == 0
+    assert exits(*save) == 0
     assert build("sim:gb300-vm", "ttft:2s", "main") == 0
     assert build(slower_preset(tmp_path), "ttft:2s", "main") == 1
     if "runs" in content:
@@ -291,11 +284,11 @@ def test_one_command_at_a_time_in_a_folder(tmp_path: Path, capsys: pytest.Captur
     command = [word.format(contract=tmp_path / "c.yaml") for word in IN_A_FOLDER[name]]
     out = tmp_path / "out"
     with alone(out):
-        assert ends(*command, "-o", str(out)) == 2
+        assert exits(*command, "-o", str(out)) == 2
         assert "another command is at work in this folder" in capsys.readouterr().err
         assert out.is_dir() and not any(out.iterdir())
         (out / "run.json").write_text("{}")
-        assert ends(*command, "-o", str(out), "--force") == 2
+        assert exits(*command, "-o", str(out), "--force") == 2
         assert (out / "run.json").is_file()
 
 
@@ -306,12 +299,12 @@ def test_a_folder_with_results_is_left_alone_or_kept(
     (tmp_path / "c.yaml").write_text(SHORT)
     command = [word.format(contract=tmp_path / "c.yaml") for word in IN_A_FOLDER[name]]
     out = tmp_path / "out"
-    assert ends(*RUN, "-o", str(out)) == 0
+    assert exits(*RUN, "-o", str(out)) == 0
     before = (out / "summary.json").read_bytes()
-    assert ends(*command, "-o", str(out)) == 2
+    assert exits(*command, "-o", str(out)) == 2
     assert "--out" in capsys.readouterr().err
     if name != "mlperf":  # which takes long
-        assert ends(*command, "-o", str(out), "--force") in (0, 1, 3)
+        assert exits(*command, "-o", str(out), "--force") in (0, 1, 3)
         (kept,) = tmp_path.glob("out-before-*")
         assert (kept / "summary.json").read_bytes() == before and not (out / "summary.json").is_file()
 
@@ -323,13 +316,13 @@ def test_an_address_for_prometheus_is_checked_with_all_else(
     (tmp_path / "c.yaml").write_text(SHORT)
     words = IN_A_FOLDER.get(name, (*RUN, "--dry-run"))
     command = [word.format(contract=tmp_path / "c.yaml") for word in words]
-    assert ends(*command, "--prometheus", "here", "--set", "route=everywhere", "-o", str(tmp_path / "out")) == 2
+    assert exits(*command, "--prometheus", "here", "--set", "route=everywhere", "-o", str(tmp_path / "out")) == 2
     told = capsys.readouterr().err
     assert "--prometheus here" in told and "everywhere" in told
 
 
 def test_a_dry_run_sees_a_folder_with_results(tmp_path: Path) -> None:
-    assert ends(*RUN, "-o", str(tmp_path / "r")) == 0
-    assert ends(*RUN, "-o", str(tmp_path / "r"), "--dry-run") == 2
-    assert ends(*RUN, "-o", str(tmp_path / "r"), "--dry-run", "--force") == 0
+    assert exits(*RUN, "-o", str(tmp_path / "r")) == 0
+    assert exits(*RUN, "-o", str(tmp_path / "r"), "--dry-run") == 2
+    assert exits(*RUN, "-o", str(tmp_path / "r"), "--dry-run", "--force") == 0
     assert (tmp_path / "r" / "summary.json").is_file()

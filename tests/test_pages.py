@@ -7,19 +7,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 
 import pytest
-from browser import Browser, find
+from browser import Browser
+from command_line import exits
 
 from loadgen.answers import folder as answers
 from loadgen.answers.comparison import AnswersResult, judge, score
 from loadgen.answers.questions import AnswerKey
 from loadgen.contracts.sections import used_share
 from loadgen.present import glossary
-from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
 
@@ -40,39 +39,32 @@ levels:
 """
 
 
-def call(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as left:
-        main([str(argument) for argument in arguments])
-    assert isinstance(left.value.code, int)
-    return left.value.code
-
-
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One page of each kind, written by the commands of a user, in virtual time."""
     at = tmp_path_factory.mktemp("pages")
     slo = ["--slo", "ttft:2s:p95", "--slo", "tpot:60ms:p95"]
     load = ["--request-rate", "60", "-n", "300", "--warmup", "0"]
-    assert call("run", "qa", *SIMULATED, *slo, *load, "--out", at / "run") == 0
-    assert call("report", at / "run") == 0
+    assert exits("run", "qa", *SIMULATED, *slo, *load, "--out", at / "run") == 0
+    assert exits("report", at / "run") == 0
     slo += ["--shape", "ND128isr_GB300_v6"]
-    assert call("sweep", "qa", *SIMULATED, *slo, "--concurrency", "1,4,16", "-n", "80", "--out", at / "sweep") == 0
+    assert exits("sweep", "qa", *SIMULATED, *slo, "--concurrency", "1,4,16", "-n", "80", "--out", at / "sweep") == 0
     levels = [at / "sweep" / name for name in ("c1", "c4", "c16")]
-    assert call("compare", *levels, "--anyway", "--html", at / "compare.html", "--fail-on", "ttft_ms.p50 > 1s") == 0
+    assert exits("compare", *levels, "--anyway", "--html", at / "compare.html", "--fail-on", "ttft_ms.p50 > 1s") == 0
     prices = Path(__file__).parent.parent / "docs" / "prices.example.yaml"
-    assert call("cost", *levels[1:], "--prices", prices, "--html", at / "cost.html") == 0
+    assert exits("cost", *levels[1:], "--prices", prices, "--html", at / "cost.html") == 0
     goal = ["--slo", "tpot:60ms:p95", "--slo", "ttft:2s:p95", "--low", "15", "--high", "120", "-d", "12s"]
-    assert call("search", "rag", *SIMULATED, *goal, "--precision", "0.1", "--out", at / "search") == 0
-    assert call("report", at / "search") == 0
+    assert exits("search", "rag", *SIMULATED, *goal, "--precision", "0.1", "--out", at / "search") == 0
+    assert exits("report", at / "search") == 0
     assert (
-        call("run", "qa", *SIMULATED, "--request-rate", "20", "-d", "20s", "--repeat", "3", "--out", at / "repeats")
+        exits("run", "qa", *SIMULATED, "--request-rate", "20", "-d", "20s", "--repeat", "3", "--out", at / "repeats")
         == 0
     )
-    assert call("report", at / "repeats") == 0
+    assert exits("report", at / "repeats") == 0
     shutil.copytree(at / "search", at / "bought")
     paid = [f"{at / 'search'}=Azure ND128isr_GB300_v6 1 year", f"{at / 'bought'}=own dgx-h200"]
     under = ["--prices", prices, "--price", paid[0], "--price", paid[1], "--gpus-per-machine", "4"]
-    assert call("size", "rag", at / "search", at / "bought", "--users", "5000", *under, "--out", at / "size") == 0
+    assert exits("size", "rag", at / "search", at / "bought", "--users", "5000", *under, "--out", at / "size") == 0
     keys = [AnswerKey(reference=f"the answer is {n}") for n in range(200)]
     told = [[f"the answer is {n}" if n % every else "no idea" for n in range(200)] for every in (10, 12)]
     judged = judge(score(keys, *told), 0.02)
@@ -81,15 +73,15 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         loss=0.02, parts=judged,
     )  # fmt: skip
     answers.write(at / "answers", result, score(keys, *told))
-    call("report", at / "answers")
+    exits("report", at / "answers")
     (at / "contract.yaml").write_text(CONTRACT)
     parties = ["--metadata", "buyer=Ann <a@example.com>", "--metadata", "vendor=Acme"]
     contract = [at / "contract.yaml", "--url", "sim:gb300-vm", "--seed", "1"]
-    assert call("validate", *contract, *parties, "--out", at / "poc") == 1  # one promise is broken
+    assert exits("validate", *contract, *parties, "--out", at / "poc") == 1  # one promise is broken
     (at / "set.jsonl").write_text("".join(f'{{"prompt": "{"word " * (3 + n % 7)}"}}\n' for n in range(50)))
     test = ["-b", "llama2-70b", "--dataset", at / "set.jsonl", "--min-duration", "20", "--target-qps", "50"]
-    assert call("mlperf", "server", *test, "--url", "sim:gb300-vm", "--gpus", "4", "--out", at / "mlperf") == 0
-    assert call("report", at / "mlperf") == 0
+    assert exits("mlperf", "server", *test, "--url", "sim:gb300-vm", "--gpus", "4", "--out", at / "mlperf") == 0
+    assert exits("report", at / "mlperf") == 0
     return {
         "mlperf": at / "mlperf" / "report.html",
         "run": at / "run" / "report.html",
@@ -105,14 +97,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 KINDS = ("run", "mlperf", "sweep", "compare", "cost", "search", "validation", "repeats", "size", "answers")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if find() is None:
-        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    with Browser() as running:
-        yield running
 
 
 # What lies outside its card or the window, or over other words: letters of charts, and every element but the inside

@@ -6,7 +6,6 @@ import ast
 import json
 import shutil
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
 from html import unescape
@@ -17,6 +16,8 @@ from urllib.parse import quote
 import msgspec
 import places
 import pytest
+from canned import answering
+from command_line import exits
 from loadgen_sdk import plugins as sdk_plugins
 from make_rooms import ROOT
 from msgspec.structs import replace
@@ -40,7 +41,6 @@ from loadgen.present import html as as_page
 from loadgen.present import markdown as as_markdown
 from loadgen.present.section import Section
 from loadgen.result_kinds import KINDS, OpenedResult, kind_of, opened
-from loadgen.shell.app import main
 from loadgen.viewer.command import Server
 from loadgen.viewer.page import render_text
 from loadgen.viewer.results_list import _plain, results_in
@@ -59,13 +59,6 @@ MADE = {
     "accuracy": "accuracy", "size": "size", "levels": "runs", "guidellm": "other tool", "vllm.json": "other tool",
     "calls.jsonl": "calls", "grid": "grid",
 }  # fmt: skip
-
-
-def exits(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as left:
-        main([str(argument) for argument in arguments])
-    assert isinstance(left.value.code, int)
-    return left.value.code
 
 
 @pytest.fixture(scope="module")
@@ -308,13 +301,8 @@ def test_every_kind_that_a_command_leaves_is_listed(made: Path) -> None:
 
 @pytest.fixture
 def address(made: Path) -> Iterator[str]:
-    server = Server(made, 0, None)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server.address
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(Server(made, 0, None)) as server:
+        yield server.address
 
 
 def test_ui_shows_every_kind_that_is_listed(made: Path, address: str) -> None:

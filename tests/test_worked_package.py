@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import threading
 import tomllib
 import urllib.request
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from canned import answering
+from command_line import exits
 from loadgen_sdk.dialects.server_account import NO_ACCOUNT, _reader, server_account
 from loadgen_sdk.probe.probe import _match_signs
 from plugin_packages import forgetting, install
@@ -32,7 +33,6 @@ from loadgen.core.workload.traces import read_trace
 from loadgen.interop import reader
 from loadgen.pricing.price_file import load_prices
 from loadgen.result_kinds import kind_of
-from loadgen.shell.app import main
 from loadgen.viewer.command import Server
 from loadgen.viewer.results_list import results_in
 
@@ -69,12 +69,6 @@ def acme(site: Path) -> Path:
     return site
 
 
-def ends(*typed: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(one) for one in typed])
-    return int(ended.value.code or 0)
-
-
 def test_the_page_shows_lines_of_the_package() -> None:
     for kind, name in (("toml", "pyproject.toml"), ("python", "acme_loadgen.py")):
         (shown,) = re.findall(rf"(?ms)^```{kind}\n(.*?)^```$", PAGE)
@@ -97,7 +91,7 @@ def _texts(row: Any) -> list[str]:
 
 def test_its_format_is_read_written_replayed_and_sent(acme: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "acme.json").write_text('{"acme_bench": 1, "ttft_s": 0.25, "requests": 7}')
-    assert ends("report", tmp_path) == OK
+    assert exits("report", tmp_path) == OK
     assert "Acme Bench" in capsys.readouterr().out
     found = reader.read_result(tmp_path / "acme.json")
     assert found.figures == {"ttft_ms.p50": 250.0, "requests.ok": 7.0} and found.counts.startswith("From sent.")
@@ -107,7 +101,7 @@ def test_its_format_is_read_written_replayed_and_sent(acme: Path, tmp_path: Path
     (tmp_path / "d.acme").write_text("hello\nworld\n")
     assert [row["prompt"] for _, row in placed(tmp_path / "d.acme")] == ["hello", "world"]
     (tmp_path / "acme.json").write_text('{"acme_bench": 1}')
-    assert ends("report", tmp_path) == USAGE
+    assert exits("report", tmp_path) == USAGE
     assert "plug-in acme-bench of acme-loadgen 1.0 failed: KeyError" in capsys.readouterr().err
 
 
@@ -115,10 +109,10 @@ def test_its_command_its_kind_and_its_prices(acme: Path, tmp_path: Path, capsys:
     folder = tmp_path / "results" / "s"
     folder.mkdir(parents=True)
     (folder / "soak.json").write_text('{"hours": 12}')
-    assert ends("brief", folder) == OK and capsys.readouterr().out == "It held for 12 hours.\n"
-    assert ends("report", folder) == SLO_MISSED
+    assert exits("brief", folder) == OK and capsys.readouterr().out == "It held for 12 hours.\n"
+    assert exits("report", folder) == SLO_MISSED
     assert [(one.name, one.kind, one.word) for one in results_in(folder.parent)] == [("s", "soak", "12 h")]
-    assert ends("--help") == OK and "brief       A result in one sentence." in capsys.readouterr().out
+    assert exits("--help") == OK and "brief       A result in one sentence." in capsys.readouterr().out
     (price,) = load_prices(Path("acme:eu")).entries
     assert price.provider == "Acme"
     with pytest.raises(UserError, match="sells nothing in 'us'"):
@@ -160,20 +154,20 @@ def test_a_run_with_its_backend_and_its_server(acme: Path, tmp_path: Path, capsy
     }  # fmt: skip
     assert load_summary((out / "summary.json").read_bytes()).figures["thinking_ms"].count == 3
     capsys.readouterr()
-    assert ends("export", out, "--as", "acme-bench") == OK
+    assert exits("export", out, "--as", "acme-bench") == OK
     assert json.loads(capsys.readouterr().out)["requests"] == 3
-    assert ends("doctor", "--help-all") == OK
+    assert exits("doctor", "--help-all") == OK
     assert "or generic. Of packages: acme." in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_backend_that_fails_at_its_start_is_not_our_bug(acme: Path, tmp_path: Path, capsys: Any) -> None:
-    assert ends("run", "qa", "--url", "acme:", *SMALL, "-o", tmp_path / "run") == USAGE
+    assert exits("run", "qa", "--url", "acme:", *SMALL, "-o", tmp_path / "run") == USAGE
     assert "plug-in acme of acme-loadgen 1.0 failed: RuntimeError: no model is named" in capsys.readouterr().err
 
 
 def test_one_that_fails_stops_nothing_and_doctor_names_it(site: Path, capsys: Any) -> None:
     installed(site, ROWS.replace("SERVER = Quirk(", "SERVER = dict("))
-    assert ends("doctor", "--url", "sim:gb300-vm", "--json") == OK
+    assert exits("doctor", "--url", "sim:gb300-vm", "--json") == OK
     told = capsys.readouterr()
     found = [one["found"] for one in json.loads(told.out)["findings"] if one["check"] == "plug-in"]
     assert len(found) == 7 and [words for words in found if "no Quirk" in words] == [
@@ -197,16 +191,11 @@ def test_a_page_of_results_loads_them_only_if_asked(acme: Path, tmp_path: Path) 
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "soak.json").write_text('{"hours": 30}')
     for asked in (False, True):
-        server = Server(tmp_path, 0, None, with_plugins=asked)
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            with urllib.request.urlopen(server.address) as answer:
-                assert (b"30 h" in answer.read()) is asked
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
+        with (
+            answering(Server(tmp_path, 0, None, with_plugins=asked)) as server,
+            urllib.request.urlopen(server.address) as answer,
+        ):
+            assert (b"30 h" in answer.read()) is asked
         assert ("acme_loadgen" in sys.modules) is asked
 
 

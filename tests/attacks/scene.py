@@ -13,6 +13,8 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
+import processes
+
 from loadgen.core import run_folder
 
 WAIT_S = 120.0
@@ -124,20 +126,16 @@ class Scene:
     def group(self) -> list[int]:
         """The processes of the group that still are."""
         assert self.process is not None
-        found = []
-        for entry in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = entry.read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[2]) == self.process.pid and fields[0] != "Z":
-                found.append(int(entry.parent.name))
-        return found
+        return [
+            pid
+            for pid, (state, _, group, *_) in processes.running().items()
+            if int(group) == self.process.pid and state != "Z"
+        ]
 
     def family(self) -> list[int]:
         """The command and its children, which may have a group of their own."""
         assert self.process is not None
-        return [self.process.pid, *children(self.process.pid)]
+        return [self.process.pid, *processes.children(self.process.pid)]
 
     def new(self) -> set[Path]:
         return {path for path in self.folder.rglob("*") if path.name not in SCENERY} - self.before
@@ -175,18 +173,6 @@ def unhurried(do: Callable[[Scene], object]) -> Callable[[Scene], object]:
         do(scene)
 
     return slowly
-
-
-def children(parent: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent:
-            found.append(int(entry.parent.name))
-    return found
 
 
 NOTHING, RECORDED, WHOLE, UNHARMED = "nothing", "what was recorded", "a whole result", "a whole result, all requests ok"

@@ -12,6 +12,7 @@ import numpy as np
 import places
 import pytest
 import runs
+from command_line import exits
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -32,7 +33,6 @@ from loadgen.present import junit, table
 from loadgen.present import markdown as as_markdown
 from loadgen.present import text as as_text
 from loadgen.repeated import registry
-from loadgen.shell.app import main
 
 EXAMPLE = places.DATA / "summary_example_rag_gpus.json"
 INSTANTS = (
@@ -67,13 +67,6 @@ def side(name: str, *found: NDArray[np.void], **changed: object) -> Side:
 def words(*sides: Side, **how: object) -> dict[str, str]:
     found = comparison.compare(sides, **how)  # type: ignore[arg-type]
     return {one.metric: one.word for one in found.differences}
-
-
-def exits(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    assert isinstance(left.value.code, int)
-    return left.value.code
 
 
 # -- words ---------------------------------------------------------------------------------------------------------

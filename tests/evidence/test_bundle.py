@@ -13,6 +13,7 @@ from pathlib import Path
 
 import places
 import pytest
+from command_line import exits
 
 from loadgen.core.errors import UserError
 from loadgen.core.results.record import SCHEMA_MINOR
@@ -20,7 +21,6 @@ from loadgen.evidence import archive, verify
 from loadgen.evidence.differences import compare
 from loadgen.evidence.text import report
 from loadgen.present import text as as_text
-from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
 
@@ -34,13 +34,6 @@ levels:
   - {name: steady, workload: qa, rate: "${RATE}/s", duration: 60s, must: [{errors: 5%}, {requests: 2/s}]}
 """
 PRICES = "currency: USD\nprices: [{name: ours, per: gpu-hour, price: 2.5, date: 2026-11-01, source: quote}]\n"
-
-
-def exits(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as left:
-        main([str(argument) for argument in arguments])
-    assert isinstance(left.value.code, int)
-    return left.value.code
 
 
 @pytest.fixture(scope="module")

@@ -7,18 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import exits
 from loadgen_sdk import Measurement
-
-from loadgen.shell.app import main
 
 MS = 1_000_000
 
 
 def report(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ending:
-        main(["report", *arguments])
-    assert isinstance(ending.value.code, int)
-    return ending.value.code
+    return exits("report", *arguments)
 
 
 def call(ttft_ms: int, labels: dict[str, str], **more: Any) -> str:

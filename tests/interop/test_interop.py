@@ -13,6 +13,7 @@ import places
 import pytest
 import runs
 import yaml
+from command_line import exits
 from hypothesis import given
 from hypothesis import strategies as st
 from queueing import fail, rows
@@ -31,7 +32,6 @@ from loadgen.mlperf import loadgen_log
 from loadgen.present import html as as_page
 from loadgen.present import text as as_text
 from loadgen.runs.export import as_csv, json_parts
-from loadgen.shell.app import main
 
 DATA = places.DATA / "rivals"
 FILES = {
@@ -44,13 +44,6 @@ FILES = {
     "genai_bench_concurrency.json": "genai-bench",
     "mlcommons_endpoints_result_summary.json": "mlcommons/endpoints",
 }
-
-
-def exits(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    assert isinstance(left.value.code, int)
-    return left.value.code
 
 
 @pytest.mark.parametrize(("name", "tool"), FILES.items())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from command_line import exits
 from msgspec import structs
 from servers import start
 
@@ -24,7 +25,6 @@ from loadgen.mlperf import result as mlperf
 from loadgen.mlperf import run as mlperf_run
 from loadgen.mlperf.loadgen_log import read_log
 from loadgen.repeated import capacity
-from loadgen.shell.app import main
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.commands
@@ -136,12 +136,6 @@ def test_no_result_there(tmp_path: Path) -> None:
         mlperf_run.read(tmp_path)
 
 
-def _exit(arguments: list[str]) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    return int(caught.value.code or 0)
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -155,7 +149,7 @@ def _exit(arguments: list[str]) -> int:
 def test_wrong_usage_is_told(
     flags: list[str], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _exit(["mlperf", *flags, "--url", "sim:gb200-vm", "--out", str(tmp_path / "o")]) == 2
+    assert exits("mlperf", *flags, "--url", "sim:gb200-vm", "--out", str(tmp_path / "o")) == 2
     told = capsys.readouterr().err
     assert all(word in told for word in words)
 
@@ -163,16 +157,16 @@ def test_wrong_usage_is_told(
 def test_the_command_prints_the_verdict_and_the_disclosure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--target-qps", "40", "--min-duration", "20", "--dataset", str(_small_data(tmp_path, 800))]
     flags += ["--url", "sim:gb200-vm", "--out", str(tmp_path / "o"), "--gpus", "4"]
-    assert _exit(["mlperf", "server", "-b", "llama2-70b", *flags]) == 0
+    assert exits("mlperf", "server", "-b", "llama2-70b", *flags) == 0
     out = capsys.readouterr().out
     assert out.startswith("SIMULATED")
     assert "VALID" in out
     assert "not verified by MLCommons" in " ".join(out.split())
-    assert _exit(["mlperf", "verdict", str(tmp_path / "o")]) == 0
+    assert exits("mlperf", "verdict", str(tmp_path / "o")) == 0
     assert capsys.readouterr().out == out
     stored = msgspec.structs.replace(mlperf_run.read(tmp_path / "o"), tokens=1)
     (tmp_path / "o" / mlperf_run.RESULT).write_bytes(msgspec.json.encode(stored))
-    assert _exit(["mlperf", "verdict", str(tmp_path / "o")]) == 3
+    assert exits("mlperf", "verdict", str(tmp_path / "o")) == 3
     assert "one of the two was changed" in capsys.readouterr().err
 
 
@@ -183,9 +177,9 @@ def test_the_page_of_a_run_says_what_its_text_says(
     """Unofficial, the verdict, early stopping, and the same tokens/s in all three: verdict, report, page."""
     flags = ["--target-qps", "40", "--min-duration", "20", "--dataset", str(_small_data(tmp_path, 800))]
     flags += ["--url", "sim:gb200-vm", "--out", str(tmp_path / "o"), "--gpus", "4"]
-    assert _exit(["mlperf", scenario, "-b", "llama2-70b", *flags]) == 0
+    assert exits("mlperf", scenario, "-b", "llama2-70b", *flags) == 0
     told = capsys.readouterr().out
-    assert _exit(["report", str(tmp_path / "o")]) == 0
+    assert exits("report", str(tmp_path / "o")) == 0
     reported = capsys.readouterr().out  # parts of the rack stand in the run's own text there
     assert set(told.partition("MLPerf-style result, unofficial")[2].splitlines()) <= set(reported.splitlines())
     assert told.splitlines()[-1] in reported.splitlines() and "VALID" not in reported.splitlines()[-1]
@@ -206,7 +200,7 @@ def test_the_page_of_a_run_says_what_its_text_says(
 def test_offline_without_a_rate_measures_one_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The query is sized by a trial pass, so that it is long enough and not many times so."""
     flags = ["--min-duration", "1m", "--dataset", str(_small_data(tmp_path, 800)), "--url", "sim:gb200-vm"]
-    assert _exit(["mlperf", "offline", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")]) == 0
+    assert exits("mlperf", "offline", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")) == 0
     told = capsys.readouterr()
     assert "one pass of the data set first" in told.err
     result = mlperf_run.read(tmp_path / "o")
@@ -218,7 +212,7 @@ def test_offline_without_a_rate_measures_one_first(tmp_path: Path, capsys: pytes
 def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--min-duration", "6", "--dataset", str(_small_data(tmp_path, 50)), "--url", "sim:gb200-vm"]
     flags += ["--find-peak", "--target-qps", "150"]
-    assert _exit(["mlperf", "interactive", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")]) == 0
+    assert exits("mlperf", "interactive", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")) == 0
     found = capacity.load_capacity((tmp_path / "o" / capacity.FILE).read_bytes())
     result = mlperf_run.read(tmp_path / "o")
     assert found.low_per_s is not None and found.high_per_s is not None
@@ -228,17 +222,17 @@ def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert result.target_qps == pytest.approx(found.rate_per_s, rel=0.1)
     capsys.readouterr()
     again = ["mlperf", "interactive", "-b", "llama2-70b", *flags, "--resume", str(tmp_path / "o"), "--json"]
-    assert _exit(again) == 0  # nothing is left to ask
+    assert exits(*again) == 0  # nothing is left to ask
     assert json.loads(capsys.readouterr().out)["target_qps"] == result.target_qps
-    assert _exit(["mlperf", "interactive", "--resume", str(tmp_path / "o"), "--json"]) == 0, "without its flags"
+    assert exits("mlperf", "interactive", "--resume", str(tmp_path / "o"), "--json") == 0, "without its flags"
     assert json.loads(capsys.readouterr().out)["target_qps"] == result.target_qps
-    assert _exit(["mlperf", "server", "--resume", str(tmp_path / "o")]) == 2
+    assert exits("mlperf", "server", "--resume", str(tmp_path / "o")) == 2
     assert "it was: loadgen mlperf interactive" in capsys.readouterr().err
-    assert _exit(["mlperf", "server", "--target-qps", "1"]) == 2
+    assert exits("mlperf", "server", "--target-qps", "1") == 2
     assert "which benchmark?" in capsys.readouterr().err
-    assert _exit(["mlperf", "server", "-b", "llama2-70b", *flags, "--resume", str(tmp_path / "o")]) == 2
+    assert exits("mlperf", "server", "-b", "llama2-70b", *flags, "--resume", str(tmp_path / "o")) == 2
     assert "another search was begun here" in capsys.readouterr().err
-    assert _exit(["report", str(tmp_path / "o")]) in (0, 1)
+    assert exits("report", str(tmp_path / "o")) in (0, 1)
     told, page = capsys.readouterr().out, (tmp_path / "o" / "report.html").read_text()
     rate = f"{result.completed_tokens_per_s:,.0f}"
     assert f"{rate} output tokens/s until the last-issued query ended" in " ".join(told.split())
@@ -249,20 +243,20 @@ def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_search_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--slo", "tpot:40ms", "--percentile", "95", "--low", "60", "--high", "240", "--duration", "20s"]
     flags += ["--precision", "0.1", "--seed", "5", "--url", "sim:gb200-vm", "--out", str(tmp_path)]
-    code = _exit(["search", "qa", *flags])
+    code = exits("search", "qa", *flags)
     out = capsys.readouterr().out
     assert out.startswith("SIMULATED")
     assert code == 0
     assert "Held once" in out
     told = (tmp_path / "probes.jsonl").read_bytes()
-    assert _exit(["search", "qa", *flags[:-2], "--resume", str(tmp_path)]) == 0
+    assert exits("search", "qa", *flags[:-2], "--resume", str(tmp_path)) == 0
     assert (tmp_path / "probes.jsonl").read_bytes() == told  # nothing was left to ask
 
 
 @pytest.mark.parametrize("seed", ["1", "6595476841533595"])  # with the second, a trial ends after 9 requests
 def test_an_slo_that_no_rate_meets_says_so(seed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--slo", "ttft:1ms", "--low", "1", "--high", "2", "--start", "1", "--duration", "20s", "--seed", seed]
-    assert _exit(["search", "qa", *flags, "--url", "sim:gb200-vm", "--out", str(tmp_path)]) == 1
+    assert exits("search", "qa", *flags, "--url", "sim:gb200-vm", "--out", str(tmp_path)) == 1
     assert "no load holds" in capsys.readouterr().out
 
 
@@ -283,7 +277,7 @@ def test_a_search_that_finds_no_endpoint_leaves_nothing(tmp_path: Path, capsys: 
         ["search", "qa", "--slo", "ttft:1s"],
         ["sweep", "qa", "-c", "1,2"],
     ):
-        assert _exit([*command, *dead]) == 3
+        assert exits(*command, *dead) == 3
         assert "nothing listens" in capsys.readouterr().err
         assert [one.name for one in tmp_path.iterdir()] == ["set.jsonl"]
 
@@ -295,12 +289,12 @@ def test_several_endpoints_are_one_system(tmp_path: Path, capsys: pytest.Capture
     with start(QUICK) as one, start(QUICK) as two:
         urls = ["--url", one.url, "--url", two.url, "--server-metrics", "off", "--energy", "off"]
         served = [*flags, *urls, "--workers", "2", "--target-qps", "60", "--out", str(tmp_path / "s")]
-        code = _exit(["mlperf", "server", *served])
+        code = exits("mlperf", "server", *served)
         told = capsys.readouterr()
         offline = [*flags, *urls, "--target-qps", "60", "-c", "3", "--out", str(tmp_path / "f")]
-        assert _exit(["mlperf", "offline", *offline]) in (0, 3)
+        assert exits("mlperf", "offline", *offline) in (0, 3)
         assert "6 in flight" in capsys.readouterr().err  # three per target
-        assert _exit(["mlperf", "server", *served, "--harness", "loadgen"]) == 2
+        assert exits("mlperf", "server", *served, "--harness", "loadgen") == 2
         refused = capsys.readouterr().err
     assert code in (1, 3)  # 80 queries are too few for early stopping; on a busy host the sender was late besides
     result = mlperf_run.read(tmp_path / "s")

@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from command_line import exits
 from refusals import refused
 
 from loadgen.core.errors import UserError
@@ -22,7 +23,6 @@ from loadgen.core.workload.loading import given
 from loadgen.pricing.budget import Budget
 from loadgen.pricing.price_file import load_prices
 from loadgen.runs.show import Show
-from loadgen.shell import app as cli
 
 PRICES = """\
 currency: USD
@@ -41,13 +41,6 @@ def prices(tmp_path: Path) -> Path:
 
 def target(**facts: object) -> tuple[TargetFacts, ...]:
     return (TargetFacts(**{"url": "http://h", "server": "vllm", "model": "m"} | facts),)  # type: ignore[arg-type]
-
-
-def ends(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        cli.main(arguments)
-    assert isinstance(left.value.code, int)
-    return left.value.code
 
 
 @pytest.mark.parametrize(
@@ -99,17 +92,17 @@ def test_a_run_over_the_limit_does_not_start(prices: Path, capsys: pytest.Captur
     out = prices.parent / "out"
     load = ("run", "--isl", "20", "--osl", "5", "-c", "2", "-d", "1h", "-o", str(out))
     paid = (*load, "--gpus", "4", "--shape", "four", "--prices", str(prices))
-    assert ends(*paid, "--max-cost", "30") == 2
+    assert exits(*paid, "--max-cost", "30") == 2
     told = capsys.readouterr().err
     assert "expected: about" not in told and "this run will cost about 36.00 USD" in told and not out.exists()
-    assert ends(*paid, "--dry-run") == 0
+    assert exits(*paid, "--dry-run") == 0
     assert "cost: about 36.00 USD" in capsys.readouterr().out
     by_token = (*load, "-m", "m", "--prices", str(prices), "--dry-run")
-    assert ends(*by_token) == 0
+    assert exits(*by_token) == 0
     assert "cost: known once the target was probed" in capsys.readouterr().out
-    assert ends(*paid[:5], "--request-rate", "2", *paid[7:], "--dry-run") == 0
+    assert exits(*paid[:5], "--request-rate", "2", *paid[7:], "--dry-run") == 0
     assert "cost: about 36.00 USD" in capsys.readouterr().out
-    assert ends(*load, "--max-cost", "30") == 2
+    assert exits(*load, "--max-cost", "30") == 2
     assert "add --prices FILE" in capsys.readouterr().err
 
 
@@ -126,16 +119,16 @@ def test_the_limit_is_on_all_runs_of_a_command_and_before_the_first(
     out = prices.parent / "out"
     load = (*command, "--isl", "20", "--osl", "5", "--gpus", "4", "--shape", "four", "--prices", str(prices))
     each_fits = (*load, "--max-cost", "40", "-o", str(out), "--url", "http://127.0.0.1:9")
-    assert ends(*each_fits) == 2
+    assert exits(*each_fits) == 2
     assert whole in capsys.readouterr().err and not out.exists()
 
 
 def test_a_dry_run_over_the_limit_says_so(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load = ("sweep", "--request-rate", "1,2", "-d", "1h", "--isl", "20", "--osl", "5", "--gpus", "4", "--shape", "four")
     paid = (*load, "--prices", str(prices), "--dry-run", "--max-cost")
-    assert ends(*paid, "73") == 0
+    assert exits(*paid, "73") == 0
     assert "cost of all 2 runs: about 72.00 USD" in capsys.readouterr().out
-    assert ends(*paid, "71") == 2
+    assert exits(*paid, "71") == 2
 
 
 def test_virtual_time_costs_nothing_dry_or_not(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +151,7 @@ def test_virtual_time_costs_nothing_dry_or_not(prices: Path, capsys: pytest.Capt
     )
     paid = (*load, "--gpus", "4", "--shape", "four", "--prices", str(prices), "--max-cost", "0.1", "-o", str(out))
     for more in (("--dry-run",), ()):
-        assert ends(*paid, *more) in (0, 3)
+        assert exits(*paid, *more) in (0, 3)
         assert "0.36 USD on a real server" in "".join(capsys.readouterr())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,7 +10,8 @@ import numpy as np
 import pytest
 import run_page
 import runs
-from browser import Browser, find
+from browser import Browser
+from command_line import exits
 from queueing import fail, rows
 
 from loadgen.core.followers.compactor_process import Compactor
@@ -36,7 +36,6 @@ from loadgen.runs import (
 )
 from loadgen.runs import text as words
 from loadgen.runs.rates import headline
-from loadgen.shell.app import main
 
 S = 1_000_000_000
 
@@ -52,13 +51,6 @@ def page_of(folder: Path) -> str:
 def summary_of(found: np.ndarray, **changed: object) -> Summary:
     gaps, timeline = runs.gaps_of(found)
     return summarize(runs.header("r", len(found), **changed), found, [gaps], [timeline])
-
-
-def exits(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    assert isinstance(left.value.code, int)
-    return left.value.code
 
 
 # -- words ---------------------------------------------------------------------------------------------------------
@@ -339,14 +331,6 @@ def test_records_that_are_damaged_and_runs_that_are_mixed_get_a_sentence(
 
 
 # -- in a browser --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if find() is None:
-        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    with Browser() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

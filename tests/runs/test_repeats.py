@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import runs
+from command_line import exits
 from queueing import rows
 
 from loadgen.contracts import run as validation
@@ -28,18 +29,10 @@ from loadgen.runs import repeats_sections
 from loadgen.runs.levels import curve
 from loadgen.runs.repetition import repeat
 from loadgen.shell import repetition as flags
-from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
 
 SIM = ("--url", "sim:gb300-vm", "--request-rate", "20", "--duration", "30s")
-
-
-def exits(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    assert isinstance(left.value.code, int)
-    return left.value.code
 
 
 def summaries(*seeds: int, by: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[Summary]:

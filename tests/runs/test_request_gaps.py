@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from command_line import exits
 from refusals import refused
 from runs import NO_PAGES
 from servers import log, shared
@@ -27,7 +28,6 @@ from loadgen.core.workload import load, read_flags
 from loadgen.interop import aiperf_records, export, reader
 from loadgen.runs import request_gaps
 from loadgen.runs.request_gaps import Gaps
-from loadgen.shell.app import main
 from loadgen.sim.server.options import Options
 
 TALKS = """requests:
@@ -42,12 +42,6 @@ def ran(folder: Path, text: str, url: str, keep: str = "gaps", workers: int = 1,
     one = load(str(folder / "w.yaml"), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
     settings: dict[str, Any] = {} if url.startswith("sim:") else {"model": "sim", "server": "trtllm"} | NO_PAGES
     return execute(one, Settings(url=url, keep=keep, workers=workers, out=folder / keep, **settings))[1]  # type: ignore[arg-type]
-
-
-def exits(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([*map(str, arguments)])
-    return int(ended.value.code or 0)
 
 
 def agree(folder: Path) -> Gaps:

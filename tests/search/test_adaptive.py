@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import msgspec
 import numpy as np
 import pytest
+from command_line import exits
 from runs import NO_PAGES
 
 from loadgen.core.execution import run, steering
@@ -31,7 +32,6 @@ from loadgen.result_kinds import opened
 from loadgen.search import adaptive_run, adaptive_text
 from loadgen.search.adaptive import Adaptive, StoredAdaptive, exit_code
 from loadgen.search.watch import Goal
-from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
 
@@ -42,17 +42,11 @@ SIM = (
 )  # fmt: skip
 
 
-def ends(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    return int(ended.value.code or 0)
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """An adaptive run in virtual time, and its exit code."""
     folder = tmp_path_factory.mktemp("adaptive") / "run"
-    return folder, ends(*SIM, "--start", "4", "--seed", "2", "-d", "120", "-o", str(folder))
+    return folder, exits(*SIM, "--start", "4", "--seed", "2", "-d", "120", "-o", str(folder))
 
 
 def stored(folder: Path) -> StoredAdaptive:
@@ -97,10 +91,10 @@ def test_a_report_makes_the_steps_again_from_the_records(
     folder, _ = found
     kept = (folder / adaptive_run.FILE).read_bytes()
     capsysbinary.readouterr()
-    assert ends("report", str(folder), "--json") == 0
+    assert exits("report", str(folder), "--json") == 0
     assert capsysbinary.readouterr().out == kept
     page = tmp_path / "page.html"
-    assert ends("report", str(folder), "--html", str(page)) == 0
+    assert exits("report", str(folder), "--html", str(page)) == 0
     printed = capsysbinary.readouterr().out.decode()
     steady = f"{stored(folder).answer.steady:.4g}/s was sustained for 2 min 00 s"
     assert steady in printed and steady in page.read_text()
@@ -112,7 +106,7 @@ def test_a_search_in_one_run_that_was_stopped_gives_no_capacity_anywhere(
     killed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "results" / "one"
-    assert ends(*SIM, "--start", "4", "--seed", "2", "--max-time", "60s", "-o", str(folder)) == 3
+    assert exits(*SIM, "--start", "4", "--seed", "2", "--max-time", "60s", "-o", str(folder)) == 3
     held = load_capacity((folder / "capacity.json").read_bytes())
     assert (held.state, held.rate_per_s) == ("stopped", 0)
     assert held.go_on.startswith("loadgen search qa --continuous") and str(folder) not in held.go_on
@@ -121,17 +115,17 @@ def test_a_search_in_one_run_that_was_stopped_gives_no_capacity_anywhere(
         for name in ("capacity.json", "adaptive.json", "summary.json", "SHA256SUMS"):
             (folder / name).unlink()
     capsys.readouterr()
-    assert ends("report", str(folder)) == 3
+    assert exits("report", str(folder)) == 3
     printed = capsys.readouterr().out
     assert "No load was shown to be sustained" in printed
     assert killed or "Begin again with" in printed
     size = ("size", "qa", str(folder), "--users", "5000", "--gpus", "4", "--accept-sample-prices")
     for command in (("compare", str(folder), str(folder)), ("cost", str(folder), "--accept-sample-prices"), size):
-        assert ends(*command) == 3
+        assert exits(*command) == 3
         error = capsys.readouterr().err
         assert "stopped before it had sustained a load" in error
         assert "begin again with: loadgen search qa --continuous" in error
-    assert ends("report", str(folder.parent)) == 0
+    assert exits("report", str(folder.parent)) == 0
     listed = capsys.readouterr().out
     assert "stopped, no load was shown to hold" in listed and "VALID" not in listed
 
@@ -140,10 +134,10 @@ def test_a_search_in_one_run_is_listed_and_compared_by_its_capacity(
     found: tuple[Path, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, _ = found
-    assert ends("compare", str(folder), str(folder)) == 0
+    assert exits("compare", str(folder), str(folder)) == 0
     rate = f"{stored(folder).answer.steady:.4g} requests/s, sustained"
     assert f"the run of the search at its capacity, {rate}" in " ".join(capsys.readouterr().out.split())
-    assert ends("report", str(folder.parent)) == 0
+    assert exits("report", str(folder.parent)) == 0
     assert rate in capsys.readouterr().out
     assert opened(folder).headline == adaptive_text.sentence(stored(folder))
 
@@ -184,7 +178,7 @@ def test_the_records_give_the_decisions_that_were_made(tmp_path: Path) -> None:
 
 def test_lanes_of_a_closed_loop(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    code = ends(
+    code = exits(
         "search", "qa", "--continuous", "--url", "sim:h100x8", "--seed", "1", "--over", "concurrency",
         "--start", "2", "--isl", "2000", "--osl", "10",
         "--slo", "ttft:300ms:p90", "--slo", "tpot:200ms:p90", "--window", "10", "-d", "30", "--progress", "off",
@@ -345,7 +339,7 @@ def test_an_interrupted_run_says_what_it_knew(tmp_path: Path) -> None:
 def test_a_rule_that_is_broken_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     stop = ("--stop-when", "ttft:p50:150ms")
-    assert ends(*SIM, *stop, "--start", "16", "--seed", "2", "-d", "120", "-o", str(folder)) != 0
+    assert exits(*SIM, *stop, "--start", "16", "--seed", "2", "-d", "120", "-o", str(folder)) != 0
     assert store.read_run(folder).header.state == "stopped"
     assert stored(folder).answer.reason == "stopped"
     assert "--stop-when" in capsys.readouterr().out
@@ -368,16 +362,16 @@ def test_a_rule_that_is_broken_ends_it(tmp_path: Path, capsys: pytest.CaptureFix
 def test_what_an_adaptive_run_cannot_have_is_said(
     typed: tuple[str, ...], where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ends(*SIM, *typed) == 2
+    assert exits(*SIM, *typed) == 2
     error = capsys.readouterr().err
     assert f"--> {where}" in error and "hint:" in error
 
 
 def test_conversations_and_loads_without_an_slo_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ends("search", "agentic", "--continuous", "--url", "sim:gb300-vm", "--slo", "ttft:2s") == 2
+    assert exits("search", "agentic", "--continuous", "--url", "sim:gb300-vm", "--slo", "ttft:2s") == 2
     assert "conversations" in capsys.readouterr().err
     for flag in (("--window", "10s"), ("--strict",), ("--dry-run",), ("--junit", "x.xml"), ("--github",)):
-        assert ends("search", "qa", *flag) == 2
+        assert exits("search", "qa", *flag) == 2
         error = capsys.readouterr().err
         assert f"--> {flag[0]}" in error and "--continuous" in error
 
@@ -387,13 +381,13 @@ def test_a_continuous_search_serves_builds_as_a_run_does(
 ) -> None:
     out = tmp_path / "run"
     short = (*SIM, "--start", "4", "--seed", "2", "-d", "20", "--max-time", "60s", "-o", str(out))
-    assert ends(*short, "--dry-run") == 0 and not out.exists()
+    assert exits(*short, "--dry-run") == 0 and not out.exists()
     assert "from 4/s up" in capsys.readouterr().out
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    assert ends(*short, "--github") == 2 and not out.exists()
+    assert exits(*short, "--github") == 2 and not out.exists()
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "page.md"))
-    code = ends(*short, "--strict", "--junit", str(tmp_path / "j.xml"), "--github")
-    assert (code, ends("report", str(out), "--strict", "--no-html")) == (code, code)
+    code = exits(*short, "--strict", "--junit", str(tmp_path / "j.xml"), "--github")
+    assert (code, exits("report", str(out), "--strict", "--no-html")) == (code, code)
     cases = ElementTree.parse(tmp_path / "j.xml").getroot().iter("testcase")
     said = {case.attrib["name"]: {child.tag for child in case} & {"error", "failure", "skipped"} for case in cases}
     assert "the measurement is valid" in said
@@ -443,12 +437,12 @@ def test_machines_and_cost_are_by_the_load_that_was_sustained(
     summary = load_summary((folder / "summary.json").read_bytes())
     assert shown.output_tokens_per_s == summary.tokens.steady_output_per_s
     where = ("--gpus", "4", "--users", "5000", "-o", str(folder.parent / "sized"))
-    assert ends("size", summary.run.workload, str(folder), *where) == 0
+    assert exits("size", summary.run.workload, str(folder), *where) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "capacity by search" in text
     assert "LOWER BOUND" not in text
-    assert ends("report", str(folder.parent)) == 0
-    assert ends("report", str(folder)) == 0
+    assert exits("report", str(folder.parent)) == 0
+    assert exits("report", str(folder)) == 0
 
 
 def test_the_plan_is_in_the_header(found: tuple[Path, int]) -> None:

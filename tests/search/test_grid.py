@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from command_line import exits
 
 from loadgen.core.errors import UserError
 from loadgen.present import html as as_page
@@ -18,16 +19,8 @@ from loadgen.present import text as as_text
 from loadgen.runs.levels import SweepCurve, SweepLevel
 from loadgen.search import grid, grid_kind, grid_text, sweep_run
 from loadgen.search.grid import CellCurve, GridCell, GridResult
-from loadgen.shell.app import main
 
 LOAD = ("sweep", "qa", "--url", "sim:gb300-vm", "-c", "1,4", "-n", "40", "--gpus", "4", "--warmup", "0")
-
-
-def exits(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as left:
-        main([str(argument) for argument in arguments])
-    assert isinstance(left.value.code, int)
-    return left.value.code
 
 
 def test_cells_are_every_pair_for_every_target() -> None:

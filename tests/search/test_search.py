@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import places
 import pytest
+from command_line import exits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -448,7 +449,7 @@ def test_a_trial_is_judged_as_its_run_is(
 
     folder = tmp_path / "search"
     asked = ["search", workload, "--url", "sim:gb300-vm", *slo, "-d", "20s", "--start", "16", "--seed", "3", "--json"]
-    exit_code([*asked, "--max-probes", "5", "-o", str(folder)])
+    exits(*asked, "--max-probes", "5", "-o", str(folder))
     trials_of_it = experiment.told(folder)
     summaries = {trial.folder: run_folder.kept_summary(folder / trial.folder) for trial in trials_of_it}
     full = [trial for trial in trials_of_it if not trial.early]
@@ -643,12 +644,6 @@ def test_a_search_is_taken_up_without_its_flags(tmp_path: Path, capsys: pytest.C
     command = ["search", "qa", "--url", "sim:gb300-vm", "-d", "20s", "--slo", "ttft:400ms:p95", "--seed", "3"]
     command += ["--start", "100", "--precision", "20%"]
 
-    def exits(*arguments: str) -> int:
-        with pytest.raises(SystemExit) as left:
-            main(arguments)
-        assert isinstance(left.value.code, int)
-        return left.value.code
-
     assert exits(*command, "--max-probes", "2", "-o", folder) == 3
     told = capsys.readouterr().err
     assert f"go on with: loadgen search --resume {shlex.quote(folder)} --max-probes N" in told
@@ -687,9 +682,9 @@ def test_what_is_sent_otherwise_is_another_experiment(
     """Runs of two kinds of requests in one folder would be read as one load, and none of them says so."""
     name, *options = command
     common = (name, "qa", "--url", "sim:h100x8", *options, "-d", "10s", "-o", str(tmp_path / "c"))
-    exit_code(common)
+    exits(*common)
     capsys.readouterr()
-    assert exit_code([*common, *added]) == 2
+    assert exits(*common, *added) == 2
     assert said in " ".join(capsys.readouterr().err.split())
 
 
@@ -702,13 +697,13 @@ def test_a_search_on_a_simulated_target_begins_where_its_preset_is_full(tmp_path
     """The answer lies between the first two loads, and few trials are needed after them."""
     folder = tmp_path / "s"
     asked = ["search", "qa", "--url", "sim:gb300-vm", "-d", "60s", "--slo", "ttft:2s:p95", "--seed", "3"]
-    assert exit_code([*asked, "--out", str(folder)]) == 0
+    assert exits(*asked, "--out", str(folder)) == 0
     first, second, *others = experiment.told(folder)
     assert {first.outcome, second.outcome} == {"under", "over"}
     assert len(others) <= 9
     loads = sorted((first.ask.load, second.ask.load))
     assert loads[1] / loads[0] == pytest.approx(load_search.NEAR)
-    assert exit_code([*asked, "--start", "100", "--max-probes", "1", "--out", str(tmp_path / "t")]) == 3
+    assert exits(*asked, "--start", "100", "--max-probes", "1", "--out", str(tmp_path / "t")) == 3
     assert experiment.told(tmp_path / "t")[0].ask.load == 100, "what is asked for stands"
 
 
@@ -751,13 +746,6 @@ def test_the_report_of_a_search_that_was_killed_says_how_to_go_on(
     assert f"search --resume {folder}" in capsys.readouterr().out
 
 
-def exit_code(arguments: list[str]) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    assert isinstance(left.value.code, int)
-    return left.value.code
-
-
 PLAIN = (places.DATA / "oracle" / "open.yaml").read_text()
 
 
@@ -768,7 +756,7 @@ def test_a_load_that_the_client_did_not_offer_is_no_evidence_unless_it_missed(
     monkeypatch.chdir(tmp_path)
     Path("capped.yaml").write_text(PLAIN + "max_in_flight: 4\n")
     asked = ["search", "capped.yaml", "--url", "sim:gb300-vm", "--slo", f"e2e:{limit}:p90", "-d", "10s", "--seed", "1"]
-    assert exit_code([*asked, "--low", "10", "--high", "40", "--max-probes", "1", "--out", "c"]) == 3
+    assert exits(*asked, "--low", "10", "--high", "40", "--max-probes", "1", "--out", "c") == 3
     assert [trial.outcome for trial in experiment.told(Path("c"))] == outcomes  # of valid ones
     assert ("dropped at a cap" in " ".join(capsys.readouterr().out.split())) is (not outcomes)
 
@@ -783,7 +771,7 @@ def test_a_stopped_search_sizes_no_machines(
     monkeypatch.chdir(tmp_path)
     Path("plain.yaml").write_text(PLAIN)
     base = ["search", "plain.yaml", "--url", "sim:gb300-vm", "--slo", "tpot:20.6ms:p90", "-d", "10s", "--seed", "1"]
-    assert exit_code([*base, *limit, "--gpus", "4", "--out", "c"]) == 3
+    assert exits(*base, *limit, "--gpus", "4", "--out", "c") == 3
     said = capsys.readouterr()
     stored = json.loads(Path("c/capacity.json").read_bytes())
     assert (stored["state"], stored["lower_bound"], stored["low_per_s"]) == ("stopped", True, None)
@@ -792,11 +780,11 @@ def test_a_stopped_search_sizes_no_machines(
         ["size", "rag", "c", "--users", "5000"],
         ["cost", "c", "--accept-sample-prices", "--price", "c=bedrock-llama-2-70b"],
     ):
-        assert exit_code(call) == 3, call
+        assert exits(*call) == 3, call
         said = capsys.readouterr()
         assert said.out == "" and "--resume c" in said.err, call
     for call in (["report", "c"], ["compare", "c", "c"]):  # what they say can be typed as it stands
-        assert exit_code(call) == 3, call
+        assert exits(*call) == 3, call
         said = capsys.readouterr()
         assert stored["go_on"] in " ".join((said.out + said.err).split()), call
 
@@ -823,7 +811,7 @@ def test_a_search_killed_in_its_first_trial_is_told_as_stopped_by_every_command(
     assert not Path("c", "search.json").exists()
     for call in (["cost", "c", "--accept-sample-prices"], ["size", "qa", "c", "--users", "10"], ["compare", "c", "c"]):
         capsys.readouterr()
-        assert exit_code(call) == 3, call
+        assert exits(*call) == 3, call
         assert "--resume c" in capsys.readouterr().err, call
 
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import runs
 from browser import Browser, find
+from command_line import exits
 from hypothesis import given
 from hypothesis import strategies as st
 from queueing import rows
@@ -35,17 +36,9 @@ from loadgen.runs.levels import SweepLevel
 from loadgen.search import experiment, sweep
 from loadgen.search.load_search import NextTrial, TrialResult
 from loadgen.search.watch import Outcome
-from loadgen.shell.app import main
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.commands
-
-
-def exits(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    assert isinstance(left.value.code, int)
-    return left.value.code
 
 
 # -- the grid ------------------------------------------------------------------------------------------------------

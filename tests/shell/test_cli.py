@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import exits
 
 from loadgen.core.errors import OK, USAGE
 from loadgen.core.execution.events import Counters
@@ -19,16 +20,9 @@ from loadgen.core.execution.plan import Settings
 from loadgen.core.workload.loading import packaged
 from loadgen.runs.command import next_step
 from loadgen.runs.progress import Progress, Steps, step_words, words
-from loadgen.shell import app as cli
 from loadgen.shell import completion, parsing
 from loadgen.shell.options import PACKAGED
 from loadgen.shell.run_options import COMMAND_OPTIONS, PANELS
-
-
-def ends(arguments: list[str]) -> int:
-    with pytest.raises(SystemExit) as ending:
-        cli.main(arguments)
-    return int(ending.value.code or 0)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +37,7 @@ def ends(arguments: list[str]) -> int:
     ],
 )
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert ends(arguments) == USAGE
+    assert exits(*arguments) == USAGE
     said = capsys.readouterr().err
     assert "bug" not in said and "Traceback" not in said and said
 
@@ -93,7 +87,7 @@ def test_wrong_usage_is_a_fault_like_every_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a run makes its folder before it looks at the URL
-    assert ends(arguments) == USAGE
+    assert exits(*arguments) == USAGE
     said = capsys.readouterr().err
     first, place, last = said.splitlines()
     assert first.startswith("error: ") and what in first
@@ -102,18 +96,18 @@ def test_wrong_usage_is_a_fault_like_every_other(
 
 
 def test_all_faults_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    ends(["run", "qa", "--slo", "ttft:2x", "--server", "unknown", "--workers", "0", "--extra-body", "[1]"])
+    exits("run", "qa", "--slo", "ttft:2x", "--server", "unknown", "--workers", "0", "--extra-body", "[1]")
     said = capsys.readouterr().err
     for flag in ("--slo ttft:2x", "--server unknown", "--workers 0", "--extra-body"):
         assert flag in said
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ends(["--help"]) == OK
+    assert exits("--help") == OK
     assert "run" in capsys.readouterr().out
-    assert ends(["--version"]) == OK
+    assert exits("--version") == OK
     assert capsys.readouterr().out.startswith("loadgen ")
-    assert ends(["run", "--help"]) == OK
+    assert exits("run", "--help") == OK
     text = capsys.readouterr().out
     for flag in ("--url", "--request-rate", "--concurrency", "--slo", "--json", "--dry-run", "--help-all"):
         assert flag in text
@@ -148,7 +142,7 @@ def test_one_endpoint_is_not_silently_chosen_of_two() -> None:
 
 
 def test_dry_run_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ends(["run", "rag", "--dry-run", "--url", "http://127.0.0.1:9", "--seed", "1"]) == OK
+    assert exits("run", "rag", "--dry-run", "--url", "http://127.0.0.1:9", "--seed", "1") == OK
     text = capsys.readouterr().out
     assert "220 requests" in text and "1,302" in text
 
@@ -167,7 +161,7 @@ def test_progress_as_json_says_which_step_of_how_many(tmp_path: Path, capsys: py
         "-o",
         str(tmp_path / "s"),
     ]
-    assert ends([*command, "--progress", "json"]) == 0
+    assert exits(*command, "--progress", "json") == 0
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
     assert [list(line) for line in lines] == [["step"], ["finished"], ["step"], ["finished"]]
     assert [(line["step"]["name"], line["step"]["step"], line["step"]["of"]) for line in lines[::2]] == [
@@ -175,10 +169,10 @@ def test_progress_as_json_says_which_step_of_how_many(tmp_path: Path, capsys: py
     ]  # fmt: skip
     assert lines[1]["finished"]["valid"] and lines[1]["finished"]["ttft_p50_ms"] > 0
     search = ["search", "qa", "--url", "sim:gb300-vm", "-d", "20s", "--low", "20", "--high", "30", "--precision", "0.2"]
-    assert ends([*search, "-o", str(tmp_path / "p")]) == 0
+    assert exits(*search, "-o", str(tmp_path / "p")) == 0
     told = capsys.readouterr().err
     assert re.search(r"trial 1: .*: 2 of about \d+", told)
-    assert ends([*command[:-1], str(tmp_path / "off"), "--progress", "off"]) == 0
+    assert exits(*command[:-1], str(tmp_path / "off"), "--progress", "off") == 0
     assert "1 of 2" not in capsys.readouterr().err
 
 
@@ -233,7 +227,7 @@ def helps(path: tuple[str, ...] = (), columns: int = 60) -> Iterator[tuple[tuple
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(columns))
-        assert ends(command) == OK
+        assert exits(*command) == OK
     text = out.getvalue()
     yield path, text
     listed = text.partition("\nCommands:\n" if path else "\nStart:\n")[2]
@@ -271,7 +265,7 @@ def test_a_help_has_panels_defaults_and_what_an_option_takes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    ends(["run", "--help-all"])
+    exits("run", "--help-all")
     text = capsys.readouterr().out
     at = [text.index(f"\n{panel}:\n") for panel in ("Options", "Load", "Target", "SLO", "Output", "TLS", "Advanced")]
     assert at == sorted(at)
@@ -319,7 +313,7 @@ def test_no_contract_is_offered_as_a_workload(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rag1.yaml").write_text("name: c\nslo: {ttft: 1s}\nlevels: []\n")
     (tmp_path / "rag2.yaml").write_text("name: w\nrequests: {input_tokens: 1, output_tokens: 1}\n")
-    assert ends(["run", "rag3.yaml"]) == USAGE
+    assert exits("run", "rag3.yaml") == USAGE
     said = capsys.readouterr().err
     assert "rag2.yaml" in said and "rag1.yaml" not in said
 
@@ -344,7 +338,7 @@ def test_keys_beside_their_part_are_one_fault(
     text: str, what: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "w.yaml").write_text(f"name: w\n{text}")
-    assert ends(["run", str(tmp_path / "w.yaml")]) == USAGE
+    assert exits("run", str(tmp_path / "w.yaml")) == USAGE
     first, place, last = capsys.readouterr().err.splitlines()
     assert what in first and "w.yaml:1" in place and hint in last
 

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import typer
+from command_line import exits
 from plugin_packages import forgetting, install
 from typer.core import TyperCommand
 
 from loadgen.commands import COMMANDS
 from loadgen.core.errors import UNSOUND, USAGE
-from loadgen.shell import app as cli
 from loadgen.shell import parsing, removed
 from loadgen.shell.help import Command
 from loadgen.shell.overview import OPTIONS
@@ -47,14 +47,14 @@ def test_there_are_at_most_18_commands() -> None:
 
 @pytest.mark.parametrize(("old", "now"), removed.COMMANDS.items())
 def test_a_command_that_is_gone_names_what_is_typed_now(old: str, now: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ends(old, "qa") == USAGE
+    assert exits(old, "qa") == USAGE
     assert capsys.readouterr().err.splitlines()[-1] == f"hint: {now}"
     assert_taken(now, "")
 
 
 @pytest.mark.parametrize(("old", "now"), removed.OPTIONS.items())
 def test_an_option_that_is_gone_names_what_is_typed_now(old: str, now: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ends("run", "qa", old, "1") == USAGE
+    assert exits("run", "qa", old, "1") == USAGE
     said = capsys.readouterr().err.splitlines()
     assert (said[0], said[-1]) == (f"error: no flag is called {old}", f"hint: {now}")
     assert_taken(now, "run")
@@ -211,34 +211,28 @@ def greet(whom: str, loud: bool = False) -> int:
 """
 
 
-def ends(*typed: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(typed)
-    return int(ended.value.code or 0)
-
-
 def test_a_command_of_another_package(fresh: Any, capsys: pytest.CaptureFixture[str]) -> None:
     fresh({"greet": "greeter:GREET"})
-    assert ends("greet", "all", "--loud") == UNSOUND
+    assert exits("greet", "all", "--loud") == UNSOUND
     assert capsys.readouterr().out == "ALL\n"
-    assert ends("--help") == 0
+    assert exits("--help") == 0
     listed = capsys.readouterr().out.partition("\nTools:\n")[2]
     assert "  greet       Greet whom you name.\n" in listed
-    assert ends("greet", "nobody") == USAGE
+    assert exits("greet", "nobody") == USAGE
     assert "error: nobody is greeted" in capsys.readouterr().err
-    assert ends("greet", " ") == USAGE
+    assert exits("greet", " ") == USAGE
     assert "plug-in greet of greeter 1.0 failed: ZeroDivisionError" in capsys.readouterr().err
-    assert ends("greeet", "all") == USAGE
+    assert exits("greeet", "all") == USAGE
     assert 'did you mean "greet"?' in capsys.readouterr().err
 
 
 def test_a_command_that_cannot_be_had_stops_no_other(fresh: Any, capsys: pytest.CaptureFixture[str]) -> None:
     fresh({"greet": "greeter:GONE", "run": "greeter:GREET"})
-    assert ends("export", "--schema", "workload") == 0
+    assert exits("export", "--schema", "workload") == 0
     assert "plug-in" not in capsys.readouterr().err, "a name of ours looks for none"
-    assert ends("--help") == 0
+    assert exits("--help") == 0
     said = capsys.readouterr()
     assert "Start:" in said.out and "greet " not in said.out
     assert "greet of greeter 1.0 is left out" in said.err and "run of greeter 1.0 is left out" in said.err
-    assert ends("greet") == USAGE
+    assert exits("greet") == USAGE
     assert "plug-in greet of greeter 1.0 failed" in capsys.readouterr().err

@@ -10,13 +10,13 @@ import os
 import re
 import shutil
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import places
 import pytest
+from canned import answering
 from refusals import refused
 
 from loadgen.commands import COMMANDS
@@ -213,13 +213,8 @@ def test_report_leaves_no_page_in_a_folder_that_is_no_result(theirs: Path, tmp_p
 @pytest.fixture
 def server(theirs: Path, sound: Path) -> Iterator[Server]:
     shutil.copytree(sound / "raw", theirs.parent / "good")
-    running = Server(theirs.parent, 0, None)
-    thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield running
-    running.shutdown()
-    thread.join()
-    running.server_close()
+    with answering(Server(theirs.parent, 0, None)) as running:
+        yield running
 
 
 @pytest.mark.parametrize("animal", ZOO)

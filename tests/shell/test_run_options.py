@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import exits
 from msgspec.structs import fields
 from refusals import refused
 
@@ -20,16 +21,9 @@ from loadgen.core.errors import Faults
 from loadgen.core.execution.plan import Settings
 from loadgen.core.workload import read_flags
 from loadgen.core.workload.flags import BY_KEY, FLAGS
-from loadgen.shell import app as cli
 from loadgen.shell.run_options import COMMAND_OPTIONS, OPTIONS, settings
 
 SIM = {"url": "sim:gb300-vm", "concurrency": 2, "num_requests": 20, "input_tokens": 60, "output_tokens": 4, "seed": 1}
-
-
-def ends(arguments: list[str]) -> int:
-    with pytest.raises(SystemExit) as ending:
-        cli.main(arguments)
-    return int(ending.value.code or 0)
 
 
 BAD: list[tuple[str, Any, str]] = [
@@ -116,7 +110,7 @@ def test_both_faces_refuse_the_same_in_the_same_words(
     if name in ONLY_PYTHON:
         return
     typed = [f"--set={name}={one}" if option.sets else f"{option.names[0]}={one}" for one in values]
-    assert ends(["run", "qa", *typed]) == 2
+    assert exits("run", "qa", *typed) == 2
     assert str(faults.value) == capsys.readouterr().err.rstrip("\n")
 
 
@@ -267,7 +261,7 @@ NOT_STRICT = {
 
 @pytest.mark.parametrize("command", NOT_TAKEN)
 def test_a_command_takes_what_run_takes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ends([*command.split(), "--help-all"]) == 0
+    assert exits(*command.split(), "--help-all") == 0
     text = capsys.readouterr().out
     shown = set(re.findall(r"(?<=[ ,])--?[a-z][a-z-]*", text))
     keys = set(re.findall(r"(?m)^  ([a-z_]+)=", text))
@@ -286,7 +280,7 @@ def test_a_command_takes_what_run_takes(command: str, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("command", ["run", "sweep", "search", "report", *NOT_STRICT])
 def test_strict_is_where_a_verdict_can_be_undecided(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ends([*command.split(), "--help-all"]) == 0
+    assert exits(*command.split(), "--help-all") == 0
     assert ("--strict" in capsys.readouterr().out) == (command not in NOT_STRICT)
 
 
@@ -299,7 +293,7 @@ def small(**changed: Any) -> list[str]:
 
 def test_the_command_is_what_was_typed_without_its_secrets(tmp_path: Path) -> None:
     typed = ["run", "qa", *small(), "-H", "X-Key: sesame", "--header=Y=sesame", "--slo", "ttft:2s", "tpot:200ms"]
-    assert ends([*typed, "-o", str(tmp_path / "a")]) == 0
+    assert exits(*typed, "-o", str(tmp_path / "a")) == 0
     stored = json.loads((tmp_path / "a" / "run.json").read_bytes())["command"]
     assert stored[:3] == ["loadgen", "run", "qa"] and stored[-4:-2] == ["ttft:2s", "tpot:200ms"]
     assert "X-Key: ***" in stored and "sesame" not in str(stored)
@@ -322,13 +316,13 @@ UNDECIDED = {"slo": "tpot:1s", "output_tokens": 1}  # answers of one token have 
 def test_strict_makes_undecided_a_failure(
     call: Callable[[str], list[str]], strict: list[str], code: int, tmp_path: Path
 ) -> None:
-    assert ends([*call(str(tmp_path / "a")), *strict]) == code
-    assert ends(["report", str(tmp_path / "a"), "--no-html", *strict]) == code
+    assert exits(*call(str(tmp_path / "a")), *strict) == code
+    assert exits("report", str(tmp_path / "a"), "--no-html", *strict) == code
 
 
 def test_a_store_is_for_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["sweep", "qa", "-c", "1"], ["search", "qa", "--slo", "ttft:2s"], ["validate", "rag"]):
-        assert ends([*command, "--url", "sim:gb300-vm", "--out", f"file://{tmp_path}/s"]) == 2
+        assert exits(*command, "--url", "sim:gb300-vm", "--out", f"file://{tmp_path}/s") == 2
         assert "only loadgen run copies" in capsys.readouterr().err
 
 
@@ -350,25 +344,25 @@ def test_a_search_takes_lengths_traces_and_timeouts(tmp_path: Path, capsys: pyte
         "--start",
         "2",
     ]
-    ends(["search", "--trace", str(trace), *common, "--timeout", "9s", "-o", str(tmp_path / "s")])
+    exits("search", "--trace", str(trace), *common, "--timeout", "9s", "-o", str(tmp_path / "s"))
     plan = json.loads((tmp_path / "s" / "plan.json").read_bytes())
     assert plan["workload"] == str(trace) and plan["flags"]["timeout"] == "9s"
-    assert ends(["search", "--trace", str(trace), *common, "--timeout", "8s", "-o", str(tmp_path / "s")]) == 2
+    assert exits("search", "--trace", str(trace), *common, "--timeout", "8s", "-o", str(tmp_path / "s")) == 2
     assert "timeout" in capsys.readouterr().err
 
 
 def test_a_sweep_shows_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call = ["sweep", "qa", *small(concurrency="1,2"), "--set", "stall_timeout=5s", "-o", str(tmp_path / "s")]
-    assert ends([*call, "--dry-run"]) == 0
+    assert exits(*call, "--dry-run") == 0
     assert capsys.readouterr().out.count("workload: qa\n") == 2 and not (tmp_path / "s").exists()
 
 
 def test_the_drain_of_mlperf_offline_can_be_bounded(tmp_path: Path) -> None:
     small_set = ["--target-qps", "20", "--min-duration", "1", "--mean-output", "8", "--seed", "1"]
     call = ["mlperf", "offline", "-b", "llama2-70b", "--url", "sim:gb300-vm", *small_set]
-    ends([*call, "--grace", "5s", "-o", str(tmp_path / "m")])
+    exits(*call, "--grace", "5s", "-o", str(tmp_path / "m"))
     assert json.loads((tmp_path / "m" / "run.json").read_bytes())["grace_s"] == 5
-    assert ends([*call, "--grace", "soon"]) == 2
+    assert exits(*call, "--grace", "soon") == 2
 
 
 @pytest.mark.parametrize(("said", "code"), [("yes", 0), ("false", 0), ("maybe", 2), ("True", 2), ("", 2)])
@@ -376,5 +370,5 @@ def test_a_key_of_yes_or_no_takes_nothing_else(
     said: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["run", "qa", "--url", "sim:gb300-vm", "-n", "3", "--dry-run", "-o", str(tmp_path / "out")]
-    assert ends([*asked, "--set", f"reset_cache={said}"]) == code
+    assert exits(*asked, "--set", f"reset_cache={said}") == code
     assert code == 0 or "known: yes, no" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from canned import Heard, answer, events, serving
+from command_line import exits
 from loadgen_sdk.dialects.body import body
 from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.errors import TargetUnusable
@@ -29,7 +30,6 @@ from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.workload import read_flags
 from loadgen.core.workload.loading import of_mapping
 from loadgen.runs import text
-from loadgen.shell.app import main
 from loadgen.shell.run_options import settings
 from loadgen.sim.server.options import Options
 
@@ -251,7 +251,7 @@ def test_a_load_of_messages_has_its_tokens_tools_and_cache(tmp_path: Path, capsy
             asked = Settings(url=server.url, api="messages", stream=stream, out=out, extra_body=forced, **NO_PAGES)
             called, _ = execute(workload(SHORT, count=4), asked)
             assert called.requests.by_finish == {"tool_calls": 4}
-        assert typed(["doctor", "--url", server.url, "--api", "messages"]) == 0
+        assert exits("doctor", "--url", server.url, "--api", "messages") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "max_tokens alone: " in said and "ignore_eos" not in said
 
@@ -325,12 +325,6 @@ def test_images_are_of_their_size_and_no_two_are_alike() -> None:
         build(asked, 1, 2, load_tokenizer(), 0, "completions")
 
 
-def typed(words: list[str]) -> Any:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    return ended.value.code
-
-
 @pytest.mark.parametrize(
     ("command", "told"),
     [
@@ -350,19 +344,19 @@ def test_an_api_without_texts_is_refused_where_they_are_needed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
-    assert typed(command.format(rows="rows.jsonl").split()) == 2
+    assert exits(*command.format(rows="rows.jsonl").split()) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert told in said and "Traceback" not in said and "hint: " in said
 
 
 def test_doctor_and_search_take_embeddings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with start(Options(ttft="5ms")) as endpoint:
-        assert typed(["doctor", "--url", endpoint.url, "--api", "rerank"]) == 0
+        assert exits("doctor", "--url", endpoint.url, "--api", "rerank") == 0
     said = capsys.readouterr().out
     assert "to the answer of rerank to a short text" in " ".join(said.split()) and "tokens arrive" not in said
     asked = ["search", "qa", "--api", "embeddings", "--url", "sim:gb300-vm", "--slo", "e2e:60ms:p90", "--seed", "1"]
     asked += ["-d", "20s", "--max-probes", "3", "--out", str(tmp_path / "s"), "--progress", "off"]
-    assert typed(asked) == 3, "no more probes were allowed"
+    assert exits(*asked) == 3, "no more probes were allowed"
     assert "e2e p90" in capsys.readouterr().out
 
 

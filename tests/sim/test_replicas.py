@@ -6,17 +6,16 @@ import contextlib
 import json
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from command_line import exits
 from servers import start
 from test_sim_server import CHAT, chat, connect, head_of, wire
 
 from loadgen.core.errors import TargetError, UserError
 from loadgen.core.results import store
 from loadgen.core.results.record import KIND
-from loadgen.shell.app import main
 from loadgen.sim.presets.preset import load_preset
 from loadgen.sim.server.options import Options
 
@@ -25,12 +24,6 @@ def preset(folder: Path, changes: str, of: str = "h100x8") -> str:
     file = folder / "mine.yaml"
     file.write_text(f"extends: {of}\nreplicas_at: {{{changes}}}\n")
     return str(file)
-
-
-def typed(*words: str) -> Any:
-    with pytest.raises(SystemExit) as ending:
-        main(list(words))
-    return ending.value.code
 
 
 @pytest.mark.commands
@@ -44,7 +37,7 @@ def test_in_virtual_time_a_lost_replica_is_seen_and_how_long_it_took_to_come_bac
     )
     out = tmp_path / "r"
     url = f"sim:{preset(tmp_path, '20s: 1, 30s: 4')}"
-    code = typed("run", str(tmp_path / "w.yaml"), "--url", url, "-o", str(out))
+    code = exits("run", str(tmp_path / "w.yaml"), "--url", url, "-o", str(out))
     shown = " ".join(capsys.readouterr().out.split())
     rows = store.read_run(out).rows
     lost = rows[rows["kind"] == KIND["reset"]]
@@ -59,7 +52,7 @@ def test_in_virtual_time_a_lost_replica_is_seen_and_how_long_it_took_to_come_bac
     assert "loss 4 replicas 1 replica 20.0 s" in shown and "its replica went away" in shown
     if arrival.startswith("poisson"):
         assert gone["broken"] and come["back_s"] > 0
-    assert typed("report", str(out)) == code
+    assert exits("report", str(out)) == code
     assert "Back within the SLO" in (out / "report.html").read_text("utf-8")
 
 

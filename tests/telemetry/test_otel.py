@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from canned import running
+from command_line import exits
 from refusals import refused
 
 from loadgen.core.errors import UserError
 from loadgen.core.requests.trace_context import TraceContext
-from loadgen.shell.app import main
 from loadgen.telemetry import otel
 
 ANSWER = json.dumps(
@@ -83,10 +83,7 @@ def go(tmp_path: Path, url: str, what: str) -> int:
     file.write_text(json.dumps({"name": "w", "requests": {"input_tokens": 12, "output_tokens": 1}}))
     flags = ["--no-stream", "-c", "2", "-n", "30", "--warmup", "0", "--otel", what, "--progress", "off"]
     flags += ["--server-metrics", "off", "--energy", "off"]
-    with pytest.raises(SystemExit) as left:
-        main(["run", str(file), "--url", url, *flags, "--out", str(tmp_path / "run")])
-    assert isinstance(left.value.code, int)
-    return left.value.code
+    return exits("run", str(file), "--url", url, *flags, "--out", str(tmp_path / "run"))
 
 
 @pytest.mark.processes

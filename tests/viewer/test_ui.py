@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import re
-import threading
 import time
 from collections.abc import Iterator
 from html import unescape
@@ -18,6 +17,7 @@ import places
 import pytest
 import runs
 from browser import Browser, find
+from canned import answering
 
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.pricing.price_file import load_prices
@@ -135,13 +135,8 @@ def test_what_is_asked_for_is_drawn_and_listed(results: Path) -> None:
 
 @pytest.fixture
 def server(results: Path) -> Iterator[Server]:
-    running = Server(results, 0, None)
-    thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield running
-    running.shutdown()
-    thread.join()
-    running.server_close()
+    with answering(Server(results, 0, None)) as running:
+        yield running
 
 
 def _get(server: Server, path: str, host: str = "", method: str = "GET") -> tuple[int, str]:

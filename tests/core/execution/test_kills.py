@@ -17,8 +17,8 @@ from pathlib import Path
 from time import monotonic, monotonic_ns
 
 import pytest
+from processes import children
 from servers import log
-from test_run import children
 
 from loadgen.core import run_folder
 from loadgen.sim.server.embedded import Embedded, start

@@ -24,9 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from processes import children
 from runs import NO_PAGES
 from servers import start
-from test_run import after_the_probe, children
+from test_run import after_the_probe
 
 from loadgen.core.execution import run
 from loadgen.core.execution.events import Hearer, LoadStarted, RunEvent

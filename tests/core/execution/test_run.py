@@ -22,6 +22,7 @@ import refusals
 import trustme
 from loadgen_sdk import compiled
 from loadgen_sdk.transport.wire import Tls
+from processes import children
 from runs import NO_PAGES, says, when_started
 from servers import log, start
 
@@ -283,18 +284,6 @@ def test_the_same_seed_sends_the_same_bytes_and_another_salt_other_texts(tmp_pat
     assert not set(first) & set(fresh)
     repeat, _ = received("drawn", seed=str(header.seed), salt=drawn.salt)
     assert repeat == fresh
-
-
-def children(pid: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid:
-            found.append(int(entry.parent.name))
-    return found
 
 
 def cli(

@@ -9,6 +9,7 @@ import places
 import pytest
 import queueing
 import runs
+from command_line import exits
 from refusals import refused
 
 from loadgen.core.errors import Faults
@@ -18,17 +19,9 @@ from loadgen.core.metrics.summary import summarize
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.server_metrics import hardware, series
 from loadgen.runs import text
-from loadgen.shell.app import main
 
 EXAMPLE = places.ROOT / "docs" / "system.example.yaml"
 SIM = ("qa", "--url", "sim:gb300-vm", "--request-rate", "5", "--duration", "10s", "--seed", "1")
-
-
-def exits(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as left:
-        main([str(argument) for argument in arguments])
-    assert isinstance(left.value.code, int)
-    return left.value.code
 
 
 def test_the_example_has_every_key_and_nothing_is_missing_then() -> None:

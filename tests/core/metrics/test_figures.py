@@ -12,6 +12,7 @@ import numpy as np
 import places
 import pytest
 import run_page
+from command_line import exits
 from make_examples import EXAMPLES
 from msgspec.structs import replace
 from plugin_packages import forgetting, install
@@ -29,7 +30,6 @@ from loadgen.plugins import none, resolve
 from loadgen.repeated import registry
 from loadgen.runs import text
 from loadgen.runs.outcome import cases
-from loadgen.shell.app import main
 
 
 def test_every_row_resolves_and_stands_in_the_summary() -> None:
@@ -87,22 +87,16 @@ def thinking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def ends(*typed: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(one) for one in typed])
-    return int(ended.value.code or 0)
-
-
 def test_a_bundle_names_the_package_whose_figure_it_cannot_make_again(
     thinking: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loadgen.run("qa", url="sim:gb300-vm", request_rate=20, num_requests=50, seed=1, out=tmp_path / "r")
     bundle(tmp_path / "r", tmp_path / "b.zip")
     capsys.readouterr()
-    assert ends("verify", tmp_path / "b.zip", "--plugins", "--json") == 0
+    assert exits("verify", tmp_path / "b.zip", "--plugins", "--json") == 0
     whole = json.loads(capsys.readouterr().out)
     assert (whole["verified"], whole["not_made"]) == ("all", {})
-    ends("verify", tmp_path / "b.zip", "--json")
+    exits("verify", tmp_path / "b.zip", "--json")
     without = json.loads(capsys.readouterr().out)
     assert (without["verified"], without["differences"]) == ("part", [])
     assert list(without["not_made"]) == ["summary.json: figures.thinking_ms"]
@@ -115,14 +109,14 @@ def test_a_stored_term_opens_without_the_package_of_its_figure(
     """What was judged stays as it was; what is made again of the records is undecided, and says why."""
     folder = tmp_path / "r"
     slo = ("--slo", "ttft:2s:p50", "--slo", "thinking:2s:p50")
-    assert ends("run", "qa", "--url", "sim:gb300-vm", "-n", 50, "--request-rate", 20, "-o", folder, *slo) == 0
+    assert exits("run", "qa", "--url", "sim:gb300-vm", "-n", 50, "--request-rate", 20, "-o", folder, *slo) == 0
     capsys.readouterr()
     with none():
         stored = load_summary((folder / "summary.json").read_bytes())
         (judged,) = (term for term in stored.goodput.slo if term.metric == "thinking")
         assert judged.met is True
         assert judged.promise == "figure thinking of a package that is not loaded here p50 at most 2,000 ms"
-        assert ends("report", folder) == 0
+        assert exits("report", folder) == 0
         assert "figure thinking of a package that is not loaded here p50" in " ".join(capsys.readouterr().out.split())
         goodput = loadgen.load(folder).summary.goodput
     (made_again,) = (term for term in goodput.slo if term.metric == "thinking")
@@ -153,17 +147,17 @@ def test_a_contract_promises_a_figure_of_another_package(
 ) -> None:
     (tmp_path / "c.yaml").write_text(CONTRACT.replace("LIMIT", limit))
     out = tmp_path / "v"
-    assert ends("validate", tmp_path / "c.yaml", "--url", "sim:gb300-vm", "--seed", 1, "-o", out) == code
+    assert exits("validate", tmp_path / "c.yaml", "--url", "sim:gb300-vm", "--seed", 1, "-o", out) == code
     shown = capsys.readouterr().out
     assert "thinking at p50 within" in shown and "thinking at p50 in the last" in shown
     assert "thinking: first answer - first token" in (out / "verdict.html").read_text("utf-8")
     assert "thinking at p50 within" in (out / "junit.xml").read_text("utf-8")
     with none():
-        assert ends("report", out) == 3
+        assert exits("report", out) == 3
         shown = capsys.readouterr().out
         assert "thinking at p50 within" in shown
         assert "figure thinking is defined by a package that is not loaded here" in shown
-        assert ends("validate", tmp_path / "c.yaml", "--url", "sim:gb300-vm", "--dry-run") == 2
+        assert exits("validate", tmp_path / "c.yaml", "--url", "sim:gb300-vm", "--dry-run") == 2
         assert 'unknown term "thinking"' in capsys.readouterr().err
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from command_line import exits
 from msgspec import structs
 
 from loadgen.core import seeds
@@ -408,12 +409,6 @@ server: {max_batch_size: 64}
 RATE = 142.6  # /s, which overloads that one by a few percent
 
 
-def _exit(arguments: list[str]) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    return int(stopped.value.code or 0)
-
-
 def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
     """VALID by every limit, while the queue of one replica of four grows for as long as the run goes on."""
     preset = tmp_path / "uneven.yaml"
@@ -441,7 +436,7 @@ def test_the_search_finds_the_steady_knee_and_the_capacity_says_so(
 ) -> None:
     flags = ["--slo", "ttft:2s", "--slo", "tpot:60ms:p95", "--low", "20", "--high", "40", "--duration", "200s"]
     flags += ["--precision", "0.05", "--seed", seed, "--url", "sim:gb300-vm", "--out", str(tmp_path / "s")]
-    assert _exit(["search", "rag", *flags]) == 0
+    assert exits("search", "rag", *flags) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert ("Held once" if lower else "Confirmed") in out and "Steady" in out and "2 times the length" in out
     assert out.index("the model is wrong by 5 to 25 %") < out.index("sample orders") < out.index("search's own noise")

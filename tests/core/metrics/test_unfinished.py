@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from command_line import exits
 from make_examples import blank, stream
 from numpy.typing import NDArray
 from runs import says
@@ -32,7 +33,6 @@ from loadgen.runs import text
 from loadgen.runs.progress import Progress
 from loadgen.runs.progress import words as progress_words
 from loadgen.search.watch import Goal
-from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
 
@@ -189,11 +189,11 @@ def test_an_interrupted_run_is_not_valid_and_says_so() -> None:
 
 def test_a_stored_interrupted_run_is_reported_as_not_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
-    assert called("run", "qa", "--url", "sim:gb300-vm", "-n", "20", "--seed", "1", "-o", str(folder)) == OK
+    assert exits("run", "qa", "--url", "sim:gb300-vm", "-n", "20", "--seed", "1", "-o", str(folder)) == OK
     header = manifest.decode((folder / "run.json").read_bytes())
     (folder / "run.json").write_bytes(manifest.encode(msgspec.structs.replace(header, state="interrupted")))
     capsys.readouterr()
-    assert called("report", str(folder), "--no-html") == UNSOUND
+    assert exits("report", str(folder), "--no-html") == UNSOUND
     out = capsys.readouterr().out
     assert "INVALID" in out and "interrupted" in out and "VALID: the measurement is sound" not in out
 
@@ -227,15 +227,9 @@ def test_the_drain_is_counted_down_and_can_be_ended() -> None:
 # -- from the command line ---------------------------------------------------------------------------------------------
 
 
-def called(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    return int(ended.value.code or 0)
-
-
 def run_rag(folder: Path, *flags: str) -> int:
     load = ("--request-rate", "20", "-d", "60s", "--warmup", "0", "--slo", "ttft:2s:p95", "--slo", "tpot:60ms:p95")
-    return called("run", "rag", "--url", "sim:gb300-vm", "--seed", "1", *load, "-o", str(folder), *flags)
+    return exits("run", "rag", "--url", "sim:gb300-vm", "--seed", "1", *load, "-o", str(folder), *flags)
 
 
 def test_a_run_drains_until_its_answers_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,12 +249,12 @@ def test_a_run_drains_until_its_answers_are_done(tmp_path: Path, capsys: pytest.
     assert cut.goodput.met is None and "UNDECIDED" in printed and "--grace" in printed
     stored = manifest.decode((tmp_path / "cut" / "run.json").read_bytes())
     assert stored.schema == 2  # so that a reader of before refuses what it would take for ok
-    assert called("report", str(tmp_path / "cut")) == OK
+    assert exits("report", str(tmp_path / "cut")) == OK
     page = (tmp_path / "cut" / "report.html").read_text()
     assert "unfinished when the drain ended" in page and "every one of" not in page and "UNDECIDED" in page
     for form in ("guidellm", "vllm", "aiperf", "mlcommons"):
         capsys.readouterr()
-        assert called("export", str(tmp_path / "cut"), "--as", form) == OK
+        assert exits("export", str(tmp_path / "cut"), "--as", form) == OK
         assert _failed_of(form, json.loads(capsys.readouterr().out)) == 0
 
 
@@ -295,12 +289,12 @@ def test_a_contract_is_inconclusive_where_its_own_grace_cut_too_much(
 ) -> None:
     contract = tmp_path / "c.yaml"
     contract.write_text(CONTRACT.format(grace="grace: 10s"))
-    assert called("validate", str(contract), "--url", "sim:gb300-vm", "-o", str(tmp_path / "a"), "--json") == UNSOUND
+    assert exits("validate", str(contract), "--url", "sim:gb300-vm", "-o", str(tmp_path / "a"), "--json") == UNSOUND
     verdict = json.loads(capsys.readouterr().out)
     for term in verdict["levels"][0]["terms"]:
         assert term["verdict"] == "INCONCLUSIVE" and "unfinished" in term["reason"] and "grace" in term["reason"]
     contract.write_text(CONTRACT.format(grace=""))
-    called("validate", str(contract), "--url", "sim:gb300-vm", "-o", str(tmp_path / "b"), "--json")
+    exits("validate", str(contract), "--url", "sim:gb300-vm", "-o", str(tmp_path / "b"), "--json")
     verdict = json.loads(capsys.readouterr().out)
     assert verdict["levels"][0]["ok"] == verdict["levels"][0]["requests"]
     assert {term["term"].split()[0]: term["verdict"] for term in verdict["levels"][0]["terms"]}["errors"] == "PASS"
@@ -309,7 +303,7 @@ def test_a_contract_is_inconclusive_where_its_own_grace_cut_too_much(
 def test_a_search_stops_at_a_probe_that_its_own_grace_left_undecided(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = called(
+    code = exits(
         "search", "rag", "--url", "sim:gb300-vm", "--slo", "ttft:2s:p95", "--seed", "1", "-d", "40s", "--grace", "1s",
         "--start", "8", "-o", str(tmp_path / "v"),
     )  # fmt: skip
@@ -328,7 +322,7 @@ def test_search_report_cost_and_capacity_say_one_thing(
 
     def said(*arguments: str) -> str:
         capsys.readouterr()
-        assert called(*arguments) == OK
+        assert exits(*arguments) == OK
         return capsys.readouterr().out
 
     found = said(

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from command_line import exits
 from loadgen_sdk.probe.probe import HttpAnswer, _max_context
 from servers import start
 
@@ -20,16 +21,13 @@ from loadgen.core.requests.build import build
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.workload import load, read_flags
 from loadgen.preflight import doctor
-from loadgen.shell.app import main
 from loadgen.sim.server.options import Options
 
 
 def ends(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main(list(arguments))
+    code = exits(*arguments)
     told = capsys.readouterr()
-    assert isinstance(left.value.code, int)
-    return left.value.code, told.out, told.err
+    return code, told.out, told.err
 
 
 @pytest.mark.parametrize(

@@ -10,23 +10,17 @@ from typing import Any
 
 import pytest
 import run_page
+from command_line import exits
 
 import loadgen
 from loadgen.core.errors import Faults
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results import checksums, manifest
 from loadgen.runs import text
-from loadgen.shell.app import main
 from loadgen.shell.user_metadata import parse, secrets_of
 
 SIM = "sim:gb300-vm"
 FLAGS = ["qa", "--url", SIM, "--input-tokens", "60", "--output-tokens", "4"]
-
-
-def ends(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    return int(left.value.code or 0)
 
 
 def sound(folder: Path) -> bool:
@@ -55,12 +49,12 @@ def run(folder: Path, **flags: Any) -> loadgen.Result:
 )
 def test_every_results_folder_has_its_hashes(command: list[str], tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "out"
-    ends(*command, "-o", str(folder))
+    exits(*command, "-o", str(folder))
     assert sound(folder)
     runs = [file.parent for file in folder.rglob("run.json")]
     assert runs and all(sound(one) for one in runs)
     if command[0] != "search":
-        assert ends("report", str(folder)) == 0  # writes or renews a page
+        assert exits("report", str(folder)) == 0  # writes or renews a page
         assert checksums.changed(folder) == {}
         assert "is not as it was written" not in capsys.readouterr().err
 
@@ -68,7 +62,7 @@ def test_every_results_folder_has_its_hashes(command: list[str], tmp_path: Path,
 @pytest.mark.processes
 def test_an_mlperf_run_and_a_real_run_have_theirs(tmp_path: Path) -> None:
     flags = ["-b", "llama2-70b", "--url", SIM, "--target-qps", "20", "--min-duration", "1", "--mean-output", "8"]
-    ends("mlperf", "server", *flags, "--metadata", "rack=7", "-o", str(tmp_path / "m"))
+    exits("mlperf", "server", *flags, "--metadata", "rack=7", "-o", str(tmp_path / "m"))
     assert sound(tmp_path / "m")
     assert "mlperf.json" in (checksums.read(tmp_path / "m") or {})
     notes = json.loads((tmp_path / "m" / "mlperf.json").read_bytes())["notes"]
@@ -83,28 +77,28 @@ def test_a_changed_file_is_said_and_the_figures_still_come(tmp_path: Path, capsy
     (tmp_path / "a" / "summary.json").write_text(stored.replace('"schema": 1', '"schema":  1', 1))
     (tmp_path / "a" / "seconds.jsonl").unlink()
     assert checksums.changed(tmp_path / "a") == {"seconds.jsonl": "gone", "summary.json": "changed"}
-    assert ends("report", str(tmp_path / "a"), "--no-html") == 0
+    assert exits("report", str(tmp_path / "a"), "--no-html") == 0
     said = capsys.readouterr()
     assert "seconds.jsonl (gone), summary.json (changed)" in said.err
     assert "sha256sum -c SHA256SUMS" in said.err
     assert "VALID" in said.out
-    ends("compare", str(tmp_path / "b"), str(tmp_path / "a"))
+    exits("compare", str(tmp_path / "b"), str(tmp_path / "a"))
     assert "summary.json (changed)" in capsys.readouterr().err
 
 
 def test_a_folder_without_hashes_is_read_in_silence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "a")
     (tmp_path / "a" / checksums.FILE).unlink()
-    assert ends("report", str(tmp_path / "a"), "--no-html") == 0
+    assert exits("report", str(tmp_path / "a"), "--no-html") == 0
     assert "is not as it was written" not in capsys.readouterr().err
 
 
 @pytest.mark.processes
 def test_a_sweep_that_goes_on_has_no_hashes_until_its_end(tmp_path: Path) -> None:
-    ends("sweep", *FLAGS, "-c", "1", "-n", "20", "--seed", "3", "-o", str(tmp_path / "s"))
+    exits("sweep", *FLAGS, "-c", "1", "-n", "20", "--seed", "3", "-o", str(tmp_path / "s"))
     assert sound(tmp_path / "s")
     shutil.copytree(tmp_path / "s", tmp_path / "before")
-    ends("sweep", *FLAGS, "-c", "1,2", "-n", "20", "--seed", "3", "-o", str(tmp_path / "s"))
+    exits("sweep", *FLAGS, "-c", "1,2", "-n", "20", "--seed", "3", "-o", str(tmp_path / "s"))
     assert sound(tmp_path / "s")
     assert set(checksums.read(tmp_path / "before") or {}) < set(checksums.read(tmp_path / "s") or {})
 
@@ -114,7 +108,7 @@ def test_a_sweep_that_goes_on_has_no_hashes_until_its_end(tmp_path: Path) -> Non
 
 def test_metadata_are_stored_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pairs = ["--metadata", "driver=580.65", "--metadata", "note=two words, and = too"]
-    assert ends("run", *FLAGS, "-c", "2", "-n", "20", *pairs, "-o", str(tmp_path / "a")) == 0
+    assert exits("run", *FLAGS, "-c", "2", "-n", "20", *pairs, "-o", str(tmp_path / "a")) == 0
     expected = {"driver": "580.65", "note": "two words, and = too"}
     assert manifest.decode((tmp_path / "a" / "run.json").read_bytes()).metadata == expected
     summary = load_summary((tmp_path / "a" / "summary.json").read_bytes(), "")
@@ -123,9 +117,9 @@ def test_metadata_are_stored_and_shown(tmp_path: Path, capsys: pytest.CaptureFix
     assert "driver=580.65" in said.out and "metadata: driver=580.65" in said.err
     assert "driver=580.65" in run_page.render(summary)
     assert run(tmp_path / "b", metadata={"driver": "580.65"}).summary.run.metadata == {"driver": "580.65"}
-    ends("compare", str(tmp_path / "a"), str(tmp_path / "b"))
+    exits("compare", str(tmp_path / "a"), str(tmp_path / "b"))
     assert "different metadata: driver=580.65, note=two words" in capsys.readouterr().out
-    ends("sweep", *FLAGS, "-c", "1,2", "-n", "20", *pairs, "-o", str(tmp_path / "s"))
+    exits("sweep", *FLAGS, "-c", "1,2", "-n", "20", *pairs, "-o", str(tmp_path / "s"))
     assert "Metadata   driver=580.65" in capsys.readouterr().out
     assert json.loads((tmp_path / "s" / "plan.json").read_bytes())["metadata"] == expected
 
@@ -144,7 +138,7 @@ def test_no_secret_reaches_metadata(text: str, tmp_path: Path, monkeypatch: pyte
     assert pairs == () and len(faults) == 1
     secret = text.partition("=")[2]
     assert secret not in str(faults[0])
-    assert ends("run", "qa", "--url", "http://127.0.0.1:9", "--metadata", text, "-o", str(tmp_path / "x")) == 2
+    assert exits("run", "qa", "--url", "http://127.0.0.1:9", "--metadata", text, "-o", str(tmp_path / "x")) == 2
     assert secret not in capsys.readouterr().err
     with pytest.raises(Faults):
         run(tmp_path / "x", metadata=[text], api_key="KEY-OF-MINE")
@@ -217,7 +211,7 @@ def test_regions_are_a_dimension_of_one_run_and_of_two(tmp_path: Path, capsys: p
         flags += ["--input-tokens", "20", "--output-tokens", "4", "--seed", "3"]
         flags += ["--server-metrics", "off", "--energy", "off"]
         for name, keep in (("raw", "raw"), ("folded", "histogram")):
-            ends("run", *flags, "--keep", keep, "-o", str(tmp_path / name))
+            exits("run", *flags, "--keep", keep, "-o", str(tmp_path / name))
             summary = loadgen.load(tmp_path / name).summary
             assert [(part.target.region, part.target.gpus) for part in summary.regions] == [
                 ("eastus", 8),
@@ -229,5 +223,5 @@ def test_regions_are_a_dimension_of_one_run_and_of_two(tmp_path: Path, capsys: p
     for name, region in (("e", "eastus"), ("w", "westus")):
         run(tmp_path / name, region=region)
     capsys.readouterr()
-    ends("compare", str(tmp_path / "e"), str(tmp_path / "w"))
+    exits("compare", str(tmp_path / "e"), str(tmp_path / "w"))
     assert "different regions: eastus against westus" in capsys.readouterr().out

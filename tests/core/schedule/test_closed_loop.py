@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import places
 import pytest
+from command_line import exits
 from folding import folded
 from make_examples import blank, seen
 from numpy.typing import NDArray
@@ -31,7 +32,6 @@ from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload
 from loadgen.repeated import capacity
-from loadgen.shell.app import main
 
 TTFT_NS, ITL_NS, TOKENS = 600 * MS, 20 * MS, 32
 TAKES_NS = TTFT_NS + (TOKENS - 1) * ITL_NS  # 1.22 s
@@ -228,13 +228,6 @@ def test_the_words() -> None:
 
 
 # -- the commands ------------------------------------------------------------------------------------------------------
-
-
-def exits(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    assert isinstance(left.value.code, int)
-    return left.value.code
 
 
 VM = ("--url", "sim:gb300-vm", "--gpus", "4", "--seed", "1")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import exits
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import loadgen
@@ -19,16 +20,9 @@ from loadgen.core.workload import load, read_flags
 from loadgen.mlperf import rules
 from loadgen.mlperf import run as mlperf
 from loadgen.search import experiment
-from loadgen.shell.app import main
 
 SIM = "sim:gb300-vm"
 SMALL = {"url": SIM, "num_requests": 20, "input_tokens": 60, "output_tokens": 4, "concurrency": 2, "warmup": "0"}
-
-
-def ends(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    return int(left.value.code or 0)
 
 
 def headers(folder: Path) -> list[manifest.Header]:
@@ -92,11 +86,11 @@ def test_levels_of_one_seed_send_different_prompts(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["qa", "--url", SIM, "-c", "1,2", "-n", "20", "--input-tokens", "60", "--output-tokens", "4"]
-    assert ends(command, *flags, "--seed", "3", "-o", str(tmp_path / "a")) == 0
+    assert exits(command, *flags, "--seed", "3", "-o", str(tmp_path / "a")) == 0
     one, two = headers(tmp_path / "a")
     assert one.seed == two.seed == 3
     assert one.fingerprints.prompts != two.fingerprints.prompts
-    assert ends(command, *flags, "--seed", "3", "-o", str(tmp_path / "b")) == 0
+    assert exits(command, *flags, "--seed", "3", "-o", str(tmp_path / "b")) == 0
     assert [h.fingerprints.prompts for h in headers(tmp_path / "b")] == [
         one.fingerprints.prompts,
         two.fingerprints.prompts,
@@ -110,21 +104,21 @@ def test_a_sweep_without_a_seed_is_repeated_by_the_one_that_it_drew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["qa", "--url", SIM, "-c", "1,2", "-n", "20", "--input-tokens", "60", "--output-tokens", "4"]
-    ends("sweep", *flags, "-o", str(tmp_path / "a"))
+    exits("sweep", *flags, "-o", str(tmp_path / "a"))
     seed = experiment._read(tmp_path / "a" / experiment.PLAN).seed
     assert f"repeat with --seed {seed}" in capsys.readouterr().err.splitlines()
-    ends("sweep", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
+    exits("sweep", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
     first, again = ([h.fingerprints for h in headers(tmp_path / name)] for name in "ab")
     assert first == again and len(first) == 2
 
 
 def test_a_search_prints_and_stores_the_seed_that_it_drew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["qa", "--url", SIM, "--slo", "ttft:2s", "--max-probes", "2", "-d", "5s", "--start", "2"]
-    ends("search", *flags, "-o", str(tmp_path / "a"))
+    exits("search", *flags, "-o", str(tmp_path / "a"))
     seed = experiment._read(tmp_path / "a" / experiment.PLAN).seed
     assert f"repeat with --seed {seed}" in capsys.readouterr().err.splitlines()
     assert experiment.seed_of(tmp_path / "a", None) == seed
-    ends("search", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
+    exits("search", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
     first, again = (headers(tmp_path / name) for name in "ab")
     assert len({h.fingerprints.prompts for h in first}) == len(first)
     assert [h.fingerprints.prompts for h in first] == [h.fingerprints.prompts for h in again]
@@ -152,8 +146,8 @@ def test_a_salt_that_changes_nothing_or_is_no_word_is_refused(tmp_path: Path) ->
         load(str(file), read_flags(request_rate=1, num_requests=1, salt="blue"))
     with pytest.raises(Faults, match="--> --salt two words"):
         load("qa", read_flags(salt="two words"))
-    assert ends("mlperf", "server", "-b", "llama2-70b", "--target-qps", "1", "--salt", "two words") == 2
-    assert ends("validate", "chatbot", "--seed", "-1") == 2
+    assert exits("mlperf", "server", "-b", "llama2-70b", "--target-qps", "1", "--salt", "two words") == 2
+    assert exits("validate", "chatbot", "--seed", "-1") == 2
 
 
 def test_a_dry_run_says_the_salt_that_is_not_of_the_seed() -> None:
