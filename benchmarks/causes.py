@@ -33,6 +33,7 @@ from loadgen.core.workload import Fixed, Poisson, Stage, Synthetic, Workload
 from loadgen.sim.course import Course
 from loadgen.sim.engine.replica import Costs, PurePythonReplica, ServerLimits
 from loadgen.sim.engine.routing import route
+from loadgen.sim.load_bounds import LoadBounds
 from loadgen.sim.presets.preset import load_preset
 from loadgen.sim.virtual_rows import outcome
 
@@ -118,7 +119,7 @@ def simulate(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSample
     def size(number: int) -> tuple[int, int, tuple[()]]:
         return int(inputs[number % n]), int(outputs[number % n]), ()
 
-    course = Course(planned, size, replicas, route(speeds, "round_robin"), timeout_ns=600 * S)
+    course = Course(planned, size, replicas, route(speeds, "round_robin"), LoadBounds(timeout_ns=600 * S))
     course.run()
     ends = [replica.ends for replica in replicas]
     rows = outcome(course.flights, ends, planned, interval=1, source="estimate", kept_cache=False).rows[:]

@@ -104,7 +104,6 @@ def engine(rate: str, length: str) -> None:
     from loadgen.core.workload import loading
     from loadgen.core.workload.flags import read_flags
     from loadgen.sim import open_loop, request_lengths
-    from loadgen.sim.engine.replica import NEVER
     from loadgen.sim.presets.preset import load_preset
     from loadgen.sim.virtual_backend import SimulatedSystem
 
@@ -115,7 +114,7 @@ def engine(rate: str, length: str) -> None:
     system = SimulatedSystem(costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing)
     replicas = system.replicas()
     schedule = arrivals.build(workload, 1)
-    done = open_loop.carried(schedule, sizes, replicas, system.route(), timeout_ns=NEVER, drain_ns=NEVER)
+    done = open_loop.carried(schedule, sizes, replicas, system.route())
     if done is None:
         raise SystemExit("the engine is not compiled")
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.execution.driver import AFTER_STOP_NS
 from loadgen.core.execution.events import Look
 from loadgen.core.requests.task_graphs import Leaving
 from loadgen.core.results.record import KIND
@@ -26,6 +25,7 @@ from loadgen.sim import chain_blocks
 from loadgen.sim.engine import replica as engine
 from loadgen.sim.engine.replica import DONE, NEVER, Replica, SimRequest
 from loadgen.sim.engine.routing import Route
+from loadgen.sim.load_bounds import UNBOUNDED, LoadBounds
 from loadgen.sim.request_lengths import Sizes
 from loadgen.sim.virtual_rows import FLIGHT, LONG, Flights, columns_of, rows_so_far
 
@@ -45,12 +45,8 @@ class Course:
         sizes: Sizes,
         replicas: Sequence[Replica],
         next_replica: Route,
+        bounds: LoadBounds = UNBOUNDED,
         *,
-        max_in_flight: int | None = None,
-        max_in_prefill: int | None = None,
-        timeout_ns: int = NEVER,
-        drain_ns: int = NEVER,
-        stop_ns: int = NEVER,
         steer: Callable[[Dispatcher], Steered] | None = None,
         looks: Sequence[Look] = (),
         changes: Sequence[tuple[int, int]] = (),
@@ -60,18 +56,17 @@ class Course:
         self._serving = len(replicas)  # the first so many take requests
         self._changes = deque(changes)
         self.ends: list[NDArray[np.int64]] = []  # of the iterations of each replica, once all are over
-        self._dispatcher = Dispatcher(schedule, max_in_flight=max_in_flight, max_in_prefill=max_in_prefill)
-        self._caps_prefill = max_in_prefill is not None
-        self._caps = tuple(NEVER if cap is None else cap for cap in (max_in_flight, max_in_prefill))
+        caps = bounds.max_in_flight, bounds.max_in_prefill
+        self._dispatcher = Dispatcher(schedule, max_in_flight=caps[0], max_in_prefill=caps[1])
+        self._caps_prefill = caps[1] is not None
+        self._caps = tuple(NEVER if cap is None else cap for cap in caps)
         self.steered = None if steer is None else steer(self._dispatcher)
         self._looks = list(looks)
         self.decided = False  # one of `looks` has ended the load
         self._seen = 0  # values of `flights.sent` that the steering, or `looks`, have seen
         self._sizes, self._next_replica = sizes, next_replica
-        horizon = None if steer is not None else schedule.horizon_ns
-        self._end_ns = NEVER if horizon is None or drain_ns >= NEVER else horizon + drain_ns
-        self._timeout_ns, self._stop_ns = timeout_ns, stop_ns
-        self._after_stop_ns = min(drain_ns, AFTER_STOP_NS)
+        self._end_ns = bounds.end_ns(None if steer is not None else schedule.horizon_ns)
+        self._timeout_ns, self._stop_ns, self._after_stop_ns = bounds.timeout_ns, bounds.stop_ns, bounds.after_stop_ns
         self._in_flight: deque[SimRequest] = deque()  # in order of due time; may contain requests that are done
         self._schedule = schedule
         self._leaves: dict[int, Leaving] = {}  # tasks whose user goes away, and where

@@ -14,6 +14,7 @@ from loadgen.core.schedule.chains import Singles
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.sim.engine.replica import NEVER, Replica
 from loadgen.sim.engine.routing import Route
+from loadgen.sim.load_bounds import UNBOUNDED, LoadBounds
 from loadgen.sim.request_lengths import DrawnAtOnce, Sizes
 from loadgen.sim.virtual_rows import FLIGHT, LONG, Flights
 
@@ -23,23 +24,18 @@ def carried(
     sizes: Sizes,
     replicas: Sequence[Replica],
     next_replica: Route,
-    *,
-    timeout_ns: int,
-    drain_ns: int,
-    stop_ns: int = NEVER,
-    after_stop_ns: int = NEVER,
+    bounds: LoadBounds = UNBOUNDED,
 ) -> Flights | None:
     """What the replicas did. None: this is no such load, the engine is not compiled, or a request was refused or took
-    longer than `timeout_ns`, which concerns all replicas; then these replicas cannot be used any more."""
+    longer than its time, which concerns all replicas; then these replicas cannot be used any more."""
     if not fits(schedule, replicas):
         return None
-    spans, horizon, cut = schedule.stages, schedule.horizon_ns, KIND["unfinished"]
-    end_ns = NEVER if horizon is None or drain_ns >= NEVER else horizon + drain_ns
+    spans, end_ns, cut = schedule.stages, bounds.end_ns(schedule.horizon_ns), KIND["unfinished"]
     number = np.concatenate([span.first_chain + np.arange(len(span.offsets)) for span in spans])
     due = np.concatenate([(span.start_ns or 0) + span.offsets for span in spans])
     unsent = Flights().unsent
-    if stop_ns < NEVER:
-        end_ns, cut, begun = min(end_ns, stop_ns + after_stop_ns), KIND["interrupted"], due <= stop_ns
+    if (stop_ns := bounds.stop_ns) < NEVER:
+        end_ns, cut, begun = min(end_ns, stop_ns + bounds.after_stop_ns), KIND["interrupted"], due <= stop_ns
         for one in zip(number[~begun].tolist(), due[~begun].tolist(), strict=True):
             unsent.extend((*one, cut))
         number, due = number[begun], due[begun]
@@ -52,7 +48,7 @@ def carried(
         own = at == index
         given = [np.ascontiguousarray(column[own], np.int64) for column in (number, due, *lengths)]
         asked = (*given, None) if known else (*given, None, None, sizes)
-        done = cast(Any, replica).carry(*asked, index, end_ns, timeout_ns, cut)
+        done = cast(Any, replica).carry(*asked, index, end_ns, bounds.timeout_ns, cut)
         if done is None:
             return None
         flights = np.frombuffer(done[0], np.int64).reshape(-1, len(FLIGHT))

@@ -25,7 +25,6 @@ from loadgen.backends import after_scheme
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run_header
 from loadgen.core.execution.context import Context, KnownTarget
-from loadgen.core.execution.driver import AFTER_STOP_NS
 from loadgen.core.execution.events import Look, RunPlanned, Simulated, SimulationStarted, Tell
 from loadgen.core.execution.lane_start import AnswerTime
 from loadgen.core.execution.plan import Settings, prepare
@@ -45,6 +44,7 @@ from loadgen.sim import open_loop, virtual_folder
 from loadgen.sim.course import Course
 from loadgen.sim.engine.replica import NEVER, Costs, Replica, ServerLimits
 from loadgen.sim.engine.routing import Route, route
+from loadgen.sim.load_bounds import UNBOUNDED, LoadBounds
 from loadgen.sim.presets.preset import Preset, load_preset
 from loadgen.sim.request_lengths import Sizes, sizes_of
 from loadgen.sim.stop_watch import VirtualStopWatch, first_breach
@@ -82,34 +82,23 @@ def simulate(
     schedule: Schedule,
     sizes: Sizes,
     system: SimulatedSystem,
+    bounds: LoadBounds = UNBOUNDED,
     *,
     source: str = "estimate",
-    max_in_flight: int | None = None,
-    max_in_prefill: int | None = None,
-    timeout_ns: int = NEVER,
-    drain_ns: int = NEVER,
-    stop_ns: int = NEVER,
     steer: Callable[[Dispatcher], Steered] | None = None,
     looks: Sequence[Look] = (),
     keep_events: bool = False,
 ) -> tuple[VirtualRows, Course]:
     """Simulate a schedule on a system; returns the rows of the run, and the simulation.
 
-    `stop_ns`: when the load is stopped; what is in flight then may end within the drain. `steer`: of a load that is
-    decided while it goes; the schedule is that of its first step.
+    `source`: of the counts of tokens. `steer`: of a load that is decided while it goes; the schedule is that of its
+    first step.
     """
     replicas, flights = system.replicas(), None
-    if steer is None and max_in_flight is max_in_prefill is None and not looks and not system.changes:
-        flights = open_loop.carried(
-            schedule, sizes, replicas, system.route(),
-            timeout_ns=timeout_ns, drain_ns=drain_ns, stop_ns=stop_ns, after_stop_ns=min(drain_ns, AFTER_STOP_NS),
-        )  # fmt: skip
+    if steer is None and not bounds.capped and not looks and not system.changes:
+        flights = open_loop.carried(schedule, sizes, replicas, system.route(), bounds)
         replicas = replicas if flights is not None else system.replicas()
-    course = Course(
-        schedule, sizes, replicas, system.route(),
-        max_in_flight=max_in_flight, max_in_prefill=max_in_prefill, timeout_ns=timeout_ns, drain_ns=drain_ns,
-        stop_ns=stop_ns, steer=steer, looks=looks, changes=system.changes,
-    )  # fmt: skip
+    course = Course(schedule, sizes, replicas, system.route(), bounds, steer=steer, looks=looks, changes=system.changes)
     collecting = gc.isenabled()
     gc.disable()  # requests create no cycles, and a collection would scan hundreds of thousands of them
     try:
@@ -159,8 +148,8 @@ def run(
     looks: list[Look] = []
     tell(SimulationStarted(looks))
     watch = VirtualStopWatch(workload.stop_when, timetable.horizon_ns)
-    capped = not (workload.max_in_flight is workload.max_in_prefill is None)
-    at_once = open_loop.fits(timetable, system.replicas()) and not capped and not system.changes
+    bounds = _bounds_of(workload)
+    at_once = open_loop.fits(timetable, system.replicas()) and not bounds.capped and not system.changes
     if workload.stop_when and not looks and steering is None and not at_once:
         looks.append(Look(LOOK_NS, watch.ends))
     per_block = preset.server.tokens_per_block if preset.server.block_reuse else 0
@@ -170,18 +159,15 @@ def run(
         sizes_of(workload.requests, requests, per_block, settings),
         system,
         source=plan.tokenizer.tag,
-        max_in_flight=workload.max_in_flight,
-        max_in_prefill=workload.max_in_prefill,
-        timeout_ns=workload.timeout_ns,
-        drain_ns=workload.drain_ns,
         keep_events=settings.keep == "gaps",
     )
 
     def carried_out(stop_ns: int = NEVER) -> tuple[VirtualRows, Course]:
+        stopped = msgspec.structs.replace(bounds, stop_ns=stop_ns)
         if steering is None:
-            return simulated(stop_ns=stop_ns, looks=looks)
+            return simulated(stopped, looks=looks)
         return simulated(
-            stop_ns=stop_ns, steer=partial(Steered, steering(), stage=plan.job.workload.stages[0], seed=plan.job.seed)
+            stopped, steer=partial(Steered, steering(), stage=plan.job.workload.stages[0], seed=plan.job.seed)
         )
 
     results, course = carried_out()
@@ -223,6 +209,13 @@ def _system_of(preset: Preset) -> SimulatedSystem:
     return SimulatedSystem(
         costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing,
         interval=preset.server.stream_interval, changes=preset.changes,
+    )  # fmt: skip
+
+
+def _bounds_of(workload: Workload) -> LoadBounds:
+    return LoadBounds(
+        max_in_flight=workload.max_in_flight, max_in_prefill=workload.max_in_prefill,
+        timeout_ns=workload.timeout_ns, drain_ns=workload.drain_ns,
     )  # fmt: skip
 
 

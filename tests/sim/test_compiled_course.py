@@ -18,6 +18,7 @@ from loadgen.sim.course import Course
 from loadgen.sim.engine import replica as engine
 from loadgen.sim.engine.replica import NEVER, Costs, PurePythonReplica, ServerLimits
 from loadgen.sim.engine.routing import route
+from loadgen.sim.load_bounds import LoadBounds
 
 if engine.module is None:
     pytest.skip("built by pip install where a C compiler is", allow_module_level=True)
@@ -114,9 +115,12 @@ def flown(seed: int, *, in_c: bool) -> Any:
     course = Course(
         schedule, sizes, [cls(COSTS.at_speed(speed), limits) for speed in speeds],
         route(speeds, draw.choice(["round_robin", "weighted"])),
-        max_in_flight=draw.choice([None, None, 2, 6]), max_in_prefill=draw.choice([None, None, 1, 3]),
-        timeout_ns=draw.choice([NEVER, 400 * MS, 2000 * MS]), drain_ns=10_000 * MS if looks else drain_ns,
-        stop_ns=stop_ns, looks=looks, changes=changes,
+        LoadBounds(
+            max_in_flight=draw.choice([None, None, 2, 6]), max_in_prefill=draw.choice([None, None, 1, 3]),
+            timeout_ns=draw.choice([NEVER, 400 * MS, 2000 * MS]), drain_ns=10_000 * MS if looks else drain_ns,
+            stop_ns=stop_ns,
+        ),
+        looks=looks, changes=changes,
     )  # fmt: skip
     if in_c:
         course.run()

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.core.execution.driver import AFTER_STOP_NS
 from loadgen.core.schedule.chains import Singles
 from loadgen.core.schedule.timetable import Schedule, StageSpan
 from loadgen.sim import open_loop
@@ -18,6 +17,7 @@ from loadgen.sim.course import Course
 from loadgen.sim.engine import replica as engine
 from loadgen.sim.engine.replica import NEVER, Costs, PurePythonReplica, ServerLimits
 from loadgen.sim.engine.routing import route
+from loadgen.sim.load_bounds import LoadBounds
 
 if engine.module is None:
     pytest.skip("built by pip install where a C compiler is", allow_module_level=True)
@@ -122,15 +122,10 @@ def test_an_open_loop_at_once_is_the_one_step_by_step(
     made = [engine.Replica(COSTS, limits) for _ in range(replicas)]
     speeds = [1.0] * replicas
     stop_ns = NEVER if stopped is None else int(stopped * offsets[-1])
-    flights = open_loop.carried(
-        schedule, sizes, made, route(speeds, "round_robin"), timeout_ns=timeout_ns, drain_ns=drain_ns,
-        stop_ns=stop_ns, after_stop_ns=min(drain_ns, AFTER_STOP_NS),
-    )  # fmt: skip
+    bounds = LoadBounds(timeout_ns=timeout_ns, drain_ns=drain_ns, stop_ns=stop_ns)
+    flights = open_loop.carried(schedule, sizes, made, route(speeds, "round_robin"), bounds)
     theirs = [PurePythonReplica(COSTS, limits) for _ in range(replicas)]
-    course = Course(
-        schedule, sizes, theirs, route(speeds, "round_robin"), timeout_ns=timeout_ns, drain_ns=drain_ns,
-        stop_ns=stop_ns,
-    )  # fmt: skip
+    course = Course(schedule, sizes, theirs, route(speeds, "round_robin"), bounds)
     course.run()
     rows = np.array(course.flights.sent).reshape(-1, 13)
     if flights is None:  # a request is refused, or late, or waits for ever: all replicas are looked at together
