@@ -1052,7 +1052,7 @@ enum { DECODER_FIELDS(D) D_COUNT };
 enum { READING_FIELDS(R) R_COUNT };
 #undef R
 
-enum { MOST_EVENTS = 16, MOST_DEPTH = 16, LAST_EVENTS = 4 };
+enum { MOST_EVENTS = 16, MOST_DEPTH = 16, LAST_EVENTS = 4, MOST_HOLES = 12, FORMS = 8, FORM_BYTES = 1024 };
 #define ENOUGH (1LL << 60)
 
 /* What the functions need of Python; set by `answers`. */
@@ -1485,15 +1485,34 @@ static const Field delta_fields[] = {
     FIELD("function_call", NO_CALLS), FIELD("refusal", EMPTY_TEXT),          FIELD("token_ids", NOTHING),   {NULL, 0, ANYTHING},
 };
 
+/* A value of an event that may differ in the next one of its form: where it begins, where it ends, how it is read. */
+typedef struct {
+    const char *at, *after;
+    enum Kind kind;
+} Hole;
+
 /* How the texts of a choice are weighed: `delta`: there is one; `content`, `reasoning`, `text`: they are not empty. */
 typedef struct {
     char delta, content, reasoning, text, choices;
+    int holes; /* more than MOST_HOLES: some were not kept */
+    Hole hole[MOST_HOLES];
 } Seen;
 
 static const char *object(const char *at, const char *end, const Field *fields, Said *said, Seen *seen);
 
+/* A usage as Python decodes it. NULL where it does not: the whole event then fails there as well, and is looked at there. */
+static PyObject *usage_of(const char *at, const char *after)
+{
+    PyObject *raw = PyBytes_FromStringAndSize(at, after - at);
+    PyObject *usage = raw == NULL ? NULL : PyObject_CallFunctionObjArgs(decode_usage, raw, NULL);
+    Py_XDECREF(raw);
+    if (usage == NULL)
+        PyErr_Clear();
+    return usage;
+}
+
 /* The value of a field: what follows it, or NULL. */
-static const char *value_of(enum Kind kind, const char *at, const char *end, Said *said, Seen *seen)
+static const char *value_in(enum Kind kind, const char *at, const char *end, Said *said, Seen *seen)
 {
     const char *after = kind != REFUSED && at < end && *at == 'n' ? literal(at, end, "null") : NULL;
     if (after != NULL) {
@@ -1535,20 +1554,25 @@ static const char *value_of(enum Kind kind, const char *at, const char *end, Sai
         at = object(at, end, choice_fields, said, seen);
         at = at == NULL ? NULL : space(at, end);
         return at != NULL && at < end && *at == ']' ? at + 1 : NULL;
-    case USAGE: {
+    case USAGE:
         after = skipped(at, end, 0);
-        if (after == NULL)
-            return NULL;
-        PyObject *raw = PyBytes_FromStringAndSize(at, after - at);
-        said->usage = raw == NULL ? NULL : PyObject_CallFunctionObjArgs(decode_usage, raw, NULL);
-        Py_XDECREF(raw);
-        if (said->usage == NULL)
-            PyErr_Clear(); /* the whole event then fails in Python as well, and is looked at there */
-        return said->usage == NULL ? NULL : after;
-    }
+        return after == NULL || (said->usage = usage_of(at, after)) == NULL ? NULL : after;
     default: /* NOTHING is null alone; REFUSED: events of other APIs have it */
         return NULL;
     }
+}
+
+/* The same, and it is noted where another value says the same: any value that is skipped, any text in place of one. */
+static const char *value_of(enum Kind kind, const char *at, const char *end, Said *said, Seen *seen)
+{
+    const char *after = value_in(kind, at, end, said, seen);
+    int text = (kind == CONTENT || kind == REASONING || kind == TEXT) && after != NULL && *at == '"' && after - at > 2;
+    if (text || (kind == ANYTHING && after != NULL && *at != 'n') || (kind == USAGE && said->usage != NULL)) {
+        if (seen->holes < MOST_HOLES)
+            seen->hole[seen->holes] = (Hole){at, after, kind};
+        seen->holes++;
+    }
+    return after;
 }
 
 static const char *object(const char *at, const char *end, const Field *fields, Said *said, Seen *seen)
@@ -1587,13 +1611,88 @@ static const char *object(const char *at, const char *end, const Field *fields, 
     }
 }
 
+/* Forms of events that were read lately: the bytes of one, the values in it that may differ, what it says. An event that
+   has the same bytes around values of these kinds says the same, and is not read again. */
+typedef struct {
+    Py_ssize_t size, at[MOST_HOLES], after[MOST_HOLES];
+    enum Kind kind[MOST_HOLES];
+    int holes;
+    Py_ssize_t finish, finish_size; /* 0: it does not finish */
+    char output, answer;
+    char bytes[FORM_BYTES];
+} Form;
+static Form forms[FORMS];
+static int next_form;
+
+/* Whether an event is of this form; if so, what it says. */
+static int of_form(const Form *form, const char *at, const char *end, Said *said)
+{
+    Py_ssize_t from = 0, rest = form->size - (form->holes ? form->after[form->holes - 1] : 0);
+    const char *usage = NULL, *after_usage = NULL, *finish = NULL;
+    if (form->size == 0 || end - at < rest || memcmp(end - rest, form->bytes + form->size - rest, (size_t)rest) != 0)
+        return 0;
+    for (int i = 0; i < form->holes; i++) {
+        Py_ssize_t same = form->at[i] - from;
+        if (end - at <= same || memcmp(at, form->bytes + from, (size_t)same) != 0)
+            return 0;
+        if (form->finish > from)
+            finish = at + (form->finish - from);
+        const char *value = at + same, *known = form->bytes + form->at[i];
+        Py_ssize_t size = form->after[i] - form->at[i];
+        if (*value == '"' && end - value > size && memcmp(value, known, (size_t)size) == 0)
+            at = value + size;
+        else if (form->kind[i] == ANYTHING || form->kind[i] == USAGE) {
+            if (*value == 'n' || (at = skipped(value, end, 0)) == NULL)
+                return 0;
+            if (form->kind[i] == USAGE)
+                usage = value, after_usage = at;
+        } else if (*value != '"' || (at = string(value, end, 1)) == NULL || at - value < 3)
+            return 0;
+        from = form->after[i];
+    }
+    if (end - at != rest)
+        return 0;
+    if (form->finish > from)
+        finish = at + (form->finish - from);
+    *said = (Said){.finish = finish, .finish_size = form->finish_size, .output = form->output, .answer = form->answer};
+    return usage == NULL || (said->usage = usage_of(usage, after_usage)) != NULL;
+}
+
+/* Keep the form of an event. */
+static void keep_form(const char *at, const char *end, const Said *said, const Seen *seen)
+{
+    if (end - at > FORM_BYTES || seen->holes > MOST_HOLES)
+        return;
+    Form *form = &forms[next_form];
+    next_form = (next_form + 1) % FORMS;
+    form->size = end - at;
+    memcpy(form->bytes, at, (size_t)form->size);
+    form->holes = seen->holes;
+    for (int i = 0; i < seen->holes; i++) {
+        form->at[i] = seen->hole[i].at - at;
+        form->after[i] = seen->hole[i].after - at;
+        form->kind[i] = seen->hole[i].kind;
+    }
+    form->finish = said->finish == NULL ? 0 : said->finish - at;
+    form->finish_size = said->finish_size;
+    form->output = said->output;
+    form->answer = said->answer;
+}
+
 /* Whether the payload of an event is usual; if so, what it says. */
 static int usual_event(const char *at, const char *end, Said *said)
 {
-    Seen seen = {0};
+    Seen seen;
+    const char *begin = at;
+    seen.delta = seen.content = seen.reasoning = seen.text = seen.choices = 0;
+    seen.holes = 0;
     *said = (Said){0};
     if (end - at == 6 && memcmp(at, "[DONE]", 6) == 0)
         return 1;
+    for (int i = 0; i < FORMS; i++)
+        if (of_form(&forms[i], at, end, said))
+            return 1;
+    *said = (Said){0};
     at = object(space(at, end), end, event_fields, said, &seen);
     if (at == NULL || space(at, end) != end || seen.choices != 1) {
         Py_CLEAR(said->usage);
@@ -1601,6 +1700,7 @@ static int usual_event(const char *at, const char *end, Said *said)
     }
     said->answer = seen.delta ? seen.content : seen.text;
     said->output = said->answer || (seen.delta && seen.reasoning);
+    keep_form(begin, end, said, &seen);
     return 1;
 }
 
