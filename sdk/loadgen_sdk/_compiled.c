@@ -18,7 +18,7 @@
 #include <sys/timerfd.h>
 #include <time.h>
 
-#define VERSION 8 /* of these functions: compiled.py asks for the same, else it takes Python's */
+#define VERSION 9 /* of these functions: compiled.py asks for the same, else it takes Python's */
 
 enum {
     READ_BYTES = 32 << 10,
@@ -179,36 +179,75 @@ typedef struct {
     long long emptied_at;
     long long ended_at;
     long long moved_at, held_events;
+    PyObject *busy, *peer, *tls, *unsent; /* of a connection */
+    long long idle_since, served, tcp_ns, tls_ns;
     int fd;
     int error;
-    char filled, open, patient, queued, held;
+    char filled, open, patient, queued, held, closed;
 } Inbox;
 
 static PyTypeObject *inbox_type;
+
+static void replace(PyObject **place, PyObject *value) /* takes the reference */
+{
+    PyObject *before = *place;
+    *place = value;
+    Py_XDECREF(before);
+}
 
 static int inbox_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
 {
     Inbox *inbox = (Inbox *)self;
     if (!PyArg_ParseTuple(args, "iL", &inbox->fd, &inbox->emptied_at))
         return -1;
-    PyObject *reads = PyList_New(0);
-    if (reads == NULL)
+    PyObject *reads = PyList_New(0), *unsent = PyList_New(0);
+    if (reads == NULL || unsent == NULL) {
+        Py_XDECREF(reads);
+        Py_XDECREF(unsent);
         return -1;
-    Py_XDECREF(inbox->reads);
-    inbox->reads = reads;
-    Py_INCREF(Py_None);
-    Py_XDECREF(inbox->template);
-    inbox->template = Py_None;
+    }
+    replace(&inbox->reads, reads);
+    replace(&inbox->unsent, unsent);
+    PyObject **nones[] = {&inbox->template, &inbox->busy, &inbox->peer, &inbox->tls};
+    for (int i = 0; i < 4; i++) {
+        Py_INCREF(Py_None);
+        replace(nones[i], Py_None);
+    }
+    inbox->idle_since = inbox->emptied_at;
+    return 0;
+}
+
+static int inbox_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Inbox *inbox = (Inbox *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(inbox->reads);
+    Py_VISIT(inbox->template);
+    Py_VISIT(inbox->busy);
+    Py_VISIT(inbox->peer);
+    Py_VISIT(inbox->tls);
+    Py_VISIT(inbox->unsent);
+    return 0;
+}
+
+static int inbox_clear(PyObject *self)
+{
+    Inbox *inbox = (Inbox *)self;
+    Py_CLEAR(inbox->reads);
+    Py_CLEAR(inbox->template);
+    Py_CLEAR(inbox->busy);
+    Py_CLEAR(inbox->peer);
+    Py_CLEAR(inbox->tls);
+    Py_CLEAR(inbox->unsent);
     return 0;
 }
 
 static void inbox_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    Inbox *inbox = (Inbox *)self;
-    Py_XDECREF(inbox->reads);
-    Py_XDECREF(inbox->template);
-    PyMem_Free(inbox->run);
+    PyObject_GC_UnTrack(self);
+    inbox_clear(self);
+    PyMem_Free(((Inbox *)self)->run);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
@@ -228,12 +267,23 @@ static PyMemberDef inbox_members[] = {
     {"patient", T_BOOL, offsetof(Inbox, patient), 0, NULL},
     {"queued", T_BOOL, offsetof(Inbox, queued), 0, NULL},
     {"held", T_BOOL, offsetof(Inbox, held), READONLY, NULL},
+    {"busy", T_OBJECT_EX, offsetof(Inbox, busy), 0, NULL},
+    {"peer", T_OBJECT_EX, offsetof(Inbox, peer), 0, NULL},
+    {"tls", T_OBJECT_EX, offsetof(Inbox, tls), 0, NULL},
+    {"unsent", T_OBJECT_EX, offsetof(Inbox, unsent), 0, NULL},
+    {"idle_since", T_LONGLONG, offsetof(Inbox, idle_since), 0, NULL},
+    {"served", T_LONGLONG, offsetof(Inbox, served), 0, NULL},
+    {"tcp_ns", T_LONGLONG, offsetof(Inbox, tcp_ns), 0, NULL},
+    {"tls_ns", T_LONGLONG, offsetof(Inbox, tls_ns), 0, NULL},
+    {"closed", T_BOOL, offsetof(Inbox, closed), 0, NULL},
     {NULL},
 };
 
 static PyType_Slot inbox_slots[] = {
     {Py_tp_init, inbox_init},
     {Py_tp_dealloc, inbox_dealloc},
+    {Py_tp_traverse, inbox_traverse},
+    {Py_tp_clear, inbox_clear},
     {Py_tp_members, inbox_members},
     {0, NULL},
 };
@@ -241,7 +291,7 @@ static PyType_Slot inbox_slots[] = {
 static PyType_Spec inbox_spec = {
     .name = "loadgen_sdk._compiled.Inbox",
     .basicsize = sizeof(Inbox),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = inbox_slots,
 };
 
@@ -1060,20 +1110,18 @@ static PyTypeObject *exchange_class, *response_class, *decoder_class, *reading_c
 static PyObject *known_heads, *decode_usage, *endings;
 /* Values that the fields have at first, and names. */
 static PyObject *never, *zero, *enough, *no_text, *no_bytes, *mode_head, *mode_chunked, *mode_end, *event_stream;
-static PyObject *name_tls, *name_closed, *name_busy, *name_prompt_tokens, *name_completion_tokens;
+static PyObject *name_prompt_tokens, *name_completion_tokens;
 static PyObject *name_number, *name_session, *name_stage, *name_lane, *name_lanes, *name_chains, *name_first_chain;
 static PyObject *name_func, *name_args, *name_ok, *name_sent, *name_sent_this_tick, *name_reuse_ns, *name_carried;
-static PyObject *name_popleft, *name_peer, *name_over;
-static PyObject *name_unsent, *name_idle_since, *name_served, *name_pop, *name_append, *name_tcp_ns, *name_tls_ns;
+static PyObject *name_popleft, *name_over;
+static PyObject *name_pop, *name_append;
 static PyObject *name_prompt_details, *name_input_details, *name_completion_details, *name_output_details;
 static PyObject *name_created, *name_cache_write, *name_cached, *name_reasoning, *name_tokens, *name_asked_output;
 static PyObject *name_gaps, *name_instants, *name_errors, *name_content_type, *name_content_encoding;
 
 static void put(State *state, int at, PyObject *value) /* takes the reference */
 {
-    PyObject *before = state->field[at];
-    state->field[at] = value;
-    Py_XDECREF(before);
+    replace(&state->field[at], value);
 }
 
 static void put_same(State *state, int at, PyObject *value)
@@ -2127,47 +2175,37 @@ static PyMethodDef exchange_methods[] = {
 static PyMethodDef response_methods[] = {{NULL}}, decoder_methods[] = {{NULL}}, reading_methods[] = {{NULL}};
 
 /* Whether an inbox is that of a connection without TLS, whose request asked for so few events that no template is learned,
-   and which has reads for it alone. `*busy` is then the exchange. -1 with an exception. */
-static int is_usual(Inbox *inbox, PyObject **busy)
+   and which has reads for it alone: the exchange, borrowed; else NULL. */
+static State *usual_exchange(Inbox *inbox)
 {
-    PyObject *self = (PyObject *)inbox;
+    State *exchange = (State *)inbox->busy;
     if (inbox->ended_at || inbox->held || inbox->run_count || inbox->template != Py_None || inbox->reads == NULL ||
-        !PyList_Check(inbox->reads) || PyList_Size(inbox->reads) < 1)
-        return 0;
-    PyObject *tls = PyObject_GetAttr(self, name_tls), *closed = PyObject_GetAttr(self, name_closed);
-    int plain = tls == Py_None && closed == Py_False;
-    Py_XDECREF(tls);
-    Py_XDECREF(closed);
-    if (tls == NULL || closed == NULL || (*busy = PyObject_GetAttr(self, name_busy)) == NULL)
-        return -1;
-    State *exchange = (State *)*busy;
-    if (plain && exchange_class != NULL && Py_TYPE(*busy) == exchange_class &&
-        Py_TYPE(exchange->field[X_reading]) == reading_class) {
-        int fits = 1, whole = 1;
-        int64_t learned = number_of(((State *)exchange->field[X_reading])->field[R_learned], &fits);
-        if (number_of(exchange->field[X_first_byte], &fits) < 0) { /* it may be the end of an idle connection: 408 */
-            PyObject *first = PyList_GetItem(inbox->reads, 0), *data = PyTuple_Check(first) ? PyTuple_GetItem(first, 0) : NULL;
-            whole = data != NULL && PyBytes_Check(data) && PyBytes_Size(data) > 10 &&
-                    memcmp(PyBytes_AsString(data), "HTTP/1.1 2", 10) == 0;
-            PyErr_Clear();
-        }
-        if (fits && whole && learned == ENOUGH)
-            return 1;
+        !PyList_Check(inbox->reads) || PyList_Size(inbox->reads) < 1 || inbox->tls != Py_None || inbox->closed ||
+        exchange == NULL || exchange_class == NULL || Py_TYPE((PyObject *)exchange) != exchange_class ||
+        Py_TYPE(exchange->field[X_reading]) != reading_class)
+        return NULL;
+    int fits = 1, whole = 1;
+    int64_t learned = number_of(((State *)exchange->field[X_reading])->field[R_learned], &fits);
+    if (number_of(exchange->field[X_first_byte], &fits) < 0) { /* it may be the end of an idle connection: 408 */
+        PyObject *first = PyList_GetItem(inbox->reads, 0), *data = PyTuple_Check(first) ? PyTuple_GetItem(first, 0) : NULL;
+        whole = data != NULL && PyBytes_Check(data) && PyBytes_Size(data) > 10 &&
+                memcmp(PyBytes_AsString(data), "HTTP/1.1 2", 10) == 0;
+        PyErr_Clear();
     }
-    Py_DECREF(*busy);
-    return 0;
+    return fits && whole && learned == ENOUGH ? exchange : NULL;
 }
 
 /* Receiver.hand_over */
 static PyObject *receiver_hand_over(PyObject *self, PyObject *value)
 {
-    PyObject *exchange = NULL, *over, *reads;
+    PyObject *over, *reads;
     if (!is_inbox(value))
         return NULL;
     Inbox *inbox = (Inbox *)value;
-    int usual = is_usual(inbox, &exchange);
-    if (usual <= 0)
-        return usual < 0 ? NULL : PyLong_FromLong(0);
+    PyObject *exchange = (PyObject *)usual_exchange(inbox);
+    if (exchange == NULL)
+        return PyLong_FromLong(0);
+    Py_INCREF(exchange);
     reads = receiver_take(self, value);
     inbox->queued = 0;
     over = reads == NULL ? NULL : exchange_arrived(exchange, reads);
@@ -2208,6 +2246,13 @@ static int set_number(PyObject *owner, PyObject *name, int64_t value)
     return failed ? -1 : 0;
 }
 
+/* Whether a connection can take a request. */
+static int is_free(const Inbox *inbox)
+{
+    return !inbox->closed && inbox->tls == Py_None && inbox->unsent != NULL && PyList_Check(inbox->unsent) &&
+           PyList_Size(inbox->unsent) == 0;
+}
+
 /* Receiver.carry */
 static PyObject *receiver_carry(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count)
 {
@@ -2218,38 +2263,28 @@ static PyObject *receiver_carry(PyObject *Py_UNUSED(self), PyObject *const *args
     PyObject *idle = args[1], *awaited = args[3], *head = exchange->field[X_head], *body = exchange->field[X_payload];
     Py_ssize_t size = PySequence_Size(idle);
     PyObject *connection = size > 0 ? PySequence_GetItem(idle, size - 1) : NULL;
-    if (connection == NULL || !PyObject_TypeCheck(connection, inbox_type) || !is_same(connection, name_closed, Py_False) ||
-        !is_same(connection, name_tls, Py_None) || !is_same(connection, name_unsent, NULL) || !PyBytes_Check(head) ||
-        !PyBytes_Check(body))
+    Inbox *inbox;
+    if (connection == NULL || !PyObject_TypeCheck(connection, inbox_type) || !is_free(inbox = (Inbox *)connection) ||
+        !PyBytes_Check(head) || !PyBytes_Check(body))
         goto unusual;
-    Inbox *inbox = (Inbox *)connection;
-    int64_t now = clock_ns(CLOCK_MONOTONIC), idle_since = number_in(connection, name_idle_since, &fits);
-    int64_t served = number_in(connection, name_served, &fits), reuse = number_of(args[2], &fits);
+    int64_t now = clock_ns(CLOCK_MONOTONIC), reuse = number_of(args[2], &fits);
     int64_t before = number_of(exchange->field[X_bytes_sent], &fits);
-    if (!fits || now - idle_since > reuse)
+    if (!fits || now - inbox->idle_since > reuse)
         goto unusual;
     PyObject *taken = PyObject_CallMethodObjArgs(idle, name_pop, NULL);
     Py_XDECREF(taken);
-    if (taken == NULL || put_number(exchange, X_ready, now) < 0 ||
-        PyObject_SetAttr(connection, name_busy, (PyObject *)exchange) < 0)
+    if (taken == NULL || put_number(exchange, X_ready, now) < 0)
         goto failed;
+    Py_INCREF((PyObject *)exchange);
+    replace(&inbox->busy, (PyObject *)exchange);
     inbox->patient = 0;
     put_same(exchange, X_connection, connection);
-    put_same(exchange, X_reused, served > 0 ? Py_True : Py_False);
-    PyObject *template = inbox->template;
+    put_same(exchange, X_reused, inbox->served > 0 ? Py_True : Py_False);
     Py_INCREF(Py_None);
-    inbox->template = Py_None;
-    Py_XDECREF(template);
-    if (served <= 0) { /* the first on its connection */
-        PyObject *tcp = PyObject_GetAttr(connection, name_tcp_ns);
-        if (tcp == NULL)
-            goto failed;
-        put(exchange, X_tcp, tcp);
-        PyObject *tls = PyObject_GetAttr(connection, name_tls_ns);
-        if (tls == NULL)
-            goto failed;
-        put(exchange, X_tls, tls);
-    }
+    replace(&inbox->template, Py_None);
+    if (inbox->served <= 0 && /* the first on its connection */
+        (put_number(exchange, X_tcp, inbox->tcp_ns) < 0 || put_number(exchange, X_tls, inbox->tls_ns) < 0))
+        goto failed;
     if (PySet_Add(awaited, (PyObject *)exchange) < 0)
         goto failed;
     struct iovec vectors[2] = {{.iov_base = PyBytes_AsString(head), .iov_len = (size_t)PyBytes_Size(head)},
@@ -2272,26 +2307,26 @@ failed:
 /* Receiver.free */
 static PyObject *receiver_free(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    int fits = 1;
     if (count != 4 || !PyObject_TypeCheck(args[0], inbox_type) || !PyDict_Check(args[2]) || !PySet_Check(args[3]))
         Py_RETURN_NONE;
-    PyObject *connection = args[0], *idle = args[1], *in_flight = args[2], *awaited = args[3];
-    PyObject *busy = PyObject_GetAttr(connection, name_busy);
+    Inbox *inbox = (Inbox *)args[0];
+    PyObject *idle = args[1], *in_flight = args[2], *awaited = args[3], *busy = inbox->busy;
     State *exchange = (State *)busy;
     if (busy == NULL || exchange_class == NULL || Py_TYPE(busy) != exchange_class || is_true(exchange, X_over) ||
         Py_TYPE(exchange->field[X_response]) != response_class)
-        goto unusual;
+        Py_RETURN_NONE;
     State *response = (State *)exchange->field[X_response];
-    int64_t served = number_in(connection, name_served, &fits);
-    if (!fits || !is_true(response, P_complete) || !is_true(response, P_reusable) ||
-        response->field[P_uses_left] != Py_None || response->field[P_idle_limit_s] != Py_None ||
-        !is_same(connection, name_unsent, NULL))
-        goto unusual;
-    if (PyObject_SetAttr(connection, name_busy, Py_None) < 0 || set_number(connection, name_served, served + 1) < 0 ||
-        move((Receiver *)self, (Inbox *)connection, 0) < 0 ||
-        set_number(connection, name_idle_since, clock_ns(CLOCK_MONOTONIC)) < 0)
+    if (!is_true(response, P_complete) || !is_true(response, P_reusable) || response->field[P_uses_left] != Py_None ||
+        response->field[P_idle_limit_s] != Py_None || inbox->unsent == NULL || !PyList_Check(inbox->unsent) ||
+        PyList_Size(inbox->unsent) != 0)
+        Py_RETURN_NONE;
+    Py_INCREF(Py_None);
+    inbox->busy = Py_None; /* its reference is that of `busy` now */
+    inbox->served++;
+    if (move((Receiver *)self, inbox, 0) < 0)
         goto failed;
-    PyObject *done = PyObject_CallMethodObjArgs(idle, name_append, connection, NULL);
+    inbox->idle_since = clock_ns(CLOCK_MONOTONIC);
+    PyObject *done = PyObject_CallMethodObjArgs(idle, name_append, args[0], NULL);
     Py_XDECREF(done);
     if (done == NULL)
         goto failed;
@@ -2305,10 +2340,6 @@ static PyObject *receiver_free(PyObject *self, PyObject *const *args, Py_ssize_t
     } else if (PyErr_Occurred())
         goto failed;
     return busy;
-unusual:
-    Py_XDECREF(busy);
-    PyErr_Clear();
-    Py_RETURN_NONE;
 failed:
     Py_DECREF(busy);
     return NULL;
@@ -2334,9 +2365,12 @@ static PyObject *receiver_hand_over_queued(PyObject *self, PyObject *const *args
         if (followed < 0)
             done = NULL;
         else if (how == 2 && !followed) {
-            PyObject *peer = PyObject_GetAttr(connection, name_peer);
+            PyObject *peer = ((Inbox *)connection)->peer;
+            Py_XINCREF(peer);
             done = peer == NULL ? NULL : PyObject_CallMethodObjArgs(peer, name_over, connection, NULL);
             Py_XDECREF(peer);
+            if (peer == NULL)
+                PyErr_SetString(PyExc_TypeError, "a connection without a peer");
         } else if (how == 0)
             done = PyObject_CallFunctionObjArgs(args[1], connection, NULL);
         if (done != said)
@@ -2407,16 +2441,16 @@ static int make_values(void)
         PyObject **place;
         const char *text;
     } texts[] = {{&no_text, ""}, {&mode_head, "head"}, {&mode_chunked, "chunked"}, {&mode_end, "end"},
-                 {&name_tls, "tls"}, {&name_closed, "closed"}, {&name_busy, "busy"},
+                 
                  {&name_prompt_tokens, "prompt_tokens"}, {&name_completion_tokens, "completion_tokens"},
                  {&event_stream, "text/event-stream"}, {&name_gaps, "gaps"}, {&name_instants, "instants"},
-                 {&name_popleft, "popleft"}, {&name_peer, "peer"}, {&name_over, "over"},
+                 {&name_popleft, "popleft"}, {&name_over, "over"},
                  {&name_number, "number"}, {&name_session, "session"}, {&name_stage, "stage"}, {&name_lane, "lane"},
                  {&name_lanes, "lanes"}, {&name_chains, "chains"}, {&name_first_chain, "first_chain"},
                  {&name_func, "func"}, {&name_args, "args"}, {&name_ok, "ok"}, {&name_sent, "sent"},
                  {&name_sent_this_tick, "_sent_this_tick"}, {&name_reuse_ns, "_reuse_ns"}, {&name_carried, "_carried"},
-                 {&name_unsent, "unsent"}, {&name_idle_since, "idle_since"}, {&name_served, "served"},
-                 {&name_pop, "pop"}, {&name_append, "append"}, {&name_tcp_ns, "tcp_ns"}, {&name_tls_ns, "tls_ns"},
+                 
+                 {&name_pop, "pop"}, {&name_append, "append"}, 
                  {&name_prompt_details, "prompt_tokens_details"}, {&name_input_details, "input_tokens_details"},
                  {&name_completion_details, "completion_tokens_details"},
                  {&name_output_details, "output_tokens_details"}, {&name_created, "cache_creation_input_tokens"},
@@ -2746,9 +2780,9 @@ typedef struct {
 
 /* Whether that is all: a request of a lane has ended well, and its next one is due at once, before all else. Nothing is
    changed. -1 with an exception. */
-static int look_at_lane(Receiver *receiver, PyObject *connection, Lane *lane)
+static int look_at_lane(Receiver *receiver, const Inbox *inbox, Lane *lane)
 {
-    PyObject *busy = PyObject_GetAttr(connection, name_busy), *with = receiver->followed;
+    PyObject *busy = inbox->busy, *with = receiver->followed;
 #define WITH(name) PyTuple_GetItem(with, F_##name)
     State *exchange = (State *)busy;
     int fits = 1, usual = 0;
@@ -2787,7 +2821,6 @@ static int look_at_lane(Receiver *receiver, PyObject *connection, Lane *lane)
             PyDict_Contains(WITH(exchanges), key) == 1;
     Py_XDECREF(key);
 over:
-    Py_XDECREF(busy);
     PyErr_Clear();
     if (!usual)
         Py_CLEAR(lane->args);
@@ -2876,7 +2909,7 @@ static int follow(Receiver *receiver, PyObject *connection)
 {
     PyObject *with = receiver->followed;
     Lane lane;
-    if (with == NULL || !is_same(connection, name_peer, WITH(pool)) || !look_at_lane(receiver, connection, &lane)) {
+    if (with == NULL || ((Inbox *)connection)->peer != WITH(pool) || !look_at_lane(receiver, (Inbox *)connection, &lane)) {
         PyErr_Clear();
         return 0;
     }

@@ -215,18 +215,12 @@ def test_a_count_of_tokens(value: Any) -> None:
 class Connection(compiled.Inbox):  # type: ignore[misc]
     """What the receiver knows of a connection."""
 
-    __slots__ = ("busy", "closed", "idle_since", "peer", "served", "sock", "tcp_ns", "tls", "tls_ns", "unsent")
+    __slots__ = ("sock",)
 
     def __init__(self, sock: socket.socket, busy: Any, reads: list[Any]) -> None:
         super().__init__(sock.fileno(), 1)
-        self.sock, self.busy, self.reads, self.tls, self.closed, self.queued = sock, busy, reads, None, False, True
-        self.idle_since, self.served, self.tcp_ns, self.tls_ns, self.unsent = (
-            time.monotonic_ns(),
-            0,
-            3,
-            0,
-            list[bytes](),
-        )
+        self.sock, self.busy, self.reads, self.queued = sock, busy, reads, True
+        self.idle_since, self.tcp_ns = time.monotonic_ns(), 3
 
 
 @pytest.mark.parametrize("byte", [0, 0x1F, 0x20, 0x21, 0x22, 0x23, 0x5B, 0x5C, 0x5D, 0x7F, 0x80, 0xC3, 0xFF])

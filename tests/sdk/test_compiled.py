@@ -472,6 +472,8 @@ def test_nothing_is_kept_alive() -> None:
     connection = Connection(5, 0)
     connection.owner = Owner()
     connection.owner.receiver = made  # a circle through the module in C
+    connection.peer = connection.busy = connection.owner  # and one through the inbox alone
+    connection.owner.connection = connection
     made.add(connection)
     queue.append(connection)
     del made, connection, queue

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import ssl
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -71,9 +72,14 @@ class Inbox:
 
     `held`: it is in the held epoll, for `held_events` plain events at most. `moved_at`: when it came into its epoll,
     which knows nothing about it from before.
+
+    What a connection keeps for its owner, here because C looks at it: its `peer`; `busy`: what it carries now, or None;
+    how many answers it `served`, `idle_since` when; what is `unsent`; its `tls`; how long TCP and TLS took.
     """
 
     __slots__ = (
+        "busy",
+        "closed",
         "emptied_at",
         "ended_at",
         "error",
@@ -81,15 +87,22 @@ class Inbox:
         "filled",
         "held",
         "held_events",
+        "idle_since",
         "moved_at",
         "open",
         "patient",
+        "peer",
         "queued",
         "reads",
         "run",
         "run_bytes",
         "run_read_at",
+        "served",
+        "tcp_ns",
         "template",
+        "tls",
+        "tls_ns",
+        "unsent",
     )
     sock: socket.socket  # the subclass has it
 
@@ -104,6 +117,13 @@ class Inbox:
         self.open = self.patient = self.queued = self.held = False
         self.held_events = self.moved_at = 0
         self.ended_at = self.error = 0
+        self.busy: object | None = None
+        self.peer: Any = None
+        self.tls: ssl.SSLObject | None = None
+        self.unsent: list[bytes] = []
+        self.closed = False
+        self.idle_since = now
+        self.served = self.tcp_ns = self.tls_ns = 0
 
 
 class Receiver:

@@ -96,42 +96,28 @@ class Peer(Protocol):
 
 
 class ClientConnection(Inbox):
-    """One connection. `busy` is for the peer: what the connection carries now, or None. `served` counts its answers."""
+    """One connection. Until it is open, `tls_ns` is when the handshake began."""
 
     __slots__ = (
         "address",
-        "busy",
-        "closed",
         "connecting_since",
-        "idle_since",
-        "peer",
-        "served",
         "sock",
         "state",
-        "tcp_ns",
-        "tls",
         "tls_in",
-        "tls_ns",
         "tls_out",
         "tunnel",
-        "unsent",
         "uses_left",
     )
+    peer: Peer
 
     def __init__(self, sock: socket.socket, peer: Peer, address: int, now: int) -> None:
         super().__init__(sock.fileno(), now)
         self.sock = sock
         self.peer = peer
         self.address = address
-        self.busy: object | None = None
         self.state = "connecting"
-        self.closed = False
-        self.served = 0
         self.uses_left: int | None = None
-        self.idle_since = self.connecting_since = now
-        self.unsent: list[bytes] = []
-        self.tcp_ns = self.tls_ns = 0  # how long they took; until then `tls_ns` is when the handshake began
-        self.tls: ssl.SSLObject | None = None
+        self.connecting_since = now
         self.tls_in: ssl.MemoryBIO | None = None
         self.tls_out: ssl.MemoryBIO | None = None
         self.tunnel = b""  # the request that opens it; then what the proxy has answered so far
