@@ -28,6 +28,7 @@ enum {
     BUSY_POLL_EVERY_NS = 2000000,
     BUSY_READS = 4,
     READ_FIRST = 32,
+    BACKLOG_LIMIT = 20000,
     HOLD_MS = 1,
     HOLD_NS = 1000000,
     LOOK_NS = 100000000,
@@ -336,7 +337,7 @@ static int count_plain(Inbox *inbox, const char *data, Py_ssize_t size, int64_t 
 #define FOLLOWED_FIELDS(F)                                                                                             \
     F(pool) F(idle) F(in_flight) F(awaited) F(head) F(timeout) F(stream) F(keep_text) F(keep_headers)                  \
     F(ended) F(partial) F(start) F(started) F(exchanges) F(ends) F(left) F(spans) F(sent) F(counters) F(recent) F(row) \
-    F(refusals) F(take) F(flows) F(start_ns) F(worker) F(name)
+    F(refusals) F(take) F(flows) F(start_ns) F(worker) F(name) F(rows) F(blocks) F(block_bytes) F(known)
 #define F(name) F_##name,
 enum { FOLLOWED_FIELDS(F) F_COUNT };
 #undef F
@@ -344,8 +345,10 @@ enum { FOLLOWED_FIELDS(F) F_COUNT };
 typedef struct {
     PyObject_HEAD
     PyObject *queue;
-    PyObject *queue_append;
+    PyObject *queue_append, *queue_popleft;
     PyObject *followed; /* a tuple of these, or NULL */
+    PyObject *known;    /* what was said last of a body with so many tokens, of which so many are asked for; or NULL */
+    long long known_tokens, known_asked;
     Inbox **inboxes; /* by descriptor; NULL where there is none */
     int inboxes_size;
     int epoll, held, timer;
@@ -385,8 +388,11 @@ static int receiver_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(key
     PyObject *append = PyObject_GetAttrString(queue, "append");
     if (append == NULL)
         return -1;
-    Py_XDECREF(receiver->queue_append);
-    receiver->queue_append = append;
+    replace(&receiver->queue_append, append);
+    PyObject *popleft = PyObject_GetAttrString(queue, "popleft");
+    if (popleft == NULL)
+        return -1;
+    replace(&receiver->queue_popleft, popleft);
     Py_INCREF(queue);
     Py_XDECREF(receiver->queue);
     receiver->queue = queue;
@@ -404,7 +410,9 @@ static int receiver_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(receiver->queue);
     Py_VISIT(receiver->queue_append);
+    Py_VISIT(receiver->queue_popleft);
     Py_VISIT(receiver->followed);
+    Py_VISIT(receiver->known);
     for (int fd = 0; fd < receiver->inboxes_size; fd++)
         Py_VISIT((PyObject *)receiver->inboxes[fd]);
     return 0;
@@ -415,7 +423,9 @@ static int receiver_clear(PyObject *self)
     Receiver *receiver = (Receiver *)self;
     Py_CLEAR(receiver->queue);
     Py_CLEAR(receiver->queue_append);
+    Py_CLEAR(receiver->queue_popleft);
     Py_CLEAR(receiver->followed);
+    Py_CLEAR(receiver->known);
     Inbox **inboxes = receiver->inboxes;
     int size = receiver->inboxes_size;
     receiver->inboxes = NULL;
@@ -737,6 +747,19 @@ static PyObject *receiver_send(PyObject *Py_UNUSED(self), PyObject *args)
     return Py_BuildValue("LL", (long long)at, taken);
 }
 
+/* -1 with an exception. */
+static int arm(Receiver *receiver, int64_t at)
+{
+    receiver->armed_for = at;
+    if (at <= 0)
+        at = 1; /* 0 would disarm it */
+    struct itimerspec armed = {.it_value = {.tv_sec = at / 1000000000, .tv_nsec = at % 1000000000}};
+    if (timerfd_settime(receiver->timer, TFD_TIMER_ABSTIME, &armed, NULL) == 0)
+        return 0;
+    PyErr_SetFromErrno(PyExc_OSError);
+    return -1;
+}
+
 /* Plan the next poll, and arm the timer for it, or for what is due before. */
 static int move_poll(Receiver *receiver, int64_t now, int64_t due_at)
 {
@@ -745,14 +768,7 @@ static int move_poll(Receiver *receiver, int64_t now, int64_t due_at)
     receiver->reads_at_poll = receiver->reads;
     if (due_at < 0)
         return 0;
-    int64_t at = receiver->armed_for = receiver->poll_at < due_at ? receiver->poll_at : due_at;
-    if (at <= 0)
-        at = 1; /* 0 would disarm it */
-    struct itimerspec armed = {.it_value = {.tv_sec = at / 1000000000, .tv_nsec = at % 1000000000}};
-    if (timerfd_settime(receiver->timer, TFD_TIMER_ABSTIME, &armed, NULL) == 0)
-        return 0;
-    PyErr_SetFromErrno(PyExc_OSError);
-    return -1;
+    return arm(receiver, receiver->poll_at < due_at ? receiver->poll_at : due_at);
 }
 
 /* The time. Notes how the clock of the stamps differs from it. */
@@ -824,17 +840,11 @@ static int decide_whether_to_hold(Receiver *receiver, int64_t now)
     return watch(receiver->epoll, EPOLL_CTL_ADD, receiver->held, EPOLLIN);
 }
 
-static PyObject *receiver_receive(PyObject *self, PyObject *args)
+/* Receiver.receive; `*others` is NULL where there are none. -1 with an exception. */
+static int receive(Receiver *receiver, int wait_ms, int64_t until, int64_t due_at, PyObject **others)
 {
-    Receiver *receiver = (Receiver *)self;
-    int wait_ms;
-    long long until, due_at;
-    if (!PyArg_ParseTuple(args, "iLL", &wait_ms, &until, &due_at))
-        return NULL;
     int64_t wake_at = receiver->wake_at;
-    PyObject *others = PyList_New(0);
-    if (others == NULL)
-        return NULL;
+    *others = NULL;
     for (;;) {
         int ready, holding = receiver->holding;
         int wait = holding && wait_ms ? (receiver->poll_at > receiver->now ? HOLD_MS : 0) : wait_ms;
@@ -859,7 +869,7 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
         receiver->ready = ready;
         receiver->now = now;
         if (now >= wake_at && ready > READ_FIRST)
-            return others;
+            return 0;
         int64_t previous_poll = receiver->last_poll;
         if (ready < MOST_READY) /* else there may be ready sockets that it did not report */
             receiver->last_poll = receiver->poll_started;
@@ -874,7 +884,8 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
             }
             if (inbox == NULL || events & EPOLLOUT || !inbox->open) {
                 PyObject *other = Py_BuildValue("iI", fd, events);
-                int bad = other == NULL || PyList_Append(others, other) < 0;
+                int bad = other == NULL || (*others == NULL && (*others = PyList_New(0)) == NULL) ||
+                          PyList_Append(*others, other) < 0;
                 Py_XDECREF(other);
                 if (bad)
                     goto failed;
@@ -898,16 +909,63 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
         if (now - receiver->look_began > LOOK_NS && decide_whether_to_hold(receiver, now) < 0)
             goto failed;
         if (!receiver->holding && now > receiver->poll_at - POLL_EVERY_NS / 2 &&
-            move_poll(receiver, now, PyList_Size(others) ? -1 : due_at) < 0)
+            move_poll(receiver, now, *others != NULL ? -1 : due_at) < 0)
             goto failed;
         int nothing_came = receiver->ready == 0 && !(holding && wait_ms < 0);
-        if (nothing_came || now >= until || PyList_Size(others) || PyObject_Size(receiver->queue))
-            return others;
+        if (nothing_came || now >= until || *others != NULL || PyObject_Size(receiver->queue))
+            return 0;
     }
 failed:
-    Py_DECREF(others);
-    return NULL;
+    Py_CLEAR(*others);
+    return -1;
 }
+
+static PyObject *receiver_receive(PyObject *self, PyObject *args)
+{
+    int wait_ms;
+    long long until, due_at;
+    PyObject *others;
+    if (!PyArg_ParseTuple(args, "iLL", &wait_ms, &until, &due_at) ||
+        receive((Receiver *)self, wait_ms, until, due_at, &others) < 0)
+        return NULL;
+    return others != NULL ? others : PyList_New(0);
+}
+
+static int64_t hand_over_slice(Receiver *receiver, int64_t slice_ns, PyObject *other, int *others);
+
+/* Receiver.go */
+static PyObject *receiver_go(PyObject *self, PyObject *args)
+{
+    Receiver *receiver = (Receiver *)self;
+    int wait_ms, called = 0;
+    long long until, tick_at, slice_ns;
+    PyObject *awaited, *other, *others;
+    if (!PyArg_ParseTuple(args, "iLLO!LO", &wait_ms, &until, &tick_at, &PySet_Type, &awaited, &slice_ns, &other))
+        return NULL;
+    for (;;) {
+        int64_t due_at = receiver->wake_at < tick_at ? receiver->wake_at : tick_at;
+        if (receive(receiver, PyObject_Size(receiver->queue) ? 0 : wait_ms, until < due_at ? until : due_at,
+                    PySet_Size(awaited) ? due_at : -1, &others) < 0)
+            return NULL;
+        if (others != NULL)
+            return others;
+        if (receiver->now >= receiver->wake_at)
+            return PyList_New(0);
+        if (PyObject_Size(receiver->queue) > 0 &&
+            (receiver->now = hand_over_slice(receiver, slice_ns, other, &called)) < 0)
+            return NULL;
+        int64_t now = receiver->now;
+        if (called || now >= until || now >= tick_at || receiver->waiting >= BACKLOG_LIMIT ||
+            (!receiver->ready && !PyObject_Size(receiver->queue)))
+            Py_RETURN_NONE;
+        int64_t at = receiver->wake_at < tick_at ? receiver->wake_at : tick_at;
+        if (receiver->poll_at < at && PySet_Size(awaited) && !receiver->holding)
+            at = receiver->poll_at;
+        if (at != receiver->armed_for && arm(receiver, at) < 0)
+            return NULL;
+    }
+}
+
 
 static PyObject *receiver_hand_over(PyObject *self, PyObject *value);
 static PyObject *receiver_hand_over_queued(PyObject *self, PyObject *const *args, Py_ssize_t count);
@@ -922,6 +980,7 @@ static PyMethodDef receiver_methods[] = {
     {"release", receiver_release, METH_O, NULL},
     {"take", receiver_take, METH_O, NULL},
     {"receive", receiver_receive, METH_VARARGS, NULL},
+    {"go", receiver_go, METH_VARARGS, NULL},
     {"send", receiver_send, METH_VARARGS, NULL},
     {"hand_over", receiver_hand_over, METH_O, NULL},
     {"hand_over_queued", (PyCFunction)(void (*)(void))receiver_hand_over_queued, METH_FASTCALL, NULL},
@@ -1113,7 +1172,7 @@ static PyObject *never, *zero, *enough, *no_text, *no_bytes, *mode_head, *mode_c
 static PyObject *name_prompt_tokens, *name_completion_tokens;
 static PyObject *name_number, *name_session, *name_stage, *name_lane, *name_lanes, *name_chains, *name_first_chain;
 static PyObject *name_func, *name_args, *name_ok, *name_sent, *name_sent_this_tick, *name_reuse_ns, *name_carried;
-static PyObject *name_popleft, *name_over;
+static PyObject *name_over;
 static PyObject *name_pop, *name_append;
 static PyObject *name_prompt_details, *name_input_details, *name_completion_details, *name_output_details;
 static PyObject *name_created, *name_cache_write, *name_cached, *name_reasoning, *name_tokens, *name_asked_output;
@@ -2195,29 +2254,31 @@ static State *usual_exchange(Inbox *inbox)
     return fits && whole && learned == ENOUGH ? exchange : NULL;
 }
 
-/* Receiver.hand_over */
-static PyObject *receiver_hand_over(PyObject *self, PyObject *value)
+/* Receiver.hand_over: -1 with an exception. */
+static int hand_over(Receiver *receiver, PyObject *value)
 {
-    PyObject *over, *reads;
     if (!is_inbox(value))
-        return NULL;
+        return -1;
     Inbox *inbox = (Inbox *)value;
     PyObject *exchange = (PyObject *)usual_exchange(inbox);
     if (exchange == NULL)
-        return PyLong_FromLong(0);
+        return 0;
     Py_INCREF(exchange);
-    reads = receiver_take(self, value);
+    PyObject *reads = receiver_take((PyObject *)receiver, value);
     inbox->queued = 0;
-    over = reads == NULL ? NULL : exchange_arrived(exchange, reads);
+    PyObject *over = reads == NULL ? NULL : exchange_arrived(exchange, reads);
     Py_XDECREF(reads);
     if (over == Py_False)
         inbox->patient = (char)is_true((State *)exchange, X_patient);
     Py_DECREF(exchange);
-    if (over == NULL)
-        return NULL;
-    long said = over == Py_True ? 2 : 1;
-    Py_DECREF(over);
-    return PyLong_FromLong(said);
+    Py_XDECREF(over); /* it is one of two that last */
+    return over == NULL ? -1 : over == Py_True ? 2 : 1;
+}
+
+static PyObject *receiver_hand_over(PyObject *self, PyObject *value)
+{
+    int how = hand_over((Receiver *)self, value);
+    return how < 0 ? NULL : PyLong_FromLong(how);
 }
 
 /* An attribute that is a number; `*fits` becomes 0 where it is none, or not there. */
@@ -2347,42 +2408,46 @@ failed:
 
 static int follow(Receiver *receiver, PyObject *connection);
 
-/* Receiver.hand_over_queued */
+/* Receiver.hand_over_queued: the time, or -1 with an exception. `*others` becomes 1 where Python was called for one. */
+static int64_t hand_over_slice(Receiver *receiver, int64_t slice_ns, PyObject *other, int *others)
+{
+    int64_t now = clock_ns(CLOCK_MONOTONIC), ends = now + slice_ns;
+    for (int handed = 1; PyObject_Size(receiver->queue) > 0; handed++) {
+        PyObject *connection = PyObject_CallFunctionObjArgs(receiver->queue_popleft, NULL), *done = NULL;
+        int how = connection == NULL ? -1 : hand_over(receiver, connection);
+        int followed = how == 2 ? follow(receiver, connection) : 0, failed = how < 0 || followed < 0;
+        if (how == 2 && !followed) {
+            PyObject *peer = ((Inbox *)connection)->peer;
+            Py_INCREF(peer);
+            done = PyObject_CallMethodObjArgs(peer, name_over, connection, NULL);
+            Py_DECREF(peer);
+            failed = done == NULL;
+            *others = 1;
+        } else if (how == 0) {
+            done = PyObject_CallFunctionObjArgs(other, connection, NULL);
+            failed = done == NULL;
+            *others = 1;
+        }
+        Py_XDECREF(done);
+        Py_XDECREF(connection);
+        if (failed)
+            return -1;
+        if (!(handed & 7) && (now = clock_ns(CLOCK_MONOTONIC)) > ends)
+            break;
+    }
+    return now;
+}
+
 static PyObject *receiver_hand_over_queued(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    Receiver *receiver = (Receiver *)self;
-    int fits = count == 2;
-    int64_t now = clock_ns(CLOCK_MONOTONIC), ends = fits ? now + number_of(args[0], &fits) : 0;
+    int fits = count == 2, others = 0;
+    int64_t slice_ns = fits ? number_of(args[0], &fits) : 0;
     if (!fits) {
         PyErr_SetString(PyExc_TypeError, "hand_over_queued(slice_ns, other)");
         return NULL;
     }
-    for (int handed = 1; PyObject_Size(receiver->queue) > 0; handed++) {
-        PyObject *connection = PyObject_CallMethodObjArgs(receiver->queue, name_popleft, NULL);
-        PyObject *said = connection == NULL ? NULL : receiver_hand_over(self, connection), *done = said;
-        long how = said == NULL ? 1 : PyLong_AsLong(said);
-        int followed = how == 2 ? follow(receiver, connection) : 0;
-        if (followed < 0)
-            done = NULL;
-        else if (how == 2 && !followed) {
-            PyObject *peer = ((Inbox *)connection)->peer;
-            Py_XINCREF(peer);
-            done = peer == NULL ? NULL : PyObject_CallMethodObjArgs(peer, name_over, connection, NULL);
-            Py_XDECREF(peer);
-            if (peer == NULL)
-                PyErr_SetString(PyExc_TypeError, "a connection without a peer");
-        } else if (how == 0)
-            done = PyObject_CallFunctionObjArgs(args[1], connection, NULL);
-        if (done != said)
-            Py_XDECREF(said);
-        Py_XDECREF(connection);
-        if (done == NULL)
-            return NULL;
-        Py_DECREF(done);
-        if (!(handed & 7) && (now = clock_ns(CLOCK_MONOTONIC)) > ends)
-            break;
-    }
-    return PyLong_FromLongLong(now);
+    int64_t now = hand_over_slice((Receiver *)self, slice_ns, args[1], &others);
+    return now < 0 ? NULL : PyLong_FromLongLong(now);
 }
 
 /* Reading.last_token_error */
@@ -2444,7 +2509,7 @@ static int make_values(void)
                  
                  {&name_prompt_tokens, "prompt_tokens"}, {&name_completion_tokens, "completion_tokens"},
                  {&event_stream, "text/event-stream"}, {&name_gaps, "gaps"}, {&name_instants, "instants"},
-                 {&name_popleft, "popleft"}, {&name_over, "over"},
+                 {&name_over, "over"},
                  {&name_number, "number"}, {&name_session, "session"}, {&name_stage, "stage"}, {&name_lane, "lane"},
                  {&name_lanes, "lanes"}, {&name_chains, "chains"}, {&name_first_chain, "first_chain"},
                  {&name_func, "func"}, {&name_args, "args"}, {&name_ok, "ok"}, {&name_sent, "sent"},
@@ -2689,6 +2754,7 @@ static PyObject *receiver_follow(PyObject *self, PyObject *value)
         return NULL;
     }
     PyObject *before = ((Receiver *)self)->followed;
+    Py_CLEAR(((Receiver *)self)->known);
     Py_INCREF(value);
     ((Receiver *)self)->followed = value == Py_None ? NULL : value;
     if (value == Py_None)
@@ -2846,6 +2912,69 @@ static int end_of_lane(PyObject *with, const Lane *lane)
     return failed ? -1 : 0;
 }
 
+enum { BODY_NUMBERS = 5 };
+
+/* Where the numbers of a request's body are, or NULL. */
+static const int64_t *find_body(const int64_t *rows, Py_ssize_t count, int64_t number)
+{
+    Py_ssize_t low = 0, high = count;
+    if (count > 1 && number >= rows[0] && rows[BODY_NUMBERS] > rows[0]) { /* usually they follow each other evenly */
+        int64_t at = (number - rows[0]) / (rows[BODY_NUMBERS] - rows[0]);
+        if (at < count && rows[at * BODY_NUMBERS] == number)
+            return rows + at * BODY_NUMBERS;
+    }
+    while (low < high) {
+        Py_ssize_t middle = low + (high - low) / 2;
+        if (rows[middle * BODY_NUMBERS] < number)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < count && rows[low * BODY_NUMBERS] == number ? rows + low * BODY_NUMBERS : NULL;
+}
+
+/* The body of a request that was built in advance, and whose block of the file was read; NULL, without an exception, where
+   that is not so. `*built`: what is known of it; NULL, with an exception, where that failed. */
+static PyObject *body_of(Receiver *receiver, PyObject *with, int64_t stage, int64_t number, PyObject **built)
+{
+    PyObject *lists = WITH(rows), *rows = PyList_Check(lists) && stage < PyList_Size(lists) ? PyList_GetItem(lists, (Py_ssize_t)stage) : NULL;
+    PyObject *blocks = WITH(blocks), *body = NULL;
+    int fits = 1;
+    int64_t block_bytes = number_of(WITH(block_bytes), &fits), tokens = 0, asked = 0;
+    Py_buffer buffer;
+    if (rows == NULL || !fits || block_bytes <= 0 || !PyDict_Check(blocks))
+        return NULL;
+    if (PyObject_GetBuffer(rows, &buffer, PyBUF_SIMPLE) < 0) {
+        PyErr_Clear();
+        return NULL;
+    }
+    const int64_t *row = find_body(buffer.buf, buffer.len / (BODY_NUMBERS * (Py_ssize_t)sizeof *row), number);
+    if (row != NULL) {
+        int64_t offset = row[1], length = row[2];
+        tokens = row[3];
+        asked = row[4];
+        PyObject *key = offset < 0 || length <= 0 ? NULL : PyLong_FromLongLong(offset / block_bytes);
+        PyObject *block = key == NULL ? NULL : PyDict_GetItemWithError(blocks, key);
+        int64_t at = offset % block_bytes;
+        if (block != NULL && PyBytes_Check(block) && length <= PyBytes_Size(block) - at)
+            body = PyBytes_FromStringAndSize(PyBytes_AsString(block) + at, (Py_ssize_t)length);
+        Py_XDECREF(key);
+        PyErr_Clear();
+    }
+    PyBuffer_Release(&buffer);
+    if (body != NULL && (receiver->known == NULL || receiver->known_tokens != tokens || receiver->known_asked != asked)) {
+        PyObject *known = PyObject_CallFunction(WITH(known), "LL", (long long)tokens, (long long)asked);
+        PyObject *before = receiver->known;
+        receiver->known = known;
+        receiver->known_tokens = tokens;
+        receiver->known_asked = asked;
+        Py_XDECREF(before);
+    }
+    *built = body == NULL ? NULL : receiver->known;
+    Py_XINCREF(*built);
+    return body;
+}
+
 /* Start the next request of a lane: Driver._send and Pool.send. -1 with an exception. */
 static int next_of_lane(Receiver *receiver, PyObject *with, const Lane *lane)
 {
@@ -2853,14 +2982,22 @@ static int next_of_lane(Receiver *receiver, PyObject *with, const Lane *lane)
     int64_t due = lane->row.ended + number_of(WITH(start_ns), &fits);
     PyObject *flow = PyList_GetItem(WITH(flows), (Py_ssize_t)lane->stage);
     PyObject *number = PyLong_FromLongLong(lane->next), *stage = PyLong_FromLongLong(lane->stage), *head = NULL;
-    PyObject *start = PyObject_CallFunction(WITH(start), "LLiiLL", (long long)lane->next, (long long)lane->stage, -1, 0,
-                                            (long long)lane->lane, (long long)lane->row.ended);
-    PyObject *taken = number == NULL || stage == NULL || start == NULL || flow == NULL
-                          ? NULL
-                          : PyObject_CallFunctionObjArgs(WITH(take), stage, number, NULL);
-    PyObject *body = NULL, *built, *asked = NULL, *on_done = NULL, *due_at = NULL, *deadline = NULL, *pair = NULL;
+    PyObject *of_lane = PyLong_FromLongLong(lane->lane), *ended = PyLong_FromLongLong(lane->row.ended);
+    PyObject *start = NULL, *built = NULL, *asked = NULL, *on_done = NULL, *due_at = NULL, *deadline = NULL, *pair = NULL;
+    PyObject *body = NULL;
     State *exchange = NULL;
-    if (taken == NULL || !PyArg_ParseTuple(taken, "SO", &body, &built) ||
+    if (number == NULL || stage == NULL || flow == NULL || of_lane == NULL || ended == NULL ||
+        (start = PyObject_CallFunctionObjArgs(WITH(start), number, stage, never, zero, of_lane, ended, NULL)) == NULL)
+        goto over;
+    if ((body = body_of(receiver, with, lane->stage, lane->next, &built)) == NULL) {
+        PyObject *taken = PyObject_CallFunctionObjArgs(WITH(take), stage, number, NULL);
+        if (taken == NULL || !PyArg_ParseTuple(taken, "SO", &body, &built))
+            body = built = NULL;
+        Py_XINCREF(body);
+        Py_XINCREF(built);
+        Py_XDECREF(taken);
+    }
+    if (built == NULL || /* with an exception */
         (asked = PyObject_GetAttr(built, name_asked_output)) == NULL ||
         (head = head_of(WITH(head), WITH(name), lane->next, PyBytes_Size(body))) == NULL ||
         (on_done = PyObject_CallFunctionObjArgs(WITH(partial), WITH(ended), start, zero, built, NULL)) == NULL ||
@@ -2892,8 +3029,11 @@ static int next_of_lane(Receiver *receiver, PyObject *with, const Lane *lane)
 over:
     Py_XDECREF(number);
     Py_XDECREF(stage);
+    Py_XDECREF(of_lane);
+    Py_XDECREF(ended);
     Py_XDECREF(start);
-    Py_XDECREF(taken);
+    Py_XDECREF(body);
+    Py_XDECREF(built);
     Py_XDECREF(head);
     Py_XDECREF(asked);
     Py_XDECREF(on_done);

@@ -164,6 +164,7 @@ class Driver:
             self._ended, partial, Start, started, self._in_flight, ends_ns, left, schedule.stages, self._sent_by_stage,
             counters, counters.recent_ttft_ns.append, self._spool.row, self._selection.refusals, self._bodies.take,
             [each.flow for each in self._timelines], self.start_ns, self._worker, f"{self._run_id}-".encode("latin-1"),
+            *self._bodies.stored,
         ))  # fmt: skip
 
     @property

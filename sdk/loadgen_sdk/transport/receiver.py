@@ -295,6 +295,24 @@ class Receiver:
             if others or queue or now >= until or (not self.ready and not (holding and wait_ms < 0)):
                 return others
 
+    def go(
+        self,
+        wait_ms: int,
+        until: int,
+        tick_at: int,
+        awaited: set[object],
+        slice_ns: int,
+        other: Callable[[Any], None],
+    ) -> list[tuple[int, int]] | None:
+        """Receive until `until`, `tick_at` or `wake_at`, while there are answers `awaited`; returns what `receive` does.
+
+        C also hands over for `slice_ns`, as `hand_over_queued` does, arms the timer as `Wire` does, and goes on as long as
+        that is all there is to do. It returns None where all that was received has been handed over.
+        """
+        due_at = min(self.wake_at, tick_at)
+        wait_ms = 0 if self._queue else wait_ms
+        return self.receive(wait_ms, min(until, due_at), due_at if awaited else -1)
+
     def _read_clocks(self) -> int:
         """The time (ns). Notes how the clock of the stamps differs from it."""
         now = monotonic_ns()

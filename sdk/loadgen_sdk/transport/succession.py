@@ -17,6 +17,7 @@ class Succession(NamedTuple):
     below `span.first_chain + span.chains` (None: no end), and the end before that of its stage. `start` makes what the
     owner keeps of it, from number, stage, session, turn, lane and due instant. The callback of an exchange is
     `partial(ended, start, target, built)`, and `take(stage, number)` gives its body and `built`, with `asked_output`.
+    It is not asked where `rows` has the number and `blocks` the bytes: then `built` is `known(tokens, asked output)`.
     """
 
     ended: Callable[..., None]
@@ -37,3 +38,7 @@ class Succession(NamedTuple):
     start_ns: int
     worker: int
     name: bytes  # of a request, before its number
+    rows: list[Any]  # by stage: an array of five numbers a body, ascending: its request, offset, length, tokens, output
+    blocks: dict[int, bytes]  # of the file of bodies, by number, each of `block_bytes` at most
+    block_bytes: int
+    known: Callable[[int, int], Any]

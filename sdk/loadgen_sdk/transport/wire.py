@@ -309,26 +309,25 @@ class Wire:
         """Read what is ready, call `wake` and `tick` if they are due, hand over for a slice; returns the time (ns)."""
         self.turns += 1
         receiver = self._receiver
+        others: list[tuple[int, int]] | None = []
         if receiver.waiting < BACKLOG_LIMIT:
             if self.hold_ns:
-                due_at = receiver.wake_at if receiver.wake_at < self._tick_at else self._tick_at
-                until = hold_ends if hold_ends < due_at else due_at
-                wait_ms = 0 if self._queue else HOLD_POLL_MS if self.idle is not None else -1
-                if not self.awaited:
-                    due_at = -1
+                wait_ms = HOLD_POLL_MS if self.idle is not None else -1
+                rest = self.awaited, self.slice_ns, self._hand_over
+                others = receiver.go(wait_ms, hold_ends, self._tick_at, *rest)
             else:
-                until = wait_ms = 0
-                due_at = -1
-            for fd, events in receiver.receive(wait_ms, until, due_at):
-                self._other_event(fd, events)
+                others = receiver.receive(0, 0, -1)
             now = receiver.now
         else:
             now = monotonic_ns()
-        if now >= receiver.wake_at and self.wake is not None:
-            self._receiver.armed_for = 0
-            self.wake(now)
-        if self._queue:
-            now = self._receiver.hand_over_queued(self.slice_ns, self._hand_over)
+        if others is not None:
+            for fd, events in others:
+                self._other_event(fd, events)
+            if now >= receiver.wake_at and self.wake is not None:
+                receiver.armed_for = 0
+                self.wake(now)
+            if self._queue:
+                now = receiver.hand_over_queued(self.slice_ns, self._hand_over)
         if now >= self._tick_at:
             self._receiver.armed_for = 0
             self._tick_at = now + TICK_NS

@@ -18,8 +18,8 @@ from loadgen.core.execution.run import execute
 from loadgen.core.workload import load, read_flags
 from loadgen.sim.server.options import Options
 
-FRAMES, CALLS = (40, 94) if compiled.module is not None else (130, 330)
-"""Of Python a request, from its number to its record, and with those of compiled functions: 36 and 84; 117 and 310."""
+FRAMES, CALLS = (36, 84) if compiled.module is not None else (130, 330)
+"""Of Python a request, from its number to its record, and with those of compiled functions: 33 and 75; 117 and 310."""
 
 
 def calls(folder: Path, requests: int) -> Counter[str]:
