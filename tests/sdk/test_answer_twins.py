@@ -9,8 +9,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import places
@@ -230,12 +232,77 @@ def test_a_byte_of_a_long_text_is_seen_wherever_it_stands(byte: int) -> None:
         hold_answer(as_reads([*chunked([usual(b'{"content":"%s"}' % told), FINISH, COUNTED]), END], 9), asked_output=4)
 
 
+VALUES = [
+    b'"a"',
+    b'""',
+    b'"\\""',
+    b'"\xff"',
+    b"null",
+    b"7",
+    b"07",
+    b"1.5e3",
+    b"-",
+    b"[1,{}]",
+    b"{}",
+    b"true",
+    b'"b',
+    b'a"',
+    b"",
+]
+FORM = b'{"id":%s,"n":%s,"choices":[{"delta":{"content":%s},"finish_reason":%s,"x":%s}],"usage":%s}'
+PLAIN = [b'"i"', b"3", b'"word"', b"null", b"1.0", b"null"]
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_an_event_of_a_form_that_was_read_before_says_what_it_would_if_it_were_the_first(place: int) -> None:
+    def event(at: int, value: bytes) -> bytes:
+        return FORM % tuple(value if at == number else one for number, one in enumerate(PLAIN))
+
+    usage = COUNTED[COUNTED.index(b'"usage":') + 8 : -1]
+    for value in [*VALUES, b'"stop"', b'"length"', usage, b'{"prompt_tokens":"no"}']:
+        for between in (b"", b'{"role":"assistant"}'):
+            told = [event(0, b'"o"'), event(place, value), event(place, b'"z"'), event(place, value)]
+            more = [usual(between)] if between else []
+            hold_answer(as_reads([*chunked([*more, *told, FINISH, COUNTED]), END], 2), asked_output=4)
+
+
+def test_a_turn_goes_on_until_python_is_needed() -> None:
+    pieces = as_reads([*chunked(USUAL), END], 5)
+    hold_answer(pieces, asked_output=4)  # its head is known
+    ours, theirs = socket.socketpair()
+    others: list[Any] = []
+    ours.setblocking(False)
+    with ours, theirs, select.epoll() as poll, select.epoll() as held, closing(TimerFd()) as timer:
+        poll.register(timer.fileno(), select.EPOLLIN)
+        made = compiled.Receiver(poll, held, timer, deque())
+        short = Connection(ours, an_exchange(), [])
+        short.open, short.queued, short.peer = True, False, SimpleNamespace(over=others.append)
+        poll.register(ours.fileno(), select.EPOLLIN)
+        made.add(short)
+        later = time.monotonic_ns() + 60 * 10**9
+
+        def go(until: int, tick_at: int) -> Any:
+            return made.go(0, until, tick_at, {short}, 10**6, others.append)
+
+        theirs.send(pieces[0])
+        assert go(later, later) is None and short.busy.reading.output_events and short.patient and not others
+        assert made.armed_for == made.poll_at < later, "so that no wait is longer than may be"
+        theirs.send(b"".join(pieces[1:]))
+        assert go(later, later) is None and others == [short], "the end is its peer's"
+        assert go(later, 0) is None and go(0, later) is None, "the tick is due, or the loop's turn"
+        made.wake_at = 1
+        assert go(later, later) == [] and others == [short]
+        timer.arm(1)
+        made.wake_at = later
+        assert go(later, later) == [(timer.fileno(), select.EPOLLIN)]
+
+
 @pytest.fixture
 def made() -> Iterator[Any]:
     poll, held, timer = select.epoll(), select.epoll(), TimerFd()
     yield compiled.Receiver(poll, held, timer, deque())
-    for closing in (timer, held, poll):
-        closing.close()
+    for each in (timer, held, poll):
+        each.close()
 
 
 def an_exchange(asked: int = 4) -> Any:

@@ -304,10 +304,10 @@ class Receiver:
         slice_ns: int,
         other: Callable[[Any], None],
     ) -> list[tuple[int, int]] | None:
-        """Receive until `until`, `tick_at` or `wake_at`, while there are answers `awaited`; returns what `receive` does.
+        """Receive until `until`, `tick_at` or `wake_at`, while answers are `awaited`; returns what `receive` does.
 
-        C also hands over for `slice_ns`, as `hand_over_queued` does, arms the timer as `Wire` does, and goes on as long as
-        that is all there is to do. It returns None where all that was received has been handed over.
+        C also hands over for `slice_ns`, as `hand_over_queued` does, and arms the timer as `Wire` does, again and again
+        as long as that is all there is to do. None: all that was received has been handed over.
         """
         due_at = min(self.wake_at, tick_at)
         wait_ms = 0 if self._queue else wait_ms
