@@ -77,7 +77,6 @@ class Bodies:
         self._input_source = ""
         self._real_history = prompts.history == "server"
         self._replies: dict[int, dict[int, AssistantTurn]] = {}  # conversation -> place of a turn -> its answer
-        self._last_built = UNKNOWN
         self.digest = Digest(replies=not self._real_history)
         self.sent_bytes = Digest()  # of the bodies themselves
         self.late = 0
@@ -128,7 +127,7 @@ class Bodies:
             self.late += 1
             return self._build_now(number, self._prompts[number])
         _, offset, length, tokens, asked = stored[at : at + _ROW]
-        built = self._known(tokens, asked)
+        built = Built(tokens, self._input_source, asked)
         of_file, at = divmod(offset, READ_BYTES)
         if length > SHORT_BYTES or at + length > READ_BYTES:
             return os.pread(self._fd, length, offset), built
@@ -139,16 +138,10 @@ class Bodies:
             block = self._blocks[of_file] = os.pread(self._fd, READ_BYTES, of_file * READ_BYTES)
         return block[at : at + length], built
 
-    def _known(self, tokens: int, asked: int) -> Built:
-        built = self._last_built
-        if built.tokens != tokens or built.asked_output != asked or built.source != self._input_source:
-            built = self._last_built = Built(tokens, self._input_source, asked)  # else the same as before it
-        return built
-
     @property
     def stored(self) -> tuple[list[array[int]], dict[int, bytes], int, Callable[[int, int], Built]]:
         """Where C finds a body without `take`: the last fields of a `Succession`."""
-        return self._stored, self._blocks, READ_BYTES, self._known
+        return self._stored, self._blocks, READ_BYTES, lambda tokens, asked: Built(tokens, self._input_source, asked)
 
     def _build_now(self, number: int, request: Request) -> tuple[bytes, Built]:
         return self._prepare(number, request), built_of(request)
