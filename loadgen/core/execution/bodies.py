@@ -45,10 +45,10 @@ def _calls(done: Completion) -> tuple[dict[str, Any], ...]:
 
 def _find(stored: array[int], number: int) -> int:
     """Where what is known of a request's body begins, or -1 if it was not built in advance."""
-    if len(stored) > _ROW:  # the usual case: the numbers follow each other evenly
-        at = (number - stored[0]) // (stored[_ROW] - stored[0]) * _ROW
-        if 0 <= at < len(stored) and stored[at] == number:
-            return at
+    # usually the numbers follow each other evenly
+    at = (number - stored[0]) // (stored[_ROW] - stored[0]) * _ROW if len(stored) > _ROW else -1
+    if 0 <= at < len(stored) and stored[at] == number:
+        return at
     at = _ROW * bisect_left(range(len(stored) // _ROW), number, key=lambda row: stored[row * _ROW])
     return at if at < len(stored) and stored[at] == number else -1
 
