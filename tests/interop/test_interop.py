@@ -265,7 +265,7 @@ def test_the_export_of_millions_is_written_a_part_after_the_other(tmp_path: Path
     folder = runs.write(tmp_path / "r", found := rows(3, 700))
     (folder / "requests").mkdir()
     write(folder / "requests" / store.MERGED, [to_table(found[:400], []), to_table(found[400:], [])])
-    whole, stored = store.read_run(folder), store.read_run(folder, lazily=True, by_stage=False)
+    whole, stored = store.read_run(folder), store.read_run(folder, most=0, by_stage=False)
     assert isinstance(stored.rows, Frame) and (stored.rows["slot"] == found["slot"]).all()
     summary = summarize(*stored)
     in_parts = [list(as_csv(summary, stored, 100)), list(json_parts(export.vllm(summary, stored), 100))]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -145,23 +146,24 @@ class Frame:
         self._columns = set(self._files[0].schema_arrow.names if only is None else only)
         self._codes: dict[str, int] = {}  # of the error texts found so far
         self._texts: list[str] | None = None if "text" in self._columns else []
-        self._pieces = list(self._placed(by_stage))
-        self._length: int = max((piece[2] for piece in self._pieces), default=0)
+        self._by_stage = by_stage
+        self._length: int = sum(file.metadata.num_rows for file in self._files)
 
-    def _placed(self, by_stage: bool) -> Iterator[_Piece]:
+    @cached_property
+    def _pieces(self) -> list[_Piece]:
         """Where the rows of each group stand, in the order of the frame."""
         found: list[tuple[int, int, int, Any]] = []
         for group in range(len(self._groups)):
-            only = self._only_value("stage", group) if by_stage else 0
+            only = self._only_value("stage", group) if self._by_stage else 0
             if only is not None:
                 found.append((only, group, self._metadata(group)[0], slice(None)))
             else:
                 stages = self._read("stage", group)
                 found += [(one, group, count, stages == one) for one, count in enumerate(np.bincount(stages).tolist())]
-        end = 0
+        pieces, end = [], 0
         for _, group, count, own in sorted(found, key=lambda one: one[:2]):
-            first, end = end, end + count
-            yield group, first, end, own
+            pieces.append((group, end, end := end + count, own))
+        return pieces
 
     def give_back(self) -> None:
         """Give memory back that nothing uses: what is read and worked out leaves holes in the heap between columns."""

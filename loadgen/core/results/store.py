@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -67,11 +68,11 @@ class Stored(NamedTuple):
     event_errors: list[Histogram]  # per stage, stamp errors of output events; empty histograms in older runs
 
 
-def read_run(folder: Path, *, lazily: bool = False, by_stage: bool = True) -> Stored:
+def read_run(folder: Path, *, most: float = inf, by_stage: bool = True) -> Stored:
     """Read a run, finished or not. Raises UserError for a folder without a run, or with a newer schema.
 
-    `lazily`: `rows` is a `Frame`, which supports what `summarize` needs of rows, `by_stage` or in the order of the
-    file. Only for a finished run.
+    `most`: where a finished run has more rows, `rows` is a `Frame`, which supports what `summarize` needs of rows,
+    `by_stage` or in the order of the file.
     """
     path = folder / "run.json"
     refuse_links(folder)
@@ -82,8 +83,8 @@ def read_run(folder: Path, *, lazily: bool = False, by_stage: bool = True) -> St
         raise UserError("no_result", "not the folder of a run: it has no run.json", str(folder), hint)
     header = manifest.decode(path.read_bytes(), str(path))
     with undamaged(folder):
-        if lazily:
-            frame = Frame([folder / "requests" / MERGED], by_stage=by_stage)
+        merged = folder / "requests" / MERGED
+        if most < inf and merged.exists() and len(frame := Frame([merged], by_stage=by_stage)) > most:
             check_due(rows := cast("NDArray[np.void]", frame))
             texts = frame.texts
         else:
@@ -125,8 +126,7 @@ def undamaged(folder: Path) -> Iterator[None]:
 
 def read_lightly(folder: Path, *, by_stage: bool = True) -> Stored:
     """As `read_run`; above LAZY_ROWS rows of a finished run, `rows` is a `Frame`."""
-    merged = folder / "requests" / MERGED
-    return read_run(folder, lazily=merged.exists() and len(Frame([merged])) > LAZY_ROWS, by_stage=by_stage)
+    return read_run(folder, most=LAZY_ROWS, by_stage=by_stage)
 
 
 def server(folder: Path) -> list[series.MetricSample]:

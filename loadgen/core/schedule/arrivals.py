@@ -170,9 +170,7 @@ def poisson(rate: float, *, seed: int, duration_ns: int | None = None, count: in
     return _truncate(_cumulative_offsets(_loadgen_gaps(rate, seed), rate, duration_ns, count), duration_ns, count)
 
 
-def poisson_at_least(
-    rate: float, *, seed: int, min_duration_ns: int, min_count: int = 1, multiple_of: int = 1
-) -> Arrivals:
+def poisson_at_least(rate: float, *, seed: int, min_duration_ns: int, min_count: int, multiple_of: int) -> Arrivals:
     """The same draw as `poisson` under LoadGen's stop rule.
 
     Arrivals go on until the last offset reaches the minimum duration *and* the count reaches the minimum. The count is

@@ -33,7 +33,7 @@ LAWS: dict[str, Callable[..., Arrivals]] = {
 @pytest.mark.parametrize("run", ORACLE["official_runs_v5.1"], ids=lambda run: run["run"])
 def test_the_official_runs_are_reproduced_to_the_nanosecond(run: dict[str, int]) -> None:
     made = arrivals.poisson_at_least(
-        run["qps"], seed=SEED, min_duration_ns=run["min_duration_s"] * S, multiple_of=24_576
+        run["qps"], seed=SEED, min_duration_ns=run["min_duration_s"] * S, min_count=1, multiple_of=24_576
     )
     assert (len(made.offsets), made.end_ns) == (run["queries"], run["duration_ns"])
     assert made.offsets[0] == 0
