@@ -83,7 +83,7 @@ def cost(
     priced, faults = [], list[Fault]()
     for result in evidence:
         try:
-            gpu_count = inputs.gpus_of(result, gpu_counts.get(result.name), "--gpus")
+            gpu_count = inputs.gpus_of(result, gpu_counts.get(result.name))
             matching = find(book, result.summary.target, chosen.get(result.name, ""), result.name)
             for at in matching:
                 name = result.name if len(matching) == 1 else f"{result.name} ({at.commitment or at.name})"

@@ -112,7 +112,7 @@ def _is_a_search(command: str) -> bool:
     return words[:1] == ["loadgen"] and words[1:2] in (["search"], ["mlperf"]) and shlex.join(words) == command
 
 
-def gpus_of(evidence: Evidence, said: int | None, flag: str) -> int | None:
+def gpus_of(evidence: Evidence, said: int | None) -> int | None:
     """The GPUs that a result used: what its run recorded, or `said` where it recorded nothing.
 
     Raises UserError when the two differ: a figure of 72 GPUs must not be shown as one of 4.
@@ -123,7 +123,7 @@ def gpus_of(evidence: Evidence, said: int | None, flag: str) -> int | None:
     had = format.counted(recorded, "GPU")
     what = f"the run recorded {had}, and {said} are given: its rates are those of {recorded}"
     hint = "leave the flag out; a run that recorded a wrong number is run again"
-    raise UserError("conflict", what, f"{flag}, {evidence.folder}", hint)
+    raise UserError("conflict", what, f"--gpus, {evidence.folder}", hint)
 
 
 SAME_RATE = 0.001  # relative difference below which two rates print as the same

@@ -345,7 +345,7 @@ def measured_rate(evidence: Evidence, profile: str, gpus: int | None) -> Measure
         problem = f'the run is of the workload "{summary.run.workload}", not of {profile}'
         hint = f"ask for {summary.run.workload}, or give a run of {profile}"
         raise UserError("mismatch", problem, evidence.folder, hint)
-    gpu_count = gpus_of(evidence, gpus, "--gpus")
+    gpu_count = gpus_of(evidence, gpus)
     if gpu_count is None:
         raise UserError("missing_option", "the run does not say how many GPUs it used", evidence.folder, "--gpus 4")
     return measured(evidence, gpu_count)

@@ -1,6 +1,6 @@
 """Percentile curves: the value at each percentile, and up to which percentile the sample supports it. Pure numpy.
 
-Nothing is drawn here: `run_charts.py` describes the chart, in which the unsupported part is dashed.
+Nothing is drawn here: `charts.py` describes the chart, in which the unsupported part is dashed.
 """
 
 from __future__ import annotations

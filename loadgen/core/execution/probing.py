@@ -14,7 +14,7 @@ from loadgen_sdk.probe.probe import SAMPLES, ProbeResult, probe
 from loadgen_sdk.transport.target import Target
 
 from loadgen.core.errors import Fault, Faults, TargetError, UserError
-from loadgen.core.execution.events import ProbeWaits, Tell, silent
+from loadgen.core.execution.events import ProbeWaits, Tell
 from loadgen.core.execution.plan import Endpoint, Settings
 
 LONG_S = 5.0  # of a probe: then the user hears what is waited for
@@ -74,7 +74,7 @@ async def find(settings: Settings, timeout_s: float) -> ProbeResult:
     return found if fetcher.dns_ns is None else msgspec.structs.replace(found, dns_ms=fetcher.dns_ns / 1e6)
 
 
-async def find_all(settings: Settings, known: Known, timeout_s: float, tell: Tell = silent) -> tuple[ProbeResult, ...]:
+async def find_all(settings: Settings, known: Known, timeout_s: float, tell: Tell) -> tuple[ProbeResult, ...]:
     """Probe every endpoint that is not `known` yet, and add it there; results in the order of the endpoints.
 
     An answer may take `timeout_s`, as in the load; `tell` hears when the wait gets long. Raises the faults of all

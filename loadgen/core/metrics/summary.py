@@ -448,7 +448,7 @@ def withhold(summary: Summary) -> Summary:
     if "tpot" in unsound:
         changes["drift"] = drift.without_tpot(summary.drift)
     if "tokens" in unsound:
-        changes["drift"] = drift.without_tokens(changes["drift"])
+        changes["drift"] = drift.without_tokens(changes.get("drift", summary.drift))
         changes["rack"] = None
         if summary.sessions is not None:
             changes["sessions"] = msgspec.structs.replace(summary.sessions, output_tokens=None)
