@@ -53,7 +53,7 @@ OF_THE_SEARCH = ("slo", "goodput", "duration", "limit", "grace", "seed")
     ),
     duration={
         "help": "Full length of a trial; with --continuous how long what was found is sustained.",
-        "shown": "600s, 20m with --continuous",
+        "shown": "600s, of tasks at least 10 times what one may take; 20m with --continuous",
     },
     seed="Of the search; every trial derives its own.",
     out="Folder of the search.",
@@ -150,12 +150,11 @@ def search(
         settings = given.settings()
         spread = spread_of_runs(run_spread, settings)
         half_width = _half_width(precision)
-    length = given["duration"] or "600s"
+    length = given["duration"]
     with collecting(faults):
-        checked = given.workload(workload, slo=terms, warmup=0, duration=length, **at_first_load)
+        checked = given.workload(workload, slo=terms, warmup=0, duration=length or "600s", **at_first_load)
         goal = None if faults else _goal(checked, settings, workload or "loadgen search")
-    with collecting(faults):
-        trial_ns = typed("--duration", length, partial(units.duration_ns, bare="s")) or 0
+        trial_ns = typed("--duration", length, partial(units.duration_ns, bare="s")) or trials.usual_ns(checked)
     with collecting(faults):
         longest_s = typed("--max-time", max_time, units.seconds)
     if low and high and low >= high:

@@ -461,6 +461,20 @@ def test_a_trial_is_judged_as_its_run_is(
     assert "of tasks within" in words and ("qa: TTFT p95" in words) == (workload == "mixed")
 
 
+@pytest.mark.parametrize(
+    ("workload", "trial_s"), [("qa", 600), ("rag-pipeline", 600), ("mixed", 900), ("coding-agent", 1800)]
+)
+def test_a_trial_of_tasks_lasts_long_beside_one(workload: str, trial_s: int) -> None:
+    """Trials of 600 s found 0.849 of coding-agent, whose tasks may take 180 s: four hours at 0.83 keep 88.5 of 90 %."""
+    assert trials.usual_ns(load(workload)) == trial_s * 10**9
+
+
+@pytest.mark.commands
+def test_a_length_that_is_none_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["search", "qa", "--url", "sim:gb300-vm", "-d", "abc"]) == 2
+    assert capsys.readouterr().err.count("is not a duration") == 1
+
+
 def test_few_requests_a_trial_take_more_trials() -> None:
     """One of 540 tasks varies by chance more than the precision: it takes all the trials that a search may make."""
     agents, chat = (LoadSearch(low=1e-3, high=1e6, start=start, step=load_search.NEAR) for start in (0.9, 100.0))
