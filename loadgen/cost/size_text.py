@@ -29,6 +29,7 @@ from loadgen.present.section import (
 )
 from loadgen.pricing.spread import Spread, spanned
 
+NEAR_FULL = 0.95  # of its capacity: what is promised there holds by little, and little takes a long load to show
 UNLIKE = "measured under different SLOs, as said below: not like with like"
 
 
@@ -197,10 +198,14 @@ def _assumed(size: SizedSource, need: Need, gpus: str) -> Iterator[str]:
             "in front of them as free; so is the interval, since what one measurement has wrong it has wrong of all"
         )
     if size.carrying and size.used is not None:
-        share = f"{format.quantity(size.demand_per_s / size.carrying)} {source.kind}/s each"
-        prove = f"{share}, the rate to ask for in a contract: --contract FILE writes one for loadgen validate"
+        each = size.demand_per_s / size.carrying
+        full = each / size.per_machine.mid
+        share = f"{format.quantity(each)} {source.kind}/s each, {format.percent(full)} of their capacity"
+        prove = f"{share}; that is the rate to ask for in a contract: --contract FILE writes one for loadgen validate"
+        if full > NEAR_FULL:
+            prove += ", and --dry-run says what load decides it: so near to what they carry it takes long"
         lost = f"with {need.spare} lost the others still serve all of it, " if need.spare else "they serve "
-        up = f"with none lost they run at {format.percent(size.used)} of their capacity"
+        up = f"with none lost they run at {format.percent(size.used)}"
         yield f"{lost}{prove}" + (f"; {up}" if need.spare else "")
     if size.estimate:
         yield (

@@ -186,7 +186,11 @@ def test_the_load_that_a_machine_has_to_carry_is_said_for_the_contract(
     for spare, said in (("1", "with 1 lost the others still serve all of it, 15.0"), ("0", "they serve 15.0")):
         assert _called(RAG.run.workload, "vm", "--rate", "30", "--spare", spare) == 0
         shown = " ".join(capsys.readouterr().out.split())
-        assert f"{said} requests/s each, the rate to ask for in a contract: --contract FILE" in shown
+        rate = rf"{said} requests/s each, 75\.\d % of their capacity; that is the rate to ask for in a contract"
+        assert re.search(rate, shown) and "--dry-run" not in shown
+    assert _called(RAG.run.workload, "vm", "--rate", "39") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"9[78]\.\d % of their capacity", shown) and "--dry-run says what load decides it" in shown
 
 
 def test_the_contract_of_one_machine_is_what_validate_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
