@@ -22,6 +22,7 @@ from loadgen.contracts.schema import Checked, ContractLevel, Planned
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.stored import read_run
 from loadgen.contracts.verdict import INCONCLUSIVE, LevelForecast, LevelVerdict, NeededLoad
+from loadgen.core import format
 from loadgen.core.errors import Faults, TargetError, codes
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import Execute
@@ -130,9 +131,11 @@ def _simulated(
     if planned.duration_ns is not None:
         workload = planning.lasting(workload, round(planned.duration_ns * ahead))
     found = []
+    # before the first step nothing tells how long it takes but how much there is to do
+    size = "" if planned.requests is None else f" ({format.counted(round(planned.requests * ahead), 'request')})"
     for number in range(planned.level.repeats):
         run_of_it = f" run {number + 1}" if planned.level.repeats > 1 else ""
-        step(f"simulating {planned.level.name}{run_of_it}")
+        step(f"simulating {planned.level.name}{run_of_it}{size}")
         with tempfile.TemporaryDirectory() as folder:
             own_seed = {} if seed is None else {"seed": seed + number}
             _, kept = perform(workload.model_copy(update=own_seed), replace(settings, out=Path(folder) / "run"))

@@ -130,7 +130,7 @@ def _columns(found: Sizing) -> Table:
         ("of them for the load itself", lambda size: format.count(size.carrying)),
         *_racks(need),
         ("GPUs", lambda size: format.count(None if size.machines is None else size.machines * size.gpus_per_machine)),
-        ("share of their capacity in use", lambda size: format.percent(size.used)),
+        ("share of their capacity in use", _used),
         (f"{noun}/s to serve", lambda size: format.quantity(size.demand_per_s)),
         (f"{noun}/s that one machine serves", _rate),
         (
@@ -153,6 +153,10 @@ def _racks(need: Need) -> Iterator[tuple[str, Callable[[SizedSource], str]]]:
             f"racks of {format.counted(each, 'machine')}",
             lambda size: format.count(None if size.machines is None else math.ceil(size.machines / each)),
         )
+
+
+def _used(size: SizedSource) -> str:
+    return "at most " * (size.source.lower_bound and size.used is not None) + format.percent(size.used)
 
 
 def _rate(size: SizedSource) -> str:
@@ -200,12 +204,13 @@ def _assumed(size: SizedSource, need: Need, gpus: str) -> Iterator[str]:
     if size.carrying and size.used is not None:
         each = size.demand_per_s / size.carrying
         full = each / size.per_machine.mid
-        share = f"{format.quantity(each)} {source.kind}/s each, {format.percent(full)} of their capacity"
+        most = "at most " * source.lower_bound
+        share = f"{format.quantity(each)} {source.kind}/s each, {most}{format.percent(full)} of their capacity"
         prove = f"{share}; that is the rate to ask for in a contract: --contract FILE writes one for loadgen validate"
-        if full > NEAR_FULL:
+        if full > NEAR_FULL and not source.lower_bound:
             prove += ", and --dry-run says what load decides it: so near to what they carry it takes long"
         lost = f"with {need.spare} lost the others still serve all of it, " if need.spare else "they serve "
-        up = f"with none lost they run at {format.percent(size.used)}"
+        up = f"with none lost they run at {_used(size)}"
         yield f"{lost}{prove}" + (f"; {up}" if need.spare else "")
     if size.estimate:
         yield (
@@ -247,7 +252,7 @@ def _tiles(size: SizedSource, currency: str) -> Iterator[Number]:
     interval = "" if size.low is None or size.low == size.high else f"{size.low} to {size.high} by the interval"
     yield Number("Machines", format.count(size.machines), "", interval)
     yield Number("For the load itself", format.count(size.carrying), "", "without the spare ones")
-    yield Number("In use", format.percent(size.used), "", "of the capacity of all machines")
+    yield Number("In use", _used(size), "", "of the capacity of all machines")
     yield Number("One machine serves", _rate(size), "/s", size.source.kind)
     if size.per_month is not None:
         yield Number("A month", _amount(size.per_month), currency, f"{_small(size.per_thousand)} per 1,000")

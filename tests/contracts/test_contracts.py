@@ -1035,8 +1035,9 @@ def test_a_dry_run_predicts_the_load_that_each_term_needs(tmp_path: Path, capsys
     (tmp_path / "c.yaml").write_text(SHORT)
     code, out, told = validated(f"'{tmp_path}/c.yaml' --dry-run --seed 1 --url sim:gb300-vm --json", capsys)
     assert code == 0
-    steps = [line.partition(",")[0] for line in told.splitlines() if " of " in line]  # slow: with the time left
-    assert steps == ["simulating a: 1 of 4", "simulating b: 2 of 4", "judging a: 3 of 4", "judging b: 4 of 4"]
+    steps = [line.partition(", about")[0] for line in told.splitlines() if " of " in line]  # slow: with the time left
+    first, second = "simulating a (5,760 requests): 1 of 4", "simulating b (1,280 requests): 2 of 4"
+    assert steps == [first, second, "judging a: 3 of 4", "judging b: 4 of 4"]
     needs = {
         term["term"]: (term["needed_s"], term["outcome"])
         for level in msgspec.json.decode(out)["levels"]

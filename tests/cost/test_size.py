@@ -384,6 +384,8 @@ def test_a_run_at_one_load_says_no_more_than_that_this_load_was_carried(
     assert {"code": "one_load", "values": {"why": sized["source"]["bound_why"]}} in sized["note_codes"]
     assert _called("rag", "vm/run", "--users", "5000") == 0
     out = capsys.readouterr().out
+    assert re.search(r"share of their capacity in use +at most \d", out)
+    assert re.search(r"requests/s each, at most [\d.]+ % of their capacity", " ".join(out.split()))
     assert "need at most" in " ".join(out.split()) and "at least" in out and "a lower bound" in out
 
 
