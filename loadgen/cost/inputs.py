@@ -60,7 +60,8 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
             what = f"a capacity in {stored_capacity.unit}, and no conversations in its run"
             raise UserError("mismatch", what, f"{file} (unit)", "unit: requests; or name the right run as evidence")
         shown, said, tokens = stored_capacity, stored_capacity.rate_per_s, summary.tokens
-        if shown.output_tokens_per_s is None:
+        # a run that was never steady has none either, and what its requests were offered says nothing of its starts
+        if shown.output_tokens_per_s is None and tokens.steady_output_per_s is not None:
             offered = _offered(summary, stored_capacity)
             shown = capacity.as_shown(shown, offered, tokens.steady_output_per_s, tokens.steady_total_per_s)
         lowered = said if shown.rate_per_s < said * (1 - SAME_RATE) else None

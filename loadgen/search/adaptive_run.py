@@ -74,12 +74,13 @@ def _ramp_ns(workload: Workload) -> int | None:
 def faults(workload: Workload, settings: Settings) -> list[Fault]:
     """What of a workload and its settings an adaptive run cannot have."""
     found: list[Fault] = []
-    if workload.slo is None or not (workload.slo.terms or workload.slo.goodput_share):
+    of_classes = any(one.slo is not None for one in getattr(workload.requests, "classes", {}).values())
+    if not of_classes and (workload.slo is None or not (workload.slo.terms or workload.slo.goodput_share)):
         found.append(UserError("no_slo", "no SLO whose limit could be found", "--continuous", "give --slo ttft:2s"))
     if hasattr(workload.requests, "steps") or getattr(workload.requests, "turns", None) is not None:
         hint = "without it the search finds their highest rate"
         found.append(UserError("unsupported", "conversations and tasks last longer than a step", "--continuous", hint))
-    if any(one.slo is not None for one in getattr(workload.requests, "classes", {}).values()):
+    if of_classes:
         hint = "without it the search judges each class by its own"
         found.append(UserError("unsupported", "classes with SLOs of their own", "--continuous", hint))
     if settings.workers != 1 or settings.ray is not None:

@@ -35,6 +35,9 @@ _SMALLEST = "write a list: - {name: vm-01, url: http://...}"
 
 
 def _usable(url: str) -> str:
+    if url.startswith("sim:"):
+        hint = "name it alone, by --url; to serve it here: loadgen sim --preset"
+        raise Wrong("invalid_url", f"runs in virtual time, beside no other target: {url}", hint)
     try:
         Target.parse(url)
     except TargetUnusable as error:

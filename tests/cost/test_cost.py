@@ -318,6 +318,16 @@ def test_a_capacity_of_the_version_before_is_priced_at_what_its_run_was_offered(
     assert output and float(output.total) == pytest.approx(10_000 / 24_341.782873, rel=1e-6)
 
 
+def test_a_capacity_whose_run_was_never_steady_is_what_was_found(tmp_path: Path) -> None:
+    """It has no tokens as one of the version before: of a mix its requests came over longer than its starts did."""
+    never = changed(GPUS, tokens={"steady_output_per_s": None, "steady_total_per_s": None})
+    (tmp_path / "r40").mkdir()
+    (tmp_path / "r40" / "summary.json").write_bytes(dump_summary(never))
+    (tmp_path / "capacity.json").write_bytes(dump_capacity(Capacity(rate_per_s=40.0, method="sweep", evidence="r40")))
+    (found,) = inputs.read_evidence([tmp_path])
+    assert found.capacity is not None and found.capacity.rate_per_s == 40 and found.lowered_from_per_s is None
+
+
 def offline(*, lanes: bool = False) -> Summary:
     """An Offline run: everything due at once, or sent by lanes, which gives it a time under load of its own."""
     steady = {} if lanes else {"steady_completed_rps": None}

@@ -373,6 +373,9 @@ def test_what_an_adaptive_run_cannot_have_is_said(
 def test_conversations_and_loads_without_an_slo_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert exits("search", "agentic", "--continuous", "--url", "sim:gb300-vm", "--slo", "ttft:2s") == 2
     assert "conversations" in capsys.readouterr().err
+    assert exits("search", "noisy-neighbour", "--continuous", "--url", "sim:gb300-vm") == 2
+    error = capsys.readouterr().err
+    assert "classes with SLOs of their own" in error and "no SLO" not in error
     for flag in (("--window", "10s"), ("--strict",), ("--dry-run",), ("--junit", "x.xml"), ("--github",)):
         assert exits("search", "qa", *flag) == 2
         error = capsys.readouterr().err

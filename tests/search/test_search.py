@@ -471,7 +471,7 @@ def test_a_trial_of_tasks_lasts_long_beside_one(workload: str, trial_s: int) -> 
 
 @pytest.mark.commands
 def test_a_length_that_is_none_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code(["search", "qa", "--url", "sim:gb300-vm", "-d", "abc"]) == 2
+    assert exits("search", "qa", "--url", "sim:gb300-vm", "-d", "abc") == 2
     assert capsys.readouterr().err.count("is not a duration") == 1
 
 

@@ -68,6 +68,14 @@ def test_a_key_file_that_is_no_text_is_told_wherever_it_is_named(tmp_path: Path)
         assert [fault.code for fault in faults.value.faults] == ["wrong_encoding"]
 
 
+def test_a_machine_in_virtual_time_in_a_file_is_told_as_on_the_line(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text("- {name: a, url: 'sim:gb300-vm'}\n- {name: b, url: 'http://h'}\n")
+    with pytest.raises(Faults) as refused:
+        targets.load_targets(tmp_path / "t.yaml", {}, Endpoint(url=""))
+    (fault,) = refused.value.faults
+    assert "runs in virtual time, beside no other target" in str(fault) and "http://sim" not in str(fault)
+
+
 def test_a_password_in_a_url_is_not_repeated(tmp_path: Path) -> None:
     file = tmp_path / "t.yaml"
     file.write_text("- {url: 'http://u:secret@h/x y'}\n")
