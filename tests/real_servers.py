@@ -62,6 +62,7 @@ CAN = {
     "profiles": "contexts of the four profiles fit",
     "limits": "it refuses more than 5 requests a second",
     "slots": "it answers so few at once that more wait",
+    "holds": "it holds small events back",
 }
 
 _DYNAMO = (
@@ -232,7 +233,8 @@ ROWS = (
     _nginx("nginx-http2-tls", f"{_TLS} proxy_buffering off;", scheme="https", flags=("--insecure",)),
     _nginx("nginx-keepalive", "listen 127.0.0.1:{port}; keepalive_requests 3; keepalive_timeout 1s;"),
     _nginx("nginx-limits", "listen 127.0.0.1:{port}; limit_req zone=few burst=4 nodelay;", can=frozenset({"limits"})),
-    _haproxy("haproxy"),
+    _haproxy("haproxy", can=frozenset({"exact", "holds"})),  # for up to 200 ms
+    _haproxy("haproxy-no-delay", frontend="  option http-no-delay\n"),
     _haproxy("haproxy-close", frontend="  option httpclose\n"),
     _haproxy("haproxy-limits", server="maxconn 2"),
 )  # fmt: skip

@@ -246,7 +246,8 @@ def streaming(longs: Sequence[Trial], shorts: Sequence[Trial] = ()) -> Finding:
     if held := _held(longs[1:], shorts):
         words += f"; the first comes {format.quantity(held)} ms later than that of an answer of one token"
         meaning = "something holds answers back until enough is there: gaps are its rhythm, and TTFT is late"
-        return Finding("streaming", WARNING, words, meaning, "look for a buffering proxy (nginx: proxy_buffering off)")
+        advice = "look for a buffering proxy (nginx: proxy_buffering off, HAProxy: option http-no-delay), or a server "
+        return Finding("streaming", WARNING, words, meaning, advice + "with too few cores to send as it computes")
     if min(one.late_ms for one in longs) < QUIET_MS and max(map(_span_ms, longs)) < QUIET_MS:
         meaning = "whole answers come at once though this host was not late: there are no gaps between tokens"
         return Finding(

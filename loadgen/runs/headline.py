@@ -469,9 +469,10 @@ def table_words(row: FigureRow) -> str:
 def _without_tpot(summary: Summary) -> Iterator[str]:
     """How many answers have no TPOT, by the reason."""
     at_once, silent = summary.tpot_no_span, summary.tpot_no_output
+    whole = "came at one instant, in one event or one write: there is no TPOT, and TTFT is that of the whole answer"
     for count, one, several, why in (
         (summary.tpot_undefined - at_once - silent, "answer was", "answers were", "too short to have a TPOT"),
-        (at_once, "answer", "answers", "came at one instant, in one event or one write: there is no TPOT"),
+        (at_once, "answer", "answers", whole),
         (silent, "answer", "answers", "came without text, though with tokens: there is no TTFT and no TPOT"),
     ):
         if count:

@@ -156,7 +156,7 @@ _PARTS = {
         "stop them, or use a host of its own",
     "held_back":
         "the client read them at once, so they came together: a proxy, a gateway or the server itself holds events "
-        "back",
+        "back, and TTFT may hold that wait",
     "disk":
         "writing the records took {write_share:share} of the second up to {at_s:.0f} s: a faster disk for --out",
     "host":

@@ -118,6 +118,15 @@ def test_a_whole_run(server: Started, tmp_path: Path) -> None:
         assert {row["finish_reason"] for row in rows(tmp_path / "out")} == {"length"}
 
 
+def test_a_gateway_that_holds_events_back_is_told(server: Started, tmp_path: Path) -> None:
+    needs(server, "holds")
+    told = json.loads(said("doctor", *target(server), "--json", codes=(0, 1)))
+    (finding,) = [one for one in told["findings"] if one["check"] == "streaming"]
+    assert finding["state"] == "warning" and "TTFT is late" in finding["meaning"], finding
+    found = ran(server, tmp_path / "out", "qa", *LOAD, "-c", "2", "-n", "24")
+    assert any("TTFT may hold that wait" in caveat for caveat in found["verdict"]["caveats"]), found["verdict"]
+
+
 @pytest.mark.parametrize("profile", ["qa", "rag", "summarization", "agentic", "coding-agent"])
 def test_each_profile(server: Started, tmp_path: Path, profile: str) -> None:
     """Also the long contexts of agents; their prefixes come from the cache where the server has one."""
@@ -221,7 +230,7 @@ def test_an_overload_is_explained(server: Started, tmp_path: Path) -> None:
 
 def test_a_cancel_drains_and_reports(server: Started, tmp_path: Path) -> None:
     process = begun(server, tmp_path / "out", "-c", "4", "-n", "4000")
-    rows_written(tmp_path, 4)
+    rows_written(tmp_path, 4, process)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     counts = requests(tmp_path / "out")
@@ -251,12 +260,15 @@ def test_a_server_that_is_killed_and_comes_back(server: Started, tmp_path: Path)
     process = begun(
         server, tmp_path / "out", "--request-rate", "10", "-d", "20s", "--set", "on_target_failure=continue"
     )
-    rows_written(tmp_path, 20)
+    rows_written(tmp_path, 20, process)
     server.kill()
     ended = rows_written(tmp_path, 0)
-    rows_written(tmp_path, ended + 20)  # a proxy is back at once: more than the 16 that can be in flight meet none
+    rows_written(
+        tmp_path, ended + 20, process
+    )  # a proxy is back at once: more than the 16 that can be in flight meet none
     server.start()
     _, err = process.communicate(timeout=300)
+    assert process.returncode != 2 and (tmp_path / "out" / "summary.json").exists(), err
     counts = requests(tmp_path / "out")
     assert counts["ok"] > 0 and counts["failed"] > 0, err
     assert set(counts["by_error"]) <= {"connect", "reset", "truncated", "http_5xx", "http_4xx", "timeout_total"}

@@ -305,11 +305,11 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-def rows_written(folder: Path, least: int) -> int:
-    """Wait until the spool holds this many rows, watching the files grow; how many there are."""
+def rows_written(folder: Path, least: int, run: subprocess.Popen[str] | None = None) -> int:
+    """Wait until the spool holds this many rows, watching the files grow; how many there are. Or until the run ended."""
     for _ in range(60_000):
         count = sum(path.stat().st_size for path in folder.glob("out/spool/w*.rows")) // ROW.itemsize
-        if count >= least:
+        if count >= least or (run is not None and run.poll() is not None):
             return count
         select.select([], [], [], 0.005)
     raise AssertionError("the run did not get so far")
