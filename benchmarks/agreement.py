@@ -1,9 +1,10 @@
 """Whether every place says one figure: of one machine, by all the ways in which loadgen can be asked.
 
-    python benchmarks/agreement.py [--cases qa,rag,summarization,agentic,rag-pipeline]
+    python benchmarks/agreement.py [--cases qa,rag,summarization,agentic,rag-pipeline,mixed]
     python benchmarks/agreement.py --cases qa --url http://127.0.0.1:8000 --length 60s --slo ttft:1s   # in real time
 
-For each workload on a simulated GB300 VM (SIMULATED, virtual time; the workload's limits at p99):
+For each workload on a simulated GB300 VM (SIMULATED, virtual time; the workload's limits at p99, those of a mix's
+classes as they are):
 
 - **One result, every place.** A search, and a run at the load that it found: the JSON of each is the reference; text,
   page, `ui`, JUnit, `cost`, `size` and `compare` have to print the same value, to the digits that they print.
@@ -63,8 +64,18 @@ CASES = {  # limits of each workload at p99
     "summarization": ("ttft:2s", "tpot:200ms"),
     "agentic": ("ttft:2s", "tpot:200ms"),
     "rag-pipeline": ("ttft:2s", "tpot:200ms"),
+    "mixed": (),  # each class has its own
 }
-LONGER = {"rag": 5, "summarization": 2, "agentic": 5, "rag-pipeline": 5}  # probes that last longer than its requests
+CLASSES = {  # of a mix: limits of TTFT and TPOT at p95, as its file has them
+    "qa": ("450ms", "40ms"),
+    "rag": ("2s", "200ms"),
+    "summarization": ("2s", "200ms"),
+    "agentic": ("2s", "200ms"),
+}
+MIX = "mixed"  # a rate is of starts, some of which are tasks
+LONGER = {  # probes that last longer than its requests
+    "rag": 5, "summarization": 2, "agentic": 5, "rag-pipeline": 5, "mixed": 5,
+}  # fmt: skip
 CHAINED = ("agentic", "rag-pipeline")  # a rate is of tasks, so several requests each
 EMPTY = "it began with an empty server"
 CLOSED = "closed loop"
@@ -194,7 +205,7 @@ def of_run(case: Case, name: str) -> Iterator[Said]:
     for metric in ("ttft", "tpot"):
         yield Said(f"{metric} p99", f"{name}: JSON", summary[f"{metric}_ms"]["p99"])
     yield in_text("tokens/s", f"{name}: text", rf"{NUMBER}/s output", text)
-    yield in_text("goodput", f"{name}: text", rf"within\s+every\s+limit\s+\(\S+\s%\),\s+goodput\s+{NUMBER}/s", text)
+    yield in_text("goodput", f"{name}: text", rf"within\s+every\s+limit[\w\s]*\(\S+\s%\),\s+goodput\s+{NUMBER}/s", text)
     yield in_text("completed", f"{name}: text", rf"completed\s+{NUMBER}/s", text)
     page = plain((case.folder / f"{name}.html").read_text("utf-8"))
     yield in_text("tokens/s", f"{name}: page", rf"^Output tokens\n{NUMBER}", page)
@@ -205,7 +216,14 @@ def of_run(case: Case, name: str) -> Iterator[Said]:
         row = rf"^{metric.upper()}" + r" +[\d,.~]+" * 4 + rf" +{NUMBER}"
         yield in_text(f"{metric} p99", f"{name}: text", row, text)
         yield in_text(f"{metric} p99", f"{name}: page", rf"^{metric.upper()} p99\n{NUMBER}", page)
-        yield in_text(f"{metric} p99", f"{name}: JUnit", rf'{metric.upper()} p99 .*\n.*?[>"]{NUMBER} ms', junit)
+        if case.workload != MIX:
+            yield in_text(f"{metric} p99", f"{name}: JUnit", rf'{metric.upper()} p99 .*\n.*?[>"]{NUMBER} ms', junit)
+    for one in summary["classes"] or ():
+        for metric in ("ttft", "tpot"):
+            figure, said = f"{metric} p95 of {one['name']}", rf"{one['name']}:? {metric.upper()} p95"
+            yield Said(figure, f"{name}: JSON", one[f"{metric}_ms"]["p95"])
+            yield in_text(figure, f"{name}: text", rf"^{said} at most \S+ m?s +{NUMBER} ms", text)
+            yield in_text(figure, f"{name}: JUnit", rf'{said} .*\n.*?[>"]{NUMBER} ms', junit)
     (offer,) = json.loads(told(case, "cost", name, "--prices", "prices.yaml", "--json"))["offers"]
     rates = offer["rates_per_s"]
     yield Said("tokens/s", f"{name}: cost", float(rates["million_output_tokens"]) * 1e6)
@@ -215,7 +233,7 @@ def of_run(case: Case, name: str) -> Iterator[Said]:
 
 def of_search(case: Case, name: str, shown: dict[str, dict[str, str]]) -> Iterator[Said]:
     """What each place says of a search. `shown`: the rows of `ui`."""
-    unit = r"(?: requests| conversations| tasks)?/s"
+    unit = r"(?: requests| conversations| tasks| starts)?/s"
     text = told(case, "report", name, "--html", f"{name}.html")
     capacity = json.loads((case.folder / name / "capacity.json").read_bytes())
     rate, evidence = capacity["rate_per_s"], capacity["evidence"]
@@ -246,13 +264,21 @@ def of_search(case: Case, name: str, shown: dict[str, dict[str, str]]) -> Iterat
     yield Said("ttft p99", "search: compare", before["ttft_ms.p99"])
     yield Said("tpot p99", "search: compare", before["tpot_ms.p99"])
     yield Said("tokens/s", "search: compare", before["tokens.steady_output_per_s"])
-    yield from of_money(case, name, rate)
+    yield from of_money(case, name, rate, requests_each(summary) if case.workload == MIX else 1.0)
 
 
-def of_money(case: Case, name: str, rate: float) -> Iterator[Said]:
+def requests_each(summary: dict[str, Any]) -> float:
+    """Requests of a start, in the run of a mix."""
+    return sum(one["requests"]["scheduled"] for one in summary["classes"]) / sum(
+        one["starts"] for one in summary["classes"]
+    )
+
+
+def of_money(case: Case, name: str, rate: float, each_start: float) -> Iterator[Said]:
+    """What is made of a capacity. `each_start`: requests of what the rate counts, where `cost` prices requests."""
     (offer,) = json.loads(told(case, "cost", name, "--prices", "prices.yaml", "--json"))["offers"]
     unit = "task" if case.workload in CHAINED else "request"
-    yield Said("capacity", "search: cost", float(offer["rates_per_s"][unit]))
+    yield Said("capacity", "search: cost", float(offer["rates_per_s"][unit]) / each_start)
     yield Said("tokens/s", "search: cost", float(offer["rates_per_s"]["million_output_tokens"]) * 1e6)
     text = told(case, "cost", name, "--prices", "prices.yaml")
     yield in_text("capacity", "search: cost, text", rf"capacity by search: {NUMBER} ", text)
@@ -267,10 +293,10 @@ def of_money(case: Case, name: str, rate: float) -> Iterator[Said]:
     yield Said("USD a month", "size: of its machines", month)
     yield Said("USD a month", "size: JSON", float(of_size["per_month"]["mid"]))
     yield in_text("USD a month", "size: headline", rf"USD\s+{NUMBER}(?:\s+\[[^\]]*\])?\s+a\s+month", text)
-    per_thousand = float(offer["costs"][unit]["total"]) * 1000
+    per_thousand = float(offer["costs"][unit]["total"]) * 1000 * each_start
     each = float(of_size["per_thousand"]["mid"]) * of_size["used"]
     yield Said("USD per 1,000 at capacity", "size: JSON, times the share used", each)
-    last = 1000 * 0.51e-12  # money has twelve decimal places
+    last = 1000 * 0.51e-12 * each_start  # money has twelve decimal places
     yield Said("USD per 1,000 at capacity", "cost: JSON", per_thousand, per_thousand - last, per_thousand + last)
 
 
@@ -398,10 +424,19 @@ def same_load(case: Case, rate: float) -> Iterator[Said]:
         yield Said(name, f"{len(runs)} runs at that load", mean, mean - half, mean + half)
     search = json.loads((case.folder / "search" / "capacity.json").read_bytes())["evidence"]
     yield from figures(summary_of(case, f"search/{search}"), "the search's own run", EMPTY)
-    stays = [(one["sessions"]["duration_ms"] if one.get("sessions") else one["e2e_ms"])["mean"] / 1e3 for one in runs]
-    lanes = round(rate * statistics.fmean(stays))  # Little's law
+    lanes = round(rate * statistics.fmean(stay_s(one) for one in runs))  # Little's law
     told(case, *case.run("closed", "-c", str(lanes), *warm(case), "--seed", "78", "--progress", "off"))
     yield from figures(summary_of(case, "closed"), f"{lanes} lanes", CLOSED)
+
+
+def stay_s(summary: dict[str, Any]) -> float:
+    """How long a start stays in the server: a request, or a whole conversation or task."""
+    if parts := summary["classes"]:
+        return sum(one["starts"] * stay_s({**one, "classes": ()}) for one in parts) / sum(
+            one["starts"] for one in parts
+        )
+    found: float = (summary["sessions"]["duration_ms"] if summary.get("sessions") else summary["e2e_ms"])["mean"]
+    return found / 1e3
 
 
 def figures(summary: dict[str, Any], place: str, mark: str = "") -> Iterator[Said]:
@@ -452,7 +487,7 @@ def other_capacities(case: Case) -> Iterator[Said]:
         yield Said("capacity", "sweep, to its next level", low, low, above, bound or shorter(case, found))
     else:
         yield Said("capacity", "sweep", math.nan, mark=shorter(case, found))
-    if case.workload in CHAINED:  # its load is decided request by request
+    if case.workload in (*CHAINED, MIX):  # its load is decided request by request, by one SLO
         return
     length = f"{(1 if case.smallest else 4) * case.length_s:g}s"
     told(case, "search", "--continuous", case.workload, *case.target, *case.slo, "--start", f"{rate / 8:.4g}", "-d",
@@ -474,6 +509,9 @@ def contract(case: Case, rate: float) -> Iterator[Said]:
     """A contract of the same limits, 5 % below the capacity and 30 % above it: kept or undecided, and missed."""
     terms = ", ".join(f"{{{metric}: {{limit: {limit}, at: p99}}}}" for metric, limit in
                       (one.split(":") for one in CASES[case.workload]))  # fmt: skip
+    if case.workload == MIX:
+        each = [(name, *one) for name, limits in CLASSES.items() for one in zip(("ttft", "tpot"), limits, strict=True)]
+        terms = ", ".join(f"{{{metric}: {{limit: {limit}, at: p95, class: {name}}}}}" for name, metric, limit in each)
     sustained = json.loads((case.folder / "search" / "capacity.json").read_bytes())["sustained"]
     for name, share in (("below", 0.95), ("above", 1.3)):
         length = max(600, 2 * case.length_s)
