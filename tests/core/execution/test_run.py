@@ -306,7 +306,7 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
 
 
 def rows_written(folder: Path, least: int, run: subprocess.Popen[str] | None = None) -> int:
-    """Wait until the spool holds this many rows, watching the files grow; how many there are. Or until the run ended."""
+    """Wait until the spool holds this many rows, watching the files grow, or the run ends; how many there are."""
     for _ in range(60_000):
         count = sum(path.stat().st_size for path in folder.glob("out/spool/w*.rows")) // ROW.itemsize
         if count >= least or (run is not None and run.poll() is not None):
