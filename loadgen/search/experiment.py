@@ -29,6 +29,7 @@ from loadgen.core.results.manifest import decoded, decoded_lines
 from loadgen.core.schedule import chains
 from loadgen.core.workload import Mix, Workload, request_fingerprint
 from loadgen.repeated import capacity
+from loadgen.result_kinds import PAGE
 from loadgen.runs import levels
 from loadgen.runs.headline import promises
 from loadgen.runs.level_figures import FIGURES
@@ -48,6 +49,7 @@ from loadgen.shell.taken_up import to_say
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
     from loadgen.core.metrics.summary import Summary
+    from loadgen.present.section import Report
 
 SCHEMA = 1
 PLAN = "plan.json"
@@ -279,6 +281,13 @@ def finish(
         store.replace(folder / name, data)
     if capacity.FILE not in files:
         (folder / capacity.FILE).unlink(missing_ok=True)
+
+
+def report_files(said: Report, table: str) -> dict[str, bytes]:
+    """The report of a sweep or a grid as the files that it leaves: Markdown, called `table`, and its page."""
+    from loadgen.present import html, markdown
+
+    return {table: markdown.render(said).encode(), PAGE: html.render(said).encode()}
 
 
 def outputs(

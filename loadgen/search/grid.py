@@ -19,6 +19,7 @@ from loadgen.search.experiment import ExperimentPlan
 
 SCHEMA = 1
 FILE = "grid.json"
+TABLE = "grid.md"
 MOST = 1_000  # runs of one grid
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from loadgen.core import format
-from loadgen.present import html, markdown
 from loadgen.result_kinds import RECORDS, ListRow, Remade
 from loadgen.runs.kind import kept
 from loadgen.runs.levels import exit_code
 from loadgen.search import grid, grid_text
+from loadgen.search.experiment import report_files
 from loadgen.search.grid import GridResult
 
 
@@ -41,6 +41,5 @@ def listed(folder: Path) -> ListRow:
 
 
 def derived(folder: Path) -> Iterator[Remade]:
-    said = grid_text.report(value(folder))
-    yield Remade("grid.md", markdown.render(said).encode(), RECORDS)
-    yield Remade("report.html", html.render(said).encode(), RECORDS)
+    for name, data in report_files(grid_text.report(value(folder)), grid.TABLE).items():
+        yield Remade(name, data, RECORDS)

@@ -14,10 +14,10 @@ from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, closest, 
 from loadgen.core.results import checksums, store
 from loadgen.core.workload.flags import of_the_load
 from loadgen.core.workload.overrides import placed
-from loadgen.present import html, markdown
+from loadgen.result_kinds import PAGE
 from loadgen.search import grid, grid_kind, grid_text, sweep_run
 from loadgen.search import sweep as levels
-from loadgen.search.experiment import ExperimentPlan, of_requests, refuse_other
+from loadgen.search.experiment import ExperimentPlan, of_requests, refuse_other, report_files
 from loadgen.search.grid import GridCell, GridPlan
 from loadgen.search.sweep_run import KINDS, Sweep
 from loadgen.shell.options import Given
@@ -146,11 +146,11 @@ def carry_out(
         say(f"go on with: {grid.going_on(parent)}")
         return INTERRUPTED
     said = grid_text.report(found)
-    store.replace(parent / "grid.md", markdown.render(said).encode(), shared=True)
-    store.replace(parent / "report.html", html.render(said).encode(), shared=True)
+    for name, data in report_files(said, grid.TABLE).items():
+        store.replace(parent / name, data, shared=True)
     checksums.write(parent)
     print_answer(found, said, as_json=as_json, as_markdown=as_markdown)
-    say(f"results in {parent}, page: {parent / 'report.html'}, table: {parent / 'grid.md'}")
+    say(f"results in {parent}, page: {parent / PAGE}, table: {parent / grid.TABLE}")
     return INTERRUPTED if interrupted else grid_kind.code(found, strict)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgen.present import html, markdown
 from loadgen.result_kinds import RECORDS, ListRow, Remade
 from loadgen.runs import levels
 from loadgen.runs import levels_kind as runs
@@ -14,6 +13,7 @@ from loadgen.runs.levels import exit_code
 from loadgen.runs.levels_text import report
 from loadgen.search import experiment
 from loadgen.search.kind import of_trials, retold
+from loadgen.search.sweep_run import TABLE
 
 
 def value(folder: Path) -> runs.StoredRuns:
@@ -33,6 +33,6 @@ def derived(folder: Path) -> Iterator[Remade]:
     told = experiment.told(folder, invalid_too=True)
     yield retold(folder, told)
     curve, judged, answer = experiment.swept(folder, told)
-    yield Remade("sweep.md", markdown.render(report(curve)).encode(), RECORDS)
-    yield Remade("report.html", html.render(report(curve)).encode(), RECORDS)
+    for name, data in experiment.report_files(report(curve), TABLE).items():
+        yield Remade(name, data, RECORDS)
     yield from of_trials(folder, judged, answer, curve)

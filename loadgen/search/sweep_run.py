@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from loadgen.search.sweep import Kind
     from loadgen.shell.options import Given
 
+TABLE = "sweep.md"
 KINDS = ("concurrency", "request_rate")
 PER_LANE = 5  # minimum requests per lane of a closed-loop level
 
@@ -93,7 +94,6 @@ def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
     from loadgen.core.errors import TargetError
     from loadgen.core.results import checksums, store
     from loadgen.core.slo import Slo
-    from loadgen.present import html, markdown
     from loadgen.runs.levels_text import report
     from loadgen.search import experiment, trials
     from loadgen.search import sweep as levels
@@ -151,9 +151,8 @@ def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
         return None, interrupted
     curve, judged, answer = experiment.swept(parent, trials_done)
     experiment.finish(parent, judged, answer, workload=first_workload, table=curve)
-    said = report(curve)
-    store.replace(parent / "sweep.md", markdown.render(said).encode(), shared=True)
-    store.replace(parent / "report.html", html.render(said).encode(), shared=True)
+    for name, data in experiment.report_files(report(curve), TABLE).items():
+        store.replace(parent / name, data, shared=True)
     checksums.write(parent)
     if lost is not None:
         raise lost

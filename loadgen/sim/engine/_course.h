@@ -1,5 +1,5 @@
-/* A whole course in C: the twin of `Course.run` in virtual_backend.py with the `Dispatcher` of core/schedule, which say
-   what is done and why; tests/sim/test_compiled_course.py holds them against each other. Part of _replica.c.
+/* A whole course in C: the twin of `Course.step_by_step` in sim/course.py with the `Dispatcher` of core/schedule, which
+   say what is done and why; tests/sim/test_compiled_course.py holds them against each other. Part of _replica.c.
 
    Not here: a load that is steered, and one share of several. Chains and lengths come in blocks of chains, as columns. */
 
