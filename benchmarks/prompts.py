@@ -70,8 +70,7 @@ def main() -> None:
                 msgspec.json.encode(made[i].messages or made[i].prompt)
 
         def hash_all(built: Any = built, digest: prompts.Digest = digest) -> None:
-            for i, one in enumerate(built):
-                digest.add(i, one)
+            digest.add(enumerate(built))
 
         spent, hashed = (rig.cpu_s(work, rounds=given.rounds) for work in (encode, hash_all))
         rows.append([name, f"{spent / total * 1e6:.4f}", f"{spent / n * 1e6:.1f}", f"{hashed / n * 1e6:.1f}"])

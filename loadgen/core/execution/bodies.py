@@ -7,6 +7,7 @@ advance (a load without end, a conversation with real replies) is built when it 
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from array import array
@@ -18,7 +19,7 @@ from typing import Any
 import msgspec
 from loadgen_sdk.request import Completion, Request
 
-from loadgen.core.requests.prompts import AssistantTurn, Digest, Prompts
+from loadgen.core.requests.prompts import KEPT, AssistantTurn, Digest, Prompts, many
 from loadgen.core.results.record import Built
 
 BLOCK_BYTES = 1 << 20
@@ -83,40 +84,27 @@ class Bodies:
 
     def build(self, stage: int, numbers: Iterator[int], *, most: int | None = None, cpu_s: float | None = None) -> int:
         """Build the bodies of `numbers`, at most `most` and for at most `cpu_s` of CPU time; returns how many."""
-        stored = self._stored[stage]
-        pending: list[bytes] = []
-        pending_bytes = count = 0
+        stored, count = self._stored[stage], 0
         deadline = None if cpu_s is None else process_time() + cpu_s
-        while (most is None or count < most) and (deadline is None or count & 63 or process_time() < deadline):
-            number = next(numbers, None)
-            if number is None:
-                break
-            request = self._prompts[number]
-            body = self._prepare(number, request)
-            self.digest.add(number, request)
-            self.sent_bytes.add_body(number, body)
-            pending.append(body)
-            pending_bytes += len(body)
-            built = built_of(request)
-            stored.extend((number, self._end, len(body), built.tokens, built.asked_output))
-            self._input_source = built.source or self._input_source
-            self._end += len(body)
-            count += 1
-            if pending_bytes >= BLOCK_BYTES:
-                self._write(pending)
-                pending_bytes = 0
-        self._write(pending)
+        numbers = itertools.islice(numbers, most)
+        with open(self._fd, "wb", BLOCK_BYTES, closefd=False) as file:
+            while (deadline is None or process_time() < deadline) and (batch := list(itertools.islice(numbers, KEPT))):
+                requests = list(many(self._prompts, batch))
+                bodies = list(map(self._prepare, batch, requests))
+                self.digest.add(zip(batch, requests, strict=True))
+                self.sent_bytes.add_bodies(list(zip(batch, bodies, strict=True)))
+                file.writelines(bodies)
+                for number, request, body in zip(batch, requests, bodies, strict=True):
+                    built, size = built_of(request), len(body)
+                    stored.extend((number, self._end, size, built.tokens, built.asked_output))
+                    self._input_source = built.source or self._input_source
+                    self._end += size
+                count += len(batch)
         return count
 
     def ahead(self, stage: int) -> int:
         """How many bodies of a stage were built in advance, sent or not."""
         return len(self._stored[stage]) // _ROW
-
-    def _write(self, pending: list[bytes]) -> None:
-        view = memoryview(b"".join(pending))
-        pending.clear()
-        while view:
-            view = view[os.write(self._fd, view) :]
 
     def take(self, stage: int, number: int) -> tuple[bytes, Built]:
         """The bytes to send for this request, and what is known of it without its answer."""

@@ -18,7 +18,6 @@ import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from loadgen_sdk.dialects.body import maker
 from loadgen_sdk.request import Request
@@ -28,11 +27,9 @@ from loadgen.core.execution import step_targets
 from loadgen.core.execution.bodies import UNKNOWN, Bodies, built_of
 from loadgen.core.execution.plan import Job, build_plan
 from loadgen.core.execution.probing import client_options
+from loadgen.core.requests.prompts import Prompts, many
 from loadgen.core.results.record import SOURCES, Built
 from loadgen.core.schedule.timetable import Schedule, StageSpan
-
-if TYPE_CHECKING:
-    from loadgen.core.requests.prompts import Prompts
 
 HELD_BYTES = 256 << 20  # bytes of bodies in memory; above this, the window requests no more
 DEPTH = 4  # bodies ready for a lane: the next ones come while answers do, up to 5 ms after they are asked for
@@ -226,7 +223,10 @@ def preparer(job: Job, prompts: Prompts) -> Callable[[int, Request], bytes]:
         for one, at in zip(each, job.found, strict=True)
     ]
     serving = step_targets.serving(job.settings, prompts)
-    return lambda number, request: makers[0 if serving is None else serving(number)[0]](request)
+    if serving is None:
+        make = makers[0]
+        return lambda _, request: make(request)
+    return lambda number, request: makers[serving(number)[0]](request)
 
 
 def _run_builder() -> None:
@@ -246,8 +246,8 @@ def _build(prompts: Prompts, prepare: Callable[[int, Request], bytes]) -> None:
             return
         pending += data
         complete = len(pending) // 8 * 8
-        for (number,) in struct.iter_unpack("<q", bytes(pending[:complete])):
-            request = prompts[number]
+        numbers = struct.unpack(f"<{complete // 8}q", pending[:complete])
+        for number, request in zip(numbers, many(prompts, numbers), strict=True):
             body = prepare(number, request)
             built = built_of(request)
             header = _FRAME.pack(number, len(body), built.tokens, built.asked_output, SOURCES.index(built.source))

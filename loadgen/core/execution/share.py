@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 from loadgen_sdk.errors import TargetUnusable
-from loadgen_sdk.request import Request
 from loadgen_sdk.transport.own_flows import OwnFlows
 from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import header_secrets
@@ -28,7 +27,7 @@ from loadgen.core import child_process
 from loadgen.core.errors import TargetError
 from loadgen.core.execution import step_targets
 from loadgen.core.execution.bodies import Bodies
-from loadgen.core.execution.body_prefetch import BodyPrefetch
+from loadgen.core.execution.body_prefetch import BodyPrefetch, preparer
 from loadgen.core.execution.events import StepBegun
 from loadgen.core.execution.head_lines import head_lines
 from loadgen.core.execution.plan import Job, Plan, Tuning
@@ -97,14 +96,13 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), "", error.hint) from None
     clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
-    serving = step_targets.serving(settings, requests)
     make_steering = plan.steering
     beside = large(plan.timetable, settings.tuning) or (plan.timetable.slots is None and child_process.forks())
     if beside and settings.client == "wire" and make_steering is None:
         bodies: Bodies = BodyPrefetch(job, part, requests)
     else:
         linked = job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None
-        bodies = Bodies(requests, _preparer(clients, serving), len(part.stages), linked=linked)
+        bodies = Bodies(requests, preparer(job, requests), len(part.stages), linked=linked)
     spool = Spool(job.folder, share, settings.tuning.segment_rows)
     secrets = [*(endpoint.api_key for endpoint in settings.endpoints), *header_secrets(settings.headers)]
 
@@ -131,8 +129,8 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
             await client.open(-(-_connections(part) // len(clients)))
         senders = [OwnFlows(client, spool.events) for client in clients] if settings.keep == "gaps" else clients
         yield Equipment(
-            wire=wire, clients=senders, serving=serving, bodies=bodies, numbers=numbers, spool=spool, redact=redact,
-            steer=steer,
+            wire=wire, clients=senders, serving=step_targets.serving(settings, requests), bodies=bodies,
+            numbers=numbers, spool=spool, redact=redact, steer=steer,
             head_lines=head_lines(workload, requests, slos=settings.slo_headers),
         )  # fmt: skip
     except TargetUnusable as error:
@@ -177,15 +175,6 @@ def return_blocks(size: int) -> None:
     with contextlib.suppress(AttributeError):
         memory.mallopt(M_TRIM_THRESHOLD, size), memory.mallopt(M_MMAP_THRESHOLD, size)
         memory.malloc_trim(0)
-
-
-def _preparer(
-    clients: Sequence[Any], serving: Callable[[int], Sequence[int]] | None
-) -> Callable[[int, Request], bytes]:
-    """A function that makes the body of a request, as the client of its target sends it."""
-    if serving is None:
-        return lambda _, request: clients[0].prepare(request)
-    return lambda number, request: clients[serving(number)[0]].prepare(request)
 
 
 def large(timetable: Schedule, tuning: Tuning) -> bool:

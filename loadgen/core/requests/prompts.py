@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 from loadgen_sdk import json_text
+from loadgen_sdk.dialects.quirks import VALUES
 from loadgen_sdk.request import Request
 
 from loadgen.core import format
@@ -26,10 +28,11 @@ from loadgen.core.requests.natural import NaturalText
 from loadgen.core.requests.tokenizer import Tokenizer
 from loadgen.core.requests.words import writer
 
+_encode = msgspec.json.Encoder().encode
 HEAD = 4  # content tokens in which unique prompts differ (metrics.md)
 FIRST = 64  # requests in the fingerprint of an endless load
 SAMPLE = 256  # conversations whose lengths are checked for warnings
-KEPT = 8  # texts that a digest hashes at once: more would not stay in the processor's cache
+KEPT = 8  # requests that are built, encoded and hashed together: more would not stay in the processor's cache
 KEPT_BYTES = 1 << 23  # of a data set: the rows of a larger file are read again, each by each request of it
 CHECKED = 16  # requests that are built and counted for warnings, with tokenizers that need counting
 
@@ -129,9 +132,24 @@ class SyntheticPrompts:
         self._shared_text = functools.lru_cache(maxsize=256)(self._exact_text)
         self._said_before = functools.lru_cache(maxsize=1024)(self._exact_text)  # each later turn has it again
         self._id = self._texts_key.hex()[:8]
+        begins_alike = self._chunks is not None or self._prefix_tokens or self._cached is not None
+        self._of_own_words = tokenizer.additive and self._natural is None and not begins_alike
+        of_more = self._system_tokens or self.turns > 1 or self._images is not None or api == "rerank"
+        self.of_one_text = requests is not NO_LENGTHS and (api == "embeddings" or not of_more)
 
     def __getitem__(self, number: int) -> Request:
-        return self._request(number, None)
+        return next(self.texts((number,))) if self.of_one_text else self._request(number, None)
+
+    def texts(self, numbers: Iterable[int]) -> Iterator[Request]:
+        """The requests of these numbers, where each is `of_one_text`."""
+        name, source, values, key = self._id, self._tokenizer.tag, self._api in VALUES, self._lengths_key
+        first_message, length = self._first_message, self._output_length
+        for number in numbers:
+            text, tokens = first_message(number)
+            asked = None if values else length(key, "output", number)
+            yield Request(
+                id=f"{name}-{number}", prompt=text, max_tokens=asked, input_tokens=tokens, input_source=source
+            )
 
     def turn_with(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
         if missing := set(range(number % self.turns)) - replies.keys():
@@ -156,7 +174,7 @@ class SyntheticPrompts:
         return tokens
 
     def asked_output(self, number: int) -> int:
-        return 0 if self._api in ("embeddings", "rerank") else self._output_length(self._lengths_key, "output", number)
+        return 0 if self._api in VALUES else self._output_length(self._lengths_key, "output", number)
 
     def drawn(self, what: str, numbers: range) -> list[int]:
         """The tokens of the `input` of each of these conversations, or of the `output` of each of these requests, or of
@@ -211,11 +229,10 @@ class SyntheticPrompts:
         return messages
 
     def _request(self, number: int, replies: Mapping[int, AssistantTurn] | None) -> Request:
-        if self._api in ("embeddings", "rerank"):
-            return self._value_request(number)
+        if self._api == "rerank" and self._chunks is not None:
+            return self._ranking(number, self._chunks)
         conversation, turn = divmod(number, self.turns)
         content, prompt_tokens = self._first_message(conversation)
-        plain_prompt = not self._system_tokens and self.turns == 1 and self._images is None
         messages: list[dict[str, Any]] = []
         if self._system_tokens:
             system, system_n = self._shared_text("system", 0, self._system_tokens)
@@ -233,8 +250,7 @@ class SyntheticPrompts:
         counted = replies is None and self._images is None  # what an image counts is the server's matter
         return Request(
             id=f"{self._id}-{number}",
-            prompt=content if plain_prompt else None,
-            messages=None if plain_prompt else messages,
+            messages=messages,
             max_tokens=self.asked_output(number),
             input_tokens=prompt_tokens if counted else None,
             input_source=self._tokenizer.tag if counted else "",
@@ -242,17 +258,13 @@ class SyntheticPrompts:
             turn=turn,
         )
 
-    def _value_request(self, number: int) -> Request:
-        """A text to embed, or a query with the chunks as its documents."""
-        if self._api == "embeddings" or self._chunks is None:
-            text, tokens = self._first_message(number)
-            extra = {}
-        else:
-            texts = [self._shared_text("chunk", chunk, self._chunks.tokens) for chunk in self._chunks.of(number)]
-            own = self._first_message_tokens(number) - sum(tokens for _, tokens in texts)
-            text, tokens = self._exact_text("user", number, own, self._unique_head(number, own))
-            tokens = sum(tokens + of_document for _, of_document in texts)  # the query goes with each document
-            extra = {"documents": [text for text, _ in texts]}
+    def _ranking(self, number: int, chunks: Corpus) -> Request:
+        """A query with the chunks as its documents."""
+        texts = [self._shared_text("chunk", chunk, chunks.tokens) for chunk in chunks.of(number)]
+        own = self._first_message_tokens(number) - sum(tokens for _, tokens in texts)
+        text, tokens = self._exact_text("user", number, own, self._unique_head(number, own))
+        tokens = sum(tokens + of_document for _, of_document in texts)  # the query goes with each document
+        extra = {"documents": [text for text, _ in texts]}
         return Request(
             id=f"{self._id}-{number}", prompt=text, input_tokens=tokens, input_source=self._tokenizer.tag, extra=extra
         )
@@ -284,13 +296,14 @@ class SyntheticPrompts:
     def _first_message(self, conversation: int) -> tuple[str, int]:
         """First user message of a conversation (shared prefix, then unique part), and its tokens."""
         n = self._first_message_tokens(conversation)
+        if self._of_own_words:  # as below, with less on the way
+            return self._random_text("user", conversation, n, self._unique_head(conversation, n)), n
         prefix, prefix_n = "", 0
         if self._chunks is not None:
             texts = [self._shared_text("chunk", chunk, self._chunks.tokens) for chunk in self._chunks.of(conversation)]
-            prefix, prefix_n = " ".join(text for text, _ in texts), sum(tokens for _, tokens in texts)
+            prefix, prefix_n = " ".join(text for text, _ in texts) + " ", sum(tokens for _, tokens in texts)
             n -= prefix_n
-            return self._exact_text("user", conversation, n, self._unique_head(conversation, n), prefix + " ", prefix_n)
-        if (self._prefix_tokens or self._cached is not None) and (shared_n := self.shared_of(n)):
+        elif shared_n := self.shared_of(n):
             prefix, prefix_n = self._shared_text("prefix", self.group_of(conversation), shared_n)
             if n == shared_n:
                 return prefix, prefix_n
@@ -341,13 +354,10 @@ class SyntheticPrompts:
 
     def _unique_head(self, index: int, n: int) -> list[str]:
         """The first words of a unique part (at most HEAD): different for every index, as far as n words allow."""
-        words, count = self._words, self._word_count
-        rest, first = divmod((self._step * index + self._offset) % self._combinations, len(self._starts))
-        head = [self._starts[first]]
-        for _ in range((n if n < HEAD else HEAD) - 1):
-            head.append(words[rest % count])
-            rest //= count
-        return head
+        words, count, starts = self._words, self._word_count, self._starts
+        rest, first = divmod((self._step * index + self._offset) % self._combinations, len(starts))
+        head = [starts[first], words[rest % count], words[rest // count % count], words[rest // count**2 % count]]
+        return head if n >= HEAD else head[:n]
 
 
 class FilePrompts:
@@ -431,6 +441,13 @@ class FilePrompts:
         return messages
 
 
+def many(prompts: Prompts, numbers: Iterable[int]) -> Iterator[Request]:
+    """The requests of these numbers, cheaper than one by one. No number is taken before its turn."""
+    if isinstance(prompts, SyntheticPrompts) and prompts.of_one_text:
+        return prompts.texts(numbers)
+    return map(prompts.__getitem__, numbers)
+
+
 def counted(request: Request, tokenizer: Tokenizer) -> int | None:
     """Content tokens of a request, without those of the chat template; None if a part of it is not text."""
     if request.prompt is not None:
@@ -468,20 +485,25 @@ class Digest:
         self._total = (self._total + int.from_bytes(hashing.summed(kept), "little")) % (1 << 128)
         return self._total
 
-    def add(self, number: int, request: Request) -> None:
-        messages, prompt = request.messages, request.prompt
-        if isinstance(prompt, str) and len(prompt) >= json_text.LONG:
-            prompt = json_text.ready(prompt)
-        if messages is not None and not self.replies:
-            messages = [message for message in messages if message.get("role") != "assistant"]
-        content = (number, request.max_tokens, request.exact_output, messages, prompt, request.extra)
-        self.add_body(0, msgspec.json.encode(content))
+    def add(self, requests: Iterable[tuple[int, Request]]) -> None:
+        """Add requests, each with its number."""
+        kept = []
+        for number, request in requests:
+            messages, prompt = request.messages, request.prompt
+            if messages is None:
+                if isinstance(prompt, str) and len(prompt) >= json_text.LONG:
+                    prompt = json_text.ready(prompt)
+            elif not self.replies:
+                messages = [message for message in messages if message.get("role") != "assistant"]
+            content = number, request.max_tokens, request.exact_output, messages, prompt, request.extra
+            kept.append((0, _encode(content)))
+        self.add_bodies(kept)
 
-    def add_body(self, number: int, body: bytes) -> None:
-        """Add the bytes to send for a request, in a digest of bodies."""
-        self.count += 1
-        self._kept.append((number, body))
-        if len(self._kept) == KEPT:
+    def add_bodies(self, bodies: hashing.Kept) -> None:
+        """Add the bytes to send for requests, each with its number, in a digest of bodies."""
+        self.count += len(bodies)
+        self._kept += bodies
+        if len(self._kept) >= KEPT:
             self._total = self.total
 
     def hexdigest(self) -> str:
@@ -496,6 +518,7 @@ def fingerprint(prompts: Prompts, n: int | None) -> str:
     without a fixed number of requests: then the first FIRST requests represent all, and the text starts with "first".
     """
     digest = Digest(replies=prompts.history == "scripted")
-    for number in prompts.numbers(FIRST if n is None else n):
-        digest.add(number, prompts[number])
+    numbers = iter(prompts.numbers(FIRST if n is None else n))
+    while batch := list(itertools.islice(numbers, KEPT)):
+        digest.add(zip(batch, many(prompts, batch), strict=True))
     return digest.hexdigest() if n is not None else f"first{FIRST}-{digest.hexdigest()}"

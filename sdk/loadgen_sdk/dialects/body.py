@@ -93,21 +93,18 @@ def maker(
 
     def make(request: Request) -> bytes:
         prompt = request.prompt
-        if api not in ONE_PROMPT or not isinstance(prompt, str) or request.messages is not None or request.extra:
+        if not isinstance(prompt, str) or request.messages is not None or request.extra:
             return whole(request)
         what = request.max_tokens, request.exact_output
-        if what not in ends:
+        found = ends.get(what)
+        if found is None:
             if len(ends) >= MOST_ENDS:
                 ends.clear()
-            ends[what] = None
+            ends[what] = _ends(whole, request) if what in ends else None  # the first may be the only one
             return whole(request)
-        found = ends[what] or _ends(whole, request)
-        if found is None:
-            return whole(request)
-        ends[what] = found
         return found[0] + _encode(prompt if len(prompt) < LONG else ready(prompt)) + found[1]
 
-    return make
+    return make if api in ONE_PROMPT else whole
 
 
 def _ends(whole: Callable[[Request], bytes], request: Request) -> tuple[bytes, bytes] | None:

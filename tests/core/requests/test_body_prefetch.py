@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loadgen_sdk.dialects.body import body, maker
+from loadgen_sdk.dialects.quirks import QUIRKS
+from loadgen_sdk.request import Request
 from runs import NO_PAGES, frozen_at_birth, says, when_started
 from servers import log, shared
 
@@ -19,7 +22,9 @@ from loadgen.core.execution import bodies, run
 from loadgen.core.execution.body_prefetch import BodyPrefetch, preparer
 from loadgen.core.execution.events import RunEvent, RunPlanned
 from loadgen.core.execution.plan import Plan, Settings, Tuning
+from loadgen.core.requests import hashing
 from loadgen.core.requests.build import build
+from loadgen.core.requests.prompts import Digest
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import store
 from loadgen.core.schedule import timetable
@@ -62,6 +67,44 @@ def test_bodies_are_read_back_in_any_order() -> None:
         assert all(kept.take(0, number)[0] == written[number] for number in order)
     assert kept.late == 0
     kept.close()
+
+
+PLAIN = "requests: {input_tokens: {uniform: {min: 1, max: 40}}, output_tokens: {uniform: {min: 1, max: 9}}}"
+CHUNKS = "requests: {input_tokens: 60, output_tokens: 4, chunks: {count: 2, tokens: 20, corpus: 9}}"
+LONG = "requests: {input_tokens: 4000, output_tokens: 4}"  # more than a block of the file together
+PARTS = "requests: {input_tokens: 30, output_tokens: 4, system_tokens: 9, turns: {count: 3, tool_result_tokens: 5}}"
+CLASSES = "classes: {a: {weight: 2, requests: &a {input_tokens: 9, output_tokens: 4}}, b: {weight: 1, requests: *a}}"
+
+
+@pytest.mark.parametrize("asked", [PLAIN, CHUNKS, LONG, PARTS, CLASSES])
+@pytest.mark.parametrize("targets", [1, 3])
+def test_bodies_that_are_built_together_are_what_each_is_alone(tmp_path: Path, asked: str, targets: int) -> None:
+    """The bytes, what is known of each, and both digests, however many are built at a time, of any numbers."""
+    (tmp_path / "w.yaml").write_text(f"name: w\n{asked}\n")
+    prompts = build(
+        load(str(tmp_path / "w.yaml"), read_flags(num_requests="500", concurrency="1")), 7, 1, load_tokenizer(None)
+    )
+    makes = [maker(QUIRKS["vllm"], "chat", f"model {target}", True) for target in range(targets)]
+
+    def prepare(number: int, request: Request) -> bytes:
+        return makes[number % targets](request)
+
+    numbers = random.Random(3).sample(range(0, 500, 2), 90)
+    together = bodies.Bodies(prompts, prepare, 1)
+    asked_for = iter(sorted(numbers))
+    parts = [together.build(0, asked_for, most=most, cpu_s=100.0) for most in (1, 3, 8, 0, 20, None)]
+    assert parts == [1, 3, 8, 0, 20, 58] and together.ahead(0) == 90 and together.build(0, asked_for) == 0
+    alone, sent = Digest(), []
+    for number in numbers:
+        request = prompts[number]
+        alone.add([(number, request)])
+        sent.append((number, body(request, QUIRKS["vllm"], "chat", f"model {number % targets}", True)))
+        assert together.take(0, number) == (sent[-1][1], bodies.built_of(request))
+    assert together.late == 0
+    assert together.digest.hexdigest() == alone.hexdigest()
+    assert together.sent_bytes.total == int.from_bytes(hashing.in_python(sent), "little")
+    assert together.build(0, iter(numbers), cpu_s=0.0) == 0
+    together.close()
 
 
 TURNS = ", turns: {count: 3, tool_result_tokens: 5}"

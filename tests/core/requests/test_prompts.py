@@ -26,10 +26,16 @@ from loadgen.core.workload import (
     Turns,
     Uniform,
 )
+from loadgen.core.workload.schema import Chunks, Images
 
 CL100K = tokens.load_tokenizer(None)
 WORKLOADS = places.ROOT / "workloads"
 UNIFORM = Uniform(min=0, max=400)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tokens.load_tokenizer(str(train(tmp_path_factory.mktemp("tiny") / "tokenizer.json")))
 
 
 def built(seed=1, salt=2, tokenizer=CL100K, **requests):
@@ -77,6 +83,40 @@ def test_short_prompts_are_exact(n):
 def test_a_request_does_not_depend_on_what_was_built_before(kind, numbers):
     one, other = built(**KINDS[kind]), built(**KINDS[kind])
     assert [one[n] for n in numbers] == [other[n] for n in reversed(numbers)][::-1]
+
+
+OTHERS = {
+    "words": {"input_tokens": Uniform(min=0, max=9), "output_tokens": UNIFORM},
+    "cached": {"input_tokens": UNIFORM, "cache": 0.5},
+    "images": {"images": Images(width=64, height=64)},
+    "chunks": {"input_tokens": Fixed(value=90), "chunks": Chunks(count=2, tokens=30, corpus=5)},
+    "natural": {"input_tokens": UNIFORM, "prompts": "natural"},
+    "real": {"turns": talk(3, 11, "server")},
+}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *OTHERS])
+def test_many_requests_are_what_each_is_alone(tiny, kind):
+    rng = random.Random(kind)
+    asked = {"input_tokens": Fixed(value=50), "output_tokens": Fixed(value=20)} | (KINDS | OTHERS)[kind]
+    one = SimpleNamespace(requests=Synthetic.model_construct(**asked))
+    kinds = [(CL100K, 0, "chat"), (CL100K, 8, "completions"), (CL100K, 0, "embeddings"), (tiny, 8, "chat")]
+    for tokenizer, template, api in kinds[: 1 if kind in ("images", "natural") else 2 if "turns" in asked else 4]:
+        made = build(one, rng.randrange(9), 2, tokenizer, template, api)
+        numbers = [rng.randrange(rng.choice([9, 500, 10**15])) for _ in range(12)]
+        assert list(prompts.many(made, numbers)) == [made[number] for number in numbers]
+
+
+@pytest.mark.parametrize("file", sorted(WORKLOADS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_many_requests_of_a_workload_are_what_each_is_alone(file):
+    one = workload.load(str(file), workload.read_flags())
+    made = build(one, 1, 2, CL100K)
+    numbers = [*made.numbers(24)][::-1]
+    assert list(prompts.many(made, numbers)) == [made[number] for number in numbers]
+    digest = prompts.Digest(replies=made.history == "scripted")
+    for number in numbers:
+        digest.add([(number, made[number])])
+    assert digest.hexdigest() == prompts.fingerprint(made, 24)
 
 
 def test_a_turn_says_again_what_was_written_for_the_turns_before_it():
@@ -181,7 +221,7 @@ def test_fingerprint_is_the_same_however_the_requests_are_spread():
     made = built(**KINDS["talk"])
     shards = [prompts.Digest() for _ in range(3)]
     for number in random.Random(1).sample(range(100), 100):
-        shards[number % 3].add(number, made[number])
+        shards[number % 3].add([(number, made[number])])
     total = sum(shard.total for shard in shards) % (1 << 128)
     whole = prompts.Digest(total, sum(shard.count for shard in shards))
     assert whole.hexdigest() == prompts.fingerprint(made, 100)
@@ -196,8 +236,7 @@ def test_fingerprint_sees_text_asked_lengths_order_and_number():
         prompts.fingerprint(built(), None),
     ]
     swapped = prompts.Digest()
-    for number in range(10):
-        swapped.add(number, built()[number ^ 1])
+    swapped.add((number, built()[number ^ 1]) for number in range(10))
     assert len({base, *others, swapped.hexdigest()}) == 6
     assert prompts.fingerprint(built(), 10) == base
 
@@ -205,8 +244,7 @@ def test_fingerprint_sees_text_asked_lengths_order_and_number():
 def test_fingerprint_of_server_history_leaves_the_replies_out():
     made = built(turns=talk(2, history="server"))
     digest = prompts.Digest(replies=False)
-    digest.add(0, made[0])
-    digest.add(1, made.turn_with(1, replies("what the server said")))
+    digest.add([(0, made[0]), (1, made.turn_with(1, replies("what the server said")))])
     assert digest.hexdigest() == prompts.fingerprint(made, 2)
 
 
