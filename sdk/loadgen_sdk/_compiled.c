@@ -17,6 +17,7 @@
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <time.h>
+#include <unistd.h>
 
 #define VERSION 9 /* of these functions: compiled.py asks for the same, else it takes Python's */
 
@@ -931,7 +932,21 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
     return others != NULL ? others : PyList_New(0);
 }
 
+static int64_t number_of(PyObject *value, int *fits);
 static int64_t hand_over_slice(Receiver *receiver, int64_t slice_ns, PyObject *other, int *others);
+
+/* Whether the timer fired, and nothing else came that is no socket to read: then as in Wire._other_event. */
+static int is_timer_alone(Receiver *receiver, PyObject *others)
+{
+    uint64_t fired;
+    int fits = 1;
+    if (PyList_Size(others) != 1 || number_of(PyTuple_GetItem(PyList_GetItem(others, 0), 0), &fits) != receiver->timer)
+        return 0;
+    if (receiver->armed_for > receiver->last_poll)
+        receiver->last_poll = receiver->armed_for;
+    receiver->armed_for = 0;
+    return read(receiver->timer, &fired, sizeof fired) >= 0 || errno == EAGAIN;
+}
 
 /* Receiver.go */
 static PyObject *receiver_go(PyObject *self, PyObject *args)
@@ -947,8 +962,9 @@ static PyObject *receiver_go(PyObject *self, PyObject *args)
         if (receive(receiver, PyObject_Size(receiver->queue) ? 0 : wait_ms, until < due_at ? until : due_at,
                     PySet_Size(awaited) ? due_at : -1, &others) < 0)
             return NULL;
-        if (others != NULL)
+        if (others != NULL && !is_timer_alone(receiver, others))
             return others;
+        Py_CLEAR(others);
         if (receiver->now >= receiver->wake_at)
             return PyList_New(0);
         if (PyObject_Size(receiver->queue) > 0 &&
@@ -1607,14 +1623,46 @@ typedef struct {
 
 static const char *object(const char *at, const char *end, const Field *fields, Said *said, Seen *seen);
 
+/* Usages that were decoded lately, which nobody changes: many answers have the same one. */
+enum { USAGES = 4, USAGE_BYTES = 256 };
+static struct {
+    PyObject *decoded;
+    Py_ssize_t size;
+    char bytes[USAGE_BYTES];
+} usages[USAGES];
+
+/* What follows a usage, or NULL. */
+static const char *after_usage(const char *at, const char *end)
+{
+    for (int i = 0; i < USAGES; i++) /* what begins as a whole object ends with it */
+        if (usages[i].decoded != NULL && end - at >= usages[i].size && memcmp(usages[i].bytes, at, (size_t)usages[i].size) == 0)
+            return at + usages[i].size;
+    return skipped(at, end, 0);
+}
+
 /* A usage as Python decodes it. NULL where it does not: the whole event then fails there as well, and is looked at there. */
 static PyObject *usage_of(const char *at, const char *after)
 {
+    static int next;
+    for (int i = 0; i < USAGES; i++)
+        if (usages[i].decoded != NULL && after - at == usages[i].size && memcmp(usages[i].bytes, at, (size_t)(after - at)) == 0) {
+            Py_INCREF(usages[i].decoded);
+            return usages[i].decoded;
+        }
     PyObject *raw = PyBytes_FromStringAndSize(at, after - at);
     PyObject *usage = raw == NULL ? NULL : PyObject_CallFunctionObjArgs(decode_usage, raw, NULL);
     Py_XDECREF(raw);
     if (usage == NULL)
         PyErr_Clear();
+    else if (*at == '{' && after - at <= USAGE_BYTES) {
+        PyObject *before = usages[next].decoded;
+        memcpy(usages[next].bytes, at, (size_t)(after - at));
+        usages[next].size = after - at;
+        Py_INCREF(usage);
+        usages[next].decoded = usage;
+        next = (next + 1) % USAGES;
+        Py_XDECREF(before);
+    }
     return usage;
 }
 
@@ -1662,7 +1710,7 @@ static const char *value_in(enum Kind kind, const char *at, const char *end, Sai
         at = at == NULL ? NULL : space(at, end);
         return at != NULL && at < end && *at == ']' ? at + 1 : NULL;
     case USAGE:
-        after = skipped(at, end, 0);
+        after = after_usage(at, end);
         return after == NULL || (said->usage = usage_of(at, after)) == NULL ? NULL : after;
     default: /* NOTHING is null alone; REFUSED: events of other APIs have it */
         return NULL;
@@ -1735,7 +1783,7 @@ static int next_form;
 static int of_form(const Form *form, const char *at, const char *end, Said *said)
 {
     Py_ssize_t from = 0, rest = form->size - (form->holes ? form->after[form->holes - 1] : 0);
-    const char *usage = NULL, *after_usage = NULL, *finish = NULL;
+    const char *usage = NULL, *usage_ends = NULL, *finish = NULL;
     if (form->size == 0 || end - at < rest || memcmp(end - rest, form->bytes + form->size - rest, (size_t)rest) != 0)
         return 0;
     for (int i = 0; i < form->holes; i++) {
@@ -1748,11 +1796,14 @@ static int of_form(const Form *form, const char *at, const char *end, Said *said
         Py_ssize_t size = form->after[i] - form->at[i];
         if (*value == '"' && end - value > size && memcmp(value, known, (size_t)size) == 0)
             at = value + size;
-        else if (form->kind[i] == ANYTHING || form->kind[i] == USAGE) {
+        else if (form->kind[i] == USAGE) {
+            if (*value == 'n' || (at = after_usage(value, end)) == NULL)
+                return 0;
+            usage = value;
+            usage_ends = at;
+        } else if (form->kind[i] == ANYTHING) {
             if (*value == 'n' || (at = skipped(value, end, 0)) == NULL)
                 return 0;
-            if (form->kind[i] == USAGE)
-                usage = value, after_usage = at;
         } else if (*value != '"' || (at = string(value, end, 1)) == NULL || at - value < 3)
             return 0;
         from = form->after[i];
@@ -1762,7 +1813,7 @@ static int of_form(const Form *form, const char *at, const char *end, Said *said
     if (form->finish > from)
         finish = at + (form->finish - from);
     *said = (Said){.finish = finish, .finish_size = form->finish_size, .output = form->output, .answer = form->answer};
-    return usage == NULL || (said->usage = usage_of(usage, after_usage)) != NULL;
+    return usage == NULL || (said->usage = usage_of(usage, usage_ends)) != NULL;
 }
 
 /* Keep the form of an event. */
@@ -2494,9 +2545,10 @@ static PyObject *answers(PyObject *Py_UNUSED(module), PyObject *args)
                            &known_heads, &decode_usage, &endings};
     for (int i = 0; i < 7; i++) {
         Py_INCREF(given[i]);
-        Py_XDECREF(*places[i]);
-        *places[i] = given[i];
+        replace(places[i], given[i]);
     }
+    for (int i = 0; i < USAGES; i++)
+        Py_CLEAR(usages[i].decoded);
     Py_RETURN_NONE;
 }
 

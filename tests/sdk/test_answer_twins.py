@@ -292,9 +292,18 @@ def test_a_turn_goes_on_until_python_is_needed() -> None:
         assert go(later, 0) is None and go(0, later) is None, "the tick is due, or the loop's turn"
         made.wake_at = 1
         assert go(later, later) == [] and others == [short]
-        timer.arm(1)
         made.wake_at = later
-        assert go(later, later) == [(timer.fileno(), select.EPOLLIN)]
+        made.armed_for = fires = time.monotonic_ns() + 10**6
+        timer.arm(fires)
+        select.select([timer], [], [])
+        assert go(later, 0) is None and not select.select([timer], [], [], 0)[0], "it has fired, and is read"
+        assert made.last_poll == fires, "what it did not report was empty when it fired"
+        ours.shutdown(socket.SHUT_RDWR)
+        poll.modify(ours.fileno(), select.EPOLLIN | select.EPOLLOUT)
+        timer.arm(1)
+        select.select([timer], [], [])
+        told = go(later, later)
+        assert sorted(fd for fd, _ in told) == sorted([ours.fileno(), timer.fileno()]), "with others it is Python's"
 
 
 @pytest.fixture
