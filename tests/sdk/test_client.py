@@ -431,21 +431,21 @@ def test_connections_are_opened_before_they_are_needed(endpoint: Embedded) -> No
 
 @pytest.mark.processes
 def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: Embedded) -> None:
-    """Between two ticks (100 ms apart) of a wire without traffic; a busy machine is given fifty tries."""
+    """Between two ticks (100 ms apart) of a wire without traffic: polls; a busy machine is given fifty tries."""
 
     async def work(hold_ns: int, ticks: int) -> int:
         async with client_of(endpoint.url) as client:
             await client.open(1)
-            turns: list[int] = []
-            client._pool.wire.tick = lambda now: turns.append(client._pool.wire.turns)
+            polls: list[int] = []
+            client._pool.wire.tick = lambda now: polls.append(client._pool.wire._receiver.polls)
             client._pool.wire.hold_ns = hold_ns
             client._pool.wire.awaited.add(None)  # somebody without a first token
             client._pool.wire.wake_at(FOREVER)
 
             def most() -> int:
-                return max((after - before for before, after in pairwise(turns)), default=0)
+                return max((after - before for before, after in pairwise(polls)), default=0)
 
-            await until(lambda: len(turns) > ticks or most() > 20)
+            await until(lambda: len(polls) > ticks or most() > 20)
             return most()
 
     assert run(work(1_000_000, 50)) > 20
