@@ -356,6 +356,7 @@ class Crew:
             raise _LostError("process_failed", what, member.where) from None
 
     async def _measure_drift(self, member: _Member) -> None:
+        """Of a worker that does not answer any more it stays unknown: the load is over, and its records count."""
         with contextlib.suppress(Exception):
             after = await asyncio.wait_for(self._offset(member), LOST_S)
             member.drift_ns = after.ns - member.offset.ns
@@ -418,7 +419,7 @@ class Crew:
                 )
 
     async def _end_agents(self, members: Sequence[_Member]) -> None:
-        """End their workers, and take away what they have on their nodes."""
+        """End their workers, and take away what they have on their nodes; one that is lost is left to itself."""
         with contextlib.suppress(Exception):
             ended = [member.agent.call("end") for member in members]
             await asyncio.wait_for(asyncio.gather(*ended, return_exceptions=True), 5.0)

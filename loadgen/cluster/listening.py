@@ -24,7 +24,7 @@ async def listen(host: str, port: int, known: bytes) -> None:
         try:
             await _carry(await channel.greet(reader, writer, known, asks=False), left)
         except ConnectionError:
-            pass
+            pass  # it did not know the token, or went away: the next one may come
         finally:
             writer.close()
 

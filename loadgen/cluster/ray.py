@@ -91,7 +91,7 @@ class _RayProcess:
 
     def close(self) -> None:
         """Leave the cluster, and end the process."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it has ended by itself
             self._calls.send((next(self._numbers), "leave", ()))
         try:
             self._process.wait(child_process.LEAVE_S)
@@ -263,7 +263,7 @@ class RayNodes:
     def leave(self) -> None:
         """End the actors and wait for the CPUs that they had: the next run may need them."""
         self.end()
-        with contextlib.suppress(TargetError, TimeoutError):
+        with contextlib.suppress(TargetError, TimeoutError):  # the next run says what it lacks
             given_up_at = monotonic() + RELEASED_S
             while self._placed and (left_s := given_up_at - monotonic()) > 0:
                 if self._process.ask("cores").result(left_s) >= self._free_before:

@@ -98,7 +98,7 @@ def locked(folder: Path) -> Iterator[bool]:
             yield False
             return
         except OSError:
-            pass
+            pass  # a file system without locks: nobody can be kept out
         # whoever had it may have removed it in between, and a third may have made it again
         yield folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())
     finally:

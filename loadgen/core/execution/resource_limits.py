@@ -40,7 +40,7 @@ def room() -> Room:
         low, high = map(int, (_PROC / "ip_local_port_range").read_text("utf-8").split())
         ports = high - low + 1 - _reserved((_PROC / "ip_local_reserved_ports").read_text("utf-8"), low, high)
     except (OSError, ValueError):
-        pass
+        pass  # not known here
     return Room(files=None if hard == resource.RLIM_INFINITY else hard, ports=ports)
 
 

@@ -254,8 +254,9 @@ class Cell:
         told_events, told_streamed = events[told].astype(np.int64), streamed[told].astype(np.int64)
         self.count("told_events", told_events.sum())
         self.count("told_streamed", told_streamed.sum())
-        silent = (columns["finish_reason"][told] != FINISH["length"]) | (told_streamed >= LONG_ANSWER)
-        self.count("surplus", np.maximum(told_streamed - told_events - silent, 0).sum())
+        # an answer may have one token without text: the one that ends it, or any one of many
+        textless = (columns["finish_reason"][told] != FINISH["length"]) | (told_streamed >= LONG_ANSWER)
+        self.count("surplus", np.maximum(told_streamed - told_events - textless, 0).sum())
         self.count("unsaid", (with_output & (columns["first_event_tokens"] == 0)).sum())
         built = columns["built_tokens"]
         both_counted = with_output & (columns["input_source"] == SOURCES.index("server")) & (built > 0) & (prompt >= 0)

@@ -49,7 +49,7 @@ FEWEST_READS = 3  # of the metrics pages that have to show it
 LONG = 4.0  # times the median prompt
 FEW_LONG, MANY_LONG = 0.005, 0.3  # share of prompts that are long
 LOOKED_AT = 300  # slow requests, and as many others, whose neighbours are looked at
-HELD_BACK = 0.5  # more of the readings than before, at which the hardware says why its clocks are lower
+CAPPED = 0.5  # more of the readings than before, at which the hardware says why its clocks are lower
 AS_LONG = 1.1  # times the prompts of the fast requests: as long as these
 GROWTH = 1.5  # of the median TTFT, from the first third of the time to the last
 
@@ -283,7 +283,7 @@ def _capped(case: _Case, cut: float) -> str:
     before, after = (energy.capped(case.samples, *edges[i : i + 2]) for i in (0, 1))
     for reason, share in after.items():
         usual = before.get(reason, 0.0)
-        if share - usual >= HELD_BACK:
+        if share - usual >= CAPPED:
             return f"the GPUs were held back by a {reason} at {share:.0%} of the readings, before that at {usual:.0%}"
     return ""
 

@@ -363,8 +363,8 @@ def _warnings(header: Header, summary: Any, signs: Signs, *, shortened: bool) ->
             yield _code("limit_changed", limit=field, value=value, default=default)
     yield from _of_token_counts(header, summary, signs, shortened=shortened)
     told = any(code.code == "server_timing_missing" for code in header.note_codes.values())  # by the probe
-    silent = summary.requests.ok and summary.kept == "raw" and not summary.splits.accounted
-    if header.server_timing and silent and not told:
+    no_account = summary.requests.ok and summary.kept == "raw" and not summary.splits.accounted
+    if header.server_timing and no_account and not told:
         yield _code("server_timing_missing", server=summary.target.server or "it")
     if summary.speculation is not None and header.random_words:
         yield _code("drafts_random")

@@ -186,7 +186,7 @@ class SimServer:
         try:
             self._wake_sender.send(b"\0")
         except OSError:
-            pass
+            pass  # it is closed, or full of what wakes it already
 
     def run(self, stdin: int = -1) -> None:
         """Serve until `stop`, or until `stdin` ends; the parent holds its other end."""

@@ -235,7 +235,7 @@ def attach(owner: object, measurement: Measurement) -> None:
     try:  # `suppress` costs as much as all the rest
         object.__setattr__(owner, "measurement", measurement)  # past pydantic
     except (AttributeError, TypeError):
-        pass
+        pass  # an object without room for it goes without
 
 
 class _Fields(set[str]):

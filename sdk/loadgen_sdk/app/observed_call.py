@@ -519,7 +519,7 @@ def _close_response(observed: ObservedCall, events: Callable[[], Any], close: Ca
             for event in reading:
                 observed.tracker.observe(event, monotonic_ns())
     except Exception:
-        pass
+        pass  # the rest would only complete what is measured: the application has an error of its own to see
     observed.stream_failed(error)
     return close()
 
@@ -538,7 +538,7 @@ async def _close_unfit_async(observed: ObservedCall, reading: Any, error: BaseEx
             async for event in reading:
                 observed.tracker.observe(event, monotonic_ns())
     except Exception:
-        pass
+        pass  # the rest would only complete what is measured: the application has an error of its own to see
     finally:
         observed.stream_failed(error)
         await close()

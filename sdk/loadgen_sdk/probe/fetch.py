@@ -184,7 +184,7 @@ class Fetcher:
             if self._proxy is not None or proxy_for(self._target, None) is None:
                 return ""
         except WrongUse:
-            pass
+            pass  # one that cannot be used is not used either
         return (
             "the proxy of the environment is not used: a load goes straight to the server, from a host that reaches it"
         )

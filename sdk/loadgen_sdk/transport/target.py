@@ -210,7 +210,7 @@ def header_secrets(headers: Iterable[tuple[str, str]]) -> tuple[str, ...]:
             scheme, _, token = value.strip().partition(" ")
             found.append(token.strip())
             if scheme.lower() == "basic":
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError):  # no pair is in it
                     pair = base64.b64decode(token).decode()
                     found += (pair, *pair.split(":", 1))
     return tuple(secret for secret in found if secret)
