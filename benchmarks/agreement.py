@@ -270,7 +270,7 @@ def of_search(case: Case, name: str, shown: dict[str, dict[str, str]]) -> Iterat
 def requests_each(summary: dict[str, Any]) -> float:
     """Requests of a start, in the run of a mix."""
     each: float = sum(one["requests"]["scheduled"] for one in summary["classes"])
-    return each / sum(one["starts"] for one in summary["classes"])
+    return float(each / sum(one["starts"] for one in summary["classes"]))
 
 
 def of_money(case: Case, name: str, rate: float, each_start: float) -> Iterator[Said]:
@@ -432,7 +432,7 @@ def stay_s(summary: dict[str, Any]) -> float:
     """How long a start stays in the server: a request, or a whole conversation or task."""
     if parts := summary["classes"]:
         whole: float = sum(one["starts"] * stay_s({**one, "classes": ()}) for one in parts)
-        return whole / sum(one["starts"] for one in parts)
+        return float(whole / sum(one["starts"] for one in parts))
     found: float = (summary["sessions"]["duration_ms"] if summary.get("sessions") else summary["e2e_ms"])["mean"]
     return found / 1e3
 

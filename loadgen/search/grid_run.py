@@ -14,7 +14,6 @@ from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, closest, 
 from loadgen.core.results import checksums, store
 from loadgen.core.workload.flags import of_the_load
 from loadgen.core.workload.overrides import placed
-from loadgen.result_kinds import PAGE
 from loadgen.search import grid, grid_kind, grid_text, sweep_run
 from loadgen.search import sweep as levels
 from loadgen.search.experiment import ExperimentPlan, of_requests, refuse_other, report_files
@@ -150,7 +149,7 @@ def carry_out(
         store.replace(parent / name, data, shared=True)
     checksums.write(parent)
     print_answer(found, said, as_json=as_json, as_markdown=as_markdown)
-    say(f"results in {parent}, page: {parent / PAGE}, table: {parent / grid.TABLE}")
+    say(sweep_run.where(parent, grid.TABLE))
     return INTERRUPTED if interrupted else grid_kind.code(found, strict)
 
 

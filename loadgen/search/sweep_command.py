@@ -53,7 +53,7 @@ def sweep(
     from loadgen.runs.levels_text import report
     from loadgen.runs.show import print_plans, shown
     from loadgen.search import grid_run
-    from loadgen.search.sweep_run import carry_out, code
+    from loadgen.search.sweep_run import carry_out, code, where
 
     faults: list[Fault] = []
     with collecting(faults):
@@ -87,7 +87,7 @@ def sweep(
             return INTERRUPTED
         print_answer(curve, report(curve), as_json=as_json, as_markdown=as_markdown)
         left = f"; go on with: the same command and --out {parent}" if interrupted else ""
-        say(f"results in {parent}, page: {parent / 'report.html'}, table: {parent / 'sweep.md'}{left}")
+        say(f"{where(parent)}{left}")
         return code(curve, interrupted, strict=strict)
 
 
@@ -101,7 +101,7 @@ def _repeated(how: Repetition, asked: Sweep, *, as_json: bool, strict: bool) -> 
     from loadgen.runs.repetition import repeat, seeded
     from loadgen.search import experiment
     from loadgen.search import sweep as levels
-    from loadgen.search.sweep_run import carry_out, code
+    from loadgen.search.sweep_run import carry_out, code, where
 
     parent = asked.folder
     if (parent / experiment.PLAN).is_file():
@@ -118,7 +118,7 @@ def _repeated(how: Repetition, asked: Sweep, *, as_json: bool, strict: bool) -> 
             found, interrupted = carry_out(
                 replace(asked, grid=own, settings=replace(asked.settings, out=folder), folder=folder)
             )
-        say(f"results in {folder}, page: {folder / 'report.html'}, table: {folder / 'sweep.md'}")
+        say(where(folder))
         codes.append(INTERRUPTED if found is None else code(found, interrupted, strict=strict))
         for level, runs in by_level.items():
             if run_folder.is_run(folder / level):

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from loadgen.core import format
 from loadgen.core.errors import INTERRUPTED, UserError
+from loadgen.result_kinds import PAGE
 from loadgen.shell.output import say
 
 if TYPE_CHECKING:
@@ -157,6 +158,11 @@ def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
     if lost is not None:
         raise lost
     return curve, interrupted
+
+
+def where(folder: Path, table: str = TABLE) -> str:
+    """Where the files of a sweep, or of a grid, are."""
+    return f"results in {folder}, page: {folder / PAGE}, table: {folder / table}"
 
 
 def code(curve: SweepCurve, interrupted: bool, *, strict: bool) -> int:
