@@ -20,8 +20,9 @@ COLLECT_AFTER = 200_000  # new objects, not 700: imports make many that stay; a 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point: exits with one of the codes of `loadgen.core.errors`."""
     gc.set_threshold(COLLECT_AFTER)
+    code: int | None = None
     if arguments is None:
-        atexit.register(at_once.ignore)  # the first to be registered is the last to be called
+        atexit.register(lambda: at_once.leave(code))  # the first to be registered is the last to be called
     streams.prepare()
 
     completes = os.environ.get("_LOADGEN_COMPLETE") == "complete_bash"
@@ -50,18 +51,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def flushed() -> int:
         sys.stdout.flush()
-        return code
+        return found
 
     if completes:
         from loadgen.shell.completion import whole_words
     try:
         with whole_words() if completes else nullcontext():
-            code = ending(call)
+            found = ending(call)
         if arguments is None:
-            code = ending(flushed)
+            found = ending(flushed)
     except KeyboardInterrupt:  # one more, behind the end that the first one got
-        code = INTERRUPTED
-    if arguments is None:  # the process ends here; its interpreter would look at all that is left several times
+        found = INTERRUPTED
+    if arguments is None:
         at_once.hear()
-        gc.freeze()
+    code = found
     sys.exit(code)
