@@ -138,7 +138,7 @@ def test_a_command_ends_without_giving_its_memory_back() -> None:
     """Which took 3,000 page faults; what asked to be called at the end is called."""
     code = (
         "import atexit\nfrom loadgen.shell.app import main\nclass Thing:\n    def __del__(self): print('gone')\n"
-        "kept = Thing()\natexit.register(print, 'the end')\nmain()"
+        "kept = Thing()\ntry:\n    main()\nfinally:\n    atexit.register(print, 'the end')"
     )
     done = subprocess.run([sys.executable, "-c", code, "nothing"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (USAGE, "the end\n")

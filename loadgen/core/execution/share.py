@@ -126,7 +126,7 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
             for stage, span in enumerate(part.stages):
                 bodies.build(stage, numbers[stage], most=AHEAD if span.chains is None else None, cpu_s=BUILD_CPU_S)
         for client in clients:
-            await client.open(-(-_connections(part) // len(clients)))
+            await client.open(-(-opened_ahead(part) // len(clients)))
         senders = [OwnFlows(client, spool.events) for client in clients] if settings.keep == "gaps" else clients
         yield Equipment(
             wire=wire, clients=senders, serving=step_targets.serving(settings, requests), bodies=bodies,
@@ -185,13 +185,13 @@ def large(timetable: Schedule, tuning: Tuning) -> bool:
     )
 
 
-def _connections(part: Schedule) -> int:
-    """Connections to open before the start: one per lane of a closed loop; for an open loop, an estimate."""
-    lanes = max((len(part.own_lanes(span)) for span in part.stages if span.lanes), default=0)
-    if lanes:
-        return lanes * part.chains.side_by_side
-    rates = [rate for span in part.stages[:1] if (rate := span.offered_rps) is not None and math.isfinite(rate)]
-    count = min(SPARE_OPEN + math.ceil(max(rates, default=0.0) / part.parts), MOST_SPARE)
+def opened_ahead(part: Schedule) -> int:
+    """Connections to open before the start: one per lane of a closed loop; for an open loop, an estimate; never more
+    than there are requests."""
+    count = max((len(part.own_lanes(span)) for span in part.stages if span.lanes), default=0) * part.chains.side_by_side
+    if not count:
+        rates = [rate for span in part.stages[:1] if (rate := span.offered_rps) is not None and math.isfinite(rate)]
+        count = min(SPARE_OPEN + math.ceil(max(rates, default=0.0) / part.parts), MOST_SPARE)
     return min(count, part.slots if part.slots is not None else count)
 
 
