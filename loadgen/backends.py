@@ -6,7 +6,8 @@ A leaf, like every table: a row names its functions as text. `core/execution/bac
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from loadgen.core.errors import UserError
 from loadgen.plugins import OpenTable
@@ -14,7 +15,7 @@ from loadgen.plugins import OpenTable
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!\d+(?:/|$))(.*)", re.DOTALL)  # host:port has none
 
 
-class BackendRow(NamedTuple):
+class BackendRow(Struct, frozen=True):
     """One backend. A function is text, `module:function`; what a backend does not have is left out.
 
     Of a target. schemes: of the URLs that ask for it; "": there is no URL. shown: the target in words, {} is what

@@ -8,7 +8,9 @@ all requests together); the summary holds their distribution.
 from __future__ import annotations
 
 from functools import cache, cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+from msgspec import Struct
 
 from loadgen.plugins import OpenTable
 
@@ -24,7 +26,7 @@ PLACES: dict[Place, str] = {
 """Where a figure can be shown or named, beside summary.json and `compare`, which have all of them."""
 
 
-class FigureRow(NamedTuple):
+class FigureRow(Struct, frozen=True):
     """One figure. Instants and times are ns; of another unit than ms, values are millionths of it, as ns are of a ms.
 
     name: its key. words: its name for readers. meaning: its definition, in one line. unit: that of the summary.

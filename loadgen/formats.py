@@ -7,14 +7,14 @@ go by them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from loadgen.plugins import OpenTable
 
 
-class ToolFile(NamedTuple):
+class ToolFile(msgspec.Struct, frozen=True):
     """A file that may be a result of another tool. `where` names it.
 
     `value`: it as JSON, of several `lines` the last one; {} where that is no object. lines: 0 of one document.
@@ -46,7 +46,7 @@ class ForeignResult(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class FormatRow(NamedTuple):
+class FormatRow(msgspec.Struct, frozen=True):
     """One format. A function is text, `module:function`; what a format does not have is left out.
 
     tool: whose it is, as people know it. definitions: how that tool counts TTFT, TPOT and so on.

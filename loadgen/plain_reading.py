@@ -25,7 +25,6 @@ from typing import (
     Any,
     ClassVar,
     Literal,
-    NamedTuple,
     Self,
     TypeVar,
     Union,
@@ -34,11 +33,13 @@ from typing import (
     get_origin,
 )
 
+from msgspec import Struct
+
 T = TypeVar("T")
 P = TypeVar("P", bound="Plain")
 
 
-class ValidationInfo(NamedTuple):
+class ValidationInfo(Struct, frozen=True):
     """What a validator finds beside its value: `context` is where it stands (`fields.Source`); None: in Python."""
 
     context: Any

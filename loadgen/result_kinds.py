@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -39,7 +39,7 @@ class ListRow(msgspec.Struct, frozen=True, kw_only=True):
     started: str = ""
 
 
-class HeldLoad(NamedTuple):
+class HeldLoad(msgspec.Struct, frozen=True):
     """What a result says of the load that was held: a `Capacity`, or that all was due at once. None: nothing."""
 
     capacity: Any = None
@@ -49,7 +49,7 @@ class HeldLoad(NamedTuple):
 RECORDS, HISTOGRAMS, SUMMARIES = "records", "histograms and sums", "summaries of the runs"
 
 
-class Remade(NamedTuple):
+class Remade(msgspec.Struct, frozen=True):
     """A derived file, made again. `data` None: it cannot be, and `basis` says why; else `basis` is what it was made of.
 
     `leave`: places in it that are taken as they are stored, because nothing that was kept gives them. `damaged`: it

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from msgspec.structs import replace
+
 from loadgen import result_kinds
 from loadgen.core.errors import Faults, UserError
 from loadgen.core.results import checksums
@@ -58,7 +60,7 @@ def remade(folder: Path) -> Iterator[Remade]:
             inside = file.parent.relative_to(folder)
             try:
                 for made in result_kinds.call(kind, "derived", file.parent):
-                    yield made._replace(name=(inside / made.name).as_posix())
+                    yield replace(made, name=(inside / made.name).as_posix())
             except Faults as error:
                 why = "; ".join(fault.what for fault in error.faults)
                 yield Remade((inside / file.name).as_posix(), None, why, damaged=True)

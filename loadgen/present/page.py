@@ -112,7 +112,7 @@ class Number(NamedTuple):
     beside: str = ""
 
 
-class Bar(NamedTuple):
+class Bar(msgspec.Struct, frozen=True):
     """A row of `Page.bars`: its figure as text, segments of (start, end, colour, meaning), an interval as a whisker."""
 
     name: str

@@ -6,7 +6,9 @@ run is the headline, by its rules. The rates of the whole window stand beside th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.blocks import Tokens
@@ -25,7 +27,7 @@ class RatedPart(Protocol):
     def goodput(self) -> Goodput: ...
 
 
-class Headline(NamedTuple):
+class Headline(Struct, frozen=True):
     """Rates per second; None where there is none. `steady`: whether they are those while load was offered."""
 
     requests: float | None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from loadgen_sdk.dialects.quirks import VALUES
 from loadgen_sdk.probe.probe import ProbeResult
+from msgspec import Struct
 
 from loadgen.core.errors import UserError
 from loadgen.core.requests import lengths
@@ -17,7 +17,7 @@ MOST_TOO_LONG = 0.5  # share of requests that a target would refuse, above which
 LONG = "gb300-vm-128k"  # a preset with a long context
 
 
-class Context(NamedTuple):
+class Context(Struct, frozen=True):
     """How many tokens of prompt and answer together a target takes, and how it counts the prompt."""
 
     model: str
@@ -26,7 +26,7 @@ class Context(NamedTuple):
     token_ratio: float | None = None
 
 
-class KnownTarget(NamedTuple):
+class KnownTarget(Struct, frozen=True):
     """What is known of a target without asking it, since loadgen starts or simulates it."""
 
     name: str  # as headers have it, for example "simulated: gb300-vm"
@@ -37,7 +37,7 @@ class KnownTarget(NamedTuple):
     identity: str = ""  # a digest of all that it is made from; "": not known
 
 
-class TooLong(NamedTuple):
+class TooLong(Struct, frozen=True):
     """The requests that are longer than the target takes: their share of all, in words, and what can be done."""
 
     share: float

@@ -186,12 +186,11 @@ def large(timetable: Schedule, tuning: Tuning) -> bool:
 
 
 def opened_ahead(part: Schedule) -> int:
-    """Connections to open before the start: one per lane of a closed loop; for an open loop, an estimate; never more
-    than there are requests."""
-    count = max((len(part.own_lanes(span)) for span in part.stages if span.lanes), default=0) * part.chains.side_by_side
-    if not count:
-        rates = [rate for span in part.stages[:1] if (rate := span.offered_rps) is not None and math.isfinite(rate)]
-        count = min(SPARE_OPEN + math.ceil(max(rates, default=0.0) / part.parts), MOST_SPARE)
+    """Connections to open before the start: one per lane, or an estimate; never more than there are requests."""
+    lanes = max((len(part.own_lanes(span)) for span in part.stages if span.lanes), default=0)
+    rates = [rate for span in part.stages[:1] if (rate := span.offered_rps) is not None and math.isfinite(rate)]
+    guess = min(SPARE_OPEN + math.ceil(max(rates, default=0.0) / part.parts), MOST_SPARE)
+    count = lanes * part.chains.side_by_side or guess
     return min(count, part.slots if part.slots is not None else count)
 
 

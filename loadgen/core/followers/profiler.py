@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from loadgen_sdk.dialects.quirks import QUIRKS
@@ -71,7 +71,7 @@ class ProfileOutcome(msgspec.Struct, frozen=True, kw_only=True):
     left: tuple[str, ...] = ()  # servers whose profiler may still run
 
 
-class ProfileAsked(NamedTuple):
+class ProfileAsked(msgspec.Struct, frozen=True):
     """`--profile STAGE[:TIME]`: a stage by its name, or the steady part, and at most so long."""
 
     stage: str

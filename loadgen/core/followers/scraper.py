@@ -90,7 +90,7 @@ class FoundPages(NamedTuple):
     energy: tuple[str, ...] = ()
 
 
-class PagesAsked(NamedTuple):
+class PagesAsked(msgspec.Struct, frozen=True):
     """Which pages a run reads: `pages` as given to `--server-metrics`, `energy` to `--energy`, and a key (or None) per
     target. `accounts`: of requests too, where a server keeps them on a page."""
 

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -37,7 +37,7 @@ KEPT_BYTES = 1 << 23  # of a data set: the rows of a larger file are read again,
 CHECKED = 16  # requests that are built and counted for warnings, with tokenizers that need counting
 
 
-class AssistantTurn(NamedTuple):
+class AssistantTurn(msgspec.Struct, frozen=True):
     """An answer as later turns re-send it: its text, and the calls of tools in it, as messages have them."""
 
     text: str

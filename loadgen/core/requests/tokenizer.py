@@ -97,7 +97,8 @@ def packaged(folder: Path = DATA) -> Tokenizer:
         tag="estimate",
         name=PACKAGED,
         sha256=RANKS_SHA256,
-        starts=text.split("\n", 4096)[:4096],  # data/pack.py puts the words first that are also one token without the space
+        # data/pack.py puts the words first that are also one token without the space
+        starts=text.split("\n", 4096)[:4096],
         words=(" " + text.replace("\n", "\n ")).split("\n"),
         additive=True,
         loaded=functools.partial(_cl100k, folder),

@@ -16,13 +16,12 @@ _compiled = getattr(module, "written", None)  # a wire of its own wheel may be o
 
 def writer(words: Sequence[str]) -> Write:
     """Each 16 bits, least byte first, choose a word: without bias if the number of words is a power of two."""
-    drawn = words[:MOST_WORDS]
+    write, drawn = _compiled, words[:MOST_WORDS]
     text = "".join(drawn).encode()
     lengths = np.fromiter(map(len, drawn if text.isascii() else map(str.encode, drawn)), np.uint32, len(drawn))
-    if _compiled is None or lengths.max() > LONGEST:
+    if write is None or lengths.max() > LONGEST:
         return in_python(words)
     spans = ((np.cumsum(lengths, dtype=np.uint32) - lengths) << 8 | lengths).astype("=u4").tobytes()
-    write = _compiled
     return lambda begin, bits: write(begin, bits, spans, text)
 
 

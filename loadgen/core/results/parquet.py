@@ -10,7 +10,7 @@ import contextlib
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from msgspec import Struct
@@ -304,7 +304,7 @@ class FramePart(Struct):
         return self.frame.within(name, self.first + first, self.first + end)
 
 
-class _Column(NamedTuple):
+class _Column(Struct, frozen=True):
     """A column as far as it was read: `filled` are the groups."""
 
     values: NDArray[Any]

@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from loadgen.core import seeds
@@ -29,7 +30,7 @@ _CHAINS_KEPT = 4096
 _CLASSES_DRAWN = 1024  # starts whose classes are drawn together
 
 
-class Chain(NamedTuple):
+class Chain(Struct, frozen=True):
     """One chain. Its slots are named by their turn, in the order of the chain; the first waits for nothing."""
 
     waits: tuple[int, ...]  # for each slot: how many others must end before it
@@ -42,7 +43,7 @@ class Chain(NamedTuple):
 SINGLE = Chain((0,), ((),), (0,), is_session=False)
 
 
-class ChainColumns(NamedTuple):
+class ChainColumns(Struct, frozen=True):
     """Many chains as columns: `sizes` and `is_session` of each chain, the other two of each of their slots."""
 
     sizes: Ints

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, Union
 
 from msgspec import Struct, field
 
@@ -114,7 +114,7 @@ class Called(Struct, frozen=True):
     name: str
 
 
-class Picked(NamedTuple):
+class Picked(Struct, frozen=True):
     """Metadata of a union of parts, for `loadgen.plain_reading`: `member` is the one that reads a value, or None."""
 
     member: Callable[[Any], type[Part] | None]
