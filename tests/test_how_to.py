@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -21,7 +22,9 @@ FILES = {
     "trace.jsonl": ROOT / "tests/data/oracle/trace.jsonl",
     "vllm-result.json": ROOT / "tests/data/rivals/vllm_bench_serve.json",
 }
-SHORTER = {"search": ["-d", "20s", "--low", "40", "--high", "120", "--no-sustain"], "validate": ["--duration", "1m"]}
+SHORTER = {"validate": ["--duration", "1m"]}
+EXAMPLES = {"search": ("search.md", "tutorial.md"), "size": ("size.md", "tutorial.md")}
+"""Command -> the pages that show what it prints of the machine that docs/how-to.md searches too."""
 CODES = {
     "validate contracts/rag.yaml --url sim:gb300-vm --seed 1 -o poc": 3,  # a minute shows nothing of four hours
 }
@@ -31,10 +34,19 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in page.read_text("utf-8").splitlines() if line.startswith("    loadgen ")]
 
 
+def shown(page: str, command: str) -> list[str]:
+    """The lines that a page shows below its first example of a command."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    below = text[text.index(f"    loadgen {command} rag ") :].splitlines()[1:]
+    lines = list(itertools.takewhile(lambda line: not line or line.startswith("    "), below))
+    return [" ".join(line.split()) for line in lines if line.strip() and "loadgen " not in line]
+
+
 def test_every_command_ends_as_its_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Loads in virtual time are those of the page, but for the length of probes; those over HTTP take a second."""
+    """Loads in virtual time are those of the page, but for a validation's; those over HTTP take a second. What other
+    pages show of the search and the size is what they print."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name, file in FILES.items():
@@ -55,4 +67,8 @@ def test_every_command_ends_as_its_page_says(
         said = "".join(capsys.readouterr())
         # a busy host's senders are late, and a run of a second says so
         assert left.value.code in ((code, 3) if over_http else (code,)), f"{' '.join(typed)}\n{said}"
+        once = " ".join(said.replace("peak", "vm").split())
+        for page in EXAMPLES.get(words[0], ()):
+            assert shown(page, words[0]), page
+            assert not [line for line in shown(page, words[0]) if line not in once], f"docs/{page}: {once}"
         assert words[0] != "sweep" or "INVALID" not in said, said

@@ -210,7 +210,7 @@ def _assumed(size: SizedSource, need: Need, gpus: str) -> Iterator[str]:
         if full > NEAR_FULL and not source.lower_bound:
             prove += ", and --dry-run says what load decides it: so near to what they carry it takes long"
         lost = f"with {need.spare} lost the others still serve all of it, " if need.spare else "they serve "
-        up = f"with none lost they run at {_used(size)}"
+        up = f"with none lost {_used(size)}"
         yield f"{lost}{prove}" + (f"; {up}" if need.spare else "")
     if size.estimate:
         yield (

@@ -695,6 +695,16 @@ def test_a_result_that_counted_no_tokens_is_refused_with_its_line(results: Path)
     assert "summary.json:" in caught.value.faults[0].where
 
 
+def test_an_endpoint_of_embeddings_has_no_output_tokens_and_a_price_all_the_same(results: Path):
+    """It was told to run against a server that reports usage, which no such server has."""
+    none = {"output": 0, "steady_output_per_s": 0.0, "sources": msgspec.structs.replace(GPUS.tokens.sources, output={})}
+    numbers = changed(GPUS, tokens=none, run={"api": "embeddings"})
+    (results / "azure" / "summary.json").write_bytes(dump_summary(numbers))
+    (found,) = inputs.read_evidence([results / "azure"])
+    costs = offer(found, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1)).costs
+    assert costs[REQUEST] and costs.get(OUTPUT) is None
+
+
 @pytest.mark.parametrize(
     ("how", "code"),
     [
