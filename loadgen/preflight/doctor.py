@@ -51,7 +51,7 @@ async def examine(settings: Settings) -> list[Finding]:
     try:
         await _examine_target(settings, findings.append)
     except TargetUnusable as error:
-        meaning = "no request of a load would succeed" if findings else "there is nothing to ask"
+        meaning = "requests of a load would end like this too" if findings else "there is nothing to ask"
         problem, advice = _redacted(settings, str(error)), _redacted(settings, error.hint)
         findings.append(Finding("target", FAULT, problem, meaning, advice, error.code))
     return [*findings, *host_checks.host(await machine()), *plugin_checks.findings()]

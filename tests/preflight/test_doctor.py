@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
 import os
 import select
 import shutil
@@ -15,6 +16,7 @@ from signal import SIGCONT, SIGSTOP
 from threading import Thread
 from typing import Any
 
+import canned
 import pytest
 import trustme
 from loadgen_sdk.dialects.quirks import QUIRKS
@@ -347,3 +349,28 @@ def test_a_missing_compiled_part_is_said_with_its_reason() -> None:
     (one,) = (finding for finding in host(Machine(not_compiled="LOADGEN_PURE is set")) if finding.check == "compiled")
     assert "LOADGEN_PURE" in one.found and "pip install" in one.advice
     assert not any(finding.check == "compiled" for finding in host(Machine()))
+
+
+def test_a_text_too_long_for_a_server_is_no_word_about_shorter_ones() -> None:
+    """As of llama-server with --embeddings, whose longest text is its physical batch."""
+
+    class Embeds(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.said(200, {"object": "list", "data": [{"id": "m", "object": "model"}]})
+
+        def do_POST(self) -> None:
+            long = len(self.rfile.read(int(self.headers["Content-Length"]))) > 500
+            values = {"data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 9, "total_tokens": 9}}
+            self.said(400 if long else 200, {"error": {"message": "input is too large"}} if long else values)
+
+        def said(self, status: int, value: Any) -> None:
+            self.wfile.write(canned.answer(value, f"{status} x"))
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with canned.running(Embeds) as url:
+        found = asyncio.run(doctor.examine(Settings(url=url, api="embeddings", stream=False)))
+    (target,) = [one for one in found if one.check == "target"]
+    assert "too large" in target.found and target.meaning == "requests of a load would end like this too"
