@@ -62,10 +62,6 @@ class StoredAdaptive(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return self.goal
-
-    @property
     def unit(self) -> str:
         return "/s" if self.plan.over == "rate" else " in flight"
 

@@ -137,10 +137,6 @@ class StoredSearch(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
     settings: SearchSettings | None = None  # null: written before schema_minor 3
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.goal
-
 
 def resuming(folder: Path, plan: ExperimentPlan) -> str:
     """The command that goes on with a search, with all that only its user may say."""

@@ -59,7 +59,7 @@ def value(folder: Path) -> StoredTrials:
 def headline(found: StoredTrials) -> str:
     if found.search is None:
         return f"The search has no answer yet: {runs.headline(found.as_runs)}"
-    return words.headline(found.search.answer, found.search.told, found.search.names, found.unit)
+    return words.headline(found.search.answer, found.search.told, found.search.goal, found.unit)
 
 
 def report(found: StoredTrials) -> Report:

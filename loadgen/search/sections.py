@@ -60,7 +60,7 @@ def report(
     if levels is not None:
         charts = Charts(list(levels_text.charts(levels)))
         sections.append(section("Throughput and latency of the trials", charts, folded=True))
-    said = [Said(words.headline(answer, trials, search.names, unit), kind, large=True)]
+    said = [Said(words.headline(answer, trials, search.goal, unit), kind, large=True)]
     return Report(
         title=" · ".join(filter(None, (*what, "highest load within the SLO"))),
         tab=": ".join((*what[:1], "search")),
