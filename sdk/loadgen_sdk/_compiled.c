@@ -3321,12 +3321,15 @@ static int begin_text(PyObject *kept, Py_ssize_t at, Text *text, Lanes state[8],
     PyObject *pair, *number;
     if (at >= PyList_Size(kept))
         return 0;
-    if (!PyTuple_Check(pair = PyList_GetItem(kept, at))) {
+    if (!PyTuple_Check(pair = PyList_GetItem(kept, at)) || PyTuple_Size(pair) != 2 ||
+        !PyLong_Check(number = PyTuple_GetItem(pair, 0))) {
         PyErr_SetString(PyExc_TypeError, "texts are tuples with their salts");
         return -1;
     }
-    if (!PyArg_ParseTuple(pair, "O!y#", &PyLong_Type, &number, &text->at, &text->left))
+    char *begin;
+    if (PyBytes_AsStringAndSize(PyTuple_GetItem(pair, 1), &begin, &text->left) < 0)
         return -1;
+    text->at = begin;
     long long salt = PyLong_AsLongLong(number);
     if (salt == -1 && PyErr_Occurred())
         return -1;
