@@ -155,12 +155,12 @@ class Faults(Exception):
         return "\n".join(str(fault) for fault in self.faults)
 
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_URL = r"[A-Za-z][A-Za-z0-9+.-]*:/"
 
 
 def nothing_there(path: object, hint: str, what: str = "no such folder") -> UserError:
     """The fault where a result is asked for and nothing is at its path: a URL (its Path lacks one /) is told as one."""
-    if _URL.match(str(path)):
+    if re.match(_URL, str(path)):
         what = "this is a URL; a result is a folder or file of this machine"
         hint = "a server is measured first: loadgen search (or run, sweep) --url URL; then give the folder of that"
         return UserError("invalid_value", what, str(path), hint)

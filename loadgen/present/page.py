@@ -186,7 +186,7 @@ class Page:
             names = [f' data-head="{escape(name)}"' if wide else "" for name in head]
             cells = ("".join(map(_cell, row, of_row, names)) for row, of_row in zip(rows, depths, strict=True))
             body = "".join(f"<tr{mark}>{row}</tr>" for mark, row in zip(marks, cells, strict=True))
-            body = _UNITS.sub("\\1\u00a0\\2", body) if kind else body  # a number stays with its unit
+            body = re.sub(_UNITS, "\\1\u00a0\\2", body) if kind else body  # a number stays with its unit
             rows_html = f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody>"
             self.add(f'<div class="scroll"><table class="{kind}{wide}">{rows_html}</table></div>')
 
@@ -318,7 +318,7 @@ _WORDS = {
 }
 VERDICTS = {word: kind for kind, words in _WORDS.items() for word in words}
 """A verdict in a cell -> its colour."""
-_UNITS = re.compile(r"([0-9]) (ms|s|min|h|%)(?![\w])")
+_UNITS = r"([0-9]) (ms|s|min|h|%)(?![\w])"
 
 
 def _cell(text: str, depth: float, name: str) -> str:

@@ -18,7 +18,7 @@ from typing import NoReturn
 from loadgen.core.errors import BUG, INTERRUPTED, USAGE, Code, Fault, Faults, UserError
 from loadgen.shell import at_once
 
-_PASSWORD = re.compile(r"(:/{1,2})[^/\s@]+@")
+_PASSWORD = r"(:/{1,2})[^/\s@]+@"
 """Of a URL that was typed in a wrong place: the screen of a build is read by many."""
 
 
@@ -28,7 +28,7 @@ def ending(call: Callable[[], int]) -> int:
     try:
         return call()
     except (Fault, Faults) as fault:
-        print(_PASSWORD.sub(r"\1***@", str(fault)), file=sys.stderr)
+        print(re.sub(_PASSWORD, r"\1***@", str(fault)), file=sys.stderr)
         return fault.exit_code
     except KeyboardInterrupt:
         return interrupted()

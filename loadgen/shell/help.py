@@ -260,7 +260,7 @@ def _lines(command: Any, ctx: Any, width: int) -> Iterator[str]:
             yield from row(name, " ".join((sub.help or "").split("\n\n")[0].split()), width, indent=14)
 
 
-_SENTENCE = re.compile(r"(?<!\.)\.(?:\s|$)")  # its end; not that of "..."
+_SENTENCE = r"(?<!\.)\.(?:\s|$)"  # its end; not that of "..."
 
 
 def _said(param: Any, ctx: Any, *, brief: bool = False) -> tuple[str, str]:
@@ -271,7 +271,7 @@ def _said(param: Any, ctx: Any, *, brief: bool = False) -> tuple[str, str]:
     takes = "" if param.is_flag else f" {_takes(param, ctx)}"
     text = (param.help or "") + _added(param.name)
     if brief:
-        return f"{', '.join([*short, first])}{off}{takes}", _SENTENCE.split(text, 1)[0] + "."
+        return f"{', '.join([*short, first])}{off}{takes}", re.split(_SENTENCE, text, maxsplit=1)[0] + "."
     default = param.get_default(ctx) if not param.is_flag else None
     if isinstance(param.show_default, str):
         default = param.show_default

@@ -18,7 +18,7 @@ from loadgen.shell.wrong_usage import fault_of
 WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """What the parser raises: typer's own copy of click or, before it had one, the package's."""
 
-_PAIR = re.compile(r"[a-z][a-z0-9_]*:\S+$")
+_PAIR = r"[a-z][a-z0-9_]*:\S+$"
 _MANY = ("--slo",)
 
 
@@ -30,7 +30,7 @@ def spread(arguments: Sequence[str]) -> list[str]:
     for argument in arguments:
         if argument in _MANY:
             many, values = argument, 0
-        elif many and _PAIR.match(argument):
+        elif many and re.match(_PAIR, argument):
             if values:
                 out.append(many)
             values += 1

@@ -31,8 +31,8 @@ Texts = str | Sequence[str] | None
 File = str | os.PathLike[str] | None
 
 KEY_VARIABLES = ("AZURE_OPENAI_API_KEY", "OPENAI_API_KEY")
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
+_HEADER_NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_HEADER_VALUE = r"[\t\x20-\x7e\xa0-\xff]*"
 
 
 # -- parsers: of what was typed and of what Python gives; they raise units.Wrong, Fault or Faults --------------------
@@ -158,7 +158,7 @@ def _extra_body(value: Any) -> dict[str, Any]:
 
 def _header_name(value: Any) -> str:
     """The name of a header, like X-Session-ID."""
-    if not isinstance(value, str) or not _HEADER_NAME.fullmatch(value):
+    if not isinstance(value, str) or not re.fullmatch(_HEADER_NAME, value):
         raise units.Wrong("invalid_value", "no name of a header", "like X-Session-ID")
     return value
 
@@ -171,8 +171,8 @@ def _headers(value: Any) -> tuple[tuple[str, str], ...]:
         name, value = _split_header(item) if isinstance(item, str) else map(str, item)
         if not name:
             faults.append(UserError("invalid_value", "a header without a value", "--header", "write NAME: VALUE"))
-        elif not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
-            shown = f"--header {name}: ***" if _HEADER_NAME.fullmatch(name) else "--header"
+        elif not re.fullmatch(_HEADER_NAME, name) or not re.fullmatch(_HEADER_VALUE, value):
+            shown = f"--header {name}: ***" if re.fullmatch(_HEADER_NAME, name) else "--header"
             faults.append(
                 UserError(
                     "invalid_value", "a header with a character that HTTP cannot carry", shown, "printable Latin-1 only"

@@ -9,7 +9,7 @@ from typing import Any
 from loadgen.core.errors import UserError, closest
 from loadgen.shell import removed
 
-_TARGET = re.compile("(sim:|https?://)")
+_TARGET = "(sim:|https?://)"
 _KEY = "the key is read from OPENAI_API_KEY or --api-key-file FILE: whoever uses this host sees a command line"
 _FOLDER = "a run leaves a folder, --out names it; then loadgen report FOLDER, loadgen export FOLDER"
 _LANES = "--concurrency, of requests in flight; how many machines so many users need says loadgen size"
@@ -100,5 +100,7 @@ def _typed(error: Any) -> list[str]:
 
 def _target(error: Any) -> str:
     """The first word of what was typed that is an endpoint and stands behind no flag; "" without one."""
-    places = (word for before, word in pairwise(_typed(error)) if not before.startswith("-") and _TARGET.match(word))
+    places = (
+        word for before, word in pairwise(_typed(error)) if not before.startswith("-") and re.match(_TARGET, word)
+    )
     return next(places, "")

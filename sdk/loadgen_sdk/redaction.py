@@ -31,7 +31,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 def shown(text: str) -> str:
     """`text` on one line, with the characters that steer a terminal (escape, bidi) written as `\\x1b` and `\\u202e`."""
     text = re.sub(r"[\r\n\t]+", " ", text)
-    return _STEERING.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
+    return re.sub(_STEERING, lambda match: match.group().encode("unicode_escape").decode(), text)
 
 
-_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_STEERING = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.columns import Columns
     from loadgen.core.server_metrics.series import MetricSample
 
-_POSITION = re.compile(r'(?:^|,)position="([0-9]{1,3})"')
+_AT = r'(?:^|,)position="([0-9]{1,3})"'
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ def _of_pages(server_samples: Sequence[MetricSample]) -> dict[str, Any]:
 def _by_position(server_samples: Sequence[MetricSample], drafts: float) -> tuple[float, ...]:
     of_place: dict[int, list[MetricSample]] = {}
     for sample in server_samples:
-        if series.QUANTITY_OF.get(sample.name) == series.ACCEPTED_AT and (place := _POSITION.search(sample.labels)):
+        if series.QUANTITY_OF.get(sample.name) == series.ACCEPTED_AT and (place := re.search(_AT, sample.labels)):
             of_place.setdefault(int(place[1]), []).append(sample)
         elif sample.name == series.UP:
             for read in of_place.values():

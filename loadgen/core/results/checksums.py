@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from loadgen.core.results.files import refuse_links, replace
 
-_LINE = re.compile(r"[0-9a-f]{64} [ *].+")
+_LINE = r"[0-9a-f]{64} [ *].+"
 FILE = "SHA256SUMS"
 BEFORE = "manifest.sha256"  # the name in folders of older validations
 
@@ -45,7 +45,7 @@ def read(folder: Path) -> dict[str, str] | None:
             lines = (folder / name).read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             continue
-        if not all(_LINE.fullmatch(line) and _is_inside(line[66:]) for line in lines):
+        if not all(re.fullmatch(_LINE, line) and _is_inside(line[66:]) for line in lines):
             return {name: ""}
         return {line[66:]: line[:64] for line in lines}
     return None

@@ -19,7 +19,7 @@ LIMITS = (
 MODELS = ("modelName", "name")  # labels: of DCGM's exporter, of nvidia_smi_gpu_info
 DRIVERS = ("DCGM_FI_DRIVER_VERSION", "driver_version")
 DEVICES = ("UUID", "uuid", "gpu")
-_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_LABEL = r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"'
 
 
 class SeenHardware(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ def of_samples(samples: Sequence[MetricSample]) -> SeenHardware | None:
     for sample in samples:
         if not sample.name.startswith(("DCGM_FI_", "nvidia_smi_")):
             continue
-        named = {name: value for name, value in _LABEL.findall(sample.labels) if value}
+        named = {name: value for name, value in re.findall(_LABEL, sample.labels) if value}
         device = next((named[key] for key in DEVICES if key in named), "")
         if not device:
             continue

@@ -9,7 +9,7 @@ from loadgen.core import units
 from loadgen.core.workload.yaml_marks import Map, Seq
 
 SPIKE_PATTERN = rf"^{units.NUMBER} ?x for ({units.DURATION_PATTERN.strip('^$')})$"
-_SPIKE = re.compile(rf"(?P<times>{units.NUMBER}) ?x for (?P<duration>.+)")
+_SPIKE = rf"(?P<times>{units.NUMBER}) ?x for (?P<duration>.+)"
 _HINT = "write how many times the load before it, and for how long: spike: 3x for 60s"
 _LOADS = {"constant": "rate", "poisson": "rate", "gamma": "rate", "closed": "concurrency"}
 
@@ -36,7 +36,7 @@ def written_out(stages: Seq) -> Seq:
 def _of_spike(stage: Map, before: Any) -> Map:
     if "arrival" in stage or "duration" in stage or "count" in stage:
         raise units.Wrong("conflict", "has a spike and an arrival, a duration or a count", _HINT)
-    match = _SPIKE.fullmatch(str(stage["spike"]).strip())
+    match = re.fullmatch(_SPIKE, str(stage["spike"]).strip())
     if match is None or float(match["times"]) <= 1:
         raise units.Wrong("invalid_value", "has a spike that is none", _HINT)
     units.duration_ns(match["duration"])

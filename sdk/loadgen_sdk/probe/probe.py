@@ -348,7 +348,7 @@ class _Asker:
             hint = f"check the path of the URL, or try --api {other_api}"
             if self.target.api in VALUES:
                 hint = f"check the path of the URL, and whether this server does {self.target.api}: here or in a step"
-        elif status in (400, 413, 422) and _TOO_LONG.search(error):
+        elif status in (400, 413, 422) and re.search(_TOO_LONG, error):
             hint = "its context is too short for this: shorter prompts and answers, or a server with a longer context"
         elif status in (400, 413, 422):
             field_hint = "if it names a field, remove it with --extra-body '{\"FIELD\": null}'"
@@ -373,10 +373,9 @@ class _Asker:
         return self.target.redact(text, *self._secrets).strip()
 
 
-_TOO_LONG = re.compile(
-    r"context.{0,3}(length|size|window)|max_?(model|seq|num|input)_?(len|tokens)|(too|is) long(er)?\b|"
-    r"exceeds? the (maximum|available|model)",
-    re.IGNORECASE,
+_TOO_LONG = (
+    r"(?i)context.{0,3}(length|size|window)|max_?(model|seq|num|input)_?(len|tokens)|(too|is) long(er)?\b|"
+    r"exceeds? the (maximum|available|model)"
 )
 """What servers say of a prompt that is longer than they take: vLLM, SGLang, TensorRT-LLM, llama.cpp, Dynamo."""
 
