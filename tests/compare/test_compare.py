@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from queueing import fail, rows
 from refusals import refused
 
-from loadgen.compare import block_errors, comparison, inputs, thresholds
+from loadgen.compare import block_errors, comparison, thresholds
 from loadgen.compare import text as compared
 from loadgen.compare.block_errors import Known
 from loadgen.compare.comparison import ComparedRun, Difference, Side
@@ -535,11 +535,3 @@ def test_what_is_simulated_says_so_first() -> None:
     assert as_text.render(said).startswith("SIMULATED: a model of a server answered: a\n")
     assert as_markdown.render(said).startswith("**SIMULATED**: a model of a server answered: a\n")
     assert any("SIMULATED" in case.name for case in compared.cases(found, ()))
-
-
-def test_a_result_is_not_compared_with_itself(tmp_path: Path) -> None:
-    """A build that names one folder twice would pass with "no difference seen"."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "link").symlink_to("run")
-    with refused(Faults, "duplicate", where="link"):
-        inputs.read_sides([tmp_path / "run", tmp_path / "link"])

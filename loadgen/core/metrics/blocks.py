@@ -62,9 +62,9 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dropped_share(self) -> float:
-        """Of the starts that were asked for: those that the client dropped at its in-flight cap."""
+        """Of the starts that were asked for: those that the client dropped at a cap, not after a turn that failed."""
         starts = self.scheduled - self.cancelled
-        return self.dropped / starts if starts else 0.0
+        return self.dropped / starts if starts and {"in_flight_cap", "prefill_cap"} & self.by_error.keys() else 0.0
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
