@@ -62,9 +62,10 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dropped_share(self) -> float:
-        """Of the starts that were asked for: those that the client dropped at a cap, not after a turn that failed."""
-        starts = self.scheduled - self.cancelled
-        return self.dropped / starts if starts and {"in_flight_cap", "prefill_cap"} & self.by_error.keys() else 0.0
+        """Of the starts that were asked for: those that the client dropped at a cap; none where each followed a turn
+        that failed."""
+        starts, followed = self.scheduled - self.cancelled, self.by_error.get("previous_turn_failed")
+        return self.dropped / starts if starts and self.dropped > (followed.count if followed else 0) else 0.0
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from loadgen.core import format
 from loadgen.core.errors import UserError
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics import reasons, validity
+from loadgen.core.metrics.blocks import ErrorKind, RequestCounts
 from loadgen.core.metrics.summary import Summary, dump_summary, exit_code, load_summary, summarize
 from loadgen.core.metrics.windows import Window
 from loadgen.core.results import record
@@ -136,6 +137,14 @@ def figures(distribution: Any) -> tuple[int, list[float]]:
 def test_latencies_by_hand(metric: str, count: int, three: list[float]) -> None:
     found = figures(getattr(hand(), metric))
     assert found == (count, pytest.approx(three, abs=1e-6))
+
+
+def test_what_follows_a_failed_turn_is_not_dropped_at_a_cap() -> None:
+    """Where one start met a cap, the rest of its conversation follows it: then all that was dropped counts."""
+    after = {"previous_turn_failed": ErrorKind(count=3, first_text="")}
+    rest = {"ok": 7, "failed": 0, "cancelled": 0, "lost": 0, "resent": 0, "by_error": after}
+    assert RequestCounts(scheduled=10, dropped=3, **rest).dropped_share == 0
+    assert RequestCounts(scheduled=11, dropped=4, **rest).dropped_share == 4 / 11
 
 
 def test_counts_windows_load_and_tokens_by_hand() -> None:
