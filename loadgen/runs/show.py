@@ -11,7 +11,9 @@ from decimal import Decimal
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from loadgen.core import format, seeds
+import msgspec
+
+from loadgen.core import format, seeds, slo
 from loadgen.core.errors import Fault, Faults
 from loadgen.core.execution import lane_start, steering
 from loadgen.core.execution.events import (
@@ -26,6 +28,7 @@ from loadgen.core.execution.events import (
 )
 from loadgen.core.execution.run_header import bounds_of
 from loadgen.core.schedule.forecast import Forecast, forecast, total
+from loadgen.core.stats.quantiles import support
 from loadgen.present import text as as_text
 from loadgen.runs import text
 from loadgen.runs.level_figures import figures
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.results.manifest import Cluster, TargetFacts
+    from loadgen.core.schedule.timetable import Schedule
+    from loadgen.core.slo import Slo
     from loadgen.core.workload import Workload
     from loadgen.pricing.budget import Budget
     from loadgen.shell.options import Given
@@ -44,6 +49,20 @@ if TYPE_CHECKING:
 PlannedRun = tuple["Workload", "Settings"]
 """A run that is to come."""
 LONG_S = 60.0  # of a run: from here on it is said before what it will send
+
+
+def too_few(timetable: Schedule, promised: Slo | None, tokens: tuple[float, float], answer_s: float) -> str:
+    """What of an SLO a load is too short to keep, said before it; "" where nothing, or nothing is known of it.
+
+    `tokens`, `answer_s`: of a mean request, as for `forecast`: a closed loop may send fewer, never more.
+    """
+    measured = tuple(span for span in timetable.stages if span.measured)
+    count = forecast(msgspec.structs.replace(timetable, stages=measured), tokens, answer_s).requests
+    if count is None or promised is None or not promised.terms:
+        return ""
+    needed, term = max((support(term.quantile), slo.name(term.metric, term.quantile)) for term in promised.terms)
+    few = f"about {count:,.0f} requests will be measured, and only {needed:,} or more can show that {term} is kept"
+    return f"{few}: give a longer load" if count < needed else ""
 
 
 def shown(given: Given, *, quiet: bool = False) -> Show:
@@ -213,6 +232,9 @@ class Show:
             cost = self._budget.cost(load, header.targets)
             if not virtual:
                 self._budget.admit(cost or Decimal())
+        promised = plan.job.workload.slo
+        if not self._quiet and not virtual and (few := too_few(plan.timetable, promised, tokens, answer_s)):
+            self._say_once(f"note: {few}")
         if self._budget is not None or (not self._quiet and (load.seconds or LONG_S) >= LONG_S):
             money = ""
             if self._budget is not None and cost is not None:

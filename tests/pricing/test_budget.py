@@ -22,7 +22,7 @@ from loadgen.core.workload import read_flags
 from loadgen.core.workload.loading import given
 from loadgen.pricing.budget import Budget
 from loadgen.pricing.price_file import load_prices
-from loadgen.runs.show import Show
+from loadgen.runs.show import Show, too_few
 
 PRICES = """\
 currency: USD
@@ -61,6 +61,28 @@ def test_the_forecast_of_a_load(
     load = forecast(arrivals.build(workload, 1), mean_lengths(prompts), answer_s)
     assert load.requests == (requests if requests != 600 else pytest.approx(600, rel=0.15))
     assert load.seconds == seconds and load.output_tokens == 200 and load.input_tokens == pytest.approx(1000, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("load", "answer_s", "said"),
+    [
+        ({"concurrency": 16, "duration": 10, "slo": ["ttft:2s:p95"]}, 24.0, "about 7 requests"),
+        ({"concurrency": 16, "duration": 200, "slo": ["ttft:2s:p95"]}, 24.0, ""),  # 133, of 130
+        (
+            {"concurrency": 8, "num_requests": 129, "slo": ["e2e:2s:p50", "ttft:2s:p95"]},
+            0.0,
+            "only 130 or more can show that TTFT p95",
+        ),
+        ({"concurrency": 8, "num_requests": 130, "slo": ["e2e:2s:p50", "ttft:2s:p95"]}, 0.0, ""),
+        ({"concurrency": 16, "duration": 10, "slo": ["ttft:2s:p95"]}, 0.0, ""),  # not known
+        ({"concurrency": 8, "num_requests": 12}, 0.0, ""),
+    ],
+)
+def test_a_load_too_short_for_its_slo_says_so_before_it(load: dict[str, object], answer_s: float, said: str) -> None:
+    """Its warm-up counts for nothing."""
+    workload = given(None, None, read_flags(input_tokens=10, output_tokens=10, seed=1, warmup=60, **load))
+    told = too_few(arrivals.build(workload, 1), workload.slo, (10, 10), answer_s)
+    assert said in told and bool(said) == bool(told)
 
 
 def test_money_by_the_token_and_by_the_hour(prices: Path) -> None:
