@@ -1,0 +1,90 @@
+/* What an answer is in Python: the types of its state, the values and names that the functions need. Part of _compiled.c. */
+
+/* Reading.last_token_error */
+static PyObject *reading_last_token_error(PyObject *self, void *Py_UNUSED(none))
+{
+    State *reading = (State *)self;
+    int fits = 1;
+    int64_t unsure_at = number_of(reading->field[R_unsure_at], &fits), last = number_of(reading->field[R_last_token], &fits);
+    if (!fits) {
+        PyErr_SetString(PyExc_TypeError, "instants are numbers");
+        return NULL;
+    }
+    PyObject *error = unsure_at == last ? reading->field[R_unsure_error] : zero;
+    Py_INCREF(error);
+    return error;
+}
+
+static PyGetSetDef reading_computed[] = {{"last_token_error", reading_last_token_error, NULL, NULL, NULL}, {NULL}},
+                   exchange_computed[] = {{NULL}}, response_computed[] = {{NULL}}, decoder_computed[] = {{NULL}};
+
+#define F(name) MEMBER(#name, X_##name)
+STATE_TYPE(exchange, X_COUNT, EXCHANGE_FIELDS(F))
+#undef F
+#define F(name) MEMBER(#name, P_##name)
+STATE_TYPE(response, P_COUNT, RESPONSE_FIELDS(F))
+#undef F
+#define F(name) MEMBER(#name, D_##name)
+STATE_TYPE(decoder, D_COUNT, DECODER_FIELDS(F))
+#undef F
+#define F(name) MEMBER(#name, R_##name)
+STATE_TYPE(reading, R_COUNT, READING_FIELDS(F))
+#undef F
+
+/* What an answer is in Python: the classes with the fields above, the heads that are known, the decoder of a usage, the
+   reasons to finish. */
+static PyObject *answers(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *exchange, *response, *decoder, *reading, *heads, *usage, *ends;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!OO", &PyType_Type, &exchange, &PyType_Type, &response, &PyType_Type, &decoder, &PyType_Type, &reading,
+                          &PyDict_Type, &heads, &usage, &ends))
+        return NULL;
+    PyObject *given[] = {exchange, response, decoder, reading, heads, usage, ends};
+    PyObject **places[] = {(PyObject **)&exchange_class, (PyObject **)&response_class, (PyObject **)&decoder_class, (PyObject **)&reading_class,
+                           &known_heads, &decode_usage, &endings};
+    for (int i = 0; i < 7; i++) {
+        Py_INCREF(given[i]);
+        replace(places[i], given[i]);
+    }
+    for (int i = 0; i < USAGES; i++)
+        Py_CLEAR(usages[i].decoded);
+    Py_RETURN_NONE;
+}
+
+static int make_values(void)
+{
+    static const struct {
+        PyObject **place;
+        const char *text;
+    } texts[] = {{&no_text, ""}, {&mode_head, "head"}, {&mode_chunked, "chunked"}, {&mode_end, "end"},
+                 
+                 {&name_prompt_tokens, "prompt_tokens"}, {&name_completion_tokens, "completion_tokens"},
+                 {&event_stream, "text/event-stream"}, {&name_gaps, "gaps"}, {&name_instants, "instants"},
+                 {&name_over, "over"},
+                 {&name_number, "number"}, {&name_session, "session"}, {&name_stage, "stage"}, {&name_lane, "lane"},
+                 {&name_lanes, "lanes"}, {&name_chains, "chains"}, {&name_first_chain, "first_chain"},
+                 {&name_func, "func"}, {&name_args, "args"}, {&name_ok, "ok"}, {&name_sent, "sent"},
+                 {&name_sent_this_tick, "_sent_this_tick"}, {&name_reuse_ns, "_reuse_ns"}, {&name_carried, "_carried"},
+                 
+                 {&name_pop, "pop"}, {&name_append, "append"}, 
+                 {&name_prompt_details, "prompt_tokens_details"}, {&name_input_details, "input_tokens_details"},
+                 {&name_completion_details, "completion_tokens_details"},
+                 {&name_output_details, "output_tokens_details"}, {&name_created, "cache_creation_input_tokens"},
+                 {&name_cache_write, "cache_write_tokens"}, {&name_cached, "cached_tokens"},
+                 {&name_reasoning, "reasoning_tokens"}, {&name_tokens, "tokens"},
+                 {&name_asked_output, "asked_output"}, {&name_errors, "errors"}, {&name_content_type, "content-type"},
+                 {&name_content_encoding, "content-encoding"}};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if ((*texts[i].place = PyUnicode_InternFromString(texts[i].text)) == NULL)
+            return -1;
+    static const char *const names[GIVEN] = {"request", "head",         "payload",   "due",          "on_done", "flow",
+                                             "stream",  "asked_output", "keep_text", "keep_headers", "sink",    "on_first"};
+    for (int i = 0; i < GIVEN; i++)
+        if ((given_names[i] = PyUnicode_InternFromString(names[i])) == NULL)
+            return -1;
+    never = PyLong_FromLong(-1);
+    zero = PyLong_FromLong(0);
+    enough = PyLong_FromLongLong(ENOUGH);
+    no_bytes = PyBytes_FromStringAndSize(NULL, 0);
+    return never == NULL || zero == NULL || enough == NULL || no_bytes == NULL ? -1 : 0;
+}
