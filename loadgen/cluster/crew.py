@@ -86,8 +86,9 @@ class Nodes(Protocol):
     def cores(self) -> int:
         """How many workers there is room for now."""
 
-    async def agents(self, workers: int) -> list[tuple[ClusterNode, Agent]]:
+    async def agents(self, workers: int, tell: Tell) -> list[tuple[ClusterNode, Agent]]:
         """An agent for each worker, on the nodes that answer; what was placed and does not is left out of `roll`.
+        A wait for them is told.
 
         Raises UserError for more workers than there is room for, TargetError where nodes were there and none is left.
         """
@@ -144,7 +145,7 @@ class Crew:
 
     # -- before the clock starts -----------------------------------------------------------------------------------
 
-    async def place(self, plan: Plan) -> list[str]:
+    async def place(self, plan: Plan, tell: Tell) -> list[str]:
         """Take an agent for each worker and check its node; returns notes for the header.
 
         Raises Faults with the problems of all nodes, UserError for more workers than CPUs, and TargetError where nodes
@@ -154,7 +155,7 @@ class Crew:
         files, packages = node_facts.files_of(job), [one.package for one in job.plugins]
         local_facts = await asyncio.to_thread(node_facts.own_facts, files, packages)
         while True:
-            await self._take_agents(job)
+            await self._take_agents(job, tell)
             answers = await asyncio.gather(*(self._facts(member, files, packages) for member in self._members))
             if not (any(isinstance(answer, Fault) for answer in answers) and await self._nodes_died()):
                 break
@@ -175,11 +176,11 @@ class Crew:
             raise Faults(list({str(fault): fault for fault in faults}.values()))
         return list(node_facts.notes(job, elsewhere))
 
-    async def _take_agents(self, job: Job) -> None:
+    async def _take_agents(self, job: Job, tell: Tell) -> None:
         loop = asyncio.get_running_loop()
         self._members = [
             _Member(i, node, agent, Copy(job.folder, i), loop.create_future())
-            for i, (node, agent) in enumerate(await self._nodes.agents(job.settings.workers))
+            for i, (node, agent) in enumerate(await self._nodes.agents(job.settings.workers, tell))
         ]
         self._nodes.roll.placed = {member.node.id: member.where for member in self._members}
 
@@ -236,7 +237,7 @@ class Crew:
                         if not await self._nodes_died() and not left:
                             raise
                         await self._end()
-                        await self.place(plan)
+                        await self.place(plan, tell)
             members = self._members
             with stop_signals.calling(self._pass_on):
                 await stop_signals.heard()

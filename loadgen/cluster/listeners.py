@@ -19,8 +19,10 @@ from loadgen.cluster.listening import LEAVE
 from loadgen.cluster.placement import ClusterNode
 from loadgen.core import format
 from loadgen.core.errors import TargetError, UserError
+from loadgen.core.execution.events import Tell, Waits
 
 SCHEME = "agents:"
+START = "python -m loadgen.cluster.listening HOST:PORT"
 BEGUN_S = 600.0  # longest wait for all of them before the first run: machines start, images are fetched
 BACK_S = 60.0  # longest wait for one that was lost: what has started it starts it again, under the same name
 _ONE = re.compile(r"([^*\s]+):(\d+)(?:\*(\d+))?")
@@ -105,9 +107,9 @@ class ListeningNodes:
         """Number of workers that these machines have room for."""
         return sum(node.cpus for node in self._nodes)
 
-    async def agents(self, workers: int) -> list[tuple[ClusterNode, Agent]]:
+    async def agents(self, workers: int, tell: Tell) -> list[tuple[ClusterNode, Agent]]:
         """A connection for each worker."""
-        room = await self._room(workers)
+        room = await self._room(workers, tell)
         by_id = {node.id: node for node in room}
         places = placement.shared_out(workers, {node.id: node.cpus for node in room})
         self._callers = []
@@ -120,24 +122,33 @@ class ListeningNodes:
                 raise TargetError("node_lost", what, by_id[id].where, hint) from None
         return [(by_id[id], caller) for id, caller in zip(places, self._callers, strict=True)]
 
-    async def _room(self, workers: int) -> list[ClusterNode]:
+    async def _room(self, workers: int, tell: Tell) -> list[ClusterNode]:
         """The nodes that answer: all of them before the first run; later those that are there after BACK_S."""
-        roll = self.roll
+        roll, told = self.roll, False
         first = not roll.placed and not roll.lost
-        given_up_at = monotonic() + (BEGUN_S if first else BACK_S)
+        limit_s = BEGUN_S if first else BACK_S
+        given_up_at = monotonic() + limit_s
         while len(living := await answering(self._nodes)) < len(self._nodes) and monotonic() < given_up_at:
+            if not told:
+                tell(Waits(f"agents at {self._absent(living)}, {limit_s:g} s at most: {START} there"))
+                told = True
             await asyncio.sleep(POLL_S)
         there = {node.id for node in living}
         roll.leave_out(roll.placed.keys() - there)
         roll.back(there)
-        absent = [node.where for node in self._nodes if node.id not in there]
-        if not living or (first and absent):
-            raise TargetError("node_lost", f"no agent answers at {', '.join(absent)}", self.flag, "start them again")
+        if not living or (first and len(living) < len(self._nodes)):
+            what = f"no agent answers at {self._absent(living)}"
+            raise TargetError(
+                "node_lost", what, self.flag, f"start them: {START} there, with the {channel.TOKEN} of here"
+            )
         if workers > self.cores:
             what = f"{format.counted(workers, 'worker needs', 'workers need')} a CPU each; there are {self.cores}"
             hint = f"--workers {self.cores}, or --workers auto"
             raise UserError("resource_limit", what, f"--workers {workers}", hint)
         return living
+
+    def _absent(self, living: Sequence[ClusterNode]) -> str:
+        return ", ".join(node.where for node in self._nodes if node not in living)
 
     async def reached(self) -> None:
         """Each agent is called over a connection of its own."""

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 
 from loadgen.cluster import channel
 from loadgen.cluster.channel import Channel
 from loadgen.cluster.node_agent import NodeAgent
+from loadgen.core.errors import OK, UserError
+from loadgen.shell.ending import ending
+from loadgen.shell.output import say
 
 METHODS = frozenset({"clock", "facts", "start", "niceness", "tell", "signal", "take", "end"})
 LEAVE = "leave"
@@ -29,6 +33,7 @@ async def listen(host: str, port: int, known: bytes) -> None:
             writer.close()
 
     server = await asyncio.start_server(connected, host, port)
+    say(f"listening at {host}:{port}")
     async with server:
         await left.wait()
 
@@ -60,11 +65,18 @@ async def _carry(calls: Channel, left: asyncio.Event) -> None:
             await agent.end()
 
 
-def main(address: str) -> None:
-    """Listen at HOST:PORT."""
-    host, _, port = address.rpartition(":")
-    asyncio.run(listen(host, int(port), channel.token()))
+def main(arguments: Sequence[str]) -> int:
+    """Listen at the one address given, HOST:PORT; OK when told to leave. Raises UserError."""
+    host, _, port = arguments[0].rpartition(":") if len(arguments) == 1 else ("", "", "")
+    if not host or not port.isdecimal():
+        hint = f"python -m loadgen.cluster.listening HOST:PORT, with {channel.TOKEN} in the environment"
+        raise UserError("invalid_value", "an agent listens at one HOST:PORT", " ".join(arguments), hint)
+    try:
+        asyncio.run(listen(host, int(port), channel.token()))
+    except (OSError, OverflowError) as error:
+        raise UserError("cannot_listen", f"cannot listen: {error}", arguments[0], "another port or address") from None
+    return OK
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.exit(ending(lambda: main(sys.argv[1:])))

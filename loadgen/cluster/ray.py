@@ -27,6 +27,7 @@ from loadgen.cluster.node_agent import AwayError, GoneError
 from loadgen.cluster.placement import ClusterNode
 from loadgen.core import child_process, format
 from loadgen.core.errors import TargetError, UserError
+from loadgen.core.execution.events import Tell, Waits
 from loadgen.core.execution.plan import Settings
 
 JOINED_S = 30.0  # longest wait for a node where all are lost
@@ -203,12 +204,12 @@ class RayNodes:
         found: int = self._process.ask("cores").result()
         return found
 
-    async def _room(self, workers: int) -> list[ClusterNode]:
+    async def _room(self, workers: int, tell: Tell) -> list[ClusterNode]:
         """The nodes that answer and have a CPU free. What was lost since the last run is said.
 
         Raises UserError if there are fewer CPUs than workers, but where nodes were lost: those left take all workers.
         """
-        roll, given_up_at = self.roll, monotonic() + JOINED_S
+        roll, given_up_at, told = self.roll, monotonic() + JOINED_S, False
         while True:
             living = await self._living()
             roll.leave_out(roll.placed.keys() - {node.id for node in living})
@@ -221,6 +222,9 @@ class RayNodes:
                 what = f"no node is left to send the load: lost {', '.join(roll.lost.values())}"
                 hint = "start nodes again: ray start --address=HEAD:6379; `ray status` shows the cluster"
                 raise TargetError("node_lost", what, self.flag, hint)
+            if not told:
+                tell(Waits(f"a node to join the cluster, {JOINED_S:g} s at most"))
+                told = True
             await asyncio.sleep(POLL_S)
 
     async def _living(self) -> list[ClusterNode]:
@@ -236,10 +240,10 @@ class RayNodes:
         hint = f"--workers {free}, or --workers auto" if free else "add nodes: ray start --address=HEAD:6379"
         return UserError("resource_limit", what, f"--workers {workers} {self.flag}", hint)
 
-    async def agents(self, workers: int) -> list[tuple[ClusterNode, Agent]]:
+    async def agents(self, workers: int, tell: Tell) -> list[tuple[ClusterNode, Agent]]:
         """An actor for each worker. Where there are more workers than CPUs, those that have none of their own ask for
         none."""
-        room = await self._room(workers)
+        room = await self._room(workers, tell)
         self._free_before = self._free_before or sum(node.cpus for node in room)
         by_id = {node.id: node for node in room}
         left = {node.id: node.cpus for node in room}

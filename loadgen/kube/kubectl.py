@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from loadgen.core.errors import TargetError, UserError
 from loadgen.kube.manifests import CONTAINER, JOB_NAME, LABELS, Manifest, index
 
 WAIT_S = 60.0  # longest wait for an answer
+_LOGGED = re.compile(r"[EFIW]\d{4} ")  # of a log of its libraries: what it says itself is below
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,14 @@ class Kubectl:
 
     def failed(self, words: Sequence[str], said: bytes) -> TargetError:
         """What kubectl said of its failure."""
-        what = " ".join(said.decode(errors="replace").split())[-600:] or "kubectl failed"
+        lines = said.decode(errors="replace").splitlines()
+        own = [line for line in lines if not _LOGGED.match(line)] or lines
+        what = " ".join(" ".join(own).split())[-600:] or "kubectl failed"
         return TargetError("process_failed", what, self.where(words), "the same by hand says more")
 
     def where(self, words: Sequence[str]) -> str:
-        """A command as text, short."""
-        return self.typed("kubectl", *words[:3])
+        """A command as text, short: it does not end with a flag that lacks its value."""
+        return self.typed("kubectl", *words[: 2 if words[2:3] in (("-l",), ("-c",)) else 3])
 
     def typed(self, *words: object) -> str:
         """A command line for the same cluster and namespace, as one may type it."""

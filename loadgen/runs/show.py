@@ -18,12 +18,12 @@ from loadgen.core.errors import Fault, Faults
 from loadgen.core.execution import lane_start, steering
 from loadgen.core.execution.events import (
     LoadStarted,
-    ProbeWaits,
     RunEnded,
     RunEvent,
     RunningLoad,
     RunPlanned,
     StepBegun,
+    Waits,
     WorkersPlaced,
 )
 from loadgen.core.execution.run_header import bounds_of
@@ -193,8 +193,8 @@ class Show:
 
     def hear(self, event: RunEvent) -> None:
         match event:
-            case ProbeWaits(targets, timeout_s):
-                say(f"waiting for the first answer of {targets}; it may take {timeout_s:g} s (--timeout)")
+            case Waits(what):
+                say(f"waiting for {what}")
             case RunPlanned():
                 self._announce(event)
                 self._forecast(event)

@@ -13,6 +13,7 @@ from refusals import refused
 from loadgen.cluster import channel, listeners, listening
 from loadgen.cluster.crew import Roll
 from loadgen.core.errors import UserError
+from loadgen.core.execution.events import RunEvent, Waits
 
 KNOWN = b"of all who belong together"
 
@@ -63,6 +64,34 @@ def test_an_agent_answers_who_knows_the_token_and_nobody_else() -> None:
 
     clock, facts, gone = asyncio.run(with_agent(use))
     assert clock > 0 and facts["same"]["numpy"] and gone
+
+
+def test_a_wait_for_an_agent_is_told_once_with_what_starts_it() -> None:
+    told: list[RunEvent] = []
+
+    async def room() -> None:
+        nodes = listeners.ListeningNodes("agents:127.0.0.1:17078*1,127.0.0.1:17079*1", Roll())
+        waiting = asyncio.create_task(nodes.agents(2, told.append))
+        while not told:
+            await asyncio.sleep(0)
+        started = [asyncio.create_task(listening.listen("127.0.0.1", port, KNOWN)) for port in (17078, 17079)]
+        await waiting
+        nodes.end()
+        await listeners.dismiss(listeners.nodes(nodes.address), KNOWN)
+        await asyncio.gather(*started)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(channel.TOKEN, KNOWN.decode())
+        asyncio.run(room())
+    (waits,) = told
+    assert isinstance(waits, Waits) and "127.0.0.1:17078" in waits.what and listeners.START in waits.what
+
+
+@pytest.mark.parametrize("typed", [[], ["--help"], ["127.0.0.1:port"], ["a:1", "b:2"], ["127.0.0.1:99999"]])
+def test_an_agent_that_is_called_wrongly_says_how(typed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(channel.TOKEN, KNOWN.decode())
+    with refused(UserError, "cannot_listen" if "127.0.0.1:99999" in typed else "invalid_value"):
+        listening.main(typed)
 
 
 def test_what_was_not_sent_by_who_knows_the_token_is_not_unpickled() -> None:

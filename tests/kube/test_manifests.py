@@ -15,6 +15,7 @@ import yaml
 from pods import check, typed
 
 from loadgen.kube import manifests, state
+from loadgen.kube.kubectl import Kubectl
 from loadgen.kube.manifests import JobAsked
 
 SECRET = "sk-never-shown-4711"
@@ -153,3 +154,11 @@ def test_a_pod_that_was_replaced_is_counted_and_the_youngest_shown() -> None:
 def test_a_job_that_is_over_says_how(kind: str, phase: str) -> None:
     found = state.of(job(conditions=[{"type": kind, "status": "True", "message": "why"}]), [])
     assert (found.phase, found.over) == (phase, True)
+
+
+def test_of_a_cluster_that_does_not_answer_kubectls_own_words_are_told() -> None:
+    """Its libraries log the same five times before, each longer than what is shown."""
+    logged = b'E1127 14:14:27.8 19271 memcache.go:265] "Unhandled Error" err="couldn\'t get the list"\n' * 9
+    fault = Kubectl(("-n", "load")).failed(("get", "jobs", "-l", "a=b"), logged + b"The connection was refused\n")
+    assert (fault.what, fault.where) == ("The connection was refused", "kubectl get jobs -n load")
+    assert "memcache" in Kubectl().failed(("get", "job", "x"), logged).what, "where it says nothing else"

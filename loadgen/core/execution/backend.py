@@ -20,7 +20,7 @@ class Senders(Protocol):
     def cores(self) -> int | None:
         """How many workers they have room for; None: as this machine has."""
 
-    async def place(self, plan: Plan) -> list[str]:
+    async def place(self, plan: Plan, tell: Tell) -> list[str]:
         """Take their places, and check them; returns notes for the header. Raises Faults."""
 
     async def run(self, plan: Plan, tell: Tell) -> Share:

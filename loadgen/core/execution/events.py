@@ -46,11 +46,10 @@ class RunningLoad(Struct):
     stopped_by: ReasonCode | None = None
 
 
-class ProbeWaits(Struct, frozen=True):
-    """The targets have not answered the probe yet. An answer may take `timeout_s`."""
+class Waits(Struct, frozen=True):
+    """Something has not answered yet: `what`, and how long it is waited for, in words."""
 
-    targets: str
-    timeout_s: float
+    what: str
 
 
 class TargetsFound(Struct, frozen=True):
@@ -130,7 +129,7 @@ class RunEnded(Struct, frozen=True):
 
 
 RunEvent = (
-    ProbeWaits
+    Waits
     | TargetsFound
     | HeaderMade
     | RunPlanned

@@ -14,7 +14,7 @@ from loadgen_sdk.probe.probe import SAMPLES, ProbeResult, probe
 from loadgen_sdk.transport.target import Target
 
 from loadgen.core.errors import Fault, Faults, TargetError, UserError
-from loadgen.core.execution.events import ProbeWaits, Tell
+from loadgen.core.execution.events import Tell, Waits
 from loadgen.core.execution.plan import Endpoint, Settings
 
 LONG_S = 5.0  # of a probe: then the user hears what is waited for
@@ -82,7 +82,8 @@ async def find_all(settings: Settings, known: Known, timeout_s: float, tell: Tel
     """
     endpoints = settings.endpoints
     asked = [endpoint for endpoint in endpoints if endpoint not in known]
-    waiting = asyncio.get_running_loop().call_later(LONG_S, tell, ProbeWaits(settings.shown, timeout_s))
+    waits = Waits(f"the first answer of {settings.shown}; it may take {timeout_s:g} s (--timeout)")
+    waiting = asyncio.get_running_loop().call_later(LONG_S, tell, waits)
     finding = (find(settings.of(endpoint), timeout_s) for endpoint in asked)
     answers = await asyncio.gather(*finding, return_exceptions=True)
     waiting.cancel()

@@ -111,7 +111,7 @@ def _over_http(
                 steering=steering,
             )  # fmt: skip
             header = run_header.header(plan, workload, begins)
-            notes = runner.run(senders.place(plan))
+            notes = runner.run(senders.place(plan, tell))
             header = events.completed(hearers, msgspec.structs.replace(header, notes=(*header.notes, *notes)))
             tell(events.RunPlanned(plan, header))
             slots, tuning = plan.timetable.slots, settings.tuning

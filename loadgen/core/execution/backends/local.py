@@ -30,7 +30,7 @@ class ThisMachine:
 
     cores = None
 
-    async def place(self, plan: Plan) -> list[str]:
+    async def place(self, plan: Plan, tell: Tell) -> list[str]:
         return []
 
     async def run(self, plan: Plan, tell: Tell) -> Share:
