@@ -99,6 +99,8 @@ def _refuse_unfinished(stored: capacity.Capacity, file: Path, *, allowed: bool) 
     if allowed and stored.rate_per_s:
         return
     hint = stored.what_to_do if _is_a_search(stored.go_on) else "loadgen search --resume goes on with it"
+    if not stored.go_on:
+        hint = f"loadgen report {shlex.quote(str(file.parent))} says why it stopped, and what to do"
     if stored.rate_per_s:
         hint += "; or --allow-invalid: at least that rate, at most so many machines"
     raise UnsoundEvidence("unsound", f"{stored.bound_why}; {so_far}", str(file), hint)

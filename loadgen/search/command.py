@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from loadgen.core.workload import Workload
     from loadgen.runs.show import Show
     from loadgen.search.experiment import ExperimentPlan
-    from loadgen.search.load_search import LoadSearch, SearchAnswer
+    from loadgen.search.load_search import LoadSearch, SearchAnswer, TrialResult
     from loadgen.search.trials import Trials
     from loadgen.search.watch import Goal
 
@@ -127,6 +127,7 @@ def search(
     """
     from loadgen.core.execution.folder_names import alone
     from loadgen.core.workload import Closed
+    from loadgen.repeated import capacity
     from loadgen.runs.show import shown
     from loadgen.search import adaptive_command, experiment, trials
     from loadgen.search.load_search import NEAR, STEP, LoadSearch
@@ -154,7 +155,7 @@ def search(
     with collecting(faults):
         checked = given.workload(workload, slo=terms, warmup=0, duration=length or "600s", **at_first_load)
         goal = None if faults else _goal(checked, settings, workload or "loadgen search")
-        trial_ns = typed("--duration", length, partial(units.duration_ns, bare="s")) or trials.usual_ns(checked)
+        trial_ns = typed("--duration", length, partial(units.duration_ns, bare="s")) or capacity.trial_ns(checked)
     with collecting(faults):
         longest_s = typed("--max-time", max_time, units.seconds)
     if low and high and low >= high:
@@ -360,7 +361,7 @@ def perform(
         lengths = sum(one.ask.lengths if virtual else one.spent_s / trial_s for one in of_this)
         return found.trials, show.spent_s / lengths * found.lengths if lengths else None
 
-    trial_runner.hearers = show.hearers
+    trial_runner.hearers, short = show.hearers, ""
     if words := report.expected(load_search, trial_s, virtual=trial_runner.settings.virtual, whole=whole):
         say(f"expected: {words}")
     trial_runner.go_on = experiment.resuming(trial_runner.folder, plan)
@@ -373,6 +374,8 @@ def perform(
             load_search.tell(trial)
             trial_runner.keep(load_search)
             say(report.told(trial))
+            if not short and (short := report.too_short(trial, trial_s)):
+                say(f"note: {short}")
     except TargetError as error:
         if not load_search.told:
             raise
@@ -389,13 +392,13 @@ def perform(
         sys.stdout.write((trial_runner.folder / experiment.ANSWER).read_text("utf-8"))
     else:
         print_report(ended(trial_runner.folder))
-        say(f"results in {trial_runner.folder}{_go_on(answer, trial_runner.folder, plan)}")
+        say(f"results in {trial_runner.folder}{_go_on(answer, load_search.told, trial_runner.folder, plan)}")
     return exit_code(answer)
 
 
-def _go_on(answer: SearchAnswer, folder: Path, plan: ExperimentPlan) -> str:
+def _go_on(answer: SearchAnswer, told: Sequence[TrialResult], folder: Path, plan: ExperimentPlan) -> str:
     """How to go on, where something is left to be done."""
     from loadgen.search.experiment import going_on, resuming
 
-    command = going_on(answer, resuming(folder, plan))
+    command = going_on(answer, told, resuming(folder, plan))
     return f"; go on with: {command}" if command else ""

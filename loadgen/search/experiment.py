@@ -302,7 +302,7 @@ def outputs(
     files = {CURVE: "\n".join(curve(told)).encode() + b"\n"}
     found = highest(folder, told, answer, workload=workload, table=table)
     if not any(result.ask.kind == "level" for result in told):
-        found = with_state(found, answer, go_on)
+        found = with_state(found, answer, going_on(answer, told, go_on))
     return files if found is None else files | {capacity.FILE: capacity.dump(found)}
 
 
@@ -317,24 +317,31 @@ MORE = {
 }
 
 
-def going_on(answer: SearchAnswer, resume: str) -> str:
-    """The command that goes on where a search was stopped: `resume` and what has to be added; "" where nothing is left.
+OF_THE_LOAD = ("too_few", "unfinished", "all_unfinished", "none_due", "dropped")
+"""Codes of trials that are not valid for what the load itself is: the same load again would not be either."""
+
+
+def going_on(answer: SearchAnswer, told: Sequence[TrialResult], resume: str) -> str:
+    """The command that goes on where a search was stopped: `resume` and what has to be added; "" where nothing is left,
+    or the search would stop there again.
 
     What MLPerf's rules ask for has no such limits.
     """
     more = MORE.get(answer.reason)
+    if answer.reason == "invalid" and told and told[-1].code in OF_THE_LOAD:
+        return ""
     return "" if more is None or not resume or (more and resume.startswith("loadgen mlperf")) else resume + more
 
 
 def with_state(found: capacity.Capacity | None, answer: SearchAnswer, go_on: str = "") -> capacity.Capacity:
     """The capacity of a search with its state, also where the search was stopped, or found none.
 
-    Until a load is confirmed, what held to its end is only what was tried so far: a lower bound, without an interval.
+    `go_on`: as `going_on` gives it. Until a load is confirmed, what held to its end is only what was tried so far: a lower bound, without an interval.
     """
     shown = (None, None) if found is None else (bool(found.confirmed), found.sustained)
     state = state_of(answer, *shown)
     if found is not None and state in ("sustained", "confirmed", "held"):
-        return msgspec.structs.replace(found, state=state, go_on=going_on(answer, go_on))
+        return msgspec.structs.replace(found, state=state, go_on=go_on)
     nothing = capacity.Capacity(rate_per_s=0.0, method="search")
     return msgspec.structs.replace(
         found or nothing,
@@ -344,7 +351,7 @@ def with_state(found: capacity.Capacity | None, answer: SearchAnswer, go_on: str
         lower_bound=True,
         bound_why=NOT_FOUND.get(answer.reason, NOTHING_HELD) if state == "none" else STOPPED,
         state=state,
-        go_on=going_on(answer, go_on),
+        go_on=go_on,
     )
 
 

@@ -86,7 +86,7 @@ def report(found: StoredTrials) -> Report:
 def _go_on(folder: Path, search: StoredSearch | None) -> str:
     """The command that goes on with the search; "" where nothing is left to be done."""
     resuming = experiment.resuming(folder, experiment.plan_of(folder))
-    return resuming if search is None else experiment.going_on(search.answer, resuming)
+    return resuming if search is None else experiment.going_on(search.answer, search.told, resuming)
 
 
 def ended(folder: Path) -> Report:

@@ -14,6 +14,7 @@ from loadgen.search.ahead import ahead
 from loadgen.search.load_search import (
     ENOUGH,
     LEVEL,
+    SUSTAINS,
     LoadSearch,
     NextTrial,
     SearchAnswer,
@@ -27,6 +28,7 @@ KINDS = {
     "confirm": "confirmation at full length",
     "sustain": "is it sustained?",
 }
+LONGER_TRIALS = "--duration; of mlperf --min-duration"
 ENDINGS = {
     "": "not finished",
     "found": "found, and confirmed by a run at full length from empty",
@@ -36,7 +38,7 @@ ENDINGS = {
     "highest": "the highest load allowed holds: give a larger --high",
     "unconfirmed": "not confirmed: runs at full length failed where they should pass. Either the server does not come "
     "back to the same state between runs, or what builds up takes longer than a trial: search again, with longer ones "
-    "(--duration; of mlperf --min-duration)",
+    f"({LONGER_TRIALS})",
     "probes": "stopped: so many trials were allowed and no more",
     "time": "stopped: the time allowed is used up",
     "invalid": "stopped: two trials in a row were not valid measurements",
@@ -53,16 +55,18 @@ def expected(search: LoadSearch, trial_s: float, *, virtual: bool, whole: bool =
     left = search.most_probes - len(search.told)
     if left <= 0 or search.ask() is None:
         return ""
-    longest_s = min(left * trial_s, search.most_s or math.inf)
-    of = "simulated time" if virtual else "load"
-    most = (
-        f"{format.counted(left, 'trial')} of {format.duration(trial_s)} or less, {format.duration(longest_s)}, at most"
-    )
+    longer = SUSTAINS if search.longer > 1 else 0
+    longest_s = (left + longer * search.longer) * trial_s
+    of = "simulated load" if virtual else "load"
+    most = f"at most {format.counted(left + longer, 'trial')}, {format.duration(longest_s)}"
+    if search.most_s is not None and search.most_s < longest_s:
+        longest_s, most = search.most_s, f"at most {format.duration(search.most_s)}"
     found = ahead(search, whole=whole, trial_s=trial_s)
     usual_s = found.lengths * trial_s
     if usual_s >= longest_s:
         return most
-    return f"about {format.counted(round(found.trials), 'trial')}, {format.duration(usual_s)} of {of}; {most}"
+    usual = f"about {format.counted(round(found.trials), 'trial')}, {format.duration(usual_s)} of {of}"
+    return f"{usual} (the time of the last answers comes on top); {most}"
 
 
 def asking(ask: NextTrial, unit: str) -> str:
@@ -78,6 +82,17 @@ def told(result: TrialResult) -> str:
     return f"  {OUTCOMES[result.outcome][0]}{ended_early} after {format.duration(result.spent_s)}: {why}"
 
 
+def too_short(result: TrialResult, trial_s: float) -> str:
+    """What to say after a trial whose answers took longer than its load of `trial_s` and more; "" where they did not."""
+    load_s = trial_s * result.ask.lengths
+    if result.early or result.outcome == "invalid" or result.spent_s < 2 * load_s:
+        return ""
+    return (
+        f"the last answers came {format.duration(result.spent_s - load_s)} after a load of {format.duration(load_s)}: "
+        f"what so short a load confirms, a longer one may not bear. Begin again with longer trials ({LONGER_TRIALS})"
+    )
+
+
 def headline(answer: SearchAnswer, results: Sequence[TrialResult], names: Sequence[str], unit: str) -> str:
     """What a search found, in one sentence: the load that answers it, and how far that was shown.
 
@@ -89,6 +104,8 @@ def headline(answer: SearchAnswer, results: Sequence[TrialResult], names: Sequen
         return f"No load is known that holds within the SLO ({terms}). The search ended: {ended}."
     said = capacity(answer, results, unit)
     unknown = f" Whether it is sustained is not known: {answer.sustained_why}." if state == "confirmed" else ""
+    if unknown and answer.lengths > 1:
+        unknown += f" Longer trials show it ({LONGER_TRIALS})."
     return f"Highest load within the SLO ({terms}), by search: {said}.{unknown} The search ended: {ended}."
 
 

@@ -41,7 +41,7 @@ from loadgen.core.results.record import picked
 from loadgen.core.results.spool import Tail
 from loadgen.core.schedule.arrivals import at_load
 from loadgen.core.slo import Slo
-from loadgen.core.workload import Closed, Mix, Poisson, placed
+from loadgen.core.workload import Closed, Poisson, placed
 from loadgen.runs.headline import missed_by
 from loadgen.runs.level_figures import figures
 from loadgen.search import experiment
@@ -377,17 +377,6 @@ def lasting(workload: Workload, lengths: float) -> Workload:
         for stage in workload.stages
     )
     return workload.model_copy(update={"stages": stages})
-
-
-def usual_ns(workload: Workload) -> int:
-    """How long a trial lasts where nobody says: ten minutes, of tasks ten times as long as one may take.
-
-    The tasks that find an empty server are quick, and one in ten that may miss is few: of 600 s a search found 0.849
-    of coding-agent, whose tasks may take 180 s, where runs of four hours keep 0.80 and miss at 0.83.
-    """
-    own = [one.slo for one in workload.requests.classes.values()] if isinstance(workload.requests, Mix) else []
-    tasks = [slo.task for slo in (workload.slo, *own) if slo is not None and slo.task is not None]
-    return max(600 * 10**9, *(10 * (task.within_ns or 0) for task in tasks), 0)
 
 
 def probing(workload: Workload, length_ns: int) -> Workload:

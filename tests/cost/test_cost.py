@@ -882,4 +882,5 @@ def test_a_hint_says_no_command_that_somebody_wrote_into_a_result(stored: str, i
     with pytest.raises(inputs.UnsoundEvidence) as caught:
         inputs._refuse_unfinished(unfinished, Path("s"), allowed=False)
     hint = caught.value.hint
-    assert hint.startswith(f"go on with: {stored};" if is_said else "loadgen search --resume goes on with it;")
+    unsaid = "loadgen search --resume goes on with it;" if stored else "loadgen report . says why it stopped"
+    assert hint.startswith(f"go on with: {stored};" if is_said else unsaid)

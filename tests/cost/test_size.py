@@ -281,6 +281,13 @@ def test_a_workload_that_was_edited_is_searched_anew(folder: Path) -> None:
     assert len(set(searched)) == 3
 
 
+def test_a_search_of_other_trials_is_not_taken_for_this_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stored one of 300 s was refused, with a hint at an --out that `size` has not."""
+    before = searching.asked("sim:gb300-vm", "rag", ["ttft:2s"]).folder
+    monkeypatch.setattr("loadgen.repeated.capacity.trial_ns", lambda _: 300 * 10**9)
+    assert searching.asked("sim:gb300-vm", "rag", ["ttft:2s"]).folder != before
+
+
 def test_what_another_version_found_is_searched_anew(folder: Path) -> None:
     """Another version may have another model of the machine: its searches are not taken for those of this one."""
     asked = ("sim:gb300-vm", "rag", ["ttft:2s"])

@@ -466,7 +466,7 @@ def test_a_trial_is_judged_as_its_run_is(
 )
 def test_a_trial_of_tasks_lasts_long_beside_one(workload: str, trial_s: int) -> None:
     """Trials of 600 s found 0.849 of coding-agent, whose tasks may take 180 s: four hours at 0.83 keep 88.5 of 90 %."""
-    assert trials.usual_ns(load(workload)) == trial_s * 10**9
+    assert capacity.trial_ns(load(workload)) == trial_s * 10**9
 
 
 @pytest.mark.commands
@@ -930,17 +930,44 @@ def test_a_precision_that_is_none_is_said(typed: str) -> None:
 def test_a_search_says_before_it_begins_what_it_will_take() -> None:
     search = LoadSearch(low=1, high=1000, start=1, longer=2)
     assert text.expected(search, 600, virtual=True) == (
-        "about 27 trials, 3 h 36 min of simulated time; 40 trials of 10 min 00 s or less, 6 h 40 min, at most"
+        "about 27 trials, 3 h 36 min of simulated load (the time of the last answers comes on top); at most 50 trials, "
+        "10 h 00 min"
     )
     assert "4 h 48 min" in text.expected(search, 600, virtual=True, whole=True)
     real = text.expected(LoadSearch(low=1, high=1000, start=1, run_spread=None), 600, virtual=False)
-    assert real.startswith("about 24 trials, 2 h 51 min of load;")
+    assert real.startswith("about 24 trials, 2 h 51 min of load (") and real.endswith("at most 40 trials, 6 h 40 min")
     short = LoadSearch(low=1, high=1000, start=1, most_s=1800)
-    assert text.expected(short, 600, virtual=False) == "40 trials of 10 min 00 s or less, 30 min 00 s, at most"
+    assert text.expected(short, 600, virtual=False) == "at most 30 min 00 s"
     _tell(search, "under")
     assert text.expected(search, 600, virtual=True).startswith("about 12 trials")
     search.most_probes = 1
     assert text.expected(search, 600, virtual=True) == ""
+
+
+@pytest.mark.parametrize(("spent_s", "lengths", "early", "says"), [
+    (15.6, 1.0, False, "10.6 s after a load of 5.0 s"), (15.6, 2.0, False, ""), (9.0, 1.0, False, ""),
+    (15.6, 1.0, True, ""),
+])  # fmt: skip
+def test_a_trial_shorter_than_its_answers_is_said(spent_s: float, lengths: float, early: bool, says: str) -> None:
+    """Trials of five seconds found 450/s of qa, whose answers take 28 s: the machine carries 135."""
+    ask = NextTrial(number=0, load=126.0, kind="bracket", early_under=True, lengths=lengths)
+    told = TrialResult(ask=ask, outcome="under", early=early, spent_s=spent_s, offered=126.0, noise=0.1)
+    said = text.too_short(told, 5.0)
+    assert says in said and bool(said) == bool(says) and ("--duration" in said) == bool(says)
+
+
+@pytest.mark.parametrize(("code", "goes_on"), [("too_few", False), ("unfinished", False), ("sent_late", True)])
+def test_a_search_whose_load_cannot_be_judged_is_not_gone_on_with(code: str, goes_on: bool) -> None:
+    """Two trials of three requests ended it, and --resume made the same two again."""
+    search = LoadSearch(low=1, high=1000, start=1)
+    for _ in range(2):
+        ask = search.ask()
+        assert ask is not None
+        search.tell(TrialResult(ask=ask, outcome="invalid", early=False, spent_s=5, offered=1, noise=0.1, code=code))
+    command = experiment.going_on(search.answer, search.told, "loadgen search --resume s")
+    assert command == ("loadgen search --resume s" if goes_on else "")
+    shown = found_text(search.answer, search.told)
+    assert "stopped: two trials in a row" in " ".join(shown.split())
 
 
 def test_a_load_that_is_lowered_until_it_is_sustained_is_one_of_those_left() -> None:

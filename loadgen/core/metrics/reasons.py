@@ -29,7 +29,7 @@ SENTENCES = {
     "none_ok": "not one of {requests:request|requests} succeeded",
     "too_few":
         "too few: {requests:measured request supports|measured requests support} no quantile, not even p50; {needed} "
-        "are needed",
+        "are needed: give a longer load, or a higher one",
     "sent_late": f"requests were sent late: {{quantile}} send lag {_RATIO}",
     "arrivals_unsure": f"arrival times are unsure: {{quantile}} stamp error {_RATIO}",
     "late_and_unsure": f"requests were sent late and arrival times are unsure: {{quantile}} of both together {_RATIO}",
