@@ -37,19 +37,19 @@ def asked(source: str, profile: str, slo: Sequence[str]) -> AskedSearch:
     return AskedSearch(folder, words + [word for term in slo for word in ("--slo", term)])
 
 
-def folder_of(source: str, profile: str, slo: Sequence[str], version: str) -> Path:
+def folder_of(source: str, profile: str, slo: Sequence[str], version: str, trial_ns: int = 0) -> Path:
     """Where the search of a machine by a version of loadgen is stored. Raises Faults where what is asked is not valid.
 
-    Its key has all that the answer is made from: also how long a trial lasts, and the files that the workload and the
-    preset of the machine name.
+    Its key has all that the answer is made from: also how long a trial lasts (0: as long as a search's own), and the
+    files that the workload and the preset of the machine name.
     """
     from loadgen.core.workload import load, read_flags, request_fingerprint
     from loadgen.core.workload.loading import text_of
     from loadgen.repeated import capacity
 
     asked = load(profile, read_flags(slo=tuple(slo), request_rate=1.0, warmup=0, duration="1s"))
-    words = [version, *slo, str(capacity.trial_ns(asked)), text_of(profile), request_fingerprint(asked, "")]
-    words.append(machine(source).identity)
+    length = str(trial_ns or capacity.trial_ns(asked))
+    words = [version, *slo, length, text_of(profile), request_fingerprint(asked, ""), machine(source).identity]
     key = hashlib.sha256("\n".join(words).encode()).hexdigest()[:6]
     return Path("results") / f"size-{Path(profile).stem}-{Path(source.removeprefix(SIMULATED)).stem}-{key}"
 

@@ -336,7 +336,8 @@ def going_on(answer: SearchAnswer, told: Sequence[TrialResult], resume: str) -> 
 def with_state(found: capacity.Capacity | None, answer: SearchAnswer, go_on: str = "") -> capacity.Capacity:
     """The capacity of a search with its state, also where the search was stopped, or found none.
 
-    `go_on`: as `going_on` gives it. Until a load is confirmed, what held to its end is only what was tried so far: a lower bound, without an interval.
+    `go_on`: as `going_on` gives it. Until a load is confirmed, what held to its end is only what was tried so far: a
+    lower bound, without an interval.
     """
     shown = (None, None) if found is None else (bool(found.confirmed), found.sustained)
     state = state_of(answer, *shown)

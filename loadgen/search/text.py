@@ -83,7 +83,7 @@ def told(result: TrialResult) -> str:
 
 
 def too_short(result: TrialResult, trial_s: float) -> str:
-    """What to say after a trial whose answers took longer than its load of `trial_s` and more; "" where they did not."""
+    """What to say after a trial whose answers took longer than its load, of `trial_s` each; "" where they did not."""
     load_s = trial_s * result.ask.lengths
     if result.early or result.outcome == "invalid" or result.spent_s < 2 * load_s:
         return ""

@@ -281,11 +281,11 @@ def test_a_workload_that_was_edited_is_searched_anew(folder: Path) -> None:
     assert len(set(searched)) == 3
 
 
-def test_a_search_of_other_trials_is_not_taken_for_this_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_of_other_trials_is_not_taken_for_this_one(folder: Path) -> None:
     """A stored one of 300 s was refused, with a hint at an --out that `size` has not."""
-    before = searching.asked("sim:gb300-vm", "rag", ["ttft:2s"]).folder
-    monkeypatch.setattr("loadgen.repeated.capacity.trial_ns", lambda _: 300 * 10**9)
-    assert searching.asked("sim:gb300-vm", "rag", ["ttft:2s"]).folder != before
+    asked, of = ("sim:gb300-vm", "rag", ["ttft:2s"]), run_header.version()
+    assert searching.folder_of(*asked, of, 600 * 10**9) == searching.asked(*asked).folder
+    assert searching.folder_of(*asked, of, 300 * 10**9) != searching.asked(*asked).folder
 
 
 def test_what_another_version_found_is_searched_anew(folder: Path) -> None:
