@@ -82,6 +82,9 @@ BACKENDS: OpenTable[BackendRow] = OpenTable(
 def of_target(url: str | None) -> BackendRow:
     """The backend of a target. Raises UserError for a scheme that none has."""
     if (row := find(url)) is not None:
+        if row not in BACKENDS.own and not (row.serve or row.run):
+            what = f"the backend {row.name} does not say how a target of its scheme is reached"
+            raise UserError("plugin_failed", what, "--url", "its row has to name a function `serve` or `run`")
         return row
     known = [f"{scheme}:" for row in BACKENDS.rows() for scheme in row.schemes if scheme]
     without = next(row.shown for row in BACKENDS.own if "" in row.schemes)

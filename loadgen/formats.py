@@ -6,12 +6,12 @@ go by them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from loadgen.plugins import OpenTable
+from loadgen.plugins import OpenTable, gives
 
 
 class ToolFile(msgspec.Struct, frozen=True):
@@ -194,4 +194,7 @@ def having(field: str) -> Iterator[FormatRow]:
 
 def call(row: FormatRow, field: str, *given: Any) -> Any:
     """Call the function that a row names in this field."""
-    return FORMATS.function(row, getattr(row, field))(*given)
+    return FORMATS.function(row, getattr(row, field), _CHECKS.get(field))(*given)
+
+
+_CHECKS = {"read": gives(ForeignResult), "write": gives(bytes, Mapping, Iterable)}

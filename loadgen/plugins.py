@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 from loadgen_sdk import plugins
 from loadgen_sdk.installed import version_of
-from loadgen_sdk.plugins import SWITCH, Plugin, Row, UsedPlugin, differing, none, resolve, used
+from loadgen_sdk.plugins import SWITCH, Check, Plugin, Row, UsedPlugin, differing, gives, none, resolve, used
 
 from loadgen.core.errors import Fault, Faults, UserError
 
 __all__ = [
-    "SWITCH", "TABLES", "OpenTable", "Plugin", "UsedPlugin", "differing", "none", "resolve", "used", "version_of",
+    "SWITCH", "TABLES", "Check", "OpenTable", "Plugin", "UsedPlugin", "differing", "gives", "none", "resolve", "used",
+    "version_of",
 ]  # fmt: skip
 
 R = TypeVar("R", bound=Row)

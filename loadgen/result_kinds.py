@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from loadgen.core.errors import OK, Fault, Faults, UserError, nothing_there
-from loadgen.plugins import OpenTable, resolve
+from loadgen.plugins import OpenTable, gives, resolve
 
 PAGE = "report.html"  # the page of a result, where its kind does not say otherwise
 HINT = "give the folder that run, sweep, search, validate or mlperf has named"
@@ -269,7 +269,10 @@ def call(kind: ResultKind, name: str, *given: Any) -> Any:
     if path is not None and name != "fits" and not kind.collects and _is_marked(kind, path):
         resolve("loadgen.core.results.files:refuse_links")(path)
     with nullcontext() if path is None else whole(path):
-        return KINDS.function(kind, getattr(kind, name))(*given)
+        return KINDS.function(kind, getattr(kind, name), _CHECKS.get(name))(*given)
+
+
+_CHECKS = {"headline": gives(str), "document": gives(bytes), "code": gives(int), "listed": gives(ListRow, type(None))}
 
 
 def leaves_page_in(kind: ResultKind, folder: Path) -> bool:

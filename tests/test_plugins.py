@@ -12,7 +12,7 @@ from plugin_packages import forgetting, install
 
 from loadgen import plugins
 from loadgen.core.errors import UserError
-from loadgen.plugins import OpenTable, resolve
+from loadgen.plugins import OpenTable, gives, resolve
 
 GROUP = "loadgen.test_rows"
 
@@ -46,6 +46,7 @@ ROW = Dish("stew", "kitchen_a:stew")
 OTHER = Dish("soup")
 MISNAMED = Dish("pie")
 NO_ROW = "stew"
+UNFIT = Dish("stew", 4)
 def pots():
     yield 1
     yield 1 / 0
@@ -96,6 +97,7 @@ def test_the_switch_loads_none(packages: Path, monkeypatch: pytest.MonkeyPatch) 
         ("stew", "no_such_module:ROW", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("stew", "kitchen_b:NO_ROW", "kitchen_b:NO_ROW is no Dish"),
         ("stew", "kitchen_b:MISNAMED", "the row is named 'pie'"),
+        ("stew", "kitchen_b:UNFIT", "Expected `str`, got `int` - at `$[1]`"),
         ("soup", "kitchen_b:OTHER", f"{GROUP} has a row of this name already"),
     ],
 )
@@ -125,6 +127,9 @@ def test_what_a_plug_in_raises_is_told_as_its_fault(packages: Path) -> None:
     assert "stew of kitchen-a 1.0" in raised.value.what and "ZeroDivisionError" in raised.value.what
     with pytest.raises(UserError):
         dishes.function(stew, "kitchen_a:gone")
+    assert dishes.function(stew, stew.cook, gives(str))("pea") == "pea stew"
+    with pytest.raises(UserError, match=r"stew of kitchen-a 1.0 failed: TypeError: it gave str, not bytes or int"):
+        dishes.function(stew, stew.cook, gives(bytes, int))("pea")
 
 
 def test_what_a_plug_in_raises_later_is_its_fault_and_what_its_user_raises_is_not(packages: Path) -> None:

@@ -31,6 +31,7 @@ from loadgen.core.server_metrics import series
 from loadgen.core.workload.dataset import placed
 from loadgen.core.workload.traces import read_trace
 from loadgen.interop import reader
+from loadgen.preflight import plugin_checks
 from loadgen.pricing.price_file import load_prices
 from loadgen.result_kinds import kind_of
 from loadgen.viewer.command import Server
@@ -103,6 +104,46 @@ def test_its_format_is_read_written_replayed_and_sent(acme: Path, tmp_path: Path
     (tmp_path / "acme.json").write_text('{"acme_bench": 1}')
     assert exits("report", tmp_path) == USAGE
     assert "plug-in acme-bench of acme-loadgen 1.0 failed: KeyError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "typed", "said"),
+    [
+        ('return columns["first_answer_ns"] - columns["first_token_ns"]', "return [0.5]",
+         ("run", "qa", "--url", "sim:gb300-vm", "-n", "20"), "it gave list, not an int64 for each of 20 requests"),
+        ('    return """\ncurrency', '    return None\n    """\ncurrency',
+         ("run", "qa", "--url", "sim:gb300-vm", "-n", "20", "--prices", "acme:eu"), "it gave NoneType, not str"),
+        ("    return ForeignResult(file=file.where, figures=figures", "    return dict(figures=figures",
+         ("report", "acme.json"), "it gave dict, not ForeignResult"),
+        ("@contextmanager\ndef serve(settings):", "def serve(settings):",
+         ("run", "qa", "--url", "acme:small", *SMALL), "it gave generator, not AbstractContextManager"),
+        ('known="acme_loadgen:known", serve="acme_loadgen:serve"', 'known="acme_loadgen:known"',
+         ("run", "qa", "--url", "acme:small", "--dry-run"), "does not say how a target of its scheme is reached"),
+        ('compared=("p50",)', 'compared="p50"', ("doctor",), "Expected `array`, got `str` - at `$.compared`"),
+        ('values="acme_loadgen:thinking"', 'values="acme_loadgen:think"', ("doctor",), "no attribute 'think'"),
+    ],
+)  # fmt: skip
+def test_a_slip_in_a_row_is_told_as_the_plug_ins(
+    site: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch,
+    ours: str, theirs: str, typed: tuple[str, ...], said: str,
+) -> None:  # fmt: skip
+    assert ours in ROWS
+    installed(site, ROWS.replace(ours, theirs))
+    monkeypatch.chdir(tmp_path)
+    Path("acme.json").write_text('{"acme_bench": 1, "ttft_s": 0.25, "requests": 7}')
+    if typed == ("doctor",):
+        assert any(said in one.found for one in plugin_checks.findings() if one.state == plugin_checks.WARNING)
+        return
+    assert exits(*typed) == USAGE
+    assert said in capsys.readouterr().err
+
+
+def test_the_commands_of_the_page_run(acme: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    typed = re.findall(r"(?m)^    loadgen (.*)$", PAGE)
+    assert len(typed) == 2
+    for line in typed:
+        assert exits(*line.split(), "--dry-run") == OK
 
 
 def test_its_command_its_kind_and_its_prices(acme: Path, tmp_path: Path, capsys: Any) -> None:

@@ -21,6 +21,7 @@ from loadgen.core.workload.fields import Source
 from loadgen.core.workload.loading import read_text
 from loadgen.core.workload.messages import in_order, locate, validated
 from loadgen.core.workload.yaml_marks import Map, child, read_yaml, where
+from loadgen.plugins import gives
 from loadgen.prices import PRICES, source_of
 from loadgen.pricing.prices import (
     NOT_VERIFIED,
@@ -66,7 +67,7 @@ def load_prices(
         hint = f"--prices FILE, written like {EXAMPLE}; to see figures from list prices that others have copied: "
         raise UserError("missing_option", "no prices were given", "--prices", hint + "--accept-sample-prices")
     row, asked = source_of(str(file))
-    text = PRICES.function(row, row.read)(asked)
+    text = PRICES.function(row, row.read, gives(str))(asked)
     return parse(text, label, accept_sample=accept_sample, currency=currency, today=today, as_of=as_of, env=env)
 
 

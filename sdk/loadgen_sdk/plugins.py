@@ -47,6 +47,17 @@ class Row(Protocol):
 
 
 R = TypeVar("R", bound=Row)
+Check = Callable[..., None]
+
+
+def gives(*kinds: type) -> Check:
+    """A check that a function of a plug-in gives one of these."""
+
+    def check(found: Any, *_: Any) -> None:
+        if not isinstance(found, kinds):
+            raise TypeError(f"it gave {type(found).__name__}, not {' or '.join(kind.__name__ for kind in kinds)}")
+
+    return check
 
 
 def resolve(reference: str) -> Any:
@@ -131,14 +142,17 @@ class OpenTable(Generic[R]):
     def names(self, *, foreign: bool = True) -> tuple[str, ...]:
         return tuple(row.name for row in self.rows(foreign=foreign))
 
-    def function(self, row: R, reference: str) -> Callable[..., Any]:
-        """The function that a row names. What a plug-in raises, beside our own faults, becomes `failed`."""
+    def function(self, row: R, reference: str, check: Check | None = None) -> Callable[..., Any]:
+        """The function that a row names. What a plug-in raises, beside our own faults, becomes `failed`.
+
+        `check`: raises for what a plug-in gives and should not (`gives`); it is given that, and the arguments.
+        """
         plugin = None if row in self.own else next((one for one in self.plugins if one.row is row), None)
         if plugin is None:
             ours: Callable[..., Any] = resolve(reference)
             return ours
         self._note(plugin)
-        return _Watch(plugin, self).function(reference)
+        return _Watch(plugin, self).function(reference, check)
 
     def told(self, *fields: str) -> tuple[tuple[str, ...], ...]:
         """These fields, which are texts, of the rows of plug-ins: for a help, from a cache. Imports nothing if it can.
@@ -205,7 +219,22 @@ class OpenTable(Generic[R]):
             fault = f"{point.value} is no {self.kind.__name__}"
         elif row is not None and row.name != point.name:
             fault = f"the row is named {row.name!r}"
+        elif row is not None:
+            fault = _unfit(row, self.kind)
         return Plugin(point.name, _package(point), _version(point), None if fault else row, fault)
+
+
+def _unfit(row: Any, kind: type) -> str:
+    """What is wrong with the fields of a row: types are not checked when it is made, and a text for a tuple of texts
+    would stand for its letters."""
+    import msgspec
+
+    if isinstance(row, (tuple, msgspec.Struct)):
+        try:
+            msgspec.convert(tuple(row) if isinstance(row, tuple) else msgspec.structs.asdict(row), kind)
+        except msgspec.ValidationError as error:
+            return str(error)
+    return ""
 
 
 def _package(point: EntryPoint) -> str:
@@ -231,14 +260,17 @@ class _Watch:
     def __init__(self, plugin: Plugin[Any], table: OpenTable[Any]) -> None:
         self._plugin, self._table = plugin, table
 
-    def function(self, reference: str) -> Callable[..., Any]:
+    def function(self, reference: str, check: Check | None) -> Callable[..., Any]:
         with self:
             function: Callable[..., Any] = resolve(reference)
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             with self:
-                return self._watched(function(*args, **kwargs))
+                found = function(*args, **kwargs)
+                if check is not None:
+                    check(found, *args)
+                return self._watched(found)
 
         return call
 

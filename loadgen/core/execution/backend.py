@@ -11,6 +11,7 @@ from loadgen.core.execution.context import KnownTarget
 from loadgen.core.execution.events import Tell
 from loadgen.core.execution.plan import Plan, Settings
 from loadgen.core.execution.share import Share
+from loadgen.plugins import gives
 
 
 class Senders(Protocol):
@@ -32,18 +33,16 @@ def known(settings: Settings) -> KnownTarget | None:
     row = settings.backend
     if not row.known:
         return None
-    found: KnownTarget = BACKENDS.function(row, row.known)(settings)
+    found: KnownTarget = BACKENDS.function(row, row.known, gives(KnownTarget))(settings)
     return found
 
 
 @contextlib.contextmanager
 def serving(settings: Settings) -> Iterator[Settings]:
     """The settings with the URL of the target: where its backend starts one, that serves while inside."""
-    row = settings.backend
-    if not row.serve:
-        yield settings
-        return
-    with BACKENDS.function(row, row.serve)(settings) as served:
+    row, context = settings.backend, contextlib.AbstractContextManager
+    serve = BACKENDS.function(row, row.serve, gives(context)) if row.serve else contextlib.nullcontext
+    with serve(settings) as served:
         yield served
 
 

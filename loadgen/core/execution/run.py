@@ -34,6 +34,7 @@ from loadgen.core.results.record import WITH_UNFINISHED
 from loadgen.core.results.spool import segments
 from loadgen.core.server_metrics import request_accounts
 from loadgen.core.workload import Workload
+from loadgen.plugins import gives
 
 Execute = Callable[..., tuple[Summary, Path]]
 """`execute`, or what stands for it: (workload, settings, hearers) -> (summary, folder)."""
@@ -72,7 +73,7 @@ def execute(
             header_file.of_a_load(folder),
         ):
             if row.run:
-                summary = BACKENDS.function(row, row.run)(workload, settings, folder, tell, steering)
+                summary = BACKENDS.function(row, row.run, gives(Summary))(workload, settings, folder, tell, steering)
             else:
                 probed = {} if known is None else known
                 summary = _over_http(workload, settings, folder, every, header_file, probed, steering)

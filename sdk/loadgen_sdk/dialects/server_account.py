@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from ..errors import WrongUse
+from ..plugins import gives
 from .quirks import SERVERS
 
 UNKNOWN = -1
@@ -57,7 +58,9 @@ def _reader(form: str) -> Callable[[Mapping[str, Any] | str], ServerAccount] | N
     for rows in (SERVERS.own, SERVERS.others()):
         for row in rows:
             if function := dict(row.account).get(form):
-                found: Callable[[Mapping[str, Any] | str], ServerAccount] = SERVERS.function(row, function)
+                found: Callable[[Mapping[str, Any] | str], ServerAccount] = SERVERS.function(
+                    row, function, gives(ServerAccount)
+                )
                 return found if row in SERVERS.own else partial(_careful, found, set())
     return None
 
