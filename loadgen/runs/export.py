@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.results.store import Stored
 
-_AT_ONCE = 131_072  # rows, or numbers, that are made text together
+_TEXT_ROWS = 131_072  # rows, or numbers, that are made text together: some 40 MB of CSV
 _NEXT = ",\n    "
 FILES = ", ".join(row.name for row in FORMATS.own if row.write)
 _KINDS = ", ".join(KINDS)
@@ -111,7 +111,7 @@ def export(
     return OK
 
 
-def json_parts(document: Mapping[str, Any], at_once: int = _AT_ONCE) -> Iterator[bytes]:
+def json_parts(document: Mapping[str, Any], at_once: int = _TEXT_ROWS) -> Iterator[bytes]:
     """The document as `json.dumps(document, indent=2)` has it, a part after the other: of millions of numbers, which
     are arrays, neither all objects nor the whole text are in memory."""
     import numpy as np
@@ -144,7 +144,7 @@ def _write_schema(kind: str, beside: object, out: Path | None) -> int:
     return OK
 
 
-def as_csv(summary: Summary, stored: Stored, at_once: int = _AT_ONCE) -> Iterator[bytes]:
+def as_csv(summary: Summary, stored: Stored, at_once: int = _TEXT_ROWS) -> Iterator[bytes]:
     """CSV with the columns of `Result.frame()`, times in ms; null is an empty field, gaps are a list in JSON."""
     import io
 

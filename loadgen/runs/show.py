@@ -51,13 +51,21 @@ PlannedRun = tuple["Workload", "Settings"]
 LONG_S = 60.0  # of a run: from here on it is said before what it will send
 
 
-def too_few(timetable: Schedule, promised: Slo | None, tokens: tuple[float, float], answer_s: float) -> str:
+def forecasts(timetable: Schedule, tokens: tuple[float, float], answer_s: float) -> tuple[Forecast, Forecast]:
+    """Of the measured stages, and of all. `tokens`, `answer_s`: of a mean request, as for `forecast`."""
+    measured, others = (
+        forecast(msgspec.structs.replace(timetable, stages=stages), tokens, answer_s)
+        for stages in (tuple(span for span in timetable.stages if span.measured is which) for which in (True, False))
+    )
+    return measured, total([measured, others])
+
+
+def too_few(measured: Forecast, promised: Slo | None) -> str:
     """What of an SLO a load is too short to keep, said before it; "" where nothing, or nothing is known of it.
 
-    `tokens`, `answer_s`: of a mean request, as for `forecast`: a closed loop may send fewer, never more.
+    A closed loop may send fewer than its forecast, never more.
     """
-    measured = tuple(span for span in timetable.stages if span.measured)
-    count = forecast(msgspec.structs.replace(timetable, stages=measured), tokens, answer_s).requests
+    count = measured.requests
     if count is None or promised is None or not promised.terms:
         return ""
     needed, term = max((support(term.quantile), slo.name(term.metric, term.quantile)) for term in promised.terms)
@@ -222,7 +230,7 @@ class Show:
             return
         found, tokens = plan.job.found[0], lane_start.mean_lengths(plan.requests)
         answer_s = lane_start.by_probe(found.first_ms, found.token_ms).ns(1, *tokens) / 1e9
-        load = forecast(plan.timetable, tokens, answer_s)
+        measured, load = forecasts(plan.timetable, tokens, answer_s)
         if self._budget is not None:
             self._planned = load, header.targets
         if plan.steering is not None:  # what it will send is known while it goes
@@ -233,7 +241,7 @@ class Show:
             if not virtual:
                 self._budget.admit(cost or Decimal())
         promised = plan.job.workload.slo
-        if not self._quiet and not virtual and (few := too_few(plan.timetable, promised, tokens, answer_s)):
+        if not self._quiet and not virtual and (few := too_few(measured, promised)):
             self._say_once(f"note: {few}")
         if self._budget is not None or (not self._quiet and (load.seconds or LONG_S) >= LONG_S):
             money = ""

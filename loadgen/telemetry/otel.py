@@ -28,6 +28,7 @@ from loadgen.core.results import manifest, store
 from loadgen.core.results.manifest import Header
 from loadgen.core.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES
 from loadgen.core.results.spool import Tail
+from loadgen.telemetry.prometheus import rate_of
 from loadgen.telemetry.reader_process import ReaderProcess
 
 EVERY_S = 1.0
@@ -182,7 +183,7 @@ class Metrics:
         self._tpot = histogram("loadgen.client.time_per_output_token", "s", TPOT_SECONDS)
         self._lag = histogram("loadgen.send_lag", "s", SECONDS)
         self._in_flight = meter.create_gauge("loadgen.in_flight", "{request}")
-        self._offered = meter.create_gauge("loadgen.offered", "{request}/s")
+        self._offered = meter.create_gauge("loadgen.offered", "{start}/s")
         self._run = run
 
     def add(self, parts: Sequence[Columns], seconds: dict[int, Any]) -> None:
@@ -207,7 +208,7 @@ class Metrics:
         elapsed_s = max((second.t_s for second in seconds.values()), default=0.0)
         stages = [stage for stage in self._run.header.stages if stage.start_ns <= elapsed_s * 1e9]
         if stages and stages[-1].rate is not None:
-            self._offered.set(stages[-1].rate, run)
+            self._offered.set(stages[-1].rate, run | {"loadgen.of": rate_of(self._run.header)})
 
 
 def follow(folder: Path, target: str, source: RawIOBase) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from loadgen.core.errors import UserError
 from loadgen.core.metrics import columns as metrics
-from loadgen.core.metrics.columns import OK, Columns
+from loadgen.core.metrics.columns import FAILED, LOST, OK, Columns
 from loadgen.core.results import manifest
 from loadgen.core.results.manifest import Header, Second
 from loadgen.core.results.record import KINDS, STATUSES
@@ -60,7 +60,8 @@ class RunCollector:
             values = found.measure(row.name)
             histogram.add(metrics.defined(values[ok] if row.sample == "ok" else values))
         self._statuses += np.bincount(found["status"], minlength=len(STATUSES))[: len(STATUSES)]
-        self._kinds += np.bincount(found["kind"][~ok], minlength=len(KINDS))[: len(KINDS)]
+        failed = np.isin(found["status"], (FAILED, LOST))  # what the end of a run cuts off is not, as in the report
+        self._kinds += np.bincount(found["kind"][failed], minlength=len(KINDS))[: len(KINDS)]
         self._tokens += int(found["output_tokens"][ok].clip(0).sum())
 
     def _gaps(self) -> Histogram:
@@ -98,7 +99,9 @@ class RunCollector:
         for status, count in zip(STATUSES, self._statuses, strict=True):
             requests.add_metric([status], int(count))
         yield requests
-        failures = CounterMetricFamily("loadgen_failures", "Requests that were not ok, by kind.", labels=["kind"])
+        failures = CounterMetricFamily(
+            "loadgen_failures", "Requests that failed or were lost, by kind.", labels=["kind"]
+        )
         for kind, count in zip(KINDS, self._kinds, strict=True):
             if count:
                 failures.add_metric([kind or "other"], int(count))
@@ -110,7 +113,9 @@ class RunCollector:
         elapsed_s = max((second.t_s for second in self._seconds.values()), default=0.0)
         stage = next((stage for stage in reversed(header.stages) if stage.start_ns <= elapsed_s * 1e9), None)
         if stage is not None and stage.rate is not None:
-            yield GaugeMetricFamily("loadgen_offered_per_second", "Requests/s of the stage.", value=stage.rate)
+            offered = GaugeMetricFamily("loadgen_offered_per_second", "Rate of the stage, and of what.", labels=["of"])
+            offered.add_metric([rate_of(header)], stage.rate)
+            yield offered
         busy = max((second.cpu_share for second in self._seconds.values()), default=0.0)
         yield GaugeMetricFamily("loadgen_worker_cpu_ratio", "Of one core, of the busiest worker.", value=busy)
         for row, histogram in self._figures.items():
@@ -118,6 +123,11 @@ class RunCollector:
             text = f"{row.words}: {row.meaning}; {row.sample} requests."
             yield _family(f"loadgen_{name}", text, histogram, scale)
         yield _family("loadgen_inter_chunk_seconds", "Gaps between successive output events, pooled.", self._gaps())
+
+
+def rate_of(header: Header) -> str:
+    """What a rate of a stage counts: requests, or starts, of which conversations and tasks send more than one."""
+    return "starts" if header.turns > 1 else "requests"
 
 
 def _family(name: str, text: str, histogram: Histogram, scale: float = 1e9) -> Any:

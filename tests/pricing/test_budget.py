@@ -22,7 +22,7 @@ from loadgen.core.workload import read_flags
 from loadgen.core.workload.loading import given
 from loadgen.pricing.budget import Budget
 from loadgen.pricing.price_file import load_prices
-from loadgen.runs.show import Show, too_few
+from loadgen.runs.show import Show, forecasts, too_few
 
 PRICES = """\
 currency: USD
@@ -81,7 +81,9 @@ def test_the_forecast_of_a_load(
 def test_a_load_too_short_for_its_slo_says_so_before_it(load: dict[str, object], answer_s: float, said: str) -> None:
     """Its warm-up counts for nothing."""
     workload = given(None, None, read_flags(input_tokens=10, output_tokens=10, seed=1, warmup=60, **load))
-    told = too_few(arrivals.build(workload, 1), workload.slo, (10, 10), answer_s)
+    measured, whole = forecasts(arrivals.build(workload, 1), (10, 10), answer_s)
+    assert whole == pytest.approx(forecast(arrivals.build(workload, 1), (10, 10), answer_s))
+    told = too_few(measured, workload.slo)
     assert said in told and bool(said) == bool(told)
 
 

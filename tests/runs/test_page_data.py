@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadgen.core.metrics.columns import BLOCK_ROWS, UNDEFINED
+from loadgen.core.metrics.columns import UNDEFINED
+from loadgen.core.stats.quantiles import BLOCK_ROWS
 from loadgen.runs.page_data import CELLS, MOST_POINTS, cloud
 from loadgen.runs.percentile_curves import rounded
 

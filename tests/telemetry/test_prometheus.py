@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from prometheus_client.utils import floatToGoString
 
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.columns import Columns
+from loadgen.core.results.record import KIND, STATUS
 from loadgen.core.results.spool import Tail
 from loadgen.telemetry.prometheus import EDGES_S, RunCollector, listens_on, serve
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def _scraped(collector: RunCollector) -> dict[str, Any]:
@@ -50,6 +54,44 @@ def test_a_scrape_says_what_the_rows_say(tmp_path: Path) -> None:
             0.002 * len(ttft_s), (abs(ttft_s - edge) < 0.002 * edge).sum()
         )
     assert found["loadgen_inter_chunk_seconds_count",] > 0
+
+
+def test_what_the_end_of_a_run_cut_off_has_not_failed(tmp_path: Path) -> None:
+    """The report says unfinished, and the dashboard's panel of failures showed them."""
+    rows = runs.rows(1, 300)
+    for place, status, kind in ((0, "failed", "reset"), (1, "unfinished", "unfinished"), (2, "lost", "worker_died")):
+        rows["status"][place], rows["kind"][place] = STATUS[status], KIND[kind]
+    with closing(RunCollector(runs.write(tmp_path / "r", rows))) as collector:
+        found = _scraped(collector)
+    assert found["loadgen_requests_total", ("status", "unfinished")] == 1
+    failed = {name[1][1]: value for name, value in found.items() if name[0] == "loadgen_failures_total"}
+    assert failed == {"reset": 1, "worker_died": 1}
+
+
+@pytest.mark.parametrize(("turns", "of"), [(1, "requests"), (4, "starts")])
+def test_the_offered_rate_says_what_it_counts(tmp_path: Path, turns: int, of: str) -> None:
+    """8 conversations/s of four requests each stood as 8 requests/s beside 32 sent."""
+    with closing(RunCollector(runs.write(tmp_path / "r", turns=turns))) as collector:
+        assert ("loadgen_offered_per_second", ("of", of)) in _scraped(collector)
+
+
+def test_dashboard_and_documentation_name_what_is_exported(tmp_path: Path) -> None:
+    with closing(RunCollector(runs.write(tmp_path / "r"))) as collector:
+        exported = {name for name, *_ in _scraped(collector)}
+        exported |= {"loadgen_failures_total"}  # none failed
+    queries = re.findall(r"loadgen_\w+", (DOCS / "grafana.json").read_text("utf-8"))
+    assert set(queries) and set(queries) <= exported
+    table = (DOCS / "report.md").read_text("utf-8").partition("| metric | is |")[2].partition("\n\n")[0]
+    named = re.findall(r"`(loadgen_[\w{,}]+)", table)
+    said = {name for text in named for name in braces(text)}
+    assert said <= {re.sub("_(count|sum|bucket)$", "", name) for name in exported} | exported
+
+
+def braces(text: str) -> list[str]:
+    """`a_{b,c}_d` as `a_b_d` and `a_c_d`; a last pair of braces are labels."""
+    before, _, rest = text.partition("{")
+    inside, _, after = rest.partition("}")
+    return [before + name + after for name in inside.split(",")] if after else [before]
 
 
 def test_each_scrape_reads_what_is_new(tmp_path: Path) -> None:

@@ -360,7 +360,7 @@ def _growth(case: _Case) -> str:
     if not len(first) or not len(last):
         return ""
     early, late = float(np.median(first)) / 1e6, float(np.median(last)) / 1e6
-    words = f"which grew: median TTFT {early:,.0f} ms in the first third of the time, {late:,.0f} ms in the last"
+    words = f"which grew: median TTFT {early:,.0f} ms in the first third of the load, {late:,.0f} ms in the last"
     return "" if late < GROWTH * early else words
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from loadgen.core import seeds
 from loadgen.core.limits import CONTRADICTING, CONTRADICTING_TOKENS
 from loadgen.core.results.record import ROW, STATUSES
-from loadgen.core.stats.quantiles import Histogram, pooled
+from loadgen.core.stats.quantiles import BLOCK_ROWS, Histogram, pooled
+from loadgen.core.stats.quantiles import in_parts as in_parts  # noqa: PLC0414 - those who work with columns know it here
 from loadgen.figures import FIGURES
 
 if TYPE_CHECKING:
@@ -27,18 +28,11 @@ if TYPE_CHECKING:
 
 OK, FAILED, DROPPED, CANCELLED, LOST, UNFINISHED = range(len(STATUSES))
 
-BLOCK_ROWS = 131_072  # a column of so many rows is in the cache of a processor
-
 _KEPT = (
     "status", "kind", "stage", "turn", "due_ns", "sent_ns", "first_token_ns", "last_token_ns", "end_ns", "done_ns",
     "input_tokens", "output_tokens", "asked_output", "reasoning_tokens", "output_events", "first_event_tokens", "ttft",
     "tpot",
 )  # fmt: skip
-
-
-def in_parts(count: int) -> list[slice]:
-    """So many rows, a part after the other: of millions, what is worked out of one stays small."""
-    return [slice(first, first + BLOCK_ROWS) for first in range(0, count, BLOCK_ROWS)]
 
 
 def neighbours(rows: Any, part: slice) -> Any:

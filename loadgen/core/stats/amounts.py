@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.core.stats.quantiles import in_parts
+
 BINS = 4096  # most bins of a curve; when a curve needs more, neighbouring bins are joined
 AT_ONCE_S = 0.001  # a curve treats a shorter interval as an instant
-_AT_ONCE = 131_072  # amounts that are worked out together
 
 
 class Amounts:
@@ -46,7 +47,7 @@ class Amounts:
                 total += float(amount[(end > low) & (end <= high)].sum(dtype=np.int64))
             else:
                 came = np.empty(len(end))
-                for part in (slice(first, first + _AT_ONCE) for first in range(0, len(end), _AT_ONCE)):
+                for part in in_parts(len(end)):
                     came[part] = _came(start[part], end[part], amount[part], low, high)
                 total += float(came.sum())
         return total

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+BLOCK_ROWS = 131_072  # a column of so many rows is in the cache of a processor
+
 QUANTILES: tuple[tuple[str, float], ...] = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p99_9", 0.999))
 
 SUPPORT: dict[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99_9": 6636}
@@ -285,6 +287,11 @@ def pooled(histograms: Iterable[Histogram]) -> Histogram:
     return whole
 
 
+def in_parts(count: int) -> list[slice]:
+    """So many rows or numbers, a part after the other: of millions, what is worked out of one stays small."""
+    return [slice(first, first + BLOCK_ROWS) for first in range(0, count, BLOCK_ROWS)]
+
+
 def distance(
     ordered: NDArray[np.float64],
     at: Callable[[NDArray[np.float64]], NDArray[np.float64]],
@@ -296,7 +303,7 @@ def distance(
     """
     lasts = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)  # of each value
     farthest = reached = 0.0
-    for last in np.array_split(lasts, 1 + len(lasts) // 131_072):  # of millions a part after the other
+    for last in np.array_split(lasts, 1 + len(lasts) // BLOCK_ROWS):  # of millions a part after the other
         known, after = ordered[last], (last + 1) / len(ordered)
         before, reached = np.append(reached, after[:-1]), float(after[-1])
         farthest = max(farthest, np.abs(after - at(known)).max(), np.abs(before - below(known)).max())

@@ -21,7 +21,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import tasks
 from loadgen.core.metrics.accumulator import Accumulator, Cell
-from loadgen.core.metrics.columns import BLOCK_ROWS, UNDEFINED, Columns, JoinedColumns
+from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns
 from loadgen.core.metrics.goodput import goodput
 from loadgen.core.metrics.load import gap_variation, in_flight
 from loadgen.core.metrics.summary import summarize
@@ -31,7 +31,7 @@ from loadgen.core.results.manifest import Header, StagePlan, encode
 from loadgen.core.results.parquet import KEPT_BYTES, Frame, to_table, write
 from loadgen.core.results.record import BIN_NS, KINDS, ROW, STATUSES, joined, picked
 from loadgen.core.slo import Slo, Term
-from loadgen.core.stats.quantiles import Histogram
+from loadgen.core.stats.quantiles import BLOCK_ROWS, Histogram
 from loadgen.sim.row_columns import RowColumns
 
 S = 1_000_000_000
