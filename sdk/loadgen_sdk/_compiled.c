@@ -63,6 +63,16 @@ static int64_t clock_ns(clockid_t clock)
     return (int64_t)at.tv_sec * 1000000000 + at.tv_nsec;
 }
 
+static uint64_t little(const unsigned char *at)
+{
+    uint64_t word;
+    memcpy(&word, at, sizeof word);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    word = __builtin_bswap64(word);
+#endif
+    return word;
+}
+
 #include "_c/plain.h"
 #include "_c/receiver.h"
 #include "_c/answers.h"

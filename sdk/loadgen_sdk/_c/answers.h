@@ -6,47 +6,52 @@
    template is not to be learned), by the methods in Python for every other. A read is looked at before anything of it
    is taken, so that one that is not usual is left as it came. */
 
-typedef struct {
-    PyObject_HEAD
-    PyObject *field[];
-} State;
+#define EXCHANGE_OBJECTS(F, T)                                                                                         \
+    F(T, body_parts) F(T, connection) F(T, decoder) F(T, failure) F(T, flow) F(T, head) F(T, on_done) F(T, on_first)       \
+    F(T, payload) F(T, reading) F(T, request) F(T, response) F(T, sink) F(T, template)
+#define EXCHANGE_NUMBERS(F, T)                                                                                         \
+    F(T, asked_output) F(T, body_bytes) F(T, bytes_received) F(T, bytes_sent) F(T, client_lag) F(T, deadline) F(T, done)   \
+    F(T, due) F(T, first_byte) F(T, progress) F(T, ready) F(T, resent) F(T, sent) F(T, tcp) F(T, tls) F(T, tries)
+#define EXCHANGE_FLAGS(F, T)                                                                                           \
+    F(T, at_start) F(T, is_event_stream) F(T, keep_headers) F(T, keep_text) F(T, kernel_stamp) F(T, over) F(T, patient)    \
+    F(T, reused) F(T, split) F(T, stream)
+#define RESPONSE_OBJECTS(F, T)                                                                                         \
+    F(T, _bytes_left) F(T, _mode) F(T, _unparsed) F(T, headers) F(T, idle_limit_s) F(T, surplus) F(T, uses_left)
+#define RESPONSE_NUMBERS(F, T) F(T, status)
+#define RESPONSE_FLAGS(F, T) F(T, chunked) F(T, complete) F(T, reusable) F(T, until_close)
+#define DECODER_OBJECTS(F, T) F(T, _earlier) F(T, _earlier_bytes) F(T, _unparsed)
+#define DECODER_NUMBERS(F, T)
+#define DECODER_FLAGS(F, T) F(T, _after_cr) F(T, started)
+#define READING_OBJECTS(F, T)                                                                                          \
+    F(T, error) F(T, finish_reason) F(T, flow) F(T, malformed) F(T, pieces) F(T, reasoning_pieces) F(T, response_id)       \
+    F(T, server_timing) F(T, sink) F(T, template) F(T, tool_deltas) F(T, usage_counts)
+#define READING_NUMBERS(F, T)                                                                                          \
+    F(T, end) F(T, first_answer) F(T, first_event) F(T, first_event_tokens) F(T, first_token) F(T, last_token)             \
+    F(T, learned) F(T, max_gap) F(T, max_gap_error) F(T, output_events) F(T, plain_events) F(T, stamp_error)               \
+    F(T, unsure_at) F(T, unsure_error)
+#define READING_FLAGS(F, T)
 
-#define EXCHANGE_FIELDS(F)                                                                                             \
-    F(asked_output) F(at_start) F(body_bytes) F(body_parts) F(bytes_received) F(bytes_sent) F(client_lag) F(connection) \
-    F(deadline) F(decoder) F(done) F(due) F(failure) F(first_byte) F(flow) F(head) F(is_event_stream) F(keep_headers)  \
-    F(keep_text) F(kernel_stamp) F(on_done) F(on_first) F(over) F(patient) F(payload) F(progress) F(reading) F(ready)  \
-    F(request) F(resent) F(response) F(reused) F(sent) F(sink) F(split) F(stream) F(tcp) F(template) F(tls) F(tries)
-#define RESPONSE_FIELDS(F)                                                                                             \
-    F(_bytes_left) F(_mode) F(_unparsed) F(chunked) F(complete) F(headers) F(idle_limit_s) F(reusable) F(status)       \
-    F(surplus) F(until_close) F(uses_left)
-#define DECODER_FIELDS(F) F(_after_cr) F(_earlier) F(_earlier_bytes) F(_unparsed) F(started)
-#define READING_FIELDS(F)                                                                                              \
-    F(end) F(error) F(finish_reason) F(first_answer) F(first_event) F(first_event_tokens) F(first_token) F(flow)       \
-    F(last_token) F(learned) F(malformed) F(max_gap) F(max_gap_error) F(output_events) F(pieces) F(plain_events)       \
-    F(reasoning_pieces) F(response_id) F(server_timing) F(sink) F(stamp_error) F(template) F(tool_deltas) F(unsure_at) \
-    F(unsure_error) F(usage_counts)
-
-#define X(name) X_##name,
-enum { EXCHANGE_FIELDS(X) X_COUNT };
-#undef X
-#define P(name) P_##name,
-enum { RESPONSE_FIELDS(P) P_COUNT };
-#undef P
-#define D(name) D_##name,
-enum { DECODER_FIELDS(D) D_COUNT };
-#undef D
-#define R(name) R_##name,
-enum { READING_FIELDS(R) R_COUNT };
-#undef R
+#define OBJECT(T, name) PyObject *name;
+#define NUMBER(T, name) long long name;
+#define FLAG(T, name) char name;
+#define STATE(T, TABLE)                                                                                                \
+    typedef struct {                                                                                                   \
+        PyObject_HEAD TABLE##_OBJECTS(OBJECT, T) TABLE##_NUMBERS(NUMBER, T) TABLE##_FLAGS(FLAG, T)                       \
+    } T;
+STATE(Exchange, EXCHANGE)
+STATE(Response, RESPONSE)
+STATE(Decoder, DECODER)
+STATE(Reading, READING)
 
 enum { MOST_EVENTS = 16, MOST_DEPTH = 16, LAST_EVENTS = 4, MOST_HOLES = 12, FORMS = 8, FORM_BYTES = 1024 };
 #define ENOUGH (1LL << 60)
+#define NEVER (-1)
 
 /* What the functions need of Python; set by `answers`. */
 static PyTypeObject *exchange_class, *response_class, *decoder_class, *reading_class;
 static PyObject *known_heads, *decode_usage, *endings;
 /* Values that the fields have at first, and names. */
-static PyObject *never, *zero, *enough, *no_text, *no_bytes, *mode_head, *mode_chunked, *mode_end, *event_stream;
+static PyObject *never, *zero, *no_text, *no_bytes, *mode_head, *mode_chunked, *mode_end, *event_stream;
 static PyObject *name_prompt_tokens, *name_completion_tokens;
 static PyObject *name_number, *name_session, *name_stage, *name_lane, *name_lanes, *name_chains, *name_first_chain;
 static PyObject *name_func, *name_args, *name_ok, *name_sent, *name_sent_this_tick, *name_reuse_ns, *name_carried;
@@ -56,29 +61,19 @@ static PyObject *name_prompt_details, *name_input_details, *name_completion_deta
 static PyObject *name_created, *name_cache_write, *name_cached, *name_reasoning, *name_tokens, *name_asked_output;
 static PyObject *name_gaps, *name_instants, *name_errors, *name_content_type, *name_content_encoding;
 
-static void put(State *state, int at, PyObject *value) /* takes the reference */
-{
-    replace(&state->field[at], value);
-}
-
-static void put_same(State *state, int at, PyObject *value)
+static void put_same(PyObject **place, PyObject *value)
 {
     Py_INCREF(value);
-    put(state, at, value);
+    replace(place, value);
 }
 
-static int put_number(State *state, int at, int64_t value)
+/* Call with one argument, which is taken, and drop what it returns. -1 with an exception. */
+static int tell(PyObject *whom, PyObject *what)
 {
-    PyObject *number = PyLong_FromLongLong(value);
-    if (number == NULL)
-        return -1;
-    put(state, at, number);
-    return 0;
-}
-
-static int is_true(State *state, int at)
-{
-    return state->field[at] == Py_True;
+    PyObject *done = what == NULL ? NULL : PyObject_CallFunctionObjArgs(whom, what, NULL);
+    Py_XDECREF(what);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
 }
 
 /* A number of at most 62 bits; `*fits` becomes 0 where the field holds something else. */
@@ -97,19 +92,20 @@ static int64_t number_of(PyObject *value, int *fits)
     return number;
 }
 
-#define STATE_TYPE(kind, count, table)                                                                                 \
+#define VISIT(T, name) Py_VISIT(((T *)self)->name);
+#define CLEAR(T, name) Py_CLEAR(((T *)self)->name);
+#define OBJECT_MEMBER(T, name) {#name, T_OBJECT_EX, offsetof(T, name), 0, NULL},
+#define NUMBER_MEMBER(T, name) {#name, T_LONGLONG, offsetof(T, name), 0, NULL},
+#define FLAG_MEMBER(T, name) {#name, T_BOOL, offsetof(T, name), 0, NULL},
+#define STATE_TYPE(kind, T, TABLE)                                                                                     \
     static int kind##_traverse(PyObject *self, visitproc visit, void *arg)                                             \
     {                                                                                                                  \
         Py_VISIT(Py_TYPE(self));                                                                                       \
-        for (int i = 0; i < count; i++)                                                                                \
-            Py_VISIT(((State *)self)->field[i]);                                                                       \
-        return 0;                                                                                                      \
+        TABLE##_OBJECTS(VISIT, T) return 0;                                                                            \
     }                                                                                                                  \
     static int kind##_clear(PyObject *self)                                                                            \
     {                                                                                                                  \
-        for (int i = 0; i < count; i++)                                                                                \
-            Py_CLEAR(((State *)self)->field[i]);                                                                       \
-        return 0;                                                                                                      \
+        TABLE##_OBJECTS(CLEAR, T) return 0;                                                                            \
     }                                                                                                                  \
     static void kind##_dealloc(PyObject *self)                                                                         \
     {                                                                                                                  \
@@ -120,7 +116,8 @@ static int64_t number_of(PyObject *value, int *fits)
         release(self);                                                                                                 \
         Py_DECREF(type);                                                                                               \
     }                                                                                                                  \
-    static PyMemberDef kind##_members[] = {table{NULL}};                                                               \
+    static PyMemberDef kind##_members[] = {                                                                            \
+        TABLE##_OBJECTS(OBJECT_MEMBER, T) TABLE##_NUMBERS(NUMBER_MEMBER, T) TABLE##_FLAGS(FLAG_MEMBER, T){NULL}};      \
     static PyType_Slot kind##_slots[] = {                                                                              \
         {Py_tp_init, kind##_init},       {Py_tp_dealloc, kind##_dealloc}, {Py_tp_traverse, kind##_traverse},           \
         {Py_tp_clear, kind##_clear},     {Py_tp_members, kind##_members}, {Py_tp_methods, kind##_methods},             \
@@ -128,87 +125,79 @@ static int64_t number_of(PyObject *value, int *fits)
     };                                                                                                                 \
     static PyType_Spec kind##_spec = {                                                                                 \
         .name = "loadgen_sdk._compiled." #kind "_state",                                                               \
-        .basicsize = (int)(offsetof(State, field) + count * sizeof(PyObject *)),                                       \
+        .basicsize = sizeof(T),                                                                                        \
         .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,                                        \
         .slots = kind##_slots,                                                                                         \
     };
-#define MEMBER(name, at) {name, T_OBJECT_EX, (Py_ssize_t)(offsetof(State, field) + (at) * sizeof(PyObject *)), 0, NULL},
 
 /* -- their beginnings */
 
-static void put_all(State *state, const int *fields, size_t count, PyObject *value)
-{
-    for (size_t i = 0; i < count; i++)
-        put_same(state, fields[i], value);
-}
-#define PUT_ALL(state, fields, value) put_all(state, fields, sizeof(fields) / sizeof *(fields), value)
-
 /* `headers` and the lists are made where they are needed alone: -1 with an exception. */
-static int begin_response(State *state)
+static int begin_response(Response *response)
 {
     PyObject *headers = PyDict_New();
     if (headers == NULL)
         return -1;
-    put(state, P_headers, headers);
-    put_same(state, P__bytes_left, zero);
-    put_same(state, P__mode, mode_head);
-    put_same(state, P__unparsed, no_bytes);
-    put_same(state, P_chunked, Py_False);
-    put_same(state, P_complete, Py_False);
-    put_same(state, P_idle_limit_s, Py_None);
-    put_same(state, P_reusable, Py_True);
-    put_same(state, P_status, zero);
-    put_same(state, P_surplus, no_bytes);
-    put_same(state, P_until_close, Py_False);
-    put_same(state, P_uses_left, Py_None);
+    replace(&response->headers, headers);
+    put_same(&response->_bytes_left, zero);
+    put_same(&response->_mode, mode_head);
+    put_same(&response->_unparsed, no_bytes);
+    put_same(&response->surplus, no_bytes);
+    put_same(&response->idle_limit_s, Py_None);
+    put_same(&response->uses_left, Py_None);
+    response->chunked = response->complete = response->until_close = 0;
+    response->reusable = 1;
+    response->status = 0;
     return 0;
 }
 
-static int begin_decoder(State *state)
+static int begin_decoder(Decoder *decoder)
 {
     PyObject *earlier = PyList_New(0);
     if (earlier == NULL)
         return -1;
-    put(state, D__earlier, earlier);
-    put_same(state, D__after_cr, Py_False);
-    put_same(state, D__earlier_bytes, zero);
-    put_same(state, D__unparsed, no_bytes);
-    put_same(state, D_started, Py_False);
+    replace(&decoder->_earlier, earlier);
+    put_same(&decoder->_earlier_bytes, zero);
+    put_same(&decoder->_unparsed, no_bytes);
+    decoder->_after_cr = decoder->started = 0;
     return 0;
 }
 
-static int begin_reading(State *state, PyObject *flow, int keep_text, PyObject *sink, int few)
+static int begin_reading(Reading *reading, PyObject *flow, int keep_text, PyObject *sink, int few)
 {
-    static const int nevers[] = {R_end, R_first_answer, R_first_event, R_first_token, R_last_token, R_unsure_at};
-    static const int zeros[] = {R_first_event_tokens, R_max_gap, R_max_gap_error, R_output_events, R_plain_events,
-                                R_stamp_error, R_unsure_error};
-    static const int texts[] = {R_error, R_finish_reason, R_malformed, R_response_id};
-    static const int nones[] = {R_pieces, R_reasoning_pieces, R_server_timing, R_template, R_usage_counts};
-    PUT_ALL(state, nevers, never);
-    PUT_ALL(state, zeros, zero);
-    PUT_ALL(state, texts, no_text);
-    PUT_ALL(state, nones, Py_None);
-    put_same(state, R_flow, flow);
-    put_same(state, R_sink, sink);
-    put_same(state, R_learned, few ? enough : zero);
-    static const int lists[] = {R_tool_deltas, R_pieces, R_reasoning_pieces};
-    for (int i = 0; i < (keep_text ? 3 : 1); i++) {
-        PyObject *list = PyList_New(0);
+    PyObject **texts[] = {&reading->error, &reading->finish_reason, &reading->malformed, &reading->response_id};
+    PyObject **lists[] = {&reading->tool_deltas, &reading->pieces, &reading->reasoning_pieces};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        put_same(texts[i], no_text);
+    for (int i = 0; i < 3; i++) {
+        PyObject *list = i == 0 || keep_text ? PyList_New(0) : Py_None;
         if (list == NULL)
             return -1;
-        put(state, lists[i], list);
+        if (list == Py_None)
+            Py_INCREF(list);
+        replace(lists[i], list);
     }
+    put_same(&reading->flow, flow);
+    put_same(&reading->server_timing, Py_None);
+    put_same(&reading->sink, sink);
+    put_same(&reading->template, Py_None);
+    put_same(&reading->usage_counts, Py_None);
+    reading->end = reading->first_answer = reading->first_event = reading->first_token = reading->last_token = NEVER;
+    reading->unsure_at = NEVER;
+    reading->first_event_tokens = reading->max_gap = reading->max_gap_error = reading->output_events = 0;
+    reading->plain_events = reading->stamp_error = reading->unsure_error = 0;
+    reading->learned = few ? ENOUGH : 0;
     return 0;
 }
 
 static int response_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
 {
-    return PyArg_ParseTuple(args, "") ? begin_response((State *)self) : -1;
+    return PyArg_ParseTuple(args, "") ? begin_response((Response *)self) : -1;
 }
 
 static int decoder_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
 {
-    return PyArg_ParseTuple(args, "") ? begin_decoder((State *)self) : -1;
+    return PyArg_ParseTuple(args, "") ? begin_decoder((Decoder *)self) : -1;
 }
 
 static int reading_init(PyObject *self, PyObject *args, PyObject *keywords)
@@ -218,84 +207,79 @@ static int reading_init(PyObject *self, PyObject *args, PyObject *keywords)
     int keep_text = 0, few = 0;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|pO$p", names, &flow, &keep_text, &sink, &few))
         return -1;
-    return begin_reading((State *)self, flow, keep_text, sink, few);
+    return begin_reading((Reading *)self, flow, keep_text, sink, few);
 }
 
-static State *made(PyTypeObject *class)
+static PyObject *made(PyTypeObject *class)
 {
     if (class == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "what is an answer was not said");
         return NULL;
     }
-    return (State *)PyType_GenericAlloc(class, 0);
+    return PyType_GenericAlloc(class, 0);
 }
 
 /* What is known of the answer, before a request is sent, or sent again: see Exchange.fresh. -1 with an exception. */
-static int begin_answer(State *exchange)
+static int begin_answer(Exchange *exchange)
 {
-    static const int zeros[] = {X_client_lag, X_progress, X_body_bytes};
-    static const int falses[] = {X_kernel_stamp, X_patient, X_at_start, X_split, X_is_event_stream};
-    put_same(exchange, X_sent, never);
-    put_same(exchange, X_first_byte, never);
-    PUT_ALL(exchange, zeros, zero);
-    PUT_ALL(exchange, falses, Py_False);
-    put_same(exchange, X_template, Py_None);
-    PyObject *parts = PyList_New(0);
-    if (parts == NULL)
+    PyObject *parts, *response, *decoder, *reading;
+    exchange->sent = exchange->first_byte = NEVER;
+    exchange->client_lag = exchange->progress = exchange->body_bytes = 0;
+    exchange->kernel_stamp = exchange->patient = exchange->at_start = exchange->split = exchange->is_event_stream = 0;
+    put_same(&exchange->template, Py_None);
+    if ((parts = PyList_New(0)) == NULL)
         return -1;
-    put(exchange, X_body_parts, parts);
-    State *response = made(response_class);
-    if (response == NULL || begin_response(response) < 0) {
-        Py_XDECREF((PyObject *)response);
+    replace(&exchange->body_parts, parts);
+    if ((response = made(response_class)) == NULL)
         return -1;
-    }
-    put(exchange, X_response, (PyObject *)response);
-    State *decoder = made(decoder_class);
-    if (decoder == NULL || begin_decoder(decoder) < 0) {
-        Py_XDECREF((PyObject *)decoder);
+    replace(&exchange->response, response);
+    if ((decoder = made(decoder_class)) == NULL)
         return -1;
-    }
-    put(exchange, X_decoder, (PyObject *)decoder);
-    int overflow = 0, keep_text = PyObject_IsTrue(exchange->field[X_keep_text]);
-    long long asked = PyLong_AsLongLongAndOverflow(exchange->field[X_asked_output], &overflow);
-    if (keep_text < 0 || (asked == -1 && PyErr_Occurred()))
+    replace(&exchange->decoder, decoder);
+    if ((reading = made(reading_class)) == NULL)
         return -1;
-    State *reading = made(reading_class);
-    if (reading == NULL || begin_reading(reading, exchange->field[X_flow], keep_text, exchange->field[X_sink],
-                                         !overflow && asked > 0 && asked <= LAST_EVENTS) < 0) {
-        Py_XDECREF((PyObject *)reading);
-        return -1;
-    }
-    put(exchange, X_reading, (PyObject *)reading);
-    return 0;
+    replace(&exchange->reading, reading);
+    int few = exchange->asked_output > 0 && exchange->asked_output <= LAST_EVENTS;
+    return begin_response((Response *)response) < 0 || begin_decoder((Decoder *)decoder) < 0
+               ? -1
+               : begin_reading((Reading *)reading, exchange->flow, exchange->keep_text, exchange->sink, few);
 }
 
-/* What an exchange is given: those by place, then those by name. */
-enum { BY_PLACE = 6, GIVEN = 12 };
-static const int given_at[GIVEN] = {X_request, X_head,         X_payload,   X_due,          X_on_done, X_flow,
-                                    X_stream,  X_asked_output, X_keep_text, X_keep_headers, X_sink,    X_on_first};
-static PyObject *given_names[GIVEN];
+/* What an exchange is given: see Exchange. -1 with an exception. */
+typedef struct {
+    PyObject *request, *head, *payload, *on_done, *flow, *sink, *on_first;
+    int64_t due, asked_output;
+    int stream, keep_text, keep_headers;
+} Given;
 
-/* -1 with an exception. */
-static int begin_exchange(State *exchange, PyObject *const given[GIVEN])
+static int begin_exchange(Exchange *exchange, const Given *given)
 {
-    for (int i = 0; i < GIVEN; i++)
-        put_same(exchange, given_at[i], given[i]);
-    static const int nevers[] = {X_done, X_ready, X_tcp, X_tls};
-    static const int zeros[] = {X_resent, X_tries, X_deadline, X_bytes_sent, X_bytes_received};
-    PUT_ALL(exchange, nevers, never);
-    PUT_ALL(exchange, zeros, zero);
-    put_same(exchange, X_connection, Py_None);
-    put_same(exchange, X_failure, Py_None);
-    put_same(exchange, X_over, Py_False);
-    put_same(exchange, X_reused, Py_False);
+    put_same(&exchange->request, given->request);
+    put_same(&exchange->head, given->head);
+    put_same(&exchange->payload, given->payload);
+    put_same(&exchange->on_done, given->on_done);
+    put_same(&exchange->flow, given->flow);
+    put_same(&exchange->sink, given->sink);
+    put_same(&exchange->on_first, given->on_first);
+    put_same(&exchange->connection, Py_None);
+    put_same(&exchange->failure, Py_None);
+    exchange->due = given->due;
+    exchange->asked_output = given->asked_output;
+    exchange->stream = (char)given->stream;
+    exchange->keep_text = (char)given->keep_text;
+    exchange->keep_headers = (char)given->keep_headers;
+    exchange->done = exchange->ready = exchange->tcp = exchange->tls = NEVER;
+    exchange->resent = exchange->tries = exchange->deadline = exchange->bytes_sent = exchange->bytes_received = 0;
+    exchange->over = exchange->reused = 0;
     return begin_answer(exchange);
 }
 
 /* The names are looked up as they are: to parse them makes a new text of each. */
+enum { BY_PLACE = 6, GIVEN = 12 };
+static PyObject *given_names[GIVEN]; /* in their order: those by place first */
+
 static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
-    State *exchange = (State *)self;
     PyObject *given[GIVEN] = {[7] = zero, Py_False, Py_False, Py_None, Py_None};
     Py_ssize_t places = PyTuple_Size(args), named = 0;
     for (int i = 0; i < GIVEN; i++) {
@@ -307,7 +291,7 @@ static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
         if (value != NULL)
             given[i] = value;
     }
-    int fits = places <= BY_PLACE && (keywords == NULL || PyDict_Size(keywords) == named);
+    int fits = places <= BY_PLACE && (keywords == NULL || PyDict_Size(keywords) == named), of_64_bits = 0;
     for (int i = 0; i < GIVEN; i++)
         fits = fits && given[i] != NULL;
     if (!fits || !PyLong_Check(given[7]) || !PyBool_Check(given[8]) || !PyBool_Check(given[9])) {
@@ -315,12 +299,19 @@ static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
             PyErr_SetString(PyExc_TypeError, "Exchange() takes what its namesake in Python does");
         return -1;
     }
-    return begin_exchange(exchange, given);
+    const Given values = {
+        .request = given[0], .head = given[1], .payload = given[2], .on_done = given[4], .flow = given[5],
+        .sink = given[10], .on_first = given[11], .due = PyLong_AsLongLong(given[3]),
+        .asked_output = PyLong_AsLongLongAndOverflow(given[7], &of_64_bits), .stream = PyObject_IsTrue(given[6]),
+        .keep_text = given[8] == Py_True, .keep_headers = given[9] == Py_True};
+    if (values.stream < 0 || (values.due == -1 && PyErr_Occurred()))
+        return -1;
+    return begin_exchange((Exchange *)self, &values);
 }
 
 static PyObject *exchange_fresh(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    if (begin_answer((State *)self) < 0)
+    if (begin_answer((Exchange *)self) < 0)
         return NULL;
     Py_RETURN_NONE;
 }

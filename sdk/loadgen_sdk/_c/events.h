@@ -158,47 +158,125 @@ typedef struct {
 
 static const char *object(const char *at, const char *end, const Field *fields, Said *said, Seen *seen);
 
-/* Usages that were decoded lately, which nobody changes: many answers have the same one. */
+/* A count of tokens: a number, and no bool, that fits into 31 bits. */
+static int is_count(PyObject *value)
+{
+    int fits = Py_TYPE(value) == &PyLong_Type;
+    int64_t number = fits ? number_of(value, &fits) : 0;
+    return fits && number >= 0 && number < 1LL << 31;
+}
+
+/* An attribute that is a count of tokens; -1 where it is none. `*fits` becomes 0 where it is not there. */
+static int64_t count_of(PyObject *owner, PyObject *name, int *fits)
+{
+    PyObject *value = PyObject_GetAttr(owner, name);
+    int64_t count = -1;
+    if (value == NULL)
+        *fits = 0;
+    else if (is_count(value))
+        count = number_of(value, fits);
+    Py_XDECREF(value);
+    return count;
+}
+
+/* The first of two attributes that is not None, or None; a new reference, NULL with an exception. */
+static PyObject *details(PyObject *usage, PyObject *name, PyObject *other)
+{
+    PyObject *found = PyObject_GetAttr(usage, name);
+    if (found != Py_None)
+        return found;
+    Py_DECREF(found);
+    return PyObject_GetAttr(usage, other);
+}
+
+/* What UsageFields.usage says; -1: not told. */
+typedef struct {
+    int64_t input, output, cached, reasoning, written;
+} Tokens;
+
+/* That, where prompt and output were told by their usual names: 1, 0 for another. */
+static int usual_tokens(PyObject *usage, Tokens *tokens)
+{
+    int fits = 1;
+    *tokens = (Tokens){.cached = -1, .reasoning = -1};
+    tokens->input = count_of(usage, name_prompt_tokens, &fits);
+    tokens->output = fits ? count_of(usage, name_completion_tokens, &fits) : -1;
+    if (!fits || tokens->input < 0 || tokens->output < 0)
+        return 0;
+    PyObject *before = details(usage, name_prompt_details, name_input_details);
+    PyObject *after = before == NULL ? NULL : details(usage, name_completion_details, name_output_details);
+    PyObject *written = after == NULL ? NULL : PyObject_GetAttr(usage, name_created);
+    if (written != NULL && before != Py_None) {
+        PyObject *more = PyObject_GetAttr(before, name_cache_write);
+        tokens->cached = count_of(before, name_cached, &fits);
+        if (more != Py_None) {
+            Py_DECREF(written);
+            written = more;
+        } else
+            Py_DECREF(more);
+    }
+    if (written != NULL) {
+        tokens->written = is_count(written) ? number_of(written, &fits) : -1;
+        if (after != Py_None && fits)
+            tokens->reasoning = count_of(after, name_reasoning, &fits);
+    }
+    fits = fits && written != NULL;
+    Py_XDECREF(before);
+    Py_XDECREF(after);
+    Py_XDECREF(written);
+    return fits;
+}
+
+/* Usages that were decoded lately, which nobody changes: many answers have the same one. `usual`: whether `tokens` are
+   all that it says; -1: that was not asked. */
 enum { USAGES = 4, USAGE_BYTES = 256 };
 static struct {
     PyObject *decoded;
+    Tokens tokens;
+    int usual;
     Py_ssize_t size;
     char bytes[USAGE_BYTES];
 } usages[USAGES];
 
-/* What follows a usage, or NULL. */
-static const char *after_usage(const char *at, const char *end)
+/* What a usage says, if it is usual: else 0. */
+static int tokens_of(PyObject *usage, Tokens *tokens)
 {
-    for (int i = 0; i < USAGES; i++) /* what begins as a whole object ends with it */
-        if (usages[i].decoded != NULL && end - at >= usages[i].size && memcmp(usages[i].bytes, at, (size_t)usages[i].size) == 0)
-            return at + usages[i].size;
-    return skipped(at, end, 0);
+    for (int i = 0; i < USAGES; i++)
+        if (usages[i].decoded == usage) {
+            if (usages[i].usual < 0)
+                usages[i].usual = usual_tokens(usage, &usages[i].tokens);
+            *tokens = usages[i].tokens;
+            return usages[i].usual;
+        }
+    return usual_tokens(usage, tokens);
 }
 
-/* A usage as Python decodes it. NULL where it does not: the whole event then fails there as well, and is looked at there. */
-static PyObject *usage_of(const char *at, const char *after)
+/* A usage at `at`, as Python decodes it, and what follows it; NULL where it is none, or Python fails: then the whole event
+   does, and is looked at there. What begins as a whole object ends with it. */
+static const char *usage_at(const char *at, const char *end, PyObject **usage)
 {
     static int next;
     for (int i = 0; i < USAGES; i++)
-        if (usages[i].decoded != NULL && after - at == usages[i].size && memcmp(usages[i].bytes, at, (size_t)(after - at)) == 0) {
-            Py_INCREF(usages[i].decoded);
-            return usages[i].decoded;
+        if (usages[i].decoded != NULL && end - at >= usages[i].size && memcmp(usages[i].bytes, at, (size_t)usages[i].size) == 0) {
+            Py_INCREF(*usage = usages[i].decoded);
+            return at + usages[i].size;
         }
-    PyObject *raw = PyBytes_FromStringAndSize(at, after - at);
-    PyObject *usage = raw == NULL ? NULL : PyObject_CallFunctionObjArgs(decode_usage, raw, NULL);
+    const char *after = skipped(at, end, 0);
+    PyObject *raw = after == NULL ? NULL : PyBytes_FromStringAndSize(at, after - at);
+    *usage = raw == NULL ? NULL : PyObject_CallFunctionObjArgs(decode_usage, raw, NULL);
     Py_XDECREF(raw);
-    if (usage == NULL)
+    if (*usage == NULL) {
         PyErr_Clear();
-    else if (*at == '{' && after - at <= USAGE_BYTES) {
-        PyObject *before = usages[next].decoded;
+        return NULL;
+    }
+    if (*at == '{' && after - at <= USAGE_BYTES) {
         memcpy(usages[next].bytes, at, (size_t)(after - at));
         usages[next].size = after - at;
-        Py_INCREF(usage);
-        usages[next].decoded = usage;
+        usages[next].usual = -1;
+        put_same(&usages[next].decoded, *usage);
         next = (next + 1) % USAGES;
-        Py_XDECREF(before);
     }
-    return usage;
+    return after;
 }
 
 /* The value of a field: what follows it, or NULL. */
@@ -245,8 +323,7 @@ static const char *value_in(enum Kind kind, const char *at, const char *end, Sai
         at = at == NULL ? NULL : space(at, end);
         return at != NULL && at < end && *at == ']' ? at + 1 : NULL;
     case USAGE:
-        after = after_usage(at, end);
-        return after == NULL || (said->usage = usage_of(at, after)) == NULL ? NULL : after;
+        return usage_at(at, end, &said->usage);
     default: /* NOTHING is null alone; REFUSED: events of other APIs have it */
         return NULL;
     }
@@ -318,13 +395,14 @@ static int next_form;
 static int of_form(const Form *form, const char *at, const char *end, Said *said)
 {
     Py_ssize_t from = 0, rest = form->size - (form->holes ? form->after[form->holes - 1] : 0);
-    const char *usage = NULL, *usage_ends = NULL, *finish = NULL;
+    const char *finish = NULL;
+    PyObject *usage = NULL;
     if (form->size == 0 || end - at < rest || memcmp(end - rest, form->bytes + form->size - rest, (size_t)rest) != 0)
         return 0;
     for (int i = 0; i < form->holes; i++) {
         Py_ssize_t same = form->at[i] - from;
         if (end - at <= same || memcmp(at, form->bytes + from, (size_t)same) != 0)
-            return 0;
+            goto other;
         if (form->finish > from)
             finish = at + (form->finish - from);
         const char *value = at + same, *known = form->bytes + form->at[i];
@@ -332,23 +410,24 @@ static int of_form(const Form *form, const char *at, const char *end, Said *said
         if (*value == '"' && end - value > size && memcmp(value, known, (size_t)size) == 0)
             at = value + size;
         else if (form->kind[i] == USAGE) {
-            if (*value == 'n' || (at = after_usage(value, end)) == NULL)
-                return 0;
-            usage = value;
-            usage_ends = at;
+            if (*value == 'n' || (at = usage_at(value, end, &usage)) == NULL)
+                goto other;
         } else if (form->kind[i] == ANYTHING) {
             if (*value == 'n' || (at = skipped(value, end, 0)) == NULL)
-                return 0;
+                goto other;
         } else if (*value != '"' || (at = string(value, end, 1)) == NULL || at - value < 3)
-            return 0;
+            goto other;
         from = form->after[i];
     }
     if (end - at != rest)
-        return 0;
+        goto other;
     if (form->finish > from)
         finish = at + (form->finish - from);
-    *said = (Said){.finish = finish, .finish_size = form->finish_size, .output = form->output, .answer = form->answer};
-    return usage == NULL || (said->usage = usage_of(usage, usage_ends)) != NULL;
+    *said = (Said){.finish = finish, .finish_size = form->finish_size, .usage = usage, .output = form->output, .answer = form->answer};
+    return 1;
+other:
+    Py_XDECREF(usage);
+    return 0;
 }
 
 /* Keep the form of an event. */

@@ -31,16 +31,6 @@ static const unsigned char blake2b_order[10][16] = {
     {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5}, {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0},
 };
 
-static uint64_t little(const unsigned char *at)
-{
-    uint64_t word;
-    memcpy(&word, at, sizeof word);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    word = __builtin_bswap64(word);
-#endif
-    return word;
-}
-
 #define TURNED(value, by) ((value) >> (by) | (value) << (64 - (by)))
 #define MIX(a, b, c, d, x, y) \
     a += b + (x), d = TURNED(d ^ a, 32), c += d, b = TURNED(b ^ c, 24), \

@@ -3,33 +3,17 @@
 /* Reading.last_token_error */
 static PyObject *reading_last_token_error(PyObject *self, void *Py_UNUSED(none))
 {
-    State *reading = (State *)self;
-    int fits = 1;
-    int64_t unsure_at = number_of(reading->field[R_unsure_at], &fits), last = number_of(reading->field[R_last_token], &fits);
-    if (!fits) {
-        PyErr_SetString(PyExc_TypeError, "instants are numbers");
-        return NULL;
-    }
-    PyObject *error = unsure_at == last ? reading->field[R_unsure_error] : zero;
-    Py_INCREF(error);
-    return error;
+    const Reading *reading = (Reading *)self;
+    return PyLong_FromLongLong(reading->unsure_at == reading->last_token ? reading->unsure_error : 0);
 }
 
 static PyGetSetDef reading_computed[] = {{"last_token_error", reading_last_token_error, NULL, NULL, NULL}, {NULL}},
                    exchange_computed[] = {{NULL}}, response_computed[] = {{NULL}}, decoder_computed[] = {{NULL}};
 
-#define F(name) MEMBER(#name, X_##name)
-STATE_TYPE(exchange, X_COUNT, EXCHANGE_FIELDS(F))
-#undef F
-#define F(name) MEMBER(#name, P_##name)
-STATE_TYPE(response, P_COUNT, RESPONSE_FIELDS(F))
-#undef F
-#define F(name) MEMBER(#name, D_##name)
-STATE_TYPE(decoder, D_COUNT, DECODER_FIELDS(F))
-#undef F
-#define F(name) MEMBER(#name, R_##name)
-STATE_TYPE(reading, R_COUNT, READING_FIELDS(F))
-#undef F
+STATE_TYPE(exchange, Exchange, EXCHANGE)
+STATE_TYPE(response, Response, RESPONSE)
+STATE_TYPE(decoder, Decoder, DECODER)
+STATE_TYPE(reading, Reading, READING)
 
 /* What an answer is in Python: the classes with the fields above, the heads that are known, the decoder of a usage, the
    reasons to finish. */
@@ -84,7 +68,6 @@ static int make_values(void)
             return -1;
     never = PyLong_FromLong(-1);
     zero = PyLong_FromLong(0);
-    enough = PyLong_FromLongLong(ENOUGH);
     no_bytes = PyBytes_FromStringAndSize(NULL, 0);
-    return never == NULL || zero == NULL || enough == NULL || no_bytes == NULL ? -1 : 0;
+    return never == NULL || zero == NULL || no_bytes == NULL ? -1 : 0;
 }

@@ -46,15 +46,6 @@ static int add_in(PyObject *owner, PyObject *name, int64_t more)
     return -1;
 }
 
-/* Call with one argument, which is taken, and drop what it returns. -1 with an exception. */
-static int tell(PyObject *whom, PyObject *what)
-{
-    PyObject *done = what == NULL ? NULL : PyObject_CallFunctionObjArgs(whom, what, NULL);
-    Py_XDECREF(what);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
-}
-
 /* The head of a request whose pool has the lines `head`; NULL with an exception. */
 static PyObject *head_of(PyObject *head, PyObject *name, int64_t number, Py_ssize_t length)
 {
@@ -104,12 +95,12 @@ static int look_at_lane(Receiver *receiver, const Inbox *inbox, Lane *lane)
 {
     PyObject *busy = inbox->busy, *with = receiver->followed;
 #define WITH(name) PyTuple_GetItem(with, F_##name)
-    State *exchange = (State *)busy;
+    Exchange *exchange = (Exchange *)busy;
     int fits = 1, usual = 0;
     lane->args = NULL;
-    if (busy == NULL || exchange_class == NULL || Py_TYPE(busy) != exchange_class || is_true(exchange, X_over))
+    if (busy == NULL || exchange_class == NULL || Py_TYPE(busy) != exchange_class || exchange->over)
         goto over;
-    PyObject *on_done = exchange->field[X_on_done];
+    PyObject *on_done = exchange->on_done;
     if ((PyObject *)Py_TYPE(on_done) != WITH(partial) || !is_same(on_done, name_func, WITH(ended)) ||
         (lane->args = PyObject_GetAttr(on_done, name_args)) == NULL || !PyTuple_Check(lane->args) ||
         PyTuple_Size(lane->args) != 3)
@@ -237,9 +228,9 @@ static int next_of_lane(Receiver *receiver, PyObject *with, const Lane *lane)
     PyObject *flow = PyList_GetItem(WITH(flows), (Py_ssize_t)lane->stage);
     PyObject *number = PyLong_FromLongLong(lane->next), *stage = PyLong_FromLongLong(lane->stage), *head = NULL;
     PyObject *of_lane = PyLong_FromLongLong(lane->lane), *ended = PyLong_FromLongLong(lane->row.ended);
-    PyObject *start = NULL, *built = NULL, *asked = NULL, *on_done = NULL, *due_at = NULL, *deadline = NULL, *pair = NULL;
+    PyObject *start = NULL, *built = NULL, *asked = NULL, *on_done = NULL, *pair = NULL;
     PyObject *body = NULL;
-    State *exchange = NULL;
+    Exchange *exchange = NULL;
     if (number == NULL || stage == NULL || flow == NULL || of_lane == NULL || ended == NULL ||
         (start = PyObject_CallFunctionObjArgs(WITH(start), number, stage, never, zero, of_lane, ended, NULL)) == NULL)
         goto over;
@@ -255,15 +246,15 @@ static int next_of_lane(Receiver *receiver, PyObject *with, const Lane *lane)
         (asked = PyObject_GetAttr(built, name_asked_output)) == NULL ||
         (head = head_of(WITH(head), WITH(name), lane->next, PyBytes_Size(body))) == NULL ||
         (on_done = PyObject_CallFunctionObjArgs(WITH(partial), WITH(ended), start, zero, built, NULL)) == NULL ||
-        (due_at = PyLong_FromLongLong(due)) == NULL ||
-        (deadline = PyLong_FromLongLong(due + number_of(WITH(timeout), &fits))) == NULL ||
-        (exchange = made(exchange_class)) == NULL)
+        (exchange = (Exchange *)made(exchange_class)) == NULL)
         goto over;
-    PyObject *const given[GIVEN] = {Py_None,      head,  body,            due_at,             on_done, flow,
-                                    WITH(stream), asked, WITH(keep_text), WITH(keep_headers), Py_None, Py_None};
-    if (begin_exchange(exchange, given) < 0)
+    const Given given = {
+        .request = Py_None, .head = head, .payload = body, .on_done = on_done, .flow = flow, .sink = Py_None,
+        .on_first = Py_None, .due = due, .asked_output = number_of(asked, &fits), .stream = WITH(stream) == Py_True,
+        .keep_text = WITH(keep_text) == Py_True, .keep_headers = WITH(keep_headers) == Py_True};
+    if (begin_exchange(exchange, &given) < 0)
         goto over;
-    put_same(exchange, X_deadline, deadline);
+    exchange->deadline = due + number_of(WITH(timeout), &fits);
     if ((pair = Py_BuildValue("OO", zero, (PyObject *)exchange)) == NULL || PyDict_SetItem(WITH(started), number, start) < 0 ||
         PyDict_SetItem(WITH(exchanges), number, pair) < 0 ||
         PyDict_SetItem(WITH(in_flight), (PyObject *)exchange, Py_None) < 0 || add_at(WITH(sent), lane->stage, 1) < 0 ||
@@ -291,8 +282,6 @@ over:
     Py_XDECREF(head);
     Py_XDECREF(asked);
     Py_XDECREF(on_done);
-    Py_XDECREF(due_at);
-    Py_XDECREF(deadline);
     Py_XDECREF(pair);
     Py_XDECREF((PyObject *)exchange);
     return failed ? -1 : 0;
@@ -312,7 +301,7 @@ static int follow(Receiver *receiver, PyObject *connection)
     PyObject *freed = receiver_free((PyObject *)receiver, args, 4);
     int done = freed == NULL ? -1 : freed != Py_None;
     if (done > 0) {
-        put_same((State *)freed, X_over, Py_True);
+        ((Exchange *)freed)->over = 1;
         if (end_of_lane(with, &lane) < 0 || next_of_lane(receiver, with, &lane) < 0)
             done = -1;
     }

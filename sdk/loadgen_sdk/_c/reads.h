@@ -58,24 +58,18 @@ static const char *usual_head(const char *data, const char *end, Usual *usual)
 }
 
 /* Look at a read without taking anything of it: whether it is usual. */
-static int look(State *exchange, State *response, State *decoder, State *reading, const char *data, Py_ssize_t size,
-                Usual *usual)
+static int look(const Exchange *exchange, const Response *response, const Decoder *decoder, const Reading *reading,
+                const Read *read, Usual *usual)
 {
-    const char *at = data, *end = data + size, *content, *close;
-    int fits = 1;
-    if (reading->field[R_pieces] != Py_None || reading->field[R_sink] != Py_None ||
-        PyObject_Size(decoder->field[D__unparsed]) != 0 || is_true(decoder, D__after_cr) ||
-        PyObject_Size(response->field[P__unparsed]) != 0)
+    const char *at = read->data, *end = at + read->size, *content, *close;
+    if (reading->pieces != Py_None || reading->sink != Py_None || PyObject_Size(decoder->_unparsed) != 0 ||
+        decoder->_after_cr || PyObject_Size(response->_unparsed) != 0 || read->size == 0 ||
+        read->stamp < reading->first_token)
         return 0;
-    int64_t status = number_of(response->field[P_status], &fits), learned = number_of(reading->field[R_learned], &fits);
-    int64_t plain = number_of(reading->field[R_plain_events], &fits);
-    if (!fits)
-        return 0;
-    if (status == 0) {
-        if (response->field[P__mode] != mode_head || (at = usual_head(data, end, usual)) == NULL)
+    if (response->status == 0) {
+        if (response->_mode != mode_head || (at = usual_head(at, end, usual)) == NULL)
             return 0;
-    } else if (!is_true(exchange, X_is_event_stream) || !is_true(response, P_chunked) || is_true(response, P_complete) ||
-               !is_true(exchange, X_at_start))
+    } else if (!exchange->is_event_stream || !response->chunked || response->complete || !exchange->at_start)
         return 0;
     while (at < end) {
         if (end - at == 5 && memcmp(at, "0\r\n\r\n", 5) == 0) {
@@ -96,37 +90,7 @@ static int look(State *exchange, State *response, State *decoder, State *reading
         usual->chunks++;
         at = next;
     }
-    return !usual->outputs || (reading->field[R_template] == Py_None && learned > 3 + plain / 4);
-}
-
-/* What a reading counts, while the events of a read are taken. */
-typedef struct {
-    int64_t first_event, first_token, first_answer, last_token, end, output_events, max_gap, max_gap_error, stamp_error,
-        unsure_at, unsure_error;
-} Counts;
-#define COUNTS(F)                                                                                                      \
-    F(first_event) F(first_token) F(first_answer) F(last_token) F(end) F(output_events) F(max_gap) F(max_gap_error)    \
-    F(stamp_error) F(unsure_at) F(unsure_error)
-
-static int load_counts(State *reading, Counts *counts)
-{
-    int fits = 1;
-#define LOAD(name) counts->name = number_of(reading->field[R_##name], &fits);
-    COUNTS(LOAD)
-#undef LOAD
-    return fits;
-}
-
-/* -1 with an exception. `stored`: what the fields hold now. */
-static int store_counts(State *reading, const Counts *counts, Counts *stored)
-{
-#define STORE(name)                                                                                                    \
-    if (counts->name != stored->name && put_number(reading, R_##name, counts->name) < 0)                               \
-        return -1;
-    COUNTS(STORE)
-#undef STORE
-    *stored = *counts;
-    return 0;
+    return !usual->outputs || (reading->template == Py_None && reading->learned > 3 + reading->plain_events / 4);
 }
 
 static int append_number(PyObject *flow, PyObject *name, int64_t value)
@@ -138,14 +102,6 @@ static int append_number(PyObject *flow, PyObject *name, int64_t value)
     return failed ? -1 : 0;
 }
 
-/* A count of tokens: a number, and no bool, that fits into 31 bits. */
-static int is_count(PyObject *value)
-{
-    int fits = Py_TYPE(value) == &PyLong_Type;
-    int64_t number = fits ? number_of(value, &fits) : 0;
-    return fits && number >= 0 && number < 1LL << 31;
-}
-
 static PyObject *token_count(PyObject *Py_UNUSED(module), PyObject *value)
 {
     PyObject *count = is_count(value) ? value : Py_None;
@@ -154,96 +110,87 @@ static PyObject *token_count(PyObject *Py_UNUSED(module), PyObject *value)
 }
 
 /* Reading._read_usage, which is left to Python where the counts are not those of chat, or of no output. -1 with an
-   exception. What the reading counts has been stored. */
-static int take_usage(State *reading, const Counts *counts, PyObject *usage)
+   exception. */
+static int take_usage(Reading *reading, PyObject *usage)
 {
-    PyObject *prompt = PyObject_GetAttr(usage, name_prompt_tokens), *output = PyObject_GetAttr(usage, name_completion_tokens);
-    int failed = prompt == NULL || output == NULL, fits = 1;
-    if (!failed && is_count(prompt) && is_count(output) && PyObject_IsTrue(output)) {
-        put_same(reading, R_usage_counts, usage);
-        if (counts->output_events == 1 && number_of(reading->field[R_first_event_tokens], &fits) == 0 && fits &&
-            PyObject_Size(reading->field[R_finish_reason]) == 0)
-            put_same(reading, R_first_event_tokens, output);
-    } else if (!failed) {
+    Tokens tokens;
+    if (!tokens_of(usage, &tokens) || tokens.output == 0) {
+        PyErr_Clear();
         PyObject *done = PyObject_CallMethod((PyObject *)reading, "_read_usage", "O", usage);
-        failed = done == NULL;
         Py_XDECREF(done);
+        return done == NULL ? -1 : 0;
     }
-    Py_XDECREF(prompt);
-    Py_XDECREF(output);
-    return failed ? -1 : 0;
+    put_same(&reading->usage_counts, usage);
+    if (reading->output_events == 1 && reading->first_event_tokens == 0 && PyObject_Size(reading->finish_reason) == 0)
+        reading->first_event_tokens = tokens.output;
+    return 0;
 }
 
 /* Reading.take. -1 with an exception. */
-static int take_events(State *reading, Counts *counts, Counts *stored, const Said *events, int count, int64_t stamp,
-                       int64_t error)
+static int take_events(Reading *reading, const Said *events, int count, int64_t stamp, int64_t error)
 {
-    PyObject *flow = reading->field[R_flow];
-    if (count && counts->first_event < 0)
-        counts->first_event = stamp;
+    if (count && reading->first_event < 0)
+        reading->first_event = stamp;
     for (int i = 0; i < count; i++) {
         const Said *said = &events[i];
-        if (said->output && counts->last_token < 0) {
-            counts->first_token = stamp;
-            counts->stamp_error = error;
+        if (said->output && reading->last_token < 0) {
+            reading->first_token = stamp;
+            reading->stamp_error = error;
         }
-        if (said->answer && counts->first_answer < 0)
-            counts->first_answer = stamp;
+        if (said->answer && reading->first_answer < 0)
+            reading->first_answer = stamp;
         if (said->finish != NULL) {
             PyObject *reason = PyUnicode_DecodeUTF8(said->finish, said->finish_size, "strict");
             if (reason == NULL)
                 return -1;
-            put(reading, R_finish_reason, reason);
-            counts->end = stamp;
+            replace(&reading->finish_reason, reason);
+            reading->end = stamp;
         }
         if (said->output) {
-            if (counts->last_token >= 0) {
-                int64_t gap = stamp - counts->last_token;
-                if (append_number(flow, name_gaps, gap) < 0)
+            if (reading->last_token >= 0) {
+                int64_t gap = stamp - reading->last_token;
+                if (append_number(reading->flow, name_gaps, gap) < 0)
                     return -1;
-                if (gap > counts->max_gap) {
-                    counts->max_gap = gap;
-                    counts->max_gap_error = error;
+                if (gap > reading->max_gap) {
+                    reading->max_gap = gap;
+                    reading->max_gap_error = error;
                 }
             }
-            if (append_number(flow, name_instants, stamp) < 0)
+            if (append_number(reading->flow, name_instants, stamp) < 0)
                 return -1;
-            counts->output_events++;
-            counts->last_token = counts->end = stamp;
+            reading->output_events++;
+            reading->last_token = reading->end = stamp;
         }
-        if (said->usage != NULL) {
-            if (store_counts(reading, counts, stored) < 0 || take_usage(reading, counts, said->usage) < 0)
-                return -1;
-        }
+        if (said->usage != NULL && take_usage(reading, said->usage) < 0)
+            return -1;
     }
     return 0;
 }
 
 /* Reading.take_unsure, of the first `unsure` events and the others. -1 with an exception. */
-static int take_unsure(State *reading, Counts *counts, Counts *stored, const Usual *usual, int unsure, int64_t stamp,
-                       int64_t error, int one_write)
+static int take_unsure(Reading *reading, const Usual *usual, int unsure, int64_t stamp, int64_t error, int one_write)
 {
-    int64_t before = counts->output_events, largest = counts->max_gap;
-    if (take_events(reading, counts, stored, usual->events, unsure, stamp, error) < 0)
+    int64_t before = reading->output_events, largest = reading->max_gap;
+    if (take_events(reading, usual->events, unsure, stamp, error) < 0)
         return -1;
-    int64_t outputs = counts->output_events - before;
-    if (take_events(reading, counts, stored, usual->events + unsure, usual->count - unsure, stamp, 0) < 0)
+    int64_t outputs = reading->output_events - before;
+    if (take_events(reading, usual->events + unsure, usual->count - unsure, stamp, 0) < 0)
         return -1;
-    if (counts->output_events > before + outputs)
-        counts->unsure_at = -1;
+    if (reading->output_events > before + outputs)
+        reading->unsure_at = NEVER;
     else if (outputs) {
-        counts->unsure_at = stamp;
-        counts->unsure_error = error;
-        if (PyObject_Size(reading->field[R_finish_reason]) > 0) {
+        reading->unsure_at = stamp;
+        reading->unsure_error = error;
+        if (PyObject_Size(reading->finish_reason) > 0) {
             outputs--;
-            if (counts->output_events > 1) { /* both are not negative: stamps grow */
-                int64_t gap = (stamp - counts->first_token) / (counts->output_events - 1);
-                counts->unsure_error = error < gap ? error : gap;
+            if (reading->output_events > 1) { /* both are not negative: stamps grow */
+                int64_t gap = (stamp - reading->first_token) / (reading->output_events - 1);
+                reading->unsure_error = error < gap ? error : gap;
             }
         }
     }
     if (outputs && !one_write) {
-        PyObject *errors = PyObject_GetAttr(reading->field[R_flow], name_errors);
+        PyObject *errors = PyObject_GetAttr(reading->flow, name_errors);
         PyObject *pair = errors == NULL ? NULL : Py_BuildValue("LL", (long long)error, (long long)outputs);
         int failed = pair == NULL || PyList_Append(errors, pair) < 0;
         Py_XDECREF(errors);
@@ -251,124 +198,117 @@ static int take_unsure(State *reading, Counts *counts, Counts *stored, const Usu
         if (failed)
             return -1;
     }
-    if ((one_write || !outputs) && counts->max_gap > largest)
-        counts->max_gap_error = 0;
+    if ((one_write || !outputs) && reading->max_gap > largest)
+        reading->max_gap_error = 0;
     return 0;
 }
 
 /* The events of a usual read: Exchange._take_read from there on. -1 with an exception. */
-static int take_usual_events(State *exchange, State *reading, Counts *counts, Counts *stored, const Usual *usual,
-                             PyObject *read_at_object, int64_t stamp, int64_t read_at, int64_t empty_at, int64_t sent)
+static int take_usual_events(Exchange *exchange, Reading *reading, const Usual *usual, const Read *read)
 {
-    int first = counts->first_token < 0, single = usual->chunks == 1;
+    int first = reading->first_token < 0, single = usual->chunks == 1;
     if (usual->count == 0)
         return 0;
     if (!first && single) {
-        if (take_events(reading, counts, stored, usual->events, usual->count, stamp, 0) < 0)
+        if (take_events(reading, usual->events, usual->count, read->stamp, 0) < 0)
             return -1;
     } else {
-        int64_t earliest = first && sent > empty_at ? sent : empty_at;
+        int64_t earliest = first && exchange->sent > read->empty_at ? exchange->sent : read->empty_at;
         int unsure = usual->ended ? usual->count : single ? 0 : usual->count - 1;
-        if (take_unsure(reading, counts, stored, usual, unsure, stamp, stamp - earliest, single) < 0)
+        if (take_unsure(reading, usual, unsure, read->stamp, read->stamp - earliest, single) < 0)
             return -1;
     }
-    if (first && counts->first_token >= 0) {
-        if (put_number(exchange, X_client_lag, read_at - stamp) < 0)
+    if (first && reading->first_token >= 0) {
+        exchange->client_lag = read->read_at - read->stamp;
+        if (exchange->on_first != Py_None && tell(exchange->on_first, PyLong_FromLongLong(reading->first_token)) < 0)
             return -1;
-        if (exchange->field[X_on_first] != Py_None) {
-            PyObject *told;
-            if (store_counts(reading, counts, stored) < 0 ||
-                (told = PyObject_CallFunctionObjArgs(exchange->field[X_on_first], reading->field[R_first_token], NULL)) ==
-                    NULL)
-                return -1;
-            Py_DECREF(told);
-        }
     }
-    put_same(exchange, X_progress, read_at_object);
+    exchange->progress = read->read_at;
     return 0;
 }
 
 /* The end of a usual answer: Exchange._complete. -1 with an exception. */
-static int complete(State *exchange, State *reading, PyObject *stamp)
+static int complete(Exchange *exchange, Reading *reading, int64_t stamp)
 {
     PyObject *failure = NULL;
     int sound = 1;
-    if (PyObject_Size(reading->field[R_error]) == 0 && PyObject_Size(reading->field[R_malformed]) == 0 &&
-        (sound = PySet_Contains(endings, reading->field[R_finish_reason])) > 0 &&
-        number_of(reading->field[R_first_event], &sound) >= 0 && sound) {
+    if (PyObject_Size(reading->error) == 0 && PyObject_Size(reading->malformed) == 0 &&
+        (sound = PySet_Contains(endings, reading->finish_reason)) > 0 && reading->first_event >= 0) {
         failure = Py_None;
         Py_INCREF(failure);
     } else if (sound >= 0)
         failure = PyObject_CallMethod((PyObject *)reading, "judge", "OOO", Py_True, Py_False, Py_True);
     if (failure == NULL)
         return -1;
-    put(exchange, X_failure, failure);
-    put_same(exchange, X_done, stamp);
+    replace(&exchange->failure, failure);
+    exchange->done = stamp;
     return 0;
 }
 
 /* Take a read if it is usual: 1 if the answer is over, 0 if not, 2 if it is not usual, -1 with an exception. */
-static int take_usual(State *exchange, PyObject *read)
+static int take_usual(Exchange *exchange, const Read *read)
 {
-    State *response = (State *)exchange->field[X_response], *decoder = (State *)exchange->field[X_decoder];
-    State *reading = (State *)exchange->field[X_reading];
-    if (!PyTuple_Check(read) || PyTuple_Size(read) != 5 || !PyBytes_Check(PyTuple_GetItem(read, 0)) ||
-        Py_TYPE((PyObject *)response) != response_class || Py_TYPE((PyObject *)decoder) != decoder_class || Py_TYPE((PyObject *)reading) != reading_class)
-        return 2;
-    char *data;
-    Py_ssize_t size;
-    if (PyBytes_AsStringAndSize(PyTuple_GetItem(read, 0), &data, &size) < 0)
-        return -1;
+    Response *response = (Response *)exchange->response;
+    Reading *reading = (Reading *)exchange->reading;
     Usual usual = {.count = 0};
-    Counts counts, stored;
     int fits = 1, result = -1;
-    PyObject *stamp_object = PyTuple_GetItem(read, 1), *read_at_object = PyTuple_GetItem(read, 2);
-    int64_t stamp = number_of(stamp_object, &fits), read_at = number_of(read_at_object, &fits);
-    int64_t empty_at = number_of(PyTuple_GetItem(read, 3), &fits), sent = number_of(exchange->field[X_sent], &fits);
-    int64_t received = number_of(exchange->field[X_bytes_received], &fits);
-    if (!fits || size == 0 || !load_counts(reading, &counts) ||
-        !look(exchange, response, decoder, reading, data, size, &usual) || stamp < counts.first_token) {
+    if (Py_TYPE(exchange->response) != response_class || Py_TYPE(exchange->decoder) != decoder_class ||
+        Py_TYPE(exchange->reading) != reading_class)
+        return 2;
+    if (!look(exchange, response, (Decoder *)exchange->decoder, reading, read, &usual)) {
         forget(&usual);
         return 2;
     }
-    stored = counts;
     Py_INCREF((PyObject *)reading); /* who is told of the first output may send the request again */
     Py_INCREF((PyObject *)response);
-    if (put_number(exchange, X_bytes_received, received + size) < 0)
-        goto over;
+    exchange->bytes_received += read->size;
     if (usual.head != NULL) {
-        static const int places[] = {P_status, P_headers, P__mode, P__bytes_left, P_reusable, P_uses_left, P_idle_limit_s};
-        for (int i = 0; i < 7; i++)
-            put_same(response, places[i], PyTuple_GetItem(usual.head, i));
-        put_same(response, P_chunked, Py_True);
-        put_same(response, P_until_close, Py_False);
-        put_same(exchange, X_first_byte, stamp_object);
-        put_same(exchange, X_kernel_stamp, PyTuple_GetItem(read, 4));
-        put_same(exchange, X_is_event_stream, Py_True);
-        put_same(exchange, X_at_start, Py_True);
+        PyObject **places[] = {&response->headers, &response->_mode, &response->_bytes_left};
+        for (int i = 0; i < 3; i++)
+            put_same(places[i], PyTuple_GetItem(usual.head, i + 1));
+        put_same(&response->uses_left, PyTuple_GetItem(usual.head, 5));
+        put_same(&response->idle_limit_s, PyTuple_GetItem(usual.head, 6));
+        response->status = number_of(PyTuple_GetItem(usual.head, 0), &fits);
+        response->reusable = PyTuple_GetItem(usual.head, 4) == Py_True;
+        response->chunked = exchange->is_event_stream = exchange->at_start = 1;
+        response->until_close = 0;
+        exchange->first_byte = read->stamp;
+        exchange->kernel_stamp = read->from_kernel;
     }
     if (usual.chunks)
-        put_same(decoder, D_started, Py_True);
+        ((Decoder *)exchange->decoder)->started = 1;
     if (usual.ended) {
-        put_same(response, P__mode, mode_end);
-        put_same(response, P_complete, Py_True);
-        put_same(response, P_surplus, no_bytes);
-        put_same(exchange, X_at_start, Py_False);
+        put_same(&response->_mode, mode_end);
+        put_same(&response->surplus, no_bytes);
+        response->complete = 1;
+        exchange->at_start = 0;
     }
-    if (take_usual_events(exchange, reading, &counts, &stored, &usual, read_at_object, stamp, read_at, empty_at, sent) <
-            0 ||
-        store_counts(reading, &counts, &stored) < 0)
-        goto over;
-    result = usual.ended ? (complete(exchange, reading, stamp_object) < 0 ? -1 : 1) : 0;
-over:
+    if (take_usual_events(exchange, reading, &usual, read) == 0)
+        result = !usual.ended ? 0 : complete(exchange, reading, read->stamp) < 0 ? -1 : 1;
     Py_DECREF((PyObject *)reading);
     Py_DECREF((PyObject *)response);
     forget(&usual);
     return result;
 }
 
+/* A read as Python has it: 0 where it is another thing. */
+static int read_of(PyObject *tuple, Read *read)
+{
+    char *data;
+    int fits = 1;
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != 5 || !PyBytes_Check(PyTuple_GetItem(tuple, 0)))
+        return 0;
+    PyBytes_AsStringAndSize(PyTuple_GetItem(tuple, 0), &data, &read->size);
+    read->data = data;
+    read->stamp = number_of(PyTuple_GetItem(tuple, 1), &fits);
+    read->read_at = number_of(PyTuple_GetItem(tuple, 2), &fits);
+    read->empty_at = number_of(PyTuple_GetItem(tuple, 3), &fits);
+    read->from_kernel = PyTuple_GetItem(tuple, 4) == Py_True;
+    return fits;
+}
+
 /* Call a method of Python with the parts of a read. 1 if it says so, 0 if not, -1 with an exception. */
-static int by_python(State *exchange, const char *name, PyObject *read)
+static int by_python(Exchange *exchange, const char *name, PyObject *read)
 {
     PyObject *method = PyObject_GetAttrString((PyObject *)exchange, name), *parts = PySequence_Tuple(read);
     PyObject *over = method == NULL || parts == NULL ? NULL : PyObject_CallObject(method, parts);
@@ -379,16 +319,28 @@ static int by_python(State *exchange, const char *name, PyObject *read)
     return result;
 }
 
+/* What is said of the reads to come, after some that have not ended the answer. */
+static void await_more(Exchange *exchange)
+{
+    Reading *reading = (Reading *)exchange->reading;
+    exchange->patient = exchange->is_event_stream && ((Response *)exchange->response)->chunked &&
+                        reading->first_token >= 0 && exchange->sink == Py_None;
+    put_same(&exchange->template, exchange->at_start ? reading->template : Py_None);
+    if (exchange->patient && !exchange->at_start)
+        exchange->split = 1;
+}
+
 static PyObject *exchange_arrived(PyObject *self, PyObject *reads)
 {
-    State *exchange = (State *)self;
+    Exchange *exchange = (Exchange *)self;
+    Read one;
     Py_ssize_t count = PySequence_Size(reads);
     if (count < 0)
         return NULL;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *read = PySequence_GetItem(reads, i);
         Py_ssize_t parts = read == NULL ? -1 : PySequence_Size(read);
-        int over = parts < 0 ? -1 : parts == 3 ? 2 : take_usual(exchange, read);
+        int over = parts < 0 ? -1 : parts == 3 || !read_of(read, &one) ? 2 : take_usual(exchange, &one);
         if (over == 2) {
             over = by_python(exchange, parts == 3 ? "_take_run" : "_take_read", read);
             over = parts == 3 && over > 0 ? 0 : over;
@@ -398,18 +350,11 @@ static PyObject *exchange_arrived(PyObject *self, PyObject *reads)
             return NULL;
         if (over) {
             if (i + 1 < count) /* bytes after the end */
-                put_same((State *)exchange->field[X_response], P_reusable, Py_False);
+                ((Response *)exchange->response)->reusable = 0;
             Py_RETURN_TRUE;
         }
     }
-    State *response = (State *)exchange->field[X_response], *reading = (State *)exchange->field[X_reading];
-    int fits = 1, at_start = is_true(exchange, X_at_start);
-    int patient = is_true(exchange, X_is_event_stream) && is_true(response, P_chunked) &&
-                  number_of(reading->field[R_first_token], &fits) >= 0 && exchange->field[X_sink] == Py_None;
-    put_same(exchange, X_patient, patient ? Py_True : Py_False);
-    put_same(exchange, X_template, at_start ? reading->field[R_template] : Py_None);
-    if (patient && !at_start)
-        put_same(exchange, X_split, Py_True);
+    await_more(exchange);
     Py_RETURN_FALSE;
 }
 
@@ -422,23 +367,19 @@ static PyMethodDef response_methods[] = {{NULL}}, decoder_methods[] = {{NULL}}, 
 
 /* Whether an inbox is that of a connection without TLS, whose request asked for so few events that no template is learned,
    and which has reads for it alone: the exchange, borrowed; else NULL. */
-static State *usual_exchange(Inbox *inbox)
+static Exchange *usual_exchange(Inbox *inbox)
 {
-    State *exchange = (State *)inbox->busy;
+    Exchange *exchange = (Exchange *)inbox->busy;
     if (inbox->ended_at || inbox->held || inbox->run_count || inbox->template != Py_None || inbox->reads == NULL ||
         !PyList_Check(inbox->reads) || PyList_Size(inbox->reads) < 1 || inbox->tls != Py_None || inbox->closed ||
         exchange == NULL || exchange_class == NULL || Py_TYPE((PyObject *)exchange) != exchange_class ||
-        Py_TYPE(exchange->field[X_reading]) != reading_class)
+        Py_TYPE(exchange->reading) != reading_class || ((Reading *)exchange->reading)->learned != ENOUGH)
         return NULL;
-    int fits = 1, whole = 1;
-    int64_t learned = number_of(((State *)exchange->field[X_reading])->field[R_learned], &fits);
-    if (number_of(exchange->field[X_first_byte], &fits) < 0) { /* it may be the end of an idle connection: 408 */
-        PyObject *first = PyList_GetItem(inbox->reads, 0), *data = PyTuple_Check(first) ? PyTuple_GetItem(first, 0) : NULL;
-        whole = data != NULL && PyBytes_Check(data) && PyBytes_Size(data) > 10 &&
-                memcmp(PyBytes_AsString(data), "HTTP/1.1 2", 10) == 0;
-        PyErr_Clear();
-    }
-    return fits && whole && learned == ENOUGH ? exchange : NULL;
+    Read first;
+    if (exchange->first_byte < 0 && /* it may be the end of an idle connection: 408 */
+        (!read_of(PyList_GetItem(inbox->reads, 0), &first) || first.size <= 10 || memcmp(first.data, "HTTP/1.1 2", 10) != 0))
+        return NULL;
+    return exchange;
 }
 
 /* Receiver.hand_over: -1 with an exception. */
@@ -456,7 +397,7 @@ static int hand_over(Receiver *receiver, PyObject *value)
     PyObject *over = reads == NULL ? NULL : exchange_arrived(exchange, reads);
     Py_XDECREF(reads);
     if (over == Py_False)
-        inbox->patient = (char)is_true((State *)exchange, X_patient);
+        inbox->patient = (char)((Exchange *)exchange)->patient;
     Py_DECREF(exchange);
     Py_XDECREF(over); /* it is one of two that last */
     return over == NULL ? -1 : over == Py_True ? 2 : 1;
@@ -507,8 +448,8 @@ static PyObject *receiver_carry(PyObject *Py_UNUSED(self), PyObject *const *args
     int fits = 1;
     if (count != 4 || exchange_class == NULL || Py_TYPE(args[0]) != exchange_class || !PySet_Check(args[3]))
         return PyLong_FromLong(-1);
-    State *exchange = (State *)args[0];
-    PyObject *idle = args[1], *awaited = args[3], *head = exchange->field[X_head], *body = exchange->field[X_payload];
+    Exchange *exchange = (Exchange *)args[0];
+    PyObject *idle = args[1], *awaited = args[3], *head = exchange->head, *body = exchange->payload;
     Py_ssize_t size = PySequence_Size(idle);
     PyObject *connection = size > 0 ? PySequence_GetItem(idle, size - 1) : NULL;
     Inbox *inbox;
@@ -516,31 +457,32 @@ static PyObject *receiver_carry(PyObject *Py_UNUSED(self), PyObject *const *args
         !PyBytes_Check(head) || !PyBytes_Check(body))
         goto unusual;
     int64_t now = clock_ns(CLOCK_MONOTONIC), reuse = number_of(args[2], &fits);
-    int64_t before = number_of(exchange->field[X_bytes_sent], &fits);
     if (!fits || now - inbox->idle_since > reuse)
         goto unusual;
     PyObject *taken = PyObject_CallMethodObjArgs(idle, name_pop, NULL);
     Py_XDECREF(taken);
-    if (taken == NULL || put_number(exchange, X_ready, now) < 0)
+    if (taken == NULL)
         goto failed;
+    exchange->ready = now;
     Py_INCREF((PyObject *)exchange);
     replace(&inbox->busy, (PyObject *)exchange);
     inbox->patient = 0;
-    put_same(exchange, X_connection, connection);
-    put_same(exchange, X_reused, inbox->served > 0 ? Py_True : Py_False);
+    put_same(&exchange->connection, connection);
+    exchange->reused = inbox->served > 0;
     Py_INCREF(Py_None);
     replace(&inbox->template, Py_None);
-    if (inbox->served <= 0 && /* the first on its connection */
-        (put_number(exchange, X_tcp, inbox->tcp_ns) < 0 || put_number(exchange, X_tls, inbox->tls_ns) < 0))
-        goto failed;
+    if (!exchange->reused) { /* the first on its connection */
+        exchange->tcp = inbox->tcp_ns;
+        exchange->tls = inbox->tls_ns;
+    }
     if (PySet_Add(awaited, (PyObject *)exchange) < 0)
         goto failed;
     struct iovec vectors[2] = {{.iov_base = PyBytes_AsString(head), .iov_len = (size_t)PyBytes_Size(head)},
                                {.iov_base = PyBytes_AsString(body), .iov_len = (size_t)PyBytes_Size(body)}};
     int64_t at = 0, whole = (int64_t)(vectors[0].iov_len + vectors[1].iov_len);
     int64_t sent = sent_parts(inbox->fd, vectors, 2, &at);
-    if (put_number(exchange, X_sent, at) < 0 || put_number(exchange, X_bytes_sent, before + whole) < 0)
-        goto failed;
+    exchange->sent = at;
+    exchange->bytes_sent += whole;
     Py_DECREF(connection);
     return PyLong_FromLongLong(sent < 0 ? 0 : whole - sent); /* after an error, the next read reports it */
 unusual:
@@ -559,13 +501,13 @@ static PyObject *receiver_free(PyObject *self, PyObject *const *args, Py_ssize_t
         Py_RETURN_NONE;
     Inbox *inbox = (Inbox *)args[0];
     PyObject *idle = args[1], *in_flight = args[2], *awaited = args[3], *busy = inbox->busy;
-    State *exchange = (State *)busy;
-    if (busy == NULL || exchange_class == NULL || Py_TYPE(busy) != exchange_class || is_true(exchange, X_over) ||
-        Py_TYPE(exchange->field[X_response]) != response_class)
+    Exchange *exchange = (Exchange *)busy;
+    if (busy == NULL || exchange_class == NULL || Py_TYPE(busy) != exchange_class || exchange->over ||
+        Py_TYPE(exchange->response) != response_class)
         Py_RETURN_NONE;
-    State *response = (State *)exchange->field[X_response];
-    if (!is_true(response, P_complete) || !is_true(response, P_reusable) || response->field[P_uses_left] != Py_None ||
-        response->field[P_idle_limit_s] != Py_None || inbox->unsent == NULL || !PyList_Check(inbox->unsent) ||
+    Response *response = (Response *)exchange->response;
+    if (!response->complete || !response->reusable || response->uses_left != Py_None ||
+        response->idle_limit_s != Py_None || inbox->unsent == NULL || !PyList_Check(inbox->unsent) ||
         PyList_Size(inbox->unsent) != 0)
         Py_RETURN_NONE;
     Py_INCREF(Py_None);
@@ -578,8 +520,8 @@ static PyObject *receiver_free(PyObject *self, PyObject *const *args, Py_ssize_t
     Py_XDECREF(done);
     if (done == NULL)
         goto failed;
-    put_same(exchange, X_connection, Py_None);
-    put_same(exchange, X_payload, no_bytes);
+    put_same(&exchange->connection, Py_None);
+    put_same(&exchange->payload, no_bytes);
     if (PySet_Discard(awaited, busy) < 0)
         goto failed;
     if (PyDict_GetItemWithError(in_flight, busy) != NULL) {

@@ -2,6 +2,14 @@
 
 /* -- Inbox */
 
+/* One read, as `Read` in transport/exchange.py. */
+typedef struct {
+    const char *data;
+    Py_ssize_t size;
+    int64_t stamp, read_at, empty_at;
+    char from_kernel;
+} Read;
+
 /* A read of plain events only. `error`: how wrong the stamp of all but the last one can be; -1: they are one chunk. */
 typedef struct {
     long long stamp, events, error;
