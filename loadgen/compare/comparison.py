@@ -36,6 +36,7 @@ from loadgen.runs.compared import ComparedRun, Side
 from loadgen.runs.headline import promises
 
 UNLIKE = "not the same work"
+SAME = "one and the same run is on both sides"
 POWER = 0.9  # probability of finding the smallest detectable change
 
 DIFFER: Literal["these two runs differ"] = "these two runs differ"
@@ -120,6 +121,8 @@ def compare(
         why = "figures only, defined otherwise" if first.told or other.told else ""
         if unlike and not anyway:
             why = UNLIKE
+        elif any(run.summary == one.summary for run in first.runs for one in other.runs):  # its folder, or a copy
+            why = SAME
         elif invalid:
             why = f"{' and '.join(invalid)} {'is' if len(invalid) == 1 else 'are'} not valid"
         differences += _differences(first, other, metrics_compared, also, confidence, why)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from loadgen.compare.comparison import UNLIKE, Comparison, Difference
+from loadgen.compare.comparison import SAME, UNLIKE, Comparison, Difference
 from loadgen.core import format
 from loadgen.core.errors import Faults, UserError, closest
 from loadgen.repeated.registry import SHARES, metric, paths
@@ -132,6 +132,8 @@ def _check(condition: Condition, difference: Difference, beyond_noise: bool) -> 
         )
     if difference.why == UNLIKE:
         return outcome(None, f"{difference.name}: {UNLIKE}, so a change says nothing; --anyway takes it all the same")
+    if difference.why == SAME:
+        return outcome(None, f"{difference.name}: {SAME}, so no change could be seen")
     assert difference.before is not None
     before, after = format.quantity(difference.before), format.quantity(difference.after)
     text = f"{difference.name}: {before} to {after} {difference.unit}".rstrip()

@@ -191,6 +191,18 @@ def test_what_is_not_valid_is_not_judged() -> None:
     assert not found.valid and {one.why for one in found.differences} == {"b is not valid"}
 
 
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_a_result_beside_itself_or_its_copy_decides_nothing(repeats: int) -> None:
+    """A build that names one folder twice would pass with "no difference seen"."""
+    runs_of_it = [rows(number, 500) for number in range(repeats)]
+    others = [rows(20 + number, 500) for number in range(repeats - 1)]
+    found = comparison.compare([side("a", *runs_of_it), side("b", *others, runs_of_it[-1])])
+    assert {(one.word, one.why) for one in found.differences} == {("cannot tell", comparison.SAME)}
+    conditions = thresholds.parse_thresholds(["ttft_ms.p99 > +5%", "ttft_ms.p99 > 900s"])
+    changed, value = thresholds.hold(conditions, found, beyond_noise=False)
+    assert changed.failed is None and comparison.SAME in changed.said and value.failed is False
+
+
 def test_too_few_samples_cannot_tell() -> None:
     found = {
         one.metric: one for one in comparison.compare([side("a", rows(1, 300)), side("b", rows(2, 300))]).differences
