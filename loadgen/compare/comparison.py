@@ -37,6 +37,12 @@ from loadgen.runs.headline import promises
 
 UNLIKE = "not the same work"
 SAME = "one and the same run is on both sides"
+BOUNDS = {
+    "grace, s": "grace_s", "timeout, s": "timeout_s", "stall timeout, s": "stall_timeout_s",
+    "most in flight": "max_in_flight", "most in prefill": "max_in_prefill",
+}  # fmt: skip
+"""Of a load, as a reader knows them -> field of the header."""
+DRAWN = 0.1  # share by which lengths and times of one recipe differ from seed to seed
 POWER = 0.9  # probability of finding the smallest detectable change
 
 DIFFER: Literal["these two runs differ"] = "these two runs differ"
@@ -189,7 +195,39 @@ def _unlike(first: Side, other: Side) -> list[str]:
         )
         if first_value != other_value
     ]
+    if a.requests.scheduled != b.requests.scheduled and _apart(*(seconds := [_planned_s(first), _planned_s(other)])):
+        differences.append(f"load for: {' against '.join(map(format.duration, seconds))}")
+    for subject, mean in (("prompt", _prompt), ("answer as asked", _asked)):
+        if _apart(*(means := [mean(a), mean(b)])):
+            differences.append(f"{subject}: {' against '.join(map(format.quantity, means))} tokens, mean")
+    for name, key in BOUNDS.items():
+        bounds = [getattr(side.runs[0].header, key, None) for side in (first, other)]
+        if bounds[0] != bounds[1]:
+            said = ("none" if bound is None else f"{bound:g}" for bound in bounds)
+            differences.append(f"{name}: {' against '.join(said)}")
     return differences or [f"recipe: {work_a} against {work_b}"]
+
+
+def _apart(a: float | None, b: float | None) -> bool:
+    """Whether two figures of the load differ by more than another draw of it would."""
+    return a is not None and b is not None and abs(a - b) > DRAWN * max(a, b)
+
+
+def _planned_s(side: Side) -> float | None:
+    """How long the measured load was to last; None where that was not known before, or not kept."""
+    header = side.runs[0].header
+    ends = (
+        [stage.end_ns and stage.end_ns - stage.start_ns for stage in header.stages if stage.measured] if header else []
+    )
+    return sum(ends) / 1e9 if ends and all(ends) else None  # type: ignore[arg-type]
+
+
+def _prompt(summary: Summary) -> float | None:
+    return summary.tokens.input and summary.tokens.input / max(summary.requests.ok, 1)
+
+
+def _asked(summary: Summary) -> float | None:
+    return summary.tokens.asked_output and summary.tokens.asked_output / max(summary.requests.ok, 1)
 
 
 def _work(a: Summary, b: Summary) -> tuple[str, str]:

@@ -27,7 +27,7 @@ from loadgen.core.errors import Faults
 from loadgen.core.metrics import within
 from loadgen.core.metrics.recovery import Recovery
 from loadgen.core.metrics.summary import load_summary, summarize
-from loadgen.core.results.manifest import Fingerprints
+from loadgen.core.results.manifest import Fingerprints, StagePlan
 from loadgen.core.slo import Slo, Term
 from loadgen.present import junit, table
 from loadgen.present import markdown as as_markdown
@@ -161,6 +161,18 @@ def test_what_is_not_the_same_work_is_not_judged() -> None:
         [side("a", rows(1, 300)), side("b", slower(rows(2, 300), 2), fingerprints=other)], anyway=True
     )
     assert "these two runs differ" in {one.word for one in asked.differences}
+
+
+def test_other_work_of_one_name_is_told_by_what_differs() -> None:
+    longer = rows(2, 600)
+    longer["input_tokens"] *= 2
+    made = [
+        side(name, found, fingerprints=Fingerprints(recipe=name), grace_s=grace_s, stages=(StagePlan(end_ns=end_ns),))
+        for name, found, grace_s, end_ns in (("a", rows(1, 300), None, 30 * 10**9), ("b", longer, 2.0, 10**10))
+    ]
+    assert comparison.compare(made).unlike == (
+        "load for: 30.0 s against 10.0 s", "prompt: 150 against 300 tokens, mean", "grace, s: none against 2",
+    )  # fmt: skip
 
 
 def test_a_limit_is_no_part_of_the_work() -> None:
