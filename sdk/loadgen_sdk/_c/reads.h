@@ -319,6 +319,18 @@ static int by_python(Exchange *exchange, const char *name, PyObject *read)
     return result;
 }
 
+/* Take a read, usual or not: 1 if the answer is over, 0 if not, -1 with an exception. */
+static int take_any(Exchange *exchange, const Read *read)
+{
+    int over = take_usual(exchange, read);
+    if (over != 2)
+        return over;
+    PyObject *tuple = read_tuple(read);
+    over = tuple == NULL ? -1 : by_python(exchange, "_take_read", tuple);
+    Py_XDECREF(tuple);
+    return over;
+}
+
 /* What is said of the reads to come, after some that have not ended the answer. */
 static void await_more(Exchange *exchange)
 {
@@ -371,15 +383,35 @@ static Exchange *usual_exchange(Inbox *inbox)
 {
     Exchange *exchange = (Exchange *)inbox->busy;
     if (inbox->ended_at || inbox->held || inbox->run_count || inbox->template != Py_None || inbox->reads == NULL ||
-        !PyList_Check(inbox->reads) || PyList_Size(inbox->reads) < 1 || inbox->tls != Py_None || inbox->closed ||
+        !PyList_Check(inbox->reads) || reads_in(inbox) < 1 || inbox->tls != Py_None || inbox->closed ||
         exchange == NULL || exchange_class == NULL || Py_TYPE((PyObject *)exchange) != exchange_class ||
         Py_TYPE(exchange->reading) != reading_class || ((Reading *)exchange->reading)->learned != ENOUGH)
         return NULL;
-    Read first;
-    if (exchange->first_byte < 0 && /* it may be the end of an idle connection: 408 */
-        (!read_of(PyList_GetItem(inbox->reads, 0), &first) || first.size <= 10 || memcmp(first.data, "HTTP/1.1 2", 10) != 0))
-        return NULL;
+    if (exchange->first_byte < 0) { /* it may be the end of an idle connection: 408 */
+        Read read;
+        const Read *first = &read;
+        if (PyList_Size(inbox->reads) == 0)
+            first = &inbox->first->read;
+        else if (!read_of(PyList_GetItem(inbox->reads, 0), &read))
+            return NULL;
+        if (first->size <= 10 || memcmp(first->data, "HTTP/1.1 2", 10) != 0)
+            return NULL;
+    }
     return exchange;
+}
+
+/* Exchange.arrived, of reads that are no tuples: 1 if the answer is over, 0 if not, -1 with an exception. */
+static int arrived(Exchange *exchange, const Kept *kept)
+{
+    for (; kept != NULL; kept = kept->next) {
+        int over = take_any(exchange, &kept->read);
+        if (over > 0 && kept->next != NULL) /* bytes after the end */
+            ((Response *)exchange->response)->reusable = 0;
+        if (over)
+            return over;
+    }
+    await_more(exchange);
+    return 0;
 }
 
 /* Receiver.hand_over: -1 with an exception. */
@@ -388,19 +420,29 @@ static int hand_over(Receiver *receiver, PyObject *value)
     if (!is_inbox(value))
         return -1;
     Inbox *inbox = (Inbox *)value;
-    PyObject *exchange = (PyObject *)usual_exchange(inbox);
+    Exchange *exchange = usual_exchange(inbox);
+    int over = -1;
     if (exchange == NULL)
         return 0;
-    Py_INCREF(exchange);
-    PyObject *reads = receiver_take((PyObject *)receiver, value);
-    inbox->queued = 0;
-    PyObject *over = reads == NULL ? NULL : exchange_arrived(exchange, reads);
-    Py_XDECREF(reads);
-    if (over == Py_False)
-        inbox->patient = (char)((Exchange *)exchange)->patient;
-    Py_DECREF(exchange);
-    Py_XDECREF(over); /* it is one of two that last */
-    return over == NULL ? -1 : over == Py_True ? 2 : 1;
+    Py_INCREF((PyObject *)exchange);
+    if (PyList_Size(inbox->reads) == 0) {
+        receiver->waiting -= inbox->queued ? inbox->kept : 0;
+        inbox->queued = 0;
+        Kept *kept = take_kept(inbox);
+        over = arrived(exchange, kept);
+        drop_kept(kept);
+    } else {
+        PyObject *reads = receiver_take((PyObject *)receiver, value);
+        inbox->queued = 0;
+        PyObject *done = reads == NULL ? NULL : exchange_arrived((PyObject *)exchange, reads);
+        Py_XDECREF(reads);
+        over = done == NULL ? -1 : done == Py_True;
+        Py_XDECREF(done);
+    }
+    if (over == 0)
+        inbox->patient = exchange->patient;
+    Py_DECREF((PyObject *)exchange);
+    return over < 0 ? -1 : over + 1;
 }
 
 static PyObject *receiver_hand_over(PyObject *self, PyObject *value)

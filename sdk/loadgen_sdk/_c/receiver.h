@@ -10,6 +10,12 @@ typedef struct {
     char from_kernel;
 } Read;
 
+/* A read that waits, its bytes behind it: Python has it as a tuple where it asks for it. */
+typedef struct Kept {
+    struct Kept *next;
+    Read read;
+} Kept;
+
 /* A read of plain events only. `error`: how wrong the stamp of all but the last one can be; -1: they are one chunk. */
 typedef struct {
     long long stamp, events, error;
@@ -18,6 +24,8 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *reads;    /* list of (bytes, stamp, read_at, empty_at, from_kernel) and (plain reads, bytes, read_at) */
+    Kept *first, *last; /* the reads behind those; where there are some, there is no run */
+    int kept;
     PyObject *template; /* (before, after), or None */
     PlainRead *run;
     long long run_bytes, run_read_at;
@@ -88,11 +96,117 @@ static int inbox_clear(PyObject *self)
     return 0;
 }
 
+/* The reads of an inbox that are no tuples yet, which has none then. */
+static Kept *take_kept(Inbox *inbox)
+{
+    Kept *first = inbox->first;
+    inbox->first = inbox->last = NULL;
+    inbox->kept = 0;
+    return first;
+}
+
+static void drop_kept(Kept *kept)
+{
+    while (kept != NULL) {
+        Kept *next = kept->next;
+        PyMem_Free(kept);
+        kept = next;
+    }
+}
+
+/* -1 with an exception. */
+static int keep(Inbox *inbox, const Read *read)
+{
+    Kept *kept = PyMem_Malloc(sizeof *kept + (size_t)read->size);
+    if (kept == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    *kept = (Kept){.read = *read};
+    kept->read.data = memcpy(kept + 1, read->data, (size_t)read->size);
+    if (inbox->first == NULL)
+        inbox->first = kept;
+    else
+        inbox->last->next = kept;
+    inbox->last = kept;
+    inbox->kept++;
+    return 0;
+}
+
+static PyObject *read_tuple(const Read *read)
+{
+    PyObject *items[5] = {
+        PyBytes_FromStringAndSize(read->data, read->size),
+        PyLong_FromLongLong(read->stamp),
+        PyLong_FromLongLong(read->read_at),
+        PyLong_FromLongLong(read->empty_at),
+        PyBool_FromLong(read->from_kernel),
+    };
+    PyObject *tuple = PyTuple_New(5);
+    int failed = tuple == NULL;
+    for (int i = 0; i < 5; i++) {
+        if (items[i] == NULL)
+            failed = 1;
+        if (tuple != NULL)
+            PyTuple_SetItem(tuple, i, items[i]); /* takes the reference */
+        else
+            Py_XDECREF(items[i]);
+    }
+    if (failed)
+        Py_CLEAR(tuple);
+    return tuple;
+}
+
+/* All reads of an inbox but its run, as Python has them: borrowed, or NULL with an exception. */
+static PyObject *reads_of(Inbox *inbox)
+{
+    if (inbox->reads == NULL || !PyList_Check(inbox->reads)) {
+        PyErr_SetString(PyExc_TypeError, "the reads of an inbox are a list");
+        return NULL;
+    }
+    Kept *first = take_kept(inbox);
+    for (Kept *kept = first; kept != NULL; kept = kept->next) {
+        PyObject *read = read_tuple(&kept->read);
+        int failed = read == NULL || PyList_Append(inbox->reads, read) < 0;
+        Py_XDECREF(read);
+        if (failed) {
+            drop_kept(first);
+            return NULL;
+        }
+    }
+    drop_kept(first);
+    return inbox->reads;
+}
+
+static PyObject *inbox_reads(PyObject *self, void *Py_UNUSED(none))
+{
+    PyObject *reads = reads_of((Inbox *)self);
+    Py_XINCREF(reads);
+    return reads;
+}
+
+static int inbox_set_reads(PyObject *self, PyObject *value, void *Py_UNUSED(none))
+{
+    drop_kept(take_kept((Inbox *)self));
+    Py_XINCREF(value);
+    replace(&((Inbox *)self)->reads, value);
+    return 0;
+}
+
+static PyGetSetDef inbox_computed[] = {{"reads", inbox_reads, inbox_set_reads, NULL, NULL}, {NULL}};
+
+/* How many reads wait, each run as one. The reads are a list. */
+static Py_ssize_t reads_in(const Inbox *inbox)
+{
+    return PyList_Size(inbox->reads) + inbox->kept;
+}
+
 static void inbox_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     inbox_clear(self);
+    drop_kept(take_kept((Inbox *)self));
     PyMem_Free(((Inbox *)self)->run);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
@@ -100,7 +214,6 @@ static void inbox_dealloc(PyObject *self)
 }
 
 static PyMemberDef inbox_members[] = {
-    {"reads", T_OBJECT_EX, offsetof(Inbox, reads), 0, NULL},
     {"template", T_OBJECT_EX, offsetof(Inbox, template), 0, NULL},
     {"emptied_at", T_LONGLONG, offsetof(Inbox, emptied_at), 0, NULL},
     {"ended_at", T_LONGLONG, offsetof(Inbox, ended_at), 0, NULL},
@@ -131,6 +244,7 @@ static PyType_Slot inbox_slots[] = {
     {Py_tp_traverse, inbox_traverse},
     {Py_tp_clear, inbox_clear},
     {Py_tp_members, inbox_members},
+    {Py_tp_getset, inbox_computed},
     {0, NULL},
 };
 
@@ -409,16 +523,11 @@ static PyObject *receiver_take(PyObject *self, PyObject *value)
     if (!is_inbox(value))
         return NULL;
     Inbox *inbox = (Inbox *)value;
-    if (inbox->reads == NULL || !PyList_Check(inbox->reads)) {
-        PyErr_SetString(PyExc_TypeError, "the reads of an inbox are a list");
-        return NULL;
-    }
-    PyObject *empty = PyList_New(0);
-    if (empty == NULL || end_run((Receiver *)self, inbox) < 0) {
+    PyObject *empty = PyList_New(0), *reads = empty == NULL ? NULL : reads_of(inbox);
+    if (reads == NULL || end_run((Receiver *)self, inbox) < 0) {
         Py_XDECREF(empty);
         return NULL;
     }
-    PyObject *reads = inbox->reads;
     if (inbox->queued)
         ((Receiver *)self)->waiting -= PyList_Size(reads);
     inbox->reads = empty;
@@ -432,35 +541,10 @@ static int enqueue(Receiver *receiver, Inbox *inbox)
     if (end_run(receiver, inbox) < 0)
         return -1;
     inbox->queued = 1;
-    receiver->waiting += PyList_Size(inbox->reads);
+    receiver->waiting += reads_in(inbox);
     PyObject *done = PyObject_CallFunctionObjArgs(receiver->queue_append, (PyObject *)inbox, NULL);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
-}
-
-static PyObject *read_tuple(const char *data, Py_ssize_t size, int64_t stamp, int64_t read_at, int64_t empty_at,
-                            int from_kernel)
-{
-    PyObject *items[5] = {
-        PyBytes_FromStringAndSize(data, size),
-        PyLong_FromLongLong(stamp),
-        PyLong_FromLongLong(read_at),
-        PyLong_FromLongLong(empty_at),
-        PyBool_FromLong(from_kernel),
-    };
-    PyObject *tuple = PyTuple_New(5);
-    int failed = tuple == NULL;
-    for (int i = 0; i < 5; i++) {
-        if (items[i] == NULL)
-            failed = 1;
-        if (tuple != NULL)
-            PyTuple_SetItem(tuple, i, items[i]); /* takes the reference */
-        else
-            Py_XDECREF(items[i]);
-    }
-    if (failed)
-        Py_CLEAR(tuple);
-    return tuple;
 }
 
 /* The kernel's stamp of what was read, on the wall clock; 0 without one. */
@@ -521,7 +605,7 @@ static int64_t read_socket(Receiver *receiver, Inbox *inbox, int64_t previous_po
             stamp = empty_at;
     }
     int templated = inbox->template != NULL && PyTuple_Check(inbox->template);
-    if (templated && PyList_Size(inbox->reads) == 0) {
+    if (templated && reads_in(inbox) == 0) {
         int plain = count_plain(inbox, receiver->buffer, size, stamp, read_at, empty_at);
         if (plain < 0)
             return -1;
@@ -536,16 +620,12 @@ static int64_t read_socket(Receiver *receiver, Inbox *inbox, int64_t previous_po
         if (end_run(receiver, inbox) < 0)
             return -1;
     }
-    PyObject *read = read_tuple(receiver->buffer, size, stamp, read_at, empty_at, wall != 0);
-    if (read == NULL)
-        return -1;
-    int failed = PyList_Append(inbox->reads, read) < 0;
-    Py_DECREF(read);
-    if (failed)
+    const Read read = {receiver->buffer, size, stamp, read_at, empty_at, wall != 0};
+    if (keep(inbox, &read) < 0)
         return -1;
     if (inbox->queued)
         receiver->waiting++;
-    else if (!inbox->patient || templated || PyList_Size(inbox->reads) >= KEPT_READS || size <= FEW_BYTES || size >= MANY_BYTES ||
+    else if (!inbox->patient || templated || reads_in(inbox) >= KEPT_READS || size <= FEW_BYTES || size >= MANY_BYTES ||
              memcmp(receiver->buffer + size - 4, "\r\n\r\n", 4) == 0)
         if (enqueue(receiver, inbox) < 0)
             return -1;
