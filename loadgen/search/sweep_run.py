@@ -77,7 +77,8 @@ def level(given: Given, name: str | None, kind: Kind, amount: float, **other: An
     if kind == "request_rate" or count is None:
         return workload
     if given["num_requests"] is not None and count < amount:
-        what = f"{count:,} requests are fewer than {amount:,.0f} lanes: so many would never be in flight"
+        few = format.counted(count, "request is", "requests are")
+        what = f"{few} fewer than {amount:,.0f} lanes: so many would never be in flight"
         raise UserError(
             "out_of_range", what, f"--num-requests {count}", f"--num-requests {PER_LANE * amount:g}, or leave it out"
         )

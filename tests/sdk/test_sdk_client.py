@@ -320,14 +320,14 @@ def test_a_client_that_cannot_be_opened_leaves_nothing_open() -> None:
 
 
 def test_seconds_labels_and_failures_that_are_raised() -> None:
-    refused = answer({"error": {"message": "no: the secret prompt"}}, "400 Bad Request")
+    refused = answer({"error": {"message": "no: the secret prompt, by key-4711\x1b"}}, "400 Bad Request")
 
     async def use(client: Client) -> Any:
-        with pytest.raises(RequestFailed, match="secret"):
+        with pytest.raises(RequestFailed, match=r"secret prompt, by \*\*\*\\x1b$"):
             await client.complete("Hi", labels={"feature": "b"}, raise_on_failure=True)
         assert client.timeout_s == 1.5
 
-    _, told, _ = run((refused,), use, labels={"feature": "a", "user": 7}, timeout_s=1.5)
+    _, told, _ = run((refused,), use, labels={"feature": "a", "user": 7}, timeout_s=1.5, api_key="key-4711")
     assert told[0].labels == {"feature": "b", "user": "7"}
     assert told[0].failure is not None and told[0].failure.text == "HTTP 400"
     assert "secret" not in repr(told[0]) and "secret" not in told[0].to_json()

@@ -14,6 +14,8 @@ from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from ..dialects.quirks import QUIRKS, SERVERS, Api, Quirk, names
 from ..dialects.reader import Flow
 from ..errors import BudgetExceeded, ClientError, RequestFailed, ThrottleTimeout, WrongUse, refuse_unknown
@@ -322,7 +324,9 @@ class Client:
             if failure is None:
                 call.head_received(headers)
                 again_s = None
-            else:
+            else:  # its text may quote the key
+                failure = Failure(failure.kind, self._setting.redact(failure.text), failure.http_status)
+                completion = msgspec.structs.replace(completion, failure=failure)
                 again_s = call.attempt_failed(failure, headers, at=completion.done, final=delivered)
             if again_s is None:
                 self._report(call, completion, "ok" if failure is None else "failed")

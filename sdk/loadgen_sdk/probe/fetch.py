@@ -176,7 +176,9 @@ class Fetcher:
             refused = isinstance(error, ConnectionRefusedError) or "refused" in str(error)
             reason = f"cannot connect ({error.strerror or type(error).__name__}) to"
             what = f"{'nothing listens at' if refused else reason} {target.address}"
-            raise TargetUnusable("connect", what, self._unused_proxy() or "start the server, or check --url") from None
+            raise TargetUnusable(
+                "connect", what, self._unused_proxy() or "start the server, or check host and port"
+            ) from None
 
     def _unused_proxy(self) -> str:
         """What to say of a proxy that the environment names for this target and that is not used; "" without one."""

@@ -322,7 +322,8 @@ class _Asker:
         timing = {HEADER: answer.headers.get(HEADER), **(reading.server_timing or {})}
         self.account = self.account or server_account(timing).timed
         if failure := reading.judge(True, False, streamed):
-            what = f"a probe of {tokens} tokens failed: {failure.kind}: {self.clean(failure.text)}"
+            asked = "1 token" if tokens == 1 else f"{tokens} tokens"
+            what = f"a probe of {asked} failed: {failure.kind}: {self.clean(failure.text)}"
             raise FailedOnce("invalid_answer", what, "see the server's log")
         return reading
 
@@ -500,7 +501,7 @@ def _default_model(
         hint = "is the server up? a proxy may answer for it. With --model NAME the list is not needed"
         raise TargetUnusable("no_model", f"the server answers {status} when asked for its models", hint)
     why = "lists no models" if status == 200 else f"answers {status} when asked for its models"
-    path = "check the path of --url, or " if status == 404 else ""
+    path = "check the path of the URL, or " if status == 404 else ""
     hint = f"{path}name the model with --model" + ("" if quirk.checks_model else "; this server takes any name")
     raise TargetUnusable("no_model", f"the server {why}, and none was named", hint)
 
