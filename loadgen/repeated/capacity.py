@@ -178,7 +178,7 @@ def dump(capacity: Capacity) -> bytes:
 
 def load_capacity(data: bytes, where: str = FILE) -> Capacity:
     """The inverse of `dump`. Raises UserError if damaged, of a newer schema, or not low <= rate <= high."""
-    hint = "the search or sweep that wrote it can write it again"
+    hint = "the search or sweep that wrote it can write it again: the same command, or loadgen search --resume"
     capacity = decoded(data, Capacity, where, "a capacity", hint, schema=SCHEMA)
     low, rate, high = capacity.low_per_s, capacity.rate_per_s, capacity.high_per_s
     if not (math.isfinite(rate) and (rate > 0 or (rate == 0 and capacity.unfinished))):

@@ -119,7 +119,7 @@ def sentence(summary: Summary) -> str:
     if goodput.met:
         *others, last = promises(summary)
         words = " and ".join(filter(None, (", ".join(others), last)))
-        return f"SLO met: {words}; {good_requests} were within every limit."
+        return f"SLO met: {words}; {good_requests} were within every limit.{_on_few(summary)}"
     if goodput.undecided and not goodput.unfinished:
         reasons = "; ".join(dict.fromkeys(f"{t.promise}: {t.undecided}" for t in goodput.slo if t.undecided))
         return f"SLO undecided: no term is missed, and this run cannot decide every term ({reasons})."
@@ -133,6 +133,17 @@ def sentence(summary: Summary) -> str:
     if goodput.share_limit is None and goodput.good is not None:
         missed.append(f"{good_requests} were within every limit")
     return f"SLO missed: {'; '.join(missed)}."
+
+
+def _on_few(summary: Summary) -> str:
+    """What is said beside an SLO that was met by too few requests to show it: of the term that lacks most."""
+    terms = (term for _, part in judged_parts(summary) for term in part.goodput.slo)
+    few = [term for term in terms if not term.supported and not term.undecided]
+    if not few:
+        return ""
+    term = max(few, key=lambda term: term.needed)
+    samples = format.counted(term.count, "sample")
+    return f" Too few to show it: {term.promise} rests on {samples}, and {term.needed:,} are needed."
 
 
 def promises(summary: Summary) -> tuple[str, ...]:

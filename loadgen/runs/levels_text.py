@@ -83,7 +83,7 @@ def sentences(curve: SweepCurve) -> Iterator[str]:
     if curve.slo:
         if curve.best:
             best = by_name[curve.best]
-            rates = f"{format.quantity(best.requests_per_s)} requests/s, {_tokens(best)}"
+            rates = f"{format.quantity(best.requests_per_s)} requests/s completed, {_tokens(best)}"
             yield f"Best level within the SLO ({curve.slo}): {best.load}, {rates}."
             yield from _kept_above(curve, best)
             if why := levels.bound_why(curve):

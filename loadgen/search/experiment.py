@@ -151,7 +151,13 @@ def stored_search(folder: Path) -> StoredSearch | None:
     path = folder / ANSWER
     if not path.is_file():
         return None
-    return decoded(path.read_bytes(), StoredSearch, str(path), "the answer of a search", f"--resume {folder} writes it")
+    return decoded(
+        path.read_bytes(),
+        StoredSearch,
+        str(path),
+        "the answer of a search",
+        f"loadgen search --resume {shlex.quote(str(folder))} writes it",
+    )
 
 
 def is_mlperf(plan: ExperimentPlan) -> bool:

@@ -93,6 +93,9 @@ def test_the_sentence_says_what_was_promised_and_what_came() -> None:
     assert met.startswith(
         "SLO met: TTFT p99 at most 20,000 ms and TPOT p99 at most 200 ms; 300 of 300 requests (100 %)"
     )
+    few = "Too few to show it: TTFT p99 at most 20,000 ms rests on 300 samples, and 662 are needed."
+    assert met.endswith(few), "a note before the load said that so few cannot show it, and the end that it is met"
+    assert "Too few" not in run_headline.sentence(summary_of(rows(1, 700)))
     slow = rows(1, 300, slower=20)
     assert re.match(r"SLO missed: TTFT p99 is [\d,]+ ms, the limit 20,000 ms", run_headline.sentence(summary_of(slow)))
     found = summary_of(slow)
@@ -298,7 +301,7 @@ def test_a_run_cut_off_is_reported_as_far_as_it_got(tmp_path: Path, capsys: pyte
     [
         ('{"schema": 99, "run": "x"}', "written by a newer loadgen (schema 99"),
         ('{"schema": 0}', "schema 0 does not exist"),
-        ("{", "not a file of a run"),
+        ("{", "not the header of a run"),
         (None, "not the folder of a run"),
     ],
 )

@@ -156,6 +156,7 @@ def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
     text, pasted = as_text.render(shown.report(found)), as_markdown.render(shown.report(found))
     assert re.search(r"\nLevels\n.*\nload ", text) and "\n4 in flight" in text and "best within the SLO" in text
     assert "capacity may be far higher" in " ".join(text.split()), "no level above the best one was tried"
+    assert " requests/s completed, " in " ".join(text.split()), "`size` counts the load that was offered"
     assert pasted.count("\n| ") == 5 and "Best level within the SLO" in pasted
 
 

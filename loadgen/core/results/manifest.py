@@ -316,7 +316,7 @@ def decoded(
     """
     data = data if verbatim else format.harmless(data)
     if schema is not None:
-        _refuse_newer(data, schema, where)
+        _refuse_newer(data, schema, where, what, hint)
     try:
         return msgspec.json.decode(data, type=kind)
     except (ValueError, RecursionError) as error:
@@ -327,14 +327,12 @@ class _Version(msgspec.Struct):
     schema: int
 
 
-def _refuse_newer(data: bytes, schema: int, where: str) -> None:
+def _refuse_newer(data: bytes, schema: int, where: str, what: str, hint: str) -> None:
     """Raises UserError unless `data` is a JSON object whose `schema` is an integer that this version can read."""
     try:
         found_schema = msgspec.json.decode(data, type=_Version).schema
     except (ValueError, RecursionError) as error:
-        raise UserError(
-            "wrong_format", f"not a file of a run: {error}", where, "give the folder that a run has written"
-        ) from None
+        raise UserError("wrong_format", f"not {what}: {error}", where, hint) from None
     if found_schema > schema:
         what = f"written by a newer loadgen (schema {found_schema}, this version reads up to {schema})"
         raise UserError("newer_version", what, where, "update loadgen: pip install -U loadgen")

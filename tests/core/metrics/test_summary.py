@@ -711,6 +711,13 @@ def test_what_is_no_file_of_a_run_is_said_clearly(read: Any, data: bytes, code: 
     assert caught.value.hint
 
 
+def test_a_summary_that_was_cut_says_how_it_is_made_again() -> None:
+    """It said "give the folder that a run has written", of such a folder."""
+    with refused(UserError, "wrong_format") as caught:
+        load_summary(b'{"schema": 1, "ru')
+    assert caught.value.what.startswith("not a summary of a run") and "loadgen report" in caught.value.hint
+
+
 # -- the document --------------------------------------------------------------------------------------------------
 
 
