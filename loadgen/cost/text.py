@@ -114,7 +114,8 @@ def answer(comparison: OfferComparison) -> Iterator[str]:
         hourly = sum(offer.hourly.values(), Decimal(0))
         gpus = ""
         if offer.gpus_paid is not None:
-            gpus = f", {float(offer.gpus_paid):,g} GPUs at {money(hourly)} an hour"
+            used = "always" if offer.utilization == 1 else f"{format.percent(float(offer.utilization))} of the time"
+            gpus = f", {float(offer.gpus_paid):,g} GPUs at {money(hourly)} an hour, {used} in use"
         yield f"{shown}: {currency} {money(cost.total * by)}{bounds} per {name} ({standing(offer)}){gpus}."
 
 

@@ -84,8 +84,8 @@ SENTENCES = {
     # of a number of machines
     "one_load": "a lower bound: {why}. Machines that follow from it are at most what stands here",
     "model_error":
-        "the model is wrong by {error}: were each machine {slower_percent:g} % slower, it would be "
-        "{machines:machine|machines}",
+        "the model is wrong by {error}: were each machine {slower_percent:g} % slower, {machines:machine|machines} "
+        "would be needed",
     # why two offers are not compared
     "recipe_differs": "recipe ({a}, {b})",
     "slo_differs": "SLO ({a}; {b})",

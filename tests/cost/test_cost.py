@@ -547,6 +547,16 @@ def test_what_moves_the_answer_most_comes_first():
     assert swings[0].down > swings[0].up and swings[1].down < swings[1].up
 
 
+def test_the_answer_says_how_much_of_the_time_the_machines_are_in_use():
+    """`size` said 0.913 of what `cost` called 0.512, and only one of them said why."""
+    said = [
+        printed(compare_offers([priced(GPUS, rent("60"), capacity=knee(20), utilization=share)], book(rent("60"))))
+        for share in ("0.5", "1")
+    ]
+    half, full = (" ".join(text.split()) for text in said)
+    assert "60.00 an hour, 50.0 % of the time in use." in half and "60.00 an hour, always in use." in full
+
+
 def test_repeats_give_the_rate_its_interval(tmp_path: Path):
     for i, per_s in enumerate((19.0, 20.0, 21.0)):
         (tmp_path / "r" / str(i)).mkdir(parents=True)
