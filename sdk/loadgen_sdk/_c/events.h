@@ -391,6 +391,12 @@ typedef struct {
 static Form forms[FORMS];
 static int next_form;
 
+/* Whether this may be another byte of a number. What follows is compared as well, so no value ends too early. */
+static int goes_on(const char *at)
+{
+    return (*at >= '0' && *at <= '9') || *at == '.';
+}
+
 /* Whether an event is of this form; if so, what it says. */
 static int of_form(const Form *form, const char *at, const char *end, Said *said)
 {
@@ -407,7 +413,7 @@ static int of_form(const Form *form, const char *at, const char *end, Said *said
             finish = at + (form->finish - from);
         const char *value = at + same, *known = form->bytes + form->at[i];
         Py_ssize_t size = form->after[i] - form->at[i];
-        if (*value == '"' && end - value > size && memcmp(value, known, (size_t)size) == 0)
+        if (form->kind[i] != USAGE && end - value > size && memcmp(value, known, (size_t)size) == 0 && !goes_on(value + size))
             at = value + size;
         else if (form->kind[i] == USAGE) {
             if (*value == 'n' || (at = usage_at(value, end, &usage)) == NULL)

@@ -9,6 +9,7 @@ static PyObject *receiver_follow(PyObject *self, PyObject *value)
     }
     PyObject *before = ((Receiver *)self)->followed;
     Py_CLEAR(((Receiver *)self)->known);
+    ((Receiver *)self)->span = NULL;
     Py_INCREF(value);
     ((Receiver *)self)->followed = value == Py_None ? NULL : value;
     if (value == Py_None)
@@ -89,6 +90,20 @@ typedef struct {
     Row row;
 } Lane;
 
+/* How many lanes a stage has, and the number behind its last request. -1 where it does not say. */
+static int look_at_span(Receiver *receiver, PyObject *span)
+{
+    if (receiver->span == span)
+        return 0;
+    int fits = 1;
+    PyObject *chains = PyObject_GetAttr(span, name_chains);
+    receiver->lanes = number_in(span, name_lanes, &fits);
+    receiver->behind = chains == Py_None ? INT64_MAX : number_of(chains, &fits) + number_in(span, name_first_chain, &fits);
+    Py_XDECREF(chains);
+    receiver->span = fits ? span : NULL;
+    return fits ? 0 : -1;
+}
+
 /* Whether that is all: a request of a lane has ended well, and its next one is due at once, before all else. Nothing is
    changed. -1 with an exception. */
 static int look_at_lane(Receiver *receiver, const Inbox *inbox, Lane *lane)
@@ -113,17 +128,14 @@ static int look_at_lane(Receiver *receiver, const Inbox *inbox, Lane *lane)
     if (!fits || at < 0 || session >= 0 || stage < 0 || !PyTuple_Check(spans) || stage >= PyTuple_Size(spans) ||
         number_at(WITH(refusals), 0, &fits) != 0)
         goto over;
-    PyObject *span = PyTuple_GetItem(spans, (Py_ssize_t)stage), *chains = PyObject_GetAttr(span, name_chains);
-    if (chains == NULL)
+    if (look_at_span(receiver, PyTuple_GetItem(spans, (Py_ssize_t)stage)) < 0)
         goto over;
-    lane->next = number + number_in(span, name_lanes, &fits);
-    lane->counted = chains != Py_None;
-    int64_t behind = lane->counted ? number_of(chains, &fits) + number_in(span, name_first_chain, &fits) : INT64_MAX;
-    Py_DECREF(chains);
+    lane->next = number + receiver->lanes;
+    lane->counted = receiver->behind != INT64_MAX;
     int64_t ends = number_at(WITH(ends), stage, &fits), left = lane->counted ? number_at(WITH(left), stage, &fits) : 2;
     const int64_t place[ROW_PLACE] = {number, number, stage, worker, 0, session, 0, at};
     memcpy(lane->row.place, place, sizeof place);
-    if (!fits || lane->next >= behind || left < 2 || !write_row(&lane->row, busy, begin, lane->built))
+    if (!fits || lane->next >= receiver->behind || left < 2 || !write_row(&lane->row, busy, begin, lane->built))
         goto over;
     int64_t now = clock_ns(CLOCK_MONOTONIC), reuse = number_in(WITH(pool), name_reuse_ns, &fits);
     PyObject *key = PyLong_FromLongLong(number);
@@ -220,8 +232,8 @@ static PyObject *body_of(Receiver *receiver, PyObject *with, int64_t stage, int6
     return body;
 }
 
-/* Start the next request of a lane: Driver._send and Pool.send. -1 with an exception. */
-static int next_of_lane(Receiver *receiver, PyObject *with, const Lane *lane)
+/* Start the next request of a lane on this connection, which is free: Driver._send and Pool.send. -1 with an exception. */
+static int next_of_lane(Receiver *receiver, PyObject *with, const Lane *lane, PyObject *connection)
 {
     int failed = 1, fits = 1;
     int64_t due = lane->row.ended + number_of(WITH(start_ns), &fits);
@@ -260,17 +272,17 @@ static int next_of_lane(Receiver *receiver, PyObject *with, const Lane *lane)
         PyDict_SetItem(WITH(in_flight), (PyObject *)exchange, Py_None) < 0 || add_at(WITH(sent), lane->stage, 1) < 0 ||
         add_in(WITH(counters), name_sent, 1) < 0 || add_in(WITH(pool), name_sent_this_tick, 1) < 0)
         goto over;
-    PyObject *reuse = PyObject_GetAttr(WITH(pool), name_reuse_ns);
-    PyObject *const args[] = {(PyObject *)exchange, WITH(idle), reuse, WITH(awaited)};
-    PyObject *left = reuse == NULL ? NULL : receiver_carry((PyObject *)receiver, args, 4);
-    PyObject *told = left;
-    if (left != NULL && left != zero)
-        told = PyObject_CallMethodObjArgs(WITH(pool), name_carried, (PyObject *)exchange, left, NULL);
-    if (told != left)
+    int64_t left = PyBytes_Check(body) && is_free((Inbox *)connection) ? carry(exchange, connection, WITH(awaited)) : -1;
+    failed = left == -2;
+    if (left != 0 && !failed) {
+        PyObject *unsent = left == -1 && keep_idle(WITH(idle), connection) < 0 ? NULL : PyLong_FromLongLong(left);
+        PyObject *told = unsent == NULL
+                             ? NULL
+                             : PyObject_CallMethodObjArgs(WITH(pool), name_carried, (PyObject *)exchange, unsent, NULL);
+        failed = told == NULL;
         Py_XDECREF(told);
-    failed = told == NULL;
-    Py_XDECREF(left);
-    Py_XDECREF(reuse);
+        Py_XDECREF(unsent);
+    }
 over:
     Py_XDECREF(number);
     Py_XDECREF(stage);
@@ -296,13 +308,12 @@ static int follow(Receiver *receiver, PyObject *connection)
         PyErr_Clear();
         return 0;
     }
-    PyObject *const args[] = {connection, WITH(idle), WITH(in_flight), WITH(awaited)};
     Py_INCREF(with); /* who is called may end it */
-    PyObject *freed = receiver_free((PyObject *)receiver, args, 4);
+    PyObject *freed = freed_by(receiver, (Inbox *)connection, WITH(in_flight), WITH(awaited));
     int done = freed == NULL ? -1 : freed != Py_None;
     if (done > 0) {
         ((Exchange *)freed)->over = 1;
-        if (end_of_lane(with, &lane) < 0 || next_of_lane(receiver, with, &lane) < 0)
+        if (end_of_lane(with, &lane) < 0 || next_of_lane(receiver, with, &lane, connection) < 0)
             done = -1;
     }
     Py_XDECREF(freed);

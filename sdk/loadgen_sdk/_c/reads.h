@@ -484,6 +484,35 @@ static int is_free(const Inbox *inbox)
            PyList_Size(inbox->unsent) == 0;
 }
 
+/* Send a request, whose head and body are bytes, on a free connection: how many bytes the socket did not take, -2 with an
+   exception. */
+static int64_t carry(Exchange *exchange, PyObject *connection, PyObject *awaited)
+{
+    Inbox *inbox = (Inbox *)connection;
+    put_same(&inbox->busy, (PyObject *)exchange);
+    put_same(&inbox->template, Py_None);
+    put_same(&exchange->connection, connection);
+    inbox->patient = 0;
+    exchange->reused = inbox->served > 0;
+    if (!exchange->reused) { /* the first on its connection */
+        exchange->tcp = inbox->tcp_ns;
+        exchange->tls = inbox->tls_ns;
+    }
+    if (PySet_Add(awaited, (PyObject *)exchange) < 0)
+        return -2;
+    PyObject *const parts[] = {exchange->head, exchange->payload};
+    struct iovec vectors[2];
+    int64_t at = 0, whole = 0;
+    for (int i = 0; i < 2; i++) {
+        vectors[i] = (struct iovec){.iov_base = PyBytes_AsString(parts[i]), .iov_len = (size_t)PyBytes_Size(parts[i])};
+        whole += (int64_t)vectors[i].iov_len;
+    }
+    int64_t sent = sent_parts(inbox->fd, vectors, 2, &at);
+    exchange->ready = exchange->sent = at;
+    exchange->bytes_sent += whole;
+    return sent < 0 ? 0 : whole - sent; /* after an error, the next read reports it */
+}
+
 /* Receiver.carry */
 static PyObject *receiver_carry(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count)
 {
@@ -491,58 +520,27 @@ static PyObject *receiver_carry(PyObject *Py_UNUSED(self), PyObject *const *args
     if (count != 4 || exchange_class == NULL || Py_TYPE(args[0]) != exchange_class || !PySet_Check(args[3]))
         return PyLong_FromLong(-1);
     Exchange *exchange = (Exchange *)args[0];
-    PyObject *idle = args[1], *awaited = args[3], *head = exchange->head, *body = exchange->payload;
+    PyObject *idle = args[1], *taken = NULL;
     Py_ssize_t size = PySequence_Size(idle);
     PyObject *connection = size > 0 ? PySequence_GetItem(idle, size - 1) : NULL;
-    Inbox *inbox;
-    if (connection == NULL || !PyObject_TypeCheck(connection, inbox_type) || !is_free(inbox = (Inbox *)connection) ||
-        !PyBytes_Check(head) || !PyBytes_Check(body))
-        goto unusual;
-    int64_t now = clock_ns(CLOCK_MONOTONIC), reuse = number_of(args[2], &fits);
-    if (!fits || now - inbox->idle_since > reuse)
-        goto unusual;
-    PyObject *taken = PyObject_CallMethodObjArgs(idle, name_pop, NULL);
-    Py_XDECREF(taken);
-    if (taken == NULL)
-        goto failed;
-    exchange->ready = now;
-    Py_INCREF((PyObject *)exchange);
-    replace(&inbox->busy, (PyObject *)exchange);
-    inbox->patient = 0;
-    put_same(&exchange->connection, connection);
-    exchange->reused = inbox->served > 0;
-    Py_INCREF(Py_None);
-    replace(&inbox->template, Py_None);
-    if (!exchange->reused) { /* the first on its connection */
-        exchange->tcp = inbox->tcp_ns;
-        exchange->tls = inbox->tls_ns;
-    }
-    if (PySet_Add(awaited, (PyObject *)exchange) < 0)
-        goto failed;
-    struct iovec vectors[2] = {{.iov_base = PyBytes_AsString(head), .iov_len = (size_t)PyBytes_Size(head)},
-                               {.iov_base = PyBytes_AsString(body), .iov_len = (size_t)PyBytes_Size(body)}};
-    int64_t at = 0, whole = (int64_t)(vectors[0].iov_len + vectors[1].iov_len);
-    int64_t sent = sent_parts(inbox->fd, vectors, 2, &at);
-    exchange->sent = at;
-    exchange->bytes_sent += whole;
-    Py_DECREF(connection);
-    return PyLong_FromLongLong(sent < 0 ? 0 : whole - sent); /* after an error, the next read reports it */
-unusual:
+    int64_t reuse = number_of(args[2], &fits), left = -1;
+    if (connection != NULL && PyObject_TypeCheck(connection, inbox_type) && is_free((Inbox *)connection) &&
+        PyBytes_Check(exchange->head) && PyBytes_Check(exchange->payload) && fits &&
+        clock_ns(CLOCK_MONOTONIC) - ((Inbox *)connection)->idle_since <= reuse) {
+        taken = PyObject_CallMethodObjArgs(idle, name_pop, NULL);
+        left = taken == NULL ? -2 : carry(exchange, connection, args[3]);
+        Py_XDECREF(taken);
+    } else
+        PyErr_Clear();
     Py_XDECREF(connection);
-    PyErr_Clear();
-    return PyLong_FromLong(-1);
-failed:
-    Py_DECREF(connection);
-    return NULL;
+    return left == -2 ? NULL : PyLong_FromLongLong(left);
 }
 
-/* Receiver.free */
-static PyObject *receiver_free(PyObject *self, PyObject *const *args, Py_ssize_t count)
+/* The exchange of a connection that is free again, but not among the idle ones; None: all is left as it was; NULL with an
+   exception. */
+static PyObject *freed_by(Receiver *receiver, Inbox *inbox, PyObject *in_flight, PyObject *awaited)
 {
-    if (count != 4 || !PyObject_TypeCheck(args[0], inbox_type) || !PyDict_Check(args[2]) || !PySet_Check(args[3]))
-        Py_RETURN_NONE;
-    Inbox *inbox = (Inbox *)args[0];
-    PyObject *idle = args[1], *in_flight = args[2], *awaited = args[3], *busy = inbox->busy;
+    PyObject *busy = inbox->busy;
     Exchange *exchange = (Exchange *)busy;
     if (busy == NULL || exchange_class == NULL || Py_TYPE(busy) != exchange_class || exchange->over ||
         Py_TYPE(exchange->response) != response_class)
@@ -555,12 +553,7 @@ static PyObject *receiver_free(PyObject *self, PyObject *const *args, Py_ssize_t
     Py_INCREF(Py_None);
     inbox->busy = Py_None; /* its reference is that of `busy` now */
     inbox->served++;
-    if (move((Receiver *)self, inbox, 0) < 0)
-        goto failed;
-    inbox->idle_since = clock_ns(CLOCK_MONOTONIC);
-    PyObject *done = PyObject_CallMethodObjArgs(idle, name_append, args[0], NULL);
-    Py_XDECREF(done);
-    if (done == NULL)
+    if (move(receiver, inbox, 0) < 0)
         goto failed;
     put_same(&exchange->connection, Py_None);
     put_same(&exchange->payload, no_bytes);
@@ -575,6 +568,26 @@ static PyObject *receiver_free(PyObject *self, PyObject *const *args, Py_ssize_t
 failed:
     Py_DECREF(busy);
     return NULL;
+}
+
+/* -1 with an exception. */
+static int keep_idle(PyObject *idle, PyObject *connection)
+{
+    ((Inbox *)connection)->idle_since = clock_ns(CLOCK_MONOTONIC);
+    PyObject *done = PyObject_CallMethodObjArgs(idle, name_append, connection, NULL);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* Receiver.free */
+static PyObject *receiver_free(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 4 || !PyObject_TypeCheck(args[0], inbox_type) || !PyDict_Check(args[2]) || !PySet_Check(args[3]))
+        Py_RETURN_NONE;
+    PyObject *freed = freed_by((Receiver *)self, (Inbox *)args[0], args[2], args[3]);
+    if (freed != NULL && freed != Py_None && keep_idle(args[1], args[0]) < 0)
+        Py_CLEAR(freed);
+    return freed;
 }
 
 static int follow(Receiver *receiver, PyObject *connection);

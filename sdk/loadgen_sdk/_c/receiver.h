@@ -308,6 +308,8 @@ typedef struct {
     PyObject *followed; /* a tuple of these, or NULL */
     PyObject *known;    /* what was said last of a body with so many tokens, of which so many are asked for; or NULL */
     long long known_tokens, known_asked;
+    PyObject *span; /* of the stage whose numbers these are, borrowed from `followed`; or NULL */
+    long long lanes, behind;
     Inbox **inboxes; /* by descriptor; NULL where there is none */
     int inboxes_size;
     int epoll, held, timer;
