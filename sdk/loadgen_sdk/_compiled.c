@@ -83,6 +83,7 @@ static uint64_t little(const unsigned char *at)
 #include "_c/lanes.h"
 #include "_c/texts.h"
 #include "_c/hashes.h"
+#include "_c/bodies.h"
 
 /* -- the module ---------------------------------------------------------------------------------------------------- */
 
@@ -90,9 +91,13 @@ static PyMethodDef functions[] = {
     {"whole_chunks", whole_chunks, METH_VARARGS, NULL},
     {"plain_run", plain_run, METH_VARARGS, NULL},
     {"written", written, METH_VARARGS, NULL},
+    {"spans", spans, METH_O, NULL},
     {"answers", answers, METH_VARARGS, NULL},
     {"quoted", quoted, METH_O, NULL},
     {"hashed", hashed, METH_O, NULL},
+#if defined(__SIZEOF_INT128__)
+    {"bodies", bodies, METH_VARARGS, NULL},
+#endif
     {"token_count", token_count, METH_O, NULL},
     {"rows", rows, METH_VARARGS, NULL},
     {"usual_row", (PyCFunction)(void (*)(void))usual_row, METH_FASTCALL, NULL},

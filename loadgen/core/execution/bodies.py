@@ -13,13 +13,16 @@ import tempfile
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import process_time
 from typing import Any
 
 import msgspec
+from loadgen_sdk.dialects.plain_bodies import TOGETHER, PlainBodies, Together
+from loadgen_sdk.hashing import summed
 from loadgen_sdk.request import Completion, Request
 
-from loadgen.core.requests.prompts import KEPT, AssistantTurn, Digest, Prompts, many
+from loadgen.core.requests.prompts import KEPT, AssistantTurn, Digest, Prompts, SyntheticPrompts, many
 from loadgen.core.results.record import Built
 
 BLOCK_BYTES = 1 << 20
@@ -65,9 +68,16 @@ class Bodies:
         *,
         linked: bool = False,
         most_blocks: int = MOST_BLOCKS,
+        alike: bool = False,
     ) -> None:
-        """`linked`: a later turn names the answer before it by its id, and sends only what is new."""
+        """`linked`: a later turn names the answer before it by its id, and sends only what is new. `alike`: what
+        `prepare` makes does not depend on the number of a request.
+        """
         self._prompts, self._prepare, self._linked = prompts, prepare, linked
+        self._input_source = ""
+        self._plain: PlainBodies | None = None  # where the compiled part makes them
+        if alike and isinstance(prompts, SyntheticPrompts) and (plain := prompts.plain_bodies(partial(prepare, 0))):
+            self._plain, self._input_source = plain, prompts.input_source
         self._answer_ids: dict[int, str] = {}
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._fd = self._file.fileno()
@@ -75,7 +85,6 @@ class Bodies:
         self._blocks: dict[int, bytes] = {}  # of the file, by number
         self._most_blocks = most_blocks
         self._stored = [array("q") for _ in range(stages)]  # rows of _ROW numbers, of ascending requests
-        self._input_source = ""
         self._real_history = prompts.history == "server"
         self._replies: dict[int, dict[int, AssistantTurn]] = {}  # conversation -> place of a turn -> its answer
         self.digest = Digest(replies=not self._real_history)
@@ -87,20 +96,29 @@ class Bodies:
         stored, count = self._stored[stage], 0
         deadline = None if cpu_s is None else process_time() + cpu_s
         numbers = itertools.islice(numbers, most)
+        made, size = (self._made, KEPT) if self._plain is None else (self._plain.made, TOGETHER)
         with open(self._fd, "wb", BLOCK_BYTES, closefd=False) as file:
-            while (deadline is None or process_time() < deadline) and (batch := list(itertools.islice(numbers, KEPT))):
-                requests = list(many(self._prompts, batch))
-                bodies = list(map(self._prepare, batch, requests))
-                self.digest.add(zip(batch, requests, strict=True))
-                self.sent_bytes.add_bodies(list(zip(batch, bodies, strict=True)))
-                file.writelines(bodies)
-                for number, request, body in zip(batch, requests, bodies, strict=True):
-                    built, size = built_of(request), len(body)
-                    stored.extend((number, self._end, size, built.tokens, built.asked_output))
-                    self._input_source = built.source or self._input_source
-                    self._end += size
+            while (deadline is None or process_time() < deadline) and (batch := list(itertools.islice(numbers, size))):
+                for part in made(batch, self._end):
+                    file.write(part.bodies)
+                    stored.frombytes(part.rows)
+                    self.digest.add_sum(part.requests, part.told)
+                    self.sent_bytes.add_sum(part.requests, part.hashes)
+                    self._end += len(part.bodies)
                 count += len(batch)
         return count
+
+    def _made(self, batch: list[int], at: int) -> Iterator[Together]:
+        """Bodies of requests, the first of which stands at `at`."""
+        requests = list(zip(batch, many(self._prompts, batch), strict=True))
+        bodies, rows = list(itertools.starmap(self._prepare, requests)), array("q")
+        for (number, request), body in zip(requests, bodies, strict=True):
+            built = built_of(request)
+            rows.extend((number, at, len(body), built.tokens, built.asked_output))
+            self._input_source = built.source or self._input_source
+            at += len(body)
+        hashes = summed(list(zip(batch, bodies, strict=True)))
+        yield Together(len(batch), b"".join(bodies), rows.tobytes(), self.digest.hashes(requests), hashes)
 
     def ahead(self, stage: int) -> int:
         """How many bodies of a stage were built in advance, sent or not."""

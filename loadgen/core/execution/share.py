@@ -102,7 +102,8 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
         bodies: Bodies = BodyPrefetch(job, part, requests)
     else:
         linked = job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None
-        bodies = Bodies(requests, preparer(job, requests), len(part.stages), linked=linked)
+        alike = step_targets.serving(settings, requests) is None
+        bodies = Bodies(requests, preparer(job, requests), len(part.stages), linked=linked, alike=alike)
     spool = Spool(job.folder, share, settings.tuning.segment_rows)
     secrets = [*(endpoint.api_key for endpoint in settings.endpoints), *header_secrets(settings.headers)]
 

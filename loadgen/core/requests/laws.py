@@ -47,7 +47,7 @@ def law(length: Any) -> Law:
             raise ValueError(f"no length law {other!r}")
 
 
-def together(length: Any, key: bytes, purpose: str, numbers: range) -> list[int]:
+def together(length: Any, key: bytes, purpose: str, numbers: Sequence[int]) -> list[int]:
     """`law(length)` for each number: the same integers, several times faster for normal and lognormal."""
     if length.tag == "fixed":
         return [length.value] * len(numbers)

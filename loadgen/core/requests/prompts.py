@@ -10,23 +10,24 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
-from loadgen_sdk import json_text
+from loadgen_sdk import hashing, json_text
+from loadgen_sdk.dialects.plain_bodies import PlainBodies, plain_bodies
 from loadgen_sdk.dialects.quirks import VALUES
 from loadgen_sdk.request import Request
+from loadgen_sdk.words import spans_of, writer
 
 from loadgen.core import format
-from loadgen.core.requests import hashing, images
+from loadgen.core.requests import images
 from loadgen.core.requests.chunks import Corpus
 from loadgen.core.requests.laws import draw, key, law, together
 from loadgen.core.requests.natural import NaturalText
 from loadgen.core.requests.tokenizer import Tokenizer
-from loadgen.core.requests.words import writer
 
 _encode = msgspec.json.Encoder().encode
 HEAD = 4  # content tokens in which unique prompts differ (metrics.md)
@@ -118,10 +119,9 @@ class SyntheticPrompts:
         self._cached: float | None = getattr(requests, "cache", None)
         self._chunks = Corpus(requests.chunks, self._lengths_key) if getattr(requests, "chunks", None) else None
         self._system_tokens: int = requests.system_tokens
-        self._tokenizer = tokenizer
+        self._tokenizer, self.input_source = tokenizer, tokenizer.tag
         self._natural = NaturalText(tokenizer) if getattr(requests, "prompts", "") == "natural" else None
         self._starts, self._words, self._word_count = tokenizer.starts, tokenizer.words, len(tokenizer.words)
-        self._write = writer(tokenizer.words)
         # number -> (step * number + offset) mod combinations is one to one, also in its low digits
         self._combinations = len(self._starts) * len(self._words) ** (HEAD - 1)
         self._offset = int.from_bytes(draw(self._texts_key, "offset", 0, 16), "little")
@@ -139,6 +139,22 @@ class SyntheticPrompts:
 
     def __getitem__(self, number: int) -> Request:
         return next(self.texts((number,))) if self.of_one_text else self._request(number, None)
+
+    _write = functools.cached_property(lambda self: writer(self._words))
+
+    def plain_bodies(self, make: Callable[[Request], bytes]) -> PlainBodies | None:
+        """What makes bodies as `make` does, many at a time. None where texts are not own words, or ask for values."""
+        if not (self.of_one_text and self._of_own_words) or self._api in VALUES:
+            return None
+        spans, by_number = spans_of([*self._words, *self._starts]), (self._step, self._offset, self._combinations)
+        return plain_bodies(spans, len(self._starts), by_number, make, self._drawn_together)
+
+    def _drawn_together(self, numbers: list[int]) -> tuple[list[int], list[bytes], list[int]]:
+        """Of requests of own words: their tokens, the bytes that draw the words behind the first, the output asked."""
+        tokens, key = self.drawn("input", numbers), self._texts_key
+        sizes = [2 * (n - HEAD) for n in tokens]
+        bits = [draw(key, "user", n, size) if size > 0 else b"" for n, size in zip(numbers, sizes, strict=True)]
+        return tokens, bits, self.drawn("output", numbers)
 
     def texts(self, numbers: Iterable[int]) -> Iterator[Request]:
         """The requests of these numbers, where each is `of_one_text`."""
@@ -176,7 +192,7 @@ class SyntheticPrompts:
     def asked_output(self, number: int) -> int:
         return 0 if self._api in VALUES else self._output_length(self._lengths_key, "output", number)
 
-    def drawn(self, what: str, numbers: range) -> list[int]:
+    def drawn(self, what: str, numbers: Sequence[int]) -> list[int]:
         """The tokens of the `input` of each of these conversations, or of the `output` of each of these requests, or of
         the `tool` result before each, faster than singly."""
         tokens = together(self._length_laws[what], self._lengths_key, what, numbers)
@@ -468,25 +484,22 @@ class Digest:
 
     It is the sum of one hash per request, and each hash includes the number of the request. So it does not depend on
     how requests are split over workers, or on the order of `add`. With `replies` False it leaves out the turns of the
-    assistant, because real replies are not part of the load (`prompts.history == "server"`). Texts are kept until there
-    are enough to hash several at a time: about 6 us per request of 1,300 tokens.
+    assistant, because real replies are not part of the load (`prompts.history == "server"`). Several that
+    are added together are hashed together: about 6 us per request of 1,300 tokens.
     """
 
-    __slots__ = ("_kept", "_total", "count", "replies")
+    __slots__ = ("count", "replies", "total")
 
     def __init__(self, total: int = 0, count: int = 0, *, replies: bool = True) -> None:
-        self._total, self.count, self.replies = total, count, replies
-        self._kept: hashing.Kept = []
-
-    @property
-    def total(self) -> int:
-        """The sum so far, below 2**128."""
-        kept, self._kept = self._kept, []
-        self._total = (self._total + int.from_bytes(hashing.summed(kept), "little")) % (1 << 128)
-        return self._total
+        self.total, self.count, self.replies = total, count, replies
 
     def add(self, requests: Iterable[tuple[int, Request]]) -> None:
         """Add requests, each with its number."""
+        added = list(requests)
+        self.add_sum(len(added), self.hashes(added))
+
+    def hashes(self, requests: Iterable[tuple[int, Request]]) -> bytes:
+        """The sum of the hashes of requests, least byte first."""
         kept = []
         for number, request in requests:
             messages, prompt = request.messages, request.prompt
@@ -497,14 +510,12 @@ class Digest:
                 messages = [message for message in messages if message.get("role") != "assistant"]
             content = number, request.max_tokens, request.exact_output, messages, prompt, request.extra
             kept.append((0, _encode(content)))
-        self.add_bodies(kept)
+        return hashing.summed(kept)
 
-    def add_bodies(self, bodies: hashing.Kept) -> None:
-        """Add the bytes to send for requests, each with its number, in a digest of bodies."""
-        self.count += len(bodies)
-        self._kept += bodies
-        if len(self._kept) >= KEPT:
-            self._total = self.total
+    def add_sum(self, count: int, hashes: bytes) -> None:
+        """Add so many requests, or their bodies, by the sum of their hashes."""
+        self.count += count
+        self.total = (self.total + int.from_bytes(hashes, "little")) % (1 << 128)
 
     def hexdigest(self) -> str:
         """32 hex digits, equal for equal sets of (number, request)."""

@@ -11,6 +11,12 @@ typedef uint64_t Lanes __attribute__((vector_size(8 * LANES)));
 typedef uint64_t Half __attribute__((vector_size(4 * LANES)));
 
 typedef struct {
+    uint64_t salt;
+    const char *at;
+    Py_ssize_t size;
+} Salted;
+
+typedef struct {
     const char *at;
     Py_ssize_t left;
     uint64_t done;
@@ -91,39 +97,9 @@ static Compress *best_compress(void)
     return compress_anywhere;
 }
 
-/* The next of `kept`, tuples of a salt and a text, for a lane: 0 where there is none left, -1 for another thing. */
-static int begin_text(PyObject *kept, Py_ssize_t at, Text *text, Lanes state[8], int lane)
+/* The sum of the hashes of texts, least byte first, without what it has above these bytes. */
+static void sum_hashes(const Salted *texts, Py_ssize_t count, unsigned char sum[HASH_BYTES])
 {
-    PyObject *pair, *number;
-    if (at >= PyList_Size(kept))
-        return 0;
-    if (!PyTuple_Check(pair = PyList_GetItem(kept, at)) || PyTuple_Size(pair) != 2 ||
-        !PyLong_Check(number = PyTuple_GetItem(pair, 0))) {
-        PyErr_SetString(PyExc_TypeError, "texts are tuples with their salts");
-        return -1;
-    }
-    char *begin;
-    if (PyBytes_AsStringAndSize(PyTuple_GetItem(pair, 1), &begin, &text->left) < 0)
-        return -1;
-    text->at = begin;
-    long long salt = PyLong_AsLongLong(number);
-    if (salt == -1 && PyErr_Occurred())
-        return -1;
-    text->done = 0;
-    for (int word = 0; word < 8; word++)
-        state[word][lane] = blake2b_start[word];
-    state[0][lane] ^= 0x01010000 ^ HASH_BYTES;
-    state[4][lane] ^= (uint64_t)salt;
-    return 1;
-}
-
-/* The twin of `in_python` in loadgen/core/requests/hashing.py. */
-static PyObject *hashed(PyObject *Py_UNUSED(module), PyObject *kept)
-{
-    if (!PyList_Check(kept)) {
-        PyErr_SetString(PyExc_TypeError, "texts are a list");
-        return NULL;
-    }
     Py_ssize_t next = 0;
     Compress *compress = best_compress();
     Text lanes[LANES] = {0};
@@ -134,9 +110,16 @@ static PyObject *hashed(PyObject *Py_UNUSED(module), PyObject *kept)
         int busy = 0;
         for (int lane = 0; lane < LANES; lane++) {
             Text *text = &lanes[lane];
-            if (!text->busy && (text->busy = begin_text(kept, next, text, state, lane)) < 0)
-                return NULL;
-            next += text->busy && !text->done;
+            if (!text->busy && next < count) {
+                text->at = texts[next].at;
+                text->left = texts[next].size;
+                text->done = 0;
+                text->busy = 1;
+                for (int word = 0; word < 8; word++)
+                    state[word][lane] = blake2b_start[word];
+                state[0][lane] ^= 0x01010000 ^ HASH_BYTES;
+                state[4][lane] ^= texts[next++].salt;
+            }
             blocks[lane] = text->end; /* of a lane without a text: what comes of it is not used */
             if (!text->busy)
                 continue;
@@ -162,8 +145,43 @@ static PyObject *hashed(PyObject *Py_UNUSED(module), PyObject *kept)
                 high += state[1][lane] + (low < state[0][lane]);
             }
     }
-    unsigned char sum[HASH_BYTES];
     for (int byte = 0; byte < HASH_BYTES; byte++)
         sum[byte] = (unsigned char)((byte < 8 ? low : high) >> 8 * (byte % 8));
-    return PyBytes_FromStringAndSize((const char *)sum, HASH_BYTES);
+}
+
+/* A tuple of a salt and a text. -1 with an exception. */
+static int salted(PyObject *pair, Salted *text)
+{
+    PyObject *number;
+    if (!PyTuple_Check(pair) || PyTuple_Size(pair) != 2 || !PyLong_Check(number = PyTuple_GetItem(pair, 0))) {
+        PyErr_SetString(PyExc_TypeError, "texts are tuples with their salts");
+        return -1;
+    }
+    char *begin;
+    if (PyBytes_AsStringAndSize(PyTuple_GetItem(pair, 1), &begin, &text->size) < 0)
+        return -1;
+    text->at = begin;
+    long long salt = PyLong_AsLongLong(number);
+    text->salt = (uint64_t)salt;
+    return salt == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* The twin of `in_python` in hashing.py. */
+static PyObject *hashed(PyObject *Py_UNUSED(module), PyObject *kept)
+{
+    if (!PyList_Check(kept)) {
+        PyErr_SetString(PyExc_TypeError, "texts are a list");
+        return NULL;
+    }
+    Py_ssize_t count = PyList_Size(kept), at = 0;
+    Salted *texts = PyMem_Malloc((size_t)count * sizeof *texts);
+    if (texts == NULL)
+        return PyErr_NoMemory();
+    while (at < count && salted(PyList_GetItem(kept, at), &texts[at]) == 0)
+        at++;
+    unsigned char sum[HASH_BYTES];
+    if (at == count)
+        sum_hashes(texts, count, sum);
+    PyMem_Free(texts);
+    return at < count ? NULL : PyBytes_FromStringAndSize((const char *)sum, HASH_BYTES);
 }

@@ -1,56 +1,123 @@
 /* Texts of words, and texts as JSON. Part of _compiled.c. */
 
-/* The twin of `in_python` in loadgen/core/requests/words.py: `begin`, then a word for each two bytes of `bits`, least
-   byte first. `spans`: for each word its place in `text`, shifted by 8, and its length. */
-static PyObject *written(PyObject *Py_UNUSED(module), PyObject *args)
+/* What is written one after the other; all zero at first. Behind `size` there is room for what was asked for. */
+typedef struct {
+    char *begin;
+    Py_ssize_t size, room;
+} Buffer;
+
+/* Room for so many bytes more: where they begin, or NULL with an exception. */
+static char *more_room(Buffer *buffer, Py_ssize_t bytes)
 {
-    PyObject *begin, *made;
-    const char *bits, *spans, *text, *before;
-    Py_ssize_t bits_size, spans_size, text_size, size;
-    if (!PyArg_ParseTuple(args, "Uy#y#y#", &begin, &bits, &bits_size, &spans, &spans_size, &text, &text_size) ||
-        (before = PyUnicode_AsUTF8AndSize(begin, &size)) == NULL)
-        return NULL;
-    Py_ssize_t words = spans_size / SPAN_BYTES;
-    if (words == 0 || spans_size % SPAN_BYTES || bits_size % 2) {
-        PyErr_SetString(PyExc_ValueError, "bits are pairs of bytes, and spans are words of four bytes");
-        return NULL;
-    }
-    int even = (words & (words - 1)) == 0;
-    const unsigned char *draws = (const unsigned char *)bits;
-    Py_ssize_t usual = text_size / words < LONGEST_WORD ? text_size / words + 1 : LONGEST_WORD;
-    Py_ssize_t room = size + bits_size / 2 * usual + WORD_ROOM; /* more where long words are drawn often */
-    char *whole = PyMem_Malloc((size_t)room);
-    if (whole == NULL)
-        return PyErr_NoMemory();
-    char *to = (char *)memcpy(whole, before, (size_t)size) + size;
-    for (Py_ssize_t at = 0; at < bits_size; at += 2) {
-        uint32_t draw = draws[at] | (uint32_t)draws[at + 1] << 8, span;
-        uint32_t word = even ? draw & (uint32_t)(words - 1) : draw % (uint32_t)words;
-        memcpy(&span, spans + SPAN_BYTES * word, SPAN_BYTES);
-        Py_ssize_t place = span >> 8, length = span & LONGEST_WORD;
-        if (place + length > text_size) {
-            PyMem_Free(whole);
-            PyErr_SetString(PyExc_ValueError, "a word ends behind the text");
+    if (buffer->begin == NULL || buffer->room - buffer->size < bytes) {
+        Py_ssize_t room = buffer->size + bytes + buffer->room;
+        char *larger = PyMem_Realloc(buffer->begin, (size_t)room);
+        if (larger == NULL) {
+            PyErr_NoMemory();
             return NULL;
         }
-        if (whole + room - to < WORD_ROOM) {
-            Py_ssize_t done = to - whole;
-            char *larger = PyMem_Realloc(whole, (size_t)(room += room / 4 + WORD_ROOM));
-            if (larger == NULL) {
-                PyMem_Free(whole);
-                return PyErr_NoMemory();
-            }
-            to = (whole = larger) + done;
-        }
-        if (length <= SHORT_WORD && place + SHORT_WORD <= text_size)
-            memcpy(to, text + place, SHORT_WORD); /* of a fixed size: no call */
-        else
-            memcpy(to, text + place, (size_t)length);
-        to += length;
+        buffer->begin = larger;
+        buffer->room = room;
     }
-    made = PyUnicode_DecodeUTF8(whole, to - whole, NULL);
-    PyMem_Free(whole);
+    return buffer->begin + buffer->size;
+}
+
+/* -1 with an exception. */
+static int put_text(Buffer *buffer, const char *text, Py_ssize_t size)
+{
+    char *to = more_room(buffer, size);
+    if (to == NULL)
+        return -1;
+    memcpy(to, text, (size_t)size);
+    buffer->size += size;
+    return 0;
+}
+
+/* Words: for each its place in `text`, shifted by 8, and its length. */
+typedef struct {
+    const char *text, *spans;
+    Py_ssize_t text_size, spans_size;
+} Words;
+
+/* -1 with an exception. */
+static int put_word(Buffer *buffer, const Words *words, Py_ssize_t word)
+{
+    uint32_t span;
+    memcpy(&span, words->spans + SPAN_BYTES * word, SPAN_BYTES);
+    Py_ssize_t place = span >> 8, length = span & LONGEST_WORD;
+    if (place + length > words->text_size) {
+        PyErr_SetString(PyExc_ValueError, "a word ends behind the text");
+        return -1;
+    }
+    char *to = more_room(buffer, WORD_ROOM);
+    if (to == NULL)
+        return -1;
+    if (length <= SHORT_WORD && place + SHORT_WORD <= words->text_size)
+        memcpy(to, words->text + place, SHORT_WORD); /* of a fixed size: no call */
+    else
+        memcpy(to, words->text + place, (size_t)length);
+    buffer->size += length;
+    return 0;
+}
+
+/* A word for each two bytes of `bits`, least byte first. -1 with an exception. */
+static int put_words(Buffer *buffer, const Words *words, const char *bits, Py_ssize_t bits_size)
+{
+    Py_ssize_t count = words->spans_size / SPAN_BYTES;
+    if (count == 0 || words->spans_size % SPAN_BYTES || bits_size % 2) {
+        PyErr_SetString(PyExc_ValueError, "bits are pairs of bytes, and spans are words of four bytes");
+        return -1;
+    }
+    int even = (count & (count - 1)) == 0;
+    const unsigned char *draws = (const unsigned char *)bits;
+    Py_ssize_t usual = words->text_size / count < LONGEST_WORD ? words->text_size / count + 1 : LONGEST_WORD;
+    if (more_room(buffer, bits_size / 2 * usual + WORD_ROOM) == NULL) /* more where long words are drawn often */
+        return -1;
+    for (Py_ssize_t at = 0; at < bits_size; at += 2) {
+        uint32_t draw = draws[at] | (uint32_t)draws[at + 1] << 8;
+        if (put_word(buffer, words, even ? draw & (uint32_t)(count - 1) : draw % (uint32_t)count) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* The twin of `in_python` in words.py: `begin`, then words. */
+static PyObject *written(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *begin;
+    const char *bits, *before;
+    Py_ssize_t bits_size, size;
+    Words words;
+    if (!PyArg_ParseTuple(args, "Uy#y#y#", &begin, &bits, &bits_size, &words.spans, &words.spans_size, &words.text,
+                          &words.text_size) ||
+        (before = PyUnicode_AsUTF8AndSize(begin, &size)) == NULL)
+        return NULL;
+    Buffer whole = {0};
+    PyObject *made = NULL;
+    if (put_text(&whole, before, size) == 0 && put_words(&whole, &words, bits, bits_size) == 0)
+        made = PyUnicode_DecodeUTF8(whole.begin, whole.size, NULL);
+    PyMem_Free(whole.begin);
     return made;
+}
+
+/* The spans of words that stand one behind the other, of these lengths. */
+static PyObject *spans(PyObject *Py_UNUSED(module), PyObject *value)
+{
+    char *lengths, *made;
+    Py_ssize_t count;
+    if (PyBytes_AsStringAndSize(value, &lengths, &count) < 0)
+        return NULL;
+    PyObject *whole = PyBytes_FromStringAndSize(NULL, count * SPAN_BYTES);
+    if (whole == NULL)
+        return NULL;
+    made = PyBytes_AsString(whole);
+    uint32_t place = 0;
+    for (Py_ssize_t word = 0; word < count; word++) {
+        uint32_t length = (unsigned char)lengths[word], span = place << 8 | length;
+        memcpy(made + SPAN_BYTES * word, &span, SPAN_BYTES);
+        place += length;
+    }
+    return whole;
 }
 
 typedef unsigned char Bytes __attribute__((vector_size(16)));

@@ -116,6 +116,24 @@ def _ends(whole: Callable[[Request], bytes], request: Request) -> tuple[bytes, b
     return found[0] if found[0] == found[1] else None
 
 
+def around(make: Callable[[Request], bytes]) -> Callable[[int], tuple[bytes, bytes]] | None:
+    """What is before and behind the prompt in bodies that differ in it and their limit alone, by the limit. None where
+    the prompt is not in one place alone.
+    """
+    found = []
+    for prompt, limit in (("one prompt", 987_654_321), ("another", 123_456_789)):
+        parts = make(Request(id="", prompt=prompt, max_tokens=limit)).split(_encode(prompt))
+        found.append([part.split(b"%d" % limit) for part in parts])
+    if found[0] != found[1] or len(found[0]) != 2:
+        return None
+    before, after = found[0]
+
+    def ends(limit: int) -> tuple[bytes, bytes]:
+        return (b"%d" % limit).join(before), (b"%d" % limit).join(after)
+
+    return ends
+
+
 def _response_fields(request: Request, stream: bool, max_tokens: int | None) -> dict[str, Any]:
     """The fields of the Responses API. It has none that force a length; texts only, no token ids."""
     if isinstance(request.prompt, list):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loadgen_sdk import hashing
 from loadgen_sdk.dialects.body import body, maker
 from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.request import Request
@@ -22,7 +23,6 @@ from loadgen.core.execution import bodies, run
 from loadgen.core.execution.body_prefetch import BodyPrefetch, preparer
 from loadgen.core.execution.events import RunEvent, RunPlanned
 from loadgen.core.execution.plan import Plan, Settings, Tuning
-from loadgen.core.requests import hashing
 from loadgen.core.requests.build import build
 from loadgen.core.requests.prompts import Digest
 from loadgen.core.requests.tokenizer import load_tokenizer
@@ -90,7 +90,7 @@ def test_bodies_that_are_built_together_are_what_each_is_alone(tmp_path: Path, a
         return makes[number % targets](request)
 
     numbers = random.Random(3).sample(range(0, 500, 2), 90)
-    together = bodies.Bodies(prompts, prepare, 1)
+    together = bodies.Bodies(prompts, prepare, 1, alike=targets == 1)
     asked_for = iter(sorted(numbers))
     parts = [together.build(0, asked_for, most=most, cpu_s=100.0) for most in (1, 3, 8, 0, 20, None)]
     assert parts == [1, 3, 8, 0, 20, 58] and together.ahead(0) == 90 and together.build(0, asked_for) == 0

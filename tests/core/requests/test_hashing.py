@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from loadgen_sdk import compiled
-
-from loadgen.core.requests.hashing import in_python, summed
+from loadgen_sdk.hashing import in_python, summed
 
 LENGTHS = (0, 1, 127, 128, 129, 255, 256, 257, 3000)  # around the blocks of 128 bytes
 

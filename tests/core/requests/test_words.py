@@ -6,9 +6,9 @@ import random
 
 import pytest
 from loadgen_sdk import compiled
+from loadgen_sdk.words import in_python, writer
 
 from loadgen.core.requests.tokenizer import packaged
-from loadgen.core.requests.words import in_python, writer
 
 WORDS = {
     "the packaged": packaged().words,

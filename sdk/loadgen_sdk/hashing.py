@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from hashlib import blake2b
 
-from loadgen_sdk.compiled import module
+from .compiled import module
 
 Kept = list[tuple[int, bytes]]  # salts, from 0, and texts
 
