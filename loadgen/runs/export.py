@@ -107,7 +107,9 @@ def export(
         if not whole and out.is_file():
             out.unlink()
     simulated = any(target.simulated for target in stored.header.targets)
-    print(f"written: {out}{f' (of a SIMULATED server: {says})' * simulated}", file=sys.stderr)
+    others = [stage.name or "load" for stage in stored.header.stages if not stage.measured] if form == "csv" else []
+    unmeasured = f"; its rows of stage {', '.join(others)} are in no figure of the report" if others else ""
+    print(f"written: {out}{f' (of a SIMULATED server: {says})' * simulated}{unmeasured}", file=sys.stderr)
     return OK
 
 

@@ -8,6 +8,7 @@ from loadgen.core import format
 from loadgen.present.page import Axis, Band, Chart, Mark, Number, Series
 from loadgen.present.section import (
     Charts,
+    Kind,
     Links,
     Report,
     Said,
@@ -32,7 +33,7 @@ def report(repeats: RepeatSummary, runs: SweepCurve) -> Report:
     ]
     return _report(
         f"{format.counted(len(repeats.runs), 'run')} of one load",
-        Said(words.sentence(repeats), "good" if repeats.valid else "bad", large=True),
+        [Said(words.sentence(repeats), "good" if repeats.valid else "bad", large=True), *_slo(repeats, runs)],
         runs,
         {"": repeats},
         section("", Tiles(tiles), levels_text.measured(runs)),
@@ -49,7 +50,7 @@ def report_of_levels(levels: Sequence[tuple[str, RepeatSummary]], runs: SweepCur
     """Of a sweep that was repeated. `runs`: each run of each of its levels."""
     return _report(
         f"{format.counted(len(levels), 'level')}, repeated",
-        Said(words.sentence_of_levels(levels), large=True),
+        [Said(words.sentence_of_levels(levels), large=True)],
         runs,
         dict(levels),
         section("", levels_text.measured(runs)),
@@ -61,7 +62,22 @@ def report_of_levels(levels: Sequence[tuple[str, RepeatSummary]], runs: SweepCur
     )
 
 
-def _report(what: str, answer: Said, runs: SweepCurve, made: Mapping[str, RepeatSummary], *sections: Section) -> Report:
+def _slo(repeats: RepeatSummary, runs: SweepCurve) -> Iterator[Said]:
+    """In how many of the runs the SLO was met, and which missed it; nothing where nothing is promised."""
+    if not runs.slo:
+        return
+    sound = [level for level in runs.levels if level.valid]
+    over = {level.name for level in sound if level.slo_met is False}
+    missed = [name for name in repeats.runs if name in over]
+    met = sum(level.slo_met is True for level in sound)
+    kind: Kind = "bad" if missed else "good" if met == len(runs.levels) else "warn"
+    ends = f"; missed by {', '.join(missed)}" if missed else ""
+    yield Said(f"SLO met by {met} of {format.counted(len(runs.levels), 'run')}{ends}: {runs.slo}.", kind)
+
+
+def _report(
+    what: str, answer: Sequence[Said], runs: SweepCurve, made: Mapping[str, RepeatSummary], *sections: Section
+) -> Report:
     valid = all(one.valid for one in made.values())
     seeds = {run: seed for one in made.values() for run, seed in zip(one.runs, one.seeds, strict=True)}
     return Report(
@@ -72,7 +88,7 @@ def _report(what: str, answer: Said, runs: SweepCurve, made: Mapping[str, Repeat
         if valid
         else Warned("INVALID", words.NOT_VALID, "bad"),
         warned=[simulated()] if any(one.simulated for one in made.values()) else [],
-        answer=[answer],
+        answer=answer,
         sections=[*sections, _runs(runs, seeds)],
     )
 
@@ -104,13 +120,25 @@ def _charts(repeats: RepeatSummary) -> Iterator[Chart]:
 
 
 def _runs(runs: SweepCurve, seeds: Mapping[str, int | None]) -> Section:
-    head = ("run", "seed", "", "ok", "req/s", "tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p50")
+    head = (
+        "run",
+        "seed",
+        "verdict",
+        "ok",
+        "req/s",
+        "tokens/s",
+        "TTFT p50",
+        "TTFT p99",
+        "TPOT p50",
+        "TPOT p99",
+        "E2E p50",
+    )
     cells = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50")
     rows = [
         (
             level.name,
             str(seeds.get(level.name) if seeds.get(level.name) is not None else format.NONE),
-            "VALID" if level.valid else "INVALID",
+            levels_text.verdict(level),
             format.count(level.ok),
             format.quantity(level.requests_per_s),
             format.quantity(level.output_per_s),

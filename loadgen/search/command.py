@@ -374,7 +374,7 @@ def perform(
             load_search.tell(trial)
             trial_runner.keep(load_search)
             say(report.told(trial))
-            if not short and (short := report.too_short(trial, trial_s)):
+            if not short and unit != report.QUERIES and (short := report.too_short(trial, trial_s)):
                 say(f"note: {short}")
     except TargetError as error:
         if not load_search.told:

@@ -28,7 +28,7 @@ KINDS = {
     "confirm": "confirmation at full length",
     "sustain": "is it sustained?",
 }
-LONGER_TRIALS = "--duration; of mlperf --min-duration"
+QUERIES = " queries/s"  # what loads by MLPerf's rules are
 ENDINGS = {
     "": "not finished",
     "found": "found, and confirmed by a run at full length from empty",
@@ -38,7 +38,7 @@ ENDINGS = {
     "highest": "the highest load allowed holds: give a larger --high",
     "unconfirmed": "not confirmed: runs at full length failed where they should pass. Either the server does not come "
     "back to the same state between runs, or what builds up takes longer than a trial: search again, with longer ones "
-    f"({LONGER_TRIALS})",
+    "(--duration; of mlperf --min-duration)",
     "probes": "stopped: so many trials were allowed and no more",
     "time": "stopped: the time allowed is used up",
     "invalid": "stopped: two trials in a row were not valid measurements",
@@ -89,7 +89,7 @@ def too_short(result: TrialResult, trial_s: float) -> str:
         return ""
     return (
         f"the last answers came {format.duration(result.spent_s - load_s)} after a load of {format.duration(load_s)}: "
-        f"what so short a load confirms, a longer one may not bear. Begin again with longer trials ({LONGER_TRIALS})"
+        f"what so short a load confirms, a longer one may not bear. Begin again with a longer --duration"
     )
 
 
@@ -105,7 +105,7 @@ def headline(answer: SearchAnswer, results: Sequence[TrialResult], names: Sequen
     said = capacity(answer, results, unit)
     unknown = f" Whether it is sustained is not known: {answer.sustained_why}." if state == "confirmed" else ""
     if unknown and answer.lengths > 1:
-        unknown += f" Longer trials show it ({LONGER_TRIALS})."
+        unknown += f" Longer trials show it: {'--min-duration' if unit == QUERIES else '--duration'}."
     return f"Highest load within the SLO ({terms}), by search: {said}.{unknown} The search ended: {ended}."
 
 

@@ -23,6 +23,7 @@ import loadgen
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import summarize
 from loadgen.core.results import store
+from loadgen.core.results.manifest import StagePlan
 from loadgen.core.results.parquet import Frame, to_table, write
 from loadgen.formats import COUNTS
 from loadgen.interop import aiperf_records, benchmark_report, export, other_definitions, reader
@@ -341,6 +342,17 @@ def test_csv_has_a_line_per_request(tmp_path: Path, capsysbinary: pytest.Capture
     assert [line["status"] for line in lines] == ["ok" if s == 0 else "failed" for s in found["status"]]
     assert [float(line["due_ms"]) for line in lines] == (found["due_ns"] / 1e6).tolist()
     assert {line["ttft_ms"] for line in lines if line["status"] == "failed"} == {""}
+
+
+def test_csv_says_which_rows_the_report_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """104 requests of warm-up stood among 13,303, and nothing in the file says that they count for nothing."""
+    stages = (StagePlan(name="warm-up", arrival="poisson 8/s", measured=False), StagePlan(name="load"))
+    warmed = rows(1, 50)
+    warmed["stage"][10:] = 1
+    folders = runs.write(tmp_path / "w", warmed, stages=stages), runs.write(tmp_path / "r", rows(1, 50))
+    for folder, said in zip(folders, (True, False), strict=True):
+        assert exits("export", str(folder), "--as", "csv", "-o", str(tmp_path / "r.csv")) == 0
+        assert ("its rows of stage warm-up are in no figure" in capsys.readouterr().err) is said
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,15 @@ def test_the_interval_is_that_of_the_runs_among_each_other() -> None:
     assert "TPOT p50, ms" in text and "spread" in text and "Student" in text
 
 
+def test_repeats_say_whether_the_slo_was_met() -> None:
+    """The list said "SLO missed", and the report of the same folder nothing but VALID."""
+    three = summaries(1, 2, 3, by=(1.0, 20.0, 20.0))
+    said = " ".join(shown(summarize_repeats([(f"r{i}", one) for i, one in enumerate(three)]), three).split())
+    assert "SLO met by 1 of 3 runs; missed by r1, r2: TTFT p99" in said and " MISSED " in said
+    kept = [three[0]] * 2
+    assert "SLO met by 2 of 2 runs: TTFT p99" in shown(summarize_repeats([("a", kept[0]), ("b", kept[1])]), kept)
+
+
 def test_one_run_has_no_interval() -> None:
     made = summarize_repeats([("r1", summaries(1)[0])])
     assert all(one.low is None and one.high is None and one.spread is None for one in made.figures)
