@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from os.path import isfile
 from typing import Literal, NamedTuple
 
 from loadgen_sdk.errors import Code as SdkCode
@@ -155,16 +156,17 @@ class Faults(Exception):
         return "\n".join(str(fault) for fault in self.faults)
 
 
-_URL = r"[A-Za-z][A-Za-z0-9+.-]*:/"
-
-
 def nothing_there(path: object, hint: str, what: str = "no such folder") -> UserError:
-    """The fault where a result is asked for and nothing is at its path: a URL (its Path lacks one /) is told as one."""
-    if re.match(_URL, str(path)):
-        what = "this is a URL; a result is a folder or file of this machine"
+    """The fault where a result is asked for and none is at its path: a URL (its Path lacks one /) is told as one, and
+    so is a file."""
+    code: Code = "missing_file"
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", str(path)):
+        code, what = "invalid_value", "this is a URL; a result is a folder or file of this machine"
         hint = "a server is measured first: loadgen search (or run, sweep) --url URL; then give the folder of that"
-        return UserError("invalid_value", what, str(path), hint)
-    return UserError("missing_file", what, str(path), hint)
+    elif isfile(str(path)):
+        code, what = "wrong_format", "a file, not a folder"
+        hint += f"; of a bundle: unzip {path}, then give result"
+    return UserError(code, what, str(path), hint)
 
 
 def codes(raised: Fault | Faults) -> tuple[Code, ...]:

@@ -35,6 +35,9 @@ def read_result(path: Path) -> ForeignResult:
 
 def parse_result(data: bytes, where: str = "") -> ForeignResult:
     """The result in the bytes of a file; `where` names it. Raises UserError for the file of an unknown tool."""
+    if data.startswith(b"PK"):
+        hint = f"of a bundle: unzip {where}, then give result"
+        raise UserError("wrong_format", "an archive, not a result", where, hint)
     text = data.decode("utf-8", "replace")
     try:
         value, line_count = _json(text)

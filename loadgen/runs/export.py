@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loadgen import formats
+from loadgen import formats, result_kinds
 from loadgen.core import format
 from loadgen.core.errors import OK, UserError
 from loadgen.formats import FORMATS
@@ -85,6 +85,10 @@ def export(
     if is_run(folder) and not store.has_rows(folder):
         hint = "export a run with records"
         raise UserError("no_records", "only the summary of this run was kept, not its records", str(folder), hint)
+    if not is_run(folder) and folder.is_dir() and (runs := result_kinds.ask(folder, "runs")):
+        raise UserError(
+            "ambiguous", "several runs, and one is exported", str(folder), f"name one of them, like {runs[-1]}"
+        )
     stored = request_gaps.read(folder)
     data = formats.call(row, "write", summarize(*stored), stored)
     parts = [data] if isinstance(data, bytes) else json_parts(data) if isinstance(data, Mapping) else data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +371,29 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         in capsys.readouterr().err
     )
     assert exits("export", str(tmp_path), "--as", "csv") == 2
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [("report", "b.zip"), ("compare", "b.zip", "b.zip"), ("export", "b.zip", "--as", "csv"),
+     ("cost", "b.zip", "--accept-sample-prices"), ("bundle", "b.zip", "-o", "c.zip")],
+)  # fmt: skip
+def test_a_bundle_in_the_place_of_a_folder_says_how_to_get_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, typed: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile("b.zip", "w") as archive:
+        archive.writestr("result/run.json", "{}")
+    assert exits(*typed) == 2
+    assert "of a bundle: unzip b.zip, then give result" in capsys.readouterr().err
+
+
+def test_of_several_runs_one_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("r1", "r2"):
+        runs.write(tmp_path / "repeated" / name, rows(1, 50))
+    (tmp_path / "repeated" / "repeats.json").write_text("{}")
+    assert exits("export", str(tmp_path / "repeated"), "--as", "csv") == 2
+    assert "name one of them, like" in capsys.readouterr().err
 
 
 def test_a_folder_of_another_tool_is_known_by_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,11 +30,8 @@ class Senders(Protocol):
 
 def known(settings: Settings) -> KnownTarget | None:
     """What is known of the target without asking it; None where nothing is."""
-    row = settings.backend
-    if not row.known:
-        return None
-    found: KnownTarget = BACKENDS.function(row, row.known, gives(KnownTarget))(settings)
-    return found
+    row, given = settings.backend, gives(KnownTarget)
+    return BACKENDS.function(row, row.known, given)(settings) if row.known else None  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
