@@ -31,7 +31,7 @@ class Senders(Protocol):
 def known(settings: Settings) -> KnownTarget | None:
     """What is known of the target without asking it; None where nothing is."""
     row, given = settings.backend, gives(KnownTarget)
-    return BACKENDS.function(row, row.known, given)(settings) if row.known else None  # type: ignore[no-any-return]
+    return BACKENDS.function(row, row.known, given)(settings) if row.known else None
 
 
 @contextlib.contextmanager
