@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -50,7 +50,8 @@ Timed = tuple[NDArray[np.int64], NDArray[np.float64]]  # due instants in ns and 
 
 
 class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One recorded run. `rows`: `record.ROW` of all stages; `gaps`: gaps between events of the measured stages."""
+    """One recorded run. `rows`: `record.ROW` of all stages, or what has their columns; `gaps`: gaps between events of
+    the measured stages."""
 
     folder: str
     header: Header
@@ -63,7 +64,12 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     def without_dropped(self) -> RecordedRun:
         """The run without the starts that the client dropped at its in-flight cap."""
-        return replace(self, rows=self.rows[self.rows["status"] != DROPPED])
+        return self._chosen(self.rows["status"] != DROPPED)
+
+    def _chosen(self, mask: NDArray[np.bool_]) -> RecordedRun:
+        """The run with some of its rows, of which none are made: of millions they are columns in a file."""
+        rows: Any = Columns(self.rows, mask)
+        return self if mask.all() else replace(self, rows=rows)
 
     def only(self, class_name: str) -> RecordedRun:
         """The requests of one class, with its SLO. Raises Missing where the run has no such class."""
@@ -72,10 +78,9 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
             raise Missing(f"the run has no class {class_name}")
         part = next(one for one in self.summary.classes if one.name == class_name)
         return replace(
-            self,
+            self._chosen(of_class(self.header, class_name, self.rows)),
             header=msgspec.structs.replace(self.header, slo=plan.slo),
             summary=msgspec.structs.replace(self.summary, goodput=part.goodput, sessions=part.sessions),
-            rows=self.rows[of_class(self.header, class_name, self.rows)],
         )
 
     def of_tasks(self) -> RecordedRun:

@@ -170,9 +170,10 @@ def _level_runs(folder: Path, level: str, trouble: dict[str, str]) -> MeasuredLe
     )
 
 
-def read_run(folder: Path, under: Path) -> RecordedRun:
-    """One run of a validation, read from its records. `under` is the folder of the validation."""
-    stored = store.read_run(folder)
+def read_run(folder: Path, under: Path, most: float = store.LAZY_ROWS) -> RecordedRun:
+    """One run of a validation, read from its records. `under` is the folder of the validation; more rows than `most`
+    stay in their file."""
+    stored = store.read_run(folder, most=most, by_stage=False)
     summary = run_folder.kept_summary(folder)
     return RecordedRun(
         folder=str(folder.relative_to(under)),

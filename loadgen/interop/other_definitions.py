@@ -148,8 +148,8 @@ def theirs(header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) ->
     def of(name: str) -> NDArray[np.int64]:
         if name != "role_event":
             return columns[name][known]
-        first, role = of("first_token_ns"), of("first_event_ns")
-        return np.where(role < 0, first, role) if header.api == "chat" else first
+        role = of("first_event_ns" if header.api == "chat" else "first_token_ns")
+        return np.where(role < 0, of("first_token_ns"), role) if role.min(initial=0) < 0 else role
 
     @cache
     def like(name: str) -> str:

@@ -398,5 +398,5 @@ def _drive(url: str, workload: Workload, folder: Path) -> _DrivenRun:
         store.replace(folder / "run.json", manifest.encode(run_header.header(plan, workload, begins)))
         runner.run(work(plan, 0, 1, gate, lambda driver: None))
     end_ns = monotonic_ns()
-    stored = store.read_run(folder)
+    stored = store.read_lightly(folder, by_stage=False)
     return _DrivenRun(stored.rows, summarize(*stored), plan.job.run_id, starts[0], end_ns)

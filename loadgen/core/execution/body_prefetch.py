@@ -44,8 +44,7 @@ class BodyPrefetch(Bodies):
 
     def __init__(self, job: Job, part: Schedule, prompts: Prompts) -> None:
         prepare = preparer(job, prompts)
-        linked = job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None
-        super().__init__(prompts, prepare, 0, linked=linked)
+        super().__init__(prompts, prepare, 0, linked=linked(job))
         self._part, self._tuning = part, job.settings.tuning
         self._received: dict[int, tuple[bytes, Built]] = {}
         self._received_bytes = 0
@@ -213,6 +212,11 @@ def _window(part: Schedule, span: StageSpan) -> Iterator[int]:
     if not span.lanes:
         for chain in range(part.part, len(span.offsets), part.parts):
             yield part.first_number(span.first_chain + chain)
+
+
+def linked(job: Job) -> bool:
+    """Whether a later turn names the answer before it by its id, and sends only what is new."""
+    return job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None
 
 
 def preparer(job: Job, prompts: Prompts) -> Callable[[int, Request], bytes]:

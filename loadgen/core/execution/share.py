@@ -27,7 +27,7 @@ from loadgen.core import child_process
 from loadgen.core.errors import TargetError
 from loadgen.core.execution import step_targets
 from loadgen.core.execution.bodies import Bodies
-from loadgen.core.execution.body_prefetch import BodyPrefetch, preparer
+from loadgen.core.execution.body_prefetch import BodyPrefetch, linked, preparer
 from loadgen.core.execution.events import StepBegun
 from loadgen.core.execution.head_lines import head_lines
 from loadgen.core.execution.plan import Job, Plan, Tuning
@@ -101,9 +101,8 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
     if beside and settings.client == "wire" and make_steering is None:
         bodies: Bodies = BodyPrefetch(job, part, requests)
     else:
-        linked = job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None
         alike = step_targets.serving(settings, requests) is None
-        bodies = Bodies(requests, preparer(job, requests), len(part.stages), linked=linked, alike=alike)
+        bodies = Bodies(requests, preparer(job, requests), len(part.stages), linked=linked(job), alike=alike)
     spool = Spool(job.folder, share, settings.tuning.segment_rows)
     secrets = [*(endpoint.api_key for endpoint in settings.endpoints), *header_secrets(settings.headers)]
 

@@ -96,10 +96,8 @@ class Cell:
         """The sample of a figure of requests, or one that was added under this name."""
         if not self.exact or not _sample_of(name):
             return self.samples.setdefault(name, Values() if self.exact else Histogram())
-        values = Values()
-        for block in (block for columns in self.columns for block in columns.blocks()):
-            values.add(_values(block, name))
-        return values
+        blocks = (block for columns in self.columns for block in columns.blocks())
+        return Values.of((_values(block, name) for block in blocks), sum(map(len, self.columns)))
 
     def distribution(self, name: str) -> Distribution:
         """The distribution of a sample, of a cell to which nothing is added any more."""
@@ -332,9 +330,9 @@ def _amounts(columns: Columns, name: str, slo: Slo | None) -> tuple[NDArray[np.i
         end = np.where(end < 0, start, end)
         return start, end, (end - start) / 1e9
     if name == "input":  # a prompt has been processed when the first token comes
-        first = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])
-        known = ok & (columns["input_tokens"] >= 0)
-        return first[known], first[known], columns["input_tokens"][known]
+        known = by_column.or_all(ok & (columns["input_tokens"] >= 0))
+        first = by_column.first_tokens(columns, known)
+        return first, first, columns["input_tokens"][known]
     ended = columns["end_ns"][outcomes.meets(columns, slo) if name == "good" and slo else ok]
     return ended, ended, np.ones(len(ended), np.int64)
 
@@ -407,21 +405,23 @@ class Accumulator:
         return blocks, self.block_ns
 
     def _add_by_time(self, columns: Columns) -> None:
-        ok = by_column.or_all(columns.where(OK))
-        due = columns["due_ns"][ok]
+        ok = columns.where(OK)
+        due = columns["due_ns"][by_column.or_all(ok)]
         if len(due) == 0:
             return
         while int(due.max()) >= self.block_ns * BLOCKS:
             self._join_blocks()
-        places = (due // self.block_ns).astype(np.int8)
+        places = np.floor_divide(due, self.block_ns, out=np.empty(len(due), np.int8), casting="unsafe")
+        del due
         self._reach_block(int(places.max()))
         sizes = np.bincount(places, minlength=len(self.blocks))
         order = np.argsort(places, kind="stable").astype(np.int32)  # half as large
-        del due, places
+        del places
+        order = order if len(order) == len(columns) else np.flatnonzero(ok).astype(np.int32)[order]
         for block, size in zip(self.blocks, sizes.tolist(), strict=True):
             block.requests += size
         for metric in SHOWN:
-            parts = np.split(columns.measure(metric)[ok][order], np.cumsum(sizes)[:-1])
+            parts = np.split(columns.measure(metric)[order], np.cumsum(sizes)[:-1])
             for block, values in zip(self.blocks, parts, strict=True):
                 block.of[metric].add(defined(values))
 

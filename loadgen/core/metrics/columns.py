@@ -411,10 +411,11 @@ def token_spans(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64],
     Both instants are the end of the request where it was not streamed.
     """
     known = columns.where(OK) & (columns["output_tokens"] >= 0) & (columns["end_ns"] >= 0)
-    chosen = or_all(known)
+    own = or_all(known)
+    return first_tokens(columns, own), first_tokens(columns, own, "last_token_ns"), columns["output_tokens"][own]
 
-    def instants(name: str) -> NDArray[np.int64]:
-        found = columns[name][chosen]
-        return np.where(found < 0, columns["end_ns"][chosen], found) if found.min(initial=0) < 0 else found
 
-    return instants("first_token_ns"), instants("last_token_ns"), columns["output_tokens"][chosen]
+def first_tokens(columns: Columns, own: NDArray[np.bool_] | slice, name: str = "first_token_ns") -> NDArray[np.int64]:
+    """Of some rows the instants of the first token, or others; of those that were not streamed the end."""
+    found = columns[name][own]
+    return np.where(found < 0, columns["end_ns"][own], found) if found.min(initial=0) < 0 else found

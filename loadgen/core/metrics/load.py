@@ -99,13 +99,11 @@ def in_flight(everything: Sequence[Columns], stretch: Span | Window) -> tuple[fl
     if stretch.start_s is None or stretch.end_s is None:
         return None, None
     low, high = round(stretch.start_s * 1e9), round(stretch.end_s * 1e9)
-    pairs = []
+    pairs = []  # with those in flight at some time in the interval
     for part in everything:
         sent, done = part["sent_ns"], part["done_ns"]
-        # in flight at some time in the interval
-        overlapping = or_all((sent >= 0) & (sent <= high) & ((done < 0) | (done >= low)))
-        pairs.append((sent[overlapping], done[overlapping]))
-    starts, ends = (np.concatenate([pair[i] for pair in pairs]) for i in (0, 1))
+        pairs.append((part, or_all((sent >= 0) & (sent <= high) & ((done < 0) | (done >= low)))))
+    starts, ends = (np.concatenate([part[name][own] for part, own in pairs]) for name in ("sent_ns", "done_ns"))
     endless = ends < 0
     ends[endless] = np.maximum(starts[endless], high)
     total_ns = np.int64(0)
@@ -136,6 +134,7 @@ def gap_variation(instants_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> 
         gaps = np.diff(np.sort(instants_ns[or_all(stages == stage)]))
         if len(gaps) and gaps.sum() > 0:
             pooled.append(gaps / gaps.mean())
+        del gaps  # as long as all that are pooled
     if not pooled:
         return None
     return float(together(pooled).std())

@@ -150,6 +150,17 @@ class Values:
         self._parts: list[NDArray[np.int64]] = []
         self._in_order = False  # there is one part, in order
 
+    @classmethod
+    def of(cls, parts: Iterable[NDArray[np.int64]], most: int) -> Values:
+        """The values of arrays, `most` at most, put in order in one array: of millions there is no second one."""
+        values, whole, count = cls(), np.empty(most, np.int64), 0
+        for part in parts:
+            whole[count : (count := count + len(part))] = part
+        values.add(whole[:count])
+        values._parts[0].sort()
+        values._in_order = True
+        return values
+
     def add(self, values_ns: NDArray[np.int64]) -> None:
         """Add the values of an int64 array."""
         small = len(values_ns) and values_ns.min() >= 0 and values_ns.max() < 1 << 31
@@ -180,9 +191,10 @@ class Values:
         n = self.count
         if n == 0:
             return Distribution()
-        values = np.concatenate(self._parts)
-        values.sort()  # faster than to part them at five places
-        self._parts, self._in_order = [values], True
+        if not self._in_order:
+            self._parts, self._in_order = [np.concatenate(self._parts)], True
+            self._parts[0].sort()  # faster than to part them at five places
+        values = self._parts[0]
         largest = int(values[-1])
         total = sum(
             int(part.sum(dtype=np.int64)) for part in np.array_split(values, 1 + n * largest // 2**62)

@@ -1,0 +1,50 @@
+"""What is worked out of millions of requests holds few arrays as long as they are."""
+
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from loadgen.core.metrics.accumulator import Cell
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.metrics.load import gap_variation, in_flight
+from loadgen.core.metrics.windows import Span
+from loadgen.core.results.record import ROW
+from loadgen.core.stats.quantiles import Values
+
+COUNT = 500_000
+S = 10**9
+
+
+def cell() -> Cell:
+    """A cell of answers that took up to 50 s, after some failed ones."""
+    rows, draw = np.zeros(COUNT, ROW), np.random.default_rng(1)
+    rows["due_ns"] = rows["sent_ns"] = np.arange(COUNT) * 1_000
+    rows["first_token_ns"] = rows["due_ns"] + draw.integers(1, 50 * S, COUNT)
+    rows["end_ns"] = rows["done_ns"] = rows["last_token_ns"] = rows["first_token_ns"] + 5
+    rows["input_tokens"], rows["status"][:1_000], rows["sent_ns"][:1_000] = 7, 1, -1
+    found = Cell(exact=True)
+    found.columns.append(Columns(rows))
+    return found
+
+
+CASES: dict[str, tuple[Callable[[Cell], object], float]] = {
+    "distribution": (lambda of: Values.of(np.array_split(of.columns[0]["done_ns"], 9), COUNT).distribution(), 1.2),
+    "in flight": (lambda of: in_flight(of.columns, Span(start_s=0.0, end_s=60.0, duration_s=60.0)), 3.5),
+    "gaps": (lambda of: gap_variation(of.columns[0]["done_ns"], of.columns[0]["stage"]), 2.6),
+    "input": (lambda of: of.amount("input").between(0.0, 50.0), 3.6),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_few_arrays_are_as_long_as_the_run(name: str) -> None:
+    work, most = CASES[name]
+    of = cell()
+    for field in ("sent_ns", "done_ns", "first_token_ns", "end_ns", "status", "stage", "input_tokens"):
+        of.columns[0][field]  # kept as those of a file are
+    tracemalloc.start()
+    work(of)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < most * 8 * COUNT, f"{peak / 8 / COUNT:.2f} arrays"
