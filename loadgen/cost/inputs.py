@@ -95,7 +95,9 @@ def _refuse_unfinished(stored: capacity.Capacity, file: Path, *, allowed: bool) 
     if stored.state == "none":
         raise UnsoundEvidence("unsound", f"no capacity was found: {stored.bound_why}", str(file), "a slower load")
     rate = f"{stored.rate_per_s:.4g} {stored.unit}/s"
-    so_far = f"at least {rate} held so far" if stored.rate_per_s else "no load was shown to hold so far"
+    so_far = f"; at least {rate} held so far" if stored.rate_per_s else "; no load was shown to hold so far"
+    if stored.bound_why == capacity.OF_ONE_RUN:  # its steps held, which is not what is asked
+        so_far = ""
     if allowed and stored.rate_per_s:
         return
     hint = stored.what_to_do if _is_a_search(stored.go_on) else "loadgen search --resume goes on with it"
@@ -103,7 +105,7 @@ def _refuse_unfinished(stored: capacity.Capacity, file: Path, *, allowed: bool) 
         hint = f"loadgen report {shlex.quote(str(file.parent))} says why it stopped, and what to do"
     if stored.rate_per_s:
         hint += "; or --allow-invalid: at least that rate, at most so many machines"
-    raise UnsoundEvidence("unsound", f"{stored.bound_why}; {so_far}", str(file), hint)
+    raise UnsoundEvidence("unsound", f"{stored.bound_why}{so_far}", str(file), hint)
 
 
 def _is_a_search(command: str) -> bool:

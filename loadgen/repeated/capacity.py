@@ -123,7 +123,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         if self.state == "none":
             return "no load held"
         if self.state == "stopped":
-            return f"stopped, at least {rate}" if self.rate_per_s else "stopped, no load was shown to hold"
+            none = "no load was sustained" if self.bound_why == OF_ONE_RUN else "no load was shown to hold"
+            return f"stopped, at least {rate}" if self.rate_per_s else f"stopped, {none}"
         return ", ".join(filter(None, (("at least " if self.lower_bound else "") + rate, self.state or "")))
 
     @property

@@ -210,12 +210,14 @@ class LoadSearch:
 
     def tell(self, told: TrialResult) -> None:
         """Record the result of a trial. An invalid one says nothing about its load, which is tried again; a second one
-        in a row ends the search.
+        in a row ends the search. Where each load so far missed and the next sends too few requests to be judged, none
+        holds: still lower ones would send fewer.
         """
         again = bool(self.told) and self.told[-1].outcome == "invalid"
         self.told.append(told)
         if told.outcome == "invalid" and again:
-            self.stopped = "invalid"
+            nothing = self._held is None and self._missed is not None and told.code == "too_few"
+            self.stopped = "none" if nothing else "invalid"
 
     def stop(self, reason: str) -> None:
         """End the search for a reason from outside: interrupted, out of time. The first reason stands."""

@@ -104,13 +104,13 @@ def _limit(trials: Sequence[TrialResult], summaries: Mapping[str, Summary]) -> I
     times = f" (over {lowest.ask.lengths:g} times the length of a trial)" if lowest.ask.lengths > 1 else ""
     missed, why = ("missed", lowest.why) if lowest.outcome == "over" else ("held and grew", lowest.sustained_why)
     yield f"at {lowest.ask.load:.4g}, the lowest load that {missed}{times}: {why}."
-    terms: dict[str, int] = {}
+    terms: dict[str, list[bool]] = {}  # of a trial that ended after few requests it is not known
     for trial in over:
         if trial.folder in summaries:
             for promise, met in judged(summaries[trial.folder]):
-                terms[promise] = terms.get(promise, 0) + (met is False)
-    if len(terms) > 1:
-        counts = (f"{name} by {count} of {len(over)}" for name, count in terms.items())
+                terms.setdefault(promise, []).extend([] if met is None else [not met])
+    if len(terms) > 1 and any(terms.values()):
+        counts = (f"{name} by {sum(missed)} of {len(missed)}" for name, missed in terms.items())
         yield f"Missed by the loads above: {', '.join(counts)}."
 
 

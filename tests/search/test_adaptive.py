@@ -128,7 +128,7 @@ def test_a_search_in_one_run_that_was_stopped_gives_no_capacity_anywhere(
         assert "begin again with: loadgen search qa --continuous" in error
     assert exits("report", str(folder.parent)) == 0
     listed = capsys.readouterr().out
-    assert "stopped, no load was shown to hold" in listed and "VALID" not in listed
+    assert "stopped, no load was sustained" in listed and "VALID" not in listed
 
 
 def test_a_search_in_one_run_is_listed_and_compared_by_its_capacity(

@@ -956,6 +956,22 @@ def test_a_trial_shorter_than_its_answers_is_said(spent_s: float, lengths: float
     assert says in said and bool(said) == bool(says) and ("--duration" in said) == bool(says)
 
 
+def test_where_no_load_holds_the_search_says_so_and_not_that_it_was_stopped() -> None:
+    """TPOT of 1 ms: it halved the load to one request a trial and ended "not valid", with a hint at longer trials."""
+    search = LoadSearch(low=1e-3, high=1000, start=1)
+    while (ask := search.ask()) is not None:
+        few = ask.load < 0.01
+        search.tell(
+            TrialResult(
+                ask=ask, outcome="invalid" if few else "over", early=not few, spent_s=5, offered=ask.load, noise=0.1,
+                code="too_few" if few else "misses",
+            )
+        )  # fmt: skip
+    assert search.answer.reason == "none" and search.answer.load is None
+    assert load_search.exit_code(search.answer) == 1
+    assert "no load holds" in " ".join(found_text(search.answer, search.told).split())
+
+
 @pytest.mark.parametrize(("code", "goes_on"), [("too_few", False), ("unfinished", False), ("sent_late", True)])
 def test_a_search_whose_load_cannot_be_judged_is_not_gone_on_with(code: str, goes_on: bool) -> None:
     """Two trials of three requests ended it, and --resume made the same two again."""
