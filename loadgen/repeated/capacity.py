@@ -144,7 +144,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         """Which run of its search is compared, and how much of its load was shown."""
         how = "sustained" if self.sustained else "confirmed" if self.confirmed else "the highest that held"
         run = "" if self.evidence == "." else f": {self.evidence}"
-        return f"the run of the search at its capacity, {self.rate_per_s:.4g} {self.unit}/s, {how}{run}"
+        interval = "" if self.low_per_s is None else f" ({self.low_per_s:.4g} to {self.high_per_s:.4g})"
+        return f"the run of the search at its capacity, {self.rate_per_s:.4g} {self.unit}/s{interval}, {how}{run}"
 
 
 OF_ONE_RUN = "the search was stopped before it had sustained a load"

@@ -956,6 +956,13 @@ def test_a_trial_shorter_than_its_answers_is_said(spent_s: float, lengths: float
     assert says in said and bool(said) == bool(says) and ("--duration" in said) == bool(says)
 
 
+def test_two_capacities_that_are_compared_stand_there_with_their_intervals() -> None:
+    """Does it still hold after the upgrade? 30.4 stood against 30.51, and not that both reach to 31.4."""
+    held = capacity.Capacity(rate_per_s=30.4, low_per_s=30.39, high_per_s=31.39, method="search", sustained=True)
+    assert "30.4 requests/s (30.39 to 31.39), sustained" in held.stands_for
+    assert "30.4 requests/s, sustained" in msgspec.structs.replace(held, low_per_s=None, high_per_s=None).stands_for
+
+
 def test_where_no_load_holds_the_search_says_so_and_not_that_it_was_stopped() -> None:
     """TPOT of 1 ms: it halved the load to one request a trial and ended "not valid", with a hint at longer trials."""
     search = LoadSearch(low=1e-3, high=1000, start=1)
