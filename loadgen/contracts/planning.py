@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from loadgen.contracts.schema import OF_TASKS, ContractLevel, Planned, PlannedClass, Promise
 from loadgen.core import format
 from loadgen.core.schedule.chains import of_requests
-from loadgen.core.workload import Closed, Mix, Ramp, Replay, Stage, Workload
+from loadgen.core.workload import Closed, Mix, Ramp, Replay, Stage, Synthetic, Workload
 
 JUDGED_HERE = ("failure_share", "not_offered_share")  # limits of a valid run that the contract judges itself
 DRAWN = 200  # starts of a class, to know how many requests one has on average
@@ -127,7 +127,8 @@ def planned_words(level_plan: Planned) -> list[str]:
     level = level_plan.level
     each = "" if level_plan.requests is None else f", {format.counted(level_plan.requests, 'request')}"
     tasks = sum(one.share for one in level_plan.classes if one.is_session) * (level_plan.starts or 0)
-    each = f", {tasks:,.0f} tasks{each}" if tasks else each
+    of = "conversations" if isinstance(level_plan.workload.requests, Synthetic) else "tasks"  # as its run says
+    each = f", {tasks:,.0f} {of}{each}" if tasks else each
     length = "" if level_plan.duration_ns is None else f", {format.duration(level_plan.duration_ns / 1e9)}"
     lines = [f"level {level.name}: {level.workload}{each}{length}, {format.counted(level.repeats, 'run')}"]
     lines += [f"  {shortened}"] if (shortened := shortened_words(level_plan)) else []

@@ -240,7 +240,9 @@ def _conditions(validation: Validation, measured: Measured | None) -> Facts:
 
 
 def _horizon(validation: Validation) -> str:
-    return "" if validation.horizon_s is None else f"for what comes back within {format.duration(validation.horizon_s)}"
+    if validation.horizon_s is None:
+        return ""
+    return f"asked for what comes back within {format.duration(validation.horizon_s)}"
 
 
 def _timeline(runs: Mapping[str, Summary]) -> Section:

@@ -27,7 +27,7 @@ from queueing import fail, rows, run
 from refusals import refused
 from runs import write as write_run
 
-from loadgen.contracts import prediction, quantile_interval, sections, steady_samples
+from loadgen.contracts import planning, prediction, quantile_interval, sections, steady_samples
 from loadgen.contracts import run as validation
 from loadgen.contracts import verdict as judge
 from loadgen.contracts.evaluate import MeasuredLevel
@@ -1061,6 +1061,15 @@ def test_a_shorter_run_takes_the_rows_of_the_longer_one_and_no_memory_of_its_own
         due: Any = part.rows["due_ns"]
         assert sorted(due.tolist()) == sorted(one for one in whole.rows["due_ns"].tolist() if one < length_s * 1e9)
         assert np.shares_memory(due, ahead.rows["due_ns"]), "of each length the rows are copied"
+
+
+@pytest.mark.parametrize(("workload", "noun"), [("agentic", "conversations"), ("rag-pipeline", "tasks")])
+def test_a_dry_run_counts_what_the_run_counts(tmp_path: Path, workload: str, noun: str) -> None:
+    """It planned 25,200 tasks, and the run sent 24,738 conversations."""
+    level = f"{{name: a, workload: {workload}, rate: 7/s, duration: 1h, must: [{{errors: 1%}}]}}"
+    (tmp_path / "c.yaml").write_text(f"name: c\nlevels:\n  - {level}\n")
+    (planned,) = load_contract(tmp_path / "c.yaml").levels
+    assert f" 25,200 {noun}, " in planning.planned_words(planned)[0]
 
 
 def test_a_dry_run_judges_no_length_twice_and_no_term_below_what_it_needs(tmp_path: Path) -> None:
