@@ -337,6 +337,8 @@ def test_a_search_is_compared_by_the_run_at_its_capacity(
     assert exits("compare", made / "search", made / "search" / "p00-15.9889", "--anyway") in (0, 3)
     assert evidence in capsys.readouterr().out
     assert exits("compare", "--save", "peak", made / "search", "--in", tmp_path / "kept") == 0
+    assert exits("compare", "--save", "levels", made / "sweep", "--in", tmp_path / "kept") == 2, "no one side"
+    assert "name one of them" in capsys.readouterr().err and not (tmp_path / "kept" / "levels").exists()
     shutil.copytree(made / "search", tmp_path / "none")
     (tmp_path / "none" / "capacity.json").unlink()
     with refused(Faults, "no_figure"):

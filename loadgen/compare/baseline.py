@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+from loadgen.compare.inputs import read_sides
 from loadgen.core.errors import UserError
 
 
@@ -23,6 +24,7 @@ def save(name: str, result: Path, kept: Path, *, force: bool) -> Path:
             "no_result", "neither a run nor a folder of repeats", str(result), "give what loadgen run -o wrote"
         )
     files.refuse_links(result)
+    read_sides([result])  # what is more than one side could not be compared with later
     if folder.exists():
         if not force:
             raise UserError("file_exists", "there is a baseline of this name", str(folder), "another name, or --force")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 from msgspec import Struct
 
 from loadgen.core import format
-from loadgen.core.errors import Fault, Faults
+from loadgen.core.errors import Fault, Faults, UserError
 from loadgen.core.slo import Slo
 from loadgen.core.stats.quantiles import name as percentile
 from loadgen.core.units import Wrong
@@ -506,4 +506,10 @@ def find(path: Path) -> Path:
 def text_of(file: Path, as_given: str) -> str:
     """The text of a contract file. Raises UserError for a file that is missing, unreadable, too large or not UTF-8."""
     hint = f"the path of a YAML file, or one of {', '.join(packaged('contracts'))}"
-    return read_text(file, as_given, "contract", lambda: hint, hint)
+    if as_given in packaged("workloads"):
+        hint = f"{as_given} is a workload: loadgen run {as_given}; {hint}"
+    text = read_text(file, as_given, "contract", lambda: hint, hint)
+    if re.search(r"(?m)^(requests|stages):", text) and not re.search(r"(?m)^levels:", text):
+        hint = f"loadgen run {as_given}; a contract names it in one of its `levels`"
+        raise UserError("wrong_format", "a workload, not a contract", as_given, hint)
+    return text

@@ -24,6 +24,8 @@ from loadgen.shell import completion, parsing
 from loadgen.shell.options import PACKAGED
 from loadgen.shell.run_options import COMMAND_OPTIONS, PANELS
 
+CONTRACT, WORKLOAD = (str(packaged(kind)[name]) for kind, name in (("contracts", "rag"), ("workloads", "qa")))
+
 
 @pytest.mark.parametrize(
     "arguments",
@@ -74,6 +76,9 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
         (["run", "qa", "-c", "4", "http://h:8000"], "http://h:8000 is an endpoint", "--url http://h:8000"),
         (["size", "rag", "here", "--users", "many"], '"many" is no whole number', "5000 or 5k"),
         (["run", "chatbot"], "no such workload", "loadgen validate chatbot"),
+        (["run", CONTRACT], "a contract, not a workload", f"loadgen validate {CONTRACT}"),
+        (["validate", "qa"], "no such contract", "loadgen run qa"),
+        (["validate", WORKLOAD], "a workload, not a contract", f"loadgen run {WORKLOAD}"),
         (["run", "--isl", "100"], "--input-tokens alone", "add --output-tokens"),
         (["run", "--dataset", __file__], "", ""),
     ],

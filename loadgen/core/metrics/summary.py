@@ -482,7 +482,7 @@ def load_summary(data: bytes, where: str = "summary.json") -> Summary:
 
     Raises UserError for data that is no summary, and for a summary of a newer schema.
     """
-    hint = "loadgen report DIR --json > DIR/summary.json makes it again"
+    hint = f"loadgen report {(at := where.rpartition('/')[0] or 'DIR')} --json > {at}/summary.json makes it again"
     summary = decoded(data, Summary, where, "a summary of a run", hint, schema=SCHEMA)
     verdict = validity.with_codes(summary.verdict)
     state = validity.state_reasons(summary.run.state)

@@ -112,17 +112,15 @@ def of_dataset(dataset: str | Path, overrides: Overrides = NONE, base: str | Non
 
     base: a workload file or name that gives everything but the requests. Raises `Faults`.
     """
-    name = str(dataset)
-    place = name
+    name = place = str(dataset)
     if not name.startswith("hf:"):
         hint = "a file (JSONL, JSON list, CSV, Parquet, Arrow), or a data set of Hugging Face: hf:ORG/NAME"
         _check_is_file(Path(name), "--dataset", "file", hint)
         place = str(Path(name).resolve())
     requests = {"requests": {"from": place}}
     if base is None:
-        return of_mapping(
-            {"name": Path(name.partition(":")[2] or name).stem, **requests}, overrides, f"--dataset {name}"
-        )
+        called = Path(name.partition(":")[2] or name).stem
+        return of_mapping({"name": called, **requests}, overrides, f"--dataset {name}")
     one = of_mapping({"name": "data", **requests, "stages": [{"arrival": {"closed": 1}, "count": 1}]})
     return load(base, overrides, changes={"requests": one.requests})
 
@@ -220,14 +218,16 @@ def _read_text(file: Path, as_given: str) -> str:
         if as_given in packaged("contracts"):
             return f"{as_given} is a contract: loadgen validate {as_given}"
         there = (path for suffix in _SUFFIXES for path in sorted(file.parent.glob(f"*{suffix}")))
-        neighbours = [str(path) for path in there if _is_workload(path)]
-        return f"{meant(as_given, [*packaged(), *neighbours])}; or the path of a YAML file"
+        return f"{meant(as_given, [*packaged(), *map(str, filter(_is_workload, there))])}; or the path of a YAML file"
 
     try:
         if file.is_file() and (file.suffix in _PROMPT_SUFFIXES or _is_json_list(file)):
             hint = f"--dataset {as_given}; with arrivals and lengths it is a trace: --trace {as_given}"
             raise UserError("wrong_format", "a file of prompts is no workload", as_given, hint)
-        return read_text(file, as_given, "workload", missing, "a file of prompts is given with --dataset")
+        text = read_text(file, as_given, "workload", missing, "a file of prompts is given with --dataset")
+        if re.search(r"(?m)^levels:", text):
+            raise UserError("wrong_format", "a contract, not a workload", as_given, f"loadgen validate {as_given}")
+        return text
     except UserError as error:
         raise Faults([error]) from None
 
