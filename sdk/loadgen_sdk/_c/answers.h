@@ -34,11 +34,21 @@
 #define OBJECT(T, name) PyObject *name;
 #define NUMBER(T, name) long long name;
 #define FLAG(T, name) char name;
+#define FIELDS(TABLE, T) PyObject_HEAD TABLE##_OBJECTS(OBJECT, T) TABLE##_NUMBERS(NUMBER, T) TABLE##_FLAGS(FLAG, T)
 #define STATE(T, TABLE)                                                                                                \
     typedef struct {                                                                                                   \
-        PyObject_HEAD TABLE##_OBJECTS(OBJECT, T) TABLE##_NUMBERS(NUMBER, T) TABLE##_FLAGS(FLAG, T)                       \
+        FIELDS(TABLE, T)                                                                                               \
     } T;
-STATE(Exchange, EXCHANGE)
+/* What its owner keeps of a request of a lane, which is in what it calls at its end. */
+typedef struct {
+    PyObject *on_done, *start, *built; /* borrowed: the other two from the first */
+    int64_t number, session, stage, lane;
+} Begun;
+typedef struct {
+    FIELDS(EXCHANGE, Exchange)
+    Begun begun;
+    long long begun_by; /* the succession that began it, 0: Python */
+} Exchange;
 STATE(Response, RESPONSE)
 STATE(Decoder, DECODER)
 STATE(Reading, READING)
@@ -271,6 +281,7 @@ static int begin_exchange(Exchange *exchange, const Given *given)
     exchange->done = exchange->ready = exchange->tcp = exchange->tls = NEVER;
     exchange->resent = exchange->tries = exchange->deadline = exchange->bytes_sent = exchange->bytes_received = 0;
     exchange->over = exchange->reused = 0;
+    exchange->begun_by = 0;
     return begin_answer(exchange);
 }
 

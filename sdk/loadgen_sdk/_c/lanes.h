@@ -7,7 +7,9 @@ static PyObject *receiver_follow(PyObject *self, PyObject *value)
         PyErr_SetString(PyExc_TypeError, "what is followed is a tuple of what a pool and a Succession have");
         return NULL;
     }
+    static long long last;
     PyObject *before = ((Receiver *)self)->followed;
+    ((Receiver *)self)->following = ++last;
     Py_CLEAR(((Receiver *)self)->known);
     ((Receiver *)self)->span = NULL;
     Py_INCREF(value);
@@ -83,9 +85,8 @@ static PyObject *head_of(PyObject *head, PyObject *name, int64_t number, Py_ssiz
 
 /* A lane whose request has ended: where it stands, and what comes next. */
 typedef struct {
-    PyObject *start, *built; /* of the request that ended; borrowed from `args` */
-    PyObject *args;
-    int64_t stage, lane, next;
+    Begun ended; /* the request that ended */
+    int64_t next;
     int counted; /* its stage has a number of requests */
     Row row;
 } Lane;
@@ -104,26 +105,43 @@ static int look_at_span(Receiver *receiver, PyObject *span)
     return fits ? 0 : -1;
 }
 
+#define WITH(name) PyTuple_GetItem(with, F_##name)
+
+/* What its owner keeps of a request, where the owner is the one that is followed: 1, else 0. */
+static int look_at_begun(Receiver *receiver, const Exchange *exchange, Begun *begun)
+{
+    PyObject *with = receiver->followed, *on_done = exchange->on_done;
+    int fits = 1;
+    if (exchange->begun_by == receiver->following && exchange->begun.on_done == on_done) {
+        *begun = exchange->begun;
+        return 1;
+    }
+    if ((PyObject *)Py_TYPE(on_done) != WITH(partial) || !is_same(on_done, name_func, WITH(ended)))
+        return 0;
+    PyObject *args = PyObject_GetAttr(on_done, name_args);
+    fits = args != NULL && PyTuple_Check(args) && PyTuple_Size(args) == 3;
+    if (fits) {
+        PyObject *start = PyTuple_GetItem(args, 0);
+        *begun = (Begun){on_done, start, PyTuple_GetItem(args, 2), number_in(start, name_number, &fits),
+                         number_in(start, name_session, &fits), number_in(start, name_stage, &fits),
+                         number_in(start, name_lane, &fits)};
+    }
+    Py_XDECREF(args); /* which are those of `on_done` */
+    return fits;
+}
+
 /* Whether that is all: a request of a lane has ended well, and its next one is due at once, before all else. Nothing is
    changed. -1 with an exception. */
 static int look_at_lane(Receiver *receiver, const Inbox *inbox, Lane *lane)
 {
     PyObject *busy = inbox->busy, *with = receiver->followed;
-#define WITH(name) PyTuple_GetItem(with, F_##name)
     Exchange *exchange = (Exchange *)busy;
     int fits = 1, usual = 0;
-    lane->args = NULL;
-    if (busy == NULL || exchange_class == NULL || Py_TYPE(busy) != exchange_class || exchange->over)
+    if (busy == NULL || exchange_class == NULL || Py_TYPE(busy) != exchange_class || exchange->over ||
+        !look_at_begun(receiver, exchange, &lane->ended))
         goto over;
-    PyObject *on_done = exchange->on_done;
-    if ((PyObject *)Py_TYPE(on_done) != WITH(partial) || !is_same(on_done, name_func, WITH(ended)) ||
-        (lane->args = PyObject_GetAttr(on_done, name_args)) == NULL || !PyTuple_Check(lane->args) ||
-        PyTuple_Size(lane->args) != 3)
-        goto over;
-    PyObject *start = lane->start = PyTuple_GetItem(lane->args, 0), *spans = WITH(spans);
-    lane->built = PyTuple_GetItem(lane->args, 2);
-    int64_t number = number_in(start, name_number, &fits), session = number_in(start, name_session, &fits);
-    int64_t stage = lane->stage = number_in(start, name_stage, &fits), at = lane->lane = number_in(start, name_lane, &fits);
+    PyObject *spans = WITH(spans);
+    int64_t number = lane->ended.number, session = lane->ended.session, stage = lane->ended.stage, at = lane->ended.lane;
     int64_t begin = number_of(WITH(start_ns), &fits), worker = number_of(WITH(worker), &fits);
     if (!fits || at < 0 || session >= 0 || stage < 0 || !PyTuple_Check(spans) || stage >= PyTuple_Size(spans) ||
         number_at(WITH(refusals), 0, &fits) != 0)
@@ -135,18 +153,16 @@ static int look_at_lane(Receiver *receiver, const Inbox *inbox, Lane *lane)
     int64_t ends = number_at(WITH(ends), stage, &fits), left = lane->counted ? number_at(WITH(left), stage, &fits) : 2;
     const int64_t place[ROW_PLACE] = {number, number, stage, worker, 0, session, 0, at};
     memcpy(lane->row.place, place, sizeof place);
-    if (!fits || lane->next >= receiver->behind || left < 2 || !write_row(&lane->row, busy, begin, lane->built))
+    if (!fits || lane->next >= receiver->behind || left < 2 || !write_row(&lane->row, busy, begin, lane->ended.built))
         goto over;
     int64_t now = clock_ns(CLOCK_MONOTONIC), reuse = number_in(WITH(pool), name_reuse_ns, &fits);
     PyObject *key = PyLong_FromLongLong(number);
     usual = fits && key != NULL && lane->row.ended < ends && begin + lane->row.ended <= now && now < receiver->wake_at &&
-            reuse > USUAL_REUSE_NS && PyDict_GetItemWithError(WITH(started), key) == start &&
+            reuse > USUAL_REUSE_NS && PyDict_GetItemWithError(WITH(started), key) == lane->ended.start &&
             PyDict_Contains(WITH(exchanges), key) == 1;
     Py_XDECREF(key);
 over:
     PyErr_Clear();
-    if (!usual)
-        Py_CLEAR(lane->args);
     return usual;
 }
 
@@ -164,7 +180,7 @@ static int end_of_lane(PyObject *with, const Lane *lane)
                  add_in(counters, name_ok, 1) < 0 ||
                  (lane->row.ttft >= 0 && tell(WITH(recent), PyLong_FromLongLong(lane->row.ttft)) < 0) ||
                  tell(WITH(row), PyBytes_FromStringAndSize((const char *)lane->row.bytes, row_bytes)) < 0 ||
-                 (lane->counted && add_at(WITH(left), lane->stage, -1) < 0);
+                 (lane->counted && add_at(WITH(left), lane->ended.stage, -1) < 0);
     Py_XDECREF(number);
     return failed ? -1 : 0;
 }
@@ -237,16 +253,16 @@ static int next_of_lane(Receiver *receiver, PyObject *with, const Lane *lane, Py
 {
     int failed = 1, fits = 1;
     int64_t due = lane->row.ended + number_of(WITH(start_ns), &fits);
-    PyObject *flow = PyList_GetItem(WITH(flows), (Py_ssize_t)lane->stage);
-    PyObject *number = PyLong_FromLongLong(lane->next), *stage = PyLong_FromLongLong(lane->stage), *head = NULL;
-    PyObject *of_lane = PyLong_FromLongLong(lane->lane), *ended = PyLong_FromLongLong(lane->row.ended);
+    PyObject *flow = PyList_GetItem(WITH(flows), (Py_ssize_t)lane->ended.stage);
+    PyObject *number = PyLong_FromLongLong(lane->next), *stage = PyLong_FromLongLong(lane->ended.stage), *head = NULL;
+    PyObject *of_lane = PyLong_FromLongLong(lane->ended.lane), *ended = PyLong_FromLongLong(lane->row.ended);
     PyObject *start = NULL, *built = NULL, *asked = NULL, *on_done = NULL, *pair = NULL;
     PyObject *body = NULL;
     Exchange *exchange = NULL;
     if (number == NULL || stage == NULL || flow == NULL || of_lane == NULL || ended == NULL ||
         (start = PyObject_CallFunctionObjArgs(WITH(start), number, stage, never, zero, of_lane, ended, NULL)) == NULL)
         goto over;
-    if ((body = body_of(receiver, with, lane->stage, lane->next, &built)) == NULL) {
+    if ((body = body_of(receiver, with, lane->ended.stage, lane->next, &built)) == NULL) {
         PyObject *taken = PyObject_CallFunctionObjArgs(WITH(take), stage, number, NULL);
         if (taken == NULL || !PyArg_ParseTuple(taken, "SO", &body, &built))
             body = built = NULL;
@@ -267,9 +283,11 @@ static int next_of_lane(Receiver *receiver, PyObject *with, const Lane *lane, Py
     if (begin_exchange(exchange, &given) < 0)
         goto over;
     exchange->deadline = due + number_of(WITH(timeout), &fits);
+    exchange->begun = (Begun){on_done, start, built, lane->next, -1, lane->ended.stage, lane->ended.lane};
+    exchange->begun_by = receiver->following;
     if ((pair = Py_BuildValue("OO", zero, (PyObject *)exchange)) == NULL || PyDict_SetItem(WITH(started), number, start) < 0 ||
         PyDict_SetItem(WITH(exchanges), number, pair) < 0 ||
-        PyDict_SetItem(WITH(in_flight), (PyObject *)exchange, Py_None) < 0 || add_at(WITH(sent), lane->stage, 1) < 0 ||
+        PyDict_SetItem(WITH(in_flight), (PyObject *)exchange, Py_None) < 0 || add_at(WITH(sent), lane->ended.stage, 1) < 0 ||
         add_in(WITH(counters), name_sent, 1) < 0 || add_in(WITH(pool), name_sent_this_tick, 1) < 0)
         goto over;
     int64_t left = PyBytes_Check(body) && is_free((Inbox *)connection) ? carry(exchange, connection, WITH(awaited)) : -1;
@@ -317,7 +335,6 @@ static int follow(Receiver *receiver, PyObject *connection)
             done = -1;
     }
     Py_XDECREF(freed);
-    Py_DECREF(lane.args);
     Py_DECREF(with);
     return done;
 }

@@ -93,11 +93,24 @@ static int look(const Exchange *exchange, const Response *response, const Decode
     return !usual->outputs || (reading->template == Py_None && reading->learned > 3 + reading->plain_events / 4);
 }
 
-static int append_number(PyObject *flow, PyObject *name, int64_t value)
+/* Append to a list of a flow, which has its lists as long as it lasts. -1 with an exception. */
+enum { GAPS, INSTANTS };
+static int append_number(PyObject *flow, int which, int64_t value)
 {
-    PyObject *list = PyObject_GetAttr(flow, name), *number = PyLong_FromLongLong(value);
-    int failed = list == NULL || number == NULL || PyList_Append(list, number) < 0;
-    Py_XDECREF(list);
+    static PyObject *last, *lists[2];
+    if (flow != last) {
+        PyObject *gaps = PyObject_GetAttr(flow, name_gaps), *instants = PyObject_GetAttr(flow, name_instants);
+        if (gaps == NULL || instants == NULL) {
+            Py_XDECREF(gaps);
+            Py_XDECREF(instants);
+            return -1;
+        }
+        put_same(&last, flow);
+        replace(&lists[GAPS], gaps);
+        replace(&lists[INSTANTS], instants);
+    }
+    PyObject *number = PyLong_FromLongLong(value);
+    int failed = number == NULL || PyList_Append(lists[which], number) < 0;
     Py_XDECREF(number);
     return failed ? -1 : 0;
 }
@@ -149,14 +162,14 @@ static int take_events(Reading *reading, const Said *events, int count, int64_t 
         if (said->output) {
             if (reading->last_token >= 0) {
                 int64_t gap = stamp - reading->last_token;
-                if (append_number(reading->flow, name_gaps, gap) < 0)
+                if (append_number(reading->flow, GAPS, gap) < 0)
                     return -1;
                 if (gap > reading->max_gap) {
                     reading->max_gap = gap;
                     reading->max_gap_error = error;
                 }
             }
-            if (append_number(reading->flow, name_instants, stamp) < 0)
+            if (append_number(reading->flow, INSTANTS, stamp) < 0)
                 return -1;
             reading->output_events++;
             reading->last_token = reading->end = stamp;

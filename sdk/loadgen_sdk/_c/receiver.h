@@ -306,6 +306,7 @@ typedef struct {
     PyObject *queue;
     PyObject *queue_append, *queue_popleft;
     PyObject *followed; /* a tuple of these, or NULL */
+    long long following; /* the number of that */
     PyObject *known;    /* what was said last of a body with so many tokens, of which so many are asked for; or NULL */
     long long known_tokens, known_asked;
     PyObject *span; /* of the stage whose numbers these are, borrowed from `followed`; or NULL */
