@@ -93,7 +93,7 @@ class Bodies:
 
     def build(self, stage: int, numbers: Iterator[int], *, most: int | None = None, cpu_s: float | None = None) -> int:
         """Build the bodies of `numbers`, at most `most` and for at most `cpu_s` of CPU time; returns how many."""
-        stored, count = self._stored[stage], 0
+        stored, before = self._stored[stage], self.ahead(stage)
         deadline = None if cpu_s is None else process_time() + cpu_s
         numbers = itertools.islice(numbers, most)
         made, size = (self._made, KEPT) if self._plain is None else (self._plain.made, TOGETHER)
@@ -105,8 +105,7 @@ class Bodies:
                     self.digest.add_sum(part.requests, part.told)
                     self.sent_bytes.add_sum(part.requests, part.hashes)
                     self._end += len(part.bodies)
-                count += len(batch)
-        return count
+        return self.ahead(stage) - before
 
     def _made(self, batch: list[int], at: int) -> Iterator[Together]:
         """Bodies of requests, the first of which stands at `at`."""

@@ -21,7 +21,7 @@ from loadgen.core.execution import backend, events, run_header, step_targets
 from loadgen.core.execution.folder_names import taken
 from loadgen.core.execution.plan import Plan, Settings, prepare
 from loadgen.core.execution.probing import Known, find_all
-from loadgen.core.execution.share import Share, large
+from loadgen.core.execution.share import KEPT_BLOCK, Share, large, return_blocks
 from loadgen.core.execution.steering import MakeSteering
 from loadgen.core.followers import server_accounts
 from loadgen.core.followers.compactor_process import Compactor
@@ -133,6 +133,7 @@ def finish(
     `load`: says whether and why the tool ended the run; otherwise it was the user.
     """
     folder, timetable = plan.job.folder, plan.timetable
+    return_blocks(KEPT_BLOCK)
     bodies = ""
     if share.steps is not None:
         timetable = share.steps.timetable

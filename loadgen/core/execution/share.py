@@ -165,11 +165,11 @@ def no_collector() -> Iterator[None]:
 def return_blocks(size: int) -> None:
     """From now on this process gives freed blocks of so many bytes and more back to the system at once.
 
-    While bodies are built few go back (KEPT_BLOCK): the pages of a long prompt would all be given out again, and be
-    cleared, for the next one. While requests are sent, those of LARGE_BLOCK do. glibc begins so, but puts ever larger
-    blocks into its heap once such a block was freed. There each leaves a hole, which small ones break up: in 45 minutes
-    with 1,000 streams the holes grew to as much as was in use (21 MB). Other C libraries have no such rule, and nothing
-    is done.
+    While bodies are built, and what was recorded is summed up, few go back (KEPT_BLOCK): the pages of a long prompt, or
+    of a column, would all be given out again, and be cleared, for the next one. While requests are sent, those of
+    LARGE_BLOCK do. glibc begins so, but puts ever larger blocks into its heap once such a block was freed. There each
+    leaves a hole, which small ones break up: in 45 minutes with 1,000 streams the holes grew to as much as was in use
+    (21 MB). Other C libraries have no such rule, and nothing is done.
     """
     memory = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):

@@ -196,7 +196,7 @@ class SyntheticPrompts:
         """The tokens of the `input` of each of these conversations, or of the `output` of each of these requests, or of
         the `tool` result before each, faster than singly."""
         tokens = together(self._length_laws[what], self._lengths_key, what, numbers)
-        return list(map(self._without_template, tokens)) if what == "input" else tokens
+        return list(map(self._without_template, tokens)) if what == "input" and self._template else tokens
 
     def group_of(self, conversation: int) -> int:
         """The number of the shared prefix that a conversation (or a single request) begins with, below `prefixes`."""
