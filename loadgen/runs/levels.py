@@ -161,7 +161,8 @@ def bound_why(curve: SweepCurve) -> str:
         return f"{best.load or best.name} kept the SLO, {grew.load or grew.name} grew, and the end lies between"
     if missed is None:
         last = not above or kept(above)
-        return STILL_KEPT if last else f"no level above {best.load or best.name} is a valid measurement"
+        at = best.load or best.name
+        return STILL_KEPT if last else f"no level above {at} is a valid measurement that decides the SLO"
     if best.closed:
         return (
             f"{best.load or best.name} kept the SLO, {missed.load or missed.name} missed it, and the end lies between"

@@ -39,8 +39,14 @@ def sentences(found: GridResult) -> Iterator[str]:
     if len(held) > 1:
         yield f"Fewest: {_told(*min(held, key=lambda pair: pair[1].output_per_s or 0.0))}."
     unsound = [one.cell.words for one in found.cells if not any(level.valid for level in one.curve.levels)]
-    missed = [one.cell.words for one in found.cells if best(one) is None and one.cell.words not in unsound]
-    for why, where in (("No level kept the SLO", missed), ("No level is a valid measurement", unsound)):
+    without = [one for one in found.cells if best(one) is None and one.cell.words not in unsound]
+    open_ = [one.cell.words for one in without if not any(level.slo_met is False for level in one.curve.levels)]
+    missed = [one.cell.words for one in without if one.cell.words not in open_]
+    for why, where in (
+        ("No level kept the SLO", missed),
+        ("No level decides the SLO", open_),
+        ("No level is a valid measurement", unsound),
+    ):
         if where:
             yield f"{why} at {'; '.join(where)}."
     if found.left:

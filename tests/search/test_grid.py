@@ -170,6 +170,9 @@ def test_a_cell_without_a_valid_level_is_not_one_that_missed_the_slo() -> None:
     other = msgspec.structs.replace(other, curve=msgspec.structs.replace(other.curve, levels=(invalid,)))
     said = " ".join(grid_text.sentences(GridResult(workload="w", cells=(one, other))))
     assert said == "No level kept the SLO at ISL 500. No level is a valid measurement at ISL 900."
+    undecided = cell(700, "", (10, 50, None), slo="s")
+    said = " ".join(grid_text.sentences(GridResult(workload="w", cells=(one, undecided))))
+    assert said == "No level kept the SLO at ISL 500. No level decides the SLO at ISL 700."
 
 
 @pytest.mark.commands

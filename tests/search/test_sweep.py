@@ -212,7 +212,8 @@ def test_what_no_level_shows_is_said_as_it_is() -> None:
 def test_why_a_level_is_a_bound() -> None:
     kept, missed = judged("c4", True), judged("c8", False)
     assert "c4 kept the SLO, c8 missed it, and the end lies between" in told_of(kept, missed)
-    assert "no level above c4 is a valid measurement" in told_of(kept, judged("c8", True, valid=False))
+    for other in (judged("c8", True, valid=False), judged("c8", None)):
+        assert "no level above c4 is a valid measurement that decides the SLO" in told_of(kept, other)
     assert "all lanes began in one instant" in told_of(msgspec.structs.replace(kept, at_once=True), missed)
     assert "bound" not in told_of(judged("r4", True), judged("r8", False)), "rates enclose it, and have an interval"
 
