@@ -19,7 +19,7 @@ from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.columns import UNDEFINED, Columns
 from loadgen.core.metrics.summary import Summary, summarize
 from loadgen.core.results import store
-from loadgen.core.results.manifest import Fingerprints, Header, Host, StagePlan, TargetFacts
+from loadgen.core.results.manifest import Fingerprints, Header, Host, Second, StagePlan, TargetFacts
 from loadgen.core.run_folder import OpenedRun, with_server
 from loadgen.core.server_metrics.series import FILE, UP, MetricSample
 from loadgen.core.stats.quantiles import Distribution, Histogram, support
@@ -86,6 +86,19 @@ def test_marks_that_nobody_may_overlook(found: np.ndarray, changed: dict[str, ob
     assert [note.word for note in run_headline.marks(summary)] == expected
     text = run_page.render(summary)
     assert all(f"<b>{word}</b>" in text for word in expected)
+
+
+@pytest.mark.parametrize(("failing", "said"), [(False, False), (True, True)])
+def test_what_was_lost_with_a_killed_client_is_no_miss_of_the_server(failing: bool, said: bool) -> None:
+    """After kill -9 the report said that the SLO is missed all the same, by requests that failed."""
+    found = rows(1, 300)
+    if failing:
+        fail(found, 0.5)
+    sent = [] if failing else [Second(t_s=2, sent=400)]  # 100 of them have no record
+    summary = summarize(runs.header("r", len(found), state="running"), found, seconds=sent)
+    assert summary.run.state == "cut_off" and not summary.verdict.valid
+    assert (summary.requests.lost, summary.requests.failed > 0) == (0 if failing else 100, failing)
+    assert ("missed all the same" in run_headline.sentence(summary)) is said
 
 
 def test_the_sentence_says_what_was_promised_and_what_came() -> None:

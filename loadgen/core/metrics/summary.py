@@ -392,10 +392,11 @@ def _unrecorded(
 
 
 def by_verdict(summary: Summary) -> Summary:
-    """The summary as its verdict lets it be read: a run that is not valid has missed its SLO by failures alone."""
+    """The summary as its verdict lets it be read: a run that is not valid has missed its SLO by failures alone, and not
+    by what was lost with a client that was killed."""
     if summary.verdict.valid:
         return summary
-    failed = validity.is_servers_fault(summary.verdict)
+    failed = validity.is_servers_fault(summary.verdict, summary.run.state == "cut_off" and summary.requests.lost)
     parts = ("stages", "targets", "regions", "nodes", "classes", "models")
     changes = {name: tuple(unjudged(part, failed=failed) for part in getattr(summary, name)) for name in parts}
     summary = unjudged(summary, failed=failed)

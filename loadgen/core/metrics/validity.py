@@ -135,9 +135,10 @@ def note(text: str) -> ReasonCode:
     return ReasonCode(code="note", values={"text": text})
 
 
-def is_servers_fault(verdict: Verdict) -> bool:
-    """Whether requests that failed are all that makes a run INVALID: an SLO that it missed is missed all the same."""
-    return bool(verdict.codes) and {reason.code for reason in verdict.codes} <= {"failures", "none_ok"}
+def is_servers_fault(verdict: Verdict, killed: int) -> bool:
+    """Whether requests that failed are all that makes a run INVALID: an SLO that it missed is missed all the same.
+    `killed`: so many were lost with the client."""
+    return not killed and bool(verdict.codes) and {reason.code for reason in verdict.codes} <= {"failures", "none_ok"}
 
 
 def worst(seconds: Sequence[Second], window: Window, share: str) -> Second | None:
