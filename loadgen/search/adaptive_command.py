@@ -57,7 +57,10 @@ def perform(given: Given, asked: ContinuousLoad, name: str | None, *, as_json: b
     workload, steering = prepared(given, asked, name, settings)
     if asked.dry_run:
         print(f"load: {words(steering.plan)}")
-        return print_plans([(workload, settings)], given.budget())
+        if given.budget() is not None:
+            print("cost: known while it goes; --max-cost ends it there")
+        print("its first step; how many follow, and what they send, is known while it goes:")
+        return print_plans([(workload, settings)], None)
     asked.kept.begin(COMMAND)
     show = shown(given)
     given.make_room(settings.out)
