@@ -30,7 +30,7 @@ COMMANDS: OpenTable[CommandRow] = OpenTable(
         CommandRow("doctor", "start", "What stands in the way: a target, or what this host carries.",
                    "loadgen.preflight.command:doctor"),
         CommandRow("run", "start", "Drive a workload: latencies, throughput, goodput, verdict.",
-                   "loadgen.runs.command:run"),
+                   "loadgen.runs.flags:run"),
         CommandRow("report", "start", "A stored result again, from its records, with its page.",
                    "loadgen.shell.report:report"),
         CommandRow("ui", "start", "Look at a folder of results in a browser.",

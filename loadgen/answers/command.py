@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from loadgen.core import units
 from loadgen.core.errors import UserError
-from loadgen.shell.options import TARGET, Given, takes
+from loadgen.shell.given import Given
+from loadgen.shell.options import TARGET, takes
 from loadgen.shell.output import print_answer
 from loadgen.shell.run_options import key_of_file, typed
 

@@ -16,7 +16,8 @@ from loadgen.answers.command import AgainstKey, AgainstModel, other_endpoint
 from loadgen.core import units
 from loadgen.core.errors import OK, Fault, Faults, UserError, collecting
 from loadgen.shell import completion
-from loadgen.shell.options import OF_THE_LOAD, Given, takes
+from loadgen.shell.given import Given
+from loadgen.shell.options import OF_THE_LOAD, takes
 from loadgen.shell.output import print_answer, say
 from loadgen.shell.run_options import typed
 from loadgen.shell.taken_up import taken_up, to_say

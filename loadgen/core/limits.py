@@ -4,8 +4,6 @@ A run that exceeds one of them is INVALID. The limits of one family of figures (
 withhold that family instead, and the run may stay VALID.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 # The defaults. `Limits` of a workload changes them for a run, and the run stores the change.

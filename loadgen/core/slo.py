@@ -2,8 +2,6 @@
 them. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import msgspec

@@ -23,7 +23,8 @@ from loadgen.core import format, units
 from loadgen.core.errors import OK, SLO_MISSED, Fault, Faults, UserError, collecting, meant
 from loadgen.cost import searching
 from loadgen.shell import completion
-from loadgen.shell.options import PACKAGED, AcceptSamplePrices, AllowInvalid, Given, new_folder, takes
+from loadgen.shell.given import Given
+from loadgen.shell.options import PACKAGED, AcceptSamplePrices, AllowInvalid, new_folder, takes
 from loadgen.shell.output import print_answer, say, say_changed
 from loadgen.shell.run_options import typed
 

@@ -17,8 +17,9 @@ from loadgen.kube import sending
 from loadgen.kube.kubectl import Kubectl
 from loadgen.kube.manifests import API_KEY, CONTAINER
 from loadgen.kube.options import Access, PodOptions
+from loadgen.shell.given import Given
 from loadgen.shell.help import Command, in_order
-from loadgen.shell.options import Given, OneWorkload, takes
+from loadgen.shell.options import OneWorkload, takes
 from loadgen.shell.output import print_answer, say
 
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

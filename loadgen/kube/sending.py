@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
     from loadgen.core.workload import Workload
     from loadgen.kube.options import PodOptions
-    from loadgen.shell.options import Given
+    from loadgen.shell.given import Given
 
 MOST_BYTES = 700_000  # of all files: a ConfigMap has a megabyte, and they go as base64
 SECRET_FLAGS = {flag for name in ("api_key_file", "key", "cert") for flag in COMMAND_OPTIONS[name].names}

@@ -16,8 +16,9 @@ from loadgen.core import units
 from loadgen.core.errors import INTERRUPTED, UNSOUND, Fault, Faults, UserError, collecting
 from loadgen.search.command import RunSpread, Sustain, longer, perform, spread_of_runs
 from loadgen.shell import completion
+from loadgen.shell.given import Given
 from loadgen.shell.help import Command, in_order
-from loadgen.shell.options import OF_THE_LOAD, TARGET, Given, new_folder, takes
+from loadgen.shell.options import OF_THE_LOAD, TARGET, new_folder, takes
 from loadgen.shell.output import print_answer, print_report, say
 from loadgen.shell.run_options import typed
 from loadgen.shell.taken_up import taken_up

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from loadgen.core.errors import OK, UNSOUND, UserError
-from loadgen.shell.options import TARGET, Given, takes
+from loadgen.shell.given import Given
+from loadgen.shell.options import TARGET, takes
 from loadgen.shell.output import print_answer, say
 
 

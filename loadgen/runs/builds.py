@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from msgspec import Struct
 
 from loadgen.core.errors import UserError
@@ -16,11 +15,6 @@ from loadgen.shell.output import write_file
 if TYPE_CHECKING:
     from loadgen.present.junit import Case
     from loadgen.runs.outcome import Named
-
-Junit = Annotated[Path | None, typer.Option("--junit", help="Write verdict and SLO as JUnit XML too.")]
-Github = Annotated[
-    bool, typer.Option("--github", help="Add a summary to the page of this GitHub step ($GITHUB_STEP_SUMMARY).")
-]
 
 
 class KeptByBuild(Struct, frozen=True):
@@ -35,15 +29,17 @@ class KeptByBuild(Struct, frozen=True):
 
         Raises UserError for a file that cannot be written.
         """
-        from loadgen.present.junit import render
-        from loadgen.runs import outcome
-
         if self.junit is not None:
+            from loadgen.present.junit import render
+            from loadgen.runs import outcome
+
             write_file(self.junit, render(command, [outcome.broken_off(command)]), "--junit")
 
     def write(self, command: str, named: Named, *, whole: bool = True, more: Sequence[Case] = ()) -> None:
         """`whole`: the command came to its end. `more`: cases beside those of the runs. Raises UserError for a file
         that cannot be written."""
+        if self.junit is None and self.page is None:
+            return
         from loadgen.present.junit import render
         from loadgen.runs import outcome
 

@@ -6,15 +6,15 @@ import shlex
 import sys
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import typer
 from msgspec.structs import replace
 
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
-from loadgen.runs.builds import Github, Junit, kept_by_build
+from loadgen.runs.builds import kept_by_build
 from loadgen.runs.repeats import finish
-from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, takes
+from loadgen.shell.given import Given
 from loadgen.shell.output import print_answer, print_report, say, telling_what_is_kept
 from loadgen.shell.taken_up import typed_again
 
@@ -26,23 +26,17 @@ if TYPE_CHECKING:
     from loadgen.runs.show import Show
 
 
-@takes()
 def run(
     given: Given,
-    workload: OneWorkload = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of the table.")] = False,
-    strict: Strict = False,
-    dry_run: DryRun = False,
-    junit: Junit = None,
-    github: Github = False,
+    workload: str | None = None,
+    *,
+    as_json: bool = False,
+    strict: bool = False,
+    dry_run: bool = False,
+    junit: Path | None = None,
+    github: bool = False,
 ) -> int:
-    """Drive a workload at an endpoint; print latencies, throughput, goodput and a verdict.
-
-    Exit: 0 done and SLO met (or undecided: see --strict), 1 SLO missed, 2 wrong usage, 3 unreachable or not valid,
-    70 bug, 130 interrupted.
-
-    Example: loadgen run qa --url http://HOST:8000 -c 16 -d 2m --slo ttft:2s --slo tpot:50ms
-    """
+    """Carry out a run, several levels of it or its repeats; returns the exit code. Raises Fault or Faults."""
     from loadgen.core.execution.folder_names import check_empty
 
     faults: list[Fault] = []

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from loadgen.core.slo import Slo
     from loadgen.core.workload import Workload
     from loadgen.pricing.budget import Budget
-    from loadgen.shell.options import Given
+    from loadgen.shell.given import Given
 
 PlannedRun = tuple["Workload", "Settings"]
 """A run that is to come."""

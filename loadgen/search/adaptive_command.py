@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loadgen.core import units
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
 from loadgen.runs.builds import KeptByBuild
-from loadgen.shell.options import Given
+from loadgen.shell.given import Given
 from loadgen.shell.output import print_report, say
 from loadgen.shell.run_options import typed
 
@@ -57,10 +57,7 @@ def perform(given: Given, asked: ContinuousLoad, name: str | None, *, as_json: b
     workload, steering = prepared(given, asked, name, settings)
     if asked.dry_run:
         print(f"load: {words(steering.plan)}")
-        if given.budget() is not None:
-            print("cost: known while it goes; --max-cost ends it there")
-        print("its first step; how many follow, and what they send, is known while it goes:")
-        return print_plans([(workload, settings)], None)
+        return print_plans([(workload, settings)], given.budget())
     asked.kept.begin(COMMAND)
     show = shown(given)
     given.make_room(settings.out)

@@ -13,9 +13,10 @@ import typer
 
 from loadgen.core import format, units
 from loadgen.core.errors import Fault, Faults, TargetError, UserError, collecting
-from loadgen.runs.builds import Github, Junit, kept_by_build
+from loadgen.runs.builds import kept_by_build
 from loadgen.shell import completion
-from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, new_folder, takes
+from loadgen.shell.given import Given
+from loadgen.shell.options import DryRun, Github, Junit, OneWorkload, Strict, new_folder, takes
 from loadgen.shell.output import print_report, say
 from loadgen.shell.run_options import share_of, typed
 from loadgen.shell.taken_up import taken_up

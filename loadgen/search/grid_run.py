@@ -19,7 +19,7 @@ from loadgen.search import sweep as levels
 from loadgen.search.experiment import ExperimentPlan, of_requests, refuse_other, report_files
 from loadgen.search.grid import GridCell, GridPlan
 from loadgen.search.sweep_run import KINDS, Sweep
-from loadgen.shell.options import Given
+from loadgen.shell.given import Given
 from loadgen.shell.output import print_answer, say
 
 if TYPE_CHECKING:

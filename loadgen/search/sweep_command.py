@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from loadgen.core import format
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
-from loadgen.shell.options import DryRun, Given, OneWorkload, Strict, new_folder, takes
+from loadgen.shell.given import Given
+from loadgen.shell.options import DryRun, OneWorkload, Strict, new_folder, takes
 from loadgen.shell.output import print_answer, say, telling_what_is_kept
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from loadgen.runs.levels import SweepCurve
     from loadgen.runs.show import PlannedRun, Show
     from loadgen.search.sweep import Kind
-    from loadgen.shell.options import Given
+    from loadgen.shell.given import Given
 
 TABLE = "sweep.md"
 KINDS = ("concurrency", "request_rate")

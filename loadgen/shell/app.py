@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(overview(), end="", file=sys.stderr)
                 return USAGE
             case _:
-                from loadgen.shell.parsing import carry_out
+                from loadgen.shell.plain_line import carry_out
 
                 return carry_out(typed)
         return OK

@@ -38,9 +38,15 @@ def print_answer(value: Any, answer: Report | str, *, as_json: bool, as_markdown
 
 def print_report(report: Report, *, as_markdown: bool = False) -> None:
     """Print a report on stdout as text, in colour where a terminal wants it, or as Markdown."""
-    from loadgen.present import markdown, text
+    if as_markdown:
+        from loadgen.present import markdown
 
-    print(markdown.render(report) if as_markdown else text.render(report, color=in_color()), end="", flush=True)
+        answer = markdown.render(report)
+    else:
+        from loadgen.present import text
+
+        answer = text.render(report, color=in_color())
+    print(answer, end="", flush=True)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -11,33 +10,13 @@ import typer
 
 from loadgen.commands import COMMANDS, CommandRow
 from loadgen.core.errors import OK, USAGE
+from loadgen.shell.given import spread
 from loadgen.shell.help import Command, Group, in_order
 from loadgen.shell.overview import VERSION, WHAT, WIDEST, overview, version
 from loadgen.shell.wrong_usage import fault_of
 
 WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """What the parser raises: typer's own copy of click or, before it had one, the package's."""
-
-_PAIR = r"[a-z][a-z0-9_]*:\S+$"
-_MANY = ("--slo",)
-
-
-def spread(arguments: Sequence[str]) -> list[str]:
-    """`--slo ttft:2s tpot:50ms`, as other tools write it, is `--slo ttft:2s --slo tpot:50ms`."""
-    out: list[str] = []
-    many = ""
-    values = 0
-    for argument in arguments:
-        if argument in _MANY:
-            many, values = argument, 0
-        elif many and re.match(_PAIR, argument):
-            if values:
-                out.append(many)
-            values += 1
-        else:
-            many = ""
-        out.append(argument)
-    return out
 
 
 class Commands(Mapping[str, Any]):

@@ -388,9 +388,7 @@ def test_a_continuous_search_serves_builds_as_a_run_does(
     out = tmp_path / "run"
     short = (*SIM, "--start", "4", "--seed", "2", "-d", "20", "--max-time", "60s", "-o", str(out))
     assert exits(*short, "--dry-run") == 0 and not out.exists()
-    told = capsys.readouterr().out
-    assert "from 4/s up" in told
-    assert "its first step; how many follow" in told, "235 requests were expected in all, and 114,000 sent"
+    assert "from 4/s up" in capsys.readouterr().out
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     assert exits(*short, "--github") == 2 and not out.exists()
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "page.md"))

@@ -129,7 +129,7 @@ def test_only_the_asked_command_is_imported() -> None:
 def test_a_plain_run_imports_nothing_of_other_runs() -> None:
     modules, told = modules_after("run", "qa", "--url", "sim:gb300-vm", "-c", "4", "-n", "8", "--dry-run")
     assert "4 in flight" in told
-    assert not modules & {"http.client", "email", "xml.etree.ElementTree", "loadgen.telemetry.otel"}
+    assert not modules & {"http.client", "email", "xml.etree.ElementTree", "loadgen.telemetry.otel", "typer"}
     assert not modules & {f"loadgen.core.{name}" for name in ("workload.traces", "requests.trace_prompts")}
 
 

@@ -6,7 +6,7 @@ docs/summary.md defines each field.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -146,7 +146,7 @@ class RackTokens(msgspec.Struct, frozen=True, kw_only=True):
 _NO_GAPS_BY_PART = dict.fromkeys(POOLED, "gaps are counted for all targets together")
 
 
-class Parts(NamedTuple):
+class Parts(msgspec.Struct, frozen=True):
     """What the figures of the run, of its stages and of its targets have alike.
 
     `measured`: of the whole run. `whole`: it, where the figures are those of a part of it over the same time.
@@ -220,11 +220,11 @@ class Parts(NamedTuple):
         del figures["goodput"]  # what was promised is promised of all requests, and of tasks
         targets = [self.header.targets[number] for number in plan.targets]
         names = tuple(target.name or target.url for target in targets if target.serves)
-        return StepSummary(**shared(plan, StepSummary) | {"targets": names}, **figures, **time._asdict())
+        return StepSummary(**shared(plan, StepSummary) | {"targets": names}, **figures, **msgspec.structs.asdict(time))
 
     def _of_part(self, everything: CellPair, inside: Window, gpus: int | None) -> dict[str, Any]:
         cell = everything.measured
-        parts = self._replace(seconds=(), undecided=self._by_part, whole=self.measured)
+        parts = msgspec.structs.replace(self, seconds=(), undecided=self._by_part, whole=self.measured)
         figures = parts.figures(cell, everything, inside, "", (), gpus, Histogram(), 0)
         for columns in cell.columns:
             columns.forget()

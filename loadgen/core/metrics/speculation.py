@@ -83,8 +83,8 @@ def _of_pages(server_samples: Sequence[MetricSample]) -> dict[str, Any]:
 
     def mean(quantity: str) -> float | None:
         """Of a gauge while there was something to say."""
-        curve = curves.get(quantity)
-        values = [] if curve is None else [value for t, value in zip(*curve, strict=True) if t >= 0 and value > 0]
+        curve = curves.get(quantity) or series.MetricCurve((), ())
+        values = [value for t, value in zip(curve.t_s, curve.values, strict=True) if t >= 0 and value > 0]
         return sum(values) / len(values) if values else None
 
     share, length = mean(series.ACCEPT_SHARE), mean(series.ACCEPT_LENGTH)

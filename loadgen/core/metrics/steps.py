@@ -7,9 +7,10 @@ waited for, and so on back to the first. Requests beside it that ended earlier t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from loadgen.core.metrics.columns import OK, Columns, JoinedColumns, step_of
 from loadgen.core.stats.quantiles import Distribution, Values
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from loadgen.core.results.manifest import Header, StepPlan
 
 
-class StepTime(NamedTuple):
+class StepTime(Struct, frozen=True):
     """Where the time of tasks went: to the requests of a step, and to the pauses before them."""
 
     time_share: float | None

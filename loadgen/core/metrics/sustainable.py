@@ -151,12 +151,12 @@ def _not_judged(stages: Sequence[StagePlan], header: Header) -> str:
     return ""
 
 
-class _Span(NamedTuple):
+class _Span(msgspec.Struct, frozen=True):
     start_ns: float
     end_ns: float
 
 
-class _Part(NamedTuple):
+class _Part(msgspec.Struct, frozen=True):
     name: str
     requests: int  # due in the span
     series: tuple[NDArray[np.float64], NDArray[np.float64]]  # block means, in the order of _SERIES

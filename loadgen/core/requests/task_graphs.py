@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from loadgen.core.requests.laws import Law, draw, key, law
 from loadgen.core.units import LONGEST_NS
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 GRAPHS_KEPT = 4096  # tasks in progress have nearby numbers
 
 
-class Node(NamedTuple):
+class Node(Struct, frozen=True):
     """One request of a task; requests are named by their turn, their place in the order of the task."""
 
     step: str
@@ -32,7 +34,7 @@ class Node(NamedTuple):
     first: bool = True  # of the turns of its step
 
 
-class Leaving(NamedTuple):
+class Leaving(Struct, frozen=True):
     """Where the user of a task goes away: in the answer of this request, after so many tokens."""
 
     turn: int

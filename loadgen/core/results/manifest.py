@@ -3,8 +3,6 @@
 Pure: bytes in, values out. These types must never hold a secret: they are stored and printed unchanged.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar

@@ -6,7 +6,9 @@ Both drivers look once a second, over sockets and in virtual time, and hand over
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
 
 from loadgen.core.schedule.arrivals import at_load
 from loadgen.core.schedule.dispatcher import Dispatcher, Start
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 LOOK_NS = 1_000_000_000
 
 
-class LoadStep(NamedTuple):
+class LoadStep(Struct, frozen=True):
     """From now on this load, for so long at most. It becomes a stage of the run, called `name`."""
 
     name: str
@@ -28,11 +30,11 @@ class LoadStep(NamedTuple):
     length_ns: int
 
 
-class Rest(NamedTuple):
+class Rest(Struct, frozen=True):
     """Start nothing for now."""
 
 
-class End(NamedTuple):
+class End(Struct, frozen=True):
     """The load is over."""
 
 

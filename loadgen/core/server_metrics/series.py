@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from loadgen_sdk.dialects.metrics_page import plain_samples
@@ -90,7 +90,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     cached_share: float | None = None  # of the prompt tokens since the first read; else `hit_share`; null: not said
 
 
-class MetricCurve(NamedTuple):
+class MetricCurve(msgspec.Struct, frozen=True):
     """A quantity over time: its values at the times of the reads."""
 
     t_s: tuple[float, ...]

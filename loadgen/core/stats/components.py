@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import ArrayLike, NDArray
 
 from loadgen.core.stats.intervals import LEVEL, t_quantile
 
 
-class Components(NamedTuple):
+class Components(Struct, frozen=True):
     """Variances that add up to that of one value: of the part it is from, of the time (which all parts share), of the
     part's own course over time, and of what is left between values of one part and time. Negative estimates are 0."""
 

@@ -4,8 +4,6 @@ What has the usual types is decoded in one step, what has not is made into the s
 API in `other_apis.py`.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -100,7 +98,7 @@ class EventFields(msgspec.Struct, gc=False):
 
 class IdFields(msgspec.Struct, gc=False):
     id: str = ""
-    response: IdFields | None = None  # of the Responses API
+    response: "IdFields | None" = None  # of the Responses API
 
 
 decode_event = msgspec.json.Decoder(EventFields).decode

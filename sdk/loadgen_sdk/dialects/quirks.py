@@ -8,7 +8,7 @@ finds that the server at hand differs from the table. Rows of other packages: en
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,7 +26,7 @@ REASONING_MODEL = re.compile(r"(?:^|[/:])(?:o\d|gpt-5(?!-chat))", re.IGNORECASE)
 """Model names of OpenAI that refuse `max_tokens` in chat and take `max_completion_tokens` instead."""
 
 
-class Sign(NamedTuple):
+class Sign(msgspec.Struct, frozen=True):
     """If `pattern` matches what the server says at `where`, it is of this kind."""
 
     where: str  # one of SOURCES

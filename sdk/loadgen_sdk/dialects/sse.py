@@ -6,7 +6,7 @@ lines, comments, a BOM. It works on bytes, so that U+2028 inside a token does no
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from ..compiled import twin
 
@@ -19,7 +19,7 @@ class EventTooLarge(ValueError):
     """One event grew past MAX_EVENT_BYTES."""
 
 
-class Named(NamedTuple):
+class Named(Struct, frozen=True):
     """An event with an `event:` field, such as trtllm-serve's `trtllm.perf_metrics` after `[DONE]`."""
 
     event: bytes

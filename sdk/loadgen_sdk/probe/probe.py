@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -37,7 +37,7 @@ SAMPLES = ((" ".join(["hello"] * 4), 4), (" ".join(["hello"] * 36), 36))
 """Two prompts with their content tokens. The word is one token in every vocabulary in use."""
 
 
-class HttpAnswer(NamedTuple):
+class HttpAnswer(msgspec.Struct, frozen=True):
     """One HTTP answer: status, headers (names in lower case), complete body, and the ns from request to its end."""
 
     status: int

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -20,7 +19,7 @@ _KV_CACHE = ("kv_cache_dtype", "cache_dtype", "kv_cache_quant_algo")
 _UNTOLD = ("", "none", "null", "auto", "unknown")
 
 
-class ServerFacts(NamedTuple):
+class ServerFacts(msgspec.Struct, frozen=True):
     """ "" for what the server does not say."""
 
     version: str = ""

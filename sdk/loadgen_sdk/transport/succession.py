@@ -4,8 +4,6 @@ The owner of a load says it once. Whatever it holds is then changed by C as its 
 not usual, the owner is called, and finds everything as it was.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
