@@ -26,7 +26,7 @@ from loadgen.core.execution.events import (
     Waits,
     WorkersPlaced,
 )
-from loadgen.core.execution.run_header import bounds_of
+from loadgen.core.execution.run_header import bounds_of, judged_slo
 from loadgen.core.schedule.forecast import Forecast, forecast, total
 from loadgen.core.stats.quantiles import support
 from loadgen.present import text as as_text
@@ -240,7 +240,7 @@ class Show:
             cost = self._budget.cost(load, header.targets)
             if not virtual:
                 self._budget.admit(cost or Decimal())
-        promised = plan.job.workload.slo
+        promised, _ = judged_slo(plan.job.workload.slo, plan.job.settings)
         if not self._quiet and not virtual and (few := too_few(measured, promised)):
             self._say_once(f"note: {few}")
         if self._budget is not None or (not self._quiet and (load.seconds or LONG_S) >= LONG_S):

@@ -54,9 +54,11 @@ def fault_of(error: Any) -> UserError:
     if kind == "NoSuchOption":
         known = [name for one in error.ctx.command.params for name in one.opts]
         similar = closest(flag, known, cutoff=0.7)
+        has_more = any("--help-all" in one.opts for one in error.ctx.command.get_params(error.ctx))
+        everything = f"{help_of_it}{'-all' if has_more else ''}"
         hint = next(
-            (row for table in _TABLES if (row := table.get(flag, "")) and _fits(row, known)),
-            f"{f'did you mean {similar}? ' if similar else ''}all of them: {help_of_it}",
+            (row for table in (*_TABLES, _keys()) if (row := table.get(flag, "")) and _fits(row, known)),
+            f"{f'did you mean {similar}? ' if similar else ''}all of them: {everything}",
         )
         return UserError("unknown_name", f"no flag is called {flag}", f"{command} {flag}", hint)
     if parameter is not None:
@@ -74,6 +76,14 @@ def fault_of(error: Any) -> UserError:
         return _word_too_many(extra[1].split()[0], command, _typed(error), help_of_it)
     said = str(error.message).removeprefix("Value error, ")  # of the parser's own checks
     return UserError("invalid_value", said[:1].lower() + said[1:].rstrip("."), command, f"see {help_of_it}")
+
+
+def _keys() -> dict[str, str]:
+    """What is rare and a key of `--set`, as a flag -> how it is said."""
+    from loadgen.shell.run_options import COMMAND_OPTIONS
+
+    rare = {name: option.sets for name, option in COMMAND_OPTIONS.items() if option.sets}
+    return {f"--{name.replace('_', '-')}": f"--set {name}={sets}" for name, sets in rare.items()}
 
 
 def _fits(hint: str, known: list[str]) -> bool:

@@ -60,6 +60,8 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
         (["run", "rag", "--max-tokens", "5"], "no flag is called --max-tokens", "did you mean --output-tokens?"),
         (["mlperf", "offline", "-b", "llama2-70b", "--min-duration", "9ms"], "a test has at least a second", "10m"),
         (["mlperf", "server", "--request-rate", "5"], "no flag is called --request-rate", "--target-qps"),
+        (["run", "rag", "--nosuchflag", "5"], "no flag is called --nosuchflag", " run --help-all"),
+        (["run", "rag", "--percentiles", "5"], "no flag is called --percentiles", "--set percentiles="),
         (["run", "rag", "--qps", "5"], "no flag is called --qps", "hint: --request-rate"),
         (["run", "rag", "--users", "5"], "no flag is called --users", "loadgen size"),
         (["run", "rag", "--port", "8000"], "no flag is called --port", "--url http://HOST:PORT"),

@@ -279,6 +279,26 @@ def test_embeddings_have_a_latency_and_no_first_token(tmp_path: Path) -> None:
     assert heard[-1].path == "/v1/embeddings" and set(heard[-1].body) == {"model", "input", "encoding_format"}
 
 
+def test_what_is_not_judged_asks_for_no_longer_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = answer({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 20, "total_tokens": 20}})
+    with serving(said) as server:
+        asked = (
+            "--url",
+            server.url,
+            "--model",
+            "m",
+            "--server",
+            "openai",
+            "--api",
+            "embeddings",
+            "--server-metrics",
+            "off",
+        )
+        exits("run", "qa", *asked, "-c", "2", "-n", "4", "--warmup", "0", "-o", tmp_path / "out")
+    told = capsys.readouterr().err
+    assert "SLO terms not judged: ttft, tpot" in told and "can show that" not in told
+
+
 def test_an_answer_without_values_is_a_failure(tmp_path: Path) -> None:
     good = answer({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 20}})
     with serving(*[good] * 12, answer({"data": [], "usage": {"prompt_tokens": 20}})) as server:
