@@ -31,7 +31,8 @@ def cluster(nodes: int) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     small = {"include_dashboard": False, "object_store_memory": 80_000_000}
-    made = Cluster(initialize_head=True, head_node_args=small | {"num_cpus": 0 if nodes else 2})
+    head = {"num_cpus": 0 if nodes else 2, "no_monitor": True}  # nothing grows or shrinks by itself
+    made = Cluster(initialize_head=True, head_node_args=small | head)
     try:
         for _ in range(nodes):
             made.add_node(num_cpus=1, **small)
