@@ -333,8 +333,8 @@ def _amounts(columns: Columns, name: str, slo: Slo | None) -> tuple[NDArray[np.i
         known = by_column.or_all(ok & (columns["input_tokens"] >= 0))
         first = by_column.first_tokens(columns, known)
         return first, first, columns["input_tokens"][known]
-    ended = columns["end_ns"][outcomes.meets(columns, slo) if name == "good" and slo else ok]
-    return ended, ended, np.ones(len(ended), np.int64)
+    ended = columns["end_ns"][by_column.or_all(outcomes.meets(columns, slo) if name == "good" and slo else ok)]
+    return ended, ended, np.broadcast_to(np.int64(1), len(ended))
 
 
 class CellPair(NamedTuple):
@@ -416,7 +416,6 @@ class Accumulator:
         self._reach_block(int(places.max()))
         sizes = np.bincount(places, minlength=len(self.blocks))
         order = np.argsort(places, kind="stable").astype(np.int32)  # half as large
-        del places
         order = order if len(order) == len(columns) else np.flatnonzero(ok).astype(np.int32)[order]
         for block, size in zip(self.blocks, sizes.tolist(), strict=True):
             block.requests += size

@@ -44,7 +44,8 @@ class Amounts:
         total = 0.0
         for start, end, amount in self._parts:
             if start is end:
-                total += float(amount[(end > low) & (end <= high)].sum(dtype=np.int64))
+                inside = (amount[at][(end[at] > low) & (end[at] <= high)] for at in in_parts(len(end)))
+                total += float(sum(int(each.sum(dtype=np.int64)) for each in inside))
             else:
                 came = np.empty(len(end))
                 for part in in_parts(len(end)):
