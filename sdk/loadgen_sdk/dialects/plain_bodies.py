@@ -14,8 +14,8 @@ from ..words import MOST_WORDS, SPAN_BYTES, Spans
 from .body import MOST_ENDS, around
 
 _encode = msgspec.json.Encoder().encode
-TOGETHER, TOGETHER_TOKENS = 64, 16_384  # bodies that are made in one call, and their tokens: more leave the cache
-FEW = 8
+TOGETHER, MEAN_TOKENS = 64, 256  # bodies that are made in one call, of so many tokens: more would leave the cache
+FEW = 8  # of longer ones
 MOST_COMBINATIONS = 1 << 63
 _bodies = getattr(module, "bodies", None)  # a wheel of its own may be older than it
 
@@ -37,18 +37,17 @@ class PlainBodies:
     """Makes the bodies of requests, by their numbers."""
 
     def __init__(self, words: tuple[Any, ...], drawn: Drawn, ends: Callable[[int], tuple[bytes, bytes]]) -> None:
-        self._words, self._drawn = words, drawn
+        self._words, self._drawn, self._size = words, drawn, FEW
         self._around = lru_cache(maxsize=MOST_ENDS)(lambda asked: (asked, _told(asked), *ends(asked)))
 
     def made(self, numbers: list[int], at: int) -> Iterator[Together]:
         """The bodies of requests. `at`: where the first of them stands."""
         assert _bodies is not None
-        tokens, bits, asked = self._drawn(numbers)
-        ends = list(map(self._around, asked))
-        size = TOGETHER if sum(tokens) <= TOGETHER_TOKENS else FEW
-        for first in range(0, len(numbers), size):
-            part = [one[first : first + size] for one in (numbers, tokens, bits, ends)]
-            made = Together(len(part[0]), *_bodies(self._words, *part, at))
+        while numbers:
+            part, numbers = numbers[: self._size], numbers[self._size :]
+            tokens, bits, asked = self._drawn(part)
+            made = Together(len(part), *_bodies(self._words, part, tokens, bits, list(map(self._around, asked)), at))
+            self._size = TOGETHER if sum(tokens) <= MEAN_TOKENS * len(part) else FEW  # next time
             at += len(made.bodies)
             yield made
 
