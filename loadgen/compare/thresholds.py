@@ -151,18 +151,21 @@ def _check(condition: Condition, difference: Difference, beyond_noise: bool) -> 
     if beyond_noise:
         if end is None:
             return outcome(None, f"{text}; without an interval: {difference.why}")
-        return outcome(test(end, condition.limit), f"{text}, interval {interval(difference)}")
+        return outcome(test(end, condition.limit), f"{text}, interval {interval(difference, percent=True)}")
     failed = test(change, condition.limit)
     if failed and difference.word == "no difference seen":
-        text += f", which may be noise: interval {interval(difference)}"
+        text += f", which may be noise: interval {interval(difference, percent=True)}"
     return outcome(failed, text)
 
 
-def interval(one: Difference) -> str:
-    """The interval of a change as text: `+8.1 to +14.2 %`; of a factor `2.1x to 3.9x`; of a share, in points."""
+def interval(one: Difference, *, percent: bool = False) -> str:
+    """The interval of a change as text: `+8.1 to +14.2 %`; of a factor `2.1x to 3.9x`, unless in `percent`, as the
+    change beside it is; of a share, in points."""
     if one.low is None or one.high is None:
         return format.NONE
-    if not one.absolute and one.change is not None and one.change >= 1:  # as `format.difference` writes it
+    if (
+        not percent and not one.absolute and one.change is not None and one.change >= 1
+    ):  # as `format.difference` writes it
         return f"{format.quantity(1 + one.low)}x to {f'{format.quantity(1 + one.high)}x' if one.high < 99 else 'any'}"
     unit = "points" if one.absolute else "%"
     high = f"{one.high * 100:+.1f}" if one.high < 99 else "any"

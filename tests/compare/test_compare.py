@@ -391,6 +391,14 @@ def test_an_interval_is_written_as_its_change_is(change: float, low: float, high
     assert thresholds.interval(difference(before=1.0, after=1 + change, change=change, low=low, high=high)) == said
 
 
+def test_the_interval_of_a_condition_is_in_percent_as_its_change_is() -> None:
+    """ "(+105.8 %), interval 1.93x to 2.19x" stood in one row."""
+    (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
+    one = difference(before=100.0, after=210.0, change=1.1, low=0.9, high=1.2)
+    said = thresholds._check(condition, one, beyond_noise=True).said
+    assert said.endswith("(+110.0 %), interval +90.0 to +120.0 %")
+
+
 def test_a_share_can_change_by_no_more_than_there_is() -> None:
     known = Known(value=-0.1, error=2.0, freedom=3)
     share = difference(metric="goodput.share", before=0.5, after=0.4, change=-0.1)
