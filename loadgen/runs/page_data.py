@@ -128,9 +128,14 @@ def figures(
     is_counted = is_measured(header, rows) & ok
     length_s = _length_s(rows, timeline)
     of = columns.measure  # made again where it is needed: each is as large as a column
+    ttft_curve, name = curve("TTFT", of("ttft")[is_counted]), "TTFT from sent"
+    if ttft_curve is not None and np.array_equal(columns["sent_ns"], columns["due_ns"]):  # in virtual time, of millions
+        from_sent: PercentileCurve | None = msgspec.structs.replace(ttft_curve, name=name)
+    else:
+        from_sent = curve(name, of("ttft_from_sent")[is_counted])
     curves = {
-        "ttft": curve("TTFT", of("ttft")[is_counted]),
-        "ttft_from_sent": curve("TTFT from sent", of("ttft_from_sent")[is_counted]),
+        "ttft": ttft_curve,
+        "ttft_from_sent": from_sent,
         "tpot": curve("TPOT", of("tpot")[is_counted]),
         "inter_chunk": curve_of_histogram("gap between events", measured_gaps(header, gaps)),
         "max_gap": curve("largest gap of a request", of("max_gap")[is_counted]),

@@ -478,3 +478,13 @@ def test_a_page_may_load_nothing_even_if_it_asks(browser: Browser, tmp_path: Pat
     path.write_text(sheet.render())
     browser.open(path)
     assert any("Content Security Policy" in text for text in browser.complaints)
+
+
+def test_where_each_request_was_sent_when_it_was_due_its_curve_is_made_once() -> None:
+    """In virtual time, of millions: they were measured and put in order twice."""
+    found = rows(2, 50)
+    late = run_data.figures(runs.header("r", 50), found).curves
+    assert late["ttft_from_sent"].ms != late["ttft"].ms
+    found["sent_ns"] = found["due_ns"]
+    at_once = run_data.figures(runs.header("r", 50), found).curves
+    assert at_once["ttft_from_sent"].ms is at_once["ttft"].ms and at_once["ttft_from_sent"].name == "TTFT from sent"
