@@ -134,7 +134,7 @@ def search(
     from loadgen.search.load_search import NEAR, STEP, LoadSearch
 
     own_workload = (workload, given["trace"], given["dataset"], given["input_tokens"]) != (None,) * 4
-    if resume is not None and not own_workload and (command := experiment.plan_of(resume).command):
+    if resume is not None and not own_workload and (command := experiment.search_of(resume).command):
         return given.call(taken_up(command[1:], given.arguments, "--resume", resume))
     faults, trial_ns, longest_s = list[Fault](), 0, None
     closed = over == "concurrency"
@@ -164,7 +164,7 @@ def search(
         faults.append(UserError("out_of_range", "the lowest load is not below the highest", where, ""))
     if resume is not None:
         with collecting(faults):
-            experiment.plan_of(resume)
+            experiment.search_of(resume)
     if faults:
         raise Faults(faults)
     assert goal is not None

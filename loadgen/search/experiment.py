@@ -101,6 +101,15 @@ def plan_of(folder: Path) -> ExperimentPlan:
     return _read(folder / PLAN)
 
 
+def search_of(folder: Path) -> ExperimentPlan:
+    """What a search was asked in its folder. Raises UserError where there is none."""
+    plan = plan_of(folder)
+    if plan.by != "search":
+        hint = f"a {plan.by} goes on where its own command is given again, with the same --out"
+        raise UserError("mismatch", f"a {plan.by}, not a search", f"--resume {folder}", hint)
+    return plan
+
+
 def begun_by(folder: Path) -> str:
     """The command whose folder this is, search or sweep; "" where it is of neither, or its plan is damaged."""
     try:

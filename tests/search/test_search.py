@@ -667,6 +667,11 @@ def test_a_search_is_taken_up_without_its_flags(tmp_path: Path, capsys: pytest.C
     assert exits(*command, "--max-probes", "40", "-o", str(tmp_path / "whole")) == 0
     answers = [(tmp_path / name / "search.json").read_text() for name in ("s", "whole")]
     assert json.loads(answers[0])["answer"] == json.loads(answers[1])["answer"]
+    plan = json.loads((tmp_path / "whole" / "plan.json").read_text())
+    (tmp_path / "swept").mkdir()
+    (tmp_path / "swept" / "plan.json").write_text(json.dumps(plan | {"by": "sweep"}))
+    assert exits("search", "--resume", tmp_path / "swept") == 2
+    assert "a sweep, not a search" in capsys.readouterr().err
     assert exits("search", "--resume", str(tmp_path)) == 2
     assert "no search to go on with" in capsys.readouterr().err
 

@@ -152,7 +152,7 @@ def given(
             raise Faults([*overrides.faults, UserError("missing_option", f"no workload, and {one} alone", one, hint)])
         data = "--dataset FILE, --trace FILE, or --input-tokens and --output-tokens"
         hint = f"give a file, one of {', '.join(packaged())}, {data}"
-        raise Faults(list(overrides.faults) or [UserError("missing_option", "no workload", "loadgen run", hint)])
+        raise Faults(list(overrides.faults) or [UserError("missing_option", "no workload", "WORKLOAD", hint)])
     return load(path_or_name, overrides)
 
 
