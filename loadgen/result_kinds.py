@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -300,15 +299,14 @@ def adding(name: str) -> Iterator[tuple[ResultKind, Callable[..., Any]]]:
             yield kind, KINDS.function(kind, reference)
 
 
-@dataclass(frozen=True)
-class OpenedResult:
+class OpenedResult(msgspec.Struct, frozen=True, dict=True):
     """A stored result of any kind. It is read when one of its parts is asked for; each may raise UserError.
 
     `str()` is the report that `loadgen report` prints.
     """
 
     path: Path
-    row: ResultKind = field(repr=False)
+    row: ResultKind
 
     @property
     def kind(self) -> str:

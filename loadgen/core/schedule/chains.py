@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -96,15 +95,14 @@ class Singles:
         return ChainColumns(self.sizes(first, count), none > 0, none - 1, none)
 
 
-@dataclass(frozen=True, slots=True)
-class Conversations:
+class Conversations(Struct, frozen=True):
     """Each chain is a conversation of `turns` slots, with the time of a tool before each but the first."""
 
     seed: int
     tool_time: Any
     turns: int
     side_by_side: int = 1
-    _memo: dict[int, list[list[int]]] = field(default_factory=dict, repr=False, compare=False)
+    _memo: dict[int, list[list[int]]] = {}
 
     @property
     def together(self) -> int:
