@@ -136,7 +136,7 @@ def test_counters_count_from_the_first_read_and_through_a_restart() -> None:
     assert (told.output_tokens, told.running_max, told.pages[0].reads, told.pages[0].failed) == (350, 7, 5, 1)
     assert series.disputed(told) is None
     assert series.curves(found)[OUTPUT].values == pytest.approx((100 / 1.1, 100, 50))
-    assert series.curves(found)[RUNNING] == ((-0.1, 1.0, 3.0, 4.0), (0, 7, 7, 1))
+    assert series.curves(found)[RUNNING] == series.MetricCurve((-0.1, 1.0, 3.0, 4.0), (0, 7, 7, 1))
 
 
 def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
