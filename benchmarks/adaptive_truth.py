@@ -102,7 +102,9 @@ def at(rate: float, length_s: float) -> Stage:
 
 def holds(world: World, rows: Any) -> bool:
     missed = world.goal.misses(rows).sum(axis=1)
-    return all(count <= most for count, most in zip(missed, world.goal.allowed(len(rows)), strict=True))
+    return all(
+        count <= most for count, most in zip(missed, world.goal.allowed(len(rows)), strict=True)
+    )
 
 
 def is_sustained(world: World, rate: float, seed: int) -> bool:
@@ -142,9 +144,14 @@ def first_load(true: float, seed: int) -> float:
 def adaptive(world: World, start: float, seed: int) -> Adaptive:
     """The controller after one run."""
     plan = AdaptivePlan(
-        over="rate", start=start, high=1e6, window_s=world.lengths.window, sustain_s=world.lengths.sustain,
-        precision=load_search.PRECISION, run_spread=0.0,
-    )  # fmt: skip
+        over="rate",
+        start=start,
+        high=1e6,
+        window_s=world.lengths.window,
+        sustain_s=world.lengths.sustain,
+        precision=load_search.PRECISION,
+        run_spread=0.0,
+    )
     controller = Adaptive(world.goal, plan, 600 * S)
     first = controller.first
     stage = at(first.load, first.length_ns / S)
@@ -168,9 +175,13 @@ def probe(world: World, ask: load_search.NextTrial, seed: int) -> load_search.Tr
             spent_s = int(in_flight["done_ns"].max(initial=now)) / S
             break
     return load_search.TrialResult(
-        ask=ask, outcome=outcome, early=early, spent_s=spent_s, offered=float((due < seen_s * S).sum()) / seen_s,
+        ask=ask,
+        outcome=outcome,
+        early=early,
+        spent_s=spent_s,
+        offered=float((due < seen_s * S).sum()) / seen_s,
         noise=1 / math.sqrt(len(due)),
-    )  # fmt: skip
+    )
 
 
 def searched(world: World, start: float, seed: int) -> load_search.SearchAnswer:
@@ -197,7 +208,9 @@ def compare(name: str, count: int, searches: int, ladder: int, shorter: float) -
                 "is_sustained": answer.sustained,
                 "share_of_truth": None if answer.steady is None else answer.steady / true,
                 "limit": answer.load,
-                "interval": None if answer.interval is None else (answer.interval.low, answer.interval.high),
+                "interval": None
+                if answer.interval is None
+                else (answer.interval.low, answer.interval.high),
                 "reason": answer.reason,
                 "steps": len(controller.steps),
                 "tries": tries,
@@ -208,7 +221,9 @@ def compare(name: str, count: int, searches: int, ladder: int, shorter: float) -
         print(json.dumps(runs[-1]), flush=True)
     answers = [searched(world, first_load(true, seed), 1000 + seed) for seed in range(searches)]
     for answer in answers:
-        print(f"search: {answer.load:.2f} {answer.interval} confirmed {answer.confirmed} {answer.spent_s:.0f} s")
+        print(
+            f"search: {answer.load:.2f} {answer.interval} confirmed {answer.confirmed} {answer.spent_s:.0f} s"
+        )
     shares = np.array([run["share_of_truth"] for run in runs if run["share_of_truth"]])
     inside = [
         answer.interval.low <= run["limit"] <= answer.interval.high
@@ -246,7 +261,9 @@ def main() -> None:
     flags.add_argument("--shorter", type=float, default=1.0, help="all runs shorter by this factor")
     given = rig.given(flags, world="prefill", seeds=1, searches=1, ladder=1, shorter=20.0)
     names = list(WORLDS) if given.world == "all" else [given.world]
-    results = [compare(name, given.seeds, given.searches, given.ladder, given.shorter) for name in names]
+    results = [
+        compare(name, given.seeds, given.searches, given.ladder, given.shorter) for name in names
+    ]
     if given.out:
         given.out.write_text(json.dumps(results, indent=1))
 

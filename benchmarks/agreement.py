@@ -57,7 +57,16 @@ REPEATS = 8
 LEVEL = 0.99  # of the interval of one run more
 BRACKET = 1.06  # levels of a sweep about a capacity
 STEPS = (-3, -2, -1, 0, 1, 2, 3, 4)  # of them, from below to above
-REAL_STEPS = (-12, -9, -7, -5, -3, -1, 0, 1)  # trials of twice the length, and a server that may bear less by then
+REAL_STEPS = (
+    -12,
+    -9,
+    -7,
+    -5,
+    -3,
+    -1,
+    0,
+    1,
+)  # trials of twice the length, and a server that may bear less by then
 CASES = {  # limits of each workload at p99
     "qa": ("ttft:450ms", "tpot:40ms"),
     "rag": ("ttft:2s", "tpot:200ms"),
@@ -74,8 +83,12 @@ CLASSES = {  # of a mix: limits of TTFT and TPOT at p95, as its file has them
 }
 MIX = "mixed"  # a rate is of starts, some of which are tasks
 LONGER = {  # probes that last longer than its requests
-    "rag": 5, "summarization": 2, "agentic": 5, "rag-pipeline": 5, "mixed": 5,
-}  # fmt: skip
+    "rag": 5,
+    "summarization": 2,
+    "agentic": 5,
+    "rag-pipeline": 5,
+    "mixed": 5,
+}
 CHAINED = ("agentic", "rag-pipeline")  # a rate is of tasks, so several requests each
 EMPTY = "it began with an empty server"
 CLOSED = "closed loop"
@@ -116,7 +129,17 @@ class Case(NamedTuple):
 
     def search(self, name: str, *more: str) -> list[str]:
         length = f"{self.length_s:g}s"
-        flags = ("-d", length, "--max-probes", "120", "--seed", "21", *self.search_flags, "-o", name)
+        flags = (
+            "-d",
+            length,
+            "--max-probes",
+            "120",
+            "--seed",
+            "21",
+            *self.search_flags,
+            "-o",
+            name,
+        )
         return ["search", self.workload, *self.target, *self.slo, *flags, *more]
 
     def run(self, name: str, *more: str, lengths: float = 2) -> list[str]:
@@ -126,9 +149,12 @@ class Case(NamedTuple):
 
 def started(case: Case, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "loadgen", *words], cwd=case.folder, text=True, stdout=subprocess.PIPE,
+        [sys.executable, "-m", "loadgen", *words],
+        cwd=case.folder,
+        text=True,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )  # fmt: skip
+    )
 
 
 def told(case: Case, *words: str, codes: tuple[int, ...] = (0, 1, 3)) -> str:
@@ -158,7 +184,9 @@ def in_text(name: str, place: str, pattern: str, text: str) -> Said:
     decimals = len(printed.partition(".")[2])
     digits = len(printed.replace(",", "").replace(".", "").lstrip("0"))
     last = 10.0**-decimals
-    if not decimals and digits > 3 and printed.endswith("0"):  # thousands are rounded to some digits
+    if (
+        not decimals and digits > 3 and printed.endswith("0")
+    ):  # thousands are rounded to some digits
         last = 10.0 ** (len(printed) - len(printed.rstrip("0,")))
     return Said(name, place, value, value - 0.5001 * last, value + 0.5001 * last)
 
@@ -186,7 +214,11 @@ def word(reference: Said, said: Said) -> str:
         return "equal"
     if math.isclose(reference.value, said.value, rel_tol=1e-9):
         return "equal"
-    ends = [(one.value if end is None else end) for one in (reference, said) for end in (one.low, one.high)]
+    ends = [
+        (one.value if end is None else end)
+        for one in (reference, said)
+        for end in (one.low, one.high)
+    ]
     if not math.isnan(said.value) and ends[0] <= ends[3] and ends[2] <= ends[1]:
         printed = reference.low is None and ends[2] <= reference.value <= ends[3]
         return "equal" if printed else "within"
@@ -205,7 +237,12 @@ def of_run(case: Case, name: str) -> Iterator[Said]:
     for metric in ("ttft", "tpot"):
         yield Said(f"{metric} p99", f"{name}: JSON", summary[f"{metric}_ms"]["p99"])
     yield in_text("tokens/s", f"{name}: text", rf"{NUMBER}/s output", text)
-    yield in_text("goodput", f"{name}: text", rf"within\s+every\s+limit[\w\s]*\(\S+\s%\),\s+goodput\s+{NUMBER}/s", text)
+    yield in_text(
+        "goodput",
+        f"{name}: text",
+        rf"within\s+every\s+limit[\w\s]*\(\S+\s%\),\s+goodput\s+{NUMBER}/s",
+        text,
+    )
     yield in_text("completed", f"{name}: text", rf"completed\s+{NUMBER}/s", text)
     page = plain((case.folder / f"{name}.html").read_text("utf-8"))
     yield in_text("tokens/s", f"{name}: page", rf"^Output tokens\n{NUMBER}", page)
@@ -217,10 +254,18 @@ def of_run(case: Case, name: str) -> Iterator[Said]:
         yield in_text(f"{metric} p99", f"{name}: text", row, text)
         yield in_text(f"{metric} p99", f"{name}: page", rf"^{metric.upper()} p99\n{NUMBER}", page)
         if case.workload != MIX:
-            yield in_text(f"{metric} p99", f"{name}: JUnit", rf'{metric.upper()} p99 .*\n.*?[>"]{NUMBER} ms', junit)
+            yield in_text(
+                f"{metric} p99",
+                f"{name}: JUnit",
+                rf'{metric.upper()} p99 .*\n.*?[>"]{NUMBER} ms',
+                junit,
+            )
     for one in summary["classes"] or ():
         for metric in ("ttft", "tpot"):
-            figure, said = f"{metric} p95 of {one['name']}", rf"{one['name']}:? {metric.upper()} p95"
+            figure, said = (
+                f"{metric} p95 of {one['name']}",
+                rf"{one['name']}:? {metric.upper()} p95",
+            )
             yield Said(figure, f"{name}: JSON", one[f"{metric}_ms"]["p95"])
             yield in_text(figure, f"{name}: text", rf"^{said} at most \S+ m?s +{NUMBER} ms", text)
             yield in_text(figure, f"{name}: JUnit", rf'{said} .*\n.*?[>"]{NUMBER} ms', junit)
@@ -259,7 +304,9 @@ def of_search(case: Case, name: str, shown: dict[str, dict[str, str]]) -> Iterat
     yield in_text("ttft p99", "search: ui", f"^{NUMBER}", row["TTFT p99"])
     yield in_text("tpot p99", "search: ui", f"^{NUMBER}", row["TPOT p99"])
     side = json.loads(told(case, "compare", name, "r1", "--json"))["comparison"]
-    yield in_text("capacity", "search: compare", rf"at its capacity, {NUMBER} ", "\n".join(side["notes"]))
+    yield in_text(
+        "capacity", "search: compare", rf"at its capacity, {NUMBER} ", "\n".join(side["notes"])
+    )
     before = {one["metric"]: one["before"] for one in side["differences"]}
     yield Said("ttft p99", "search: compare", before["ttft_ms.p99"])
     yield Said("tpot p99", "search: compare", before["tpot_ms.p99"])
@@ -278,7 +325,9 @@ def of_money(case: Case, name: str, rate: float, each_start: float) -> Iterator[
     (offer,) = json.loads(told(case, "cost", name, "--prices", "prices.yaml", "--json"))["offers"]
     unit = "task" if case.workload in CHAINED else "request"
     yield Said("capacity", "search: cost", float(offer["rates_per_s"][unit]) / each_start)
-    yield Said("tokens/s", "search: cost", float(offer["rates_per_s"]["million_output_tokens"]) * 1e6)
+    yield Said(
+        "tokens/s", "search: cost", float(offer["rates_per_s"]["million_output_tokens"]) * 1e6
+    )
     text = told(case, "cost", name, "--prices", "prices.yaml")
     yield in_text("capacity", "search: cost, text", rf"capacity by search: {NUMBER} ", text)
     size = ("size", case.workload, name, "--users", str(USERS), "--prices", "prices.yaml")
@@ -291,12 +340,20 @@ def of_money(case: Case, name: str, rate: float, each_start: float) -> Iterator[
     yield in_text("machines", "size: headline", rf"need\s+{NUMBER}\s+machines", text)
     yield Said("USD a month", "size: of its machines", month)
     yield Said("USD a month", "size: JSON", float(of_size["per_month"]["mid"]))
-    yield in_text("USD a month", "size: headline", rf"USD\s+{NUMBER}(?:\s+\[[^\]]*\])?\s+a\s+month", text)
+    yield in_text(
+        "USD a month", "size: headline", rf"USD\s+{NUMBER}(?:\s+\[[^\]]*\])?\s+a\s+month", text
+    )
     per_thousand = float(offer["costs"][unit]["total"]) * 1000 * each_start
     each = float(of_size["per_thousand"]["mid"]) * of_size["used"]
     yield Said("USD per 1,000 at capacity", "size: JSON, times the share used", each)
     last = 1000 * 0.51e-12 * each_start  # money has twelve decimal places
-    yield Said("USD per 1,000 at capacity", "cost: JSON", per_thousand, per_thousand - last, per_thousand + last)
+    yield Said(
+        "USD per 1,000 at capacity",
+        "cost: JSON",
+        per_thousand,
+        per_thousand - last,
+        per_thousand + last,
+    )
 
 
 def ui_rows(case: Case) -> dict[str, dict[str, str]]:
@@ -310,9 +367,19 @@ def ui_rows(case: Case) -> dict[str, dict[str, str]]:
         serving.terminate()
         serving.wait()
     (table,) = re.findall(r'<table class="results\b.*?</table>', page, re.DOTALL)
-    heads = ["".join(plain(cell).split("\n")) for cell in re.findall(r"<th\b[^>]*>(.*?)</th>", table, re.DOTALL)]
-    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in re.findall(r"<tr.*?</tr>", table, re.DOTALL)]
-    rows = [dict(zip(heads, (" ".join(plain(cell).split()) for cell in row), strict=True)) for row in cells if row]
+    heads = [
+        "".join(plain(cell).split("\n"))
+        for cell in re.findall(r"<th\b[^>]*>(.*?)</th>", table, re.DOTALL)
+    ]
+    cells = [
+        re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)
+        for row in re.findall(r"<tr.*?</tr>", table, re.DOTALL)
+    ]
+    rows = [
+        dict(zip(heads, (" ".join(plain(cell).split()) for cell in row), strict=True))
+        for row in cells
+        if row
+    ]
     return {row["result"]: row for row in rows}
 
 
@@ -335,7 +402,10 @@ def of_prometheus(case: Case, rate: float) -> Iterator[Said]:
     running = started(case, *case.run("scraped", *more))
     page = ""
     while running.poll() is None:
-        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with (
+            suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer,
+        ):
             page = answer.read().decode()
         time.sleep(0.2)
     ended(running)
@@ -347,20 +417,32 @@ def of_prometheus(case: Case, rate: float) -> Iterator[Said]:
         ("tokens", tokens, "output_tokens_total"),
     ):
         yield Said(name, "scraped: JSON", value)
-        seen = in_text(name, "scraped: Prometheus", rf"^loadgen_{re.escape(row)} {NUMBER}", page).value
+        seen = in_text(
+            name, "scraped: Prometheus", rf"^loadgen_{re.escape(row)} {NUMBER}", page
+        ).value
         yield Said(name, "scraped: Prometheus", seen, seen, seen + late * value / max(ok, 1))
     for metric in ("ttft", "tpot"):
         p99 = summary[f"{metric}_ms"]["p99"]
         mark = WITHHELD if p99 is None else ""
         yield Said(f"{metric} p99, its bucket", "scraped: JSON", p99, mark=mark)
         low, high = bucket(page, f"loadgen_{metric}_seconds", 0.99)
-        yield Said(f"{metric} p99, its bucket", "scraped: Prometheus", high * 1e3, low * 1e3, high * 1e3, mark)
+        yield Said(
+            f"{metric} p99, its bucket",
+            "scraped: Prometheus",
+            high * 1e3,
+            low * 1e3,
+            high * 1e3,
+            mark,
+        )
 
 
 def bucket(page: str, name: str, p: float) -> tuple[float, float]:
     """The ends of the bucket of a histogram that holds a quantile."""
     found = re.findall(rf'^{name}_bucket\{{le="([^"]+)"\}} ([\d.e+]+)', page, re.MULTILINE)
-    low, total = 0.0, float(found[-1][1]) if found else 0.0  # a run that ended before its page was read
+    low, total = (
+        0.0,
+        float(found[-1][1]) if found else 0.0,
+    )  # a run that ended before its page was read
     for edge, count in found:
         if float(count) >= p * total:
             return low, float(edge)
@@ -382,9 +464,14 @@ def cut_short(case: Case, spent_s: float) -> Iterator[Said]:
         stop(case, name, how, spent_s)
         stored = case.folder / name / "capacity.json"
         if stored.is_file():
-            claimed = bool(json.loads(stored.read_bytes())["confirmed"])  # null where no trial had ended
+            claimed = bool(
+                json.loads(stored.read_bytes())["confirmed"]
+            )  # null where no trial had ended
             yield Said("claims while stopped", f"{how}: capacity.json", claimed)
-        for command in (["cost", name], ["size", case.workload, name, "--users", str(USERS), "-o", f"{name}-s"]):
+        for command in (
+            ["cost", name],
+            ["size", case.workload, name, "--users", str(USERS), "-o", f"{name}-s"],
+        ):
             running = started(case, *command, "--prices", "prices.yaml")
             running.communicate()
             yield Said("claims while stopped", f"{how}: {command[0]}", running.returncode != 3)
@@ -419,12 +506,19 @@ def same_load(case: Case, rate: float) -> Iterator[Said]:
             yield Said(name, f"{len(runs)} runs at that load", math.nan, mark=WITHHELD)
             continue
         mean = statistics.fmean(values)
-        half = t_quantile(0.5 + LEVEL / 2, len(runs) - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / len(runs))
+        half = (
+            t_quantile(0.5 + LEVEL / 2, len(runs) - 1)
+            * statistics.stdev(values)
+            * math.sqrt(1 + 1 / len(runs))
+        )
         yield Said(name, f"{len(runs)} runs at that load", mean, mean - half, mean + half)
     search = json.loads((case.folder / "search" / "capacity.json").read_bytes())["evidence"]
     yield from figures(summary_of(case, f"search/{search}"), "the search's own run", EMPTY)
     lanes = round(rate * statistics.fmean(stay_s(one) for one in runs))  # Little's law
-    told(case, *case.run("closed", "-c", str(lanes), *warm(case), "--seed", "78", "--progress", "off"))
+    told(
+        case,
+        *case.run("closed", "-c", str(lanes), *warm(case), "--seed", "78", "--progress", "off"),
+    )
     yield from figures(summary_of(case, "closed"), f"{lanes} lanes", CLOSED)
 
 
@@ -433,7 +527,9 @@ def stay_s(summary: dict[str, Any]) -> float:
     if parts := summary["classes"]:
         whole: float = sum(one["starts"] * stay_s({**one, "classes": ()}) for one in parts)
         return float(whole / sum(one["starts"] for one in parts))
-    found: float = (summary["sessions"]["duration_ms"] if summary.get("sessions") else summary["e2e_ms"])["mean"]
+    found: float = (
+        summary["sessions"]["duration_ms"] if summary.get("sessions") else summary["e2e_ms"]
+    )["mean"]
     return found / 1e3
 
 
@@ -448,9 +544,13 @@ def headline(steady: float | None, whole: float) -> float:
 
 
 FIGURES: dict[str, Callable[[dict[str, Any]], float]] = {
-    "tokens/s": lambda one: headline(one["tokens"]["steady_output_per_s"], one["tokens"]["output_per_s"]),
+    "tokens/s": lambda one: headline(
+        one["tokens"]["steady_output_per_s"], one["tokens"]["output_per_s"]
+    ),
     "goodput": lambda one: headline(one["goodput"]["steady_rps"], one["goodput"]["rps"]),
-    "completed": lambda one: headline(one["load"]["steady_completed_rps"], one["load"]["completed_rps"]),
+    "completed": lambda one: headline(
+        one["load"]["steady_completed_rps"], one["load"]["completed_rps"]
+    ),
     "ttft p99": lambda summary: summary["ttft_ms"]["p99"],
     "tpot p99": lambda summary: summary["tpot_ms"]["p99"],
 }
@@ -471,28 +571,73 @@ def other_capacities(case: Case) -> Iterator[Said]:
     mark = "" if found["sustained"] else "not sustained"
     rate = found["rate_per_s"]
     answer = json.loads((case.folder / "search" / "search.json").read_bytes())["answer"]["interval"]
-    yield Said("capacity", "search", rate, rate, max(found["high_per_s"] or rate, answer["high"]), mark)
+    yield Said(
+        "capacity", "search", rate, rate, max(found["high_per_s"] or rate, answer["high"]), mark
+    )
     steps = (STEPS if case.simulated else REAL_STEPS)[:: 3 if case.smallest else 1]
     rates = [rate * BRACKET**step for step in steps]
     levels = ",".join(f"{one:.4g}" for one in rates)
     length = f"{2 * case.length_s:g}s"
-    told(case, "sweep", case.workload, *case.target, *case.slo, "--request-rate", levels, "-d", length, *warm(case),
-         "--seed", "5", "-o", "sweep", "--progress", "off")  # fmt: skip
+    told(
+        case,
+        "sweep",
+        case.workload,
+        *case.target,
+        *case.slo,
+        "--request-rate",
+        levels,
+        "-d",
+        length,
+        *warm(case),
+        "--seed",
+        "5",
+        "-o",
+        "sweep",
+        "--progress",
+        "off",
+    )
     if (stored := case.folder / "sweep" / "capacity.json").is_file():
         swept = json.loads(stored.read_bytes())
         low, bound = swept["rate_per_s"], "a lower bound" * swept["lower_bound"]
-        above = next((one for one in rates if one > 1.001 * low), low)  # levels are told to four digits
-        yield Said("capacity", "sweep, to its next level", low, low, above, bound or shorter(case, found))
+        above = next(
+            (one for one in rates if one > 1.001 * low), low
+        )  # levels are told to four digits
+        yield Said(
+            "capacity", "sweep, to its next level", low, low, above, bound or shorter(case, found)
+        )
     else:
         yield Said("capacity", "sweep", math.nan, mark=shorter(case, found))
     if case.workload in (*CHAINED, MIX):  # its load is decided request by request, by one SLO
         return
     length = f"{(1 if case.smallest else 4) * case.length_s:g}s"
-    told(case, "search", "--continuous", case.workload, *case.target, *case.slo, "--start", f"{rate / 8:.4g}", "-d",
-         length, "--seed", "31", "-o", "continuous", "--progress", "off")  # fmt: skip
+    told(
+        case,
+        "search",
+        "--continuous",
+        case.workload,
+        *case.target,
+        *case.slo,
+        "--start",
+        f"{rate / 8:.4g}",
+        "-d",
+        length,
+        "--seed",
+        "31",
+        "-o",
+        "continuous",
+        "--progress",
+        "off",
+    )
     going = json.loads((case.folder / "continuous" / "capacity.json").read_bytes())
     low, high = (going[end] or going["rate_per_s"] for end in ("low_per_s", "high_per_s"))
-    yield Said("capacity", "continuous search", going["rate_per_s"], low, high, "sustained for longer: see its length")
+    yield Said(
+        "capacity",
+        "continuous search",
+        going["rate_per_s"],
+        low,
+        high,
+        "sustained for longer: see its length",
+    )
 
 
 def shorter(case: Case, found: dict[str, Any]) -> str:
@@ -505,22 +650,49 @@ def shorter(case: Case, found: dict[str, Any]) -> str:
 
 def contract(case: Case, rate: float) -> Iterator[Said]:
     """A contract of the same limits, 5 % below the capacity and 30 % above it: kept or undecided, and missed."""
-    terms = ", ".join(f"{{{metric}: {{limit: {limit}, at: p99}}}}" for metric, limit in
-                      (one.split(":") for one in CASES[case.workload]))  # fmt: skip
+    terms = ", ".join(
+        f"{{{metric}: {{limit: {limit}, at: p99}}}}"
+        for metric, limit in (one.split(":") for one in CASES[case.workload])
+    )
     if case.workload == MIX:
-        each = [(name, *one) for name, limits in CLASSES.items() for one in zip(("ttft", "tpot"), limits, strict=True)]
-        terms = ", ".join(f"{{{metric}: {{limit: {limit}, at: p95, class: {name}}}}}" for name, metric, limit in each)
+        each = [
+            (name, *one)
+            for name, limits in CLASSES.items()
+            for one in zip(("ttft", "tpot"), limits, strict=True)
+        ]
+        terms = ", ".join(
+            f"{{{metric}: {{limit: {limit}, at: p95, class: {name}}}}}"
+            for name, metric, limit in each
+        )
     sustained = json.loads((case.folder / "search" / "capacity.json").read_bytes())["sustained"]
     for name, share in (("below", 0.95), ("above", 1.3)):
         length = max(600, 2 * case.length_s)
         load = f"workload: {case.workload}, rate: {rate * share:.4g}/s, duration: {length:g}s"
         levels = f"{{name: a, {load}, must: [{terms}]}}"
-        (case.folder / f"{name}.yaml").write_text(f"name: {name}\nhorizon: 60s\nlevels:\n  - {levels}\n")
-        told(case, "validate", f"{name}.yaml", *case.target, "--seed", "41", "-o", name, "--progress", "off")
+        (case.folder / f"{name}.yaml").write_text(
+            f"name: {name}\nhorizon: 60s\nlevels:\n  - {levels}\n"
+        )
+        told(
+            case,
+            "validate",
+            f"{name}.yaml",
+            *case.target,
+            "--seed",
+            "41",
+            "-o",
+            name,
+            "--progress",
+            "off",
+        )
         verdict = json.loads((case.folder / name / "verdict.json").read_bytes())["verdict"]
         yield Said(f"a contract {name} the capacity", "fails: expected", name == "above")
         mark = "" if sustained else "the capacity is not known to be sustained, and says so"
-        yield Said(f"a contract {name} the capacity", f"fails: validate, {verdict}", verdict == "FAIL", mark=mark)
+        yield Said(
+            f"a contract {name} the capacity",
+            f"fails: validate, {verdict}",
+            verdict == "FAIL",
+            mark=mark,
+        )
 
 
 # -- all of it ---------------------------------------------------------------------------------------------------------
@@ -532,10 +704,14 @@ def measured(case: Case) -> Iterator[Pair]:
     told(case, *case.search("search", "--progress", "off"))
     rate = json.loads((case.folder / "search" / "capacity.json").read_bytes())["rate_per_s"]
     if not rate:
-        sys.exit("the search knows no load that holds: longer trials (--length), --search-flags, a wider --slo")
+        sys.exit(
+            "the search knows no load that holds: longer trials (--length), --search-flags, a wider --slo"
+        )
     for place in range(case.repeats):
         seeded = ("--seed", str(11 + place), "--junit", f"r{place + 1}.xml", "--progress", "off")
-        told(case, *case.run(f"r{place + 1}", "--request-rate", f"{rate:.6g}", *warm(case), *seeded))
+        told(
+            case, *case.run(f"r{place + 1}", "--request-rate", f"{rate:.6g}", *warm(case), *seeded)
+        )
     yield from held(of_run(case, "r1"))
     yield from held(of_search(case, "search", ui_rows(case)))
     spent = json.loads((case.folder / "search" / "search.json").read_bytes())["answer"]["spent_s"]
@@ -547,12 +723,12 @@ def measured(case: Case) -> Iterator[Pair]:
 
 
 def line(pair: Pair) -> str:
-    shown = [f"{one.value:,.5g}" + ("" if one.low is None else f" [{one.low:,.5g}, {one.high:,.5g}]")
-             for one in (pair.reference, pair.said)]  # fmt: skip
+    shown = [
+        f"{one.value:,.5g}" + ("" if one.low is None else f" [{one.low:,.5g}, {one.high:,.5g}]")
+        for one in (pair.reference, pair.said)
+    ]
     why = f": {pair.said.mark or pair.reference.mark}" if pair.word == "marked" else ""
-    return (
-        f"| {pair.said.name} | {pair.reference.place}: {shown[0]} | {pair.said.place}: {shown[1]} | {pair.word}{why} |"
-    )
+    return f"| {pair.said.name} | {pair.reference.place}: {shown[0]} | {pair.said.place}: {shown[1]} | {pair.word}{why} |"
 
 
 def main() -> int:
@@ -563,7 +739,9 @@ def main() -> int:
     flags.add_argument("--slo", action="append", help="in place of the workload's limits")
     flags.add_argument("--search-flags", default="", help="more of the search: --precision 15%%")
     flags.add_argument("--load-flags", default="", help="more of every load: --output-tokens 40")
-    flags.add_argument("--repeats", type=int, default=REPEATS, help="runs at the load that the search found")
+    flags.add_argument(
+        "--repeats", type=int, default=REPEATS, help="runs at the load that the search found"
+    )
     flags.add_argument("--out", type=Path, help="a folder to keep the results in")
     given = rig.given(flags, cases="qa", length="60s", repeats=2)  # shorter ones confirm nothing
     words: Counter[str] = Counter()
@@ -573,10 +751,20 @@ def main() -> int:
             folder.mkdir(parents=True, exist_ok=True)
             slo = [f"{term}:p99" for term in given.slo or CASES[name]]
             target = ("--url", given.url, *GPUS, *given.load_flags.split())
-            case = Case(name, target, tuple(word for term in slo for word in ("--slo", term)),
-                        seconds(given.length) * LONGER.get(name, 1), folder, given.url.startswith("sim:"),
-                        tuple(given.search_flags.split()), given.repeats, given.smoke)  # fmt: skip
-            print(f"\n{name} on {given.url}, {', '.join(slo)}\n\n| name | first | beside it | |\n|---|---|---|---|")
+            case = Case(
+                name,
+                target,
+                tuple(word for term in slo for word in ("--slo", term)),
+                seconds(given.length) * LONGER.get(name, 1),
+                folder,
+                given.url.startswith("sim:"),
+                tuple(given.search_flags.split()),
+                given.repeats,
+                given.smoke,
+            )
+            print(
+                f"\n{name} on {given.url}, {', '.join(slo)}\n\n| name | first | beside it | |\n|---|---|---|---|"
+            )
             for pair in measured(case):
                 words[pair.word] += 1
                 print(line(pair), flush=True)

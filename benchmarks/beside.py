@@ -29,9 +29,10 @@ SDK = rig.HERE.parent / "sdk"
 LEFT = ("abandoned", "cancelled")  # statuses of a stream that nobody read to its end
 NEEDED = ("msgspec", "asyncio-throttle")  # by the SDK
 MODULES = {
-    "opentelemetry-instrumentation-openai": "opentelemetry.instrumentation.openai", "openai-agents": "agents",
+    "opentelemetry-instrumentation-openai": "opentelemetry.instrumentation.openai",
+    "openai-agents": "agents",
     "llama-index-llms-openai": "llama_index.llms",
-}  # fmt: skip
+}
 
 
 def python_of(name: str, venvs: Path | None, install: bool) -> str | None:
@@ -45,7 +46,9 @@ def python_of(name: str, venvs: Path | None, install: bool) -> str | None:
     python = venvs / name / "bin" / "python"
     if install and not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(venvs / name)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", *PROGRAMS[name][1], *NEEDED], check=True)
+        subprocess.run(
+            [str(python), "-m", "pip", "install", "-q", *PROGRAMS[name][1], *NEEDED], check=True
+        )
     return str(python) if python.exists() else None
 
 
@@ -54,7 +57,9 @@ def drained(url: str) -> list[LoggedRequest]:
     return [one for one in logged if one.path.startswith("/v1/") and one.path != "/v1/models"]
 
 
-def compared(told: list[list[Any]], served: list[LoggedRequest], refused: list[LoggedRequest]) -> dict[str, Any]:
+def compared(
+    told: list[list[Any]], served: list[LoggedRequest], refused: list[LoggedRequest]
+) -> dict[str, Any]:
     """What the SDK told beside what the two endpoints logged. `wrong`: what differs, in words."""
     failed = [one for one in told if one[0] == "failed"]
     answered = [one for one in told if one[0] != "failed"]
@@ -74,9 +79,12 @@ def compared(told: list[list[Any]], served: list[LoggedRequest], refused: list[L
         else:
             wrong.append(f"{counts[0]} + {counts[1]} tokens, of which the server knows nothing")
     return {
-        "calls": len(told), "early": sum(one[0] in LEFT for one in told), "failed": len(failed),
-        "tokens": sum(one[2] + one[3] for one in whole), "wrong": wrong,
-    }  # fmt: skip
+        "calls": len(told),
+        "early": sum(one[0] in LEFT for one in told),
+        "failed": len(failed),
+        "tokens": sum(one[2] + one[3] for one in whole),
+        "wrong": wrong,
+    }
 
 
 def walked(name: str, python: str) -> tuple[bool, tuple[str, ...]]:
@@ -85,30 +93,52 @@ def walked(name: str, python: str) -> tuple[bool, tuple[str, ...]]:
         rig.endpoint(ttft="3ms", itl="1ms", log_events="ends") as server,
         rig.endpoint(faults="http_429@1s", log_events="ends") as refusing,
     ):
-        command = [python, str(rig.HERE / "beside_programs.py"), name, f"{server.url}/v1", f"{refusing.url}/v1"]
+        command = [
+            python,
+            str(rig.HERE / "beside_programs.py"),
+            name,
+            f"{server.url}/v1",
+            f"{refusing.url}/v1",
+        ]
         around = {**os.environ, "PYTHONPATH": str(SDK)}
-        ran = subprocess.run(command, env=around, capture_output=True, text=True, timeout=240, check=False)
+        ran = subprocess.run(
+            command, env=around, capture_output=True, text=True, timeout=240, check=False
+        )
         if ran.returncode != 0:
             print(f"{name}: {ran.stderr[-3000:]}")
             return False, (name, "", "", "", "", "", "", "the program failed")
         said = json.loads(ran.stdout.splitlines()[-1])
         found = compared(said["told"], drained(server.url), drained(refusing.url))
-    wrong = found["wrong"] if said["raised"] else [*found["wrong"], "a refusal did not reach the application"]
+    wrong = (
+        found["wrong"]
+        if said["raised"]
+        else [*found["wrong"], "a refusal did not reach the application"]
+    )
     counts = (str(found[key]) for key in ("calls", "early", "failed", "tokens"))
-    row = (name, next(iter(said["versions"].values())), *counts, ", ".join(said["raised"]), "; ".join(wrong) or "equal")
+    row = (
+        name,
+        next(iter(said["versions"].values())),
+        *counts,
+        ", ".join(said["raised"]),
+        "; ".join(wrong) or "equal",
+    )
     return not wrong, row
 
 
 def main() -> None:
     options = rig.parser(__doc__)
-    options.add_argument("--venvs", type=Path, metavar="FOLDER", help="a virtual environment for each, by its name")
+    options.add_argument(
+        "--venvs", type=Path, metavar="FOLDER", help="a virtual environment for each, by its name"
+    )
     options.add_argument("--install", action="store_true", help="make those that are not there")
     options.add_argument("--only", choices=sorted(PROGRAMS), help="one program")
     given = rig.given(options, only="openai")
     all_equal, rows = True, list[tuple[str, ...]]()
     for name in [given.only] if given.only else PROGRAMS:
         python = python_of(name, given.venvs, given.install)
-        equal, row = (True, (name, *[""] * 6, "not installed")) if python is None else walked(name, python)
+        equal, row = (
+            (True, (name, *[""] * 6, "not installed")) if python is None else walked(name, python)
+        )
         all_equal &= equal
         rows.append(row)
         print("  ".join(row), flush=True)

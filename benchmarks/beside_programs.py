@@ -37,7 +37,9 @@ def caught(names: list[str]) -> Iterator[None]:
 
 
 def chat(client: Any, max_tokens: int = 8, **more: Any) -> Any:
-    return client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=max_tokens, **more)
+    return client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=max_tokens, **more
+    )
 
 
 def openai_calls(client: Any, refused: Any) -> list[str]:
@@ -73,7 +75,9 @@ def anthropic(told: Callable[[Any], None], url: str, refusing: str) -> list[str]
     names: list[str] = []
     ours, refused = (
         instrument(
-            package.Anthropic(base_url=one.removesuffix("/v1"), api_key=KEY, max_retries=0), told, ask_usage=True
+            package.Anthropic(base_url=one.removesuffix("/v1"), api_key=KEY, max_retries=0),
+            told,
+            ask_usage=True,
         )
         for one in (url, refusing)
     )
@@ -95,9 +99,13 @@ def gevent(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
     from loadgen_sdk import Throttle, instrument
 
     throttle = Throttle(concurrency=4)
-    client, refused = (instrument(one, told, ask_usage=True, throttle=throttle) for one in made(url, refusing))
+    client, refused = (
+        instrument(one, told, ask_usage=True, throttle=throttle) for one in made(url, refusing)
+    )
     names = openai_calls(client, refused)
-    package.joinall([package.spawn(chat, client) for _ in range(MANY)], raise_error=True, timeout=60)
+    package.joinall(
+        [package.spawn(chat, client) for _ in range(MANY)], raise_error=True, timeout=60
+    )
     assert throttle.in_flight(key=KEY, model=MODEL) == 0
     return names
 
@@ -116,7 +124,9 @@ def openllmetry(told: Callable[[Any], None], url: str, refusing: str) -> list[st
     ours = OpenTelemetry(tracer_provider=tracer)
     client, refused = (instrument(one, [ours, told], ask_usage=True) for one in made(url, refusing))
     names = openai_calls(client, refused)
-    scopes = [getattr(span.instrumentation_scope, "name", "") for span in spans.get_finished_spans()]
+    scopes = [
+        getattr(span.instrumentation_scope, "name", "") for span in spans.get_finished_spans()
+    ]
     assert len(scopes) == 4 and "loadgen_sdk" not in scopes, scopes
     return names
 
@@ -135,7 +145,13 @@ def langfuse(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
 
 def openai_agents(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
     import openai as package
-    from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, set_tracing_disabled
+    from agents import (
+        Agent,
+        OpenAIChatCompletionsModel,
+        OpenAIResponsesModel,
+        Runner,
+        set_tracing_disabled,
+    )
     from loadgen_sdk import auto
 
     set_tracing_disabled(True)
@@ -147,7 +163,11 @@ def openai_agents(told: Callable[[Any], None], url: str, refusing: str) -> list[
             package.AsyncOpenAI(base_url=refusing, api_key=KEY, max_retries=0) as refused,
         ):
             for kind in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
-                agent = Agent(name="a", instructions="Be brief.", model=kind(model=MODEL, openai_client=client))
+                agent = Agent(
+                    name="a",
+                    instructions="Be brief.",
+                    model=kind(model=MODEL, openai_client=client),
+                )
                 assert (await Runner.run(agent, SAID)).final_output
                 async for _ in Runner.run_streamed(agent, SAID).stream_events():
                     pass
@@ -213,7 +233,12 @@ def litellm(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
     from loadgen_sdk import auto
 
     names: list[str] = []
-    asked: dict[str, Any] = {"model": f"openai/{MODEL}", "messages": MESSAGES, "max_tokens": 8, "api_key": KEY}
+    asked: dict[str, Any] = {
+        "model": f"openai/{MODEL}",
+        "messages": MESSAGES,
+        "max_tokens": 8,
+        "api_key": KEY,
+    }
 
     async def ask() -> None:
         assert (await package.acompletion(**asked, api_base=url)).choices
@@ -257,7 +282,12 @@ def llama_index(told: Callable[[Any], None], url: str, refusing: str) -> list[st
 
     names: list[str] = []
     with auto(told, ask_usage=True):
-        asked: dict[str, Any] = {"model": "gpt-4o", "api_key": KEY, "max_retries": 0, "max_tokens": 8}
+        asked: dict[str, Any] = {
+            "model": "gpt-4o",
+            "api_key": KEY,
+            "max_retries": 0,
+            "max_tokens": 8,
+        }
         model = OpenAI(api_base=url, **asked)
         assert str(model.complete(SAID))
         assert [*model.stream_complete(SAID)]
@@ -279,7 +309,9 @@ def fastapi(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
 
     app = package.FastAPI()
     own, refused = (
-        instrument(clients.AsyncOpenAI(base_url=one, api_key=KEY, max_retries=0), told, ask_usage=True)
+        instrument(
+            clients.AsyncOpenAI(base_url=one, api_key=KEY, max_retries=0), told, ask_usage=True
+        )
         for one in (url, refusing)
     )
     names: list[str] = []
@@ -304,20 +336,34 @@ def fastapi(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
             await chat(refused)
         return JSONResponse({"error": names[-1]}, 503)
 
-    for path, door in (("/whole", whole), ("/stream", streamed), ("/refused", error), ("/long", long)):
+    for path, door in (
+        ("/whole", whole),
+        ("/stream", streamed),
+        ("/refused", error),
+        ("/long", long),
+    ):
         app.add_api_route(path, door)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        for path, stays in (("/whole", True), ("/stream", True), ("/refused", True), ("/long", False)):
+        for path, stays in (
+            ("/whole", True),
+            ("/stream", True),
+            ("/refused", True),
+            ("/long", False),
+        ):
             with socket.create_connection(listener.getsockname()) as user:
-                user.sendall(f"GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n".encode())
+                user.sendall(
+                    f"GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n".encode()
+                )
                 received = user.recv(65536)
                 while (stays or received.endswith(b"\r\n\r\n")) and (more := user.recv(65536)):
                     received += more  # who leaves has seen a piece: the head alone comes before the call is sent
-                assert received.startswith(b"HTTP/1.1 503" if path == "/refused" else b"HTTP/1.1 200"), received
+                assert received.startswith(
+                    b"HTTP/1.1 503" if path == "/refused" else b"HTTP/1.1 200"
+                ), received
     finally:
         server.should_exit = True
         thread.join()
@@ -330,7 +376,8 @@ PROGRAMS: dict[str, tuple[Callable[..., list[str]], tuple[str, ...]]] = {
     "anthropic": (anthropic, ("anthropic",)),
     "gevent": (gevent, ("gevent", "openai")),
     "opentelemetry-instrumentation-openai": (
-        openllmetry, ("opentelemetry-instrumentation-openai", "opentelemetry-sdk", "openai"),
+        openllmetry,
+        ("opentelemetry-instrumentation-openai", "opentelemetry-sdk", "openai"),
     ),
     "langfuse": (langfuse, ("langfuse", "openai")),
     "openai-agents": (openai_agents, ("openai-agents",)),
@@ -340,11 +387,13 @@ PROGRAMS: dict[str, tuple[Callable[..., list[str]], tuple[str, ...]]] = {
     "langchain-openai": (langchain, ("langchain-openai",)),
     "llama-index-llms-openai": (llama_index, ("llama-index-llms-openai",)),
     "fastapi": (fastapi, ("fastapi", "uvicorn", "openai")),
-}  # fmt: skip
+}
 ENVIRONMENT = {
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGFUSE_PUBLIC_KEY": "pk-lf-1", "LANGFUSE_SECRET_KEY": "sk-lf-1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LANGFUSE_PUBLIC_KEY": "pk-lf-1",
+    "LANGFUSE_SECRET_KEY": "sk-lf-1",
     "OPENAI_API_KEY": KEY,
-}  # fmt: skip
+}
 
 
 def child(name: str, url: str, refusing: str) -> None:
@@ -360,7 +409,10 @@ def child(name: str, url: str, refusing: str) -> None:
     raised = program(told.append, url, refusing)
     gc.collect()  # a stream that nobody holds any more ends with it
     flush()
-    rows = [(one.status, one.streamed, one.input_tokens, one.output_tokens, one.token_source) for one in told]
+    rows = [
+        (one.status, one.streamed, one.input_tokens, one.output_tokens, one.token_source)
+        for one in told
+    ]
     versions = {package: version(package.partition("[")[0]) for package in packages}
     print(json.dumps({"versions": versions, "raised": raised, "told": rows}))
 

@@ -42,9 +42,23 @@ LENGTH_S = 150
 REPLICAS = 4
 ITERATION_S = 0.022  # of this preset, about
 CAUSES = (
-    "queue", "kv_cache", "preemptions", "target", "long_prompts", "power", "client", "startup", "stalls", "network",
-)  # fmt: skip
-PAGE = ("kv_cache_usage_perc", "num_requests_waiting", "num_requests_running", "num_preemptions_total")
+    "queue",
+    "kv_cache",
+    "preemptions",
+    "target",
+    "long_prompts",
+    "power",
+    "client",
+    "startup",
+    "stalls",
+    "network",
+)
+PAGE = (
+    "kv_cache_usage_perc",
+    "num_requests_waiting",
+    "num_requests_running",
+    "num_preemptions_total",
+)
 
 
 class Disturbed(PurePythonReplica):
@@ -54,7 +68,11 @@ class Disturbed(PurePythonReplica):
     """
 
     def __init__(
-        self, costs: Costs, limits: ServerLimits, slower: Callable[[float], float], stall: tuple[int, int]
+        self,
+        costs: Costs,
+        limits: ServerLimits,
+        slower: Callable[[float], float],
+        stall: tuple[int, int],
     ) -> None:
         super().__init__(costs, limits)
         self._slower, self._stall, self._blocks = slower, stall, limits.kv_blocks
@@ -65,7 +83,9 @@ class Disturbed(PurePythonReplica):
             return False
         every, length = self._stall
         took = int((self.end_ns - now_ns) * self._slower(now_ns / S))
-        self.ends[-1] = self.end_ns = now_ns + took + (length if every and now_ns % every + took >= every else 0)
+        self.ends[-1] = self.end_ns = (
+            now_ns + took + (length if every and now_ns % every + took >= every else 0)
+        )
         values = (self.blocks_used / self._blocks, self.queued, self.active, self.pauses)
         self.pages.setdefault(now_ns // S, tuple(map(float, values)))
         return True
@@ -94,16 +114,24 @@ def simulate(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSample
         limits = replace(limits, max_batch_size=max(int(in_flight / rng.uniform(1.15, 1.6)), 2))
     elif cause == "kv_cache":
         blocks = int(in_flight / rng.uniform(1.1, 1.4) * (330 + tokens) / 32)
-        limits = replace(limits, guaranteed=True, block_reuse=False, kv_blocks=max(blocks, least_blocks))
+        limits = replace(
+            limits, guaranteed=True, block_reuse=False, kv_blocks=max(blocks, least_blocks)
+        )
     elif cause == "preemptions":
         rate, outputs = rate / 2, outputs * 3
         blocks = int(in_flight * 1.5 / rng.uniform(1.0, 1.2) * (300 + 1.5 * tokens) / 32)
-        limits = replace(limits, guaranteed=False, block_reuse=False, kv_blocks=max(blocks, least_blocks))
+        limits = replace(
+            limits, guaranteed=False, block_reuse=False, kv_blocks=max(blocks, least_blocks)
+        )
     elif cause == "target":
         speeds[int(rng.integers(REPLICAS))] = 1 / rng.uniform(3, 6)
     elif cause == "long_prompts":
-        limits = replace(limits, max_num_tokens=512, max_seq_len=32_000, kv_blocks=max(limits.kv_blocks, 2000))
-        inputs = np.where(rng.random(n) < rng.uniform(0.02, 0.05), int(rng.uniform(10_000, 16_000)), inputs)
+        limits = replace(
+            limits, max_num_tokens=512, max_seq_len=32_000, kv_blocks=max(limits.kv_blocks, 2000)
+        )
+        inputs = np.where(
+            rng.random(n) < rng.uniform(0.02, 0.05), int(rng.uniform(10_000, 16_000)), inputs
+        )
     elif cause == "power":
         factor, change_s = rng.uniform(1.3, 1.8), rng.uniform(0.3, 0.7) * LENGTH_S
     elif cause == "startup":
@@ -112,25 +140,37 @@ def simulate(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSample
         stall = (int(rng.uniform(20, 35) * S), int(rng.uniform(0.8, 2.0) * S))
     one: Any = Fixed[int](value=1)
     stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=LENGTH_S * S)
-    workload = Workload(name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,))
+    workload = Workload(
+        name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,)
+    )
     planned = arrivals.build(workload, seed)
     replicas = [Disturbed(preset.costs.at_speed(speed), limits, slower, stall) for speed in speeds]
 
     def size(number: int) -> tuple[int, int, tuple[()]]:
         return int(inputs[number % n]), int(outputs[number % n]), ()
 
-    course = Course(planned, size, replicas, route(speeds, "round_robin"), LoadBounds(timeout_ns=600 * S))
+    course = Course(
+        planned, size, replicas, route(speeds, "round_robin"), LoadBounds(timeout_ns=600 * S)
+    )
     course.run()
     ends = [replica.ends for replica in replicas]
-    rows = outcome(course.flights, ends, planned, interval=1, source="estimate", kept_cache=False).rows[:]
+    rows = outcome(
+        course.flights, ends, planned, interval=1, source="estimate", kept_cache=False
+    ).rows[:]
     _add_client_and_network(rows, cause, seed, rng)
     return rows, _samples(replicas)
 
 
-def _add_client_and_network(rows: NDArray[np.void], cause: str, seed: int, rng: np.random.Generator) -> None:
+def _add_client_and_network(
+    rows: NDArray[np.void], cause: str, seed: int, rng: np.random.Generator
+) -> None:
     """A client and a network around the simulated server: usual ones, or with the cause in them."""
     n = len(rows)
-    network, lag, connect = rng.lognormal(np.log(0.4), 0.3, n) * MS, rng.exponential(0.1, n) * MS, np.zeros(n)
+    network, lag, connect = (
+        rng.lognormal(np.log(0.4), 0.3, n) * MS,
+        rng.exponential(0.1, n) * MS,
+        np.zeros(n),
+    )
     if cause == "client":
         lag += np.where(rng.random(n) < rng.uniform(0.05, 0.15), rng.uniform(100, 400, n) * MS, 0)
     elif cause == "network":
@@ -138,8 +178,17 @@ def _add_client_and_network(rows: NDArray[np.void], cause: str, seed: int, rng: 
         connect, network = (extra, network) if seed % 2 else (connect, network + extra)
         rows["reused"] = connect == 0
     whole = connect + lag + network
-    for field in ("ready_ns", "sent_ns", "first_byte_ns", "first_event_ns", "first_token_ns", "first_answer_ns",
-                  "last_token_ns", "end_ns", "done_ns"):  # fmt: skip
+    for field in (
+        "ready_ns",
+        "sent_ns",
+        "first_byte_ns",
+        "first_event_ns",
+        "first_token_ns",
+        "first_answer_ns",
+        "last_token_ns",
+        "end_ns",
+        "done_ns",
+    ):
         later = {"ready_ns": connect, "sent_ns": connect + lag}.get(field, whole).astype(np.int64)
         rows[field] += np.where(rows[field] >= 0, later, 0)
 
@@ -149,9 +198,19 @@ def _samples(replicas: list[Disturbed]) -> list[MetricSample]:
     for second in sorted({at for replica in replicas for at in replica.pages}):
         for i, replica in enumerate(replicas):
             if (values := replica.pages.get(second)) is not None:
-                named = [*((f"vllm:{name}", value) for name, value in zip(PAGE, values, strict=True)), (UP, 1.0)]
+                named = [
+                    *((f"vllm:{name}", value) for name, value in zip(PAGE, values, strict=True)),
+                    (UP, 1.0),
+                ]
                 made += [
-                    MetricSample(t_s=float(second), target=0, page=f"page {i}", name=name, labels="", value=value)
+                    MetricSample(
+                        t_s=float(second),
+                        target=0,
+                        page=f"page {i}",
+                        name=name,
+                        labels="",
+                        value=value,
+                    )
                     for name, value in named
                 ]
     return made
@@ -173,7 +232,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--only", default=",".join((*CAUSES, "clean")))
     parser.add_argument("--no-account", action="store_true")
-    parser.add_argument("-v", action="store_true", help="print what is said where it is not the cause")
+    parser.add_argument(
+        "-v", action="store_true", help="print what is said where it is not the cause"
+    )
     args = rig.given(parser, seeds=1, clean=1, only="queue,power,clean")
     right = 0
     for cause in args.only.split(","):
@@ -187,8 +248,13 @@ def main() -> None:
                 print(f"    seed {seed}: {[found.code for found in said.causes]} {said.text}")
         right += named[cause]
         words = ", ".join(f"{code} {times}" for code, times in named.most_common())
-        print(f"{cause:<13} {count:>3} runs: {words} ({time.process_time() - began:.1f} CPU-s)", flush=True)
-    print(f"right cause first: {right} of {args.seeds * len(set(args.only.split(',')) - {'clean'})}")
+        print(
+            f"{cause:<13} {count:>3} runs: {words} ({time.process_time() - began:.1f} CPU-s)",
+            flush=True,
+        )
+    print(
+        f"right cause first: {right} of {args.seeds * len(set(args.only.split(',')) - {'clean'})}"
+    )
 
 
 if __name__ == "__main__":

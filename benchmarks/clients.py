@@ -56,23 +56,42 @@ class Case(NamedTuple):
 CASES = {
     "paced": Case(
         "25,000 events/s, 256 streams, one event a read",
-        {"ttft": "normal:40ms,10ms", "itl": "10.24ms"}, 256, 400, 1280,
+        {"ttft": "normal:40ms,10ms", "itl": "10.24ms"},
+        256,
+        400,
+        1280,
     ),
     "slow": Case(
         "10,000 events/s, 256 streams, one event a read",
-        {"ttft": "normal:100ms,25ms", "itl": "25.6ms"}, 256, 400, 512,
+        {"ttft": "normal:100ms,25ms", "itl": "25.6ms"},
+        256,
+        400,
+        512,
     ),
     "bundled": Case(
-        "as fast as it goes, 64 streams, many events a read", {"ttft": "1ms", "flood": True}, 64, 500, 4000
+        "as fast as it goes, 64 streams, many events a read",
+        {"ttft": "1ms", "flood": True},
+        64,
+        500,
+        4000,
     ),
     "short": Case(
         "answers of 4 tokens, 2 ms apart, 256 lanes",
-        {"ttft": "normal:50ms,10ms", "itl": "2ms"}, 256, 4, 20_000, "requests",
+        {"ttft": "normal:50ms,10ms", "itl": "2ms"},
+        256,
+        4,
+        20_000,
+        "requests",
     ),
     "full": Case(
-        "answers of 4 tokens at full speed, 256 lanes", {"ttft": "1ms", "itl": "0.1ms"}, 256, 4, 20_000, "requests"
+        "answers of 4 tokens at full speed, 256 lanes",
+        {"ttft": "1ms", "itl": "0.1ms"},
+        256,
+        4,
+        20_000,
+        "requests",
     ),
-}  # fmt: skip
+}
 PROMPT = "w1 w2 w3 w4"
 BESIDE = "beside"
 
@@ -88,66 +107,162 @@ class Ran(NamedTuple):
 Client = Callable[[str, Case, Path], tuple[list[str], Callable[[], tuple[float, float] | None]]]
 
 
-def floor(url: str, case: Case, scratch: Path) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
+def floor(
+    url: str, case: Case, scratch: Path
+) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
     """The C reader."""
     body = json.dumps(contenders.body(case.tokens))
-    return [str(floor_binary()), url.rpartition(":")[2], str(case.lanes), str(case.requests), body], lambda: None
+    return [
+        str(floor_binary()),
+        url.rpartition(":")[2],
+        str(case.lanes),
+        str(case.requests),
+        body,
+    ], lambda: None
 
 
-def ours(url: str, case: Case, scratch: Path) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
+def ours(
+    url: str, case: Case, scratch: Path
+) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
     """`loadgen run`, with everything that it does by default."""
     workload, out = scratch / "bench.yaml", scratch / "ours"
-    workload.write_text(f"name: bench\nrequests: {{input_tokens: 4, output_tokens: {case.tokens}}}\n")
+    workload.write_text(
+        f"name: bench\nrequests: {{input_tokens: 4, output_tokens: {case.tokens}}}\n"
+    )
     load = ["-c", str(case.lanes), "-n", str(case.requests), "--seed", "1", "--warmup", "0"]
 
     def told() -> tuple[float, float]:
         ttft = json.loads((out / "summary.json").read_text())["ttft_ms"]
         return ttft["p50"], ttft["p99"]
 
-    command = [sys.executable, "-m", "loadgen", "run", str(workload), "--url", url, *load, "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "loadgen",
+        "run",
+        str(workload),
+        "--url",
+        url,
+        *load,
+        "--out",
+        str(out),
+    ]
     return command, told
 
 
-def vllm(url: str, case: Case, scratch: Path) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
+def vllm(
+    url: str, case: Case, scratch: Path
+) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
     """`vllm bench serve`, which is the program vllm-rs."""
     rows = scratch / "rows.jsonl"
     rows.write_text((json.dumps({"prompt": PROMPT}) + "\n") * case.requests)
-    load = ["--num-prompts", str(case.requests), "--max-concurrency", str(case.lanes), "--ignore-eos", "--disable-tqdm"]
-    given = ["--dataset-name", "custom", "--dataset-path", str(rows), "--custom-output-len", str(case.tokens)]
+    load = [
+        "--num-prompts",
+        str(case.requests),
+        "--max-concurrency",
+        str(case.lanes),
+        "--ignore-eos",
+        "--disable-tqdm",
+    ]
+    given = [
+        "--dataset-name",
+        "custom",
+        "--dataset-path",
+        str(rows),
+        "--custom-output-len",
+        str(case.tokens),
+    ]
     shown = ["--save-result", "--result-dir", str(scratch), "--result-filename", "vllm.json"]
     shown += ["--percentile-metrics", "ttft", "--metric-percentiles", "50,99"]
-    command = [FLAGS.vllm_rs, "bench", "serve", "--backend", "openai-chat", "--base-url", url, "--model", "sim"]
+    command = [
+        FLAGS.vllm_rs,
+        "bench",
+        "serve",
+        "--backend",
+        "openai-chat",
+        "--base-url",
+        url,
+        "--model",
+        "sim",
+    ]
 
     def told() -> tuple[float, float]:
         result = json.loads((scratch / "vllm.json").read_text())
-        assert result["completed"] == case.requests, f"vllm-rs: {result['completed']} of {case.requests}"
+        assert result["completed"] == case.requests, (
+            f"vllm-rs: {result['completed']} of {case.requests}"
+        )
         return result["p50_ttft_ms"], result["p99_ttft_ms"]
 
     return [*command, "--tokenizer", str(tokenizer(scratch)), *given, *load, *shown], told
 
 
-def sglang(url: str, case: Case, scratch: Path) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
+def sglang(
+    url: str, case: Case, scratch: Path
+) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
     """SGLang's `bench_serving --rust`: its module `_bench`."""
     out = scratch / "sglang.jsonl"
-    start = (
-        f"import sys; sys.path.insert(0, {FLAGS.sglang_bench!r}); import _bench; _bench.run_argv(['b', *sys.argv[1:]])"
-    )
-    load = ["--num-prompts", str(case.requests), "--max-concurrency", str(case.lanes), "--disable-tqdm"]
-    given = ["--dataset-name", "random-ids", "--random-input-len", "4", "--random-output-len", str(case.tokens)]
-    given += ["--random-range-ratio", "1", "--worker-threads", "1", "--warmup-requests", "0", "--disable-retokenize"]
-    command = [sys.executable, "-c", start, "--backend", "vllm-chat", "--base-url", url, "--model", "sim"]
+    start = f"import sys; sys.path.insert(0, {FLAGS.sglang_bench!r}); import _bench; _bench.run_argv(['b', *sys.argv[1:]])"
+    load = [
+        "--num-prompts",
+        str(case.requests),
+        "--max-concurrency",
+        str(case.lanes),
+        "--disable-tqdm",
+    ]
+    given = [
+        "--dataset-name",
+        "random-ids",
+        "--random-input-len",
+        "4",
+        "--random-output-len",
+        str(case.tokens),
+    ]
+    given += [
+        "--random-range-ratio",
+        "1",
+        "--worker-threads",
+        "1",
+        "--warmup-requests",
+        "0",
+        "--disable-retokenize",
+    ]
+    command = [
+        sys.executable,
+        "-c",
+        start,
+        "--backend",
+        "vllm-chat",
+        "--base-url",
+        url,
+        "--model",
+        "sim",
+    ]
 
     def told() -> tuple[float, float]:
         result = json.loads(out.read_text().splitlines()[-1])
-        assert result["completed"] == case.requests, f"SGLang: {result['completed']} of {case.requests}"
+        assert result["completed"] == case.requests, (
+            f"SGLang: {result['completed']} of {case.requests}"
+        )
         return result["median_ttft_ms"], result["p99_ttft_ms"]
 
-    return [*command, "--tokenizer", str(tokenizer(scratch)), *given, *load, "--output-file", str(out)], told
+    return [
+        *command,
+        "--tokenizer",
+        str(tokenizer(scratch)),
+        *given,
+        *load,
+        "--output-file",
+        str(out),
+    ], told
 
 
-def lines(url: str, case: Case, scratch: Path) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
+def lines(
+    url: str, case: Case, scratch: Path
+) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
     """aiohttp, line by line, as many home-made generators are."""
-    arguments = json.dumps({"url": url, "lanes": case.lanes, "tokens": case.tokens, "requests": case.requests})
+    arguments = json.dumps(
+        {"url": url, "lanes": case.lanes, "tokens": case.tokens, "requests": case.requests}
+    )
     return [sys.executable, str(rig.HERE / "contenders.py"), "closed", arguments], lambda: None
 
 
@@ -197,20 +312,31 @@ def once(name: str, case: Case) -> tuple[Ran, dict[str, float], tuple[float, flo
     with tempfile.TemporaryDirectory(prefix="loadgen-clients-") as folder:
         scratch = Path(folder)
         log = scratch / "sends"
-        with rig.endpoint(**case.options, idle_close="60s", log_events="ends", log=str(log)) as server:
+        with rig.endpoint(
+            **case.options, idle_close="60s", log_events="ends", log=str(log)
+        ) as server:
             command, told = CLIENTS[name](server.url, case, scratch)
             core = ",".join(map(str, rig.cores()[0]))
             before, begun = rig.stats(server.url), time.monotonic()
             with (scratch / "out").open("w+b") as out:
                 env = {**os.environ, "TOKIO_WORKER_THREADS": "1"}
                 if name == BESIDE:
-                    env["PYTHONPATH"] = os.pathsep.join((str(FLAGS.beside), str(FLAGS.beside / "sdk")))
-                process = subprocess.Popen(["taskset", "-c", core, *command], stdout=out, stderr=out, env=env)
+                    env["PYTHONPATH"] = os.pathsep.join(
+                        (str(FLAGS.beside), str(FLAGS.beside / "sdk"))
+                    )
+                process = subprocess.Popen(
+                    ["taskset", "-c", core, *command], stdout=out, stderr=out, env=env
+                )
                 _, status, used = os.wait4(process.pid, 0)
                 process.returncode = os.waitstatus_to_exitcode(status)
                 out.seek(0)
-                if process.returncode not in (0, 3):  # 3: ours, when the host was too busy for its latencies
-                    raise SystemExit(f"{name} ended with {process.returncode}: {out.read()[-1000:].decode()}")
+                if process.returncode not in (
+                    0,
+                    3,
+                ):  # 3: ours, when the host was too busy for its latencies
+                    raise SystemExit(
+                        f"{name} ended with {process.returncode}: {out.read()[-1000:].decode()}"
+                    )
             wall, after = time.monotonic() - begun, rig.stats(server.url)
             ttft_ms = told()
         sent = parse_log(log.read_bytes())
@@ -218,7 +344,9 @@ def once(name: str, case: Case) -> tuple[Ran, dict[str, float], tuple[float, flo
         for number, at in zip(sent.request.tolist(), sent.sent_ns.tolist(), strict=True):
             first.setdefault(number, at)
         waits = [
-            (first[request.number] - request.arrival_ns) / 1e6 for request in sent.requests if request.number in first
+            (first[request.number] - request.arrival_ns) / 1e6
+            for request in sent.requests
+            if request.number in first
         ]
     did = {what: after[what] - before[what] for what in ("events", "requests", "cpu_s")}
     if did["requests"] < case.requests:
@@ -233,7 +361,9 @@ def measure(case: Case, names: list[str], rounds: int) -> str:
     busy: dict[str, list[str]] = {name: [] for name in names}
     off: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     count = case.requests * (case.tokens if case.counted == "events" else 1)
-    for name, runs in rig.in_turn(rounds, {name: partial(once, name, case) for name in names}).items():
+    for name, runs in rig.in_turn(
+        rounds, {name: partial(once, name, case) for name in names}
+    ).items():
         for ran, did, true in runs:
             per_cpu[name].append(count / ran.cpu_s)
             busy[name].append(f"{ran.cpu_s / ran.wall_s:.0%} / {did['cpu_s'] / ran.wall_s:.0%}")
@@ -242,16 +372,31 @@ def measure(case: Case, names: list[str], rounds: int) -> str:
     rows = []
     for name in names:
         beside = [
-            f"{rig.ratio(per_cpu[name], per_cpu[other]):.2f}" if other in names and other != name else ""
+            f"{rig.ratio(per_cpu[name], per_cpu[other]):.2f}"
+            if other in names and other != name
+            else ""
             for other in ("floor", "lines", "ours")
         ]
-        errors = [f"{rig.median([error[i] for error in off[name]]):+.2f}" if off[name] else "" for i in (0, 1)]
+        errors = [
+            f"{rig.median([error[i] for error in off[name]]):+.2f}" if off[name] else ""
+            for i in (0, 1)
+        ]
         spread = f"{min(per_cpu[name]):,.0f} to {max(per_cpu[name]):,.0f}"
-        rows.append([NAMES[name], f"{rig.median(per_cpu[name]):,.0f}", spread, *beside, *errors, busy[name][0]])
+        rows.append(
+            [
+                NAMES[name],
+                f"{rig.median(per_cpu[name]):,.0f}",
+                spread,
+                *beside,
+                *errors,
+                busy[name][0],
+            ]
+        )
     head = ["client", f"{case.counted}/CPU-s", "range", "of the floor", "of aiohttp", "of ours"]
     head += ["TTFT p50 off, ms", "p99 off, ms", "CPU client / server"]
-    return f"{case.what}; {case.requests:,} requests of {case.tokens} tokens, median of {rounds}\n\n" + rig.table(
-        head, rows
+    return (
+        f"{case.what}; {case.requests:,} requests of {case.tokens} tokens, median of {rounds}\n\n"
+        + rig.table(head, rows)
     )
 
 

@@ -57,7 +57,9 @@ def slower(found: NDArray[np.void], by: float) -> NDArray[np.void]:
     scaled = found.copy()
     for field in INSTANTS:
         came = found[field] >= 0
-        scaled[field][came] = found["due_ns"][came] + ((found[field] - found["due_ns"])[came] * by).astype(np.int64)
+        scaled[field][came] = found["due_ns"][came] + (
+            (found[field] - found["due_ns"])[came] * by
+        ).astype(np.int64)
     return scaled
 
 
@@ -70,8 +72,12 @@ def side(name: str, found: NDArray[np.void]) -> Side:
         fingerprints=Fingerprints(recipe="1"),
     )
     summary = summarize(header, found)
-    summary = msgspec.structs.replace(summary, verdict=msgspec.structs.replace(summary.verdict, valid=True))
-    return Side(name=name, runs=(ComparedRun(name=name, summary=summary, header=header, rows=found),))
+    summary = msgspec.structs.replace(
+        summary, verdict=msgspec.structs.replace(summary.verdict, valid=True)
+    )
+    return Side(
+        name=name, runs=(ComparedRun(name=name, summary=summary, header=header, rows=found),)
+    )
 
 
 def main() -> None:
@@ -100,9 +106,13 @@ def main() -> None:
                 reach.setdefault(one.metric, []).append(one.detectable)
         for one in shifted.differences:
             found[one.metric] = found.get(one.metric, 0) + (one.word == comparison.DIFFER)
-    print(f"two of the same: no difference in {quiet} of {args.pairs} pairs, over all metrics shown\n")
+    print(
+        f"two of the same: no difference in {quiet} of {args.pairs} pairs, over all metrics shown\n"
+    )
     smallest = {name: f"{np.median(each) * 100:.1f} %" for name, each in reach.items()}
-    table = [[name, str(wrong[name]), str(hits), smallest.get(name, "-")] for name, hits in found.items()]
+    table = [
+        [name, str(wrong[name]), str(hits), smallest.get(name, "-")] for name, hits in found.items()
+    ]
     print(rig.table(["metric", "wrong", "10 % found", "would be found from"], table))
 
 

@@ -18,8 +18,16 @@ WARM = 1  # tokens of the request that opens a connection
 
 
 def body(tokens: int) -> dict[str, Any]:
-    value: dict[str, Any] = {"model": "sim", "messages": [{"role": "user", "content": "tell me"}], "stream": True}
-    return value | {"stream_options": {"include_usage": True}, "max_tokens": tokens, "ignore_eos": True}
+    value: dict[str, Any] = {
+        "model": "sim",
+        "messages": [{"role": "user", "content": "tell me"}],
+        "stream": True,
+    }
+    return value | {
+        "stream_options": {"include_usage": True},
+        "max_tokens": tokens,
+        "ignore_eos": True,
+    }
 
 
 class Adding(asyncio.Protocol):
@@ -47,7 +55,10 @@ async def baseline(url: str, streams: int, tokens: int, window: rig.Window) -> i
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\n"
         f"Connection: close\r\nContent-Length: {len(payload)}\r\n\r\n"
     ).encode() + payload
-    made = [await loop.create_connection(lambda: Adding(loop.create_future()), host, port) for _ in range(streams)]
+    made = [
+        await loop.create_connection(lambda: Adding(loop.create_future()), host, port)
+        for _ in range(streams)
+    ]
     window.begin()
     for transport, _ in made:
         transport.write(request)
@@ -85,7 +96,9 @@ async def lines(url: str, streams: int, tokens: int, window: rig.Window) -> int:
     async with aiohttp.ClientSession(connector=connector) as session:
         await asyncio.gather(*(_line_by_line(session, url, WARM) for _ in range(streams)))
         window.begin()
-        counts = await asyncio.gather(*(_line_by_line(session, url, tokens) for _ in range(streams)))
+        counts = await asyncio.gather(
+            *(_line_by_line(session, url, tokens) for _ in range(streams))
+        )
         window.end()
     return sum(counts)
 
@@ -148,10 +161,18 @@ def _run(contender: Any) -> Any:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             events = runner.run(contender(url, streams, tokens, window))
         reads = window.result["syscalls_read"]
-        return {"events": events, "expected": streams * tokens, "reads_per_event": reads / events, **window.result}
+        return {
+            "events": events,
+            "expected": streams * tokens,
+            "reads_per_event": reads / events,
+            **window.result,
+        }
 
     return work
 
 
 if __name__ == "__main__":
-    rig.serve({"closed": closed} | {contender.__name__: _run(contender) for contender in (baseline, lines, openai)})
+    rig.serve(
+        {"closed": closed}
+        | {contender.__name__: _run(contender) for contender in (baseline, lines, openai)}
+    )

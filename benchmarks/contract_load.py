@@ -36,7 +36,9 @@ def decided(checked: Checked, planned: Planned, load_s: float, seed: int) -> lis
     settings = replace(prediction.on(Settings()), gpus=checked.contract.gpus)
     for number in range(planned.level.repeats):
         with tempfile.TemporaryDirectory() as folder:
-            workload = planning.lasting(planned.workload, round(load_s * 1e9 / planned.level.repeats))
+            workload = planning.lasting(
+                planned.workload, round(load_s * 1e9 / planned.level.repeats)
+            )
             workload = workload.model_copy(update={"seed": 1000 * seed + number})
             _, kept = execute(workload, replace(settings, out=Path(folder) / "run"))
             runs.append(read_run(kept, Path(folder)))
@@ -60,11 +62,21 @@ def check(name: str, seeds: range, factor: float, most: int) -> Counter[str]:
             if needed.needed_s is None or term.level:
                 continue
             cells = []
-            for word, load_s in (("decided", needed.needed_s * factor), ("undecided", needed.needed_s / factor)):
-                requests = (planned.requests or 0) * load_s / forecast.length_s * planned.level.repeats
-                if requests > prediction.MOST_REQUESTS or (word == "undecided" and needed.needed_s <= shortest_s):
+            for word, load_s in (
+                ("decided", needed.needed_s * factor),
+                ("undecided", needed.needed_s / factor),
+            ):
+                requests = (
+                    (planned.requests or 0) * load_s / forecast.length_s * planned.level.repeats
+                )
+                if requests > prediction.MOST_REQUESTS or (
+                    word == "undecided" and needed.needed_s <= shortest_s
+                ):
                     continue
-                right = sum(decided(checked, planned, load_s, seed)[place] is (word == "decided") for seed in seeds)
+                right = sum(
+                    decided(checked, planned, load_s, seed)[place] is (word == "decided")
+                    for seed in seeds
+                )
                 counts[word] += right
                 counts[f"{word} of"] += len(seeds)
                 cells.append(f"{right} of {len(seeds)} {word} after {load_s:,.0f} s")
@@ -91,7 +103,9 @@ def main() -> int:
     for word in ("decided", "undecided"):
         share = counts[word] / max(counts[f"{word} of"], 1)
         good &= share >= LIMIT
-        print(f"{word} as predicted, a factor of {given.factor:g} away: {counts[word]} of {counts[f'{word} of']}")
+        print(
+            f"{word} as predicted, a factor of {given.factor:g} away: {counts[word]} of {counts[f'{word} of']}"
+        )
     return 0 if good or given.smoke else 1
 
 

@@ -35,7 +35,16 @@ from loadgen.core.metrics.columns import Columns
 from loadgen.core.stats.quantiles import index
 from loadgen.core.workload import load, read_flags
 
-TERMS = (("tpot", 50), ("e2e", 50), ("ttft", 50), ("tpot", 95), ("e2e", 95), ("tpot", 99), ("e2e", 99), ("ttft", 99))
+TERMS = (
+    ("tpot", 50),
+    ("e2e", 50),
+    ("ttft", 50),
+    ("tpot", 95),
+    ("e2e", 95),
+    ("tpot", 99),
+    ("e2e", 99),
+    ("ttft", 99),
+)
 LONG_SEEDS = range(900_001, 900_005)
 PRESET = "gb300-vm"
 OFF = (0.9, 1.0, 1.1)
@@ -57,7 +66,9 @@ def long_physical(rate: float, seed: int) -> Columns:
 
 def physical(rate: float, minutes: float, seed: int, warmup: str = "0") -> RecordedRun:
     """A run of the simulated VM, chatbot lengths, from an empty server or after a warm-up."""
-    workload = load("qa", read_flags(request_rate=f"{rate}/s", duration=f"{minutes * 60:g}s", warmup=warmup), {})
+    workload = load(
+        "qa", read_flags(request_rate=f"{rate}/s", duration=f"{minutes * 60:g}s", warmup=warmup), {}
+    )
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(url=f"sim:{PRESET}", out=Path(folder) / "run")
         _, kept = execute(workload.model_copy(update={"seed": seed}), settings)
@@ -72,7 +83,10 @@ def truths(long: Callable[[int], Columns]) -> dict[Key, float]:
         for metric in dict(TERMS):
             values.setdefault(metric, []).append(latencies(columns, metric))
     ordered = {metric: np.sort(np.concatenate(each)) for metric, each in values.items()}
-    return {(metric, at): float(ordered[metric][index(len(ordered[metric]), at / 100)]) for metric, at in TERMS}
+    return {
+        (metric, at): float(ordered[metric][index(len(ordered[metric]), at / 100)])
+        for metric, at in TERMS
+    }
 
 
 def counted(
@@ -88,20 +102,31 @@ def counted(
     counts: dict[tuple[Key, float], Counter[str]] = {}
     for seed in seeds:
         measured = MeasuredLevel(runs=(one(seed),))
-        for off, level in zip(OFF, levels(contract, {one.name: measured for one in contract.levels}), strict=True):
+        for off, level in zip(
+            OFF, levels(contract, {one.name: measured for one in contract.levels}), strict=True
+        ):
             assert not level.trouble, level.trouble
             for key, term in zip(truth, level.terms, strict=True):
                 counts.setdefault((key, off), Counter())[term.verdict] += 1
     return counts
 
 
-def table(title: str, truth: dict[Key, float], counts: dict[tuple[Key, float], Counter[str]]) -> tuple[int, int]:
+def table(
+    title: str, truth: dict[Key, float], counts: dict[tuple[Key, float], Counter[str]]
+) -> tuple[int, int]:
     """Prints it; returns all wrong PASSes, and the most wrong FAILs of a term."""
     print(f"{title:<34}  10 % less              the truth itself       10 % more", flush=True)
     for key, value in truth.items():
-        cells = ["{:>4} /{:>4} /{:>4}".format(*(counts[key, off][v] for v in VERDICTS)) for off in OFF]
-        print(f"  {key[0]} p{key[1]:<5} {value / 1e6:>14.2f} ms        " + "       ".join(cells), flush=True)
-    return sum(counts[key, OFF[0]]["PASS"] for key in truth), max(counts[key, OFF[2]]["FAIL"] for key in truth)
+        cells = [
+            "{:>4} /{:>4} /{:>4}".format(*(counts[key, off][v] for v in VERDICTS)) for off in OFF
+        ]
+        print(
+            f"  {key[0]} p{key[1]:<5} {value / 1e6:>14.2f} ms        " + "       ".join(cells),
+            flush=True,
+        )
+    return sum(counts[key, OFF[0]]["PASS"] for key in truth), max(
+        counts[key, OFF[2]]["FAIL"] for key in truth
+    )
 
 
 QUEUE = ((8.0, 2_000), (10.0, 2_000), (11.0, 2_000), (11.0, 8_000))  # requests per second, requests
@@ -112,8 +137,12 @@ def main() -> int:
     flags = rig.parser(__doc__)
     flags.add_argument("--seeds", type=int, default=100)
     flags.add_argument("--first", type=int, default=1, help="the first seed")
-    flags.add_argument("--only", default="", help="cases whose title has this: queue, 10 minutes, 60 minutes")
-    flags.add_argument("--long", type=int, default=400_000, help="requests of each long run of the queue")
+    flags.add_argument(
+        "--only", default="", help="cases whose title has this: queue, 10 minutes, 60 minutes"
+    )
+    flags.add_argument(
+        "--long", type=int, default=400_000, help="requests of each long run of the queue"
+    )
     given = rig.given(flags, seeds=1, only="queue, 8/s", long=20_000)
     seeds = range(given.first, given.first + given.seeds)
     print(f"seeds {seeds[0]} to {seeds[-1]}, 95 % intervals; counts of PASS / FAIL / INCONCLUSIVE")

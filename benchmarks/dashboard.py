@@ -76,12 +76,33 @@ def main() -> int:
         (at / "prometheus.yml").write_text(CONFIG.format(port=metrics_port))
         (at / "load.yaml").write_text(WORKLOAD)
         for command in (
-            [program, f"--config.file={at / 'prometheus.yml'}", f"--storage.tsdb.path={at / 'data'}",
-             f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"],
-            [sys.executable, "-m", "loadgen", "run", str(at / "load.yaml"), "--url", url, "--set",
-             "limit=failure_share:50%", "--prometheus", f":{metrics_port}", "--out", str(at / "run"),
-             "--progress", "off", "--duration", f"{given.seconds}s"],
-        ):  # fmt: skip
+            [
+                program,
+                f"--config.file={at / 'prometheus.yml'}",
+                f"--storage.tsdb.path={at / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+                "--log.level=error",
+            ],
+            [
+                sys.executable,
+                "-m",
+                "loadgen",
+                "run",
+                str(at / "load.yaml"),
+                "--url",
+                url,
+                "--set",
+                "limit=failure_share:50%",
+                "--prometheus",
+                f":{metrics_port}",
+                "--out",
+                str(at / "run"),
+                "--progress",
+                "off",
+                "--duration",
+                f"{given.seconds}s",
+            ],
+        ):
             process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
             stack.callback(process.terminate)
         time.sleep(given.seconds * 0.8)
@@ -90,7 +111,9 @@ def main() -> int:
             values = [float(one["value"][1]) for one in ask(port, query)]
             known = [value for value in values if not math.isnan(value)]
             empty += not known
-            rows.append([title, ", ".join(f"{value:.4g}" for value in known) or "NOTHING", f"`{query}`"])
+            rows.append(
+                [title, ", ".join(f"{value:.4g}" for value in known) or "NOTHING", f"`{query}`"]
+            )
     print(rig.table(["panel", "values", "query"], rows))
     print(f"\n{empty} queries without a value")
     return 1 if empty and not given.smoke else 0

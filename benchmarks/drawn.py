@@ -35,16 +35,25 @@ class Drawn(NamedTuple):
 def server(member: str, seed: int) -> Drawn:
     draw = np.random.default_rng([seed, 9, MEMBERS.index(member)])
     shortest, longest = {
-        "levels": (20, 600), "replicas": (30, 180), "warm-up": (10, 120), "diurnal": (600, 3600),
+        "levels": (20, 600),
+        "replicas": (30, 180),
+        "warm-up": (10, 120),
+        "diurnal": (600, 3600),
         "autoscaling": (60, 420),
-    }.get(member, (1, 2))  # fmt: skip
+    }.get(member, (1, 2))
     smallest, largest = {
-        "levels": (0.05, 0.2), "replicas": (0.3, 1.0), "tails": (0.2, 0.9), "warm-up": (-0.3, 1.0),
-        "diurnal": (0.02, 0.1), "autoscaling": (0.1, 0.6),
-    }[member]  # fmt: skip
+        "levels": (0.05, 0.2),
+        "replicas": (0.3, 1.0),
+        "tails": (0.2, 0.9),
+        "warm-up": (-0.3, 1.0),
+        "diurnal": (0.02, 0.1),
+        "autoscaling": (0.1, 0.6),
+    }[member]
     count = int(draw.integers(2, 5) if member == "levels" else draw.integers(2, 9))
     stay = math.exp(draw.uniform(math.log(shortest), math.log(longest)))
-    return Drawn(member, stay, float(draw.uniform(smallest, largest)), count, float(draw.uniform(0.05, 0.4)))
+    return Drawn(
+        member, stay, float(draw.uniform(smallest, largest)), count, float(draw.uniform(0.05, 0.4))
+    )
 
 
 def slowness(one: Drawn, due: Factors, draw: np.random.Generator, *, steady: bool) -> Factors:
@@ -53,10 +62,16 @@ def slowness(one: Drawn, due: Factors, draw: np.random.Generator, *, steady: boo
     match one.member:
         case "levels":
             levels = np.linspace(1 - one.size, 1 + one.size, one.parts)
-            return levels[draw.integers(0, one.parts, n) if steady else stays(due, one.stay_s, one.parts, draw)]
+            return levels[
+                draw.integers(0, one.parts, n)
+                if steady
+                else stays(due, one.stay_s, one.parts, draw)
+            ]
         case "replicas":
             load = draw.normal(size=n) if steady else wandering(due, one.stay_s, draw)
-            return slow_replica(load > float(np.quantile(draw.normal(size=4000), 1 - one.share)), one, draw)
+            return slow_replica(
+                load > float(np.quantile(draw.normal(size=4000), 1 - one.share)), one, draw
+            )
         case "tails":
             return draw.lognormal(0, one.size, n)
         case "warm-up":

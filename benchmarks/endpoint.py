@@ -33,8 +33,20 @@ CASES: dict[str, tuple[dict[str, Any], int, int, int, float]] = {
     "spread, 64 streams at 6 ms": (SPREAD | {"itl": "6ms"}, 64, 500, 1, 0.002),
     "spread, 256 streams at 10 ms": (SPREAD | {"itl": "10ms"}, 256, 500, 1, 0.0005),
     "spread, 512 streams at 8 ms": (SPREAD | {"itl": "8ms"}, 512, 500, 1, 0.0005),
-    "spread, 256 streams, no log": (SPREAD | {"itl": "10ms", "log_events": "none"}, 256, 500, 1, 0.0005),
-    "lockstep, 256 streams at 10 ms": (SPREAD | {"itl": "10ms", "lockstep": True}, 256, 500, 1, 0.0),
+    "spread, 256 streams, no log": (
+        SPREAD | {"itl": "10ms", "log_events": "none"},
+        256,
+        500,
+        1,
+        0.0005,
+    ),
+    "lockstep, 256 streams at 10 ms": (
+        SPREAD | {"itl": "10ms", "lockstep": True},
+        256,
+        500,
+        1,
+        0.0,
+    ),
     "gb300-rack, 600 streams": (VM | {"preset": "gb300-rack"}, 600, 500, 1, 0.002),
     "gb300-vm, 800 streams": (VM, 800, 500, 1, 0.002),
     "the same, iterations all at once": (AT_ONCE, 800, 500, 1, 0.002),
@@ -44,9 +56,7 @@ CASES: dict[str, tuple[dict[str, Any], int, int, int, float]] = {
     "flood, 64 streams": ({"flood": True, "ttft": "1ms"}, 64, 500, 20, 0.0),
 }
 END = b"0\r\n\r\n"
-REQUEST = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nhost: sim\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-)
+REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: sim\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
 
 
 def body(tokens: int) -> bytes:
@@ -103,7 +113,9 @@ def started(options: Options) -> Embedded:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def measure(name: str, options: dict[str, Any], streams: int, tokens: int, rounds: int, gap_s: float) -> list[str]:
+def measure(
+    name: str, options: dict[str, Any], streams: int, tokens: int, rounds: int, gap_s: float
+) -> list[str]:
     """One row of the table. Of several processes only events and lateness are known, from the logs they leave."""
     processes = options.get("cores", 1)
     with tempfile.TemporaryDirectory() as scratch:
@@ -129,8 +141,17 @@ def measure(name: str, options: dict[str, Any], streams: int, tokens: int, round
         late = [f"{value:,.0f}" for value in (p50, p99, usual, worst)]
     if processes > 1:
         return [name, f"{len(late_us) / found['wall_s']:,.0f}", "", "", "", *late]
-    per_cpu = [f"{found[what] / found['server_cpu_s']:,.0f}" for what in ("server_events", "server_requests")]
-    return [name, f"{found['server_events'] / found['wall_s']:,.0f}", *per_cpu, f"{found['server_share']:.2f}", *late]
+    per_cpu = [
+        f"{found[what] / found['server_cpu_s']:,.0f}"
+        for what in ("server_events", "server_requests")
+    ]
+    return [
+        name,
+        f"{found['server_events'] / found['wall_s']:,.0f}",
+        *per_cpu,
+        f"{found['server_share']:.2f}",
+        *late,
+    ]
 
 
 def _usual_p99(planned_ns: NDArray[np.int64], late_us: NDArray[np.float64]) -> float:
@@ -145,9 +166,26 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=1.0, help="of the streams and their tokens")
     parser.add_argument("--only", default="", help="part of a case's name")
     asked = rig.given(parser, share=0.05)
-    columns = ["load", "events/s", "events/CPU-s", "requests/CPU-s", "CPU", "late p50, µs", "p99", "usual p99", "worst"]
+    columns = [
+        "load",
+        "events/s",
+        "events/CPU-s",
+        "requests/CPU-s",
+        "CPU",
+        "late p50, µs",
+        "p99",
+        "usual p99",
+        "worst",
+    ]
     rows = [
-        measure(name, options, max(1, int(streams * asked.share)), max(4, int(tokens * asked.share)), rounds, gap_s)
+        measure(
+            name,
+            options,
+            max(1, int(streams * asked.share)),
+            max(4, int(tokens * asked.share)),
+            rounds,
+            gap_s,
+        )
         for name, (options, streams, tokens, rounds, gap_s) in CASES.items()
         if asked.only in name
     ]

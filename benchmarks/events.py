@@ -14,7 +14,12 @@ from typing import Any
 
 import rig
 
-CONTENDERS = {"baseline": "contenders.py", "ours": "ours.py", "lines": "contenders.py", "openai": "contenders.py"}
+CONTENDERS = {
+    "baseline": "contenders.py",
+    "ours": "ours.py",
+    "lines": "contenders.py",
+    "openai": "contenders.py",
+}
 NAMES = {
     "baseline": "asyncio.Protocol, adds up lengths",
     "ours": "this client, decoding and records",
@@ -50,14 +55,25 @@ def main() -> None:
     flags = rig.given(parser, streams="16", rounds=1, rate=2_000.0, seconds=0.5)
     rounds, seconds, rate = flags.rounds, flags.seconds, flags.rate
     names = [name for name in CONTENDERS if name in flags.only.split(",")]
-    print(f"One core each for client and server; median of {rounds} interleaved rounds of {seconds:g} s;")
-    print("CPU-seconds of the client process; ratios within a round. `recorder`: with our Parquet process added.\n")
+    print(
+        f"One core each for client and server; median of {rounds} interleaved rounds of {seconds:g} s;"
+    )
+    print(
+        "CPU-seconds of the client process; ratios within a round. `recorder`: with our Parquet process added.\n"
+    )
     rows, ends = [], []
     for streams in map(int, flags.streams.split(",")):
-        found = rig.in_turn(rounds, {name: partial(once, name, streams, rate, seconds) for name in names})
-        cost = {name: [run["cpu_s"] / run["events"] for run in runs] for name, runs in found.items()}
+        found = rig.in_turn(
+            rounds, {name: partial(once, name, streams, rate, seconds) for name in names}
+        )
+        cost = {
+            name: [run["cpu_s"] / run["events"] for run in runs] for name, runs in found.items()
+        }
 
-        single = {name: [run["reads_per_event"] >= rig.BUNDLED for run in runs] for name, runs in found.items()}
+        single = {
+            name: [run["reads_per_event"] >= rig.BUNDLED for run in runs]
+            for name, runs in found.items()
+        }
 
         def ratios(over: str, under: str, cost: Any = cost, single: Any = single) -> list[float]:
             """Of the rounds in which both read one event at a time: what was bundled is cheaper than it ought to be."""
@@ -66,7 +82,9 @@ def main() -> None:
 
         for name in names:
             runs = found[name]
-            with_recorder = rig.median([(run["cpu_s"] + run.get("recorder_cpu_s", 0)) / run["events"] for run in runs])
+            with_recorder = rig.median(
+                [(run["cpu_s"] + run.get("recorder_cpu_s", 0)) / run["events"] for run in runs]
+            )
             beside = ratios(name, "baseline") if "baseline" in names else []
             spread = f"{min(cost[name]) * 1e6:.1f} to {max(cost[name]) * 1e6:.1f}"
             rows.append(
@@ -94,14 +112,25 @@ def main() -> None:
                 if other in names:
                     values = ratios("ours", other) if most else ratios(other, "ours")
                     if not values:
-                        ends.append(f"- {streams} streams: not judged beside {NAMES[other]}: events were bundled")
+                        ends.append(
+                            f"- {streams} streams: not judged beside {NAMES[other]}: events were bundled"
+                        )
                         continue
                     value = rig.median(values)
                     what = "the CPU per event of" if most else "fewer CPU-seconds per event than"
                     line = f"{value:.2f}x {what} {NAMES[other]}: {rig.verdict(value, limit, most=most)}"
                     line += f" ({len(values)} of {rounds} rounds)"
                     ends.append(f"- {streams} streams: {line}")
-    columns = ["contender", "events/s", "µs/event", "range", "events/CPU-s", "recorder", "vs baseline", "reads/event"]
+    columns = [
+        "contender",
+        "events/s",
+        "µs/event",
+        "range",
+        "events/CPU-s",
+        "recorder",
+        "vs baseline",
+        "reads/event",
+    ]
     print(rig.table([*columns, "client CPU", "server CPU", "remarks"], rows))
     print()
     print("\n".join(ends))

@@ -29,7 +29,8 @@ URL_OF_NOBODY = "http://127.0.0.1:9"  # what asks the network is refused at once
 
 class Way(NamedTuple):
     """How a tool is come by. Steps: what is typed or brought, each one thing. `bare`: what it takes in the place of
-    `--tokenizer FOLDER` where there is none."""
+    `--tokenizer FOLDER` where there is none.
+    """
 
     requirement: str
     steps: str
@@ -57,7 +58,13 @@ def install(tool: rivals.Tool, at: Path) -> Installed:
     """A fresh environment with a tool, as its users make one."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-m", "venv", at], check=True)
-    pip: list[str | Path] = [at / "bin" / "pip", "install", "-q", "--no-cache-dir", "--disable-pip-version-check"]
+    pip: list[str | Path] = [
+        at / "bin" / "pip",
+        "install",
+        "-q",
+        "--no-cache-dir",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([*pip, WAYS[tool.name].requirement], check=True, stderr=subprocess.DEVNULL)
     seconds = time.monotonic() - began
     name = Path(tool.program).name if tool.environment else "python"
@@ -66,8 +73,13 @@ def install(tool: rivals.Tool, at: Path) -> Installed:
 
 def weigh(environment: Path) -> tuple[float, int]:
     """MB on the disk, links counted once, and the number of packages."""
-    sizes = {(stat.st_dev, stat.st_ino): stat.st_blocks * 512 for stat in map(os.lstat, environment.rglob("*"))}
-    return sum(sizes.values()) / 1e6, len([*environment.glob("lib/python3*/site-packages/*.dist-info")])
+    sizes = {
+        (stat.st_dev, stat.st_ino): stat.st_blocks * 512
+        for stat in map(os.lstat, environment.rglob("*"))
+    }
+    return sum(sizes.values()) / 1e6, len(
+        [*environment.glob("lib/python3*/site-packages/*.dist-info")]
+    )
 
 
 def found(tool: rivals.Tool) -> Installed | None:
@@ -86,7 +98,9 @@ def complaint(text: str) -> str:
     return next(iter([*errors[-1:], *lines[-1:]]), "nothing")
 
 
-def drive(tool: rivals.Tool, program: str, tokenizer: str, out: Path, given: Any) -> tuple[float, str, str]:
+def drive(
+    tool: rivals.Tool, program: str, tokenizer: str, out: Path, given: Any
+) -> tuple[float, str, str]:
     """One load: its seconds, from the command to its end, TTFT p50 beside the truth, and what went wrong.
 
     tokenizer: "" leaves it out, and no package or model can be asked for.
@@ -110,7 +124,9 @@ def drive(tool: rivals.Tool, program: str, tokenizer: str, out: Path, given: Any
 
 def main() -> None:
     options = rig.parser(__doc__)
-    options.add_argument("--tokenizer", help="a folder with tokenizer.json, as benchmarks/gpu/weights.py makes it")
+    options.add_argument(
+        "--tokenizer", help="a folder with tokenizer.json, as benchmarks/gpu/weights.py makes it"
+    )
     options.add_argument("--install", type=Path, help="make fresh environments below this folder")
     options.add_argument("--only", action="append", choices=WAYS, help="a tool; repeatable")
     options.add_argument("--requests", type=int, default=32)
@@ -132,13 +148,29 @@ def main() -> None:
                 for n, tokenizer in enumerate([folder, folder, ""])
             ]
             (first, ttft, wrong), (second, *_), (alone, alone_ttft, alone_wrong) = runs
-            rows.append([
-                tool.name, WAYS[tool.name].steps, rivals.shown(installed.seconds, 0),
-                rivals.shown(installed.megabytes, 0), str(installed.packages or ""),
-                f"{first:.1f}", f"{second:.1f}", ttft or wrong,
-                f"{alone:.1f} s" if alone_ttft else f"no: {alone_wrong[:110]}",
-            ])  # fmt: skip
-    columns = ["who", "steps", "install, s", "MB", "packages", "first load, s", "again, s", "TTFT p50 / true, ms"]
+            rows.append(
+                [
+                    tool.name,
+                    WAYS[tool.name].steps,
+                    rivals.shown(installed.seconds, 0),
+                    rivals.shown(installed.megabytes, 0),
+                    str(installed.packages or ""),
+                    f"{first:.1f}",
+                    f"{second:.1f}",
+                    ttft or wrong,
+                    f"{alone:.1f} s" if alone_ttft else f"no: {alone_wrong[:110]}",
+                ]
+            )
+    columns = [
+        "who",
+        "steps",
+        "install, s",
+        "MB",
+        "packages",
+        "first load, s",
+        "again, s",
+        "TTFT p50 / true, ms",
+    ]
     print(rig.table([*columns, "without tokenizer and Hub"], rows))
 
 

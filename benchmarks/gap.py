@@ -40,13 +40,28 @@ SMOKE = {"offline": ["--target-qps", "40", "--min-duration", "10"]}
 
 def arguments(scenario: str, preset: str, commands: dict[str, list[str]]) -> list[str]:
     """What one would type after `loadgen`."""
-    return ["mlperf", scenario, "--benchmark", "llama2-70b", "--url", f"sim:{preset}", *commands[scenario]]
+    return [
+        "mlperf",
+        scenario,
+        "--benchmark",
+        "llama2-70b",
+        "--url",
+        f"sim:{preset}",
+        *commands[scenario],
+    ]
 
 
 def run(scenario: str, preset: str, scratch: Path, commands: dict[str, list[str]]) -> Path:
     """The command, and the folder of the run whose result it printed."""
     out = scratch / scenario
-    command = [sys.executable, "-m", "loadgen", *arguments(scenario, preset, commands), "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "loadgen",
+        *arguments(scenario, preset, commands),
+        "--out",
+        str(out),
+    ]
     done = subprocess.run(command, check=False)
     if done.returncode not in (0, 1) or not (out / "mlperf.json").is_file():
         raise SystemExit(f"{scenario}: exit {done.returncode}, no result in {out}")
@@ -67,24 +82,34 @@ def keep(scenario: str, out: Path, into: Path) -> None:
         if (out / name).is_file():
             shutil.copy(out / name, folder / name)
     if (out / "capacity.json").is_file():
-        capacity = json.loads((out / "capacity.json").read_text()) | {"evidence": "."}  # that run's summary is here
+        capacity = json.loads((out / "capacity.json").read_text()) | {
+            "evidence": "."
+        }  # that run's summary is here
         (folder / "capacity.json").write_text(json.dumps(capacity, indent=2) + "\n")
     summary = json.loads((folder / "summary.json").read_text())
-    summary["run"]["command"] = ["loadgen", *arguments(scenario, PRESET, COMMANDS)]  # as one would type it
+    summary["run"]["command"] = [
+        "loadgen",
+        *arguments(scenario, PRESET, COMMANDS),
+    ]  # as one would type it
     summary["run"]["host"]["name"] = ""
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
 
 
 def plot(curve: Path, title: str, limit_ms: float, into: Path) -> None:
     """Rate against TPOT p99 and goodput, as a small SVG made by hand: no library, no script, nothing to load."""
-    rows = [row for row in csv.DictReader(curve.open()) if row["tpot_p99_ms"] and row["goodput_rps"]]
+    rows = [
+        row for row in csv.DictReader(curve.open()) if row["tpot_p99_ms"] and row["goodput_rps"]
+    ]
     if not rows:
         return
     rows.sort(key=lambda row: float(row["load"]))
     width, height, left, bottom = 640, 320, 60, 40
     rates = [float(row["load"]) for row in rows]
     most = max(rates)
-    tops = {"tpot_p99_ms": max(limit_ms * 1.2, *(float(row["tpot_p99_ms"]) for row in rows)), "goodput_rps": most}
+    tops = {
+        "tpot_p99_ms": max(limit_ms * 1.2, *(float(row["tpot_p99_ms"]) for row in rows)),
+        "goodput_rps": most,
+    }
 
     def at(rate: float, value: float, top: float) -> str:
         x = left + (width - 2 * left) * rate / most
@@ -103,7 +128,9 @@ def plot(curve: Path, title: str, limit_ms: float, into: Path) -> None:
         "</text>",
     ]
     for name, colour in (("tpot_p99_ms", "#b00"), ("goodput_rps", "#06c")):
-        points = [at(rate, float(row[name]), tops[name]) for rate, row in zip(rates, rows, strict=True)]
+        points = [
+            at(rate, float(row[name]), tops[name]) for rate, row in zip(rates, rows, strict=True)
+        ]
         lines.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}"/>')
         lines += [
             f'<circle cx="{point.partition(",")[0]}" cy="{point.partition(",")[2]}" r="3" fill="{colour}"/>'
@@ -135,7 +162,9 @@ def keep_capacity(folder: Path, found: dict[str, Any]) -> None:
         return
     rate = runs[0]["rate_per_s"]
     capacity |= {"rate_per_s": rate, "low_per_s": rate, "sustained": True}
-    capacity["sustained_why"] = f"held over {runs[0]['length_s']:,.0f} s; {runs[0]['sustainable']['why']}"
+    capacity["sustained_why"] = (
+        f"held over {runs[0]['length_s']:,.0f} s; {runs[0]['sustainable']['why']}"
+    )
     file.write_text(json.dumps(capacity, indent=2) + "\n")
 
 
@@ -154,7 +183,10 @@ def table(results: dict[str, dict[str, Any]], into: Path) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     made = {name: whole_run(name, results, into) for name in results}
-    cells = [rounded(made[name]) if name in made else "-" for name in ("offline", "server", "interactive")]
+    cells = [
+        rounded(made[name]) if name in made else "-"
+        for name in ("offline", "server", "interactive")
+    ]
     for i, name in enumerate(("offline", "server", "interactive")):
         if (
             name in made
@@ -163,7 +195,9 @@ def table(results: dict[str, dict[str, Any]], into: Path) -> list[str]:
             and not steady(into / name)
         ):
             cells[i] += " (rules only)"
-    share = f"{made['server'] / made['offline']:.3f}" if {"server", "offline"} <= made.keys() else "-"
+    share = (
+        f"{made['server'] / made['offline']:.3f}" if {"server", "offline"} <= made.keys() else "-"
+    )
     lines.append(
         f"| **GB300 rack, SIMULATED** | this folder, by `sim:{PRESET}`, not a measurement; whole run | 72 "
         f"| {cells[0]} | {cells[1]} | {share} | {cells[2]} |"
@@ -172,7 +206,8 @@ def table(results: dict[str, dict[str, Any]], into: Path) -> list[str]:
         near = any(word in f"{row.submitter} {row.system}" for word in ("GB300", "GB200", "B200"))
         if near and row.offline:
             offline, server, interactive = (
-                "-" if figure is None else f"{figure:,.0f}" for figure in (row.offline, row.server, row.interactive)
+                "-" if figure is None else f"{figure:,.0f}"
+                for figure in (row.offline, row.server, row.interactive)
             )
             share = f"{row.server / row.offline:.3f}" if row.server else "-"
             lines.append(
@@ -192,7 +227,11 @@ def standing(found: dict[str, Any], scenario: str, into: Path) -> str:
     for one in json.loads(file.read_text()) if file.is_file() and sustained is None else []:
         if one["rate_per_s"] == found["target_qps"] and one["sustainable"]["sustained"] is False:
             sustained = False
-    return {True: "VALID, sustained", False: "rules only: NOT sustained", None: "rules only: not shown"}[sustained]
+    return {
+        True: "VALID, sustained",
+        False: "rules only: NOT sustained",
+        None: "rules only: not shown",
+    }[sustained]
 
 
 def knees(into: Path) -> list[str]:
@@ -220,7 +259,10 @@ def steady_rows(into: Path) -> list[str]:
     rows = []
     for scenario in ("server", "interactive"):
         file = into / scenario / STEADY
-        for one in sorted(json.loads(file.read_text()) if file.is_file() else [], key=lambda one: one["rate_per_s"]):
+        for one in sorted(
+            json.loads(file.read_text()) if file.is_file() else [],
+            key=lambda one: one["rate_per_s"],
+        ):
             verdict = {True: "yes", False: "NO", None: "not known"}[one["sustainable"]["sustained"]]
             rows.append(
                 f"| {scenario} | {one['rate_per_s']:,.6g} | {one['length_s']:,.0f} | {'VALID' if one['valid'] else 'INVALID'} "
@@ -233,7 +275,11 @@ def steady_rows(into: Path) -> list[str]:
 def shorter(offline: dict[str, Any], into: Path) -> str:
     """What a Server run by the rules alone gave beside Offline; "" where the folder keeps none."""
     file = into / "server" / STEADY
-    runs = [one for one in (json.loads(file.read_text()) if file.is_file() else []) if one["length_s"] == RULES_S]
+    runs = [
+        one
+        for one in (json.loads(file.read_text()) if file.is_file() else [])
+        if one["length_s"] == RULES_S
+    ]
     if not runs:
         return ""
     one = max(runs, key=lambda one: one["rate_per_s"])
@@ -339,9 +385,15 @@ def main() -> None:
     flags.add_argument("--preset", default=PRESET)
     flags.add_argument("--out", type=Path, default=Path("results/gb300-rack-simulated"))
     flags.add_argument(
-        "--only", default=",".join(COMMANDS), help='the others stay as the folder has them; "": a new page'
+        "--only",
+        default=",".join(COMMANDS),
+        help='the others stay as the folder has them; "": a new page',
     )
-    flags.add_argument("--scratch", type=Path, help="keep the runs here (some gigabytes) instead of a temporary folder")
+    flags.add_argument(
+        "--scratch",
+        type=Path,
+        help="keep the runs here (some gigabytes) instead of a temporary folder",
+    )
     given = rig.given(flags, preset="gb300-vm", only="offline")
     with tempfile.TemporaryDirectory() as temporary:
         scratch, into = given.scratch or Path(temporary), given.out
@@ -362,7 +414,12 @@ def write(into: Path) -> None:
     """The plots and the page, of what is in the folder."""
     results = {name: json.loads((into / name / "mlperf.json").read_text()) for name in COMMANDS}
     for scenario, limit_ms in (("server", 200.0), ("interactive", 40.0)):
-        plot(into / scenario / "curve.csv", f"GB300 rack, {scenario}", limit_ms, into / f"{scenario}.svg")
+        plot(
+            into / scenario / "curve.csv",
+            f"GB300 rack, {scenario}",
+            limit_ms,
+            into / f"{scenario}.svg",
+        )
         keep_capacity(into / scenario, results[scenario])
     (into / "README.md").write_text(page(results, into))
     print((into / "README.md").read_text())

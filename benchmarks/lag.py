@@ -28,18 +28,25 @@ LOADS = ((50.0, 200), (125.0, 200), (200.0, 200), (1_000.0, 4), (3_000.0, 4))  #
 def quantiles(values_ns: Any, unit_ns: float) -> str:
     if not len(values_ns):
         return "-"
-    found = np.quantile(np.asarray(values_ns, float), (0.5, 0.99, 1.0), method="inverted_cdf") / unit_ns
+    found = (
+        np.quantile(np.asarray(values_ns, float), (0.5, 0.99, 1.0), method="inverted_cdf") / unit_ns
+    )
     return " / ".join(f"{value:.2f}" if unit_ns == 1e6 else f"{value:.0f}" for value in found)
 
 
 def drive(rate: float, tokens: int, seconds: float) -> list[str]:
     """One row: `rate` requests/s of so many tokens."""
     options = {"ttft": "normal:100ms,20ms", "itl": f"{ITL_MS}ms", "idle_close": "60s"}
-    with tempfile.TemporaryDirectory(prefix="loadgen-lag-") as scratch, rig.endpoint(**options) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="loadgen-lag-") as scratch,
+        rig.endpoint(**options) as server,
+    ):
         requests = {"input_tokens": 20, "output_tokens": tokens}
         arguments = {"url": server.url, "folder": scratch, "requests": requests}
         load = {"request_rate": rate, "duration": seconds}
-        found = rig.watched(server.url, lambda: rig.contend("ours.py", "drive", {**arguments, **load}))
+        found = rig.watched(
+            server.url, lambda: rig.contend("ours.py", "drive", {**arguments, **load})
+        )
         rows = store.read_run(Path(scratch)).rows
     rows = rows[np.argsort(rows["sent_ns"])]
     lag = rows["sent_ns"] - rows["due_ns"]
@@ -125,13 +132,30 @@ def main() -> None:
     parser.add_argument("--instants", type=int, default=2_000, help="of each bare timer")
     flags = rig.given(parser, seconds=1.0, loads=1, instants=50)
     print(f"One core each for client and endpoint; {flags.seconds:g} s of Poisson arrivals.\n")
-    columns = ["load", "requests", "send lag p50 / p99 / max, ms", "after 0.5 s", "on a used connection"]
-    columns += ["had to connect", "gap variation real / planned", "client CPU", "kept off its core", "remarks"]
+    columns = [
+        "load",
+        "requests",
+        "send lag p50 / p99 / max, ms",
+        "after 0.5 s",
+        "on a used connection",
+    ]
+    columns += [
+        "had to connect",
+        "gap variation real / planned",
+        "client CPU",
+        "kept off its core",
+        "remarks",
+    ]
     print(rig.table(columns, [drive(*load, flags.seconds) for load in LOADS[: flags.loads]]))
     print()
     rig.settle(0, rig.cores()[0])
     rows = [
-        [name, quantiles(late, 1e3), f"{min(late) / 1e3:.0f}", f"{sum(value < 0 for value in late) / len(late):.0%}"]
+        [
+            name,
+            quantiles(late, 1e3),
+            f"{min(late) / 1e3:.0f}",
+            f"{sum(value < 0 for value in late) / len(late):.0%}",
+        ]
         for name, late in timers(flags.instants).items()
     ]
     print(rig.table(["timer, idle loop", "late p50 / p99 / max, µs", "min", "early"], rows))

@@ -21,15 +21,38 @@ MB = 1e6
 
 def once(requests: int, tokens: int, lanes: int, **options: str) -> dict[str, float]:
     """Peaks in MB, by process; and the seconds it took."""
-    with tempfile.TemporaryDirectory(prefix="loadgen-memory-") as scratch, rig.endpoint(**options) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="loadgen-memory-") as scratch,
+        rig.endpoint(**options) as server,
+    ):
         folder = Path(scratch)
-        (folder / "memory.yaml").write_text(f"name: memory\nrequests: {{input_tokens: 150, output_tokens: {tokens}}}\n")
-        flags = ["--concurrency", str(lanes), "--num-requests", str(requests), "--out", "results", "--set"]
-        command = [*start.loadgen(), "run", "memory.yaml", "--url", server.url, *flags, "limit=cpu_share:100%"]
+        (folder / "memory.yaml").write_text(
+            f"name: memory\nrequests: {{input_tokens: 150, output_tokens: {tokens}}}\n"
+        )
+        flags = [
+            "--concurrency",
+            str(lanes),
+            "--num-requests",
+            str(requests),
+            "--out",
+            "results",
+            "--set",
+        ]
+        command = [
+            *start.loadgen(),
+            "run",
+            "memory.yaml",
+            "--url",
+            server.url,
+            *flags,
+            "limit=cpu_share:100%",
+        ]
         seen = tree.watch(command, folder)
     if seen.code not in (0, 3):
         raise SystemExit(f"exit code {seen.code}:\n{seen.output[-2000:]}")
-    return {name: peak / MB for name, peak in seen.peaks.items()} | {"s": (seen.ended_ns - seen.begun_ns) / 1e9}
+    return {name: peak / MB for name, peak in seen.peaks.items()} | {
+        "s": (seen.ended_ns - seen.begun_ns) / 1e9
+    }
 
 
 def main() -> None:
@@ -54,10 +77,16 @@ def main() -> None:
     ]
     print(rig.table(["load", "command", "recorder", "took, s"], rows))
     growth = found[1]["run"] / found[0]["run"]
-    both = (found[1]["run"] + found[1].get("recorder", 0)) / (found[0]["run"] + found[0].get("recorder", 0))
+    both = (found[1]["run"] + found[1].get("recorder", 0)) / (
+        found[0]["run"] + found[0].get("recorder", 0)
+    )
     print()
-    print(f"- ten times the requests: {growth:.2f}x the command's peak: {rig.verdict(growth, GROWTH, most=True)}")
-    print(f"- ten times the requests: {both:.2f}x with the recorder: {rig.verdict(both, GROWTH, most=True)}")
+    print(
+        f"- ten times the requests: {growth:.2f}x the command's peak: {rig.verdict(growth, GROWTH, most=True)}"
+    )
+    print(
+        f"- ten times the requests: {both:.2f}x with the recorder: {rig.verdict(both, GROWTH, most=True)}"
+    )
     print(
         f"- {n:,} x {flags.tokens} tokens: {found[2]['run']:.0f} MB: {rig.verdict(found[2]['run'], LONG_MB, most=True)}"
     )

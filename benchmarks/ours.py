@@ -46,7 +46,9 @@ def drive(url: str, *, folder: str = "", requests: dict[str, Any], **flags: Any)
             shutil.rmtree(scratch)
 
 
-def _drive(url: str, folder: Path, requests: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+def _drive(
+    url: str, folder: Path, requests: dict[str, Any], flags: dict[str, Any]
+) -> dict[str, Any]:
     file = folder / "bench.yaml"
     file.write_text(f"name: bench\nrequests: {requests}\n".replace("'", ""))
     workload = load(str(file), read_flags(**flags))
@@ -101,7 +103,11 @@ def _drive(url: str, folder: Path, requests: dict[str, Any], flags: dict[str, An
 
 def streams(url: str, streams: int, tokens: int) -> dict[str, Any]:
     """As the contenders: so many streams at once, one request each."""
-    at_once: dict[str, Any] = {"concurrency": streams, "concurrency_ramp": "0", "num_requests": streams}
+    at_once: dict[str, Any] = {
+        "concurrency": streams,
+        "concurrency_ramp": "0",
+        "num_requests": streams,
+    }
     found = drive(url, requests={"input_tokens": 4, "output_tokens": tokens}, **at_once)
     return found | {"expected": streams * tokens}
 

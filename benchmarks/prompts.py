@@ -47,14 +47,24 @@ def main() -> None:
         "150 tokens": {"input_tokens": Fixed(value=150)},
         "150 to 450 tokens": {"input_tokens": Uniform(min=150, max=450)},
         "1,302 tokens": {"input_tokens": Fixed(value=1302)},
-        "1,302 tokens, 1,000 of them shared": {"input_tokens": Fixed(value=1302), "shared_prefix_tokens": 1000},
-        "agentic task, 4 turns": {"input_tokens": Fixed(value=1125), "output_tokens": Fixed(value=250), "turns": turns},
+        "1,302 tokens, 1,000 of them shared": {
+            "input_tokens": Fixed(value=1302),
+            "shared_prefix_tokens": 1000,
+        },
+        "agentic task, 4 turns": {
+            "input_tokens": Fixed(value=1125),
+            "output_tokens": Fixed(value=250),
+            "turns": turns,
+        },
         "10,000 tokens": {"input_tokens": Fixed(value=10_000)},
     }
     starts = [
-        subprocess.run([sys.executable, "-c", START], check=True, capture_output=True) for _ in range(given.rounds)
+        subprocess.run([sys.executable, "-c", START], check=True, capture_output=True)
+        for _ in range(given.rounds)
     ]
-    print(f"start to first prompt, after the workload is read: {min(float(one.stdout) for one in starts):.1f} ms CPU\n")
+    print(
+        f"start to first prompt, after the workload is read: {min(float(one.stdout) for one in starts):.1f} ms CPU\n"
+    )
     rows = []
     for name, shape in shapes.items():
         requests = Synthetic.model_construct(**{"output_tokens": Fixed(value=500), **shape})
@@ -73,7 +83,14 @@ def main() -> None:
             digest.add(enumerate(built))
 
         spent, hashed = (rig.cpu_s(work, rounds=given.rounds) for work in (encode, hash_all))
-        rows.append([name, f"{spent / total * 1e6:.4f}", f"{spent / n * 1e6:.1f}", f"{hashed / n * 1e6:.1f}"])
+        rows.append(
+            [
+                name,
+                f"{spent / total * 1e6:.4f}",
+                f"{spent / n * 1e6:.1f}",
+                f"{hashed / n * 1e6:.1f}",
+            ]
+        )
     print(rig.table(["prompts", "ms / 1,000 tokens", "µs / request", "µs / digest"], rows))
 
 

@@ -43,7 +43,18 @@ def address(number: int) -> str:
 def endpoint(number: int) -> subprocess.Popen[bytes]:
     """`loadgen sim` of one endpoint of the rack, in a process of its own."""
     times = ["--ttft", "900ms"] if number == SLOW else ["--ttft", "normal:300ms,10ms"]
-    words = ["sim", "--host", address(number), "--port", str(PORT), *times, "--itl", "1ms", "--stream-interval", "16"]
+    words = [
+        "sim",
+        "--host",
+        address(number),
+        "--port",
+        str(PORT),
+        *times,
+        "--itl",
+        "1ms",
+        "--stream-interval",
+        "16",
+    ]
     none = subprocess.DEVNULL
     return subprocess.Popen([*LOADGEN, *words], stdin=none, stdout=none, stderr=none)
 
@@ -91,7 +102,11 @@ def load_machines(count: int) -> Iterator[Any]:
     os.environ["TMPDIR"] = scratch
     (Path(scratch) / "ray").mkdir()
     small: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 80_000_000}
-    head = {"num_cpus": 0, "temp_dir": f"{scratch}/ray", "no_monitor": True}  # nothing grows or shrinks by itself
+    head = {
+        "num_cpus": 0,
+        "temp_dir": f"{scratch}/ray",
+        "no_monitor": True,
+    }  # nothing grows or shrinks by itself
     made = Cluster(initialize_head=True, head_node_args=small | head)
     try:
         for number in range(1, count + 1):
@@ -118,7 +133,11 @@ class Typist:
         """Carry out `loadgen WORDS`. `shown`: what the printed lines have in them; `fault`: done in its load."""
         print(f"$ loadgen {' '.join(words)}", flush=True)
         process = subprocess.Popen(
-            [*LOADGEN, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self.folder
+            [*LOADGEN, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=self.folder,
         )
         try:
             if fault is not None:
@@ -132,33 +151,69 @@ class Typist:
         for line in lines:
             if any(word in line for word in shown):
                 print(f"  {line.strip()[:230]}")
-        right = process.returncode in expected and "Traceback" not in said and "(raylet)" not in said
-        print(f"  exit {process.returncode}" + ("" if right else f", EXPECTED {expected}:\n{said}"), flush=True)
+        right = (
+            process.returncode in expected and "Traceback" not in said and "(raylet)" not in said
+        )
+        print(
+            f"  exit {process.returncode}" + ("" if right else f", EXPECTED {expected}:\n{said}"),
+            flush=True,
+        )
         self.surprises += not right
 
     def _wait_for_load(self, process: subprocess.Popen[str], words: Sequence[str]) -> None:
         out = self.folder / words[words.index("--out") + 1]
 
         def begun() -> bool:
-            return any(path.stat().st_size for path in out.rglob("w0.rows")) or process.poll() is not None
+            return (
+                any(path.stat().st_size for path in out.rglob("w0.rows"))
+                or process.poll() is not None
+            )
 
         wait(begun, f"{words[0]} sends nothing")
         time.sleep(self.fault_s)
 
 
-def rehearse(folder: Path, endpoints: int, machines: int, seconds: int, rate: float, *, smoke: bool) -> int:
+def rehearse(
+    folder: Path, endpoints: int, machines: int, seconds: int, rate: float, *, smoke: bool
+) -> int:
     """The rehearsal in a folder; the number of surprises. `smoke`: without the load to which nothing happens."""
-    rows = [f"- {{name: n{i:02}, url: 'http://{address(i)}:{PORT}', gpus: 4}}" for i in range(1, endpoints + 1)]
+    rows = [
+        f"- {{name: n{i:02}, url: 'http://{address(i)}:{PORT}', gpus: 4}}"
+        for i in range(1, endpoints + 1)
+    ]
     (folder / "rack.yaml").write_text("\n".join(rows) + "\n")
-    (folder / "data.jsonl").write_text("".join(json.dumps({"prompt": f"{i} " * 40}) + "\n" for i in range(100)))
+    (folder / "data.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{i} " * 40}) + "\n" for i in range(100))
+    )
     typist = Typist(folder, fault_s=seconds / 4)
     with rack(endpoints) as started, load_machines(machines) as cluster:
         ray = ["--ray", cluster.address, "--workers", str(machines)]
         load = [
-            "mlperf", "server", "-b", "llama2-70b", "--targets", "rack.yaml", "--dataset", "data.jsonl",
-            "--target-qps", f"{rate:g}", "--min-duration", str(seconds), *ray,
-        ]  # fmt: skip
-        heard = ("cluster:", "note:", "INVALID", "VALID", "stands out", "lost", "stopped answering", "warning", "error")
+            "mlperf",
+            "server",
+            "-b",
+            "llama2-70b",
+            "--targets",
+            "rack.yaml",
+            "--dataset",
+            "data.jsonl",
+            "--target-qps",
+            f"{rate:g}",
+            "--min-duration",
+            str(seconds),
+            *ray,
+        ]
+        heard = (
+            "cluster:",
+            "note:",
+            "INVALID",
+            "VALID",
+            "stands out",
+            "lost",
+            "stopped answering",
+            "warning",
+            "error",
+        )
         doctored = ("doctor", "--url", f"http://{address(KILLED)}:{PORT}")
         typist.type(doctored, (0, 1, 3), ("fail", "warn", "not "))
         if not smoke:
@@ -195,7 +250,12 @@ def main() -> int:
         return rig.LACKING
     with tempfile.TemporaryDirectory(prefix="rack-", dir="/tmp") as folder:
         surprises = rehearse(
-            Path(folder), asked.endpoints, asked.machines, asked.seconds, asked.rate, smoke=asked.smoke
+            Path(folder),
+            asked.endpoints,
+            asked.machines,
+            asked.seconds,
+            asked.rate,
+            smoke=asked.smoke,
         )
     print(f"{surprises} surprises")
     return min(surprises, 1)

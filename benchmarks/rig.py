@@ -37,7 +37,8 @@ LACKING = 77  # exit code of a script that needs what this machine has not
 
 class Alone:
     """With `on`, client and endpoint have real-time priority: what others on this machine do stays out of the figures.
-    For latencies only, as CPU-seconds hardly feel others. Needs the right to set it (root)."""
+    For latencies only, as CPU-seconds hardly feel others. Needs the right to set it (root).
+    """
 
     on = False
 
@@ -47,9 +48,17 @@ def parser(doc: str | None, *, alone: bool = False) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    made.add_argument("--smoke", action="store_true", help="the smallest form, some seconds: it runs, and says nothing")
+    made.add_argument(
+        "--smoke",
+        action="store_true",
+        help="the smallest form, some seconds: it runs, and says nothing",
+    )
     if alone:
-        made.add_argument("--alone", action="store_true", help="real-time priority: without the noise of others (root)")
+        made.add_argument(
+            "--alone",
+            action="store_true",
+            help="real-time priority: without the noise of others (root)",
+        )
     return made
 
 
@@ -67,7 +76,10 @@ def given(options: argparse.ArgumentParser, **smallest: Any) -> argparse.Namespa
     command = " ".join([f"benchmarks/{name}", *sys.argv[1:]])
     print(f"`{command}` ({seen()}); {host()}\n", flush=True)
     if found.smoke:
-        print("SMOKE: the smallest form, which shows that the script runs. Its figures say nothing.\n", flush=True)
+        print(
+            "SMOKE: the smallest form, which shows that the script runs. Its figures say nothing.\n",
+            flush=True,
+        )
     return found
 
 
@@ -80,11 +92,15 @@ def tree(checkout: Path = HERE) -> str:
     """The commit of a checkout, with a + where it was changed since; the version where there is none."""
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(checkout), *words], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(checkout), *words], capture_output=True, text=True, check=True
+        )
         return done.stdout.strip()
 
     try:
-        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+        return git("rev-parse", "--short", "HEAD") + (
+            "+" if git("status", "--porcelain", "-uno") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return version("loadgen")
 
@@ -135,7 +151,8 @@ def stats(url: str) -> dict[str, float]:
 
 class Window:
     """CPU, wall time and read(2) calls of this process between `begin` and `end`, both callable once. `waited_s`: how
-    long it was ready to run and others had the core, which is what a shared machine does to latencies."""
+    long it was ready to run and others had the core, which is what a shared machine does to latencies.
+    """
 
     def __init__(self) -> None:
         self._begun: tuple[float, int, int, int] | None = None
@@ -163,7 +180,9 @@ def _usage() -> tuple[float, int, int, int]:
     return used.ru_utime + used.ru_stime, time.monotonic_ns(), reads, waited
 
 
-def contend(file: str, name: str, arguments: Mapping[str, Any], timeout_s: float = 300) -> dict[str, Any]:
+def contend(
+    file: str, name: str, arguments: Mapping[str, Any], timeout_s: float = 300
+) -> dict[str, Any]:
     """Run one contender in a process of its own on the client's core; what it printed last, as a dict."""
     command = [sys.executable, str(HERE / file), name, json.dumps(arguments)]
     done = subprocess.run(
@@ -194,11 +213,14 @@ def raise_files() -> None:
 
 def watched(url: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Run `work`, adding what the server did meanwhile: `server_events`, `server_requests`, `server_cpu_s`, and
-    `server_share`, of its core."""
+    `server_share`, of its core.
+    """
     before = stats(url)
     found = work()
     after = stats(url)
-    found |= {f"server_{name}": after[name] - before[name] for name in ("events", "requests", "cpu_s")}
+    found |= {
+        f"server_{name}": after[name] - before[name] for name in ("events", "requests", "cpu_s")
+    }
     found["server_share"] = found["server_cpu_s"] / found["wall_s"]
     return found
 
@@ -254,7 +276,9 @@ def host() -> str:
     """The machine, in one line."""
     cpu = "unknown CPU"
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
-        cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), cpu)
+        cpu = next(
+            (line.partition(":")[2].strip() for line in file if line.startswith("model name")), cpu
+        )
     load = os.getloadavg()[0]
     return (
         f"{cpu}, {len(os.sched_getaffinity(0))} cores shared with others (load {load:.1f}), "

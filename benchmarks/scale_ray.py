@@ -47,7 +47,9 @@ def ray_cpu_s() -> dict[str, float]:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_bytes()
-            kind = "actors" if words.startswith(b"ray::") else "daemons" if b"/ray/" in words else ""
+            kind = (
+                "actors" if words.startswith(b"ray::") else "daemons" if b"/ray/" in words else ""
+            )
             if kind:
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
                 found[kind] += (int(fields[11]) + int(fields[12])) * TICK_S
@@ -73,7 +75,10 @@ class Meter:
 
     def shares(self) -> list[str]:
         """Of a core, by kind; "not seen" where the load was over before the first sample."""
-        return [f"{used / self.seconds:.1%}" if self.seconds else "not seen" for used in self.used.values()]
+        return [
+            f"{used / self.seconds:.1%}" if self.seconds else "not seen"
+            for used in self.used.values()
+        ]
 
     def _watch(self) -> None:
         before, began = ray_cpu_s(), time.monotonic()
@@ -84,7 +89,9 @@ class Meter:
                 self.seconds = time.monotonic() - began
 
 
-def compare(flags: argparse.Namespace, drive: Callable[..., Any], per_event: Callable[..., float]) -> None:
+def compare(
+    flags: argparse.Namespace, drive: Callable[..., Any], per_event: Callable[..., float]
+) -> None:
     """Two local workers against two on a cluster, in turn."""
     rows: list[list[str]] = []
     cost: dict[str, list[float]] = {"local": [], "Ray": []}
@@ -94,20 +101,37 @@ def compare(flags: argparse.Namespace, drive: Callable[..., Any], per_event: Cal
             for where, found in cost.items():
                 meter = Meter()
                 summary, _ = drive(
-                    workers=2, servers=1, streams=2 * each, itl_ms=80, tokens=int(flags.seconds * 12.5),
-                    ray=made.address if where == "Ray" else None, on_drive=meter.begin,
-                )  # fmt: skip
+                    workers=2,
+                    servers=1,
+                    streams=2 * each,
+                    itl_ms=80,
+                    tokens=int(flags.seconds * 12.5),
+                    ray=made.address if where == "Ray" else None,
+                    on_drive=meter.begin,
+                )
                 meter.end()
                 found.append(per_event(summary))
                 steady = summary.inter_chunk_ms.count / (summary.window.duration_s or 1)
-                rows.append([
-                    f"{where}, {2 * each} streams", f"{steady:,.0f}",
-                    f"{per_event(summary) * 1e6:.2f}", f"{summary.send_lag_ms.p99}",
-                    *(meter.shares() if where == "Ray" else ["", ""]),
-                ])  # fmt: skip
+                rows.append(
+                    [
+                        f"{where}, {2 * each} streams",
+                        f"{steady:,.0f}",
+                        f"{per_event(summary) * 1e6:.2f}",
+                        f"{summary.send_lag_ms.p99}",
+                        *(meter.shares() if where == "Ray" else ["", ""]),
+                    ]
+                )
     print(
         rig.table(
-            ["two workers", "events/s", "µs/event", "send lag p99 ms", "actors, of a core", "Ray's daemons"], rows
+            [
+                "two workers",
+                "events/s",
+                "µs/event",
+                "send lag p99 ms",
+                "actors, of a core",
+                "Ray's daemons",
+            ],
+            rows,
         )
     )
     more = [b / a - 1 for a, b in zip(cost["local"], cost["Ray"], strict=True)]

@@ -34,14 +34,22 @@ CALLS = 10
 OWN_CALLS = 200
 
 ANSWER = {
-    "id": "c", "object": "chat.completion", "created": 1, "model": "m",
-    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}],
+    "id": "c",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "choices": [
+        {"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}
+    ],
     "usage": {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12},
-}  # fmt: skip
+}
 CHUNK = {
-    "id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
+    "id": "c",
+    "object": "chat.completion.chunk",
+    "created": 1,
+    "model": "m",
     "choices": [{"index": 0, "delta": {"content": "Hello"}, "finish_reason": None}],
-}  # fmt: skip
+}
 
 
 def http() -> Any:
@@ -55,12 +63,18 @@ def answer(request: Any) -> Any:
 
 def clients() -> tuple[Any, Any]:
     library = http()
-    blocking = openai.OpenAI(api_key="k", http_client=library.Client(transport=library.MockTransport(answer)))
-    waiting = openai.AsyncOpenAI(api_key="k", http_client=library.AsyncClient(transport=library.MockTransport(answer)))
+    blocking = openai.OpenAI(
+        api_key="k", http_client=library.Client(transport=library.MockTransport(answer))
+    )
+    waiting = openai.AsyncOpenAI(
+        api_key="k", http_client=library.AsyncClient(transport=library.MockTransport(answer))
+    )
     return blocking, waiting
 
 
-def differences(plain: Callable[[], float], ours: Callable[[], float], rounds: int) -> tuple[float, float]:
+def differences(
+    plain: Callable[[], float], ours: Callable[[], float], rounds: int
+) -> tuple[float, float]:
     """(smallest plain, smallest ours), in seconds per unit, from alternating rounds."""
     best = [float("inf"), float("inf")]
     for _ in range(rounds):
@@ -93,7 +107,9 @@ def per_call_async(create: Any, runner: asyncio.Runner) -> Callable[[], float]:
     return lambda: runner.run(calls())
 
 
-def inside_a_real_call(make: Callable[[Any], Any], runner: asyncio.Runner | None, rounds: int) -> float:
+def inside_a_real_call(
+    make: Callable[[Any], Any], runner: asyncio.Runner | None, rounds: int
+) -> float:
     """Microseconds between the application's call and the package's own method, before and after it, in real calls.
 
     Not a difference of two long times, so that the noise of the machine is not in it. The smallest of all calls.
@@ -129,7 +145,10 @@ def inside_a_real_call(make: Callable[[Any], Any], runner: asyncio.Runner | None
         return stamps[0] - start + time.thread_time_ns() - stamps[1]
 
     try:
-        return min((runner.run(waiting()) if runner else blocking()) for _ in range(rounds * CALLS)) / 1e3
+        return (
+            min((runner.run(waiting()) if runner else blocking()) for _ in range(rounds * CALLS))
+            / 1e3
+        )
     finally:
         kind.create = real
 
@@ -138,10 +157,25 @@ def counted_later_us() -> float:
     """CPU of the background thread for each call that Prometheus counts, with a label."""
     from loadgen_sdk import Measurement
 
-    observer, one = prometheus(), Measurement(
-        api="chat", streamed=False, status="ok", started=0, started_unix_ns=1, sent=0, first_token=5, end=5, done=5,
-        input_tokens=9, output_tokens=3, token_source="server", cost=1e-5, labels={"feature": "a"},
-    )  # fmt: skip
+    observer, one = (
+        prometheus(),
+        Measurement(
+            api="chat",
+            streamed=False,
+            status="ok",
+            started=0,
+            started_unix_ns=1,
+            sent=0,
+            first_token=5,
+            end=5,
+            done=5,
+            input_tokens=9,
+            output_tokens=3,
+            token_source="server",
+            cost=1e-5,
+            labels={"feature": "a"},
+        ),
+    )
     best = float("inf")
     for _ in range(50):
         for _ in range(99):
@@ -152,7 +186,9 @@ def counted_later_us() -> float:
     return best / 1e3
 
 
-def own_call(create: Callable[..., Any], content: str = "Hello there, how are you?") -> Callable[[], float]:
+def own_call(
+    create: Callable[..., Any], content: str = "Hello there, how are you?"
+) -> Callable[[], float]:
     """The same where the package answers at once: what is ours alone."""
     messages = [{"role": "user", "content": content}]
 
@@ -165,7 +201,9 @@ def own_call(create: Callable[..., Any], content: str = "Hello there, how are yo
     return measure
 
 
-def own_calls(sides: tuple[Any, Any], *content: str) -> tuple[Callable[[], float], Callable[[], float]]:
+def own_calls(
+    sides: tuple[Any, Any], *content: str
+) -> tuple[Callable[[], float], Callable[[], float]]:
     return own_call(sides[0], *content), own_call(sides[1], *content)
 
 
@@ -176,7 +214,9 @@ def stubs(*observers: Any, **options: Any) -> tuple[Callable[..., Any], Callable
     from openai.types.chat import ChatCompletion
 
     made = ChatCompletion.model_validate(ANSWER)
-    head = http().Headers({"x-request-id": "r", "content-type": "application/json", "date": "now", "server": "s"})
+    head = http().Headers(
+        {"x-request-id": "r", "content-type": "application/json", "date": "now", "server": "s"}
+    )
 
     def plain(**_: Any) -> Any:
         return made
@@ -215,7 +255,9 @@ def per_chunk(measured: bool) -> Callable[[], float]:
     def measure() -> float:
         source: Any = chunks
         if measured:
-            source = ObservedEvents(source, ObservedCall("chat", Setting(Policy(), "", "", False), {"stream": True}))
+            source = ObservedEvents(
+                source, ObservedCall("chat", Setting(Policy(), "", "", False), {"stream": True})
+            )
         start = time.thread_time()
         for _ in source:
             pass
@@ -234,7 +276,9 @@ def per_chunk_async(measured: bool, runner: asyncio.Runner) -> Callable[[], floa
     async def run() -> float:
         source: Any = chunks
         if measured:
-            source = ObservedEvents(source, ObservedCall("chat", Setting(Policy(), "", "", False), {"stream": True}))
+            source = ObservedEvents(
+                source, ObservedCall("chat", Setting(Policy(), "", "", False), {"stream": True})
+            )
         start = time.thread_time()
         async for _ in source:
             pass
@@ -252,7 +296,9 @@ def import_ms(statement: str, rounds: int) -> float:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    return (min(once(statement) for _ in range(rounds)) - min(once("pass") for _ in range(rounds))) * 1e3
+    return (
+        min(once(statement) for _ in range(rounds)) - min(once("pass") for _ in range(rounds))
+    ) * 1e3
 
 
 def prometheus() -> Any:
@@ -269,7 +315,9 @@ def telemetry() -> Any:
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
     from opentelemetry.sdk.trace import TracerProvider
 
-    return OpenTelemetry(meter_provider=MeterProvider([InMemoryMetricReader()]), tracer_provider=TracerProvider())
+    return OpenTelemetry(
+        meter_provider=MeterProvider([InMemoryMetricReader()]), tracer_provider=TracerProvider()
+    )
 
 
 def end_of_stream(observer: Any) -> float:
@@ -277,9 +325,20 @@ def end_of_stream(observer: Any) -> float:
     from loadgen_sdk import Measurement
 
     measurement = Measurement(
-        api="chat", streamed=True, status="ok", started=0, started_unix_ns=1, sent=0, first_token=1, last_token=2000,
-        end=2000, done=2000, instants=tuple(range(1, 2001)), output_tokens=2000, token_source="server",
-    )  # fmt: skip
+        api="chat",
+        streamed=True,
+        status="ok",
+        started=0,
+        started_unix_ns=1,
+        sent=0,
+        first_token=1,
+        last_token=2000,
+        end=2000,
+        done=2000,
+        instants=tuple(range(1, 2001)),
+        output_tokens=2000,
+        token_source="server",
+    )
     best = float("inf")
     for _ in range(50):
         start = time.thread_time()
@@ -298,7 +357,10 @@ def throttled(way: str, limit: str, seconds: float, tokens: int) -> float:
 
     kind, rate = limit.split("=")
     folder = tempfile.mkdtemp()
-    wanted: dict[str, Any] = {kind: rate, "shared": f"{folder}/limits" if way == "processes" else None}
+    wanted: dict[str, Any] = {
+        kind: rate,
+        "shared": f"{folder}/limits" if way == "processes" else None,
+    }
     throttle = Throttle(burst_s=0, **wanted)
     amount, _, unit = rate.partition("/")
     per_s = float(amount) / {"s": 1, "min": 60}[unit] / (tokens or 1)
@@ -357,7 +419,11 @@ def throttled(way: str, limit: str, seconds: float, tokens: int) -> float:
 
 def throttle_figures(seconds: float) -> dict[str, float]:
     """How far off its rate each kind of throttle is, by the way it is used."""
-    cases = {"rps": ("requests=50/s", 0), "rpm": ("requests=600/min", 0), "tpm": ("tokens=60000/min", 100)}
+    cases = {
+        "rps": ("requests=50/s", 0),
+        "rpm": ("requests=600/min", 0),
+        "tpm": ("tokens=60000/min", 100),
+    }
     return {
         f"{name}, {way}": throttled(way, limit, seconds, tokens)
         for way in ("threads", "asyncio", "processes")
@@ -382,20 +448,47 @@ def pairs(runner: asyncio.Runner, told: list[Any]) -> list[Pair]:
     messages = "many words " * 4000
     recorded = own_calls(stubs(record=record_shape(os.devnull)), messages)
     return [
-        Pair("a call, blocking", CALL_LIMIT_US, CALLS,
-             per_call(blocking.chat.completions.create),
-             per_call(instrument(blocking, told.append, **options).chat.completions.create)),
-        Pair("a call, async", CALL_LIMIT_US, CALLS,
-             per_call_async(waiting.chat.completions.create, runner),
-             per_call_async(instrument(waiting, told.append, **options).chat.completions.create, runner)),
+        Pair(
+            "a call, blocking",
+            CALL_LIMIT_US,
+            CALLS,
+            per_call(blocking.chat.completions.create),
+            per_call(instrument(blocking, told.append, **options).chat.completions.create),
+        ),
+        Pair(
+            "a call, async",
+            CALL_LIMIT_US,
+            CALLS,
+            per_call_async(waiting.chat.completions.create, runner),
+            per_call_async(
+                instrument(waiting, told.append, **options).chat.completions.create, runner
+            ),
+        ),
         Pair("a call, ours alone", CALL_LIMIT_US, OWN_CALLS, *own_calls(stubs(told.append))),
-        Pair("the same with labels for Prometheus", CALL_LIMIT_US, OWN_CALLS,
-             *own_calls(stubs(prometheus(), labels={"feature": "a"}))),
-        Pair("the same with OpenTelemetry", OTEL_LIMIT_US, OWN_CALLS, *own_calls(stubs(telemetry()))),
-        Pair("the same with the record of a prompt of 44,000 characters", RECORD_LIMIT_US, OWN_CALLS, *recorded),
+        Pair(
+            "the same with labels for Prometheus",
+            CALL_LIMIT_US,
+            OWN_CALLS,
+            *own_calls(stubs(prometheus(), labels={"feature": "a"})),
+        ),
+        Pair(
+            "the same with OpenTelemetry", OTEL_LIMIT_US, OWN_CALLS, *own_calls(stubs(telemetry()))
+        ),
+        Pair(
+            "the same with the record of a prompt of 44,000 characters",
+            RECORD_LIMIT_US,
+            OWN_CALLS,
+            *recorded,
+        ),
         Pair("a chunk, blocking", CHUNK_LIMIT_US, CHUNKS, per_chunk(False), per_chunk(True)),
-        Pair("a chunk, async", CHUNK_LIMIT_US, CHUNKS, per_chunk_async(False, runner), per_chunk_async(True, runner)),
-    ]  # fmt: skip
+        Pair(
+            "a chunk, async",
+            CHUNK_LIMIT_US,
+            CHUNKS,
+            per_chunk_async(False, runner),
+            per_chunk_async(True, runner),
+        ),
+    ]
 
 
 def added_us(rounds: int) -> list[tuple[str, float | None, float, float | None]]:
@@ -410,10 +503,24 @@ def added_us(rounds: int) -> list[tuple[str, float | None, float, float | None]]
         measure = partial(instrument, on_measurement=told.append, prices=TokenPrice(1, 2))
         for way, within in (("blocking", None), ("async", runner)):
             found.append(
-                (f"inside a real call, {way}", None, inside_a_real_call(measure, within, rounds), CALL_LIMIT_US)
+                (
+                    f"inside a real call, {way}",
+                    None,
+                    inside_a_real_call(measure, within, rounds),
+                    CALL_LIMIT_US,
+                )
             )
-    found.append(("counted for Prometheus, off the caller's thread", None, counted_later_us(), None))
-    found.append(("OpenTelemetry at the end of 2,000 chunks", None, end_of_stream(telemetry()) * 1e6, OTEL_LIMIT_US))
+    found.append(
+        ("counted for Prometheus, off the caller's thread", None, counted_later_us(), None)
+    )
+    found.append(
+        (
+            "OpenTelemetry at the end of 2,000 chunks",
+            None,
+            end_of_stream(telemetry()) * 1e6,
+            OTEL_LIMIT_US,
+        )
+    )
     return found
 
 
@@ -434,7 +541,9 @@ def count_in_children(rounds: int) -> None:
         for number, measure in enumerate([nothing, *sides, nothing], -1):
             for times in (rounds, 2 * rounds):
                 if (child := os.fork()) == 0:
-                    _State.started = True  # no thread in the background: the caller's instructions alone
+                    _State.started = (
+                        True  # no thread in the background: the caller's instructions alone
+                    )
                     for _ in range(times):
                         measure()
                     os._exit(0)
@@ -448,14 +557,19 @@ def instructions(rounds: int) -> list[tuple[str, float, float]]:
     command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
     ran = subprocess.run(
         [*command, sys.executable, "-c", f"{code}; own.count_in_children({rounds})"],
-        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "0"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+    )
     lines = re.findall(r"==(\d+)==\s*I\s+refs:\s+([\d,]+)", ran.stderr)
     counted = {int(process): int(refs.replace(",", "")) for process, refs in lines}
     refs = {}
     for child, number, times in (map(int, line.split()) for line in ran.stdout.splitlines()):
         refs[number, times] = counted[child]
-    *each, between = (refs[number, 2 * rounds] - refs[number, rounds] for number in range(len(refs) // 2 - 1))
+    *each, between = (
+        refs[number, 2 * rounds] - refs[number, rounds] for number in range(len(refs) // 2 - 1)
+    )
     with asyncio.Runner() as runner:
         names = [(pair.name, rounds * pair.units) for pair in pairs(runner, [])]
     found = []
@@ -467,15 +581,29 @@ def instructions(rounds: int) -> list[tuple[str, float, float]]:
 def main() -> int:
     parser = rig.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=400)
-    parser.add_argument("--imports", type=int, default=7, help="starts of an interpreter, for each import")
-    parser.add_argument("--throttle-seconds", type=float, default=0, help="also measure the rates of throttles")
-    parser.add_argument("--instructions", type=int, default=0, help="also count those, in so many rounds, by valgrind")
+    parser.add_argument(
+        "--imports", type=int, default=7, help="starts of an interpreter, for each import"
+    )
+    parser.add_argument(
+        "--throttle-seconds", type=float, default=0, help="also measure the rates of throttles"
+    )
+    parser.add_argument(
+        "--instructions",
+        type=int,
+        default=0,
+        help="also count those, in so many rounds, by valgrind",
+    )
     given = rig.given(parser, rounds=2, imports=1, throttle_seconds=0.1)
     gc.collect()
     gc.freeze()
     found = added_us(given.rounds)
     rows = [
-        [name, "" if plain is None else f"{plain:.2f}", f"{added:.2f}", "" if limit is None else f"{limit:g}"]
+        [
+            name,
+            "" if plain is None else f"{plain:.2f}",
+            f"{added:.2f}",
+            "" if limit is None else f"{limit:g}",
+        ]
         for name, plain, added, limit in found
     ]
     print(f"openai {openai.__version__}\n")
@@ -483,7 +611,11 @@ def main() -> int:
     statements = ["import msgspec", "import loadgen_sdk", "from loadgen_sdk import Client"]
     statements += ["from loadgen_sdk import instrument", "import loadgen", "import openai"]
     imports = {statement: import_ms(statement, given.imports) for statement in statements}
-    print(rig.table(["statement", "CPU-ms"], [[f"`{name}`", f"{ms:.1f}"] for name, ms in imports.items()]))
+    print(
+        rig.table(
+            ["statement", "CPU-ms"], [[f"`{name}`", f"{ms:.1f}"] for name, ms in imports.items()]
+        )
+    )
     if given.instructions:
         thousands = [
             [name, f"{plain / 1e3:,.1f}", f"{added / 1e3:,.1f}"]
@@ -494,7 +626,12 @@ def main() -> int:
     over |= imports["import loadgen_sdk"] > IMPORT_LIMIT * imports["import msgspec"]
     if given.throttle_seconds:
         off = throttle_figures(given.throttle_seconds)
-        print("\n" + rig.table(["throttle", "off its rate by"], [[name, f"{by:+.2%}"] for name, by in off.items()]))
+        print(
+            "\n"
+            + rig.table(
+                ["throttle", "off its rate by"], [[name, f"{by:+.2%}"] for name, by in off.items()]
+            )
+        )
         over |= any(abs(by) > THROTTLE_LIMIT for by in off.values())
     return 0 if given.smoke or not over else 1
 

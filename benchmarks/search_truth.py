@@ -61,7 +61,13 @@ def world(name: str, scenario: Any, full_s: float) -> World:
         Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns),
     )
     lengths = dataset.synthetic(rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
-    return World(presets.load_preset(name), watch.Goal(slo=Slo(terms=terms)), lengths, PRECISION[scenario], full_s)
+    return World(
+        presets.load_preset(name),
+        watch.Goal(slo=Slo(terms=terms)),
+        lengths,
+        PRECISION[scenario],
+        full_s,
+    )
 
 
 def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any]:
@@ -72,19 +78,26 @@ def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any
     stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=round(length_s * S))
     one: Any = Fixed[int](value=1)
     planned = arrivals.build(
-        Workload(name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,)), seed
+        Workload(
+            name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,)
+        ),
+        seed,
     )
     made, _ = virtual.simulate(
         planned,
         lambda number: (inputs[number % size], outputs[number % size], ()),
-        virtual.SimulatedSystem(costs=where.preset.costs, limits=where.preset.limits, speeds=where.preset.speeds),
+        virtual.SimulatedSystem(
+            costs=where.preset.costs, limits=where.preset.limits, speeds=where.preset.speeds
+        ),
     )
     return planned.stages[0].offsets, made.rows[np.argsort(made.rows["done_ns"], kind="stable")]
 
 
 def passes(where: World, due: Any, rows: Any) -> bool:
     missed = where.goal.misses(rows).sum(axis=1)
-    return all(count <= most for count, most in zip(missed, where.goal.allowed(len(due)), strict=True))
+    return all(
+        count <= most for count, most in zip(missed, where.goal.allowed(len(due)), strict=True)
+    )
 
 
 def probe(where: World, ask: load_search.NextTrial, seed: int) -> load_search.TrialResult:
@@ -107,7 +120,13 @@ def probe(where: World, ask: load_search.NextTrial, seed: int) -> load_search.Tr
     offered = float((due < seen_s * S).sum()) / seen_s
     noise = 1 / math.sqrt(len(due))
     return load_search.TrialResult(
-        ask=ask, outcome=outcome, early=early, spent_s=spent_s, offered=offered, noise=noise, why=why
+        ask=ask,
+        outcome=outcome,
+        early=early,
+        spent_s=spent_s,
+        offered=offered,
+        noise=noise,
+        why=why,
     )
 
 
@@ -152,7 +171,10 @@ def truth(where: World, guess: float, count: int) -> tuple[float, float, list[tu
     def passed(step: int) -> int:
         if step not in ladder:
             rate = guess * 1.01**step
-            ladder[step] = sum(passes(where, *run(where, rate, 10_000 + seed, where.full_s)) for seed in range(count))
+            ladder[step] = sum(
+                passes(where, *run(where, rate, 10_000 + seed, where.full_s))
+                for seed in range(count)
+            )
         return ladder[step]
 
     step = 0
@@ -180,7 +202,9 @@ def knee(where: World, around: float) -> float:
     while rate > around * 0.7:
         due, rows = run(where, rate, 77, 2400)
         edges = np.arange(600, 2400, 30) * S
-        flying = np.searchsorted(due, edges, "right") - np.searchsorted(rows["done_ns"], edges, "right")
+        flying = np.searchsorted(due, edges, "right") - np.searchsorted(
+            rows["done_ns"], edges, "right"
+        )
         more, _ = intervals.growth(flying.astype(float), len(flying))
         if more < 0.2 * flying.mean():
             return rate
@@ -188,7 +212,9 @@ def knee(where: World, around: float) -> float:
     return rate
 
 
-def coverage(spread: float, count: int, *, told: float | None = None, sampling: float = 0.002) -> tuple[int, float]:
+def coverage(
+    spread: float, count: int, *, told: float | None = None, sampling: float = 0.002
+) -> tuple[int, float]:
     """How many of so many searches have the truth in their 95 % interval, and their mean number of probes.
 
     Each run of the server has a level of its own: the load that it passes differs by `spread` from run to run, and by
@@ -205,7 +231,12 @@ def coverage(spread: float, count: int, *, told: float | None = None, sampling: 
             noise = sampling / load_search.SIGMA_OF_NOISE
             search.tell(
                 load_search.TrialResult(
-                    ask=ask, outcome=outcome, early=False, spent_s=FULL_S, offered=ask.load, noise=noise
+                    ask=ask,
+                    outcome=outcome,
+                    early=False,
+                    spent_s=FULL_S,
+                    offered=ask.load,
+                    noise=noise,
                 )
             )
         interval = search.answer.interval
@@ -219,7 +250,10 @@ def print_coverage(count: int) -> None:
         for told in (None, spread):
             hits, probes = coverage(spread, count, told=told)
             words = "learned" if told is None else "told"
-            print(f"run-to-run spread {spread:.1%}, {words}: {hits} of {count} cover, {probes:.1f} probes", flush=True)
+            print(
+                f"run-to-run spread {spread:.1%}, {words}: {hits} of {count} cover, {probes:.1f} probes",
+                flush=True,
+            )
 
 
 def main() -> None:
@@ -232,7 +266,9 @@ def main() -> None:
     flags.add_argument("--ladder", type=int, default=20)
     flags.add_argument("--guess", type=float, default=150.0)
     flags.add_argument("--truth", type=float, help="from an earlier ladder, instead of a new one")
-    flags.add_argument("--near", action="store_true", help="begin at a first load near the guess, without bounds")
+    flags.add_argument(
+        "--near", action="store_true", help="begin at a first load near the guess, without bounds"
+    )
     flags.add_argument("--bisections", type=int, default=10, help="seeds of plain bisection")
     flags.add_argument("--out", type=Path)
     given = rig.given(flags, seeds=1, bisections=1, ladder=1, truth=150.0, length=20.0)
@@ -246,11 +282,17 @@ def main() -> None:
     else:
         theta, sigma, rows = truth(where, given.guess, given.ladder)
         print("ladder: " + ", ".join(f"{rate:.1f}/s {hits}/{given.ladder}" for rate, hits in rows))
-        print(f"truth: {theta:.2f}/s, sigma {sigma:.2%}; steady-state knee {knee(where, theta):.1f}/s", flush=True)
+        print(
+            f"truth: {theta:.2f}/s, sigma {sigma:.2%}; steady-state knee {knee(where, theta):.1f}/s",
+            flush=True,
+        )
     plain = [bisected(where, given.guess, seed)[1:] for seed in range(given.bisections)]
     plain_s = float(np.mean([spent for spent, _ in plain])) if plain else math.nan
     if plain:
-        print(f"plain bisection: {plain_s:.0f} s, {np.mean([n for _, n in plain]):.1f} probes", flush=True)
+        print(
+            f"plain bisection: {plain_s:.0f} s, {np.mean([n for _, n in plain]):.1f} probes",
+            flush=True,
+        )
     results = []
     for seed in range(given.first, given.first + given.seeds):
         began = time.process_time()
@@ -271,7 +313,14 @@ def main() -> None:
                 "spent_s": spent,
                 "cpu_s": time.process_time() - began,
                 "told": [
-                    (one.ask.kind, round(one.ask.load, 2), one.outcome, one.early, round(one.spent_s)) for one in told
+                    (
+                        one.ask.kind,
+                        round(one.ask.load, 2),
+                        one.outcome,
+                        one.early,
+                        round(one.spent_s),
+                    )
+                    for one in told
                 ],
             }
         )
@@ -285,7 +334,9 @@ def main() -> None:
         f"(at most {SHARE[given.scenario]:.0%}), confirmation left out"
     )
     if given.out:
-        given.out.write_text(json.dumps({"truth": theta, "plain_s": plain_s, "seeds": results}, indent=1))
+        given.out.write_text(
+            json.dumps({"truth": theta, "plain_s": plain_s, "seeds": results}, indent=1)
+        )
 
 
 if __name__ == "__main__":

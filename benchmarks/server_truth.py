@@ -70,7 +70,11 @@ def bare(host: str, port: int, path: str, body: bytes) -> Row:
         while piece := sock.recv(1 << 16):
             pieces.append((time.monotonic_ns(), piece))
     with_text = [at for at, piece in pieces if WITH_TEXT.search(piece)]
-    events = [line[6:] for line in b"".join(piece for _, piece in pieces).splitlines() if line.startswith(b"data: {")]
+    events = [
+        line[6:]
+        for line in b"".join(piece for _, piece in pieces).splitlines()
+        if line.startswith(b"data: {")
+    ]
     told = next(found for event in reversed(events) if (found := said(json.loads(event))))
     return Row((with_text[0] - sent) / 1e6 - told[0], (with_text[-1] - sent) / 1e6 - told[1])
 
@@ -85,16 +89,27 @@ async def measure(
     extra = {"nvext": {"extra_fields": ["timing"]}} if found.server == "dynamo" else None
     theirs, ours, witness = [], [], []
     target = found.target
-    async with Client(found.target, model=found.model, quirk=found.quirk, extra_body=extra) as client:
+    async with Client(
+        found.target, model=found.model, quirk=found.quirk, extra_body=extra
+    ) as client:
         for number in range(count):
             built: Request = requests[2 * number]
             done = await client.complete(built)
             told = said(done.server_timing or {})
             if done.failure is not None or told is None:
-                raise SystemExit(f"request {number}: {done.failure or 'the server tells no timing of its own'}")
+                raise SystemExit(
+                    f"request {number}: {done.failure or 'the server tells no timing of its own'}"
+                )
             theirs.append(told)
-            ours.append(Row((done.first_token - done.sent) / 1e6 - told[0], (done.end - done.sent) / 1e6 - told[1]))
-            other = body(requests[2 * number + 1], found.quirk, "chat", found.model, True, extra_body=extra)
+            ours.append(
+                Row(
+                    (done.first_token - done.sent) / 1e6 - told[0],
+                    (done.end - done.sent) / 1e6 - told[1],
+                )
+            )
+            other = body(
+                requests[2 * number + 1], found.quirk, "chat", found.model, True, extra_body=extra
+            )
             witness.append(bare(target.host, target.port, f"{target.base}/chat/completions", other))
     return theirs, ours, witness
 
@@ -113,8 +128,16 @@ def main() -> None:
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         sides = runner.run(measure(url, given.server, given.model, given.requests))
     print(f"{given.requests} requests each, one at a time, from the send; ms, p50 (p95)\n")
-    columns = ["metric", "the server says", "this client, more than that", "a bare socket, more than that"]
-    rows = [[name, *(_shown([row[i] for row in side]) for side in sides)] for i, name in enumerate(("TTFT", "E2E"))]
+    columns = [
+        "metric",
+        "the server says",
+        "this client, more than that",
+        "a bare socket, more than that",
+    ]
+    rows = [
+        [name, *(_shown([row[i] for row in side]) for side in sides)]
+        for i, name in enumerate(("TTFT", "E2E"))
+    ]
     print(rig.table(columns, rows))
 
 

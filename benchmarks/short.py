@@ -15,8 +15,15 @@ import rig
 
 REQUESTS_PER_CPU_S, EVENTS_PER_CPU_S = 10_000, 500_000
 KEEP = {"idle_close": "60s"}
-CASES: dict[str, tuple[dict[str, Any], int, int, int]] = {  # options of the server, lanes, tokens, requests
-    "short, paced (4 tokens 2 ms apart)": ({"ttft": "normal:50ms,10ms", "itl": "2ms"}, 256, 4, 20_000),
+CASES: dict[
+    str, tuple[dict[str, Any], int, int, int]
+] = {  # options of the server, lanes, tokens, requests
+    "short, paced (4 tokens 2 ms apart)": (
+        {"ttft": "normal:50ms,10ms", "itl": "2ms"},
+        256,
+        4,
+        20_000,
+    ),
     "short, at full speed": ({"ttft": "1ms", "itl": "0.1ms"}, 256, 4, 30_000),
     "flood (some 50 events per write)": ({"ttft": "1ms", "flood": True}, 64, 500, 6_000),
 }
@@ -25,10 +32,17 @@ CASES: dict[str, tuple[dict[str, Any], int, int, int]] = {  # options of the ser
 def once(options: dict[str, Any], lanes: int, tokens: int, requests: int) -> dict[str, Any]:
     with rig.endpoint(**options, **KEEP) as server:
         shape = {"input_tokens": 20, "output_tokens": tokens}
-        arguments = {"url": server.url, "requests": shape, "concurrency": lanes, "num_requests": requests}
+        arguments = {
+            "url": server.url,
+            "requests": shape,
+            "concurrency": lanes,
+            "num_requests": requests,
+        }
         found = rig.watched(server.url, lambda: rig.contend("ours.py", "drive", arguments))
     if found["ok"] != requests or found["events"] != requests * tokens:
-        raise SystemExit(f"{found['ok']} of {requests} requests ok, {found['events']} of {requests * tokens} events")
+        raise SystemExit(
+            f"{found['ok']} of {requests} requests ok, {found['events']} of {requests * tokens} events"
+        )
     return found
 
 
@@ -38,17 +52,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="part of a case's name")
     flags = rig.given(parser, share=0.01, rounds=1)
-    print(f"One core each for client and server; median of {flags.rounds} rounds; CPU of the client process,")
+    print(
+        f"One core each for client and server; median of {flags.rounds} rounds; CPU of the client process,"
+    )
     print("`recorder`: with our Parquet process added.\n")
     rows, ends = [], []
     for name, (options, lanes, tokens, requests) in CASES.items():
         if flags.only not in name:
             continue
-        runs = [once(options, lanes, tokens, round(requests * flags.share)) for _ in range(flags.rounds)]
+        runs = [
+            once(options, lanes, tokens, round(requests * flags.share)) for _ in range(flags.rounds)
+        ]
         per_cpu = {
-            what: rig.median([run[what] / run["cpu_s"] for run in runs]) for what in ("requests", "events")
-        }  # fmt: skip
-        total = rig.median([run["requests"] / (run["cpu_s"] + run["recorder_cpu_s"]) for run in runs])
+            what: rig.median([run[what] / run["cpu_s"] for run in runs])
+            for what in ("requests", "events")
+        }
+        total = rig.median(
+            [run["requests"] / (run["cpu_s"] + run["recorder_cpu_s"]) for run in runs]
+        )
         rows.append(
             [
                 name,
@@ -59,12 +80,30 @@ def main() -> None:
                 f"{rig.median([run['reads_per_event'] for run in runs]):.3f}",
                 f"{rig.median([run['cpu_s'] / run['wall_s'] for run in runs]):.0%}",
                 f"{rig.median([run['server_share'] for run in runs]):.0%}",
-                "; ".join(sorted({rig.remarks(run, one_event_per_read=tokens == 4) for run in runs} - {""})),
+                "; ".join(
+                    sorted(
+                        {rig.remarks(run, one_event_per_read=tokens == 4) for run in runs} - {""}
+                    )
+                ),
             ]
         )
-        what, limit = ("events", EVENTS_PER_CPU_S) if options.get("flood") else ("requests", REQUESTS_PER_CPU_S)
-        ends.append(f"- {name}: {per_cpu[what]:,.0f} {what}: {rig.verdict(per_cpu[what], limit, most=False)}")
-    columns = ["load", "requests/s", "requests/CPU-s", "recorder", "events/CPU-s", "reads/event", "client CPU"]
+        what, limit = (
+            ("events", EVENTS_PER_CPU_S)
+            if options.get("flood")
+            else ("requests", REQUESTS_PER_CPU_S)
+        )
+        ends.append(
+            f"- {name}: {per_cpu[what]:,.0f} {what}: {rig.verdict(per_cpu[what], limit, most=False)}"
+        )
+    columns = [
+        "load",
+        "requests/s",
+        "requests/CPU-s",
+        "recorder",
+        "events/CPU-s",
+        "reads/event",
+        "client CPU",
+    ]
     print(rig.table([*columns, "server CPU", "remarks"], rows))
     print()
     print("\n".join(ends))

@@ -27,7 +27,11 @@ WORKLOAD = {
     "name": "side-cost",
     "requests": {"input_tokens": 100, "output_tokens": 100},
 }
-TIMING = {"trtllm.perf_metrics": {"Server-Timing": "server_queue;dur=1.25, server_ttft;dur=8.5, server_e2e;dur=24"}}
+TIMING = {
+    "trtllm.perf_metrics": {
+        "Server-Timing": "server_queue;dur=1.25, server_ttft;dur=8.5, server_e2e;dur=24"
+    }
+}
 RECORD = (
     b'{"request_id":1,"perf_metrics":{"first_iter":1,"last_iter":9,"timing_metrics":{"arrival_time":1.5,'
     b'"first_scheduled_time":1.6,"first_token_time":1.7,"last_token_time":2.5}}}'
@@ -36,19 +40,27 @@ RECORD = (
 
 def main() -> int:
     parser = rig.parser(__doc__)
-    parser.add_argument("--times", type=int, default=200, help="so many calls in each of five rounds")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of the load that a request's cost is taken from")
+    parser.add_argument(
+        "--times", type=int, default=200, help="so many calls in each of five rounds"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, help="of the load that a request's cost is taken from"
+    )
     given = rig.given(parser, times=3, seconds=1.0)
     each = partial(rig.cpu_s, times=given.times)
     simulated = Tally().prometheus(Pace(ttft=law("5ms", ""), itl=law("1ms", "")), "sim")
     names = [name for name, _ in energy.SOURCES["dcgm"].values()]
-    dcgm = "".join(f'{name}{{gpu="{gpu}",UUID="GPU-{gpu}"}} 612.5\n' for name in names for gpu in range(8))
+    dcgm = "".join(
+        f'{name}{{gpu="{gpu}",UUID="GPU-{gpu}"}} 612.5\n' for name in names for gpu in range(8)
+    )
     long = "".join(f'a_name_of_a_series{{label="{i}"}} {i}\n' for i in range(2_000))
     records = b"[" + b",".join([RECORD] * 100) + b"]"
     reads = {
         "metrics page of the simulated server": each(lambda: series.samples(simulated)),
         "DCGM page of 8 GPUs": each(lambda: energy.known(series.samples(dcgm))),
-        "/energy_metrics": each(lambda: energy.of_energy_metrics(b'{"total_energy_j": 12.5, "query_time": 3.0}')),
+        "/energy_metrics": each(
+            lambda: energy.of_energy_metrics(b'{"total_energy_j": 12.5, "query_time": 3.0}')
+        ),
         "page of 2,000 series": each(lambda: series.samples(long), times=max(1, given.times // 10)),
         "/perf_metrics with 100 requests": each(lambda: request_accounts.accounts(records, 0)),
     }

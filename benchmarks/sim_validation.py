@@ -46,7 +46,10 @@ OF_RUN = {
     "Nebius H200": "h200x8",
     "Cisco H100": "h100x8",
 }
-FITTED_TPOT = ("NVIDIA GB200", "Interactive")  # the one latency that was fitted on (Blackwell's overhead)
+FITTED_TPOT = (
+    "NVIDIA GB200",
+    "Interactive",
+)  # the one latency that was fitted on (Blackwell's overhead)
 
 
 class Size:
@@ -94,7 +97,7 @@ class Assumed:
 
 @lru_cache(maxsize=8)  # those of one row; every rate that is tried has its own
 def lengths(n: int, mean: float, sigma: float, seed: int) -> array[int]:
-    """n lengths from 1 to LONGEST, lognormal before they are cut, of this mean."""
+    """N lengths from 1 to LONGEST, lognormal before they are cut, of this mean."""
     shape = np.random.default_rng(seed).lognormal(0.0, sigma, n)
     low, high = 0.1, 20.0 * mean
     for _ in range(50):
@@ -123,13 +126,19 @@ class Found:
     cpu_s: float
 
 
-def run(system: Preset, gpus: int, arrival: Evenly | Poisson, n: int, tokens: float, assumed: Assumed) -> Found:
+def run(
+    system: Preset, gpus: int, arrival: Evenly | Poisson, n: int, tokens: float, assumed: Assumed
+) -> Found:
     """`n` requests against `gpus` GPUs of a system."""
     n = math.ceil(n * Size.share)
     shown = Fixed[int](value=1)  # lengths are given below
-    stage = Stage.model_construct(name="", arrival=arrival, duration_ns=None, count=n, measured=True, at_least=None)
+    stage = Stage.model_construct(
+        name="", arrival=arrival, duration_ns=None, count=n, measured=True, at_least=None
+    )
     requests = Synthetic(input_tokens=shown, output_tokens=shown)
-    workload = Workload.model_construct(name="validation", requests=requests, stages=(stage,), schedule_seed=None)
+    workload = Workload.model_construct(
+        name="validation", requests=requests, stages=(stage,), schedule_seed=None
+    )
     into = lengths(n, assumed.input_tokens, assumed.sigma_in, 3)
     out = lengths(n, tokens, assumed.sigma_out, 2)
     repeat = gpus // system.gpus if gpus > system.gpus else 1
@@ -138,12 +147,16 @@ def run(system: Preset, gpus: int, arrival: Evenly | Poisson, n: int, tokens: fl
     made, course = simulate(
         arrivals.build(workload, 1),
         lambda number: (into[number], out[number], ()),
-        SimulatedSystem(costs=system.costs, limits=system.limits, speeds=speeds, routing=system.routing),
+        SimulatedSystem(
+            costs=system.costs, limits=system.limits, speeds=speeds, routing=system.routing
+        ),
     )
     used = time.process_time() - began
     rows = made.rows
-    first, last, due, got = (rows[name].astype(np.float64) for name in
-                             ("first_token_ns", "last_token_ns", "due_ns", "output_tokens"))  # fmt: skip
+    first, last, due, got = (
+        rows[name].astype(np.float64)
+        for name in ("first_token_ns", "last_token_ns", "due_ns", "output_tokens")
+    )
     ttft = (first - due) / 1e6
     many = got > 1
     tpot = (last - first)[many] / (got[many] - 1) / 1e6
@@ -175,7 +188,14 @@ def _sequences(course: Course) -> float:
     return sum(replica.decoded for replica in course.replicas) / steps
 
 
-def serve(system: Preset, gpus: int, rate: float, tokens: float, assumed: Assumed, seconds: float = SERVER_S) -> Found:
+def serve(
+    system: Preset,
+    gpus: int,
+    rate: float,
+    tokens: float,
+    assumed: Assumed,
+    seconds: float = SERVER_S,
+) -> Found:
     """A Server or Interactive run."""
     return run(system, gpus, Poisson(rate=rate), int(rate * seconds), tokens, assumed)
 
@@ -189,9 +209,14 @@ def offline(system: Preset, samples: int, tokens: float, assumed: Assumed) -> fl
 
 def with_constants(system: Preset, **values: float) -> Preset:
     """The system with other constants of its hardware or server."""
-    hardware = {name: SourcedNumber(value=value, source="") for name, value in values.items()
-                if name in system.hardware.__struct_fields__}  # fmt: skip
-    server = {name: value for name, value in values.items() if name in system.server.__struct_fields__}
+    hardware = {
+        name: SourcedNumber(value=value, source="")
+        for name, value in values.items()
+        if name in system.hardware.__struct_fields__
+    }
+    server = {
+        name: value for name, value in values.items() if name in system.server.__struct_fields__
+    }
     return msgspec.structs.replace(
         system,
         hardware=msgspec.structs.replace(system.hardware, **hardware),
@@ -213,11 +238,15 @@ def published_offline(one: OfflineRun) -> tuple[float, int]:
 def capacity(system: Preset, gpus: int, tokens: float, samples: int = 40_000) -> float:
     """Requests per second at which the model's queue grows without end: what it does with its batch always full."""
     replica = system.gpus_per_replica
-    full = run(system, replica, Evenly(rate=math.inf), samples * replica, tokens, assumed_of(system))
+    full = run(
+        system, replica, Evenly(rate=math.inf), samples * replica, tokens, assumed_of(system)
+    )
     return full.middle_tokens_per_s / replica * gpus / tokens
 
 
-def bisect(shows: Callable[[float], float], wanted: float, low: float, high: float, steps: int) -> float:
+def bisect(
+    shows: Callable[[float], float], wanted: float, low: float, high: float, steps: int
+) -> float:
     """The argument at which a growing function shows `wanted`."""
     for _ in range(steps):
         middle = (low + high) / 2
@@ -246,8 +275,12 @@ def fit() -> None:
     base = presets.load_preset("gb200-vm")
     overhead = base.hardware.overhead_ms.value
     for _ in range(3):
-        system = with_constants(base, overhead_ms=overhead, compute_share=_share(OFFLINE[0], base, overhead))
-        shown = serve(system, row.gpus, row.target_qps, row.tokens_per_request, assumed_of(system)).tpot_p50_ms
+        system = with_constants(
+            base, overhead_ms=overhead, compute_share=_share(OFFLINE[0], base, overhead)
+        )
+        shown = serve(
+            system, row.gpus, row.target_qps, row.tokens_per_request, assumed_of(system)
+        ).tpot_p50_ms
         overhead += (row.tpot_p50_ms - shown) * 0.48  # the rest of a change comes back as batch
     rows = []
     for one in OFFLINE:
@@ -271,7 +304,9 @@ def _share(one: OfflineRun, base: Preset, overhead: float) -> float:
 
 
 def offline_table() -> None:
-    print("## Offline\n\nThe fitted ones only show the fit; the others are the same hardware of other submitters.\n")
+    print(
+        "## Offline\n\nThe fitted ones only show the fit; the others are the same hardware of other submitters.\n"
+    )
     rows = []
     for one in OFFLINE[: Size.rows]:
         system = presets.load_preset(one.preset)
@@ -279,7 +314,15 @@ def offline_table() -> None:
         found = offline(system, one.samples_per_gpu, one.tokens, assumed_of(system))
         use = "fitted on it" if one.fitted else "not fitted"
         rows.append(
-            (one.submitter, one.preset, str(gpus), f"{wanted:,.0f}", f"{found:,.0f}", percent(found, wanted), use)
+            (
+                one.submitter,
+                one.preset,
+                str(gpus),
+                f"{wanted:,.0f}",
+                f"{found:,.0f}",
+                percent(found, wanted),
+                use,
+            )
         )
     table(("run", "preset", "GPUs", "published tok/s/GPU", "model", "off by", ""), rows)
 
@@ -293,34 +336,70 @@ def latency_table() -> list[tuple[reference.Latency, Preset, float]]:
         found = serve(system, row.gpus, row.target_qps, row.tokens_per_request, assumed)
         load = row.target_qps / capacity(system, row.gpus, row.tokens_per_request)
 
-        def tpot(rate: float, s: Preset = system, r: reference.Latency = row, a: Assumed = assumed) -> float:
+        def tpot(
+            rate: float, s: Preset = system, r: reference.Latency = row, a: Assumed = assumed
+        ) -> float:
             return serve(s, r.gpus, rate, r.tokens_per_request, a).tpot_p50_ms
 
         at = bisect(tpot, row.tpot_p50_ms, row.target_qps * 0.8, row.target_qps * 1.15, 8)
         pairs = (
-            (row.ttft_p50_ms, found.ttft_p50_ms), (row.ttft_p99_ms, found.ttft_p99_ms),
-            (row.tpot_p50_ms, found.tpot_p50_ms), (row.tpot_p99_ms, found.tpot_p99_ms),
-            (row.latency_p50_s, found.latency_p50_s), (row.latency_p99_s, found.latency_p99_s),
-        )  # fmt: skip
+            (row.ttft_p50_ms, found.ttft_p50_ms),
+            (row.ttft_p99_ms, found.ttft_p99_ms),
+            (row.tpot_p50_ms, found.tpot_p50_ms),
+            (row.tpot_p99_ms, found.tpot_p99_ms),
+            (row.latency_p50_s, found.latency_p50_s),
+            (row.latency_p99_s, found.latency_p99_s),
+        )
         name = f"{row.run} {row.scenario} {row.target_qps:g}/s"
-        rows.append((name, f"{load:.0%}", *(f"{p:g} → {m:.3g}" for p, m in pairs), f"{found.sequences:,.0f}"))
+        rows.append(
+            (
+                name,
+                f"{load:.0%}",
+                *(f"{p:g} → {m:.3g}" for p, m in pairs),
+                f"{found.sequences:,.0f}",
+            )
+        )
         scores.append(_score(name, row, found, load, at))
         kept.append((row, system, at))
-    head = ("published → model", "load / model's capacity", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "latency p50 s",
-            "p99", "sequences")  # fmt: skip
+    head = (
+        "published → model",
+        "load / model's capacity",
+        "TTFT p50 ms",
+        "p99",
+        "TPOT p50 ms",
+        "p99",
+        "latency p50 s",
+        "p99",
+        "sequences",
+    )
     table(head, rows)
     least = serve(
-        presets.load_preset("gb200-vm"), 4, 170, 274.35, assumed_of(presets.load_preset("gb200-vm")), 60
+        presets.load_preset("gb200-vm"),
+        4,
+        170,
+        274.35,
+        assumed_of(presets.load_preset("gb200-vm")),
+        60,
     ).least_ttft_ms
-    print(f"A prompt that meets an empty server: least TTFT {least:.1f} ms in the model, 20.25 ms in the public log of")
-    print("Azure's GB200 Server run: overhead and weights, on which nothing but one TPOT was fitted.\n")
-    print("Scored: the rate at which the model shows the published TPOT p50 within 5 % (Server), TPOT p50 within 10 %")
-    print("(Interactive), TTFT p50 within 30 %. Above 95 % of the model's capacity a row is listed, not scored.\n")
+    print(
+        f"A prompt that meets an empty server: least TTFT {least:.1f} ms in the model, 20.25 ms in the public log of"
+    )
+    print(
+        "Azure's GB200 Server run: overhead and weights, on which nothing but one TPOT was fitted.\n"
+    )
+    print(
+        "Scored: the rate at which the model shows the published TPOT p50 within 5 % (Server), TPOT p50 within 10 %"
+    )
+    print(
+        "(Interactive), TTFT p50 within 30 %. Above 95 % of the model's capacity a row is listed, not scored.\n"
+    )
     table(("row", "rate at published TPOT p50", "TPOT p50", "TTFT p50", "verdict"), scores)
     return kept
 
 
-def _score(name: str, row: reference.Latency, found: Found, load: float, at: float) -> tuple[str, ...]:
+def _score(
+    name: str, row: reference.Latency, found: Found, load: float, at: float
+) -> tuple[str, ...]:
     off_rate = at / row.target_qps - 1
     off_tpot = found.tpot_p50_ms / row.tpot_p50_ms - 1
     off_ttft = found.ttft_p50_ms / row.ttft_p50_ms - 1
@@ -347,19 +426,35 @@ def changes() -> list[tuple[str, Change]]:
         return lambda s, a: (with_constants(s, **{name: getattr(s.hardware, name).value * 1.05}), a)
 
     return [
-        *((name, larger(name)) for name in ("compute_share", "bandwidth_share", "overhead_ms", "memory_gib")),
-        ("max_num_tokens", lambda s, a: (with_constants(s, max_num_tokens=int(s.server.max_num_tokens * 1.05)), a)),
-        ("reserve_gib", lambda s, a: (with_constants(s, reserve_gib=s.server.reserve_gib * 1.05), a)),
+        *(
+            (name, larger(name))
+            for name in ("compute_share", "bandwidth_share", "overhead_ms", "memory_gib")
+        ),
+        (
+            "max_num_tokens",
+            lambda s, a: (with_constants(s, max_num_tokens=int(s.server.max_num_tokens * 1.05)), a),
+        ),
+        (
+            "reserve_gib",
+            lambda s, a: (with_constants(s, reserve_gib=s.server.reserve_gib * 1.05), a),
+        ),
         ("input tokens", lambda s, a: (s, Assumed(a.input_tokens * 1.05, a.sigma_in, a.sigma_out))),
         ("input spread", lambda s, a: (s, Assumed(a.input_tokens, a.sigma_in * 1.05, a.sigma_out))),
-        ("output spread", lambda s, a: (s, Assumed(a.input_tokens, a.sigma_in, a.sigma_out * 1.05))),
+        (
+            "output spread",
+            lambda s, a: (s, Assumed(a.input_tokens, a.sigma_in, a.sigma_out * 1.05)),
+        ),
     ]
 
 
 def sensitivity_tables(kept: Sequence[tuple[reference.Latency, Preset, float]]) -> None:
     print("## Sensitivity\n")
-    print("Change in %, when one constant is 5 % larger (all others as they are, nothing fitted again). Close to")
-    print("saturation latencies change a lot: that is the knife edge. The rate that shows a given TPOT does not.\n")
+    print(
+        "Change in %, when one constant is 5 % larger (all others as they are, nothing fitted again). Close to"
+    )
+    print(
+        "saturation latencies change a lot: that is the knife edge. The rate that shows a given TPOT does not.\n"
+    )
     names = [name for name, _ in changes()]
     middle: list[tuple[str, ...]] = []
     tail: list[tuple[str, ...]] = []
@@ -376,12 +471,20 @@ def sensitivity_tables(kept: Sequence[tuple[reference.Latency, Preset, float]]) 
                 cells.append(
                     " / ".join(
                         _moved(getattr(new, name), getattr(base, name))
-                        for name in (f"ttft_{quantile}_ms", f"tpot_{quantile}_ms", f"latency_{quantile}_s")
+                        for name in (
+                            f"ttft_{quantile}_ms",
+                            f"tpot_{quantile}_ms",
+                            f"latency_{quantile}_s",
+                        )
                     )
                 )
 
             def tpot(
-                rate: float, s: Preset = changed, r: reference.Latency = row, a: Assumed = asked, t: float = tokens
+                rate: float,
+                s: Preset = changed,
+                r: reference.Latency = row,
+                a: Assumed = asked,
+                t: float = tokens,
             ) -> float:
                 return serve(s, r.gpus, rate, t, a).tpot_p50_ms
 
@@ -400,7 +503,15 @@ def _moved(new: float, base: float) -> str:
     return f"{(new / base - 1) * 100:+.0f}"
 
 
-def peak(system: Preset, tokens: float, scenario: str, assumed: Assumed, low: float, high: float, steps: int) -> float:
+def peak(
+    system: Preset,
+    tokens: float,
+    scenario: str,
+    assumed: Assumed,
+    low: float,
+    high: float,
+    steps: int,
+) -> float:
     """The highest rate between these that keeps both p99 limits; the lower one where none does."""
     limit = limits_of(scenario)
 
@@ -415,7 +526,9 @@ def peak(system: Preset, tokens: float, scenario: str, assumed: Assumed, low: fl
 
 
 def limits_of(scenario: str) -> reference.PublishedLimit:
-    return next(r for r in reference.limits().rows if (r.benchmark, r.scenario) == ("llama2-70b", scenario))
+    return next(
+        r for r in reference.limits().rows if (r.benchmark, r.scenario) == ("llama2-70b", scenario)
+    )
 
 
 def throughput_table() -> None:
@@ -426,23 +539,44 @@ def throughput_table() -> None:
     print(
         "keeps the p99 limits in it, an upper bound of the model. Slack: what published p99s leave of their limits.\n"
     )
-    slack = {(OF_RUN[r.run], r.scenario, r.run): r for r in reference.latency().rows if r.run in OF_RUN}
+    slack = {
+        (OF_RUN[r.run], r.scenario, r.run): r for r in reference.latency().rows if r.run in OF_RUN
+    }
     rows, moved = [], []
-    of_system = {"H100": "h100x8", "H200": "h200x8", "GB300": "gb300-vm", "GB200": "gb200-vm", "B200": "b200x8"}
-    for name, scenario in [(n, s) for n in of_system.values() for s in ("Server", "Interactive")][: Size.rows]:
+    of_system = {
+        "H100": "h100x8",
+        "H200": "h200x8",
+        "GB300": "gb300-vm",
+        "GB200": "gb200-vm",
+        "B200": "b200x8",
+    }
+    for name, scenario in [(n, s) for n in of_system.values() for s in ("Server", "Interactive")][
+        : Size.rows
+    ]:
         system = presets.load_preset(name)
         tokens = 274.35 if system.generation == "blackwell" else 293.6
         assumed, limit = assumed_of(system), limits_of(scenario)
-        most = peak(system, tokens, scenario, assumed, 0.0, capacity(system, system.gpus, tokens) * 1.1, 9)
+        most = peak(
+            system, tokens, scenario, assumed, 0.0, capacity(system, system.gpus, tokens) * 1.1, 9
+        )
         found = serve(system, system.gpus, most, tokens, assumed)
         cells = []
         for _, change in changes():
             changed, asked = change(system, assumed)
-            cells.append(_moved(peak(changed, tokens, scenario, asked, most * 0.88, most * 1.12, 6), most))
+            cells.append(
+                _moved(peak(changed, tokens, scenario, asked, most * 0.88, most * 1.12, 6), most)
+            )
         moved.append((f"{name} {scenario}", *cells))
         published = []
         for row in reference.mlperf().rows:
-            kind = next((of for part, of in of_system.items() if part in row.system and "B300 1" not in row.system), "")
+            kind = next(
+                (
+                    of
+                    for part, of in of_system.items()
+                    if part in row.system and "B300 1" not in row.system
+                ),
+                "",
+            )
             value = row.server if scenario == "Server" else row.interactive
             if kind == name and value is not None:
                 published.append(f"{row.submitter} {value / row.gpus:,.0f}")
@@ -454,7 +588,14 @@ def throughput_table() -> None:
         at = f"{found.ttft_p99_ms:,.0f} / {found.tpot_p99_ms:.0f}"
         shown = "; ".join(published) or "none", "; ".join(left) or "not published"
         rows.append((name, scenario, f"{most * tokens / system.gpus:,.0f}", at, *shown))
-    head = ("system", "scenario", "model's peak tok/s/GPU", "p99 TTFT / TPOT ms there", "published tok/s/GPU", "slack")
+    head = (
+        "system",
+        "scenario",
+        "model's peak tok/s/GPU",
+        "p99 TTFT / TPOT ms there",
+        "published tok/s/GPU",
+        "slack",
+    )
     table(head, rows)
     print("Change of the peak in %, when one constant is 5 % larger:\n")
     table(("peak", *(name for name, _ in changes())), moved)
@@ -474,7 +615,9 @@ def rack_tables() -> None:
     table(("Offline, 864,000 samples, one clock", "tok/s"), rows)
     tokens = 274.35
     rows = []
-    peer = next(r for r in reference.mlperf().rows if r.submitter == "CoreWeave" and "GB300" in r.system).server
+    peer = next(
+        r for r in reference.mlperf().rows if r.submitter == "CoreWeave" and "GB300" in r.system
+    ).server
     assert peer is not None
     for routing in get_args(presets.Routing):
         system = msgspec.structs.replace(rack, routing=routing)
@@ -482,18 +625,34 @@ def rack_tables() -> None:
         ttft = f"{found.ttft_p50_ms:.0f} / {found.ttft_p99_ms:.0f}"
         tpot = f"{found.tpot_p50_ms:.0f} / {found.tpot_p99_ms:.0f}"
         rows.append((routing, f"{peer / tokens:,.0f}", ttft, tpot, f"{found.cpu_s:.1f}"))
-    table((f"Server at the peer's {peer:,.0f} tok/s, 600 s", "requests/s", "TTFT p50 / p99 ms", "TPOT p50 / p99 ms",
-           "CPU-s, engine and agenda and rows"), rows)  # fmt: skip
+    table(
+        (
+            f"Server at the peer's {peer:,.0f} tok/s, 600 s",
+            "requests/s",
+            "TTFT p50 / p99 ms",
+            "TPOT p50 / p99 ms",
+            "CPU-s, engine and agenda and rows",
+        ),
+        rows,
+    )
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"Peak memory of this process: {memory:,.0f} MB.\n")
 
 
 def main() -> None:
     parser = rig.parser(__doc__)
-    parser.add_argument("--fit", action="store_true", help="fit the constants again, and print them beside the stored")
+    parser.add_argument(
+        "--fit",
+        action="store_true",
+        help="fit the constants again, and print them beside the stored",
+    )
     parser.add_argument("--parts", default=PARTS, help="sensitivity needs latency")
-    parser.add_argument("--share", type=float, default=Size.share, help="of the requests of each run")
-    parser.add_argument("--rows", type=int, default=Size.rows, help="of each table, the first so many")
+    parser.add_argument(
+        "--share", type=float, default=Size.share, help="of the requests of each run"
+    )
+    parser.add_argument(
+        "--rows", type=int, default=Size.rows, help="of each table, the first so many"
+    )
     asked = rig.given(parser, fit=True, share=0.002, rows=1)
     Size.share, Size.rows, parts = asked.share, asked.rows, asked.parts.split(",")
     print("# SIMULATED: the model against published figures, Llama 2 70B\n")

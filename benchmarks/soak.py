@@ -46,7 +46,10 @@ def sample(pid: int) -> dict[str, tuple[int, int]]:
     for one in family(pid):
         try:
             pages = int(Path(f"/proc/{one}/statm").read_text().split()[1])
-            told[f"{name(one)}-{one}"] = pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir(f"/proc/{one}/fd"))
+            told[f"{name(one)}-{one}"] = (
+                pages * os.sysconf("SC_PAGE_SIZE"),
+                len(os.listdir(f"/proc/{one}/fd")),
+            )
         except OSError:
             continue
     return told
@@ -68,17 +71,32 @@ def main() -> int:
     parser.add_argument("--keep", default="histogram")
     parser.add_argument("--ttft", default="200ms")
     parser.add_argument("--itl", default="50ms")
-    parser.add_argument("--every", type=float, default=10.0, help="seconds between two looks at /proc")
+    parser.add_argument(
+        "--every", type=float, default=10.0, help="seconds between two looks at /proc"
+    )
     parser.add_argument("--out", type=Path)
     asked = rig.given(parser, streams=8, duration="3s", every=0.5, ttft="20ms", itl="2ms")
     with contextlib.ExitStack() as stack:
         out = asked.out or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "soak"
         url = stack.enter_context(rig.endpoint(ttft=asked.ttft, itl=asked.itl)).url
-        flags = ["--isl", "100", "--osl", "100", "--warmup", "0", "--progress", "plain", "--seed", "1"]
+        flags = [
+            "--isl",
+            "100",
+            "--osl",
+            "100",
+            "--warmup",
+            "0",
+            "--progress",
+            "plain",
+            "--seed",
+            "1",
+        ]
         flags += ["--keep", asked.keep]
         load = ["-c", str(asked.streams), "-d", asked.duration, "--url", url, "--out", str(out)]
         command = [sys.executable, "-P", "-m", "loadgen", "run", *flags, *load]
-        run = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL))
+        run = stack.enter_context(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        )
         stack.callback(run.terminate)
         samples = [(0.0, sample(run.pid), 0)]
         begun = monotonic()
@@ -88,30 +106,44 @@ def main() -> int:
         assert run.stdout is not None
         text = run.stdout.read().decode()
         summary = json.loads((out / "summary.json").read_bytes())
-    ends_s = units.duration_ns(asked.duration, bare="s") / 1e9  # after it the summary is made, which takes memory
-    during = [one for one in samples[1:] if one[0] <= ends_s] or samples[:1]  # none: a short load on a busy host
+    ends_s = (
+        units.duration_ns(asked.duration, bare="s") / 1e9
+    )  # after it the summary is made, which takes memory
+    during = [one for one in samples[1:] if one[0] <= ends_s] or samples[
+        :1
+    ]  # none: a short load on a busy host
     flat = judge(during, summary, text)
     return 0 if flat or asked.smoke else 1
 
 
-def judge(samples: list[tuple[float, dict[str, tuple[int, int]], int]], summary: dict[str, Any], text: str) -> bool:
+def judge(
+    samples: list[tuple[float, dict[str, tuple[int, int]], int]], summary: dict[str, Any], text: str
+) -> bool:
     """Prints what grew; whether nothing did."""
     wrong = []
     later = samples[len(samples) // 4 :]
     for process in later[0][1]:
         series = [told[process] for _, told, _ in later if process in told]
         (rss, files), (rss_end, files_end) = series[0], series[-1]
-        print(f"{process:32} {rss / 2**20:8.1f} to {rss_end / 2**20:8.1f} MiB, {files:5} to {files_end:5} descriptors")
+        print(
+            f"{process:32} {rss / 2**20:8.1f} to {rss_end / 2**20:8.1f} MiB, {files:5} to {files_end:5} descriptors"
+        )
         if rss_end > 1.05 * rss + (4 << 20):
             wrong.append(f"{process} grows")
         if files_end > files + 8:
             wrong.append(f"{process} keeps descriptors")
     requests, size = summary["requests"], max(size for _, _, size in samples)
-    print(f"{samples[-1][0]:.0f} s, {requests['ok']:,} of {requests['scheduled']:,} ok, at most {size / 2**20:.1f} MiB")
+    print(
+        f"{samples[-1][0]:.0f} s, {requests['ok']:,} of {requests['scheduled']:,} ok, at most {size / 2**20:.1f} MiB"
+    )
     print(text)
     if requests["ok"] + requests["unfinished"] + requests["cancelled"] != requests["scheduled"]:
         wrong.append("requests failed")
-    wrong += [code["code"] for code in summary["verdict"].get("warning_codes", ()) if "drift" in code["code"]]
+    wrong += [
+        code["code"]
+        for code in summary["verdict"].get("warning_codes", ())
+        if "drift" in code["code"]
+    ]
     print("flat" if not wrong else f"NOT FLAT: {', '.join(wrong)}")
     return not wrong
 

@@ -31,18 +31,39 @@ def loadgen() -> list[str]:
 def once(requests: int, input_tokens: int, lanes: int) -> dict[str, float]:
     """Of one run: seconds and CPU-seconds to its first request, seconds from last token to exit."""
     options = {"ttft": "5ms", "itl": "1ms", "log_events": "ends", "idle_close": "60s"}
-    with tempfile.TemporaryDirectory(prefix="loadgen-start-") as scratch, rig.endpoint(**options) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="loadgen-start-") as scratch,
+        rig.endpoint(**options) as server,
+    ):
         folder = Path(scratch)
         (folder / "start.yaml").write_text(
             f"name: start\nrequests: {{input_tokens: {input_tokens}, output_tokens: 4}}\n"
         )
-        flags = ["--concurrency", str(lanes), "--num-requests", str(requests), "--out", "results", "--set"]
-        command = [*loadgen(), "run", "start.yaml", "--url", server.url, *flags, "limit=cpu_share:100%"]
+        flags = [
+            "--concurrency",
+            str(lanes),
+            "--num-requests",
+            str(requests),
+            "--out",
+            "results",
+            "--set",
+        ]
+        command = [
+            *loadgen(),
+            "run",
+            "start.yaml",
+            "--url",
+            server.url,
+            *flags,
+            "limit=cpu_share:100%",
+        ]
         seen = tree.watch(command, folder)
         log = parse_log(rig.get(server.url + "/_log"))
     load = [request for request in log.requests if request.id.startswith("results-")]
     if len(load) != requests or seen.code not in (0, 3):
-        raise SystemExit(f"{len(load)} of {requests} requests came, exit code {seen.code}:\n{seen.output[-2000:]}")
+        raise SystemExit(
+            f"{len(load)} of {requests} requests came, exit code {seen.code}:\n{seen.output[-2000:]}"
+        )
     first = min(request.arrival_ns for request in load)
     return {
         "wall_s": (first - seen.begun_ns) / 1e9,
@@ -54,8 +75,12 @@ def once(requests: int, input_tokens: int, lanes: int) -> dict[str, float]:
 def main() -> None:
     parser = rig.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--many", type=int, default=10_000, help="requests, of which the exit is timed")
-    parser.add_argument("--long", type=int, default=10_000, help="prompt tokens of the second length")
+    parser.add_argument(
+        "--many", type=int, default=10_000, help="requests, of which the exit is timed"
+    )
+    parser.add_argument(
+        "--long", type=int, default=10_000, help="prompt tokens of the second length"
+    )
     flags = rig.given(parser, rounds=1, many=300, long=1_000)
     print("The command and all its processes on one core, the endpoint on the other;")
     print(f"median of {flags.rounds} rounds (best in brackets).\n")
@@ -65,9 +90,16 @@ def main() -> None:
     rows = []
     middle = [{key: rig.median([run[key] for run in runs]) for key in runs[0]} for runs in found]
     for (requests, tokens, lanes), runs, one in zip(cases, found, middle, strict=True):
-        cells = [f"{one[key]:.3f} ({min(run[key] for run in runs):.3f})" for key in ("wall_s", "cpu_s", "exit_s")]
-        rows.append([f"{requests:,} requests of {tokens:,} prompt tokens, {lanes} in flight", *cells])
-    print(rig.table(["load", "to first request, s", "CPU-s till then", "last token to exit, s"], rows))
+        cells = [
+            f"{one[key]:.3f} ({min(run[key] for run in runs):.3f})"
+            for key in ("wall_s", "cpu_s", "exit_s")
+        ]
+        rows.append(
+            [f"{requests:,} requests of {tokens:,} prompt tokens, {lanes} in flight", *cells]
+        )
+    print(
+        rig.table(["load", "to first request, s", "CPU-s till then", "last token to exit, s"], rows)
+    )
     slope = (middle[1]["cpu_s"] - middle[0]["cpu_s"]) * 1e3 / (FEW * (flags.long - SHORT) / 1000)
     print()
     limits = (
@@ -76,7 +108,12 @@ def main() -> None:
         ("CPU per 1,000 prompt tokens", slope, "ms", PER_1000_TOKENS_MS),
         (f"last token to exit, {flags.many:,} requests", middle[2]["exit_s"], "s", EXIT_S),
     )
-    print("\n".join(f"- {what}: {x:.3f} {unit}: {rig.verdict(x, limit, most=True)}" for what, x, unit, limit in limits))
+    print(
+        "\n".join(
+            f"- {what}: {x:.3f} {unit}: {rig.verdict(x, limit, most=True)}"
+            for what, x, unit, limit in limits
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -75,21 +75,45 @@ class Way(NamedTuple):
         if self.stop_ms:
             parts.append(f"stopped {self.stop_ms:g} of {self.every_ms:g} ms")
         if self.hogs:
-            parts.append(f"{self.hogs} busy beside it" + (f" (nice {self.hog_nice})" if self.hog_nice else ""))
+            parts.append(
+                f"{self.hogs} busy beside it"
+                + (f" (nice {self.hog_nice})" if self.hog_nice else "")
+            )
         if self.nice:
             parts.append(f"nice {self.nice}")
         return ", ".join(parts) if len(parts) > 1 else f"{parts[0]}, left alone"
 
 
 STOPS = (
-    (100, 300), (1, 20), (2, 50), (5, 50), (5, 500), (10, 100), (10, 1000), (20, 100), (20, 2000), (50, 200),
-    (50, 1000), (100, 1000), (200, 600), (300, 2000),
-)  # fmt: skip
+    (100, 300),
+    (1, 20),
+    (2, 50),
+    (5, 50),
+    (5, 500),
+    (10, 100),
+    (10, 1000),
+    (20, 100),
+    (20, 2000),
+    (50, 200),
+    (50, 1000),
+    (100, 1000),
+    (200, 600),
+    (300, 2000),
+)
 SHARED = (
-    {"hogs": 1}, {"hogs": 1, "hog_nice": 5}, {"hogs": 1, "hog_nice": 19}, {"hogs": 2}, {"hogs": 3}, {"hogs": 4},
-    {"hogs": 1, "nice": 5}, {"hogs": 1, "nice": 19}, {"hogs": 2, "nice": 10}, {"nice": 19},
-    {"hogs": 1, "stop_ms": 20, "every_ms": 200}, {"hogs": 1, "hog_nice": 10, "stop_ms": 5, "every_ms": 100},
-)  # fmt: skip
+    {"hogs": 1},
+    {"hogs": 1, "hog_nice": 5},
+    {"hogs": 1, "hog_nice": 19},
+    {"hogs": 2},
+    {"hogs": 3},
+    {"hogs": 4},
+    {"hogs": 1, "nice": 5},
+    {"hogs": 1, "nice": 19},
+    {"hogs": 2, "nice": 10},
+    {"nice": 19},
+    {"hogs": 1, "stop_ms": 20, "every_ms": 200},
+    {"hogs": 1, "hog_nice": 10, "stop_ms": 5, "every_ms": 100},
+)
 ALONE = 4
 
 
@@ -111,7 +135,9 @@ def placed(command: list[str], nice: int) -> subprocess.Popen[str]:
     """A process on the client's core, at this niceness."""
     core = ",".join(map(str, sorted(rig.cores()[0])))
     return subprocess.Popen(
-        ["taskset", "-c", core, "nice", "-n", str(nice), *command], stdout=subprocess.PIPE, text=True
+        ["taskset", "-c", core, "nice", "-n", str(nice), *command],
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -144,9 +170,14 @@ def drive(url: str, folder: str, way: Way, seconds: float) -> dict[str, Any]:
     """One run that is starved while its load goes; what `ours.py` says of it."""
     tokens = 100 if way.itl_ms < 10 else 40
     arguments = {
-        "url": url, "folder": folder, "requests": {"input_tokens": 20, "output_tokens": tokens}, "request_rate": RATE,
-        "duration": seconds, "seed": "1", "warmup": "0",
-    }  # fmt: skip
+        "url": url,
+        "folder": folder,
+        "requests": {"input_tokens": 20, "output_tokens": tokens},
+        "request_rate": RATE,
+        "duration": seconds,
+        "seed": "1",
+        "warmup": "0",
+    }
     command = [sys.executable, str(rig.HERE / "ours.py"), "drive", json.dumps(arguments)]
     spool = Path(folder) / "spool" / "w0.rows"  # written when the load is about to begin
     with placed(command, 0) as client:
@@ -178,12 +209,20 @@ def sent(log: SentRequests, run_id: str, start_ns: int) -> Sent:
     by_slot, pooled = {}, []
     for request in log.requests:
         instants = by_request.get(request.number, [])
-        if not request.id.startswith(run_id + "-") or len(instants) < 2 or request.arrival_ns < start_ns:
+        if (
+            not request.id.startswith(run_id + "-")
+            or len(instants) < 2
+            or request.arrival_ns < start_ns
+        ):
             continue
         gaps = np.diff(instants)
         pooled.append(gaps)
         tpot = (instants[-1] - instants[0]) // len(gaps)
-        by_slot[int(request.id.removeprefix(run_id + "-"))] = instants[0] - request.arrival_ns, tpot, int(gaps.max())
+        by_slot[int(request.id.removeprefix(run_id + "-"))] = (
+            instants[0] - request.arrival_ns,
+            tpot,
+            int(gaps.max()),
+        )
     return Sent(by_slot, np.concatenate(pooled))
 
 
@@ -212,14 +251,26 @@ def usual(way: Way) -> dict[str, str]:
 
 def of_family(way: Way, seed: int) -> dict[str, str]:
     """The latencies of a server of drawn.py for the seconds of a run: its level at some instant of ten minutes, the
-    tail of its requests, or the share of them that a slow replica answers."""
-    one, draw = drawn.server(drawn.MEMBERS[seed % len(drawn.MEMBERS)], seed), np.random.default_rng([seed, 11])
+    tail of its requests, or the share of them that a slow replica answers.
+    """
+    one, draw = (
+        drawn.server(drawn.MEMBERS[seed % len(drawn.MEMBERS)], seed),
+        np.random.default_rng([seed, 11]),
+    )
     level = float(draw.choice(drawn.slowness(one, np.arange(0, 600.0), draw, steady=False)))
     if one.member == "tails":
-        return {"ttft": f"lognormal:{TTFT_MS}ms,{one.size:.2f}", "itl": f"lognormal:{way.itl_ms}ms,{one.size:.2f}"}
+        return {
+            "ttft": f"lognormal:{TTFT_MS}ms,{one.size:.2f}",
+            "itl": f"lognormal:{way.itl_ms}ms,{one.size:.2f}",
+        }
     if one.member == "replicas":
-        return usual(way) | {"faults": f"slow_first_byte@{one.size * TTFT_MS:.0f}ms:{1 / one.parts:.2f}"}
-    return {"ttft": f"normal:{level * TTFT_MS:.1f}ms,{TTFT_MS / 10}ms", "itl": f"{level * way.itl_ms:.3f}ms"}
+        return usual(way) | {
+            "faults": f"slow_first_byte@{one.size * TTFT_MS:.0f}ms:{1 / one.parts:.2f}"
+        }
+    return {
+        "ttft": f"normal:{level * TTFT_MS:.1f}ms,{TTFT_MS / 10}ms",
+        "itl": f"{level * way.itl_ms:.3f}ms",
+    }
 
 
 def once(way: Way, seconds: float, latencies: dict[str, str]) -> dict[str, Outcome]:
@@ -231,7 +282,9 @@ def once(way: Way, seconds: float, latencies: dict[str, str]) -> dict[str, Outco
         truth = sent(parse_log(Path(log_file).read_bytes()), found["run_id"], found["start_ns"])
         stored = store.read_run(Path(scratch))
         summary = summarize(*stored)
-    rows = stored.rows[(stored.rows["status"] == 0) & np.isin(stored.rows["slot"], list(truth.by_slot))]
+    rows = stored.rows[
+        (stored.rows["status"] == 0) & np.isin(stored.rows["slot"], list(truth.by_slot))
+    ]
     columns = Columns(rows)
     by_row = np.array([truth.by_slot[slot] for slot in rows["slot"].tolist()], np.int64)
     true = dict(zip(("ttft", "tpot", "max_gap"), by_row.T, strict=True)) | {"itl": truth.gaps}
@@ -243,17 +296,25 @@ def once(way: Way, seconds: float, latencies: dict[str, str]) -> dict[str, Outco
             reported = stored.gaps[0].distribution()
             shares = [percent / 100 for percent in range(1, 100)]
             ordered = np.sort(truth.gaps)
-            single = max(abs(stored.gaps[0].quantile(p) - float(ordered[index(len(ordered), p)])) / 1e6 for p in shares)
+            single = max(
+                abs(stored.gaps[0].quantile(p) - float(ordered[index(len(ordered), p)])) / 1e6
+                for p in shares
+            )
         else:
             values = columns.measure(family)
             reported = exact(values)
             of_requests = deciding(exact(np.abs(values - true[family])))
             single = of_requests[1] if of_requests else 0.0
         highest = decides[0] if (decides := deciding(reported)) else "p50"
-        errors = [abs(getattr(reported, name) - getattr(expected, name)) for name in ("mean", "p50", highest)]
+        errors = [
+            abs(getattr(reported, name) - getattr(expected, name))
+            for name in ("mean", "p50", highest)
+        ]
         error_ms = max(*errors, single)
         refused = family in summary.unsound if family != "ttft" else not summary.verdict.valid
-        outcomes[family] = Outcome(summary.verdict.valid and not refused, refused, error_ms, error_ms / expected.p50)
+        outcomes[family] = Outcome(
+            summary.verdict.valid and not refused, refused, error_ms, error_ms / expected.p50
+        )
     return outcomes
 
 
@@ -279,7 +340,9 @@ def cannot(way: Way) -> bool:
     return rig.Alone.on and bool(way.hogs or way.nice)
 
 
-def rows(every: int, seconds: float = 4.0, verbose: bool = False, family: bool = False, servers: int = 1) -> list[Row]:
+def rows(
+    every: int, seconds: float = 4.0, verbose: bool = False, family: bool = False, servers: int = 1
+) -> list[Row]:
     """Starve the client in every nth way (about 8 s each) and count the false answers per family of figures.
 
     family: each way on a server drawn from a seed; on so many `servers`.
@@ -342,7 +405,9 @@ def main() -> None:
     parser = rig.parser(__doc__, alone=True)
     parser.add_argument("--verbose", action="store_true", help="a line for each way, on stderr")
     parser.add_argument("--every", type=int, default=1, help="every nth way only")
-    parser.add_argument("--family", action="store_true", help="a server of its own for each way, drawn from a seed")
+    parser.add_argument(
+        "--family", action="store_true", help="a server of its own for each way, drawn from a seed"
+    )
     parser.add_argument("--servers", type=int, default=1, help="that each way meets, with --family")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
     flags = rig.given(parser, every=60, seconds=1.0)

@@ -28,7 +28,9 @@ from loadgen.sim.presets.preset import load_preset
 BENCHMARK = "llama2-70b"
 
 
-def run(preset_name: str, scenario: Any, rate: float, length_s: float, round_name: str | None = None) -> dict[str, Any]:
+def run(
+    preset_name: str, scenario: Any, rate: float, length_s: float, round_name: str | None = None
+) -> dict[str, Any]:
     """The figures of one run from empty, at full length."""
     test = rules.test(BENCHMARK, scenario, round_name, min_duration_s=length_s)
     data = mlperf_run.synthetic(test)
@@ -39,7 +41,9 @@ def run(preset_name: str, scenario: Any, rate: float, length_s: float, round_nam
     made, _ = virtual.simulate(
         arrivals.build(workload, test.seeds.schedule),
         lambda number: (inputs[number % len(inputs)], outputs[number % len(outputs)], ()),
-        virtual.SimulatedSystem(costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing),
+        virtual.SimulatedSystem(
+            costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing
+        ),
     )
     rows = made.rows[:]
     header = Header(state="finished", stages=(StagePlan(arrival=f"poisson {rate:g}/s", rate=rate),))
@@ -70,7 +74,9 @@ def main() -> None:
     flags.add_argument("rate", type=float, nargs="*", default=[3515.0])
     flags.add_argument("--length", type=float, default=1200.0, help="s")
     flags.add_argument("--round", dest="round_name")
-    flags.add_argument("--into", type=Path, help="a JSON file that keeps every run; those that are there stay")
+    flags.add_argument(
+        "--into", type=Path, help="a JSON file that keeps every run; those that are there stay"
+    )
     given = rig.given(flags, preset="gb300-vm", rate=[100.0], length=20.0)
     for rate in given.rate:
         found = run(given.preset, given.scenario, rate, given.length, given.round_name)

@@ -22,10 +22,18 @@ from pathlib import Path
 import rig
 
 EMPTY = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
     tokenize.ENDMARKER,
-}  # fmt: skip
-RUN = (("loadgen.runs.command", "loadgen.runs.text"), ("loadgen.cli.run", "loadgen.report.text"))  # today's, and before
+}
+RUN = (
+    ("loadgen.runs.command", "loadgen.runs.text"),
+    ("loadgen.cli.run", "loadgen.report.text"),
+)  # today's, and before
 
 
 def code_lines(path: Path) -> int:
@@ -38,9 +46,9 @@ def code_lines(path: Path) -> int:
             for line in range(token.start[0], token.end[0] + 1)
         }
     for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
-            ast.get_docstring(node, clean=False) is not None
-        ):
+        if isinstance(
+            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        ) and (ast.get_docstring(node, clean=False) is not None):
             lines -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     return len(lines)
 
@@ -49,7 +57,9 @@ def modules(root: Path) -> dict[str, Path]:
     """Every module of the generator by its name."""
     found = {}
     for file in sorted((root / "loadgen").rglob("*.py")):
-        found[".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")] = file
+        found[".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")] = (
+            file
+        )
     return found
 
 
@@ -69,7 +79,11 @@ def imported(name: str, files: dict[str, Path]) -> Iterator[str]:
             base = ".".join([*above, *([node.module] if node.module else [])])
             for alias in node.names:
                 whole = f"{base}.{alias.name}"
-                yield from (one for one in (whole if whole in files else base,) if one in files and one != name)
+                yield from (
+                    one
+                    for one in (whole if whole in files else base,)
+                    if one in files and one != name
+                )
 
 
 def needed(begin: tuple[str, ...], arrows: dict[str, set[str]]) -> set[str]:
@@ -91,11 +105,17 @@ def helps(root: Path) -> tuple[int, int, int]:
     def asked(*words: str) -> str:
         command = [sys.executable, "-m", "loadgen", *words]
         environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "120", "NO_COLOR": "1"}
-        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root, check=False).stdout
+        return subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=root, check=False
+        ).stdout
 
     short = asked("run", "--help")
     whole = asked("run", "--help-all") or short
-    options = {line.split()[0].rstrip(",") for line in whole.splitlines() if re.match("  -{1,2}[a-z]", line, re.I)}
+    options = {
+        line.split()[0].rstrip(",")
+        for line in whole.splitlines()
+        if re.match("  -{1,2}[a-z]", line, re.I)
+    }
     options -= {"-h", "--help-all"}  # of every command
     listed = asked("--help").partition("Start:")[2]
     commands = [line for line in listed.splitlines() if line[:2] == "  " and line[2:3].isalpha()]
@@ -124,9 +144,13 @@ def main() -> None:
     sdk = sum(map(code_lines, (root / "sdk").rglob("*.py")))
     core = sum(count for name, count in sizes.items() if name.startswith("core"))
     begin = next((names for names in RUN if names[0] in files), RUN[0])
-    print(f"{sum(sizes.values()):7,} lines in {len(files)} files of the generator, {sdk:,} of the SDK")
+    print(
+        f"{sum(sizes.values()):7,} lines in {len(files)} files of the generator, {sdk:,} of the SDK"
+    )
     print(f"{core:7,} lines of core")
-    print(f"{sum(lines[name] for name in needed(begin, arrows)):7,} lines that `run` with its text needs")
+    print(
+        f"{sum(lines[name] for name in needed(begin, arrows)):7,} lines that `run` with its text needs"
+    )
     print(f"{len(sizes):7} rooms, {len(between)} arrows between them")
     short, options, commands = helps(root)
     print(f"{short:7} lines of `run --help`, {options} options of `run`, {commands} commands")

@@ -30,7 +30,9 @@ class Watched(NamedTuple):
 
     def cpu_s_at(self, instant_ns: int) -> float:
         """CPU-seconds of the tree up to the first sample after an instant."""
-        return next((cpu for at, cpu in self.samples if at >= instant_ns), self.samples[-1][1]) / 1e9
+        return (
+            next((cpu for at, cpu in self.samples if at >= instant_ns), self.samples[-1][1]) / 1e9
+        )
 
 
 def watch(command: Sequence[str], folder: Path, *, core: bool = True) -> Watched:
@@ -75,17 +77,28 @@ def _below(pid: int) -> list[int]:
     return found
 
 
-NAMES = {b"loadgen.core.followers.compactor_process": "recorder", b"loadgen.core.execution.backends.worker": "worker"}
+NAMES = {
+    b"loadgen.core.followers.compactor_process": "recorder",
+    b"loadgen.core.execution.backends.worker": "worker",
+}
 
 
 def _look(pid: int, seen: dict[int, int], peaks: dict[str, int], *, memory: bool) -> None:
     try:
         tasks = os.listdir(f"/proc/{pid}/task")
-        cpu = sum(int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[0]) for task in tasks)
+        cpu = sum(
+            int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[0]) for task in tasks
+        )
         seen[pid] = max(seen.get(pid, 0), cpu)
         if memory:
             status = Path(f"/proc/{pid}/status").read_text()
-            peak = next((int(row.split()[1]) for row in status.splitlines() if row.startswith("VmHWM")), 0) * 1024
+            peak = (
+                next(
+                    (int(row.split()[1]) for row in status.splitlines() if row.startswith("VmHWM")),
+                    0,
+                )
+                * 1024
+            )
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             name = next((name for word, name in NAMES.items() if word in words), "run")
             peaks[name] = max(peaks.get(name, 0), peak)

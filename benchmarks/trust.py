@@ -80,9 +80,22 @@ RATE = 5.0
 TOKENS = 100
 GAP_S, TTFT_S = 0.010, 0.020
 KINDS = (
-    "independent", "ar10", "ar60", "stalls", "onoff25", "onoff300", "rare", "spells", "heavy", "level", "warm", "cold",
-    "bimodal", "levels400", "replica90",
-)  # fmt: skip
+    "independent",
+    "ar10",
+    "ar60",
+    "stalls",
+    "onoff25",
+    "onoff300",
+    "rare",
+    "spells",
+    "heavy",
+    "level",
+    "warm",
+    "cold",
+    "bimodal",
+    "levels400",
+    "replica90",
+)
 LENGTHS_S = (150, 600, 2400)
 COMES_BACK_S = {
     "ar60": 300,
@@ -168,7 +181,13 @@ def slowness(
 
 
 def rows(
-    kind: str, seed: int, length_s: float, *, steady: bool = False, slower: float = 1.0, number: int = 0
+    kind: str,
+    seed: int,
+    length_s: float,
+    *,
+    steady: bool = False,
+    slower: float = 1.0,
+    number: int = 0,
 ) -> NDArray[np.void]:
     """One run of a kind of server. `number`: of the server, of a member of the family."""
     draw = np.random.default_rng([seed, (*KINDS, *drawn.MEMBERS).index(kind)])
@@ -193,7 +212,10 @@ def truths(kind: str, number: int = 0, length_s: float = TRUTH_S) -> dict[tuple[
     """The quantiles of two days of it, in ns; for levels of starts, of the middle level."""
     columns = Columns(rows(kind, 999_999, length_s, steady=True, number=number))
     ordered = {metric: np.sort(latencies(columns, metric)) for metric, _ in TERMS}
-    return {(metric, at): float(ordered[metric][index(len(ordered[metric]), at / 100)]) for metric, at in TERMS}
+    return {
+        (metric, at): float(ordered[metric][index(len(ordered[metric]), at / 100)])
+        for metric, at in TERMS
+    }
 
 
 def signed_s(length_s: float) -> float:
@@ -206,7 +228,8 @@ def validated(
 ) -> Counter[str]:
     """Counts by "METRIC pN VERDICT"."""
     terms = ", ".join(
-        f"{{{metric}: {{limit: {round(value * off)}ns, at: p{at}}}}}" for (metric, at), value in truth.items()
+        f"{{{metric}: {{limit: {round(value * off)}ns, at: p{at}}}}}"
+        for (metric, at), value in truth.items()
     )
     contract = promised(terms, length_s)
     counts: Counter[str] = Counter()
@@ -220,7 +243,11 @@ def validated(
 
 def promised(terms: str, length_s: float) -> Contract:
     horizon = f"horizon: {signed_s(length_s):.1f}s"
-    return parse(f"name: trust\n{horizon}\nlevels:\n  - {{name: a, workload: qa, must: [{terms}]}}\n", "trust", {})
+    return parse(
+        f"name: trust\n{horizon}\nlevels:\n  - {{name: a, workload: qa, must: [{terms}]}}\n",
+        "trust",
+        {},
+    )
 
 
 def worst(counts: Counter[str], word: str) -> tuple[int, str]:
@@ -232,7 +259,11 @@ def validate_rows(kinds: list[str], seeds: range) -> Iterator[bool]:
     print(
         f"\nvalidate: wrong PASS of {len(seeds)}, promises 10 % below the truth (limit {len(seeds) * WRONG_PASSES:g})"
     )
-    print(f"{'server':<12}" + "".join(f"{f'{s:,} s':>16}" for s in LENGTHS_S) + f"{'10 % above: PASS':>22}{'FAIL':>16}")
+    print(
+        f"{'server':<12}"
+        + "".join(f"{f'{s:,} s':>16}" for s in LENGTHS_S)
+        + f"{'10 % above: PASS':>22}{'FAIL':>16}"
+    )
     for kind in kinds:
         truth = truths(kind)
         cells, good = "", True
@@ -247,9 +278,7 @@ def validate_rows(kinds: list[str], seeds: range) -> Iterator[bool]:
         above = validated(kind, truth, 1.1, LENGTHS_S[-1], seeds[: max(len(seeds) // 4, 5)])
         asked = max(len(seeds) // 4, 5)
         passes, fails = worst(above, verdict.PASS), worst(above, verdict.FAIL)
-        cells += (
-            f"{f'{passes[0]} of {asked} {passes[1]}':>22}{f'{fails[0]} {fails[1] if fails[0] else str()}'.strip():>16}"
-        )
+        cells += f"{f'{passes[0]} of {asked} {passes[1]}':>22}{f'{fails[0]} {fails[1] if fails[0] else str()}'.strip():>16}"
         print(f"{kind:<12}{cells}{'' if good else '   OVER'}", flush=True)
         yield good
 
@@ -263,7 +292,9 @@ def family_rows(members: list[str], seeds: range) -> Iterator[bool]:
     print(
         f"\nfamily: servers drawn from a seed, {len(seeds)} a member; wrong PASS 10 % below the truth (95 % interval)"
     )
-    print(f"{'member':<14}{'load':>9}{'any term':>10}{'worst term':>36}{'10 % above: PASS':>18}{'FAIL':>8}")
+    print(
+        f"{'member':<14}{'load':>9}{'any term':>10}{'worst term':>36}{'10 % above: PASS':>18}{'FAIL':>8}"
+    )
     for length_s in LENGTHS_S[1:]:
         totals: Counter[str] = Counter()
         measured = 0
@@ -277,15 +308,21 @@ def family_rows(members: list[str], seeds: range) -> Iterator[bool]:
                 if seed % 4 == 0:
                     above = validated(member, truth, 1.1, length_s, range(seed, seed + 1))
                     found["asked above"] += len(TERMS)
-                    found["above"] += sum(n for key, n in above.items() if key.endswith(verdict.PASS))
-                    found["missed"] += sum(n for key, n in above.items() if key.endswith(verdict.FAIL))
+                    found["above"] += sum(
+                        n for key, n in above.items() if key.endswith(verdict.PASS)
+                    )
+                    found["missed"] += sum(
+                        n for key, n in above.items() if key.endswith(verdict.FAIL)
+                    )
             yield _family_line(member, found, length_s, len(seeds), WRONG_OF_A_MEMBER)
             totals.update(found)
             measured += len(seeds)
         yield _family_line("all of them", totals, length_s, measured, WRONG_PASSES)
 
 
-def _family_line(name: str, found: Counter[str], length_s: float, measured: int, limit: float) -> bool:
+def _family_line(
+    name: str, found: Counter[str], length_s: float, measured: int, limit: float
+) -> bool:
     count, term = worst(found, verdict.PASS)
     any_term = f"{found['wrong'] / measured:.1%}"
     shown = f"{of(count, measured)} {term if count else ''}".strip()
@@ -304,16 +341,22 @@ def extended(
 ) -> tuple[Counter[str], Counter[str]]:
     """Counts by "METRIC pN VERDICT" of validations that are extended: by the rule, and where each look is the first."""
     terms = ", ".join(
-        f"{{{metric}: {{limit: {round(value * off)}ns, at: p{at}}}}}" for (metric, at), value in truth.items()
+        f"{{{metric}: {{limit: {round(value * off)}ns, at: p{at}}}}}"
+        for (metric, at), value in truth.items()
     )
     contract = promised(terms, length_s)
     looks = [{"a": runs} for runs in range(1, EXTENSIONS + 2)]
     by_rule: Counter[str] = Counter()
     careless: Counter[str] = Counter()
     for seed in seeds:
-        runs = tuple(run(rows(kind, seed + 100_000 * look, length_s)) for look in range(EXTENSIONS + 1))
+        runs = tuple(
+            run(rows(kind, seed + 100_000 * look, length_s)) for look in range(EXTENSIONS + 1)
+        )
         (level,) = verdict.after_looks(contract, {"a": MeasuredLevel(runs=runs)}, looks)
-        at_looks = [verdict.levels(contract, {"a": MeasuredLevel(runs=runs[: k + 1])})[0] for k in range(len(runs))]
+        at_looks = [
+            verdict.levels(contract, {"a": MeasuredLevel(runs=runs[: k + 1])})[0]
+            for k in range(len(runs))
+        ]
         for place, (metric, at) in enumerate(truth):
             by_rule[f"{metric} p{at} {level.terms[place].verdict}"] += 1
             passed = any(look.terms[place].verdict == verdict.PASS for look in at_looks)
@@ -326,15 +369,22 @@ def extend_rows(kinds: list[str], seeds: range) -> Iterator[bool]:
     limit = len(seeds) * WRONG_AFTER_LOOKS
     title = f"extend: wrong PASS of {len(seeds)} in {EXTENSIONS + 1} looks, promises 10 % below the truth"
     print(f"\n{title} (limit {limit:g})")
-    print(f"{'server':<12}{'first run':>10}{'by the rule':>16}{'careless':>16}{'10 % above: PASS':>22}")
+    print(
+        f"{'server':<12}{'first run':>10}{'by the rule':>16}{'careless':>16}{'10 % above: PASS':>22}"
+    )
     for kind in kinds:
         truth = truths(kind)
         for length_s in LENGTHS_S[:2]:
-            by_rule, careless = (worst(counts, verdict.PASS) for counts in extended(kind, truth, 0.9, length_s, seeds))
+            by_rule, careless = (
+                worst(counts, verdict.PASS)
+                for counts in extended(kind, truth, 0.9, length_s, seeds)
+            )
             asked = seeds[: max(len(seeds) // 4, 5)]
             above = worst(extended(kind, truth, 1.1, length_s, asked)[0], verdict.PASS)
             good = by_rule[0] <= limit
-            cells = [f"{count} {term if count else ''}".strip() for count, term in (by_rule, careless)]
+            cells = [
+                f"{count} {term if count else ''}".strip() for count, term in (by_rule, careless)
+            ]
             print(
                 f"{kind:<12}{f'{length_s} s':>10}{cells[0]:>16}{cells[1]:>16}"
                 f"{f'{above[0]} of {len(asked)} {above[1]}':>22}{'' if good else '   OVER'}",
@@ -349,7 +399,9 @@ def of(count: int, all_of_them: int) -> str:
     return f"{count / all_of_them:.1%} [{low:.1%}, {high:.1%}]"
 
 
-def side(name: str, kind: str, seeds: range, length_s: float, slower: float = 1.0, number: int = 0) -> Side:
+def side(
+    name: str, kind: str, seeds: range, length_s: float, slower: float = 1.0, number: int = 0
+) -> Side:
     runs = []
     for seed in seeds:
         made = rows(kind, seed, length_s, slower=slower, number=number)
@@ -360,12 +412,18 @@ def side(name: str, kind: str, seeds: range, length_s: float, slower: float = 1.
             stages=(StagePlan(name="load", arrival="poisson", slots=len(made), rate=RATE),),
             fingerprints=Fingerprints(recipe="1"),
         )
-        runs.append(ComparedRun(name=f"r{seed}", summary=summarize(header, made), header=header, rows=made))
+        runs.append(
+            ComparedRun(name=f"r{seed}", summary=summarize(header, made), header=header, rows=made)
+        )
     return Side(name=name, runs=tuple(runs))
 
 
 def compare_rows(
-    kinds: list[str], members: list[str], pairs: int, length_s: float = 300.0, repeats: int = REPEATS
+    kinds: list[str],
+    members: list[str],
+    pairs: int,
+    length_s: float = 300.0,
+    repeats: int = REPEATS,
 ) -> Iterator[bool]:
     print(
         f"\ncompare: {pairs} pairs of equal servers, {repeats} runs of {length_s:g} s a side (limit {FALSE_ALARMS:.0%})"
@@ -386,7 +444,9 @@ def compare_rows(
             words.update(wrong)
             alarms += bool(wrong)
             if pair < pairs // 2:
-                shifted = comparison.compare([before, side("B", kind, seeds, length_s, 1.15, number)])
+                shifted = comparison.compare(
+                    [before, side("B", kind, seeds, length_s, 1.15, number)]
+                )
                 (tpot,) = (one for one in shifted.differences if one.metric == "tpot_ms.p50")
                 found += tpot.word == "worse"
                 if tpot.detectable is not None:
@@ -395,25 +455,36 @@ def compare_rows(
         of_family, total = of_family + alarms * (kind in members), total + pairs * (kind in members)
         most = f"   OVER {words.most_common(3)}" if not good else ""
         smallest = f"{np.median(reach):.1%}" if reach else "-"
-        print(f"{kind:<14}{of(alarms, pairs):>30}{f'{found} of {pairs // 2}':>20}{smallest:>22}{most}", flush=True)
+        print(
+            f"{kind:<14}{of(alarms, pairs):>30}{f'{found} of {pairs // 2}':>20}{smallest:>22}{most}",
+            flush=True,
+        )
         yield good
     if total:
         good = of_family <= total * FALSE_ALARMS
-        print(f"{'all of them':<14}{of(of_family, total):>30}{'' if good else '   OVER'}", flush=True)
+        print(
+            f"{'all of them':<14}{of(of_family, total):>30}{'' if good else '   OVER'}", flush=True
+        )
         yield good
 
 
-def capacities(member: str, number: int, draw: np.random.Generator, length_s: float = 600.0) -> Iterator[float]:
+def capacities(
+    member: str, number: int, draw: np.random.Generator, length_s: float = 600.0
+) -> Iterator[float]:
     """What a server of the family bears in one trial after the other, over what it bears on average."""
     one = drawn.server(member, number)
     path = drawn.slowness(one, np.arange(0, 60 * length_s, 1.0), draw, steady=False)
     long = np.arange(0, FAMILY_TRUTH_S, 1.0)
-    average = float(np.mean(1 / drawn.slowness(one, long, np.random.default_rng([number, 5]), steady=True)))
+    average = float(
+        np.mean(1 / drawn.slowness(one, long, np.random.default_rng([number, 5]), steady=True))
+    )
     for trial in np.split(path, 60):
         yield float(np.mean(1 / trial)) / average
 
 
-def searched(seed: int, starts: Callable[[np.random.Generator], Iterator[float]]) -> tuple[bool, SearchAnswer]:
+def searched(
+    seed: int, starts: Callable[[np.random.Generator], Iterator[float]]
+) -> tuple[bool, SearchAnswer]:
     """A search on a server whose capacity each start changes by a factor; whether its interval covers the middle."""
     draw = np.random.default_rng([seed, 77])
     truth = 100.0
@@ -426,12 +497,20 @@ def searched(seed: int, starts: Callable[[np.random.Generator], Iterator[float]]
         holds = offered < truth * next(factors)
         search.tell(
             load_search.TrialResult(
-                ask=ask, outcome="under" if holds else "over", early=False, spent_s=600.0, offered=offered,
-                noise=1 / math.sqrt(n), why="",
+                ask=ask,
+                outcome="under" if holds else "over",
+                early=False,
+                spent_s=600.0,
+                offered=offered,
+                noise=1 / math.sqrt(n),
+                why="",
             )
-        )  # fmt: skip
+        )
     answer = search.answer
-    return answer.interval is not None and answer.interval.low <= truth <= answer.interval.high, answer
+    return (
+        answer.interval is not None and answer.interval.low <= truth <= answer.interval.high,
+        answer,
+    )
 
 
 def spread_by(spread: float) -> Callable[[np.random.Generator], Iterator[float]]:
@@ -439,7 +518,9 @@ def spread_by(spread: float) -> Callable[[np.random.Generator], Iterator[float]]
 
 
 def search_rows(members: list[str], seeds: range) -> Iterator[bool]:
-    print(f"\nsearch: 95 % intervals of {len(seeds)} searches that cover the truth (limit {COVERED:.0%})")
+    print(
+        f"\nsearch: 95 % intervals of {len(seeds)} searches that cover the truth (limit {COVERED:.0%})"
+    )
     print(f"{'server':<22}{'covered':>10}{'half width':>12}{'trials':>8}")
     names: tuple[str | float, ...] = (*SPREADS, *members)
     for name in names:
@@ -448,15 +529,27 @@ def search_rows(members: list[str], seeds: range) -> Iterator[bool]:
             starts = partial(capacities, name, seed) if isinstance(name, str) else spread_by(name)
             results.append(searched(seed, starts))
         covered = sum(covers for covers, _ in results)
-        widths = [one.interval.half_width / one.interval.value for _, one in results if one.interval is not None]
+        widths = [
+            one.interval.half_width / one.interval.value
+            for _, one in results
+            if one.interval is not None
+        ]
         good = covered >= COVERED * len(seeds)
         server = name if isinstance(name, str) else f"starts {name:.1%} apart"
-        width, trials = f"{np.median(widths):.2%}", f"{np.mean([one.probes for _, one in results]):.1f}"
-        print(f"{server:<22}{covered:>10}{width:>12}{trials:>8}{'' if good else '   OVER'}", flush=True)
+        width, trials = (
+            f"{np.median(widths):.2%}",
+            f"{np.mean([one.probes for _, one in results]):.1f}",
+        )
+        print(
+            f"{server:<22}{covered:>10}{width:>12}{trials:>8}{'' if good else '   OVER'}",
+            flush=True,
+        )
         yield good
 
 
-def wandering(draw: np.random.Generator, series: int, length_s: float, tau_s: float) -> list[NDArray[np.float64]]:
+def wandering(
+    draw: np.random.Generator, series: int, length_s: float, tau_s: float
+) -> list[NDArray[np.float64]]:
     """Block means of series that wander about 1 by 15 % for `tau_s` (AR(1)), as `metrics.sustainable` cuts them."""
     inside = max(4, round(length_s / sustainable.BLOCKS / 2))
     steps = sustainable.BLOCKS * inside
@@ -476,12 +569,14 @@ def of_members(member: str, rack: int, length_s: float) -> list[NDArray[np.float
     for replica in range(2 * REPLICAS):
         number = rack * 2 * REPLICAS + replica
         draw = np.random.default_rng([number, 11])
-        values = drawn.slowness(drawn.server(member, number), due, draw, steady=False) * draw.lognormal(
-            0, 0.05, len(due)
-        )
+        values = drawn.slowness(
+            drawn.server(member, number), due, draw, steady=False
+        ) * draw.lognormal(0, 0.05, len(due))
         half = values[len(values) // 2 :]
         series.append(
-            half[: len(half) // sustainable.BLOCKS * sustainable.BLOCKS].reshape(sustainable.BLOCKS, -1).mean(1)
+            half[: len(half) // sustainable.BLOCKS * sustainable.BLOCKS]
+            .reshape(sustainable.BLOCKS, -1)
+            .mean(1)
         )
     return series
 
@@ -491,18 +586,26 @@ def sustained_of_family(members: list[str], racks: int) -> Iterator[bool]:
     for member in members:
         for length_s in (600, 2400):
             false = sum(
-                any(one.grows for one in trend.of(of_members(member, rack, length_s)) if one) for rack in range(racks)
+                any(one.grows for one in trend.of(of_members(member, rack, length_s)) if one)
+                for rack in range(racks)
             )
             grows = member in ("diurnal", "autoscaling")
             good = grows or false <= GROWING * racks
             told = f"({of(false, racks)})" if grows else of(false, racks)
-            print(f"{member:<14}{f'{length_s} s':>14}{told:>26}{'' if good else '   OVER'}", flush=True)
+            print(
+                f"{member:<14}{f'{length_s} s':>14}{told:>26}{'' if good else '   OVER'}",
+                flush=True,
+            )
             yield good
 
 
 def sustained_rows(racks: int) -> Iterator[bool]:
-    print(f"\nsustained: {racks} racks of {REPLICAS} replicas that wander, second half of a load (limit {GROWING:.0%})")
-    print(f"{'wanders for':<14}{'second half':>14}{'called growing':>18}{'one that doubles found':>26}")
+    print(
+        f"\nsustained: {racks} racks of {REPLICAS} replicas that wander, second half of a load (limit {GROWING:.0%})"
+    )
+    print(
+        f"{'wanders for':<14}{'second half':>14}{'called growing':>18}{'one that doubles found':>26}"
+    )
     for tau_s in (1, 10, 60):
         for length_s in (150, 300, 600):
             false = found = 0
@@ -527,7 +630,9 @@ def queued(member: str, number: int, length_s: float, load: float) -> NDArray[np
     """Rows of a load on 20 places of a server of the family, that takes as much as `load` of them on average."""
     draw = np.random.default_rng([number, 13, round(length_s), round(100 * load)])
     due = np.sort(draw.random(draw.poisson(RATE * 4 * length_s))) * length_s
-    slow = drawn.slowness(drawn.server(member, number), due, draw, steady=False) * draw.lognormal(0, 0.5, len(due))
+    slow = drawn.slowness(drawn.server(member, number), due, draw, steady=False) * draw.lognormal(
+        0, 0.5, len(due)
+    )
     takes = slow / slow.mean() * load * PLACES / (RATE * 4)
     free = [0.0] * PLACES
     made = blank(len(due))
@@ -544,7 +649,9 @@ def queued(member: str, number: int, length_s: float, load: float) -> NDArray[np
 def too_short_rows(members: list[str], loads: int) -> Iterator[bool]:
     """Loads too short for a trend: refused as not sustained, where the places suffice, and where they do not."""
     print(f"\nloads of 15 and 30 s, {loads} a member and length: refused as not sustained")
-    print(f"{'member':<14}" + "".join(f"{f'{share:.0%} of the places':>26}" for share in SHORT_LOADS))
+    print(
+        f"{'member':<14}" + "".join(f"{f'{share:.0%} of the places':>26}" for share in SHORT_LOADS)
+    )
     totals = [0] * len(SHORT_LOADS)
     for member in members:
         refused = [
@@ -561,12 +668,17 @@ def too_short_rows(members: list[str], loads: int) -> Iterator[bool]:
         print(f"{member:<14}{cells}{'' if good else '   OVER'}", flush=True)
         yield good
     everyone = 2 * loads * len(members)
-    print(f"{'all of them':<14}" + "".join(f"{of(count, everyone):>26}" for count in totals), flush=True)
+    print(
+        f"{'all of them':<14}" + "".join(f"{of(count, everyone):>26}" for count in totals),
+        flush=True,
+    )
     yield max(totals[:2]) <= WRONG_PASSES * everyone
 
 
 def starved_rows(every: int) -> Iterator[bool]:
-    print("\nstarved: a load generator that gets too little of its machine, against a log of the truth")
+    print(
+        "\nstarved: a load generator that gets too little of its machine, against a log of the truth"
+    )
     found = starved.rows(every)
     print(starved.table(found))
     yield from (row.met for row in found)
@@ -575,11 +687,15 @@ def starved_rows(every: int) -> Iterator[bool]:
 def main() -> int:
     flags = rig.parser(__doc__)
     flags.add_argument("--seeds", type=int, default=200)
-    flags.add_argument("--members", type=int, default=100, help="measurements of each member of the family")
+    flags.add_argument(
+        "--members", type=int, default=100, help="measurements of each member of the family"
+    )
     flags.add_argument("--searches", type=int, default=100)
     flags.add_argument("--every", type=int, default=1, help="every nth way to starve only")
     flags.add_argument("--first", type=int, default=1, help="the first seed of the validations")
-    flags.add_argument("--only", default="validate,family,extend,compare,search,sustained,short,starved")
+    flags.add_argument(
+        "--only", default="validate,family,extend,compare,search,sustained,short,starved"
+    )
     flags.add_argument("--kinds", default=",".join(KINDS))
     given = rig.given(
         flags,

@@ -26,7 +26,12 @@ TPOT_SHARE, BOUNDED, STAMP_MS = 0.005, 0.999, 1.0
 
 
 def once(rate: float, seconds: float, lockstep: bool) -> tuple[dict[str, Any], Truth]:
-    options = {"ttft": "normal:120ms,25ms", "itl": f"{ITL_MS}ms", "lockstep": lockstep, "log_events": "all"}
+    options = {
+        "ttft": "normal:120ms,25ms",
+        "itl": f"{ITL_MS}ms",
+        "lockstep": lockstep,
+        "log_events": "all",
+    }
     with tempfile.TemporaryDirectory(prefix="loadgen-truth-") as scratch:
         requests = {"input_tokens": 20, "output_tokens": TOKENS}
         load = {"requests": requests, "request_rate": rate / TOKENS, "duration": seconds}
@@ -38,7 +43,9 @@ def once(rate: float, seconds: float, lockstep: bool) -> tuple[dict[str, Any], T
         rows = store.read_run(Path(scratch)).rows
     seen = truth(rows, log, found["run_id"], found["start_ns"])
     if seen is None or found["ok"] != found["requests"]:
-        raise SystemExit(f"{found['requests'] - found['ok']} of {found['requests']} requests failed")
+        raise SystemExit(
+            f"{found['requests'] - found['ok']} of {found['requests']} requests failed"
+        )
     return found, seen
 
 
@@ -55,16 +62,25 @@ def judge(rate: float, seen: Truth) -> list[str]:
     ]
     if rate == 10_000:
         lines.append(("median stamp error, ms", seen.stamp_error_p50_ms, STAMP_MS, True))
-    return [f"{what} {value:.4g}: {rig.verdict(value, limit, most=most)}" for what, value, limit, most in lines]
+    return [
+        f"{what} {value:.4g}: {rig.verdict(value, limit, most=most)}"
+        for what, value, limit, most in lines
+    ]
 
 
 def main() -> None:
     parser = rig.parser(__doc__, alone=True)
     parser.add_argument("--rates", default="10000,25000", help="events/s")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each; of fewer, p99 rests on too little")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="of each; of fewer, p99 rests on too little"
+    )
     flags = rig.given(parser, rates="2000", seconds=1.0)
-    print(f"{flags.seconds:g} s of Poisson arrivals, {TOKENS} tokens {ITL_MS} ms apart; client and endpoint one core")
-    print("each. Error of a quantile: reported - true. Per request: |reported - true first token|.\n")
+    print(
+        f"{flags.seconds:g} s of Poisson arrivals, {TOKENS} tokens {ITL_MS} ms apart; client and endpoint one core"
+    )
+    print(
+        "each. Error of a quantile: reported - true. Per request: |reported - true first token|.\n"
+    )
     rows, ends = [], []
     for lockstep in (False, True):
         for rate in map(float, flags.rates.split(",")):
@@ -95,7 +111,13 @@ def main() -> None:
         "error of p50 / p99, ms",
         "per request p50 / p99 / max, ms",
     ]
-    columns += ["TPOT p50 error", "stamp error p50 / p99, ms", "bounded / explained", "client CPU", "server CPU"]
+    columns += [
+        "TPOT p50 error",
+        "stamp error p50 / p99, ms",
+        "bounded / explained",
+        "client CPU",
+        "server CPU",
+    ]
     print(rig.table([*columns, "reads/event", "remarks"], rows))
     print()
     print("\n".join(ends))

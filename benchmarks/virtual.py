@@ -23,10 +23,27 @@ import rig
 
 RUNS = {
     "gb300-rack, 3,500 questions/s": ["qa", "--url", "sim:gb300-rack", "--request-rate", "3500"],
-    "gb300-vm, 12.6 agents/s": ["agentic", "--url", "sim:gb300-vm", "--request-rate", "12.6", "--warmup", "0"],
+    "gb300-vm, 12.6 agents/s": [
+        "agentic",
+        "--url",
+        "sim:gb300-vm",
+        "--request-rate",
+        "12.6",
+        "--warmup",
+        "0",
+    ],
 }
 SHARES = (1.0, 0.5)  # of --seconds, in the order of RUNS
-MOVING = {"started", "ended", "host", "version", "command", "cpu_s", "peak_rss_bytes", "cpu_share_max"}
+MOVING = {
+    "started",
+    "ended",
+    "host",
+    "version",
+    "command",
+    "cpu_s",
+    "peak_rss_bytes",
+    "cpu_share_max",
+}
 
 
 class Cost(NamedTuple):
@@ -46,8 +63,22 @@ def steady(value: Any) -> Any:
 def once(checkout: Path | None, words: list[str], seconds: float) -> Cost:
     """One run by the code of a checkout, or by what is installed."""
     with tempfile.TemporaryDirectory(prefix="loadgen-virtual-") as scratch:
-        path = {} if checkout is None else {"PYTHONPATH": os.pathsep.join([str(checkout), str(checkout / "sdk")])}
-        command = [sys.executable, "-m", "loadgen", "run", *words, "--duration", f"{seconds:g}s", "--seed", "1"]
+        path = (
+            {}
+            if checkout is None
+            else {"PYTHONPATH": os.pathsep.join([str(checkout), str(checkout / "sdk")])}
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "loadgen",
+            "run",
+            *words,
+            "--duration",
+            f"{seconds:g}s",
+            "--seed",
+            "1",
+        ]
         with open(Path(scratch) / "output.txt", "w+") as output:
             child = subprocess.Popen(
                 [*command, "--out", "results"],
@@ -69,11 +100,17 @@ def once(checkout: Path | None, words: list[str], seconds: float) -> Cost:
 def main() -> None:
     parser = rig.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=600, help="of load on the rack; half of it on the machine")
+    parser.add_argument(
+        "--seconds", type=float, default=600, help="of load on the rack; half of it on the machine"
+    )
     parser.add_argument("--beside", type=Path, help="a checkout of another tree")
     flags = rig.given(parser, rounds=1, seconds=2)
-    checkouts: list[Path | None] = [None] if flags.beside is None else [flags.beside.resolve(), None]
-    found: dict[tuple[str, Path | None], list[Cost]] = {(name, each): [] for name in RUNS for each in checkouts}
+    checkouts: list[Path | None] = (
+        [None] if flags.beside is None else [flags.beside.resolve(), None]
+    )
+    found: dict[tuple[str, Path | None], list[Cost]] = {
+        (name, each): [] for name in RUNS for each in checkouts
+    }
     for _ in range(flags.rounds):
         for (name, words), share in zip(RUNS.items(), SHARES, strict=True):
             for each in checkouts:
@@ -92,7 +129,11 @@ def main() -> None:
         )
     print(rig.table(["simulated run", "tree", "requests", "CPU-s", "peak MB"], rows))
     for name in RUNS if len(checkouts) > 1 else ():
-        same = all(cost.summary == found[name, None][0].summary for each in checkouts for cost in found[name, each])
+        same = all(
+            cost.summary == found[name, None][0].summary
+            for each in checkouts
+            for cost in found[name, each]
+        )
         print(f"\n- {name}: the summaries are {'equal' if same else 'NOT equal'}")
 
 

@@ -53,41 +53,98 @@ class Row(NamedTuple):
 
 RAG = """size rag sim:gb300-vm sim:h200x8 --users 5000 --slo ttft:2s:p95 --slo tpot:60ms:p95
 --prices {root}/docs/prices.example.yaml"""
-PRICES = ["--price", "sim:gb300-vm=Azure ND128isr_GB300_v6 1 year", "--price", "sim:h200x8=own dgx-h200"]
+PRICES = [
+    "--price",
+    "sim:gb300-vm=Azure ND128isr_GB300_v6 1 year",
+    "--price",
+    "sim:h200x8=own dgx-h200",
+]
 RACK = "run qa --url sim:gb300-rack --request-rate 3500 --seed 1 --duration"
-SEARCH = ["--url", "sim:gb300-vm", "--slo", "ttft:2s:p95", "--duration", "5s", "--max-probes", "2", "--seed", "1"]
+SEARCH = [
+    "--url",
+    "sim:gb300-vm",
+    "--slo",
+    "ttft:2s:p95",
+    "--duration",
+    "5s",
+    "--max-probes",
+    "2",
+    "--seed",
+    "1",
+]
 CONTRACT = ["validate", "{root}/contracts/rag.yaml", "--dry-run", "--seed", "1"]
-SENT = ["run", "qa", "--url", "{url}", "--warmup", "0", "--concurrency", "16", "--seed", "1", "--output-tokens", "4"]
+SENT = [
+    "run",
+    "qa",
+    "--url",
+    "{url}",
+    "--warmup",
+    "0",
+    "--concurrency",
+    "16",
+    "--seed",
+    "1",
+    "--output-tokens",
+    "4",
+]
 SHORT, LONG = [*SENT, "--input-tokens", "64", "-n"], [*SENT, "--input-tokens", "32000", "-n"]
 BARE = ("bare Python", [*PYTHON, "-c", "pass"])
 
 ROWS = {
     "rack": Row(
-        "ten minutes of a rack, 2.1 million requests", [*RACK.split(), "10m"], [*RACK.split(), "2s"], 15, 800,
+        "ten minutes of a rack, 2.1 million requests",
+        [*RACK.split(), "10m"],
+        [*RACK.split(), "2s"],
+        15,
+        800,
         beside=("the engine alone", [*FLOORS, "engine", "3500", "10m"]),
     ),
-    "size-rag": Row("size rag of docs/four-questions.md", [*RAG.split(), *PRICES], ["search", "rag", *SEARCH], 10),
+    "size-rag": Row(
+        "size rag of docs/four-questions.md",
+        [*RAG.split(), *PRICES],
+        ["search", "rag", *SEARCH],
+        10,
+    ),
     "size-agentic": Row(
-        "size agentic, 5,000 users", ["size", "agentic", "sim:gb300-vm", "--users", "5000", "--slo", "ttft:2s:p95"],
-        ["search", "agentic", *SEARCH], 40,
+        "size agentic, 5,000 users",
+        ["size", "agentic", "sim:gb300-vm", "--users", "5000", "--slo", "ttft:2s:p95"],
+        ["search", "agentic", *SEARCH],
+        40,
     ),
     "contract": Row("validate rag.yaml --dry-run", CONTRACT, [*CONTRACT, "--duration", "30s"], 10),
-    "start": Row("start and end of a run of 64 short requests", [*SHORT, "64"], [*SHORT, "16"], 0.5, beside=BARE),
+    "start": Row(
+        "start and end of a run of 64 short requests",
+        [*SHORT, "64"],
+        [*SHORT, "16"],
+        0.5,
+        beside=BARE,
+    ),
     "short": Row(
-        "8,000 requests of 64 and 4 tokens", [*SHORT, "8000"], [*SHORT, "16"], 1.8,
+        "8,000 requests of 64 and 4 tokens",
+        [*SHORT, "8000"],
+        [*SHORT, "16"],
+        1.8,
         beside=("64 of them", [*LOADGEN, *SHORT, "64"]),
     ),
     "long": Row(
-        "200 prompts of 32,000 tokens", [*LONG, "200"], [*LONG, "4"], 0.8, beside=("4 of them", [*LOADGEN, *LONG, "4"])
+        "200 prompts of 32,000 tokens",
+        [*LONG, "200"],
+        [*LONG, "4"],
+        0.8,
+        beside=("4 of them", [*LOADGEN, *LONG, "4"]),
     ),
     "report": Row(
-        "report of 2.1 million requests, with its page", ["report", "{here}/rack"], ["report", "{here}/rack"], 6, 300,
+        "report of 2.1 million requests, with its page",
+        ["report", "{here}/rack"],
+        ["report", "{here}/rack"],
+        6,
+        300,
         before=[[*RACK.split(), "{long}", "--out", "{here}/rack"]],
         beside=("their rows read once", [*FLOORS, "rows", "{here}/rack"]),
     ),
     "help": Row("loadgen --help", ["--help"], ["--help"], 0.10, beside=BARE),
     "version": Row("loadgen --version", ["--version"], ["--version"], 0.10, beside=BARE),
-}  # fmt: skip
+}
 
 
 class Cost(NamedTuple):
@@ -111,7 +168,9 @@ def engine(rate: str, length: str) -> None:
     prompts: Any = build(workload, 1, 1, load_tokenizer(), 0, "chat")
     sizes = request_lengths.of_workload(workload.requests, prompts, 0)
     preset = load_preset("gb300-rack")
-    system = SimulatedSystem(costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing)
+    system = SimulatedSystem(
+        costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing
+    )
     replicas = system.replicas()
     schedule = arrivals.build(workload, 1)
     done = open_loop.carried(schedule, sizes, replicas, system.route())
@@ -134,10 +193,16 @@ FLOOR: dict[str, Callable[..., None]] = {"engine": engine, "rows": rows}
 
 def spent(command: Sequence[str], folder: Path, checkout: Path | None = None) -> Cost | None:
     """What a command costs from start to end. None: it was stopped after MOST_S. Raises SystemExit where it failed."""
-    path = {} if checkout is None else {"PYTHONPATH": os.pathsep.join([str(checkout), str(checkout / "sdk")])}
+    path = (
+        {}
+        if checkout is None
+        else {"PYTHONPATH": os.pathsep.join([str(checkout), str(checkout / "sdk")])}
+    )
     with open(folder / "output.txt", "w+") as output:
         begun = time.monotonic()
-        child = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, env=os.environ | path)
+        child = subprocess.Popen(
+            command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, env=os.environ | path
+        )
         with _stopped_after(child, MOST_S):
             _, status, used = os.wait4(child.pid, 0)
         wall_s = time.monotonic() - begun
@@ -146,7 +211,9 @@ def spent(command: Sequence[str], folder: Path, checkout: Path | None = None) ->
             return None
         if child.returncode not in SOUND:
             output.seek(0)
-            raise SystemExit(f"{' '.join(command)}: exit code {child.returncode}:\n{output.read()[-2000:]}")
+            raise SystemExit(
+                f"{' '.join(command)}: exit code {child.returncode}:\n{output.read()[-2000:]}"
+            )
     return Cost(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6, wall_s)
 
 
@@ -190,13 +257,22 @@ def measured(row: Row, url: str, flags: argparse.Namespace) -> list[list[str]]:
         for words in row.before:
             spent([*LOADGEN, *map(fill, words)], here)
         for _ in range(flags.rounds):
-            for name, (command, checkout) in sides(row, fill, flags.beside, smoke=flags.smoke).items():
-                with tempfile.TemporaryDirectory(prefix="loadgen-waits-") as folder:  # nothing of an earlier round
+            for name, (command, checkout) in sides(
+                row, fill, flags.beside, smoke=flags.smoke
+            ).items():
+                with tempfile.TemporaryDirectory(
+                    prefix="loadgen-waits-"
+                ) as folder:  # nothing of an earlier round
                     costs.setdefault(name, []).append(spent(command, Path(folder), checkout))
-    return [_line(row if name == OURS else row._replace(what=""), name, found, costs) for name, found in costs.items()]
+    return [
+        _line(row if name == OURS else row._replace(what=""), name, found, costs)
+        for name, found in costs.items()
+    ]
 
 
-def _line(row: Row, name: str, found: list[Cost | None], all_sides: dict[str, list[Cost | None]]) -> list[str]:
+def _line(
+    row: Row, name: str, found: list[Cost | None], all_sides: dict[str, list[Cost | None]]
+) -> list[str]:
     whole = [cost for cost in found if cost is not None]
     if len(whole) < len(found):
         return [row.what, name, f"stopped after {MOST_S:g} s", "", "", "", ""]
@@ -204,8 +280,14 @@ def _line(row: Row, name: str, found: list[Cost | None], all_sides: dict[str, li
     peak = max(cost.peak_mb for cost in whole)
     first, *_ = all_sides.values()
     against = [cost.cpu_s for cost in first if cost is not None]
-    times = "" if first is found or len(against) < len(cpu) else f"{rig.ratio([c.cpu_s for c in whole], against):.2f}"
-    wanted = f"{row.cpu_s:g}" + (f", {row.peak_mb:,.0f} MB" if row.peak_mb else "") if row.what else ""
+    times = (
+        ""
+        if first is found or len(against) < len(cpu)
+        else f"{rig.ratio([c.cpu_s for c in whole], against):.2f}"
+    )
+    wanted = (
+        f"{row.cpu_s:g}" + (f", {row.peak_mb:,.0f} MB" if row.peak_mb else "") if row.what else ""
+    )
     wall = rig.median([cost.wall_s for cost in whole])
     middle = f"{rig.median(cpu):.3g} ({cpu[0]:.3g} to {cpu[-1]:.3g})"
     return [row.what, name, middle, times, f"{peak:,.0f}", f"{wall:.3g}", wanted]
@@ -214,15 +296,23 @@ def _line(row: Row, name: str, found: list[Cost | None], all_sides: dict[str, li
 def main() -> None:
     parser = rig.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", action="append", choices=ROWS, help="one of the waits; repeatable")
+    parser.add_argument(
+        "--only", action="append", choices=ROWS, help="one of the waits; repeatable"
+    )
     parser.add_argument("--beside", type=Path, help="a checkout of another tree")
     flags = rig.given(parser, rounds=1)
     flags.beside = None if flags.beside is None else flags.beside.resolve()
     chosen = [row for name, row in ROWS.items() if not flags.only or name in flags.only]
-    needed = any("{url}" in word for row in chosen for words in (row.words, *row.before) for word in words)
+    needed = any(
+        "{url}" in word for row in chosen for words in (row.words, *row.before) for word in words
+    )
     with rig.endpoint(**ENDPOINT) if needed else contextlib.nullcontext() as server:
-        lines = [line for row in chosen for line in measured(row, server.url if server else "", flags)]
-    print(rig.table(["wait", "by", "CPU-s", "times the first", "peak MB", "wall s", "wanted"], lines))
+        lines = [
+            line for row in chosen for line in measured(row, server.url if server else "", flags)
+        ]
+    print(
+        rig.table(["wait", "by", "CPU-s", "times the first", "peak MB", "wall s", "wanted"], lines)
+    )
 
 
 if __name__ == "__main__":

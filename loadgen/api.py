@@ -144,9 +144,19 @@ class Result:
         from loadgen.core.results import store
 
         samples = store.server(self.folder)
-        types = {"t_s": pa.float64(), "target": pa.int32(), "page": pa.string(), "name": pa.string()}
+        types = {
+            "t_s": pa.float64(),
+            "target": pa.int32(),
+            "page": pa.string(),
+            "name": pa.string(),
+        }
         types |= {"labels": pa.string(), "value": pa.float64()}
-        return pa.table({name: pa.array([getattr(one, name) for one in samples], of) for name, of in types.items()})
+        return pa.table(
+            {
+                name: pa.array([getattr(one, name) for one in samples], of)
+                for name, of in types.items()
+            }
+        )
 
     @cached_property
     def rows(self) -> pa.Table:
@@ -158,7 +168,9 @@ class Result:
         table: pa.Table = to_table(stored.rows, stored.texts)
         return table
 
-    def frame(self, library: Literal["pandas", "polars", "pyarrow"] = "pandas", *, unit: Unit = "ms") -> Any:
+    def frame(
+        self, library: Literal["pandas", "polars", "pyarrow"] = "pandas", *, unit: Unit = "ms"
+    ) -> Any:
         """One row per request: `ttft_ms`, `tpot_ms`, `e2e_ms`, instants from the start of the run, stages and statuses.
 
         Null where a request has no such value; with `--keep gaps` a list of its gaps too. unit: "ns", "us", "ms", "s".
@@ -167,24 +179,33 @@ class Result:
         from loadgen.runs.request_table import NS, request_table
 
         if unit not in NS:
-            raise UserError("unknown_name", f"unit={unit!r}", "Result.frame", f"give one of {', '.join(NS)}")
+            raise UserError(
+                "unknown_name", f"unit={unit!r}", "Result.frame", f"give one of {', '.join(NS)}"
+            )
         stored = request_gaps.read(self.folder)
         table = request_table(stored.header, stored.rows, stored.texts, unit, stored.each_gap)
         if library in ("pandas", "polars") and find_spec(library) is None:
             hint = f'pip install {library}, or frame("pyarrow"), which is here'
-            raise UserError("not_installed", f"{library} is not installed", "Result.frame", hint, key=library)
+            raise UserError(
+                "not_installed", f"{library} is not installed", "Result.frame", hint, key=library
+            )
         if library == "pandas":
             import pandas as pd  # type: ignore[import-untyped]
 
             # Numbers of tokens stay whole numbers where some are missing.
-            return table.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if "int" in str(kind) else None)
+            return table.to_pandas(
+                types_mapper=lambda kind: pd.ArrowDtype(kind) if "int" in str(kind) else None
+            )
         if library == "polars":
             import polars
 
             return polars.from_arrow(table)
         if library != "pyarrow":
             raise UserError(
-                "unknown_name", f"library={library!r}", "Result.frame", 'give "pandas", "polars" or "pyarrow"'
+                "unknown_name",
+                f"library={library!r}",
+                "Result.frame",
+                'give "pandas", "polars" or "pyarrow"',
             )
         return table
 
@@ -204,7 +225,8 @@ class Result:
 
 
 def run(
-    workload: str | os.PathLike[str] | Mapping[str, Any] | Workload | None = None, **options: Unpack[RunOptions]
+    workload: str | os.PathLike[str] | Mapping[str, Any] | Workload | None = None,
+    **options: Unpack[RunOptions],
 ) -> Result:
     """Run a workload against an endpoint and return the results. Blocks until the end; sends real load.
 
@@ -221,7 +243,12 @@ def run(
 
     if asyncio._get_running_loop() is not None:
         hint = "in async code and in notebooks: await loadgen.arun(...), with the same arguments"
-        raise UserError("event_loop", "loadgen.run blocks, and an event loop is running here", "loadgen.run", hint)
+        raise UserError(
+            "event_loop",
+            "loadgen.run blocks, and an event loop is running here",
+            "loadgen.run",
+            hint,
+        )
     for name in options.keys() - OPTIONS:
         similar = closest(name, sorted(OPTIONS))
         hint = f"; did you mean {similar!r}?" if similar else ""
@@ -239,7 +266,8 @@ def run(
 
 
 async def arun(
-    workload: str | os.PathLike[str] | Mapping[str, Any] | Workload | None = None, **options: Unpack[RunOptions]
+    workload: str | os.PathLike[str] | Mapping[str, Any] | Workload | None = None,
+    **options: Unpack[RunOptions],
 ) -> Result:
     """`run` where an event loop is running, as in a notebook: `result = await loadgen.arun("qa", url=...)`.
 
@@ -258,9 +286,14 @@ _KEYWORDS = [
     )
     for name, hint in get_type_hints(RunOptions).items()
 ]
-for _function in (run, arun):  # what `help` and notebooks show and complete; type checkers read RunOptions
+for _function in (
+    run,
+    arun,
+):  # what `help` and notebooks show and complete; type checkers read RunOptions
     _own = inspect.signature(_function)
-    vars(_function)["__signature__"] = _own.replace(parameters=[_own.parameters["workload"], *_KEYWORDS])
+    vars(_function)["__signature__"] = _own.replace(
+        parameters=[_own.parameters["workload"], *_KEYWORDS]
+    )
 
 
 def load(folder: str | os.PathLike[str]) -> Result | Any:
@@ -294,7 +327,10 @@ def load_runs(folder: str | os.PathLike[str]) -> dict[str, Result]:
     ]
     if not runs or runs == [path]:
         raise UserError(
-            "no_result", "no run in this folder", str(path), "give the folder of a sweep, a search or a validation"
+            "no_result",
+            "no run in this folder",
+            str(path),
+            "give the folder of a sweep, a search or a validation",
         )
     return {run.relative_to(path).as_posix(): _run(run) for run in runs}
 
@@ -304,17 +340,28 @@ def _refuse_misuse(workload: Any, options: RunOptions) -> None:
     from loadgen.core.workload import Workload
     from loadgen.core.workload.flags import of_the_load
 
-    source = next((f"a {name}" for name in ("trace", "dataset") if options.get(name) is not None), "")
+    source = next(
+        (f"a {name}" for name in ("trace", "dataset") if options.get(name) is not None), ""
+    )
     changes = of_the_load(options)
     if isinstance(workload, Workload) and (source or changes):
         change = source or ", ".join(OPTIONS[name].flags.split()[0] for name in changes)
         hint = "give the file or a mapping, or change the Workload with model_copy"
-        raise UserError("conflict", f"a checked Workload is not changed by {change}", "loadgen.run", hint)
+        raise UserError(
+            "conflict", f"a checked Workload is not changed by {change}", "loadgen.run", hint
+        )
     if isinstance(workload, Mapping) and source:
-        raise UserError("conflict", f"a mapping and {source}", "loadgen.run", "give one of them, or a workload's file")
+        raise UserError(
+            "conflict",
+            f"a mapping and {source}",
+            "loadgen.run",
+            "give one of them, or a workload's file",
+        )
     if workload is not None and not isinstance(workload, str | os.PathLike | Mapping | Workload):
         hint = "give a file, a packaged name, a mapping or a Workload"
-        raise UserError("wrong_type", f"a {type(workload).__name__} is no workload", "loadgen.run", hint)
+        raise UserError(
+            "wrong_type", f"a {type(workload).__name__} is no workload", "loadgen.run", hint
+        )
 
 
 def _checked(workload: Any, options: RunOptions) -> Workload:

@@ -12,7 +12,9 @@ from msgspec import Struct
 from loadgen.core.errors import UserError
 from loadgen.plugins import OpenTable
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!\d+(?:/|$))(.*)", re.DOTALL)  # host:port has none
+_SCHEME = re.compile(
+    r"([A-Za-z][A-Za-z0-9+.-]*):(?!\d+(?:/|$))(.*)", re.DOTALL
+)  # host:port has none
 
 
 class BackendRow(Struct, frozen=True):
@@ -84,12 +86,16 @@ def of_target(url: str | None) -> BackendRow:
     if (row := find(url)) is not None:
         if row not in BACKENDS.own and not (row.serve or row.run):
             what = f"the backend {row.name} does not say how a target of its scheme is reached"
-            raise UserError("plugin_failed", what, "--url", "its row has to name a function `serve` or `run`")
+            raise UserError(
+                "plugin_failed", what, "--url", "its row has to name a function `serve` or `run`"
+            )
         return row
     known = [f"{scheme}:" for row in BACKENDS.rows() for scheme in row.schemes if scheme]
     without = next(row.shown for row in BACKENDS.own if "" in row.schemes)
     what = f"no backend has the scheme {scheme_of(url)}:"
-    raise UserError("invalid_url", what, "--url", f"known: {', '.join(known)}; without --url: {without}")
+    raise UserError(
+        "invalid_url", what, "--url", f"known: {', '.join(known)}; without --url: {without}"
+    )
 
 
 def find(url: str | None) -> BackendRow | None:

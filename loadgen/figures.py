@@ -109,7 +109,11 @@ class FigureTable(OpenTable[FigureRow]):
 def _one_each(found: Any, columns: Any) -> None:
     """What a plug-in's figure gives."""
     if getattr(found, "shape", None) != (len(columns),) or found.dtype.kind not in "iu":
-        given = f"{found.dtype} of shape {found.shape}" if hasattr(found, "dtype") else type(found).__name__
+        given = (
+            f"{found.dtype} of shape {found.shape}"
+            if hasattr(found, "dtype")
+            else type(found).__name__
+        )
         raise TypeError(f"it gave {given}, not an int64 for each of {len(columns)} requests")
 
 

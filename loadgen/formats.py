@@ -97,64 +97,88 @@ FORMATS: OpenTable[FormatRow] = OpenTable(
     (
         # results; of those that have fields in common the narrower one first
         FormatRow(
-            "mlperf-log", "MLPerf LoadGen",
+            "mlperf-log",
+            "MLPerf LoadGen",
             "From the scheduled instant in Server, else from issue. TPOT is (E2E - TTFT) / (n - 1) in whole ns. "
             "Percentiles are elements of the sample, as here",
             files=("mlperf_log_summary.txt",),
-            fits="loadgen.mlperf.loadgen_log:fits", read="loadgen.mlperf.loadgen_log:as_result",
+            fits="loadgen.mlperf.loadgen_log:fits",
+            read="loadgen.mlperf.loadgen_log:as_result",
         ),
         FormatRow(
-            "sglang", "SGLang bench_serving",
+            "sglang",
+            "SGLang bench_serving",
             "From sent. TTFT is the first event with text. TPOT is (E2E - TTFT) / (n - 1). ITL is pooled over events. "
             "Percentiles are interpolated",
-            fits=f"{_TOOLS}:is_sglang", read=f"{_TOOLS}:sglang",
+            fits=f"{_TOOLS}:is_sglang",
+            read=f"{_TOOLS}:sglang",
         ),
         FormatRow(
-            "vllm", "vllm bench serve",
+            "vllm",
+            "vllm bench serve",
             "From sent. TTFT is the first event with a choice: in chat the role event, which carries no token. TPOT is "
             "(E2E - TTFT) / (n - 1), E2E up to the last event, usage too. ITL is pooled, with the gap from the role "
             "event to the first token in it. Percentiles are interpolated",
-            fits=f"{_TOOLS}:is_vllm", read=f"{_TOOLS}:vllm", write=f"{_EXPORT}:vllm",
+            fits=f"{_TOOLS}:is_vllm",
+            read=f"{_TOOLS}:vllm",
+            write=f"{_EXPORT}:vllm",
         ),
         FormatRow(
-            "aiperf", "AIPerf",
+            "aiperf",
+            "AIPerf",
             "From sent. TTFT is the first event with content. ITL is one value per request, (E2E - TTFT) / (n - 1), "
             "which is called TPOT here; inter-chunk latency is pooled. Percentiles are interpolated",
             files=("profile_export_aiperf.json",),
-            fits=f"{_TOOLS}:is_aiperf", read=f"{_TOOLS}:aiperf", write=f"{_EXPORT}:aiperf",
+            fits=f"{_TOOLS}:is_aiperf",
+            read=f"{_TOOLS}:aiperf",
+            write=f"{_EXPORT}:aiperf",
         ),
         FormatRow("aiperf-records", "AIPerf", write="loadgen.interop.aiperf_records:write"),
         FormatRow(
-            "guidellm", "GuideLLM",
+            "guidellm",
+            "GuideLLM",
             "From sent. TTFT is the first event with text. TPOT is (last token - sent) / n: the first token's wait is "
             "in it. ITL is one value per request, (last - first) / (n - 1), weighted by its tokens: "
             "nearest to TPOT as it is here",
             files=("benchmarks.json",),
-            fits=f"{_TOOLS}:is_guidellm", read=f"{_TOOLS}:guidellm", write=f"{_EXPORT}:guidellm",
+            fits=f"{_TOOLS}:is_guidellm",
+            read=f"{_TOOLS}:guidellm",
+            write=f"{_EXPORT}:guidellm",
         ),
         FormatRow(
-            "inference-perf", "inference-perf",
+            "inference-perf",
+            "inference-perf",
             "From sent, the wait to be sent apart (schedule_delay). TPOT is (last - first) / (n - 1). ITL is pooled. "
             "Percentiles are interpolated",
             files=("summary_lifecycle_metrics.json",),
-            fits=f"{_TOOLS}:is_inference_perf", read=f"{_TOOLS}:inference_perf", write=f"{_EXPORT}:inference_perf",
+            fits=f"{_TOOLS}:is_inference_perf",
+            read=f"{_TOOLS}:inference_perf",
+            write=f"{_EXPORT}:inference_perf",
         ),
         FormatRow(
-            "genai-bench", "genai-bench",
+            "genai-bench",
+            "genai-bench",
             "From sent. TPOT is (E2E - TTFT) / (n - 1). No gaps between events. Percentiles are interpolated",
-            fits=f"{_TOOLS}:is_genai_bench", read=f"{_TOOLS}:genai_bench",
+            fits=f"{_TOOLS}:is_genai_bench",
+            read=f"{_TOOLS}:genai_bench",
         ),
         FormatRow(
-            "mlcommons", "mlcommons/endpoints",
+            "mlcommons",
+            "mlcommons/endpoints",
             "From issue. TPOT is (E2E - TTFT) / (n - 1), with TTFT from the stream and E2E from its end; negative ones "
             "stay in. No gaps between events",
             files=("result_summary.json",),
-            fits=f"{_TOOLS}:is_endpoints", read=f"{_TOOLS}:endpoints", write=f"{_EXPORT}:mlcommons",
+            fits=f"{_TOOLS}:is_endpoints",
+            read=f"{_TOOLS}:endpoints",
+            write=f"{_EXPORT}:mlcommons",
         ),
         FormatRow(
-            "llm-d", "llm-d Benchmark Report",
+            "llm-d",
+            "llm-d Benchmark Report",
             "As the tool that made the figures, which the report names; written here: as in docs/metrics.md",
-            fits=f"{_REPORT}:fits", read=f"{_REPORT}:read", write=f"{_REPORT}:write",
+            fits=f"{_REPORT}:fits",
+            read=f"{_REPORT}:read",
+            write=f"{_REPORT}:write",
         ),
         # trackers
         FormatRow("mlflow", "MLflow", send="loadgen.interop.trackers:mlflow"),
@@ -168,19 +192,39 @@ FORMATS: OpenTable[FormatRow] = OpenTable(
         FormatRow("otel-spans", "OpenTelemetry GenAI spans", trace=f"{_TRACES}:otel_spans"),
         FormatRow("sagemaker", "SageMaker data capture", trace=f"{_TRACES}:sagemaker"),
         # traces, tables
-        FormatRow("azure", "Azure LLM inference", columns=("timestamp", "contexttokens", "generatedtokens"),
-                  time=f"{_TRACES}:utc_date_ns"),
-        FormatRow("burstgpt", "BurstGPT", columns=("timestamp", "request tokens", "response tokens"),
-                  time=f"{_TRACES}:seconds_ns", in_seconds=True, session="session id", took="elapsed time"),
-        FormatRow("lengths", "timestamp,input_length,output_length",
-                  columns=("timestamp", "input_length", "output_length"), time=f"{_TRACES}:seconds_ns"),
+        FormatRow(
+            "azure",
+            "Azure LLM inference",
+            columns=("timestamp", "contexttokens", "generatedtokens"),
+            time=f"{_TRACES}:utc_date_ns",
+        ),
+        FormatRow(
+            "burstgpt",
+            "BurstGPT",
+            columns=("timestamp", "request tokens", "response tokens"),
+            time=f"{_TRACES}:seconds_ns",
+            in_seconds=True,
+            session="session id",
+            took="elapsed time",
+        ),
+        FormatRow(
+            "lengths",
+            "timestamp,input_length,output_length",
+            columns=("timestamp", "input_length", "output_length"),
+            time=f"{_TRACES}:seconds_ns",
+        ),
         # data sets that are not JSONL; csv is also what records are written as
         FormatRow("parquet", suffixes=(".parquet",), begins=(b"PAR1",), dataset=f"{_DATA}:parquet"),
         FormatRow("arrow", suffixes=(".arrow",), begins=(b"ARROW1",), dataset=f"{_DATA}:arrow"),
-        FormatRow("csv", suffixes=(".csv", ".tsv"), dataset=f"{_DATA}:cells", write="loadgen.runs.export:as_csv"),
+        FormatRow(
+            "csv",
+            suffixes=(".csv", ".tsv"),
+            dataset=f"{_DATA}:cells",
+            write="loadgen.runs.export:as_csv",
+        ),
         FormatRow("json-list", begins=(b"[",), dataset=f"{_DATA}:json_list"),
     ),
-)  # fmt: skip
+)
 
 COUNTS = {row.tool: row.definitions for row in FORMATS.own if row.definitions}
 """How each tool counts that we know ourselves."""

@@ -114,7 +114,12 @@ class PartField:
         self.metadata: list[Any] = []
         if get_origin(annotation) is Annotated:
             annotation, *self.metadata = get_args(annotation)
-        self.annotation, self.written, self.made_by, self.validation_alias = annotation, default, None, None
+        self.annotation, self.written, self.made_by, self.validation_alias = (
+            annotation,
+            default,
+            None,
+            None,
+        )
         self.default = default.default if isinstance(default, OfField) else default
         self.metadata += [default] if isinstance(default, OfField) else []
         for mark in self.metadata:
@@ -154,7 +159,10 @@ def _types(cls: type[Plain]) -> dict[str, Any]:
     names = vars(sys.modules[cls.__module__])
     written = inspect.get_annotations(cls).items()
     of_fields = {name: kind for name, kind in written if not str(kind).startswith("ClassVar")}
-    return {name: eval(kind, names) if isinstance(kind, str) else kind for name, kind in of_fields.items()}
+    return {
+        name: eval(kind, names) if isinstance(kind, str) else kind
+        for name, kind in of_fields.items()
+    }
 
 
 def _fields(cls: type[Plain]) -> dict[str, PartField]:
@@ -163,7 +171,9 @@ def _fields(cls: type[Plain]) -> dict[str, PartField]:
     for base in reversed(cls.__mro__):
         if issubclass(base, Plain):
             for name, kind in base._types.items():
-                fields[name] = PartField(_given(kind, cls._quantities), base._defaults.get(name, ...))
+                fields[name] = PartField(
+                    _given(kind, cls._quantities), base._defaults.get(name, ...)
+                )
     return fields
 
 
@@ -189,10 +199,16 @@ def _validators(cls: type[Plain]) -> dict[str, Any]:
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
 class Plain:
     """A part: frozen, made by keywords, which are checked; equal where its fields are. Its methods with names of
-    pydantic do what they do there."""
+    pydantic do what they do there.
+    """
 
     # pydantic fills in its own when it makes one
-    __slots__ = ("__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__")
+    __slots__ = (
+        "__dict__",
+        "__pydantic_extra__",
+        "__pydantic_fields_set__",
+        "__pydantic_private__",
+    )
     _defaults: ClassVar[dict[str, Any]] = {}
     _quantities: ClassVar[dict[Any, Any]] = {}
     _of: ClassVar[Any] = None  # the form without quantities
@@ -230,7 +246,9 @@ class Plain:
                 all_values[name] = values[name]
             elif not field.is_required():
                 all_values[name] = field.of_its_own()
-        return _fill(cls.__new__(cls), all_values, set(values) if _fields_set is None else _fields_set)
+        return _fill(
+            cls.__new__(cls), all_values, set(values) if _fields_set is None else _fields_set
+        )
 
     @classmethod
     def model_validate(cls, data: Any, context: Any = None) -> Self:
@@ -239,7 +257,11 @@ class Plain:
 
     def model_copy(self, update: Any = None) -> Self:
         changed = update or {}
-        return _fill(type(self).__new__(type(self)), vars(self) | changed, self.model_fields_set | set(changed))
+        return _fill(
+            type(self).__new__(type(self)),
+            vars(self) | changed,
+            self.model_fields_set | set(changed),
+        )
 
     def model_dump(self, **options: Any) -> dict[str, Any]:
         return twins().serializer(type(self)).to_python(self, **options)  # type: ignore[no-any-return]
@@ -256,7 +278,9 @@ class Plain:
         yield from vars(self).items()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"{type(self).__name__} is frozen: model_copy(update={{{name!r}: ...}}) makes another")
+        raise AttributeError(
+            f"{type(self).__name__} is frozen: model_copy(update={{{name!r}: ...}}) makes another"
+        )
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"{type(self).__name__} is frozen")
@@ -277,12 +301,22 @@ class Plain:
 
 
 def create_model(
-    name: str, /, *, __base__: type[P], __module__: str = __name__, __doc__: str | None = None, **fields: Any
+    name: str,
+    /,
+    *,
+    __base__: type[P],
+    __module__: str = __name__,
+    __doc__: str | None = None,
+    **fields: Any,
 ) -> type[P]:
     """A part with these fields: the type and the default of each, `...` where it is required."""
     body: dict[str, Any] = {"__module__": __module__, "__doc__": __doc__}
     body["__annotations__"] = {name: kind for name, (kind, _) in fields.items()}
-    return type(name, (__base__,), body | {name: value for name, (_, value) in fields.items() if value is not ...})
+    return type(
+        name,
+        (__base__,),
+        body | {name: value for name, (_, value) in fields.items() if value is not ...},
+    )
 
 
 @cache
@@ -294,8 +328,16 @@ def _forms(of: Any) -> dict[tuple[Any, ...], Any]:
 def _with_quantities(cls: Any, quantities: tuple[Any, ...]) -> Any:
     forms = _forms(cls)
     if (form := forms.get(quantities)) is None:
-        named = [mark.name for mark in getattr(quantities[0], "__metadata__", ()) if type(mark).__name__ == "Called"]
-        body = {"__module__": cls.__module__, "_of": cls, "_quantities": dict(zip(cls.__parameters__, quantities))}  # noqa: B905
+        named = [
+            mark.name
+            for mark in getattr(quantities[0], "__metadata__", ())
+            if type(mark).__name__ == "Called"
+        ]
+        body = {
+            "__module__": cls.__module__,
+            "_of": cls,
+            "_quantities": dict(zip(cls.__parameters__, quantities)),
+        }  # noqa: B905
         form = forms[quantities] = type(cls.__name__ + "".join(named), (cls,), body)
     return form
 
@@ -330,7 +372,12 @@ class Unsure(Exception):
 
 
 _Read = Callable[[Any, ValidationInfo], Any]
-_SAYS_NOTHING = (Strict, PlainSerializer, Tag, Discriminator)  # of a value: all are read strictly here
+_SAYS_NOTHING = (
+    Strict,
+    PlainSerializer,
+    Tag,
+    Discriminator,
+)  # of a value: all are read strictly here
 _BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
     **{name: getattr(operator, name) for name in ("ge", "gt", "le", "lt")},
     "min_length": lambda value, least: len(value) >= least,
@@ -338,12 +385,17 @@ _BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
     "pattern": lambda value, pattern: "\n" not in value and re.search(pattern, value) is not None,
     "allow_inf_nan": lambda value, allowed: allowed or math.isfinite(value),
 }
-_OF_FIELDS = {"default_factory", "validation_alias", "json_schema_extra"}  # that say nothing of the value
+_OF_FIELDS = {
+    "default_factory",
+    "validation_alias",
+    "json_schema_extra",
+}  # that say nothing of the value
 
 
 def plainly(kind: Any, document: Any, source: Any) -> Any:
     """What a file says, as pydantic would read it; None where pydantic is to decide. `source` has a list of `faults`;
-    None: of a value in Python."""
+    None: of a value in Python.
+    """
     seen = len(source.faults) if source is not None else 0
     try:
         made = _reader(kind)(document, ValidationInfo(source))
@@ -457,7 +509,9 @@ def _base(kind: Any) -> _Read:
     if kind in (int, str, bool):
         return lambda value, info: value if type(value) is kind else _unsure(value, info)
     if kind is float:
-        return lambda value, info: float(value) if type(value) in (int, float) else _unsure(value, info)
+        return lambda value, info: (
+            float(value) if type(value) in (int, float) else _unsure(value, info)
+        )
     if kind in (Path, Decimal):
         return lambda value, info: _of(kind, value)
     if kind is Any:
@@ -465,20 +519,30 @@ def _base(kind: Any) -> _Read:
     if isinstance(kind, type) and issubclass(kind, Plain):
         return partial(_part, kind)
     if origin is Literal:
-        return lambda value, info: value if isinstance(value, str) and value in inner else _unsure(value, info)
+        return lambda value, info: (
+            value if isinstance(value, str) and value in inner else _unsure(value, info)
+        )
     if origin in (Union, types.UnionType):
         kinds = [one for one in inner if one is not type(None)]
-        of_text = next((_read_as(one) for one in kinds if str in (one, *get_args(one)[:1])), _unsure)
-        of_all = (
-            _read_as(kinds[0]) if len(kinds) == 1 else lambda v, i: (of_text if isinstance(v, str) else _unsure)(v, i)
+        of_text = next(
+            (_read_as(one) for one in kinds if str in (one, *get_args(one)[:1])), _unsure
         )
-        return lambda value, info: None if value is None and len(kinds) < len(inner) else of_all(value, info)
+        of_all = (
+            _read_as(kinds[0])
+            if len(kinds) == 1
+            else lambda v, i: (of_text if isinstance(v, str) else _unsure)(v, i)
+        )
+        return lambda value, info: (
+            None if value is None and len(kinds) < len(inner) else of_all(value, info)
+        )
     if origin is tuple and inner[1:] == (...,):
         each = _read_as(inner[0])
         return lambda value, info: tuple([each(one, info) for one in _of((list, tuple), value)])
     if origin is dict:
         of_key, of_value = map(_read_as, inner)
-        return lambda value, info: {of_key(k, info): of_value(one, info) for k, one in _of(dict, value).items()}
+        return lambda value, info: {
+            of_key(k, info): of_value(one, info) for k, one in _of(dict, value).items()
+        }
     return _unsure
 
 

@@ -9,14 +9,35 @@ from typing import Any, TypeVar
 
 from loadgen_sdk import plugins
 from loadgen_sdk.installed import version_of
-from loadgen_sdk.plugins import SWITCH, Check, Plugin, Row, UsedPlugin, differing, gives, none, resolve, used
+from loadgen_sdk.plugins import (
+    SWITCH,
+    Check,
+    Plugin,
+    Row,
+    UsedPlugin,
+    differing,
+    gives,
+    none,
+    resolve,
+    used,
+)
 
 from loadgen.core.errors import Fault, Faults, UserError
 
 __all__ = [
-    "SWITCH", "TABLES", "Check", "OpenTable", "Plugin", "UsedPlugin", "differing", "gives", "none", "resolve", "used",
+    "SWITCH",
+    "TABLES",
+    "Check",
+    "OpenTable",
+    "Plugin",
+    "UsedPlugin",
+    "differing",
+    "gives",
+    "none",
+    "resolve",
+    "used",
     "version_of",
-]  # fmt: skip
+]
 
 R = TypeVar("R", bound=Row)
 
@@ -39,4 +60,6 @@ class OpenTable(plugins.OpenTable[R]):
 
     def failed(self, plugin: Plugin[Any], fault: str) -> Exception:
         hint = f"update or remove {plugin.package}, or set {SWITCH}=0"
-        return UserError("plugin_failed", f"plug-in {plugin} failed: {fault}", hint=hint, key=plugin.package)
+        return UserError(
+            "plugin_failed", f"plug-in {plugin} failed: {fault}", hint=hint, key=plugin.package
+        )

@@ -75,7 +75,9 @@ class _WithoutDefaults(GenerateJsonSchema):
 
 @cache
 def _validator(kind: Any) -> SchemaValidator:
-    config: Any = {"hide_input_in_errors": True} | ({"title": kind.__name__} if isinstance(kind, type) else {})
+    config: Any = {"hide_input_in_errors": True} | (
+        {"title": kind.__name__} if isinstance(kind, type) else {}
+    )
     return SchemaValidator(_of_parts(core_schema(kind)), config)
 
 
@@ -88,7 +90,10 @@ def serializer(part: Any) -> SchemaSerializer:
 def _of_parts(schema: Any) -> Any:
     """A schema with parts in place of their twins."""
     if isinstance(schema, dict):
-        return {key: one if key in ("default", "metadata") else _of_parts(one) for key, one in schema.items()}
+        return {
+            key: one if key in ("default", "metadata") else _of_parts(one)
+            for key, one in schema.items()
+        }
     if isinstance(schema, list | tuple):
         return type(schema)(map(_of_parts, schema))
     return vars(schema)["of"] if isinstance(schema, type) and issubclass(schema, _Twin) else schema
@@ -101,9 +106,13 @@ def _twin(part: Any) -> Any:
         marks = known.metadata[:-1] if isinstance(known.written, OfField) else known.metadata
         kind = Annotated[(known.annotation, *marks)] if marks else known.annotation
         fields[name] = (_translated(kind), _mark(known.written))
-    validators: dict[str, Any] = {name: _validated(part, name, about) for name, about in part._validators.items()}
+    validators: dict[str, Any] = {
+        name: _validated(part, name, about) for name, about in part._validators.items()
+    }
     if tag := getattr(part, "tag", ""):
-        validators["_with_tag"] = pydantic.model_serializer(mode="wrap")(lambda self, handler: {tag: handler(self)})
+        validators["_with_tag"] = pydantic.model_serializer(mode="wrap")(
+            lambda self, handler: {tag: handler(self)}
+        )
     twin: Any = pydantic.create_model(
         part.__name__,
         __base__=_Twin,
@@ -120,11 +129,16 @@ def _validated(part: Any, name: str, about: Any) -> Any:
     function = getattr(part, name)
     if about == "after":
         return pydantic.model_validator(mode="after")(function)
-    check, first = called(function), another_form if about == "before" else lambda part, value: value
-    as_method: Any = classmethod(lambda cls, value, info: check(first(part, value), info))
-    return (pydantic.model_validator(mode="before") if about == "before" else pydantic.field_validator(*about))(
-        as_method
+    check, first = (
+        called(function),
+        another_form if about == "before" else lambda part, value: value,
     )
+    as_method: Any = classmethod(lambda cls, value, info: check(first(part, value), info))
+    return (
+        pydantic.model_validator(mode="before")
+        if about == "before"
+        else pydantic.field_validator(*about)
+    )(as_method)
 
 
 def _translated(kind: Any) -> Any:
@@ -143,5 +157,9 @@ def _translated(kind: Any) -> Any:
 
 def _mark(mark: Any) -> Any:
     if isinstance(mark, OfField):
-        return pydantic.Field(**({} if mark.default is ... else {"default": mark.default}), **mark.said)
-    return getattr(pydantic, type(mark).__name__)(*mark.said) if isinstance(mark, ValueMark) else mark
+        return pydantic.Field(
+            **({} if mark.default is ... else {"default": mark.default}), **mark.said
+        )
+    return (
+        getattr(pydantic, type(mark).__name__)(*mark.said) if isinstance(mark, ValueMark) else mark
+    )

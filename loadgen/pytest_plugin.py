@@ -55,7 +55,9 @@ def loadgen_strict(loadgen_run: Callable[..., Result]) -> Callable[..., Result]:
             warnings.simplefilter("ignore", NotValid)
             result = loadgen_run(*args, **flags)
         if not result.valid:
-            pytest.fail(f"the measurement is not valid: {'; '.join(result.verdict.reasons)}", pytrace=False)
+            pytest.fail(
+                f"the measurement is not valid: {'; '.join(result.verdict.reasons)}", pytrace=False
+            )
         return result
 
     return run

@@ -128,85 +128,146 @@ KINDS: OpenTable[ResultKind] = OpenTable(
     (
         _row(
             "contracts.kind: value headline report document code runs listed comparable derived",
-            name="validation", markers=("target.json", "verdict.json"), begun_with=("contract.yaml",),
-            page_name="verdict.html", leaves_page=True, schema="loadgen.contracts.stored:ValidationFacts",
-            kept=("target.json", "contract.yaml", "contract.resolved.yaml", "prices.yaml", "doctor.json"),
+            name="validation",
+            markers=("target.json", "verdict.json"),
+            begun_with=("contract.yaml",),
+            page_name="verdict.html",
+            leaves_page=True,
+            schema="loadgen.contracts.stored:ValidationFacts",
+            kept=(
+                "target.json",
+                "contract.yaml",
+                "contract.resolved.yaml",
+                "prices.yaml",
+                "doctor.json",
+            ),
         ),
         _row(
             "search.kind: value headline report code listed comparable derived",
             "runs.levels_kind: document runs held",
-            name="search", markers=("plan.json",), fits="loadgen.search.experiment:is_search",
-            schema="loadgen.search.experiment:ExperimentPlan", kept=("plan.json",),
+            name="search",
+            markers=("plan.json",),
+            fits="loadgen.search.experiment:is_search",
+            schema="loadgen.search.experiment:ExperimentPlan",
+            kept=("plan.json",),
         ),
         _row(
             "search.sweep_kind: value code listed derived",
             "runs.levels_kind: headline report document runs comparable held",
-            name="sweep", markers=("plan.json",), leaves_page=True, fits="loadgen.search.experiment:is_sweep",
-            schema="loadgen.search.experiment:ExperimentPlan", kept=("plan.json",),
+            name="sweep",
+            markers=("plan.json",),
+            leaves_page=True,
+            fits="loadgen.search.experiment:is_sweep",
+            schema="loadgen.search.experiment:ExperimentPlan",
+            kept=("plan.json",),
         ),
         _row(
             "search.grid_kind: value code runs listed derived",
             "search.grid_text: headline report",
             "core.format: document",
-            name="grid", markers=("grid.json",), leaves_page=True, schema="loadgen.search.grid:GridPlan",
+            name="grid",
+            markers=("grid.json",),
+            leaves_page=True,
+            schema="loadgen.search.grid:GridPlan",
             kept=("grid.json",),
         ),
         _row(
             "runs.repeats_kind: value headline report runs listed comparable derived",
             "runs.levels_kind: document code",
-            name="repeats", markers=("repeats.json",), schema="loadgen.repeated.repeats:RepeatSummary",
+            name="repeats",
+            markers=("repeats.json",),
+            schema="loadgen.repeated.repeats:RepeatSummary",
         ),
         _row(
             "mlperf.kind: value headline report document code runs listed comparable derived held",
             "mlperf.added: sections",
-            name="mlperf", markers=("mlperf.json",), bundled_as="run", schema="loadgen.mlperf.result:MlperfResult",
-            kept=("mlperf_requests.jsonl", "mlperf_queries.parquet"), texts=("mlperf_requests.jsonl",),
+            name="mlperf",
+            markers=("mlperf.json",),
+            bundled_as="run",
+            schema="loadgen.mlperf.result:MlperfResult",
+            kept=("mlperf_requests.jsonl", "mlperf_queries.parquet"),
+            texts=("mlperf_requests.jsonl",),
         ),
         _row(
             "mlperf.accuracy_kind: value code listed",
             "mlperf.accuracy_text: headline report",
             "core.format: document",
-            name="accuracy", markers=("mlperf_accuracy.json",), schema="loadgen.mlperf.accuracy:AccuracyResult",
+            name="accuracy",
+            markers=("mlperf_accuracy.json",),
+            schema="loadgen.mlperf.accuracy:AccuracyResult",
         ),
         _row(
             "runs.kind: value headline report document code runs listed comparable derived",
             "runs.levels_kind: held",
-            name="run", markers=("run.json", "summary.json"), schema="loadgen.core.results.manifest:Header",
+            name="run",
+            markers=("run.json", "summary.json"),
+            schema="loadgen.core.results.manifest:Header",
             kept=("run.json", "seconds.jsonl", "server.jsonl"),
         ),
         _row(
             "answers.kind: value code listed derived",
             "answers.text: headline report",
             "core.format: document",
-            name="answers", markers=("answers.json",), schema="loadgen.answers.comparison:AnswersResult",
-            kept=("scores.jsonl", "texts.jsonl"), texts=("texts.jsonl",),
+            name="answers",
+            markers=("answers.json",),
+            schema="loadgen.answers.comparison:AnswersResult",
+            kept=("scores.jsonl", "texts.jsonl"),
+            texts=("texts.jsonl",),
         ),
         _row(
             "cost.size_kind: value listed",
             "cost.size_text: headline report",
             "core.format: document",
-            name="size", markers=("size.json",), leaves_page=True, schema="loadgen.cost.size_result:Sizing",
+            name="size",
+            markers=("size.json",),
+            leaves_page=True,
+            schema="loadgen.cost.size_result:Sizing",
         ),
         # beside another result: what a load that found its own limit says of its run; a capacity that stands alone
-        _row("search.adaptive_kind: sections derived", name="adaptive", markers=("adaptive.json",),
-             schema="loadgen.search.adaptive:StoredAdaptive"),
-        _row("runs.levels_kind: held", name="capacity", markers=("capacity.json",),
-             schema="loadgen.repeated.capacity:Capacity"),
+        _row(
+            "search.adaptive_kind: sections derived",
+            name="adaptive",
+            markers=("adaptive.json",),
+            schema="loadgen.search.adaptive:StoredAdaptive",
+        ),
+        _row(
+            "runs.levels_kind: held",
+            name="capacity",
+            markers=("capacity.json",),
+            schema="loadgen.repeated.capacity:Capacity",
+        ),
         # without a file of their own; looked at last
-        _row("interop.calls_kind: fits value headline", "interop.application_calls_text: report",
-             "core.format: document", name="calls", page_name=""),
-        _row("interop.kind: fits value headline comparable sections", "interop.text: report", "core.format: document",
-             name="other tool", page_name=""),
+        _row(
+            "interop.calls_kind: fits value headline",
+            "interop.application_calls_text: report",
+            "core.format: document",
+            name="calls",
+            page_name="",
+        ),
+        _row(
+            "interop.kind: fits value headline comparable sections",
+            "interop.text: report",
+            "core.format: document",
+            name="other tool",
+            page_name="",
+        ),
         ResultKind(
-            name="results", collects=True,
-            fits="loadgen.viewer.results_list:is_collection", value="loadgen.viewer.results_list:value",
-            headline="loadgen.viewer.results_list:headline", text="loadgen.viewer.results_list:text",
-            page="loadgen.viewer.results_list:page", document="loadgen.viewer.results_list:document",
+            name="results",
+            collects=True,
+            fits="loadgen.viewer.results_list:is_collection",
+            value="loadgen.viewer.results_list:value",
+            headline="loadgen.viewer.results_list:headline",
+            text="loadgen.viewer.results_list:text",
+            page="loadgen.viewer.results_list:page",
+            document="loadgen.viewer.results_list:document",
             code="loadgen.viewer.results_list:code",
         ),
-        _row("runs.levels_kind: fits value headline report document code runs comparable derived", name="runs"),
+        _row(
+            "runs.levels_kind: fits value headline report document code runs comparable derived",
+            name="runs",
+        ),
     ),
-)  # fmt: skip
+)
 
 
 def named(name: str) -> ResultKind:
@@ -224,12 +285,16 @@ def kind_of(path: Path, having: str = "value") -> ResultKind | None:
     by_file = (kind for kind in wanted if kind.markers)
     others = (kind for kind in KINDS.others() if getattr(kind, having))
     by_look = (kind for kind in wanted if not kind.markers)
-    return next((kind for kinds in (by_file, others, by_look) for kind in kinds if fits(kind, path)), None)
+    return next(
+        (kind for kinds in (by_file, others, by_look) for kind in kinds if fits(kind, path)), None
+    )
 
 
 def fits(kind: ResultKind, path: Path) -> bool:
     """Whether a folder (or a file) is of this kind."""
-    return _is_marked(kind, path) and (bool(call(kind, "fits", path)) if kind.fits else bool(kind.markers))
+    return _is_marked(kind, path) and (
+        bool(call(kind, "fits", path)) if kind.fits else bool(kind.markers)
+    )
 
 
 def _is_marked(kind: ResultKind, path: Path) -> bool:
@@ -249,14 +314,20 @@ def whole(*paths: Path) -> Iterator[None]:
     except Exception as error:
         if all(map(_as_written, paths)):
             raise
-        said = f"its files say what no result of loadgen says: {type(error).__name__}: {error}"[:300]
+        said = f"its files say what no result of loadgen says: {type(error).__name__}: {error}"[
+            :300
+        ]
         where = " ".join(map(str, paths))
-        raise UserError("damaged_file", said, where, "is it as it was written? If so, please report it") from error
+        raise UserError(
+            "damaged_file", said, where, "is it as it was written? If so, please report it"
+        ) from error
 
 
 def _as_written(folder: Path) -> bool:
     """Whether a folder has its list of hashes, and every file is as that says."""
-    listed, changed = (resolve(f"loadgen.core.results.checksums:{name}") for name in ("read", "changed"))
+    listed, changed = (
+        resolve(f"loadgen.core.results.checksums:{name}") for name in ("read", "changed")
+    )
     return bool(listed(folder)) and not changed(folder)
 
 
@@ -271,12 +342,19 @@ def call(kind: ResultKind, name: str, *given: Any) -> Any:
         return KINDS.function(kind, getattr(kind, name), _CHECKS.get(name))(*given)
 
 
-_CHECKS = {"headline": gives(str), "document": gives(bytes), "code": gives(int), "listed": gives(ListRow, type(None))}
+_CHECKS = {
+    "headline": gives(str),
+    "document": gives(bytes),
+    "code": gives(int),
+    "listed": gives(ListRow, type(None)),
+}
 
 
 def leaves_page_in(kind: ResultKind, folder: Path) -> bool:
     """Whether a page may be written into a folder: one of several results has some of them directly in it."""
-    return not kind.collects or any(below.is_dir() and kind_of(below, "listed") for below in folder.iterdir())
+    return not kind.collects or any(
+        below.is_dir() and kind_of(below, "listed") for below in folder.iterdir()
+    )
 
 
 def ask(path: Path, name: str) -> Any:

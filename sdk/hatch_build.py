@@ -15,7 +15,11 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = ("sdk/loadgen_sdk/_compiled.c", "../loadgen_sdk/_compiled.c", "loadgen/sim/engine/_replica.c")
+SOURCES = (
+    "sdk/loadgen_sdk/_compiled.c",
+    "../loadgen_sdk/_compiled.c",
+    "loadgen/sim/engine/_replica.c",
+)
 """From the root of a wheel: the generator's holds the first and the last, that of sdk/wire the second."""
 HARDENED = ("-fstack-protector-strong", "-D_FORTIFY_SOURCE=2", "-Wl,-z,relro,-z,now,-z,noexecstack")
 """What is read comes from servers that nobody vouches for."""
@@ -55,8 +59,12 @@ def compile_into(source: Path, library: Path) -> str:
     is_known = sys.platform.startswith("linux") and sys.implementation.name == "cpython"
     if not is_known or sys.version_info < (3, 11):
         return "its C is for CPython from 3.11 on, on Linux"
-    asked = os.environ.get("CC")  # with all its words: "ccache gcc"; those of Python's own build are not for us
-    compiler = shlex.split(asked) if asked else shlex.split(sysconfig.get_config_var("CC") or "cc")[:1]
+    asked = os.environ.get(
+        "CC"
+    )  # with all its words: "ccache gcc"; those of Python's own build are not for us
+    compiler = (
+        shlex.split(asked) if asked else shlex.split(sysconfig.get_config_var("CC") or "cc")[:1]
+    )
     include = sysconfig.get_path("include")
     command = [
         *compiler,
@@ -71,7 +79,9 @@ def compile_into(source: Path, library: Path) -> str:
         str(library),
     ]
     try:
-        done = subprocess.run(command, cwd=source.parent, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=source.parent, capture_output=True, text=True, check=False
+        )
     except OSError as error:
         return f"no C compiler: {error}"
     if done.returncode:

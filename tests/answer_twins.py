@@ -24,14 +24,21 @@ def state(one: Any) -> Any:
     if isinstance(one, Flow):
         return one.gaps[:], one.instants[:], one.together[:], one.errors[:]
     names = FIELDS.get(type(one).__name__)
-    return one if names is None else {name: state(getattr(one, name)) for name in names if name not in TOLD}
+    return (
+        one
+        if names is None
+        else {name: state(getattr(one, name)) for name in names if name not in TOLD}
+    )
 
 
 def said(reads: list[bytes], way: str, **given: Any) -> list[Any]:
     """What an exchange is after each read, taken by the method `way`; what it was told first; its completion; whether C
-    makes its row, which is then that of the completion."""
+    makes its row, which is then that of the completion.
+    """
     heard: list[Any] = []
-    made = Exchange(None, b"", b"", 0, heard.append, Flow(), stream=True, on_first=heard.append, **given)
+    made = Exchange(
+        None, b"", b"", 0, heard.append, Flow(), stream=True, on_first=heard.append, **given
+    )
     made.sent, at, after = 7, 10, []
     for number, data in enumerate(reads):
         at += STEP_NS
@@ -45,7 +52,11 @@ def said(reads: list[bytes], way: str, **given: Any) -> list[Any]:
     if (usual := usual_row(PLACE, made, START_NS, BUILT)) is not None:
         done = heard[-1]
         ttft = done.first_token - done.due if done.first_token >= 0 else -1
-        assert usual == (row(PLACE, done, START_NS, text=-1, built=BUILT), ttft, done.done - START_NS)
+        assert usual == (
+            row(PLACE, done, START_NS, text=-1, built=BUILT),
+            ttft,
+            done.done - START_NS,
+        )
     return [after, heard, usual is not None]
 
 

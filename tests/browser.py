@@ -49,7 +49,16 @@ class Browser:
         ours_in, theirs_out = os.pipe()
         script = f'exec 3<&{theirs_in} 4>&{theirs_out}; exec "$@"'  # Chromium talks on descriptors 3 and 4
         self._process = subprocess.Popen(
-            ["bash", "-c", script, "-", program, *FLAGS, f"--user-data-dir={self._home}", "--remote-debugging-pipe"],
+            [
+                "bash",
+                "-c",
+                script,
+                "-",
+                program,
+                *FLAGS,
+                f"--user-data-dir={self._home}",
+                "--remote-debugging-pipe",
+            ],
             pass_fds=(theirs_in, theirs_out),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -64,7 +73,9 @@ class Browser:
         self._session: str | None = None
         self.events: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -110,9 +121,15 @@ class Browser:
         while not any(said.get("method") == event for said in self.events):
             self.events.append(self._read())
 
-    def look(self, *, width: int = 1280, height: int = 900, dark: bool = False, media: str = "screen") -> None:
+    def look(
+        self, *, width: int = 1280, height: int = 900, dark: bool = False, media: str = "screen"
+    ) -> None:
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", media=media, features=scheme)
@@ -122,10 +139,14 @@ class Browser:
         self.events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri())
         self.until("Page.loadEventFired")
-        self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
+        self.evaluate(
+            "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))"
+        )
 
     def evaluate(self, script: str) -> Any:
-        found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        found = self.call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
@@ -136,10 +157,16 @@ class Browser:
         for said in self.events:
             method, params = said.get("method"), said.get("params", {})
             if method == "Runtime.exceptionThrown":
-                found.append(params["exceptionDetails"].get("exception", {}).get("description", "exception"))
+                found.append(
+                    params["exceptionDetails"].get("exception", {}).get("description", "exception")
+                )
             elif method == "Log.entryAdded":
                 found.append(params["entry"]["text"])
-            elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+            elif method == "Runtime.consoleAPICalled" and params["type"] in (
+                "error",
+                "warning",
+                "assert",
+            ):
                 found.append(str(params["args"]))
         return found
 
@@ -155,7 +182,9 @@ class Browser:
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         found = self.call(
-            "Page.captureScreenshot", captureBeyondViewport=whole, **({"clip": self._whole()} if whole else {})
+            "Page.captureScreenshot",
+            captureBeyondViewport=whole,
+            **({"clip": self._whole()} if whole else {}),
         )
         path.write_bytes(base64.b64decode(found["data"]))
 

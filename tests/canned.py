@@ -37,8 +37,16 @@ def events(*values: Any, done: bool = True, **headers: str) -> bytes:
     """One streamed answer."""
     lines = [b"data: %s\n\n" % json.dumps(value).encode() for value in values]
     if values and "type" in values[0]:
-        lines = [b"event: %s\ndata: %s\n\n" % (value["type"].encode(), json.dumps(value).encode()) for value in values]
-    return _whole(b"".join(lines) + (b"data: [DONE]\n\n" if done else b""), "200 OK", "text/event-stream", headers)
+        lines = [
+            b"event: %s\ndata: %s\n\n" % (value["type"].encode(), json.dumps(value).encode())
+            for value in values
+        ]
+    return _whole(
+        b"".join(lines) + (b"data: [DONE]\n\n" if done else b""),
+        "200 OK",
+        "text/event-stream",
+        headers,
+    )
 
 
 def cut(said: bytes) -> bytes:
@@ -90,7 +98,9 @@ def serving(*answers: bytes) -> Iterator[Canned]:
                     headers[name.lower()] = value.strip()
                 body = self.rfile.read(int(headers.get("content-length", 0)))
                 with lock:
-                    heard.append(Heard(line.decode().split()[1], headers, json.loads(body) if body else None))
+                    heard.append(
+                        Heard(line.decode().split()[1], headers, json.loads(body) if body else None)
+                    )
                     said = left[0] if len(left) == 1 else left.pop(0)
                 if said == HANG:
                     self.rfile.read()
@@ -118,7 +128,13 @@ def chunk(content: str | None = None, finish: str | None = None, **more: Any) ->
     """One event of a chat stream; `more` goes into its delta."""
     delta = {**({} if content is None else {"content": content}), **more}
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
-    return {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m-1", "choices": [choice]}
+    return {
+        "id": "c1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "m-1",
+        "choices": [choice],
+    }
 
 
 USAGE = {
@@ -128,13 +144,26 @@ USAGE = {
     "prompt_tokens_details": {"cached_tokens": 4},
     "completion_tokens_details": {"reasoning_tokens": 0},
 }
-COUNT = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m-1", "choices": [], "usage": USAGE}
+COUNT = {
+    "id": "c1",
+    "object": "chat.completion.chunk",
+    "created": 1,
+    "model": "m-1",
+    "choices": [],
+    "usage": USAGE,
+}
 CHAT = {
     "id": "c1",
     "object": "chat.completion",
     "created": 1,
     "model": "m-1",
-    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello there."}, "finish_reason": "stop"}],
+    "choices": [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hello there."},
+            "finish_reason": "stop",
+        }
+    ],
     "usage": USAGE,
 }
 CHAT_EVENTS = (
@@ -156,7 +185,10 @@ COMPLETION = {
 
 
 def _piece(text: str, finish: str | None = None) -> dict[str, Any]:
-    return {**COMPLETION, "choices": [{"index": 0, "text": text, "finish_reason": finish, "logprobs": None}]}
+    return {
+        **COMPLETION,
+        "choices": [{"index": 0, "text": text, "finish_reason": finish, "logprobs": None}],
+    }
 
 
 COMPLETION_EVENTS = (
@@ -202,9 +234,14 @@ RESPONSE = {
 def _delta(text: str, number: int) -> dict[str, Any]:
     kind = "response.output_text.delta"
     return {
-        "type": kind, "delta": text, "item_id": "o1", "output_index": 0, "content_index": 0,
-        "sequence_number": number, "logprobs": [],
-    }  # fmt: skip
+        "type": kind,
+        "delta": text,
+        "item_id": "o1",
+        "output_index": 0,
+        "content_index": 0,
+        "sequence_number": number,
+        "logprobs": [],
+    }
 
 
 RESPONSE_EVENTS = (

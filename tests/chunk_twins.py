@@ -18,7 +18,9 @@ def plainly(events: list[Any]) -> list[Any]:
     """Plain events as the number 1 each."""
     out: list[Any] = []
     for event in events:
-        many = event if isinstance(event, int) else reader.pure_plain_run([event], 0, BEFORE, AFTER)[1]
+        many = (
+            event if isinstance(event, int) else reader.pure_plain_run([event], 0, BEFORE, AFTER)[1]
+        )
         out += [1] * many or [event]
     return out
 
@@ -39,7 +41,9 @@ def hold_chunks(compiled: Any, data: bytes, *, templated: bool) -> None:
     assert decoder.between_events
     assert plainly(events) == plainly(expected)
     assert templated or events == expected
-    assert not templated or used >= _sized_by_digits(data, plain.plain_chunks(data, BEFORE, AFTER)[2])
+    assert not templated or used >= _sized_by_digits(
+        data, plain.plain_chunks(data, BEFORE, AFTER)[2]
+    )
 
 
 def _sized_by_digits(data: bytes, known: int) -> int:

@@ -1,5 +1,6 @@
 """A test that starts a process carries the mark `processes`, so that the inner loop (CONTRIBUTING.md) stays quick; and
-properties hold at any speed, and the kernel stamps every packet."""
+properties hold at any speed, and the kernel stamps every packet.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +37,17 @@ settings.register_profile(
     deadline=None,
     max_examples=100 if "CI" in os.environ else 40,
     suppress_health_check=[HealthCheck.too_slow],
-    **({} if os.access(ROOT, os.W_OK) else {"database": None}),  # a tree of somebody else keeps no examples
+    **(
+        {} if os.access(ROOT, os.W_OK) else {"database": None}
+    ),  # a tree of somebody else keeps no examples
 )
 settings.load_profile("any speed")
 
 # As an application may that uses loadgen. Numbers, dates and messages of a country must reach no file and no answer.
 with suppress(locale.Error):  # LC_ALL names one that is not installed
-    if locale.getencoding().lower() == "utf-8":  # Python takes the messages of the system for UTF-8 anyway
+    if (
+        locale.getencoding().lower() == "utf-8"
+    ):  # Python takes the messages of the system for UTF-8 anyway
         locale.setlocale(locale.LC_ALL, "")
 
 # What the shell of a user has for other programs: proxies, which would stand before the servers of tests, and keys.
@@ -58,7 +63,13 @@ _unmarked = ""  # the test that runs, unless it has the mark
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    if _unmarked and event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"):
+    if _unmarked and event in (
+        "subprocess.Popen",
+        "os.fork",
+        "os.forkpty",
+        "os.posix_spawn",
+        "os.system",
+    ):
         test, program = _unmarked, arguments[0] if arguments else ""
         raise RuntimeError(f"{test} starts a process ({program}): put @pytest.mark.processes on it")
 
@@ -72,7 +83,9 @@ def pytest_xdist_auto_num_workers() -> int:
 
     Not `os.cpu_count()`: it says what PYTHON_CPU_COUNT claims.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return 2 * cores + 2
 
 
@@ -84,7 +97,9 @@ def pytest_collection() -> Generator[None, object, object]:
     """
     gc.disable()
     files = (ROOT / "tests").rglob
-    with open(__file__, encoding="utf-8") as turn:  # its lock is of this folder, and ends with the process
+    with open(
+        __file__, encoding="utf-8"
+    ) as turn:  # its lock is of this folder, and ends with the process
         if (
             "PYTEST_XDIST_WORKER" in os.environ
             and not sys.dont_write_bytecode
@@ -156,7 +171,9 @@ def shared_servers_stop() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def one_root_certificate(tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test asks the net, and reading a list of 140 authorities takes longer than most tests that make a client."""
-    first = re.search(r"-----BEGIN.*?END CERTIFICATE-----\n", Path(certifi.where()).read_text("utf-8"), re.DOTALL)
+    first = re.search(
+        r"-----BEGIN.*?END CERTIFICATE-----\n", Path(certifi.where()).read_text("utf-8"), re.DOTALL
+    )
     assert first is not None
     file = tmp_path_factory.mktemp("tls") / "root.pem"
     file.write_text(first[0])
@@ -178,7 +195,10 @@ def kernel_stamps() -> Iterator[None]:
     """On a busy machine the kernel begins to stamp packets some time after the first socket has asked for it; it goes
     on while one such socket is open.
     """
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as sender,
+    ):
         receiver, _ = server.accept()
         with receiver:
             if sys.platform == "linux":
@@ -186,6 +206,8 @@ def kernel_stamps() -> Iterator[None]:
                 for _ in range(100_000):
                     sender.send(b"x")
                     _, ancillary, _, _ = receiver.recvmsg(1, socket.CMSG_SPACE(16))
-                    if ancillary and any(ancillary[0][2][:8]):  # the seconds: 0 in a packet without a stamp
+                    if ancillary and any(
+                        ancillary[0][2][:8]
+                    ):  # the seconds: 0 in a packet without a stamp
                         break
             yield

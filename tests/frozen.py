@@ -10,10 +10,20 @@ from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
-MOVING = frozenset((
-    "started", "ended", "made", "host", "version", "command", "cpu_s", "peak_rss_bytes", "cpu_share_max",
-    "waited_share_max",
-))  # fmt: skip
+MOVING = frozenset(
+    (
+        "started",
+        "ended",
+        "made",
+        "host",
+        "version",
+        "command",
+        "cpu_s",
+        "peak_rss_bytes",
+        "cpu_share_max",
+        "waited_share_max",
+    )
+)
 """Keys of the wall clock, of this machine, of this version and of this process."""
 VARYING = frozenset(("versions",))
 """Keys of mappings whose keys are those of this machine."""
@@ -60,7 +70,9 @@ def over(one: Any, other: Any) -> Any:
 def columns(table: Any) -> dict[str, Any]:
     """How many rows a table has, and a hash of each column. Sorted by slot."""
     table = table.sort_by("slot")
-    return {"rows": table.num_rows} | {name: sha(figures(table[name].to_pylist())) for name in table.column_names}
+    return {"rows": table.num_rows} | {
+        name: sha(figures(table[name].to_pylist())) for name in table.column_names
+    }
 
 
 def sha(value: Any) -> str:
@@ -78,7 +90,10 @@ def differences(found: Any, stored: Any, place: str = "") -> Iterator[str]:
         for i, (one, other) in enumerate(zip(found, stored, strict=True)):
             yield from differences(one, other, f"{place}[{i}]")
     elif isinstance(found, list) and isinstance(stored, list):
-        new, gone = ([one for one in mine if one not in others] for mine, others in ((found, stored), (stored, found)))
+        new, gone = (
+            [one for one in mine if one not in others]
+            for mine, others in ((found, stored), (stored, found))
+        )
         yield f"{place}: {len(found)} in place of {len(stored)}, new {new}, gone {gone}"
     elif not _equal(found, stored):
         yield f"{place}: {found!r} in place of {stored!r}"
@@ -97,7 +112,10 @@ def written(value: Any, indent: str = "") -> str:
         return line
     inner = indent + " "
     if isinstance(value, dict):
-        parts = [f"{json.dumps(key, ensure_ascii=False)}: {written(one, inner)}" for key, one in value.items()]
+        parts = [
+            f"{json.dumps(key, ensure_ascii=False)}: {written(one, inner)}"
+            for key, one in value.items()
+        ]
     else:
         parts = [written(one, inner) for one in value]
     first, last = "{}" if isinstance(value, dict) else "[]"

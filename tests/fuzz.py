@@ -20,13 +20,26 @@ from pathlib import Path
 from random import Random
 
 INSTRUMENTED = [  # all else only slows it down
-    "loadgen_sdk.dialects", "loadgen_sdk.transport.http1", "loadgen_sdk.transport.target",
-    "loadgen_sdk.probe.server_facts", "loadgen.core.workload", "loadgen.contracts", "loadgen.pricing.price_file",
-    "loadgen.shell.targets", "loadgen.core.workload.dataset",
-    "loadgen.interop", "loadgen.results", "loadgen.core.run_folder",
-    "loadgen.core.server_metrics.series", "loadgen.sim.server.request_parser", "loadgen.evidence.archive",
-    "loadgen.mlperf.pickle_reader", "loadgen.answers.questions", "loadgen.sim.presets.preset", "loadgen.present",
-]  # fmt: skip
+    "loadgen_sdk.dialects",
+    "loadgen_sdk.transport.http1",
+    "loadgen_sdk.transport.target",
+    "loadgen_sdk.probe.server_facts",
+    "loadgen.core.workload",
+    "loadgen.contracts",
+    "loadgen.pricing.price_file",
+    "loadgen.shell.targets",
+    "loadgen.core.workload.dataset",
+    "loadgen.interop",
+    "loadgen.results",
+    "loadgen.core.run_folder",
+    "loadgen.core.server_metrics.series",
+    "loadgen.sim.server.request_parser",
+    "loadgen.evidence.archive",
+    "loadgen.mlperf.pickle_reader",
+    "loadgen.answers.questions",
+    "loadgen.sim.presets.preset",
+    "loadgen.present",
+]
 KEPT = 120  # inputs per target
 LONGEST = 2_000  # bytes of an input that is kept
 WORD = re.compile(rb"[A-Za-z_][A-Za-z_0-9.-]{2,30}")
@@ -46,7 +59,9 @@ def fuzz(name: str, arguments: list[str]) -> None:
         random = Random(seed)
         if not documents or random.random() < 0.5:
             return bytes(atheris.Mutate(data, most))
-        return changed(name, random.choice(documents) if random.random() < 0.2 else data, random)[:most]
+        return changed(name, random.choice(documents) if random.random() < 0.2 else data, random)[
+            :most
+        ]
 
     documents = [data for data in corpus(name) if told(name, data) == ""] if name in TREES else []
     again = f"{sys.executable} {__file__} --one {name}"  # how a merge starts itself anew
@@ -73,15 +88,21 @@ def main(name: str, inputs: int) -> int:
             f"-max_len={max(40_000, 2 * max(map(len, begin_with)))}",
             f"-dict={scratch}/words",
         ]
-        if code := subprocess.run([*command, *limits, f"-runs={inputs}", str(tried)], check=False).returncode:
+        if code := subprocess.run(
+            [*command, *limits, f"-runs={inputs}", str(tried)], check=False
+        ).returncode:
             for bug in Path(scratch).glob("*-*"):
                 print(f"{bug.name}: {bug.read_bytes()!r}"[:2000])
             return code
         subprocess.run([*command, "-set_cover_merge=1", str(kept), str(tried)], check=True)
         data = sorted((path.read_bytes() for path in kept.iterdir()), key=len)
-        lines = sorted(base64.b85encode(one).decode() for one in data[:KEPT] if 0 < len(one) <= LONGEST)
+        lines = sorted(
+            base64.b85encode(one).decode() for one in data[:KEPT] if 0 < len(one) <= LONGEST
+        )
         (CORPUS / f"{name}.txt").write_text("\n".join(lines) + "\n")
-        print(f"{name}: {inputs:,} inputs; {len(lines)} kept of {len(data)} that reach all that was reached")
+        print(
+            f"{name}: {inputs:,} inputs; {len(lines)} kept of {len(data)} that reach all that was reached"
+        )
     return 0
 
 

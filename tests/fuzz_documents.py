@@ -20,17 +20,71 @@ import yaml
 _OF_ARCHIVES = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError)
 BETWEEN = b"\0\0file\0\0"  # two files of a folder
 ODD: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 0.5, -0.0, 1e308, float("nan"), float("inf"), 2**31, 2**63, -(2**63), 10**30, "", " ",
-    "0", "1e3", "5s", "10ms", "p99", "p100", "nan", "../x", "/dev/null", "a" * 300, "\x00", "\x1b[31m", "\u202e", "ß",
-    "http://[::1", "2026-02-30", "1103-01-01T00:00:00Z", "null", "${X}", [], {}, [[]], [{}], {"": None}, [None] * 40,
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    0.5,
+    -0.0,
+    1e308,
+    float("nan"),
+    float("inf"),
+    2**31,
+    2**63,
+    -(2**63),
+    10**30,
+    "",
+    " ",
+    "0",
+    "1e3",
+    "5s",
+    "10ms",
+    "p99",
+    "p100",
+    "nan",
+    "../x",
+    "/dev/null",
+    "a" * 300,
+    "\x00",
+    "\x1b[31m",
+    "\u202e",
+    "ß",
+    "http://[::1",
+    "2026-02-30",
+    "1103-01-01T00:00:00Z",
+    "null",
+    "${X}",
+    [],
+    {},
+    [[]],
+    [{}],
+    {"": None},
+    [None] * 40,
+)
 TREES = {
-    "workload": "yaml", "contract": "yaml", "prices": "yaml", "targets": "yaml", "preset": "yaml",
-    "foreign": "json", "run_json": "json", "summary": "json", "capacity": "json", "page": "json",
-    "facts": "json", "request": "json", "trace": "lines", "dataset": "lines",
-    "questions": "lines", "calls": "lines", "metrics_page": "lines",
-    "mlperf_log": "lines", "bundle": "zip", "folder": "files",
-}  # fmt: skip
+    "workload": "yaml",
+    "contract": "yaml",
+    "prices": "yaml",
+    "targets": "yaml",
+    "preset": "yaml",
+    "foreign": "json",
+    "run_json": "json",
+    "summary": "json",
+    "capacity": "json",
+    "page": "json",
+    "facts": "json",
+    "request": "json",
+    "trace": "lines",
+    "dataset": "lines",
+    "questions": "lines",
+    "calls": "lines",
+    "metrics_page": "lines",
+    "mlperf_log": "lines",
+    "bundle": "zip",
+    "folder": "files",
+}
 """Name of a parser -> what it reads."""
 
 
@@ -63,7 +117,9 @@ def _document(kind: str, data: bytes, random: Random) -> bytes:
         tree = yaml.load(data, yaml.CSafeLoader)  # in JSON's form from here on, which is YAML too
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         tree = _tree(tree, random)
-    return json.dumps(tree, ensure_ascii=random.random() < 0.5, default=str).encode("utf-8", "surrogatepass")
+    return json.dumps(tree, ensure_ascii=random.random() < 0.5, default=str).encode(
+        "utf-8", "surrogatepass"
+    )
 
 
 def _places(tree: Any) -> list[tuple[Any, Any]]:
@@ -72,7 +128,13 @@ def _places(tree: Any) -> list[tuple[Any, Any]]:
     left = [tree]
     while left:
         holder = left.pop()
-        keys = holder.keys() if isinstance(holder, dict) else range(len(holder)) if isinstance(holder, list) else ()
+        keys = (
+            holder.keys()
+            if isinstance(holder, dict)
+            else range(len(holder))
+            if isinstance(holder, list)
+            else ()
+        )
         for key in keys:
             found.append((holder, key))
             left.append(holder[key])
@@ -96,11 +158,15 @@ def _tree(tree: Any, random: Random) -> Any:
         case 2 | 3 if isinstance(holder, dict):
             holder[str(key)[:-1] if random.random() < 0.5 else str(other[1])] = holder.pop(key)
         case 4 if isinstance(value, int | float):
-            holder[key] = random.choice((-value, value * 1000, value / 1000, value + 1, str(value), [value]))
+            holder[key] = random.choice(
+                (-value, value * 1000, value / 1000, value + 1, str(value), [value])
+            )
         case 4 | 5 if isinstance(value, str):
             at = random.randrange(len(value) + 1)
             holder[key] = (
-                value[:at] + random.choice(("", " ", "-", ".", "0", "9" * 20, "\n", "é", ",")) + value[at + 1 :]
+                value[:at]
+                + random.choice(("", " ", "-", ".", "0", "9" * 20, "\n", "é", ","))
+                + value[at + 1 :]
             )
         case 6:
             holder[key] = [value] if random.random() < 0.5 else {"x": value}
@@ -140,11 +206,17 @@ def _archive(data: bytes, random: Random) -> bytes:
     name, content = members[at]
     match random.randrange(4):
         case 0:
-            members[at] = (random.choice(("../x", "/x", "a/../../x", "C:\\x", " ", "x" * 300, members[0][0])), content)
+            members[at] = (
+                random.choice(("../x", "/x", "a/../../x", "C:\\x", " ", "x" * 300, members[0][0])),
+                content,
+            )
         case 1:
             del members[at]
         case _:
-            members[at] = (name, _changed("json" if name.endswith(".json") else "lines", content, random))
+            members[at] = (
+                name,
+                _changed("json" if name.endswith(".json") else "lines", content, random),
+            )
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         for name, content in dict(members).items():

@@ -112,7 +112,9 @@ def questions(data: bytes) -> None:
 
 
 def prices(data: bytes) -> None:
-    price_file.parse(data.decode("utf-8", "replace"), "prices.yaml", today=date(2026, 11, 22), env={})
+    price_file.parse(
+        data.decode("utf-8", "replace"), "prices.yaml", today=date(2026, 11, 22), env={}
+    )
 
 
 def targets(data: bytes) -> None:
@@ -170,10 +172,19 @@ def folder(data: bytes) -> None:
 
 
 FILES = (
-    b"run.json", b"summary.json", b"seconds.jsonl", b"server.jsonl", b"spool/w0.rows", b"spool/w0.texts",
-    b"spool/w0.seconds", b"flows/w0.gaps.0", b"flows/w0.timeline.0", b"flows/w0.heat", b"flows/ledger",
+    b"run.json",
+    b"summary.json",
+    b"seconds.jsonl",
+    b"server.jsonl",
+    b"spool/w0.rows",
+    b"spool/w0.texts",
+    b"spool/w0.seconds",
+    b"flows/w0.gaps.0",
+    b"flows/w0.timeline.0",
+    b"flows/w0.heat",
+    b"flows/ledger",
     b"requests/requests.parquet",
-)  # fmt: skip
+)
 
 
 def metrics_page(data: bytes) -> None:
@@ -232,7 +243,10 @@ def _file(name: str, data: bytes) -> str:
 
 TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[str, ...]]] = {
     "sse": (sse, ("tests/data/transcripts/*/*_stream*.http",)),
-    "whole_answer": (whole_answer, ("tests/data/transcripts/*/*nostream.http", "tests/data/transcripts/*/err*.http")),
+    "whole_answer": (
+        whole_answer,
+        ("tests/data/transcripts/*/*nostream.http", "tests/data/transcripts/*/err*.http"),
+    ),
     "http": (http, ("tests/data/transcripts/*/*.http",)),
     "url": (url, ()),
     "workload": (workload, ("workloads/*.yaml",)),
@@ -278,20 +292,26 @@ INPUT_OF: dict[str, Callable[[bytes], bytes]] = {
 def _run_folder(*, spooled: bool = False) -> bytes:
     """The files of a short run; `spooled`: with its rows as a killed one leaves them."""
     with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
-        loadgen.run("qa", url="sim:gb300-vm", request_rate="10", num_requests=8, out=Path(made, "r"), seed=1)
+        loadgen.run(
+            "qa", url="sim:gb300-vm", request_rate="10", num_requests=8, out=Path(made, "r"), seed=1
+        )
         if spooled:
             rows = store.read_run(Path(made, "r")).rows
             shutil.rmtree(Path(made, "r", "requests"))
             Path(made, "r", "spool").mkdir(exist_ok=True)
             Path(made, "r", "spool", "w0.rows").write_bytes(rows.tobytes())
         kept = [(name, Path(made, "r", name.decode())) for name in FILES]
-        return BETWEEN.join(name + b"\0" + path.read_bytes() for name, path in kept if path.is_file())
+        return BETWEEN.join(
+            name + b"\0" + path.read_bytes() for name, path in kept if path.is_file()
+        )
 
 
 def _tables(name: str) -> list[bytes]:
     """Small tables as the files that a parser of tables reads."""
     rows = pa.table({"prompt": ["a", "b c"], "output_tokens": [3, 4], "words": [["x"], ["y", "z"]]})
-    times = pa.table({"TIMESTAMP": [0, 1000, 2000], "ContextTokens": [10, 20, 30], "GeneratedTokens": [1, 2, 3]})
+    times = pa.table(
+        {"TIMESTAMP": [0, 1000, 2000], "ContextTokens": [10, 20, 30], "GeneratedTokens": [1, 2, 3]}
+    )
     made = io.BytesIO()
     if name in ("dataset", "trace"):
         parquet.write_table(rows if name == "dataset" else times, made)

@@ -47,9 +47,16 @@ MARKS = {
 def templates() -> dict[str, str]:
     """Name -> text."""
     asked = JobAsked(
-        name="release-name", image="{image}", pods=1, arguments=["{arguments}"], secret="{secret}", cpus=4712,
-        memory="{memory}", hold_s=4713, stop=False,
-    )  # fmt: skip
+        name="release-name",
+        image="{image}",
+        pods=1,
+        arguments=["{arguments}"],
+        secret="{secret}",
+        cpus=4712,
+        memory="{memory}",
+        hold_s=4713,
+        stop=False,
+    )
     job = manifests.job(asked)
     job["spec"] |= {"completions": PODS, "parallelism": PODS}
     arguments: list[Any] = job["spec"]["template"]["spec"]["containers"][0]["args"]

@@ -21,11 +21,15 @@ LINE = re.compile(r'(?m)^    (?:# (?P<group>.+)|"(?P<code>\w+)",  # (?P<meaning>
 
 def meanings(file: str) -> dict[str, str]:
     """The codes in a table of one file, and what each says."""
-    return {match["code"]: match["meaning"] for match in LINE.finditer(_table(file)) if match["code"]}
+    return {
+        match["code"]: match["meaning"] for match in LINE.finditer(_table(file)) if match["code"]
+    }
 
 
 def _table(file: str) -> str:
-    return (ROOT / file).read_text("utf-8").partition("\nCode = Literal[\n")[2].partition("\n]\n")[0]
+    return (
+        (ROOT / file).read_text("utf-8").partition("\nCode = Literal[\n")[2].partition("\n]\n")[0]
+    )
 
 
 def tables() -> str:

@@ -25,15 +25,25 @@ from loadgen.core.stats.quantiles import Histogram
 
 DATA = Path(__file__).parent / "data"
 MS, S = 1_000_000, 1_000_000_000
-Inputs = tuple[Header, NDArray[np.void], list[Histogram], list[NDArray[np.int64]], list[Second], list[str]]
+Inputs = tuple[
+    Header, NDArray[np.void], list[Histogram], list[NDArray[np.int64]], list[Second], list[str]
+]
 """What `summarize` takes."""
-HOST = Host(name="load-1", kernel="Linux 6.8.0", python="3.12.4", cpu="AMD EPYC 9V33X", cpus=16, clock="tsc")
+HOST = Host(
+    name="load-1", kernel="Linux 6.8.0", python="3.12.4", cpu="AMD EPYC 9V33X", cpus=16, clock="tsc"
+)
 
-DURATIONS = ("client_lag_ns", "stamp_error_ns", "last_token_error_ns", "max_gap_ns", "max_gap_error_ns")
+DURATIONS = (
+    "client_lag_ns",
+    "stamp_error_ns",
+    "last_token_error_ns",
+    "max_gap_ns",
+    "max_gap_error_ns",
+)
 
 
 def blank(n: int) -> NDArray[np.void]:
-    """n rows of requests that are ok and that nothing is known of yet."""
+    """N rows of requests that are ok and that nothing is known of yet."""
     rows = np.zeros(n, ROW)
     for field in (
         "session",
@@ -56,7 +66,10 @@ def blank(n: int) -> NDArray[np.void]:
 
 
 def stream(
-    rows: NDArray[np.void], ttft_ns: NDArray[np.int64], gap_ns: NDArray[np.int64], lag_ns: NDArray[np.int64]
+    rows: NDArray[np.void],
+    ttft_ns: NDArray[np.int64],
+    gap_ns: NDArray[np.int64],
+    lag_ns: NDArray[np.int64],
 ) -> None:
     """Answers with even gaps: sent `lag_ns` after due, first token `ttft_ns` after it, `output_events` events."""
     rows["ready_ns"] = rows["due_ns"] + lag_ns - 20_000
@@ -117,7 +130,9 @@ def rented_gpus() -> Inputs:
     gap = (draw.normal(9.0, 0.4, warm + n) * 1e6).astype(np.int64)
     stream(rows, ttft, gap, (draw.gamma(4, 20_000, warm + n)).astype(np.int64) + 20_000)
     rows["client_lag_ns"] = draw.gamma(3, 15_000, warm + n)
-    rows["stamp_error_ns"] = np.where(draw.random(warm + n) < 0.9, 0, draw.gamma(3, 30_000, warm + n))
+    rows["stamp_error_ns"] = np.where(
+        draw.random(warm + n) < 0.9, 0, draw.gamma(3, 30_000, warm + n)
+    )
     boundary = int(rows["due_ns"][warm])
     gaps, timeline = seen(rows, 2)
     header = Header(
@@ -127,7 +142,17 @@ def rented_gpus() -> Inputs:
         ended="2026-11-21T10:16:41.000000+00:00",
         state="finished",
         version="0.1.0",
-        command=("loadgen", "run", "rag", "--url", "https://gb300.example.net", "--request-rate", "20", "--gpus", "4"),
+        command=(
+            "loadgen",
+            "run",
+            "rag",
+            "--url",
+            "https://gb300.example.net",
+            "--request-rate",
+            "20",
+            "--gpus",
+            "4",
+        ),
         workload="rag",
         seed=20,
         schedule_seed=20,
@@ -149,7 +174,14 @@ def rented_gpus() -> Inputs:
             goodput_share=0.99,
         ),
         stages=(
-            StagePlan(name="warm-up", arrival="poisson 20/s", measured=False, end_ns=boundary, slots=warm, rate=rate),
+            StagePlan(
+                name="warm-up",
+                arrival="poisson 20/s",
+                measured=False,
+                end_ns=boundary,
+                slots=warm,
+                rate=rate,
+            ),
             StagePlan(name="load", arrival="poisson 20/s", start_ns=boundary, slots=n, rate=rate),
         ),
         fingerprints=Fingerprints(
@@ -197,16 +229,30 @@ def token_priced() -> Inputs:
         "HTTP 503: The engine is currently overloaded",
         "body cut off",
     ]
-    for kind, text, status, every in (("http_429", 0, 429, 40), ("http_5xx", 1, 503, 90), ("truncated", 2, 200, 150)):
+    for kind, text, status, every in (
+        ("http_429", 0, 429, 40),
+        ("http_5xx", 1, 503, 90),
+        ("truncated", 2, 200, 150),
+    ):
         hit = np.flatnonzero(rows["slot"] % every == every - 1)
         rows["status"][hit] = STATUSES.index("failed")
-        rows["kind"][hit], rows["text"][hit], rows["http_status"][hit] = KINDS.index(kind), text, status
+        rows["kind"][hit], rows["text"][hit], rows["http_status"][hit] = (
+            KINDS.index(kind),
+            text,
+            status,
+        )
         rows["finish_reason"][hit] = 0
         for field in ("cached_tokens", "input_tokens", "output_tokens"):
             rows[field][hit] = -1
         rows["input_source"][hit] = rows["output_source"][hit] = 0
         if kind != "truncated":
-            for field in ("first_event_ns", "first_token_ns", "first_answer_ns", "last_token_ns", "end_ns"):
+            for field in (
+                "first_event_ns",
+                "first_token_ns",
+                "first_answer_ns",
+                "last_token_ns",
+                "end_ns",
+            ):
                 rows[field][hit] = -1
             rows["output_events"][hit] = rows["max_gap_ns"][hit] = 0
             rows["done_ns"][hit] = rows["sent_ns"][hit] + 30 * MS
@@ -219,15 +265,30 @@ def token_priced() -> Inputs:
         ended="2026-11-21T11:32:04.000000+00:00",
         state="finished",
         version="0.1.0",
-        command=("loadgen", "run", "qa", "--url", "https://api.example.com/v1", "--concurrency", "16"),
+        command=(
+            "loadgen",
+            "run",
+            "qa",
+            "--url",
+            "https://api.example.com/v1",
+            "--concurrency",
+            "16",
+        ),
         workload="qa",
         seed=21,
         schedule_seed=21,
-        targets=(TargetFacts(url="https://api.example.com/v1", server="openai", model="example-large"),),
-        slo=Slo(
-            terms=(Term(metric="ttft", limit_ns=S, quantile=0.99), Term(metric="e2e", limit_ns=8 * S, quantile=0.95))
+        targets=(
+            TargetFacts(url="https://api.example.com/v1", server="openai", model="example-large"),
         ),
-        stages=(StagePlan(name="load", arrival="16 in flight", closed=True, slots=n, concurrency=lanes),),
+        slo=Slo(
+            terms=(
+                Term(metric="ttft", limit_ns=S, quantile=0.99),
+                Term(metric="e2e", limit_ns=8 * S, quantile=0.95),
+            )
+        ),
+        stages=(
+            StagePlan(name="load", arrival="16 in flight", closed=True, slots=n, concurrency=lanes),
+        ),
         fingerprints=Fingerprints(
             recipe="7d793037a0760186574b0282f2f435e7",
             prompts="d8578edf8458ce06fbc5bb76a58c5ca4",
@@ -243,7 +304,10 @@ def token_priced() -> Inputs:
     return header, rows, gaps, timeline, samples(120, 1, 0.06), texts
 
 
-EXAMPLES = {"summary_example_rag_gpus.json": rented_gpus, "summary_example_qa_api.json": token_priced}
+EXAMPLES = {
+    "summary_example_rag_gpus.json": rented_gpus,
+    "summary_example_qa_api.json": token_priced,
+}
 
 if __name__ == "__main__":
     DATA.mkdir(exist_ok=True)

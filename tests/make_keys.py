@@ -41,7 +41,15 @@ KINDS = {  # how the JSON Schema of a value shows what it is
     '"number"': "number",
     '"boolean"': "`true`, `false`",
 }
-EXAMPLES = {"ms": "2s", "%": "1%", "/s": "10/s", "tokens": "20", "": "0.45 USD", "x": "1.5x", "J": "0.5 J/token"}
+EXAMPLES = {
+    "ms": "2s",
+    "%": "1%",
+    "/s": "10/s",
+    "tokens": "20",
+    "": "0.45 USD",
+    "x": "1.5x",
+    "J": "0.5 J/token",
+}
 """How the limit of a term may be written, by its unit."""
 
 
@@ -79,15 +87,24 @@ def _key(name: str, field: PartField) -> str:
 
 
 def _takes(field: PartField, shape: dict[str, Any]) -> str:
-    parts = None if getattr(field.annotation, "__origin__", None) is dict else field.annotation  # parts by name
+    parts = (
+        None if getattr(field.annotation, "__origin__", None) is dict else field.annotation
+    )  # parts by name
     for annotation in (parts, *getattr(parts, "__args__", ())):
-        if isinstance(annotation, type) and issubclass(annotation, Part) and not any(
-            one.is_required() for one in annotation.model_fields.values()
-        ):  # fmt: skip
-            inner = {_key(*one): _written(one[0], one[1].default).strip("`") for one in annotation.model_fields.items()}
+        if (
+            isinstance(annotation, type)
+            and issubclass(annotation, Part)
+            and not any(one.is_required() for one in annotation.model_fields.values())
+        ):
+            inner = {
+                _key(*one): _written(one[0], one[1].default).strip("`")
+                for one in annotation.model_fields.items()
+            }
             return f"`{{{', '.join(f'{key}: {value}' for key, value in inner.items() if value)}}}`"
     text = str(shape).replace("'", '"')
-    if choices := shape.get("enum") or next((one["enum"] for one in shape.get("anyOf", []) if "enum" in one), None):
+    if choices := shape.get("enum") or next(
+        (one["enum"] for one in shape.get("anyOf", []) if "enum" in one), None
+    ):
         return ", ".join(f"`{choice}`" for choice in choices)
     return next((kind for mark, kind in KINDS.items() if mark in text), "")
 
@@ -112,7 +129,9 @@ def _rows(part: type[Part]) -> list[tuple[str, ...]]:
 def keys(name: str) -> str:
     """The keys of a name in TABLES: a list, which a phone shows as well."""
     rows = [row for part in TABLES[name] for row in _rows(part)]
-    return "\n".join(f"- {key}{f' ({takes})' if takes else ''}: {told}" for key, takes, told in rows)
+    return "\n".join(
+        f"- {key}{f' ({takes})' if takes else ''}: {told}" for key, takes, told in rows
+    )
 
 
 def terms() -> str:
@@ -121,15 +140,31 @@ def terms() -> str:
     for name, kind in ({"ttft": contracts.kind_of("ttft")} | contracts.KINDS).items():
         limit = "97%" if kind.limit.key == "share" else EXAMPLES[kind.limit.unit]
         inner = {"of": "ttft", "level": "alone", "window": "1h"}
-        inside = [f"{one.removesuffix('_ns')}: {inner[one.removesuffix('_ns')]}" for one in reversed(kind.takes)]
+        inside = [
+            f"{one.removesuffix('_ns')}: {inner[one.removesuffix('_ns')]}"
+            for one in reversed(kind.takes)
+        ]
         at = [f"at: p{kind.at * 100:g}"] if kind.at else []
-        value = f"{{{', '.join([*inside, *at, f'{kind.limit.key}: {limit}'])}}}" if inside or at else limit
+        value = (
+            f"{{{', '.join([*inside, *at, f'{kind.limit.key}: {limit}'])}}}"
+            if inside or at
+            else limit
+        )
         of = "token or request" if kind.limit.unit == "J" else "a latency"
         said = kind.words.format(
-            kind="it", limit="so much", at="a percentile", window="window", of=of, level="another level", currency=""
+            kind="it",
+            limit="so much",
+            at="a percentile",
+            window="window",
+            of=of,
+            level="another level",
+            currency="",
         )
         alike.setdefault((value, " ".join(said.split())), []).append(name)
-    written = ((", ".join(f"`{name}: {value}`" for name in names), said) for (value, said), names in alike.items())
+    written = (
+        (", ".join(f"`{name}: {value}`" for name in names), said)
+        for (value, said), names in alike.items()
+    )
     return "\n".join(f"- {terms}: {said}" for terms, said in written)
 
 

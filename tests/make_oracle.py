@@ -43,7 +43,10 @@ FOLDERS = DATA / "folders"
 
 OPEN = {
     "name": "open",
-    "requests": {"input_tokens": 300, "output_tokens": {"lognormal": {"median": 40, "sigma": 0.5, "max": 200}}},
+    "requests": {
+        "input_tokens": 300,
+        "output_tokens": {"lognormal": {"median": 40, "sigma": 0.5, "max": 200}},
+    },
     "stages": [
         {"name": "warm-up", "arrival": {"poisson": "20/s"}, "duration": "2s", "warmup": True},
         {"name": "load", "arrival": {"poisson": "40/s"}, "count": 200},
@@ -59,7 +62,12 @@ CROWDED = {
 }
 SHARED = {
     "name": "shared",
-    "requests": {"input_tokens": 200, "output_tokens": 5, "shared_prefix_tokens": 160, "prefixes": 3},
+    "requests": {
+        "input_tokens": 200,
+        "output_tokens": 5,
+        "shared_prefix_tokens": 160,
+        "prefixes": 3,
+    },
     "stages": [{"arrival": {"constant": "20/s"}, "count": 80}],
 }
 LEVELS = {
@@ -70,7 +78,13 @@ LEVELS = {
 PLAIN = {"name": "plain", "requests": {"input_tokens": 100, "output_tokens": 20}}
 RUNS: dict[str, dict[str, Any]] = {
     "open": {"workload": OPEN, "url": "sim:gb300-vm"},
-    "closed": {"workload": PLAIN, "url": "sim:h100x8", "concurrency": 8, "num_requests": 120, "slo": "ttft:1s"},
+    "closed": {
+        "workload": PLAIN,
+        "url": "sim:h100x8",
+        "concurrency": 8,
+        "num_requests": 120,
+        "slo": "ttft:1s",
+    },
     "levels": {"workload": LEVELS, "url": "sim:gb200-vm"},
     "bursts": {
         "workload": PLAIN,
@@ -81,14 +95,41 @@ RUNS: dict[str, dict[str, Any]] = {
         "schedule_seed": 7,
     },
     "conversations": {"workload": "agentic", "url": "sim:gb300-vm"},
-    "questions": {"workload": "qa", "url": "sim:gb300-rack", "request_rate": "40", "num_requests": 150, "warmup": "0"},
-    "rag": {"workload": "rag", "url": "sim:gb300-vm", "num_requests": 60, "warmup": "5req", "goodput": "ttft:500"},
+    "questions": {
+        "workload": "qa",
+        "url": "sim:gb300-rack",
+        "request_rate": "40",
+        "num_requests": 150,
+        "warmup": "0",
+    },
+    "rag": {
+        "workload": "rag",
+        "url": "sim:gb300-vm",
+        "num_requests": 60,
+        "warmup": "5req",
+        "goodput": "ttft:500",
+    },
     "trace": {"trace": DATA / "trace.jsonl", "url": "sim:gb300-vm"},
     "crowded": {"workload": CROWDED, "url": "sim:gb300-vm"},
     "shared": {"workload": SHARED, "url": "sim:h200x8"},
-    "cramped": {"workload": "agentic", "url": f"sim:{DATA / 'cramped.yaml'}", "request_rate": "1.5", "duration": "60s"},
-    "stopped": {"workload": OPEN, "url": "sim:gb300-vm", "stop_when": ["errors:20%", "e2e:p90:1.45s"]},
-    "values": {"workload": PLAIN, "url": "sim:gb300-vm", "api": "embeddings", "request_rate": "90", "num_requests": 99},
+    "cramped": {
+        "workload": "agentic",
+        "url": f"sim:{DATA / 'cramped.yaml'}",
+        "request_rate": "1.5",
+        "duration": "60s",
+    },
+    "stopped": {
+        "workload": OPEN,
+        "url": "sim:gb300-vm",
+        "stop_when": ["errors:20%", "e2e:p90:1.45s"],
+    },
+    "values": {
+        "workload": PLAIN,
+        "url": "sim:gb300-vm",
+        "api": "embeddings",
+        "request_rate": "90",
+        "num_requests": 99,
+    },
 }
 
 
@@ -101,20 +142,52 @@ def run(name: str, where: Path) -> dict[str, Any]:
 
 def due(where: Path) -> dict[str, Any]:
     """The first 1,000 instants of a Poisson process, from the rows of a run."""
-    flags: dict[str, Any] = {"request_rate": "100", "num_requests": 1000, "seed": 3, "schedule_seed": 11}
-    table = loadgen.run(PLAIN, url="sim:gb300-vm", **flags, out=where / "poisson").rows.sort_by("slot")
+    flags: dict[str, Any] = {
+        "request_rate": "100",
+        "num_requests": 1000,
+        "seed": 3,
+        "schedule_seed": 11,
+    }
+    table = loadgen.run(PLAIN, url="sim:gb300-vm", **flags, out=where / "poisson").rows.sort_by(
+        "slot"
+    )
     instants = table["due_ns"].to_pylist()
-    return {"count": len(instants), "first": instants[:5], "last": instants[-1], "all": sha(instants)}
+    return {
+        "count": len(instants),
+        "first": instants[:5],
+        "last": instants[-1],
+        "all": sha(instants),
+    }
 
 
-SENT = ("slot", "request", "session", "turn", "stage", "worker", "status", "kind", "finish_reason", "due_ns",
-        "asked_output", "output_tokens", "output_source", "input_source", "target")  # fmt: skip
+SENT = (
+    "slot",
+    "request",
+    "session",
+    "turn",
+    "stage",
+    "worker",
+    "status",
+    "kind",
+    "finish_reason",
+    "due_ns",
+    "asked_output",
+    "output_tokens",
+    "output_source",
+    "input_source",
+    "target",
+)
 """Columns that the clock has no part in."""
 
 
 def sent(where: Path) -> dict[str, Any]:
     """A run over HTTP, in real time, to the embedded endpoint: what of its rows is the same each time."""
-    flags: dict[str, Any] = {"request_rate": "100", "num_requests": 40, "seed": 5, "embedded": {"ttft": "3ms"}}
+    flags: dict[str, Any] = {
+        "request_rate": "100",
+        "num_requests": 40,
+        "seed": 5,
+        "embedded": {"ttft": "3ms"},
+    }
     table = loadgen.run({**PLAIN, "requests": OPEN["requests"]}, **flags, out=where / "sent").rows
     return frozen.columns(table.select([name for name in SENT if name in table.column_names]))
 
@@ -122,10 +195,49 @@ def sent(where: Path) -> dict[str, Any]:
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 SIM = ["--url", "sim:gb300-vm", "--seed", "1"]
-SWEEP = ["sweep", "open.yaml", *SIM, "--request-rate", "10,40", "-n", "40", "--warmup", "0", "--out", "sweep"]
-SEARCH = ["search", "open.yaml", *SIM, "--slo", "tpot:20.6ms:p90", "--low", "4", "--high", "64", "-d", "10s",
-          "--precision", "0.3", "--max-probes", "5", "--out", "search"]  # fmt: skip
-MLPERF = ["-b", "llama2-70b", "--min-duration", "5", "--target-qps", "10", "--dataset", "set.jsonl", *SIM[:2]]
+SWEEP = [
+    "sweep",
+    "open.yaml",
+    *SIM,
+    "--request-rate",
+    "10,40",
+    "-n",
+    "40",
+    "--warmup",
+    "0",
+    "--out",
+    "sweep",
+]
+SEARCH = [
+    "search",
+    "open.yaml",
+    *SIM,
+    "--slo",
+    "tpot:20.6ms:p90",
+    "--low",
+    "4",
+    "--high",
+    "64",
+    "-d",
+    "10s",
+    "--precision",
+    "0.3",
+    "--max-probes",
+    "5",
+    "--out",
+    "search",
+]
+MLPERF = [
+    "-b",
+    "llama2-70b",
+    "--min-duration",
+    "5",
+    "--target-qps",
+    "10",
+    "--dataset",
+    "set.jsonl",
+    *SIM[:2],
+]
 
 
 def priced(name: str) -> list[str]:
@@ -163,7 +275,17 @@ TYPED: list[list[str]] = [
 
 ASKED: list[list[str]] = [
     ["answers", "set.jsonl", "--rows", "4", "--max-tokens", "4", "--json", "--out", "answers"],
-    ["mlperf", "accuracy", "-b", "llama2-70b", "--dataset", "set.jsonl", "--json", "--out", "accuracy"],
+    [
+        "mlperf",
+        "accuracy",
+        "-b",
+        "llama2-70b",
+        "--dataset",
+        "set.jsonl",
+        "--json",
+        "--out",
+        "accuracy",
+    ],
     ["report", "answers", "--json"],
     ["kube", "status", "bench", "--json"],
 ]
@@ -175,7 +297,18 @@ WRONG = [
     ["run", "qa", "--nope"],
     ["run", "no-such-workload"],
     ["run", "qa", "--gpus", "none"],
-    ["run", "qa", "--slo", "ttft:2x", "--server", "unknown", "--workers", "0", "--extra-body", "[1]"],
+    [
+        "run",
+        "qa",
+        "--slo",
+        "ttft:2x",
+        "--server",
+        "unknown",
+        "--workers",
+        "0",
+        "--extra-body",
+        "[1]",
+    ],
     ["run", "qa", "--trace", "nowhere.jsonl"],
     ["run", "qa", "--url", "sim:gb900"],
     ["run", "qa", "--duration", "soon", "--request-rate", "fast"],
@@ -217,7 +350,12 @@ def inputs(where: Path) -> None:
         shutil.copy(DATA / name, where)
     (where / "carried.yaml").write_text(CONTRACT)
     rows = [
-        {"prompt": f"tell me {'more ' * (n % 7)}", "max_tokens": 50, "reference": "there is no more"} for n in range(40)
+        {
+            "prompt": f"tell me {'more ' * (n % 7)}",
+            "max_tokens": 50,
+            "reference": "there is no more",
+        }
+        for n in range(40)
     ]
     (where / "set.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
@@ -234,11 +372,21 @@ def typed(where: Path) -> dict[str, Any]:
     given = set(where.iterdir())
     found: dict[str, Any] = {}
     for call in TYPED:
-        found[" ".join(call)] = ended(where, call, figures if call[:-1] in (SWEEP, SEARCH) else shape)
+        found[" ".join(call)] = ended(
+            where, call, figures if call[:-1] in (SWEEP, SEARCH) else shape
+        )
     for folder in ("sweep", "search"):
         levels = sorted(path.parent for path in (where / folder).glob("*/run.json"))
-        found[f"rows of {folder}"] = {one.name: sha(frozen.columns(loadgen.load(one).rows)) for one in levels}
-    files = [file for one in where.iterdir() if one not in given for file in (one, *one.rglob("*")) if file.is_file()]
+        found[f"rows of {folder}"] = {
+            one.name: sha(frozen.columns(loadgen.load(one).rows)) for one in levels
+        }
+    files = [
+        file
+        for one in where.iterdir()
+        if one not in given
+        for file in (one, *one.rglob("*"))
+        if file.is_file()
+    ]
     found["files"] = {
         one.name: sorted(file.relative_to(one).as_posix() for file in files if one in file.parents)
         for one in sorted({where / file.relative_to(where).parts[0] for file in files})
@@ -258,7 +406,9 @@ def formats(files: list[Path]) -> dict[str, Any]:
 
 OPENED: dict[str, Callable[[Path], Any]] = {
     ".json": lambda file: shape(json.loads(file.read_bytes())),
-    ".jsonl": lambda file: reduce(over, [shape(json.loads(line)) for line in file.read_text("utf-8").splitlines()], {}),
+    ".jsonl": lambda file: reduce(
+        over, [shape(json.loads(line)) for line in file.read_text("utf-8").splitlines()], {}
+    ),
     ".csv": lambda file: next(csv.reader(file.read_text("utf-8").splitlines())),
     ".parquet": lambda file: {field.name: str(field.type) for field in pq.read_schema(file)},
 }
@@ -267,10 +417,15 @@ OPENED: dict[str, Callable[[Path], Any]] = {
 def asked(where: Path) -> dict[str, Any]:
     """What the commands print and write that have no virtual time."""
     inputs(where)
-    with embedded.start(Options(ttft="1ms", itl="0", seed=3)) as server, cluster(where / "kubernetes") as kubernetes:
+    with (
+        embedded.start(Options(ttft="1ms", itl="0", seed=3)) as server,
+        cluster(where / "kubernetes") as kubernetes,
+    ):
         kubernetes.hold("bench")
         url = {"answers": ["--url", server.url], "mlperf": ["--url", server.url]}
-        found = {" ".join(call): ended(where, [*call, *url.get(call[0], [])], shape) for call in ASKED}
+        found = {
+            " ".join(call): ended(where, [*call, *url.get(call[0], [])], shape) for call in ASKED
+        }
     return found | {"formats": formats([*where.glob("*/*")])}
 
 
@@ -278,7 +433,9 @@ def planned(where: Path) -> dict[str, Any]:
     """Fingerprints of the plan of packaged workloads: the recipe of all requests, the timetable."""
     found = {}
     for name in ("qa", "rag", "summarization", "agentic"):
-        ending, out = told(where, "run", name, "--dry-run", "--url", "http://127.0.0.1:9", "--seed", "1")
+        ending, out = told(
+            where, "run", name, "--dry-run", "--url", "http://127.0.0.1:9", "--seed", "1"
+        )
         found[name] = ending | dict(re.findall(r"(recipe|timetable): (\w+)", out))
     return found
 
@@ -291,7 +448,10 @@ def wrong(where: Path) -> dict[str, Any]:
 
 READ: dict[str, list[list[str]]] = {
     "raw": [
-        *(["export", "raw", "--as", form] for form in ("csv", "vllm", "aiperf", "guidellm", "mlcommons")),
+        *(
+            ["export", "raw", "--as", form]
+            for form in ("csv", "vllm", "aiperf", "guidellm", "mlcommons")
+        ),
         ["compare", "raw", "raw", "--json"],
         ["report", "raw", "--html", "raw.html"],
     ],
@@ -331,7 +491,11 @@ def read(name: str, where: Path) -> dict[str, Any]:
 FROZEN: dict[str, dict[str, Callable[[Path], Any]]] = {
     "names": {name: lambda _, make=make: make() for name, make in named.NAMES.items()},
     "commands": {"typed": typed, "asked": asked, "wrong": wrong, "planned": planned},
-    "runs": {**{name: lambda where, name=name: run(name, where) for name in RUNS}, "sent": sent, "poisson": due},
+    "runs": {
+        **{name: lambda where, name=name: run(name, where) for name in RUNS},
+        "sent": sent,
+        "poisson": due,
+    },
     "folders": {name: lambda where, name=name: read(name, where) for name in READ},
 }
 """File in `data/oracle/` without its ending -> its entries, and what makes each, in an empty folder."""

@@ -18,13 +18,31 @@ from named import told
 
 from loadgen.core.errors import BUG, USAGE
 
-HOST = {"name": "load-1", "kernel": "Linux 6.8.0", "python": "3.12.4", "cpu": "EPYC", "cpus": 16, "clock": "tsc"}
+HOST = {
+    "name": "load-1",
+    "kernel": "Linux 6.8.0",
+    "python": "3.12.4",
+    "cpu": "EPYC",
+    "cpus": 16,
+    "clock": "tsc",
+}
 
 
 def store(where: Path) -> None:
     """Write the folders, take the machine out of them, and pack them."""
     inputs(where)
-    real = ["run", "open.yaml", "--seed", "1", "--gpus", "4", "-n", "60", "--set", "limit=cpu_share:100%"]
+    real = [
+        "run",
+        "open.yaml",
+        "--seed",
+        "1",
+        "--gpus",
+        "4",
+        "-n",
+        "60",
+        "--set",
+        "limit=cpu_share:100%",
+    ]
     for call in (
         ["run", "open.yaml", *SIM, "-n", "60", "--out", "raw"],
         [*real, "--keep", "sample", "--out", "sample"],
@@ -53,7 +71,9 @@ def scrub(folder: Path) -> None:
     """No host and no command in any JSON; pages are left out; the manifest is made anew."""
     for file in sorted(folder.rglob("*")):
         if file.name in ("run.json", "summary.json"):
-            file.write_text(json.dumps(unnamed(json.loads(file.read_bytes())), indent=1, ensure_ascii=False))
+            file.write_text(
+                json.dumps(unnamed(json.loads(file.read_bytes())), indent=1, ensure_ascii=False)
+            )
         elif file.name == "report.html":
             file.unlink()
     manifest = folder / "manifest.sha256"

@@ -46,7 +46,8 @@ def _each_note_once(sections: Iterable[Section]) -> Iterator[Section]:
             if isinstance(part, Bullets):
                 # of a row, a note has the row's name in front
                 part = Bullets(
-                    [note for note in part.sentences if not {note, note.partition(": ")[2]} & said], part.kind
+                    [note for note in part.sentences if not {note, note.partition(": ")[2]} & said],
+                    part.kind,
                 )
                 said.update(part.sentences)
             parts.append(part)
@@ -71,9 +72,13 @@ def _section(
     )
 
 
-def _cells(columns: Sequence[tuple[str, str]], rows: Sequence[object]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def _cells(
+    columns: Sequence[tuple[str, str]], rows: Sequence[object]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Head and rows of a table. `columns`: the head of each, and how it writes a row."""
-    return tuple(head for head, _ in columns), [tuple(cell.format(row) for _, cell in columns) for row in rows]
+    return tuple(head for head, _ in columns), [
+        tuple(cell.format(row) for _, cell in columns) for row in rows
+    ]
 
 
 def _nodes() -> Section:
@@ -145,7 +150,16 @@ def _limits() -> Section:
         )
         for row in source.rows
     ]
-    head = ("benchmark", "TTFT p99 ms", "TPOT p99 ms", "samples", "max in", "max out", "mean out", "data set")
+    head = (
+        "benchmark",
+        "TTFT p99 ms",
+        "TPOT p99 ms",
+        "samples",
+        "max in",
+        "max out",
+        "mean out",
+        "data set",
+    )
     return _section(source, head, rows)
 
 

@@ -20,7 +20,9 @@ END = "<!-- end of the rooms -->"
 
 def layers(package: str) -> list[list[str]]:
     """The names in each layer of a package, from the top down, as `pyproject.toml` lists them."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
     (found,) = (contract for contract in contracts if contract.get("containers") == [package])
     return [[name.strip() for name in re.split("[|:]", layer)] for layer in found["layers"]]
 
@@ -32,8 +34,15 @@ def packages(package: str) -> list[Path]:
         names += [f"core/{name}" for line in layers("loadgen.core") for name in line]
     place = {name: number for number, name in enumerate(names)}
     folder = FOLDERS[package]
-    found = (file.parent.relative_to(folder) for file in folder.rglob("__init__.py") if file.parent != folder)
-    return sorted(found, key=lambda path: (place.get("/".join(path.parts[:2]), place.get(path.parts[0], -1)), path))
+    found = (
+        file.parent.relative_to(folder)
+        for file in folder.rglob("__init__.py")
+        if file.parent != folder
+    )
+    return sorted(
+        found,
+        key=lambda path: (place.get("/".join(path.parts[:2]), place.get(path.parts[0], -1)), path),
+    )
 
 
 def docstring(folder: Path) -> tuple[str, str]:
@@ -46,7 +55,11 @@ def docstring(folder: Path) -> tuple[str, str]:
 def tables() -> str:
     lines = [BEGIN]
     for package, folder in FOLDERS.items():
-        lines += ["", f"| `{folder.relative_to(ROOT)}/` | what it is | what it does and does not do |", "|---|---|---|"]
+        lines += [
+            "",
+            f"| `{folder.relative_to(ROOT)}/` | what it is | what it does and does not do |",
+            "|---|---|---|",
+        ]
         for path in packages(package):
             what, rules = docstring(folder / path)
             lines.append(f"| `{path}/` | {what} | {rules} |")

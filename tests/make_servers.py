@@ -12,7 +12,15 @@ from loadgen_sdk.dialects.quirks import SERVERS
 PAGE = Path(__file__).parent.parent / "docs" / "servers.md"
 BEGIN = "<!-- servers: made by tests/make_servers.py from the rows of sdk/loadgen_sdk/dialects/quirks.py -->"
 END = "<!-- end of the servers -->"
-HEAD = ("`--server`", "is", "exact length", "unknown field", "unknown model", "cached tokens in usage", "own timing")
+HEAD = (
+    "`--server`",
+    "is",
+    "exact length",
+    "unknown field",
+    "unknown model",
+    "cached tokens in usage",
+    "own timing",
+)
 
 
 def table() -> str:

@@ -45,7 +45,10 @@ def public(package: Any) -> dict[str, Any]:
         found[name] = keywords(one)
         if isinstance(one, type):
             given = {
-                name for base in one.__mro__ if base.__module__.partition(".")[0] in NOT_OURS for name in dir(base)
+                name
+                for base in one.__mro__
+                if base.__module__.partition(".")[0] in NOT_OURS
+                for name in dir(base)
             }
             public = {name for name in dir(one) if not name.startswith("_")}
             found[name] = {"takes": found[name], "has": sorted(public - given)}
@@ -64,7 +67,10 @@ def entry_points() -> dict[str, dict[str, str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = {"console_scripts": project["scripts"], **project["entry-points"]}
     return {
-        group: {name: type(EntryPoint(name, value, group).load()).__name__ for name, value in rows.items()}
+        group: {
+            name: type(EntryPoint(name, value, group).load()).__name__
+            for name, value in rows.items()
+        }
         for group, rows in groups.items()
     }
 
@@ -116,7 +122,9 @@ NAMES: dict[str, Callable[[], Any]] = {
     "loadgen": lambda: public(loadgen),
     "loadgen_sdk": lambda: public(loadgen_sdk),
     "entry points": entry_points,
-    "codes of faults": lambda: sorted(code for group in get_args(errors.Code) for code in get_args(group) or (group,)),
+    "codes of faults": lambda: sorted(
+        code for group in get_args(errors.Code) for code in get_args(group) or (group,)
+    ),
     "flags": lambda: {name: flags(command) for name, command in commands().items()},
     **{
         f"keys of a {kind} file": lambda kind=kind: keys_of_file(kind)

@@ -11,4 +11,6 @@ ROOT = TESTS.parent
 def unpack(name: str, where: Path) -> None:
     """A stored folder of the oracle, into `where`."""
     with tarfile.open(DATA / "oracle" / "folders" / f"{name}.tar.xz") as packed:
-        packed.extractall(where, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # from 3.11.4 on
+        packed.extractall(
+            where, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
+        )  # from 3.11.4 on

@@ -32,18 +32,33 @@ class StandIn:
 
     def objects(self) -> list[dict[str, Any]]:
         """What was created, without the pods, which are Kubernetes' own."""
-        found = [json.loads(path.read_text("utf-8")) for path in sorted(self.root.glob("objects/*/*.json"))]
+        found = [
+            json.loads(path.read_text("utf-8"))
+            for path in sorted(self.root.glob("objects/*/*.json"))
+        ]
         return [one for one in found if one["kind"] != "Pod"]
 
     def hold(self, name: str) -> None:
         """Make a Job that is not let go, with a pod that waits."""
         job = manifests.job(JobAsked(name=name, image="i", pods=2, arguments=(), secret=name))
-        pod = {"kind": "Pod", "spec": {}, "status": {"phase": "Pending"}, "metadata": {
-            "name": f"{name}-0", "labels": {manifests.JOB_NAME: name}, "annotations": {manifests.INDEX: "0"},
-            "creationTimestamp": "0",
-        }}  # fmt: skip
+        pod = {
+            "kind": "Pod",
+            "spec": {},
+            "status": {"phase": "Pending"},
+            "metadata": {
+                "name": f"{name}-0",
+                "labels": {manifests.JOB_NAME: name},
+                "annotations": {manifests.INDEX: "0"},
+                "creationTimestamp": "0",
+            },
+        }
         for made in (job, pod):
-            path = self.root / "objects" / str(made["kind"]).lower() / f"{made['metadata']['name']}.json"
+            path = (
+                self.root
+                / "objects"
+                / str(made["kind"]).lower()
+                / f"{made['metadata']['name']}.json"
+            )
             path.parent.mkdir(parents=True)
             path.write_text(json.dumps(made))
 

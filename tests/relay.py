@@ -15,7 +15,13 @@ class Relay:
     whoever connects, then closed. All may be changed while it goes.
     """
 
-    def __init__(self, url: str, *, hosts: tuple[str, ...] = ("127.0.0.1",), tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        hosts: tuple[str, ...] = ("127.0.0.1",),
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         parts = urlsplit(url)
         self.server = (parts.hostname, parts.port)
         self.hold, self.instead = 0, b""
@@ -26,7 +32,9 @@ class Relay:
         self._listening: dict[str, asyncio.Server] = {}
         self.port = 0
         for host in hosts:
-            self._listening[host] = self._call(asyncio.start_server(self._serve, host, self.port, ssl=tls))
+            self._listening[host] = self._call(
+                asyncio.start_server(self._serve, host, self.port, ssl=tls)
+            )
             self.port = self._listening[host].sockets[0].getsockname()[1]
 
     def drop(self) -> None:
@@ -87,7 +95,9 @@ class Relay:
                 one.transport.abort() if one is not writer or not self.instead else one.close()
 
 
-async def _pass(source: asyncio.StreamReader, to: asyncio.StreamWriter, hold: Callable[[], int]) -> None:
+async def _pass(
+    source: asyncio.StreamReader, to: asyncio.StreamWriter, hold: Callable[[], int]
+) -> None:
     kept = b""
     try:
         while True:

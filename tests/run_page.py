@@ -21,4 +21,6 @@ def render(
     additions: Sequence[Addition] = (),
 ) -> str:
     data = figures
-    return html.render(text.report(summary, header, None if data is None else lambda: data, said, additions))
+    return html.render(
+        text.report(summary, header, None if data is None else lambda: data, said, additions)
+    )

@@ -47,7 +47,10 @@ def when_started(do: Callable[[RunningLoad], object]) -> tuple[Hearer, ...]:
 
 def says(codes: Iterable[ReasonCode], code: str, **values: object) -> bool:
     """Whether one of the codes of a verdict is this one, with these of its values."""
-    return any(one.code == code and all(one.values[name] == value for name, value in values.items()) for one in codes)
+    return any(
+        one.code == code and all(one.values[name] == value for name, value in values.items())
+        for one in codes
+    )
 
 
 @contextlib.contextmanager
@@ -58,7 +61,9 @@ def frozen_at_birth(module: str, count: int) -> Iterator[list[int]]:
 
     def watch() -> None:
         while len(frozen) < count and not over.wait(0.001):
-            for pid in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
+            for pid in map(
+                int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            ):
                 if pid not in frozen and module in Path(f"/proc/{pid}/cmdline").read_text():
                     os.kill(pid, signal.SIGSTOP)
                     frozen.append(pid)
@@ -84,8 +89,12 @@ def header(name: str, n: int, **changed: object) -> Header:
         "workload": "chat",
         "source_text": "name: chat\n",
         "seed": 7,
-        "targets": (TargetFacts(url="http://gpu.example/v1", server="trtllm", model="llama", gpus=4),),
-        "slo": Slo(terms=(Term(metric="ttft", limit_ns=20 * S), Term(metric="tpot", limit_ns=S // 5))),
+        "targets": (
+            TargetFacts(url="http://gpu.example/v1", server="trtllm", model="llama", gpus=4),
+        ),
+        "slo": Slo(
+            terms=(Term(metric="ttft", limit_ns=20 * S), Term(metric="tpot", limit_ns=S // 5))
+        ),
         "stages": (StagePlan(name="load", arrival="poisson 10/s", slots=n, rate=10.0),),
         "fingerprints": Fingerprints(recipe="b1946ac92492d234"),
         "tokenizer": "cl100k",
@@ -110,7 +119,11 @@ def gaps_of(found: NDArray[np.void]) -> tuple[Histogram, NDArray[np.int64]]:
 
 
 def write(
-    folder: Path, found: NDArray[np.void] | None = None, *, texts: tuple[str, ...] = (), **changed: object
+    folder: Path,
+    found: NDArray[np.void] | None = None,
+    *,
+    texts: tuple[str, ...] = (),
+    **changed: object,
 ) -> Path:
     """A folder that `store.read` reads, as a worker leaves it."""
     found = rows(1, 300) if found is None else found
@@ -125,6 +138,8 @@ def write(
     spool.flows(0, Histogram(), timeline[:half])
     spool.flows(0, gaps, timeline)
     for t in range(int(found["done_ns"].max() // S)):
-        spool.second(Second(t_s=t + 1.0, cpu_share=0.2, cpu_s=0.2 * (t + 1), peak_rss_bytes=80_000_000))
+        spool.second(
+            Second(t_s=t + 1.0, cpu_share=0.2, cpu_s=0.2 * (t + 1), peak_rss_bytes=80_000_000)
+        )
     spool.close()
     return folder

@@ -18,6 +18,8 @@ def of_page(page: str) -> str:
     main = page.split("<main>")[1].split("<noscript>", maxsplit=1)[0]
     main = re.sub(r'<div class="top">.*?</div>', "", main, flags=re.S)
     main = re.sub(r'<div class="bars">.*?</div></div>\n?(?=<(?!div><span>))', "", main, flags=re.S)
-    main = re.sub(r'<details id="glossary">.*?</details>', "", main, flags=re.S)  # the same on every page
+    main = re.sub(
+        r'<details id="glossary">.*?</details>', "", main, flags=re.S
+    )  # the same on every page
     main = re.sub(r"<figure.*?</figure>", "", main, flags=re.S)
     return unescape(re.sub(r"<[^>]+>", " ", main)).replace("\u00a0", " ")

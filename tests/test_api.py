@@ -33,28 +33,49 @@ def _nothing_is_judged_by_a_busy_machine() -> Any:
 @pytest.mark.processes
 def test_importing_costs_nothing() -> None:
     seen = "import sys, loadgen, loadgen.pytest_plugin, loadgen_sdk; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True).stdout.split()
-    heavy = {"asyncio", "httpx", "msgspec", "numpy", "openai", "pyarrow", "pydantic", "typer", "uvloop", "yaml"}
+    loaded = subprocess.run(
+        [sys.executable, "-c", seen], capture_output=True, text=True, check=True
+    ).stdout.split()
+    heavy = {
+        "asyncio",
+        "httpx",
+        "msgspec",
+        "numpy",
+        "openai",
+        "pyarrow",
+        "pydantic",
+        "typer",
+        "uvloop",
+        "yaml",
+    }
     assert not heavy & set(loaded)
 
 
 @pytest.mark.processes
 def test_a_run_and_its_folder_say_the_same(tmp_path: Path) -> None:
-    result = loadgen.run(FEW, concurrency=2, num_requests=10, seed=7, slo="ttft:10s", out=tmp_path / "run", **QUICK)
+    result = loadgen.run(
+        FEW, concurrency=2, num_requests=10, seed=7, slo="ttft:10s", out=tmp_path / "run", **QUICK
+    )
     assert isinstance(result, loadgen.Result)
     assert (result.requests.scheduled, result.requests.ok) == (10, 10)
     assert result.folder == tmp_path / "run" and result.summary.run.seed == 7
     assert result.ttft_ms is result.summary.ttft_ms and result.ttft_ms.count == 10
     # a busy host makes it not valid: then nothing is judged
     assert (result.goodput.met, result.exit_code) in ((True, 0), (None, 3))
-    assert result.rows.num_rows == 10 and {"due_ns", "sent_ns", "first_token_ns"} <= set(result.rows.column_names)
+    assert result.rows.num_rows == 10 and {"due_ns", "sent_ns", "first_token_ns"} <= set(
+        result.rows.column_names
+    )
     assert loadgen.load(result.folder).summary == result.summary
     assert "10 of 10 ok" in repr(result) and "TTFT" in str(result)
 
 
 def test_frames_for_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stages = [{"arrival": {"poisson": "20/s"}, "count": 30}]
-    workload = {"name": "few", "requests": {"input_tokens": 30, "output_tokens": 5}, "stages": stages}
+    workload = {
+        "name": "few",
+        "requests": {"input_tokens": 30, "output_tokens": 5},
+        "stages": stages,
+    }
     result = loadgen.run(workload, url="sim:h100x8", out=tmp_path / "sweep" / "c1")
     frame = result.frame()
     assert len(frame) == 30 and set(frame["status"]) == {"ok"}
@@ -63,7 +84,10 @@ def test_frames_for_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert frame["session"].isna().all() and frame["cached_tokens"].dtype.kind == "i"
     polars = result.frame("polars", unit="s")
     assert polars["tpot_s"].max() == pytest.approx((result.tpot_ms.max or 0) / 1e3)
-    assert result.frame("pyarrow", unit="ns")["due_ns"].to_pylist() == result.rows["due_ns"].to_pylist()
+    assert (
+        result.frame("pyarrow", unit="ns")["due_ns"].to_pylist()
+        == result.rows["due_ns"].to_pylist()
+    )
     assert result._repr_html_().startswith("<pre") and "TTFT" in result._repr_html_()
     with refused(loadgen.core.errors.UserError, "unknown_name"):
         result.frame(unit="h")  # type: ignore[arg-type]
@@ -94,7 +118,9 @@ def test_in_async_code_it_belongs_into_a_thread(tmp_path: Path) -> None:
         with refused(Fault, "event_loop") as found:
             loadgen.run(FEW, concurrency=1, num_requests=1)
         assert "await loadgen.arun(...)" in str(found.value)
-        return await asyncio.to_thread(loadgen.run, FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK)
+        return await asyncio.to_thread(
+            loadgen.run, FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK
+        )
 
     assert asyncio.run(go()).requests.ok == 3
 
@@ -114,9 +140,13 @@ def test_in_async_code_it_belongs_into_a_thread(tmp_path: Path) -> None:
         (lambda: loadgen.run("qa", url="http://127.0.0.1:9"), Fault, "connect"),
         (lambda: loadgen.load("/nowhere"), Fault, "missing_file"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said_as_on_the_command_line(
-    use: Callable[[], Any], error: type[Exception], code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    use: Callable[[], Any],
+    error: type[Exception],
+    code: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)  # its results/
     with refused(error, code):
@@ -152,8 +182,12 @@ def test_promise(loadgen_run):
 @pytest.mark.processes
 def test_the_fixture_passes_fails_and_shows_the_report(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS)
-    loaded = any(plugin is pytest_plugin for plugin in pytester._request.config.pluginmanager.get_plugins())
-    found = pytester.runpytest_inprocess("-p", "no:xdist", *(() if loaded else ("-p", "loadgen.pytest_plugin")))
+    loaded = any(
+        plugin is pytest_plugin for plugin in pytester._request.config.pluginmanager.get_plugins()
+    )
+    found = pytester.runpytest_inprocess(
+        "-p", "no:xdist", *(() if loaded else ("-p", "loadgen.pytest_plugin"))
+    )
     found.assert_outcomes(passed=1, failed=1, warnings=None)
     found.stdout.fnmatch_lines(["*Captured loadgen call*", "*4 scheduled, 4 ok*"])
 

@@ -1,5 +1,6 @@
 """The scripts of benchmarks/: each of them starts and has a smallest form, and figures on pages say where they come
-from. CI runs the smallest forms (.ci/benchmarks)."""
+from. CI runs the smallest forms (.ci/benchmarks).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,17 @@ from loadgen.sim.server.send_log import SendLog
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
 # what scripts share
-PARTS = {"beside_programs", "contenders", "drawn", "gpu/engines", "gpu/page", "ours", "rig", "scale_ray", "tree"}
+PARTS = {
+    "beside_programs",
+    "contenders",
+    "drawn",
+    "gpu/engines",
+    "gpu/page",
+    "ours",
+    "rig",
+    "scale_ray",
+    "tree",
+}
 SCRIPTS = {str(file.relative_to(FOLDER).with_suffix("")) for file in FOLDER.rglob("*.py")} - PARTS
 SEEN = re.compile(r"\b(?:[0-9a-f]{7,12}|\d+\.\d+\.\d+)\+?, 20\d\d-\d\d-\d\d\b")
 # pages that only say what a script does
@@ -56,7 +67,9 @@ def test_a_figure_names_its_script_the_tree_and_the_day(page: Path) -> None:
         bare = set(re.findall(r"`(?:python )?([\w/]+)\.py", block)) & SCRIPTS
         assert not bare, f"{page.name} names scripts without their folder: {bare}"
         if named - WITHOUT_FIGURES.get(page.name, set()) and not block.startswith("    "):
-            assert SEEN.search(block), f"{page.name}: no tree and day (`rig.py` prints both): {block}"
+            assert SEEN.search(block), (
+                f"{page.name}: no tree and day (`rig.py` prints both): {block}"
+            )
 
 
 def test_the_table_of_the_benchmarks_has_every_script() -> None:
@@ -65,23 +78,35 @@ def test_the_table_of_the_benchmarks_has_every_script() -> None:
     assert {name for name in PARTS if f"`{name}.py`" in text} == PARTS
 
 
-def test_a_run_that_is_over_before_the_first_look_gives_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_over_before_the_first_look_gives_no_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The smallest forms run on busy hosts, where a thread that looks once a second may not look at all."""
     monkeypatch.syspath_prepend(FOLDER)
     lag, rivals, scale_ray, soak = map(import_module, ("lag", "rivals", "scale_ray", "soak"))
     assert scale_ray.Meter().shares() == ["not seen"] * 2
     assert lag.quantiles([], 1e6) == "-"
     assert rivals.true(SendLog("all").drain())[4:] == (0, 0)
-    nothing = {"requests": dict.fromkeys(("ok", "scheduled", "unfinished", "cancelled"), 0), "verdict": {}}
+    nothing = {
+        "requests": dict.fromkeys(("ok", "scheduled", "unfinished", "cancelled"), 0),
+        "verdict": {},
+    }
     assert soak.judge([(0.0, {}, 0)], nothing, "")
 
 
 @pytest.mark.processes  # git, for the tree that the page names
-def test_the_page_of_a_rehearsal_takes_only_loads_for_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_a_rehearsal_takes_only_loads_for_loads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What a search leaves has output tokens per second too, and no share of cached ones."""
     for folder in ("benchmarks", "benchmarks/gpu"):
         monkeypatch.syspath_prepend(ROOT / folder)
-    search = {"output_tokens_per_s": 0.0, "state": "none", "confirmed": False, "bound_why": "it was stopped"}
+    search = {
+        "output_tokens_per_s": 0.0,
+        "state": "none",
+        "confirmed": False,
+        "bound_why": "it was stopped",
+    }
     text = import_module("page").page({"look": {}, "engine": {}, "search": search})
     assert "Search: none, confirmed: False; it was stopped" in text and "| search |" not in text
 
@@ -93,5 +118,9 @@ def test_the_contract_of_a_rehearsal_can_be_shown_however_slow_the_engine(
     for folder in ("benchmarks", "benchmarks/gpu"):
         monkeypatch.syspath_prepend(ROOT / folder)
     (tmp_path / "qa.yaml").write_text((ROOT / "workloads/qa.yaml").read_text())
-    (tmp_path / "contract.yaml").write_text(import_module("rehearse").contract(rate, 8, 8824.2, 513.3))
-    assert load_contract(tmp_path / "contract.yaml", env={})  # raises where too few requests are planned
+    (tmp_path / "contract.yaml").write_text(
+        import_module("rehearse").contract(rate, 8, 8824.2, 513.3)
+    )
+    assert load_contract(
+        tmp_path / "contract.yaml", env={}
+    )  # raises where too few requests are planned

@@ -37,7 +37,9 @@ pytest_plugins = ["pytester"]
 def outcomes(file: Path) -> dict[str, str]:
     cases = ElementTree.parse(file).getroot().iter("testcase")
     return {
-        case.attrib["name"]: next((child.tag for child in case if child.tag != "system-out"), "passed")
+        case.attrib["name"]: next(
+            (child.tag for child in case if child.tag != "system-out"), "passed"
+        )
         for case in cases
     }
 
@@ -56,37 +58,75 @@ def test_a_run_as_test_cases_and_on_the_page_of_a_step(
     assert set(outcomes(tmp_path / "met.xml").values()) == {"passed"}
     assert "TTFT p95 at most 1,000 ms" in outcomes(tmp_path / "met.xml")
     shown = page.read_text()
-    assert shown.startswith("before\n### loadgen: qa: VALID, SLO met") and "| TTFT p95 at most 1,000 ms |" in shown
-    missed = (*RUN[:-1], "ttft:1ms:p95", "-o", str(tmp_path / "c"), "-c", "1,2", "--junit", str(tmp_path / "c.xml"))
+    assert (
+        shown.startswith("before\n### loadgen: qa: VALID, SLO met")
+        and "| TTFT p95 at most 1,000 ms |" in shown
+    )
+    missed = (
+        *RUN[:-1],
+        "ttft:1ms:p95",
+        "-o",
+        str(tmp_path / "c"),
+        "-c",
+        "1,2",
+        "--junit",
+        str(tmp_path / "c.xml"),
+    )
     assert exits(*missed) == 1
     found = ElementTree.parse(tmp_path / "c.xml").getroot()
-    assert {case.attrib["classname"] for case in found.iter("testcase")} == {"loadgen.c1", "loadgen.c2"}
+    assert {case.attrib["classname"] for case in found.iter("testcase")} == {
+        "loadgen.c1",
+        "loadgen.c2",
+    }
     assert outcomes(tmp_path / "c.xml")["TTFT p95 at most 1 ms"] == "failure"
 
 
 def test_a_command_that_comes_to_no_end_leaves_no_outcome_of_an_earlier_one(tmp_path: Path) -> None:
     file = tmp_path / "j.xml"
     file.write_text("<testsuites/>")
-    gone = ("run", "qa", "--url", "http://127.0.0.1:9", "-n", "4", "-c", "1", "-o", str(tmp_path / "r"))
+    gone = (
+        "run",
+        "qa",
+        "--url",
+        "http://127.0.0.1:9",
+        "-n",
+        "4",
+        "-c",
+        "1",
+        "-o",
+        str(tmp_path / "r"),
+    )
     assert exits(*gone, "--junit", str(file)) == 3
     assert outcomes(file) == {"the command came to its end": "error"}
     kept = builds.kept_by_build(file, github=False, strict=False)
     kept.write("loadgen run", [], whole=False)
-    assert outcomes(file) == {"the command came to its end": "error"}, "one of several runs was cut off"
+    assert outcomes(file) == {"the command came to its end": "error"}, (
+        "one of several runs was cut off"
+    )
 
 
 def test_of_a_run_that_is_not_valid_no_term_is_judged(tmp_path: Path) -> None:
     assert exits(*RUN, "-o", str(tmp_path / "r")) == 0
     summary = kept_summary(tmp_path / "r")
-    spoiled = by_verdict(msgspec.structs.replace(summary, verdict=verdict(summary.verdict.limits, [note("spoiled")])))
+    spoiled = by_verdict(
+        msgspec.structs.replace(summary, verdict=verdict(summary.verdict.limits, [note("spoiled")]))
+    )
     first, *terms = outcome.cases([("r", spoiled)])
-    assert (first.outcome, first.text) == ("error", "spoiled") and {term.outcome for term in terms} == {"skipped"}
+    assert (first.outcome, first.text) == ("error", "spoiled") and {
+        term.outcome for term in terms
+    } == {"skipped"}
     assert "INVALID" in outcome.markdown([("r", spoiled)])
     assert "NOT JUDGED" in outcome.markdown([("r", spoiled)])
     assert (spoiled.goodput.met, {term.met for term in spoiled.goodput.slo}) == (None, {None})
-    assert spoiled.goodput.not_judged and not spoiled.goodput.undecided and by_verdict(spoiled) == spoiled
+    assert (
+        spoiled.goodput.not_judged
+        and not spoiled.goodput.undecided
+        and by_verdict(spoiled) == spoiled
+    )
     term = msgspec.structs.replace(summary.goodput.slo[0], met=None, undecided="too few")
-    undecided = msgspec.structs.replace(summary, goodput=msgspec.structs.replace(summary.goodput, slo=(term,)))
+    undecided = msgspec.structs.replace(
+        summary, goodput=msgspec.structs.replace(summary.goodput, slo=(term,))
+    )
     for strict, word in ((False, "skipped"), (True, "error")):
         assert outcome.cases([("r", undecided)], strict=strict)[1].outcome == word
 
@@ -95,14 +135,31 @@ def test_what_classes_and_tasks_were_promised_is_a_case_each() -> None:
     """A mix that missed the limits of a class, or a promise about tasks, exited with 1 beside a file that passed."""
     rag = load_summary((places.DATA / "summary_example_rag_gpus.json").read_bytes())
     tasks = Sessions(
-        count=10, ok=10, ok_per_s=1.0, steady_ok_per_s=1.0, duration_ms=rag.e2e_ms,
-        goodput=TaskGoodput(within_ms=9e4, wait_ms=2e3, good=5, rps=1.0, share=0.5, share_limit=0.9, met=False),
-    )  # fmt: skip
+        count=10,
+        ok=10,
+        ok_per_s=1.0,
+        steady_ok_per_s=1.0,
+        duration_ms=rag.e2e_ms,
+        goodput=TaskGoodput(
+            within_ms=9e4, wait_ms=2e3, good=5, rps=1.0, share=0.5, share_limit=0.9, met=False
+        ),
+    )
     chat = ClassSummary(
-        name="chat", share=1.0, requests=rag.requests, bytes=rag.bytes, load=rag.load, tokens=rag.tokens,
-        ttft_ms=rag.ttft_ms, tpot_ms=rag.tpot_ms, e2e_ms=rag.e2e_ms, goodput=rag.goodput, sessions=tasks,
-    )  # fmt: skip
-    mix = msgspec.structs.replace(rag, classes=(chat,), goodput=Goodput(good=1, counted=2, met=False))
+        name="chat",
+        share=1.0,
+        requests=rag.requests,
+        bytes=rag.bytes,
+        load=rag.load,
+        tokens=rag.tokens,
+        ttft_ms=rag.ttft_ms,
+        tpot_ms=rag.tpot_ms,
+        e2e_ms=rag.e2e_ms,
+        goodput=rag.goodput,
+        sessions=tasks,
+    )
+    mix = msgspec.structs.replace(
+        rag, classes=(chat,), goodput=Goodput(good=1, counted=2, met=False)
+    )
     cases = {case.name: case for case in outcome.cases([("r", mix)])}
     assert {f"chat: {term.promise}" for term in rag.goodput.slo} <= cases.keys()
     (missed,) = (case for case in cases.values() if case.outcome == "failed")
@@ -110,7 +167,9 @@ def test_what_classes_and_tasks_were_promised_is_a_case_each() -> None:
         missed.name == "chat: 90 % of tasks within 90 s and never waiting over 2 s"
         and missed.text == "5 of 10 (50.0 %)"
     )
-    assert [promise for promise, _ in judged(mix)] == [*cases][1:], "in the words that reports have for them"
+    assert [promise for promise, _ in judged(mix)] == [*cases][1:], (
+        "in the words that reports have for them"
+    )
 
 
 def test_results_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,13 +188,17 @@ def test_results_are_kept_beside_others_of_the_same_second(tmp_path: Path) -> No
     assert exits(*RUN, "-o", str(out)) == 0
     now = datetime.now().astimezone()
     for second in range(60):
-        (tmp_path / f"r-before-{now + timedelta(seconds=second):%Y%m%d-%H%M%S}" / "of another").mkdir(parents=True)
+        (
+            tmp_path / f"r-before-{now + timedelta(seconds=second):%Y%m%d-%H%M%S}" / "of another"
+        ).mkdir(parents=True)
     assert exits(*RUN, "-o", str(out), "--force") == 0
     (kept,) = tmp_path.glob("r-before-*-2")
     assert (kept / "summary.json").is_file()
 
 
-def test_a_baseline_is_kept_by_name_and_may_hold_repeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_baseline_is_kept_by_name_and_may_hold_repeats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kept = ("--in", str(tmp_path / "baselines"))
     assert exits(*RUN, "--repeat", "3", "-o", str(tmp_path / "a")) == 0
     assert exits(*RUN[:5], "4", *RUN[6:], "--repeat", "3", "-o", str(tmp_path / "b")) == 0
@@ -147,9 +210,31 @@ def test_a_baseline_is_kept_by_name_and_may_hold_repeats(tmp_path: Path, capsys:
     two = (str(tmp_path / "a"), str(tmp_path / "b"))
     assert exits("compare", "--save", "main", *two, *kept, "--force") == 2, "one result is kept"
     capsys.readouterr()
-    assert exits("compare", "--against", "main", str(tmp_path / "b"), *kept, "--fail-on", "ttft_ms.p50 > +50%") == 0
+    assert (
+        exits(
+            "compare",
+            "--against",
+            "main",
+            str(tmp_path / "b"),
+            *kept,
+            "--fail-on",
+            "ttft_ms.p50 > +50%",
+        )
+        == 0
+    )
     assert "by repeated runs on every side" in " ".join(capsys.readouterr().out.split())
-    assert exits("compare", "--against", "main", str(tmp_path / "b"), *kept, "--fail-on", "ttft_ms.p50 > -50%") == 1
+    assert (
+        exits(
+            "compare",
+            "--against",
+            "main",
+            str(tmp_path / "b"),
+            *kept,
+            "--fail-on",
+            "ttft_ms.p50 > -50%",
+        )
+        == 1
+    )
     assert exits("compare", "--against", "mian", str(tmp_path / "b"), *kept) == 2
     assert "known: main" in capsys.readouterr().err
 
@@ -167,8 +252,12 @@ def test_not_valid(loadgen_strict):
 
 def test_the_strict_fixture_fails_what_is_not_valid(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS)
-    loaded = any(plugin is pytest_plugin for plugin in pytester._request.config.pluginmanager.get_plugins())
-    found = pytester.runpytest_inprocess("-p", "no:xdist", *(() if loaded else ("-p", "loadgen.pytest_plugin")))
+    loaded = any(
+        plugin is pytest_plugin for plugin in pytester._request.config.pluginmanager.get_plugins()
+    )
+    found = pytester.runpytest_inprocess(
+        "-p", "no:xdist", *(() if loaded else ("-p", "loadgen.pytest_plugin"))
+    )
     found.assert_outcomes(passed=1, failed=1)
     found.stdout.fnmatch_lines(["*the measurement is not valid: too few*"])
 
@@ -176,8 +265,11 @@ def test_the_strict_fixture_fails_what_is_not_valid(pytester: pytest.Pytester) -
 def slower_preset(folder: Path) -> str:
     """The simulated machine with all that takes time 10 % slower."""
     text = (ROOT / "loadgen/sim/presets/gb300-vm.yaml").read_text()
-    for name, value, slower in (("bandwidth_tb_s", "8.0", "7.2"), ("peak_tflops", "15000", "13500"),
-                                ("overhead_ms", "14.7", "16.2")):  # fmt: skip
+    for name, value, slower in (
+        ("bandwidth_tb_s", "8.0", "7.2"),
+        ("peak_tflops", "15000", "13500"),
+        ("overhead_ms", "14.7", "16.2"),
+    ):
         assert text.count(f"{name}: {{value: {value}") == 1
         text = text.replace(f"{name}: {{value: {value}", f"{name}: {{value: {slower}")
     (folder / "slower.yaml").write_text(text.replace("name: gb300-vm", "name: slower", 1))
@@ -188,7 +280,11 @@ def slower_preset(folder: Path) -> str:
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """The commands of docs/ci.md in their order, of which the first makes a result of its own."""
     monkeypatch.chdir(tmp_path)
-    lines = [line.strip() for line in (ROOT / "docs/ci.md").read_text().splitlines() if line.startswith("    loadgen ")]
+    lines = [
+        line.strip()
+        for line in (ROOT / "docs/ci.md").read_text().splitlines()
+        if line.startswith("    loadgen ")
+    ]
     return [tuple(shlex.split(line)[1:]) for line in lines]
 
 
@@ -219,39 +315,66 @@ def test_the_templates_work_on_equal_slower_and_missed(template: str, tmp_path: 
     """The scripts of a template as a build server runs them; of pip alone, what it is asked for is kept."""
     content = yaml.safe_load((ROOT / template).read_text())
     job = content.get(".loadgen", {})
-    steps = [step["run"] for step in content["runs"]["steps"] if "run" in step] if "runs" in content else []
+    steps = (
+        [step["run"] for step in content["runs"]["steps"] if "run" in step]
+        if "runs" in content
+        else []
+    )
     install, script = steps or (*job["before_script"], *job["script"])
     tools = tmp_path / "tools"
     tools.mkdir()
     of_pip = 'if [ "$1" = -m ]; then printf "%s\\n" "$*" >> "$LOG"; else exec '
     (tools / "python").write_text(f'#!/bin/bash\n{of_pip}{shlex.quote(sys.executable)} "$@"; fi\n')
-    (tools / "loadgen").write_text(f'#!/bin/bash\nexec {shlex.quote(sys.executable)} -P -m loadgen "$@"\n')
+    (tools / "loadgen").write_text(
+        f'#!/bin/bash\nexec {shlex.quote(sys.executable)} -P -m loadgen "$@"\n'
+    )
     for tool in tools.iterdir():
         tool.chmod(0o755)
-    defaults = {name: one.get("default", "") for name, one in content.get("inputs", {}).items()} | job.get(
-        "variables", {}
+    defaults = {
+        name: one.get("default", "") for name, one in content.get("inputs", {}).items()
+    } | job.get("variables", {})
+    assert not defaults.get("package") and not defaults.get("LOADGEN_PACKAGE"), (
+        "no name that anybody may take"
     )
-    assert not defaults.get("package") and not defaults.get("LOADGEN_PACKAGE"), "no name that anybody may take"
     conditions = defaults.get("fail-on") or defaults["LOADGEN_FAIL_ON"]
     given = {
-        "PATH": f"{tools}:{os.environ['PATH']}", "LOG": str(tmp_path / "log"),
-        "GITHUB_STEP_SUMMARY": str(tmp_path / "page"), "PACKAGE": "a.whl",
-        "OUT": "loadgen-results", "BASELINES": "baselines", "REPEAT": "3", "BASELINE": "",
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "LOG": str(tmp_path / "log"),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "page"),
+        "PACKAGE": "a.whl",
+        "OUT": "loadgen-results",
+        "BASELINES": "baselines",
+        "REPEAT": "3",
+        "BASELINE": "",
         "FAIL_ON": conditions,
-    }  # fmt: skip
-    given |= {f"LOADGEN_{name}": given[name] for name in ("PACKAGE", "REPEAT", "BASELINE", "FAIL_ON")}
+    }
+    given |= {
+        f"LOADGEN_{name}": given[name] for name in ("PACKAGE", "REPEAT", "BASELINE", "FAIL_ON")
+    }
 
     def build(url: str, slo: str, baseline: str) -> int:
         arguments = f"qa --url {url} -c 8 -d 2m --slo '{slo}' --metadata 'note=$(touch planted)'"
-        own = {f"{prefix}{name}": value for prefix in ("", "LOADGEN_")
-               for name, value in (("ARGUMENTS", arguments), ("BASELINE", baseline))}  # fmt: skip
+        own = {
+            f"{prefix}{name}": value
+            for prefix in ("", "LOADGEN_")
+            for name, value in (("ARGUMENTS", arguments), ("BASELINE", baseline))
+        }
         words = ["bash", "-e", "-o", "pipefail", "-c", script]
-        return subprocess.run(words, check=False, env=given | own, cwd=tmp_path, capture_output=True).returncode
+        return subprocess.run(
+            words, check=False, env=given | own, cwd=tmp_path, capture_output=True
+        ).returncode
 
     subprocess.run(["bash", "-e", "-c", install], check=True, env=given, cwd=tmp_path)
     assert (tmp_path / "log").read_text().split()[-1] == "a.whl"
     assert build("sim:gb300-vm", "ttft:2s", "") == 0
-    save = ("compare", "--save", "main", str(tmp_path / "loadgen-results"), "--in", str(tmp_path / "baselines"))
+    save = (
+        "compare",
+        "--save",
+        "main",
+        str(tmp_path / "loadgen-results"),
+        "--in",
+        str(tmp_path / "baselines"),
+    )
     assert exits(*save) == 0
     assert build("sim:gb300-vm", "ttft:2s", "main") == 0
     assert build(slower_preset(tmp_path), "ttft:2s", "main") == 1
@@ -272,14 +395,38 @@ levels:
 IN_A_FOLDER = {
     "sweep": ("sweep", "qa", "-c", "1,2", "-n", "10", *SIM),
     "repeats": ("sweep", "qa", "-c", "1,2", "-n", "10", "--repeat", "2", *SIM),
-    "search": ("search", "qa", "--slo", "ttft:60s", "-d", "5s", "--high", "20", "--max-probes", "1", *SIM),
+    "search": (
+        "search",
+        "qa",
+        "--slo",
+        "ttft:60s",
+        "-d",
+        "5s",
+        "--high",
+        "20",
+        "--max-probes",
+        "1",
+        *SIM,
+    ),
     "validate": ("validate", "{contract}", *SIM),
-    "mlperf": ("mlperf", "server", "-b", "llama2-70b", "--target-qps", "1", "--min-duration", "1", *SIM),
+    "mlperf": (
+        "mlperf",
+        "server",
+        "-b",
+        "llama2-70b",
+        "--target-qps",
+        "1",
+        "--min-duration",
+        "1",
+        *SIM,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", IN_A_FOLDER)
-def test_one_command_at_a_time_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_one_command_at_a_time_in_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     (tmp_path / "c.yaml").write_text(SHORT)
     command = [word.format(contract=tmp_path / "c.yaml") for word in IN_A_FOLDER[name]]
     out = tmp_path / "out"
@@ -306,7 +453,9 @@ def test_a_folder_with_results_is_left_alone_or_kept(
     if name != "mlperf":  # which takes long
         assert exits(*command, "-o", str(out), "--force") in (0, 1, 3)
         (kept,) = tmp_path.glob("out-before-*")
-        assert (kept / "summary.json").read_bytes() == before and not (out / "summary.json").is_file()
+        assert (kept / "summary.json").read_bytes() == before and not (
+            out / "summary.json"
+        ).is_file()
 
 
 @pytest.mark.parametrize("name", ["run", *IN_A_FOLDER])
@@ -316,7 +465,18 @@ def test_an_address_for_prometheus_is_checked_with_all_else(
     (tmp_path / "c.yaml").write_text(SHORT)
     words = IN_A_FOLDER.get(name, (*RUN, "--dry-run"))
     command = [word.format(contract=tmp_path / "c.yaml") for word in words]
-    assert exits(*command, "--prometheus", "here", "--set", "route=everywhere", "-o", str(tmp_path / "out")) == 2
+    assert (
+        exits(
+            *command,
+            "--prometheus",
+            "here",
+            "--set",
+            "route=everywhere",
+            "-o",
+            str(tmp_path / "out"),
+        )
+        == 2
+    )
     told = capsys.readouterr().err
     assert "--prometheus here" in told and "everywhere" in told
 

@@ -15,13 +15,45 @@ from make_codes import ROOT
 
 from loadgen.core import errors
 
-FAULTS = {"UserError", "TargetError", "UnsoundEvidence", "WrongUse", "TargetUnusable", "FailedOnce", "Wrong", "BadRow"}
+FAULTS = {
+    "UserError",
+    "TargetError",
+    "UnsoundEvidence",
+    "WrongUse",
+    "TargetUnusable",
+    "FailedOnce",
+    "Wrong",
+    "BadRow",
+}
 MAKERS = {"fault", "report"}  # functions of one module that make a fault with the code they get
 MESSAGES = {
-    "caveat", "error", "exc", "hint", "message", "msg", "note", "problem", "reason", "said", "sentence", "trouble",
-    "undecided", "warning", "what", "why",
-}  # fmt: skip
-LOOKING = {"startswith", "endswith", "partition", "rpartition", "find", "index", "removeprefix", "removesuffix"}
+    "caveat",
+    "error",
+    "exc",
+    "hint",
+    "message",
+    "msg",
+    "note",
+    "problem",
+    "reason",
+    "said",
+    "sentence",
+    "trouble",
+    "undecided",
+    "warning",
+    "what",
+    "why",
+}
+LOOKING = {
+    "startswith",
+    "endswith",
+    "partition",
+    "rpartition",
+    "find",
+    "index",
+    "removeprefix",
+    "removesuffix",
+}
 MATCHING = {"match", "fullmatch", "search", "findall", "finditer", "sub", "split"}
 
 FOREIGN = {
@@ -41,10 +73,19 @@ FOREIGN = {
 
 def is_message(node: ast.AST) -> bool:
     """Whether an expression is a message by its name: `reason`, `fault.what`, `str(error)`, `notes`."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str" and node.args:
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "str"
+        and node.args
+    ):
         return is_message(node.args[0])
     match node:
-        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=str(name))):
+        case (
+            ast.Name(id=name)
+            | ast.Attribute(attr=name)
+            | ast.Subscript(slice=ast.Constant(value=str(name)))
+        ):
             pass
         case _:
             return False
@@ -87,7 +128,9 @@ re.search("x", str(error))
 summary.verdict.reasons.index("y")
 """
     assert len(set(looks(ast.walk(ast.parse(seen))))) == 6
-    assert not list(looks(ast.walk(ast.parse('code.startswith("a"), reason in reasons, "a" in text'))))
+    assert not list(
+        looks(ast.walk(ast.parse('code.startswith("a"), reason in reasons, "a" in text')))
+    )
 
 
 def words(node: ast.AST) -> set[str]:
@@ -96,7 +139,11 @@ def words(node: ast.AST) -> set[str]:
         return words(node.body) | words(node.orelse)
     if isinstance(node, ast.Subscript):  # of a mapping: the code of another process
         return set()
-    return {one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+    return {
+        one.value
+        for one in ast.walk(node)
+        if isinstance(one, ast.Constant) and isinstance(one.value, str)
+    }
 
 
 def codes_in(nodes: Iterable[ast.AST]) -> Iterator[set[str]]:
@@ -108,10 +155,19 @@ def codes_in(nodes: Iterable[ast.AST]) -> Iterator[set[str]]:
             ):
                 yield words(code)
             case ast.FunctionDef(returns=ast.Name(id="Code")):
-                yield {word for one in ast.walk(node) if isinstance(one, ast.Return) for word in words(one)}
-            case ast.AnnAssign(annotation=kind, value=ast.AST() as value) if "Code" in ast.dump(kind):
+                yield {
+                    word
+                    for one in ast.walk(node)
+                    if isinstance(one, ast.Return)
+                    for word in words(one)
+                }
+            case ast.AnnAssign(annotation=kind, value=ast.AST() as value) if "Code" in ast.dump(
+                kind
+            ):
                 yield words(value)
-            case ast.Assign(targets=[target], value=value) if "code" in {one.id for one in _names(target)}:
+            case ast.Assign(targets=[target], value=value) if "code" in {
+                one.id for one in _names(target)
+            }:
                 yield words(value)
 
 
@@ -120,7 +176,10 @@ def _names(node: ast.AST) -> Iterator[ast.Name]:
 
 
 def test_every_code_of_the_tables_is_used() -> None:
-    used = {name: {word for found in codes_in(nodes) for word in found} for name, nodes in modules().items()}
+    used = {
+        name: {word for found in codes_in(nodes) for word in found}
+        for name, nodes in modules().items()
+    }
     assert set(get_args(errors.Code)) - set().union(*used.values()) == set()
     of_sdk = set().union(*(found for name, found in used.items() if name.startswith("sdk/")))
     assert set(get_args(loadgen_sdk.errors.Code)) - of_sdk == set()
@@ -132,7 +191,9 @@ def test_every_fault_is_made_with_a_code() -> None:
     for name, nodes in modules().items():
         for node in nodes:
             match node:
-                case ast.Call(func=ast.Name(id=cls) | ast.Attribute(attr=cls), args=[code, *_]) if cls in FAULTS:
+                case ast.Call(func=ast.Name(id=cls) | ast.Attribute(attr=cls), args=[code, *_]) if (
+                    cls in FAULTS
+                ):
                     assert words(code) <= known, f"{name}:{node.lineno}: {words(code) - known}"
 
 
@@ -144,12 +205,18 @@ def test_codes_are_nouns_of_a_situation_and_few() -> None:
 
 def test_the_page_of_codes_is_made_from_the_source() -> None:
     assert make_codes.PAGE.read_text("utf-8") == make_codes.page(), "python tests/make_codes.py"
-    said = {code: meaning for file in make_codes.FILES.values() for code, meaning in make_codes.meanings(file).items()}
+    said = {
+        code: meaning
+        for file in make_codes.FILES.values()
+        for code, meaning in make_codes.meanings(file).items()
+    }
     assert set(said) == set(get_args(errors.Code)), "each code with its meaning behind it"
 
 
 def test_the_example_of_the_page_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = re.findall(r"(?m)^```python\n(.*?)^```", make_codes.PAGE.read_text("utf-8"), re.DOTALL)
+    (example,) = re.findall(
+        r"(?m)^```python\n(.*?)^```", make_codes.PAGE.read_text("utf-8"), re.DOTALL
+    )
     exec(compile(example, str(make_codes.PAGE), "exec"), {})
     assert capsys.readouterr().out.strip() == example.strip().rpartition("# ")[2]
 

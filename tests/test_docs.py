@@ -13,11 +13,17 @@ from loadgen.shell.parsing import WrongUsage, parser, spread
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
-    *sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "loadgen/README.md",
-    ROOT / "sdk/README.md", *sorted((ROOT / "benchmarks").glob("*.md")), *sorted(ROOT.glob("results/*/README.md")),
-]  # fmt: skip
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "loadgen/README.md",
+    ROOT / "sdk/README.md",
+    *sorted((ROOT / "benchmarks").glob("*.md")),
+    *sorted(ROOT.glob("results/*/README.md")),
+]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-BLOCK = re.compile(r"(?m)^(?:    (?!    ).*|```\w*\n[\s\S]*?^```)$")  # indented text, or between fences
+BLOCK = re.compile(
+    r"(?m)^(?:    (?!    ).*|```\w*\n[\s\S]*?^```)$"
+)  # indented text, or between fences
 COMMAND: Any = parser()
 DOTS = ("...", "…")
 
@@ -35,7 +41,9 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         path, _, anchor = target.partition("#")
         file = page.parent / path if path else page
         assert file.exists(), f"{page.name} points at {target}"
-        assert not anchor or file.suffix != ".md" or anchor in _anchors(file), f"{page.name} points at {target}"
+        assert not anchor or file.suffix != ".md" or anchor in _anchors(file), (
+            f"{page.name} points at {target}"
+        )
 
 
 def _commands(page: Path) -> list[tuple[str, bool]]:
@@ -45,9 +53,13 @@ def _commands(page: Path) -> list[tuple[str, bool]]:
     """
     text = page.read_text("utf-8")
     lines = "\n".join(BLOCK.findall(text)).replace("\\\n", " ").splitlines()
-    told = [(match.replace("\n", " "), True) for match in re.findall(r"`(loadgen [a-z][^`]*)`", text)]
+    told = [
+        (match.replace("\n", " "), True) for match in re.findall(r"`(loadgen [a-z][^`]*)`", text)
+    ]
     return told + [
-        (line.strip().removeprefix("$ "), False) for line in lines if re.match(r"\s*(\$ )?loadgen [a-z]", line)
+        (line.strip().removeprefix("$ "), False)
+        for line in lines
+        if re.match(r"\s*(\$ )?loadgen [a-z]", line)
     ]
 
 
@@ -58,17 +70,27 @@ def test_there_are_commands_to_check() -> None:
     assert len(LINES) > 150
 
 
-@pytest.mark.parametrize(("page", "line", "told"), LINES, ids=[f"{page.name}:{line[:60]}" for page, line, _ in LINES])
+@pytest.mark.parametrize(
+    ("page", "line", "told"), LINES, ids=[f"{page.name}:{line[:60]}" for page, line, _ in LINES]
+)
 def test_every_command_is_one_that_the_tool_takes(page: Path, line: str, told: bool) -> None:
     words = shlex.split(line, comments=True)[1:]
-    words = words[: next((place for place, word in enumerate(words) if word in (">", "|", "&&")), None)]
+    words = words[
+        : next((place for place, word in enumerate(words) if word in (">", "|", "&&")), None)
+    ]
     # dots that are no value of a flag stand for more of the same
-    words = [word for before, word in zip(["", *words], words, strict=False) if word not in DOTS or before[:1] == "-"]
+    words = [
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if word not in DOTS or before[:1] == "-"
+    ]
     command = COMMAND
     while hasattr(command, "commands"):
         if told and not words:
             return
-        assert words and words[0] in command.commands, f"{page.name}: {line}: no command {words[:1]}"
+        assert words and words[0] in command.commands, (
+            f"{page.name}: {line}: no command {words[:1]}"
+        )
         command = command.commands[words.pop(0)]
     try:
         command.make_context("loadgen", spread(words))

@@ -18,7 +18,19 @@ from loadgen.core.results import store
 PIECES = st.one_of(
     st.binary(max_size=8),
     st.sampled_from(
-        [b"null", b"-1", b"1e999", b"NaN", b"[]", b"{}", b'""', b"\\ud800", b"\xff\xfe", b"[" * 3000, b"\0"]
+        [
+            b"null",
+            b"-1",
+            b"1e999",
+            b"NaN",
+            b"[]",
+            b"{}",
+            b'""',
+            b"\\ud800",
+            b"\xff\xfe",
+            b"[" * 3000,
+            b"\0",
+        ]
     ),
     st.integers(10**17, 10**25).map(lambda number: str(number).encode()),
 )
@@ -37,7 +49,9 @@ def damaged(draw: st.DrawFn, name: str) -> bytes:
 
 def test_every_parser_begins_with_something() -> None:
     assert [name for name in TARGETS if not corpus(name)] == []
-    assert [glob for _, globs in TARGETS.values() for glob in globs if not any(ROOT.glob(glob))] == []
+    assert [
+        glob for _, globs in TARGETS.values() for glob in globs if not any(ROOT.glob(glob))
+    ] == []
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -48,7 +62,13 @@ def test_what_fuzzing_found_is_told(name: str) -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_damaged_input_is_told(name: str) -> None:
-    @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=60,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(damaged(name))
     def holds(data: bytes) -> None:
         told(name, data)
@@ -56,7 +76,9 @@ def test_damaged_input_is_told(name: str) -> None:
     holds()
 
 
-@pytest.mark.parametrize(("name", "column"), [("dataset", b"prompt"), ("trace", b"TIMESTAMP"), ("folder", b"status")])
+@pytest.mark.parametrize(
+    ("name", "column"), [("dataset", b"prompt"), ("trace", b"TIMESTAMP"), ("folder", b"status")]
+)
 def test_a_column_whose_name_is_no_text(name: str, column: bytes) -> None:
     """Of a damaged Parquet file: it was "a bug in loadgen"."""
     (data, *_) = (data for data in corpus(name) if b"PAR1" in data)
@@ -65,7 +87,14 @@ def test_a_column_whose_name_is_no_text(name: str, column: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("status", 9), ("kind", 250), ("input_source", 7), ("finish_reason", 99), ("due_ns", -5), ("sent_ns", 2**62)],
+    [
+        ("status", 9),
+        ("kind", 250),
+        ("input_source", 7),
+        ("finish_reason", 99),
+        ("due_ns", -5),
+        ("sent_ns", 2**62),
+    ],
 )
 def test_rows_that_no_run_has_written_are_told(tmp_path: Path, column: str, value: int) -> None:
     """Of a damaged disk: each was "a bug in loadgen" in another place."""
@@ -80,7 +109,9 @@ def test_rows_that_no_run_has_written_are_told(tmp_path: Path, column: str, valu
         run_folder.open_run(run)
 
 
-@pytest.mark.parametrize(("sound", "damaged"), [(b'"ttft"', b'"qtft"'), (b'"quantile": 0.95', b'"quantile": 9.5')])
+@pytest.mark.parametrize(
+    ("sound", "damaged"), [(b'"ttft"', b'"qtft"'), (b'"quantile": 0.95', b'"quantile": 9.5')]
+)
 def test_a_header_with_an_slo_that_nobody_can_have_is_told(sound: bytes, damaged: bytes) -> None:
     """It was "a bug in loadgen"."""
     data = corpus("folder")[0]

@@ -69,20 +69,30 @@ def graph() -> grimp.ImportGraph:
 def sources() -> dict[str, str]:
     """The text of every Python file here, tests and benchmarks too, by its place."""
     folders = (*FOLDERS.values(), ROOT / "tests", ROOT / "benchmarks")
-    return {str(file.relative_to(ROOT)): file.read_text("utf-8") for folder in folders for file in folder.rglob("*.py")}
+    return {
+        str(file.relative_to(ROOT)): file.read_text("utf-8")
+        for folder in folders
+        for file in folder.rglob("*.py")
+    }
 
 
 @pytest.mark.processes
 def test_imports_are_as_drawn() -> None:
     """In a process of its own: the linter configures logging, which would disable the loggers of other tests."""
     code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True, no_logo=True))"
-    linted = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    linted = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert linted.returncode == 0, linted.stdout + linted.stderr
 
 
 def test_no_cycles() -> None:
-    imports = {name: set(graph().find_modules_directly_imported_by(name)) for name in graph().modules}
-    imports["loadgen"].remove("loadgen.api")  # `loadgen.run` is looked up there when it is first used
+    imports = {
+        name: set(graph().find_modules_directly_imported_by(name)) for name in graph().modules
+    }
+    imports["loadgen"].remove(
+        "loadgen.api"
+    )  # `loadgen.run` is looked up there when it is first used
     TopologicalSorter(imports).prepare()
 
 
@@ -99,11 +109,15 @@ def test_modules_that_are_started_exist() -> None:
 def test_code_that_is_text_imports_what_exists() -> None:
     """Of code in strings, for another process, neither mypy nor the tests of its file would always tell."""
     for file, text in sources().items():
-        for name, imported in re.findall(r"\bfrom (loadgen(?:_sdk)?(?:\.\w+)*) import ([\w, ]*)", text):
+        for name, imported in re.findall(
+            r"\bfrom (loadgen(?:_sdk)?(?:\.\w+)*) import ([\w, ]*)", text
+        ):
             assert name in trees() or name == "loadgen.data", file
             if name == "loadgen":
                 names = {one.split()[0] for one in imported.split(",") if one.strip()}
-                assert names <= {"Result", "load", "run"} or {f"loadgen.{one}" for one in names} <= set(trees()), file
+                assert names <= {"Result", "load", "run"} or {
+                    f"loadgen.{one}" for one in names
+                } <= set(trees()), file
 
 
 @pytest.mark.parametrize("package", FOLDERS)
@@ -111,10 +125,16 @@ def test_a_class_name_has_one_meaning(package: str) -> None:
     places = defaultdict(list)
     for name, tree in trees().items():
         for node in tree.body:
-            if name.split(".")[0] == package and isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if (
+                name.split(".")[0] == package
+                and isinstance(node, ast.ClassDef)
+                and not node.name.startswith("_")
+            ):
                 places[node.name].append(name)
     allowed = set(TWICE) if package == "loadgen" else set()
-    assert {name: where for name, where in places.items() if len(where) > 1 and name not in allowed} == {}
+    assert {
+        name: where for name, where in places.items() if len(where) > 1 and name not in allowed
+    } == {}
     assert all(len(places[name]) == 2 for name in allowed), "an excuse that is no longer needed"
 
 
@@ -141,10 +161,14 @@ def test_heavy_modules_have_one_importer(heavy: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("module", ["shell.app", "core.followers.scraper", "core.followers.compactor_process"])
+@pytest.mark.parametrize(
+    "module", ["shell.app", "core.followers.scraper", "core.followers.compactor_process"]
+)
 def test_help_and_the_processes_beside_a_run_import_nothing_heavy(module: str) -> None:
     code = f"import sys, loadgen.{module}; print(' '.join(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert not (HEAVY | {"numpy", "pydantic"}) & set(loaded)
 
 
@@ -166,11 +190,18 @@ def test_each_room_says_what_it_is_and_what_it_is_not(package: str) -> None:
 def test_tests_replace_nothing_of_ours() -> None:
     """What a test has to change is an argument: `Tuning`, a parameter with a default, or a real thing."""
     found = {
-        (file.name, str(call.args[-2].value) if isinstance(call.args[-2], ast.Constant) else ast.unparse(call))
+        (
+            file.name,
+            str(call.args[-2].value)
+            if isinstance(call.args[-2], ast.Constant)
+            else ast.unparse(call),
+        )
         for file in (ROOT / "tests").rglob("*.py")
         if ".setattr(" in (text := file.read_text("utf-8"))
         for call in ast.walk(ast.parse(text))
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "setattr"
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "setattr"
     }
     assert found == set(PATCHED)
 
@@ -186,7 +217,9 @@ def test_text_files_are_utf_8_on_every_machine() -> None:
     for file, nodes in parsed.nodes().items():
         for call in (node for node in nodes if isinstance(node, ast.Call)):
             text = calls.get(getattr(call.func, "attr", getattr(call.func, "id", "")))
-            if text and re.search(text, said := ast.unparse(call)) and "zip" not in said:  # into a zip go bytes
+            if (
+                text and re.search(text, said := ast.unparse(call)) and "zip" not in said
+            ):  # into a zip go bytes
                 assert "utf-8" in said, f"{file}:{call.lineno}: {said}"
 
 
@@ -201,7 +234,9 @@ def test_the_tables_of_rooms_are_what_the_rooms_say() -> None:
 
 def test_files_named_in_the_documents_exist() -> None:
     for document in (ROOT / "README.md", README, *(ROOT / "docs").glob("*.md")):
-        named = re.findall(r"`((?:loadgen|sdk|tests|benchmarks)/[\w/]+\.\w+)`", document.read_text("utf-8"))
+        named = re.findall(
+            r"`((?:loadgen|sdk|tests|benchmarks)/[\w/]+\.\w+)`", document.read_text("utf-8")
+        )
         for file in named:
             assert (ROOT / file).exists(), f"{document.name}: {file}"
 
@@ -218,7 +253,10 @@ def test_the_drawing_of_the_tree_is_that_of_the_layers(package: str) -> None:
     section = README.read_text("utf-8").partition("## The tree")[2].partition("<!--")[0]
     section = section.split("and in `core/`:")[package == "loadgen.core"]
     lines = [line.split() for line in section.splitlines() if line.startswith("    ")]
-    drawn = [{re.sub(r"(\.py|/)$", "", word) for word in line if word.endswith((".py", "/"))} for line in lines]
+    drawn = [
+        {re.sub(r"(\.py|/)$", "", word) for word in line if word.endswith((".py", "/"))}
+        for line in lines
+    ]
     assert drawn == [set(line) for line in make_rooms.layers(package)]
 
 

@@ -31,7 +31,11 @@ CODES = {
 
 
 def commands(page: Path) -> list[list[str]]:
-    return [shlex.split(line)[1:] for line in page.read_text("utf-8").splitlines() if line.startswith("    loadgen ")]
+    return [
+        shlex.split(line)[1:]
+        for line in page.read_text("utf-8").splitlines()
+        if line.startswith("    loadgen ")
+    ]
 
 
 def shown(page: str, command: str) -> list[str]:
@@ -46,13 +50,16 @@ def test_every_command_ends_as_its_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Loads in virtual time are those of the page, but for a validation's; those over HTTP take a second. What other
-    pages show of the search and the size is what they print."""
+    pages show of the search and the size is what they print.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name, file in FILES.items():
         (tmp_path / name).symlink_to(file)
     urls = [shared(number=number).url for number in range(2)]
-    (tmp_path / "targets.yaml").write_text("".join(f"- {{name: vm-{i}, url: '{url}'}}\n" for i, url in enumerate(urls)))
+    (tmp_path / "targets.yaml").write_text(
+        "".join(f"- {{name: vm-{i}, url: '{url}'}}\n" for i, url in enumerate(urls))
+    )
     (tmp_path / "our-folder").symlink_to("before/r1")
     found = commands(ROOT / "docs/how-to.md")
     assert len(found) > 12
@@ -66,9 +73,13 @@ def test_every_command_ends_as_its_page_says(
             cli.main(typed)
         said = "".join(capsys.readouterr())
         # a busy host's senders are late, and a run of a second says so
-        assert left.value.code in ((code, 3) if over_http else (code,)), f"{' '.join(typed)}\n{said}"
+        assert left.value.code in ((code, 3) if over_http else (code,)), (
+            f"{' '.join(typed)}\n{said}"
+        )
         once = " ".join(said.replace("peak", "vm").split())
         for page in EXAMPLES.get(words[0], ()):
             assert shown(page, words[0]), page
-            assert not [line for line in shown(page, words[0]) if line not in once], f"docs/{page}: {once}"
+            assert not [line for line in shown(page, words[0]) if line not in once], (
+                f"docs/{page}: {once}"
+            )
         assert words[0] != "sweep" or "INVALID" not in said, said

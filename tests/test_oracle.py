@@ -15,7 +15,11 @@ from frozen import differences, over, shape
 from make_oracle import ASKED, DATA, FROZEN, TYPED
 from named import commands, flags
 
-MARKS = {"asked": pytest.mark.processes, "sent": pytest.mark.processes, "typed": pytest.mark.commands}
+MARKS = {
+    "asked": pytest.mark.processes,
+    "sent": pytest.mark.processes,
+    "typed": pytest.mark.commands,
+}
 ENTRIES = [
     pytest.param(file, entry, id=f"{file}/{entry}", marks=MARKS.get(entry, ()))
     for file, entries in FROZEN.items()
@@ -37,13 +41,17 @@ def test_as_it_was(file: str, entry: str, tmp_path: Path) -> None:
 
 def test_every_file_and_entry_is_made() -> None:
     assert {file.stem for file in DATA.glob("*.json")} == FROZEN.keys()
-    assert {file: set(stored(file)) for file in FROZEN} == {file: set(entries) for file, entries in FROZEN.items()}
+    assert {file: set(stored(file)) for file in FROZEN} == {
+        file: set(entries) for file, entries in FROZEN.items()
+    }
 
 
 def test_json_of_every_command_is_held() -> None:
     calls = [" ".join(call) for call in (*TYPED, *ASKED) if "--json" in call]
     with_json = [name for name, command in commands().items() if "--json" in flags(command)]
-    assert [name for name in with_json if not any(call.startswith(f"{name} ") for call in calls)] == []
+    assert [
+        name for name in with_json if not any(call.startswith(f"{name} ") for call in calls)
+    ] == []
     printed = stored("commands")["typed"] | stored("commands")["asked"]
     assert [call for call in calls if "json" not in printed[call]] == [], "a fault is no JSON"
 
@@ -64,6 +72,12 @@ def test_a_difference_is_told_with_its_place(found: Any, stored: Any, told: list
 
 
 def test_shapes_of_a_list_are_laid_over_each_other() -> None:
-    rows = [{"a": 1, "b": []}, {"a": None, "b": [{"x": 2.5}]}, {"a": 3, "c": "d", "b": [{"x": None, "y": True}]}]
-    assert shape(rows) == [{"a": "null|number", "b": [{"x": "null|number", "y": "bool"}], "c": "text"}]
+    rows = [
+        {"a": 1, "b": []},
+        {"a": None, "b": [{"x": 2.5}]},
+        {"a": 3, "c": "d", "b": [{"x": None, "y": True}]},
+    ]
+    assert shape(rows) == [
+        {"a": "null|number", "b": [{"x": "null|number", "y": "bool"}], "c": "text"}
+    ]
     assert over("null", {"a": "text"}) == over({"a": "text"}, "null") == {"a": "text"}

@@ -48,39 +48,135 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     assert exits("run", "qa", *SIMULATED, *slo, *load, "--out", at / "run") == 0
     assert exits("report", at / "run") == 0
     slo += ["--shape", "ND128isr_GB300_v6"]
-    assert exits("sweep", "qa", *SIMULATED, *slo, "--concurrency", "1,4,16", "-n", "80", "--out", at / "sweep") == 0
+    assert (
+        exits(
+            "sweep",
+            "qa",
+            *SIMULATED,
+            *slo,
+            "--concurrency",
+            "1,4,16",
+            "-n",
+            "80",
+            "--out",
+            at / "sweep",
+        )
+        == 0
+    )
     levels = [at / "sweep" / name for name in ("c1", "c4", "c16")]
-    assert exits("compare", *levels, "--anyway", "--html", at / "compare.html", "--fail-on", "ttft_ms.p50 > 1s") == 0
+    assert (
+        exits(
+            "compare",
+            *levels,
+            "--anyway",
+            "--html",
+            at / "compare.html",
+            "--fail-on",
+            "ttft_ms.p50 > 1s",
+        )
+        == 0
+    )
     prices = Path(__file__).parent.parent / "docs" / "prices.example.yaml"
     assert exits("cost", *levels[1:], "--prices", prices, "--html", at / "cost.html") == 0
-    goal = ["--slo", "tpot:60ms:p95", "--slo", "ttft:2s:p95", "--low", "15", "--high", "120", "-d", "12s"]
-    assert exits("search", "rag", *SIMULATED, *goal, "--precision", "0.1", "--out", at / "search") == 0
+    goal = [
+        "--slo",
+        "tpot:60ms:p95",
+        "--slo",
+        "ttft:2s:p95",
+        "--low",
+        "15",
+        "--high",
+        "120",
+        "-d",
+        "12s",
+    ]
+    assert (
+        exits("search", "rag", *SIMULATED, *goal, "--precision", "0.1", "--out", at / "search") == 0
+    )
     assert exits("report", at / "search") == 0
     assert (
-        exits("run", "qa", *SIMULATED, "--request-rate", "20", "-d", "20s", "--repeat", "3", "--out", at / "repeats")
+        exits(
+            "run",
+            "qa",
+            *SIMULATED,
+            "--request-rate",
+            "20",
+            "-d",
+            "20s",
+            "--repeat",
+            "3",
+            "--out",
+            at / "repeats",
+        )
         == 0
     )
     assert exits("report", at / "repeats") == 0
     shutil.copytree(at / "search", at / "bought")
     paid = [f"{at / 'search'}=Azure ND128isr_GB300_v6 1 year", f"{at / 'bought'}=own dgx-h200"]
     under = ["--prices", prices, "--price", paid[0], "--price", paid[1], "--gpus-per-machine", "4"]
-    assert exits("size", "rag", at / "search", at / "bought", "--users", "5000", *under, "--out", at / "size") == 0
+    assert (
+        exits(
+            "size",
+            "rag",
+            at / "search",
+            at / "bought",
+            "--users",
+            "5000",
+            *under,
+            "--out",
+            at / "size",
+        )
+        == 0
+    )
     keys = [AnswerKey(reference=f"the answer is {n}") for n in range(200)]
-    told = [[f"the answer is {n}" if n % every else "no idea" for n in range(200)] for every in (10, 12)]
+    told = [
+        [f"the answer is {n}" if n % every else "no idea" for n in range(200)] for every in (10, 12)
+    ]
     judged = judge(score(keys, *told), 0.02)
     result = AnswersResult(
-        dataset="q.jsonl", url="http://a", model="fp4", against="http://b", against_model="bf16", prompts=200, failed=0,
-        loss=0.02, parts=judged,
-    )  # fmt: skip
+        dataset="q.jsonl",
+        url="http://a",
+        model="fp4",
+        against="http://b",
+        against_model="bf16",
+        prompts=200,
+        failed=0,
+        loss=0.02,
+        parts=judged,
+    )
     answers.write(at / "answers", result, score(keys, *told))
     exits("report", at / "answers")
     (at / "contract.yaml").write_text(CONTRACT)
     parties = ["--metadata", "buyer=Ann <a@example.com>", "--metadata", "vendor=Acme"]
     contract = [at / "contract.yaml", "--url", "sim:gb300-vm", "--seed", "1"]
     assert exits("validate", *contract, *parties, "--out", at / "poc") == 1  # one promise is broken
-    (at / "set.jsonl").write_text("".join(f'{{"prompt": "{"word " * (3 + n % 7)}"}}\n' for n in range(50)))
-    test = ["-b", "llama2-70b", "--dataset", at / "set.jsonl", "--min-duration", "20", "--target-qps", "50"]
-    assert exits("mlperf", "server", *test, "--url", "sim:gb300-vm", "--gpus", "4", "--out", at / "mlperf") == 0
+    (at / "set.jsonl").write_text(
+        "".join(f'{{"prompt": "{"word " * (3 + n % 7)}"}}\n' for n in range(50))
+    )
+    test = [
+        "-b",
+        "llama2-70b",
+        "--dataset",
+        at / "set.jsonl",
+        "--min-duration",
+        "20",
+        "--target-qps",
+        "50",
+    ]
+    assert (
+        exits(
+            "mlperf",
+            "server",
+            *test,
+            "--url",
+            "sim:gb300-vm",
+            "--gpus",
+            "4",
+            "--out",
+            at / "mlperf",
+        )
+        == 0
+    )
     assert exits("report", at / "mlperf") == 0
     return {
         "mlperf": at / "mlperf" / "report.html",
@@ -96,7 +192,18 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-KINDS = ("run", "mlperf", "sweep", "compare", "cost", "search", "validation", "repeats", "size", "answers")
+KINDS = (
+    "run",
+    "mlperf",
+    "sweep",
+    "compare",
+    "cost",
+    "search",
+    "validation",
+    "repeats",
+    "size",
+    "answers",
+)
 
 
 # What lies outside its card or the window, or over other words: letters of charts, and every element but the inside
@@ -149,12 +256,16 @@ OUTSIDE = """(() => {
 @pytest.mark.processes
 @pytest.mark.parametrize("width", [1400, 1920, 390])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_page_fits_the_screen(browser: Browser, pages: dict[str, Path], kind: str, width: int) -> None:
+def test_a_page_fits_the_screen(
+    browser: Browser, pages: dict[str, Path], kind: str, width: int
+) -> None:
     browser.look(width=width, height=900)
     browser.open(pages[kind])
     browser.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     assert browser.complaints == [] and browser.requests == []
-    assert browser.evaluate("document.documentElement.scrollWidth") <= width  # a phone's window grows with what is wide
+    assert (
+        browser.evaluate("document.documentElement.scrollWidth") <= width
+    )  # a phone's window grows with what is wide
     assert browser.evaluate(OUTSIDE) == []
     hidden = """[...document.querySelectorAll('.scroll')].filter(s => s.scrollWidth > s.clientWidth)
       .map(s => s.textContent.slice(0, 60))"""
@@ -200,20 +311,34 @@ def test_the_glossary_of_the_docs_is_that_of_the_pages() -> None:
 
 
 @pytest.mark.processes
-def test_the_glossary_unfolds_from_the_top_of_every_page(browser: Browser, pages: dict[str, Path]) -> None:
+def test_the_glossary_unfolds_from_the_top_of_every_page(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
     for page in pages.values():
         browser.open(page)
-        browser.evaluate("document.querySelector('.top a').click(); new Promise(done => setTimeout(done, 50))")
+        browser.evaluate(
+            "document.querySelector('.top a').click(); new Promise(done => setTimeout(done, 50))"
+        )
         assert browser.evaluate("document.querySelector('#glossary').open")
 
 
 def test_sizing_and_cost_say_money_hours_and_what_they_rest_on(pages: dict[str, Path]) -> None:
     size, cost = words(pages["size"]), words(pages["cost"])
-    order = ["a month", "The sources side by side", "USD a month", "GPU-hours paid a month", "Own hardware beside rent"]
+    order = [
+        "a month",
+        "The sources side by side",
+        "USD a month",
+        "GPU-hours paid a month",
+        "Own hardware beside rent",
+    ]
     places = [size.index(part) for part in [*order, "What it rests on", "Evidence"]]
     assert places == sorted(places)
     assert re.search(r"c4: USD [0-9.]+ per 1,000 good requests .*? 4 GPUs at 56.00 an hour", cost)
-    assert cost.index("per 1,000 good requests") < cost.index("Cost by unit") < cost.index("What it rests on")
+    assert (
+        cost.index("per 1,000 good requests")
+        < cost.index("Cost by unit")
+        < cost.index("What it rests on")
+    )
     assert "Own hardware beside rent" not in cost  # both are rented
 
 
@@ -229,24 +354,36 @@ def test_what_the_other_pages_draw(browser: Browser, pages: dict[str, Path]) -> 
     assert browser.evaluate("document.querySelector('.mark').textContent").startswith("VALID")
     ticks = browser.evaluate("[...document.querySelectorAll('figure svg')][0].textContent")
     assert "1.5" not in ticks and "r3" in ticks
-    links = browser.evaluate("[...document.querySelectorAll('svg a, p a')].map(a => a.getAttribute('href'))")
+    links = browser.evaluate(
+        "[...document.querySelectorAll('svg a, p a')].map(a => a.getAttribute('href'))"
+    )
     assert links and all((pages["repeats"].parent / link).is_file() for link in links)
 
 
 @pytest.mark.processes
-def test_the_points_of_the_slowest_requests_lead_to_their_rows(browser: Browser, pages: dict[str, Path]) -> None:
+def test_the_points_of_the_slowest_requests_lead_to_their_rows(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
     browser.look(width=1400, height=900)
     browser.open(pages["run"])
-    links = browser.evaluate("[...document.querySelectorAll('svg a')].map(a => a.getAttribute('href'))")
+    links = browser.evaluate(
+        "[...document.querySelectorAll('svg a')].map(a => a.getAttribute('href'))"
+    )
     titles = browser.evaluate(
         "[...document.querySelectorAll('figure:has(svg a) figcaption')].map(f => f.firstChild.textContent)"
     )
     assert titles == [  # all prompts of this load are equally long
-        "TTFT against requests in flight", "TTFT against the server's queue", "TTFT over the time of the run",
-    ]  # fmt: skip
+        "TTFT against requests in flight",
+        "TTFT against the server's queue",
+        "TTFT over the time of the run",
+    ]
     assert len(set(links)) == 5 and len(links) == 15
-    assert browser.evaluate(f"{json.dumps(links)}.every(link => document.querySelector(link).tagName === 'TR')")
-    browser.evaluate("document.querySelector('svg a').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    assert browser.evaluate(
+        f"{json.dumps(links)}.every(link => document.querySelector(link).tagName === 'TR')"
+    )
+    browser.evaluate(
+        "document.querySelector('svg a').dispatchEvent(new MouseEvent('click', {bubbles: true}))"
+    )
     assert browser.evaluate("document.querySelector('tr:target').id") == links[0].removeprefix("#")
 
 
@@ -264,13 +401,23 @@ def test_the_page_of_a_run_says_first_what_it_is_worth_and_folds_what_is_long(
     )
     tops.sort(key=lambda one: one[1])
     order = [name for name, _ in tops]
-    assert order[0] == "mark good" and order.index("five") < order.index("0") < order.index("latency")
+    assert order[0] == "mark good" and order.index("five") < order.index("0") < order.index(
+        "latency"
+    )
     assert order.index("latency") < order.index("why") < order.index("slowest")
     assert dict(tops)["slowest"] < 2500
-    titles = browser.evaluate("[...document.querySelectorAll('figure')].slice(0, 2).map(f => f.textContent)")
-    assert titles[0].startswith("Time to first token") and titles[1].startswith("Time per output token")
-    links = browser.evaluate("[...document.querySelectorAll('nav a')].map(a => a.getAttribute('href'))")
-    assert len(links) >= 6 and browser.evaluate(f"{json.dumps(links)}.every(a => document.querySelector(a))")
+    titles = browser.evaluate(
+        "[...document.querySelectorAll('figure')].slice(0, 2).map(f => f.textContent)"
+    )
+    assert titles[0].startswith("Time to first token") and titles[1].startswith(
+        "Time per output token"
+    )
+    links = browser.evaluate(
+        "[...document.querySelectorAll('nav a')].map(a => a.getAttribute('href'))"
+    )
+    assert len(links) >= 6 and browser.evaluate(
+        f"{json.dumps(links)}.every(a => document.querySelector(a))"
+    )
     assert not browser.evaluate("document.querySelector('#curves').open")
     browser.evaluate("location.hash = 'curves'; new Promise(done => setTimeout(done, 50))")
     assert browser.evaluate("document.querySelector('#curves').open")
@@ -288,17 +435,29 @@ def test_the_page_of_an_mlperf_run_has_its_disclosure_and_verdict(pages: dict[st
     assert "VALID" in text[:2000]
 
 
-def test_the_runs_of_a_validation_in_virtual_time_stand_by_their_own_clock(pages: dict[str, Path]) -> None:
+def test_the_runs_of_a_validation_in_virtual_time_stand_by_their_own_clock(
+    pages: dict[str, Path],
+) -> None:
     """Ten minutes of load and its last answers, though two seconds of a processor made them."""
-    assert re.search(r"an-hour-like-any-other/r2 .{0,40}10 min [0-9]+ s of virtual time", words(pages["validation"]))
+    assert re.search(
+        r"an-hour-like-any-other/r2 .{0,40}10 min [0-9]+ s of virtual time",
+        words(pages["validation"]),
+    )
 
 
 def test_the_page_of_a_search_answers_first(pages: dict[str, Path]) -> None:
     text = words(pages["search"])
-    order = ["Highest load within the SLO", "What limits it: at ", "Trials over time", "How the answer was confirmed"]
+    order = [
+        "Highest load within the SLO",
+        "What limits it: at ",
+        "Trials over time",
+        "How the answer was confirmed",
+    ]
     places = [text.index(part) for part in [*order, "TPOT p95 at most 60 ms"]]
     assert places[0] < 200 and places[1:4] == sorted(places[1:4])
-    assert re.search(r"requests miss (ttft|tpot) p95", text) and ("Confirmed " in text or "Held once " in text)
+    assert re.search(r"requests miss (ttft|tpot) p95", text) and (
+        "Confirmed " in text or "Held once " in text
+    )
 
 
 def test_the_verdict_of_a_level_is_its_second_column(pages: dict[str, Path]) -> None:
@@ -311,7 +470,9 @@ def test_the_verdict_of_a_level_is_its_second_column(pages: dict[str, Path]) -> 
 def test_the_page_of_a_comparison_has_every_change(pages: dict[str, Path]) -> None:
     html = pages["compare"].read_text("utf-8")
     text = words(pages["compare"])
-    assert text.index("c4 against c1: ") < text.index("Work NOT the same") < text.index("TTFT p50, ms")
+    assert (
+        text.index("c4 against c1: ") < text.index("Work NOT the same") < text.index("TTFT p50, ms")
+    )
     assert "<b>passed</b>" in html and "ttft_ms.p50 > 1s" in text and "95%" in text
     assert html.count('<div class="bars">') >= 2
 
@@ -319,14 +480,21 @@ def test_the_page_of_a_comparison_has_every_change(pages: dict[str, Path]) -> No
 def test_the_page_of_a_validation_can_be_signed(pages: dict[str, Path]) -> None:
     html = pages["validation"].read_text("utf-8")
     text = words(pages["validation"])
-    parts = ["FAIL: ", "What each promise uses of its limit", "an-hour-like-any-other: FAIL", "What was measured"]
+    parts = [
+        "FAIL: ",
+        "What each promise uses of its limit",
+        "an-hour-like-any-other: FAIL",
+        "What was measured",
+    ]
     annex = ["Signed", "Annex", "What the words mean", "Runs", "The contract as written"]
     places = [text.index(part) for part in [*parts, *annex]]
     assert places == sorted(places)
     assert "Buyer Ann <a@example.com> name, date, signature Vendor Acme" in text
     for run in ("r1", "r2"):
         assert f'href="an-hour-like-any-other/{run}/summary.json"' in html
-        assert (pages["validation"].parent / "an-hour-like-any-other" / run / "summary.json").is_file()
+        assert (
+            pages["validation"].parent / "an-hour-like-any-other" / run / "summary.json"
+        ).is_file()
     assert "rate: 8/s" in text  # the contract itself
 
 
@@ -334,23 +502,40 @@ def test_a_bar_ends_before_the_limit_where_the_promise_is_kept(pages: dict[str, 
     """From nothing to the used share: what is kept ends left of the line, what is broken beyond it."""
     html = pages["validation"].read_text("utf-8").split('<div class="bars">')[1]
     line = float(re.search(r'<u style="left:([0-9.]+)%', html)[1])  # type: ignore[index]
-    bars = re.findall(r'<i style="left:([0-9.]+)%;width:([0-9.]+)%;background:var\(--(\w+)\)', html.split("Signed")[0])
+    bars = re.findall(
+        r'<i style="left:([0-9.]+)%;width:([0-9.]+)%;background:var\(--(\w+)\)',
+        html.split("Signed")[0],
+    )
     assert {float(left) for left, _, _ in bars} == {0.0}
-    ends = {color: [float(width) for _, width, found in bars if found == color] for color in ("good", "bad")}
+    ends = {
+        color: [float(width) for _, width, found in bars if found == color]
+        for color in ("good", "bad")
+    }
     assert 0 <= max(ends["good"]) < line < min(ends["bad"])
 
 
 @pytest.mark.parametrize(
     ("figure", "limit", "unit", "at_most", "used"),
     [
-        (250.0, 1000.0, "ms", True, 25.0), (1500.0, 1000.0, "ms", True, 150.0), (0.0, 1.0, "%", True, 0.0),
-        (98.5, 97.0, "%", False, 50.0), (100.0, 97.0, "%", False, 0.0), (91.0, 97.0, "%", False, 300.0),
-        (20.0, 10.0, "/s", False, 50.0), (5.0, 10.0, "/s", False, 200.0),
-        (1.0, 0.0, "%", True, None), (99.0, 100.0, "%", False, None), (0.0, 10.0, "/s", False, None),
+        (250.0, 1000.0, "ms", True, 25.0),
+        (1500.0, 1000.0, "ms", True, 150.0),
+        (0.0, 1.0, "%", True, 0.0),
+        (98.5, 97.0, "%", False, 50.0),
+        (100.0, 97.0, "%", False, 0.0),
+        (91.0, 97.0, "%", False, 300.0),
+        (20.0, 10.0, "/s", False, 50.0),
+        (5.0, 10.0, "/s", False, 200.0),
+        (1.0, 0.0, "%", True, None),
+        (99.0, 100.0, "%", False, None),
+        (0.0, 10.0, "/s", False, None),
     ],
-)  # fmt: skip
-def test_the_used_share_of_a_promise(figure: float, limit: float, unit: str, at_most: bool, used: float | None) -> None:
-    assert used_share(figure, limit, unit, at_most=at_most) == (None if used is None else pytest.approx(used))
+)
+def test_the_used_share_of_a_promise(
+    figure: float, limit: float, unit: str, at_most: bool, used: float | None
+) -> None:
+    assert used_share(figure, limit, unit, at_most=at_most) == (
+        None if used is None else pytest.approx(used)
+    )
 
 
 @pytest.mark.processes
@@ -364,10 +549,15 @@ def test_what_both_sides_sign_is_one_printed_page(browser: Browser, pages: dict[
     more = """for (const rows of document.querySelectorAll('#used + .bars, h2:not([id]) ~ .scroll .words tbody'))
       while (rows.children.length < 12 && !rows.closest('#annex ~ *'))
         rows.append(rows.firstElementChild.cloneNode(true));"""
-    browser.evaluate(more)  # a dozen promises: their bars, which the table repeats, stay on the screen
+    browser.evaluate(
+        more
+    )  # a dozen promises: their bars, which the table repeats, stay on the screen
     assert browser.evaluate(bottom) <= 1032
     assert browser.evaluate("document.querySelector('.bars').offsetHeight") == 0
-    assert browser.evaluate("getComputedStyle(document.querySelector('h2#annex')).breakBefore") == "page"
+    assert (
+        browser.evaluate("getComputedStyle(document.querySelector('h2#annex')).breakBefore")
+        == "page"
+    )
     browser.look(width=1400)
 
 

@@ -30,7 +30,10 @@ main(sys.argv[1:])
 def on_macos(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A command where what Linux has and macOS lacks is missing."""
     return subprocess.run(
-        [sys.executable, "-P", "-c", ELSEWHERE, *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", ELSEWHERE, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -38,7 +41,11 @@ def on_macos(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_load_takes_linux_and_says_so(tmp_path: Path) -> None:
     with start(Options(ttft="1ms", itl="0")) as endpoint:
         done = on_macos("run", "qa", "--url", endpoint.url, "-n", "3", "-o", str(tmp_path / "out"))
-    assert (done.returncode, "from Linux only" in done.stderr, "bug" in done.stderr) == (3, True, False), done.stderr
+    assert (done.returncode, "from Linux only" in done.stderr, "bug" in done.stderr) == (
+        3,
+        True,
+        False,
+    ), done.stderr
 
 
 @pytest.mark.processes
@@ -51,11 +58,15 @@ def test_what_is_stored_can_be_read_on_macos(tmp_path: Path) -> None:
         done = on_macos(command[0], *(str(tmp_path / name) for name in command[1:]))
         assert done.returncode in (0, 1, 3), done.stderr
         assert "TTFT" in done.stdout.upper()
-    virtual = on_macos("run", "qa", "--url", "sim:gb300-vm", "-n", "20", "-o", str(tmp_path / "out"))
+    virtual = on_macos(
+        "run", "qa", "--url", "sim:gb300-vm", "-n", "20", "-o", str(tmp_path / "out")
+    )
     assert "VALID" in virtual.stdout, virtual.stderr
 
 
-def test_windows_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_windows_is_refused_in_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(SystemExit) as left:
         main(["report", "x"])

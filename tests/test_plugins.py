@@ -30,7 +30,9 @@ def table() -> OpenTable[Dish]:
 
 
 @pytest.fixture
-def packages(tmp_path: Path, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def packages(
+    tmp_path: Path, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """A folder that is looked through as site-packages is."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
@@ -73,7 +75,10 @@ def test_rows_of_other_packages_stand_behind_ours(packages: Path) -> None:
     assert dishes.find("soup") is OURS[0]
     assert "kitchen_a" not in sys.modules, "a name of ours looks for no plug-in"
     assert dishes.names() == ("soup", "bread", "stew")
-    assert dishes.names(foreign=False) == ("soup", "bread") and dishes.find("stew", foreign=False) is None
+    assert (
+        dishes.names(foreign=False) == ("soup", "bread")
+        and dishes.find("stew", foreign=False) is None
+    )
     stew = dishes.find("stew")
     assert stew is not None and dishes.function(stew, stew.cook)("fish") == "fish stew"
     assert [str(plugin) for plugin in dishes.plugins] == ["stew of kitchen-a 1.0"]
@@ -109,7 +114,9 @@ def test_a_plug_in_that_fails_says_which_and_stops_nothing(
     dishes = table()
     assert dishes.names() == ("soup", "bread") == dishes.names()
     told = capsys.readouterr().err.splitlines()
-    assert len(told) == 2 and told[0].startswith(f"plug-in {name} of kitchen-b 1.0 is left out: {fault}")
+    assert len(told) == 2 and told[0].startswith(
+        f"plug-in {name} of kitchen-b 1.0 is left out: {fault}"
+    )
     if name != "soup":
         with pytest.raises(UserError) as raised:
             dishes.find(name)
@@ -128,17 +135,24 @@ def test_what_a_plug_in_raises_is_told_as_its_fault(packages: Path) -> None:
     with pytest.raises(UserError):
         dishes.function(stew, "kitchen_a:gone")
     assert dishes.function(stew, stew.cook, gives(str))("pea") == "pea stew"
-    with pytest.raises(UserError, match=r"stew of kitchen-a 1.0 failed: TypeError: it gave str, not bytes or int"):
+    with pytest.raises(
+        UserError, match=r"stew of kitchen-a 1.0 failed: TypeError: it gave str, not bytes or int"
+    ):
         dishes.function(stew, stew.cook, gives(bytes, int))("pea")
 
 
-def test_what_a_plug_in_raises_later_is_its_fault_and_what_its_user_raises_is_not(packages: Path) -> None:
+def test_what_a_plug_in_raises_later_is_its_fault_and_what_its_user_raises_is_not(
+    packages: Path,
+) -> None:
     install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
     dishes = table()
     stew = dishes.find("stew")
     assert stew is not None
     for failing in ("start", "end"):
-        with pytest.raises(UserError, match="failed"), dishes.function(stew, "kitchen_a:kitchen")(failing):
+        with (
+            pytest.raises(UserError, match="failed"),
+            dishes.function(stew, "kitchen_a:kitchen")(failing),
+        ):
             pass
     with pytest.raises(KeyError), dishes.function(stew, "kitchen_a:kitchen")(""):
         raise KeyError
@@ -156,14 +170,22 @@ def test_what_was_used_is_known_with_its_version(packages: Path) -> None:
     (used,) = plugins.used()
     assert used == (GROUP, "stew", "kitchen-a", "1.0") and plugins.differing([used]) == []
     others = [used._replace(version="2.0"), used._replace(package="kitchen-z")]
-    assert plugins.differing(others) == ["kitchen-a 1.0 here, 2.0 there", "kitchen-z none here, 1.0 there"]
+    assert plugins.differing(others) == [
+        "kitchen-a 1.0 here, 2.0 there",
+        "kitchen-z none here, 1.0 there",
+    ]
 
 
-def test_a_help_asks_a_cache_until_packages_change(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_help_asks_a_cache_until_packages_change(
+    packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
     assert table().told("name", "cook") == (("stew", "kitchen_a:stew"),)
     sys.modules.pop("kitchen_a")
-    assert table().told("name", "cook") == (("stew", "kitchen_a:stew"),) and "kitchen_a" not in sys.modules
+    assert (
+        table().told("name", "cook") == (("stew", "kitchen_a:stew"),)
+        and "kitchen_a" not in sys.modules
+    )
     assert table().told("name") == (("stew",),), "other fields are asked anew"
     monkeypatch.setenv("LOADGEN_PLUGINS", "0")
     assert table().told("name") == ()

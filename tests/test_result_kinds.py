@@ -50,15 +50,41 @@ pytestmark = pytest.mark.commands
 DATA = Path(__file__).parent / "data"
 SIM = ("--url", "sim:gb300-vm", "--seed", "3")
 FUNCTIONS = (
-    "fits", "value", "runs", "listed", "sections", "comparable", "held", "derived", "headline", "report", "text",
-    "page", "document", "code",
-)  # fmt: skip
+    "fits",
+    "value",
+    "runs",
+    "listed",
+    "sections",
+    "comparable",
+    "held",
+    "derived",
+    "headline",
+    "report",
+    "text",
+    "page",
+    "document",
+    "code",
+)
 MADE = {
-    "raw": "run", "sample": "run", "histogram": "run", "sweep": "sweep", "search": "search", "contract": "validation",
-    "mlperf": "mlperf", "official": "mlperf", "repeats": "repeats", "swept-twice": "repeats", "answers": "answers",
-    "accuracy": "accuracy", "size": "size", "levels": "runs", "guidellm": "other tool", "vllm.json": "other tool",
-    "calls.jsonl": "calls", "grid": "grid",
-}  # fmt: skip
+    "raw": "run",
+    "sample": "run",
+    "histogram": "run",
+    "sweep": "sweep",
+    "search": "search",
+    "contract": "validation",
+    "mlperf": "mlperf",
+    "official": "mlperf",
+    "repeats": "repeats",
+    "swept-twice": "repeats",
+    "answers": "answers",
+    "accuracy": "accuracy",
+    "size": "size",
+    "levels": "runs",
+    "guidellm": "other tool",
+    "vllm.json": "other tool",
+    "calls.jsonl": "calls",
+    "grid": "grid",
+}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +93,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("results")
     for name in ("raw", "sample", "histogram", "sweep", "search", "contract", "mlperf"):
         places.unpack(name, root)
-    exits("sweep", "qa", *SIM, "-c", "1,2", "-n", "30", "--isl", "100,200", "--osl", "20", "-o", root / "grid")
+    exits(
+        "sweep",
+        "qa",
+        *SIM,
+        "-c",
+        "1,2",
+        "-n",
+        "30",
+        "--isl",
+        "100,200",
+        "--osl",
+        "20",
+        "-o",
+        root / "grid",
+    )
     (root / "official" / "ours").mkdir(parents=True)
     for name in ("mlperf.json", "mlperf_log_summary.txt", "mlperf_log_detail.txt"):
         shutil.copy(root / "mlperf" / name, root / "official" / name)
@@ -79,23 +119,62 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     keys = [AnswerKey(reference=f"the answer is {n}") for n in range(40)]
     prompts = score(keys, [f"the answer is {n}" if n % 4 else "no idea" for n in range(40)], None)
     result = AnswersResult(
-        dataset="d.jsonl", url="http://h", model="m", prompts=40, failed=0, simulated=True, parts=judge(prompts)
+        dataset="d.jsonl",
+        url="http://h",
+        model="m",
+        prompts=40,
+        failed=0,
+        simulated=True,
+        parts=judge(prompts),
     )
     answers.write(root / "answers", result, prompts)
     accuracy = AccuracyResult(
-        benchmark="llama2-70b", round="v6.1", dataset="d.pkl", dataset_sha256="", url="http://h", model="m",
-        version="0.1.0", samples=2, samples_of_rules=24576, answered=2,
+        benchmark="llama2-70b",
+        round="v6.1",
+        dataset="d.pkl",
+        dataset_sha256="",
+        url="http://h",
+        model="m",
+        version="0.1.0",
+        samples=2,
+        samples_of_rules=24576,
+        answered=2,
         means=(AccuracyMean(metric="rouge1", mean=44.5, low=44.0, high=45.0),),
-        targets=tuple(AccuracyTarget(tier=tier, metric="rouge1", least=43.9, met=True) for tier in (0.99, 0.999)),
-    )  # fmt: skip
+        targets=tuple(
+            AccuracyTarget(tier=tier, metric="rouge1", least=43.9, met=True)
+            for tier in (0.99, 0.999)
+        ),
+    )
     (root / "accuracy").mkdir()
     (root / "accuracy" / "mlperf_accuracy.json").write_bytes(msgspec.json.encode(accuracy))
-    assert exits("size", "open", root / "search", "--users", "500", "--allow-invalid", "-o", root / "size") == 0
+    assert (
+        exits(
+            "size",
+            "open",
+            root / "search",
+            "--users",
+            "500",
+            "--allow-invalid",
+            "-o",
+            root / "size",
+        )
+        == 0
+    )
     (root / "guidellm").mkdir()
     shutil.copy(DATA / "rivals" / "guidellm_benchmarks.json", root / "guidellm" / "benchmarks.json")
     shutil.copy(DATA / "rivals" / "vllm_bench_serve.json", root / "vllm.json")
-    call = {"api": "chat", "status": "ok", "started_unix_ns": 1, "labels": {}, "ttft_ms": 120.0, "tpot_ms": 10.0,
-            "e2e_ms": 210.0, "input_tokens": 5, "output_tokens": 10, "cost": None}  # fmt: skip
+    call = {
+        "api": "chat",
+        "status": "ok",
+        "started_unix_ns": 1,
+        "labels": {},
+        "ttft_ms": 120.0,
+        "tpot_ms": 10.0,
+        "e2e_ms": 210.0,
+        "input_tokens": 5,
+        "output_tokens": 10,
+        "cost": None,
+    }
     (root / "calls.jsonl").write_text(f"{json.dumps(call)}\n{json.dumps(call)}\n")
     return root
 
@@ -135,21 +214,39 @@ def _changed(value: object, text: str, number: float) -> object:
         return [_changed(one, text, number) for one in value][: 9 if number else 0]
     if isinstance(value, str):
         return text or value
-    return type(value)(number) if number and isinstance(value, int | float) and type(value) is not bool else value
+    return (
+        type(value)(number)
+        if number and isinstance(value, int | float) and type(value) is not bool
+        else value
+    )
 
 
 @pytest.mark.commands
-@pytest.mark.parametrize(("text", "number"), [("\x1b[2J VALID", 3.0), ("", 10.0**18), ("", -7.5), ("", 0.0)])
+@pytest.mark.parametrize(
+    ("text", "number"), [("\x1b[2J VALID", 3.0), ("", 10.0**18), ("", -7.5), ("", 0.0)]
+)
 @pytest.mark.parametrize("name", MADE)
 def test_a_result_of_somebody_else_is_shown_or_refused(
-    made: Path, tmp_path: Path, name: str, text: str, number: float, capsys: pytest.CaptureFixture[str]
+    made: Path,
+    tmp_path: Path,
+    name: str,
+    text: str,
+    number: float,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     its = tmp_path / name
     (shutil.copytree if (made / name).is_dir() else shutil.copy)(made / name, its)
     for file in [its] if its.is_file() else its.glob("*.json"):
         lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
-        file.write_text("\n".join(json.dumps(_changed(json.loads(line), text, number)) for line in lines))
-    for command in (("report",), ("report", "--json"), ("bundle", "-o", tmp_path / "b.zip"), ("compare", made / "raw")):
+        file.write_text(
+            "\n".join(json.dumps(_changed(json.loads(line), text, number)) for line in lines)
+        )
+    for command in (
+        ("report",),
+        ("report", "--json"),
+        ("bundle", "-o", tmp_path / "b.zip"),
+        ("compare", made / "raw"),
+    ):
         assert exits(command[0], its, *command[1:]) in (0, 1, 2, 3), capsys.readouterr().err[-600:]
     assert "\x1b" not in render_text(results_in(tmp_path))
 
@@ -166,7 +263,11 @@ def test_a_comparison_with_a_header_that_fits_no_records_is_refused(
 
 
 def test_a_figure_without_end_is_printed() -> None:
-    assert (quantity(float("inf")), quantity(float("-inf")), quantity(float("nan"))) == ("inf", "-inf", "nan")
+    assert (quantity(float("inf")), quantity(float("-inf")), quantity(float("nan"))) == (
+        "inf",
+        "-inf",
+        "nan",
+    )
 
 
 OWNERS = {  # a file that names a marker -> why
@@ -201,12 +302,17 @@ OWNERS = {  # a file that names a marker -> why
 
 def test_nobody_else_asks_which_file_a_folder_has() -> None:
     """Above the files of a run themselves, a marker file stands as a text in the table and where it is written."""
-    named = {marker for kind in KINDS.own for marker in kind.markers} | {"search.json", "curve.csv", "sweep.json"}
+    named = {marker for kind in KINDS.own for marker in kind.markers} | {
+        "search.json",
+        "curve.csv",
+        "sweep.json",
+    }
     package = ROOT / "loadgen"
     found = {
         file.relative_to(package).as_posix()
         for file in package.rglob("*.py")
-        if not file.is_relative_to(package / "core") and any(name in file.read_text("utf-8") for name in named)
+        if not file.is_relative_to(package / "core")
+        and any(name in file.read_text("utf-8") for name in named)
         for node in ast.walk(ast.parse(file.read_bytes()))
         if isinstance(node, ast.Constant) and node.value in named
     }
@@ -237,7 +343,9 @@ def test_what_is_no_result_has_no_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_every_kind_is_reported(results: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_kind_is_reported(
+    results: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its text; its page beside it, or none; its document; one exit code for all."""
     path = results / name
     kind = kind_of(path)
@@ -251,12 +359,18 @@ def test_every_kind_is_reported(results: Path, name: str, capsys: pytest.Capture
         assert page.read_text().startswith("<!doctype html>") and f"page: {page}" in told.err
     after = {file: file.read_bytes() for file in results.rglob("*") if file.is_file()}
     changed = {file.name for file in after if before.get(file) != after[file]}
-    assert changed <= {kind.page_name, checksums.BEFORE}, "a page made of the records, and nothing of the result"
+    assert changed <= {kind.page_name, checksums.BEFORE}, (
+        "a page made of the records, and nothing of the result"
+    )
     assert exits("report", path, "--json") == code
     assert json.loads(capsys.readouterr().out)
     assert exits("report", path, "--markdown") == code
     pasted = capsys.readouterr().out
-    assert "### " in pasted if kind.report else pasted.startswith("```text\n") and pasted.endswith("```\n")
+    assert (
+        "### " in pasted
+        if kind.report
+        else pasted.startswith("```text\n") and pasted.endswith("```\n")
+    )
     assert exits("report", path, "--no-html") == code
 
 
@@ -277,11 +391,17 @@ def test_a_loaded_result_gives_its_value_and_its_runs(made: Path) -> None:
     search = loadgen.load(made / "search")
     assert search.value.search.answer.reason and len(search.runs) == len(search.value.named) > 2
     repeats = loadgen.load(made / "swept-twice")
-    assert list(repeats.value.made) == ["r2", "r4"] and repeats.value.made["r4"].runs == ("r1/r4", "r2/r4")
+    assert list(repeats.value.made) == ["r2", "r4"] and repeats.value.made["r4"].runs == (
+        "r1/r4",
+        "r2/r4",
+    )
     assert list(loadgen.load_runs(made / "swept-twice")) == ["r1/r2", "r2/r2", "r1/r4", "r2/r4"]
     assert list(loadgen.load_runs(made / "contract")) == ["steady/r1"]
     assert loadgen.load(made / "contract").value.verdict.verdict in ("PASS", "FAIL", "INCONCLUSIVE")
-    assert loadgen.load(made / "answers").value.prompts == 40 and loadgen.load(made / "answers").runs == ()
+    assert (
+        loadgen.load(made / "answers").value.prompts == 40
+        and loadgen.load(made / "answers").runs == ()
+    )
 
 
 def test_every_kind_that_a_command_leaves_is_listed(made: Path) -> None:
@@ -291,12 +411,23 @@ def test_every_kind_that_a_command_leaves_is_listed(made: Path) -> None:
     assert {name: found[name].kind for name in folders} == {name: MADE[name] for name in folders}
     assert not [result.name for result in found.values() if "cannot be read" in result.word]
     of_answers = found["answers"]
-    assert of_answers.word.startswith("ROUGE-1 75.0 %") and "m" in of_answers.about and of_answers.simulated
+    assert (
+        of_answers.word.startswith("ROUGE-1 75.0 %")
+        and "m" in of_answers.about
+        and of_answers.simulated
+    )
     curve = found["swept-twice"].curve
-    assert curve is not None and {level.name for level in curve.levels} == {"r1/r2", "r2/r2", "r1/r4", "r2/r4"}
+    assert curve is not None and {level.name for level in curve.levels} == {
+        "r1/r2",
+        "r2/r2",
+        "r1/r4",
+        "r2/r4",
+    }
     for result in found.values():
         row, line = _plain(result), render_text([result]).splitlines()[1]
-        assert row["word"] and row["word"] in line, row  # the list as JSON and as text say the same outcome
+        assert row["word"] and row["word"] in line, (
+            row
+        )  # the list as JSON and as text say the same outcome
 
 
 @pytest.fixture
@@ -332,13 +463,20 @@ def test_a_search_is_compared_by_the_run_at_its_capacity(
 ) -> None:
     evidence = json.loads((made / "search" / "capacity.json").read_text())["evidence"]
     search, run = read_sides([made / "search", made / "search" / evidence])
-    assert [one.name for one in search.runs] == [evidence] and search.runs[0].summary == run.runs[0].summary
+    assert [one.name for one in search.runs] == [evidence] and search.runs[0].summary == run.runs[
+        0
+    ].summary
     assert evidence in search.notes[0]
     assert exits("compare", made / "search", made / "search" / "p00-15.9889", "--anyway") in (0, 3)
     assert evidence in capsys.readouterr().out
     assert exits("compare", "--save", "peak", made / "search", "--in", tmp_path / "kept") == 0
-    assert exits("compare", "--save", "levels", made / "sweep", "--in", tmp_path / "kept") == 2, "no one side"
-    assert "name one of them" in capsys.readouterr().err and not (tmp_path / "kept" / "levels").exists()
+    assert exits("compare", "--save", "levels", made / "sweep", "--in", tmp_path / "kept") == 2, (
+        "no one side"
+    )
+    assert (
+        "name one of them" in capsys.readouterr().err
+        and not (tmp_path / "kept" / "levels").exists()
+    )
     shutil.copytree(made / "search", tmp_path / "none")
     (tmp_path / "none" / "capacity.json").unlink()
     with refused(Faults, "no_figure"):
@@ -369,13 +507,17 @@ def test_a_validation_of_one_level_is_a_side(made: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("swept-twice", "repeats"), ("answers", "answers"), ("levels", "runs"), ("mlperf", "run")]
+    ("name", "kind"),
+    [("swept-twice", "repeats"), ("answers", "answers"), ("levels", "runs"), ("mlperf", "run")],
 )
 def test_its_bundle_comes_out_again(results: Path, tmp_path: Path, name: str, kind: str) -> None:
     exits("report", results / name)
     verify.bundle(results / name, tmp_path / "x.zip")
     found = verify.verify(tmp_path / "x.zip")
-    assert (found.manifest.kind, found.differences) == (kind, ()) and found.verified in ("all", "part")
+    assert (found.manifest.kind, found.differences) == (kind, ()) and found.verified in (
+        "all",
+        "part",
+    )
     pages = {file for file in found.manifest.left_out if file.endswith(".html")}
     assert pages == {"report.html"}, "the page of a sweep is part of it"
     assert not [file for file in found.not_made if file.endswith(".html")]
@@ -401,13 +543,16 @@ def test_repeats_have_a_page(results: Path, capsys: pytest.CaptureFixture[str]) 
     assert ">r1/r4</td>" in page and "±" in page
 
 
-@pytest.mark.parametrize("name", [name for name, kind in MADE.items() if result_kinds.named(kind).report])
+@pytest.mark.parametrize(
+    "name", [name for name, kind in MADE.items() if result_kinds.named(kind).report]
+)
 def test_text_markdown_and_page_say_the_same_figures(made: Path, name: str) -> None:
     """Drawings aside, and what stands on a page only."""
     found = opened(made / name)
     report = result_kinds.call(found.row, "report", found.value)
     shared = replace(
-        report, sections=[one for one in report.sections if isinstance(one, Section) and not one.page_only]
+        report,
+        sections=[one for one in report.sections if isinstance(one, Section) and not one.page_only],
     )
     shown = figures(found.text) | figures(report.title)
     assert shown == figures(as_markdown.render(shared)) == figures(of_page(as_page.render(shared)))
@@ -473,7 +618,9 @@ def soaked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(site)
-    install(site, "soak-tests", {"soak_kind": PACKAGE}, {"loadgen.results": {"soak": "soak_kind:SOAK"}})
+    install(
+        site, "soak-tests", {"soak_kind": PACKAGE}, {"loadgen.results": {"soak": "soak_kind:SOAK"}}
+    )
     (tmp_path / "results" / "s").mkdir(parents=True)
     (tmp_path / "results" / "s" / "soak.json").write_text('{"hours": 12.0}')
     forget()
@@ -488,13 +635,17 @@ def forget() -> None:
     sdk_plugins._USED.clear()
 
 
-def test_a_kind_of_a_package_is_as_good_as_ours(soaked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kind_of_a_package_is_as_good_as_ours(
+    soaked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert exits("report", soaked) == 1
     assert capsys.readouterr().out == "Survived 12.0 hours.\n"
     assert "Survived" in (soaked / "report.html").read_text()
     assert exits("report", soaked, "--json") == 1
     assert json.loads(capsys.readouterr().out) == {"hours": 12.0}
-    assert [(one.name, one.kind, one.word) for one in results_in(soaked.parent)] == [("s", "soak", "12.0 h")]
+    assert [(one.name, one.kind, one.word) for one in results_in(soaked.parent)] == [
+        ("s", "soak", "12.0 h")
+    ]
     assert loadgen.load(soaked).headline == "Survived 12.0 hours."
     assert read_sides([soaked])[0].told == {"hours": 12.0}
 
@@ -548,25 +699,67 @@ def test_what_fails_on_files_as_they_were_written_is_a_bug(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "typed",
-    ["report", "compare other", "bundle -o b.zip", "export --as vllm", "verify", "ui", "cost --accept-sample-prices",
-     "size rag --users 5", "validate --extend", "search --resume", "mlperf server --find-peak --resume",
-     "mlperf verdict"],
-)  # fmt: skip
-def test_a_url_in_the_place_of_a_result_is_told_as_one(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    [
+        "report",
+        "compare other",
+        "bundle -o b.zip",
+        "export --as vllm",
+        "verify",
+        "ui",
+        "cost --accept-sample-prices",
+        "size rag --users 5",
+        "validate --extend",
+        "search --resume",
+        "mlperf server --find-peak --resume",
+        "mlperf verdict",
+    ],
+)
+def test_a_url_in_the_place_of_a_result_is_told_as_one(
+    typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for url in ("http://h", "http:/h", "https://h/v1"):
         assert exits(*typed.split(), url) == 2
-        assert "this is a URL; a result is a folder or file of this machine" in capsys.readouterr().err
+        assert (
+            "this is a URL; a result is a folder or file of this machine" in capsys.readouterr().err
+        )
 
 
 @pytest.mark.parametrize(
     "typed",
-    ["run qa --dataset", "run qa --trace", "run qa --targets", "run qa --prices", "run qa --api-key-file",
-     "run qa --cacert", "run qa --system", "run qa --junit", "report x --html", "bundle x -o", "verify x --signed-by",
-     "compare x y --in", "answers q.jsonl -o", "fit t.jsonl -o", "ui --prices", "kube results x -o", "size rag x -o",
-     "validate", "fit", "answers", "run", "sweep", "search", "kube run"],
-)  # fmt: skip
-def test_a_url_in_the_place_of_a_file_is_told_as_one(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    [
+        "run qa --dataset",
+        "run qa --trace",
+        "run qa --targets",
+        "run qa --prices",
+        "run qa --api-key-file",
+        "run qa --cacert",
+        "run qa --system",
+        "run qa --junit",
+        "report x --html",
+        "bundle x -o",
+        "verify x --signed-by",
+        "compare x y --in",
+        "answers q.jsonl -o",
+        "fit t.jsonl -o",
+        "ui --prices",
+        "kube results x -o",
+        "size rag x -o",
+        "validate",
+        "fit",
+        "answers",
+        "run",
+        "sweep",
+        "search",
+        "kube run",
+    ],
+)
+def test_a_url_in_the_place_of_a_file_is_told_as_one(
+    typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Without its password."""
     assert exits(*typed.split(), "https://user:secret@h/x.jsonl") == 2
     said = capsys.readouterr().err
-    assert "this is a URL, and a file or folder of this machine is meant" in said and "secret" not in said
+    assert (
+        "this is a URL, and a file or folder of this machine is meant" in said
+        and "secret" not in said
+    )

@@ -51,7 +51,11 @@ def test_shipped_files(kind: str, file: Path) -> None:
         ("targets", [{"name": "a"}], False),
         ("targets", [{"url": "http://a:1", "gpu": 4}], False),
         ("targets", [], False),
-        ("contract", {"name": "c", "levels": [{"name": "a", "workload": "qa", "must": [{"ttft": "2s"}]}]}, True),
+        (
+            "contract",
+            {"name": "c", "levels": [{"name": "a", "workload": "qa", "must": [{"ttft": "2s"}]}]},
+            True,
+        ),
         ("contract", {"name": "c", "levels": [{"name": "a", "workload": "qa", "most": []}]}, False),
         ("contract", {"levels": []}, False),
         ("prices", {"currency": "USD", "rentd": {}}, False),
@@ -70,7 +74,9 @@ def test_good_and_bad(kind: str, written: Any, good: bool) -> None:
         (["export", "r", "--schema", "workload"], "a schema is of no run"),
     ],
 )
-def test_what_export_lacks_is_said(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_export_lacks_is_said(
+    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ending:
         cli.main(typed)
     assert ending.value.code == 2 and said in capsys.readouterr().err

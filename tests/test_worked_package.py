@@ -42,11 +42,24 @@ PAGE = (ROOT / "docs" / "plugins.md").read_text("utf-8")
 PACKAGE = ROOT / "examples" / "acme-loadgen"
 ROWS = (PACKAGE / "acme_loadgen.py").read_text("utf-8")
 TABLES = [plugins.resolve(reference) for reference in plugins.TABLES]
-SMALL = ("--input-tokens", "8", "--output-tokens", "4", "-n", "3", "--warmup", "0", "--concurrency", "1")
+SMALL = (
+    "--input-tokens",
+    "8",
+    "--output-tokens",
+    "4",
+    "-n",
+    "3",
+    "--warmup",
+    "0",
+    "--concurrency",
+    "1",
+)
 
 
 def installed(folder: Path, text: str) -> None:
-    points = tomllib.loads((PACKAGE / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"]
+    points = tomllib.loads((PACKAGE / "pyproject.toml").read_text("utf-8"))["project"][
+        "entry-points"
+    ]
     install(folder, "acme-loadgen", {"acme_loadgen": text}, points)
 
 
@@ -79,26 +92,41 @@ def test_the_page_shows_lines_of_the_package() -> None:
 def test_it_has_a_row_of_each_table_and_no_fault(acme: Path) -> None:
     for table in TABLES:
         (plugin,) = table.plugins
-        assert plugin.fault == "" and (plugin.package, plugin.version) == ("acme-loadgen", "1.0"), table.group
+        assert plugin.fault == "" and (plugin.package, plugin.version) == ("acme-loadgen", "1.0"), (
+            table.group
+        )
         names = [value for value in _texts(plugin.row) if value.startswith("acme_loadgen:")]
         assert all(callable(plugins.resolve(name)) for name in names)
 
 
 def _texts(row: Any) -> list[str]:
-    values = [getattr(row, name) for name in getattr(row, "__struct_fields__", ()) or getattr(row, "_fields", ())]
+    values = [
+        getattr(row, name)
+        for name in getattr(row, "__struct_fields__", ()) or getattr(row, "_fields", ())
+    ]
     values += [getattr(row, name) for name in getattr(type(row), "__dataclass_fields__", ())]
     return [value for value in values if isinstance(value, str)]
 
 
-def test_its_format_is_read_written_replayed_and_sent(acme: Path, tmp_path: Path, capsys: Any) -> None:
+def test_its_format_is_read_written_replayed_and_sent(
+    acme: Path, tmp_path: Path, capsys: Any
+) -> None:
     (tmp_path / "acme.json").write_text('{"acme_bench": 1, "ttft_s": 0.25, "requests": 7}')
     assert exits("report", tmp_path) == OK
     assert "Acme Bench" in capsys.readouterr().out
     found = reader.read_result(tmp_path / "acme.json")
-    assert found.figures == {"ttft_ms.p50": 250.0, "requests.ok": 7.0} and found.counts.startswith("From sent.")
-    (tmp_path / "t.jsonl").write_text('{"acme_s": 1.0, "in": 5, "out": 2}\n{"acme_s": 1.5, "in": 6, "out": 3}\n')
+    assert found.figures == {"ttft_ms.p50": 250.0, "requests.ok": 7.0} and found.counts.startswith(
+        "From sent."
+    )
+    (tmp_path / "t.jsonl").write_text(
+        '{"acme_s": 1.0, "in": 5, "out": 2}\n{"acme_s": 1.5, "in": 6, "out": 3}\n'
+    )
     trace = read_trace(tmp_path / "t.jsonl")
-    assert (trace.format, trace.due_ns.tolist(), trace.input_tokens.tolist()) == ("Acme", [0, 500_000_000], [5, 6])
+    assert (trace.format, trace.due_ns.tolist(), trace.input_tokens.tolist()) == (
+        "Acme",
+        [0, 500_000_000],
+        [5, 6],
+    )
     (tmp_path / "d.acme").write_text("hello\nworld\n")
     assert [row["prompt"] for _, row in placed(tmp_path / "d.acme")] == ["hello", "world"]
     (tmp_path / "acme.json").write_text('{"acme_bench": 1}')
@@ -109,36 +137,78 @@ def test_its_format_is_read_written_replayed_and_sent(acme: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("ours", "theirs", "typed", "said"),
     [
-        ('return columns["first_answer_ns"] - columns["first_token_ns"]', "return [0.5]",
-         ("run", "qa", "--url", "sim:gb300-vm", "-n", "20"), "it gave list, not an int64 for each of 20 requests"),
-        ('    return """\ncurrency', '    return None\n    """\ncurrency',
-         ("run", "qa", "--url", "sim:gb300-vm", "-n", "20", "--prices", "acme:eu"), "it gave NoneType, not str"),
-        ("    return ForeignResult(file=file.where, figures=figures", "    return dict(figures=figures",
-         ("report", "acme.json"), "it gave dict, not ForeignResult"),
-        ("@contextmanager\ndef serve(settings):", "def serve(settings):",
-         ("run", "qa", "--url", "acme:small", *SMALL), "it gave generator, not AbstractContextManager"),
-        ('known="acme_loadgen:known", serve="acme_loadgen:serve"', 'known="acme_loadgen:known"',
-         ("run", "qa", "--url", "acme:small", "--dry-run"), "does not say how a target of its scheme is reached"),
-        ('compared=("p50",)', 'compared="p50"', ("doctor",), "Expected `array`, got `str` - at `$.compared`"),
-        ('values="acme_loadgen:thinking"', 'values="acme_loadgen:think"', ("doctor",), "no attribute 'think'"),
+        (
+            'return columns["first_answer_ns"] - columns["first_token_ns"]',
+            "return [0.5]",
+            ("run", "qa", "--url", "sim:gb300-vm", "-n", "20"),
+            "it gave list, not an int64 for each of 20 requests",
+        ),
+        (
+            '    return """\ncurrency',
+            '    return None\n    """\ncurrency',
+            ("run", "qa", "--url", "sim:gb300-vm", "-n", "20", "--prices", "acme:eu"),
+            "it gave NoneType, not str",
+        ),
+        (
+            "    return ForeignResult(file=file.where, figures=figures",
+            "    return dict(figures=figures",
+            ("report", "acme.json"),
+            "it gave dict, not ForeignResult",
+        ),
+        (
+            "@contextmanager\ndef serve(settings):",
+            "def serve(settings):",
+            ("run", "qa", "--url", "acme:small", *SMALL),
+            "it gave generator, not AbstractContextManager",
+        ),
+        (
+            '    known="acme_loadgen:known",\n    serve="acme_loadgen:serve",\n',
+            '    known="acme_loadgen:known",\n',
+            ("run", "qa", "--url", "acme:small", "--dry-run"),
+            "does not say how a target of its scheme is reached",
+        ),
+        (
+            'compared=("p50",)',
+            'compared="p50"',
+            ("doctor",),
+            "Expected `array`, got `str` - at `$.compared`",
+        ),
+        (
+            'values="acme_loadgen:thinking"',
+            'values="acme_loadgen:think"',
+            ("doctor",),
+            "no attribute 'think'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_slip_in_a_row_is_told_as_the_plug_ins(
-    site: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch,
-    ours: str, theirs: str, typed: tuple[str, ...], said: str,
-) -> None:  # fmt: skip
+    site: Path,
+    tmp_path: Path,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    ours: str,
+    theirs: str,
+    typed: tuple[str, ...],
+    said: str,
+) -> None:
     assert ours in ROWS
     installed(site, ROWS.replace(ours, theirs))
     monkeypatch.chdir(tmp_path)
     Path("acme.json").write_text('{"acme_bench": 1, "ttft_s": 0.25, "requests": 7}')
     if typed == ("doctor",):
-        assert any(said in one.found for one in plugin_checks.findings() if one.state == plugin_checks.WARNING)
+        assert any(
+            said in one.found
+            for one in plugin_checks.findings()
+            if one.state == plugin_checks.WARNING
+        )
         return
     assert exits(*typed) == USAGE
     assert said in capsys.readouterr().err
 
 
-def test_the_commands_of_the_page_run(acme: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_page_run(
+    acme: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     typed = re.findall(r"(?m)^    loadgen (.*)$", PAGE)
     assert len(typed) == 2
@@ -152,8 +222,12 @@ def test_its_command_its_kind_and_its_prices(acme: Path, tmp_path: Path, capsys:
     (folder / "soak.json").write_text('{"hours": 12}')
     assert exits("brief", folder) == OK and capsys.readouterr().out == "It held for 12 hours.\n"
     assert exits("report", folder) == SLO_MISSED
-    assert [(one.name, one.kind, one.word) for one in results_in(folder.parent)] == [("s", "soak", "12 h")]
-    assert exits("--help") == OK and "brief       A result in one sentence." in capsys.readouterr().out
+    assert [(one.name, one.kind, one.word) for one in results_in(folder.parent)] == [
+        ("s", "soak", "12 h")
+    ]
+    assert (
+        exits("--help") == OK and "brief       A result in one sentence." in capsys.readouterr().out
+    )
     (price,) = load_prices(Path("acme:eu")).entries
     assert price.provider == "Acme"
     with pytest.raises(UserError, match="sells nothing in 'us'"):
@@ -171,7 +245,9 @@ def test_its_server_is_known_by_its_sign_and_its_words(acme: Path, capsys: Any) 
     )
     told = server_account({"acme.metrics": {"queued_s": 0.5, "prefill_s": 0.25}})
     assert (told.queue, told.prefill) == (500_000_000, 250_000_000)
-    assert server_account({"acme.metrics": {}}) == server_account({"acme.metrics": {}}) == NO_ACCOUNT
+    assert (
+        server_account({"acme.metrics": {}}) == server_account({"acme.metrics": {}}) == NO_ACCOUNT
+    )
     assert capsys.readouterr().err.count("plug-in acme of acme-loadgen 1.0 failed: KeyError") == 1
     assert series.names_for(servers.find("acme").metrics) == {
         "acme_active": "loadgen:running",
@@ -184,15 +260,23 @@ def test_its_server_is_known_by_its_sign_and_its_words(acme: Path, capsys: Any) 
 def test_a_run_with_its_backend_and_its_server(acme: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "run"
     loadgen.run(
-        "qa", url="acme:small", server="acme", input_tokens=8, output_tokens=4, out=out, num_requests=3, warmup=0
+        "qa",
+        url="acme:small",
+        server="acme",
+        input_tokens=8,
+        output_tokens=4,
+        out=out,
+        num_requests=3,
+        warmup=0,
     )
     header = read_run(out).header
     assert (header.targets[0].server, header.targets[0].model) == ("acme", "small")
     used = {(one.table, one.name, one.package, one.version) for one in header.plugins}
     assert used == {
-        ("loadgen.backends", "acme", "acme-loadgen", "1.0"), ("loadgen_sdk.servers", "acme", "acme-loadgen", "1.0"),
+        ("loadgen.backends", "acme", "acme-loadgen", "1.0"),
+        ("loadgen_sdk.servers", "acme", "acme-loadgen", "1.0"),
         ("loadgen.figures", "thinking", "acme-loadgen", "1.0"),
-    }  # fmt: skip
+    }
     assert load_summary((out / "summary.json").read_bytes()).figures["thinking_ms"].count == 3
     capsys.readouterr()
     assert exits("export", out, "--as", "acme-bench") == OK
@@ -201,9 +285,14 @@ def test_a_run_with_its_backend_and_its_server(acme: Path, tmp_path: Path, capsy
     assert "or generic. Of packages: acme." in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_backend_that_fails_at_its_start_is_not_our_bug(acme: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_backend_that_fails_at_its_start_is_not_our_bug(
+    acme: Path, tmp_path: Path, capsys: Any
+) -> None:
     assert exits("run", "qa", "--url", "acme:", *SMALL, "-o", tmp_path / "run") == USAGE
-    assert "plug-in acme of acme-loadgen 1.0 failed: RuntimeError: no model is named" in capsys.readouterr().err
+    assert (
+        "plug-in acme of acme-loadgen 1.0 failed: RuntimeError: no model is named"
+        in capsys.readouterr().err
+    )
 
 
 def test_one_that_fails_stops_nothing_and_doctor_names_it(site: Path, capsys: Any) -> None:
@@ -217,7 +306,9 @@ def test_one_that_fails_stops_nothing_and_doctor_names_it(site: Path, capsys: An
     assert told.err.count("left out") == 1
 
 
-def test_none_is_loaded_where_none_is_wanted(acme: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_is_loaded_where_none_is_wanted(
+    acme: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "soak.json").write_text('{"hours": 30}')
     monkeypatch.setenv("LOADGEN_PLUGINS", "0")
     assert kind_of(tmp_path) is None
@@ -241,8 +332,19 @@ def test_a_page_of_results_loads_them_only_if_asked(acme: Path, tmp_path: Path) 
 
 
 def test_no_name_that_stands_in_a_folder_is_imported(site: Path, tmp_path: Path) -> None:
-    (site / "acme_loadgen.py").write_text("raise SystemExit('imported')")  # a module, and no entry point
-    header = {"plugins": [{"table": "loadgen.results", "name": "acme", "package": "acme_loadgen", "version": "1.0"}]}
+    (site / "acme_loadgen.py").write_text(
+        "raise SystemExit('imported')"
+    )  # a module, and no entry point
+    header = {
+        "plugins": [
+            {
+                "table": "loadgen.results",
+                "name": "acme",
+                "package": "acme_loadgen",
+                "version": "1.0",
+            }
+        ]
+    }
     (tmp_path / "run.json").write_text(json.dumps(header | {"state": "acme_loadgen:SOAK"}))
     with pytest.raises(UserError):
         print(loadgen.load(tmp_path).headline)
@@ -264,7 +366,10 @@ def test_a_worker_with_another_version_refuses_the_run(acme: Path) -> None:
 TRIALS = {
     "server": (r'"transformers"', {"sdk/loadgen_sdk/dialects/quirks.py"}),
     "format": (r"genai_bench\b", {"loadgen/formats.py", "loadgen/interop/tools.py"}),
-    "command": (r"preflight\.command|def doctor\(", {"loadgen/commands.py", "loadgen/preflight/command.py"}),
+    "command": (
+        r"preflight\.command|def doctor\(",
+        {"loadgen/commands.py", "loadgen/preflight/command.py"},
+    ),
     "kind of result": (
         r"accuracy_kind|class AccuracyResult\b",
         {"loadgen/result_kinds.py", "loadgen/mlperf/accuracy.py"},
@@ -274,7 +379,10 @@ TRIALS = {
         {"loadgen/prices.py", "loadgen/pricing/price_file.py"},
     ),
     "backend": (r"embedded_backend", {"loadgen/backends.py"}),
-    "figure": (r":first_answer\b|^first_answer = ", {"loadgen/figures.py", "loadgen/core/metrics/columns.py"}),
+    "figure": (
+        r":first_answer\b|^first_answer = ",
+        {"loadgen/figures.py", "loadgen/core/metrics/columns.py"},
+    ),
 }
 """Of a row of each kind: what names it, and the files that do."""
 
@@ -283,7 +391,13 @@ TRIALS = {
 def test_a_row_touches_at_most_three_files(kind: str) -> None:
     pattern, files = TRIALS[kind]
     sources = [*ROOT.glob("loadgen/**/*.py"), *ROOT.glob("sdk/loadgen_sdk/**/*.py")]
-    found = {str(file.relative_to(ROOT)) for file in sources if re.search(pattern, file.read_text("utf-8"), re.M)}
+    found = {
+        str(file.relative_to(ROOT))
+        for file in sources
+        if re.search(pattern, file.read_text("utf-8"), re.M)
+    }
     assert found == files and len(files) < 3, "the third is its test"
     (told,) = re.findall(rf"(?m)^\| {kind} \| (.*) \|$", PAGE)
-    assert all(f"`{file}`" in told or "its functions" in told or "its module" in told for file in files)
+    assert all(
+        f"`{file}`" in told or "its functions" in told or "its module" in told for file in files
+    )

@@ -21,7 +21,12 @@ S = 1_000_000_000
 MS = 1_000_000
 
 
-def stage(arrival: Arrival, duration_ns: int | None = None, count: int | None = None, measured: bool = True) -> Stage:
+def stage(
+    arrival: Arrival,
+    duration_ns: int | None = None,
+    count: int | None = None,
+    measured: bool = True,
+) -> Stage:
     return Stage(arrival=arrival, duration_ns=duration_ns, count=count, measured=measured)
 
 
@@ -46,9 +51,17 @@ def closed(lanes: int, ramp_ns: int = 0, **stop: int | None) -> Stage:
 
 
 def workload(
-    *stages: Stage, turns: int = 1, tool_ns: int = 0, tool_time: Delay | None = None, schedule_seed: int | None = None
+    *stages: Stage,
+    turns: int = 1,
+    tool_ns: int = 0,
+    tool_time: Delay | None = None,
+    schedule_seed: int | None = None,
 ) -> Workload:
     spread = Fixed(value=tool_ns) if tool_time is None else tool_time
-    talk = Turns(count=turns, tool_result_tokens=Fixed(value=10), tool_time=spread) if turns > 1 else None
+    talk = (
+        Turns(count=turns, tool_result_tokens=Fixed(value=10), tool_time=spread)
+        if turns > 1
+        else None
+    )
     requests = Synthetic(input_tokens=Fixed(value=10), output_tokens=Fixed(value=10), turns=talk)
     return Workload(name="test", requests=requests, stages=stages, schedule_seed=schedule_seed)

@@ -17,7 +17,9 @@ def train(path: Path, template: bool = False) -> Path:
     trainer = trainers.BpeTrainer(vocab_size=2000, special_tokens=["<s>"], show_progress=False)
     model.train_from_iterator([inspect.getsource(random), inspect.getsource(inspect)], trainer)
     if template:
-        model.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        model.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 0)]
+        )
         model.enable_truncation(max_length=8)
     model.save(str(path))
     return path

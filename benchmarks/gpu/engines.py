@@ -1,5 +1,6 @@
 """What a machine has, and how each engine is started with random weights: the tables of `rehearse.py`. No side effects
-but looking."""
+but looking.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ CONTEXT = 8192  # tokens: the longest task of the four profiles with its templat
 
 class Engine(NamedTuple):
     """An engine. In `start` {model} is the model's folder, {port} where it listens, {gpus} how many GPUs, {bin} its
-    program."""
+    program.
+    """
 
     name: str
     program: str  # looked for beside this Python and on the PATH
@@ -33,38 +35,55 @@ class Engine(NamedTuple):
 
 ENGINES = (  # the best first
     Engine(
-        "trtllm", "trtllm-serve", "config",
+        "trtllm",
+        "trtllm-serve",
+        "config",
         "{bin} {model} --host 127.0.0.1 --port {port} --tp_size {gpus} --max_seq_len {context}"
         " --config {model}/trtllm.yaml",
-        flags=(), files=(("trtllm.yaml", "load_format: dummy\nreturn_perf_metrics: true\nstream_interval: 1\n"),),
+        flags=(),
+        files=(
+            ("trtllm.yaml", "load_format: dummy\nreturn_perf_metrics: true\nstream_interval: 1\n"),
+        ),
     ),
     Engine(
-        "vllm", "vllm", "config",
+        "vllm",
+        "vllm",
+        "config",
         "{bin} serve {model} --served-model-name random --host 127.0.0.1 --port {port} --load-format dummy"
         " --max-model-len {context} --tensor-parallel-size {gpus} --enable-prompt-tokens-details",
     ),
     Engine(
-        "sglang", "sglang", "config",
+        "sglang",
+        "sglang",
+        "config",
         "{bin} serve --model-path {model} --served-model-name random --host 127.0.0.1 --port {port} --load-format dummy"
         " --context-length {context} --tp-size {gpus} --enable-metrics --enable-cache-report",
     ),
     Engine(
-        "llamacpp", "llama-server", "gguf",
+        "llamacpp",
+        "llama-server",
+        "gguf",
         "{bin} -m {model}/model.gguf --alias random -c {cache} -np {slots} -ngl {layers} --host 127.0.0.1 --port {port}"
         " --metrics --no-webui -t {threads} --cache-ram 0",  # copies of a slot's cache to the host hold all others up
         needs_gpu=False,
     ),
     Engine(
-        "transformers", "transformers", "hf",
-        "{bin} serve {model} --host 127.0.0.1 --port {port} --device {device}", needs_gpu=False,
-        flags=("--model", "{model}"), ready='"list"',
+        "transformers",
+        "transformers",
+        "hf",
+        "{bin} serve {model} --host 127.0.0.1 --port {port} --device {device}",
+        needs_gpu=False,
+        flags=("--model", "{model}"),
+        ready='"list"',
     ),
     Engine(  # no engine at all: that the script runs
-        "simulated", "", "",
+        "simulated",
+        "",
+        "",
         "{python} -P -m loadgen sim --host 127.0.0.1 --port {port} --model random --ttft 20ms --itl 2ms",
         needs_gpu=False,
     ),
-)  # fmt: skip
+)
 BY_NAME = {engine.name: engine for engine in ENGINES}
 
 
@@ -78,7 +97,9 @@ def program(engine: Engine) -> str:
 
 def _said(*command: str) -> str:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False
+        ).stdout.strip()
     return ""
 
 
@@ -87,18 +108,26 @@ def look() -> dict[str, Any]:
     fields = "name,memory.total,driver_version,power.limit"
     rows = _said("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits")
     gpus = [
-        dict(zip(("name", "memory_mib", "driver", "watts"), row.split(", "), strict=False)) for row in rows.splitlines()
+        dict(zip(("name", "memory_mib", "driver", "watts"), row.split(", "), strict=False))
+        for row in rows.splitlines()
     ]
     compiler = _said("nvcc", "--version").splitlines()
     with open("/proc/meminfo", encoding="utf-8") as file:
         memory = next(int(line.split()[1]) // 1024 for line in file if line.startswith("MemTotal"))
     return {
-        "gpus": gpus, "cuda_compiler": compiler[-1] if compiler else "", "torch": find_spec("torch") is not None,
-        "engines": {engine.name: program(engine) for engine in ENGINES if engine.program and program(engine)},
-        "cmake": shutil.which("cmake") or "", "cores": len(os.sched_getaffinity(0)), "memory_mib": memory,
-        "disk_free_mib": shutil.disk_usage(".").free >> 20, "kernel": platform.release(),
+        "gpus": gpus,
+        "cuda_compiler": compiler[-1] if compiler else "",
+        "torch": find_spec("torch") is not None,
+        "engines": {
+            engine.name: program(engine) for engine in ENGINES if engine.program and program(engine)
+        },
+        "cmake": shutil.which("cmake") or "",
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_mib": memory,
+        "disk_free_mib": shutil.disk_usage(".").free >> 20,
+        "kernel": platform.release(),
         "python": platform.python_version(),
-    }  # fmt: skip
+    }
 
 
 def chosen(found: dict[str, Any], asked: str = "") -> Engine:
@@ -107,7 +136,9 @@ def chosen(found: dict[str, Any], asked: str = "") -> Engine:
         wanted = engine.name == asked if asked else engine.name != "simulated"
         if wanted and program(engine) and (found["gpus"] or not engine.needs_gpu):
             return engine
-    raise LookupError(f"no engine {asked} here: install one, or bring an archive of llama.cpp (--llama-archive)")
+    raise LookupError(
+        f"no engine {asked} here: install one, or bring an archive of llama.cpp (--llama-archive)"
+    )
 
 
 def shape(found: dict[str, Any], engine: Engine) -> str:
@@ -123,13 +154,22 @@ def built(archive: Path, folder: Path, cuda: bool) -> str:
     """llama-server built from a source archive that was brought along; returns its path."""
     shutil.unpack_archive(archive, folder / "source")
     source = next(
-        file.parent for file in sorted((folder / "source").rglob("CMakeLists.txt")) if (file.parent / "ggml").is_dir()
+        file.parent
+        for file in sorted((folder / "source").rglob("CMakeLists.txt"))
+        if (file.parent / "ggml").is_dir()
     )
-    off = ["-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_OPENSSL=OFF"]
+    off = [
+        "-DLLAMA_BUILD_TESTS=OFF",
+        "-DLLAMA_BUILD_EXAMPLES=OFF",
+        "-DLLAMA_BUILD_UI=OFF",
+        "-DLLAMA_OPENSSL=OFF",
+    ]
     gpu = ["-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native"] if cuda else []
     subprocess.run(["cmake", "-S", source, "-B", folder / "build", *off, *gpu], check=True)
     many = str(len(os.sched_getaffinity(0)))
-    subprocess.run(["cmake", "--build", folder / "build", "--target", "llama-server", "-j", many], check=True)
+    subprocess.run(
+        ["cmake", "--build", folder / "build", "--target", "llama-server", "-j", many], check=True
+    )
     return str(folder / "build/bin/llama-server")
 
 

@@ -32,9 +32,18 @@ from loadgen.sim.presets.preset import Preset, load_preset
 FITTED, FULL = "alone", "qa-closed"
 HALVINGS = 12  # of the interval that the overhead is looked for in
 LOADS = tuple(f"{profile}-{loop}" for loop in ("closed", "open") for profile in PROFILES)
-DROPPED = {"--url": 2, "--model": 2, "--tokenizer": 2, "-o": 2, "--energy": 2, "--server-timing": 1}  # words each
+DROPPED = {
+    "--url": 2,
+    "--model": 2,
+    "--tokenizer": 2,
+    "-o": 2,
+    "--energy": 2,
+    "--server-timing": 1,
+}  # words each
 BANDWIDTH_SHARE = 0.921
-STREAM = 2048  # tokens of an iteration: llama.cpp's batch, and that of the packaged presets of Hopper
+STREAM = (
+    2048  # tokens of an iteration: llama.cpp's batch, and that of the packaged presets of Hopper
+)
 PRESET = """# Fitted by benchmarks/gpu/fit.py on two loads of a rehearsal: random weights, no model that anybody uses.
 name: {name}
 title: "{title}"
@@ -77,13 +86,17 @@ def summary(folder: Path) -> dict[str, Any]:
 def tpot_ms(folder: Path) -> float:
     """TPOT p50 of a run. Ends the script where it was withheld, as on a busy host: nothing can be fitted to that."""
     found: float | None = (summary(folder)["tpot_ms"] or {}).get("p50")
-    return found or rig.lacking(f"TPOT of {folder.name} was withheld: measure again on a quiet host")
+    return found or rig.lacking(
+        f"TPOT of {folder.name} was withheld: measure again on a quiet host"
+    )
 
 
 def alone(folder: Path) -> Alone:
     found = summary(folder)
     tokens, ok = found["tokens"], found["requests"]["ok"]
-    return Alone(found["ttft_ms"]["p50"], tpot_ms(folder), tokens["input"] / ok, tokens["output"] / ok)
+    return Alone(
+        found["ttft_ms"]["p50"], tpot_ms(folder), tokens["input"] / ok, tokens["output"] / ok
+    )
 
 
 def fitted(known: Preset, seen: Alone) -> tuple[float, float]:
@@ -93,7 +106,10 @@ def fitted(known: Preset, seen: Alone) -> tuple[float, float]:
     prompt is computed by its FLOPs, in as many iterations as it has chunks.
     """
     costs = known.costs
-    overhead_ms = seen.tpot_ms - (costs.weights_ns + costs.kv_token_ns * (seen.prompt + seen.answer / 2)) / 1e6
+    overhead_ms = (
+        seen.tpot_ms
+        - (costs.weights_ns + costs.kv_token_ns * (seen.prompt + seen.answer / 2)) / 1e6
+    )
     chunks = -(-seen.prompt // known.server.max_num_tokens)
     flops = seen.prompt * (known.model.token_flops + known.model.attended_flops * seen.prompt / 2)
     compute_ms = seen.ttft_ms - chunks * max(overhead_ms, 0.0)
@@ -107,16 +123,28 @@ def facts(out: Path, given: argparse.Namespace) -> dict[str, Any]:
     name = engine["shape"] if engine["shape"] in weights.SHAPES else "tiny"
     gpu = (look["gpus"] or [{"name": "none", "memory_mib": "16384", "watts": "100"}])[0]
     return {
-        "name": "rehearsal", "title": f"{gpu['name']}, {engine['engine']}, random weights", "generation": "own",
-        "gpu": gpu["name"], "model": f"llama-2-{name}-random", "shape": weights.SHAPES[name],
+        "name": "rehearsal",
+        "title": f"{gpu['name']}, {engine['engine']}, random weights",
+        "generation": "own",
+        "gpu": gpu["name"],
+        "model": f"llama-2-{name}-random",
+        "shape": weights.SHAPES[name],
         "weights": "int4" if engine["engine"] == "llamacpp" and name != "tiny" else "bf16",
-        "memory": int(gpu["memory_mib"]) / 1024, "bandwidth": given.bandwidth, "share": BANDWIDTH_SHARE,
-        "peak": given.peak, "watts": float(gpu["watts"]), "lanes": given.lanes, "stream": STREAM,
-        "context": engines.CONTEXT, "fitted": FITTED,
-    }  # fmt: skip
+        "memory": int(gpu["memory_mib"]) / 1024,
+        "bandwidth": given.bandwidth,
+        "share": BANDWIDTH_SHARE,
+        "peak": given.peak,
+        "watts": float(gpu["watts"]),
+        "lanes": given.lanes,
+        "stream": STREAM,
+        "context": engines.CONTEXT,
+        "fitted": FITTED,
+    }
 
 
-def write(out: Path, values: dict[str, Any], seen: Alone, full: str, overhead_ms: float | None) -> float:
+def write(
+    out: Path, values: dict[str, Any], seen: Alone, full: str, overhead_ms: float | None
+) -> float:
     """Write preset.yaml; returns its overhead, fitted on one request at a time where none is given."""
     file = out / "preset.yaml"
     values = values | {"ttft": seen.ttft_ms, "prompt": seen.prompt, "full": full}
@@ -135,7 +163,11 @@ def filled(out: Path, values: dict[str, Any], seen: Alone, scratch: Path) -> Non
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         write(out, values, seen, FULL, middle)
-        low, high = (middle, high) if predicted(out, FULL, scratch)["tpot_ms"]["p50"] < wanted else (low, middle)
+        low, high = (
+            (middle, high)
+            if predicted(out, FULL, scratch)["tpot_ms"]["p50"] < wanted
+            else (low, middle)
+        )
 
 
 def predicted(out: Path, load: str, scratch: Path) -> dict[str, Any]:
@@ -158,7 +190,9 @@ def predicted(out: Path, load: str, scratch: Path) -> dict[str, Any]:
         "-o",
         str(scratch / load),
     ]
-    done = subprocess.run(again, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        again, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     if done.returncode not in (0, 1, 3):
         raise SystemExit(f"{load}: loadgen ended with {done.returncode}:\n{done.stderr[-1500:]}")
     return summary(scratch / load)
@@ -182,7 +216,9 @@ def row(load: str, seen: dict[str, Any], told: dict[str, Any]) -> list[str]:
         if measured is None or model is None:
             cells.append("withheld")
         else:
-            cells.append(f"{measured:,.{digits}f} / {model:,.{digits}f} ({model / measured - 1:+.0%})")
+            cells.append(
+                f"{measured:,.{digits}f} / {model:,.{digits}f} ({model / measured - 1:+.0%})"
+            )
     return cells
 
 
@@ -195,8 +231,12 @@ def rehearsed(out: Path) -> None:
 def main() -> None:
     options = rig.parser(__doc__)
     options.add_argument("out", nargs="?", type=Path, help="the folder that rehearse.py left")
-    options.add_argument("--lanes", type=int, default=16, help="sequences that the engine decodes at once")
-    options.add_argument("--bandwidth", type=float, default=3.35, help="of the memory, TB/s, by the data sheet")
+    options.add_argument(
+        "--lanes", type=int, default=16, help="sequences that the engine decodes at once"
+    )
+    options.add_argument(
+        "--bandwidth", type=float, default=3.35, help="of the memory, TB/s, by the data sheet"
+    )
     options.add_argument("--peak", type=float, default=1979.0, help="TFLOP/s, by the data sheet")
     given = rig.given(options, lanes=2)
     if given.out is None and not given.smoke:
@@ -208,15 +248,21 @@ def main() -> None:
         values, seen = facts(out, given), alone(out / FITTED)
         there = [load for load in (FITTED, *LOADS) if (out / load / "summary.json").exists()]
         write(out, values, seen, FITTED, None)
-        tables = [[row(load, summary(out / load), predicted(out, load, Path(scratch))) for load in there]]
+        tables = [
+            [row(load, summary(out / load), predicted(out, load, Path(scratch))) for load in there]
+        ]
         filled(out, values, seen, Path(scratch))
-        tables.append([row(load, summary(out / load), predicted(out, load, Path(scratch))) for load in there])
+        tables.append(
+            [row(load, summary(out / load), predicted(out, load, Path(scratch))) for load in there]
+        )
         page = [
             "# The model held against loads that it was not fitted on",
             "",
             f"`benchmarks/gpu/fit.py` ({rig.seen()}).",
         ]
-        page += [f"The compute share is fitted on TTFT p50 of `{FITTED}`: {seen.ttft_ms:.1f} ms of prompts of"]
+        page += [
+            f"The compute share is fitted on TTFT p50 of `{FITTED}`: {seen.ttft_ms:.1f} ms of prompts of"
+        ]
         page += [f"{seen.prompt:,.0f} tokens. Each cell: measured / predicted (off by).", ""]
         for load, rows in zip((FITTED, FULL), tables, strict=True):
             tpot = tpot_ms(out / load)

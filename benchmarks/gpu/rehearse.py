@@ -93,14 +93,21 @@ class Session:
     def command(self, *words: str, codes: tuple[int, ...] = (0, 1, 3)) -> str:
         """Carry out `loadgen WORDS` in OUT, with its text in OUT/log.txt; returns what it printed."""
         done = subprocess.run(
-            [*LOADGEN, *words], cwd=self.out, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            [*LOADGEN, *words],
+            cwd=self.out,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         shown = shlex.join(["loadgen", *words]).replace(str(self.model), "MODEL")
         with (self.out / "log.txt").open("a", encoding="utf-8") as log:
             log.write(f"$ {shown}\n{done.stdout}{done.stderr}-> {done.returncode}\n\n")
         print(f"$ {shown}  -> {done.returncode}", flush=True)
         if done.returncode not in codes:
-            raise SystemExit(f"loadgen ended with {done.returncode}:\n{done.stdout[-1500:]}{done.stderr[-1500:]}")
+            raise SystemExit(
+                f"loadgen ended with {done.returncode}:\n{done.stdout[-1500:]}{done.stderr[-1500:]}"
+            )
         return done.stdout
 
     def load(self, name: str, *words: str) -> dict[str, Any]:
@@ -119,7 +126,9 @@ class Session:
 
 
 def doctor(session: Session) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(session.command("doctor", "--url", session.url, *session.flags, "--json"))
+    told: dict[str, Any] = json.loads(
+        session.command("doctor", "--url", session.url, *session.flags, "--json")
+    )
     return told
 
 
@@ -131,7 +140,14 @@ def alone(session: Session) -> dict[str, Any]:
 
 def closed(profile: str) -> Callable[[Session], dict[str, Any]]:
     def step(session: Session) -> dict[str, Any]:
-        load = ["-c", str(session.lanes), "-d", f"{session.seconds}s", "--warmup", f"{session.seconds / 10}s"]
+        load = [
+            "-c",
+            str(session.lanes),
+            "-d",
+            f"{session.seconds}s",
+            "--warmup",
+            f"{session.seconds / 10}s",
+        ]
         return page.facts(session.load(f"{profile}-closed", profile, *load))
 
     return step
@@ -150,7 +166,12 @@ def tpot_ms(found: dict[str, Any]) -> float:
 
 def opened(profile: str) -> Callable[[Session], dict[str, Any]]:
     def step(session: Session) -> dict[str, Any]:
-        load = ["--request-rate", f"{OPEN_SHARE * rate(session, profile):.4g}", "-d", f"{session.seconds}s"]
+        load = [
+            "--request-rate",
+            f"{OPEN_SHARE * rate(session, profile):.4g}",
+            "-d",
+            f"{session.seconds}s",
+        ]
         load += ["--warmup", f"{session.seconds / 10}s"]
         return page.facts(session.load(f"{profile}-open", profile, *load))
 
@@ -161,9 +182,22 @@ def cache(warm: bool) -> Callable[[Session], dict[str, Any]]:
     """The same prompts twice: of the second time they are in the prefix cache, if there is one."""
 
     def step(session: Session) -> dict[str, Any]:
-        count = str(max(12, session.lanes))  # no more than there are slots, which keep one prompt each in llama.cpp
+        count = str(
+            max(12, session.lanes)
+        )  # no more than there are slots, which keep one prompt each in llama.cpp
         name = "cache-warm" if warm else "cache-cold"
-        same = ["--seed", "7", "--salt", "cache", "-c", str(min(session.lanes, 4)), "-n", count, "--warmup", "0"]
+        same = [
+            "--seed",
+            "7",
+            "--salt",
+            "cache",
+            "-c",
+            str(min(session.lanes, 4)),
+            "-n",
+            count,
+            "--warmup",
+            "0",
+        ]
         return page.facts(session.load(name, "summarization", *same))
 
     return step
@@ -174,10 +208,32 @@ def search(session: Session) -> dict[str, Any]:
     ttft, tpot = 3 * usual["ttft_p50_ms"], 2 * tpot_ms(usual)
     shutil.rmtree(session.out / "search", ignore_errors=True)
     session.command(
-        "search", "qa", "--url", session.url, *session.flags, *session.length, "--slo", f"ttft:{ttft:.0f}ms:p50",
-        "--slo", f"tpot:{tpot:.2f}ms:p50", "--over", "concurrency", "--low", "1", "--high", str(4 * session.lanes),
-        "-d", f"{session.seconds}s", "--max-probes", "6", "--no-sustain", "-o", "search", "--progress", "off",
-    )  # fmt: skip
+        "search",
+        "qa",
+        "--url",
+        session.url,
+        *session.flags,
+        *session.length,
+        "--slo",
+        f"ttft:{ttft:.0f}ms:p50",
+        "--slo",
+        f"tpot:{tpot:.2f}ms:p50",
+        "--over",
+        "concurrency",
+        "--low",
+        "1",
+        "--high",
+        str(4 * session.lanes),
+        "-d",
+        f"{session.seconds}s",
+        "--max-probes",
+        "6",
+        "--no-sustain",
+        "-o",
+        "search",
+        "--progress",
+        "off",
+    )
     found: dict[str, Any] = json.loads((session.out / "search/capacity.json").read_bytes())
     return found
 
@@ -186,9 +242,13 @@ def contract(rate: float, seconds: float, ttft_ms: float, tpot_ms: float) -> str
     """Three lengths of a load, longer for a slow engine; of few requests a looser limit of errors is all they show."""
     seconds = max(3 * seconds, 60, FEWEST / rate)
     return CONTRACT.format(
-        rate=rate, seconds=seconds, horizon=seconds / 4, ttft=max(2 * ttft_ms, 1), tpot=max(2 * tpot_ms, 0.01),
+        rate=rate,
+        seconds=seconds,
+        horizon=seconds / 4,
+        ttft=max(2 * ttft_ms, 1),
+        tpot=max(2 * tpot_ms, 0.01),
         errors=max(5, 5 * USUAL / (rate * seconds)),
-    )  # fmt: skip
+    )
 
 
 def validate(session: Session) -> dict[str, Any]:
@@ -197,15 +257,26 @@ def validate(session: Session) -> dict[str, Any]:
     (session.out / "contract.yaml").write_text(text)
     workload = (Path(__file__).parent.parent.parent / "workloads/qa.yaml").read_text()
     if session.output_tokens:  # those of the closed loop, whose rate and times are promised
-        workload = re.sub(r"output_tokens: \d+", f"output_tokens: {session.output_tokens}", workload)
+        workload = re.sub(
+            r"output_tokens: \d+", f"output_tokens: {session.output_tokens}", workload
+        )
     (session.out / "qa.yaml").write_text(workload)
     for left in ("validation", "bundle.zip"):
         shutil.rmtree(session.out / left, ignore_errors=True)
         (session.out / left).unlink(missing_ok=True)
     session.command(
-        "validate", "contract.yaml", "--url", session.url, *session.flags, "--bundle", "bundle.zip", "-o", "validation",
-        "--progress", "off",
-    )  # fmt: skip
+        "validate",
+        "contract.yaml",
+        "--url",
+        session.url,
+        *session.flags,
+        "--bundle",
+        "bundle.zip",
+        "-o",
+        "validation",
+        "--progress",
+        "off",
+    )
     session.command("verify", "bundle.zip", codes=(0,))
     found: dict[str, Any] = json.loads((session.out / "validation/verdict.json").read_bytes())
     return found
@@ -217,7 +288,13 @@ class Step(NamedTuple):
     does: Callable[[Session], dict[str, Any]]
 
 
-SMOKE = {"doctor", "alone", "qa-closed", "qa-open", "cache-cold"}  # a contract takes a minute of load
+SMOKE = {
+    "doctor",
+    "alone",
+    "qa-closed",
+    "qa-open",
+    "cache-cold",
+}  # a contract takes a minute of load
 STEPS = (
     Step("doctor", 0.5, doctor),
     Step("alone", 1.2, alone),
@@ -240,7 +317,9 @@ def prepared(session: Session, given: argparse.Namespace) -> tuple[engines.Engin
         look = engines.look()
         if given.llama_archive and "llamacpp" not in look["engines"]:
             cuda = bool(look["gpus"] and look["cuda_compiler"])
-            look["engines"]["llamacpp"] = engines.built(given.llama_archive, given.model.parent / "llama", cuda)
+            look["engines"]["llamacpp"] = engines.built(
+                given.llama_archive, given.model.parent / "llama", cuda
+            )
         session.keep("look", look)
     asked = given.engine or ("llamacpp" if given.llama_archive else "")
     engine = engines.chosen(look, asked)
@@ -266,10 +345,18 @@ def serving(session: Session, given: argparse.Namespace) -> Iterator[None]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     line = engine.start.format(
-        bin=program, model=given.model, port=port, gpus=max(gpus, 1), context=engines.CONTEXT, python=sys.executable,
-        cache=engines.CONTEXT * given.lanes, slots=given.lanes, layers=999 if gpus else 0,
-        threads=max(len(os.sched_getaffinity(0)) // 2, 1), device="cuda" if gpus else "cpu",
-    )  # fmt: skip
+        bin=program,
+        model=given.model,
+        port=port,
+        gpus=max(gpus, 1),
+        context=engines.CONTEXT,
+        python=sys.executable,
+        cache=engines.CONTEXT * given.lanes,
+        slots=given.lanes,
+        layers=999 if gpus else 0,
+        threads=max(len(os.sched_getaffinity(0)) // 2, 1),
+        device="cuda" if gpus else "cpu",
+    )
     session.url = f"http://127.0.0.1:{port}"
     session.flags = [flag.format(model=given.model) for flag in engine.flags]
     if engine.form:
@@ -277,7 +364,12 @@ def serving(session: Session, given: argparse.Namespace) -> Iterator[None]:
     settings = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(session.out / ".hub")}
     with (session.out / "server.txt").open("ab") as log:
         process = subprocess.Popen(
-            shlex.split(line), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=settings, start_new_session=True
+            shlex.split(line),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=settings,
+            start_new_session=True,
         )
     try:
         _wait(process, session.url, engine.ready, given.start_minutes * 60)
@@ -295,7 +387,10 @@ def serving(session: Session, given: argparse.Namespace) -> Iterator[None]:
 def _wait(process: subprocess.Popen[bytes], url: str, ready: str, at_most_s: float) -> None:
     given_up_at = time.monotonic() + at_most_s
     while time.monotonic() < given_up_at:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer:
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer,
+        ):
             if ready.encode() in answer.read():
                 return
         if process.poll() is not None:
@@ -327,14 +422,30 @@ def main() -> None:
     options.add_argument("out", nargs="?", type=Path, help="a folder for all of it")
     options.add_argument("--seconds", type=float, default=60.0, help="length of a load")
     options.add_argument("--minutes", type=float, default=9.5, help="of this invocation, at most")
-    options.add_argument("--lanes", type=int, default=16, help="of the closed loops, and llama.cpp's slots")
-    options.add_argument("--output-tokens", type=int, help="of an answer; the profiles' own without it")
-    options.add_argument("--energy", action="append", help="of `loadgen run`: DCGM's page beside NVML, repeatable")
-    options.add_argument("--engine", choices=engines.BY_NAME, default="", help="not the best, but this one")
-    options.add_argument("--shape", choices=weights.SHAPES, help="not the largest that fits, but this one")
-    options.add_argument("--model", type=Path, help="where the weights are made; a folder beside OUT without it")
-    options.add_argument("--llama-archive", type=Path, help="llama.cpp's source, brought along: .tar.gz")
-    options.add_argument("--start-minutes", type=float, default=8.0, help="that the engine may take to start")
+    options.add_argument(
+        "--lanes", type=int, default=16, help="of the closed loops, and llama.cpp's slots"
+    )
+    options.add_argument(
+        "--output-tokens", type=int, help="of an answer; the profiles' own without it"
+    )
+    options.add_argument(
+        "--energy", action="append", help="of `loadgen run`: DCGM's page beside NVML, repeatable"
+    )
+    options.add_argument(
+        "--engine", choices=engines.BY_NAME, default="", help="not the best, but this one"
+    )
+    options.add_argument(
+        "--shape", choices=weights.SHAPES, help="not the largest that fits, but this one"
+    )
+    options.add_argument(
+        "--model", type=Path, help="where the weights are made; a folder beside OUT without it"
+    )
+    options.add_argument(
+        "--llama-archive", type=Path, help="llama.cpp's source, brought along: .tar.gz"
+    )
+    options.add_argument(
+        "--start-minutes", type=float, default=8.0, help="that the engine may take to start"
+    )
     given = rig.given(options, seconds=1.0, lanes=2, output_tokens=8, engine="simulated")
     if given.out is None and not given.smoke:
         options.error("OUT: where to?")
@@ -342,7 +453,9 @@ def main() -> None:
         given.out = (given.out or Path(scratch) / "out").absolute()
         given.model = (given.model or given.out.with_name(f"{given.out.name}-model")).absolute()
         session = Session(given)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(UNFINISHED))  # the engine does not outlive this process
+        signal.signal(
+            signal.SIGTERM, lambda *_: sys.exit(UNFINISHED)
+        )  # the engine does not outlive this process
         if steps_left(session):
             go(session, given, begun)
         left = [step.name for step in steps_left(session)]

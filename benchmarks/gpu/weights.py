@@ -28,7 +28,10 @@ TEMPLATE = (
     "{% if add_generation_prompt %}[assistant]\n{% endif %}"
 )
 PERIOD = 4_000_037  # values; a prime, so that no two rows of a matrix are alike
-SPREAD, OUTPUT_SPREAD = 0.02, 0.3  # of weights; wide where the words are chosen, else greedy answers repeat one
+SPREAD, OUTPUT_SPREAD = (
+    0.02,
+    0.3,
+)  # of weights; wide where the words are chosen, else greedy answers repeat one
 
 
 class Shape(NamedTuple):
@@ -87,17 +90,23 @@ def tokenizer(folder: Path, vocabulary: int) -> dict[str, Any]:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=list(SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
-    )  # fmt: skip
+    )
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted([*library.glob("*.py"), *library.glob("*/*.py")])[: vocabulary // 32]
     made.train_from_iterator((file.read_text("utf-8", errors="ignore") for file in files), trainer)
     made.save(str(folder / "tokenizer.json"))
     told = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
-        "chat_template": TEMPLATE, "clean_up_tokenization_spaces": False,
-    }  # fmt: skip
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "chat_template": TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
     read: dict[str, Any] = json.loads((folder / "tokenizer.json").read_bytes())
     return read
@@ -106,13 +115,25 @@ def tokenizer(folder: Path, vocabulary: int) -> dict[str, Any]:
 def config(shape: Shape) -> dict[str, Any]:
     """config.json of transformers."""
     return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": shape.hidden,
-        "intermediate_size": shape.inner, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads, "head_dim": shape.hidden // shape.heads, "vocab_size": shape.vocabulary,
-        "max_position_embeddings": shape.context, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
-        "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False, "dtype": "bfloat16",
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.hidden // shape.heads,
+        "vocab_size": shape.vocabulary,
+        "max_position_embeddings": shape.context,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
         "torch_dtype": "bfloat16",
-    }  # fmt: skip
+    }
 
 
 def _cycle(file: BinaryIO, values: NDArray[Any], count: int, start: int) -> None:
@@ -138,7 +159,11 @@ def write_hf(folder: Path, shape: Shape, seed: int) -> None:
     for tensor in tensors(shape):
         size = 2 * tensor.rows * (tensor.columns or 1)
         dims = [tensor.rows, tensor.columns] if tensor.columns else [tensor.rows]
-        head[f"{tensor.hf}.weight"] = {"dtype": "BF16", "shape": dims, "data_offsets": [at, at + size]}
+        head[f"{tensor.hf}.weight"] = {
+            "dtype": "BF16",
+            "shape": dims,
+            "data_offsets": [at, at + size],
+        }
         at += size
     packed = json.dumps(head).encode()
     packed += b" " * (-len(packed) % 8)
@@ -161,7 +186,9 @@ def _text(text: str) -> bytes:
 
 def _value(kind: int, value: Any) -> bytes:
     if isinstance(value, list):
-        return struct.pack("<IIQ", 9, kind, len(value)) + b"".join(_value(kind, one)[4:] for one in value)
+        return struct.pack("<IIQ", 9, kind, len(value)) + b"".join(
+            _value(kind, one)[4:] for one in value
+        )
     packed = (
         _text(value)
         if kind == _TEXT
@@ -172,24 +199,37 @@ def _value(kind: int, value: Any) -> bytes:
 
 def _gguf_head(shape: Shape, words: dict[str, Any], four_bits: bool) -> list[tuple[str, int, Any]]:
     vocabulary = sorted(words["model"]["vocab"].items(), key=lambda pair: pair[1])
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in words["model"]["merges"]]
-    names = [token for token, _ in vocabulary] + [f"<unused{i}>" for i in range(shape.vocabulary - len(vocabulary))]
+    merges = [
+        pair if isinstance(pair, str) else " ".join(pair) for pair in words["model"]["merges"]
+    ]
+    names = [token for token, _ in vocabulary] + [
+        f"<unused{i}>" for i in range(shape.vocabulary - len(vocabulary))
+    ]
     kinds = [3 if name in SPECIAL else 5 if name.startswith("<unused") else 1 for name in names]
     return [
-        ("general.architecture", _TEXT, "llama"), ("general.name", _TEXT, "random"),
-        ("general.alignment", _WHOLE, 32), ("general.file_type", _WHOLE, 2 if four_bits else 1),
-        ("llama.context_length", _WHOLE, shape.context), ("llama.embedding_length", _WHOLE, shape.hidden),
-        ("llama.block_count", _WHOLE, shape.layers), ("llama.feed_forward_length", _WHOLE, shape.inner),
-        ("llama.attention.head_count", _WHOLE, shape.heads), ("llama.attention.head_count_kv", _WHOLE, shape.kv_heads),
+        ("general.architecture", _TEXT, "llama"),
+        ("general.name", _TEXT, "random"),
+        ("general.alignment", _WHOLE, 32),
+        ("general.file_type", _WHOLE, 2 if four_bits else 1),
+        ("llama.context_length", _WHOLE, shape.context),
+        ("llama.embedding_length", _WHOLE, shape.hidden),
+        ("llama.block_count", _WHOLE, shape.layers),
+        ("llama.feed_forward_length", _WHOLE, shape.inner),
+        ("llama.attention.head_count", _WHOLE, shape.heads),
+        ("llama.attention.head_count_kv", _WHOLE, shape.kv_heads),
         ("llama.attention.layer_norm_rms_epsilon", _REAL, 1e-5),
         ("llama.rope.dimension_count", _WHOLE, shape.hidden // shape.heads),
         ("llama.vocab_size", _WHOLE, shape.vocabulary),
-        ("tokenizer.ggml.model", _TEXT, "gpt2"), ("tokenizer.ggml.pre", _TEXT, "gpt-2"),
-        ("tokenizer.ggml.tokens", _TEXT, names), ("tokenizer.ggml.token_type", _SIGNED, kinds),
+        ("tokenizer.ggml.model", _TEXT, "gpt2"),
+        ("tokenizer.ggml.pre", _TEXT, "gpt-2"),
+        ("tokenizer.ggml.tokens", _TEXT, names),
+        ("tokenizer.ggml.token_type", _SIGNED, kinds),
         ("tokenizer.ggml.merges", _TEXT, merges),
-        ("tokenizer.ggml.bos_token_id", _WHOLE, 1), ("tokenizer.ggml.eos_token_id", _WHOLE, 2),
-        ("tokenizer.ggml.add_bos_token", _YES, False), ("tokenizer.chat_template", _TEXT, TEMPLATE),
-    ]  # fmt: skip
+        ("tokenizer.ggml.bos_token_id", _WHOLE, 1),
+        ("tokenizer.ggml.eos_token_id", _WHOLE, 2),
+        ("tokenizer.ggml.add_bos_token", _YES, False),
+        ("tokenizer.chat_template", _TEXT, TEMPLATE),
+    ]
 
 
 def write_gguf(path: Path, shape: Shape, words: dict[str, Any], seed: int, four_bits: bool) -> None:
@@ -210,8 +250,14 @@ def write_gguf(path: Path, shape: Shape, words: dict[str, Any], seed: int, four_
     for tensor in all_tensors:
         dims = (tensor.columns, tensor.rows) if tensor.columns else (tensor.rows,)
         kind = matrix_type if tensor.columns else 0
-        infos += _text(f"{tensor.gguf}.weight") + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, at)
-        size = tensor.rows * tensor.columns // block * block_bytes if tensor.columns else 4 * tensor.rows
+        infos += _text(f"{tensor.gguf}.weight") + struct.pack(
+            f"<I{len(dims)}QIQ", len(dims), *dims, kind, at
+        )
+        size = (
+            tensor.rows * tensor.columns // block * block_bytes
+            if tensor.columns
+            else 4 * tensor.rows
+        )
         at += size + -size % 32
     with path.open("wb") as file:
         file.write(b"GGUF" + struct.pack("<IQQ", 3, len(all_tensors), len(head)))
@@ -222,22 +268,33 @@ def write_gguf(path: Path, shape: Shape, words: dict[str, Any], seed: int, four_
         for tensor in all_tensors:
             if tensor.columns:
                 values = drawn[tensor.spread]
-                _cycle(file, values, tensor.rows * tensor.columns // block, int(random.integers(len(values))))
+                _cycle(
+                    file,
+                    values,
+                    tensor.rows * tensor.columns // block,
+                    int(random.integers(len(values))),
+                )
             else:
                 np.ones(tensor.rows, np.float32).tofile(file)
             file.write(bytes(-file.tell() % 32))
 
 
-def make(folder: Path, shape: Shape, forms: frozenset[str], seed: int = 0, four_bits: bool = False) -> None:
+def make(
+    folder: Path, shape: Shape, forms: frozenset[str], seed: int = 0, four_bits: bool = False
+) -> None:
     """The folder of a model: tokenizer and config always, weights (`hf`) and model.gguf (`gguf`) as asked.
 
     A tokenizer that is there already, brought along, is kept: training one of 32,000 words takes a minute.
     """
     folder.mkdir(parents=True, exist_ok=True)
     there = folder / "tokenizer.json"
-    words = json.loads(there.read_bytes()) if there.exists() else tokenizer(folder, shape.vocabulary)
+    words = (
+        json.loads(there.read_bytes()) if there.exists() else tokenizer(folder, shape.vocabulary)
+    )
     (folder / "config.json").write_text(json.dumps(config(shape), indent=2))
-    (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}))
+    (folder / "generation_config.json").write_text(
+        json.dumps({"bos_token_id": 1, "eos_token_id": 2})
+    )
     if "hf" in forms:
         write_hf(folder, shape, seed)
     if "gguf" in forms:
@@ -245,7 +302,9 @@ def make(folder: Path, shape: Shape, forms: frozenset[str], seed: int = 0, four_
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", nargs="?", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
     parser.add_argument("--form", action="append", choices=("hf", "gguf", "config"))
@@ -260,7 +319,9 @@ def main() -> None:
         folder = given.out or Path(scratch)
         forms = frozenset(given.form or ("hf", "gguf"))
         make(folder, shape, forms, four_bits=given.shape != "tiny")
-        files = ", ".join(f"{file.name} {file.stat().st_size:,} bytes" for file in sorted(folder.iterdir()))
+        files = ", ".join(
+            f"{file.name} {file.stat().st_size:,} bytes" for file in sorted(folder.iterdir())
+        )
     print(f"{given.shape}: {parameters(shape):,} parameters; {files}")
 
 

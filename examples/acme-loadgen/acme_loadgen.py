@@ -32,7 +32,9 @@ SERVER = Quirk(
 
 
 def account(form):
-    return ServerAccount(queue=round(form["queued_s"] * 1e9), prefill=round(form["prefill_s"] * 1e9))
+    return ServerAccount(
+        queue=round(form["queued_s"] * 1e9), prefill=round(form["prefill_s"] * 1e9)
+    )
 
 
 # -- a format: results of Acme Bench are read and written, its traces replayed, its data sets sent ---------------------
@@ -56,7 +58,10 @@ def is_result(file):
 
 
 def read(file):
-    figures = {"ttft_ms.p50": file.value["ttft_s"] * 1e3, "requests.ok": float(file.value["requests"])}
+    figures = {
+        "ttft_ms.p50": file.value["ttft_s"] * 1e3,
+        "requests.ok": float(file.value["requests"]),
+    }
     return ForeignResult(file=file.where, figures=figures, called={"ttft_ms": "ttft_s"})
 
 
@@ -147,7 +152,11 @@ rented:
 # -- a backend: `--url acme:MODEL` starts a server and sends the load to it --------------------------------------------
 
 BACKEND = BackendRow(
-    "acme", schemes=("acme",), shown="Acme's {}", known="acme_loadgen:known", serve="acme_loadgen:serve"
+    "acme",
+    schemes=("acme",),
+    shown="Acme's {}",
+    known="acme_loadgen:known",
+    serve="acme_loadgen:serve",
 )
 
 

@@ -16,7 +16,9 @@ from loadgen.core.workload.dataset import DatasetRow
 
 GREEDY = {"temperature": 0, "seed": 1}
 OUTPUT_TOKENS = 256  # where neither the row nor --max-tokens says
-SPLIT_OTHERWISE = "Antidisestablishmentarianism: 31,415.926 caf\u00e9, \u4f60\u597d, def f(x): return x**2\n" * 4
+SPLIT_OTHERWISE = (
+    "Antidisestablishmentarianism: 31,415.926 caf\u00e9, \u4f60\u597d, def f(x): return x**2\n" * 4
+)
 """A text that two tokenizers hardly split into the same number of tokens."""
 
 
@@ -25,7 +27,9 @@ class Asked(NamedTuple):
 
     model: str
     answers: list[str | None]
-    tokens: list[int | None]  # of each prompt, as the server counts them; None where it does not say
+    tokens: list[
+        int | None
+    ]  # of each prompt, as the server counts them; None where it does not say
     reasons: list[str]
     output_tokens: list[int | None]  # of each answer, likewise
 
@@ -68,7 +72,9 @@ def ask_all(
     of_first = ask(first, questions, lanes=lanes, max_tokens=max_tokens, tell=partial(tell, "A"))
     if second is None:
         return of_first, None
-    return of_first, ask(second, questions, lanes=lanes, max_tokens=max_tokens, tell=partial(tell, "B"))
+    return of_first, ask(
+        second, questions, lanes=lanes, max_tokens=max_tokens, tell=partial(tell, "B")
+    )
 
 
 def shown(endpoint: Settings) -> str:
@@ -83,13 +89,17 @@ def shown(endpoint: Settings) -> str:
         return url
 
 
-def refuse_other_tokenizer(endpoint: Settings, other: Settings, questions: Sequence[Question]) -> None:
+def refuse_other_tokenizer(
+    endpoint: Settings, other: Settings, questions: Sequence[Question]
+) -> None:
     """Raise UserError where prompts are token ids and the two servers split one text into unequal numbers of tokens."""
     if not any(isinstance(question.row.prompt, list) for question in questions):
         return
     text = Question(row=DatasetRow(prompt=SPLIT_OTHERWISE))
     of_one, of_other = (
-        ask(replace(one, api="completions"), [text], lanes=1, max_tokens=1, tell=lambda _: None).tokens[0]
+        ask(
+            replace(one, api="completions"), [text], lanes=1, max_tokens=1, tell=lambda _: None
+        ).tokens[0]
         for one in (endpoint, other)
     )
     if of_one is not None and of_other is not None and of_one != of_other:
@@ -100,7 +110,11 @@ def refuse_other_tokenizer(endpoint: Settings, other: Settings, questions: Seque
 
 def unequal_tokens(first: Asked, second: Asked) -> str:
     """What there is to say where two endpoints count the same prompts differently; "" where they do not."""
-    both = [(a, b) for a, b in zip(first.tokens, second.tokens, strict=True) if a is not None and b is not None]
+    both = [
+        (a, b)
+        for a, b in zip(first.tokens, second.tokens, strict=True)
+        if a is not None and b is not None
+    ]
     if all(a == b for a, b in both):
         return ""
     of_one, of_other = (sum(pair[i] for pair in both) for i in (0, 1))
@@ -112,7 +126,11 @@ def unequal_tokens(first: Asked, second: Asked) -> str:
 
 
 async def _ask(
-    endpoint: Settings, questions: Sequence[Question], lanes: int, max_tokens: int | None, tell: Callable[[int], None]
+    endpoint: Settings,
+    questions: Sequence[Question],
+    lanes: int,
+    max_tokens: int | None,
+    tell: Callable[[int], None],
 ) -> Asked:
     from loadgen_sdk import Client, Request, Retry
 

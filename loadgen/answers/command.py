@@ -19,29 +19,57 @@ from loadgen.shell.run_options import key_of_file, typed
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
 
-AgainstModel = Annotated[str | None, typer.Option("--against-model", help="The model of endpoint B.")]
-AgainstKey = Annotated[Path | None, typer.Option("--against-key-file", help="A file with the key of endpoint B.")]
+AgainstModel = Annotated[
+    str | None, typer.Option("--against-model", help="The model of endpoint B.")
+]
+AgainstKey = Annotated[
+    Path | None, typer.Option("--against-key-file", help="A file with the key of endpoint B.")
+]
 
 
-@takes(only=TARGET, without=("stream", "tokenizer"), url="Endpoint A, with or without a path prefix and /v1.")
+@takes(
+    only=TARGET,
+    without=("stream", "tokenizer"),
+    url="Endpoint A, with or without a path prefix and /v1.",
+)
 def answers(
     given: Given,
-    dataset: Annotated[Path, typer.Argument(help="JSONL: prompt or messages, and reference, choices, class if known.")],
-    against: Annotated[str | None, typer.Option("--against", help="Endpoint B: the same prompts to it.")] = None,
+    dataset: Annotated[
+        Path,
+        typer.Argument(help="JSONL: prompt or messages, and reference, choices, class if known."),
+    ],
+    against: Annotated[
+        str | None, typer.Option("--against", help="Endpoint B: the same prompts to it.")
+    ] = None,
     against_model: AgainstModel = None,
     against_key_file: AgainstKey = None,
     within: Annotated[
-        str | None, typer.Option("--within", help="A may score so much less than B: 1%. Exit 1 where it is more.")
+        str | None,
+        typer.Option(
+            "--within", help="A may score so much less than B: 1%. Exit 1 where it is more."
+        ),
     ] = None,
-    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Only the first so many rows.")] = None,
-    lanes: Annotated[int, typer.Option("-c", "--concurrency", min=1, max=1000, help="Asked at once.")] = 8,
+    rows: Annotated[
+        int | None, typer.Option("--rows", min=1, help="Only the first so many rows.")
+    ] = None,
+    lanes: Annotated[
+        int, typer.Option("-c", "--concurrency", min=1, max=1000, help="Asked at once.")
+    ] = 8,
     max_tokens: Annotated[
         int | None,
-        typer.Option("--max-tokens", "--output-tokens", min=1, help="Of an answer, where its row does not say."),
+        typer.Option(
+            "--max-tokens",
+            "--output-tokens",
+            min=1,
+            help="Of an answer, where its row does not say.",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for answers.json.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder for answers.json.")
+    ] = None,
     keep_content: Annotated[
-        bool, typer.Option("--keep-content", help="Store the texts of the answers too, in the folder.")
+        bool,
+        typer.Option("--keep-content", help="Store the texts of the answers too, in the folder."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
@@ -63,10 +91,15 @@ def answers(
     settings = given.settings(needs_text="answers are scored as texts")
     if settings.virtual:
         hint = "--url http://HOST:8000; without --url a simulated endpoint answers, in random words"
-        raise UserError("unsupported", "virtual time makes no texts to score", f"--url {settings.url}", hint)
+        raise UserError(
+            "unsupported", "virtual time makes no texts to score", f"--url {settings.url}", hint
+        )
     if settings.targets:
         raise UserError(
-            "unsupported", "this command asks one endpoint over HTTP", "--url", "--against is the second one"
+            "unsupported",
+            "this command asks one endpoint over HTTP",
+            "--url",
+            "--against is the second one",
         )
     loss = typed("--within", within, units.share)
     if loss is not None and against is None:
@@ -94,26 +127,36 @@ def answers(
                 simulated=settings.backend.simulated,
             )
         except OSError as error:
-            raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"--out {out}") from None
+            raise UserError(
+                "unwritable_file", f"cannot be written: {error.strerror}", f"--out {out}"
+            ) from None
     print_answer(result, report(result, reasons), as_json=as_json)
     return exit_code(result)
 
 
-def other_endpoint(settings: Settings, url: str | None, model: str | None, key_file: Path | None) -> Settings | None:
+def other_endpoint(
+    settings: Settings, url: str | None, model: str | None, key_file: Path | None
+) -> Settings | None:
     """Endpoint B, with a key and a model of its own; None without a URL. Raises UserError."""
     if url is None:
         if model is not None or key_file is not None:
             flag = "--against-model" if model is not None else "--against-key-file"
-            raise UserError("no_effect", "of endpoint B, and there is none", flag, "add --against URL")
+            raise UserError(
+                "no_effect", "of endpoint B, and there is none", flag, "add --against URL"
+            )
         return None
     try:
         key = settings.api_key if key_file is None else key_of_file(key_file)
     except units.Wrong as wrong:
-        raise UserError(wrong.code, str(wrong), f"--against-key-file {key_file}", wrong.hint) from None
+        raise UserError(
+            wrong.code, str(wrong), f"--against-key-file {key_file}", wrong.hint
+        ) from None
     return replace(settings, url=url, model=model, api_key=key, server="auto")
 
 
 def tell(name: str, done: int, count: int) -> None:
     """Say on a terminal how many prompts are done."""
     if sys.stderr.isatty() and (done == count or done % 10 == 0):
-        print(f"\r{name}: {done:,} of {count:,}", end="\n" if done == count else "", file=sys.stderr)
+        print(
+            f"\r{name}: {done:,} of {count:,}", end="\n" if done == count else "", file=sys.stderr
+        )

@@ -116,7 +116,9 @@ def exit_code(result: AnswersResult) -> int:
 
 
 def score(
-    questions: Sequence[AnswerKey], answers: Sequence[str | None], others: Sequence[str | None] | None
+    questions: Sequence[AnswerKey],
+    answers: Sequence[str | None],
+    others: Sequence[str | None] | None,
 ) -> tuple[ScoredPrompt, ...]:
     """The scores of every prompt. None in `answers` and `others`: no answer came. `others` None: there is one endpoint.
 
@@ -139,24 +141,39 @@ def score(
 
 
 def _against_reference(question: AnswerKey, answer: str | None) -> dict[str, float]:
-    scores = against_reference(answer or "", question.reference, choice=question.choice, wants_json=question.json)
+    scores = against_reference(
+        answer or "", question.reference, choice=question.choice, wants_json=question.json
+    )
     return scores if answer is not None else dict.fromkeys(scores, 0.0)
 
 
 def _against_each_other(answer: str | None, other: str) -> dict[str, float]:
-    return dict.fromkeys(AGAINST_EACH_OTHER, 0.0) if answer is None else against_each_other(answer, other)
+    return (
+        dict.fromkeys(AGAINST_EACH_OTHER, 0.0)
+        if answer is None
+        else against_each_other(answer, other)
+    )
 
 
-def judge(prompts: Sequence[ScoredPrompt], loss: float | None = None, level: float = LEVEL) -> tuple[ScoredGroup, ...]:
+def judge(
+    prompts: Sequence[ScoredPrompt], loss: float | None = None, level: float = LEVEL
+) -> tuple[ScoredGroup, ...]:
     """The part of all prompts, then those of their classes by name. `level`: of the intervals."""
     groups = sorted({prompt.group for prompt in prompts} - {""})
-    chosen = [("", prompts), *((group, [one for one in prompts if one.group == group]) for group in groups)]
+    chosen = [
+        ("", prompts),
+        *((group, [one for one in prompts if one.group == group]) for group in groups),
+    ]
     return tuple(_group(group, of_group, loss, level) for group, of_group in chosen)
 
 
-def _group(group: str, prompts: Sequence[ScoredPrompt], loss: float | None, level: float) -> ScoredGroup:
+def _group(
+    group: str, prompts: Sequence[ScoredPrompt], loss: float | None, level: float
+) -> ScoredGroup:
     def means(metrics: Sequence[str], of: Sequence[Mapping[str, float]]) -> tuple[Score, ...]:
-        values = ((metric, [scores[metric] for scores in of if metric in scores]) for metric in metrics)
+        values = (
+            (metric, [scores[metric] for scores in of if metric in scores]) for metric in metrics
+        )
         return tuple(_score(metric, found, level) for metric, found in values if found)
 
     changes = []
@@ -186,15 +203,21 @@ def _score(metric: str, values: Sequence[float], level: float) -> Score:
     return Score(metric=metric, count=len(values), mean=mean, low=low, high=high)
 
 
-def _change(metric: str, pairs: Sequence[tuple[float, float]], loss: float | None, level: float) -> Change:
+def _change(
+    metric: str, pairs: Sequence[tuple[float, float]], loss: float | None, level: float
+) -> Change:
     above, below = ([pair[i] for pair in pairs] for i in (0, 1))
-    if above == below and any(below):  # no pair differs: no spread, and Fieller's quadratic has no solution
+    if above == below and any(
+        below
+    ):  # no pair differs: no spread, and Fieller's quadratic has no solution
         value, low, high = 1.0, 1.0, 1.0
     else:
         found = ratio(above, below, paired=True, level=level)
         value, low, high = found.value, found.low, found.high
     known = len(pairs) >= FEWEST_ANSWERS and math.isfinite(low) and math.isfinite(high)
-    low = max(min(low, value * (1 - unseen_share(len(pairs), level))), 0.0)  # a few lost answers may not have been met
+    low = max(
+        min(low, value * (1 - unseen_share(len(pairs), level))), 0.0
+    )  # a few lost answers may not have been met
     within = None
     if loss is not None and known:
         within = True if low >= 1 - loss else False if high < 1 - loss else None

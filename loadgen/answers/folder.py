@@ -27,7 +27,9 @@ class KeptTexts(AnswerKey, frozen=True, kw_only=True):
 
 
 def kept_texts(
-    questions: Sequence[Question], answers: Sequence[str | None], others: Sequence[str | None] | None
+    questions: Sequence[Question],
+    answers: Sequence[str | None],
+    others: Sequence[str | None] | None,
 ) -> list[KeptTexts]:
     return [
         KeptTexts(
@@ -43,7 +45,10 @@ def kept_texts(
 
 
 def write(
-    folder: Path, result: AnswersResult, prompts: Sequence[ScoredPrompt], texts: Sequence[KeptTexts] | None = None
+    folder: Path,
+    result: AnswersResult,
+    prompts: Sequence[ScoredPrompt],
+    texts: Sequence[KeptTexts] | None = None,
 ) -> None:
     """Write the files of a result. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +80,9 @@ def outputs_again(folder: Path) -> dict[str, bytes]:
 def read(folder: Path) -> AnswersResult:
     """The result in a folder. Raises UserError for a damaged one, OSError where there is none."""
     file = folder / FILE
-    return decoded(file.read_bytes(), AnswersResult, str(file), "a result of `loadgen answers`", _USE_ORIGINAL)
+    return decoded(
+        file.read_bytes(), AnswersResult, str(file), "a result of `loadgen answers`", _USE_ORIGINAL
+    )
 
 
 def read_scores(folder: Path) -> list[ScoredPrompt]:

@@ -31,7 +31,17 @@ def listed(folder: Path) -> ListRow:
 
 def derived(folder: Path) -> Iterator[Remade]:
     again = answers.outputs_again(folder)
-    given = ("dataset*", "version", "url", "model", "against*", "loss", "level", "simulated", "notes*")
+    given = (
+        "dataset*",
+        "version",
+        "url",
+        "model",
+        "against*",
+        "loss",
+        "level",
+        "simulated",
+        "notes*",
+    )
     yield Remade(answers.FILE, again[answers.FILE], "the scores of every prompt", given)
     if answers.SCORES in again:
         yield Remade(answers.SCORES, again[answers.SCORES], "the texts of the answers")

@@ -42,7 +42,11 @@ def read_questions(path: Path, most: int | None = None) -> list[Question]:
         try:
             questions.append(_question(rows.line(number)))
         except BadRow as wrong:
-            faults.append(UserError(wrong.code, str(wrong), f"{path}: row {number + 1}", wrong.hint, key=wrong.key))
+            faults.append(
+                UserError(
+                    wrong.code, str(wrong), f"{path}: row {number + 1}", wrong.hint, key=wrong.key
+                )
+            )
             if enough(faults, str(path)):
                 break
     if faults:
@@ -57,8 +61,15 @@ def _question(line: bytes) -> Question:
     if isinstance(reference, int | float) and not isinstance(reference, bool):
         reference = str(reference)
     if reference is not None and not isinstance(reference, str):
-        raise BadRow("wrong_type", f"{key} is no text", "the right answer as a text; of a choice its letter", str(key))
-    choice = bool(row.get("choices")) or (reference is not None and len(reference) == 1 and reference.isupper())
+        raise BadRow(
+            "wrong_type",
+            f"{key} is no text",
+            "the right answer as a text; of a choice its letter",
+            str(key),
+        )
+    choice = bool(row.get("choices")) or (
+        reference is not None and len(reference) == 1 and reference.isupper()
+    )
     wants_json = (row.get("response_format") or {}).get("type") in ("json_object", "json_schema")
     return Question(
         row=parse_row(line.removeprefix(b"\xef\xbb\xbf").strip()),

@@ -34,7 +34,9 @@ def run(
     `simulated`: the first endpoint is the embedded one. Raises TargetError for an endpoint that cannot be used,
     UserError for a package that is not installed or a folder that cannot be written.
     """
-    of_first, of_second = ask.ask_all(first, second, questions, lanes=lanes, max_tokens=max_tokens, tell=tell)
+    of_first, of_second = ask.ask_all(
+        first, second, questions, lanes=lanes, max_tokens=max_tokens, tell=tell
+    )
     others = None if of_second is None else of_second.answers
     prompts = score(questions, of_first.answers, others)
     unequal = "" if of_second is None else ask.unequal_tokens(of_first, of_second)

@@ -66,7 +66,9 @@ def against_reference(
     if reference is not None and choice:
         scores["choice"] = float(chosen(answer) == reference.strip().upper())
     elif reference is not None:
-        scores |= {name: score.fmeasure for name, score in _rouge().score(reference, answer).items()}
+        scores |= {
+            name: score.fmeasure for name, score in _rouge().score(reference, answer).items()
+        }
         scores["exact"] = float(_plain(answer) == _plain(reference))
     if wants_json:
         scores["json"] = float(is_json(answer))

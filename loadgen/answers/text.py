@@ -8,7 +8,18 @@ from loadgen.answers.comparison import AnswersResult, Change, Score, ScoredGroup
 from loadgen.answers.scores import NAMES
 from loadgen.core import format
 from loadgen.present.page import Bar
-from loadgen.present.section import Bars, Bullets, Kind, Report, Said, Section, Table, facts, section, simulated
+from loadgen.present.section import (
+    Bars,
+    Bullets,
+    Kind,
+    Report,
+    Said,
+    Section,
+    Table,
+    facts,
+    section,
+    simulated,
+)
 
 KIND: dict[bool | None, Kind] = {True: "good", False: "bad", None: "warn"}
 WORDS = {True: "yes", False: "no", None: "undecided"}
@@ -17,12 +28,21 @@ WORDS = {True: "yes", False: "no", None: "undecided"}
 def report(result: AnswersResult, reasons: Sequence[str] = ()) -> Report:
     """The whole answer. reasons: why prompts had no answer, the first few."""
     asked = format.counted(result.prompts, "prompt")
-    unanswered = ((result.failed, "A", "they score 0"), (result.failed_against, "B", "they are not compared"))
-    against = [f"{count:,} of {asked} had no answer of {name}: {worth}" for count, name, worth in unanswered if count]
+    unanswered = (
+        (result.failed, "A", "they score 0"),
+        (result.failed_against, "B", "they are not compared"),
+    )
+    against = [
+        f"{count:,} of {asked} had no answer of {name}: {worth}"
+        for count, name, worth in unanswered
+        if count
+    ]
     return Report(
         title=f"{result.dataset}: {asked}, greedy",
         made_by="loadgen answers",
-        warned=[simulated("texts are random words, not those of a real server")] if result.simulated else [],
+        warned=[simulated("texts are random words, not those of a real server")]
+        if result.simulated
+        else [],
         answer=[Said(ending, KIND[result.verdict], large=True) for ending in _end(result)],
         answer_last=True,
         sections=[
@@ -71,9 +91,15 @@ def _part(part: ScoredGroup, result: AnswersResult) -> Section:
         rows.append(row)
     head = ["score", "prompts", "A"]
     head += ["B", "A over B"] if result.against else []
-    head += [f"within {result.loss * 100:g} %"] if result.against and result.loss is not None else []
-    alike = [[NAMES[score.metric], format.count(score.count), _score(score)] for score in part.alike]
-    nothing = "nothing to score: no row has a reference, and there is no second endpoint (--against)"
+    head += (
+        [f"within {result.loss * 100:g} %"] if result.against and result.loss is not None else []
+    )
+    alike = [
+        [NAMES[score.metric], format.count(score.count), _score(score)] for score in part.alike
+    ]
+    nothing = (
+        "nothing to score: no row has a reference, and there is no second endpoint (--against)"
+    )
     name = f"class {part.group}" if part.group else "all prompts"
     return section(
         name if len(result.parts) > 1 else "Scores",
@@ -89,13 +115,23 @@ def _bars(part: ScoredGroup, result: AnswersResult) -> Bars:
     known = [change for change in part.changes if change.ratio is not None]
     if not result.against:
         scores = [score for score in part.scores if score.metric != "agreement"]
-        rows = [Bar(NAMES[one.metric], _score(one), *_span(one.mean, one.low, one.high, "c1")) for one in scores]
+        rows = [
+            Bar(NAMES[one.metric], _score(one), *_span(one.mean, one.low, one.high, "c1"))
+            for one in scores
+        ]
         return Bars(rows=rows, low=0.0, unit=" %")
     rows = [
-        Bar(NAMES[one.metric], _change(one), *_span(one.ratio, one.low, one.high, _COLOR[one.within])) for one in known
+        Bar(
+            NAMES[one.metric],
+            _change(one),
+            *_span(one.ratio, one.low, one.high, _COLOR[one.within]),
+        )
+        for one in known
     ]
     line = None if result.loss is None else 100 * (1 - result.loss)
-    title = "Scores of A, in % of those of B" + ("" if line is None else f": at least {line:g} %, the dotted line")
+    title = "Scores of A, in % of those of B" + (
+        "" if line is None else f": at least {line:g} %, the dotted line"
+    )
     return Bars(rows=rows, title=title if rows else "", low=0.0, line=line, unit=" %")
 
 
@@ -115,7 +151,9 @@ def _score(score: Score | None) -> str:
         return format.NONE
     if score.low is None or score.high is None:
         return f"~{_number(score, score.mean)}"
-    return f"{_number(score, score.mean)} [{_number(score, score.low)}, {_number(score, score.high)}]"
+    return (
+        f"{_number(score, score.mean)} [{_number(score, score.low)}, {_number(score, score.high)}]"
+    )
 
 
 def _number(score: Score, value: float) -> str:
@@ -147,6 +185,7 @@ def _end(result: AnswersResult) -> Iterator[str]:
     words = {
         True: f"PASS: every score of A is within {result.loss * 100:g} % of B's",
         False: f"FAIL: a score of A is more than {result.loss * 100:g} % below B's",
-        None: "UNDECIDED: more prompts are needed" + (", and answers that did not come" if result.failed else ""),
+        None: "UNDECIDED: more prompts are needed"
+        + (", and answers that did not come" if result.failed else ""),
     }
     yield words[result.verdict]

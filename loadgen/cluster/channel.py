@@ -18,7 +18,10 @@ from loadgen.core.errors import UserError
 TOKEN = "LOADGEN_TOKEN"
 TOKEN_BYTES = 16  # at least
 _RANDOM, _DIGEST, _LENGTH = 32, 32, 8
-FIRST_BYTES, MOST_BYTES = 64 << 10, 1 << 30  # of a message: before the other side has shown that it knows the token
+FIRST_BYTES, MOST_BYTES = (
+    64 << 10,
+    1 << 30,
+)  # of a message: before the other side has shown that it knows the token
 
 
 def token() -> bytes:
@@ -26,14 +29,21 @@ def token() -> bytes:
     found = os.environ.get(TOKEN, "").encode()
     if len(found) < TOKEN_BYTES:
         what = f"agents and their driver know each other by a token of at least {TOKEN_BYTES} characters"
-        raise UserError("missing_option", what, TOKEN, f"the same on all: export {TOKEN}=$(openssl rand -hex 16)")
+        raise UserError(
+            "missing_option",
+            what,
+            TOKEN,
+            f"the same on all: export {TOKEN}=$(openssl rand -hex 16)",
+        )
     return found
 
 
 class Channel:
     """One connection, behind its greeting. A failure of it, and its end, is a ConnectionError."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, *, asks: bool) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, *, asks: bool
+    ) -> None:
         self._reader, self._writer, self._key = reader, writer, key
         self._own, self._other = (b"ask", b"answer") if asks else (b"answer", b"ask")
         self._sent = self._received = 0
@@ -67,7 +77,7 @@ class Channel:
 
 async def greet(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, known: bytes, *, asks: bool
-) -> Channel:  # fmt: skip
+) -> Channel:
     """The channel of a new connection. `known`: the token. `asks`: this side has made the connection."""
     own = secrets.token_bytes(_RANDOM)
     writer.write(own)

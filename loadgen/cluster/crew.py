@@ -33,8 +33,12 @@ from loadgen.core.execution.shared_counters import SharedCounters
 from loadgen.core.results import manifest
 
 POLL_S = 0.5  # between two requests for new data; if a node is lost, the data up to the last answer is on disk here
-LOST_S = 8.0  # time without an answer after which a node counts as lost, whatever the cluster reports
-BEGUN_S = 120.0  # longest time for an agent to start, with its imports; 60 were too few on two busy cores
+LOST_S = (
+    8.0  # time without an answer after which a node counts as lost, whatever the cluster reports
+)
+BEGUN_S = (
+    120.0  # longest time for an agent to start, with its imports; 60 were too few on two busy cores
+)
 REACHED_S = 3.0  # longest wait for a node to accept a connection
 SEEN_S = 2.0  # from the death of an agent to that of its node, where the node died
 ATTEMPTS = 3  # to start the workers, where one does not answer on a node that does
@@ -53,7 +57,8 @@ class Agent(Protocol):
 @dataclass(slots=True, eq=False)
 class Roll:
     """The nodes of a command, from run to run. `placed`: node id -> place of those of the last run, `lost`: of those
-    that were lost since the first one; `missing`: the places of those that were lost since the last run."""
+    that were lost since the first one; `missing`: the places of those that were lost since the last run.
+    """
 
     placed: dict[str, str] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
@@ -74,7 +79,8 @@ class Roll:
 
 class Nodes(Protocol):
     """Where workers have room, and what carries calls to them. `flag`: what was typed; `lost`: errors of a call to an
-    agent that is gone, `passing` of one that may come back."""
+    agent that is gone, `passing` of one that may come back.
+    """
 
     roll: Roll
     flag: str
@@ -156,8 +162,12 @@ class Crew:
         local_facts = await asyncio.to_thread(node_facts.own_facts, files, packages)
         while True:
             await self._take_agents(job, tell)
-            answers = await asyncio.gather(*(self._facts(member, files, packages) for member in self._members))
-            if not (any(isinstance(answer, Fault) for answer in answers) and await self._nodes_died()):
+            answers = await asyncio.gather(
+                *(self._facts(member, files, packages) for member in self._members)
+            )
+            if not (
+                any(isinstance(answer, Fault) for answer in answers) and await self._nodes_died()
+            ):
                 break
             await self._end()
         faults: list[Fault] = []
@@ -170,7 +180,9 @@ class Crew:
                 faults += node_facts.differences(local_facts, answer, member.where)
         if not faults:
             faults += _limit_faults(plan, known)
-        elsewhere = node_facts.elsewhere(local_facts, [(member.where, facts) for member, facts in known])
+        elsewhere = node_facts.elsewhere(
+            local_facts, [(member.where, facts) for member, facts in known]
+        )
         faults += node_facts.unreachable(job, elsewhere, self._nodes.flag)
         if faults:
             raise Faults(list({str(fault): fault for fault in faults}.values()))
@@ -198,7 +210,9 @@ class Crew:
         self._nodes.roll.leave_out(lost)
         return bool(lost)
 
-    async def _facts(self, member: _Member, files: Sequence[str], packages: Sequence[str]) -> NodeFacts | Fault:
+    async def _facts(
+        self, member: _Member, files: Sequence[str], packages: Sequence[str]
+    ) -> NodeFacts | Fault:
         try:
             reply = await asyncio.wait_for(member.agent.call("facts", files, packages), BEGUN_S)
             files_open, ports = reply.get("room", (None, None))
@@ -212,10 +226,15 @@ class Crew:
         except CarrierLostError:
             raise
         except Exception as error:  # Ray has many error types for an actor that cannot start
-            messages = [line for line in str(error).splitlines() if "Error" in line] or [type(error).__name__]
+            messages = [line for line in str(error).splitlines() if "Error" in line] or [
+                type(error).__name__
+            ]
             hint = f"the same loadgen and the same Python as here on {member.where}"
             return UserError(
-                "process_failed", f"a node cannot run a worker: {messages[-1].strip()[:300]}", member.where, hint
+                "process_failed",
+                f"a node cannot run a worker: {messages[-1].strip()[:300]}",
+                member.where,
+                hint,
             )
 
     # -- while it runs -----------------------------------------------------------------------------------------------
@@ -243,22 +262,37 @@ class Crew:
                 await stop_signals.heard()
                 tell(WorkersPlaced(self._header()))
                 start_ns = monotonic_ns() + HEAD_START_NS
-                tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: self._pass_on(signal.SIGINT))))
-                await asyncio.gather(*(
-                    self._send_line(member, f"{member.offset.there(start_ns)}\n".encode()) for member in members
-                ))  # fmt: skip
+                tell(
+                    LoadStarted(
+                        start_ns, RunningLoad(counters.sum, lambda: self._pass_on(signal.SIGINT))
+                    )
+                )
+                await asyncio.gather(
+                    *(
+                        self._send_line(member, f"{member.offset.there(start_ns)}\n".encode())
+                        for member in members
+                    )
+                )
                 late_ns = monotonic_ns() - start_ns
                 shares = await asyncio.gather(*followers)
-                reasons = [member.lost or f"worker {member.i} died on {member.where}" for member in members]
+                reasons = [
+                    member.lost or f"worker {member.i} died on {member.where}" for member in members
+                ]
                 total = merge.total(plan, shares, reasons)
-                await asyncio.gather(*(self._measure_drift(member) for member in members if not member.lost))
-            return replace(total, notes=tuple(self._notes(start_ns, late_ns)), cluster=self._header())
+                await asyncio.gather(
+                    *(self._measure_drift(member) for member in members if not member.lost)
+                )
+            return replace(
+                total, notes=tuple(self._notes(start_ns, late_ns)), cluster=self._header()
+            )
         finally:
             await _cancelled(followers)
             counters.close()
             await self._end_agents([member for member in self._members if not member.lost])
 
-    async def _ready(self, pieces: Sequence[bytes], counters: SharedCounters) -> list[asyncio.Task[Share | None]]:
+    async def _ready(
+        self, pieces: Sequence[bytes], counters: SharedCounters
+    ) -> list[asyncio.Task[Share | None]]:
         """Start the workers, follow them and compare clocks.
 
         Raises _LostError, and another TargetError for a worker that refuses.
@@ -276,10 +310,14 @@ class Crew:
 
     async def _start_worker(self, member: _Member, pieces: Sequence[bytes]) -> None:
         try:
-            await asyncio.wait_for(member.agent.call("start", member.i, len(self._members), *pieces), BEGUN_S)
+            await asyncio.wait_for(
+                member.agent.call("start", member.i, len(self._members), *pieces), BEGUN_S
+            )
         except Exception as error:  # see _facts
             raise _LostError(
-                "process_failed", f"a worker could not be started: {type(error).__name__}", member.where
+                "process_failed",
+                f"a worker could not be started: {type(error).__name__}",
+                member.where,
             ) from None
 
     async def _follow(self, member: _Member, counters: SharedCounters) -> Share | None:
@@ -291,7 +329,9 @@ class Crew:
                 taken = await self._take(member)
                 if taken is None:
                     if not member.ready.done():
-                        raise _LostError("process_failed", f"{member.lost} before the start", member.where)
+                        raise _LostError(
+                            "process_failed", f"{member.lost} before the start", member.where
+                        )
                     return None
                 member.copy.add(taken.pieces)
                 counters.paste(member.i, taken.board)
@@ -439,7 +479,9 @@ async def answering(nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
 
 async def _answers(node: ClusterNode) -> bool:
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(node.address, node.port), REACHED_S)
+        _, writer = await asyncio.wait_for(
+            asyncio.open_connection(node.address, node.port), REACHED_S
+        )
     except (OSError, TimeoutError):
         return False
     writer.close()
@@ -469,4 +511,6 @@ def _limit_faults(plan: Plan, known: Sequence[tuple[_Member, NodeFacts]]) -> Ite
             simulated=False,
             room=room,
         ):
-            yield UserError(fault.code, f"on {where}: {fault.what}", fault.where, f"more nodes; {fault.hint}")
+            yield UserError(
+                fault.code, f"on {where}: {fault.what}", fault.where, f"more nodes; {fault.hint}"
+            )

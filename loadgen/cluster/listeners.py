@@ -23,7 +23,9 @@ from loadgen.core.execution.events import Tell, Waits
 
 SCHEME = "agents:"
 START = "python -m loadgen.cluster.listening HOST:PORT"
-BEGUN_S = 600.0  # longest wait for all of them before the first run: machines start, images are fetched
+BEGUN_S = (
+    600.0  # longest wait for all of them before the first run: machines start, images are fetched
+)
 BACK_S = 60.0  # longest wait for one that was lost: what has started it starts it again, under the same name
 _ONE = re.compile(r"([^*\s]+):(\d+)(?:\*(\d+))?")
 
@@ -36,7 +38,9 @@ def nodes(address: str) -> list[ClusterNode]:
     for match in found:
         if match is None:
             hint = f"{SCHEME}HOST:PORT,... or HOST:PORT*CPUS"
-            raise UserError("invalid_value", "an agent has a host and a port", f"--ray {address}", hint)
+            raise UserError(
+                "invalid_value", "an agent has a host and a port", f"--ray {address}", hint
+            )
         host, port, cpus = match[1], int(match[2]), int(match[3] or 1)
         label = host.split(".")[0]
         name = f"{host}:{port}" if several[host] > 1 or label.isdigit() else label
@@ -58,7 +62,9 @@ class _Caller:
 
     def call(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # not every caller waits for it
+        answer.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # not every caller waits for it
         if self._gone:
             answer.set_exception(ConnectionError(self._gone))
         else:
@@ -128,9 +134,14 @@ class ListeningNodes:
         first = not roll.placed and not roll.lost
         limit_s = BEGUN_S if first else BACK_S
         given_up_at = monotonic() + limit_s
-        while len(living := await answering(self._nodes)) < len(self._nodes) and monotonic() < given_up_at:
+        while (
+            len(living := await answering(self._nodes)) < len(self._nodes)
+            and monotonic() < given_up_at
+        ):
             if not told:
-                tell(Waits(f"agents at {self._absent(living)}, {limit_s:g} s at most: {START} there"))
+                tell(
+                    Waits(f"agents at {self._absent(living)}, {limit_s:g} s at most: {START} there")
+                )
                 told = True
             await asyncio.sleep(POLL_S)
         there = {node.id for node in living}
@@ -139,7 +150,10 @@ class ListeningNodes:
         if not living or (first and len(living) < len(self._nodes)):
             what = f"no agent answers at {self._absent(living)}"
             raise TargetError(
-                "node_lost", what, self.flag, f"start them: {START} there, with the {channel.TOKEN} of here"
+                "node_lost",
+                what,
+                self.flag,
+                f"start them: {START} there, with the {channel.TOKEN} of here",
             )
         if workers > self.cores:
             what = f"{format.counted(workers, 'worker needs', 'workers need')} a CPU each; there are {self.cores}"

@@ -70,11 +70,15 @@ def main(arguments: Sequence[str]) -> int:
     host, _, port = arguments[0].rpartition(":") if len(arguments) == 1 else ("", "", "")
     if not host or not port.isdecimal():
         hint = f"python -m loadgen.cluster.listening HOST:PORT, with {channel.TOKEN} in the environment"
-        raise UserError("invalid_value", "an agent listens at one HOST:PORT", " ".join(arguments), hint)
+        raise UserError(
+            "invalid_value", "an agent listens at one HOST:PORT", " ".join(arguments), hint
+        )
     try:
         asyncio.run(listen(host, int(port), channel.token()))
     except (OSError, OverflowError) as error:
-        raise UserError("cannot_listen", f"cannot listen: {error}", arguments[0], "another port or address") from None
+        raise UserError(
+            "cannot_listen", f"cannot listen: {error}", arguments[0], "another port or address"
+        ) from None
     return OK
 
 

@@ -151,7 +151,8 @@ class NodeAgent:
             if room <= 0:
                 break
         other_pieces = [
-            self._new_bytes(name, have.get(name, 0)) for name in (f"spool/w{self._i}.{kind}" for kind in APPENDED)
+            self._new_bytes(name, have.get(name, 0))
+            for name in (f"spool/w{self._i}.{kind}" for kind in APPENDED)
         ]
         for path in sorted((self._folder / "flows").glob("w*")):
             name = f"flows/{path.name}"
@@ -164,9 +165,13 @@ class NodeAgent:
                 other_pieces.append(Piece(name, 0, path.read_bytes(), version))
         self._delete_copied(have)
         pieces = [*filter(None, other_pieces), *rows]
-        return Taken(pieces, new_lines, self._counters.block(self._i), room <= 0, ended and room > 0)
+        return Taken(
+            pieces, new_lines, self._counters.block(self._i), room <= 0, ended and room > 0
+        )
 
-    def _new_bytes(self, name: str, known_size: int, max_bytes: int = -1, tail: int = 0) -> Piece | None:
+    def _new_bytes(
+        self, name: str, known_size: int, max_bytes: int = -1, tail: int = 0
+    ) -> Piece | None:
         """Bytes of a file after the first `known_size`, and `tail` bytes before those; None if there is nothing new."""
         try:
             with (self._folder / name).open("rb") as file:

@@ -72,7 +72,9 @@ def _source_digest() -> str:
 def _digest(path: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     try:
-        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+        files = (
+            sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+        )
         for file in files:
             with file.open("rb") as data:
                 while block := data.read(1 << 20):
@@ -91,7 +93,9 @@ def unreachable(job: Job, elsewhere: Sequence[str], where: str) -> Iterator[Faul
     """A fault if workers `elsewhere` cannot reach the target."""
     if elsewhere and job.simulated:
         what = f"the embedded simulation listens on this machine alone, and workers run on {elsewhere[0]}"
-        yield UserError("unsupported", what, where, "start `loadgen sim` with --host and name it with --url")
+        yield UserError(
+            "unsupported", what, where, "start `loadgen sim` with --host and name it with --url"
+        )
 
 
 def notes(job: Job, elsewhere: Sequence[str]) -> Iterator[str]:
@@ -116,7 +120,9 @@ def files_of(job: Job) -> list[str]:
     settings, several = job.settings, parts(job.workload.requests).values()
     values: list[Any] = [settings.tokenizer, settings.tls.ca, settings.tls.cert, settings.tls.key]
     values += [getattr(requests, name, None) for requests in several for name in ("path", "trace")]
-    values += [stage.arrival.file for stage in job.workload.stages if isinstance(stage.arrival, Replay)]
+    values += [
+        stage.arrival.file for stage in job.workload.stages if isinstance(stage.arrival, Replay)
+    ]
     paths = [os.fspath(path) for path in values if isinstance(path, str | os.PathLike)]
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
@@ -130,6 +136,10 @@ def differences(local: NodeFacts, remote: NodeFacts, where: str) -> Iterator[Fau
             yield UserError("nodes_differ", what, where, hint, key=name)
     for path, digest in local.files.items():
         if remote.files.get(path) != digest:
-            what = "no such file there" if not remote.files.get(path) else "another file there than here"
+            what = (
+                "no such file there"
+                if not remote.files.get(path)
+                else "another file there than here"
+            )
             hint = "put it on a shared folder, under the same absolute path"
             yield UserError("nodes_differ", f"{path}: {what}", where, hint, key=path)

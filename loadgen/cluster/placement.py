@@ -26,7 +26,9 @@ class ClusterNode(NamedTuple):
         return f"{self.name} ({self.address})"
 
 
-def nodes(listed: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> list[ClusterNode]:
+def nodes(
+    listed: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]
+) -> list[ClusterNode]:
     """The living nodes of `ray.nodes()`. `free`: of each node id what is available.
 
     Machines that were copied have one host name, and several nodes may be on one machine, one after the other too:
@@ -37,7 +39,9 @@ def nodes(listed: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, f
     for node in (one for one in listed if one["Alive"]):
         id, host, address = node["NodeID"], node["NodeManagerHostname"], node["NodeManagerAddress"]
         name = f"{host} #{id[:6]}" if alike[host, address] > 1 else host
-        cpus, total = (int(resources.get("CPU", 0)) for resources in (free.get(id, {}), node["Resources"]))
+        cpus, total = (
+            int(resources.get("CPU", 0)) for resources in (free.get(id, {}), node["Resources"])
+        )
         found.append(ClusterNode(id, name, address, node["NodeManagerPort"], cpus, total))
     return found
 

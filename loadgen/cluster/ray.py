@@ -149,7 +149,11 @@ def connected(settings: Settings) -> Iterator[Crew]:
 
 def _connect(address: str, command: Sequence[str]) -> _Connection:
     ray: Any = sys.modules.get("ray")  # of the caller
-    there = ray.get_runtime_context().gcs_address if ray is not None and ray.is_initialized() else address
+    there = (
+        ray.get_runtime_context().gcs_address
+        if ray is not None and ray.is_initialized()
+        else address
+    )
     _check_reachable(there)
     process = _RayProcess(address)
     try:
@@ -172,7 +176,9 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), 5.0).close()
     except OSError as error:
         hint = "start one there: ray start --head --port=6379"
-        raise UserError("no_cluster", f"no Ray cluster answers: {error}", f"--ray {address}", hint) from None
+        raise UserError(
+            "no_cluster", f"no Ray cluster answers: {error}", f"--ray {address}", hint
+        ) from None
 
 
 class _Actor:
@@ -183,7 +189,9 @@ class _Actor:
 
     def call(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
         answer = asyncio.wrap_future(self._process.ask("call", self._number, method, arguments))
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # not every caller waits for it
+        answer.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # not every caller waits for it
         return answer
 
 
@@ -193,7 +201,11 @@ class RayNodes:
     def __init__(self, connection: _Connection) -> None:
         self._process, self._placed = connection.process, False
         self._free_before = 0  # CPUs, when the workers were not placed yet
-        self.roll, self.address, self.flag = connection.roll, connection.address, f"--ray {connection.address}"
+        self.roll, self.address, self.flag = (
+            connection.roll,
+            connection.address,
+            f"--ray {connection.address}",
+        )
         self.passing: tuple[type[Exception], ...] = (AwayError,)
         self.lost: tuple[type[Exception], ...] = (GoneError,)
         self.roll.missing.clear()
@@ -235,14 +247,22 @@ class RayNodes:
     def _too_many(self, workers: int, nodes: Sequence[ClusterNode]) -> UserError:
         free, total = sum(node.cpus for node in nodes), sum(node.total for node in nodes)
         busy = "" if free == total else f", {total - free} of {total} are taken by others"
-        needy, hosts = format.counted(workers, "worker needs", "workers need"), format.counted(len(nodes), "node")
+        needy, hosts = (
+            format.counted(workers, "worker needs", "workers need"),
+            format.counted(len(nodes), "node"),
+        )
         what = f"{needy} a CPU each; the cluster has {free} free on {hosts}{busy}"
-        hint = f"--workers {free}, or --workers auto" if free else "add nodes: ray start --address=HEAD:6379"
+        hint = (
+            f"--workers {free}, or --workers auto"
+            if free
+            else "add nodes: ray start --address=HEAD:6379"
+        )
         return UserError("resource_limit", what, f"--workers {workers} {self.flag}", hint)
 
     async def agents(self, workers: int, tell: Tell) -> list[tuple[ClusterNode, Agent]]:
         """An actor for each worker. Where there are more workers than CPUs, those that have none of their own ask for
-        none."""
+        none.
+        """
         room = await self._room(workers, tell)
         self._free_before = self._free_before or sum(node.cpus for node in room)
         by_id = {node.id: node for node in room}

@@ -41,7 +41,12 @@ class RayDriver:
         except ImportError:
             raise not_installed("Ray is not installed here", "ray", where, "ray") from None
         try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, namespace=lease.NAMESPACE)
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                namespace=lease.NAMESPACE,
+            )
         except (ConnectionError, RuntimeError, ValueError) as error:
             what = " ".join(str(error).split())[:300]
             hint = "start one: ray start --head; the same Ray and Python on every node and here"
@@ -152,7 +157,9 @@ def answer(calls: Connection) -> None:
             elif what == "leave":
                 return
             else:
-                threading.Thread(target=carry_out, args=(number, what, arguments), daemon=True).start()
+                threading.Thread(
+                    target=carry_out, args=(number, what, arguments), daemon=True
+                ).start()
     except (EOFError, OSError):
         pass  # the command has ended
     finally:

@@ -21,13 +21,21 @@ def save(name: str, result: Path, kept: Path, *, force: bool) -> Path:
     folder = _folder(kept, name, "--save")
     if not result.is_dir() or result_kinds.kind_of(result, "comparable") is None:
         raise UserError(
-            "no_result", "neither a run nor a folder of repeats", str(result), "give what loadgen run -o wrote"
+            "no_result",
+            "neither a run nor a folder of repeats",
+            str(result),
+            "give what loadgen run -o wrote",
         )
     files.refuse_links(result)
     read_sides([result])  # what is more than one side could not be compared with later
     if folder.exists():
         if not force:
-            raise UserError("file_exists", "there is a baseline of this name", str(folder), "another name, or --force")
+            raise UserError(
+                "file_exists",
+                "there is a baseline of this name",
+                str(folder),
+                "another name, or --force",
+            )
         shutil.rmtree(folder)
     shutil.copytree(result, folder, ignore=shutil.ignore_patterns("*.html", "spool"))
     return folder
@@ -45,5 +53,7 @@ def find(name: str, kept: Path) -> Path:
 
 def _folder(kept: Path, name: str, flag: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-        raise UserError("invalid_value", f'"{name}" is no name of a baseline', flag, "letters, digits, . _ -")
+        raise UserError(
+            "invalid_value", f'"{name}" is no name of a baseline', flag, "letters, digits, . _ -"
+        )
     return kept / name

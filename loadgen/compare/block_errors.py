@@ -37,7 +37,9 @@ def latency(parts: Sequence[Columns], one: Metric, value: float) -> tuple[Known 
 
     `value`: the figure of the summary, in its unit.
     """
-    everything = np.concatenate([samples(part, one.per_request) for part in parts]).astype(np.float64)
+    everything = np.concatenate([samples(part, one.per_request) for part in parts]).astype(
+        np.float64
+    )
     n = len(everything)
     quantile = next((name for name, p in QUANTILES if p == one.p), "")
     if quantile and n < SUPPORT[quantile]:
@@ -48,7 +50,11 @@ def latency(parts: Sequence[Columns], one: Metric, value: float) -> tuple[Known 
         known = by_means(everything)
         return (known and Known(math.log(value), known.error / known.value, known.freedom)), ""
     error, freedom = _quantile_error(everything, one.p)
-    return (Known(math.log(value), error, freedom), "") if math.isfinite(error) else (None, "too few samples beyond it")
+    return (
+        (Known(math.log(value), error, freedom), "")
+        if math.isfinite(error)
+        else (None, "too few samples beyond it")
+    )
 
 
 def within_runs(parts: Sequence[Columns], one: Metric) -> tuple[float, float]:
@@ -57,7 +63,9 @@ def within_runs(parts: Sequence[Columns], one: Metric) -> tuple[float, float]:
     Repeats are never surer than this: three runs that agree by chance hide it. By the rank of the quantile, which is
     cheap. (0, inf) where the figure is no latency, or the runs are too short for blocks.
     """
-    everything = np.maximum(np.concatenate([samples(part, one.per_request) for part in parts]).astype(np.float64), 1.0)
+    everything = np.maximum(
+        np.concatenate([samples(part, one.per_request) for part in parts]).astype(np.float64), 1.0
+    )
     if len(everything) < 4 * max(BLOCKS):
         return 0.0, math.inf
     if one.p is None:
@@ -72,7 +80,9 @@ def stretches_above(parts: Sequence[Columns], one: Metric, level: float) -> tupl
     """In how many stretches of time of the runs the quantile lies above `level` (ns), and of how many stretches."""
     above = total = 0
     for part in parts:
-        for stretch in np.array_split(samples(part, one.per_request), max(BLOCKS[0] // len(parts), 2)):
+        for stretch in np.array_split(
+            samples(part, one.per_request), max(BLOCKS[0] // len(parts), 2)
+        ):
             if len(stretch):
                 total += 1
                 above += element(stretch, one.p or 0.5) > level
@@ -92,9 +102,13 @@ def _quantile_error(values: NDArray[np.float64], p: float) -> tuple[float, float
     for blocks in BLOCKS:
         if len(values) <= MANY:
             interval = block_bootstrap(
-                np.log(positive), partial(element, p=p), np.random.default_rng(blocks), blocks=blocks,
-                resamples=RESAMPLES, level=_ONE_SIGMA,
-            )  # fmt: skip
+                np.log(positive),
+                partial(element, p=p),
+                np.random.default_rng(blocks),
+                blocks=blocks,
+                resamples=RESAMPLES,
+                level=_ONE_SIGMA,
+            )
             error = interval.half_width
         else:
             error = rank_error(positive, np.maximum(ordered, 1.0), p, blocks)
@@ -124,7 +138,9 @@ def block_bootstrap(
     """
     n = len(values)
     if n < 2 * blocks:
-        return Interval(statistic(values) if n else math.nan, -math.inf, math.inf, level, 0, "block bootstrap")
+        return Interval(
+            statistic(values) if n else math.nan, -math.inf, math.inf, level, 0, "block bootstrap"
+        )
     size = n // blocks
     starts = rng.integers(0, n - size + 1, (resamples, blocks))
     offsets = np.arange(size)
@@ -138,7 +154,9 @@ def _bootstrap_correction(blocks: int) -> float:
     return math.sqrt(blocks / (blocks - 1))
 
 
-def rate(windows: Sequence[Span], parts: Sequence[Columns], value: float) -> tuple[Known | None, str]:
+def rate(
+    windows: Sequence[Span], parts: Sequence[Columns], value: float
+) -> tuple[Known | None, str]:
     """Output tokens per second in the steady windows, with the error by pieces of that time; or None and the reason."""
     rates: list[float] = []
     for steady, part in zip(windows, parts, strict=True):

@@ -33,11 +33,16 @@ def compare(
         ),
     ] = None,
     beyond_noise: Annotated[
-        bool, typer.Option("--beyond-noise", help="--fail-on only where the whole interval is beyond the limit.")
+        bool,
+        typer.Option(
+            "--beyond-noise", help="--fail-on only where the whole interval is beyond the limit."
+        ),
     ] = False,
     save: Annotated[
         str | None,
-        typer.Option("--save", metavar="NAME", help="Keep one result by this name; nothing is compared."),
+        typer.Option(
+            "--save", metavar="NAME", help="Keep one result by this name; nothing is compared."
+        ),
     ] = None,
     against: Annotated[
         str | None,
@@ -49,15 +54,26 @@ def compare(
         ),
     ] = None,
     kept: Annotated[
-        Path, typer.Option("--in", metavar="FOLDER", help="Where results are kept by name: commit it.")
+        Path,
+        typer.Option("--in", metavar="FOLDER", help="Where results are kept by name: commit it."),
     ] = Path("baselines"),
-    force: Annotated[bool, typer.Option("--force", help="With --save: in the place of one of this name.")] = False,
-    confidence: Annotated[str, typer.Option("--confidence", help="Of all metrics together.")] = "95%",
-    anyway: Annotated[bool, typer.Option("--anyway", help="Judge although the work differs.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --save: in the place of one of this name.")
+    ] = False,
+    confidence: Annotated[
+        str, typer.Option("--confidence", help="Of all metrics together.")
+    ] = "95%",
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Judge although the work differs.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Write the page to this file too.")] = None,
-    junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML to this file too.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write the page to this file too.")
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", help="Write JUnit XML to this file too.")
+    ] = None,
 ) -> int:
     """Hold results against the first one: equal work first, then each metric's difference, its interval and a word.
 
@@ -74,7 +90,12 @@ def compare(
 
     if save is not None:
         if against is not None or len(results) != 1:
-            raise UserError("conflict", "one result is kept, and none compared", f"--save {save}", "give one folder")
+            raise UserError(
+                "conflict",
+                "one result is kept, and none compared",
+                f"--save {save}",
+                "give one folder",
+            )
         print(baseline.save(save, results[0], kept, force=force))
         return OK
     if against is not None:
@@ -100,7 +121,9 @@ def compare(
     if html is not None:
         write_file(html, as_page.render(said), "--html")
     if junit is not None:
-        write_file(junit, render("loadgen compare", list(cases(comparison_result, outcomes))), "--junit")
+        write_file(
+            junit, render("loadgen compare", list(cases(comparison_result, outcomes))), "--junit"
+        )
     if not comparison_result.valid:
         return UNSOUND
     if any(outcome.failed for outcome in outcomes):
@@ -111,5 +134,7 @@ def compare(
 def _confidence(text: str) -> float:
     level = share_of("--confidence", text)
     if not 0.5 <= level < 1:
-        raise UserError("invalid_value", "no level of confidence", f"--confidence {text}", "from 50% to 99.9%")
+        raise UserError(
+            "invalid_value", "no level of confidence", f"--confidence {text}", "from 50% to 99.9%"
+        )
     return level

@@ -38,9 +38,12 @@ from loadgen.runs.headline import promises
 UNLIKE = "not the same work"
 SAME = "one and the same run is on both sides"
 BOUNDS = {
-    "grace, s": "grace_s", "timeout, s": "timeout_s", "stall timeout, s": "stall_timeout_s",
-    "most in flight": "max_in_flight", "most in prefill": "max_in_prefill",
-}  # fmt: skip
+    "grace, s": "grace_s",
+    "timeout, s": "timeout_s",
+    "stall timeout, s": "stall_timeout_s",
+    "most in flight": "max_in_flight",
+    "most in prefill": "max_in_prefill",
+}
 """Of a load, as a reader knows them -> field of the header."""
 DRAWN = 0.1  # share by which lengths and times of one recipe differ from seed to seed
 POWER = 0.9  # probability of finding the smallest detectable change
@@ -102,14 +105,20 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float
     notes: tuple[str, ...]
     valid: bool
-    simulated: tuple[str, ...]  # sides with a run against a simulated server: they say nothing about hardware
+    simulated: tuple[
+        str, ...
+    ]  # sides with a run against a simulated server: they say nothing about hardware
     differences: tuple[Difference, ...]
     codes: dict[str, tuple[ReasonCode, ...]] = {}  # run that is not valid -> why
     recovery: tuple[WayBack, ...] = ()
 
 
 def compare(
-    sides: Sequence[Side], *, also: Sequence[str] = (), confidence: float = LEVEL, anyway: bool = False
+    sides: Sequence[Side],
+    *,
+    also: Sequence[str] = (),
+    confidence: float = LEVEL,
+    anyway: bool = False,
 ) -> Comparison:
     """Compare every side with the first one, over the metrics of `shown` and those in `also`.
 
@@ -123,18 +132,26 @@ def compare(
     differences: list[Difference] = []
     for other in sides[1:]:
         unlike = _unlike(first, other)
-        invalid = [side.name for side in (first, other) if any(not run.summary.verdict.valid for run in side.runs)]
+        invalid = [
+            side.name
+            for side in (first, other)
+            if any(not run.summary.verdict.valid for run in side.runs)
+        ]
         why = "figures only, defined otherwise" if first.told or other.told else ""
         if unlike and not anyway:
             why = UNLIKE
-        elif any(run.summary == one.summary for run in first.runs for one in other.runs):  # its folder, or a copy
+        elif any(
+            run.summary == one.summary for run in first.runs for one in other.runs
+        ):  # its folder, or a copy
             why = SAME
         elif invalid:
             why = f"{' and '.join(invalid)} {'is' if len(invalid) == 1 else 'are'} not valid"
         differences += _differences(first, other, metrics_compared, also, confidence, why)
         differences += _of_parts(first, other, metrics_compared, confidence, why)
     all_unlike = tuple(dict.fromkeys(text for other in sides[1:] for text in _unlike(first, other)))
-    unknown = any(side.told or not side.runs or not side.runs[0].summary.fingerprints.recipe for side in sides)
+    unknown = any(
+        side.told or not side.runs or not side.runs[0].summary.fingerprints.recipe for side in sides
+    )
     return Comparison(
         sides=tuple(side.name for side in sides),
         runs=tuple(len(side.runs) for side in sides),
@@ -144,7 +161,9 @@ def compare(
         confidence=confidence,
         notes=tuple(_notes(sides)),
         valid=all(run.summary.verdict.valid for side in sides for run in side.runs),
-        simulated=tuple(side.name for side in sides if any(run.summary.target.simulated for run in side.runs)),
+        simulated=tuple(
+            side.name for side in sides if any(run.summary.target.simulated for run in side.runs)
+        ),
         differences=tuple(differences),
         codes={
             _name(side, run): run.summary.verdict.codes
@@ -190,16 +209,24 @@ def _unlike(first: Side, other: Side) -> list[str]:
             ("workload", a.run.workload, b.run.workload),
             ("load", a.load.arrival, b.load.arrival),
             ("SLO", ", ".join(promises(a)), ", ".join(promises(b))),
-            ("output counted by", ", ".join(a.tokens.sources.output), ", ".join(b.tokens.sources.output)),
+            (
+                "output counted by",
+                ", ".join(a.tokens.sources.output),
+                ", ".join(b.tokens.sources.output),
+            ),
             ("tokenizer file", _tokenizer(a), _tokenizer(b)),
         )
         if first_value != other_value
     ]
-    if a.requests.scheduled != b.requests.scheduled and _apart(*(seconds := [_planned_s(first), _planned_s(other)])):
+    if a.requests.scheduled != b.requests.scheduled and _apart(
+        *(seconds := [_planned_s(first), _planned_s(other)])
+    ):
         differences.append(f"load for: {' against '.join(map(format.duration, seconds))}")
     for subject, mean in (("prompt", _prompt), ("answer as asked", _asked)):
         if _apart(*(means := [mean(a), mean(b)])):
-            differences.append(f"{subject}: {' against '.join(map(format.quantity, means))} tokens, mean")
+            differences.append(
+                f"{subject}: {' against '.join(map(format.quantity, means))} tokens, mean"
+            )
     for name, key in BOUNDS.items():
         bounds = [getattr(side.runs[0].header, key, None) for side in (first, other)]
         if bounds[0] != bounds[1]:
@@ -217,7 +244,13 @@ def _planned_s(side: Side) -> float | None:
     """How long the measured load was to last; None where that was not known before, or not kept."""
     header = side.runs[0].header
     ends = (
-        [stage.end_ns and stage.end_ns - stage.start_ns for stage in header.stages if stage.measured] if header else []
+        [
+            stage.end_ns and stage.end_ns - stage.start_ns
+            for stage in header.stages
+            if stage.measured
+        ]
+        if header
+        else []
     )
     return sum(ends) / 1e9 if ends and all(ends) else None  # type: ignore[arg-type]
 
@@ -277,7 +310,9 @@ def _notes(sides: Sequence[Side]) -> list[str]:
             if state != "finished":
                 notes.append(f"{name}: {STATES.get(state, state)}")
             if run.rows is None:
-                notes.append(f"{name} has no records, only a summary: nothing can be told from it alone")
+                notes.append(
+                    f"{name} has no records, only a summary: nothing can be told from it alone"
+                )
     facts: tuple[tuple[str, Callable[[ComparedRun], set[str]]], ...] = (
         ("models", lambda run: {run.summary.target.model}),
         ("versions of loadgen", lambda run: {run.summary.run.version}),
@@ -292,20 +327,37 @@ def _notes(sides: Sequence[Side]) -> list[str]:
             notes.append(f"different {subject}: {' against '.join(named)}")
     promises = [_promised(side) or "none" for side in sides if side.runs]
     if len(set(promises)) > 1:
-        notes.append(f"different SLOs: {' against '.join(promises)}; what meets them is not compared")
-    seeds = [run.summary.run.seed for side in sides for run in side.runs if run.summary.run.seed is not None]
+        notes.append(
+            f"different SLOs: {' against '.join(promises)}; what meets them is not compared"
+        )
+    seeds = [
+        run.summary.run.seed
+        for side in sides
+        for run in side.runs
+        if run.summary.run.seed is not None
+    ]
     if len(seeds) > 1:
         notes.append(_seed_note(seeds, [run.summary for side in sides for run in side.runs]))
-    cached = [share for side in sides for run in side.runs if (share := run.summary.tokens.cached_share) is not None]
+    cached = [
+        share
+        for side in sides
+        for run in side.runs
+        if (share := run.summary.tokens.cached_share) is not None
+    ]
     if cached and max(cached) - min(cached) > CACHED_SHARE:
-        notes.append(f"shares of cached prompt tokens differ: {min(cached) * 100:.1f} % to {max(cached) * 100:.1f} %")
+        notes.append(
+            f"shares of cached prompt tokens differ: {min(cached) * 100:.1f} % to {max(cached) * 100:.1f} %"
+        )
     return notes
 
 
 def _seed_note(seeds: Sequence[int], summaries: Sequence[Summary]) -> str:
     if len(set(seeds)) > 1:
         return "seeds differ, as they should: the chance of the draw is inside the intervals"
-    if len({summary.fingerprints.prompts for summary in summaries}) == 1 and summaries[0].fingerprints.prompts:
+    if (
+        len({summary.fingerprints.prompts for summary in summaries}) == 1
+        and summaries[0].fingerprints.prompts
+    ):
         return "the seed is the same: equal prompts, a prefix cache may remember them"
     if len({summary.run.salt for summary in summaries}) > 1:
         return "the seed is the same, the salt is not: equal lengths and arrivals, other texts"
@@ -328,7 +380,12 @@ def _scope(sides: Sequence[Side]) -> str:
 
 
 def _differences(
-    first: Side, other: Side, metrics_compared: Sequence[Metric], also: Sequence[str], confidence: float, why: str
+    first: Side,
+    other: Side,
+    metrics_compared: Sequence[Metric],
+    also: Sequence[str],
+    confidence: float,
+    why: str,
 ) -> list[Difference]:
     repeated = len(first.runs) > 1 and len(other.runs) > 1
     results: list[tuple[Metric, Difference, Known | None]] = []
@@ -343,7 +400,9 @@ def _differences(
             a, reason_a = _estimate(first, compared, repeated)
             b, reason_b = _estimate(other, compared, repeated)
             reason = reason_a or reason_b
-            known = _difference_of(a, b, pooled=repeated) if a is not None and b is not None else None
+            known = (
+                _difference_of(a, b, pooled=repeated) if a is not None and b is not None else None
+            )
         difference = Difference(
             metric=compared.path,
             name=compared.name,
@@ -356,12 +415,16 @@ def _differences(
             repeated=repeated,
         )
         results.append((compared, difference, known))
-    levels = _holm([None if known is None else _p_value(known) for *_, known in results], 1 - confidence)
+    levels = _holm(
+        [None if known is None else _p_value(known) for *_, known in results], 1 - confidence
+    )
     family = max(sum(known is not None for *_, known in results), 1)
     made = []
     for (compared, difference, known), level in zip(results, levels, strict=True):
         if known is not None:
-            difference = _judged(difference, known, compared.better, level, (1 - confidence) / family)
+            difference = _judged(
+                difference, known, compared.better, level, (1 - confidence) / family
+            )
             if difference.word in ("better", "worse"):
                 difference = _rests_on_few(difference, first, other, compared, level)
         made.append(difference)
@@ -389,13 +452,18 @@ def _of_parts(
         known = [one for one in metrics_compared if one.path.startswith((*blocks, "ok_share"))]
         for part in getattr(first.runs[0].summary, parts) if first.runs else ():
             key = _key(part)
-            if any(key not in map(_key, getattr(run.summary, parts)) for run in (*first.runs, *other.runs)):
+            if any(
+                key not in map(_key, getattr(run.summary, parts))
+                for run in (*first.runs, *other.runs)
+            ):
                 continue
             has_tokens = parts == "classes" or part.kind == "chat"
             shown = [one for one in known if has_tokens or not one.path.startswith("tokens")]
             a, b, name = _only(first, parts, key), _only(other, parts, key), ".".join(key)
             for one in _differences(a, b, shown, (), confidence, why):
-                yield msgspec.structs.replace(one, metric=f"{parts}.{name}.{one.metric}", name=f"{name}: {one.name}")
+                yield msgspec.structs.replace(
+                    one, metric=f"{parts}.{name}.{one.metric}", name=f"{name}: {one.name}"
+                )
 
 
 def _key(part: ClassSummary | StepSummary | StepPlan) -> tuple[str, ...]:
@@ -408,7 +476,9 @@ def _only(side: Side, parts: str, key: tuple[str, ...]) -> Side:
     runs = []
     for run in side.runs:
         part = next(one for one in getattr(run.summary, parts) if _key(one) == key)
-        summary = msgspec.structs.replace(run.summary, **{block: getattr(part, block) for block in _BLOCKS[parts]})
+        summary = msgspec.structs.replace(
+            run.summary, **{block: getattr(part, block) for block in _BLOCKS[parts]}
+        )
         header, rows = run.header, run.rows
         if header is not None and rows is not None and parts == "classes":
             rows = rows[of_class(header, part.name, rows)]
@@ -421,14 +491,24 @@ def _only(side: Side, parts: str, key: tuple[str, ...]) -> Side:
     return msgspec.structs.replace(side, runs=tuple(runs))
 
 
-def _rests_on_few(difference: Difference, first: Side, other: Side, compared: Metric, level: float) -> Difference:
+def _rests_on_few(
+    difference: Difference, first: Side, other: Side, compared: Metric, level: float
+) -> Difference:
     """The difference, or that it cannot be told where a quantile differs in a few stretches of time only.
 
     Three runs that met a bad spell each, against three that met none, agree well among each other; but the spells are
     three. So the stretches of time whose own quantile is above the middle of both sides must differ in number too.
     """
-    parts_a, parts_b = ([part for run in side.runs if (part := run.measured()) is not None] for side in (first, other))
-    if compared.p is None or not compared.per_request or not difference.before or not difference.after:
+    parts_a, parts_b = (
+        [part for run in side.runs if (part := run.measured()) is not None]
+        for side in (first, other)
+    )
+    if (
+        compared.p is None
+        or not compared.per_request
+        or not difference.before
+        or not difference.after
+    ):
         return difference
     if len(parts_a) < len(first.runs) or len(parts_b) < len(other.runs):
         return difference
@@ -455,8 +535,13 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
     if side.told or not side.runs:
         return None, f"{side.name} has figures only"
     family = compared.path.partition(".")[0].removesuffix("_ms")
-    if any(family in run.summary.unsound and figure(run.summary, compared.path) is None for run in side.runs):
-        whys = dict.fromkeys(run.summary.unsound[family] for run in side.runs if family in run.summary.unsound)
+    if any(
+        family in run.summary.unsound and figure(run.summary, compared.path) is None
+        for run in side.runs
+    ):
+        whys = dict.fromkeys(
+            run.summary.unsound[family] for run in side.runs if family in run.summary.unsound
+        )
         return None, f"withheld in {side.name}: {'; '.join(whys)}"
     value = _value(side, compared)
     if value is None:
@@ -492,7 +577,9 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
         slo = next((run.header.slo for run in side.runs if run.header is not None), None)
         if slo is None:
             return None, "each class has an SLO of its own"
-        return within.share([within.marks(part, outcomes.meets(part, slo), slo) for part in columns], value), ""
+        return within.share(
+            [within.marks(part, outcomes.meets(part, slo), slo) for part in columns], value
+        ), ""
     if compared.path == "tokens.steady_output_per_s":
         return block_errors.rate([run.summary.window.steady for run in side.runs], columns, value)
     return None, "no interval is known for it"
@@ -540,7 +627,9 @@ def _holm(p_values: Sequence[float | None], risk: float) -> list[float]:
     return levels
 
 
-def _judged(difference: Difference, known: Known, better: int, level: float, family_level: float) -> Difference:
+def _judged(
+    difference: Difference, known: Known, better: int, level: float, family_level: float
+) -> Difference:
     """The difference with its interval at `level`, its word, and what would be seen at `family_level`."""
 
     def to_change(value: float) -> float:
@@ -549,7 +638,9 @@ def _judged(difference: Difference, known: Known, better: int, level: float, fam
 
     half = intervals.t_quantile(1 - level / 2, known.freedom) * known.error
     low, high = to_change(known.value - half), to_change(known.value + half)
-    seen_from = intervals.t_quantile(1 - family_level / 2, known.freedom) + intervals.t_quantile(POWER, known.freedom)
+    seen_from = intervals.t_quantile(1 - family_level / 2, known.freedom) + intervals.t_quantile(
+        POWER, known.freedom
+    )
     word: Word = "no difference seen"
     if (low > 0 or high < 0) and not difference.repeated:
         word = DIFFER
@@ -557,16 +648,23 @@ def _judged(difference: Difference, known: Known, better: int, level: float, fam
         word = "better" if (known.value > 0) == (better > 0) else "worse"
     detectable = to_change(seen_from * known.error)
     if not difference.absolute or difference.before is None:
-        return msgspec.structs.replace(difference, low=low, high=high, detectable=detectable, word=word, why="")
+        return msgspec.structs.replace(
+            difference, low=low, high=high, detectable=detectable, word=word, why=""
+        )
     before = difference.before  # of a share, which is from 0 to 1
     seen = detectable if detectable <= max(before, 1 - before) else None
     low, high = max(low, -before), min(high, 1 - before)
-    return msgspec.structs.replace(difference, low=low, high=high, detectable=seen, word=word, why="")
+    return msgspec.structs.replace(
+        difference, low=low, high=high, detectable=seen, word=word, why=""
+    )
 
 
 def fisher(hits_a: int, n_a: int, hits_b: int, n_b: int) -> float:
     """Fisher's exact test, two-sided: the probability of counts as unequal as these, or more, from equal shares."""
     hits = hits_a + hits_b
-    ways = [math.comb(n_a, i) * math.comb(n_b, hits - i) for i in range(max(0, hits - n_b), min(n_a, hits) + 1)]
+    ways = [
+        math.comb(n_a, i) * math.comb(n_b, hits - i)
+        for i in range(max(0, hits - n_b), min(n_a, hits) + 1)
+    ]
     seen = math.comb(n_a, hits_a) * math.comb(n_b, hits_b)
     return sum(way for way in ways if way <= seen) / math.comb(n_a + n_b, hits)

@@ -40,7 +40,11 @@ def _side(path: Path) -> Side:
     if other is not None and other.runs and (runs := result_kinds.call(other, "runs", path)):
         hint = f"name its runs, like {runs[-1]}"
     if other is not None:
-        raise UserError("unsupported", f"no figures of a load to compare: {other.name}", str(path), hint)
+        raise UserError(
+            "unsupported", f"no figures of a load to compare: {other.name}", str(path), hint
+        )
     if path.is_dir():
-        raise UserError("no_result", "no run, and no folder of runs: no run.json here", str(path), hint)
+        raise UserError(
+            "no_result", "no run, and no folder of runs: no run.json here", str(path), hint
+        )
     raise nothing_there(path, hint, "no such file or folder")

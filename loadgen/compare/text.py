@@ -57,7 +57,15 @@ def _of_simulated(comparison: Comparison) -> str:
 
 def _against(comparison: Comparison, side: str) -> Section:
     """The differences of one side. Where none is judged, for one reason, that is said once, without those columns."""
-    head = ("metric", comparison.sides[0], side, "change", f"interval, {comparison.confidence:.0%}", "seen from", "")
+    head = (
+        "metric",
+        comparison.sides[0],
+        side,
+        "change",
+        f"interval, {comparison.confidence:.0%}",
+        "seen from",
+        "",
+    )
     differences = [difference for difference in comparison.differences if difference.side == side]
     reasons = {difference.why for difference in differences}
     reason = reasons.pop() if len(differences) > 1 and len(reasons) == 1 else ""
@@ -78,14 +86,25 @@ def _answer(comparison: Comparison, side: str) -> str:
     for difference in comparison.differences:
         if difference.side == side:
             names.setdefault(difference.word, []).append(difference.name)
-    said = [f"{word} in {', '.join(names[word])}" for word in ("worse", "better", DIFFER) if word in names]
-    said += [f"{word} in {len(names[word])}" for word in ("no difference seen", "cannot tell") if word in names]
+    said = [
+        f"{word} in {', '.join(names[word])}"
+        for word in ("worse", "better", DIFFER)
+        if word in names
+    ]
+    said += [
+        f"{word} in {len(names[word])}"
+        for word in ("no difference seen", "cannot tell")
+        if word in names
+    ]
     return f"{side} against {comparison.sides[0]}: {'; '.join(said) or 'no figure on both sides'}."
 
 
 def _change_bars(differences: Sequence[Difference]) -> Iterator[Bars]:
     """Every change as a bar from zero, with its interval as a whisker; ratios and shares on scales of their own."""
-    for absolute, title, unit in ((False, "Latencies and rates", " %"), (True, "Shares", " points")):
+    for absolute, title, unit in (
+        (False, "Latencies and rates", " %"),
+        (True, "Shares", " points"),
+    ):
         bars = []
         for one in differences:
             if one.absolute != absolute or one.change is None or abs(one.change) > MOST_DRAWN:
@@ -106,17 +125,39 @@ def cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) -> Itera
     A comparison with simulated sides has one more case that says so; one of invalid runs has one more case in error.
     """
     if comparison.simulated:
-        yield Case(name=f"SIMULATED: {_of_simulated(comparison)}", group="loadgen compare", outcome="passed")
+        yield Case(
+            name=f"SIMULATED: {_of_simulated(comparison)}",
+            group="loadgen compare",
+            outcome="passed",
+        )
     if not comparison.valid:
-        why = [f"{run} is not valid: {'; '.join(map(sentence, codes))}" for run, codes in comparison.codes.items()]
-        yield Case(name="measurements are valid", group="loadgen compare", outcome="error", text="\n".join(why))
+        why = [
+            f"{run} is not valid: {'; '.join(map(sentence, codes))}"
+            for run, codes in comparison.codes.items()
+        ]
+        yield Case(
+            name="measurements are valid",
+            group="loadgen compare",
+            outcome="error",
+            text="\n".join(why),
+        )
     for outcome in outcomes:
         kind = OF_MET[None if outcome.failed is None else not outcome.failed]
-        yield Case(name=outcome.condition, group=f"loadgen compare {outcome.side}", outcome=kind, text=outcome.said)
+        yield Case(
+            name=outcome.condition,
+            group=f"loadgen compare {outcome.side}",
+            outcome=kind,
+            text=outcome.said,
+        )
     if not outcomes:
         for difference in comparison.differences:
             figures = " ".join(cell for cell in _row(difference)[1:] if cell != format.NONE)
-            yield Case(name=difference.name, group=f"loadgen compare {difference.side}", outcome="passed", text=figures)
+            yield Case(
+                name=difference.name,
+                group=f"loadgen compare {difference.side}",
+                outcome="passed",
+                text=figures,
+            )
 
 
 def _work(comparison: Comparison) -> str:
@@ -141,7 +182,10 @@ def _ways_back(comparison: Comparison) -> Table:
             event,
             each(one.found.spike for one in seen),
             each(one.found.after for one in seen),
-            *(each(recovery.back(one.found) for one in seen if one.side == side) for side in comparison.sides),
+            *(
+                each(recovery.back(one.found) for one in seen if one.side == side)
+                for side in comparison.sides
+            ),
             format.duration(max(one.found.spacing_s for one in seen)),
         )
         for (event, _), seen in events.items()
@@ -203,4 +247,6 @@ def _detectable(difference: Difference) -> str:
     if difference.detectable is None:
         return format.NONE
     unit = "points" if difference.absolute else "%"
-    return f"{difference.detectable * 100:.1f} {unit}" if difference.detectable < 99 else format.NONE
+    return (
+        f"{difference.detectable * 100:.1f} {unit}" if difference.detectable < 99 else format.NONE
+    )

@@ -17,7 +17,9 @@ from loadgen.core import format
 from loadgen.core.errors import Faults, UserError, closest
 from loadgen.repeated.registry import SHARES, metric, paths
 
-_FORM = re.compile(r"\s*([A-Za-z0-9_.]+)\s*(>=|<=|>|<)\s*([+-]?)\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|us|ms|s|)\s*")
+_FORM = re.compile(
+    r"\s*([A-Za-z0-9_.]+)\s*(>=|<=|>|<)\s*([+-]?)\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|us|ms|s|)\s*"
+)
 _MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 _TESTS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
@@ -78,14 +80,25 @@ def _parse(text: str) -> Condition:
     form = _FORM.fullmatch(text)
     if form is None:
         raise UserError(
-            "invalid_value", "not a condition", where, "write METRIC > +5% (a change) or METRIC > 500ms (a value)"
+            "invalid_value",
+            "not a condition",
+            where,
+            "write METRIC > +5% (a change) or METRIC > 500ms (a value)",
         )
     name, test, sign, digits, unit = form.groups()
-    spellings = (name, name.replace(".", "_ms.", 1), re.sub(r"(?:_ms)?_(p\d[\d_]*|mean|max|min)$", r"_ms.\1", name))
+    spellings = (
+        name,
+        name.replace(".", "_ms.", 1),
+        re.sub(r"(?:_ms)?_(p\d[\d_]*|mean|max|min)$", r"_ms.\1", name),
+    )
     path = next((spelled for spelled in spellings if metric(spelled) is not None), None)
     if path is None:
         similar = closest(name, paths(), cutoff=0.5)
-        hint = f"did you mean {similar}?" if similar else "as in summary.json: ttft_ms.p99, goodput.share"
+        hint = (
+            f"did you mean {similar}?"
+            if similar
+            else "as in summary.json: ttft_ms.p99, goodput.share"
+        )
         raise UserError("unknown_name", f'no metric is called "{name}"', where, hint)
     known_metric = metric(path)
     assert known_metric is not None
@@ -98,7 +111,10 @@ def _parse(text: str) -> Condition:
     if unit == "%":
         if not sign and path not in SHARES:
             raise UserError(
-                "invalid_value", f"{path} is no share", where, f"for a change write {name} {test} +{digits}%"
+                "invalid_value",
+                f"{path} is no share",
+                where,
+                f"for a change write {name} {test} +{digits}%",
             )
         number /= 100
     kind = "value" if not sign else "change" if unit == "%" and path not in SHARES else "difference"
@@ -120,7 +136,9 @@ def hold(
 
 def _check(condition: Condition, difference: Difference, beyond_noise: bool) -> ThresholdOutcome:
     def outcome(failed: bool | None, text: str) -> ThresholdOutcome:
-        return ThresholdOutcome(condition=condition.text, side=difference.side, failed=failed, said=text)
+        return ThresholdOutcome(
+            condition=condition.text, side=difference.side, failed=failed, said=text
+        )
 
     if difference.after is None or (difference.before is None and condition.kind != "value"):
         return outcome(None, f"{difference.name} has no figure on both sides")
@@ -131,7 +149,10 @@ def _check(condition: Condition, difference: Difference, beyond_noise: bool) -> 
             f"{difference.name} is {format.quantity(difference.after)} {difference.unit}".rstrip(),
         )
     if difference.why == UNLIKE:
-        return outcome(None, f"{difference.name}: {UNLIKE}, so a change says nothing; --anyway takes it all the same")
+        return outcome(
+            None,
+            f"{difference.name}: {UNLIKE}, so a change says nothing; --anyway takes it all the same",
+        )
     if difference.why == SAME:
         return outcome(None, f"{difference.name}: {SAME}, so no change could be seen")
     assert difference.before is not None
@@ -151,7 +172,9 @@ def _check(condition: Condition, difference: Difference, beyond_noise: bool) -> 
     if beyond_noise:
         if end is None:
             return outcome(None, f"{text}; without an interval: {difference.why}")
-        return outcome(test(end, condition.limit), f"{text}, interval {interval(difference, percent=True)}")
+        return outcome(
+            test(end, condition.limit), f"{text}, interval {interval(difference, percent=True)}"
+        )
     failed = test(change, condition.limit)
     if failed and difference.word == "no difference seen":
         text += f", which may be noise: interval {interval(difference, percent=True)}"
@@ -160,7 +183,8 @@ def _check(condition: Condition, difference: Difference, beyond_noise: bool) -> 
 
 def interval(one: Difference, *, percent: bool = False) -> str:
     """The interval of a change as text: `+8.1 to +14.2 %`; of a factor `2.1x to 3.9x`, unless in `percent`, as the
-    change beside it is; of a share, in points."""
+    change beside it is; of a share, in points.
+    """
     if one.low is None or one.high is None:
         return format.NONE
     if (

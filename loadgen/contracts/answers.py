@@ -27,7 +27,12 @@ LANES = 8
 
 
 def carry_out(
-    asked: AnswersAsked, dataset: Path, settings: Settings, other: Settings | None, out: Path, level: float
+    asked: AnswersAsked,
+    dataset: Path,
+    settings: Settings,
+    other: Settings | None,
+    out: Path,
+    level: float,
 ) -> None:
     """Ask all prompts and leave the files of it in `out`. Raises TargetError, UserError, Faults."""
     questions = read_questions(dataset, asked.rows)
@@ -54,9 +59,13 @@ def read(out: Path, trouble: str, level: float) -> ScoredAnswers:
     groups = judge(folder.read_scores(out), level=level)
     notes = list(result.notes)
     if result.failed:
-        notes.append(f"{result.failed:,} of {format.counted(result.prompts, 'prompt')} had no answer: they score 0")
+        notes.append(
+            f"{result.failed:,} of {format.counted(result.prompts, 'prompt')} had no answer: they score 0"
+        )
     if result.failed_against:
-        notes.append(f"{result.failed_against:,} prompts had no answer of the other endpoint: they are not compared")
+        notes.append(
+            f"{result.failed_against:,} prompts had no answer of the other endpoint: they are not compared"
+        )
     other = f", against {result.against_model} at {result.against}" if result.against else ""
     return ScoredAnswers(
         held=lambda term: held(term, groups),
@@ -97,4 +106,6 @@ def _percent(value: float, low: float, high: float) -> Interval:
 
 
 def _too_few(count: int) -> str:
-    return f"{count:,} prompts say too little: {FEWEST_ANSWERS} or more, and scores that are not all 0"
+    return (
+        f"{count:,} prompts say too little: {FEWEST_ANSWERS} or more, and scores that are not all 0"
+    )

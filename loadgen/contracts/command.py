@@ -66,21 +66,30 @@ def validate(
     extend: Annotated[
         Path | None,
         typer.Option(
-            "--extend", help="Folder of a validation to add load to, where it is undecided; without its flags."
+            "--extend",
+            help="Folder of a validation to add load to, where it is undecided; without its flags.",
         ),
     ] = None,
     add: Annotated[
         str | None,
-        typer.Option("--add", metavar="TIME", help="With --extend: length of each added run; else as in the contract."),
+        typer.Option(
+            "--add",
+            metavar="TIME",
+            help="With --extend: length of each added run; else as in the contract.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print verdict.json.")] = False,
     against: Annotated[
-        str | None, typer.Option("--against", help="Endpoint B, that the contract compares answers with.")
+        str | None,
+        typer.Option("--against", help="Endpoint B, that the contract compares answers with."),
     ] = None,
     against_model: AgainstModel = None,
     against_key_file: AgainstKey = None,
     bundle: Annotated[
-        Path | None, typer.Option("--bundle", help="Also write all of it into one file for `loadgen verify`: poc.zip.")
+        Path | None,
+        typer.Option(
+            "--bundle", help="Also write all of it into one file for `loadgen verify`: poc.zip."
+        ),
     ] = None,
 ) -> int:
     """Measure what a contract promises and say PASS, FAIL or INCONCLUSIVE, with reasons, in one folder with hashes.
@@ -111,17 +120,31 @@ def validate(
     with collecting(faults):
         add_ns = _time(add, "--add")
     if add is not None and extend is None:
-        faults.append(UserError("no_effect", "says how much to add, and to nothing", f"--add {add}", "--extend FOLDER"))
+        faults.append(
+            UserError(
+                "no_effect",
+                "says how much to add, and to nothing",
+                f"--add {add}",
+                "--extend FOLDER",
+            )
+        )
     if bundle is not None and bundle.exists():
-        faults.append(UserError("file_exists", "this file exists", f"--bundle {bundle}", "give another name"))
+        faults.append(
+            UserError("file_exists", "this file exists", f"--bundle {bundle}", "give another name")
+        )
     asked = _asked(given, contract, duration, has_other=against is not None, faults=faults)
     checked_contract, settings, overrides, how = asked
     other = _other(asked, against, against_model, against_key_file, dry_run=dry_run)
     if dry_run:
-        return _predict(checked_contract, settings, overrides.seed, as_json, shown(given, quiet=True))
+        return _predict(
+            checked_contract, settings, overrides.seed, as_json, shown(given, quiet=True)
+        )
 
     show = shown(given)
-    repeats = {level.level.name: how.at_least if how else level.level.repeats for level in checked_contract.levels}
+    repeats = {
+        level.level.name: how.at_least if how else level.level.repeats
+        for level in checked_contract.levels
+    }
     if extend is None:
         expected = (one for one in checked_contract.levels for _ in range(repeats[one.level.name]))
         show.expect([(one.workload, settings) for one in expected])
@@ -148,8 +171,12 @@ def validate(
         if planned.shortened_from_ns is not None:
             say("\n".join(planned_words(planned)))
     carry_out: dict[str, Any] = {
-        "perform": perform, "say": say, "seed": overrides.seed, "salt": overrides.salt, "repetition": how,
-    }  # fmt: skip
+        "perform": perform,
+        "say": say,
+        "seed": overrides.seed,
+        "salt": overrides.salt,
+        "repetition": how,
+    }
     if extend is not None:
         folder = extend
         with alone(folder):
@@ -174,7 +201,9 @@ class _Asked(NamedTuple):
     how: Repetition | None
 
 
-def _asked(given: Given, contract: Path, duration: str | None, *, has_other: bool, faults: list[Fault]) -> _Asked:
+def _asked(
+    given: Given, contract: Path, duration: str | None, *, has_other: bool, faults: list[Fault]
+) -> _Asked:
     """The contract and the flags, checked together. Raises Faults, with those that there are already."""
     from loadgen.contracts.load import load_contract
 
@@ -202,21 +231,29 @@ def _asked(given: Given, contract: Path, duration: str | None, *, has_other: boo
     return _Asked(checked, settings, overrides, how)
 
 
-def _other(asked: _Asked, against: str | None, model: str | None, key_file: Path | None, *, dry_run: bool) -> Any:
+def _other(
+    asked: _Asked, against: str | None, model: str | None, key_file: Path | None, *, dry_run: bool
+) -> Any:
     """The endpoint that answers are compared with; None where the contract asks nothing about answers."""
     answers = asked.contract.contract.answers
     if answers is None:
         if against is not None:
             hint = "answers: {dataset: FILE, must: [...]}"
-            raise UserError("no_effect", "this contract asks nothing about answers", "--against", hint)
+            raise UserError(
+                "no_effect", "this contract asks nothing about answers", "--against", hint
+            )
         return None
     if asked.settings.virtual and not dry_run:
         hint = "leave it out for the embedded endpoint"
-        raise UserError("unsupported", "a simulation in virtual time gives no answers", "--url", hint)
+        raise UserError(
+            "unsupported", "a simulation in virtual time gives no answers", "--url", hint
+        )
     settings = asked.settings
     if against is None:  # the contract alone names B: what was given for A is not sent there
         settings = replace(settings, api_key=None, headers=())
-    return other_endpoint(settings, against or answers.against, model or answers.against_model, key_file)
+    return other_endpoint(
+        settings, against or answers.against, model or answers.against_model, key_file
+    )
 
 
 def _judge_anew(folder: Path, bundle: Path | None, as_json: bool) -> int:
@@ -240,7 +277,13 @@ def _say_what_is_left(result: Validation, repeats: Mapping[str, int], folder: Pa
     unsure = [level for level in result.levels if level.verdict == verdict.INCONCLUSIVE]
     if not all(level.trouble for level in unsure):
         add_s = verdict.to_add_s(result, repeats)  # to each run; 0 where nobody can say
-        length = "TIME" if not add_s else f"{math.ceil(add_s)}s" if add_s < 600 else f"{math.ceil(add_s / 60)}m"
+        length = (
+            "TIME"
+            if not add_s
+            else f"{math.ceil(add_s)}s"
+            if add_s < 600
+            else f"{math.ceil(add_s / 60)}m"
+        )
         flags = to_say(stored.command_of(folder))
         command = shlex.join(["validate", "--extend", str(folder), "--add", length, *flags])
         say(f"to add load where it is undecided: loadgen {command}")
@@ -258,7 +301,12 @@ def _check_values(checked: Checked, settings: Settings) -> None:
             if term.kind in latencies() and term.kind != "e2e":
                 what = f"answers of {settings.api} have no tokens: {words(term)} could never be decided"
                 faults.append(
-                    UserError("unsupported", what, f"--api {settings.api}", "promise e2e, or leave --api out")
+                    UserError(
+                        "unsupported",
+                        what,
+                        f"--api {settings.api}",
+                        "promise e2e, or leave --api out",
+                    )
                 )
     if faults:
         raise Faults(faults)
@@ -272,7 +320,9 @@ def _time(text: str | None, flag: str) -> int | None:
     return length_ns
 
 
-def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bool, show: Show) -> int:
+def _predict(
+    checked: Checked, settings: Settings, seed: int | None, as_json: bool, show: Show
+) -> int:
     """Print what each term of a contract needs, from a simulation; the exit code."""
     from loadgen.contracts import prediction, stored
     from loadgen.contracts.lint import answers_words
@@ -282,18 +332,28 @@ def _predict(checked: Checked, settings: Settings, seed: int | None, as_json: bo
     from loadgen.pricing.price_file import load_prices
 
     if not as_json:
-        print(f"contract: {checked.contract.name}, {checked.contract.confidence * 100:g} % confidence")
+        print(
+            f"contract: {checked.contract.name}, {checked.contract.confidence * 100:g} % confidence"
+        )
         for level in checked.levels:
             print("\n".join(planned_words(level)), flush=True)
         if checked.contract.answers is not None:
             print("\n".join(answers_words(checked.contract.answers)))
     simulated = prediction.on(settings)
     say(f"simulating {simulated.shown.removeprefix('simulated: ')} in virtual time")
-    prices = None if checked.contract.prices is None else load_prices(checked.folder / checked.contract.prices)
+    prices = (
+        None
+        if checked.contract.prices is None
+        else load_prices(checked.folder / checked.contract.prices)
+    )
     money = None if prices is None else stored.money(prices)
     weights = prediction.steps(checked)
     show.begin(len(weights), weights=weights)
-    forecast = prediction.predict(checked, simulated, perform=execute, money=money, seed=seed, step=show.step)
-    said = forecast_report(forecast, simulated.shown, asked=None if settings.virtual else settings.url)
+    forecast = prediction.predict(
+        checked, simulated, perform=execute, money=money, seed=seed, step=show.step
+    )
+    said = forecast_report(
+        forecast, simulated.shown, asked=None if settings.virtual else settings.url
+    )
     print_answer({"simulated": simulated.shown, "levels": forecast}, said, as_json=as_json)
     return OK

@@ -19,7 +19,15 @@ from loadgen.contracts import quantile_interval, steady_state
 from loadgen.contracts import steady_samples as steady
 from loadgen.contracts.quantile_interval import Series
 from loadgen.contracts.schema import OF_TASKS, Promise, kind_of
-from loadgen.contracts.steady_samples import MARGIN, QUEUED, Missing, RecordedRun, Shortage, SteadySample, Timed
+from loadgen.contracts.steady_samples import (
+    MARGIN,
+    QUEUED,
+    Missing,
+    RecordedRun,
+    Shortage,
+    SteadySample,
+    Timed,
+)
 from loadgen.core import format
 from loadgen.core.errors import Fault, Faults
 from loadgen.core.metrics import fairness, outcomes, windows
@@ -79,7 +87,12 @@ class Evaluator:
         money: Money | None,
         horizon_s: float,
     ) -> None:
-        self.confidence, self.measured, self.runs, self.money = confidence, measured, level.runs, money
+        self.confidence, self.measured, self.runs, self.money = (
+            confidence,
+            measured,
+            level.runs,
+            money,
+        )
         self.horizon_s = horizon_s
         self._columns = [run.columns() for run in level.runs]
 
@@ -91,12 +104,16 @@ class Evaluator:
         if term.kind in OF_TASKS:
             runs = tuple(run.of_tasks() for run in runs)
         with_windows = tuple(run for run in runs if _has_windows(run, term.window_ns))
-        if 0 < len(with_windows) < len(runs):  # the first of a validation that was extended may have been short
+        if (
+            0 < len(with_windows) < len(runs)
+        ):  # the first of a validation that was extended may have been short
             runs = with_windows
         if runs is self.runs:
             return self._figure(term)
         level = MeasuredLevel(runs=runs)
-        return Evaluator(self.confidence, self.measured, level, self.money, self.horizon_s)._figure(term)
+        return Evaluator(self.confidence, self.measured, level, self.money, self.horizon_s)._figure(
+            term
+        )
 
     def _figure(self, term: Promise) -> Held:
         self._refuse_withheld(term)
@@ -106,22 +123,31 @@ class Evaluator:
             return evaluated
         timed = [steady.figures(columns, "e2e") for columns in self._columns]
         length_s = steady.load_length_s([due for due, _ in timed])
-        return evaluated._replace(length_s=length_s, looks=steady.independent_looks(self.runs, timed))
+        return evaluated._replace(
+            length_s=length_s, looks=steady.independent_looks(self.runs, timed)
+        )
 
     def own_latency(self, term: Promise) -> Held:
         metric = OF_TASKS.get(term.kind, term.kind)
-        bounds, sample = self._latency(self.runs, self._columns, metric, term.quantile, term.limit, term.kind)
+        bounds, sample = self._latency(
+            self.runs, self._columns, metric, term.quantile, term.limit, term.kind
+        )
         return _of_sample(bounds, sample.total, sample)
 
     def errors(self, term: Promise) -> Held:
         return self._share(
-            [(columns["status"] != OK)[steady.counted(columns)].astype(float) for columns in self._columns]
+            [
+                (columns["status"] != OK)[steady.counted(columns)].astype(float)
+                for columns in self._columns
+            ]
         )
 
     def goodput(self, term: Promise) -> Held:
         misses = [_slo_misses(run, columns) for run, columns in self._runs_and_columns()]
         what = f"a share of {format.percent(term.limit)}"
-        sample = steady.settle(self.runs, misses, QUEUED[0], term.limit, self.confidence, what, self.horizon_s)
+        sample = steady.settle(
+            self.runs, misses, QUEUED[0], term.limit, self.confidence, what, self.horizon_s
+        )
         kept = self._share([1 - missed for missed in sample.values])
         found = replace(kept.found, low=0.0) if sample.short else kept.found
         return _of_sample(found, kept.sample, sample)
@@ -133,7 +159,9 @@ class Evaluator:
         if len(told) < len(events):
             raise Missing(next(each.why for each in events if each.why))
         if not told:
-            raise Missing("there was no spike, no loss and no scale-up, or no SLO of the whole load")
+            raise Missing(
+                "there was no spike, no loss and no scale-up, or no SLO of the whole load"
+            )
         ends = [
             (math.inf, each.seen_s, math.inf)
             if each.back_s is None
@@ -143,8 +171,14 @@ class Evaluator:
             for each in told
         ]
         seen = [format.duration(each.seen_s) for each in told if each.back_s is None]
-        caveat = f"what is seen after it ends after {seen[0]}: a longer load behind it shows more" if seen else ""
-        return Held(Interval(*(max(values) * 1e9 for values in zip(*ends, strict=True))), len(told), caveat)
+        caveat = (
+            f"what is seen after it ends after {seen[0]}: a longer load behind it shows more"
+            if seen
+            else ""
+        )
+        return Held(
+            Interval(*(max(values) * 1e9 for values in zip(*ends, strict=True))), len(told), caveat
+        )
 
     def fairness(self, term: Promise) -> Held:
         """Jain's index of the tenants' shares of good requests, each of which may be anywhere in its own interval.
@@ -155,14 +189,19 @@ class Evaluator:
         tenants = fairness.tenants_of({plan.name: plan.tenant for plan in plans})
         if not tenants:
             raise Missing("all requests are of one tenant")
-        of_classes = {plan.name: self.held(term._replace(kind="goodput", class_name=plan.name)) for plan in plans}
+        of_classes = {
+            plan.name: self.held(term._replace(kind="goodput", class_name=plan.name))
+            for plan in plans
+        }
         shares = [_together([of_classes[name] for name in names]) for names in tenants.values()]
         index = jain_bounds(shares)
         if index is None:
             raise Missing("no request of any tenant was good")
         caveats = {held.caveat: None for held in of_classes.values() if held.caveat}
         enough_s = max(held.enough_s for held in of_classes.values())
-        return Held(index, sum(held.sample for held in of_classes.values()), "; ".join(caveats), enough_s)
+        return Held(
+            index, sum(held.sample for held in of_classes.values()), "; ".join(caveats), enough_s
+        )
 
     def sustained(self, term: Promise) -> Held:
         first, last = self._first_and_last_windows(term.window_ns)
@@ -174,7 +213,11 @@ class Evaluator:
     def steady_rate(self, term: Promise) -> Held:
         per_gpu = "gpus" in kind_of(term.kind).needs
         bounds, caveat = self._rate(_COUNTED[OF_TASKS.get(term.kind, term.kind)])
-        return Held(bounds.each((1 / self._gpus()).__mul__) if per_gpu else bounds, self._ok_requests(), caveat)
+        return Held(
+            bounds.each((1 / self._gpus()).__mul__) if per_gpu else bounds,
+            self._ok_requests(),
+            caveat,
+        )
 
     def _refuse_withheld(self, term: Promise) -> None:
         """Raise Missing where the term rests on figures that a run withholds."""
@@ -213,28 +256,42 @@ class Evaluator:
 
         The upper end is infinite, or at least the sample's `bound`, where the runs cannot bound the latency from above.
         """
-        samples = [steady.figures(run_columns, metric, limit_ns=limit_ns) for run_columns in columns]
+        samples = [
+            steady.figures(run_columns, metric, limit_ns=limit_ns) for run_columns in columns
+        ]
         name = name or metric
         length_s = steady.load_length_s([due for due, _ in samples])
         steady.supported([values for _, values in samples], p, name, length_s)
-        sample = steady.settle(runs, samples, metric, p, self.confidence, f"{name} p{p * 100:g}", self.horizon_s)
-        bounds, of_cluster = _bounded(sample.values, p, self.confidence, length_s, steady.waits(runs, metric))
+        sample = steady.settle(
+            runs, samples, metric, p, self.confidence, f"{name} p{p * 100:g}", self.horizon_s
+        )
+        bounds, of_cluster = _bounded(
+            sample.values, p, self.confidence, length_s, steady.waits(runs, metric)
+        )
         enough_s = max(sample.short.enough_s, of_cluster.enough_s)
         if sample.short:
             sample = sample._replace(short=Shortage(sample.short.words, enough_s))
-            bounds = self._between_runs(quantile_interval.quantile(sample.values, p, self.confidence), sample.values, p)
+            bounds = self._between_runs(
+                quantile_interval.quantile(sample.values, p, self.confidence), sample.values, p
+            )
             return replace(bounds, high=max(bounds.high, sample.bound)), sample
         if of_cluster and math.isfinite(bounds.high):
             sample = sample._replace(
-                of=", ".join(filter(None, (sample.of, "upper end from how much it varied over the load")))
+                of=", ".join(
+                    filter(None, (sample.of, "upper end from how much it varied over the load"))
+                )
             )
-        return self._between_runs(bounds, sample.values, p), sample._replace(short=Shortage(of_cluster.words, enough_s))
+        return self._between_runs(bounds, sample.values, p), sample._replace(
+            short=Shortage(of_cluster.words, enough_s)
+        )
 
     def _between_runs(self, bounds: Interval, values: Series, p: float) -> Interval:
         """The interval of a percentile, at least as wide as the percentiles of the single runs differ."""
         return intervals.widened(bounds, _of_runs(values, p), log=True)
 
-    def _differing_runs(self, ratio: Interval, above: Sequence[float], below: Sequence[float]) -> Interval:
+    def _differing_runs(
+        self, ratio: Interval, above: Sequence[float], below: Sequence[float]
+    ) -> Interval:
         """The interval of `above / below`, at least as wide as that ratio differs between the single runs."""
         if len(above) != len(below) or not all(below):
             return ratio
@@ -249,8 +306,12 @@ class Evaluator:
         queued = steady.waits(self.runs, what)
         if queued and (stays := steady.looks(self.runs)):
             looks_in_part = stays[0] * length_s / stays[1]
-            if short := steady.tail(looks_in_part, (looks_in_part, length_s), p, confidence, f"p{p * 100:g}"):
-                return replace(quantile_interval.quantile(values, p, confidence), high=math.inf), short
+            if short := steady.tail(
+                looks_in_part, (looks_in_part, length_s), p, confidence, f"p{p * 100:g}"
+            ):
+                return replace(
+                    quantile_interval.quantile(values, p, confidence), high=math.inf
+                ), short
         return _bounded(values, p, confidence, length_s, queued)
 
     def _share(self, marks: Series) -> Held:
@@ -270,8 +331,12 @@ class Evaluator:
         p = term.quantile
         per_run = [run.gaps.quantile(p) for run in self.runs]
         bounds = intervals.replications(per_run, self.confidence)
-        length_s = steady.load_length_s([steady.figures(columns, "e2e")[0] for columns in self._columns])
-        short = steady.too_short(length_s, self.confidence, self.horizon_s, f"{term.kind} p{p * 100:g}")
+        length_s = steady.load_length_s(
+            [steady.figures(columns, "e2e")[0] for columns in self._columns]
+        )
+        short = steady.too_short(
+            length_s, self.confidence, self.horizon_s, f"{term.kind} p{p * 100:g}"
+        )
         bounds = replace(bounds, high=math.inf) if short else bounds
         return Held(bounds, self._ok_requests(), short.sentence(), _known(short))
 
@@ -284,18 +349,24 @@ class Evaluator:
         settled_spans, caveat = [], ""
         for (run, columns), span in zip(self._runs_and_columns(), spans, strict=True):
             pieces = _pieces(span, steady_state.BATCHES)
-            first_settled = steady_state.rising(np.array([count_in_span(run, columns, piece) for piece in pieces]))
+            first_settled = steady_state.rising(
+                np.array([count_in_span(run, columns, piece) for piece in pieces])
+            )
             if first_settled is None:
                 caveat = steady.unsettled(span.duration_s or 0.0).sentence()
             settled_spans.append(
                 span
                 if not first_settled
-                else windows.span((pieces[first_settled].start_s or 0) * 1e9, (span.end_s or 0) * 1e9)
+                else windows.span(
+                    (pieces[first_settled].start_s or 0) * 1e9, (span.end_s or 0) * 1e9
+                )
             )
         caveat = _nothing_ended(self._columns, spans) or caveat
         batch_rates = self._batch_rates(settled_spans, count_in_span)
         within = intervals.batch_means(batch_rates, batches=len(batch_rates), level=self.confidence)
-        per_run = [float(np.mean(run_rates)) for run_rates in np.split(np.array(batch_rates), len(spans))]
+        per_run = [
+            float(np.mean(run_rates)) for run_rates in np.split(np.array(batch_rates), len(spans))
+        ]
         bounds = intervals.widened(within, per_run)
         return (replace(bounds, high=math.inf) if caveat else bounds), caveat
 
@@ -319,7 +390,10 @@ class Evaluator:
             assert span.start_s is not None and span.end_s is not None
             start, end = round(span.start_s * 1e9), round(span.end_s * 1e9)
             if not _has_windows(run, window_ns):
-                length, window = format.duration((end - start) / 1e9), format.duration(window_ns / 1e9)
+                length, window = (
+                    format.duration((end - start) / 1e9),
+                    format.duration(window_ns / 1e9),
+                )
                 missing_s = MARGIN * 2 * window_ns / 1e9 * len(self.runs)  # in runs of their own
                 raise Missing(f"a load of {length} has no two windows of {window}", missing_s)
             first.append(windows.span(start, start + window_ns))
@@ -334,10 +408,20 @@ class Evaluator:
                 for columns, span in zip(self._columns, spans, strict=True)
             ]
             length_s = len(self.runs) * term.window_ns / 1e9
-            bounds, short = self._quantile(values, term.quantile, term.of, length_s, self.confidence)
-            halves.append((bounds, f"in a window {short.sentence()} in each" if short else "", steady.size(values)))
+            bounds, short = self._quantile(
+                values, term.quantile, term.of, length_s, self.confidence
+            )
+            halves.append(
+                (
+                    bounds,
+                    f"in a window {short.sentence()} in each" if short else "",
+                    steady.size(values),
+                )
+            )
             of_runs.append(_of_runs(values, term.quantile))
-        ratio = self._differing_runs(_ratio(halves[1][0], halves[0][0], "the first window"), of_runs[1], of_runs[0])
+        ratio = self._differing_runs(
+            _ratio(halves[1][0], halves[0][0], "the first window"), of_runs[1], of_runs[0]
+        )
         caveat = halves[0][1] or halves[1][1]
         return Held(ratio.each(_change), min(size for *_, size in halves), caveat)
 
@@ -346,18 +430,29 @@ class Evaluator:
         if count < 2:
             raise Missing("there was one target: nothing to compare between nodes")
         pairs = count * (count - 1) / 2
-        confidence = 1 - (1 - self.confidence) / pairs  # Bonferroni: all pairs together keep the confidence
+        confidence = (
+            1 - (1 - self.confidence) / pairs
+        )  # Bonferroni: all pairs together keep the confidence
         nodes, of_runs, sizes, short = [], [], [], []
         length_s = sum(run.summary.window.steady.duration_s or 0.0 for run in self.runs)
         for node in range(count):
-            values = [steady.latencies(columns, term.of, columns["target"] == node) for columns in self._columns]
+            values = [
+                steady.latencies(columns, term.of, columns["target"] == node)
+                for columns in self._columns
+            ]
             bounds, of_node = self._quantile(values, term.quantile, term.of, length_s, confidence)
             nodes.append(bounds)
             of_runs.append(_of_runs(values, term.quantile))
-            short.append(of_node._replace(words=of_node.words and f"node {node + 1}: {of_node.words}"))
+            short.append(
+                of_node._replace(words=of_node.words and f"node {node + 1}: {of_node.words}")
+            )
             sizes.append(steady.size(values))
-        if failed := [f"node {node + 1}" for node, bounds in enumerate(nodes) if math.isinf(bounds.value)]:
-            raise Missing(f"too many requests failed at {', '.join(failed)}: no {term.at} to compare")
+        if failed := [
+            f"node {node + 1}" for node, bounds in enumerate(nodes) if math.isinf(bounds.value)
+        ]:
+            raise Missing(
+                f"too many requests failed at {', '.join(failed)}: no {term.at} to compare"
+            )
         ratios = [
             self._differing_runs(intervals.quotient(nodes[a], nodes[b]), of_runs[a], of_runs[b])
             for a, b in permutations(range(count), 2)
@@ -371,7 +466,9 @@ class Evaluator:
         other = self.measured.get(term.level, MeasuredLevel())
         if not other.runs or other.trouble:
             raise Missing(f"there is no run of {term.level}: {other.trouble or 'it was not run'}")
-        of_others = [run.only(term.class_name) if _has_class(run, term) else run for run in other.runs]
+        of_others = [
+            run.only(term.class_name) if _has_class(run, term) else run for run in other.runs
+        ]
         other_columns = [run.columns() for run in of_others]
         p = term.quantile
         own_latency, own_sample = self._latency(self.runs, self._columns, term.of, p)
@@ -380,7 +477,9 @@ class Evaluator:
         of_other = of_other._replace(words=of_other.words and f"{term.level}: {of_other.words}")
         short = steady.all_of([own_sample.short, of_other])
         bounds = _ratio(own_latency, other_latency, term.level)
-        return Held(bounds, min(own_sample.total, other_sample.total), short.sentence(), _known(short))
+        return Held(
+            bounds, min(own_sample.total, other_sample.total), short.sentence(), _known(short)
+        )
 
     def energy(self, term: Promise) -> Held:
         """Watts by their reading error over a rate by its interval, as wide as the single runs differ."""
@@ -389,13 +488,21 @@ class Evaluator:
         each = [None if one is None else getattr(one, field) for one in used]
         for one, value in zip(used, each, strict=True):
             if one is None or value is None:
-                raise Missing(one.why if one is not None and one.why else "nothing says what the accelerators used")
+                raise Missing(
+                    one.why
+                    if one is not None and one.why
+                    else "nothing says what the accelerators used"
+                )
         rate, caveat = self._rate(_COUNTED[counted])
         watts = [one.watts or 0.0 for one in used if one is not None]
-        error = max((one.error_j or 0.0) / one.joules for one in used if one is not None and one.joules)
+        error = max(
+            (one.error_j or 0.0) / one.joules for one in used if one is not None and one.joules
+        )
         mean = math.fsum(watts) / len(watts)
         drawn = Interval(mean, mean * max(1 - error, 0.0), mean * (1 + error), self.confidence)
-        bounds = replace(intervals.quotient(drawn, rate), value=math.fsum(filter(None, each)) / len(each))
+        bounds = replace(
+            intervals.quotient(drawn, rate), value=math.fsum(filter(None, each)) / len(each)
+        )
         found = intervals.widened(bounds, [value for value in each if value is not None])
         return Held(found, self._ok_requests(), caveat)
 
@@ -432,12 +539,16 @@ def _together(held: Sequence[Held]) -> Interval:
 
 def _has_class(run: RecordedRun, term: Promise) -> bool:
     """Whether a run of another level has the class of a term; one that has none is of that class as a whole."""
-    return bool(term.class_name) and any(plan.name == term.class_name for plan in run.header.classes)
+    return bool(term.class_name) and any(
+        plan.name == term.class_name for plan in run.header.classes
+    )
 
 
 def _of_sample(found: Interval, requests: int, sample: SteadySample) -> Held:
     short = sample.short
-    return Held(found, requests, short.sentence(), _known(short), sample.of, sample.length_s, sample.looks)
+    return Held(
+        found, requests, short.sentence(), _known(short), sample.of, sample.length_s, sample.looks
+    )
 
 
 def _known(short: Shortage) -> float:
@@ -445,7 +556,9 @@ def _known(short: Shortage) -> float:
     return short.enough_s if math.isfinite(short.enough_s) else 0.0
 
 
-def _bounded(values: Series, p: float, confidence: float, length_s: float, queued: bool) -> tuple[Interval, Shortage]:
+def _bounded(
+    values: Series, p: float, confidence: float, length_s: float, queued: bool
+) -> tuple[Interval, Shortage]:
     """A quantile with its interval, and why the sample alone does not bound it from above, if it does not.
 
     A figure without queueing time still gets an upper end, from the spread of the batches of the load. Queueing time
@@ -457,7 +570,9 @@ def _bounded(values: Series, p: float, confidence: float, length_s: float, queue
         short or quantile_interval.known(values, p, confidence) < quantile_interval.LEAST_WORTH
     )  # its range may hold a failed request
     if from_spread and not queued and math.isinf(bounds.high):
-        bounds = replace(bounds, high=max(bounds.value, quantile_interval.tolerance(values, p, confidence)))
+        bounds = replace(
+            bounds, high=max(bounds.value, quantile_interval.tolerance(values, p, confidence))
+        )
     return replace(bounds, high=max(bounds.high, quantile_interval.other_state(values, p))), short
 
 
@@ -509,7 +624,9 @@ def _nothing_ended(columns: Sequence[Columns], spans: Sequence[Span]) -> str:
 def _slo_misses(run: RecordedRun, columns: Columns) -> Timed:
     """1.0 for each request that misses the run's SLO and 0.0 for each that meets it, in order of due instants."""
     return steady.ordered(
-        columns, steady.counted(columns, run.header.slo), (~_meets_slo(run, columns)).astype(np.float64)
+        columns,
+        steady.counted(columns, run.header.slo),
+        (~_meets_slo(run, columns)).astype(np.float64),
     )
 
 
@@ -545,7 +662,11 @@ def _pieces(span: Span, n: int) -> list[Span]:
 
 def _ended_in_span(columns: Columns, piece: Span) -> NDArray[np.bool_]:
     end = columns["end_ns"]
-    return (end >= round((piece.start_s or 0) * 1e9)) & (end < round((piece.end_s or 0) * 1e9)) & columns.where(OK)
+    return (
+        (end >= round((piece.start_s or 0) * 1e9))
+        & (end < round((piece.end_s or 0) * 1e9))
+        & columns.where(OK)
+    )
 
 
 def _ok_in_span(run: RecordedRun, columns: Columns, piece: Span) -> float:
@@ -620,10 +741,14 @@ def jain_bounds(shares: Sequence[Interval]) -> Interval | None:
         return None
     ordered = sorted(shares, key=lambda share: share.low + share.high)
     corners = [
-        [*(share.low for share in ordered[:i]), *(share.high for share in ordered[i:])] for i in range(len(shares) + 1)
+        [*(share.low for share in ordered[:i]), *(share.high for share in ordered[i:])]
+        for i in range(len(shares) + 1)
     ]
     least, most = min(share.low for share in shares), max(share.high for share in shares)
     centres = [least + (most - least) * i / CENTRES for i in range(CENTRES + 1)]
     evened = [[min(max(centre, share.low), share.high) for share in shares] for centre in centres]
-    found = [value, *(index for values in (*corners, *evened) if (index := fairness.jain(values)) is not None)]
+    found = [
+        value,
+        *(index for values in (*corners, *evened) if (index := fairness.jain(values)) is not None),
+    ]
     return Interval(value, min(found), max(found))

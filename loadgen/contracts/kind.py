@@ -73,7 +73,9 @@ def comparable(folder: Path) -> Side:
     if len(levels) != 1:
         names = ", ".join(level.name for level in levels) or "none was run"
         what = f"a validation is one side where it has one level: {names}"
-        raise UserError("mismatch", what, str(folder), f"name one of them: {next(iter(levels), folder)}")
+        raise UserError(
+            "mismatch", what, str(folder), f"name one of them: {next(iter(levels), folder)}"
+        )
     return of_repeats(folder, found)
 
 

@@ -94,7 +94,11 @@ def check(
     """
     report = _FaultReport(top, file)
     names: dict[str, int] = {}
-    if "answers" in top and (index := next((one.index for one in drafts if one.name == "answers"), None)) is not None:
+    if (
+        "answers" in top
+        and (index := next((one.index for one in drafts if one.name == "answers"), None))
+        is not None
+    ):
         what = 'the verdict on the answers has the name of this level: "answers"'
         report.fault("duplicate", ("levels", index, "name"), what, "give the level another name")
     for draft in drafts:
@@ -111,15 +115,25 @@ def check(
         has_slo = planned_level is None or planned_level.workload.slo is not None
         _check_classes(draft, planned_level, report)
         _check_contradictions(draft, planned_level, report)
-        _check_missing(draft, report, has_slo=has_slo, has_gpus=gpus is not None or "gpus" in top, others=list(names))
+        _check_missing(
+            draft,
+            report,
+            has_slo=has_slo,
+            has_gpus=gpus is not None or "gpus" in top,
+            others=list(names),
+        )
         if planned_level is not None:
             planned.append(_check_samples(draft, planned_level, contract, report))
     if contract.answers is not None:
-        _check_answers(contract.answers, contract.confidence, report, folder, read_questions, against=against)
+        _check_answers(
+            contract.answers, contract.confidence, report, folder, read_questions, against=against
+        )
     return planned, report.here, report.elsewhere
 
 
-def _check_prices(name: str | None, report: _FaultReport, folder: Path, load_prices: Callable[[Path], object]) -> None:
+def _check_prices(
+    name: str | None, report: _FaultReport, folder: Path, load_prices: Callable[[Path], object]
+) -> None:
     if name is None:
         return
     try:
@@ -143,8 +157,16 @@ def _planned_level(
         path = _workload_path(draft.workload, folder)
         if path is None:
             nearby = [str(other.relative_to(folder)) for other in sorted(folder.glob("*.yaml"))]
-            hint = meant(draft.workload, [*packaged(), *nearby]) + "; or a path relative to the contract"
-            report.fault("unknown_name", (*level_loc, "workload"), f'there is no workload "{draft.workload}"', hint)
+            hint = (
+                meant(draft.workload, [*packaged(), *nearby])
+                + "; or a path relative to the contract"
+            )
+            report.fault(
+                "unknown_name",
+                (*level_loc, "workload"),
+                f'there is no workload "{draft.workload}"',
+                hint,
+            )
     level = draft.level
     if level is None or path is None:
         return None
@@ -201,47 +223,81 @@ def _check_contradictions(draft: Draft, plan: Planned | None, report: _FaultRepo
     must_terms: dict[Promise, Promise] = {}
     places: dict[tuple[str, Promise], int] = {}
     for kind, place, term in draft.terms:
-        loc, key = ("levels", draft.index, kind, place), term._replace(limit=None, currency="")  # what it is about
+        loc, key = (
+            ("levels", draft.index, kind, place),
+            term._replace(limit=None, currency=""),
+        )  # what it is about
         if (kind, key) in places:
             what = f"{words(term)}: said twice"
-            report.fault("duplicate", loc, what, f"item {places[kind, key] + 1} of {kind} says it already; keep one")
+            report.fault(
+                "duplicate",
+                loc,
+                what,
+                f"item {places[kind, key] + 1} of {kind} says it already; keep one",
+            )
             continue
         places[kind, key] = place
         if kind == "must":
             must_terms[key] = term
         elif key in must_terms and _strictness(term) <= _strictness(must_terms[key]):
             what = f"{words(term)}: this should asks for no more than the must"
-            report.fault("no_effect", loc, what, "a should is stricter than its must; leave it out, or swap the two")
+            report.fault(
+                "no_effect",
+                loc,
+                what,
+                "a should is stricter than its must; leave it out, or swap the two",
+            )
         if plan is not None and term.kind in ("requests", "good_requests", "tasks", "good_tasks"):
             _check_offered_rate(term, loc, plan, report)
     latencies = [one for one in draft.terms if is_time(one[2].kind)]
     for kind, place, term in latencies:
-        for other in (other for other_kind, _, other in latencies if other_kind == kind and other.limit < term.limit):
+        for other in (
+            other
+            for other_kind, _, other in latencies
+            if other_kind == kind and other.limit < term.limit
+        ):
             what = ""
             if other.class_name != term.class_name:
                 continue
             if other.kind == term.kind and other.quantile > term.quantile:
                 what = f"a looser limit than at {other.at} ({time_words(other.limit)})"
                 hint = "a lower percentile cannot be the larger one: one of the two is a slip"
-            elif other.kind == "e2e" and term.kind in ("ttft", "first_answer") and other.quantile == term.quantile:
+            elif (
+                other.kind == "e2e"
+                and term.kind in ("ttft", "first_answer")
+                and other.quantile == term.quantile
+            ):
                 what = f"longer than the whole answer may take ({time_words(other.limit)})"
                 hint = "E2E holds it: one of the two is a slip"
-            elif other.kind == "task_time" and term.kind in _WAITS_OF_TASKS and other.quantile == term.quantile:
+            elif (
+                other.kind == "task_time"
+                and term.kind in _WAITS_OF_TASKS
+                and other.quantile == term.quantile
+            ):
                 what = f"longer than the whole task may take ({time_words(other.limit)})"
                 hint = "the task time holds it: one of the two is a slip"
             if what:
-                report.fault("conflict", ("levels", draft.index, kind, place), f"{words(term)}: {what}", hint)
+                report.fault(
+                    "conflict", ("levels", draft.index, kind, place), f"{words(term)}: {what}", hint
+                )
                 break
 
 
 def _check_offered_rate(term: Promise, loc: Where, plan: Planned, report: _FaultReport) -> None:
-    closed = any(isinstance(stage.arrival, Closed) for stage in plan.workload.stages if stage.measured)
+    closed = any(
+        isinstance(stage.arrival, Closed) for stage in plan.workload.stages if stage.measured
+    )
     if closed or plan.starts is None or plan.duration_ns is None:
         return
     offered = plan.starts * planning.each(term, plan) / (plan.duration_ns / 1e9)
     if term.limit > offered * (1 + 1e-9):
         what = f"{words(term)}: more than the {format.quantity(offered)}/s that this level offers"
-        report.fault("out_of_range", loc, what, "no server can answer more than it is asked: raise the level's rate")
+        report.fault(
+            "out_of_range",
+            loc,
+            what,
+            "no server can answer more than it is asked: raise the level's rate",
+        )
 
 
 def _check_classes(draft: Draft, plan: Planned | None, report: _FaultReport) -> None:
@@ -254,24 +310,43 @@ def _check_classes(draft: Draft, plan: Planned | None, report: _FaultReport) -> 
     for kind, place, term in draft.terms:
         loc: Where = ("levels", draft.index, kind, place)
         if term.class_name and term.class_name not in classes:
-            hint = meant(term.class_name, list(classes)) if classes else "its requests are all of one kind"
-            report.fault("unknown_name", loc, f'{plan.level.workload} has no class "{term.class_name}"', hint)
+            hint = (
+                meant(term.class_name, list(classes))
+                if classes
+                else "its requests are all of one kind"
+            )
+            report.fault(
+                "unknown_name", loc, f'{plan.level.workload} has no class "{term.class_name}"', hint
+            )
             continue
         parts = planning.of_term(term, plan)
         if term.kind in OF_TASKS and not any(part.is_session for part in parts):
             of_class = f" of class {term.class_name}" if term.class_name else ""
             what = f"{words(term)}: the requests{of_class} of {plan.level.workload} stand alone, there are no tasks"
-            report.fault("mismatch", loc, what, "a workload with steps or turns, like coding-agent or agentic")
+            report.fault(
+                "mismatch",
+                loc,
+                what,
+                "a workload with steps or turns, like coding-agent or agentic",
+            )
         elif term.kind == "task_cost" and not all(part.is_session for part in parts):
-            what = f"{words(term)}: single requests beside the tasks are paid from the same machines"
+            what = (
+                f"{words(term)}: single requests beside the tasks are paid from the same machines"
+            )
             report.fault("unsupported", loc, what, "cost: what a thousand good requests cost")
         elif "tenants" in kind_of(term.kind).needs and not tenants_of(tenants):
             what = f"{words(term)}: {plan.level.workload} has no two tenants"
-            report.fault("mismatch", loc, what, "a workload with classes, like noisy-neighbour or mixed")
+            report.fault(
+                "mismatch", loc, what, "a workload with classes, like noisy-neighbour or mixed"
+            )
         elif "tenants" in kind_of(term.kind).needs and not all(part.slo for part in parts):
             what = f"{words(term)}: nothing says when a request is good"
-            report.fault("no_slo", loc, what, "slo: {ttft: 2s, tpot: 100ms} in each class, or of all")
-        elif "task_slo" in kind_of(term.kind).needs and not any(part.slo and part.slo.task for part in parts):
+            report.fault(
+                "no_slo", loc, what, "slo: {ttft: 2s, tpot: 100ms} in each class, or of all"
+            )
+        elif "task_slo" in kind_of(term.kind).needs and not any(
+            part.slo and part.slo.task for part in parts
+        ):
             what = f"{words(term)}: nothing says when a task is good"
             report.fault("no_slo", loc, what, "slo: {task: {within: 90s, wait: 2s}}")
         elif (
@@ -280,22 +355,35 @@ def _check_classes(draft: Draft, plan: Planned | None, report: _FaultReport) -> 
             and any(one.slo for one in classes.values())
         ):
             what = f"{words(term)}: its classes have SLOs of their own"
-            report.fault("ambiguous", loc, what, f"goodput: {{share: 99%, class: {next(iter(classes))}}}")
+            report.fault(
+                "ambiguous", loc, what, f"goodput: {{share: 99%, class: {next(iter(classes))}}}"
+            )
 
 
-def _check_missing(draft: Draft, report: _FaultReport, *, has_slo: bool, has_gpus: bool, others: list[str]) -> None:
+def _check_missing(
+    draft: Draft, report: _FaultReport, *, has_slo: bool, has_gpus: bool, others: list[str]
+) -> None:
     """Report terms that need something the contract does not give: an SLO, GPUs, prices, another level."""
     missing: dict[str, tuple[bool, Code, str, str]] = {
-        "slo": (not has_slo, "no_slo", "nothing says when a request is good", "slo: {ttft: 2s, tpot: 100ms}"),
+        "slo": (
+            not has_slo,
+            "no_slo",
+            "nothing says when a request is good",
+            "slo: {ttft: 2s, tpot: 100ms}",
+        ),
         "gpus": (
-            not has_gpus, "missing_option", "nobody says how many GPUs there are",
+            not has_gpus,
+            "missing_option",
+            "nobody says how many GPUs there are",
             "gpus: 8 in the contract, or --gpus 8",
         ),
         "prices": (
-            "prices" not in report.top, "no_price", "there are no prices",
+            "prices" not in report.top,
+            "no_price",
+            "there are no prices",
             "prices: prices.yaml, relative to the contract (docs/prices.example.yaml)",
         ),
-    }  # fmt: skip
+    }
     for kind, place, term in draft.terms:
         loc: Where = ("levels", draft.index, kind, place)
         for need in kind_of(term.kind).needs if not term.class_name else ():
@@ -304,7 +392,12 @@ def _check_missing(draft: Draft, report: _FaultReport, *, has_slo: bool, has_gpu
                 report.fault(code, loc, f"{words(term)}: {what}", hint)
         known = [name for name in others if name != draft.name]
         if term.level and term.level not in known:
-            report.fault("unknown_name", loc, f'there is no other level "{term.level}"', meant(term.level, known))
+            report.fault(
+                "unknown_name",
+                loc,
+                f'there is no other level "{term.level}"',
+                meant(term.level, known),
+            )
 
 
 # -- samples -----------------------------------------------------------------------------------------------------
@@ -332,7 +425,9 @@ def _all_poisson(workload: Workload) -> bool:
     return all(isinstance(stage.arrival, Poisson) for stage in workload.stages if stage.measured)
 
 
-def _check_samples(draft: Draft, plan: Planned, contract: Contract, report: _FaultReport) -> Planned:
+def _check_samples(
+    draft: Draft, plan: Planned, contract: Contract, report: _FaultReport
+) -> Planned:
     """Report terms whose load is too short, or has too few requests, for them to pass; and `apart` of one run.
 
     Of a level that was shortened they are no faults: the plan is returned with them in words.
@@ -347,7 +442,10 @@ def _check_samples(draft: Draft, plan: Planned, contract: Contract, report: _Fau
         if term.kind in POOLED and level.repeats < POOLED_REPEATS:
             what = f"{words(term)}: gaps within an answer hang together, so one run has no interval for them"
             report.fault(
-                "too_few", loc, what, f"repeats: {POOLED_REPEATS} or more; or promise tpot, which is per request"
+                "too_few",
+                loc,
+                what,
+                f"repeats: {POOLED_REPEATS} or more; or promise tpot, which is per request",
             )
         elif planning.each(term, plan) and (
             lacking := _too_short(term, plan, contract) or _too_few(term, plan, contract)
@@ -381,7 +479,13 @@ def _too_few(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str
         least = max(least, alike(term.limit, confidence))
     if available >= least:
         return None
-    scope = "each window has" if windowed else f"{level.repeats} runs have" if level.repeats > 1 else "there are"
+    scope = (
+        "each window has"
+        if windowed
+        else f"{level.repeats} runs have"
+        if level.repeats > 1
+        else "there are"
+    )
     noun = "tasks" if term.kind in OF_TASKS else "requests"
     what = f"{words(term)}: needs {least:,} {noun} to be shown at all, {scope} {available:,}"
     return what, _sample_hint(least / each, plan, windowed)
@@ -389,7 +493,9 @@ def _too_few(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str
 
 def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str] | None:
     """What is wrong, and the hint, where the load over all repeats is too short for what comes back rarely."""
-    if plan.duration_ns is None or not (is_time(term.kind) or term.kind in ("goodput", "task_goodput", "fairness")):
+    if plan.duration_ns is None or not (
+        is_time(term.kind) or term.kind in ("goodput", "task_goodput", "fairness")
+    ):
         return None  # of a closed loop by count, how long it takes is known only after the run
     length_s, repeats = plan.duration_ns / 1e9 * plan.level.repeats, plan.level.repeats
     confidence, horizon = contract.confidence, contract.horizon_ns / 1e9
@@ -401,7 +507,13 @@ def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, s
         f"{format.duration(horizon)}; there are {format.duration(length_s)}"
         + (f" in {repeats} runs" if repeats > 1 else "")
     )
-    starts_s = needed(term, confidence) / planning.each(term, plan) * length_s / repeats / (plan.starts or math.inf)
+    starts_s = (
+        needed(term, confidence)
+        / planning.each(term, plan)
+        * length_s
+        / repeats
+        / (plan.starts or math.inf)
+    )
     each_s = math.ceil(max(needed_s, starts_s) / repeats)
     seen_s = math.floor(intervals.recurrence(length_s, confidence) * 10) / 10
     hint = f"duration: {each_s}s or more; or, to promise less, horizon: {seen_s:g}s"
@@ -410,11 +522,23 @@ def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, s
 
 def _sample_hint(least_starts: float, plan: Planned, windowed: bool) -> str:
     each = math.ceil(least_starts / (1 if windowed else plan.level.repeats))
-    rate = 0.0 if plan.starts is None or plan.duration_ns is None else plan.starts / (plan.duration_ns / 1e9)
-    duration = "" if not rate else f"{math.ceil(each / rate)}s ({format.duration(each / rate)} at this rate)"
+    rate = (
+        0.0
+        if plan.starts is None or plan.duration_ns is None
+        else plan.starts / (plan.duration_ns / 1e9)
+    )
+    duration = (
+        ""
+        if not rate
+        else f"{math.ceil(each / rate)}s ({format.duration(each / rate)} at this rate)"
+    )
     if windowed:
         return f"window: {duration} or more" if duration else "a longer window"
-    return f"requests: {each}" + (f", or duration: {duration}" if duration else "") + " or more; or a lower percentile"
+    return (
+        f"requests: {each}"
+        + (f", or duration: {duration}" if duration else "")
+        + " or more; or a lower percentile"
+    )
 
 
 # -- answers -----------------------------------------------------------------------------------------------------
@@ -464,7 +588,10 @@ def _check_answers(
         return
     except Fault as fault:
         report.fault(
-            fault.code, ("answers", "dataset"), fault.what, fault.hint or "a JSONL file, relative to the contract"
+            fault.code,
+            ("answers", "dataset"),
+            fault.what,
+            fault.hint or "a JSONL file, relative to the contract",
         )
         return
     classes = sorted({prompt.group for prompt in prompts} - {""})
@@ -481,13 +608,18 @@ def _check_answers(
             report.fault("missing_option", loc, f"{words(term)}: there is no other endpoint", hint)
         if term.class_name and term.class_name not in classes:
             hint = meant(term.class_name, classes) if classes else 'no row of it has a "class"'
-            report.fault("unknown_name", loc, f'{asked.dataset} has no class "{term.class_name}"', hint)
+            report.fault(
+                "unknown_name", loc, f'{asked.dataset} has no class "{term.class_name}"', hint
+            )
             continue
-        need = next((one for one in ANSWER_KINDS[term.of or term.kind].needs if one in _SCORED), None)
+        need = next(
+            (one for one in ANSWER_KINDS[term.of or term.kind].needs if one in _SCORED), None
+        )
         usable = [
             prompt
             for prompt in prompts
-            if (not term.class_name or prompt.group == term.class_name) and (need is None or _SCORED[need](prompt))
+            if (not term.class_name or prompt.group == term.class_name)
+            and (need is None or _SCORED[need](prompt))
         ]
         if need is not None and not usable:
             report.fault(
@@ -499,7 +631,10 @@ def _check_answers(
         elif len(usable) < (least := _prompts_needed(term, confidence)):
             what = f"{words(term)}: needs {least:,} prompts to be shown at all, there are {len(usable):,}"
             report.fault(
-                "too_few", loc, what, "more rows in the data set" + ("" if asked.rows is None else ", and in rows:")
+                "too_few",
+                loc,
+                what,
+                "more rows in the data set" + ("" if asked.rows is None else ", and in rows:"),
             )
 
 

@@ -54,7 +54,9 @@ def load_contract(
     document, yaml_faults = read_document(text, label, env)
     levels = document.get("levels")
     written = [
-        (i, level) for i, level in enumerate(levels if isinstance(levels, list) else ()) if isinstance(level, Map)
+        (i, level)
+        for i, level in enumerate(levels if isinstance(levels, list) else ())
+        if isinstance(level, Map)
     ]
     if repeats is not None:
         for _, level in written:
@@ -80,15 +82,27 @@ def load_contract(
     faults = in_order([*source.faults, *contract_faults]) + other_faults
     if faults or contract is None:
         raise Faults(faults)
-    plans = tuple(replace(plan, level=level) for plan, level in zip(planned, contract.levels, strict=True))
+    plans = tuple(
+        replace(plan, level=level) for plan, level in zip(planned, contract.levels, strict=True)
+    )
     resolved = json.dumps(document, indent=2) + "\n" if "${" in text else ""  # JSON is YAML
-    return Checked(contract=contract, levels=plans, text=text, resolved=resolved, file=label, folder=file.parent)
+    return Checked(
+        contract=contract,
+        levels=plans,
+        text=text,
+        resolved=resolved,
+        file=label,
+        folder=file.parent,
+    )
 
 
 def _top(document: Map, source: Source) -> Contract:
     """What can be parsed of the contract without its levels."""
     known = Contract.keys()
-    written = {key: value for key, value in document.items() if key in known} | {"name": "c", "levels": ()}
+    written = {key: value for key, value in document.items() if key in known} | {
+        "name": "c",
+        "levels": (),
+    }
     made, faults = checked(Contract, written, source)
     if faults:
         wrong = {detail["loc"][0] for detail in faults}
@@ -102,11 +116,17 @@ def _draft(index: int, written: Map, source: Source) -> Draft:
     terms = tuple(
         (kind, place, term)
         for kind in ("must", "should")
-        for place, promise in enumerate(written[kind] if isinstance(written.get(kind), list) else ())
+        for place, promise in enumerate(
+            written[kind] if isinstance(written.get(kind), list) else ()
+        )
         if (term := checked(WrittenPromise, promise, source)[0]) is not None
     )
     known = set(ContractLevel.keys()) - {"must", "should"}
     own = {key: value for key, value in written.items() if key in known}
     return Draft(
-        index=index, name=name or "", workload=workload, level=checked(ContractLevel, own, source)[0], terms=terms
+        index=index,
+        name=name or "",
+        workload=workload,
+        level=checked(ContractLevel, own, source)[0],
+        terms=terms,
     )

@@ -12,7 +12,10 @@ from loadgen.core import format
 from loadgen.core.schedule.chains import of_requests
 from loadgen.core.workload import Closed, Mix, Ramp, Replay, Stage, Synthetic, Workload
 
-JUDGED_HERE = ("failure_share", "not_offered_share")  # limits of a valid run that the contract judges itself
+JUDGED_HERE = (
+    "failure_share",
+    "not_offered_share",
+)  # limits of a valid run that the contract judges itself
 DRAWN = 200  # starts of a class, to know how many requests one has on average
 
 
@@ -20,7 +23,9 @@ def planned(level: ContractLevel, workload: Workload) -> Planned:
     """A level with its load, and how much of it is expected."""
     starts, duration_ns = expected(workload)
     classes = _classes(workload)
-    requests = None if starts is None else starts * sum(one.share * one.requests_each for one in classes)
+    requests = (
+        None if starts is None else starts * sum(one.share * one.requests_each for one in classes)
+    )
     rate = None if requests is None or duration_ns is None else requests / (duration_ns / 1e9)
     return Planned(
         level=level,
@@ -48,7 +53,10 @@ def lasting(workload: Workload, length_ns: int) -> Workload:
     """
     _, before_ns = expected(workload)
     factor = None if before_ns is None else length_ns / before_ns
-    stages = [stage if not stage.measured else _scaled(stage, factor, length_ns) for stage in workload.stages]
+    stages = [
+        stage if not stage.measured else _scaled(stage, factor, length_ns)
+        for stage in workload.stages
+    ]
     return workload.model_copy(update={"stages": tuple(stages)})
 
 
@@ -99,14 +107,19 @@ def _classes(workload: Workload) -> tuple[PlannedClass, ...]:
     """The classes of a workload; one without a name for a workload that has none."""
     requests = workload.requests
     classes = (
-        [(name, float(one.weight), one.slo or workload.slo, one.requests) for name, one in requests.classes.items()]
+        [
+            (name, float(one.weight), one.slo or workload.slo, one.requests)
+            for name, one in requests.classes.items()
+        ]
         if isinstance(requests, Mix)
         else [("", 1.0, workload.slo, requests)]
     )
     classes_planned = []
     for name, share, slo, of_class in classes:
         chains = of_requests(of_class, 0)
-        classes_planned.append(PlannedClass(name, share, slo, chains.slots(0, DRAWN) / DRAWN, chains.turns > 1))
+        classes_planned.append(
+            PlannedClass(name, share, slo, chains.slots(0, DRAWN) / DRAWN, chains.turns > 1)
+        )
     return tuple(classes_planned)
 
 
@@ -125,14 +138,30 @@ def each(term: Promise, plan: Planned) -> float:
 def planned_words(level_plan: Planned) -> list[str]:
     """A level's load as lines of text, to show before the run."""
     level = level_plan.level
-    each = "" if level_plan.requests is None else f", {format.counted(level_plan.requests, 'request')}"
-    tasks = sum(one.share for one in level_plan.classes if one.is_session) * (level_plan.starts or 0)
-    of = "conversations" if isinstance(level_plan.workload.requests, Synthetic) else "tasks"  # as its run says
+    each = (
+        "" if level_plan.requests is None else f", {format.counted(level_plan.requests, 'request')}"
+    )
+    tasks = sum(one.share for one in level_plan.classes if one.is_session) * (
+        level_plan.starts or 0
+    )
+    of = (
+        "conversations" if isinstance(level_plan.workload.requests, Synthetic) else "tasks"
+    )  # as its run says
     each = f", {tasks:,.0f} {of}{each}" if tasks else each
-    length = "" if level_plan.duration_ns is None else f", {format.duration(level_plan.duration_ns / 1e9)}"
-    lines = [f"level {level.name}: {level.workload}{each}{length}, {format.counted(level.repeats, 'run')}"]
+    length = (
+        ""
+        if level_plan.duration_ns is None
+        else f", {format.duration(level_plan.duration_ns / 1e9)}"
+    )
+    lines = [
+        f"level {level.name}: {level.workload}{each}{length}, {format.counted(level.repeats, 'run')}"
+    ]
     lines += [f"  {shortened}"] if (shortened := shortened_words(level_plan)) else []
-    lines += [f"  can no longer pass: {', '.join(level_plan.undecidable)}"] if level_plan.undecidable else []
+    lines += (
+        [f"  can no longer pass: {', '.join(level_plan.undecidable)}"]
+        if level_plan.undecidable
+        else []
+    )
     return lines
 
 
@@ -140,5 +169,11 @@ def shortened_words(level_plan: Planned) -> str:
     """By how much a level's load is shorter than in the contract; "" when it is not."""
     if level_plan.shortened_from_ns is None or level_plan.duration_ns is None:
         return ""
-    before = "its own end" if not level_plan.shortened_from_ns else format.duration(level_plan.shortened_from_ns / 1e9)
-    return f"{format.duration(level_plan.duration_ns / 1e9)} of load instead of {before} (--duration)"
+    before = (
+        "its own end"
+        if not level_plan.shortened_from_ns
+        else format.duration(level_plan.shortened_from_ns / 1e9)
+    )
+    return (
+        f"{format.duration(level_plan.duration_ns / 1e9)} of load instead of {before} (--duration)"
+    )

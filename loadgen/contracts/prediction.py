@@ -44,7 +44,8 @@ JUDGING = 0.5  # of the time to simulate the runs of a level: to judge them at e
 
 class Ahead(NamedTuple):
     """A run that lasts longer than its level. `rows`: those of `run`, ordered by `began_ns`, so that what a shorter run
-    would have brought is the first of them, in the memory of all."""
+    would have brought is the first of them, in the memory of all.
+    """
 
     run: RecordedRun
     began_ns: NDArray[np.int64]
@@ -59,15 +60,24 @@ def on(settings: Settings) -> Settings:
     """The simulated server to predict with: the preset that `--url sim:PRESET` names, else the default one."""
     if settings.virtual:
         return settings
-    return Settings(url=f"sim:{PHYSICAL['preset']}", gpus=settings.gpus, shape=settings.shape, command=settings.command)
+    return Settings(
+        url=f"sim:{PHYSICAL['preset']}",
+        gpus=settings.gpus,
+        shape=settings.shape,
+        command=settings.command,
+    )
 
 
 def steps(checked: Checked) -> list[float]:
     """How long each step of `predict` takes beside the others; 0 where it is not known before."""
     each = [(planned.requests or 0) * _times(planned, LONGEST) for planned in checked.levels]
     repeats = [planned.level.repeats for planned in checked.levels]
-    simulating = [requests for requests, times in zip(each, repeats, strict=True) for _ in range(times)]
-    return simulating + [JUDGING * requests * times for requests, times in zip(each, repeats, strict=True)]
+    simulating = [
+        requests for requests, times in zip(each, repeats, strict=True) for _ in range(times)
+    ]
+    return simulating + [
+        JUDGING * requests * times for requests, times in zip(each, repeats, strict=True)
+    ]
 
 
 def predict(
@@ -96,7 +106,12 @@ def predict(
             own[name] = _own_s(planned, runs[name][0].run)
         except (Faults, TargetError) as error:
             trouble[name] = LevelForecast(
-                name=name, length_s=0, simulated_s=0, terms=(), trouble=str(error), fault_codes=codes(error)
+                name=name,
+                length_s=0,
+                simulated_s=0,
+                terms=(),
+                trouble=str(error),
+                fault_codes=codes(error),
             )
 
     @cache  # a level is also what others are compared with
@@ -132,14 +147,22 @@ def _simulated(
         workload = planning.lasting(workload, round(planned.duration_ns * ahead))
     found = []
     # before the first step nothing tells how long it takes but how much there is to do
-    size = "" if planned.requests is None else f" ({format.counted(round(planned.requests * ahead), 'request')})"
+    size = (
+        ""
+        if planned.requests is None
+        else f" ({format.counted(round(planned.requests * ahead), 'request')})"
+    )
     for number in range(planned.level.repeats):
         run_of_it = f" run {number + 1}" if planned.level.repeats > 1 else ""
         step(f"simulating {planned.level.name}{run_of_it}{size}")
         with tempfile.TemporaryDirectory() as folder:
             own_seed = {} if seed is None else {"seed": seed + number}
-            _, kept = perform(workload.model_copy(update=own_seed), replace(settings, out=Path(folder) / "run"))
-            run = replace(read_run(kept, Path(folder)), folder=f"{planned.level.name}/r{number + 1}")
+            _, kept = perform(
+                workload.model_copy(update=own_seed), replace(settings, out=Path(folder) / "run")
+            )
+            run = replace(
+                read_run(kept, Path(folder)), folder=f"{planned.level.name}/r{number + 1}"
+            )
             found.append(_in_order(run))
     return tuple(found)
 
@@ -160,20 +183,32 @@ def _forecast(
     def judged(length_s: float, open_terms: Collection[int] | None = None) -> LevelVerdict:
         """The level after this time; `open_terms`: of these of its terms alone."""
         asked = level if open_terms is None else _only(level, open_terms)
-        others = {term.level for term in (*asked.must, *asked.should) if term.level in runs} | {name}
-        measured = {other: MeasuredLevel(runs=cut(other, length_s / own_s)) for other in runs if other in others}
+        others = {term.level for term in (*asked.must, *asked.should) if term.level in runs} | {
+            name
+        }
+        measured = {
+            other: MeasuredLevel(runs=cut(other, length_s / own_s))
+            for other in runs
+            if other in others
+        }
         return verdict.levels(contract.model_copy(update={"levels": (asked,)}), measured, money)[0]
 
     lengths = sorted({own_s, *_lengths(own_s, simulated_s)}, reverse=True)
     at_own, at_last = judged(own_s), judged(lengths[0])
     needed_s: dict[int, float] = {}
-    open_terms = list(range(len(at_own.terms)))  # decided at every length so far: what is shorter counts for no other
+    open_terms = list(
+        range(len(at_own.terms))
+    )  # decided at every length so far: what is shorter counts for no other
     for length_s in lengths:
         if known := {own_s: at_own, lengths[0]: at_last}.get(length_s):
             now = [known.terms[place] for place in open_terms]
         else:
             now = list(judged(length_s, open_terms).terms)
-        open_terms = [place for place, term in zip(open_terms, now, strict=True) if term.verdict != INCONCLUSIVE]
+        open_terms = [
+            place
+            for place, term in zip(open_terms, now, strict=True)
+            if term.verdict != INCONCLUSIVE
+        ]
         if not open_terms:
             break
         needed_s |= dict.fromkeys(open_terms, length_s * repeats)
@@ -181,9 +216,17 @@ def _forecast(
     for place, (term, last) in enumerate(zip(at_own.terms, at_last.terms, strict=True)):
         reason = last.reason if last.verdict == INCONCLUSIVE else ""
         needed = needed_s.get(place)
-        terms.append(NeededLoad(kind=term.kind, term=term.term, needed_s=needed, outcome=term.verdict, reason=reason))
+        terms.append(
+            NeededLoad(
+                kind=term.kind, term=term.term, needed_s=needed, outcome=term.verdict, reason=reason
+            )
+        )
     return LevelForecast(
-        name=name, length_s=own_s * repeats, simulated_s=simulated_s * repeats, terms=tuple(terms), trouble=""
+        name=name,
+        length_s=own_s * repeats,
+        simulated_s=simulated_s * repeats,
+        terms=tuple(terms),
+        trouble="",
     )
 
 
@@ -199,11 +242,15 @@ def _only(level: ContractLevel, places: Collection[int]) -> ContractLevel:
 def _own_s(planned: Planned, run: RecordedRun) -> float:
     """The length of one run of a level as it is planned."""
     simulated_s = _length_s(run)
-    return simulated_s if planned.duration_ns is None else min(planned.duration_ns / 1e9, simulated_s)
+    return (
+        simulated_s if planned.duration_ns is None else min(planned.duration_ns / 1e9, simulated_s)
+    )
 
 
 def _lengths(own_s: float, simulated_s: float) -> list[float]:
-    steps = np.arange(np.ceil(np.log(SHORTEST) / np.log(STEP)), np.log(simulated_s / own_s) / np.log(STEP) + 1e-9)
+    steps = np.arange(
+        np.ceil(np.log(SHORTEST) / np.log(STEP)), np.log(simulated_s / own_s) / np.log(STEP) + 1e-9
+    )
     return [float(own_s * STEP**step) for step in steps if step]
 
 
@@ -241,11 +288,17 @@ def _up_to(ahead: Ahead, length_s: float) -> RecordedRun:
         msgspec.structs.replace(
             stage,
             slots=int((rows["stage"] == number).sum()),
-            end_ns=None if stage.end_ns is None else min(stage.end_ns, start_ns + round(length_s * 1e9)),
+            end_ns=None
+            if stage.end_ns is None
+            else min(stage.end_ns, start_ns + round(length_s * 1e9)),
         )
         for number, stage in enumerate(run.header.stages)
     )
     header = msgspec.structs.replace(run.header, stages=stages)
     first = next((number for number, stage in enumerate(stages) if stage.measured), 0)
-    gaps = [run.gaps if number == first else Histogram() for number in range(len(stages))]  # of the whole run
-    return replace(run, header=header, rows=rows, summary=summarize(header, rows, gaps, explained=False))
+    gaps = [
+        run.gaps if number == first else Histogram() for number in range(len(stages))
+    ]  # of the whole run
+    return replace(
+        run, header=header, rows=rows, summary=summarize(header, rows, gaps, explained=False)
+    )

@@ -40,12 +40,22 @@ def worth(marks: Series, level: float = intervals.LEVEL) -> float:
         return 0.0
     run_intervals = [intervals.batch_means(run, level=level) for run in runs]
     error = math.hypot(
-        *(len(run) / n * run_interval.error for run, run_interval in zip(runs, run_intervals, strict=True))
+        *(
+            len(run) / n * run_interval.error
+            for run, run_interval in zip(runs, run_intervals, strict=True)
+        )
     )
     cluster_size = max(1.0, error**2 * n / (p * (1 - p)))
     batches_hit = sum(_batches_with(run, 1.0 if p <= 0.5 else 0.0) for run in runs)
-    t = intervals.t_quantile(0.5 + level / 2, sum(run_interval.count - 1 for run_interval in run_intervals))
-    return n / (1 + (cluster_size - 1) * (1 + 1 / max(batches_hit, 1)) * (t / intervals.z_quantile(level)) ** 2)
+    t = intervals.t_quantile(
+        0.5 + level / 2, sum(run_interval.count - 1 for run_interval in run_intervals)
+    )
+    return n / (
+        1
+        + (cluster_size - 1)
+        * (1 + 1 / max(batches_hit, 1))
+        * (t / intervals.z_quantile(level)) ** 2
+    )
 
 
 def _batches_with(marks: NDArray[np.float64], wanted: float) -> int:
@@ -89,7 +99,9 @@ def quantile(values: Series, p: float, confidence: float) -> Interval:
         first, last = math.floor(n * low) or -1, math.ceil(n * high)
     return Interval(
         float(ordered[index(n, p)]),
-        float(ordered[first]) if first >= 0 and worth >= intervals.unseen(1 - p, confidence) else -math.inf,
+        float(ordered[first])
+        if first >= 0 and worth >= intervals.unseen(1 - p, confidence)
+        else -math.inf,
         float(ordered[last]) if last < n and worth >= intervals.unseen(p, confidence) else math.inf,
         confidence,
     )
@@ -103,13 +115,17 @@ def tolerance(values: Series, p: float, confidence: float) -> float:
     It is at least the worst of them: of a server that switches between two speeds the logarithms are not normal.
     """
     batch_quantiles = _batch_quantiles(values, p)
-    limit = math.exp(min(intervals.tolerance(np.log(np.maximum(batch_quantiles, 1.0)), p, confidence), 700.0))
+    limit = math.exp(
+        min(intervals.tolerance(np.log(np.maximum(batch_quantiles, 1.0)), p, confidence), 700.0)
+    )
     finite = batch_quantiles[np.isfinite(batch_quantiles)]
     return max(limit, float(finite.max(initial=0.0)))
 
 
 def _batch_quantiles(values: Series, p: float) -> NDArray[np.float64]:
-    batches = [batch for run in values for batch in np.array_split(run, intervals.BATCHES) if len(batch)]
+    batches = [
+        batch for run in values for batch in np.array_split(run, intervals.BATCHES) if len(batch)
+    ]
     return np.array([element(batch, p) for batch in batches])
 
 
@@ -124,6 +140,8 @@ def other_state(values: Series, p: float) -> float:
     if len(finite) < LEAST_WORTH or len(finite) < len(logs):
         return 0.0
     middle = float(np.median(finite))
-    spread = float(np.median(np.abs(finite - middle))) * 1.4826  # the standard deviation, if they are normal
+    spread = (
+        float(np.median(np.abs(finite - middle))) * 1.4826
+    )  # the standard deviation, if they are normal
     worst = float(finite.max())
     return math.exp(worst) if worst - middle > OUTLYING * spread else 0.0

@@ -72,7 +72,9 @@ def run(
     folder = _folder(out, checked.contract.name)
     with alone(folder):
         _folder(folder, checked.contract.name)  # nobody was quicker
-        runs = partial(_runs_of_level, folder, perform=perform, say=say, seed=seed, salt=salt, wait=wait)
+        runs = partial(
+            _runs_of_level, folder, perform=perform, say=say, seed=seed, salt=salt, wait=wait
+        )
         return _carry_out(checked, settings, folder, say, repetition, other, runs), folder
 
 
@@ -95,7 +97,10 @@ def _of_findings(faults: Sequence[Finding]) -> _Trouble | None:
     if not faults:
         return None
     found = "; ".join(f"{finding.check}: {finding.found}" for finding in faults)
-    return _Trouble(f"the target cannot be used: {found}", tuple(finding.code or "failed_check" for finding in faults))
+    return _Trouble(
+        f"the target cannot be used: {found}",
+        tuple(finding.code or "failed_check" for finding in faults),
+    )
 
 
 def _carry_out(
@@ -129,12 +134,16 @@ def _carry_out(
         if problem:
             trouble[name] = problem
         elif interrupted and not how.enough(summaries):
-            trouble[name] = _Trouble(f"the user broke it off after {len(summaries)} of {how.words} runs")
+            trouble[name] = _Trouble(
+                f"the user broke it off after {len(summaries)} of {how.words} runs"
+            )
     if checked.contract.answers is not None:
         problem = unusable or _BROKEN_OFF
         if not unusable and not interrupted:
             say(f"answers: the prompts of {checked.contract.answers.dataset}")
-            interrupted, problem = _answers(checked, checked.contract.answers, settings, other, folder)
+            interrupted, problem = _answers(
+                checked, checked.contract.answers, settings, other, folder
+            )
         if problem:
             trouble[answers.FOLDER] = problem
     facts = ValidationFacts(
@@ -148,7 +157,9 @@ def _carry_out(
         metadata=dict(settings.metadata),
         findings=tuple(findings),
         shortened={
-            planned.level.name: words for planned in checked.levels if (words := planning.shortened_words(planned))
+            planned.level.name: words
+            for planned in checked.levels
+            if (words := planning.shortened_words(planned))
         },
     )
     return _judge_and_write(folder, checked.contract, facts)
@@ -182,14 +193,19 @@ def _runs_of_level(
     before: int = 0,
 ) -> tuple[list[Summary], bool, _Trouble | None]:
     """The runs of a level, after the `before` that there are: their summaries, whether the user broke them off, and why
-    one could not be done (None when all could)."""
+    one could not be done (None when all could).
+    """
     name = planned.level.name
     summaries: list[Summary] = []
     while not how.enough(summaries):
         repeat = before + len(summaries) + 1
-        if repeat > 1 and not pause(how, f"{name}, run {repeat}", virtual=settings.virtual, say=say, wait=wait):
+        if repeat > 1 and not pause(
+            how, f"{name}, run {repeat}", virtual=settings.virtual, say=say, wait=wait
+        ):
             return summaries, True, None
-        say(f"level {name}, run {repeat} of {how.words if not before else f'{before} + {how.words}'}")
+        say(
+            f"level {name}, run {repeat} of {how.words if not before else f'{before} + {how.words}'}"
+        )
         try:
             workload = _of_run(planned.workload, name, repeat, seed, salt)
             summary, _ = perform(workload, replace(settings, out=folder / name / f"r{repeat}"))
@@ -224,11 +240,15 @@ def extend(
     validation = stored.again(folder)
     contract, facts = stored.read(folder)
     _check_extension(folder, checked, settings, validation, facts)
-    levels = [level for level in validation.levels if level.name != answers.FOLDER]  # prompts are asked once
+    levels = [
+        level for level in validation.levels if level.name != answers.FOLDER
+    ]  # prompts are asked once
     undecided = {level.name: _undecided(contract, level) for level in levels if not level.trouble}
     against = {name for names in undecided.values() for name in names}
     chosen = [
-        planned for planned in checked.levels if undecided.get(planned.level.name) or planned.level.name in against
+        planned
+        for planned in checked.levels
+        if undecided.get(planned.level.name) or planned.level.name in against
     ]
     if not chosen:
         is_pass = validation.verdict == verdict.PASS
@@ -241,16 +261,28 @@ def extend(
         checksums.write(folder)
         raise Faults(
             [
-                UserError("failed_check", f"{one.check}: {one.found}", settings.shown, one.meaning, key=one.check)
+                UserError(
+                    "failed_check",
+                    f"{one.check}: {one.found}",
+                    settings.shown,
+                    one.meaning,
+                    key=one.check,
+                )
                 for one in faults
             ]
         )
-    runs = partial(_runs_of_level, folder, perform=perform, say=say, seed=seed, salt=salt, wait=wait)
+    runs = partial(
+        _runs_of_level, folder, perform=perform, say=say, seed=seed, salt=salt, wait=wait
+    )
     counts = {level.name: len(level.runs) for level in levels}
     added = dict(counts)
     for planned in chosen:
         name = planned.level.name
-        longer = planned if add_ns is None else replace(planned, workload=planning.lasting(planned.workload, add_ns))
+        longer = (
+            planned
+            if add_ns is None
+            else replace(planned, workload=planning.lasting(planned.workload, add_ns))
+        )
         how = _repetition(planned.level, repetition)
         summaries, interrupted, problem = runs(longer, how, settings, before=counts[name])
         finished = sum(summary.run.state != "interrupted" for summary in summaries)
@@ -259,7 +291,9 @@ def extend(
             if int(broken.name[1:]) > added[name]:
                 shutil.rmtree(broken)
         if interrupted or problem:
-            say(f"level {name}: {problem.words if problem else 'broken off'}; {finished} of its added runs count")
+            say(
+                f"level {name}: {problem.words if problem else 'broken off'}; {finished} of its added runs count"
+            )
             break
     else:
         interrupted = False
@@ -271,25 +305,40 @@ def extend(
 
 
 def _check_extension(
-    folder: Path, checked: Checked, settings: Settings, validation: Validation, facts: ValidationFacts
+    folder: Path,
+    checked: Checked,
+    settings: Settings,
+    validation: Validation,
+    facts: ValidationFacts,
 ) -> None:
     """Raises Faults for a contract or target other than that of the folder, and UserError for a broken promise."""
     faults: list[Fault] = []
     if checked.text != (folder / CONTRACT).read_text("utf-8"):
         faults.append(
-            UserError("mismatch", f"is not the contract in {folder}", checked.file, f"extend with {folder / CONTRACT}")
+            UserError(
+                "mismatch",
+                f"is not the contract in {folder}",
+                checked.file,
+                f"extend with {folder / CONTRACT}",
+            )
         )
     if settings.shown != facts.target:
         faults.append(
             UserError(
-                "mismatch", f"this validation is of {facts.target}", settings.shown, "a new folder for this target"
+                "mismatch",
+                f"this validation is of {facts.target}",
+                settings.shown,
+                "a new folder for this target",
             )
         )
     if validation.verdict == verdict.FAIL:
         what = "a promise is broken, and stays so: more load takes no verdict back"
         faults.append(
             UserError(
-                "already_decided", what, str(folder), "after a change of the server: loadgen validate with a new folder"
+                "already_decided",
+                what,
+                str(folder),
+                "after a change of the server: loadgen validate with a new folder",
             )
         )
     if faults:
@@ -311,10 +360,16 @@ def _with_gpus(settings: Settings, gpus: int | None) -> Settings:
 
 
 def _warnings(findings: Sequence[Finding]) -> tuple[str, ...]:
-    return tuple(f"{finding.check}: {finding.found}" for finding in findings if finding.state in (FAULT, WARNING))
+    return tuple(
+        f"{finding.check}: {finding.found}"
+        for finding in findings
+        if finding.state in (FAULT, WARNING)
+    )
 
 
-def _of_run(workload: Workload, level: str, repeat: int, seed: int | None, salt: str | None) -> Workload:
+def _of_run(
+    workload: Workload, level: str, repeat: int, seed: int | None, salt: str | None
+) -> Workload:
     """The workload of one run. With a seed, repeats get seeds of their own, and no run sends another one's prompts."""
     given = {name: value for name, value in (("seed", seed), ("salt", salt)) if value is not None}
     return placed(seeded(workload.model_copy(update=given), repeat, level), f"{level}.r{repeat}")
@@ -340,7 +395,9 @@ def _judge_and_write(folder: Path, contract: Contract, facts: ValidationFacts) -
 def _spread(folder: Path, validation: Validation) -> dict[str, RepeatSummary]:
     """How far the runs of each level that has several lie from each other."""
     return {
-        level.name: repeats.summarize_repeats([(run, run_folder.kept_summary(folder / run)) for run in level.runs])
+        level.name: repeats.summarize_repeats(
+            [(run, run_folder.kept_summary(folder / run)) for run in level.runs]
+        )
         for level in validation.levels
         if len(level.runs) > 1
     }
@@ -350,14 +407,21 @@ def outputs_again(folder: Path, version: str) -> dict[str, bytes]:
     """`verdict.json`, the page and JUnit of a stored validation, made again. `version`: of the loadgen that judged."""
     contract, facts = stored.read(folder)
     return _outputs(
-        folder, msgspec.structs.replace(stored.judge(folder, contract, facts), version=version), contract, facts
+        folder,
+        msgspec.structs.replace(stored.judge(folder, contract, facts), version=version),
+        contract,
+        facts,
     )
 
 
-def _outputs(folder: Path, validation: Validation, contract: Contract, facts: ValidationFacts) -> dict[str, bytes]:
+def _outputs(
+    folder: Path, validation: Validation, contract: Contract, facts: ValidationFacts
+) -> dict[str, bytes]:
     return {
         VERDICT: format.document(validation),
-        PAGE: html.render(sections.report(validation, _measured(folder, validation, contract, facts))).encode(),
+        PAGE: html.render(
+            sections.report(validation, _measured(folder, validation, contract, facts))
+        ).encode(),
         JUNIT: junit.render(contract.name, cases(validation)).encode(),
     }
 
@@ -367,8 +431,14 @@ def report(folder: Path, validation: Validation) -> Report:
     return sections.report(validation, _measured(folder, validation, *stored.read(folder)))
 
 
-def _measured(folder: Path, validation: Validation, contract: Contract, facts: ValidationFacts) -> Measured:
-    runs = {run: run_folder.kept_summary(folder / run) for level in validation.levels for run in level.runs}
+def _measured(
+    folder: Path, validation: Validation, contract: Contract, facts: ValidationFacts
+) -> Measured:
+    runs = {
+        run: run_folder.kept_summary(folder / run)
+        for level in validation.levels
+        for run in level.runs
+    }
     findings = [(one.state, one.check, one.found, one.meaning) for one in facts.findings]
     text = (folder / CONTRACT).read_text("utf-8")
     return Measured(contract, text, runs, findings, _spread(folder, validation))
@@ -385,8 +455,14 @@ def _preflight(settings: Settings, folder: Path, say: Callable[[str], None]) -> 
     for endpoint in settings.endpoints:
         title, findings = doctor.run(settings if not endpoint.url else settings.of(endpoint))
         reports.append({"title": title, "findings": findings})
-        if len(settings.endpoints) > 1:  # name the endpoint in its findings; keep the findings about this host once
-            of_host = [finding for finding in findings if finding.check in host_checks.HOST and not all_findings]
+        if (
+            len(settings.endpoints) > 1
+        ):  # name the endpoint in its findings; keep the findings about this host once
+            of_host = [
+                finding
+                for finding in findings
+                if finding.check in host_checks.HOST and not all_findings
+            ]
             findings = [
                 msgspec.structs.replace(finding, check=f"{finding.check} of {endpoint.shown}")
                 for finding in findings

@@ -54,9 +54,7 @@ from loadgen.plain_reading import (
 from loadgen.repeated.capacity import HORIZON_S
 
 OfAnswers = Literal["rouge1", "rouge2", "rougeL", "exact", "choice", "json"]
-_EXAMPLE = (
-    "the smallest contract: name, and levels: [{name: load, workload: qa, rate: 10/s, requests: 700, must: [...]}]"
-)
+_EXAMPLE = "the smallest contract: name, and levels: [{name: load, workload: qa, rate: 10/s, requests: 700, must: [...]}]"
 
 # --------------------------------------------------------------------------------------------------------------- terms
 
@@ -121,35 +119,57 @@ class Kind(NamedTuple):
 
 def _above_zero(value: float) -> float:
     if value == 0:
-        raise Wrong("out_of_range", "can be shown by no sample, however large", "allow a small share, like 0.1%")
+        raise Wrong(
+            "out_of_range",
+            "can be shown by no sample, however large",
+            "allow a small share, like 0.1%",
+        )
     return value
 
 
 def _between_zero_and_one(value: float) -> float:
     if value == 1:
-        raise Wrong("out_of_range", "can be shown by no sample, however large", "ask for a little less, like 99.9%")
+        raise Wrong(
+            "out_of_range",
+            "can be shown by no sample, however large",
+            "ask for a little less, like 99.9%",
+        )
     if value == 0:
         raise Wrong("out_of_range", "promises nothing", "a share above zero, like 99%")
     return value
 
 
 def _amount_and_currency(value: Any) -> Any:
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([A-Z]{3})", value.strip() if isinstance(value, str) else "")
+    match = re.fullmatch(
+        r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([A-Z]{3})",
+        value.strip() if isinstance(value, str) else "",
+    )
     if match is None or not Decimal(match[1]):
-        raise Wrong("invalid_value", "is not an amount of money", "a number above zero and a currency, like 0.45 USD")
+        raise Wrong(
+            "invalid_value",
+            "is not an amount of money",
+            "a number above zero and a currency, like 0.45 USD",
+        )
     return Decimal(match[1]), match[2]
 
 
 def _times(value: Any) -> Any:
-    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?x", value.strip() if isinstance(value, str) else "")
+    match = re.fullmatch(
+        r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?x", value.strip() if isinstance(value, str) else ""
+    )
     if match is None or float(match[1]) < 1:
-        raise Wrong("invalid_value", "is not how many times as long", "a number of at least 1 and x, like 1.5x")
+        raise Wrong(
+            "invalid_value",
+            "is not how many times as long",
+            "a number of at least 1 and x, like 1.5x",
+        )
     return float(match[1])
 
 
 def _joules(value: Any) -> Any:
     match = re.fullmatch(
-        r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?J/(token|request)", value.strip() if isinstance(value, str) else ""
+        r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?J/(token|request)",
+        value.strip() if isinstance(value, str) else "",
     )
     if match is None or not float(match[1]):
         raise Wrong(
@@ -166,7 +186,9 @@ def time_words(ns: float) -> str:
 
 _Time = Annotated[Duration, Field(gt=0)]
 _Money = Annotated[tuple[Decimal, str], BeforeValidator(_amount_and_currency)]
-_AtMost, _AtLeast = (Annotated[Share, AfterValidator(check)] for check in (_above_zero, _between_zero_and_one))
+_AtMost, _AtLeast = (
+    Annotated[Share, AfterValidator(check)] for check in (_above_zero, _between_zero_and_one)
+)
 _TIME = Limit("limit", _Time, True, "ms", lambda ns: ns / 1e6, time_words)
 _WITHIN = Limit("limit", _Time, True, "ms", lambda ns: ns / 1e6, time_words)  # no percentile
 _AT_MOST = Limit("limit", _AtMost, True, "%", lambda share: share * 100, format.percent)
@@ -176,7 +198,14 @@ _TOKENS = Limit("tokens", Whole, False, "tokens", float, format.count)
 _MONEY = Limit("limit", _Money, True, "", float, str)
 _Times = Annotated[float, BeforeValidator(_times), JsonSchema(type="string", examples=["1.5x"])]
 _TIMES = Limit("limit", _Times, True, "x", float, lambda times: f"{times:g}x")
-_ENERGY = Limit("limit", Annotated[tuple[float, str], BeforeValidator(_joules)], True, "J", float, format.quantity)
+_ENERGY = Limit(
+    "limit",
+    Annotated[tuple[float, str], BeforeValidator(_joules)],
+    True,
+    "J",
+    float,
+    format.quantity,
+)
 
 
 def latencies(*, foreign: bool = True) -> tuple[str, ...]:
@@ -211,7 +240,11 @@ KINDS = {
     "output_per_gpu": Kind(_RATE, "{kind} at least {limit}/s", needs=("gpus",)),
     "tokens_per_gpu": Kind(_RATE, "{kind} at least {limit}/s", needs=("gpus",)),
     # of a thousand good requests, by the contract's `prices`
-    "cost": Kind(_MONEY, "cost per thousand good requests at most {limit} {currency}", needs=("slo", "prices")),
+    "cost": Kind(
+        _MONEY,
+        "cost per thousand good requests at most {limit} {currency}",
+        needs=("slo", "prices"),
+    ),
     # of conversations and tasks as a whole: from the first due instant to the last end; all waits for first tokens; the
     # longest of them; the share within the `task` limits of the `slo`; tasks, and good ones, per second, steady
     "task_time": Kind(_TIME, "task time at {at} within {limit}", at=0.99),
@@ -220,34 +253,71 @@ KINDS = {
     "task_goodput": Kind(_AT_LEAST, "tasks within the SLO at least {limit}", needs=("task_slo",)),
     "tasks": Kind(_RATE, "tasks at least {limit}/s"),
     "good_tasks": Kind(_RATE, "tasks within the SLO at least {limit}/s", needs=("task_slo",)),
-    "task_cost": Kind(_MONEY, "cost per thousand good tasks at most {limit} {currency}", needs=("task_slo", "prices")),
+    "task_cost": Kind(
+        _MONEY,
+        "cost per thousand good tasks at most {limit} {currency}",
+        needs=("task_slo", "prices"),
+    ),
     # of each output token, or of each ok request, while the load was steady: measured by what --energy reads
     "energy": Kind(_ENERGY, "energy at most {limit} J/{of}"),
     # the last `window` of the measured load against the first: a latency, and ok requests per second
     "drift": Kind(
-        _AT_MOST, "{of} at {at} in the last {window} at most {limit} above the first", 0.99, ("window_ns", "of")
+        _AT_MOST,
+        "{of} at {at} in the last {window} at most {limit} above the first",
+        0.99,
+        ("window_ns", "of"),
     ),
-    "sustained": Kind(_AT_LEAST, "throughput of the last {window} at least {limit} of the first", None, ("window_ns",)),
+    "sustained": Kind(
+        _AT_LEAST,
+        "throughput of the last {window} at least {limit} of the first",
+        None,
+        ("window_ns",),
+    ),
     # a latency of any two nodes, as a share of the smaller
-    "between_nodes": Kind(_AT_MOST, "{of} at {at} differs between nodes by at most {limit}", 0.5, ("of",)),
+    "between_nodes": Kind(
+        _AT_MOST, "{of} at {at} differs between nodes by at most {limit}", 0.5, ("of",)
+    ),
     # after each spike, loss and scale-up of the level: the longest time until the SLO held again
-    "recovery": Kind(_WITHIN, "back within the SLO at most {limit} after a spike, loss or scale-up", needs=("slo",)),
+    "recovery": Kind(
+        _WITHIN,
+        "back within the SLO at most {limit} after a spike, loss or scale-up",
+        needs=("slo",),
+    ),
     # Jain's index over the tenants of the share of their requests within the SLO
     "fairness": Kind(_AT_LEAST, "Jain's index over tenants at least {limit}", needs=("tenants",)),
     # a latency over that at another level: of a quiet tenant beside a noisy one, and alone
-    "slowdown": Kind(_TIMES, "{of} at {at} at most {limit} that of {level}", 0.5, ("level", "of"), ("level",)),
+    "slowdown": Kind(
+        _TIMES, "{of} at {at} at most {limit} that of {level}", 0.5, ("level", "of"), ("level",)
+    ),
     # a latency as a share of that at another level: a warm cache against a cold one
-    "against": Kind(_AT_MOST, "{of} at {at} at most {limit} of that of {level}", 0.5, ("level", "of"), ("level",)),
+    "against": Kind(
+        _AT_MOST,
+        "{of} at {at} at most {limit} of that of {level}",
+        0.5,
+        ("level", "of"),
+        ("level",),
+    ),
 }
 """Keyword of a term, beside the figures of requests (`latencies`) -> what it means. `evaluate.FIGURES` computes it."""
 
-_REFERENCE, _AGAINST = (Kind(_AT_LEAST, "{kind} at least {limit}", needs=(need,)) for need in ("reference", "against"))
+_REFERENCE, _AGAINST = (
+    Kind(_AT_LEAST, "{kind} at least {limit}", needs=(need,)) for need in ("reference", "against")
+)
 ANSWER_KINDS = {
     # mean scores against references
     **dict.fromkeys(("rouge1", "rouge2", "rougeL", "exact"), _REFERENCE),
-    **{name: Kind(_AT_LEAST, "{kind} at least {limit}", needs=(name,)) for name in ("choice", "json")},
+    **{
+        name: Kind(_AT_LEAST, "{kind} at least {limit}", needs=(name,))
+        for name in ("choice", "json")
+    },
     # one of these scores, against that of the other endpoint for the same prompts
-    "within": Kind(_AT_MOST, "{of} at most {limit} below that of the other endpoint", None, ("of",), ("against",)),
+    "within": Kind(
+        _AT_MOST,
+        "{of} at most {limit} below that of the other endpoint",
+        None,
+        ("of",),
+        ("against",),
+    ),
     # how alike the answers of the two are
     **dict.fromkeys(("equal", "agreement_share", "similarity"), _AGAINST),
     "agreement": Kind(_TOKENS, "{kind} at least {limit} tokens", needs=("against",)),
@@ -269,14 +339,19 @@ def is_time(name: str) -> bool:
 
 def _may_be_of_class(name: str) -> bool:
     return name in ANSWER_KINDS or (
-        name not in _NOT_OF_CLASS and (name not in KINDS or name in (*OF_TASKS, "errors", "goodput", "slowdown"))
+        name not in _NOT_OF_CLASS
+        and (name not in KINDS or name in (*OF_TASKS, "errors", "goodput", "slowdown"))
     )
 
 
 def words(term: Promise) -> str:
     """A term in words: `ttft at p99 within 2.0 s`."""
     kind = kind_of(term.kind)
-    written = {"limit": kind.limit.words(term.limit), "window": format.duration(term.window_ns / 1e9), "at": term.at}
+    written = {
+        "limit": kind.limit.words(term.limit),
+        "window": format.duration(term.window_ns / 1e9),
+        "at": term.at,
+    }
     of_class = f" for class {term.class_name}" if term.class_name else ""
     return kind.words.format(**term._asdict() | written) + of_class
 
@@ -285,10 +360,11 @@ def _model(name: str, kind: Kind, of: Any) -> type[Tagged]:
     """The shape of a term in the file. `of`: the type of what it compares."""
     parts: dict[str, Any] = {
         "of": (of, ...),
-        "level": (str, ...), "window_ns": (_Time, Field(validation_alias="window")),
+        "level": (str, ...),
+        "window_ns": (_Time, Field(validation_alias="window")),
         "quantile": (Quantile, Field(kind.at, validation_alias="at")),
         "limit": (kind.limit.type, Field(validation_alias=kind.limit.key)),
-    }  # fmt: skip
+    }
     at = () if kind.at is None else ("quantile",)
     order = (*kind.takes, *at, "limit") if kind.takes else ("limit", *at)
     if _may_be_of_class(name):
@@ -309,7 +385,9 @@ def _term(written: Any) -> Any:
 
 
 def _one_of(noun: str, kinds: Mapping[str, Kind], of: Any) -> Any:
-    return Annotated[one_of(noun, *(_model(*one, of) for one in kinds.items())), AfterValidator(_term)]
+    return Annotated[
+        one_of(noun, *(_model(*one, of) for one in kinds.items())), AfterValidator(_term)
+    ]
 
 
 @cache
@@ -362,7 +440,9 @@ class ContractLevel(Part):
     }
     name: Name
     description: str = ""
-    workload: Annotated[str, Field(min_length=1)]  # name of a packaged workload, or a path relative to the contract
+    workload: Annotated[
+        str, Field(min_length=1)
+    ]  # name of a packaged workload, or a path relative to the contract
     rate: FiniteRate | None = None
     concurrency: Lanes | None = None
     duration_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="duration")
@@ -384,7 +464,9 @@ class AnswersAsked(Part):
     dataset: Annotated[str, Field(min_length=1)]  # JSONL, relative to the contract
     rows: Whole | None = None  # only the first so many
     max_tokens: Whole | None = None
-    against: Annotated[str, Field(min_length=1)] | None = None  # URL of the other endpoint; or --against
+    against: Annotated[str, Field(min_length=1)] | None = (
+        None  # URL of the other endpoint; or --against
+    )
     against_model: str | None = None
     must: tuple[WrittenOfAnswers, ...] = ()
     should: tuple[WrittenOfAnswers, ...] = ()
@@ -444,7 +526,9 @@ class Planned(Struct, frozen=True, kw_only=True):
     level: ContractLevel
     workload: Workload
     classes: tuple[PlannedClass, ...]
-    starts: float | None  # expected of one run: tasks, conversations and single requests; None: closed loop by time
+    starts: (
+        float | None
+    )  # expected of one run: tasks, conversations and single requests; None: closed loop by time
     requests: int | None  # expected measured requests of one run
     rate: float | None  # expected measured requests per second
     duration_ns: int | None  # of the measured stages together
@@ -477,7 +561,9 @@ class Draft(Struct, frozen=True, kw_only=True):
     terms: tuple[tuple[str, int, Promise], ...]
 
 
-def parse(text: str, label: str, env: Mapping[str, str] = os.environ, figures: tuple[str, ...] = ()) -> Contract:
+def parse(
+    text: str, label: str, env: Mapping[str, str] = os.environ, figures: tuple[str, ...] = ()
+) -> Contract:
     """Parse the text of a contract that was checked before its runs. Checks shape and units only. Raises Faults.
 
     `figures`: of other packages that its runs used; the packages need not be here.
@@ -492,7 +578,9 @@ def parse(text: str, label: str, env: Mapping[str, str] = os.environ, figures: t
 
 def plain(value: Any) -> str | None:
     """A scalar of the file as text; a bare number counts as text. None for anything else."""
-    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+    return (
+        str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+    )
 
 
 def read_document(text: str, label: str, env: Mapping[str, str]) -> tuple[Map, list[Fault]]:

@@ -112,7 +112,13 @@ def report(validation: Validation, measured: Measured | None = None) -> Report:
         tab=f"{validation.verdict}: {validation.contract}",
         made_by=f"loadgen {validation.version} validation",
         warned=warned,
-        answer=[Said(f"{validation.verdict}: {validation.sentence}.", KIND[validation.verdict], large=True)],
+        answer=[
+            Said(
+                f"{validation.verdict}: {validation.sentence}.",
+                KIND[validation.verdict],
+                large=True,
+            )
+        ],
         answer_last=True,
         sections=[
             section(
@@ -139,7 +145,12 @@ def _level(level: LevelVerdict, shared_notes: Sequence[str]) -> Section:
         Said(_load(level), "soft"),
         Said(f"NOTHING SHOWN: {level.trouble}" if level.trouble else "", "warn"),
         Table(("verdict", "", "promise", "measured"), rows, "words"),
-        Said(f"Kept {holds}{', unless a row says otherwise' if exceptions else ''}." if holds else "", "soft"),
+        Said(
+            f"Kept {holds}{', unless a row says otherwise' if exceptions else ''}."
+            if holds
+            else "",
+            "soft",
+        ),
         Bullets([note for note in level.notes if note not in shared_notes], "warn"),
     )
 
@@ -161,7 +172,11 @@ def _annex(validation: Validation, measured: Measured) -> Iterator[Section]:
     yield section("How the runs of a level differ", spread, legend, page_only=True)
     found = Table(("", "check", "found", "means"), measured.findings, "words")
     yield section("What the doctor found before the first request", found, page_only=True)
-    rows = [(run, *row) for run, summary in measured.runs.items() for row in stimulus.rows(summary.stimulus)]
+    rows = [
+        (run, *row)
+        for run, summary in measured.runs.items()
+        for row in stimulus.rows(summary.stimulus)
+    ]
     delivered = Table(("run", *stimulus.HEAD), rows, "words")
     yield section("The load that was delivered", delivered, folded=True, page_only=True)
     yield section("The contract as written", Quoted(measured.text), folded=True, page_only=True)
@@ -187,17 +202,23 @@ def _used(validation: Validation, contract: Contract) -> Section:
     """A bar per term: how much of what it allows is used, with the interval of the figure."""
     asked: list[ContractLevel | AnswersAsked] = [*contract.levels]
     asked += [contract.answers] if contract.answers is not None else []
-    at_most = {words(term): term.is_at_most for part in asked for term in (*part.must, *part.should)}
+    at_most = {
+        words(term): term.is_at_most for part in asked for term in (*part.must, *part.should)
+    }
     bars = []
     for level in validation.levels:
         for term in level.terms:
             if term.value is None or term.limit is None:
                 continue
-            figures = [term.value if figure is None else figure for figure in (term.value, term.low, term.high)]
+            figures = [
+                term.value if figure is None else figure
+                for figure in (term.value, term.low, term.high)
+            ]
             used = [
                 min(share, MOST_USED)
                 for figure in figures
-                if (share := used_share(figure, term.limit, term.unit, at_most=at_most[term.term])) is not None
+                if (share := used_share(figure, term.limit, term.unit, at_most=at_most[term.term]))
+                is not None
             ]
             if len(used) < len(figures):
                 continue
@@ -214,7 +235,13 @@ def _used(validation: Validation, contract: Contract) -> Section:
         else "No term has a figure."
     )
     drawn = Bars(rows=bars, unit=" % of what is allowed", line=100.0, low=MOST_USED)
-    return section("What each promise uses of its limit", drawn, Said(legend, "soft"), page_only=True, id="used")
+    return section(
+        "What each promise uses of its limit",
+        drawn,
+        Said(legend, "soft"),
+        page_only=True,
+        id="used",
+    )
 
 
 def _conditions(validation: Validation, measured: Measured | None) -> Facts:
@@ -256,7 +283,10 @@ def _timeline(runs: Mapping[str, Summary]) -> Section:
             labels[name] = f"{format.duration(times[name][1] - end)} of virtual time"
             end = times[name][1]
         else:
-            start, ended = (datetime.fromisoformat(at).timestamp() for at in (summary.run.started, summary.run.ended))
+            start, ended = (
+                datetime.fromisoformat(at).timestamp()
+                for at in (summary.run.started, summary.run.ended)
+            )
             times[name] = (start, ended)
             labels[name] = f"{summary.run.started[11:19]}, {format.duration(ended - start)}"
     zero = min((start for start, _ in times.values()), default=0.0)
@@ -282,25 +312,44 @@ def _glossary(validation: Validation) -> Iterator[tuple[str, str]]:
         "have left its start-up or to have seen what its queue can do, data is missing, "
         "the load generator was the limit, or the run was not valid",
     )
-    yield "must, should", "the verdict is that of the must terms; should terms are told and decide nothing"
+    yield (
+        "must, should",
+        "the verdict is that of the must terms; should terms are told and decide nothing",
+    )
     figures = {row.name: row.meaning for row in FIGURES.at("contract")}
     for glossary, of_answers in ((figures | TERMS, False), (OF_ANSWERS, True)):
         levels = [level for level in validation.levels if (level.name == "answers") is of_answers]
         term_texts = " ".join(term.term for level in levels for term in level.terms)
-        yield from ((word, meaning) for word, meaning in glossary.items() if re.search(rf"\b{word}\b", term_texts))
+        yield from (
+            (word, meaning)
+            for word, meaning in glossary.items()
+            if re.search(rf"\b{word}\b", term_texts)
+        )
     term_texts = " ".join(term.term for level in validation.levels for term in level.terms)
     if re.search(r"\bp[0-9]", term_texts):
-        yield "p50, p99", "so many of 100 requests are at or below it; one that failed is above every limit"
+        yield (
+            "p50, p99",
+            "so many of 100 requests are at or below it; one that failed is above every limit",
+        )
 
 
 def _shared(validation: Validation) -> list[str]:
     """Notes that all of several levels have in common; they are printed once."""
     notes = [level.notes for level in validation.levels]
-    return [note for note in notes[0] if all(note in other for other in notes)] if len(notes) > 1 else []
+    return (
+        [note for note in notes[0] if all(note in other for other in notes)]
+        if len(notes) > 1
+        else []
+    )
 
 
 def _load(level: LevelVerdict) -> str:
-    parts = [level.workload, level.load, f"{level.ok:,} of {level.requests:,} requests ok", ", ".join(level.runs)]
+    parts = [
+        level.workload,
+        level.load,
+        f"{level.ok:,} of {level.requests:,} requests ok",
+        ", ".join(level.runs),
+    ]
     return " · ".join(part for part in parts if part)
 
 
@@ -316,7 +365,9 @@ def _row(term: Judgement, level_trouble: str, holds: str) -> tuple[str, ...]:
     return term.verdict, term.kind, term.term, ", ".join(filter(None, (reason, own)))
 
 
-def forecast_report(levels: Sequence[LevelForecast], simulated: str, *, asked: str | None) -> Report:
+def forecast_report(
+    levels: Sequence[LevelForecast], simulated: str, *, asked: str | None
+) -> Report:
     """What each term needs for a decision. `asked`: the real target that it was not simulated on."""
     preset = simulated.removeprefix("simulated: ")
     where = f"{asked} is not {preset}. " if asked else ""
@@ -329,9 +380,12 @@ def forecast_report(levels: Sequence[LevelForecast], simulated: str, *, asked: s
 
 
 def _forecast(level: LevelForecast) -> Section:
-    rows = [(term.kind, term.term, _needs(term, level), DECIDED[term.outcome]) for term in level.terms]
+    rows = [
+        (term.kind, term.term, _needs(term, level), DECIDED[term.outcome]) for term in level.terms
+    ]
     return section(
-        f"level {level.name}" + (f": {format.duration(level.length_s)} of load" if level.terms else ""),
+        f"level {level.name}"
+        + (f": {format.duration(level.length_s)} of load" if level.terms else ""),
         level.trouble,
         Table(("", "term", "needs", "in this time"), rows, left=2),
         Bullets([f"{term.term}: {term.reason}" for term in level.terms if term.reason]),
@@ -350,7 +404,13 @@ def cases(validation: Validation) -> list[Case]:
     for level in validation.levels:
         for term in level.terms:
             failed = term.verdict == FAIL and term.kind == "must"
-            outcome: Outcome = "passed" if term.verdict == PASS else "failed" if failed else "skipped"
+            outcome: Outcome = (
+                "passed" if term.verdict == PASS else "failed" if failed else "skipped"
+            )
             message = ", ".join(filter(None, (f"{term.verdict}: {term.reason}", holds_words(term))))
-            test_cases.append(Case(group=level.name, name=f"{term.kind} {term.term}", outcome=outcome, text=message))
+            test_cases.append(
+                Case(
+                    group=level.name, name=f"{term.kind} {term.term}", outcome=outcome, text=message
+                )
+            )
     return test_cases

@@ -20,7 +20,16 @@ from loadgen.contracts.quantile_interval import Series
 from loadgen.core import format
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes, tasks, windows
-from loadgen.core.metrics.columns import CANCELLED, DROPPED, FAILED, OK, UNFINISHED, Columns, is_measured, of_class
+from loadgen.core.metrics.columns import (
+    CANCELLED,
+    DROPPED,
+    FAILED,
+    OK,
+    UNFINISHED,
+    Columns,
+    is_measured,
+    of_class,
+)
 from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Header
@@ -30,7 +39,12 @@ from loadgen.core.stats import intervals
 from loadgen.core.stats.quantiles import Histogram, support
 from loadgen.figures import FIGURES
 
-QUEUED = ("ttft", "ttft_from_sent", "first_answer", "e2e")  # latencies that include queueing time; ours
+QUEUED = (
+    "ttft",
+    "ttft_from_sent",
+    "first_answer",
+    "e2e",
+)  # latencies that include queueing time; ours
 NO_WAIT = 0.05  # share of the median E2E: with p99 TTFT below it, E2E is not dominated by queueing
 LOOKS = dict.fromkeys(QUEUED, 2 * intervals.BATCHES) | {"e2e": intervals.BATCHES * 5 // 4}
 """How many independent looks at the queue are needed before batches represent a load that continues.
@@ -46,12 +60,15 @@ continues. benchmarks/trust.py finds the wrong PASS verdicts.
 MARGIN = 1.1  # an estimate of the load that would do is of what varies
 NEARLY = 0.9  # share of a length that counts as that length: a load ends with its last request, not with its time
 
-Timed = tuple[NDArray[np.int64], NDArray[np.float64]]  # due instants in ns and one value for each, in order of due
+Timed = tuple[
+    NDArray[np.int64], NDArray[np.float64]
+]  # due instants in ns and one value for each, in order of due
 
 
 class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     """One recorded run. `rows`: `record.ROW` of all stages, or what has their columns; `gaps`: gaps between events of
-    the measured stages."""
+    the measured stages.
+    """
 
     folder: str
     header: Header
@@ -80,7 +97,9 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         return replace(
             self._chosen(of_class(self.header, class_name, self.rows)),
             header=msgspec.structs.replace(self.header, slo=plan.slo),
-            summary=msgspec.structs.replace(self.summary, goodput=part.goodput, sessions=part.sessions),
+            summary=msgspec.structs.replace(
+                self.summary, goodput=part.goodput, sessions=part.sessions
+            ),
         )
 
     def of_tasks(self) -> RecordedRun:
@@ -94,7 +113,11 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         rows = as_rows(tasks.of_requests(Columns(self.rows), self.header.turns))
         task = None if self.header.slo is None else self.header.slo.task
         limits = () if task is None else (("e2e", task.within_ns), ("ttft_from_sent", task.wait_ns))
-        slo = Slo(terms=tuple(Term(metric=name, limit_ns=limit) for name, limit in limits if limit is not None))
+        slo = Slo(
+            terms=tuple(
+                Term(metric=name, limit_ns=limit) for name, limit in limits if limit is not None
+            )
+        )
         header = msgspec.structs.replace(self.header, slo=slo, turns=1)
         as_one = replace(self, header=header, rows=rows)
         columns = as_one.columns()
@@ -112,7 +135,8 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
             goodput=Goodput(good=None if found.goodput is None else found.goodput.good),
             requests=msgspec.structs.replace(self.summary.requests, ok=found.ok),
             window=msgspec.structs.replace(
-                self.summary.window, steady=windows.span(float(due.min(initial=0)), float(due.max(initial=0)))
+                self.summary.window,
+                steady=windows.span(float(due.min(initial=0)), float(due.max(initial=0))),
             ),
         )
         return replace(as_one, summary=summary)
@@ -143,7 +167,11 @@ class Shortage(NamedTuple):
         """The words, with the load that would do."""
         if not self.words:
             return ""
-        load = f"about {format.duration(self.enough_s)} of load" if math.isfinite(self.enough_s) else "a longer load"
+        load = (
+            f"about {format.duration(self.enough_s)} of load"
+            if math.isfinite(self.enough_s)
+            else "a longer load"
+        )
         return f"{self.words}: {load}"
 
 
@@ -165,7 +193,10 @@ class SteadySample(NamedTuple):
 
 
 def figures(
-    columns: Columns, metric: str, chosen: NDArray[np.bool_] | None = None, limit_ns: int | None = None
+    columns: Columns,
+    metric: str,
+    chosen: NDArray[np.bool_] | None = None,
+    limit_ns: int | None = None,
 ) -> Timed:
     """A metric in ns of every counted request that has it, with due instants; infinite for requests that are not ok.
 
@@ -183,7 +214,9 @@ def figures(
     return ordered(columns, kept, np.where(ok, values, np.inf))
 
 
-def latencies(columns: Columns, metric: str, chosen: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+def latencies(
+    columns: Columns, metric: str, chosen: NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
     """The values of `figures`, without due instants."""
     return figures(columns, metric, chosen)[1]
 
@@ -199,7 +232,10 @@ def counted(columns: Columns, slo: Slo | None = None) -> NDArray[np.bool_]:
 
     Raises Missing where so many are unfinished that nothing can be said.
     """
-    unfinished, everyone = int(columns.where(UNFINISHED).sum()), int((~columns.where(CANCELLED)).sum())
+    unfinished, everyone = (
+        int(columns.where(UNFINISHED).sum()),
+        int((~columns.where(CANCELLED)).sum()),
+    )
     if outcomes.is_undecided(unfinished, everyone):
         raise Missing(
             f"{unfinished:,} of {everyone:,} requests were unfinished when the drain ended: give the level a "
@@ -268,39 +304,67 @@ def settle(
     horizon_s: float,
 ) -> SteadySample:
     """The steady part of the samples, and the reason why it cannot show that a promise is kept, if there is one."""
-    parts = [steady_state.part(*one, _mean_stay_s(run) * 1e9) for run, one in zip(runs, timed, strict=True)]
-    settled = [(due[part.start : part.end], one[part.start : part.end])
-           for (due, one), part in zip(timed, parts, strict=True)]  # fmt: skip
+    parts = [
+        steady_state.part(*one, _mean_stay_s(run) * 1e9)
+        for run, one in zip(runs, timed, strict=True)
+    ]
+    settled = [
+        (due[part.start : part.end], one[part.start : part.end])
+        for (due, one), part in zip(timed, parts, strict=True)
+    ]
     length_s = load_length_s([due for due, _ in timed])
-    sample = SteadySample([values for _, values in settled], sum(len(values) for _, values in timed), length_s=length_s)
+    sample = SteadySample(
+        [values for _, values in settled],
+        sum(len(values) for _, values in timed),
+        length_s=length_s,
+    )
     sample = sample._replace(looks=independent_looks(runs, settled))
     if not all(part.settled for part in parts):
         lengths = [float(due[-1] - due[0]) / 1e9 for due, _ in timed if len(due)]
         return sample._replace(short=unsettled(max(lengths, default=0.0)))
-    of_time = [too_short(length_s, confidence, horizon_s, what), _too_few_states(sample.looks, length_s)]
+    of_time = [
+        too_short(length_s, confidence, horizon_s, what),
+        _too_few_states(sample.looks, length_s),
+    ]
     of_queue = []
     stays = looks(runs) if waits(runs, metric) else None
     if stays is not None:
         stays_ns = [_mean_stay_s(run) * 1e9 for run in runs]
         ttft_samples = [figures(run.columns(), QUEUED[0]) for run in runs]
         seen = sum(
-            steady_state.looks(*one, stay_ns, errors=0.0) for one, stay_ns in zip(ttft_samples, stays_ns, strict=True)
+            steady_state.looks(*one, stay_ns, errors=0.0)
+            for one, stay_ns in zip(ttft_samples, stays_ns, strict=True)
         )
-        distinct_looks = sum(steady_state.looks(*one, stay_ns) for one, stay_ns in zip(settled, stays_ns, strict=True))
+        distinct_looks = sum(
+            steady_state.looks(*one, stay_ns)
+            for one, stay_ns in zip(settled, stays_ns, strict=True)
+        )
         unseen = tail(min(seen, stays[0]), stays, p, confidence, what)
         least_looks = LOOKS.get(metric, LOOKS[QUEUED[0]])
-        of_queue = [unseen, _too_few_looks(distinct_looks, least_looks, length_s, settled, stays_ns)]
+        of_queue = [
+            unseen,
+            _too_few_looks(distinct_looks, least_looks, length_s, settled, stays_ns),
+        ]
         # without queueing no least number: the batches just vary
         nearly = 0.0 if _never_queued(runs) else least_looks * 0.75
-        is_met = distinct_looks >= max(intervals.unseen(p, confidence), nearly)  # the worst case, in so many looks
+        is_met = distinct_looks >= max(
+            intervals.unseen(p, confidence), nearly
+        )  # the worst case, in so many looks
         if of_queue[1] and not unseen and not any(of_time) and is_met:
             settled_with_stay = zip(settled, stays_ns, strict=True)
             sample = sample._replace(
-                bound=max(steady_state.worst(*one, stay_ns, p) for one, stay_ns in settled_with_stay)
+                bound=max(
+                    steady_state.worst(*one, stay_ns, p) for one, stay_ns in settled_with_stay
+                )
             )
-    starts = [float(due[part.start] - due[0]) for (due, _), part in zip(timed, parts, strict=True) if part.start]
+    starts = [
+        float(due[part.start] - due[0])
+        for (due, _), part in zip(timed, parts, strict=True)
+        if part.start
+    ]
     return sample._replace(
-        short=all_of(of_queue, of_time), of=f"from {format.duration(max(starts) / 1e9)} on" if starts else ""
+        short=all_of(of_queue, of_time),
+        of=f"from {format.duration(max(starts) / 1e9)} on" if starts else "",
     )
 
 
@@ -316,7 +380,9 @@ def independent_looks(runs: Sequence[RecordedRun], timed: Sequence[Timed]) -> fl
     stays_ns = [_mean_stay_s(run) * 1e9 for run in runs]
     if not all(stays_ns):
         return None
-    return sum(steady_state.slow_looks(*one, stay_ns) for one, stay_ns in zip(timed, stays_ns, strict=True))
+    return sum(
+        steady_state.slow_looks(*one, stay_ns) for one, stay_ns in zip(timed, stays_ns, strict=True)
+    )
 
 
 def _too_few_states(seen: float | None, length_s: float) -> Shortage:
@@ -360,7 +426,9 @@ def _too_few_looks(
     return Shortage(words, enough_s)
 
 
-def tail(seen: float, stays: tuple[float, float], p: float, confidence: float, what: str) -> Shortage:
+def tail(
+    seen: float, stays: tuple[float, float], p: float, confidence: float, what: str
+) -> Shortage:
     """Why a tail that queueing causes has no upper bound although there are enough requests, if it has none.
 
     `seen` counts independent looks at the queue. Requests close together see the same queue, so more requests do not
@@ -368,7 +436,9 @@ def tail(seen: float, stays: tuple[float, float], p: float, confidence: float, w
     """
     needed = intervals.unseen(p, confidence)
     count, length_s = stays
-    enough_s = _enough_s(length_s, intervals.unseen(p, intervals.at_next_look(confidence)), seen or count)
+    enough_s = _enough_s(
+        length_s, intervals.unseen(p, intervals.at_next_look(confidence)), seen or count
+    )
     if seen >= needed:
         return Shortage(enough_s=enough_s)
     words = (

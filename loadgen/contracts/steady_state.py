@@ -47,7 +47,9 @@ def part(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float)
     end = int(np.searchsorted(due_ns, due_ns[-1] - stay_ns, "right"))
     if end <= n // 2:
         return SteadyPart(0, n, False)
-    series, firsts = _stretches(due_ns[:end], _ranks(values[:end]), (due_ns[end - 1] - due_ns[0]) / BATCHES)
+    series, firsts = _stretches(
+        due_ns[:end], _ranks(values[:end]), (due_ns[end - 1] - due_ns[0]) / BATCHES
+    )
     start = rising(series)
     return SteadyPart(0, end, False) if start is None else SteadyPart(int(firsts[start]), end, True)
 
@@ -63,7 +65,9 @@ def rising(series: NDArray[np.float64]) -> int | None:
     return transient_end
 
 
-def looks(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float, errors: float = SURE) -> float:
+def looks(
+    due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float, errors: float = SURE
+) -> float:
     """The number of independent observations of the server that the values are.
 
     That is their time divided by the time for which the server remembers: one stay times the inflation (1 + r) / (1 -
@@ -73,23 +77,33 @@ def looks(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float
     return _looks(due_ns, _ranks(values), stay_ns, errors)
 
 
-def _looks(due_ns: NDArray[np.int64], ranks: NDArray[np.float64], stay_ns: float, errors: float) -> float:
+def _looks(
+    due_ns: NDArray[np.int64], ranks: NDArray[np.float64], stay_ns: float, errors: float
+) -> float:
     count, r = _of_stays(due_ns, ranks, stay_ns)
     return 0.0 if r is None else _worth(count, r, errors)
 
 
 def length_for(
-    looks: float, due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float, errors: float = SURE
+    looks: float,
+    due_ns: NDArray[np.int64],
+    values: NDArray[np.float64],
+    stay_ns: float,
+    errors: float = SURE,
 ) -> float:
     """The ns of load in one piece that are worth so many `looks`, if it correlates as these values do.
 
     With too few values to know, as if nothing correlated: so the least that it can be.
     """
     _, r = _of_stays(due_ns, _ranks(values), stay_ns)
-    return stay_ns * bisect.bisect_left(range(MOST_STAYS), looks, FEWEST, key=lambda n: _worth(n, r or 0.0, errors))
+    return stay_ns * bisect.bisect_left(
+        range(MOST_STAYS), looks, FEWEST, key=lambda n: _worth(n, r or 0.0, errors)
+    )
 
 
-def _of_stays(due_ns: NDArray[np.int64], ranks: NDArray[np.float64], stay_ns: float) -> tuple[int, float | None]:
+def _of_stays(
+    due_ns: NDArray[np.int64], ranks: NDArray[np.float64], stay_ns: float
+) -> tuple[int, float | None]:
     """How many intervals of one stay have values, and their correlation; None with too few of them."""
     if len(ranks) < FEWEST:
         return 0, None
@@ -117,7 +131,9 @@ def slow_looks(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: 
     return count
 
 
-def worst(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float, p: float) -> float:
+def worst(
+    due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float, p: float
+) -> float:
     """The largest p quantile of any interval of one stay."""
     places = ((due_ns - due_ns[0]) / max(stay_ns, 1.0)).astype(np.int64)
     _, firsts = np.unique(places, return_index=True)

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from loadgen.pricing.prices import Prices
 
 CONTRACT, PRICES = "contract.yaml", "prices.yaml"
-RESOLVED = "contract.resolved.yaml"  # where the contract names environment variables: with their values
+RESOLVED = (
+    "contract.resolved.yaml"  # where the contract names environment variables: with their values
+)
 PLACE = "target.json"
 
 _NAMED = "give the folder that `loadgen validate` named"
@@ -53,8 +55,12 @@ class ValidationFacts(msgspec.Struct, frozen=True):
     fault_codes: dict[str, tuple[str, ...]] = {}  # level -> codes of the faults behind its trouble
     metadata: dict[str, str] = {}
     findings: tuple[Finding, ...] = ()  # of the preflight, for the page
-    shortened: dict[str, str] = {}  # level -> by how much its load is shorter than in the contract, in words
-    looks: tuple[dict[str, int], ...] = ()  # level -> its runs at each look, where the validation was extended
+    shortened: dict[
+        str, str
+    ] = {}  # level -> by how much its load is shorter than in the contract, in words
+    looks: tuple[
+        dict[str, int], ...
+    ] = ()  # level -> its runs at each look, where the validation was extended
 
 
 def command_of(folder: Path) -> list[str]:
@@ -66,7 +72,9 @@ def command_of(folder: Path) -> list[str]:
         raise nothing_there(folder, _NAMED)
     refuse_links(folder)
     run_files = folder.glob("*/r*/run.json")
-    run_file = min(run_files, key=lambda file: (len(file.parent.name), file.parent.name, file), default=None)
+    run_file = min(
+        run_files, key=lambda file: (len(file.parent.name), file.parent.name, file), default=None
+    )
     if not (folder / PLACE).is_file() or run_file is None:
         raise UserError("no_result", "no validation with a run in this folder", str(folder), _NAMED)
     words = iter(manifest.decode(run_file.read_bytes(), str(run_file)).command[1:])
@@ -93,7 +101,12 @@ def again(folder: Path) -> Validation:
     if changed:
         raise Faults(
             [
-                UserError("missing_file" if what == "gone" else "changed_file", what, str(folder / name), _USE_ORIGINAL)
+                UserError(
+                    "missing_file" if what == "gone" else "changed_file",
+                    what,
+                    str(folder / name),
+                    _USE_ORIGINAL,
+                )
                 for name, what in changed.items()
             ]
         )
@@ -104,10 +117,14 @@ def read(folder: Path) -> tuple[Contract, ValidationFacts]:
     """What a validation keeps beside its runs. Raises UserError or Faults for files that are none of one."""
     resolved = folder / RESOLVED
     file = resolved if resolved.is_file() else folder / CONTRACT
-    contract = schema.parse(schema.text_of(file, str(file)), str(file), figures=_figures_of_others(folder))
+    contract = schema.parse(
+        schema.text_of(file, str(file)), str(file), figures=_figures_of_others(folder)
+    )
     place = folder / PLACE
     what = "a file of a validation"
-    return contract, manifest.decoded(place.read_bytes(), ValidationFacts, str(place), what, _USE_ORIGINAL)
+    return contract, manifest.decoded(
+        place.read_bytes(), ValidationFacts, str(place), what, _USE_ORIGINAL
+    )
 
 
 def _figures_of_others(folder: Path) -> tuple[str, ...]:
@@ -121,9 +138,13 @@ def _figures_of_others(folder: Path) -> tuple[str, ...]:
 
 
 def judge(folder: Path, contract: Contract, facts: ValidationFacts) -> Validation:
-    measured = {level.name: _level_runs(folder, level.name, facts.trouble) for level in contract.levels}
+    measured = {
+        level.name: _level_runs(folder, level.name, facts.trouble) for level in contract.levels
+    }
     prices = _prices(folder, contract)
-    level_verdicts = verdict.after_looks(contract, measured, facts.looks, None if prices is None else money(prices))
+    level_verdicts = verdict.after_looks(
+        contract, measured, facts.looks, None if prices is None else money(prices)
+    )
     level_verdicts = tuple(
         msgspec.structs.replace(level, notes=(facts.shortened[level.name], *level.notes))
         if level.name in facts.shortened
@@ -131,13 +152,19 @@ def judge(folder: Path, contract: Contract, facts: ValidationFacts) -> Validatio
         for level in level_verdicts
     )
     if contract.answers is not None:
-        scored = answers.read(folder / answers.FOLDER, facts.trouble.get(answers.FOLDER, ""), contract.confidence)
+        scored = answers.read(
+            folder / answers.FOLDER, facts.trouble.get(answers.FOLDER, ""), contract.confidence
+        )
         level_verdicts = (*level_verdicts, verdict.of_answers(contract, contract.answers, scored))
     level_verdicts = tuple(
-        msgspec.structs.replace(level, fault_codes=facts.fault_codes.get(level.name, ()) if level.trouble else ())
+        msgspec.structs.replace(
+            level, fault_codes=facts.fault_codes.get(level.name, ()) if level.trouble else ()
+        )
         for level in level_verdicts
     )
-    target = next((level.runs[0].summary.target for level in measured.values() if level.runs), TargetFacts())
+    target = next(
+        (level.runs[0].summary.target for level in measured.values() if level.runs), TargetFacts()
+    )
     return Validation(
         contract=contract.name,
         contract_sha256=hashlib.sha256((folder / CONTRACT).read_bytes()).hexdigest(),
@@ -162,17 +189,24 @@ def judge(folder: Path, contract: Contract, facts: ValidationFacts) -> Validatio
 
 
 def _level_runs(folder: Path, level: str, trouble: dict[str, str]) -> MeasuredLevel:
-    run_files = [path for path in (folder / level).glob("r*/run.json") if path.parent.name[1:].isdecimal()]
+    run_files = [
+        path for path in (folder / level).glob("r*/run.json") if path.parent.name[1:].isdecimal()
+    ]
     ordered_files = sorted(run_files, key=lambda path: int(path.parent.name[1:]))
     return MeasuredLevel(
-        runs=tuple(read_run(path.parent, folder) for path in ordered_files if (path.parent / "summary.json").is_file()),
+        runs=tuple(
+            read_run(path.parent, folder)
+            for path in ordered_files
+            if (path.parent / "summary.json").is_file()
+        ),
         trouble=trouble.get(level, ""),
     )
 
 
 def read_run(folder: Path, under: Path, most: float = store.LAZY_ROWS) -> RecordedRun:
     """One run of a validation, read from its records. `under` is the folder of the validation; more rows than `most`
-    stay in their file."""
+    stay in their file.
+    """
     stored = store.read_run(folder, most=most, by_stage=False)
     summary = run_folder.kept_summary(folder)
     return RecordedRun(
@@ -188,7 +222,9 @@ def verify(folder: Path) -> dict[str, str]:
     """Check a folder against its list of hashes. Returns file -> what is wrong with it; {} when nothing is."""
     if checksums.read(folder) is None:
         return {checksums.FILE: "there is no list of hashes: nothing vouches for this folder"}
-    return checksums.changed(folder) | dict.fromkeys(checksums.unlisted(folder), "not in the list of hashes")
+    return checksums.changed(folder) | dict.fromkeys(
+        checksums.unlisted(folder), "not in the list of hashes"
+    )
 
 
 # -- money -------------------------------------------------------------------------------------------------------
@@ -223,8 +259,12 @@ def money(prices: Prices) -> Money:
         for price in pricing.find(prices, run.summary.target):
             unit_price = unit_cost.cost(basis, price, run.summary.target.gpus, unit_cost.GOOD)
             if unit_price is None or unit_price.low is None or unit_price.high is None:
-                raise UserError("missing_option", "nobody says how many GPUs there are", run.folder, "--gpus")
-            total, low, high = map(float, (unit_price.total * 1000, unit_price.low * 1000, unit_price.high * 1000))
+                raise UserError(
+                    "missing_option", "nobody says how many GPUs there are", run.folder, "--gpus"
+                )
+            total, low, high = map(
+                float, (unit_price.total * 1000, unit_price.low * 1000, unit_price.high * 1000)
+            )
             costs.append(Interval(total, low, high))
         return max(costs, key=tuple), prices.currency
 

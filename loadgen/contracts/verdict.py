@@ -55,7 +55,9 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["must", "should"]
     verdict: Verdict
     reason: str
-    code: str = ""  # of the reason: kept, broken, held_by_interval, one_sided, no_figure, not_judged
+    code: str = (
+        ""  # of the reason: kept, broken, held_by_interval, one_sided, no_figure, not_judged
+    )
     value: float | None = None
     low: float | None = None
     high: float | None = None
@@ -104,7 +106,9 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     sentence: str
     confidence: float
-    horizon_s: float | None = None  # that the contract signs or takes; None in verdicts of older versions
+    horizon_s: float | None = (
+        None  # that the contract signs or takes; None in verdicts of older versions
+    )
     looks: int = 1  # how often the records were judged: once, and once more after each extension
     target: str
     model: str
@@ -203,17 +207,30 @@ def to_add_s(validation: Validation, runs_of: Mapping[str, int]) -> float:
 def sentence(level_verdicts: Sequence[LevelVerdict]) -> str:
     """The verdict in one sentence."""
     must_terms = [term for level in level_verdicts for term in level.terms if term.kind == "must"]
-    counts = {verdict: sum(term.verdict == verdict for term in must_terms) for verdict in (PASS, FAIL, INCONCLUSIVE)}
+    counts = {
+        verdict: sum(term.verdict == verdict for term in must_terms)
+        for verdict in (PASS, FAIL, INCONCLUSIVE)
+    }
     open_should_terms = [
-        term for level in level_verdicts for term in level.terms if term.kind == "should" and term.verdict != PASS
+        term
+        for level in level_verdicts
+        for term in level.terms
+        if term.kind == "should" and term.verdict != PASS
     ]
-    should_note = f"; {len(open_should_terms)} of the should terms not shown to hold" if open_should_terms else ""
+    should_note = (
+        f"; {len(open_should_terms)} of the should terms not shown to hold"
+        if open_should_terms
+        else ""
+    )
     if not must_terms:
         return "nothing must hold: the contract has should terms only" + should_note
     if counts[FAIL]:
         return f"{counts[FAIL]} of {len(must_terms)} promises broken" + should_note
     if counts[INCONCLUSIVE]:
-        return f"{counts[INCONCLUSIVE]} of {len(must_terms)} promises could be neither shown nor refuted" + should_note
+        return (
+            f"{counts[INCONCLUSIVE]} of {len(must_terms)} promises could be neither shown nor refuted"
+            + should_note
+        )
     return f"all {len(must_terms)} promises kept" + should_note
 
 
@@ -248,7 +265,10 @@ def after_looks(
     judged: tuple[LevelVerdict, ...] = ()
     confidence = contract.confidence
     for number, runs in enumerate(looks):
-        so_far = {name: replace(level, runs=level.runs[: runs.get(name, 0)]) for name, level in measured.items()}
+        so_far = {
+            name: replace(level, runs=level.runs[: runs.get(name, 0)])
+            for name, level in measured.items()
+        }
         now = levels(contract.model_copy(update={"confidence": confidence}), so_far, money)
         now = tuple(_at_look(level, number + 1) for level in now)
         judged = tuple(map(_kept, judged, now)) if judged else now
@@ -263,7 +283,9 @@ def _at_look(level: LevelVerdict, look: int) -> LevelVerdict:
 
 def _kept(before: LevelVerdict, now: LevelVerdict) -> LevelVerdict:
     """A level at its latest look, with the terms that were decided before as they were."""
-    if len(before.runs) == len(now.runs) and all(term.verdict != INCONCLUSIVE for term in before.terms):
+    if len(before.runs) == len(now.runs) and all(
+        term.verdict != INCONCLUSIVE for term in before.terms
+    ):
         return before
     terms = tuple(
         now_term if term.verdict == INCONCLUSIVE else term
@@ -282,7 +304,10 @@ def _of_terms(terms: Sequence[Judgement]) -> Verdict:
 
 
 def _judge_level(
-    contract: Contract, level: ContractLevel, measured: Mapping[str, MeasuredLevel], money: Money | None
+    contract: Contract,
+    level: ContractLevel,
+    measured: Mapping[str, MeasuredLevel],
+    money: Money | None,
 ) -> LevelVerdict:
     level_runs = measured.get(level.name, MeasuredLevel(trouble="it was not run"))
     blocked = _blocking_reason(level, level_runs)
@@ -292,7 +317,8 @@ def _judge_level(
     evaluator = Evaluator(contract.confidence, measured, offered, money, contract.horizon_ns / 1e9)
     terms = _judge_terms(evaluator.held, contract.confidence, level, level.name, blocked)
     terms = tuple(
-        _doubted(judged, term, level_runs.runs) for judged, (_, term) in zip(terms, _promises(level), strict=True)
+        _doubted(judged, term, level_runs.runs)
+        for judged, (_, term) in zip(terms, _promises(level), strict=True)
     )
     summaries = [run.summary for run in level_runs.runs]
     notes = [
@@ -345,11 +371,17 @@ def _dropped(runs: Sequence[RecordedRun]) -> str:
 def _not_as_asked(run: RecordedRun, term: Promise) -> str:
     """Why what one run shows of a term is not of the work asked for, or not of all its answers; "" where it is."""
     summary = run.summary
-    shortened = [reasons.sentence(caveat) for caveat in summary.verdict.caveat_codes if caveat.code == "shortened"]
+    shortened = [
+        reasons.sentence(caveat)
+        for caveat in summary.verdict.caveat_codes
+        if caveat.code == "shortened"
+    ]
     if shortened:
         return f"{run.folder} is {shortened[0]}"
     of_slo = () if run.header.slo is None else run.header.slo.terms
-    rests_on = {term.of or term.kind} | ({one.metric for one in of_slo} if "slo" in kind_of(term.kind).needs else set())
+    rests_on = {term.of or term.kind} | (
+        {one.metric for one in of_slo} if "slo" in kind_of(term.kind).needs else set()
+    )
     without = summary.tpot_no_span + summary.tpot_no_output
     if "tpot" in rests_on and without > NO_SPAN_SHARE * summary.requests.ok:
         return (
@@ -385,7 +417,9 @@ def _blocking_reason(level: ContractLevel, level_runs: MeasuredLevel) -> str:
         if summary.run.state != "finished":
             return f"{run.folder} has no clean end ({summary.run.state})"
         # that no request succeeded is about the server, not about the measurement
-        unsound = [reasons.sentence(reason) for reason in summary.verdict.codes if reason.code != "none_ok"]
+        unsound = [
+            reasons.sentence(reason) for reason in summary.verdict.codes if reason.code != "none_ok"
+        ]
         if unsound:
             return f"the measurement in {run.folder} is not valid: {'; '.join(unsound)}"
         if trouble := _cache_trouble(level, run):
@@ -402,10 +436,10 @@ def _apart_trouble(level: ContractLevel, runs: Sequence[RecordedRun]) -> str:
         return f"there is one run; the contract asks for runs {asked} apart"
     for before, after in pairwise(runs):
         if not before.header.ended or not after.header.started:
-            return (
-                f"when {before.folder} ended or {after.folder} began is not known; the contract asks for {asked} apart"
-            )
-        began, ended = (datetime.fromisoformat(text) for text in (after.header.started, before.header.ended))
+            return f"when {before.folder} ended or {after.folder} began is not known; the contract asks for {asked} apart"
+        began, ended = (
+            datetime.fromisoformat(text) for text in (after.header.started, before.header.ended)
+        )
         if (gap_s := (began - ended).total_seconds()) < level.apart_ns / 1e9 - 1:
             between = format.duration(max(gap_s, 0.0))
             return f"{after.folder} began {between} after {before.folder} ended; the contract asks for {asked}"
@@ -429,25 +463,40 @@ def _cache_trouble(level: ContractLevel, run: RecordedRun) -> str:
     if cached_share is None:
         return f"the server does not say what came from its cache: whether it was {level.cache} cannot be seen"
     if level.cache == "cold" and cached_share > CACHED_SHARE:
-        return f"{format.percent(cached_share)} of the prompt tokens came from cache: it was not cold"
+        return (
+            f"{format.percent(cached_share)} of the prompt tokens came from cache: it was not cold"
+        )
     if level.cache == "warm" and cached_share < WARM:
         return f"only {format.percent(cached_share)} of the prompt tokens came from cache: it was not warm"
     return ""
 
 
 def _judge_terms(
-    held: Callable[[Promise], Held], confidence: float, asked: ContractLevel | AnswersAsked, level: str, blocked: str
+    held: Callable[[Promise], Held],
+    confidence: float,
+    asked: ContractLevel | AnswersAsked,
+    level: str,
+    blocked: str,
 ) -> tuple[Judgement, ...]:
-    return tuple(_judge_term(held, confidence, term, level, kind, blocked) for kind, term in _promises(asked))
+    return tuple(
+        _judge_term(held, confidence, term, level, kind, blocked) for kind, term in _promises(asked)
+    )
 
 
-def _promises(asked: ContractLevel | AnswersAsked) -> list[tuple[Literal["must", "should"], Promise]]:
+def _promises(
+    asked: ContractLevel | AnswersAsked,
+) -> list[tuple[Literal["must", "should"], Promise]]:
     """All terms of a level, in order, with the word that each stands under."""
     return [("must", term) for term in asked.must] + [("should", term) for term in asked.should]
 
 
 def _judge_term(
-    held: Callable[[Promise], Held], confidence: float, term: Promise, level: str, kind: Any, blocked: str
+    held: Callable[[Promise], Held],
+    confidence: float,
+    term: Promise,
+    level: str,
+    kind: Any,
+    blocked: str,
 ) -> Judgement:
     fields = {"term": words(term), "level": level, "kind": kind}
     if blocked:
@@ -456,7 +505,11 @@ def _judge_term(
         evaluated = held(term)
     except Missing as missing:
         return Judgement(
-            **fields, verdict="INCONCLUSIVE", code="no_figure", reason=str(missing), missing_s=missing.missing_s or None
+            **fields,
+            verdict="INCONCLUSIVE",
+            code="no_figure",
+            reason=str(missing),
+            missing_s=missing.missing_s or None,
         )
     verdict, code, reason, enough_s = _compare_with_limit(term, evaluated, confidence)
     return Judgement(
@@ -472,7 +525,9 @@ def _judge_term(
         sample=evaluated.sample,
         horizon_s=round(intervals.recurrence(evaluated.length_s, confidence), 3) or None,
         looks=None if evaluated.looks is None else round(evaluated.looks),
-        missing_s=round(enough_s - evaluated.length_s, 3) if enough_s > evaluated.length_s else None,
+        missing_s=round(enough_s - evaluated.length_s, 3)
+        if enough_s > evaluated.length_s
+        else None,
     )
 
 
@@ -480,7 +535,9 @@ def _finite(value: float) -> float | None:
     return round(float(f"{value:.9g}"), 12) if math.isfinite(value) else None
 
 
-def _compare_with_limit(term: Promise, evaluated: Held, confidence: float) -> tuple[Verdict, str, str, float]:
+def _compare_with_limit(
+    term: Promise, evaluated: Held, confidence: float
+) -> tuple[Verdict, str, str, float]:
     """The verdict, the reason as a code and in words, and the load that will decide in s; 0 where it is not known."""
     bounds, limit, unit = evaluated.found, term.limit_in_unit, term.unit
     part = f", {evaluated.of}" if evaluated.of else ""
@@ -493,7 +550,12 @@ def _compare_with_limit(term: Promise, evaluated: Held, confidence: float) -> tu
     if bounds.low > limit if term.is_at_most else bounds.high < limit:
         return "FAIL", "broken", f"{measured} breaks {promise}", 0.0
     if evaluated.caveat:
-        return "INCONCLUSIVE", "one_sided", f"{value} in this sample; {evaluated.caveat}", evaluated.enough_s
+        return (
+            "INCONCLUSIVE",
+            "one_sided",
+            f"{value} in this sample; {evaluated.caveat}",
+            evaluated.enough_s,
+        )
     factor = _factor_needed(bounds, limit, confidence)
     if factor is None:
         needed, enough_s = "more are needed", 0.0
@@ -504,7 +566,12 @@ def _compare_with_limit(term: Promise, evaluated: Held, confidence: float) -> tu
         noun = "tasks" if term.kind in OF_TASKS else "requests" if evaluated.length_s else "prompts"
         load = f", {format.duration(enough_s)} of load," if enough_s else ""
         needed = f"about {math.ceil(evaluated.sample * factor):,} {noun}{load} would decide it"
-    return "INCONCLUSIVE", "held_by_interval", f"{measured}: the interval holds {promise}; {needed}", enough_s
+    return (
+        "INCONCLUSIVE",
+        "held_by_interval",
+        f"{measured}: the interval holds {promise}; {needed}",
+        enough_s,
+    )
 
 
 def _factor_needed(bounds: Interval, limit: float, confidence: float) -> float | None:
@@ -517,7 +584,9 @@ def _factor_needed(bounds: Interval, limit: float, confidence: float) -> float |
         return None
     if not distance or half_width / distance > 100:
         return math.inf
-    wider = intervals.z_quantile(intervals.at_next_look(confidence)) / intervals.z_quantile(confidence)
+    wider = intervals.z_quantile(intervals.at_next_look(confidence)) / intervals.z_quantile(
+        confidence
+    )
     return (half_width / distance * wider) ** 2 * MARGIN
 
 
@@ -527,7 +596,11 @@ def figure(value: float, unit: str) -> str:
         return format.duration(value / 1e3) if value >= 1e3 else f"{format.quantity(value)} ms"
     if unit == "%":
         return f"{'-' if value < -1e-4 else ''}{format.percent(abs(value) / 100 if abs(value) > 1e-4 else 0.0)}"
-    return f"{format.quantity(value)}{unit}" if unit.startswith("/") else f"{format.quantity(value)} {unit}".strip()
+    return (
+        f"{format.quantity(value)}{unit}"
+        if unit.startswith("/")
+        else f"{format.quantity(value)} {unit}".strip()
+    )
 
 
 def _interval_words(bounds: Interval, unit: str) -> str:

@@ -20,7 +20,8 @@ FROZEN_S = 20.0  # without CPU time while it is waited for: a process that does 
 
 def command(module: str, *arguments: str) -> list[str]:
     """What starts `module` in a process of its own. `-P`: the current folder is not on the path for imports, so that a
-    `numpy.py` that happens to lie there is not executed."""
+    `numpy.py` that happens to lie there is not executed.
+    """
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
@@ -31,7 +32,9 @@ def cpu_s(pid: int) -> float:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8").split()
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_s, map(int, children)))
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(
+        map(cpu_s, map(int, children))
+    )
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -101,7 +104,10 @@ def _leave_the_parent(name: str, source: int, output: int) -> None:
             signal.signal(number, signal.SIG_DFL)
     os.setsid()
     Path("/proc/self/comm").write_text(name, "utf-8")
-    above = [fcntl.fcntl(one, fcntl.F_DUPFD, 3) for one in (source, output, os.open(os.devnull, os.O_WRONLY))]
+    above = [
+        fcntl.fcntl(one, fcntl.F_DUPFD, 3)
+        for one in (source, output, os.open(os.devnull, os.O_WRONLY))
+    ]
     for place, one in enumerate(above):
         os.dup2(one, place)
     for one in {source, output, *above} - {0, 1, 2}:

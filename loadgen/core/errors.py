@@ -108,7 +108,13 @@ class Fault(Exception):
         values: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(code, what)
-        self.code, self.what, self.where, self.hint, self.values = code, what, str(where), hint, values or {}
+        self.code, self.what, self.where, self.hint, self.values = (
+            code,
+            what,
+            str(where),
+            hint,
+            values or {},
+        )
         self.place = where if isinstance(where, Place) else None
         self.key = key or (self.place.path if self.place else _key_in(self.where))
 
@@ -123,12 +129,15 @@ class Fault(Exception):
 
 def _key_in(where: str) -> str:
     """What a place names: the flag of `--slo ttft`, `--set limit` of `--set limit=cpu_share:5%`, the keys of
-    `capacity.json (rate_per_s)`; "" without any."""
+    `capacity.json (rate_per_s)`; "" without any.
+    """
     if where.startswith("--set "):
         return where.partition("=")[0]
     if where.startswith("--"):
         return where.split(maxsplit=1)[0].rstrip(",")
-    return where.rpartition(" (")[2].removesuffix(")") if where.endswith(")") and " (" in where else ""
+    return (
+        where.rpartition(" (")[2].removesuffix(")") if where.endswith(")") and " (" in where else ""
+    )
 
 
 class UserError(Fault):
@@ -158,7 +167,8 @@ class Faults(Exception):
 
 def nothing_there(path: object, hint: str, what: str = "no such folder") -> UserError:
     """The fault where a result is asked for and none is at its path: a URL (its Path lacks one /) is told as one, and
-    so is a file."""
+    so is a file.
+    """
     code: Code = "missing_file"
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", str(path)):
         code, what = "invalid_value", "this is a URL; a result is a folder or file of this machine"
@@ -218,8 +228,12 @@ def meant(word: str, known: Sequence[str], synonyms: Mapping[str, str] | None = 
     return f"{suggestion}known: {', '.join(known)}"
 
 
-def closest(word: str, known: Sequence[str], synonyms: Mapping[str, str] | None = None, cutoff: float = 0.6) -> str:
+def closest(
+    word: str, known: Sequence[str], synonyms: Mapping[str, str] | None = None, cutoff: float = 0.6
+) -> str:
     """The known word that is probably meant, at least `cutoff` of it the same; "" when none is similar."""
     import difflib
 
-    return (synonyms or {}).get(word) or next(iter(difflib.get_close_matches(word, known, 1, cutoff)), "")
+    return (synonyms or {}).get(word) or next(
+        iter(difflib.get_close_matches(word, known, 1, cutoff)), ""
+    )

@@ -119,7 +119,9 @@ def difference(before: float | None, after: float | None) -> str:
 
 def said(metadata: Mapping[str, str]) -> dict[str, list[str]]:
     """What the user said, under a head each: the system under test (of `--system`), and all else. None, no head."""
-    system = [f"{key.removeprefix(SYSTEM)}={metadata[key]}" for key in metadata if key.startswith(SYSTEM)]
+    system = [
+        f"{key.removeprefix(SYSTEM)}={metadata[key]}" for key in metadata if key.startswith(SYSTEM)
+    ]
     others = [f"{key}={metadata[key]}" for key in metadata if not key.startswith(SYSTEM)]
     return {head: texts for head, texts in (("System", system), ("Metadata", others)) if texts}
 
@@ -139,7 +141,9 @@ _STEERING = re.compile(
     rb"|\\(?:(u00[01][0-9a-fA-F]|u007[fF]|u00[89][0-9a-fA-F]|[nrbf])|.)",
     re.DOTALL,
 )
-_STEERING_IN_LINES = re.compile(rb"\\(?:(u00[01][0-9a-fA-F]|u007[fF]|u00[89][0-9a-fA-F]|[bf])|.)", re.DOTALL)
+_STEERING_IN_LINES = re.compile(
+    rb"\\(?:(u00[01][0-9a-fA-F]|u007[fF]|u00[89][0-9a-fA-F]|[bf])|.)", re.DOTALL
+)
 
 
 def harmless(data: bytes) -> bytes:
@@ -152,7 +156,9 @@ def harmless(data: bytes) -> bytes:
 
 def _told(match: re.Match[bytes]) -> bytes:
     if match.lastindex == 1:
-        return _STEERING_IN_LINES.sub(lambda one: b"\\" + one.group() if one.group(1) else one.group(), match.group())
+        return _STEERING_IN_LINES.sub(
+            lambda one: b"\\" + one.group() if one.group(1) else one.group(), match.group()
+        )
     return b"\\" + match.group() if match.lastindex else match.group()
 
 

@@ -9,32 +9,51 @@ import msgspec
 # The defaults. `Limits` of a workload changes them for a run, and the run stores the change.
 SEND_LAG_SHARE = 0.05  # p99 send lag, as a share of TTFT p50
 STAMP_ERROR_SHARE = 0.05  # p99 stamp error, as a share of TTFT p50
-EVENT_ERROR_SHARE = 0.10  # p99 error of the gaps between events, as a share of ITL (inter-chunk) p50
-TPOT_ERROR_SHARE = 0.05  # p99 error of TPOT, (first + last stamp error) / (n - n1), as a share of TPOT p50
+EVENT_ERROR_SHARE = (
+    0.10  # p99 error of the gaps between events, as a share of ITL (inter-chunk) p50
+)
+TPOT_ERROR_SHARE = (
+    0.05  # p99 error of TPOT, (first + last stamp error) / (n - n1), as a share of TPOT p50
+)
 CPU_SHARE = 0.90  # of one core, per worker, in any full second of the measured window
 FAILURE_SHARE = 0.01  # failed + lost, as a share of all scheduled requests
 NOT_OFFERED_SHARE = 0.05  # starts that the client dropped, as a share of all scheduled requests
 
 NOT_OFFERED = 0.01  # of the starts, dropped by the client: beyond it, a reservation
-UNFINISHED_SHARE = 0.01  # of the requests that count: above it, what the drain cut leaves every SLO term undecided
+UNFINISHED_SHARE = (
+    0.01  # of the requests that count: above it, what the drain cut leaves every SLO term undecided
+)
 
 
 # Limits of the warnings. A run beyond one of them stays valid, and its summary carries a warning.
 COUNT_DISAGREEMENT = 0.02  # between two counts of the same tokens
-CONTRADICTING_TOKENS = 2  # a count that differs from its stream by more tokens than this, and by more than
+CONTRADICTING_TOKENS = (
+    2  # a count that differs from its stream by more tokens than this, and by more than
+)
 CONTRADICTING = 0.05  # this share, contradicts it: split tool calls, end tokens and UTF-8 pieces differ honestly
-CONTRADICTING_SHARE = 0.01  # of the answers: beyond it, what rests on the counts of tokens is withheld
+CONTRADICTING_SHARE = (
+    0.01  # of the answers: beyond it, what rests on the counts of tokens is withheld
+)
 NO_SPAN_SHARE = 0.01  # of the answers with tokens enough for a TPOT: came in one event, so that it is not decided
 LENGTH_MISMATCH = 0.02  # of requests whose output is not as long as asked
-SHORTENED = 0.05  # of the output tokens asked for, missing in the answers: beyond it, it is another load
+SHORTENED = (
+    0.05  # of the output tokens asked for, missing in the answers: beyond it, it is another load
+)
 CACHED_SHARE = 0.05  # of prompt tokens, when the workload declares no sharing
 GAP_VARIATION = 0.10  # between the planned and the real coefficient of variation of send gaps
 GAPS_NEEDED = 30  # fewer send gaps than this say nothing about their variation
-ITL_TOKENS_PER_EVENT = 0.01  # share of events with a second token, above which inter-chunk gaps are not ITL
+ITL_TOKENS_PER_EVENT = (
+    0.01  # share of events with a second token, above which inter-chunk gaps are not ITL
+)
 LONG_ANSWER = 20  # tokens: one without text is few enough to leave the gaps ITL, also where no end token was due
-MODEL_ERROR = (0.05, 0.25)  # of the simulated servers, from least to most: docs/simulation.md, "Held against the world"
+MODEL_ERROR = (
+    0.05,
+    0.25,
+)  # of the simulated servers, from least to most: docs/simulation.md, "Held against the world"
 FEWEST_ANSWERS = 11  # scored answers, before their mean or share decides anything
-STALL_NS = 1_000_000_000  # a gap between output events that a reader of the answer notices as a stall
+STALL_NS = (
+    1_000_000_000  # a gap between output events that a reader of the answer notices as a stall
+)
 
 
 class ValidityLimits(msgspec.Struct, frozen=True, kw_only=True):

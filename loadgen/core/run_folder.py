@@ -35,7 +35,9 @@ def is_run(folder: Path) -> bool:
 def runs_in(folder: Path) -> list[Path]:
     """The runs directly in a folder, ordered by number: c2 before c16."""
     runs = filter(is_run, folder.glob("*/"))
-    return sorted(runs, key=lambda run: (int("".join(filter(str.isdigit, run.name)) or 0), run.name))
+    return sorted(
+        runs, key=lambda run: (int("".join(filter(str.isdigit, run.name)) or 0), run.name)
+    )
 
 
 def open_run(folder: Path) -> OpenedRun:
@@ -44,7 +46,9 @@ def open_run(folder: Path) -> OpenedRun:
         stored = store.read_lightly(folder)
         samples = store.server(folder)
         return OpenedRun(with_server(samples, summarize(*stored, samples)), stored)
-    return OpenedRun(kept_summary(folder) if (folder / SUMMARY).is_file() else summary(folder), None)
+    return OpenedRun(
+        kept_summary(folder) if (folder / SUMMARY).is_file() else summary(folder), None
+    )
 
 
 def kept_summary(folder: Path) -> Summary:
@@ -53,7 +57,10 @@ def kept_summary(folder: Path) -> Summary:
     path = folder / SUMMARY
     if not path.is_file():
         raise UserError(
-            "no_result", f"no {SUMMARY} here", str(folder), "give the folder of the run itself, as loadgen has named it"
+            "no_result",
+            f"no {SUMMARY} here",
+            str(folder),
+            "give the folder of the run itself, as loadgen has named it",
         )
     return load_summary(path.read_bytes(), str(path))
 
@@ -70,7 +77,9 @@ def summary(folder: Path) -> Summary:
     with store.undamaged(folder):
         accumulator = Accumulator.from_bytes(path.read_bytes(), stored.header)
         if accumulator.taken:
-            for rows, texts in store.rows_after(folder, accumulator.taken):  # after a kill, or the compactor died
+            for rows, texts in store.rows_after(
+                folder, accumulator.taken
+            ):  # after a kill, or the compactor died
                 accumulator.add(rows, texts)
     header, _, gaps, timeline, seconds, _, event_errors = stored
     return with_server(samples, build(header, accumulator, gaps, timeline, seconds, event_errors))
@@ -83,14 +92,17 @@ def with_server(samples: Sequence[series.MetricSample], summary: Summary) -> Sum
     duration_s = summary.window.whole.duration_s
     output_per_s = summary.tokens.whole_output_per_s
     server_summary = series.summarize(
-        of_servers, None if duration_s is None or output_per_s is None else round(duration_s * output_per_s)
+        of_servers,
+        None if duration_s is None or output_per_s is None else round(duration_s * output_per_s),
     )
     verdict = summary.verdict
     if server_summary is not None and (disputed := series.disputed(server_summary)):
         verdict = validity.warned(verdict, "server_counts", disputed)
     if server_summary is not None and server_summary.cached_share is not None:
         verdict = validity.without(verdict, "cache_unsaid")
-        if disputed := series.cache_disputed(server_summary, summary.cache_asked, summary.tokens.cached_share):
+        if disputed := series.cache_disputed(
+            server_summary, summary.cache_asked, summary.tokens.cached_share
+        ):
             verdict = validity.warned(verdict, "cache_disputed", disputed)
     pages = [page for block in (server_summary, used) if block is not None for page in block.pages]
     for page in pages:

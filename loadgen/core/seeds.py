@@ -69,14 +69,18 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
     import numpy as np
 
     words = np.frombuffer(_digest(seed, names), dtype="<u4")
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([int(word) for word in words])))
+    return np.random.Generator(
+        np.random.PCG64(np.random.SeedSequence([int(word) for word in words]))
+    )
 
 
 def shares(seed: int, name: str, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
     """A number in [0, 1) for each number, whatever the others are: splitmix64 of a derived seed and the number."""
     import numpy as np
 
-    state = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(derived(seed, name))
+    state = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
+        derived(seed, name)
+    )
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         state = (state ^ (state >> np.uint64(shift))) * np.uint64(factor)
     return ((state ^ (state >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53

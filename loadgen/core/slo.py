@@ -17,7 +17,10 @@ METRIC_ALIASES = {
     "end_to_end_latency": "e2e",
 }
 
-SENT_AS = ("x-slo", "x-llm-d-slo")  # how llm-d's headers of the SLO of a request begin; the second since release 0.8
+SENT_AS = (
+    "x-slo",
+    "x-llm-d-slo",
+)  # how llm-d's headers of the SLO of a request begin; the second since release 0.8
 NOT_HERE = "a package that is not loaded here"
 
 
@@ -66,12 +69,21 @@ def sent_headers(slo: Slo | None) -> dict[str, str]:
     """The headers that tell a gateway the SLO of a request: of TTFT and of TPOT the tightest limit, in ms."""
     terms = [term for term in (slo.terms if slo else ()) if term.metric in ("ttft", "tpot")]
     terms.sort(key=lambda term: -term.limit_ns)  # the tightest of a metric is written last
-    return {f"{begin}-{term.metric}-ms": f"{term.limit_ns / 1e6:.10g}" for term in terms for begin in SENT_AS}
+    return {
+        f"{begin}-{term.metric}-ms": f"{term.limit_ns / 1e6:.10g}"
+        for term in terms
+        for begin in SENT_AS
+    }
 
 
 def not_here(slos: Iterable[Slo]) -> dict[str, str]:
     """The figures of terms whose package is not here, with why nothing can be said of them."""
-    return {term.metric: absent(term.metric) for slo in slos for term in slo.terms if absent(term.metric)}
+    return {
+        term.metric: absent(term.metric)
+        for slo in slos
+        for term in slo.terms
+        if absent(term.metric)
+    }
 
 
 def absent(metric: str) -> str:

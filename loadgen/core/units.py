@@ -36,7 +36,9 @@ QUANTILE_PATTERN = r"^p[0-9]{1,2}(\.[0-9]{1,4})?$"
 _QUANTITY = re.compile(rf"(?P<number>{NUMBER}) ?(?P<unit>[A-Za-zµ]*)")
 _RATE = re.compile(rf"(?P<number>{NUMBER}) ?/ ?(?P<unit>[A-Za-z]+)")
 
-DURATION_HINT = "write a number and its unit, like 250ms, 30s, 2m or 1h (units: ns, us, ms, s, m, h)"
+DURATION_HINT = (
+    "write a number and its unit, like 250ms, 30s, 2m or 1h (units: ns, us, ms, s, m, h)"
+)
 RATE_HINT = "write a number per unit of time, like 10/s or 600/min (units: s, min, h)"
 SHARE_HINT = "write a percentage, like 99% or 0.5%"
 QUANTILE_HINT = "write a percentile, like p50, p99 or p99.9"
@@ -71,7 +73,9 @@ def duration_ns(text: str, bare: str | None = None) -> int:
         if number == 0:
             return 0
         raise Wrong(
-            "invalid_value", "is a duration without its unit", f"write {match['number']}s or {match['number']}ms"
+            "invalid_value",
+            "is a duration without its unit",
+            f"write {match['number']}s or {match['number']}ms",
         )
     if unit not in UNIT_NS:
         raise Wrong("invalid_value", f'is not a duration: there is no unit "{unit}"', DURATION_HINT)
@@ -121,14 +125,20 @@ def rate_per_s(text: str, bare: bool = False) -> float:
     match = _RATE.fullmatch(text)
     if match is None:
         if re.fullmatch(NUMBER, text):
-            raise Wrong("invalid_value", "is a rate without its unit", f"write {text}/s or {text}/min")
+            raise Wrong(
+                "invalid_value", "is a rate without its unit", f"write {text}/s or {text}/min"
+            )
         raise Wrong("invalid_value", "is not a rate", RATE_HINT)
     if match["unit"] not in PER_S:
-        raise Wrong("invalid_value", f'is not a rate: there is no unit "/{match["unit"]}"', RATE_HINT)
+        raise Wrong(
+            "invalid_value", f'is not a rate: there is no unit "/{match["unit"]}"', RATE_HINT
+        )
     rate = float(Decimal(match["number"]) / PER_S[match["unit"]])
     if rate < 1e-6:
         raise Wrong(
-            "out_of_range", "is less than one in eleven days", "a rate is above zero; leave the stage out for a pause"
+            "out_of_range",
+            "is less than one in eleven days",
+            "a rate is above zero; leave the stage out for a pause",
         )
     return rate
 

@@ -14,7 +14,16 @@ from loadgen_sdk.price_file import PerToken
 from msgspec import Struct
 
 from loadgen.pricing.prices import Owned
-from loadgen.pricing.unit_cost import EGRESS, HOUR_S, HOURS_PER_YEAR, REQUEST, Offer, energy_per_hour, hourly, machines
+from loadgen.pricing.unit_cost import (
+    EGRESS,
+    HOUR_S,
+    HOURS_PER_YEAR,
+    REQUEST,
+    Offer,
+    energy_per_hour,
+    hourly,
+    machines,
+)
 
 YEARS = 5
 

@@ -21,7 +21,8 @@ from loadgen.repeated.capacity import STILL_KEPT, unit_of
 
 def scaled(rate: Spread[float], by: float) -> Spread[float]:
     """So many times a rate. From GPUs to GPUs: machines count as independent, a router in front of them as free. The
-    interval grows alike: it is that of one measured machine, whose error all of them share."""
+    interval grows alike: it is that of one measured machine, whose error all of them share.
+    """
     return rate.each(lambda end: end * by)
 
 
@@ -80,7 +81,9 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
     summary, capacity = evidence.summary, evidence.capacity
     if evidence.at_once:
         what = "an Offline rate says nothing about users: everything was due at once, and nobody waited within a limit"
-        raise UserError("no_figure", what, evidence.folder, "a run or search of the profile under its SLO")
+        raise UserError(
+            "no_figure", what, evidence.folder, "a run or search of the profile under its SLO"
+        )
     if capacity is not None:
         state = f", {capacity.state}" if capacity.state else ""
         basis, noun = f"capacity by {capacity.method}{state}", str(unit_of(summary))
@@ -95,7 +98,10 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         if not run_rates or min(run_rates) <= 0:
             what = f"no {noun} ended while load was offered"
             raise UserError(
-                "no_figure", what, evidence.folder, "a longer run, or one at a load that the endpoint can carry"
+                "no_figure",
+                what,
+                evidence.folder,
+                "a longer run, or one at a load that the endpoint can carry",
             )
         rate = rate_of_repeats(run_rates)
         bound_why = ONE_LOAD if all(run.goodput.met for run in evidence.summaries) else ""
@@ -117,10 +123,19 @@ def _steady_rates(evidence: Evidence) -> tuple[str, list[float]]:
     """The noun of what is counted, and its steady rate in each run."""
     summaries = evidence.summaries
     if summaries[0].sessions is not None and tasks_of(summaries[0]) is None:
-        noun, steady = str(unit_of(summaries[0])), [(one.load.steady_completed_rps, one) for one in summaries]
-        rates = [None if rate is None else rate * starts(one) / one.requests.decided for rate, one in steady]
+        noun, steady = (
+            str(unit_of(summaries[0])),
+            [(one.load.steady_completed_rps, one) for one in summaries],
+        )
+        rates = [
+            None if rate is None else rate * starts(one) / one.requests.decided
+            for rate, one in steady
+        ]
     elif summaries[0].sessions is not None:
-        noun, rates = "successful tasks", [s.sessions.steady_ok_per_s if s.sessions else None for s in summaries]
+        noun, rates = (
+            "successful tasks",
+            [s.sessions.steady_ok_per_s if s.sessions else None for s in summaries],
+        )
     elif evidence.valid and summaries[0].goodput.has_slo:
         noun, rates = "good requests", [summary.goodput.steady_rps for summary in summaries]
     else:

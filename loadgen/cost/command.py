@@ -23,35 +23,55 @@ from loadgen.shell.output import print_report, say_changed, write_file
 def cost(
     folders: Annotated[
         list[Path],
-        typer.Argument(help="Folders of runs, of repeats of a run, or of a search.", autocompletion=completion.results),
+        typer.Argument(
+            help="Folders of runs, of repeats of a run, or of a search.",
+            autocompletion=completion.results,
+        ),
     ],
-    prices: Annotated[Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")] = None,
+    prices: Annotated[
+        Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")
+    ] = None,
     accept_sample_prices: AcceptSamplePrices = False,
     price: Annotated[
         list[str] | None,
-        typer.Option("--price", metavar="DIR=NAME", help="Which price a result is under; of a single one just NAME."),
+        typer.Option(
+            "--price",
+            metavar="DIR=NAME",
+            help="Which price a result is under; of a single one just NAME.",
+        ),
     ] = None,
     gpus: Annotated[
         list[str] | None,
-        typer.Option("--gpus", metavar="DIR=N", help="GPUs of a result that recorded none; of a single one just N."),
+        typer.Option(
+            "--gpus",
+            metavar="DIR=N",
+            help="GPUs of a result that recorded none; of a single one just N.",
+        ),
     ] = None,
     utilization: Annotated[
         str,
         typer.Option(
-            "--utilization", help="Share of the paid GPU-hours that is used: 0.4, 40%, or of a day's: 14h@10%,10h@70%."
+            "--utilization",
+            help="Share of the paid GPU-hours that is used: 0.4, 40%, or of a day's: 14h@10%,10h@70%.",
         ),
     ] = "1",
     as_of: Annotated[
-        str | None, typer.Option("--as-of", metavar="DAY", help="With the prices that were valid then: 2026-06-30.")
+        str | None,
+        typer.Option(
+            "--as-of", metavar="DAY", help="With the prices that were valid then: 2026-06-30."
+        ),
     ] = None,
     currency: Annotated[
-        str | None, typer.Option("--currency", help="Of the figures; the price file has the exchange rates.")
+        str | None,
+        typer.Option("--currency", help="Of the figures; the price file has the exchange rates."),
     ] = None,
     allow_invalid: AllowInvalid = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Write a page with plots to this file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with plots to this file.")
+    ] = None,
 ) -> int:
     """What a request cost: from measured runs and your prices.
 
@@ -68,14 +88,19 @@ def cost(
     from loadgen.pricing.unit_cost import offer
 
     if as_json + as_markdown + as_csv > 1:
-        raise UserError("conflict", "several formats at once", "--json, --markdown, --csv", "choose one")
+        raise UserError(
+            "conflict", "several formats at once", "--json, --markdown, --csv", "choose one"
+        )
     chosen = _pairs(price or [], "--price", folders)
     gpu_counts = _gpu_counts(_pairs(gpus or [], "--gpus", folders))
     share = _share(utilization)
     for folder in folders:
         say_changed(folder)
     book = price_file.load_prices(
-        prices, accept_sample=accept_sample_prices, currency=currency, as_of=None if as_of is None else _day(as_of)
+        prices,
+        accept_sample=accept_sample_prices,
+        currency=currency,
+        as_of=None if as_of is None else _day(as_of),
     )
     evidence = inputs.read_evidence(folders, allow_invalid=allow_invalid)
     _check_names(chosen, [result.name for result in evidence], "--price")
@@ -86,7 +111,11 @@ def cost(
             gpu_count = inputs.gpus_of(result, gpu_counts.get(result.name))
             matching = find(book, result.summary.target, chosen.get(result.name, ""), result.name)
             for at in matching:
-                name = result.name if len(matching) == 1 else f"{result.name} ({at.commitment or at.name})"
+                name = (
+                    result.name
+                    if len(matching) == 1
+                    else f"{result.name} ({at.commitment or at.name})"
+                )
                 place = book.at[at.name]
                 made = offer(result, at, name, place, gpus=gpu_count, utilization=share)
                 priced.append(with_steps(made, book))
@@ -121,14 +150,22 @@ def _pairs(texts: Sequence[str], flag: str, folders: Sequence[Path]) -> dict[str
 def _check_names(by_name: dict[str, str] | dict[str, int], names: Sequence[str], flag: str) -> None:
     for name in by_name:
         if name not in names:
-            raise UserError("unknown_name", f'no result is called "{name}"', flag, f"results: {', '.join(names)}")
+            raise UserError(
+                "unknown_name",
+                f'no result is called "{name}"',
+                flag,
+                f"results: {', '.join(names)}",
+            )
 
 
 def _gpu_counts(texts_by_name: dict[str, str]) -> dict[str, int]:
     for name, text in texts_by_name.items():
         if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
             raise UserError(
-                "invalid_value", f'"{text}" is not a number of GPUs', f"--gpus {name}", "a whole number above zero"
+                "invalid_value",
+                f'"{text}" is not a number of GPUs',
+                f"--gpus {name}",
+                "a whole number above zero",
             )
     return {name: int(text) for name, text in texts_by_name.items()}
 
@@ -137,7 +174,9 @@ def _day(text: str) -> date:
     try:
         day = date.fromisoformat(text)
     except ValueError:
-        raise UserError("invalid_value", f'"{text}" is not a day', "--as-of", "like 2026-06-30") from None
+        raise UserError(
+            "invalid_value", f'"{text}" is not a day', "--as-of", "like 2026-06-30"
+        ) from None
     if day > date.today():
         raise UserError("out_of_range", f"{day} is in the future", "--as-of", "a day up to today")
     return day
@@ -151,9 +190,17 @@ def _share(text: str) -> Decimal:
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]{1,2})?)h@(.+)", part.strip())
         if match is None:
-            raise UserError("invalid_value", f'"{part}" is no part of a day', "--utilization", "like 14h@10%,10h@70%")
+            raise UserError(
+                "invalid_value",
+                f'"{part}" is no part of a day',
+                "--utilization",
+                "like 14h@10%,10h@70%",
+            )
         idle = match[2].strip() in ("0", "0%")
-        hours, used = hours + Decimal(match[1]), used + Decimal(match[1]) * (0 if idle else _share_of_hours(match[2]))
+        hours, used = (
+            hours + Decimal(match[1]),
+            used + Decimal(match[1]) * (0 if idle else _share_of_hours(match[2])),
+        )
     if hours != 24 or not used:
         hint = "hours that add up to 24, some of them in use: 14h@10%,10h@70%"
         raise UserError("invalid_value", f'"{text}" is of {hours:f} hours', "--utilization", hint)
@@ -165,6 +212,9 @@ def _share_of_hours(text: str) -> Decimal:
     value = Decimal(match[1]) / (100 if match[2] else 1) if match else Decimal(0)
     if not 0 < value <= 1:
         raise UserError(
-            "invalid_value", f'"{text}" is not a share', "--utilization", "above 0 and at most 1, like 0.4 or 40%"
+            "invalid_value",
+            f'"{text}" is not a share',
+            "--utilization",
+            "above 0 and at most 1, like 0.4 or 40%",
         )
     return value

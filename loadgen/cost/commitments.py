@@ -40,9 +40,15 @@ def commitments(offers: Sequence[Offer]) -> Iterator[Commitment]:
 
 def _alike(one: Offer, other: Offer) -> bool:
     prices = one.price, other.price
-    if not all(isinstance(price, Rented) for price in prices) or one.evidence.folder != other.evidence.folder:
+    if (
+        not all(isinstance(price, Rented) for price in prices)
+        or one.evidence.folder != other.evidence.folder
+    ):
         return False
-    a, b = ((price.provider.lower(), getattr(price, "shape", ""), getattr(price, "gpu", "")) for price in prices)
+    a, b = (
+        (price.provider.lower(), getattr(price, "shape", ""), getattr(price, "gpu", ""))
+        for price in prices
+    )
     return a == b and bool(one.hourly) and bool(other.hourly)
 
 
@@ -57,4 +63,6 @@ def _judged(committed: Offer, given_back: Offer) -> Commitment:
         word = f"costs less where the machines are needed in more than {format.percent(float(share))} of all hours"
     else:
         word = "never costs less: an hour of it is no cheaper, and it is paid at all hours"
-    return Commitment(committed=committed.name, given_back=given_back.name, hours_share=share, word=word)
+    return Commitment(
+        committed=committed.name, given_back=given_back.name, hours_share=share, word=word
+    )

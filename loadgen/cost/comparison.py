@@ -105,7 +105,9 @@ def compare_offers(offers: Sequence[Offer], prices: Prices) -> OfferComparison:
         prices=prices,
         unit=unit,
         offers=tuple(offers),
-        against_first=tuple(() if offer is offers[0] else differences(offers[0], offer)[0] for offer in offers),
+        against_first=tuple(
+            () if offer is offers[0] else differences(offers[0], offer)[0] for offer in offers
+        ),
         pairs=pairs,
         swings=tuple(swing for offer in offers for swing in _swings(offer, unit)),
         break_evens=tuple(_break_evens(offers, unit)),
@@ -141,7 +143,9 @@ def differences(a: Offer, b: Offer) -> tuple[tuple[ReasonCode, ...], tuple[Reaso
         if source_a != source_b:
             reasons.append(note("count_differs", tokens=kind, a=source_a, b=source_b))
     if not _same_cache(summary_a, summary_b):
-        reasons.append(note("cache_differs", a=summary_a.tokens.cached_share, b=summary_b.tokens.cached_share))
+        reasons.append(
+            note("cache_differs", a=summary_a.tokens.cached_share, b=summary_b.tokens.cached_share)
+        )
     if a.evidence.simulated != b.evidence.simulated:
         reasons.append(note("one_simulated"))
     if a.basis.is_capacity != b.basis.is_capacity and not (_by_token(a) or _by_token(b)):
@@ -151,7 +155,10 @@ def differences(a: Offer, b: Offer) -> tuple[tuple[ReasonCode, ...], tuple[Reaso
     floors = [offer.name for offer in (a, b) if has_lower_bound(offer)]
     if floors:
         reasons.append(note("one_lower_bound", offers=floors))
-    if a.basis.confidence != b.basis.confidence and None not in (a.basis.confidence, b.basis.confidence):
+    if a.basis.confidence != b.basis.confidence and None not in (
+        a.basis.confidence,
+        b.basis.confidence,
+    ):
         reasons.append(note("confidence_differs", a=a.basis.confidence, b=b.basis.confidence))
     return tuple(reasons), tuple(_remarks(a, b))
 
@@ -167,7 +174,11 @@ def _remarks(a: Offer, b: Offer) -> Iterator[ReasonCode]:
         value_a, value_b = (getattr(summary.target, field) for summary in (summary_a, summary_b))
         if value_a != value_b:
             yield note(code, a=value_a, b=value_b)
-    if summary_a.rtt_ms is not None and summary_b.rtt_ms is not None and abs(summary_a.rtt_ms - summary_b.rtt_ms) > 5:
+    if (
+        summary_a.rtt_ms is not None
+        and summary_b.rtt_ms is not None
+        and abs(summary_a.rtt_ms - summary_b.rtt_ms) > 5
+    ):
         yield note("connect_differs", a_ms=summary_a.rtt_ms, b_ms=summary_b.rtt_ms)
 
 
@@ -179,7 +190,9 @@ def has_lower_bound(offer: Offer) -> bool:
 
 def _recipes(a: Offer, b: Offer) -> tuple[str, str]:
     """The recipes of both capacity searches where both have one, else the recipes of both runs."""
-    capacity_recipes = [offer.evidence.capacity.recipe if offer.evidence.capacity else "" for offer in (a, b)]
+    capacity_recipes = [
+        offer.evidence.capacity.recipe if offer.evidence.capacity else "" for offer in (a, b)
+    ]
     if all(capacity_recipes):
         return capacity_recipes[0], capacity_recipes[1]
     return a.evidence.summary.fingerprints.recipe, b.evidence.summary.fingerprints.recipe
@@ -218,9 +231,15 @@ def _pair(a: Offer, b: Offer, unit: str) -> Pair:
     if cost_a is None or cost_b is None:
         reasons = (*reasons, note("no_cost"))
     pair = Pair(
-        a=a.name, b=b.name, difference_codes=reasons, note_codes=notes, ratio=None, low=None, high=None,
+        a=a.name,
+        b=b.name,
+        difference_codes=reasons,
+        note_codes=notes,
+        ratio=None,
+        low=None,
+        high=None,
         word="not comparable",
-    )  # fmt: skip
+    )
     if reasons or cost_a is None or cost_b is None:
         return pair
     ratio = cost_a.total / cost_b.total
@@ -244,13 +263,22 @@ def _ratio_ends(a: Offer, b: Offer, unit: str) -> tuple[Decimal | None, Decimal 
     cost_a, cost_b = a.costs[unit], b.costs[unit]
     assert cost_a is not None and cost_b is not None
     if cost_a.low is None or cost_a.high is None or cost_b.low is None or cost_b.high is None:
-        if a.evidence is b.evidence and list(cost_a.parts) == list(cost_b.parts) and len(cost_a.parts) == 1:
+        if (
+            a.evidence is b.evidence
+            and list(cost_a.parts) == list(cost_b.parts)
+            and len(cost_a.parts) == 1
+        ):
             return (ratio := cost_a.total / cost_b.total), ratio
         return None, None
     if a.evidence is b.evidence:
-        ends = sorted((cost_a.low / cost_b.low, cost_a.total / cost_b.total, cost_a.high / cost_b.high))
+        ends = sorted(
+            (cost_a.low / cost_b.low, cost_a.total / cost_b.total, cost_a.high / cost_b.high)
+        )
         return ends[0], ends[-1]
-    logs = [amount.ln() for amount in (cost_a.low, cost_a.total, cost_a.high, cost_b.low, cost_b.total, cost_b.high)]
+    logs = [
+        amount.ln()
+        for amount in (cost_a.low, cost_a.total, cost_a.high, cost_b.low, cost_b.total, cost_b.high)
+    ]
     log_ratio = logs[1] - logs[4]
     below = ((logs[1] - logs[0]) ** 2 + (logs[5] - logs[4]) ** 2).sqrt()
     above = ((logs[2] - logs[1]) ** 2 + (logs[4] - logs[3]) ** 2).sqrt()
@@ -266,7 +294,12 @@ _PRICE_FIELDS: dict[type[Price], dict[str, str]] = {
         "per_million_cached": "price of cached input",
     },
 }
-_POWER_FIELDS = {"watts": "watts under load", "idle_watts": "idle watts", "pue": "PUE", "per_kwh": "price per kWh"}
+_POWER_FIELDS = {
+    "watts": "watts under load",
+    "idle_watts": "idle watts",
+    "pue": "PUE",
+    "per_kwh": "price per kWh",
+}
 _COUNT_FIELDS = {"input_tokens": "fresh input tokens", "output_tokens": "output tokens"}
 _COUNT_FIELDS |= {"cached_tokens": "cached tokens"}
 
@@ -279,12 +312,28 @@ def _swings(offer: Offer, unit: str) -> list[Swing]:
     swings = []
     if not _by_token(offer) and current.low is not None and current.high is not None:
         label = "capacity" if offer.basis.is_capacity else "measured rate"
-        swings.append(Swing(offer=offer.name, input=label, change="its interval", down=current.high, up=current.low))
+        swings.append(
+            Swing(
+                offer=offer.name,
+                input=label,
+                change="its interval",
+                down=current.high,
+                up=current.low,
+            )
+        )
     for label, path in _movable_inputs(offer):
         moved = (_moved(offer, path, 1 - SWING), _moved(offer, path, 1 + SWING))
         down, up = (cost(o.basis, o.price, o.gpus, unit, o.utilization) for o in moved)
         if down is not None and up is not None:
-            swings.append(Swing(offer=offer.name, input=label, change=f"±{SWING:.0%}", down=down.total, up=up.total))
+            swings.append(
+                Swing(
+                    offer=offer.name,
+                    input=label,
+                    change=f"±{SWING:.0%}",
+                    down=down.total,
+                    up=up.total,
+                )
+            )
     return sorted((swing for swing in swings if swing.width), key=lambda swing: -swing.width)
 
 
@@ -300,7 +349,11 @@ def _movable_inputs(offer: Offer) -> Iterator[tuple[str, tuple[str, ...]]]:
     for field, label in (_PRICE_FIELDS[type(price)] | {"egress_per_gb": "price of egress"}).items():
         if getattr(price, field) is not None:
             yield label, ("price", field)
-    if not isinstance(price, PerToken) and price.energy is not None and price.energy.counted != "included":
+    if (
+        not isinstance(price, PerToken)
+        and price.energy is not None
+        and price.energy.counted != "included"
+    ):
         for field, label in _POWER_FIELDS.items():
             if getattr(price.energy, field) is not None:
                 yield label, ("price", "energy", field)
@@ -324,12 +377,16 @@ def _moved(value: Any, path: tuple[str, ...], factor: Decimal) -> Any:
         case "watts":
             moved = max(moved, value.idle_watts or Decimal(0))
     changed = {field: moved}
-    return value.model_copy(update=changed) if isinstance(value, Part) else replace(value, **changed)
+    return (
+        value.model_copy(update=changed) if isinstance(value, Part) else replace(value, **changed)
+    )
 
 
 def _break_evens(offers: Sequence[Offer], unit: str) -> Iterator[BreakEven]:
     for rent, by_token in product(offers, offers):
-        comparable = not _by_token(rent) and _by_token(by_token) and not differences(rent, by_token)[0]
+        comparable = (
+            not _by_token(rent) and _by_token(by_token) and not differences(rent, by_token)[0]
+        )
         if comparable and (break_even := _break_even(rent, by_token, unit)) is not None:
             yield break_even
 
@@ -347,11 +404,17 @@ def _break_even(rent: Offer, by_token: Offer, unit: str) -> BreakEven | None:
     if rent_cost is None or token_cost is None or not rate:
         return None
     fixed = sum(rent.hourly.values(), Decimal(0)) * DAY_H
-    marginal = sum((amount for part, amount in rent_cost.parts.items() if part != "machines"), Decimal(0))
+    marginal = sum(
+        (amount for part, amount in rent_cost.parts.items() if part != "machines"), Decimal(0)
+    )
     carries = rate * HOUR_S * DAY_H
     noun = _PLURAL[unit]
     per_day = fixed / (token_cost.total - marginal) if token_cost.total > marginal else None
-    at = "at their capacity" if rent.basis.is_capacity else "at the measured load (not their capacity)"
+    at = (
+        "at their capacity"
+        if rent.basis.is_capacity
+        else "at the measured load (not their capacity)"
+    )
     at_least = "at least " if has_lower_bound(rent) else ""
     capacity_words = f"they carry {at_least}{carries:,.0f} a day {at}"
     if per_day is None:
@@ -360,5 +423,9 @@ def _break_even(rent: Offer, by_token: Offer, unit: str) -> BreakEven | None:
         word = f"not with these machines: it would take {per_day:,.0f} {noun} a day, and {capacity_words}"
     else:
         share = f"{per_day / carries:.1%} of what they carry"
-        word = f"from {per_day:,.0f} {noun} a day the machines cost less ({share}); {capacity_words}"
-    return BreakEven(rent=rent.name, by_token=by_token.name, per_day=per_day, carries=carries, word=word)
+        word = (
+            f"from {per_day:,.0f} {noun} a day the machines cost less ({share}); {capacity_words}"
+        )
+    return BreakEven(
+        rent=rent.name, by_token=by_token.name, per_day=per_day, carries=carries, word=word
+    )

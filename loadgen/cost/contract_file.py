@@ -63,7 +63,9 @@ def _limits(summary: Summary) -> Iterator[str]:
     tasks = summary.sessions.goodput if summary.sessions is not None else None
     if tasks is not None:
         known = {"within": tasks.within_ms, "wait": tasks.wait_ms}
-        limits = "".join(f"{name}: {_time(value)}, " for name, value in known.items() if value is not None)
+        limits = "".join(
+            f"{name}: {_time(value)}, " for name, value in known.items() if value is not None
+        )
         yield f"task: {{{limits}goodput: {tasks.share_limit * 100:g}%}}"
 
 

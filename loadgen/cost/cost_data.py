@@ -21,11 +21,33 @@ from loadgen.pricing.reasons import texts
 from loadgen.pricing.unit_cost import UNITS, Offer
 
 CSV_HEAD = (
-    *("offer", "unit", "part", "amount", "currency", "low", "high", "basis", "comparable", "valid", "simulated"),
+    *(
+        "offer",
+        "unit",
+        "part",
+        "amount",
+        "currency",
+        "low",
+        "high",
+        "basis",
+        "comparable",
+        "valid",
+        "simulated",
+    ),
     *("sample_prices", "price", "as_of", "source", "region", "notes"),
 )
 
-OF_A_PAIR = ("a", "b", "differences", "difference_codes", "notes", "note_codes", "ratio", "low", "high")
+OF_A_PAIR = (
+    "a",
+    "b",
+    "differences",
+    "difference_codes",
+    "notes",
+    "note_codes",
+    "ratio",
+    "low",
+    "high",
+)
 
 
 def render_csv(comparison: OfferComparison) -> str:
@@ -34,9 +56,19 @@ def render_csv(comparison: OfferComparison) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_HEAD)
     for offer, differences in zip(comparison.offers, comparison.against_first, strict=True):
-        shared = (offer.basis.label, _yes(not differences), _yes(offer.evidence.valid), _yes(offer.evidence.simulated))
+        shared = (
+            offer.basis.label,
+            _yes(not differences),
+            _yes(offer.evidence.valid),
+            _yes(offer.evidence.simulated),
+        )
         dated = (offer.price.name, offer.price.as_of, offer.price.source)
-        price = (_yes(comparison.prices.sample), *dated, offer.evidence.summary.target.region, "; ".join(offer.notes))
+        price = (
+            _yes(comparison.prices.sample),
+            *dated,
+            offer.evidence.summary.target.region,
+            "; ".join(offer.notes),
+        )
         for unit in UNITS:
             cost = offer.costs[unit]
             if cost is None:
@@ -60,20 +92,34 @@ def render_json(comparison: OfferComparison) -> str:
     document = {
         "schema": 1,
         "currency": prices.currency,
-        "prices": {"file": prices.file, "sample": prices.sample, "exchanged": list(prices.exchanged)},
+        "prices": {
+            "file": prices.file,
+            "sample": prices.sample,
+            "exchanged": list(prices.exchanged),
+        },
         "compared_by": comparison.unit,
         "offers": [
             _offer_json(offer, differences)
             for offer, differences in zip(comparison.offers, comparison.against_first, strict=True)
         ],
         "pairs": [_fields(pair, *OF_A_PAIR, judgement="word") for pair in comparison.pairs],
-        "sensitivity": [_fields(swing, "offer", "input", "change", "down", "up") for swing in comparison.swings],
+        "sensitivity": [
+            _fields(swing, "offer", "input", "change", "down", "up") for swing in comparison.swings
+        ],
         "break_even": [
-            _fields(break_even, "rent", "by_token", "per_day", carries_per_day="carries", judgement="word")
+            _fields(
+                break_even,
+                "rent",
+                "by_token",
+                "per_day",
+                carries_per_day="carries",
+                judgement="word",
+            )
             for break_even in comparison.break_evens
         ],
         "commitments": [
-            _fields(one, "committed", "given_back", "hours_share", judgement="word") for one in comparison.commitments
+            _fields(one, "committed", "given_back", "hours_share", judgement="word")
+            for one in comparison.commitments
         ],
     }
     return format.document(document).decode()
@@ -88,14 +134,22 @@ def _fields(value: object, *names: str, **renamed: str) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, Decimal):  # 12 decimal places, of a small number 12 digits, without an exponent
+    if isinstance(
+        value, Decimal
+    ):  # 12 decimal places, of a small number 12 digits, without an exponent
         return f"{round(value, max(12, 11 - value.adjusted())).normalize():f}"
     return list(map(_plain, value)) if isinstance(value, tuple) else value
 
 
 def _offer_json(offer: Offer, differences: Sequence[ReasonCode]) -> dict[str, Any]:
     price, power = offer.price, offer.power
-    kind = "rented" if isinstance(price, Rented) else "owned" if isinstance(price, Owned) else "per_token"
+    kind = (
+        "rented"
+        if isinstance(price, Rented)
+        else "owned"
+        if isinstance(price, Owned)
+        else "per_token"
+    )
     return {
         "name": offer.name,
         "folder": offer.evidence.folder,
@@ -107,11 +161,22 @@ def _offer_json(offer: Offer, differences: Sequence[ReasonCode]) -> dict[str, An
         "not_comparable_with_first": texts(differences),
         "not_comparable_codes": differences,
         **_fields(offer, "notes", "note_codes"),
-        "lower_bound": has_lower_bound(offer),  # then costs are at most these; why is among the notes
+        "lower_bound": has_lower_bound(
+            offer
+        ),  # then costs are at most these; why is among the notes
         "price": {
             "name": price.name,
             "kind": kind,
-            **_fields(price, "provider", "as_of", "source", "quality", "commitment", "region", "egress_per_gb"),
+            **_fields(
+                price,
+                "provider",
+                "as_of",
+                "source",
+                "quality",
+                "commitment",
+                "region",
+                "egress_per_gb",
+            ),
         },
         **_fields(offer, "gpus", "gpus_paid", "utilization", "hourly"),
         "rates_per_s": _plain(offer.basis.rates),
@@ -138,9 +203,20 @@ def _offer_json(offer: Offer, differences: Sequence[ReasonCode]) -> dict[str, An
         },
         "power": None
         if power is None
-        else _fields(power, "watts", "joules_per_output_token", "output_tokens_per_s_per_mw", "kwh"),
-        "by_year": None if (years := by_year(offer)) is None else _fields(years, "paid", "total", "present"),
+        else _fields(
+            power, "watts", "joules_per_output_token", "output_tokens_per_s_per_mw", "kwh"
+        ),
+        "by_year": None
+        if (years := by_year(offer)) is None
+        else _fields(years, "paid", "total", "present"),
         "measured_energy": None
         if offer.measured is None
-        else _fields(offer.measured, "watts", "joules_per_output_token", "joules_per_request", "error", "money"),
+        else _fields(
+            offer.measured,
+            "watts",
+            "joules_per_output_token",
+            "joules_per_request",
+            "error",
+            "money",
+        ),
     }

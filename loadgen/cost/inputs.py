@@ -13,7 +13,15 @@ from loadgen_sdk.dialects.quirks import VALUES
 
 from loadgen import result_kinds
 from loadgen.core import format
-from loadgen.core.errors import UNSOUND, Fault, Faults, UserError, collecting, nothing_there, of_reading
+from loadgen.core.errors import (
+    UNSOUND,
+    Fault,
+    Faults,
+    UserError,
+    collecting,
+    nothing_there,
+    of_reading,
+)
 from loadgen.core.metrics.summary import FILE, Summary, load_summary
 from loadgen.core.workload.messages import locate
 from loadgen.core.workload.yaml_marks import read_yaml, where
@@ -36,7 +44,11 @@ def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tu
     seen: set[Path] = set()
     for folder, name in zip(folders, format.short_names(folders), strict=True):
         if folder.resolve() in seen:
-            faults.append(UserError("duplicate", "the same folder twice", str(folder), "each result counts once"))
+            faults.append(
+                UserError(
+                    "duplicate", "the same folder twice", str(folder), "each result counts once"
+                )
+            )
             continue
         seen.add(folder.resolve())
         with collecting(faults):
@@ -56,24 +68,38 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
         summary = _summary(run, allow_invalid, f"named as the evidence of {file}")
         if not promises(summary):
             raise UserError(
-                "no_slo", "a capacity whose run had no SLO", str(file), "a capacity is a rate under limits: --slo"
+                "no_slo",
+                "a capacity whose run had no SLO",
+                str(file),
+                "a capacity is a rate under limits: --slo",
             )
         if stored_capacity.unit != "requests" and summary.sessions is None:
             what = f"a capacity in {stored_capacity.unit}, and no conversations in its run"
-            raise UserError("mismatch", what, f"{file} (unit)", "unit: requests; or name the right run as evidence")
+            raise UserError(
+                "mismatch",
+                what,
+                f"{file} (unit)",
+                "unit: requests; or name the right run as evidence",
+            )
         shown, said, tokens = stored_capacity, stored_capacity.rate_per_s, summary.tokens
         # a run that was never steady has none either, and what its requests were offered says nothing of its starts
         if shown.output_tokens_per_s is None and tokens.steady_output_per_s is not None:
             offered = _offered(summary, stored_capacity)
-            shown = capacity.as_shown(shown, offered, tokens.steady_output_per_s, tokens.steady_total_per_s)
+            shown = capacity.as_shown(
+                shown, offered, tokens.steady_output_per_s, tokens.steady_total_per_s
+            )
         lowered = said if shown.rate_per_s < said * (1 - SAME_RATE) else None
         one = (summary,)
-        return Evidence(name=name, folder=str(folder), summaries=one, capacity=shown, lowered_from_per_s=lowered)
+        return Evidence(
+            name=name, folder=str(folder), summaries=one, capacity=shown, lowered_from_per_s=lowered
+        )
     runs: list[Path] = result_kinds.ask(folder, "runs") or []
     run_folders = sorted(run for run in runs if (run / FILE).is_file())
     if run_folders == [folder]:
         summary = _summary(folder, allow_invalid)
-        return Evidence(name=name, folder=str(folder), summaries=(summary,), at_once=_at_once(folder, summary))
+        return Evidence(
+            name=name, folder=str(folder), summaries=(summary,), at_once=_at_once(folder, summary)
+        )
     if not run_folders:
         if not folder.is_dir():
             raise nothing_there(folder, "give the folder that a run has written")
@@ -83,7 +109,9 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
             hint = f"loadgen report {named} --json > {named}/summary.json makes it of the rows that are there"
         raise UserError("no_result", "no summary.json here", str(folder), hint)
     summaries = _repeats(folder, run_folders, allow_invalid)
-    at_once = all(_at_once(run, summary) for run, summary in zip(run_folders, summaries, strict=True))
+    at_once = all(
+        _at_once(run, summary) for run, summary in zip(run_folders, summaries, strict=True)
+    )
     return Evidence(name=name, folder=str(folder), summaries=summaries, at_once=at_once)
 
 
@@ -93,14 +121,24 @@ def _refuse_unfinished(stored: capacity.Capacity, file: Path, *, allowed: bool) 
     `allowed`: a stopped one is taken for what it is, a load that held: at least so much, at most so many machines.
     """
     if stored.state == "none":
-        raise UnsoundEvidence("unsound", f"no capacity was found: {stored.bound_why}", str(file), "a slower load")
+        raise UnsoundEvidence(
+            "unsound", f"no capacity was found: {stored.bound_why}", str(file), "a slower load"
+        )
     rate = f"{stored.rate_per_s:.4g} {stored.unit}/s"
-    so_far = f"; at least {rate} held so far" if stored.rate_per_s else "; no load was shown to hold so far"
+    so_far = (
+        f"; at least {rate} held so far"
+        if stored.rate_per_s
+        else "; no load was shown to hold so far"
+    )
     if stored.bound_why == capacity.OF_ONE_RUN:  # its steps held, which is not what is asked
         so_far = ""
     if allowed and stored.rate_per_s:
         return
-    hint = stored.what_to_do if _is_a_search(stored.go_on) else "loadgen search --resume goes on with it"
+    hint = (
+        stored.what_to_do
+        if _is_a_search(stored.go_on)
+        else "loadgen search --resume goes on with it"
+    )
     if not stored.go_on:
         hint = f"loadgen report {shlex.quote(str(file.parent))} says why it stopped, and what to do"
     if stored.rate_per_s:
@@ -116,7 +154,11 @@ def _is_a_search(command: str) -> bool:
         words = shlex.split(command)
     except ValueError:
         return False
-    return words[:1] == ["loadgen"] and words[1:2] in (["search"], ["mlperf"]) and shlex.join(words) == command
+    return (
+        words[:1] == ["loadgen"]
+        and words[1:2] in (["search"], ["mlperf"])
+        and shlex.join(words) == command
+    )
 
 
 def gpus_of(evidence: Evidence, said: int | None) -> int | None:
@@ -166,7 +208,9 @@ def _repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tuple[S
         if unequal := [what for what, a, b in compared if a != b]:
             if all(one.goodput.met is False for one in summaries):
                 what = "no capacity was found: none of these loads kept its SLO"
-                raise UnsoundEvidence("unsound", what, str(folder), "add a slower load; or name one run")
+                raise UnsoundEvidence(
+                    "unsound", what, str(folder), "add a slower load; or name one run"
+                )
             names = f"{runs[0].name} and {run.name}"
             what = f"runs that are no repeats of each other: {names} differ in {', '.join(unequal)}"
             hint = f"name one run; a sweep or search that leaves a {capacity.FILE} makes one offer of many loads"
@@ -179,7 +223,10 @@ def _summary(folder: Path, allow_invalid: bool, why: str = "") -> Summary:
     file = folder / FILE
     if not file.is_file():
         raise UserError(
-            "no_result", "no summary.json here", str(folder), why or "give the folder that a run has written"
+            "no_result",
+            "no summary.json here",
+            str(folder),
+            why or "give the folder that a run has written",
         )
     data = _bytes(file)
     summary = load_summary(data, str(file))
@@ -192,7 +239,12 @@ def _summary(folder: Path, allow_invalid: bool, why: str = "") -> Summary:
     if summary.requests.ok == 0:
         what = "no request of this run was answered"
         faults.append(
-            UserError("no_figure", what, place(data, file, "requests", "ok"), "nothing was bought that could be priced")
+            UserError(
+                "no_figure",
+                what,
+                place(data, file, "requests", "ok"),
+                "nothing was bought that could be priced",
+            )
         )
     else:
         faults.extend(_uncounted(summary, data, file))
@@ -207,7 +259,12 @@ def _uncounted(summary: Summary, data: bytes, file: Path) -> list[Fault]:
     if why := summary.unsound.get("tokens"):
         hint = "mend what the server says in its usage; nothing is estimated here"
         return [
-            UnsoundEvidence("unsound", f"output tokens withheld: {why}", place(data, file, "tokens", "output"), hint)
+            UnsoundEvidence(
+                "unsound",
+                f"output tokens withheld: {why}",
+                place(data, file, "tokens", "output"),
+                hint,
+            )
         ]
     for key, total, by in (
         ("input", summary.tokens.input, sources.input),

@@ -115,7 +115,9 @@ class Figure(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True
 R = TypeVar("R", bound=PublishedRow)
 
 
-class PublishedTable(msgspec.Struct, Generic[R], frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedTable(
+    msgspec.Struct, Generic[R], frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """A table and its source; `quality` says how far to trust it."""
 
     title: str

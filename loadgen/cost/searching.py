@@ -29,7 +29,8 @@ class AskedSearch(NamedTuple):
 
 def asked(source: str, profile: str, slo: Sequence[str]) -> AskedSearch:
     """The search of a machine. Its folder is that of every search of the same workload, SLO and machine by the same
-    version of loadgen: one that has ended is read, one that was stopped goes on."""
+    version of loadgen: one that has ended is read, one that was stopped goes on.
+    """
     from loadgen.core.execution.run_header import version
 
     folder = folder_of(source, profile, slo, version())
@@ -37,7 +38,9 @@ def asked(source: str, profile: str, slo: Sequence[str]) -> AskedSearch:
     return AskedSearch(folder, words + [word for term in slo for word in ("--slo", term)])
 
 
-def folder_of(source: str, profile: str, slo: Sequence[str], version: str, trial_ns: int = 0) -> Path:
+def folder_of(
+    source: str, profile: str, slo: Sequence[str], version: str, trial_ns: int = 0
+) -> Path:
     """Where the search of a machine by a version of loadgen is stored. Raises Faults where what is asked is not valid.
 
     Its key has all that the answer is made from: also how long a trial lasts (0: as long as a search's own), and the
@@ -49,9 +52,19 @@ def folder_of(source: str, profile: str, slo: Sequence[str], version: str, trial
 
     asked = load(profile, read_flags(slo=tuple(slo), request_rate=1.0, warmup=0, duration="1s"))
     length = str(trial_ns or capacity.trial_ns(asked))
-    words = [version, *slo, length, text_of(profile), request_fingerprint(asked, ""), machine(source).identity]
+    words = [
+        version,
+        *slo,
+        length,
+        text_of(profile),
+        request_fingerprint(asked, ""),
+        machine(source).identity,
+    ]
     key = hashlib.sha256("\n".join(words).encode()).hexdigest()[:6]
-    return Path("results") / f"size-{Path(profile).stem}-{Path(source.removeprefix(SIMULATED)).stem}-{key}"
+    return (
+        Path("results")
+        / f"size-{Path(profile).stem}-{Path(source.removeprefix(SIMULATED)).stem}-{key}"
+    )
 
 
 def machine(source: str) -> KnownTarget:
@@ -81,7 +94,9 @@ def at_once(searches: Mapping[str, AskedSearch], call: Callable[[list[str]], int
             while waiting or running:
                 while waiting and len(running) < cores:
                     source, one = waiting.pop(0)
-                    running[source] = child_process.Forked("search", partial(_copy, one, call), files=True)
+                    running[source] = child_process.Forked(
+                        "search", partial(_copy, one, call), files=True
+                    )
                     running[source].stdin.close()
                     outputs.register(running[source].stdout, selectors.EVENT_READ, source)
                 for key, _ in outputs.select():

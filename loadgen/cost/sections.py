@@ -35,23 +35,40 @@ def report(comparison: OfferComparison) -> Report:
 
 def _offers(comparison: OfferComparison) -> Iterator[Section]:
     for offer, differences in zip(comparison.offers, comparison.against_first, strict=True):
-        unlike = [f"NOT COMPARABLE with the first: {'; '.join(texts(differences))}"] if differences else []
+        unlike = (
+            [f"NOT COMPARABLE with the first: {'; '.join(texts(differences))}"]
+            if differences
+            else []
+        )
         against = Bullets([*offer.notes, *unlike], "warn")
-        yield section(offer.name, words.priced(offer), Said(words.measured(offer), "soft"), against, small=True)
+        yield section(
+            offer.name,
+            words.priced(offer),
+            Said(words.measured(offer), "soft"),
+            against,
+            small=True,
+        )
 
 
 def _sections(comparison: OfferComparison) -> Iterator[Section]:
-    (ratio, pairs), (break_even, sentences) = words.ratios(comparison), words.break_evens(comparison)
+    (ratio, pairs), (break_even, sentences) = (
+        words.ratios(comparison),
+        words.break_evens(comparison),
+    )
     owned = [offer.name for offer in comparison.offers if isinstance(offer.price, Owned)]
     others = [offer.name for offer in comparison.offers if not isinstance(offer.price, Owned)]
     caveat = Said(words.own_beside_rent(owned, others), "warn")
     yield section("What it is made of", _cost_bars(comparison), words.parts(comparison), caveat)
-    yield section("Cost by unit", words.costs(comparison), Bullets(list(words.explained(comparison))))
+    yield section(
+        "Cost by unit", words.costs(comparison), Bullets(list(words.explained(comparison)))
+    )
     yield section("What it rests on", words.about_prices(comparison))
     yield from _offers(comparison)
     of_classes = words.classes(comparison)
     shared = (
-        "A class pays for its own tokens, or for the machines by its share of all tokens." if of_classes.rows else ""
+        "A class pays for its own tokens, or for the machines by its share of all tokens."
+        if of_classes.rows
+        else ""
     )
     yield section("Classes", of_classes, Said(shared, "soft"))
     yield section("Steps of a task", words.steps(comparison))
@@ -59,16 +76,24 @@ def _sections(comparison: OfferComparison) -> Iterator[Section]:
     yield section("By year", words.by_year(comparison), Said(words.BY_YEAR, "soft"))
     yield section(ratio, Bullets(pairs))
     swings = words.swings(comparison)
-    how = "Each input alone: a capacity over its interval, by 10 % where nobody said how sure it is."
+    how = (
+        "Each input alone: a capacity over its interval, by 10 % where nobody said how sure it is."
+    )
     yield section(
         "What moves it most",
         *(_swing_bars(offer, comparison) for offer in comparison.offers),
         swings,
         Said(how if swings.rows else "", "soft"),
     )
-    committed = [f"{one.committed} against {one.given_back}: {one.word}" for one in comparison.commitments]
+    committed = [
+        f"{one.committed} against {one.given_back}: {one.word}" for one in comparison.commitments
+    ]
     yield section("Committed, or given back when not needed", Bullets(committed))
-    charts = [_break_even_chart(one, comparison) for one in comparison.break_evens if one.per_day is not None]
+    charts = [
+        _break_even_chart(one, comparison)
+        for one in comparison.break_evens
+        if one.per_day is not None
+    ]
     yield section(break_even, Bullets(sentences), Charts(charts))
 
 
@@ -89,8 +114,14 @@ def _cost_bars(comparison: OfferComparison) -> Bars:
         whisker = None
         if cost.low is not None and cost.high is not None and cost.low != cost.high:
             whisker = float(cost.low * by), float(cost.high * by)
-        bars.append(Bar(name, f"{money(cost.total * by)} {words.ends(cost, by)}", segments, whisker))
-    return Bars(rows=bars, low=0.0, legend={PART_NAMES[part]: COLORS[part] for part in PARTS if part in used})
+        bars.append(
+            Bar(name, f"{money(cost.total * by)} {words.ends(cost, by)}", segments, whisker)
+        )
+    return Bars(
+        rows=bars,
+        low=0.0,
+        legend={PART_NAMES[part]: COLORS[part] for part in PARTS if part in used},
+    )
 
 
 def _swing_bars(offer: Offer, comparison: OfferComparison) -> Bars:
@@ -103,7 +134,9 @@ def _swing_bars(offer: Offer, comparison: OfferComparison) -> Bars:
         low, high = sorted((swing.down * by, swing.up * by))
         meaning = f"{swing.input}: down {money(swing.down * by)}, up {money(swing.up * by)}"
         segments = [(float(low), float(high), "c1", meaning)]
-        bars.append(Bar(f"{swing.input}, {swing.change}", f"{money(low)} to {money(high)}", segments))
+        bars.append(
+            Bar(f"{swing.input}, {swing.change}", f"{money(low)} to {money(high)}", segments)
+        )
     total = cost.total * by
     return Bars(rows=bars, title=f"{offer.name}: {money(total)}", line=float(total))
 
@@ -120,7 +153,9 @@ def _break_even_chart(one: BreakEven, comparison: OfferComparison) -> Chart:
     marginal = sum(amount for part, amount in rent_cost.parts.items() if part != "machines")
     return Chart(
         title=f"{one.rent} against {one.by_token}",
-        x=Axis(label=f"{PER[comparison.unit][1].removeprefix('1,000 ')} a day", min=0, max=float(most)),
+        x=Axis(
+            label=f"{PER[comparison.unit][1].removeprefix('1,000 ')} a day", min=0, max=float(most)
+        ),
         y=Axis(label=f"{comparison.prices.currency} a day", min=0),
         series=(
             Series(
@@ -129,7 +164,12 @@ def _break_even_chart(one: BreakEven, comparison: OfferComparison) -> Chart:
                 y=(float(fixed), float(fixed + marginal * rent_until)),
                 color="c1",
             ),
-            Series(name=one.by_token, x=(0.0, float(most)), y=(0.0, float(by_token.total * most)), color="c4"),
+            Series(
+                name=one.by_token,
+                x=(0.0, float(most)),
+                y=(0.0, float(by_token.total * most)),
+                color="c4",
+            ),
         ),
         marks=(Mark(x=float(one.per_day), label=f"{one.per_day:,.0f} a day", color="soft"),),
     )

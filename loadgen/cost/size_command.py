@@ -46,7 +46,9 @@ def size(
     profile: Annotated[
         str,
         typer.Argument(
-            metavar="workload", help=f"One of {PACKAGED}; or a file of yours.", autocompletion=completion.workloads
+            metavar="workload",
+            help=f"One of {PACKAGED}; or a file of yours.",
+            autocompletion=completion.workloads,
         ),
     ],
     sources: Annotated[
@@ -58,27 +60,39 @@ def size(
         ),
     ],
     users: Annotated[
-        str | None, typer.Option("--users", metavar="N", help="Users who work at the same time: 5000, 5k.")
+        str | None,
+        typer.Option("--users", metavar="N", help="Users who work at the same time: 5000, 5k."),
     ] = None,
-    think: Annotated[str, typer.Option("--think", help="From an answer to the user's next question.")] = "30s",
+    think: Annotated[
+        str, typer.Option("--think", help="From an answer to the user's next question.")
+    ] = "30s",
     rate: Annotated[
         str | None,
-        typer.Option("--rate", "--request-rate", help="Instead of users: requests per second (50, 600/min)."),
+        typer.Option(
+            "--rate", "--request-rate", help="Instead of users: requests per second (50, 600/min)."
+        ),
     ] = None,
     slo: Annotated[
-        list[str] | None, typer.Option("--slo", help="For sim:PRESET: ttft:2s:p95; of a folder its own. Repeatable.")
+        list[str] | None,
+        typer.Option("--slo", help="For sim:PRESET: ttft:2s:p95; of a folder its own. Repeatable."),
     ] = None,
     spare: Annotated[int, typer.Option("--spare", min=0, help="Machines that may be lost.")] = 1,
-    prices: Annotated[Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")] = None,
+    prices: Annotated[
+        Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")
+    ] = None,
     accept_sample_prices: AcceptSamplePrices = False,
     price: Annotated[
         list[str] | None,
         typer.Option(
-            "--price", metavar="SOURCE=NAME", help="Which price a source is under; of a single one just NAME."
+            "--price",
+            metavar="SOURCE=NAME",
+            help="Which price a source is under; of a single one just NAME.",
         ),
     ] = None,
     currency: Annotated[str, typer.Option("--currency", help="Of the figures.")] = "USD",
-    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of a source that recorded none.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=1, help="GPUs of a source that recorded none.")
+    ] = None,
     gpus_per_machine: Annotated[
         int | None,
         typer.Option(
@@ -88,13 +102,15 @@ def size(
         ),
     ] = None,
     machines_per_rack: Annotated[
-        int | None, typer.Option("--machines-per-rack", min=1, help="Count racks of so many machines too.")
+        int | None,
+        typer.Option("--machines-per-rack", min=1, help="Count racks of so many machines too."),
     ] = None,
     hours_per_day: Annotated[
         float, typer.Option("--hours-per-day", min=0.1, max=24, help="How long that load is there.")
     ] = 24.0,
     answer: Annotated[
-        str | None, typer.Option("--answer", help="How long an answer takes, where the source does not say.")
+        str | None,
+        typer.Option("--answer", help="How long an answer takes, where the source does not say."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -109,7 +125,9 @@ def size(
     contract: Annotated[
         Path | None,
         typer.Option(
-            "--contract", metavar="FILE", help="Write what one machine has to keep, for loadgen validate: one source."
+            "--contract",
+            metavar="FILE",
+            help="Write what one machine has to keep, for loadgen validate: one source.",
         ),
     ] = None,
     allow_invalid: AllowInvalid = False,
@@ -131,13 +149,18 @@ def size(
     need = replace(need, hours_per_day=hours_per_day, machines_per_rack=machines_per_rack)
     if slo and all(source.startswith(PUBLISHED) for source in sources):
         hint = "it is for a folder measured under it, or for a machine to search now: sim:gb300-vm"
-        raise UserError("no_effect", "a published figure has no SLO that could be asked for", "--slo", hint)
+        raise UserError(
+            "no_effect", "a published figure has no SLO that could be asked for", "--slo", hint
+        )
     if contract is not None:
         _refuse_contract(contract, sources)
     wants_money = prices is not None or accept_sample_prices
     if price and not wants_money:
         raise UserError(
-            "missing_option", "prices are named, and there is no price file", "--price", "--prices prices.yaml"
+            "missing_option",
+            "prices are named, and there is no price file",
+            "--price",
+            "--prices prices.yaml",
         )
     book = None
     if wants_money:
@@ -146,7 +169,9 @@ def size(
     sized_of: dict[str, tuple[sizing.Size, Evidence | None]] = {}
     faults: list[Fault] = []
     searches: dict[str, searching.AskedSearch] = {}
-    for source in filter(_is_searched, sources):  # what can be wrong is told before minutes of search
+    for source in filter(
+        _is_searched, sources
+    ):  # what can be wrong is told before minutes of search
         with collecting(faults):
             searches[source] = searching.asked(source, profile, slo or [])
             if book is not None:
@@ -158,23 +183,34 @@ def size(
             searching.at_once(searches, given.call)
             searches = {}
         try:
-            measured, evidence = _source(source, profile, slo or [], gpus, given.call, allow_invalid=allow_invalid)
+            measured, evidence = _source(
+                source, profile, slo or [], gpus, given.call, allow_invalid=allow_invalid
+            )
             at = None
             if book is not None:
                 if evidence is None and source not in chosen:
                     hint = f"--price '{source}=NAME', one of: {', '.join(book.at)}"
-                    raise UserError("no_figure", "a published figure has no shape to find its price by", source, hint)
+                    raise UserError(
+                        "no_figure",
+                        "a published figure has no shape to find its price by",
+                        source,
+                        hint,
+                    )
                 target = evidence.summary.target if evidence is not None else TargetFacts()
                 at = _price(book, target, chosen.get(source, ""), source)
             per_machine = gpus_per_machine or getattr(at, "gpus", None) or measured.gpus
-            found = sizing.size(measured, need, gpus_per_machine=per_machine, price=at, evidence=evidence)
+            found = sizing.size(
+                measured, need, gpus_per_machine=per_machine, price=at, evidence=evidence
+            )
             sized_of[source] = found, evidence
         except Fault as fault:
             faults.append(fault)
     if faults:
         raise Faults(faults)
     sized = [sized_of[source] for source in sources]
-    remarks = [f"SAMPLE PRICES, nobody's offer. {book.notes}"] if book is not None and book.sample else []
+    remarks = (
+        [f"SAMPLE PRICES, nobody's offer. {book.notes}"] if book is not None and book.sample else []
+    )
     if book is not None and book.exchanged:
         remarks.append(f"exchanged at {'; '.join(book.exchanged)}")
     workload = next(iter(sized))[0].source.workload
@@ -200,7 +236,9 @@ def _of_machine(source: str) -> TargetFacts:
     from loadgen.core.results.manifest import TargetFacts
 
     found = searching.machine(source)
-    return TargetFacts(name=found.name, model=found.context.model if found.context else "", simulated=True)
+    return TargetFacts(
+        name=found.name, model=found.context.model if found.context else "", simulated=True
+    )
 
 
 def _price(book: Prices, target: TargetFacts, chosen: str, source: str) -> Price:
@@ -210,7 +248,9 @@ def _price(book: Prices, target: TargetFacts, chosen: str, source: str) -> Price
     matching = find(book, target, chosen, source)
     if len(matching) > 1:
         names = " or ".join(f"--price '{source}={one.name}'" for one in matching)
-        raise UserError("ambiguous", f"{source} has prices of several commitments", "--price", names)
+        raise UserError(
+            "ambiguous", f"{source} has prices of several commitments", "--price", names
+        )
     return matching[0]
 
 
@@ -224,7 +264,9 @@ def _store(result: Sizing, folder: Path) -> None:
     there = result_kinds.kind_of(folder)
     if there is not None and there.name != "size":
         hint = "give another folder, or leave -o out"
-        raise UserError("file_exists", f"the folder holds another result: {there.name}", f"--out {folder}", hint)
+        raise UserError(
+            "file_exists", f"the folder holds another result: {there.name}", f"--out {folder}", hint
+        )
     page = folder / result_kinds.PAGE
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -233,35 +275,57 @@ def _store(result: Sizing, folder: Path) -> None:
         files.replace(page, html.render(report(result)).encode())
         checksums.write(folder)
     except OSError as error:
-        raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"--out {folder}") from None
+        raise UserError(
+            "unwritable_file", f"cannot be written: {error.strerror}", f"--out {folder}"
+        ) from None
     say(f"results in {folder}, page: {page}")
 
 
 def _refuse_contract(file: Path, sources: Sequence[str]) -> None:
     """Raises UserError where no contract could be written: told before minutes of search."""
     if len(sources) > 1 or sources[0].startswith(PUBLISHED):
-        what, hint = "a contract is about one machine that was measured", "one source: a folder, or sim:PRESET"
+        what, hint = (
+            "a contract is about one machine that was measured",
+            "one source: a folder, or sim:PRESET",
+        )
         raise UserError("unsupported", what, "--contract", hint)
     if file.exists():
-        raise UserError("file_exists", "this file exists", f"--contract {file}", "give another name")
+        raise UserError(
+            "file_exists", "this file exists", f"--contract {file}", "give another name"
+        )
     if not file.parent.is_dir():
-        raise UserError("unwritable_file", "its folder does not exist", f"--contract {file}", f"mkdir {file.parent}")
+        raise UserError(
+            "unwritable_file",
+            "its folder does not exist",
+            f"--contract {file}",
+            f"mkdir {file.parent}",
+        )
 
 
-def _write_contract(file: Path, size: sizing.Size, evidence: Evidence | None, *, profile: str, gpus: int) -> None:
+def _write_contract(
+    file: Path, size: sizing.Size, evidence: Evidence | None, *, profile: str, gpus: int
+) -> None:
     """Write what one of the machines has to keep. Raises UserError where no SLO was kept, or no machine is counted."""
     from loadgen.core.results import files
     from loadgen.cost import contract_file
     from loadgen.runs.headline import promises
 
     if evidence is None or not size.carrying or not promises(evidence.summary):
-        what = "nothing was promised: the source was measured without an SLO" if size.carrying else "no machine counted"
+        what = (
+            "nothing was promised: the source was measured without an SLO"
+            if size.carrying
+            else "no machine counted"
+        )
         raise UserError("no_figure", what, f"--contract {file}", "a search under --slo")
     workload = os.path.relpath(profile, file.parent) if Path(profile).is_file() else profile
     try:
-        files.replace(file, contract_file.text(size, evidence.summary, workload=workload, gpus=gpus).encode())
+        files.replace(
+            file, contract_file.text(size, evidence.summary, workload=workload, gpus=gpus).encode()
+        )
     except OSError as error:
-        raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"--contract {file}") from None
+        raise UserError(
+            "unwritable_file", f"cannot be written: {error.strerror}", f"--contract {file}"
+        ) from None
     at = size.source.name if _is_searched(size.source.name) else "https://MACHINE"
     say(f"contract in {file}: loadgen validate {shlex.quote(str(file))} --url {at}")
 
@@ -276,10 +340,14 @@ def _need(users: str | None, think: str, rate: str | None, answer: str | None, s
     if (users is None) == (rate is None):
         what = "users or a rate, one of the two"
         hint = "like --users 5000, or --rate 50"
-        raise UserError("missing_option" if users is None else "conflict", what, "--users, --rate", hint)
+        raise UserError(
+            "missing_option" if users is None else "conflict", what, "--users, --rate", hint
+        )
     per_s = typed("--rate", rate, partial(units.rate_per_s, bare=True))
     if per_s is not None and not 0 < per_s < float("inf"):
-        raise UserError("invalid_value", f'"{rate}" is not a load to carry', "--rate", "like 50 or 600/min")
+        raise UserError(
+            "invalid_value", f'"{rate}" is not a load to carry', "--rate", "like 50 or 600/min"
+        )
     return Need(
         users=typed("--users", users, units.count),
         think_s=typed("--think", think, units.seconds) or 0.0,
@@ -348,7 +416,12 @@ def measured_rate(evidence: Evidence, profile: str, gpus: int | None) -> Measure
         raise UserError("mismatch", problem, evidence.folder, hint)
     gpu_count = gpus_of(evidence, gpus)
     if gpu_count is None:
-        raise UserError("missing_option", "the run does not say how many GPUs it used", evidence.folder, "--gpus 4")
+        raise UserError(
+            "missing_option",
+            "the run does not say how many GPUs it used",
+            evidence.folder,
+            "--gpus 4",
+        )
     return measured(evidence, gpu_count)
 
 
@@ -357,7 +430,11 @@ def published_arithmetic(workload: str) -> list[str]:
     from loadgen.cost import published
 
     rack = published.rack(published.nodes().rows)
-    found = [published.arithmetic(row, rack) for row in published.profiles().rows if row.profile == workload]
+    found = [
+        published.arithmetic(row, rack)
+        for row in published.profiles().rows
+        if row.profile == workload
+    ]
     return [
         f"published for {workload}: ~{row.profile.published_per_s:,.0f} per second of a rack of 72 GPUs "
         f"({row.by_output:,.0f} by output tokens alone), from an Offline rate without a limit on latency: what that "
@@ -380,14 +457,18 @@ def _refuse_other_slo(slo: Sequence[str], evidence: Evidence, source: str) -> No
         metric: (milliseconds(ns), quantile or own.get(metric, (0, 0.99))[1])
         for metric, (ns, quantile) in flags.terms.items()
     }
-    share = evidence.summary.goodput.share_limit if flags.goodput_share is None else flags.goodput_share
+    share = (
+        evidence.summary.goodput.share_limit if flags.goodput_share is None else flags.goodput_share
+    )
     if slo and (asked != own or share != evidence.summary.goodput.share_limit):
         what = f"a stored result keeps the SLO that it was measured under: {slo_words(evidence.summary)}"
         hint = "search again under this one: loadgen search --slo; or name a machine to search now: sim:gb300-vm"
         raise UserError("no_effect", what, f"--slo, {source}", hint)
 
 
-def _searched(source: str, profile: str, slo: Sequence[str], call: Callable[[list[str]], int]) -> Path:
+def _searched(
+    source: str, profile: str, slo: Sequence[str], call: Callable[[list[str]], int]
+) -> Path:
     """The folder of a search on a simulated machine, run now, or before with the same workload and SLO."""
     from loadgen.repeated import capacity
 
@@ -397,7 +478,11 @@ def _searched(source: str, profile: str, slo: Sequence[str], call: Callable[[lis
         code = call(words)
     if code == SLO_MISSED or (code != OK and not (folder / capacity.FILE).is_file()):
         file = folder / capacity.FILE
-        why = capacity.load_capacity(file.read_bytes()).bound_why if file.is_file() else "the search came to no end"
+        why = (
+            capacity.load_capacity(file.read_bytes()).bound_why
+            if file.is_file()
+            else "the search came to no end"
+        )
         hint = "see the lines of the search above; longer trials, or a wider --slo"
         raise UserError("no_figure", f"no capacity of this machine: {why}", source, hint)
     return folder
@@ -412,7 +497,10 @@ def _published(name: str, profile: str) -> MeasuredRate:
     if not of_profile:
         known = [row.profile for row in published.profiles().rows]
         raise UserError(
-            "unknown_name", f'no published lengths of "{profile}"', f"{PUBLISHED}{name}", meant(profile, known)
+            "unknown_name",
+            f'no published lengths of "{profile}"',
+            f"{PUBLISHED}{name}",
+            meant(profile, known),
         )
     wanted = name.lower()
     found = [row for row in rows if wanted in row.label.lower()]
@@ -421,7 +509,10 @@ def _published(name: str, profile: str) -> MeasuredRate:
         labels = "; ".join(row.label for row in (with_rate or rows) if row.server is not None)
         what = f'{"several systems are" if with_rate else "no published system is"} called "{name}"'
         raise UserError(
-            "ambiguous" if with_rate else "unknown_name", what, f"{PUBLISHED}{name}", f"a part of one of: {labels}"
+            "ambiguous" if with_rate else "unknown_name",
+            what,
+            f"{PUBLISHED}{name}",
+            f"a part of one of: {labels}",
         )
     row = with_rate[0]
     return published_rate(

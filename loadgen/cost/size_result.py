@@ -110,7 +110,9 @@ def _source(size: Size, evidence: Evidence | None, need: Need) -> SizedSource:
             rented=paid,
             owned=isinstance(size.price, Owned),
         )
-    same = {field.name: getattr(size, field.name) for field in fields(size) if field.name != "price"}
+    same = {
+        field.name: getattr(size, field.name) for field in fields(size) if field.name != "price"
+    }
     return SizedSource(
         **same,
         price=price,
@@ -127,7 +129,12 @@ def _notes(size: Size, evidence: Evidence, need: Need) -> Iterator[ReasonCode]:
     yield from (*notes(evidence), *one_load(evidence, size.source))
     if evidence.simulated and size.machines is not None:
         least = needed(size.demand_per_s, size.per_machine.mid * (1 - MODEL_ERROR[1])) + need.spare
-        yield note("model_error", error=format.shares(MODEL_ERROR), slower_percent=MODEL_ERROR[1] * 100, machines=least)
+        yield note(
+            "model_error",
+            error=format.shares(MODEL_ERROR),
+            slower_percent=MODEL_ERROR[1] * 100,
+            machines=least,
+        )
 
 
 def load(data: bytes, where: str = FILE) -> Sizing:

@@ -38,7 +38,11 @@ def report(found: Sizing) -> Report:
     load, sizes = load_words(found.need), found.sizes
     warned = []
     if of := [size.source.name for size in sizes if size.simulated]:
-        warned.append(simulated(f"a model of a server was searched, nothing was measured on hardware: {', '.join(of)}"))
+        warned.append(
+            simulated(
+                f"a model of a server was searched, nothing was measured on hardware: {', '.join(of)}"
+            )
+        )
     if of := [size.source.name for size in sizes if size.estimate]:
         how = "from published figures: another mix of lengths, other limits, no interval"
         warned.append(Warned("AN ESTIMATE", f"{how}: {', '.join(of)}"))
@@ -47,7 +51,13 @@ def report(found: Sizing) -> Report:
     tiles = Tiles(list(_tiles(sizes[0], found.currency)) if len(sizes) == 1 else ())
     legend = {"carry the load": "c1", "to spare": "c6"}
     bars = Bars(rows=list(_bars(found)), title="Machines", number=_whole, legend=legend)
-    paid = Bars(rows=list(_paid_bars(found)), title=f"{found.currency} a month", low=0.0, number=_whole, legend=legend)
+    paid = Bars(
+        rows=list(_paid_bars(found)),
+        title=f"{found.currency} a month",
+        low=0.0,
+        number=_whole,
+        legend=legend,
+    )
     owned = [size.source.name for size in sizes if size.price is not None and size.price.owned]
     rented = [size.source.name for size in sizes if size.price is not None and not size.price.owned]
     return Report(
@@ -77,13 +87,19 @@ def headline(found: Sizing) -> str:
     others = format.counted(len(found.sizes) - 1, "other source")
     more = f"; {others} beside it" if len(found.sizes) > 1 else ""
     first = found.sizes[0]
-    marks = "SIMULATED, " * first.simulated + "AN ESTIMATE from published figures, " * first.estimate
+    marks = (
+        "SIMULATED, " * first.simulated + "AN ESTIMATE from published figures, " * first.estimate
+    )
     return f"{marks}{answer(first, found.need, found.currency)}{more}."
 
 
 def load_words(need: Need) -> str:
     """What is to be carried: "5,000 users", "50/s"."""
-    return f"{format.quantity(need.rate_per_s)}/s" if need.users is None else format.counted(need.users, "user")
+    return (
+        f"{format.quantity(need.rate_per_s)}/s"
+        if need.users is None
+        else format.counted(need.users, "user")
+    )
 
 
 def word(found: Sizing) -> str:
@@ -108,12 +124,12 @@ def answer(size: SizedSource, need: Need, currency: str) -> str:
         spare = f", {need.spare} of them to spare" if need.spare else ", none to spare"
         words += f"{most}{_machines(size.machines, size.gpus_per_machine)}{spare}"
         words += (
-            f" ({size.low} to {size.high} by the interval)" if size.low is not None and size.low != size.high else ""
+            f" ({size.low} to {size.high} by the interval)"
+            if size.low is not None and size.low != size.high
+            else ""
         )
     if size.per_month is not None and size.per_thousand is not None:
-        words += (
-            f": {currency} {_amount(size.per_month)} a month, {_small(size.per_thousand)} per 1,000 {size.source.kind}"
-        )
+        words += f": {currency} {_amount(size.per_month)} a month, {_small(size.per_thousand)} per 1,000 {size.source.kind}"
     return words
 
 
@@ -126,10 +142,18 @@ def _columns(found: Sizing) -> Table:
     sizes, need, currency = found.sizes, found.need, found.currency
     noun = sizes[0].source.kind
     rows: list[tuple[str, Callable[[SizedSource], str]]] = [
-        ("machines, spare ones too", lambda size: spanned(size.machines, size.low, size.high, format.count)),
+        (
+            "machines, spare ones too",
+            lambda size: spanned(size.machines, size.low, size.high, format.count),
+        ),
         ("of them for the load itself", lambda size: format.count(size.carrying)),
         *_racks(need),
-        ("GPUs", lambda size: format.count(None if size.machines is None else size.machines * size.gpus_per_machine)),
+        (
+            "GPUs",
+            lambda size: format.count(
+                None if size.machines is None else size.machines * size.gpus_per_machine
+            ),
+        ),
         ("share of their capacity in use", _used),
         (f"{noun}/s to serve", lambda size: format.quantity(size.demand_per_s)),
         (f"{noun}/s that one machine serves", _rate),
@@ -143,7 +167,10 @@ def _columns(found: Sizing) -> Table:
     ]
     priced = any(size.price is not None for size in sizes)
     shown = rows if priced else rows[:-3]
-    head, cells = ("", *(size.source.name for size in sizes)), [(name, *map(cell, sizes)) for name, cell in shown]
+    head, cells = (
+        ("", *(size.source.name for size in sizes)),
+        [(name, *map(cell, sizes)) for name, cell in shown],
+    )
     return Table(head, cells, split=True)
 
 
@@ -151,12 +178,16 @@ def _racks(need: Need) -> Iterator[tuple[str, Callable[[SizedSource], str]]]:
     if (each := need.machines_per_rack) is not None:
         yield (
             f"racks of {format.counted(each, 'machine')}",
-            lambda size: format.count(None if size.machines is None else math.ceil(size.machines / each)),
+            lambda size: format.count(
+                None if size.machines is None else math.ceil(size.machines / each)
+            ),
         )
 
 
 def _used(size: SizedSource) -> str:
-    return "at most " * (size.source.lower_bound and size.used is not None) + format.percent(size.used)
+    return "at most " * (size.source.lower_bound and size.used is not None) + format.percent(
+        size.used
+    )
 
 
 def _rate(size: SizedSource) -> str:
@@ -165,7 +196,11 @@ def _rate(size: SizedSource) -> str:
 
 
 def _amount(money: Spread[Decimal] | None) -> str:
-    return "-" if money is None else spanned(money.mid, money.low, money.high, lambda value: f"{value:,.0f}")
+    return (
+        "-"
+        if money is None
+        else spanned(money.mid, money.low, money.high, lambda value: f"{value:,.0f}")
+    )
 
 
 def _small(money: Spread[Decimal] | None) -> str:
@@ -186,7 +221,9 @@ def _rests_on(size: SizedSource, need: Need) -> Section:
         Price="" if size.price is None else f"{size.price.name}, {size.price.dated}",
     )
     against = Bullets((), "warn") if size.estimate else Bullets(size.notes, "warn")
-    return section(source.name, known, Bullets(list(_assumed(size, need, gpus))), against, small=True)
+    return section(
+        source.name, known, Bullets(list(_assumed(size, need, gpus))), against, small=True
+    )
 
 
 def _assumed(size: SizedSource, need: Need, gpus: str) -> Iterator[str]:
@@ -209,7 +246,11 @@ def _assumed(size: SizedSource, need: Need, gpus: str) -> Iterator[str]:
         prove = f"{share}; that is the rate to ask for in a contract: --contract FILE writes one for loadgen validate"
         if full > NEAR_FULL and not source.lower_bound:
             prove += ", and --dry-run says what load decides it: so near to what they carry it takes long"
-        lost = f"with {need.spare} lost the others still serve all of it, " if need.spare else "they serve "
+        lost = (
+            f"with {need.spare} lost the others still serve all of it, "
+            if need.spare
+            else "they serve "
+        )
         up = f"with none lost {_used(size)}"
         yield f"{lost}{prove}" + (f"; {up}" if need.spare else "")
     if size.estimate:
@@ -242,27 +283,41 @@ def _paid_bars(found: Sizing) -> Iterator[Bar]:
             continue
         whole, count = float(size.per_month.mid), size.machines
         spare = 0.0 if count is None or size.price is None else whole * found.need.spare / count
-        parts = [(0.0, whole - spare, "c1", "carry the load"), (whole - spare, whole, "c6", "to spare")]
+        parts = [
+            (0.0, whole - spare, "c1", "carry the load"),
+            (whole - spare, whole, "c6", "to spare"),
+        ]
         low, high = size.per_month.low, size.per_month.high
         ends = None if low is None or high is None else (float(low), float(high))
         yield Bar(size.source.name, f"{found.currency} {_whole(whole)}", parts, ends)
 
 
 def _tiles(size: SizedSource, currency: str) -> Iterator[Number]:
-    interval = "" if size.low is None or size.low == size.high else f"{size.low} to {size.high} by the interval"
+    interval = (
+        ""
+        if size.low is None or size.low == size.high
+        else f"{size.low} to {size.high} by the interval"
+    )
     yield Number("Machines", format.count(size.machines), "", interval)
     yield Number("For the load itself", format.count(size.carrying), "", "without the spare ones")
     yield Number("In use", _used(size), "", "of the capacity of all machines")
     yield Number("One machine serves", _rate(size), "/s", size.source.kind)
     if size.per_month is not None:
-        yield Number("A month", _amount(size.per_month), currency, f"{_small(size.per_thousand)} per 1,000")
+        yield Number(
+            "A month", _amount(size.per_month), currency, f"{_small(size.per_thousand)} per 1,000"
+        )
 
 
 def _bars(found: Sizing) -> Iterator[Bar]:
     """The machines of each source, where several have some; the whisker is what the interval of the rate gives."""
     counted = [(size, size.machines) for size in found.sizes if size.machines is not None]
     for size, machines in counted if len(counted) > 1 else ():
-        ends = None if size.low is None or size.high is None else (float(size.low), float(size.high))
+        ends = (
+            None if size.low is None or size.high is None else (float(size.low), float(size.high))
+        )
         carrying = float(machines - found.need.spare)
-        parts = [(0.0, carrying, "c1", "carry the load"), (carrying, float(machines), "c6", "to spare")]
+        parts = [
+            (0.0, carrying, "c1", "carry the load"),
+            (carrying, float(machines), "c6", "to spare"),
+        ]
         yield Bar(size.source.name, _machines(machines, size.gpus_per_machine), parts, ends)

@@ -78,7 +78,13 @@ class Size(Struct, frozen=True, kw_only=True):
 
 
 def published_rate(
-    name: str, tokens_per_s: float | None, *, gpus: int, output_tokens: float, workload: str, said_by: str
+    name: str,
+    tokens_per_s: float | None,
+    *,
+    gpus: int,
+    output_tokens: float,
+    workload: str,
+    said_by: str,
 ) -> MeasuredRate:
     """A published Server rate in output tokens per second, as interactions of a workload by their output tokens.
 
@@ -100,13 +106,20 @@ def published_rate(
 
 
 def size(
-    source: MeasuredRate, need: Need, *, gpus_per_machine: int, price: Price | None, evidence: Evidence | None
+    source: MeasuredRate,
+    need: Need,
+    *,
+    gpus_per_machine: int,
+    price: Price | None,
+    evidence: Evidence | None,
 ) -> Size:
     """The machines for a need. Raises UserError where the length of an answer is not known and users are asked for."""
     response_s = source.response_s or need.answer_s
     if need.users is not None and not response_s:
         what = f"how long an answer takes is not known of {source.name}, and users wait for it"
-        raise UserError("no_figure", what, "--answer", "--answer 20s, or --rate in the place of --users")
+        raise UserError(
+            "no_figure", what, "--answer", "--answer 20s, or --rate in the place of --users"
+        )
     demand_per_s = need.rate_per_s or demand(need.users or 0, need.think_s, response_s or 0.0)
     per_machine = scaled(source.rate, gpus_per_machine / source.gpus)
     active = decimal(need.hours_per_day) / 24
@@ -127,19 +140,26 @@ def size(
     def machines(rate: float | None) -> int | None:
         return None if rate is None else needed(demand_per_s, rate) + need.spare
 
-    mid, low, high = (machines(rate) for rate in (per_machine.mid, per_machine.high, per_machine.low))
+    mid, low, high = (
+        machines(rate) for rate in (per_machine.mid, per_machine.high, per_machine.low)
+    )
     assert mid is not None  # the rate is known
     used = demand_per_s / (mid * per_machine.mid)
     sized = replace(sized, carrying=mid - need.spare, machines=mid, low=low, high=high, used=used)
     if price is None:
         return sized
     units = 1 if price.gpus is not None else gpus_per_machine  # else the price is one GPU's
-    per_hour, by_load = sum(hourly(price).values(), Decimal(0)) * units, energy_per_hour(price.energy) * units
+    per_hour, by_load = (
+        sum(hourly(price).values(), Decimal(0)) * units,
+        energy_per_hour(price.energy) * units,
+    )
 
     def month(count: int | None, rate: float | None) -> Decimal | None:
         if count is None or rate is None:
             return None
-        return (count * per_hour + decimal(demand_per_s / rate) * active * by_load) * HOURS_PER_MONTH + by_count
+        return (
+            count * per_hour + decimal(demand_per_s / rate) * active * by_load
+        ) * HOURS_PER_MONTH + by_count
 
     middle = month(mid, per_machine.mid)
     assert middle is not None
@@ -152,7 +172,9 @@ def _by_count(price: Price, evidence: Evidence | None, source: MeasuredRate) -> 
     if evidence is None:
         if isinstance(price, PerToken):
             what = f"{price.name} is paid by the token, and {source.name} is no run whose tokens could be counted"
-            raise UserError("unsupported", what, "--price", "a price of machines, or a folder of a run")
+            raise UserError(
+                "unsupported", what, "--price", "a price of machines, or a folder of a run"
+            )
         return Decimal(0)
     summary, unit, each = evidence.summary, REQUEST, Decimal(1)
     if tasks_of(summary) is not None:

@@ -43,7 +43,11 @@ PART_NAMES = {
     "input": "input tokens",
     "cached_input": "cached input tokens",
 }
-PART_NAMES |= {"output": "output tokens", "egress": "egress", "cache_write": "input tokens, written to a cache"}
+PART_NAMES |= {
+    "output": "output tokens",
+    "egress": "egress",
+    "cache_write": "input tokens, written to a cache",
+}
 
 
 def money(amount: Decimal | None, digits: int = DIGITS) -> str:
@@ -78,7 +82,9 @@ def apportioned(cost: Cost, by: int) -> tuple[Decimal, dict[str, Decimal]]:
 
 def units(comparison: OfferComparison) -> list[str]:
     """The units in which at least one offer has a cost."""
-    return [unit for unit in UNITS if any(offer.costs[unit] is not None for offer in comparison.offers)]
+    return [
+        unit for unit in UNITS if any(offer.costs[unit] is not None for offer in comparison.offers)
+    ]
 
 
 def warned(comparison: OfferComparison) -> Iterator[Warned]:
@@ -86,9 +92,14 @@ def warned(comparison: OfferComparison) -> Iterator[Warned]:
     if simulated := [offer.name for offer in comparison.offers if offer.evidence.simulated]:
         yield Warned("SIMULATED", f"no real server was measured: {', '.join(simulated)}")
     if bounds := [offer.name for offer in comparison.offers if has_lower_bound(offer)]:
-        yield Warned("A LOWER BOUND", f"all that is known of the capacity of {', '.join(bounds)}; costs at most")
+        yield Warned(
+            "A LOWER BOUND",
+            f"all that is known of the capacity of {', '.join(bounds)}; costs at most",
+        )
     if comparison.prices.sample:
-        yield Warned("SAMPLE PRICES", f"nobody's offer ({comparison.prices.file}). {comparison.prices.notes}")
+        yield Warned(
+            "SAMPLE PRICES", f"nobody's offer ({comparison.prices.file}). {comparison.prices.notes}"
+        )
 
 
 def own_beside_rent(owned: Sequence[str], rented: Sequence[str]) -> str:
@@ -114,7 +125,11 @@ def answer(comparison: OfferComparison) -> Iterator[str]:
         hourly = sum(offer.hourly.values(), Decimal(0))
         gpus = ""
         if offer.gpus_paid is not None:
-            used = "always" if offer.utilization == 1 else f"{format.percent(float(offer.utilization))} of the time"
+            used = (
+                "always"
+                if offer.utilization == 1
+                else f"{format.percent(float(offer.utilization))} of the time"
+            )
             gpus = f", {float(offer.gpus_paid):,g} GPUs at {money(hourly)} an hour, {used} in use"
         yield f"{shown}: {currency} {money(cost.total * by)}{bounds} per {name} ({standing(offer)}){gpus}."
 
@@ -130,15 +145,23 @@ def priced(offer: Offer) -> str:
     """The price of an offer in words: provider, rate, what the rate covers, date."""
     price = offer.price
     if isinstance(price, PerToken):
-        cached = f", {price.per_million_cached:f} cached" if price.per_million_cached is not None else ""
-        cached += f", {price.per_million_cache_write:f} written" if price.per_million_cache_write is not None else ""
-        words = (
-            f"{price.model}: {price.per_million_input:f} input{cached}, {price.per_million_output:f} output per million"
+        cached = (
+            f", {price.per_million_cached:f} cached" if price.per_million_cached is not None else ""
         )
+        cached += (
+            f", {price.per_million_cache_write:f} written"
+            if price.per_million_cache_write is not None
+            else ""
+        )
+        words = f"{price.model}: {price.per_million_input:f} input{cached}, {price.per_million_output:f} output per million"
     else:
         gpus = offer.gpus_paid
         hourly = sum(offer.hourly.values(), Decimal(0))
-        breakdown = " (" + " + ".join(f"{part} {money(amount)}" for part, amount in offer.hourly.items()) + ")"
+        breakdown = (
+            " ("
+            + " + ".join(f"{part} {money(amount)}" for part, amount in offer.hourly.items())
+            + ")"
+        )
         words = f"{price.shape or price.gpu}, {gpus:f} x {price.gpu}: {money(hourly)} per hour"
         words += breakdown if len(offer.hourly) > 1 or isinstance(price, Owned) else ""
         if offer.utilization != 1:
@@ -159,8 +182,15 @@ def by_year(comparison: OfferComparison) -> Table:
     for name, offer in zip(marked_names(comparison), comparison.offers, strict=True):
         if (years := years_of(offer)) is not None:
             amounts = (*years.paid, years.total, years.present)
-            rows.append((name, *(NONE if amount is None else f"{round(amount):,}" for amount in amounts)))
-    head = (comparison.prices.currency, *(f"year {year}" for year in range(1, YEARS + 1)), "in all", "worth now")
+            rows.append(
+                (name, *(NONE if amount is None else f"{round(amount):,}" for amount in amounts))
+            )
+    head = (
+        comparison.prices.currency,
+        *(f"year {year}" for year in range(1, YEARS + 1)),
+        "in all",
+        "worth now",
+    )
     return Table(head, rows)
 
 
@@ -169,30 +199,40 @@ def measured(offer: Offer) -> str:
     basis, summary, capacity = offer.basis, offer.evidence.summary, offer.evidence.capacity
     workload = summary.run.workload or summary.run.name
     limits = slo_words(summary)
-    place = f"{summary.target.region}, {offer.evidence.folder}" if summary.target.region else offer.evidence.folder
+    place = (
+        f"{summary.target.region}, {offer.evidence.folder}"
+        if summary.target.region
+        else offer.evidence.folder
+    )
     if capacity is not None:
         lower_bound = "at least " if capacity.lower_bound else ""
         rate = f"{lower_bound}{format.quantity(capacity.rate_per_s)} {capacity.unit}/s"
         if capacity.low_per_s is not None and capacity.high_per_s is not None:
-            ends = f"{format.quantity(capacity.low_per_s)} to {format.quantity(capacity.high_per_s)}"
+            ends = (
+                f"{format.quantity(capacity.low_per_s)} to {format.quantity(capacity.high_per_s)}"
+            )
             rate += f" ({capacity.confidence * 100:g} % interval {ends})"
         else:
             rate += " (no interval)"
-        state = f", {word}" if (word := capacity.state or ("confirmed" if capacity.confirmed else "")) else ""
+        state = (
+            f", {word}"
+            if (word := capacity.state or ("confirmed" if capacity.confirmed else ""))
+            else ""
+        )
         shown = ""
         if capacity.output_tokens_per_s is not None:
             shown = f", {format.quantity(capacity.output_tokens_per_s, 4)} output tokens/s while its run offered load"
         words = f"{rate} of {workload}{state}{shown}"
         return f"capacity by {capacity.method}: {words}; under {limits}; from {place}"
     if isinstance(offer.price, PerToken):
-        counted = f"{format.counted(summary.requests.ok, 'request')} of {workload}, tokens as counted"
+        counted = (
+            f"{format.counted(summary.requests.ok, 'request')} of {workload}, tokens as counted"
+        )
         return f"{basis.label}: {counted}; SLO: {limits}; from {place}"
     request_rate = basis.rates[REQUEST]
     rate = f"{format.quantity(float(request_rate))}/s" if request_rate else NONE
     if basis.low is not None and basis.high is not None and request_rate:
-        ends = (
-            f"{format.quantity(float(request_rate * basis.low))} to {format.quantity(float(request_rate * basis.high))}"
-        )
+        ends = f"{format.quantity(float(request_rate * basis.low))} to {format.quantity(float(request_rate * basis.high))}"
         rate += f" (95 % interval {ends})"
     window = "over the whole run" if offer.evidence.at_once else "while load was offered"
     return f"{basis.label}: {rate} of {workload} completed {window}; SLO: {limits}; from {place}"
@@ -202,7 +242,11 @@ def standing(offer: Offer) -> str:
     """A short label for every figure of an offer: the basis of its rate, then what stands against it."""
     marks = ["simulated"] if offer.evidence.simulated else []
     marks += [] if offer.evidence.valid else ["INVALID"]
-    marks += ["ANOTHER MACHINE"] if {note.code for note in offer.note_codes} & {"other_gpu", "other_shape"} else []
+    marks += (
+        ["ANOTHER MACHINE"]
+        if {note.code for note in offer.note_codes} & {"other_gpu", "other_shape"}
+        else []
+    )
     return ", ".join([offer.basis.label, *marks])
 
 
@@ -236,7 +280,11 @@ def classes(comparison: OfferComparison) -> Table:
         for offer in comparison.offers
         for name, part in offer.classes.items()
     ]
-    head = (f"{comparison.prices.currency} of a class", "tokens", *(f"per {PER[unit][1]}" for unit in shown))
+    head = (
+        f"{comparison.prices.currency} of a class",
+        "tokens",
+        *(f"per {PER[unit][1]}" for unit in shown),
+    )
     return Table(head, rows)
 
 
@@ -246,11 +294,21 @@ def steps(comparison: OfferComparison) -> Table:
     for offer in comparison.offers:
         for name, step in offer.steps.items():
             known = f"{money(step.per_task)}" if step.per_task is not None else NONE
-            rows.append((f"{offer.name}: {name}", known, step.price.name if step.price is not None else step.why))
+            rows.append(
+                (
+                    f"{offer.name}: {name}",
+                    known,
+                    step.price.name if step.price is not None else step.why,
+                )
+            )
         known_ones = [step.per_task for step in offer.steps.values() if step.per_task is not None]
         if offer.steps:
             lacking = len(offer.steps) - len(known_ones)
-            words = "all steps" if not lacking else f"without {lacking} of its steps, whose price is not known"
+            words = (
+                "all steps"
+                if not lacking
+                else f"without {lacking} of its steps, whose price is not known"
+            )
             rows.append((f"{offer.name}: a task", money(sum(known_ones, Decimal(0))), words))
     return Table((f"{comparison.prices.currency} of a step", "per task", "price"), rows, "remarks")
 
@@ -285,7 +343,10 @@ def parts(comparison: OfferComparison) -> Table:
     rows = [
         (
             PART_NAMES[part],
-            *(NONE if amounts is None or part not in amounts[1] else f"{amounts[1][part]:,f}" for amounts in rounded),
+            *(
+                NONE if amounts is None or part not in amounts[1] else f"{amounts[1][part]:,f}"
+                for amounts in rounded
+            ),
         )
         for part in PARTS
         if any(amounts is not None and part in amounts[1] for amounts in rounded)
@@ -297,14 +358,26 @@ def parts(comparison: OfferComparison) -> Table:
 def power(comparison: OfferComparison) -> Table:
     """Energy at the measured rate: one row per offer whose power is known, possibly none."""
     by, per = PER[comparison.unit]
-    head = ("Energy at the measured rate", "W with PUE", "J/output token", "output tok/s per MW", f"kWh per {per}")
+    head = (
+        "Energy at the measured rate",
+        "W with PUE",
+        "J/output token",
+        "output tok/s per MW",
+        f"kWh per {per}",
+    )
     rows = []
     for offer in comparison.offers:
         if offer.power is not None:
             kwh = offer.power.kwh[comparison.unit]
-            figures = (offer.power.watts, offer.power.joules_per_output_token, offer.power.output_tokens_per_s_per_mw)
+            figures = (
+                offer.power.watts,
+                offer.power.joules_per_output_token,
+                offer.power.output_tokens_per_s_per_mw,
+            )
             shown = [format.quantity(float(figure)) for figure in figures]
-            rows.append((offer.name, *shown, NONE if kwh is None else format.quantity(float(kwh * by))))
+            rows.append(
+                (offer.name, *shown, NONE if kwh is None else format.quantity(float(kwh * by)))
+            )
     return Table(head, rows)
 
 
@@ -312,9 +385,13 @@ def measured_energy(comparison: OfferComparison) -> Table:
     """What the accelerators used in the runs: one row per offer whose runs say it, possibly none."""
     currency = comparison.prices.currency
     head = (
-        "Energy as measured, accelerators alone", "W", "J/output token", "+-", "J/request",
+        "Energy as measured, accelerators alone",
+        "W",
+        "J/output token",
+        "+-",
+        "J/request",
         f"{currency} of energy/1M output tokens",
-    )  # fmt: skip
+    )
     rows = []
     for offer in comparison.offers:
         if (used := offer.measured) is not None:
@@ -323,10 +400,13 @@ def measured_energy(comparison: OfferComparison) -> Table:
             error, of_energy = format.percent(float(used.error)), used.money[OUTPUT]
             rows.append(
                 (
-                    offer.name, *map(format.quantity, figures), error, format.quantity(each),
+                    offer.name,
+                    *map(format.quantity, figures),
+                    error,
+                    format.quantity(each),
                     NONE if of_energy is None else money(of_energy),
                 )
-            )  # fmt: skip
+            )
     return Table(head, rows)
 
 
@@ -341,13 +421,17 @@ def ratios(comparison: OfferComparison) -> tuple[str, list[str]]:
             words = f"{money(pair.ratio)}{ends}: {pair.word}"
         words += f" ({'; '.join(pair.notes)})" if pair.notes else ""
         sentences.append(f"{pair.a} / {pair.b}: {words}")
-    return f"Ratio of cost per {PER[comparison.unit][1].removeprefix('1,000 ').removesuffix('s')}", sentences
+    return (
+        f"Ratio of cost per {PER[comparison.unit][1].removeprefix('1,000 ').removesuffix('s')}",
+        sentences,
+    )
 
 
 def break_evens(comparison: OfferComparison) -> tuple[str, list[str]]:
     """The title and a sentence about each pair of machines and payment by the token."""
     return "Break-even between machines and paying by the token", [
-        f"{break_even.rent} against {break_even.by_token}: {break_even.word}" for break_even in comparison.break_evens
+        f"{break_even.rent} against {break_even.by_token}: {break_even.word}"
+        for break_even in comparison.break_evens
     ]
 
 
@@ -358,7 +442,11 @@ def swings(comparison: OfferComparison) -> Table:
         (swing.offer, swing.input, swing.change, money(swing.down * by), money(swing.up * by))
         for swing in comparison.swings
     ]
-    return Table((f"{comparison.prices.currency} per {name}", "input", "moved by", "down", "up"), rows, left=3)
+    return Table(
+        (f"{comparison.prices.currency} per {name}", "input", "moved by", "down", "up"),
+        rows,
+        left=3,
+    )
 
 
 def _cell(cost: Cost | None, by: int) -> str:

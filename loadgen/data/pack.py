@@ -62,7 +62,8 @@ def words(tokens: list[bytes]) -> list[str]:
     fit = [
         token[1:].decode()
         for token in tokens
-        if re.fullmatch(rb" [a-z]{3,}", token) and hashlib.sha256(token[1:]).hexdigest()[:8] not in left_out
+        if re.fullmatch(rb" [a-z]{3,}", token)
+        and hashlib.sha256(token[1:]).hexdigest()[:8] not in left_out
     ]
     starts = [word for word in fit if word.encode() in known][:STARTS]
     chosen = set(starts)
@@ -74,7 +75,10 @@ def main() -> None:
     if hashlib.sha256(published).hexdigest() != PUBLISHED_SHA256:
         sys.exit("this is not the published cl100k_base.tiktoken")
     tokens, folder = ranks(published), Path(__file__).parent
-    for name, content in (("cl100k.ranks", packed(tokens)), ("cl100k.words", "\n".join(words(tokens)).encode())):
+    for name, content in (
+        ("cl100k.ranks", packed(tokens)),
+        ("cl100k.words", "\n".join(words(tokens)).encode()),
+    ):
         (folder / f"{name}.gz").write_bytes(gzip.compress(content, 9, mtime=0))
         print(name, hashlib.sha256(content).hexdigest())
 

@@ -26,7 +26,10 @@ from loadgen.core.results.manifest import decoded
 SCHEMA = 1
 MANIFEST, SUMS, SIGNATURE, RESULT = "bundle.json", "SHA256SUMS", "SHA256SUMS.sig", "result"
 MOST_FILES = 200_000
-MOST_GROWTH, FREE_GROWTH = 200, 1 << 30  # a bundle may unpack to 1 GiB, or to so many times its own size
+MOST_GROWTH, FREE_GROWTH = (
+    200,
+    1 << 30,
+)  # a bundle may unpack to 1 GiB, or to so many times its own size
 SPARE = 1 << 28  # bytes that stay free on the disk
 _FROM = "give the file that `loadgen bundle` or `--bundle` has written"
 
@@ -55,12 +58,17 @@ def write(path: Path, files: dict[str, Path | bytes]) -> None:
                 if isinstance(content, bytes):
                     archive.writestr(entry, content)
                 else:
-                    with content.open("rb") as source, archive.open(entry, "w", force_zip64=True) as target:
+                    with (
+                        content.open("rb") as source,
+                        archive.open(entry, "w", force_zip64=True) as target,
+                    ):
                         shutil.copyfileobj(source, target, 1 << 20)
         os.replace(scratch, path)
     except OSError as error:
         scratch.unlink(missing_ok=True)
-        raise UserError("unwritable_file", f"cannot be written: {error.strerror}", str(path)) from None
+        raise UserError(
+            "unwritable_file", f"cannot be written: {error.strerror}", str(path)
+        ) from None
 
 
 def unpack(path: Path, folder: Path) -> Manifest:
@@ -69,7 +77,9 @@ def unpack(path: Path, folder: Path) -> Manifest:
         with zipfile.ZipFile(path) as archive:
             entries = _checked(archive, path, shutil.disk_usage(folder).free)
             what = f"the {MANIFEST} of a bundle"
-            manifest = decoded(archive.read(MANIFEST), Manifest, str(path), what, _FROM, schema=SCHEMA)
+            manifest = decoded(
+                archive.read(MANIFEST), Manifest, str(path), what, _FROM, schema=SCHEMA
+            )
             for entry in entries:
                 target = folder / entry.filename
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -83,9 +93,13 @@ def unpack(path: Path, folder: Path) -> Manifest:
         hint = f"if it is a result: loadgen bundle {path} -o FILE, and verify that file"
         raise UserError("wrong_format", "a folder, not a bundle", str(path), hint) from None
     except OSError as error:
-        raise UserError("unreadable_file", f"cannot be read: {error.strerror or error}", str(path), _FROM) from None
+        raise UserError(
+            "unreadable_file", f"cannot be read: {error.strerror or error}", str(path), _FROM
+        ) from None
     except Exception as error:  # a damaged archive can raise anything at all
-        raise UserError("wrong_format", f"not a bundle, or a damaged one: {error}", str(path), _FROM) from None
+        raise UserError(
+            "wrong_format", f"not a bundle, or a damaged one: {error}", str(path), _FROM
+        ) from None
     return manifest
 
 
@@ -93,22 +107,38 @@ def _checked(archive: zipfile.ZipFile, path: Path, free: int) -> list[zipfile.Zi
     entries = [entry for entry in archive.infolist() if not entry.is_dir()]
     names = [entry.filename for entry in entries]
     if MANIFEST not in names:
-        raise UserError("wrong_format", f"not a bundle: there is no {MANIFEST} in it", str(path), _FROM)
+        raise UserError(
+            "wrong_format", f"not a bundle: there is no {MANIFEST} in it", str(path), _FROM
+        )
     if len(names) > MOST_FILES:
-        raise UserError("too_large", f"{len(names):,} files: more than a bundle has ({MOST_FILES:,})", str(path), _FROM)
+        raise UserError(
+            "too_large",
+            f"{len(names):,} files: more than a bundle has ({MOST_FILES:,})",
+            str(path),
+            _FROM,
+        )
     for entry in entries:
         if why := _unsafe(entry):
-            raise UserError("unsafe_file", f"{why}: {entry.filename!r}; nothing was unpacked", str(path), _FROM)
+            raise UserError(
+                "unsafe_file", f"{why}: {entry.filename!r}; nothing was unpacked", str(path), _FROM
+            )
     (twice, times), *_ = Counter(names).most_common(1)
     if times > 1:
-        raise UserError("unsafe_file", f"two files of one name: {twice!r}; nothing was unpacked", str(path), _FROM)
+        raise UserError(
+            "unsafe_file",
+            f"two files of one name: {twice!r}; nothing was unpacked",
+            str(path),
+            _FROM,
+        )
     size, own = sum(entry.file_size for entry in entries), path.stat().st_size
     if size > max(FREE_GROWTH, MOST_GROWTH * own):
         what = f"it would unpack to {format.size(size)}, {size / max(own, 1):,.0f} times its size; nothing was unpacked"
         raise UserError("unsafe_file", what, str(path), "no bundle is like that")
     if size > free - SPARE:
         what = f"it unpacks to {format.size(size)}, and {format.size(free)} of the disk are free"
-        raise UserError("resource_limit", what, str(path), "TMPDIR=/a/larger/disk loadgen verify ...")
+        raise UserError(
+            "resource_limit", what, str(path), "TMPDIR=/a/larger/disk loadgen verify ..."
+        )
     return entries
 
 
@@ -116,11 +146,20 @@ def _unsafe(entry: zipfile.ZipInfo) -> str:
     """Why an entry may not be unpacked; "" when it may."""
     name, kind = entry.filename, stat.S_IFMT(entry.external_attr >> 16)
     parts = PurePosixPath(name).parts
-    if not parts or name.startswith("/") or ".." in parts or "\\" in name or ":" in name or "\0" in name:
+    if (
+        not parts
+        or name.startswith("/")
+        or ".." in parts
+        or "\\" in name
+        or ":" in name
+        or "\0" in name
+    ):
         return "a name that leads out of the folder"
     if kind not in (0, stat.S_IFREG):
         return "a link or device, not a file"
-    if parts[0] not in (MANIFEST, SUMS, SIGNATURE, RESULT) or (len(parts) > 1) != (parts[0] == RESULT):
+    if parts[0] not in (MANIFEST, SUMS, SIGNATURE, RESULT) or (len(parts) > 1) != (
+        parts[0] == RESULT
+    ):
         return "a file that no bundle has"
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return "a file compressed as in no bundle"

@@ -23,10 +23,17 @@ def bundle(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: poc.zip.")],
     sign: Annotated[
-        Path | None, typer.Option("--sign", help="A private key of OpenSSH: sign what is in it (ssh-keygen -Y sign).")
+        Path | None,
+        typer.Option(
+            "--sign", help="A private key of OpenSSH: sign what is in it (ssh-keygen -Y sign)."
+        ),
     ] = None,
     keep_content: Annotated[
-        bool, typer.Option("--keep-content", help="Also the texts of prompts and answers, where the folder has them.")
+        bool,
+        typer.Option(
+            "--keep-content",
+            help="Also the texts of prompts and answers, where the folder has them.",
+        ),
     ] = False,
 ) -> int:
     """Write a result with its records, contract, prices, facts and hashes into one file; `loadgen verify` checks it.
@@ -45,6 +52,8 @@ def write(folder: Path, out: Path, sign: Path | None = None, *, keep_content: bo
 
     manifest = verify.bundle(folder, out, key=sign, content=keep_content)
     signed = "signed" if sign is not None else "not signed"
-    say(f"bundle of {manifest.kind} {manifest.name}: {out}, {format.size(out.stat().st_size)}, {signed}")
+    say(
+        f"bundle of {manifest.kind} {manifest.name}: {out}, {format.size(out.stat().st_size)}, {signed}"
+    )
     for name, why in manifest.left_out.items():
         say(f"left out: {name} ({why})")

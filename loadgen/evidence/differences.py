@@ -13,7 +13,9 @@ TOLERANCE = 1e-9  # relative: sums may differ in their last digits between two k
 SHOWN = 200  # characters of a value in a message
 
 
-MismatchCode = Literal["differs", "missing", "changed", "unlisted", "extra", "not_json", "not_remade", "no_hashes"]
+MismatchCode = Literal[
+    "differs", "missing", "changed", "unlisted", "extra", "not_json", "not_remade", "no_hashes"
+]
 
 
 class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +31,9 @@ class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         where = f"{self.file}: {self.at}" if self.at else self.file
-        return f"{where} {self.what}" + (f": {self.stored} stored, {self.again} made again" if self.again else "")
+        return f"{where} {self.what}" + (
+            f": {self.stored} stored, {self.again} made again" if self.again else ""
+        )
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +44,9 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     left: tuple[str, ...] = ()  # places that were not compared
 
 
-def compare(file: str, stored: bytes, again: bytes, *, leave: tuple[str, ...] = (), older: bool = False) -> Compared:
+def compare(
+    file: str, stored: bytes, again: bytes, *, leave: tuple[str, ...] = (), older: bool = False
+) -> Compared:
     """Compare two contents of a file. `leave`: patterns of places in JSON that are not compared.
 
     `older`: another version has written the stored one. Then what it does not have is passed over, and sentences are
@@ -52,12 +58,17 @@ def compare(file: str, stored: bytes, again: bytes, *, leave: tuple[str, ...] = 
         pairs = list(zip(_documents(file, stored), _documents(file, again), strict=True))
     except ValueError:
         return Compared(
-            same=0, differences=(Mismatch(file=file, code="not_json", what="is no JSON, or of another length"),)
+            same=0,
+            differences=(
+                Mismatch(file=file, code="not_json", what="is no JSON, or of another length"),
+            ),
         )
     walk = _Walk(file, leave, older)
     for number, (one, other) in enumerate(pairs, 1):
         walk.value(f"line {number}" if file.endswith(".jsonl") else "", one, other)
-    return Compared(same=walk.same, differences=tuple(walk.found), left=tuple(dict.fromkeys(walk.left)))
+    return Compared(
+        same=walk.same, differences=tuple(walk.found), left=tuple(dict.fromkeys(walk.left))
+    )
 
 
 def _documents(file: str, data: bytes) -> list[Any]:
@@ -74,19 +85,33 @@ def _lines(file: str, stored: bytes, again: bytes) -> Compared:
             continue
         place = _first_change(one or "", other or "")
         found.append(
-            Mismatch(file=file, at=f"line {number + 1}", stored=_shown(one, place), again=_shown(other, place))
+            Mismatch(
+                file=file,
+                at=f"line {number + 1}",
+                stored=_shown(one, place),
+                again=_shown(other, place),
+            )
         )
     return Compared(same=same, differences=tuple(found))
 
 
 def _first_change(one: str, other: str) -> int:
     """Where two lines begin to differ; a little before it, for the reader."""
-    place = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    place = next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
     return max(0, place - 40)
 
 
 def _shown(value: Any, begin: int = 0) -> str:
-    text = "nothing" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = (
+        "nothing"
+        if value is None
+        else value
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False)
+    )
     part = text[begin : begin + SHOWN]
     return ("..." if begin else "") + part + ("..." if begin + SHOWN < len(text) else "")
 
@@ -105,7 +130,13 @@ class _Walk:
             self.left.append(at)
         elif isinstance(stored, dict) and isinstance(again, dict):
             for key in dict.fromkeys((*again, *stored)):
-                self._key(f"{at}.{key}" if at else key, key in stored, key in again, stored.get(key), again.get(key))
+                self._key(
+                    f"{at}.{key}" if at else key,
+                    key in stored,
+                    key in again,
+                    stored.get(key),
+                    again.get(key),
+                )
         elif isinstance(stored, list) and isinstance(again, list) and len(stored) == len(again):
             for place, (one, other) in enumerate(zip(stored, again, strict=True)):
                 self.value(f"{at}[{place}]", one, other)
@@ -114,7 +145,9 @@ class _Walk:
         elif self.older and _is_sentence(stored) and _is_sentence(again):
             self.left.append(at)
         else:
-            self.found.append(Mismatch(file=self.file, at=at, stored=_shown(stored), again=_shown(again)))
+            self.found.append(
+                Mismatch(file=self.file, at=at, stored=_shown(stored), again=_shown(again))
+            )
 
     def _key(self, at: str, is_stored: bool, is_made: bool, stored: Any, again: Any) -> None:
         if is_stored and is_made:
@@ -122,7 +155,9 @@ class _Walk:
         elif is_stored and any(fnmatchcase(at, pattern) for pattern in self.leave):
             self.left.append(at)
         elif is_stored:
-            self.found.append(Mismatch(file=self.file, at=at, code="extra", what="is a field that nothing gives"))
+            self.found.append(
+                Mismatch(file=self.file, at=at, code="extra", what="is a field that nothing gives")
+            )
         elif not self.older:
             self.found.append(Mismatch(file=self.file, at=at, code="missing", what="is missing"))
 
@@ -132,7 +167,9 @@ def _is_sentence(value: Any) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (one, other))
+    numbers = all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in (one, other)
+    )
     if numbers:
         return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-12)
     return type(one) is type(other) and one == other

@@ -25,7 +25,9 @@ def kind_of(folder: Path) -> ResultKind:
     kind = result_kinds.kind_of(folder, "derived")
     if kind is None and (other := result_kinds.kind_of(folder)) is not None and other.markers:
         hint = "bundle the results that it rests on"
-        raise UserError("unsupported", f"nothing here could be made again: {other.name}", str(folder), hint)
+        raise UserError(
+            "unsupported", f"nothing here could be made again: {other.name}", str(folder), hint
+        )
     if kind is None:
         raise result_kinds.no_result(folder)
     return kind
@@ -33,7 +35,9 @@ def kind_of(folder: Path) -> ResultKind:
 
 def is_kept(file: PurePosixPath) -> bool:
     """Whether a file is one of those from which the others are made."""
-    named = {checksums.FILE, checksums.BEFORE}.union(*(kind.kept for kind in result_kinds.KINDS.rows()))
+    named = {checksums.FILE, checksums.BEFORE}.union(
+        *(kind.kept for kind in result_kinds.KINDS.rows())
+    )
     return file.name in named or file.parent.name in KEPT_IN
 
 
@@ -64,6 +68,8 @@ def remade(folder: Path) -> Iterator[Remade]:
             except Faults as error:
                 why = "; ".join(fault.what for fault in error.faults)
                 yield Remade((inside / file.name).as_posix(), None, why, damaged=True)
-            except Exception as error:  # files of somebody else: what a damaged one raises nobody can list
+            except (
+                Exception
+            ) as error:  # files of somebody else: what a damaged one raises nobody can list
                 why = (str(error) or type(error).__name__).splitlines()[0]
                 yield Remade((inside / file.name).as_posix(), None, why, damaged=True)

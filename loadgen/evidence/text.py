@@ -22,8 +22,20 @@ def report(found: Verification) -> Report:
     more = len(found.differences) - SHOWN
     rows = [
         ("hashes", f"of {format.counted(found.files, 'file')}"),
-        ("made again", f"{sum(one.same for one in made):,} values and lines of {len(made)} files: {sources}"),
-        *([("as stored", f"{given:,} values that nothing kept gives, like what a trial was asked")] if given else []),
+        (
+            "made again",
+            f"{sum(one.same for one in made):,} values and lines of {len(made)} files: {sources}",
+        ),
+        *(
+            [
+                (
+                    "as stored",
+                    f"{given:,} values that nothing kept gives, like what a trial was asked",
+                )
+            ]
+            if given
+            else []
+        ),
         *([("as stored", _redefined(found))] if redefined else []),
         *(("not made", f"{name}: {why}") for name, why in found.not_made.items()),
         *(("left out", f"{name}: {why}") for name, why in manifest.left_out.items()),

@@ -40,14 +40,20 @@ CHANGED: dict[int, dict[str, tuple[str, ...]]] = {
     5: {
         # the load of conversations and tasks ends with the last that starts; connecting is of new connections alone
         "summary.json": (
-            "*window.steady*", "*steady_*", "drift*", "sustainable*", "between*", "verdict*", "*connect_ms*",
+            "*window.steady*",
+            "*steady_*",
+            "drift*",
+            "sustainable*",
+            "between*",
+            "verdict*",
+            "*connect_ms*",
         ),
         "capacity.json": ("*",),
         "search.json": ("answer*",),
     },
     # of a run that is not valid no SLO is judged, unless failures missed it; rates of a mix were "conversations"
     10: {"summary.json": ("*.met", "*.not_judged"), "capacity.json": ("unit",)},
-}  # fmt: skip
+}
 """schema_minor -> file -> places whose definition changed with it: what an older bundle says there is left as it is."""
 
 PAGES = "a page: `loadgen report` makes it from what is here"
@@ -97,10 +103,15 @@ def bundle(folder: Path, out: Path, *, key: Path | None = None, content: bool = 
     if changed := _changed(folder):
         listed = ", ".join(f"{name} ({what})" for name, what in list(changed.items())[:5])
         hint = "bundle the folder as its command left it"
-        raise UserError("changed_file", f"the folder is not as it was written: {listed}", str(folder), hint)
+        raise UserError(
+            "changed_file", f"the folder is not as it was written: {listed}", str(folder), hint
+        )
     if out.exists():
         raise UserError(
-            "file_exists", "this file exists", f"--out {out}", "give another name: evidence is not written over"
+            "file_exists",
+            "this file exists",
+            f"--out {out}",
+            "give another name: evidence is not written over",
         )
     files: dict[str, Path | bytes] = {}
     left_out: dict[str, str] = {}
@@ -162,7 +173,9 @@ def _sha256(content: Path | bytes) -> str:
 # -- checking one ------------------------------------------------------------------------------------------------------
 
 
-def verify(path: Path, *, signed_by: Path | None = None, with_plugins: bool = False) -> Verification:
+def verify(
+    path: Path, *, signed_by: Path | None = None, with_plugins: bool = False
+) -> Verification:
     """Check a bundle; `with_plugins`: also what plug-ins of this host know.
 
     Raises UserError for what is no bundle, and for one of a newer version.
@@ -174,24 +187,38 @@ def verify(path: Path, *, signed_by: Path | None = None, with_plugins: bool = Fa
         root = Path(scratch)
         manifest = archive.unpack(path, root)
         if manifest.definitions > SCHEMA_MINOR:
-            what = f"made by a newer loadgen ({manifest.version}, definitions {manifest.definitions})"
+            what = (
+                f"made by a newer loadgen ({manifest.version}, definitions {manifest.definitions})"
+            )
             raise UserError(
-                "newer_version", what, str(path), f"this one knows up to {SCHEMA_MINOR}: pip install -U loadgen"
+                "newer_version",
+                what,
+                str(path),
+                f"this one knows up to {SCHEMA_MINOR}: pip install -U loadgen",
             )
         differences = _hashes(root)
         state, signer = _signature(root, signed_by)
         folder = root / RESULT
         kind = remake.kind_of(folder)
-        for name, again in (("kind", kind.bundled_as or kind.name), ("definitions", _definitions(folder))):
+        for name, again in (
+            ("kind", kind.bundled_as or kind.name),
+            ("definitions", _definitions(folder)),
+        ):
             if (stored := getattr(manifest, name)) != again:
-                differences.append(Mismatch(file=MANIFEST, at=name, stored=str(stored), again=str(again)))
+                differences.append(
+                    Mismatch(file=MANIFEST, at=name, stored=str(stored), again=str(again))
+                )
         made, not_made, found = _again(folder, manifest)
         files = sum(1 for file in root.rglob("*") if file.is_file())
     wrong = differences or found or state in ("broken", "other key")
     return Verification(
         bundle=str(path),
         manifest=manifest,
-        verified="no" if wrong else "part" if not_made or any(one.redefined for one in made) else "all",
+        verified="no"
+        if wrong
+        else "part"
+        if not_made or any(one.redefined for one in made)
+        else "all",
         files=files,
         made=tuple(made),
         not_made=not_made,
@@ -205,7 +232,9 @@ def _hashes(root: Path) -> list[Mismatch]:
     """The files that are not as SHA256SUMS says, that it does not list, and those that it lists and are not there."""
     listed = checksums.read(root)
     if listed is None:
-        return [Mismatch(file=SUMS, code="no_hashes", what="is missing: nothing vouches for any file")]
+        return [
+            Mismatch(file=SUMS, code="no_hashes", what="is missing: nothing vouches for any file")
+        ]
     found = checksums.changed(root) | dict.fromkeys(checksums.unlisted(root), "unlisted")
     found.pop(SIGNATURE, None)
     said: dict[str, tuple[MismatchCode, str]] = {
@@ -213,7 +242,9 @@ def _hashes(root: Path) -> list[Mismatch]:
         "gone": ("missing", "is gone"),
         "unlisted": ("unlisted", "is not in the list of hashes"),
     }
-    return [Mismatch(file=name, code=said[how][0], what=said[how][1]) for name, how in found.items()]
+    return [
+        Mismatch(file=name, code=said[how][0], what=said[how][1]) for name, how in found.items()
+    ]
 
 
 def _signature(
@@ -223,7 +254,12 @@ def _signature(
     file = root / SIGNATURE
     if not file.is_file():
         if signed_by is not None:
-            raise UserError("not_signed", "the bundle is not signed", f"--signed-by {signed_by}", "ask for one that is")
+            raise UserError(
+                "not_signed",
+                "the bundle is not signed",
+                f"--signed-by {signed_by}",
+                "ask for one that is",
+            )
         return "none", ""
     signed, data = file.read_bytes(), (root / SUMS).read_bytes() if (root / SUMS).is_file() else b""
     key = signature.signer(signed, data)
@@ -236,7 +272,9 @@ def _signature(
 
 def _again(folder: Path, manifest: Manifest) -> tuple[list[Made], dict[str, str], list[Mismatch]]:
     older = manifest.definitions < SCHEMA_MINOR or manifest.version != version()
-    newer_definitions = [places for minor, places in CHANGED.items() if minor > manifest.definitions]
+    newer_definitions = [
+        places for minor, places in CHANGED.items() if minor > manifest.definitions
+    ]
     made: list[Made] = []
     not_made: dict[str, str] = {}
     found: list[Mismatch] = []
@@ -244,7 +282,9 @@ def _again(folder: Path, manifest: Manifest) -> tuple[list[Made], dict[str, str]
         stored = folder / one.name
         name = f"{RESULT}/{one.name}"
         if one.damaged:
-            found.append(Mismatch(file=name, code="not_remade", what=f"cannot be made again: {one.basis}"))
+            found.append(
+                Mismatch(file=name, code="not_remade", what=f"cannot be made again: {one.basis}")
+            )
         elif one.data is None:
             not_made[one.name] = one.basis
         elif older and not one.name.endswith((".json", ".jsonl")):
@@ -252,13 +292,19 @@ def _again(folder: Path, manifest: Manifest) -> tuple[list[Made], dict[str, str]
         elif not stored.is_file():
             found.append(Mismatch(file=name, code="missing", what="is missing"))
         else:
-            changed = tuple(place for places in newer_definitions for place in places.get(stored.name, ()))
+            changed = tuple(
+                place for places in newer_definitions for place in places.get(stored.name, ())
+            )
             strange = _of_other_packages(stored)
             for place, package in strange.items():
-                not_made[f"{one.name}: {place}"] = f"defined by {package}, which is not loaded here: --plugins"
+                not_made[f"{one.name}: {place}"] = (
+                    f"defined by {package}, which is not loaded here: --plugins"
+                )
             leave = (*changed, *one.leave, *strange)
             came = compare(name, stored.read_bytes(), one.data, leave=leave, older=older)
-            redefined = sum(any(fnmatchcase(place, pattern) for pattern in changed) for place in came.left)
+            redefined = sum(
+                any(fnmatchcase(place, pattern) for pattern in changed) for place in came.left
+            )
             made.append(
                 Made(
                     file=one.name,
@@ -270,7 +316,11 @@ def _again(folder: Path, manifest: Manifest) -> tuple[list[Made], dict[str, str]
                 )
             )
             found += came.differences
-    known = {one.file for one in made} | not_made.keys() | {one.file.removeprefix(f"{RESULT}/") for one in found}
+    known = (
+        {one.file for one in made}
+        | not_made.keys()
+        | {one.file.removeprefix(f"{RESULT}/") for one in found}
+    )
     for file in sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()):
         if file.as_posix() not in known and not remake.is_kept(PurePosixPath(file.as_posix())):
             not_made[file.as_posix()] = "nothing here makes it: its hash alone was looked at"
@@ -279,7 +329,8 @@ def _again(folder: Path, manifest: Manifest) -> tuple[list[Made], dict[str, str]
 
 def _of_other_packages(file: Path) -> dict[str, str]:
     """Places of the figures in a summary whose packages the run names and that are not loaded here, each with its
-    package."""
+    package.
+    """
     header = file.with_name("run.json")
     if file.name != run_folder.SUMMARY or not header.is_file():
         return {}

@@ -15,10 +15,13 @@ from loadgen.shell.output import print_answer
 def verify(
     bundle: Annotated[Path, typer.Argument(help="A file of `loadgen bundle` or `--bundle`.")],
     signed_by: Annotated[
-        Path | None, typer.Option("--signed-by", help="The public key (.pub) that must have signed it.")
+        Path | None,
+        typer.Option("--signed-by", help="The public key (.pub) that must have signed it."),
     ] = None,
     with_plugins: WithPlugins = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was checked as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was checked as JSON.")
+    ] = False,
 ) -> int:
     """Make every summary, figure, interval and verdict of a bundle again from what was kept, and name what differs.
 

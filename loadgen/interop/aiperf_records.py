@@ -17,7 +17,17 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.record import KINDS
 from loadgen.interop.export import ExportSource, RunRows
 
-FIELDS = ("slot", "session", "turn", "worker", "sent_ns", "first_byte_ns", "done_ns", "kind", "http_status")
+FIELDS = (
+    "slot",
+    "session",
+    "turn",
+    "worker",
+    "sent_ns",
+    "first_byte_ns",
+    "done_ns",
+    "kind",
+    "http_status",
+)
 AT_ONCE = 10_000  # rows that are objects at a time
 
 
@@ -39,7 +49,9 @@ def _records(source: ExportSource) -> Iterator[dict[str, Any]]:
         if sent < 0:
             continue
         of_request = next(metrics) if is_ok else {}
-        error = None if is_ok else {"code": status or None, "type": KINDS[kind], "message": KINDS[kind]}
+        error = (
+            None if is_ok else {"code": status or None, "type": KINDS[kind], "message": KINDS[kind]}
+        )
         yield {
             "metadata": {
                 "session_num": slot,
@@ -74,7 +86,9 @@ def _metrics(source: ExportSource) -> Iterator[dict[str, Any]]:
     }
     each_gap = source.each_gap or {}
     units = [(name, unit) for name, (_, unit) in columns.items()]
-    for slot, *values in _rows_of([source.column("slot"), *(column for column, _ in columns.values())]):
+    for slot, *values in _rows_of(
+        [source.column("slot"), *(column for column, _ in columns.values())]
+    ):
         found: dict[str, Any] = {
             name: {"value": value, "unit": unit}
             for (name, unit), value in zip(units, values, strict=True)
@@ -88,4 +102,6 @@ def _metrics(source: ExportSource) -> Iterator[dict[str, Any]]:
 def _rows_of(columns: Sequence[NDArray[Any]]) -> Iterator[tuple[Any, ...]]:
     """The values of each row, made of a part of the columns at a time."""
     for first in range(0, len(columns[0]), AT_ONCE):
-        yield from zip(*(column[first : first + AT_ONCE].tolist() for column in columns), strict=True)
+        yield from zip(
+            *(column[first : first + AT_ONCE].tolist() for column in columns), strict=True
+        )

@@ -15,7 +15,9 @@ from loadgen.core.stats.quantiles import Distribution
 VALUES_SHOWN = 20  # of one label: those with the most calls; the others are summed up in one group
 ALL, OTHERS, NONE = "all calls", "(others)", "(none)"
 
-_Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None  # a number beyond that is of no call
+_Milliseconds = (
+    Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None
+)  # a number beyond that is of no call
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None
 
 
@@ -54,7 +56,9 @@ def is_calls(path: Path) -> bool:
             first = msgspec.json.decode(file.readline(1 << 20))
         except (ValueError, RecursionError):
             return False
-    return isinstance(first, dict) and {"api", "status", "started_unix_ns", "labels"} <= first.keys()
+    return (
+        isinstance(first, dict) and {"api", "status", "started_unix_ns", "labels"} <= first.keys()
+    )
 
 
 def read(path: Path) -> list[Calls]:

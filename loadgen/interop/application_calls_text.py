@@ -18,7 +18,9 @@ def report(groups: Sequence[Calls]) -> Report:
     tables = []
     for label, theirs in groupby(groups, lambda group: group.label):
         rows = [_row(group) for group in theirs]
-        tables.append(section(f"By {label}" if label else "All together", Table((label, *HEAD), rows)))
+        tables.append(
+            section(f"By {label}" if label else "All together", Table((label, *HEAD), rows))
+        )
     legend = "Milliseconds, of the calls that are ok. ~: too few of them for this quantile."
     return Report(
         title="Calls of an application",
@@ -29,8 +31,15 @@ def report(groups: Sequence[Calls]) -> Report:
 
 def _row(group: Calls) -> tuple[str, ...]:
     return (
-        group.value, count(group.calls), count(group.ok),
-        quantile_ms(group.ttft_ms, "p50"), quantile_ms(group.ttft_ms, "p99"), quantile_ms(group.tpot_ms, "p50"),
-        quantile_ms(group.e2e_ms, "p50"), quantile_ms(group.e2e_ms, "p99"),
-        count(group.input_tokens), count(group.output_tokens), quantity(group.cost) if group.cost is not None else "",
-    )  # fmt: skip
+        group.value,
+        count(group.calls),
+        count(group.ok),
+        quantile_ms(group.ttft_ms, "p50"),
+        quantile_ms(group.ttft_ms, "p99"),
+        quantile_ms(group.tpot_ms, "p50"),
+        quantile_ms(group.e2e_ms, "p50"),
+        quantile_ms(group.e2e_ms, "p99"),
+        count(group.input_tokens),
+        count(group.output_tokens),
+        quantity(group.cost) if group.cost is not None else "",
+    )

@@ -45,7 +45,8 @@ def write(summary: Summary, stored: RunRows) -> dict[str, Any]:
     latency = {
         theirs: block
         for ours, (theirs, units) in _LATENCIES.items()
-        if ours.removesuffix("_ms") not in summary.unsound and (block := _distribution(getattr(summary, ours), units))
+        if ours.removesuffix("_ms") not in summary.unsound
+        and (block := _distribution(getattr(summary, ours), units))
     }
     throughput = {
         theirs: {"units": units, "mean": value}
@@ -68,8 +69,12 @@ def write(summary: Summary, stored: RunRows) -> dict[str, Any]:
         {
             "version": VERSION,
             "run": {
-                "uid": run.id, "time": time, "keywords": said or None,
-                "description": "answered by a model of a server, not by hardware" if summary.target.simulated else None,
+                "uid": run.id,
+                "time": time,
+                "keywords": said or None,
+                "description": "answered by a model of a server, not by hardware"
+                if summary.target.simulated
+                else None,
             },
             "scenario": {"stack": [_server(summary)], "load": _load(summary, source)},
             "results": {
@@ -78,7 +83,7 @@ def write(summary: Summary, stored: RunRows) -> dict[str, Any]:
                 }
             },
         }
-    )  # fmt: skip
+    )
     return report
 
 
@@ -98,7 +103,9 @@ def _value(summary: Summary, path: str) -> float | None:
 def _distribution(ours: Distribution, units: str) -> dict[str, Any] | None:
     if ours.mean is None:
         return None
-    values = {name: getattr(ours, name) for name in ("mean", "min", "p50", "p90", "p95", "p99", "max")}
+    values = {
+        name: getattr(ours, name) for name in ("mean", "min", "p50", "p90", "p95", "p99", "max")
+    }
     return {"units": units, **values, "p99p9": ours.p99_9}
 
 
@@ -108,10 +115,16 @@ def _lengths(tokens: NDArray[np.int64]) -> dict[str, Any] | None:
     if len(tokens) == 0:
         return None
     places = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-    elements = {name: int(tokens[max(math.ceil(q * len(tokens)) - 1, 0)]) for name, q in places.items()}
+    elements = {
+        name: int(tokens[max(math.ceil(q * len(tokens)) - 1, 0)]) for name, q in places.items()
+    }
     return {
-        "units": "count", "mean": float(tokens.mean()), "min": int(tokens[0]), "max": int(tokens[-1]), **elements
-    }  # fmt: skip
+        "units": "count",
+        "mean": float(tokens.mean()),
+        "min": int(tokens[0]),
+        "max": int(tokens[-1]),
+        **elements,
+    }
 
 
 def _server(summary: Summary) -> dict[str, Any]:
@@ -120,10 +133,13 @@ def _server(summary: Summary) -> dict[str, Any]:
     return {
         "metadata": {"label": target.name or target.url or "server", "cfg_id": ""},
         "standardized": {
-            "kind": "generic", "tool": target.server or "unknown", "tool_version": target.version or "unknown", **facts
+            "kind": "generic",
+            "tool": target.server or "unknown",
+            "tool_version": target.version or "unknown",
+            **facts,
         },
         "native": {},
-    }  # fmt: skip
+    }
 
 
 def _load(summary: Summary, source: ExportSource) -> dict[str, Any]:
@@ -133,7 +149,12 @@ def _load(summary: Summary, source: ExportSource) -> dict[str, Any]:
             return {"distribution": "other", "value": 0}
         low, high = int(tokens.min()), int(tokens.max())
         form = "fixed" if low == high else "other"
-        return {"distribution": form, "value": float(tokens.mean()), "min": low, "max": max(high, 1)}
+        return {
+            "distribution": form,
+            "value": float(tokens.mean()),
+            "min": low,
+            "max": max(high, 1),
+        }
 
     rate = source.stage.rate if source.stage is not None and not source.lanes else None
     return {
@@ -142,13 +163,17 @@ def _load(summary: Summary, source: ExportSource) -> dict[str, Any]:
             "description": f"{summary.run.workload}: {summary.load.arrival}",
         },
         "standardized": {
-            "tool": "loadgen", "tool_version": summary.run.version, "parallelism": max(source.header.workers, 1),
-            "source": "unknown", "input_seq_len": length(source.column("input_tokens")),
+            "tool": "loadgen",
+            "tool_version": summary.run.version,
+            "parallelism": max(source.header.workers, 1),
+            "source": "unknown",
+            "input_seq_len": length(source.column("input_tokens")),
             "output_seq_len": length(source.column("output_tokens")),
-            "rate_qps": rate if rate and math.isfinite(rate) else None, "concurrency": source.lanes,
+            "rate_qps": rate if rate and math.isfinite(rate) else None,
+            "concurrency": source.lanes,
         },
         "native": {"config": source.note},
-    }  # fmt: skip
+    }
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
@@ -169,7 +194,10 @@ def _document(file: ToolFile) -> Mapping[str, Any]:
 
 def fits(file: ToolFile) -> bool:
     value = _document(file)
-    return str(value.get("version", "")).startswith("0.2") and at(value, "results.request_performance") is not None
+    return (
+        str(value.get("version", "")).startswith("0.2")
+        and at(value, "results.request_performance") is not None
+    )
 
 
 def read(file: ToolFile) -> ForeignResult:

@@ -19,7 +19,10 @@ from loadgen.core.errors import UserError
 from loadgen.core.workload.data_files import Placed
 
 TOGETHER = 100  # rows of a table that are taken at once
-FREE_GROWTH, MOST_GROWTH = 1 << 30, 200  # the texts of a table may be 1 GiB, or so many times the size of its file
+FREE_GROWTH, MOST_GROWTH = (
+    1 << 30,
+    200,
+)  # the texts of a table may be 1 GiB, or so many times the size of its file
 VALUE = 32  # bytes of one that is no text, as a row holds it
 _CELL_LIMIT = 1 << 30
 
@@ -32,16 +35,24 @@ def json_list(file: Path) -> Iterator[Placed]:
         offset = re.search(r"\(byte (\d+)\)", str(error))
         line = "" if offset is None else f":{data.count(bytes([10]), 0, int(offset[1])) + 1}"
         raise UserError(
-            "invalid_syntax", "begins like a JSON list and is none", f"{file}{line}", "one list of objects, or JSONL"
+            "invalid_syntax",
+            "begins like a JSON list and is none",
+            f"{file}{line}",
+            "one list of objects, or JSONL",
         ) from None
     for number, raw in enumerate(rows, 1):
         try:
             row = msgspec.json.decode(raw)
         except (ValueError, RecursionError) as error:
-            raise UserError("invalid_syntax", f"not JSON: {error}", f"{file}: row {number}") from None
+            raise UserError(
+                "invalid_syntax", f"not JSON: {error}", f"{file}: row {number}"
+            ) from None
         if not isinstance(row, dict):
             raise UserError(
-                "wrong_type", "not a JSON object", f"{file}: row {number}", 'objects like {"prompt": "..."}'
+                "wrong_type",
+                "not a JSON object",
+                f"{file}: row {number}",
+                'objects like {"prompt": "..."}',
             )
         yield f"{file}: row {number}", row
 
@@ -52,20 +63,29 @@ def cells(file: Path) -> Iterator[Placed]:
     reader = None
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
-            reader = csv.DictReader(opened, delimiter="\t" if file.suffix.lower() == ".tsv" else ",", strict=True)
+            reader = csv.DictReader(
+                opened, delimiter="\t" if file.suffix.lower() == ".tsv" else ",", strict=True
+            )
             line = 2
             for row in reader:
                 if None in row:
                     what = "more cells than the first line has names"
-                    raise UserError("invalid_syntax", what, f"{file}:{line}", "quote cells with commas")
+                    raise UserError(
+                        "invalid_syntax", what, f"{file}:{line}", "quote cells with commas"
+                    )
                 yield f"{file}:{line}", {name: _cell(text) for name, text in row.items() if text}
                 line = reader.line_num + 1
     except UnicodeDecodeError:
-        raise UserError("wrong_encoding", "not UTF-8", str(file), "save the file as UTF-8") from None
+        raise UserError(
+            "wrong_encoding", "not UTF-8", str(file), "save the file as UTF-8"
+        ) from None
     except csv.Error as error:
         where = f"{file}:{reader.line_num}" if reader else str(file)
         raise UserError(
-            "invalid_syntax", f"not CSV: {error}", where, "cells with commas, quotes or line ends stand in quotes"
+            "invalid_syntax",
+            f"not CSV: {error}",
+            where,
+            "cells with commas, quotes or line ends stand in quotes",
         ) from None
 
 
@@ -96,7 +116,9 @@ def _tables(file: Path, form: str) -> Iterator[Placed]:
     def check(size: int) -> None:
         if size > max(FREE_GROWTH, MOST_GROWTH * own):
             what = f"its rows unpack to more than {format.size(size)}, {size / own:,.0f} times its size"
-            raise UserError("too_large", what, f"{file}: row {number + 1}", "no data set is like that")
+            raise UserError(
+                "too_large", what, f"{file}: row {number + 1}", "no data set is like that"
+            )
 
     try:
         if form == "Parquet":
@@ -112,11 +134,21 @@ def _tables(file: Path, form: str) -> Iterator[Placed]:
                     check(size)
                     number += 1
                     yield f"{file}: row {number}", _plain(row)
-    except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:  # the last: dates of no year
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk; those of Arrow have no number
+    except (
+        pa.ArrowException,
+        OSError,
+        ValueError,
+        KeyError,
+        OverflowError,
+    ) as error:  # the last: dates of no year
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # of the disk; those of Arrow have no number
             raise
         what = str(error).splitlines()[0].partition(".")[0] if str(error) else type(error).__name__
-        raise UserError("damaged_file", f"not {form}: {what}", str(file), "is the file whole?") from None
+        raise UserError(
+            "damaged_file", f"not {form}: {what}", str(file), "is the file whole?"
+        ) from None
 
 
 def _arrow_batches(file: Path) -> Iterator[Any]:
@@ -154,7 +186,11 @@ def _size(value: Any) -> int:
     if isinstance(value, dict):
         return sum(map(_size, value.values()))
     return (
-        sum(map(_size, value)) if isinstance(value, list) else len(value) if isinstance(value, str | bytes) else VALUE
+        sum(map(_size, value))
+        if isinstance(value, list)
+        else len(value)
+        if isinstance(value, str | bytes)
+        else VALUE
     )
 
 

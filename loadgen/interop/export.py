@@ -51,7 +51,9 @@ class ExportSource:
         return self.columns[name][self.ok]
 
     def stats(self, metric: str) -> dict[str, float]:
-        if metric in self.summary.unsound:  # withheld there too, whatever the tool would have printed
+        if (
+            metric in self.summary.unsound
+        ):  # withheld there too, whatever the tool would have printed
             return {}
         sample = getattr(self.samples, metric, None)
         return sample.stats() if sample is not None else {}
@@ -110,17 +112,23 @@ def vllm(summary: Summary, stored: RunRows) -> dict[str, Any]:
     for metric, their_name in (("ttft", "ttft"), ("tpot", "tpot"), ("itl", "itl"), ("e2e", "e2el")):
         stats = source.stats(metric)
         if stats:
-            document[f"mean_{their_name}_ms"], document[f"median_{their_name}_ms"] = stats["mean"], stats["p50"]
+            document[f"mean_{their_name}_ms"], document[f"median_{their_name}_ms"] = (
+                stats["mean"],
+                stats["p50"],
+            )
             document[f"std_{their_name}_ms"] = stats["std"]
             document |= {
-                f"{percentile}_{their_name}_ms": stats[percentile] for percentile in ("p50", "p90", "p95", "p99")
+                f"{percentile}_{their_name}_ms": stats[percentile]
+                for percentile in ("p50", "p90", "p95", "p99")
             }
     if source.samples is not None:
         seconds = {"ttfts": source.samples.ttft.values, "latencies": source.samples.e2e.values}
         document |= {their_name: values / 1e9 for their_name, values in seconds.items()}
         if (each_gap := source.each_gap) is not None:
             slots = source.column("slot").tolist()
-            document["itls"] = [(each_gap[slot] / 1e9).tolist() if slot in each_gap else [] for slot in slots]
+            document["itls"] = [
+                (each_gap[slot] / 1e9).tolist() if slot in each_gap else [] for slot in slots
+            ]
         document["start_times"] = source.column("sent_ns") / 1e9
         document["input_lens"] = source.column("input_tokens")
         document["output_lens"] = source.column("output_tokens")
@@ -134,19 +142,31 @@ def aiperf(summary: Summary, stored: RunRows) -> dict[str, Any]:
     document: dict[str, Any] = {"schema_version": "1.4", "benchmark_id": summary.run.id}
 
     def block(unit: str, stats: Mapping[str, float | None]) -> dict[str, Any]:
-        named = {("avg" if name == "mean" else name): value for name, value in stats.items() if name != "p99_9"}
+        named = {
+            ("avg" if name == "mean" else name): value
+            for name, value in stats.items()
+            if name != "p99_9"
+        }
         return {"unit": unit, **named}
 
-    for key, metric in (("request_latency", "e2e"), ("time_to_first_token", "ttft"), ("inter_token_latency", "itl")):
+    for key, metric in (
+        ("request_latency", "e2e"),
+        ("time_to_first_token", "ttft"),
+        ("inter_token_latency", "itl"),
+    ):
         if stats := source.stats(metric):
             document[key] = block("ms", stats)
     if summary.inter_chunk_ms.count and "inter_chunk" not in summary.unsound:
         inter_chunk = summary.inter_chunk_ms
         stats = {
-            name: getattr(inter_chunk, name) for name in ("count", "mean", "min", "p50", "p90", "p95", "p99", "max")
+            name: getattr(inter_chunk, name)
+            for name in ("count", "mean", "min", "p50", "p90", "p95", "p99", "max")
         }
         document["inter_chunk_latency"] = block("ms", stats)
-    for key, field in (("input_sequence_length", "input_tokens"), ("output_sequence_length", "output_tokens")):
+    for key, field in (
+        ("input_sequence_length", "input_tokens"),
+        ("output_sequence_length", "output_tokens"),
+    ):
         if len(values := source.column(field)):
             ends = {"min": int(values.min()), "max": int(values.max())}
             document[key] = {"unit": "tokens", "avg": float(values.mean()), **ends}
@@ -173,7 +193,9 @@ def aiperf(summary: Summary, stored: RunRows) -> dict[str, Any]:
         },
         "was_cancelled": summary.run.state == "interrupted",
         "is_complete": summary.run.state == "finished",
-        "error_summary": [{"type": kind, "count": e.count} for kind, e in summary.requests.by_error.items()],
+        "error_summary": [
+            {"type": kind, "count": e.count} for kind, e in summary.requests.by_error.items()
+        ],
         "start_time": header.started,
         "end_time": header.ended,
         "loadgen": source.note,
@@ -188,8 +210,15 @@ def guidellm(summary: Summary, stored: RunRows) -> dict[str, Any]:
     def block(stats: Mapping[str, float], scale: float = 1.0) -> dict[str, Any] | None:
         if not stats:
             return None
-        percentiles = {name.replace("_", ""): value * scale for name, value in stats.items() if name.startswith("p")}
-        padded = {f"p0{name[1:]}" if len(name) == 2 else name: value for name, value in percentiles.items()}
+        percentiles = {
+            name.replace("_", ""): value * scale
+            for name, value in stats.items()
+            if name.startswith("p")
+        }
+        padded = {
+            f"p0{name[1:]}" if len(name) == 2 else name: value
+            for name, value in percentiles.items()
+        }
         return {
             "mean": stats["mean"] * scale,
             "median": stats["p50"] * scale,
@@ -205,13 +234,21 @@ def guidellm(summary: Summary, stored: RunRows) -> dict[str, Any]:
         if len(values) == 0:
             return None
         total = int(values.sum(dtype=np.int64))
-        return {"mean": float(values.mean()), "min": int(values.min()), "max": int(values.max()), "total_sum": total}
+        return {
+            "mean": float(values.mean()),
+            "min": int(values.min()),
+            "max": int(values.max()),
+            "total_sum": total,
+        }
 
     totals = {"successful": summary.requests.ok, "errored": source.failed}
     totals["incomplete"] = summary.requests.scheduled - sum(totals.values())
     successful = {
         "requests_per_second": {"mean": summary.load.completed_rps},
-        "request_concurrency": {"mean": summary.load.in_flight_mean, "max": summary.load.in_flight_max},
+        "request_concurrency": {
+            "mean": summary.load.in_flight_mean,
+            "max": summary.load.in_flight_max,
+        },
         "request_latency": block(source.stats("e2e"), 1e-3),
         "time_to_first_token_ms": block(source.stats("ttft")),
         "time_per_output_token_ms": block(source.stats("tpot")),
@@ -224,7 +261,9 @@ def guidellm(summary: Summary, stored: RunRows) -> dict[str, Any]:
     strategy = {"type_": summary.load.arrival, "streams": source.lanes}
     return {
         "metadata": {"version": 2},
-        "config": {"spec": {"backend": {"target": summary.target.url, "model": summary.target.model}}},
+        "config": {
+            "spec": {"backend": {"target": summary.target.url, "model": summary.target.model}}
+        },
         "benchmarks": [
             {
                 "type_": "generative_benchmark",
@@ -249,28 +288,54 @@ def inference_perf(summary: Summary, stored: RunRows) -> dict[str, Any]:
         values = values[~np.isnan(values)]
         if len(values) == 0:
             return None
-        places = {"p0.1": 0.1, "p1": 1, "p5": 5, "p10": 10, "p25": 25, "median": 50, "p75": 75, "p90": 90, "p95": 95,
-                  "p99": 99, "p99.9": 99.9}  # fmt: skip
-        percentiles = dict(zip(places, np.percentile(values, list(places.values())).tolist(), strict=True))
-        return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max()), **percentiles}
+        places = {
+            "p0.1": 0.1,
+            "p1": 1,
+            "p5": 5,
+            "p10": 10,
+            "p25": 25,
+            "median": 50,
+            "p75": 75,
+            "p90": 90,
+            "p95": 95,
+            "p99": 99,
+            "p99.9": 99.9,
+        }
+        percentiles = dict(
+            zip(places, np.percentile(values, list(places.values())).tolist(), strict=True)
+        )
+        return {
+            "mean": float(values.mean()),
+            "min": float(values.min()),
+            "max": float(values.max()),
+            **percentiles,
+        }
 
     def seconds(metric: str) -> dict[str, float] | None:
         stats = source.stats(metric)
         named = {"p50": "median", "p99_9": "p99.9"}
-        return {named.get(k, k): v / 1e3 for k, v in stats.items() if k not in ("count", "std")} or None
+        return {
+            named.get(k, k): v / 1e3 for k, v in stats.items() if k not in ("count", "std")
+        } or None
 
-    delay = (source.columns["sent_ns"] - source.columns["due_ns"])[source.columns["sent_ns"] >= 0] / 1e9
+    delay = (source.columns["sent_ns"] - source.columns["due_ns"])[
+        source.columns["sent_ns"] >= 0
+    ] / 1e9
     output = source.column("output_tokens").astype(np.float64)
     normalized = None
     if source.samples is not None:
-        normalized = block(np.where(output > 0, source.samples.e2e.values / 1e9 / np.maximum(output, 1), np.nan))
+        normalized = block(
+            np.where(output > 0, source.samples.e2e.values / 1e9 / np.maximum(output, 1), np.nan)
+        )
     tokens, duration = summary.tokens, summary.window.duration_s
     return {
         "benchmark_time_seconds": duration,
         "load_summary": {
             "count": summary.requests.scheduled,
             "schedule_delay": block(delay),
-            "requested_rate": source.stage.rate if source.stage is not None and not source.lanes else None,
+            "requested_rate": source.stage.rate
+            if source.stage is not None and not source.lanes
+            else None,
         },
         "successes": {
             "count": summary.requests.ok,
@@ -287,10 +352,16 @@ def inference_perf(summary: Summary, stored: RunRows) -> dict[str, Any]:
                 "total_tokens_per_sec": tokens.total_per_s,
                 "requests_per_sec": summary.load.completed_rps,
             },
-            "prompt_tokens": {"total": tokens.input, **(block(source.column("input_tokens").astype(float)) or {})},
+            "prompt_tokens": {
+                "total": tokens.input,
+                **(block(source.column("input_tokens").astype(float)) or {}),
+            },
             "output_len": block(output),
         },
-        "failures": {"count": source.failed, "by_label": {k: e.count for k, e in summary.requests.by_error.items()}},
+        "failures": {
+            "count": source.failed,
+            "by_label": {k: e.count for k, e in summary.requests.by_error.items()},
+        },
         "loadgen": source.note,
     }
 
@@ -323,12 +394,20 @@ def mlcommons(summary: Summary, stored: RunRows) -> dict[str, Any]:
         "complete": summary.run.state == "finished",
     }
     if source.samples is not None:
-        samples = {"ttft": source.samples.ttft, "tpot": source.samples.tpot, "latency": source.samples.e2e}
+        samples = {
+            "ttft": source.samples.ttft,
+            "tpot": source.samples.tpot,
+            "latency": source.samples.e2e,
+        }
         for key, sample in samples.items():
             assert sample is not None
             document[key] = _series(sample.values[~np.isnan(sample.values)], early=True)
-    document["output_sequence_lengths"] = _series(source.column("output_tokens").astype(np.float64), early=False)
-    document["input_sequence_lengths"] = _series(source.column("input_tokens").astype(np.float64), early=False)
+    document["output_sequence_lengths"] = _series(
+        source.column("output_tokens").astype(np.float64), early=False
+    )
+    document["input_sequence_lengths"] = _series(
+        source.column("input_tokens").astype(np.float64), early=False
+    )
     issued_s = window.last_issued.duration_s
     return {
         **document,
@@ -342,7 +421,10 @@ def mlcommons(summary: Summary, stored: RunRows) -> dict[str, Any]:
                 "target_qps": None if lanes or stage is None else stage.rate,
                 "target_concurrency": lanes,
             },
-            "warmup": {"enabled": bool(summary.warmup.scheduled), "n_requests": summary.warmup.scheduled or None},
+            "warmup": {
+                "enabled": bool(summary.warmup.scheduled),
+                "n_requests": summary.warmup.scheduled or None,
+            },
             "scheduler_random_seed": summary.run.schedule_seed,
             "dataloader_random_seed": summary.run.seed,
         },

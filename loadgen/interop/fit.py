@@ -47,7 +47,9 @@ class TraceFit(Struct, frozen=True, kw_only=True):
     """What was fitted. Lists of fits: the chosen one first, then the others."""
 
     trace: Trace
-    rates: tuple[float, ...]  # requests per second: of the whole trace, or of each hour if it varies
+    rates: tuple[
+        float, ...
+    ]  # requests per second: of the whole trace, or of each hour if it varies
     stage_ns: tuple[int, ...]
     gaps: tuple[Fit, ...]
     input_tokens: tuple[Fit, ...]
@@ -60,7 +62,9 @@ class TraceFit(Struct, frozen=True, kw_only=True):
     conversations: int = 0  # of several requests, that are kept
     lost: str = ""  # why conversations are not kept
     beside: int = 0  # conversations of sub-agents, which begin on their own in the workload
-    classes: tuple[ClassFit, ...] = ()  # where the trace has labels or conversations: all its requests, by kind
+    classes: tuple[
+        ClassFit, ...
+    ] = ()  # where the trace has labels or conversations: all its requests, by kind
 
     @property
     def by_the_hour(self) -> bool:
@@ -70,22 +74,35 @@ class TraceFit(Struct, frozen=True, kw_only=True):
 def fit(trace: Trace) -> TraceFit:
     """Raises UserError for a trace with too few requests, or with no time between them."""
     if len(trace) < LEAST or not trace.end_ns:
-        problem = format.counted(len(trace), "request") if len(trace) < LEAST else "all requests at the same time"
+        problem = (
+            format.counted(len(trace), "request")
+            if len(trace) < LEAST
+            else "all requests at the same time"
+        )
         hint = (
-            f"a trace of {LEAST} requests or more" if len(trace) < LEAST else "replay it: --set trace_replay=sessions"
+            f"a trace of {LEAST} requests or more"
+            if len(trace) < LEAST
+            else "replay it: --set trace_replay=sessions"
         )
         raise UserError("too_few", f"nothing can be fitted to {problem}", str(trace.path), hint)
     whole_trace, found = trace, talks(trace)
     trace = trace.chosen(found.starts)  # rates are of what starts
     if len(trace) < LEAST or not trace.end_ns:
-        raise UserError("too_few", f"nothing can be fitted to {len(trace)} starts", str(trace.path), "a longer trace")
+        raise UserError(
+            "too_few",
+            f"nothing can be fitted to {len(trace)} starts",
+            str(trace.path),
+            "a longer trace",
+        )
     hour = trace.due_ns // HOUR_NS
     counts = np.bincount(hour)
     spans_ns = np.full(len(counts), HOUR_NS)
     spans_ns[-1] = trace.end_ns - (len(counts) - 1) * HOUR_NS
     whole = counts[:-1] if len(counts) > 1 and spans_ns[-1] < HOUR_NS else counts
     within = _gaps(trace, hour, counts / spans_ns)
-    hourly = len(counts) > 1 and laws.varies(whole.tolist(), float(within.var()) / max(float(within.mean()), 1e-9) ** 2)
+    hourly = len(counts) > 1 and laws.varies(
+        whole.tolist(), float(within.var()) / max(float(within.mean()), 1e-9) ** 2
+    )
     if hourly:
         rates = tuple(max(float(rate), NO_RATE) for rate in counts / spans_ns * 1e9)
         stage_ns = tuple(spans_ns.tolist())
@@ -116,7 +133,8 @@ def fit(trace: Trace) -> TraceFit:
 
 def _classes(trace: Trace, found: Talks) -> tuple[ClassFit, ...]:
     """A class for each label of at least LEAST requests; the requests of the others are one class. What is of
-    conversations is a class beside what stands alone. () where all of it is one class of requests that stand alone."""
+    conversations is a class beside what stands alone. () where all of it is one class of requests that stand alone.
+    """
     label = np.array(trace.label)
     if len(found.row):  # a conversation is of the label that it begins with
         for row, before in zip(found.row.tolist(), found.before.tolist(), strict=True):
@@ -132,7 +150,13 @@ def _classes(trace: Trace, found: Talks) -> tuple[ClassFit, ...]:
     taken: set[str] = set()
     several = len({number for number, _ in rows}) > 1
     return tuple(
-        _class(trace, found, chosen, _class_name(_words(trace, number, talk, several=several), taken), talk=talk)
+        _class(
+            trace,
+            found,
+            chosen,
+            _class_name(_words(trace, number, talk, several=several), taken),
+            talk=talk,
+        )
         for (number, talk), chosen in rows.items()
     )
 
@@ -145,7 +169,9 @@ def _words(trace: Trace, number: int, talk: bool, *, several: bool) -> str:
     return f"{label} conversations" if talk else label
 
 
-def _class(trace: Trace, found: Talks, rows: NDArray[np.bool_], name: str, *, talk: bool) -> ClassFit:
+def _class(
+    trace: Trace, found: Talks, rows: NDArray[np.bool_], name: str, *, talk: bool
+) -> ClassFit:
     part = trace.chosen(np.flatnonzero(rows))
     reused, prefixes = _reused(part)
     return ClassFit(
@@ -172,7 +198,6 @@ def _class_name(label: str, taken: set[str]) -> str:
 
 def as_yaml(fitted: TraceFit, name: str) -> str:
     """The workload file, without comments."""
-
     lines = [
         f"name: {json.dumps(name)}",
     ]
@@ -182,7 +207,12 @@ def as_yaml(fitted: TraceFit, name: str) -> str:
         lines.append("classes:")
         for part in fitted.classes:
             share = part.starts / sum(one.starts for one in fitted.classes) * 100
-            lines += [f"  {part.name}:", f"    weight: {share:.6g}%", "    requests:", *_requests(part, 6)]
+            lines += [
+                f"  {part.name}:",
+                f"    weight: {share:.6g}%",
+                "    requests:",
+                *_requests(part, 6),
+            ]
     else:
         lines += ["requests:", *_requests(fitted, 2)]
     lines.append("stages:")
@@ -193,7 +223,9 @@ def as_yaml(fitted: TraceFit, name: str) -> str:
         if gap.law == "gamma":
             law = f"{{gamma: {{rate: {rate_text}, burstiness: {gap.parameters['burstiness']:g}}}}}"
         named = f"name: hour-{hour:02d}, " if fitted.by_the_hour else ""
-        lines.append(f"  - {{{named}arrival: {law}, duration: {math.ceil(length_ns / 1e6) / 1000:.10g}s}}")
+        lines.append(
+            f"  - {{{named}arrival: {law}, duration: {math.ceil(length_ns / 1e6) / 1000:.10g}s}}"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -205,14 +237,21 @@ def _requests(part: TraceFit | ClassFit, indent: int) -> list[str]:
         more = f"turns: {_law(talk.later[0])}, input_tokens: {_law(talk.added[0])}, {output}"
         later = f"later: {{after: first, {more}, think_time: {_delay(talk.think_ms[0])}}}"
         return [" " * indent + "steps:", *(" " * (indent + 2) + step for step in (first, later))]
-    keys = [f"input_tokens: {_law(part.input_tokens[0])}", f"output_tokens: {_law(part.output_tokens[0])}"]
+    keys = [
+        f"input_tokens: {_law(part.input_tokens[0])}",
+        f"output_tokens: {_law(part.output_tokens[0])}",
+    ]
     if part.prefixes:
         keys += [f"prefixes: {part.prefixes}", f"cache: {{hit_rate: {part.reused * 100:.3g}%}}"]
     return [" " * indent + key for key in keys]
 
 
 def _law(chosen: Fit) -> str:
-    return json.dumps(chosen.parameters["value"]) if chosen.law == "fixed" else _flow({chosen.law: chosen.parameters})
+    return (
+        json.dumps(chosen.parameters["value"])
+        if chosen.law == "fixed"
+        else _flow({chosen.law: chosen.parameters})
+    )
 
 
 def _delay(chosen: Fit) -> str:
@@ -222,7 +261,9 @@ def _delay(chosen: Fit) -> str:
         return [f"{one}ms" for one in value] if isinstance(value, list) else f"{value:g}ms"
 
     plain = ("sigma", "weights")
-    values = {name: value if name in plain else timed(value) for name, value in chosen.parameters.items()}
+    values = {
+        name: value if name in plain else timed(value) for name, value in chosen.parameters.items()
+    }
     return json.dumps(values["value"]) if chosen.law == "fixed" else _flow({chosen.law: values})
 
 
@@ -233,7 +274,9 @@ def _flow(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else json.dumps(value)
 
 
-def _gaps(trace: Trace, part: NDArray[np.int64], rate_per_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+def _gaps(
+    trace: Trace, part: NDArray[np.int64], rate_per_ns: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """The gaps between successive requests of the same part, as multiples of the mean gap of that part."""
     same = part[1:] == part[:-1]
     found: NDArray[np.float64] = np.diff(trace.due_ns)[same] * rate_per_ns[part[1:][same]]

@@ -17,15 +17,24 @@ from loadgen.shell.run_options import typed
 
 
 def fit(
-    trace: Annotated[Path, typer.Argument(help="A trace of one of the formats of docs/workloads.md.")],
+    trace: Annotated[
+        Path, typer.Argument(help="A trace of one of the formats of docs/workloads.md.")
+    ],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write the workload. Default: stdout.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Where to write the workload. Default: stdout."
+        ),
     ] = None,
     trace_slice: Annotated[
-        str | None, typer.Option("--trace-slice", metavar="FROM..TO", help="Only what came in this time: 10m..20m.")
+        str | None,
+        typer.Option(
+            "--trace-slice", metavar="FROM..TO", help="Only what came in this time: 10m..20m."
+        ),
     ] = None,
     on_bad_row: Annotated[
-        Literal["fail", "skip"], typer.Option("--on-bad-row", help="A row with something wrong in it: fail, or skip.")
+        Literal["fail", "skip"],
+        typer.Option("--on-bad-row", help="A row with something wrong in it: fail, or skip."),
     ] = "fail",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:

@@ -22,7 +22,9 @@ class TalkFit(Struct, frozen=True, kw_only=True):
 
     first: tuple[Fit, ...]  # tokens of the first prompt
     later: tuple[Fit, ...]  # requests after the first
-    added: tuple[Fit, ...]  # tokens that a later prompt has beside the prompt and the answer before it
+    added: tuple[
+        Fit, ...
+    ]  # tokens that a later prompt has beside the prompt and the answer before it
     think_ms: tuple[Fit, ...]  # from the end of an answer to the next request
 
 
@@ -45,7 +47,12 @@ class Talks(Struct, frozen=True, kw_only=True):
 def talks(trace: Trace) -> Talks:
     """Which requests of a trace are of conversations that laws can keep: those of several requests, that grow."""
     count = len(trace)
-    nothing = Talks(talks=np.zeros(count, bool), starts=np.arange(count), row=np.zeros(0, int), before=np.zeros(0, int))
+    nothing = Talks(
+        talks=np.zeros(count, bool),
+        starts=np.arange(count),
+        row=np.zeros(0, int),
+        before=np.zeros(0, int),
+    )
     named = np.flatnonzero(trace.session >= 0)
     order = named[np.argsort(trace.session[named], kind="stable")]  # by session, in order of time
     goes_on = np.flatnonzero(np.diff(trace.session[order]) == 0) if len(order) else order
@@ -55,7 +62,9 @@ def talks(trace: Trace) -> Talks:
         return nothing
     lost = _why_not(trace, row, before, len(sessions), int(sizes.max()) + 1)
     if lost:
-        return Talks(talks=nothing.talks, starts=nothing.starts, row=row[:0], before=row[:0], lost=lost)
+        return Talks(
+            talks=nothing.talks, starts=nothing.starts, row=row[:0], before=row[:0], lost=lost
+        )
     is_later = np.zeros(count, bool)
     is_later[row] = True
     groups = len(np.unique(trace.group[np.isin(trace.session, sessions)]))

@@ -31,7 +31,11 @@ def words(fitted: TraceFit) -> list[str]:
 
 def data(fitted: TraceFit, workload: str) -> dict[str, Any]:
     """The same for programs."""
-    quantities = {"arrivals": fitted.gaps, "input_tokens": fitted.input_tokens, "output_tokens": fitted.output_tokens}
+    quantities = {
+        "arrivals": fitted.gaps,
+        "input_tokens": fitted.input_tokens,
+        "output_tokens": fitted.output_tokens,
+    }
     return {
         "trace": str(fitted.trace.path),
         "format": fitted.trace.format,
@@ -43,7 +47,10 @@ def data(fitted: TraceFit, workload: str) -> dict[str, Any]:
         "fits": {
             name: [
                 {
-                    "law": fit.law, "parameters": fit.parameters, "distance": fit.distance, "critical": fit.critical,
+                    "law": fit.law,
+                    "parameters": fit.parameters,
+                    "distance": fit.distance,
+                    "critical": fit.critical,
                     "fits": fit.fits,
                 }
                 for fit in fits
@@ -57,22 +64,27 @@ def data(fitted: TraceFit, workload: str) -> dict[str, Any]:
         "conversations_lost": fitted.lost,
         "conversations_of_subagents": fitted.beside,
         "classes": [
-            {"name": part.name, "requests": part.requests, "starts": part.starts, "talk": part.talk is not None}
+            {
+                "name": part.name,
+                "requests": part.requests,
+                "starts": part.starts,
+                "talk": part.talk is not None,
+            }
             for part in fitted.classes
         ],
         "workload": workload,
-    }  # fmt: skip
+    }
 
 
 def _arrivals(fitted: TraceFit) -> str:
     gap = fitted.gaps[0]
-    law = "poisson" if gap.law == "poisson" else f"gamma, burstiness {gap.parameters['burstiness']:g}"
+    law = (
+        "poisson" if gap.law == "poisson" else f"gamma, burstiness {gap.parameters['burstiness']:g}"
+    )
     if not fitted.by_the_hour:
         of = " of conversations and single requests" if fitted.conversations else ""
         return f"{law}, {fitted.rates[0]:.4g}/s{of} all the time"
-    return (
-        f"{law}, a rate for each of {len(fitted.rates)} hours, {min(fitted.rates):.4g}/s to {max(fitted.rates):.4g}/s"
-    )
+    return f"{law}, a rate for each of {len(fitted.rates)} hours, {min(fitted.rates):.4g}/s to {max(fitted.rates):.4g}/s"
 
 
 def _length(fit: Fit) -> str:
@@ -114,31 +126,43 @@ def _compared(fits: Sequence[Fit]) -> list[str]:
         said = f"the trace is not of this law: up to {chosen.distance * 100:.0f} % of requests are elsewhere"
     lines = [f"{'':{WIDTH}}{known}: {said}"]
     if others:
-        lines.append(f"{'':{WIDTH}}other laws: {', '.join(f'{fit.law} {fit.distance:.3f}' for fit in others)}")
+        lines.append(
+            f"{'':{WIDTH}}other laws: {', '.join(f'{fit.law} {fit.distance:.3f}' for fit in others)}"
+        )
     return lines
 
 
 def _lost(fitted: TraceFit) -> list[str]:
     found = []
     if abs(fitted.correlation) >= 0.1:
-        found.append(f"input and output go together (rank correlation {fitted.correlation:.2f}), and are drawn apart")
+        found.append(
+            f"input and output go together (rank correlation {fitted.correlation:.2f}), and are drawn apart"
+        )
     if fitted.step_ns:
         found.append(
             f"times in steps of {fitted.step_ns / 1e9:g} s: how requests come within a step is not in the trace"
         )
     if fitted.prefixes:
-        asks = not fitted.classes or any(part.prefixes and part.talk is None for part in fitted.classes)
-        instead = "asks for that share of the cache" if asks else "shares only within its conversations"
+        asks = not fitted.classes or any(
+            part.prefixes and part.talk is None for part in fitted.classes
+        )
+        instead = (
+            "asks for that share of the cache" if asks else "shares only within its conversations"
+        )
         found.append(
             f"which prompts share what: {fitted.reused * 100:.0f} % of prompt tokens came before, and the workload "
             f"{instead}"
         )
     if fitted.lost:
-        found.append(f"{format.counted(fitted.sessions, 'conversation')}: every request stands alone: {fitted.lost}")
+        found.append(
+            f"{format.counted(fitted.sessions, 'conversation')}: every request stands alone: {fitted.lost}"
+        )
     if fitted.beside:
         found.append(
             f"{format.counted(fitted.beside, 'conversation')} of sub-agents: each begins on its own, not in its agent's"
         )
     if fitted.trace.bad_rows:
-        found.append(f"{format.counted(fitted.trace.bad_rows, 'bad row')}, the first {fitted.trace.first_bad}")
+        found.append(
+            f"{format.counted(fitted.trace.bad_rows, 'bad row')}, the first {fitted.trace.first_bad}"
+        )
     return found

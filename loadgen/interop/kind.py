@@ -39,7 +39,11 @@ def sections(folder: Path, run: OpenedRun) -> Addition | None:
         return None
     header, rows, gaps, *_ = run.stored
 
-    return Addition(appendix=lambda: words.of_our_run(other_definitions.reported(run.summary, header, rows, gaps)))
+    return Addition(
+        appendix=lambda: words.of_our_run(
+            other_definitions.reported(run.summary, header, rows, gaps)
+        )
+    )
 
 
 def comparable(path: Path) -> Side:

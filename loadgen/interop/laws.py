@@ -52,16 +52,22 @@ def lengths(values: NDArray[Any]) -> list[Fit]:
     limit = critical(len(fitted), len(compared))
     if low == high:
         return [Fit(law="fixed", parameters={"value": low}, distance=0.0, critical=limit)]
-    laws: list[tuple[str, dict[str, Any], Cdf]] = [("uniform", {"min": low, "max": high}, _uniform(low, high))]
+    laws: list[tuple[str, dict[str, Any], Cdf]] = [
+        ("uniform", {"min": low, "max": high}, _uniform(low, high))
+    ]
     mean, deviation = float(fitted.mean()), float(fitted.std())
     logs = np.log(fitted)
     median, sigma = float(np.exp(logs.mean())), float(logs.std())
     if deviation > 0:
         bounds = {"min": low, "max": high}
         normal = {"mean": _rounded(mean), "stddev": _rounded(deviation)}
-        laws.append(("normal", normal | bounds, _truncated(lambda x: (x - mean) / deviation, low, high)))
+        laws.append(
+            ("normal", normal | bounds, _truncated(lambda x: (x - mean) / deviation, low, high))
+        )
         lognormal = {"median": max(1, round(median)), "sigma": _rounded(sigma)}
-        shape = _truncated(lambda x: (np.log(np.maximum(x, 1e-9)) - math.log(median)) / sigma, low, high)
+        shape = _truncated(
+            lambda x: (np.log(np.maximum(x, 1e-9)) - math.log(median)) / sigma, low, high
+        )
         laws.append(("lognormal", lognormal | bounds, shape))
     found = [
         Fit(law=law, parameters=parameters, distance=_whole_distance(compared, cdf), critical=limit)
@@ -90,7 +96,10 @@ def gaps(values: Floats, step: float = 0.0) -> list[Fit]:
     burstiness = _rounded(min(max(1 / spread, 1e-3), 1e6)) if spread > 0 else 1e6
     limit = critical(len(fitted), len(compared))
     poisson = Fit(
-        law="poisson", parameters={}, distance=_gap_distance(compared, lambda x: -np.expm1(-x), step), critical=limit
+        law="poisson",
+        parameters={},
+        distance=_gap_distance(compared, lambda x: -np.expm1(-x), step),
+        critical=limit,
     )
     gamma = Fit(
         law="gamma",
@@ -98,7 +107,9 @@ def gaps(values: Floats, step: float = 0.0) -> list[Fit]:
         distance=_gap_distance(compared, lambda x: gamma_cdf(burstiness, burstiness * x), step),
         critical=limit,
     )
-    return [poisson, gamma] if poisson.fits or poisson.distance <= gamma.distance else [gamma, poisson]
+    return (
+        [poisson, gamma] if poisson.fits or poisson.distance <= gamma.distance else [gamma, poisson]
+    )
 
 
 def varies(counts: Sequence[int], dispersion: float) -> bool:
@@ -108,7 +119,9 @@ def varies(counts: Sequence[int], dispersion: float) -> bool:
         return False
     chi = sum((count - mean) ** 2 for count in counts) / (mean * max(dispersion, 1e-9))
     freedom = len(counts) - 1
-    limit = freedom * (1 - 2 / (9 * freedom) + 2.326 * math.sqrt(2 / (9 * freedom))) ** 3  # Wilson and Hilferty
+    limit = (
+        freedom * (1 - 2 / (9 * freedom) + 2.326 * math.sqrt(2 / (9 * freedom))) ** 3
+    )  # Wilson and Hilferty
     return chi > limit
 
 
@@ -165,7 +178,9 @@ def _whole_distance(ordered: Floats, cdf: Cdf) -> float:
 
 
 def _gap_distance(ordered: Floats, cdf: Cdf, step: float) -> float:
-    return distance(ordered, lambda x: cdf(x + step / 2), lambda x: cdf(np.maximum(x - step / 2, 0)))
+    return distance(
+        ordered, lambda x: cdf(x + step / 2), lambda x: cdf(np.maximum(x - step / 2, 0))
+    )
 
 
 def _uniform(low: int, high: int) -> Cdf:
@@ -176,7 +191,9 @@ def _truncated(standard: Cdf, low: int, high: int) -> Cdf:
     """Of a rounded value, drawn again while it is outside the bounds. `standard`: to a standard normal value."""
     [begin, end] = normal_cdf(standard(np.array([low - 0.5, high + 0.5])))
     span = max(float(end - begin), 1e-12)
-    return lambda x: np.where(x < low, 0.0, np.clip((normal_cdf(standard(x + 0.5)) - begin) / span, 0, 1))
+    return lambda x: np.where(
+        x < low, 0.0, np.clip((normal_cdf(standard(x + 0.5)) - begin) / span, 0, 1)
+    )
 
 
 def _steps(values: Floats, weights: Floats) -> Cdf:

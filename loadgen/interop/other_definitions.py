@@ -22,7 +22,17 @@ from loadgen.formats import COUNTS
 
 Pair = tuple[float | None, float | None]
 NONE: Pair = (None, None)
-STATS = {"p1": 0.01, "p5": 0.05, "p10": 0.1, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+STATS = {
+    "p1": 0.01,
+    "p5": 0.05,
+    "p10": 0.1,
+    "p25": 0.25,
+    "p50": 0.5,
+    "p75": 0.75,
+    "p90": 0.9,
+    "p95": 0.95,
+    "p99": 0.99,
+}
 STATS["p99_9"] = 0.999
 
 
@@ -41,7 +51,11 @@ class WeightedValues(NamedTuple):
 
         Percentiles are interpolated where there are no weights, as in numpy and in all these tools.
         """
-        is_known = ~np.isnan(self.values) if self.weights is None else ~np.isnan(self.values) & (self.weights > 0)
+        is_known = (
+            ~np.isnan(self.values)
+            if self.weights is None
+            else ~np.isnan(self.values) & (self.weights > 0)
+        )
         known = or_all(is_known)
         values = self.values[known]
         if len(values) == 0:
@@ -63,14 +77,26 @@ class WeightedValues(NamedTuple):
                 ordered, cumulated = values[order], weights[order]
                 del order
                 np.cumsum(cumulated, out=cumulated)
-                places = {key: int(np.searchsorted(cumulated, p * count)) for key, p in asked.items()}
+                places = {
+                    key: int(np.searchsorted(cumulated, p * count)) for key, p in asked.items()
+                }
             percentiles = {key: ordered[place] for key, place in places.items()}
             mean = 0.0 if only else np.average(values, weights=weights)
             std = 0.0 if only else np.sqrt(np.average((values - mean) ** 2, weights=weights))
         if only:
-            return {"count": count} | {name: milliseconds(float(value)) for name, value in percentiles.items()}
-        statistics = {"mean": mean, "std": std, "min": values.min(), "max": values.max(), **percentiles}
-        return {"count": count} | {name: milliseconds(float(value)) for name, value in statistics.items()}
+            return {"count": count} | {
+                name: milliseconds(float(value)) for name, value in percentiles.items()
+            }
+        statistics = {
+            "mean": mean,
+            "std": std,
+            "min": values.min(),
+            "max": values.max(),
+            **percentiles,
+        }
+        return {"count": count} | {
+            name: milliseconds(float(value)) for name, value in statistics.items()
+        }
 
 
 def percentiles_of(ordered: NDArray[np.float64], shares: Sequence[float]) -> NDArray[np.float64]:
@@ -109,7 +135,12 @@ class Pooled(NamedTuple):
         buckets = np.flatnonzero(self.gaps.counts)
         middles = np.array([self.gaps.middle(int(bucket)) for bucket in buckets])
         std = np.sqrt(np.average((middles - mean) ** 2, weights=self.gaps.counts[buckets]))
-        statistics = {"mean": mean, "std": float(std), "min": self.gaps.least_ns, "max": self.gaps.largest_ns}
+        statistics = {
+            "mean": mean,
+            "std": float(std),
+            "min": self.gaps.least_ns,
+            "max": self.gaps.largest_ns,
+        }
         statistics |= {name: self.gaps.quantile(p) for name, p in STATS.items()}
         return {"count": count} | {name: milliseconds(value) for name, value in statistics.items()}
 
@@ -180,7 +211,10 @@ def theirs(header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) ->
     first_gap = of("first_token_ns") - of("role_event")
     with_role.add(first_gap[first_gap > 0])
     from_sent, e2e = between("sent_ns", "first_token_ns"), between("sent_ns", "end_ns")
-    tpot_to_end, tpot_to_last = each("first_token_ns", "end_ns"), each("first_token_ns", "last_token_ns")
+    tpot_to_end, tpot_to_last = (
+        each("first_token_ns", "end_ns"),
+        each("first_token_ns", "last_token_ns"),
+    )
     itl = Pooled(pooled)
     return {
         "vllm bench serve": Theirs(
@@ -208,7 +242,9 @@ def _divided(span: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.fl
     return found
 
 
-def reported(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> list[ToolFigures]:
+def reported(
+    summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]
+) -> list[ToolFigures]:
     """The figures of loadgen, then of each tool; [] when no request is ok."""
     by_tool = theirs(header, rows, gaps)
     if not by_tool:
@@ -218,9 +254,22 @@ def reported(summary: Summary, header: Header, rows: NDArray[np.void], gaps: Seq
         "where an event carries one token. Quantiles are elements of the sample"
     )
     ours = (summary.ttft_ms, summary.tpot_ms, summary.itl_ms, summary.e2e_ms)
-    found = [ToolFigures("loadgen", counts, tuple((each.p50, each.p99) if each is not None else NONE for each in ours))]
-    distinct = {id(sample): sample for samples in by_tool.values() for sample in samples if sample is not None}
-    stats_of = {name: sample.stats(("p50", "p99")) for name, sample in distinct.items()}  # tools share definitions
+    found = [
+        ToolFigures(
+            "loadgen",
+            counts,
+            tuple((each.p50, each.p99) if each is not None else NONE for each in ours),
+        )
+    ]
+    distinct = {
+        id(sample): sample
+        for samples in by_tool.values()
+        for sample in samples
+        if sample is not None
+    }
+    stats_of = {
+        name: sample.stats(("p50", "p99")) for name, sample in distinct.items()
+    }  # tools share definitions
     for tool, samples in by_tool.items():
         stats = [stats_of.get(id(sample), {}) for sample in samples]
         pairs = tuple((each.get("p50"), each.get("p99")) for each in stats)

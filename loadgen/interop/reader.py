@@ -15,7 +15,13 @@ from loadgen import formats
 from loadgen.core.errors import UserError, of_reading
 from loadgen.formats import FORMATS, ForeignResult, FormatRow, ToolFile
 
-BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError)  # what a reader makes of a value of another form
+BROKEN = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+)  # what a reader makes of a value of another form
 
 
 def left_by_tools(folder: Path) -> Path | None:
@@ -29,7 +35,9 @@ def read_result(path: Path) -> ForeignResult:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UserError(of_reading(error), f"cannot be read: {error.strerror}", str(path), "") from None
+        raise UserError(
+            of_reading(error), f"cannot be read: {error.strerror}", str(path), ""
+        ) from None
     return parse_result(data, str(path))
 
 
@@ -44,14 +52,18 @@ def parse_result(data: bytes, where: str = "") -> ForeignResult:
         problem = ""
     except (ValueError, RecursionError) as error:
         value, line_count = None, 0
-        problem = ": nested too deeply" if isinstance(error, RecursionError) else f": no JSON ({error})"
+        problem = (
+            ": nested too deeply" if isinstance(error, RecursionError) else f": no JSON ({error})"
+        )
     file = ToolFile(where, text, value if isinstance(value, dict) else {}, line_count)
     row = next((row for row in formats.having("read") if formats.call(row, "fits", file)), None)
     if row is None:
         raise UserError("wrong_format", f"not the result of a known tool{problem}", where, _known())
     parsed = _read(row, file)
     if not parsed.figures:
-        raise UserError("no_figure", f"a result of {row.tool} without one figure", where, "did its run finish?")
+        raise UserError(
+            "no_figure", f"a result of {row.tool} without one figure", where, "did its run finish?"
+        )
     return parsed
 
 

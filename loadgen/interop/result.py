@@ -39,8 +39,16 @@ def result(
             read[our_name] = number
     read |= counted(at(value, ok), sum(at(value, path) or 0 for path in failed) if failed else None)
     if file.lines:
-        about["notes"] = (*about.get("notes", ()), f"the last of {format.counted(file.lines, 'result')} in the file")
-    return made(file.where, read, {our_name: called for our_name, (_, called, *_) in latencies.items()}, **about)
+        about["notes"] = (
+            *about.get("notes", ()),
+            f"the last of {format.counted(file.lines, 'result')} in the file",
+        )
+    return made(
+        file.where,
+        read,
+        {our_name: called for our_name, (_, called, *_) in latencies.items()},
+        **about,
+    )
 
 
 def made(
@@ -125,5 +133,11 @@ def counted(ok: Any, failed: Any) -> dict[str, float]:
         return {}
     if failed is None:
         return {"requests.ok": ok_count}
-    counts = {"requests.ok": ok_count, "requests.failed": failed_count, "requests.scheduled": ok_count + failed_count}
-    return counts | ({"ok_share": ok_count / (ok_count + failed_count)} if ok_count + failed_count else {})
+    counts = {
+        "requests.ok": ok_count,
+        "requests.failed": failed_count,
+        "requests.scheduled": ok_count + failed_count,
+    }
+    return counts | (
+        {"ok_share": ok_count / (ok_count + failed_count)} if ok_count + failed_count else {}
+    )

@@ -1,5 +1,6 @@
 """What a result file of another tool says, under that tool's own names and definitions; and, on the page of a run of
-ours, what others would have reported of it. Pure."""
+ours, what others would have reported of it. Pure.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +34,18 @@ def _latencies(result: ForeignResult) -> Iterator[tuple[str, ...]]:
 def _rates(result: ForeignResult) -> Iterator[tuple[str, str]]:
     for path, name in RATES.items():
         if (value := result.figures.get(path)) is not None:
-            is_count = path.startswith(("requests", "tokens.i", "tokens.output")) and value.is_integer()
+            is_count = (
+                path.startswith(("requests", "tokens.i", "tokens.output")) and value.is_integer()
+            )
             yield name, format.count(int(value)) if is_count else format.quantity(value)
 
 
 def _about(result: ForeignResult) -> dict[str, str]:
-    about = {"Tool": f"{result.tool} {result.version}".rstrip(), "File": result.file, "Model": result.model}
+    about = {
+        "Tool": f"{result.tool} {result.version}".rstrip(),
+        "File": result.file,
+        "Model": result.model,
+    }
     return about | {"Target": result.target, "Load": result.load, "When": result.started}
 
 
@@ -49,7 +56,12 @@ def report(result: ForeignResult) -> Report:
         title=" · ".join(filter(None, (result.tool, result.model, result.load))),
         tab=f"{result.tool}: {result.file}",
         made_by=f"loadgen report of a file by {result.tool}",
-        warned=[Warned("FOREIGN", f"figures of {result.tool}, under its definitions: not ours, and not checked")],
+        warned=[
+            Warned(
+                "FOREIGN",
+                f"figures of {result.tool}, under its definitions: not ours, and not checked",
+            )
+        ],
         sections=[
             section("", facts(**_about(result))),
             section("Latencies", Table(("ms, as it calls them", *STATS), latencies)),
@@ -68,8 +80,21 @@ ANOTHER = (
 
 def of_our_run(others: Sequence[ToolFigures]) -> tuple[Section, ...]:
     """On the page of a run: the same records by the definitions of other tools."""
-    head = ("", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p50", "ITL p99", "E2E p50", "E2E p99")
-    rows = [(other.tool, *(format.milliseconds(one) for pair in other.figures for one in pair)) for other in others]
+    head = (
+        "",
+        "TTFT p50",
+        "TTFT p99",
+        "TPOT p50",
+        "TPOT p99",
+        "ITL p50",
+        "ITL p99",
+        "E2E p50",
+        "E2E p99",
+    )
+    rows = [
+        (other.tool, *(format.milliseconds(one) for pair in other.figures for one in pair))
+        for other in others
+    ]
     counts = [(other.tool, other.counts) for other in others]
     return (
         section(
@@ -80,5 +105,10 @@ def of_our_run(others: Sequence[ToolFigures]) -> tuple[Section, ...]:
             page_only=True,
             id="others",
         ),
-        section("What each of them counts", Table(("tool", "counts"), counts, "words"), folded=True, page_only=True),
+        section(
+            "What each of them counts",
+            Table(("tool", "counts"), counts, "words"),
+            folded=True,
+            page_only=True,
+        ),
     )

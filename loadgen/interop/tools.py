@@ -45,9 +45,18 @@ def _bench_serving(file: ToolFile, e2e: str) -> ForeignResult:
     """`e2e` is the tool's name for end-to-end latency."""
     value = file.value
     stats = ("mean", "median", "p50", "p90", "p95", "p99", "p99.9")
-    blocks = {name: {stat: value.get(f"{stat}_{name}_ms") for stat in stats} for name in ("ttft", "tpot", "itl", e2e)}
-    lanes, rate = value.get("max_concurrency"), as_number(value.get("request_rate"))  # an infinite rate: lanes decide
-    loads = [*([f"{rate:g}/s"] if rate is not None else []), *([f"{lanes} in flight at most"] if lanes else [])]
+    blocks = {
+        name: {stat: value.get(f"{stat}_{name}_ms") for stat in stats}
+        for name in ("ttft", "tpot", "itl", e2e)
+    }
+    lanes, rate = (
+        value.get("max_concurrency"),
+        as_number(value.get("request_rate")),
+    )  # an infinite rate: lanes decide
+    loads = [
+        *([f"{rate:g}/s"] if rate is not None else []),
+        *([f"{lanes} in flight at most"] if lanes else []),
+    ]
     return result(
         file,
         {**value, **blocks},
@@ -61,7 +70,9 @@ def _bench_serving(file: ToolFile, e2e: str) -> ForeignResult:
             "load.completed_rps": "request_throughput",
             "goodput.rps": "request_goodput",
             "tokens.output_per_s": "output_throughput",
-            "tokens.total_per_s": "total_token_throughput" if "total_token_throughput" in value else "total_throughput",
+            "tokens.total_per_s": "total_token_throughput"
+            if "total_token_throughput" in value
+            else "total_throughput",
             "tokens.input": "total_input_tokens",
             "tokens.output": "total_output_tokens",
         },
@@ -85,7 +96,11 @@ _AIPERF = {
 
 def is_aiperf(file: ToolFile) -> bool:
     value = file.value
-    return _is_records(file.text) or "aiperf_version" in value or isinstance(value.get("request_latency"), dict)
+    return (
+        _is_records(file.text)
+        or "aiperf_version" in value
+        or isinstance(value.get("request_latency"), dict)
+    )
 
 
 def aiperf(file: ToolFile) -> ForeignResult:
@@ -115,7 +130,11 @@ def aiperf(file: ToolFile) -> ForeignResult:
 
 
 def _is_records(text: str) -> bool:
-    return text.startswith('{"metadata"') and '"metrics"' in text.splitlines()[0] and '"benchmarks"' not in text
+    return (
+        text.startswith('{"metadata"')
+        and '"metrics"' in text.splitlines()[0]
+        and '"benchmarks"' not in text
+    )
 
 
 def _aiperf_records(text: str, where: str) -> ForeignResult:
@@ -132,11 +151,23 @@ def _aiperf_records(text: str, where: str) -> ForeignResult:
             for our_name, (their_name, _) in _AIPERF.items():
                 if their_name in metrics:
                     value = metrics[their_name]["value"]
-                    values[our_name] += map(float, value if our_name == "inter_chunk_ms" else [value])
+                    values[our_name] += map(
+                        float, value if our_name == "inter_chunk_ms" else [value]
+                    )
             tokens += metrics.get("output_sequence_length", {}).get("value", 0)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise UserError(
-                "damaged_file", f"no record of AIPerf: {error}", f"{where}:{number}", "the line is damaged"
+                "damaged_file",
+                f"no record of AIPerf: {error}",
+                f"{where}:{number}",
+                "the line is damaged",
             ) from None
     figures: dict[str, float] = {}
     for our_name, sample in values.items():
@@ -145,7 +176,9 @@ def _aiperf_records(text: str, where: str) -> ForeignResult:
             stats |= {"mean": float(np.mean(sample)), "min": min(sample), "max": max(sample)}
             figures |= statistics(our_name, stats)
     figures |= counted(len(values["e2e_ms"]), failed) | {"tokens.output": tokens}
-    return made(where, figures, {ours: theirs.replace("_", " ") for ours, (theirs, _) in _AIPERF.items()})
+    return made(
+        where, figures, {ours: theirs.replace("_", " ") for ours, (theirs, _) in _AIPERF.items()}
+    )
 
 
 # -- GuideLLM, inference-perf, genai-bench, mlcommons/endpoints -------------------------------------------------------
@@ -184,7 +217,9 @@ def guidellm(file: ToolFile) -> ForeignResult:
         version=at(value, "metadata.guidellm_version"),
         model=at(value, "config.spec.backend.model"),
         target=at(value, "config.spec.backend.target"),
-        load=_words(strategy.get("type_"), strategy.get("streams") or strategy.get("max_concurrency")),
+        load=_words(
+            strategy.get("type_"), strategy.get("streams") or strategy.get("max_concurrency")
+        ),
         notes=notes,
     )
 
@@ -209,7 +244,10 @@ def inference_perf(file: ToolFile) -> ForeignResult:
     return result(
         file,
         value,
-        latencies={ours: (f"successes.latency.{theirs}", theirs, SECONDS) for ours, theirs in latencies.items()},
+        latencies={
+            ours: (f"successes.latency.{theirs}", theirs, SECONDS)
+            for ours, theirs in latencies.items()
+        },
         figures={
             "load.completed_rps": "successes.throughput.requests_per_sec",
             "tokens.output_per_s": "successes.throughput.output_tokens_per_sec",
@@ -261,7 +299,9 @@ def endpoints(file: ToolFile) -> ForeignResult:
     target_load = pattern.get("target_qps") or pattern.get("target_concurrency")
     notes = []
     if (as_number(at(value, "tpot.min")) or 0.0) < 0:
-        notes.append("some of its TPOTs are negative: a first token was stamped after the end of its answer")
+        notes.append(
+            "some of its TPOTs are negative: a first token was stamped after the end of its answer"
+        )
     if value.get("complete") is False:
         notes.append("its run is not complete")
     return result(

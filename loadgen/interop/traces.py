@@ -50,7 +50,10 @@ def bailian(first: Mapping[str, Any]) -> TraceFormat | None:
 
 def mooncake(first: Mapping[str, Any]) -> TraceFormat | None:
     """Mooncake uses whole milliseconds; a fraction means seconds. AIPerf's rows of sessions may have no timestamp."""
-    if not {"input_length", "output_length"} <= first.keys() or not first.keys() & {"timestamp", "session_id"}:
+    if not {"input_length", "output_length"} <= first.keys() or not first.keys() & {
+        "timestamp",
+        "session_id",
+    }:
         return None
     at = first.get("timestamp")
     scale = 1e9 if isinstance(at, float) and not at.is_integer() else 1e6
@@ -72,15 +75,23 @@ def tracelab(first: Mapping[str, Any]) -> TraceFormat | None:
 def otel_spans(first: Mapping[str, Any]) -> TraceFormat | None:
     known = "resourceSpans" in first or {"start_time", "attributes"} <= first.keys()
     known = known or isinstance(first.get("spans"), list)
-    return TraceFormat("OpenTelemetry GenAI", _several(_span_rows), in_order=False) if known else None
+    return (
+        TraceFormat("OpenTelemetry GenAI", _several(_span_rows), in_order=False) if known else None
+    )
 
 
 def sagemaker(first: Mapping[str, Any]) -> TraceFormat | None:
     known = "captureData" in first
-    return TraceFormat("SageMaker data capture", each(_sagemaker_row), in_order=False) if known else None
+    return (
+        TraceFormat("SageMaker data capture", each(_sagemaker_row), in_order=False)
+        if known
+        else None
+    )
 
 
-def _several(parse: Callable[[dict[str, Any]], Iterator[TraceRow]]) -> Callable[[str], Sequence[TraceRow]]:
+def _several(
+    parse: Callable[[dict[str, Any]], Iterator[TraceRow]],
+) -> Callable[[str], Sequence[TraceRow]]:
     return lambda line: tuple(parse(json_object(line)))
 
 
@@ -149,7 +160,9 @@ class _Talks:
 
     def __init__(self) -> None:
         self.begun_ns: dict[str, int] = {}  # of the last row of each session that has an instant
-        self._said: dict[str, tuple[int, float, list[int]]] = {}  # tokens so far, block, blocks of the last prompt
+        self._said: dict[
+            str, tuple[int, float, list[int]]
+        ] = {}  # tokens so far, block, blocks of the last prompt
         self._made = 0
 
     def whole(self, row: TraceRow) -> TraceRow:
@@ -204,8 +217,14 @@ def _sdk_shape_row(row: dict[str, Any]) -> TraceRow:
     block = float(row["block_size"]) if _is_number(row.get("block_size")) else 0.0
     session, pause_ns = str(row.get("session_id") or ""), _length_ns(row, "delay", 1e6)
     labels = row.get("labels")
-    label = " ".join(str(value) for _, value in sorted(labels.items())) if isinstance(labels, dict) else ""
-    return _row(row, microseconds * 1000, block=block, session=session, pause_ns=pause_ns, label=label)
+    label = (
+        " ".join(str(value) for _, value in sorted(labels.items()))
+        if isinstance(labels, dict)
+        else ""
+    )
+    return _row(
+        row, microseconds * 1000, block=block, session=session, pause_ns=pause_ns, label=label
+    )
 
 
 def _bailian_row(chats: dict[str, str], row: dict[str, Any]) -> TraceRow:
@@ -224,7 +243,12 @@ def _weka_rows(trace: dict[str, Any]) -> Iterator[TraceRow]:
     name = str(trace.get("id"))
     size = trace.get("block_size")
     if not _is_number(size) or not isinstance(size, int | float) or size <= 0:
-        raise Wrong("invalid_value", f"block_size is {shortened(size)}", "a number of tokens above 0", "block_size")
+        raise Wrong(
+            "invalid_value",
+            f"block_size is {shortened(size)}",
+            "a number of tokens above 0",
+            "block_size",
+        )
     if trace.get("hash_id_scope", "local") != "local":
         raise Wrong(
             "unsupported",
@@ -238,10 +262,14 @@ def _weka_rows(trace: dict[str, Any]) -> Iterator[TraceRow]:
             inner = list(_requests(request))
             begin = time_ns(request.get("t"), 1e9)
             instants = [time_ns(call.get("t"), 1e9) for call in inner]
-            since_marker = bool(instants) and min(instants) < begin  # else they count from the start of the trace
+            since_marker = (
+                bool(instants) and min(instants) < begin
+            )  # else they count from the start of the trace
             session = f"{name}::{request.get('agent_id')}"
             for call, at_ns in zip(inner, instants, strict=True):
-                yield _weka_row(call, at_ns + begin * since_marker, float(size), own_hashes, session, name)
+                yield _weka_row(
+                    call, at_ns + begin * since_marker, float(size), own_hashes, session, name
+                )
         else:
             at_ns = time_ns(request.get("t"), 1e9)
             yield _weka_row(request, at_ns, float(size), own_hashes, name, name)
@@ -250,14 +278,23 @@ def _weka_rows(trace: dict[str, Any]) -> Iterator[TraceRow]:
 def _requests(of: dict[str, Any]) -> Iterator[dict[str, Any]]:
     requests = of.get("requests")
     if not isinstance(requests, list):
-        raise Wrong("wrong_type", f"requests is {shortened(requests)}", "a list of calls", "requests")
+        raise Wrong(
+            "wrong_type", f"requests is {shortened(requests)}", "a list of calls", "requests"
+        )
     for request in requests:
         if not isinstance(request, dict):
-            raise Wrong("wrong_type", f"a request is {shortened(request)}", "an object with t, in and out", "requests")
+            raise Wrong(
+                "wrong_type",
+                f"a request is {shortened(request)}",
+                "an object with t, in and out",
+                "requests",
+            )
         yield request
 
 
-def _weka_row(call: dict[str, Any], at_ns: int, block: float, own_hashes: int, session: str, group: str) -> TraceRow:
+def _weka_row(
+    call: dict[str, Any], at_ns: int, block: float, own_hashes: int, session: str, group: str
+) -> TraceRow:
     return TraceRow(
         at_ns=at_ns,
         input_tokens=token_count(call.get("in"), "in", 1),
@@ -274,7 +311,8 @@ def _weka_row(call: dict[str, Any], at_ns: int, block: float, own_hashes: int, s
 
 class _TraceLab:
     """Rounds of coding agents. Blocks are made of the share of each prompt that was cached: it begins as the one
-    before it in the session."""
+    before it in the session.
+    """
 
     def __init__(self) -> None:
         self._sessions: dict[str, list[int]] = {}
@@ -290,17 +328,33 @@ class _TraceLab:
         blocks = [*reused, *range(self._next, self._next + fresh)]
         self._next += fresh
         self._sessions[session] = blocks
-        written = token_count(row.get("output_tokens") or 0, "output_tokens", 0)  # reasoning is counted in it
+        written = token_count(
+            row.get("output_tokens") or 0, "output_tokens", 0
+        )  # reasoning is counted in it
         took_ns = max(0, ended_ns - at_ns) if ended_ns else -1
-        return TraceRow(at_ns, total, written, blocks, float(TRACELAB_BLOCK), session, took_ns=took_ns)
+        return TraceRow(
+            at_ns, total, written, blocks, float(TRACELAB_BLOCK), session, took_ns=took_ns
+        )
 
     @staticmethod
     def _sent_and_ended_ns(row: dict[str, Any]) -> tuple[int, int]:
         """When its last input was there, without one its first output; and its last output, 0 without one."""
         events = row.get("timing_events")
-        events = [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
-        inputs = [utc_date_ns(str(e.get("timestamp"))) for e in events if e.get("event_type") in _TRACELAB_INPUTS]
-        outputs = [utc_date_ns(str(e.get("timestamp"))) for e in events if e.get("event_type") in _TRACELAB_OUTPUTS]
+        events = (
+            [event for event in events if isinstance(event, dict)]
+            if isinstance(events, list)
+            else []
+        )
+        inputs = [
+            utc_date_ns(str(e.get("timestamp")))
+            for e in events
+            if e.get("event_type") in _TRACELAB_INPUTS
+        ]
+        outputs = [
+            utc_date_ns(str(e.get("timestamp")))
+            for e in events
+            if e.get("event_type") in _TRACELAB_OUTPUTS
+        ]
         if not inputs and not outputs:
             raise Wrong(
                 "missing_value",
@@ -317,7 +371,11 @@ _TRACELAB_OUTPUTS = ("text", "reasoning", "tool_call")
 
 # --------------------------------------------------------------------------------------------------------------- spans
 
-_CALLS = ("chat", "text_completion", "generate_content")  # of gen_ai.operation.name: one request to a model each
+_CALLS = (
+    "chat",
+    "text_completion",
+    "generate_content",
+)  # of gen_ai.operation.name: one request to a model each
 
 
 def _span_rows(line: dict[str, Any]) -> Iterator[TraceRow]:
@@ -344,7 +402,12 @@ def _span_rows(line: dict[str, Any]) -> Iterator[TraceRow]:
 
 def _calls(spans: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[TraceRow]:
     """The calls among the spans of a line; `session` is "" where only the trace may say what they belong to."""
-    above = {own: (parent, attributes) for span, attributes in spans for _, own, parent in [_span_ids(span)] if own}
+    above = {
+        own: (parent, attributes)
+        for span, attributes in spans
+        for _, own, parent in [_span_ids(span)]
+        if own
+    }
     for span, attributes in spans:
         usage = [
             next((attributes[name] for name in names if name in attributes), None)
@@ -353,12 +416,19 @@ def _calls(spans: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[T
                 ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
             )
         ]
-        operation = attributes.get("gen_ai.operation.name", "chat" if usage[0] is not None else None)
+        operation = attributes.get(
+            "gen_ai.operation.name", "chat" if usage[0] is not None else None
+        )
         if operation not in _CALLS:
             continue
         trace, _, parent = _span_ids(span)
         talk = attributes.get("gen_ai.conversation.id") or next(
-            (value for name, value in attributes.items() if f".{name}".endswith(".session.id") and value), None
+            (
+                value
+                for name, value in attributes.items()
+                if f".{name}".endswith(".session.id") and value
+            ),
+            None,
         )
         agents = list(_agents(parent, above))
         group = str(talk or trace)
@@ -382,8 +452,14 @@ def _span_ids(span: dict[str, Any]) -> tuple[str, str, str]:
     """Trace, own id and that of the span around it, as OTLP, the console exporter or a table of spans writes them."""
     context = span.get("context")
     fields = {**span, **(context if isinstance(context, dict) else {})}
-    names = (("traceId", "trace_id"), ("spanId", "span_id"), ("parentSpanId", "parent_span_id", "parent_id"))
-    trace, own, parent = (next((str(fields[name]) for name in kind if fields.get(name)), "") for kind in names)
+    names = (
+        ("traceId", "trace_id"),
+        ("spanId", "span_id"),
+        ("parentSpanId", "parent_span_id", "parent_id"),
+    )
+    trace, own, parent = (
+        next((str(fields[name]) for name in kind if fields.get(name)), "") for kind in names
+    )
     return trace, own, parent
 
 
@@ -408,7 +484,9 @@ def _spans(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    return (item for item in value if isinstance(item, dict)) if isinstance(value, list) else iter(())
+    return (
+        (item for item in value if isinstance(item, dict)) if isinstance(value, list) else iter(())
+    )
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -419,7 +497,9 @@ def _attributes(value: Any) -> dict[str, Any]:
     for item in _objects(value):
         typed = item.get("value")
         for kind, content in typed.items() if isinstance(typed, dict) else ():
-            is_whole = kind == "intValue" and isinstance(content, str) and content.lstrip("-").isdecimal()
+            is_whole = (
+                kind == "intValue" and isinstance(content, str) and content.lstrip("-").isdecimal()
+            )
             found[str(item.get("key"))] = int(content) if is_whole else content
     return found
 
@@ -454,16 +534,25 @@ def _captured(capture: Any, part: str) -> dict[str, Any]:
     stored = capture.get(part) if isinstance(capture, dict) else None
     data = stored.get("data") if isinstance(stored, dict) else None
     if not isinstance(stored, dict) or not isinstance(data, str):
-        raise Wrong("missing_key", f"captureData has no {part}.data", "capture both input and output", f"{part}.data")
+        raise Wrong(
+            "missing_key",
+            f"captureData has no {part}.data",
+            "capture both input and output",
+            f"{part}.data",
+        )
     if str(stored.get("encoding", "JSON")).upper() == "BASE64":
         try:
             data = base64.b64decode(data, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError):
-            raise Wrong("invalid_value", f"{part}.data is not base64 of a text", "", f"{part}.data") from None
+            raise Wrong(
+                "invalid_value", f"{part}.data is not base64 of a text", "", f"{part}.data"
+            ) from None
     try:
         return json_object(data)
     except Wrong as wrong:
-        raise Wrong(wrong.code, f"{part}.data is {wrong}", "a captured chat completion", f"{part}.data") from None
+        raise Wrong(
+            wrong.code, f"{part}.data is {wrong}", "a captured chat completion", f"{part}.data"
+        ) from None
 
 
 # -------------------------------------------------------------------------------------------------------------- values
@@ -474,7 +563,11 @@ def _is_number(value: Any) -> bool:
 
 
 def time_ns(value: Any, scale: float) -> int:
-    if not isinstance(value, int | float) or not _is_number(value) or abs(value) * scale > LATEST_NS:
+    if (
+        not isinstance(value, int | float)
+        or not _is_number(value)
+        or abs(value) * scale > LATEST_NS
+    ):
         raise Wrong("invalid_value", f"timestamp is {shortened(value)}", "a number", "timestamp")
     return int(value) * int(scale) + round((value - int(value)) * scale)
 
@@ -493,8 +586,15 @@ def _hash_ids(row: dict[str, Any]) -> list[int]:
     value = row.get("hash_ids") or []
     if not isinstance(value, list):
         raise Wrong("wrong_type", f"hash_ids is {shortened(value)}", "a list", "hash_ids")
-    is_id = [isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= _ID_BITS for item in value]
-    return value if all(is_id) else [item if good else _id_of(item) for item, good in zip(value, is_id, strict=True)]
+    is_id = [
+        isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= _ID_BITS
+        for item in value
+    ]
+    return (
+        value
+        if all(is_id)
+        else [item if good else _id_of(item) for item, good in zip(value, is_id, strict=True)]
+    )
 
 
 def _id_of(item: Any) -> int:
@@ -506,9 +606,11 @@ _DATE_HINT = "a date like 2023-11-16 18:15:46.6805900"
 
 
 def utc_date_ns(text: str) -> int:
-    """ns since 1970 of `2023-11-16 18:15:46.6805900`; UTC unless the text has an offset. Raises Wrong."""
+    """Ns since 1970 of `2023-11-16 18:15:46.6805900`; UTC unless the text has an offset. Raises Wrong."""
     to_seconds, _, fraction_and_offset = text.partition(".")
-    digits = fraction_and_offset[: len(fraction_and_offset) - len(fraction_and_offset.lstrip("0123456789"))]
+    digits = fraction_and_offset[
+        : len(fraction_and_offset) - len(fraction_and_offset.lstrip("0123456789"))
+    ]
     try:
         date = datetime.datetime.fromisoformat(to_seconds + fraction_and_offset[len(digits) :])
     except ValueError:
@@ -516,7 +618,9 @@ def utc_date_ns(text: str) -> int:
     if date.tzinfo is None:
         date = date.replace(tzinfo=datetime.UTC)
     since_epoch = date - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    at_ns = (since_epoch.days * 86_400 + since_epoch.seconds) * 10**9 + int((digits + "000000000")[:9])
+    at_ns = (since_epoch.days * 86_400 + since_epoch.seconds) * 10**9 + int(
+        (digits + "000000000")[:9]
+    )
     if abs(at_ns) > LATEST_NS:
         raise Wrong("invalid_value", f"timestamp is {text!r}", _DATE_HINT, "timestamp")
     return at_ns

@@ -34,11 +34,22 @@ def parameters(summary: Summary) -> dict[str, str]:
     """What the run was: target, model, load, seed, and the user's own metadata."""
     run, target = summary.run, summary.target
     facts = {
-        "workload": run.workload or run.name, "target": target.url or target.name, "server": target.server,
-        "model": target.model, "arrival": summary.load.arrival, "seed": run.seed, "gpus": target.gpus,
-        "shape": target.shape, "api": run.api, "stream": run.stream, "simulated": target.simulated,
-        "state": run.state, "started": run.started, "loadgen": run.version, "recipe": summary.fingerprints.recipe,
-    }  # fmt: skip
+        "workload": run.workload or run.name,
+        "target": target.url or target.name,
+        "server": target.server,
+        "model": target.model,
+        "arrival": summary.load.arrival,
+        "seed": run.seed,
+        "gpus": target.gpus,
+        "shape": target.shape,
+        "api": run.api,
+        "stream": run.stream,
+        "simulated": target.simulated,
+        "state": run.state,
+        "started": run.started,
+        "loadgen": run.version,
+        "recipe": summary.fingerprints.recipe,
+    }
     known = {name: str(value) for name, value in facts.items() if value not in (None, "")}
     return known | {f"metadata.{name}": value for name, value in run.metadata.items()}
 
@@ -59,12 +70,18 @@ def mlflow(folder: Path, summary: Summary, out: Path | None) -> str:
     _needs("mlflow")
     from mlflow.tracking import MlflowClient
 
-    if out is not None:  # newer versions take a folder only where that is said; the user has just said it
+    if (
+        out is not None
+    ):  # newer versions take a folder only where that is said; the user has just said it
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     client = MlflowClient(tracking_uri=None if out is None else out.absolute().as_uri())
     experiment = client.get_experiment_by_name(PROJECT)
-    number = experiment.experiment_id if experiment is not None else client.create_experiment(PROJECT)
-    run = client.create_run(number, run_name=summary.run.id, tags={"loadgen.run": summary.run.id}).info
+    number = (
+        experiment.experiment_id if experiment is not None else client.create_experiment(PROJECT)
+    )
+    run = client.create_run(
+        number, run_name=summary.run.id, tags={"loadgen.run": summary.run.id}
+    ).info
     for name, value in parameters(summary).items():
         client.log_param(run.run_id, re.sub(r"[^\w ./-]", "_", name), value[:500])
     for path, figure in figures(summary).items():
@@ -82,9 +99,15 @@ def wandb(folder: Path, summary: Summary, out: Path | None) -> str:
 
     settings = library.Settings(console="off", silent=True)
     run = library.init(
-        project=PROJECT, name=summary.run.id, config=parameters(summary), dir=None if out is None else str(out),
-        tags=[tag for tag in (summary.target.server, "simulated" * summary.target.simulated) if tag], settings=settings,
-    )  # fmt: skip
+        project=PROJECT,
+        name=summary.run.id,
+        config=parameters(summary),
+        dir=None if out is None else str(out),
+        tags=[
+            tag for tag in (summary.target.server, "simulated" * summary.target.simulated) if tag
+        ],
+        settings=settings,
+    )
     run.summary.update(figures(summary))
     artifact = library.Artifact(re.sub(r"[^\w.-]", "_", summary.run.id), type="load-test")
     for file in _files(folder):

@@ -36,7 +36,9 @@ app = typer.Typer(
 
 
 @app.command(cls=Command)
-@takes(without=("ray", "sources", "prometheus", "otel"), out="Folder that the results are brought to.")
+@takes(
+    without=("ray", "sources", "prometheus", "otel"), out="Folder that the results are brought to."
+)
 def run(
     given: Given,
     access: Access,
@@ -46,7 +48,10 @@ def run(
         bool, typer.Option("--detach", help="Do not follow: come back with status, logs, results.")
     ] = False,
     show: Annotated[
-        bool, typer.Option("--manifests", help="Print what would be made, without keys, and make nothing.")
+        bool,
+        typer.Option(
+            "--manifests", help="Print what would be made, without keys, and make nothing."
+        ),
     ] = False,
 ) -> int:
     """Send a load from several pods: make the Job, follow it, bring its results here. Ctrl-C leaves it alone.
@@ -86,7 +91,9 @@ def run(
         return OK
     kubectl = access.kubectl
     key = os.environ.get("OPENAI_API_KEY", "") if pods.secret is None else ""
-    follow.make(kubectl, asked, package.files, package.keys | ({API_KEY: key.encode()} if key else {}))
+    follow.make(
+        kubectl, asked, package.files, package.keys | ({API_KEY: key.encode()} if key else {})
+    )
     if detach:
         again = kubectl.typed("loadgen kube results", name, "-o", folder)
         say(f"{name} goes on: {kubectl.typed('loadgen kube status', name)}, {again}")
@@ -103,7 +110,9 @@ def _name(given: str | None, workload: str | None) -> str:
     name = given if given is not None else f"{stem or 'load'}-{secrets.token_hex(2)}"
     if not NAME.fullmatch(name) or len(name) > MOST_NAME:
         hint = f"a small letter, then letters, digits and dashes, at most {MOST_NAME}: it becomes the name of hosts"
-        raise UserError("invalid_value", "not the name of a Job with several pods", f"--name {name}", hint)
+        raise UserError(
+            "invalid_value", "not the name of a Job with several pods", f"--name {name}", hint
+        )
     return name
 
 
@@ -115,7 +124,9 @@ def _attached(kubectl: Kubectl, name: str, folder: Path) -> int:
         code = follow.fetch(kubectl, name, folder)
     except KeyboardInterrupt:
         again = kubectl.typed("loadgen kube results", name, "--wait -o", folder)
-        say(f"\ndetached, and it goes on: {again}; {kubectl.typed('kubectl delete job', name)} ends it")
+        say(
+            f"\ndetached, and it goes on: {again}; {kubectl.typed('kubectl delete job', name)} ends it"
+        )
         return INTERRUPTED
     say(f"results in {folder}")
     return code
@@ -125,7 +136,9 @@ def _attached(kubectl: Kubectl, name: str, folder: Path) -> int:
 @takes(only=())
 def status(
     access: Access,
-    name: Annotated[str | None, typer.Argument(metavar="name", help="Of a run; without it all are listed.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="name", help="Of a run; without it all are listed.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> int:
     """What a run does: its Job, its pods, which were replaced, why one waits.
@@ -138,7 +151,9 @@ def status(
     states = follow.every(kubectl) if name is None else [follow.look(kubectl, name)]
     documents = [state.document(one) for one in states]
     made_by = f"loadgen {version('loadgen')} kube status"
-    print_answer(documents if name is None else documents[0], state.report(states, made_by), as_json=as_json)
+    print_answer(
+        documents if name is None else documents[0], state.report(states, made_by), as_json=as_json
+    )
     return OK
 
 
@@ -148,7 +163,9 @@ def logs(
     access: Access,
     name: Name,
     pod: Annotated[int, typer.Option("--index", min=0, help="Of the pod; 0 leads the run.")] = 0,
-    follows: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the pod ends.")] = False,
+    follows: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the pod ends.")
+    ] = False,
 ) -> int:
     """What a pod of a run has printed.
 
@@ -162,7 +179,9 @@ def logs(
         hint = kubectl.typed("loadgen kube status", name)
         raise UserError("no_result", "the pod is not there yet", f"--index {pod}", hint)
     try:
-        with kubectl.stream("logs", *(["-f"] if follows else []), found.name, "-c", CONTAINER) as lines:
+        with kubectl.stream(
+            "logs", *(["-f"] if follows else []), found.name, "-c", CONTAINER
+        ) as lines:
             for line in lines:
                 sys.stdout.buffer.write(line)
                 sys.stdout.buffer.flush()
@@ -176,7 +195,9 @@ def logs(
 def results(
     access: Access,
     name: Name,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for them; else results/NAME.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for them; else results/NAME.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run to its end first.")] = False,
 ) -> int:
     """Bring the results of a run here, check them against their hashes, and let its pod go.

@@ -27,7 +27,9 @@ RUNS = "runs"
 PATIENCE_S = 60.0  # without an answer, while a run is followed: a cluster, or the way to it, may be away for a while
 
 
-def make(kubectl: Kubectl, asked: JobAsked, files: Mapping[str, bytes], keys: Mapping[str, bytes]) -> None:
+def make(
+    kubectl: Kubectl, asked: JobAsked, files: Mapping[str, bytes], keys: Mapping[str, bytes]
+) -> None:
     """Make the Job suspended, then what belongs to it and goes with it, then let it go. Raises TargetError.
 
     Keys go to kubectl on its standard input. Whatever fails takes the Job away again.
@@ -79,15 +81,21 @@ def follow(kubectl: Kubectl, name: str) -> int:
         heard_at = time.monotonic()
         lead = now.lead
         if lead is not None and lead.phase != "Pending":
-            code, said = _log(kubectl, lead, shown, follows=now.whole)  # until then it waits, and so is looked at
+            code, said = _log(
+                kubectl, lead, shown, follows=now.whole
+            )  # until then it waits, and so is looked at
             if code is not None:
                 return code
-            if said and said not in told:  # as of a node that is gone, until Kubernetes believes that
+            if (
+                said and said not in told
+            ):  # as of a node that is gone, until Kubernetes believes that
                 say(said)
             told.add(said)
         if now.over:
             what = f"the Job has {now.phase} without a result{now.why and f': {now.why}'}"
-            raise TargetError("process_failed", what, name, kubectl.typed("loadgen kube logs", name))
+            raise TargetError(
+                "process_failed", what, name, kubectl.typed("loadgen kube logs", name)
+            )
         why = now.waits_for
         words = f"{name}: {now.phase}, {len(now.pods)} of {now.expected} pods{why and f', {why}'}"
         if words not in told:  # an image is tried, and waited for, in turn
@@ -96,9 +104,12 @@ def follow(kubectl: Kubectl, name: str) -> int:
         time.sleep(LOOK_S)
 
 
-def _log(kubectl: Kubectl, lead: PodState, shown: dict[str, int], *, follows: bool) -> tuple[int | None, str]:
+def _log(
+    kubectl: Kubectl, lead: PodState, shown: dict[str, int], *, follows: bool
+) -> tuple[int | None, str]:
     """Print the lines of a pod that were not shown yet, to its end or to now. The exit code, if a line says it, and
-    what kubectl says."""
+    what kubectl says.
+    """
     if shown and lead.name not in shown:
         say(f"the pod of the lead was lost: {lead.name} begins the run again")
     seen = shown.setdefault(lead.name, 0)
@@ -135,9 +146,19 @@ def fetch(kubectl: Kubectl, name: str, folder: Path) -> int:
         came = Path(scratch) / name
         _unpack(kubectl, kubectl.inside(pod, "tar", "-cf", "-", name), Path(scratch))
         if not came.is_dir():
-            raise TargetError("no_result", "the run has left no results", pod, kubectl.typed("loadgen kube logs", name))
+            raise TargetError(
+                "no_result",
+                "the run has left no results",
+                pod,
+                kubectl.typed("loadgen kube logs", name),
+            )
         if changed := checksums.changed(came):
-            raise TargetError("damaged_file", f"not as it was written: {', '.join(changed)}", pod, "fetch it again")
+            raise TargetError(
+                "damaged_file",
+                f"not as it was written: {', '.join(changed)}",
+                pod,
+                "fetch it again",
+            )
         if folder.is_dir():
             folder.rmdir()  # it is empty: `check_empty`, and nothing else was there
         shutil.move(came, folder)
@@ -151,7 +172,9 @@ def _code(kubectl: Kubectl, name: str, pod: str) -> int:
     for _ in range(TRIES):
         said = kubectl.ask(*words).decode().strip()
         if said == RUNS:
-            raise UserError("no_result", "the run goes on", name, kubectl.typed("loadgen kube logs", name, "-f"))
+            raise UserError(
+                "no_result", "the run goes on", name, kubectl.typed("loadgen kube logs", name, "-f")
+            )
         if said:
             return int(said)
     raise kubectl.failed(words, b"no answer from the pod")

@@ -28,14 +28,21 @@ class Kubectl:
         data = "\n".join(map(json.dumps, given)).encode() or None
         try:
             done = subprocess.run(
-                self._command(words), input=data, capture_output=True, timeout=WAIT_S, check=False,
+                self._command(words),
+                input=data,
+                capture_output=True,
+                timeout=WAIT_S,
+                check=False,
                 stdin=subprocess.DEVNULL if data is None else None,
-            )  # fmt: skip
+            )
         except FileNotFoundError:
             raise _missing() from None
         except subprocess.TimeoutExpired:
             raise TargetError(
-                "timeout", f"no answer within {WAIT_S:g} s", self.where(words), "is the cluster there: kubectl version"
+                "timeout",
+                f"no answer within {WAIT_S:g} s",
+                self.where(words),
+                "is the cluster there: kubectl version",
             ) from None
         if done.returncode:
             raise self.failed(words, done.stderr)
@@ -65,8 +72,11 @@ class Kubectl:
         """What a running kubectl prints; it ends with the block. `to`: where its errors go."""
         try:
             process = subprocess.Popen(
-                self._command(words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=to,
-            )  # fmt: skip
+                self._command(words),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=to,
+            )
         except FileNotFoundError:
             raise _missing() from None
         assert process.stdout is not None
@@ -79,7 +89,12 @@ class Kubectl:
 
     def _command(self, words: Sequence[str]) -> list[str]:
         verb, *rest = words
-        return ["kubectl", verb, *self.flags, *rest]  # flags first: behind `--` they would be another's
+        return [
+            "kubectl",
+            verb,
+            *self.flags,
+            *rest,
+        ]  # flags first: behind `--` they would be another's
 
     # -- what we ask of a run ----------------------------------------------------------------------------------------
 
@@ -97,7 +112,9 @@ class Kubectl:
     def pods(self, name: str) -> list[Manifest]:
         """The pods of a Job, the youngest of an index last."""
         found = self.json("get", "pods", "-l", f"{JOB_NAME}={name}")["items"]
-        return sorted(found, key=lambda pod: (index(pod), pod["metadata"].get("creationTimestamp", "")))
+        return sorted(
+            found, key=lambda pod: (index(pod), pod["metadata"].get("creationTimestamp", ""))
+        )
 
     def warning(self, name: str) -> str:
         """The latest that Kubernetes warns of a Job, as of a quota; "" where there is none, or none may be seen."""
@@ -106,7 +123,9 @@ class Kubectl:
             found = self.json("get", "events", "--field-selector", about)["items"]
         except TargetError:
             return ""
-        latest = max(found, key=lambda event: event.get("lastTimestamp") or "", default={"message": ""})
+        latest = max(
+            found, key=lambda event: event.get("lastTimestamp") or "", default={"message": ""}
+        )
         return str(latest["message"])
 
     def inside(self, pod: str, *command: str) -> tuple[str, ...]:
@@ -116,4 +135,6 @@ class Kubectl:
 
 def _missing() -> UserError:
     hint = "install it; it finds the cluster by your kubeconfig"
-    return UserError("not_installed", "there is no kubectl on the path", "loadgen kube", hint, key="kubectl")
+    return UserError(
+        "not_installed", "there is no kubectl on the path", "loadgen kube", hint, key="kubectl"
+    )

@@ -60,12 +60,19 @@ def job(asked: JobAsked) -> Manifest:
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": 30,
         "securityContext": {
-            "runAsNonRoot": True, "runAsUser": USER, "fsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"},
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "topologySpreadConstraints": [{
-            "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": {JOB_NAME: asked.name}},
-        }],
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": {JOB_NAME: asked.name}},
+            }
+        ],
         "containers": [_container(asked)],
         "volumes": [
             {"name": "results", "emptyDir": {}},
@@ -73,7 +80,7 @@ def job(asked: JobAsked) -> Manifest:
             {"name": "files", "configMap": {"name": asked.name}},
             {"name": "keys", "secret": {"secretName": asked.name, "defaultMode": 0o440}},
         ],
-    }  # fmt: skip
+    }
     spec = {
         "completionMode": "Indexed",
         "completions": asked.pods,
@@ -81,35 +88,60 @@ def job(asked: JobAsked) -> Manifest:
         "suspend": asked.stop,
         "backoffLimitPerIndex": REPLACED,
         "podReplacementPolicy": "Failed",
-        "podFailurePolicy": {"rules": [
-            {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-            {"action": "FailJob", "onExitCodes": {"operator": "In", "values": list(ANSWERS)}},
-        ]},
+        "podFailurePolicy": {
+            "rules": [
+                {
+                    "action": "Ignore",
+                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                },
+                {"action": "FailJob", "onExitCodes": {"operator": "In", "values": list(ANSWERS)}},
+            ]
+        },
         "ttlSecondsAfterFinished": 86400,
         "template": {"metadata": {"labels": dict(LABELS)}, "spec": pod},
-    }  # fmt: skip
+    }
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _named(asked.name), "spec": spec}
 
 
 def _container(asked: JobAsked) -> Manifest:
-    whole = {"cpu": str(asked.cpus), "memory": asked.memory}  # a load generator that is throttled measures itself
+    whole = {
+        "cpu": str(asked.cpus),
+        "memory": asked.memory,
+    }  # a load generator that is throttled measures itself
     return {
         "name": CONTAINER,
         "image": asked.image,
         "workingDir": RESULTS,
         "command": ["python", "-P", "-m", "loadgen.kube.pod"],
-        "args": [asked.name, str(asked.hold_s), agents(asked.name, asked.pods, asked.cpus), *asked.arguments],
+        "args": [
+            asked.name,
+            str(asked.hold_s),
+            agents(asked.name, asked.pods, asked.cpus),
+            *asked.arguments,
+        ],
         "env": [
-            {"name": "LOADGEN_TOKEN", "valueFrom": {"secretKeyRef": {"name": asked.name, "key": TOKEN_KEY}}},
-            {"name": "OPENAI_API_KEY",
-             "valueFrom": {"secretKeyRef": {"name": asked.secret, "key": API_KEY, "optional": True}}},
-            *({"name": key, "valueFrom": {"secretKeyRef": {"name": asked.name, "key": key}}} for key in asked.hidden),
+            {
+                "name": "LOADGEN_TOKEN",
+                "valueFrom": {"secretKeyRef": {"name": asked.name, "key": TOKEN_KEY}},
+            },
+            {
+                "name": "OPENAI_API_KEY",
+                "valueFrom": {
+                    "secretKeyRef": {"name": asked.secret, "key": API_KEY, "optional": True}
+                },
+            },
+            *(
+                {"name": key, "valueFrom": {"secretKeyRef": {"name": asked.name, "key": key}}}
+                for key in asked.hidden
+            ),
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         ],
         "ports": [{"name": "agent", "containerPort": PORT}],
         "resources": {"requests": whole, "limits": whole},
         "securityContext": {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
         },
         "volumeMounts": [
             {"name": "results", "mountPath": RESULTS},
@@ -117,11 +149,14 @@ def _container(asked: JobAsked) -> Manifest:
             {"name": "files", "mountPath": FILES, "readOnly": True},
             {"name": "keys", "mountPath": KEYS, "readOnly": True},
         ],
-    }  # fmt: skip
+    }
 
 
 def beside(
-    name: str, files: Mapping[str, bytes], keys: Mapping[str, bytes], owner: Mapping[str, str] | None = None
+    name: str,
+    files: Mapping[str, bytes],
+    keys: Mapping[str, bytes],
+    owner: Mapping[str, str] | None = None,
 ) -> list[Manifest]:
     """What stands beside a Job and goes with it: its files, its secrets (the token among them), the names of its pods.
 
@@ -131,10 +166,21 @@ def beside(
     if owner is not None:
         meta["ownerReferences"] = [{"apiVersion": "batch/v1", "kind": "Job", **owner}]
     ports = [{"name": "agent", "port": PORT}]
-    names = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {JOB_NAME: name}, "ports": ports}
+    names = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {JOB_NAME: name},
+        "ports": ports,
+    }
     return [
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "binaryData": _encoded(files)},
-        {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "data": _encoded(keys)},
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": meta,
+            "type": "Opaque",
+            "data": _encoded(keys),
+        },
         {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": names},
     ]
 

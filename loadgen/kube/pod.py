@@ -41,7 +41,9 @@ def carry_out(name: str, agents: str, hold_s: float, arguments: Sequence[str]) -
             traceback.print_exc()
             return AGENT_FAILED
         return OK
-    own = subprocess.Popen(child_process.command("loadgen.cluster.listening", f"{os.environ['POD_IP']}:{PORT}"))
+    own = subprocess.Popen(
+        child_process.command("loadgen.cluster.listening", f"{os.environ['POD_IP']}:{PORT}")
+    )
     try:
         return _lead(name, agents, hold_s, arguments)
     finally:
@@ -50,7 +52,9 @@ def carry_out(name: str, agents: str, hold_s: float, arguments: Sequence[str]) -
 
 def _lead(name: str, agents: str, hold_s: float, arguments: Sequence[str]) -> int:
     where = ("--ray", agents, "--out", name, "--force", "--progress", "plain")
-    run = subprocess.Popen(child_process.command("loadgen", *arguments, *where), stderr=subprocess.STDOUT)
+    run = subprocess.Popen(
+        child_process.command("loadgen", *arguments, *where), stderr=subprocess.STDOUT
+    )
 
     def stop(*_: Any) -> None:  # the pod is taken away: the run stops and says what it has
         run.send_signal(signal.SIGINT)

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from loadgen.shell.given import Given
 
 MOST_BYTES = 700_000  # of all files: a ConfigMap has a megabyte, and they go as base64
-SECRET_FLAGS = {flag for name in ("api_key_file", "key", "cert") for flag in COMMAND_OPTIONS[name].names}
+SECRET_FLAGS = {
+    flag for name in ("api_key_file", "key", "cert") for flag in COMMAND_OPTIONS[name].names
+}
 OF_HERE = ("out", "force", "progress")  # options that say what happens on this machine
 
 
@@ -51,29 +53,52 @@ def flags_of(*groups: type) -> dict[str, int]:
 def check(given: Given, settings: Settings, workload: Workload) -> None:
     """Raises UserError for what the pods would not find."""
     if settings.url is None and not settings.targets:
-        raise UserError("missing_option", "no target", "--url", "a URL as the pods see it: http://NAME.NAMESPACE:8000")
+        raise UserError(
+            "missing_option",
+            "no target",
+            "--url",
+            "a URL as the pods see it: http://NAME.NAMESPACE:8000",
+        )
     values: list[Any] = [
-        getattr(each, name, None) for each in parts(workload.requests).values() for name in ("path", "trace")
+        getattr(each, name, None)
+        for each in parts(workload.requests).values()
+        for name in ("path", "trace")
     ]
     values += [stage.arrival.file for stage in workload.stages if isinstance(stage.arrival, Replay)]
     typed = {given[name] and os.path.abspath(given[name]) for name in ("dataset", "trace")}
     package = os.fspath(Path(__file__).parent.parent)
-    for path in (os.path.abspath(value) for value in values if isinstance(value, str | os.PathLike)):
+    for path in (
+        os.path.abspath(value) for value in values if isinstance(value, str | os.PathLike)
+    ):
         if os.path.exists(path) and path not in typed and not path.startswith(package):
             what = "a file that the workload names does not go along"
-            raise UserError("unsupported", what, path, "name it by --dataset or --trace, or build it into the image")
+            raise UserError(
+                "unsupported",
+                what,
+                path,
+                "name it by --dataset or --trace, or build it into the image",
+            )
 
 
-def package(given: Given, shown: Sequence[str], workload: str | None, own: Mapping[str, int]) -> Package:
+def package(
+    given: Given, shown: Sequence[str], workload: str | None, own: Mapping[str, int]
+) -> Package:
     """What goes to the pods. shown: the words of the command line as they may be seen; what is hidden in them goes as a
-    key. own: flags that say what happens here -> how many values they take. Raises UserError."""
-    takes = {flag: int(option.type is not bool) for option in COMMAND_OPTIONS.values() for flag in option.names}
+    key. own: flags that say what happens here -> how many values they take. Raises UserError.
+    """
+    takes = {
+        flag: int(option.type is not bool)
+        for option in COMMAND_OPTIONS.values()
+        for flag in option.names
+    }
     own = {**own, **{flag: takes[flag] for name in OF_HERE for flag in COMMAND_OPTIONS[name].names}}
     arguments, files, keys = ["run"], dict[str, bytes](), dict[str, bytes]()
-    words = iter([
-        _hidden(word, keys) if "***" in seen and "***" not in word else word
-        for word, seen in zip(given.arguments[2:], shown[2:], strict=True)
-    ])  # fmt: skip
+    words = iter(
+        [
+            _hidden(word, keys) if "***" in seen and "***" not in word else word
+            for word, seen in zip(given.arguments[2:], shown[2:], strict=True)
+        ]
+    )
     for word in words:
         flag, equals, value = word.partition("=")
         if flag in own:
@@ -81,7 +106,9 @@ def package(given: Given, shown: Sequence[str], workload: str | None, own: Mappi
                 next(words, "")
             continue
         if not word.startswith("-"):
-            arguments.append(_along(word, files, FILES, "" if word != workload else "workload.yaml"))
+            arguments.append(
+                _along(word, files, FILES, "" if word != workload else "workload.yaml")
+            )
         elif takes.get(flag):
             value = value if equals else next(words, "")
             into, there = (keys, KEYS) if flag in SECRET_FLAGS else (files, FILES)
@@ -90,9 +117,15 @@ def package(given: Given, shown: Sequence[str], workload: str | None, own: Mappi
             arguments.append(word)
     if sum(map(len, files.values())) > MOST_BYTES or sum(map(len, keys.values())) > MOST_BYTES:
         hint = "build it into the image, or give ORG/NAME or hf:ORG/NAME, which the pods fetch"
-        raise UserError("too_large", f"files of more than {MOST_BYTES:,} bytes", ", ".join(files), hint)
+        raise UserError(
+            "too_large", f"files of more than {MOST_BYTES:,} bytes", ", ".join(files), hint
+        )
     hidden = {_variable(name) for name in keys}
-    return Package(tuple(word if word in hidden else word.replace("$", "$$") for word in arguments), files, keys)
+    return Package(
+        tuple(word if word in hidden else word.replace("$", "$$") for word in arguments),
+        files,
+        keys,
+    )
 
 
 def _hidden(word: str, keys: dict[str, bytes]) -> str:
@@ -125,16 +158,25 @@ def asked(pods: PodOptions, name: str, package: Package, *, typed_workers: bool)
     hidden = tuple(key for key in package.keys if key.startswith(manifests.ARGUMENT))
     workers = () if typed_workers else ("--workers", str(pods.pods))
     return JobAsked(
-        name=name, image=pods.image, pods=pods.pods, arguments=(*package.arguments, *workers),
-        secret=pods.secret or name, cpus=pods.cpus, memory=pods.memory,
-        hold_s=pods.hold, hidden=hidden,
-    )  # fmt: skip
+        name=name,
+        image=pods.image,
+        pods=pods.pods,
+        arguments=(*package.arguments, *workers),
+        secret=pods.secret or name,
+        cpus=pods.cpus,
+        memory=pods.memory,
+        hold_s=pods.hold,
+        hidden=hidden,
+    )
 
 
 def shown(asked: JobAsked, package: Package) -> str:
     """The manifests as YAML, the values of secrets left out."""
     hidden = dict.fromkeys([manifests.TOKEN_KEY, *package.keys], b"")
-    made: Sequence[Any] = [manifests.job(asked), *manifests.beside(asked.name, package.files, hidden)]
+    made: Sequence[Any] = [
+        manifests.job(asked),
+        *manifests.beside(asked.name, package.files, hidden),
+    ]
     plain = json.loads(json.dumps(made))  # without YAML's references between what is the same twice
     text: str = yaml.safe_dump_all(plain, sort_keys=False)
     return text

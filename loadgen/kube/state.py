@@ -44,7 +44,10 @@ class State(NamedTuple):
     @property
     def waits_for(self) -> str:
         """What a pod that has not ended waits for, as far as that is known."""
-        return next((pod.why for pod in self.pods if pod.phase in ("Pending", "Running") and pod.why), self.why)
+        return next(
+            (pod.why for pod in self.pods if pod.phase in ("Pending", "Running") and pod.why),
+            self.why,
+        )
 
     @property
     def over(self) -> bool:
@@ -60,7 +63,9 @@ def of(job: Manifest, pods: Sequence[Manifest]) -> State:
     by_index: dict[int, list[Manifest]] = {}
     for pod in pods:
         by_index.setdefault(index(pod), []).append(pod)
-    latest = tuple(_pod(of_index[-1], len(of_index) - 1) for _, of_index in sorted(by_index.items()))
+    latest = tuple(
+        _pod(of_index[-1], len(of_index) - 1) for _, of_index in sorted(by_index.items())
+    )
     running = any(pod.phase == "Running" for pod in latest)
     phase = "failed" if failed else "ended" if ended else "running" if running else "waiting"
     why = "" if failed is None else failed.get("message") or failed.get("reason", "")
@@ -77,16 +82,26 @@ def _pod(pod: Manifest, replaced: int) -> PodState:
     container: dict[str, Any] = containers[0].get("state", {}) if containers else {}
     ended, waits = container.get("terminated", {}), container.get("waiting", {})
     refuted = {
-        one.get("type"): one.get("message", "") for one in status.get("conditions", []) if one["status"] == "False"
+        one.get("type"): one.get("message", "")
+        for one in status.get("conditions", [])
+        if one["status"] == "False"
     }
-    why = waits.get("message") or waits.get("reason") or ended.get("reason") or status.get("reason") or ""
+    why = (
+        waits.get("message")
+        or waits.get("reason")
+        or ended.get("reason")
+        or status.get("reason")
+        or ""
+    )
     phase = status.get("phase", "Pending")
     if not why and phase == "Pending":
         why = next(filter(None, refuted.values()), "")
     if not why and phase == "Running" and "Ready" in refuted:  # it has no probe that could say so
         why = "its node does not answer"
     node = pod["spec"].get("nodeName", "")
-    return PodState(index(pod), pod["metadata"]["name"], node, phase, replaced, why, ended.get("exitCode"))
+    return PodState(
+        index(pod), pod["metadata"]["name"], node, phase, replaced, why, ended.get("exitCode")
+    )
 
 
 def document(state: State) -> dict[str, Any]:
@@ -100,9 +115,16 @@ def report(states: Sequence[State], made_by: str) -> Report:
         rows = [(one.name, one.phase, f"{len(one.pods)} of {one.expected}") for one in states]
         table = Table(("name", "state", "pods"), rows)
         answer = format.counted(len(states), "run in this namespace", "runs in this namespace")
-        return Report(title="Runs on Kubernetes", made_by=made_by, answer=[Said(answer)], sections=[section("", table)])
+        return Report(
+            title="Runs on Kubernetes",
+            made_by=made_by,
+            answer=[Said(answer)],
+            sections=[section("", table)],
+        )
     (state,) = states
-    words = f"{state.name}: {state.phase}, {len(state.pods)} of {format.counted(state.expected, 'pod')}"
+    words = (
+        f"{state.name}: {state.phase}, {len(state.pods)} of {format.counted(state.expected, 'pod')}"
+    )
     return Report(
         title=state.name,
         made_by=made_by,
@@ -113,10 +135,16 @@ def report(states: Sequence[State], made_by: str) -> Report:
 
 def _pods(state: State) -> Section:
     rows = [
-        (str(pod.number), pod.name, pod.node or "-", pod.phase, str(pod.replaced),
-         pod.why if pod.exit_code is None else f"exit {pod.exit_code} {pod.why}".strip())
+        (
+            str(pod.number),
+            pod.name,
+            pod.node or "-",
+            pod.phase,
+            str(pod.replaced),
+            pod.why if pod.exit_code is None else f"exit {pod.exit_code} {pod.why}".strip(),
+        )
         for pod in state.pods
-    ]  # fmt: skip
+    ]
     replaced = sum(pod.replaced for pod in state.pods)
     remark = (
         f"{format.counted(replaced, 'pod')} replaced; a Job replaces a pod of an index {REPLACED} times."

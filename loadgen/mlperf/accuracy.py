@@ -16,7 +16,11 @@ from loadgen.mlperf.rules import Benchmark, rules
 
 LOG, VERIFY, SCHEMA = "mlperf_log_accuracy.json", "verify_accuracy.txt", 1
 TIERS = (0.99, 0.999)
-TOKENS, FEWEST_TOKENS, MOST_TOKENS = "tokens_per_sample", 0.9, 1.1  # of the reference's, at both tiers
+TOKENS, FEWEST_TOKENS, MOST_TOKENS = (
+    "tokens_per_sample",
+    0.9,
+    1.1,
+)  # of the reference's, at both tiers
 
 
 class AccuracyMean(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,14 +87,21 @@ def reference(benchmark: str) -> dict[str, float]:
     found: Benchmark | None = rules().benchmarks.get(benchmark)
     known = [name for name, spec in rules().benchmarks.items() if spec.accuracy]
     if found is None:
-        raise UserError("unknown_name", f'unknown benchmark "{benchmark}"', "--benchmark", f"known: {', '.join(known)}")
+        raise UserError(
+            "unknown_name",
+            f'unknown benchmark "{benchmark}"',
+            "--benchmark",
+            f"known: {', '.join(known)}",
+        )
     if not found.accuracy:
         what = f"the accuracy of {benchmark} is not scored here: its rules ask for more than ROUGE"
         raise UserError("unsupported", what, "--benchmark", f"known: {', '.join(known)}")
     return found.accuracy
 
 
-def targets(of_reference: Mapping[str, float], means: Sequence[AccuracyMean]) -> tuple[AccuracyTarget, ...]:
+def targets(
+    of_reference: Mapping[str, float], means: Sequence[AccuracyMean]
+) -> tuple[AccuracyTarget, ...]:
     """The bounds of both tiers, judged as the submission checker does: by the mean alone."""
     by_metric = {one.metric: one.mean for one in means}
     found = []
@@ -118,7 +129,10 @@ def log(answers: Sequence[Sequence[int]], reported: Sequence[int]) -> Iterator[s
 def verification(found: Test06) -> str:
     """`verify_accuracy.txt` of TEST06 in its official form."""
     first = "Skipped" if found.first_token is None else str(found.first_token == 0)
-    lines = (f"First token check pass: {first}", f"EOS check pass: {found.end_tokens == 0}",
-             f"Sample length check pass: {found.length == 0}",
-             f"TEST06 verification {'complete' if found.passed else 'failed'}")  # fmt: skip
+    lines = (
+        f"First token check pass: {first}",
+        f"EOS check pass: {found.end_tokens == 0}",
+        f"Sample length check pass: {found.length == 0}",
+        f"TEST06 verification {'complete' if found.passed else 'failed'}",
+    )
     return "\n".join(lines) + "\n"

@@ -13,7 +13,9 @@ from loadgen.result_kinds import ListRow
 
 def value(folder: Path) -> AccuracyResult:
     file = folder / FILE
-    return decoded(file.read_bytes(), AccuracyResult, str(file), "a result of `loadgen mlperf accuracy`")
+    return decoded(
+        file.read_bytes(), AccuracyResult, str(file), "a result of `loadgen mlperf accuracy`"
+    )
 
 
 def code(result: AccuracyResult, strict: bool) -> int:

@@ -45,19 +45,26 @@ def run(
     if not all(file.references):
         known = ", ".join(dataset.REFERENCES)
         raise UserError(
-            "missing_key", "samples without a reference answer", f"--dataset {path}", f"a column of texts: {known}"
+            "missing_key",
+            "samples without a reference answer",
+            f"--dataset {path}",
+            f"a column of texts: {known}",
         )
     ids = None if tokenizer is None else load_tokenizer(tokenizer)
     questions = [
         Question(row=DatasetRow(prompt=prompt, output_tokens=spec.max_output), reference=reference)
         for prompt, reference in zip(file.prompts, file.references, strict=True)
     ]
-    endpoint = replace(endpoint, api="completions")  # the prompts of the set have the model's template in them
+    endpoint = replace(
+        endpoint, api="completions"
+    )  # the prompts of the set have the model's template in them
     out.mkdir(parents=True, exist_ok=True)
     asked = ask(endpoint, questions, lanes=lanes, max_tokens=spec.max_output, tell=tell)
     prompts = score(questions, asked.answers, None)
     means = [
-        AccuracyMean(metric=one.metric, mean=one.mean * 100, low=_percent(one.low), high=_percent(one.high))
+        AccuracyMean(
+            metric=one.metric, mean=one.mean * 100, low=_percent(one.low), high=_percent(one.high)
+        )
         for one in judge(prompts)[0].scores
         if one.metric in ROUGE
     ]
@@ -68,9 +75,13 @@ def run(
     if len(counts) == len(questions):
         means.append(AccuracyMean(metric=accuracy.TOKENS, mean=sum(counts) / len(counts)))
     else:
-        warnings.append("the server does not count the tokens of its answers: --tokenizer NAME counts them")
+        warnings.append(
+            "the server does not count the tokens of its answers: --tokenizer NAME counts them"
+        )
     if ids is None:
-        warnings.append("no mlperf_log_accuracy.json: answers come as texts, --tokenizer NAME makes token ids")
+        warnings.append(
+            "no mlperf_log_accuracy.json: answers come as texts, --tokenizer NAME makes token ids"
+        )
     checked: Test06 | None = None
     if replies:
         checked = test06(replies, offline=True)
@@ -80,7 +91,10 @@ def run(
                 "reported: another tokenizer, or ids that their text does not give back"
             )
         reported = [reply.reported for reply in replies]
-        files.replace(out / accuracy.LOG, "".join(accuracy.log([r.output for r in replies], reported)).encode())
+        files.replace(
+            out / accuracy.LOG,
+            "".join(accuracy.log([r.output for r in replies], reported)).encode(),
+        )
         if "TEST06" in spec.compliance:
             files.replace(out / accuracy.VERIFY, accuracy.verification(checked).encode())
     result = AccuracyResult(

@@ -8,12 +8,22 @@ from loadgen.core import format
 from loadgen.mlperf.accuracy import TIERS, AccuracyMean, AccuracyResult, AccuracyTarget
 from loadgen.present.section import Bullets, Report, Said, Table, Warned, facts, section, simulated
 
-NAMES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "tokens_per_sample": "tokens/sample"}
+NAMES = {
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+    "tokens_per_sample": "tokens/sample",
+}
 
 
 def report(result: AccuracyResult, reasons: Sequence[str] = ()) -> Report:
     """The whole answer. reasons: why samples had no answer, the first few."""
-    head = ("", "mean of the answers", "95 % interval", *(f"{tier * 100:g} % target" for tier in TIERS))
+    head = (
+        "",
+        "mean of the answers",
+        "95 % interval",
+        *(f"{tier * 100:g} % target" for tier in TIERS),
+    )
     missing = result.samples_of_rules - result.samples
     trial = f"{result.samples:,} of the rules' {result.samples_of_rules:,} samples: a trial, for nothing else"
     answered = f"{result.answered:,} of {result.samples:,} samples, greedy, by {result.model} at {result.url}"
@@ -22,7 +32,10 @@ def report(result: AccuracyResult, reasons: Sequence[str] = ()) -> Report:
         title=f"MLPerf-style (unofficial) accuracy · {result.benchmark} · round {result.round}",
         made_by="loadgen mlperf accuracy",
         warned=[*([simulated()] if result.simulated else []), Warned(word, meaning)],
-        answer=[Said(f"{tier * 100:g} % of the reference: {_verdict(result, tier)}", large=True) for tier in TIERS],
+        answer=[
+            Said(f"{tier * 100:g} % of the reference: {_verdict(result, tier)}", large=True)
+            for tier in TIERS
+        ],
         answer_last=True,
         sections=[
             section("", facts(Data=result.dataset, Answers=answered), Bullets(reasons)),
@@ -62,8 +75,17 @@ def word(result: AccuracyResult) -> str:
 
 
 def _row(mean: AccuracyMean, targets: Sequence[AccuracyTarget]) -> list[str]:
-    interval = format.NONE if mean.low is None or mean.high is None else f"{mean.low:.4f} to {mean.high:.4f}"
-    return [NAMES[mean.metric], f"{mean.mean:.4f}", interval, *(_bound(mean.metric, targets, tier) for tier in TIERS)]
+    interval = (
+        format.NONE
+        if mean.low is None or mean.high is None
+        else f"{mean.low:.4f} to {mean.high:.4f}"
+    )
+    return [
+        NAMES[mean.metric],
+        f"{mean.mean:.4f}",
+        interval,
+        *(_bound(mean.metric, targets, tier) for tier in TIERS),
+    ]
 
 
 def _bound(metric: str, targets: Sequence[AccuracyTarget], tier: float) -> str:
@@ -73,7 +95,9 @@ def _bound(metric: str, targets: Sequence[AccuracyTarget], tier: float) -> str:
 
 
 def _verdict(result: AccuracyResult, tier: float) -> str:
-    missed = [NAMES[target.metric] for target in result.targets if target.tier == tier and not target.met]
+    missed = [
+        NAMES[target.metric] for target in result.targets if target.tier == tier and not target.met
+    ]
     if missed:
         return f"MISSED by {', '.join(missed)}"
     if result.meets(tier):

@@ -1,5 +1,6 @@
 """What a test of MLPerf adds to the report of its run. Every report of a run asks here, so what only a test needs is
-imported where there is one."""
+imported where there is one.
+"""
 
 from __future__ import annotations
 

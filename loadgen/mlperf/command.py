@@ -56,16 +56,25 @@ class Common:
     ] = None
     dataset: Annotated[
         Path | None,
-        typer.Option("--dataset", help="The official data set (.pkl, .jsonl, .parquet), when you have it."),
+        typer.Option(
+            "--dataset", help="The official data set (.pkl, .jsonl, .parquet), when you have it."
+        ),
     ] = None
     mean_output: Annotated[
         float | None,
-        typer.Option("--mean-output", help="Of the synthetic set, to match a published row's tokens/request."),
+        typer.Option(
+            "--mean-output", help="Of the synthetic set, to match a published row's tokens/request."
+        ),
     ] = None
-    mean_input: Annotated[float | None, typer.Option("--mean-input", help="Of the synthetic set.")] = None
+    mean_input: Annotated[
+        float | None, typer.Option("--mean-input", help="Of the synthetic set.")
+    ] = None
     min_duration: Annotated[
         str | None,
-        typer.Option("--min-duration", help="Instead of the rules' 10m; a bare number: seconds. Named in the result."),
+        typer.Option(
+            "--min-duration",
+            help="Instead of the rules' 10m; a bare number: seconds. Named in the result.",
+        ),
     ] = None
     harness: Annotated[
         str,
@@ -85,7 +94,10 @@ app = typer.Typer(
 
 with_options = takes(
     without=(
-        *(OF_THE_LOAD - {"grace", "seed", "salt"}), "keep", "stream", "client",
+        *(OF_THE_LOAD - {"grace", "seed", "salt"}),
+        "keep",
+        "stream",
+        "client",
         "repeat",
     ),
     grace={
@@ -95,7 +107,7 @@ with_options = takes(
     },
     seed="Of the synthetic set's texts; lengths and arrivals are those of the rules.",
     out="Results folder.",
-)  # fmt: skip
+)
 
 
 @app.command(
@@ -113,11 +125,17 @@ def limited(
         float | None, typer.Option("--target-qps", min=0.001, help="Poisson arrivals per second.")
     ] = None,
     find_peak: Annotated[
-        bool, typer.Option("--find-peak", help="Search the highest rate whose official run is VALID, then run it.")
+        bool,
+        typer.Option(
+            "--find-peak", help="Search the highest rate whose official run is VALID, then run it."
+        ),
     ] = False,
     resume: Annotated[
         Path | None,
-        typer.Option("--resume", help="Folder of a --find-peak that was interrupted: go on, without its flags."),
+        typer.Option(
+            "--resume",
+            help="Folder of a --find-peak that was interrupted: go on, without its flags.",
+        ),
     ] = None,
     sustain: Sustain = None,
     run_spread: RunSpread = None,
@@ -131,14 +149,22 @@ def limited(
     from loadgen.core.execution.folder_names import alone, check_empty
     from loadgen.search import experiment
 
-    if resume is not None and common.benchmark is None and (command := experiment.plan_of(resume).command):
+    if (
+        resume is not None
+        and common.benchmark is None
+        and (command := experiment.plan_of(resume).command)
+    ):
         return given.call(taken_up(command[1:], given.arguments, "--resume", resume, depth=2))
     scenario: Scenario = "interactive" if given.command == "interactive" else "server"
     test, settings, overrides = _checked(given, common, scenario, find_peak=find_peak)
     if target_qps is None and not find_peak:
-        raise UserError("missing_option", "no rate", "--target-qps", "give --target-qps 182, or --find-peak")
+        raise UserError(
+            "missing_option", "no rate", "--target-qps", "give --target-qps 182, or --find-peak"
+        )
     if resume is not None and not find_peak:
-        raise UserError("no_effect", "only a search can be resumed", "--resume", "give --find-peak as well")
+        raise UserError(
+            "no_effect", "only a search can be resumed", "--resume", "give --find-peak as well"
+        )
     if resume is not None:
         experiment.plan_of(resume)
     spread = spread_of_runs(run_spread, settings)
@@ -172,7 +198,9 @@ def offline(
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option("--concurrency", "-c", min=1, help="In flight over HTTP, per target (default 1024)."),
+        typer.Option(
+            "--concurrency", "-c", min=1, help="In flight over HTTP, per target (default 1024)."
+        ),
     ] = None,
 ) -> int:
     """The Offline scenario: one query of all samples, tokens per second until the last one is done.
@@ -198,13 +226,23 @@ def offline(
 
 
 @app.command(cls=Command)
-@takes(only=TARGET, without=("stream",), tokenizer={"help": "Makes the token ids of mlperf_log_accuracy.json."})
+@takes(
+    only=TARGET,
+    without=("stream",),
+    tokenizer={"help": "Makes the token ids of mlperf_log_accuracy.json."},
+)
 def accuracy(
     given: Given,
     benchmark: Annotated[str, typer.Option("--benchmark", "-b", help="llama2-70b.")],
-    dataset: Annotated[Path, typer.Option("--dataset", help="The official data set, with its reference answers.")],
-    round_name: Annotated[str | None, typer.Option("--round", help="Of the rules. v5.1, v6.1.")] = None,
-    lanes: Annotated[int, typer.Option("-c", "--concurrency", min=1, max=100_000, help="Asked at once.")] = 64,
+    dataset: Annotated[
+        Path, typer.Option("--dataset", help="The official data set, with its reference answers.")
+    ],
+    round_name: Annotated[
+        str | None, typer.Option("--round", help="Of the rules. v5.1, v6.1.")
+    ] = None,
+    lanes: Annotated[
+        int, typer.Option("-c", "--concurrency", min=1, max=100_000, help="Asked at once.")
+    ] = 64,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Results folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print mlperf_accuracy.json.")] = False,
 ) -> int:
@@ -227,7 +265,12 @@ def accuracy(
     test = rules.test(benchmark, "offline", round_name)
     settings = given.settings(needs_text="accuracy is scored over texts")
     if settings.targets or settings.virtual:
-        raise UserError("unsupported", "accuracy mode asks one endpoint over HTTP", "--url", "--url http://HOST:8000")
+        raise UserError(
+            "unsupported",
+            "accuracy mode asks one endpoint over HTTP",
+            "--url",
+            "--url http://HOST:8000",
+        )
     folder = out or _new_name(test)
     check_empty(folder)
     with alone(folder), serving(settings) as served:
@@ -249,7 +292,10 @@ def accuracy(
 
 @app.command(cls=Command)
 def verdict(
-    folder: Annotated[Path, typer.Argument(help="Of a run of loadgen mlperf; of a search, that of its confirmation.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="Of a run of loadgen mlperf; of a search, that of its confirmation."),
+    ],
     as_json: AsJson = False,
 ) -> int:
     """The verdict of a stored run again, from its records. Nothing is written.
@@ -265,9 +311,13 @@ def verdict(
     stored = run.read(folder)
     summary = kept_summary(folder)
     result = run.again(folder, summary)
-    print_answer(result, text.report(result, gpus=summary.target.gpus, parts=parts(summary)), as_json=as_json)
+    print_answer(
+        result, text.report(result, gpus=summary.target.gpus, parts=parts(summary)), as_json=as_json
+    )
     if result != stored:
-        say("the records do not give the result that is stored beside them: one of the two was changed")
+        say(
+            "the records do not give the result that is stored beside them: one of the two was changed"
+        )
         return UNSOUND
     return int(result.exit_code if run.sound(summary) else UNSOUND)
 
@@ -286,7 +336,9 @@ class _Load(Struct, frozen=True, kw_only=True):
     def workload(self, qps: float, lanes: int | None) -> Workload:
         from loadgen.mlperf import run as mlperf_run
 
-        return mlperf_run.workload(self.test, self.data, qps=qps, lanes=lanes, drain_ns=self.drain_ns)
+        return mlperf_run.workload(
+            self.test, self.data, qps=qps, lanes=lanes, drain_ns=self.drain_ns
+        )
 
 
 def _checked(
@@ -299,29 +351,53 @@ def _checked(
     with collecting(faults):
         if common.benchmark is None:
             known = ", ".join(rules.rules().benchmarks)
-            raise UserError("missing_option", "which benchmark?", "--benchmark", f"give -b with one of {known}")
+            raise UserError(
+                "missing_option", "which benchmark?", "--benchmark", f"give -b with one of {known}"
+            )
         typed_text = common.min_duration
         shorter = typed("--min-duration", typed_text, units.seconds)
         if shorter is not None and shorter < 1:
-            raise UserError("out_of_range", "a test has at least a second", f"--min-duration {typed_text}", "10m")
-        test = rules.test(common.benchmark, scenario, common.round_name, min_duration_s=shorter or 0)
+            raise UserError(
+                "out_of_range",
+                "a test has at least a second",
+                f"--min-duration {typed_text}",
+                "10m",
+            )
+        test = rules.test(
+            common.benchmark, scenario, common.round_name, min_duration_s=shorter or 0
+        )
     with collecting(faults):
         settings = given.settings(needs_text="the rules are about generated tokens")
         if common.harness == "loadgen":
             faults += _official_loadgen_faults(given, settings, find_peak=find_peak)
     if common.harness not in ("own", "loadgen"):
         faults.append(
-            UserError("unknown_name", f"unknown harness {common.harness!r}", "--harness", "known: own, loadgen")
+            UserError(
+                "unknown_name",
+                f"unknown harness {common.harness!r}",
+                "--harness",
+                "known: own, loadgen",
+            )
         )
     if common.dataset is not None and (common.mean_output or common.mean_input):
         faults.append(
-            UserError("conflict", "the means are of the synthetic set", "--dataset", "leave --mean-output out")
+            UserError(
+                "conflict",
+                "the means are of the synthetic set",
+                "--dataset",
+                "leave --mean-output out",
+            )
         )
     overrides = given.overrides()
     faults += overrides.faults
     if common.dataset is not None:
         faults += [
-            UserError("conflict", "the data set is sent as it stands", f"--{name} {given[name]}", f"leave --{name} out")
+            UserError(
+                "conflict",
+                "the data set is sent as it stands",
+                f"--{name} {given[name]}",
+                f"leave --{name} out",
+            )
             for name in ("seed", "salt")
             if given[name] is not None
         ]
@@ -334,10 +410,26 @@ def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: boo
     """The faults of flags that the official LoadGen cannot follow: one process, one endpoint, a fixed rate."""
     endpoints, workers = len(settings.endpoints), given["workers"]
     checks = (
-        (endpoints > 1, f"it drives one endpoint, {endpoints} were given", "one address for all of them"),
-        (workers not in (None, "1", "auto"), f"it issues from one process, not from {workers}", "leave --workers out"),
-        (given["ray"] is not None, "it issues from one process, not from a cluster", "leave --ray out"),
-        (find_peak, "it tests one rate and searches none", "--find-peak first, then --target-qps with what it found"),
+        (
+            endpoints > 1,
+            f"it drives one endpoint, {endpoints} were given",
+            "one address for all of them",
+        ),
+        (
+            workers not in (None, "1", "auto"),
+            f"it issues from one process, not from {workers}",
+            "leave --workers out",
+        ),
+        (
+            given["ray"] is not None,
+            "it issues from one process, not from a cluster",
+            "leave --ray out",
+        ),
+        (
+            find_peak,
+            "it tests one rate and searches none",
+            "--find-peak first, then --target-qps with what it found",
+        ),
         (given["grace"] is not None, "it waits for every query", "leave --grace out"),
         (
             given["server_metrics"] not in (None, ["off"]),
@@ -346,7 +438,12 @@ def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: boo
         ),
     )
     return [
-        UserError("unsupported", f"the official LoadGen: {problem}", "--harness loadgen", f"{hint}; or --harness own")
+        UserError(
+            "unsupported",
+            f"the official LoadGen: {problem}",
+            "--harness loadgen",
+            f"{hint}; or --harness own",
+        )
         for wrong, problem, hint in checks
         if wrong
     ]
@@ -365,7 +462,9 @@ def _prepared(
     if common.dataset is not None:
         data, test = mlperf_run.official(test, common.dataset, folder)
     else:
-        data = mlperf_run.synthetic(test, mean_input=common.mean_input, mean_output=common.mean_output)
+        data = mlperf_run.synthetic(
+            test, mean_input=common.mean_input, mean_output=common.mean_output
+        )
         data = data._replace(seed=overrides.seed, salt=overrides.salt)
     return _Load(
         test=test,
@@ -390,7 +489,9 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
 
     say("no --target-qps: one pass of the data set first, to size the query by")
     length_ns = load.test.min_duration_ns
-    trial_load = replace(load, test=replace(load.test, min_duration_ns=length_ns // 5), drain_ns=mlperf_run.WAIT_NS)
+    trial_load = replace(
+        load, test=replace(load.test, min_duration_ns=length_ns // 5), drain_ns=mlperf_run.WAIT_NS
+    )
     qps, execute = 1e-9, load.given.execute(shown(load.given).hearers)
     for trial in range(1, 4):
         out = _unused_beside(folder, f"trial-{trial}")
@@ -401,7 +502,9 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
         rate_and_length = mlperf_run.offline_rate(trial_folder)
         if rate_and_length is None:
             hint = "give --target-qps: expected samples/s"
-            raise UserError("no_figure", "the trial pass completed nothing", str(trial_folder), hint)
+            raise UserError(
+                "no_figure", "the trial pass completed nothing", str(trial_folder), hint
+            )
         qps, length_s = rate_and_length
         say(f"expected: {qps:,.4g} samples/s, from {length_s:,.3g} s in {trial_folder}")
         if length_s >= length_ns / 10e9:
@@ -411,7 +514,10 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
 
 def _unused_beside(folder: Path, name: str) -> Path:
     """The path of an unused folder beside `folder`, with `name` in its name."""
-    candidates = (f"{folder.name}-{name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
+    candidates = (
+        f"{folder.name}-{name}{suffix}"
+        for suffix in ("", *(f"-{number}" for number in range(2, 1000)))
+    )
     return next(path for path in map(folder.with_name, candidates) if not path.exists())
 
 
@@ -425,14 +531,22 @@ def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -
     if load.official:
         from loadgen.mlperf import official_loadgen
 
-        result, gpus = official_loadgen.perform(load.test, load.data, settings, qps=qps, lanes=lanes)
+        result, gpus = official_loadgen.perform(
+            load.test, load.data, settings, qps=qps, lanes=lanes
+        )
         return _print(result, folder, gpus, load.as_json)
-    summary, folder = load.given.execute(shown(load.given).hearers)(load.workload(qps, lanes), settings, own=folder)
+    summary, folder = load.given.execute(shown(load.given).hearers)(
+        load.workload(qps, lanes), settings, own=folder
+    )
     result = mlperf_run.judge(folder, load.test, summary, data_name=load.data.name, qps=qps)
-    return _print(result, folder, summary.target.gpus, load.as_json, mlperf_run.sound(summary), summary)
+    return _print(
+        result, folder, summary.target.gpus, load.as_json, mlperf_run.sound(summary), summary
+    )
 
 
-def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_spread: float | None) -> int:
+def _find_peak(
+    load: _Load, folder: Path, qps: float | None, longer: float, run_spread: float | None
+) -> int:
     """Search the highest VALID rate with the official seeds, then print the result of the confirming run."""
     from loadgen.core.metrics.summary import summarize
     from loadgen.core.results import checksums, store
@@ -449,18 +563,28 @@ def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_
             f"a run ends with a whole pass of the {test.samples:,} samples: {pass_s:,.0f} s at {rate:g}/s, whatever "
             "the minimum duration; for a shorter trial a --dataset of fewer rows"
         )
-    search, trial_runner, plan = mlperf_run.peak(test, data, load.settings, folder, rate, load.drain_ns)
+    search, trial_runner, plan = mlperf_run.peak(
+        test, data, load.settings, folder, rate, load.drain_ns
+    )
     search.longer, search.run_spread = longer, run_spread
     code = perform(
-        search, trial_runner, plan, shown(load.given, quiet=True), unit=" queries/s", as_json=False,
-        silent=load.as_json, trial_s=max(test.min_duration_ns / 1e9, pass_s),
-    )  # fmt: skip
+        search,
+        trial_runner,
+        plan,
+        shown(load.given, quiet=True),
+        unit=" queries/s",
+        as_json=False,
+        silent=load.as_json,
+        trial_s=max(test.min_duration_ns / 1e9, pass_s),
+    )
     answer = search.answer
     kind = "confirm" if answer.steady is None or answer.lengths == 1 else "sustain"
     confirmed = [
         trial
         for trial in search.told
-        if trial.ask.kind == kind and trial.outcome == "under" and (kind == "confirm" or trial.sustained is not False)
+        if trial.ask.kind == kind
+        and trial.outcome == "under"
+        and (kind == "confirm" or trial.sustained is not False)
     ]
     if not confirmed:
         print((folder / trials.ANSWER).read_text("utf-8") if load.as_json else DISCLOSURE)
@@ -468,7 +592,9 @@ def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_
     best = max(confirmed, key=lambda trial: trial.ask.load)
     run_folder = folder / best.folder
     summary = summarize(*store.read_lightly(run_folder))
-    result = mlperf_run.judge(run_folder, test, summary, data_name=data.name, qps=best.ask.load, answer=answer)
+    result = mlperf_run.judge(
+        run_folder, test, summary, data_name=data.name, qps=best.ask.load, answer=answer
+    )
     mlperf_run.write(folder, result, test, *mlperf_run.of_summary(summary))
     checksums.write(folder)
     if not load.as_json:
@@ -477,7 +603,14 @@ def _find_peak(load: _Load, folder: Path, qps: float | None, longer: float, run_
     return max(code, _print(result, run_folder, summary.target.gpus, load.as_json, sound, summary))
 
 
-def _print(result: Any, folder: Path, gpus: int | None, as_json: bool, sound: bool = True, summary: Any = None) -> int:
+def _print(
+    result: Any,
+    folder: Path,
+    gpus: int | None,
+    as_json: bool,
+    sound: bool = True,
+    summary: Any = None,
+) -> int:
     from loadgen.mlperf import text
     from loadgen.mlperf.run import RESULT
     from loadgen.runs.text import parts
@@ -485,7 +618,9 @@ def _print(result: Any, folder: Path, gpus: int | None, as_json: bool, sound: bo
     if as_json:
         sys.stdout.write((folder / RESULT).read_text("utf-8"))
     else:
-        print_report(text.report(result, gpus=gpus, parts=() if summary is None else parts(summary)))
+        print_report(
+            text.report(result, gpus=gpus, parts=() if summary is None else parts(summary))
+        )
         say(f"results in {folder}, with LoadGen's log files")
     if summary is not None and summary.run.state == "interrupted":
         return INTERRUPTED

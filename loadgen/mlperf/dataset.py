@@ -37,7 +37,11 @@ class Lengths(NamedTuple):
 
 
 def synthetic(
-    spec: Benchmark, *, benchmark: str, mean_input: float | None = None, mean_output: float | None = None
+    spec: Benchmark,
+    *,
+    benchmark: str,
+    mean_input: float | None = None,
+    mean_output: float | None = None,
 ) -> Lengths:
     """A data set of the benchmark's size: gamma lengths of shape 2, clipped at the rules' maxima, with the given means.
 
@@ -58,7 +62,10 @@ def synthetic(
         if not least < mean < most:
             hint = f"a mean {kind} between {least} and {most} tokens, the maximum of {benchmark}"
             raise UserError(
-                "out_of_range", f"no set can have a mean {kind} of {mean:g} tokens", f"--mean-{kind} {mean:g}", hint
+                "out_of_range",
+                f"no set can have a mean {kind} of {mean:g} tokens",
+                f"--mean-{kind} {mean:g}",
+                hint,
             )
         order = seeds.stream(SHAPE_SEED, "mlperf", benchmark, kind).permutation(n)
         columns.append(_gamma(n, mean, least, most)[order])
@@ -108,7 +115,9 @@ def issue_order(test: Test) -> list[int]:
     if test.scenario == "offline":
         return loaded
     twister = _MersenneTwister(test.seeds.sample_index)
-    _shuffle(list(range(test.samples)), twister)  # LoadGen draws this one for the accuracy mode; not used here
+    _shuffle(
+        list(range(test.samples)), twister
+    )  # LoadGen draws this one for the accuracy mode; not used here
     chosen = list(range(test.samples))
     _shuffle(chosen, twister)
     return [loaded[place] for place in chosen]
@@ -173,7 +182,9 @@ class File(Struct, frozen=True, kw_only=True):
 
     prompts: tuple[list[int] | str, ...]
     name: str
-    references: tuple[str | None, ...] = ()  # the right answer of each sample, where the file has it
+    references: tuple[
+        str | None, ...
+    ] = ()  # the right answer of each sample, where the file has it
 
     @property
     def tokens(self) -> bool:
@@ -199,18 +210,29 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
     }
     if kind not in readers:
         known = f"known: {', '.join(readers)}"
-        raise UserError("wrong_format", f'"{path.suffix}" is no format of a data set', f"--dataset {path}", known)
+        raise UserError(
+            "wrong_format",
+            f'"{path.suffix}" is no format of a data set',
+            f"--dataset {path}",
+            known,
+        )
     table = readers[kind](path)
     column = next((name for name in (*IDS, *TEXTS) if name in table), None)
     if column is None:
         hint = f"one column of token ids ({', '.join(IDS)}) or of texts ({', '.join(TEXTS)})"
         raise UserError(
-            "missing_key", f"no column of prompts among {', '.join(map(str, table)) or 'none'}", str(path), hint
+            "missing_key",
+            f"no column of prompts among {', '.join(map(str, table)) or 'none'}",
+            str(path),
+            hint,
         )
     rows = len(table[column])
     if rows == 0:
         raise UserError(
-            "empty_file", "the data set has no rows", str(path), f"{benchmark} has {spec.samples:,} samples"
+            "empty_file",
+            "the data set has no rows",
+            str(path),
+            f"{benchmark} has {spec.samples:,} samples",
         )
     prompts: list[list[int] | str] = []
     faults: list[Fault] = []
@@ -218,21 +240,39 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
         where = f"{path}: row {row}, column {column}"
         prompt = _prompt(value)
         if prompt is None:
-            faults.append(UserError("wrong_type", f"no prompt: {type(value).__name__}", where, "token ids, or a text"))
+            faults.append(
+                UserError(
+                    "wrong_type",
+                    f"no prompt: {type(value).__name__}",
+                    where,
+                    "token ids, or a text",
+                )
+            )
         elif isinstance(prompt, list) and len(prompt) > spec.max_input:
             problem = f"a prompt of {format.counted(len(prompt), 'token')}"
             faults.append(
-                UserError("out_of_range", problem, where, f"{benchmark} has at most {spec.max_input:,} tokens in")
+                UserError(
+                    "out_of_range",
+                    problem,
+                    where,
+                    f"{benchmark} has at most {spec.max_input:,} tokens in",
+                )
             )
         else:
             prompts.append(prompt)
             if isinstance(prompt, str) != isinstance(prompts[0], str):
-                faults.append(UserError("wrong_type", "texts and token ids in one column", where, "one or the other"))
+                faults.append(
+                    UserError(
+                        "wrong_type", "texts and token ids in one column", where, "one or the other"
+                    )
+                )
         if enough(faults, str(path)):
             break
     if faults:
         raise Faults(faults)
-    right = next((table[name] for name in REFERENCES if name in table), [None] * len(prompts))[: len(prompts)]
+    right = next((table[name] for name in REFERENCES if name in table), [None] * len(prompts))[
+        : len(prompts)
+    ]
     references = tuple(text if isinstance(text, str) else None for text in right)
     name = f"{path.name}, {len(prompts):,} of {format.counted(rows, 'row')}, {spec.samples:,} in the official set"
     return File(prompts=tuple(prompts), name=name, references=references)
@@ -243,11 +283,17 @@ def _prompt(value: Any) -> list[int] | str | None:
         return value or None
     if isinstance(value, np.ndarray):
         value = value.reshape(-1).tolist()
-    if isinstance(value, list | tuple) and len(value) == 1 and isinstance(value[0], list | tuple | np.ndarray):
+    if (
+        isinstance(value, list | tuple)
+        and len(value) == 1
+        and isinstance(value[0], list | tuple | np.ndarray)
+    ):
         return _prompt(value[0])  # some files store a batch of one sequence
     if not isinstance(value, list | tuple) or not value:
         return None
-    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in value):
+    if not all(
+        isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in value
+    ):
         return None
     return list(value)
 

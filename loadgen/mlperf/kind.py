@@ -30,7 +30,9 @@ class StoredMlperf(NamedTuple):
 
 
 def value(folder: Path) -> StoredMlperf:
-    return StoredMlperf(mlperf.read(folder), of_run.value(folder) if run_folder.is_run(folder) else None)
+    return StoredMlperf(
+        mlperf.read(folder), of_run.value(folder) if run_folder.is_run(folder) else None
+    )
 
 
 def headline(found: StoredMlperf) -> str:
@@ -65,7 +67,9 @@ def listed(folder: Path) -> ListRow:
 def comparable(folder: Path) -> Side:
     if run_folder.is_run(folder):
         return of_run.comparable(folder)
-    side: Side = result_kinds.call(result_kinds.named("other tool"), "comparable", folder)  # LoadGen's own log
+    side: Side = result_kinds.call(
+        result_kinds.named("other tool"), "comparable", folder
+    )  # LoadGen's own log
     return side
 
 
@@ -80,9 +84,13 @@ def held(folder: Path) -> HeldLoad:
     """
     file = folder / mlperf.RESULT
     try:
-        return HeldLoad(at_once=msgspec.json.decode(file.read_bytes(), type=_Scenario).scenario == "offline")
+        return HeldLoad(
+            at_once=msgspec.json.decode(file.read_bytes(), type=_Scenario).scenario == "offline"
+        )
     except (ValueError, RecursionError) as error:
-        raise UserError("damaged_file", f"a damaged result: {error}", str(file), "loadgen mlperf writes it") from None
+        raise UserError(
+            "damaged_file", f"a damaged result: {error}", str(file), "loadgen mlperf writes it"
+        ) from None
 
 
 def derived(folder: Path) -> Iterator[Remade]:
@@ -95,15 +103,29 @@ def derived(folder: Path) -> Iterator[Remade]:
             yield Remade(name, data, QUERIES)
         return
     stored = (folder / mlperf.RESULT).read_bytes()
-    same = [file for file in sorted(folder.glob(f"*/{mlperf.RESULT}")) if file.read_bytes() == stored]
-    if not same:  # the queries of the official LoadGen, or a result that is not that of one of its runs
-        yield Remade(mlperf.RESULT, None, "there are no records of it: the official LoadGen has issued the queries")
+    same = [
+        file for file in sorted(folder.glob(f"*/{mlperf.RESULT}")) if file.read_bytes() == stored
+    ]
+    if (
+        not same
+    ):  # the queries of the official LoadGen, or a result that is not that of one of its runs
+        yield Remade(
+            mlperf.RESULT,
+            None,
+            "there are no records of it: the official LoadGen has issued the queries",
+        )
         return
-    if (same[0].parent / mlperf.QUERIES).is_file():  # the logs beside it are by LoadGen's own stamps
+    if (
+        same[0].parent / mlperf.QUERIES
+    ).is_file():  # the logs beside it are by LoadGen's own stamps
         again = mlperf.outputs_of_queries(same[0].parent)
         yield Remade(mlperf.RESULT, again[mlperf.RESULT], QUERIES)
         for name in mlperf.FILES[1:]:
-            yield Remade(name, None, "the official LoadGen has written it, by stamps that it does not keep")
+            yield Remade(
+                name, None, "the official LoadGen has written it, by stamps that it does not keep"
+            )
         return
     for name in mlperf.FILES:
-        yield Remade(name, (same[0].parent / name).read_bytes(), f"the result of {same[0].parent.name}")
+        yield Remade(
+            name, (same[0].parent / name).read_bytes(), f"the result of {same[0].parent.name}"
+        )

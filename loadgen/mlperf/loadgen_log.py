@@ -55,10 +55,14 @@ def read_log(path: Path) -> LoadGenLog:
         text = summary.read_text("utf-8", errors="replace")
     except OSError as error:
         problem = f"no LoadGen summary there: {error.strerror}"
-        raise UserError(of_reading(error), problem, str(summary), f"name a {SUMMARY} or its folder") from None
+        raise UserError(
+            of_reading(error), problem, str(summary), f"name a {SUMMARY} or its folder"
+        ) from None
     detail_file = summary.with_name(summary.name.replace("summary", "detail"))
     detail = (
-        detail_file.read_text("utf-8", errors="replace") if detail_file != summary and detail_file.is_file() else ""
+        detail_file.read_text("utf-8", errors="replace")
+        if detail_file != summary and detail_file.is_file()
+        else ""
     )
     return parse_log(text, detail, where=str(summary))
 
@@ -81,7 +85,9 @@ _KINDS = {
 def parse_log(summary: str, detail: str = "", where: str = "") -> LoadGenLog:
     """Parse the text of a summary and of a detail log. Raises UserError when the summary is not LoadGen's."""
     if "MLPerf Results Summary" not in summary:
-        raise UserError("wrong_format", "not a LoadGen summary", where, f"the file that LoadGen calls {SUMMARY}")
+        raise UserError(
+            "wrong_format", "not a LoadGen summary", where, f"the file that LoadGen calls {SUMMARY}"
+        )
     results_text, _, parameters_text = summary.partition("Test Parameters Used")
     fields: dict[str, str] = {}
     spreads: dict[str, dict[str, int | None]] = {}
@@ -93,20 +99,30 @@ def parse_log(summary: str, detail: str = "", where: str = "") -> LoadGenLog:
         percentile = _PERCENTILE.fullmatch(label)
         statistic, _, name = label.removesuffix(" (ns)").partition(" ")
         if percentile:
-            spreads.setdefault(_KINDS.get(percentile[2].lower(), ""), {})[f"{float(percentile[1]):g}"] = _integer(value)
+            spreads.setdefault(_KINDS.get(percentile[2].lower(), ""), {})[
+                f"{float(percentile[1]):g}"
+            ] = _integer(value)
         elif statistic in ("Min", "Max", "Mean") and name.lower() in _KINDS:
             spreads.setdefault(_KINDS[name.lower()], {})[statistic.lower()] = _integer(value)
         else:
             fields.setdefault(label, value)
-    parameters = {match[1]: match[2] for match in map(_LINE.match, parameters_text.splitlines()) if match is not None}
+    parameters = {
+        match[1]: match[2]
+        for match in map(_LINE.match, parameters_text.splitlines())
+        if match is not None
+    }
     if "Result is" not in fields:
         hint = "run it again, or find the file"
-        raise UserError("damaged_file", "a LoadGen summary that was cut off: it has no result", where, hint)
+        raise UserError(
+            "damaged_file", "a LoadGen summary that was cut off: it has no result", where, hint
+        )
     details = _detail_values(detail)
     scenario = fields.get("Scenario", "").replace(" ", "")
     queries = details.get("result_query_count")
     if scenario == "Offline":
-        queries = details.get("generated_samples_per_query") or _integer(parameters.get("samples_per_query", ""))
+        queries = details.get("generated_samples_per_query") or _integer(
+            parameters.get("samples_per_query", "")
+        )
     return LoadGenLog(
         unofficial=summary.startswith(UNOFFICIAL),
         sut=fields.get("SUT name", ""),
@@ -115,9 +131,13 @@ def parse_log(summary: str, detail: str = "", where: str = "") -> LoadGenLog:
         reasons=tuple(_reasons(fields, details)),
         target_qps=_number(parameters.get("target_qps")),
         queries=queries if isinstance(queries, int) else None,
-        samples_per_s=_number(fields.get("Samples per second") or fields.get("Completed samples per second")),
+        samples_per_s=_number(
+            fields.get("Samples per second") or fields.get("Completed samples per second")
+        ),
         scheduled_samples_per_s=_number(fields.get("Scheduled samples per second")),
-        tokens_per_s=_number(fields.get("Tokens per second") or fields.get("Completed tokens per second")),
+        tokens_per_s=_number(
+            fields.get("Tokens per second") or fields.get("Completed tokens per second")
+        ),
         latency=_spread(spreads.get("latency"), queries),
         ttft=_spread(spreads.get("ttft"), queries),
         tpot=_spread(spreads.get("tpot"), queries),
@@ -186,11 +206,20 @@ def as_result(file: ToolFile) -> ForeignResult:
             at = dict(zip(PERCENTILES, spread.percentiles, strict=False))
             stats = {name: at.get(p) for name, p in QUANTILES}
             stats |= {"mean": spread.mean, "min": spread.min, "max": spread.max}
-            figures |= {f"{our_name}.{name}": ns * 1e-6 for name, ns in stats.items() if ns is not None}
+            figures |= {
+                f"{our_name}.{name}": ns * 1e-6 for name, ns in stats.items() if ns is not None
+            }
     rate = log.samples_per_s if log.samples_per_s is not None else log.scheduled_samples_per_s
-    rates = {"tokens.output_per_s": log.tokens_per_s, "load.completed_rps": rate, "requests.ok": log.queries}
+    rates = {
+        "tokens.output_per_s": log.tokens_per_s,
+        "load.completed_rps": rate,
+        "requests.ok": log.queries,
+    }
     figures |= {path: float(value) for path, value in rates.items() if value is not None}
-    standing = f"MLPerf {log.scenario}, {'VALID' if log.valid else 'INVALID'}" + ", unofficial" * log.unofficial
+    standing = (
+        f"MLPerf {log.scenario}, {'VALID' if log.valid else 'INVALID'}"
+        + ", unofficial" * log.unofficial
+    )
     return ForeignResult(
         file=file.where,
         figures=figures,

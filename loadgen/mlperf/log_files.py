@@ -25,9 +25,14 @@ MARK = ":::MLLOG "
 RULE = "=" * 48
 _ENTRIES = Path(__file__).parent.parent / "data" / "mlperf_log_detail.yaml"
 _UNUSED_SETTINGS = (
-    "accuracy_log_rng_seed", "accuracy_log_probability", "accuracy_log_sampling_target", "print_timestamps",
-    "performance_issue_unique", "performance_issue_same", "performance_issue_same_index",
-)  # fmt: skip
+    "accuracy_log_rng_seed",
+    "accuracy_log_probability",
+    "accuracy_log_sampling_target",
+    "print_timestamps",
+    "performance_issue_unique",
+    "performance_issue_same",
+    "performance_issue_same_index",
+)
 CONCATENATED = (
     "WARNING: sample_concatenate_permutation was set to true. \n"
     "Generated samples per query might be different as the one in the setting.\n"
@@ -39,7 +44,9 @@ CONCATENATED = (
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def texts(result: MlperfResult, test: Test, *, sut: str, version: str, started: datetime) -> dict[str, str]:
+def texts(
+    result: MlperfResult, test: Test, *, sut: str, version: str, started: datetime
+) -> dict[str, str]:
     """Both files, name -> text.
 
     `sut` is the system under test; simulations are marked. `started`: when the run began, with a time zone.
@@ -96,9 +103,13 @@ def _summary_lines(result: MlperfResult, test: Test, sut: str) -> Iterator[str]:
     if not offline:
         assert result.ttft is not None and result.tpot is not None
         yield f"Completed tokens per second                 : {_two_decimals(result.completed_tokens_per_s)}"
-        yield from _spread_lines(result.ttft, "First Token latency (ns)", "first token latency (ns)")
+        yield from _spread_lines(
+            result.ttft, "First Token latency (ns)", "first token latency (ns)"
+        )
         yield ""
-        yield from _spread_lines(result.tpot, "Time per Output Token (ns)", "time to output token (ns)")
+        yield from _spread_lines(
+            result.tpot, "Time per Output Token (ns)", "time to output token (ns)"
+        )
     yield from ("", RULE, "Test Parameters Used", RULE)
     yield f"samples_per_query : {_samples_per_query(result, test)}"
     yield f"target_qps : {_six_digits(result.target_qps)}"
@@ -132,8 +143,13 @@ def checker_text(result: MlperfResult) -> str:
     """What of the submission checker was looked at, and what came out: its two latency limits, and no other check."""
     if not result.checks:
         return "Submission checker: it has no latency limit in Offline; none of its other checks was made"
-    limits = ", ".join(f"{check.metric.upper()} p99 < {check.limit_ns / 1e6:g} ms" for check in result.checks)
-    passed = ((check.metric.upper(), "passes" if check.checker_met else "fails") for check in result.checks)
+    limits = ", ".join(
+        f"{check.metric.upper()} p99 < {check.limit_ns / 1e6:g} ms" for check in result.checks
+    )
+    passed = (
+        (check.metric.upper(), "passes" if check.checker_met else "fails")
+        for check in result.checks
+    )
     outcomes = ", ".join(map(" ".join, passed))
     return f"Submission checker: {outcomes}; of its checks only these two limits were looked at ({limits})"
 
@@ -148,7 +164,11 @@ def _samples_per_query(result: MlperfResult, test: Test) -> int:
     """LoadGen's setting, before an Offline query is filled up to whole passes."""
     if test.scenario != "offline":
         return 1
-    return result.queries if result.target_qps is None else rules.offline_expected(test, result.target_qps)
+    return (
+        result.queries
+        if result.target_qps is None
+        else rules.offline_expected(test, result.target_qps)
+    )
 
 
 def _spread_lines(spread: LoadGenSpread, name: str, percentile_name: str) -> Iterator[str]:
@@ -189,25 +209,38 @@ def _recommendations(result: MlperfResult) -> Iterator[str]:
 Entry = tuple[str, Any]
 
 
-def detail_text(result: MlperfResult, test: Test, *, sut: str, version: str, started: datetime) -> str:
+def detail_text(
+    result: MlperfResult, test: Test, *, sut: str, version: str, started: datetime
+) -> str:
     """The text of `mlperf_log_detail.txt`: one `:::MLLOG {json}` per line, with LoadGen's keys in its order."""
     lines = []
     for number, (key, value) in enumerate(_detail_entries(result, test, sut, version, started), 1):
         is_error, is_warning = key.startswith("error_"), key.startswith("warning_")
-        metadata = {"is_error": is_error, "is_warning": is_warning, "file": "log_files.py", "line_no": number}
+        metadata = {
+            "is_error": is_error,
+            "is_warning": is_warning,
+            "file": "log_files.py",
+            "line_no": number,
+        }
         entry = {"key": key, "value": value, "time_ms": 0.0, "namespace": "mlperf::logging"}
         entry |= {"event_type": "POINT_IN_TIME", "metadata": metadata | {"pid": 0, "tid": 0}}
         lines.append(MARK + json.dumps(entry))
     return "\n".join(lines) + "\n"
 
 
-def _detail_entries(result: MlperfResult, test: Test, sut: str, version: str, started: datetime) -> Iterator[Entry]:
+def _detail_entries(
+    result: MlperfResult, test: Test, sut: str, version: str, started: datetime
+) -> Iterator[Entry]:
     table, values = _entries(), _values(result, test, sut, version, started.astimezone(UTC))
     scenario = "offline" if test.scenario == "offline" else "server"
 
     def listed(part: str) -> Iterator[Entry]:
         for key, written, *only in table[part]:
-            value = values[written[1:]] if isinstance(written, str) and written.startswith("$") else written
+            value = (
+                values[written[1:]]
+                if isinstance(written, str) and written.startswith("$")
+                else written
+            )
             if value is not None and scenario in (only or [scenario]):
                 yield key, value
 
@@ -224,14 +257,22 @@ def _entries() -> dict[str, list[list[Any]]]:
     return msgspec.yaml.decode(_ENTRIES.read_bytes(), type=dict[str, list[list[Any]]])
 
 
-def _values(result: MlperfResult, test: Test, sut: str, version: str, started: datetime) -> dict[str, Any]:
+def _values(
+    result: MlperfResult, test: Test, sut: str, version: str, started: datetime
+) -> dict[str, Any]:
     """The values that the table of entries names."""
     offline = test.scenario == "offline"
     length_ns = round(result.scheduled_s * 1e9)
     if result.target_qps:
-        length_ns = int(1e9 / result.target_qps) if offline else rules.schedule(test, result.target_qps).end_ns
+        length_ns = (
+            int(1e9 / result.target_qps)
+            if offline
+            else rules.schedule(test, result.target_qps).end_ns
+        )
     ended = started + timedelta(seconds=_whole_run_s(result))
-    begun, over = (f"{at:%m-%d-%Y %H:%M:%S}.{at.microsecond // 1000:03d}" for at in (started, ended))
+    begun, over = (
+        f"{at:%m-%d-%Y %H:%M:%S}.{at.microsecond // 1000:03d}" for at in (started, ended)
+    )
     stops = {check.metric: early_stopping_text(check).replace("\n", " ") for check in result.checks}
     unresolved = f"a latency of {UNRESOLVED} ns stands for a query that never completed"
     return {
@@ -275,18 +316,25 @@ def _values(result: MlperfResult, test: Test, sut: str, version: str, started: d
 
 
 def _distributions(result: MlperfResult) -> Iterator[Entry]:
-    yield from _spread_entries(result.latency, "result_{}_latency_ns", "result_{:.2f}_percentile_latency_ns")
+    yield from _spread_entries(
+        result.latency, "result_{}_latency_ns", "result_{:.2f}_percentile_latency_ns"
+    )
     if result.ttft is None or result.tpot is None:
         yield "result_tokens_per_second", _known(result.completed_tokens_per_s)
         return
-    ttft_keys = "result_first_token_{}_latency_ns", "result_first_token_{:.2f}_percentile_latency_ns"
+    ttft_keys = (
+        "result_first_token_{}_latency_ns",
+        "result_first_token_{:.2f}_percentile_latency_ns",
+    )
     yield from _spread_entries(result.ttft, *ttft_keys)
     # LoadGen divides by nanoseconds here: the second figure is a billionth of what its name says, in its logs as well
     latencies_ns = _of_all(result.latency.mean) * result.latency.count
     with_overhead = result.tokens / result.scheduled_s if result.scheduled_s else 0
     yield "result_token_throughput_with_loadgen_overhead", with_overhead
     yield "result_token_throughput", result.tokens / latencies_ns if latencies_ns else 0
-    percentiles = _spread_entries(result.tpot, "", "result_time_per_output_token_{:.2f}_percentile_ns")
+    percentiles = _spread_entries(
+        result.tpot, "", "result_time_per_output_token_{:.2f}_percentile_ns"
+    )
     yield from list(percentiles)[3:]
     yield from list(_spread_entries(result.tpot, "result_time_to_output_token_{}", ""))[:3]
     yield "result_completed_tokens_per_second", _known(result.completed_tokens_per_s)

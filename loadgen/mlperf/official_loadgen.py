@@ -52,7 +52,9 @@ def official() -> Any:
         machine = f"{platform.system()} on {platform.machine()}"
         what = f"the official LoadGen is not installed here ({machine})"
         hint = f"{INSTALL}; --harness own needs nothing"
-        raise UserError("not_installed", what, "--harness loadgen", hint, key="mlperf_loadgen") from None
+        raise UserError(
+            "not_installed", what, "--harness loadgen", hint, key="mlperf_loadgen"
+        ) from None
     return mlperf_loadgen
 
 
@@ -63,7 +65,10 @@ def test_settings(test: Test, qps: float) -> Any:
     lg_settings.mode = lg.TestMode.PerformanceOnly
     lg_settings.min_duration_ms = test.min_duration_ns // 1_000_000
     lg_settings.min_query_count = test.min_queries
-    lg_settings.qsl_rng_seed, lg_settings.sample_index_rng_seed = test.seeds.qsl, test.seeds.sample_index
+    lg_settings.qsl_rng_seed, lg_settings.sample_index_rng_seed = (
+        test.seeds.qsl,
+        test.seeds.sample_index,
+    )
     lg_settings.schedule_rng_seed = test.seeds.schedule
     lg_settings.performance_sample_count_override = test.samples
     lg_settings.sample_concatenate_permutation = lg_settings.use_token_latencies = True
@@ -72,7 +77,9 @@ def test_settings(test: Test, qps: float) -> Any:
     else:
         lg_settings.scenario, lg_settings.server_target_qps = lg.TestScenario.Server, qps
         lg_settings.server_target_latency_percentile = test.percentile
-        lg_settings.server_target_latency_ns = 0  # as mlperf.conf: these benchmarks limit TTFT and TPOT, not the whole
+        lg_settings.server_target_latency_ns = (
+            0  # as mlperf.conf: these benchmarks limit TTFT and TPOT, not the whole
+        )
         lg_settings.ttft_latency, lg_settings.tpot_latency = test.ttft_ns, test.tpot_ns
     return lg_settings
 
@@ -81,10 +88,17 @@ class Carrier:
     """Sends LoadGen's queries and calls its two callbacks. All but `issue` runs in the thread of the event loop."""
 
     def __init__(
-        self, lg: Any, test: Test, requests: prompts.Prompts, lanes: int | None, loop: asyncio.AbstractEventLoop
+        self,
+        lg: Any,
+        test: Test,
+        requests: prompts.Prompts,
+        lanes: int | None,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._lg, self._requests, self._samples, self._loop = lg, requests, test.samples, loop
-        self._place_in_pass = {sample: place for place, sample in enumerate(dataset.issue_order(test))}
+        self._place_in_pass = {
+            sample: place for place, sample in enumerate(dataset.issue_order(test))
+        }
         self._pass_of_sample = [0] * test.samples
         self._lanes, self._in_flight = lanes, 0
         self._waiting: deque[tuple[int, int]] = deque()
@@ -113,7 +127,9 @@ class Carrier:
     def issue(self, queries: Any) -> None:
         """Pass queries to the event loop. Runs in LoadGen's thread, so it must be quick."""
         now = monotonic_ns()
-        self._loop.call_soon_threadsafe(self._take, [(query.id, query.index) for query in queries], now)
+        self._loop.call_soon_threadsafe(
+            self._take, [(query.id, query.index) for query in queries], now
+        )
 
     def _take(self, queries: list[tuple[int, int]], issued_ns: int) -> None:
         for query, sample in queries:
@@ -152,13 +168,21 @@ class Carrier:
             self._send_waiting()
 
         self.client.send(
-            None, body, monotonic_ns(), report_completion, Flow(), name=f"mlperf-{slot}", sink=report_first_token
+            None,
+            body,
+            monotonic_ns(),
+            report_completion,
+            Flow(),
+            name=f"mlperf-{slot}",
+            sink=report_first_token,
         )
 
 
 def _output_tokens(completion: Completion) -> int:
     """By the server's count; without one, the events of the stream."""
-    return completion.usage.output if completion.usage.output is not None else completion.output_events
+    return (
+        completion.usage.output if completion.usage.output is not None else completion.output_events
+    )
 
 
 def perform(
@@ -173,7 +197,10 @@ def perform(
     if settings.virtual:
         what = "the official LoadGen waits in real time; virtual time is not its own"
         raise UserError(
-            "unsupported", what, "--harness loadgen", "loadgen sim --preset NAME, and its URL; or --harness own"
+            "unsupported",
+            what,
+            "--harness loadgen",
+            "loadgen sim --preset NAME, and its URL; or --harness own",
         )
     assert settings.out is not None
     with serving(settings) as served:
@@ -181,7 +208,13 @@ def perform(
 
 
 def _perform(
-    lg: Any, test: Test, data: Data, settings: Settings, qps: float, lanes: int | None, simulated: bool
+    lg: Any,
+    test: Test,
+    data: Data,
+    settings: Settings,
+    qps: float,
+    lanes: int | None,
+    simulated: bool,
 ) -> tuple[MlperfResult, int | None]:
     folder = settings.out
     assert folder is not None
@@ -200,8 +233,13 @@ def _perform(
 
     try:
         probe_result: ProbeResult = result_of(find(settings, workload.timeout_ns / 1e9))
-        tokenizer, template_tokens = load_tokenizer(settings.tokenizer), probe_result.template_tokens or 0
-        requests = build_prompts.build(workload, seed, seeds.salt_number(salt), tokenizer, template_tokens)
+        tokenizer, template_tokens = (
+            load_tokenizer(settings.tokenizer),
+            probe_result.template_tokens or 0,
+        )
+        requests = build_prompts.build(
+            workload, seed, seeds.salt_number(salt), tokenizer, template_tokens
+        )
         carrier = Carrier(lg, test, requests, (lanes or run.LANES) if offline else None, loop)
         queries = rules.offline_samples(test, qps) if planned is None else len(planned)
         result_of(carrier.open(settings, probe_result, queries))
@@ -234,11 +272,19 @@ def _perform(
     ]
     name = f"{data.name}; queries by the official LoadGen"
     result = mlperf.reduce(
-        trace, test, dataset=name, target_qps=qps, notes=notes, warnings=warnings, simulated=simulated
+        trace,
+        test,
+        dataset=name,
+        target_qps=qps,
+        notes=notes,
+        warnings=warnings,
+        simulated=simulated,
     )
     own_folder = folder / OWN
     own_folder.mkdir(exist_ok=True)
-    started = datetime.strptime(log.detail["test_datetime"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    started = datetime.strptime(log.detail["test_datetime"], "%Y-%m-%dT%H:%M:%SZ").replace(
+        tzinfo=UTC
+    )
     run.write_queries(own_folder, trace, shown, version(), started)
     run.write(own_folder, result, test, sut=shown, version=version(), started=started)
     (folder / run.RESULT).write_bytes((own_folder / run.RESULT).read_bytes())
@@ -257,22 +303,35 @@ def _trace(carrier: Carrier, planned: Any) -> tuple[mlperf.QueryTrace, int]:
     start = int((issued - due).min()) if n else 0
     lateness_ns = issued - due - start
     done = carrier.done
-    ok = np.array([completion is not None and completion.failure is None for completion in done], bool)
+    ok = np.array(
+        [completion is not None and completion.failure is None for completion in done], bool
+    )
 
     def column(value: Any, missing: int) -> Any:
-        return np.array([missing if completion is None else value(completion) for completion in done], np.int64)
+        return np.array(
+            [missing if completion is None else value(completion) for completion in done], np.int64
+        )
 
-    end, first = column(lambda completion: completion.end, -1), column(lambda completion: completion.first_token, -1)
+    end, first = (
+        column(lambda completion: completion.end, -1),
+        column(lambda completion: completion.first_token, -1),
+    )
     counts = column(_output_tokens, 0)
     latency = np.where(ok & (end >= 0), end - start - due, mlperf.UNRESOLVED)
-    ttft = np.where(ok & (first >= 0), first - start - due, np.where(ok, latency, mlperf.UNRESOLVED))
+    ttft = np.where(
+        ok & (first >= 0), first - start - due, np.where(ok, latency, mlperf.UNRESOLVED)
+    )
     trace = mlperf.QueryTrace(due, ttft, latency, np.where(ok, np.maximum(counts, 0), 0))
     return trace, int(np.quantile(lateness_ns, 0.99)) if n else 0
 
 
 def _uncounted(carrier: Carrier) -> list[str]:
     """A warning where answers came without usage: their tokens are the events of the stream."""
-    answers = [completion for completion in carrier.done if completion is not None and completion.failure is None]
+    answers = [
+        completion
+        for completion in carrier.done
+        if completion is not None and completion.failure is None
+    ]
     events = sum(completion.usage.output is None for completion in answers)
     return run.uncounted({"events": events}, len(answers))
 
@@ -281,7 +340,10 @@ def _loadgen_notes(log: LoadGenLog, ours: MlperfResult) -> list[str]:
     """Notes with LoadGen's own figures beside ours. The difference is the time Python takes to report to LoadGen."""
     notes = [f"LoadGen's own result: {'VALID' if log.valid else 'INVALID'}"]
     notes += [f"LoadGen: {reason}" for reason in log.reasons]
-    for name, their_spread, our_spread in (("TTFT", log.ttft, ours.ttft), ("TPOT", log.tpot, ours.tpot)):
+    for name, their_spread, our_spread in (
+        ("TTFT", log.ttft, ours.ttft),
+        ("TPOT", log.tpot, ours.tpot),
+    ):
         if their_spread is None or our_spread is None:
             continue
         p99_index = PERCENTILES.index(0.99)

@@ -129,13 +129,21 @@ class _Reader(pickle._Unpickler):
         super().__init__(file)
         self._path = path
 
-    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: _load_bytearray}
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.BYTEARRAY8[0]: _load_bytearray,
+    }
 
     def find_class(self, module: str, name: str) -> Any:
         stand_in = STAND_INS.get((module, name))
         if stand_in is None:
             what = f"the pickle wants to load {module}.{name}: only plain tables are read, no code is ever run"
-            raise UserError("unsafe_file", what, str(self._path), "convert it: pandas.read_pickle(...).to_parquet(...)")
+            raise UserError(
+                "unsafe_file",
+                what,
+                str(self._path),
+                "convert it: pandas.read_pickle(...).to_parquet(...)",
+            )
         # a new class per lookup: changes that a file makes to it do not outlive the file
         return type(stand_in.__name__, (stand_in,), {})
 
@@ -153,7 +161,10 @@ def read_pickle(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Sequence[
             if len(data) > most_bytes:
                 what = f"it unpacks to more than {format.size(most_bytes)}"
                 raise UserError(
-                    "too_large", what, str(path), "is it a table of prompts? a .parquet file is read as well"
+                    "too_large",
+                    what,
+                    str(path),
+                    "is it a table of prompts? a .parquet file is read as well",
                 )
         return _table(_Reader(io.BytesIO(data), path).load())
     except UserError:
@@ -161,7 +172,10 @@ def read_pickle(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Sequence[
     except Exception as error:  # a damaged pickle can raise anything at all
         what = f"a broken pickle: {(str(error) or type(error).__name__).splitlines()[0][:200]}"
         raise UserError(
-            "damaged_file", what, str(path), "the file may be cut off; a .parquet file is read as well"
+            "damaged_file",
+            what,
+            str(path),
+            "the file may be cut off; a .parquet file is read as well",
         ) from None
 
 
@@ -169,11 +183,19 @@ def _table(value: Any) -> dict[str, Sequence[Any]]:
     """Columns of a frame, of a mapping of columns, or of a list of rows. Raises ValueError, or anything on damage."""
     if isinstance(value, _Frame):
         return _columns(value)
-    if isinstance(value, dict) and value and all(isinstance(column, list | _Inert) for column in value.values()):
+    if (
+        isinstance(value, dict)
+        and value
+        and all(isinstance(column, list | _Inert) for column in value.values())
+    ):
         return {str(name): _plain_value(column) for name, column in value.items()}
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
         shared = set(value[0]).intersection(*value)
-        return {str(name): [_plain_value(row[name]) for row in value] for name in value[0] if name in shared}
+        return {
+            str(name): [_plain_value(row[name]) for row in value]
+            for name in value[0]
+            if name in shared
+        }
     raise ValueError(f"it holds {type(value).__name__.strip('_').lower()}, not a table")
 
 
@@ -236,7 +258,9 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
     if not isinstance(data, list) or len(data) != count:
         raise ValueError("an array whose cells are missing")
     cells = np.empty(count, object)
-    for place, cell in enumerate(data):  # one by one: numpy would turn cells that are lists into a matrix
+    for place, cell in enumerate(
+        data
+    ):  # one by one: numpy would turn cells that are lists into a matrix
         cells[place] = cell
     return cells.reshape(shape, order=order)
 

@@ -68,7 +68,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """Why a result is INVALID. `limit`: a limit or early stopping was missed; `size`: the run is too short, has too few
-    queries, or queries that never completed."""
+    queries, or queries that never completed.
+    """
 
     kind: Literal["limit", "size"]
     text: str
@@ -108,15 +109,21 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
     ttft: LoadGenSpread | None
     tpot: LoadGenSpread | None
     dataset: str = ""
-    samples: int | None = None  # of the data set; null in results of older versions: those of the rules
+    samples: int | None = (
+        None  # of the data set; null in results of older versions: those of the rules
+    )
     target_qps: float | None = None
     notes: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     simulated: bool = False
-    sustained: bool | None = None  # whether the rate can go on for ever; null: VALID by the rules only
+    sustained: bool | None = (
+        None  # whether the rate can go on for ever; null: VALID by the rules only
+    )
     sustained_why: str = ""
-    rules_qps: float | None = None  # the peak by the rules, where a search confirmed both it and this sustained rate
+    rules_qps: float | None = (
+        None  # the peak by the rules, where a search confirmed both it and this sustained rate
+    )
     longer_minutes: float | None = None  # of load, that would show whether the rate is sustained
     disclosure: str = DISCLOSURE
 
@@ -154,14 +161,19 @@ def reduce(
     resolved = latency < UNRESOLVED
     total, tpot = _tpot(trace, resolved, lenient)
     last_query = issued - 1
-    last_issued_end_ns = int(due[last_query] + latency[last_query]) if issued and resolved[last_query] else None
+    last_issued_end_ns = (
+        int(due[last_query] + latency[last_query]) if issued and resolved[last_query] else None
+    )
     whole_run_ns = int((due + latency).max(initial=0, where=resolved)) if resolved.any() else None
     offline = test.scenario == "offline"
     scheduled_ns = int(due[last_query]) if issued else 0
     duration_ns = (whole_run_ns or 0) if offline else scheduled_ns
     checks: tuple[Check, ...] = ()
     if test.ttft_ns is not None and test.tpot_ns is not None:
-        checks = (_check("ttft", ttft, test.ttft_ns, test), _check("tpot", tpot, test.tpot_ns, test))
+        checks = (
+            _check("ttft", ttft, test.ttft_ns, test),
+            _check("tpot", tpot, test.tpot_ns, test),
+        )
     incomplete = issued - int(resolved.sum())
     found = _errors(issued, incomplete, int((resolved & (tokens < 1)).sum()))
     reasons = tuple(_reasons(test, issued, found, duration_ns, checks))
@@ -202,13 +214,17 @@ def reduce(
     )
 
 
-def _tpot(trace: QueryTrace, resolved: NDArray[np.bool_], lenient: bool) -> tuple[int, NDArray[np.int64]]:
+def _tpot(
+    trace: QueryTrace, resolved: NDArray[np.bool_], lenient: bool
+) -> tuple[int, NDArray[np.int64]]:
     """The total of output tokens, and the TPOT in ns of each query that has one: (latency - ttft) // (n - 1)."""
     _, ttft, latency, tokens = trace
     multi_token = resolved & (tokens > 1)
     total = int(tokens.sum(where=multi_token, dtype=np.int64))
     values = np.full(len(tokens), UNRESOLVED, np.int64)
-    np.floor_divide(latency - ttft, np.maximum(tokens.astype(np.int64) - 1, 1), out=values, where=multi_token)
+    np.floor_divide(
+        latency - ttft, np.maximum(tokens.astype(np.int64) - 1, 1), out=values, where=multi_token
+    )
     if lenient:
         one_token = resolved & ~multi_token
         values[one_token] = (ttft - latency)[one_token]
@@ -239,7 +255,9 @@ def _errors(issued: int, incomplete: int, uncounted: int) -> tuple[str, ...]:
     """What went wrong with single queries; each of these makes a result INVALID too."""
     found = []
     if incomplete:
-        found.append(f"{incomplete:,} of {issued:,} queries did not complete; LoadGen would wait for them")
+        found.append(
+            f"{incomplete:,} of {issued:,} queries did not complete; LoadGen would wait for them"
+        )
     if uncounted:
         found.append(f"{uncounted:,} replies have no tokens or no token count")
     return tuple(found)
@@ -260,7 +278,11 @@ def _reasons(
     for check in checks:
         name = check.metric.upper()
         if not check.met:
-            value = "a query that did not complete" if check.value_ns is None else f"{check.value_ns / 1e6:,.6f} ms"
+            value = (
+                "a query that did not complete"
+                if check.value_ns is None
+                else f"{check.value_ns / 1e6:,.6f} ms"
+            )
             text = f"{name} {percent} is {value}, limit {check.limit_ns / 1e6:g} ms: lower the rate"
             yield Reason(kind="limit", text=text)
         if not check.early_stopping_met:
@@ -274,7 +296,9 @@ def _reasons(
 def _spread(values: NDArray[np.int64]) -> LoadGenSpread:
     count = len(values)
     if count == 0:
-        return LoadGenSpread(count=0, min=None, max=None, mean=None, percentiles=(None,) * len(PERCENTILES))
+        return LoadGenSpread(
+            count=0, min=None, max=None, mean=None, percentiles=(None,) * len(PERCENTILES)
+        )
     ordered = np.sort(values)
 
     def at(place: int) -> int | None:
@@ -292,7 +316,7 @@ def _spread(values: NDArray[np.int64]) -> LoadGenSpread:
 
 
 def _divide_towards_zero(total: int, n: int) -> int:
-    """total / n rounded towards zero, as C++ divides integers."""
+    """Total / n rounded towards zero, as C++ divides integers."""
     return total // n if total >= 0 else -(-total // n)
 
 
@@ -300,7 +324,9 @@ def _rate(count: int, length_ns: int | None) -> float | None:
     return None if not length_ns or length_ns <= 0 else count / (length_ns / 1e9)
 
 
-def trace(columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0, *, one_query: bool = False) -> QueryTrace:
+def trace(
+    columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0, *, one_query: bool = False
+) -> QueryTrace:
     """The trace of a run from its columns (`record.FIELDS` by name, rows in any order).
 
     A request that did not end ok counts as not completed. `origin_ns` is where LoadGen's clock starts: the first due
@@ -315,7 +341,9 @@ def trace(columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0, *, one_q
     latency, ttft = columns["end_ns"][order], columns["first_token_ns"][order]
     tokens = np.maximum(columns["output_tokens"][order], 0)
     latency -= due
-    ttft = np.where(ttft < 0, latency, ttft - due)  # an answer that was not streamed has its first token at its end
+    ttft = np.where(
+        ttft < 0, latency, ttft - due
+    )  # an answer that was not streamed has its first token at its end
     latency[~ok] = ttft[~ok] = UNRESOLVED
     tokens[~ok] = 0
     return QueryTrace(due - origin_ns, ttft, latency, tokens)
@@ -359,4 +387,6 @@ def test06(replies: Iterable[Reply], *, offline: bool = False) -> Test06:
         first += list(reply.first[:shared]) != list(reply.output[:shared])
         ends += len(reply.output) > 2 and list(reply.output[-2:]) == [END_TOKEN, END_TOKEN]
         length += len(reply.output) != reply.reported
-    return Test06(replies=total, first_token=None if offline else first, end_tokens=ends, length=length)
+    return Test06(
+        replies=total, first_token=None if offline else first, end_tokens=ends, length=length
+    )

@@ -52,7 +52,9 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     server: RuleLimit
     interactive: RuleLimit | None = None
     note: str = ""
-    accuracy: dict[str, float] = {}  # of the reference, in the units of the rules; {}: not scored here
+    accuracy: dict[
+        str, float
+    ] = {}  # of the reference, in the units of the rules; {}: not scored here
     compliance: tuple[str, ...] = ()  # the compliance tests that the rules ask for
 
 
@@ -113,7 +115,9 @@ class Test(msgspec.Struct, frozen=True, kw_only=True):
         return self.benchmark.replace("llama3.1", "llama3_1") + suffix
 
 
-def test(benchmark: str, scenario: Scenario, round_name: str | None = None, *, min_duration_s: float = 0) -> Test:
+def test(
+    benchmark: str, scenario: Scenario, round_name: str | None = None, *, min_duration_s: float = 0
+) -> Test:
     """The test of a benchmark and scenario. Raises UserError that lists the known benchmarks, scenarios and rounds.
 
     `min_duration_s` above 0 replaces the rules' 600 s; a result then says that it is too short to count.
@@ -122,18 +126,31 @@ def test(benchmark: str, scenario: Scenario, round_name: str | None = None, *, m
     spec = table.benchmarks.get(benchmark)
     if spec is None:
         raise UserError(
-            "unknown_name", f'unknown benchmark "{benchmark}"', "--benchmark", f"known: {', '.join(table.benchmarks)}"
+            "unknown_name",
+            f'unknown benchmark "{benchmark}"',
+            "--benchmark",
+            f"known: {', '.join(table.benchmarks)}",
         )
-    round_used = round_name or (table.default_round if table.default_round in spec.rounds else spec.rounds[-1])
+    round_used = round_name or (
+        table.default_round if table.default_round in spec.rounds else spec.rounds[-1]
+    )
     if round_used not in table.rounds:
-        raise UserError("unknown_name", f'unknown round "{round_used}"', "--round", f"known: {', '.join(table.rounds)}")
+        raise UserError(
+            "unknown_name",
+            f'unknown round "{round_used}"',
+            "--round",
+            f"known: {', '.join(table.rounds)}",
+        )
     if round_used not in spec.rounds:
         hint = f"{benchmark} is in rounds {', '.join(spec.rounds)}"
         raise UserError("unsupported", f"round {round_used} has no {benchmark}", "--round", hint)
     limit = None if scenario == "offline" else getattr(spec, scenario)
     if limit is None and scenario != "offline":
         raise UserError(
-            "unsupported", f"{benchmark} has no {scenario} scenario", "--benchmark", "known: server, offline"
+            "unsupported",
+            f"{benchmark} has no {scenario} scenario",
+            "--benchmark",
+            "known: server, offline",
         )
     if limit is not None and _round_number(limit.since) > _round_number(round_used):
         problem = f"{benchmark} {scenario} begins with round {limit.since}"
@@ -150,7 +167,9 @@ def test(benchmark: str, scenario: Scenario, round_name: str | None = None, *, m
         samples=spec.samples,
         percentile=table.percentile,
         confidence=table.confidence,
-        min_duration_ns=round(min_duration_s * 1e9) if min_duration_s else table.min_duration_s * 1_000_000_000,
+        min_duration_ns=round(min_duration_s * 1e9)
+        if min_duration_s
+        else table.min_duration_s * 1_000_000_000,
         min_queries=spec.samples if scenario == "offline" else table.min_queries,
     )
 

@@ -54,7 +54,9 @@ FILES = (RESULT, log_files.SUMMARY, log_files.DETAIL)
 REQUESTS = "mlperf_requests.jsonl"
 QUERIES = "mlperf_queries.parquet"  # of the official LoadGen, by our stamps
 COLUMNS = ("slot", "stage", "status", "due_ns", "first_token_ns", "end_ns", "output_tokens")
-MANY_PASSES = 10  # passes in the minimum duration from which completing the last pass adds at most a tenth
+MANY_PASSES = (
+    10  # passes in the minimum duration from which completing the last pass adds at most a tenth
+)
 LANES = 1024  # default requests in flight in Offline over HTTP, per target
 
 
@@ -71,16 +73,24 @@ class Data(NamedTuple):
     salt: str | None = None
 
 
-def synthetic(test: rules.Test, *, mean_input: float | None = None, mean_output: float | None = None) -> Data:
+def synthetic(
+    test: rules.Test, *, mean_input: float | None = None, mean_output: float | None = None
+) -> Data:
     """The synthetic data set in LoadGen's order of issue: lengths repeat in every pass, texts do not."""
     spec = rules.rules().benchmarks[test.benchmark]
-    lengths = dataset.synthetic(spec, benchmark=test.benchmark, mean_input=mean_input, mean_output=mean_output)
+    lengths = dataset.synthetic(
+        spec, benchmark=test.benchmark, mean_input=mean_input, mean_output=mean_output
+    )
     order = dataset.issue_order(test)
 
     def listed(column: NDArray[np.int64]) -> Any:
         return Listed[OneTokenOrMore](values=tuple(column[order].tolist()))
 
-    return Data(Synthetic(input_tokens=listed(lengths.input), output_tokens=listed(lengths.output)), lengths.name, None)
+    return Data(
+        Synthetic(input_tokens=listed(lengths.input), output_tokens=listed(lengths.output)),
+        lengths.name,
+        None,
+    )
 
 
 def official(test: rules.Test, path: Path, folder: Path) -> tuple[Data, rules.Test]:
@@ -91,14 +101,18 @@ def official(test: rules.Test, path: Path, folder: Path) -> tuple[Data, rules.Te
     """
     spec = rules.rules().benchmarks[test.benchmark]
     file = dataset.read_dataset(path, spec, benchmark=test.benchmark)
-    test = replace(test, samples=len(file.prompts), min_queries=min(test.min_queries, len(file.prompts)))
+    test = replace(
+        test, samples=len(file.prompts), min_queries=min(test.min_queries, len(file.prompts))
+    )
     folder.mkdir(parents=True, exist_ok=True)
     requests_file = folder / REQUESTS
     with requests_file.open("wb") as output:
         for sample in dataset.issue_order(test):
             row = {"prompt": file.prompts[sample], "max_tokens": spec.max_output, "temperature": 0}
             output.write(msgspec.json.encode(row) + b"\n")
-    return Data(FromFile(path=requests_file.resolve()), file.name, "completions" if file.tokens else None), test
+    return Data(
+        FromFile(path=requests_file.resolve()), file.name, "completions" if file.tokens else None
+    ), test
 
 
 def workload(
@@ -112,10 +126,16 @@ def workload(
     """
     slo = None
     if test.scenario == "offline":
-        arrival: Any = Constant(rate=float("inf")) if lanes is None else Closed(concurrency=lanes, ramp_ns=0)
-        stage = Stage(name="load", arrival=arrival, duration_ns=None, count=rules.offline_samples(test, qps))
+        arrival: Any = (
+            Constant(rate=float("inf")) if lanes is None else Closed(concurrency=lanes, ramp_ns=0)
+        )
+        stage = Stage(
+            name="load", arrival=arrival, duration_ns=None, count=rules.offline_samples(test, qps)
+        )
     else:
-        least = AtLeast(duration_ns=test.min_duration_ns, count=test.min_queries, passes_of=test.samples)
+        least = AtLeast(
+            duration_ns=test.min_duration_ns, count=test.min_queries, passes_of=test.samples
+        )
         stage = Stage(name="load", arrival=Poisson(rate=qps), duration_ns=None, at_least=least)
         slo = _limits(test)
     return Workload(
@@ -138,7 +158,9 @@ def _limits(test: rules.Test) -> Slo:
     """The limits of Server and Interactive."""
     assert test.ttft_ns is not None and test.tpot_ns is not None
     limits = (("ttft", test.ttft_ns), ("tpot_mlperf", test.tpot_ns))
-    return Slo(terms=tuple(Term(metric=name, limit_ns=ns, quantile=test.percentile) for name, ns in limits))
+    return Slo(
+        terms=tuple(Term(metric=name, limit_ns=ns, quantile=test.percentile) for name, ns in limits)
+    )
 
 
 def probe(test: rules.Test, qps: float) -> rules.Test:
@@ -152,7 +174,12 @@ def probe(test: rules.Test, qps: float) -> rules.Test:
 
 
 def peak(
-    test: rules.Test, data: Data, settings: Settings, folder: Path, start: float, drain_ns: int = WAIT_NS
+    test: rules.Test,
+    data: Data,
+    settings: Settings,
+    folder: Path,
+    start: float,
+    drain_ns: int = WAIT_NS,
 ) -> tuple[LoadSearch, trials.Trials, experiment.ExperimentPlan]:
     """The search for the highest rate whose official run is VALID, with the official seeds.
 
@@ -162,7 +189,9 @@ def peak(
 
     def make(trial: NextTrial) -> Workload:
         trial_test = test if trial.kind in ("confirm", "sustain") else probe(test, trial.load)
-        trial_test = replace(trial_test, min_duration_ns=round(trial_test.min_duration_ns * trial.lengths))
+        trial_test = replace(
+            trial_test, min_duration_ns=round(trial_test.min_duration_ns * trial.lengths)
+        )
         return workload(trial_test, data, qps=trial.load, drain_ns=drain_ns)
 
     runs = trials.Trials(
@@ -197,7 +226,9 @@ def offline_rate(folder: Path) -> tuple[float, float] | None:
     ones. It is at most 1.5 times the rate of the whole trial, because answers of a single batch end together.
     """
     columns = read_columns(folder)
-    end_times = np.sort(columns["end_ns"][(columns["status"] == STATUS["ok"]) & (columns["end_ns"] >= 0)])
+    end_times = np.sort(
+        columns["end_ns"][(columns["status"] == STATUS["ok"]) & (columns["end_ns"] >= 0)]
+    )
     if not len(end_times) or end_times[-1] <= 0:
         return None
     trial_s = float(end_times[-1] - columns["due_ns"].min()) / 1e9
@@ -221,7 +252,13 @@ def read_columns(folder: Path) -> dict[str, NDArray[Any]]:
 
 
 def judge(
-    folder: Path, test: rules.Test, summary: Summary, *, data_name: str, qps: float, answer: SearchAnswer | None = None
+    folder: Path,
+    test: rules.Test,
+    summary: Summary,
+    *,
+    data_name: str,
+    qps: float,
+    answer: SearchAnswer | None = None,
 ) -> mlperf.MlperfResult:
     """The result of a finished run. Also writes it into the run's folder, with LoadGen's two log files.
 
@@ -230,14 +267,22 @@ def judge(
     query_trace = _query_trace(folder, test, summary)
     simulated = summary.target.simulated
     names = [part.target.name or part.target.url for part in summary.targets]
-    served_by = f"{len(names)} targets: {', '.join(names)}" if names else summary.target.name or summary.target.url
+    served_by = (
+        f"{len(names)} targets: {', '.join(names)}"
+        if names
+        else summary.target.name or summary.target.url
+    )
     notes = [f"served by {served_by} ({summary.target.model})"]
     if summary.target.software:
         notes.append(f"software: {', '.join(summary.target.software)}")
     if summary.run.metadata:
         notes.append(f"metadata: {format.pairs(summary.run.metadata)}")
     errors = [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
-    notes += [reasons.sentence(warning) for warning in summary.verdict.warning_codes if warning.code == "resonance"]
+    notes += [
+        reasons.sentence(warning)
+        for warning in summary.verdict.warning_codes
+        if warning.code == "resonance"
+    ]
     warnings = [
         *summary.verdict.caveats,
         *cautions(test),
@@ -245,9 +290,15 @@ def judge(
     ]
     notes += [*errors, *warnings]
     result = mlperf.reduce(
-        query_trace, test, dataset=data_name, target_qps=qps, notes=notes, errors=errors, warnings=warnings,
+        query_trace,
+        test,
+        dataset=data_name,
+        target_qps=qps,
+        notes=notes,
+        errors=errors,
+        warnings=warnings,
         simulated=simulated,
-    )  # fmt: skip
+    )
     result = _with_standing(result, test, summary, answer)
     write(folder, result, test, *of_summary(summary))
     return result
@@ -255,24 +306,40 @@ def judge(
 
 def sound(summary: Summary) -> bool:
     """Whether the result may rest on this run: it is valid, and no figure of its rules is withheld."""
-    return summary.verdict.valid and not any(term.metric in summary.unsound for term in summary.goodput.slo)
+    return summary.verdict.valid and not any(
+        term.metric in summary.unsound for term in summary.goodput.slo
+    )
 
 
 def again(folder: Path, summary: Summary) -> mlperf.MlperfResult:
     """The result of a stored run, recomputed from its records; writes nothing. Raises UserError without a result."""
     stored = read(folder)
     result = mlperf.reduce(
-        _query_trace(folder, test := _test_of(stored), summary), test, dataset=stored.dataset,
-        target_qps=stored.target_qps, notes=stored.notes, simulated=stored.simulated,
-    )  # fmt: skip
+        _query_trace(folder, test := _test_of(stored), summary),
+        test,
+        dataset=stored.dataset,
+        target_qps=stored.target_qps,
+        notes=stored.notes,
+        simulated=stored.simulated,
+    )
     # what the records do not show: findings about the measurement, and what other runs showed
-    kept = ("samples", "errors", "warnings", "sustained", "sustained_why", "rules_qps", "longer_minutes")
+    kept = (
+        "samples",
+        "errors",
+        "warnings",
+        "sustained",
+        "sustained_why",
+        "rules_qps",
+        "longer_minutes",
+    )
     return msgspec.structs.replace(result, **{name: getattr(stored, name) for name in kept})
 
 
 def _test_of(stored: mlperf.MlperfResult) -> rules.Test:
     scenario: Any = stored.scenario
-    test = rules.test(stored.benchmark, scenario, stored.round, min_duration_s=stored.min_duration_s)
+    test = rules.test(
+        stored.benchmark, scenario, stored.round, min_duration_s=stored.min_duration_s
+    )
     return replace(test, samples=stored.samples or test.samples, min_queries=stored.min_queries)
 
 
@@ -293,7 +360,10 @@ def _with_standing(
         return msgspec.structs.replace(result, sustained=False, sustained_why=found.why)
     if answer is not None and answer.lengths > 1 and answer.steady == result.target_qps:
         return msgspec.structs.replace(
-            result, sustained=answer.sustained, sustained_why=answer.sustained_why, rules_qps=answer.confirmed
+            result,
+            sustained=answer.sustained,
+            sustained_why=answer.sustained_why,
+            rules_qps=answer.confirmed,
         )
     longer_s = sustainable.LONGER * max(result.scheduled_s, test.min_duration_ns / 1e9)
     return msgspec.structs.replace(result, sustained_why=found.why, longer_minutes=longer_s / 60)
@@ -301,7 +371,9 @@ def _with_standing(
 
 def _query_trace(folder: Path, test: rules.Test, summary: Summary) -> mlperf.QueryTrace:
     columns = read_columns(folder)
-    is_measured = columns["stage"] == next(i for i, stage in enumerate(summary.stages) if stage.measured)
+    is_measured = columns["stage"] == next(
+        i for i, stage in enumerate(summary.stages) if stage.measured
+    )
     if not is_measured.all():
         columns = {name: column[is_measured] for name, column in columns.items()}
     origin = int(columns["due_ns"].min()) if len(columns["due_ns"]) else 0
@@ -332,20 +404,31 @@ def cautions(test: rules.Test) -> list[str]:
     """Warnings about the test itself: too short, too small a data set, the note of its limits."""
     notes = []
     if test.min_duration_ns < rules.rules().min_duration_s * 10**9:
-        notes.append("a minimum duration below the rules' 600 s: good for a trial, for nothing else")
+        notes.append(
+            "a minimum duration below the rules' 600 s: good for a trial, for nothing else"
+        )
     if test.samples < rules.rules().benchmarks[test.benchmark].samples:
-        notes.append(f"a data set of {test.samples:,} samples is smaller than the rules': for a trial only")
+        notes.append(
+            f"a data set of {test.samples:,} samples is smaller than the rules': for a trial only"
+        )
     return [*notes, *([test.note] if test.note else [])]
 
 
 def of_summary(summary: Summary) -> tuple[str, str, datetime]:
     """What the log files say of a run: the system under test, the version of the generator, the beginning."""
-    started = datetime.fromisoformat(summary.run.started) if summary.run.started else datetime.now(UTC)
+    started = (
+        datetime.fromisoformat(summary.run.started) if summary.run.started else datetime.now(UTC)
+    )
     return summary.target.name or summary.target.url, summary.run.version, started
 
 
 def write(
-    folder: Path, result: mlperf.MlperfResult, test: rules.Test, sut: str, version: str, started: datetime
+    folder: Path,
+    result: mlperf.MlperfResult,
+    test: rules.Test,
+    sut: str,
+    version: str,
+    started: datetime,
 ) -> None:
     """Write `mlperf.json` and LoadGen's two log files into `folder`."""
     for name, data in _outputs(result, test, sut, version, started).items():
@@ -353,14 +436,18 @@ def write(
     checksums.write(folder)
 
 
-def write_queries(folder: Path, trace: mlperf.QueryTrace, sut: str, version: str, started: datetime) -> None:
+def write_queries(
+    folder: Path, trace: mlperf.QueryTrace, sut: str, version: str, started: datetime
+) -> None:
     """Keep the queries of a result that has no run of its own, so that it can be made again: the official LoadGen's."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     of_run = msgspec.json.encode({"sut": sut, "version": version, "started": started.isoformat()})
     columns = pa.table(dict(zip(trace._fields, trace, strict=True)))
-    pq.write_table(columns.replace_schema_metadata({QUERIES: of_run}), folder / QUERIES, compression="zstd")
+    pq.write_table(
+        columns.replace_schema_metadata({QUERIES: of_run}), folder / QUERIES, compression="zstd"
+    )
 
 
 def outputs_of_queries(folder: Path) -> dict[str, bytes]:
@@ -373,11 +460,19 @@ def outputs_of_queries(folder: Path) -> dict[str, bytes]:
     stored = read(folder)
     test = _test_of(stored)
     result = mlperf.reduce(
-        trace, test, dataset=stored.dataset, target_qps=stored.target_qps, notes=stored.notes,
-        errors=stored.errors, warnings=stored.warnings, simulated=stored.simulated,
-    )  # fmt: skip
+        trace,
+        test,
+        dataset=stored.dataset,
+        target_qps=stored.target_qps,
+        notes=stored.notes,
+        errors=stored.errors,
+        warnings=stored.warnings,
+        simulated=stored.simulated,
+    )
     result = msgspec.structs.replace(result, samples=stored.samples)
-    return _outputs(result, test, of_run["sut"], of_run["version"], datetime.fromisoformat(of_run["started"]))
+    return _outputs(
+        result, test, of_run["sut"], of_run["version"], datetime.fromisoformat(of_run["started"])
+    )
 
 
 def _outputs(
@@ -394,5 +489,7 @@ def read(folder: Path) -> mlperf.MlperfResult:
     refuse_links(folder)
     path = folder / RESULT
     if not path.is_file():
-        raise UserError("no_result", "no MLPerf-style result there", str(path), "a folder of loadgen mlperf")
+        raise UserError(
+            "no_result", "no MLPerf-style result there", str(path), "a folder of loadgen mlperf"
+        )
     return decoded(path.read_bytes(), mlperf.MlperfResult, str(path), "an MLPerf-style result")

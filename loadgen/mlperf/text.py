@@ -30,7 +30,9 @@ from loadgen.present.section import (
 )
 
 
-def report(result: MlperfResult, *, gpus: int | None = None, parts: Iterable[Section] = ()) -> Report:
+def report(
+    result: MlperfResult, *, gpus: int | None = None, parts: Iterable[Section] = ()
+) -> Report:
     """The whole answer. `parts`: of each of several stages, classes and targets (`runs.text.parts`)."""
     return Report(
         title=f"{result.scenario.capitalize()} · {result.benchmark} · round {result.round}",
@@ -52,7 +54,9 @@ def sections(result: MlperfResult, gpus: int | None) -> tuple[Section, ...]:
     if result.scenario == "offline":
         length = f"one query of {format.counted(result.queries, 'sample')}"
     scheduled = (
-        f"{format.quantity(result.scheduled_samples_per_s, 4)} scheduled" if result.scenario != "offline" else ""
+        f"{format.quantity(result.scheduled_samples_per_s, 4)} scheduled"
+        if result.scenario != "offline"
+        else ""
     )
     said = facts(
         Test=f"{result.benchmark} {result.scenario}, round {result.round}",
@@ -64,18 +68,28 @@ def sections(result: MlperfResult, gpus: int | None) -> tuple[Section, ...]:
         Whole_run=f"{format.quantity(result.whole_tokens_per_s, 4)} tokens/s until the last completion",
         **{"Samples/s": (f"{samples.value} completed", scheduled)},
     )
-    close = "VALID for LoadGen at exactly a limit; the submission checker asks for less than the limit"
+    close = (
+        "VALID for LoadGen at exactly a limit; the submission checker asks for less than the limit"
+    )
     reasons = [*_sustained(result), *(reason.text for reason in result.reasons)]
     reasons += [close] if result.valid and not result.checker_valid else []
     return (
         section("MLPerf-style result, unofficial", said, _latencies(result), id="mlperf"),
         section(
             "Limits and early stopping",
-            Bars(rows=list(_used(result)), unit=" %", line=100.0, low=0.0, title="Used of each limit"),
-            limits(result) if result.checks else "Offline has no limit on latency, and so no early stopping.",
+            Bars(
+                rows=list(_used(result)), unit=" %", line=100.0, low=0.0, title="Used of each limit"
+            ),
+            limits(result)
+            if result.checks
+            else "Offline has no limit on latency, and so no early stopping.",
             Said(f"{checker_text(result)}.", "soft"),
         ),
-        section("Result", Said(_standing(result), "good" if result.valid else "bad", large=True), Bullets(reasons)),
+        section(
+            "Result",
+            Said(_standing(result), "good" if result.valid else "bad", large=True),
+            Bullets(reasons),
+        ),
         section("Notes", Bullets(result.notes), id="mlperf-notes"),
     )
 
@@ -91,7 +105,11 @@ def _standing(result: MlperfResult) -> str:
 def _sustained(result: MlperfResult) -> Iterator[str]:
     """Whether the rate can go on for ever, and what would show it."""
     if result.sustained_why:
-        yield f"in this run: {result.sustained_why}" if result.sustained is None else result.sustained_why
+        yield (
+            f"in this run: {result.sustained_why}"
+            if result.sustained is None
+            else result.sustained_why
+        )
     if result.sustained is False and result.valid:
         yield (
             "a queue grows: a longer run at this rate would miss the limits. --find-peak finds a rate that is sustained"
@@ -116,11 +134,15 @@ class Rate(NamedTuple):
 def rates(result: MlperfResult, gpus: int | None) -> tuple[Rate, Rate]:
     """Output tokens/s and samples/s."""
     offline = result.scenario == "offline"
-    window = "until the last completion" if offline else "until the last-issued query ended (LoadGen's)"
+    window = (
+        "until the last completion" if offline else "until the last-issued query ended (LoadGen's)"
+    )
     tokens, samples = result.completed_tokens_per_s, result.completed_samples_per_s
     one_gpu = blocks.per_gpu(tokens, gpus)
     per_gpu = f"{format.quantity(one_gpu)} per GPU ({gpus})" if one_gpu is not None else ""
-    return Rate(format.quantity(tokens, 4), window, per_gpu), Rate(format.quantity(samples, 4), window, "")
+    return Rate(format.quantity(tokens, 4), window, per_gpu), Rate(
+        format.quantity(samples, 4), window, ""
+    )
 
 
 def sentence(result: MlperfResult) -> str:
@@ -133,10 +155,21 @@ def sentence(result: MlperfResult) -> str:
 
 def limits(result: MlperfResult) -> Table:
     """The limits, with early stopping. No rows in Offline, which has no limit."""
-    head = ("limit", "came out", "LoadGen", "submission checker", "over the limit", "early stopping")
+    head = (
+        "limit",
+        "came out",
+        "LoadGen",
+        "submission checker",
+        "over the limit",
+        "early stopping",
+    )
     rows: list[tuple[str, ...]] = []
     for check in result.checks:
-        value = "a query that never completed" if check.value_ns is None else f"{check.value_ns / 1e6:,.3f} ms"
+        value = (
+            "a query that never completed"
+            if check.value_ns is None
+            else f"{check.value_ns / 1e6:,.3f} ms"
+        )
         rows.append(
             (
                 promise(check.metric, 0.99, check.limit_ns / 1e6),
@@ -144,7 +177,9 @@ def limits(result: MlperfResult) -> Table:
                 "passes" if check.met else "fails",
                 "passes" if check.checker_met else "fails",
                 f"{check.over:,} of {check.count:,}",
-                "passes" if check.early_stopping_met else f"fails, {check.more:,} more queries needed",
+                "passes"
+                if check.early_stopping_met
+                else f"fails, {check.more:,} more queries needed",
             )
         )
     return Table(head, rows)
@@ -157,7 +192,9 @@ def _used(result: MlperfResult) -> Iterator[Bar]:
             used = 100 * check.value_ns / check.limit_ns
             text = f"{used:,.1f} % of the limit"
             color = "good" if check.met else "bad"
-            yield Bar(promise(check.metric, 0.99, check.limit_ns / 1e6), text, [(0.0, used, color, text)])
+            yield Bar(
+                promise(check.metric, 0.99, check.limit_ns / 1e6), text, [(0.0, used, color, text)]
+            )
 
 
 def _latencies(result: MlperfResult) -> Table:
@@ -166,7 +203,12 @@ def _latencies(result: MlperfResult) -> Table:
     for name, spread in (("TTFT", result.ttft), ("TPOT", result.tpot), ("Latency", result.latency)):
         if spread is not None:
             values = (*spread.percentiles, spread.mean, spread.max)
-            rows.append((name, *(format.NONE if value is None else f"{value / 1e6:,.3f}" for value in values)))
+            rows.append(
+                (
+                    name,
+                    *(format.NONE if value is None else f"{value / 1e6:,.3f}" for value in values),
+                )
+            )
     return Table(head, rows)
 
 
@@ -182,7 +224,9 @@ def warned(disclosure: str = DISCLOSURE) -> Warned:
 def addition(result: MlperfResult, gpus: int | None) -> Addition:
     """What the result adds to the run, or to the search, whose folder it is in."""
     tokens, _ = rates(result, gpus)
-    said = ", ".join(filter(None, (f"{tokens.value} output tokens/s {tokens.window}", tokens.per_gpu)))
+    said = ", ".join(
+        filter(None, (f"{tokens.value} output tokens/s {tokens.window}", tokens.per_gpu))
+    )
     return Addition(
         warned=(warned(result.disclosure),),
         sentence=sentence(result),
@@ -193,7 +237,9 @@ def addition(result: MlperfResult, gpus: int | None) -> Addition:
     )
 
 
-def _with_rates(numbers: Sequence[Number], mlperf: MlperfResult, gpus: int | None) -> Iterator[Number]:
+def _with_rates(
+    numbers: Sequence[Number], mlperf: MlperfResult, gpus: int | None
+) -> Iterator[Number]:
     """The headline numbers with the rates that the MLPerf-style report prints: of LoadGen's windows."""
     tokens, samples = rates(mlperf, gpus)
     for number in numbers:

@@ -21,7 +21,10 @@ from loadgen.shell.output import print_answer, say
 def doctor(
     given: Given,
     seconds: Annotated[
-        float, typer.Option("--seconds", help="Without a target: how long each step runs.", min=2.0, max=60.0)
+        float,
+        typer.Option(
+            "--seconds", help="Without a target: how long each step runs.", min=2.0, max=60.0
+        ),
     ] = 3.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> int:
@@ -43,7 +46,10 @@ def doctor(
     settings = given.settings()
     if settings.targets:
         raise UserError(
-            "unsupported", "this command takes one endpoint", "--url", "several: loadgen run, or one address for all"
+            "unsupported",
+            "this command takes one endpoint",
+            "--url",
+            "several: loadgen run, or one address for all",
         )
     title, findings = checks.run(settings)
     print_answer({"title": title, "findings": findings}, report(title, findings), as_json=as_json)

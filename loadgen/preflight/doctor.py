@@ -51,7 +51,9 @@ async def examine(settings: Settings) -> list[Finding]:
     try:
         await _examine_target(settings, findings.append)
     except TargetUnusable as error:
-        meaning = "requests of a load would end like this too" if findings else "there is nothing to ask"
+        meaning = (
+            "requests of a load would end like this too" if findings else "there is nothing to ask"
+        )
         problem, advice = _redacted(settings, str(error)), _redacted(settings, error.hint)
         findings.append(Finding("target", FAULT, problem, meaning, advice, error.code))
     return [*findings, *host_checks.host(await machine()), *plugin_checks.findings()]
@@ -63,12 +65,18 @@ def failed(findings: list[Finding]) -> bool:
 
 
 def _redacted(settings: Settings, text: str) -> str:
-    return redact(text, [secret for secret in (settings.api_key, *header_secrets(settings.headers)) if secret])
+    return redact(
+        text, [secret for secret in (settings.api_key, *header_secrets(settings.headers)) if secret]
+    )
 
 
 async def _examine_target(settings: Settings, report: Callable[[Finding], None]) -> None:
     assert settings.url is not None
-    target = Target.parse(settings.url, api=settings.api, server=None if settings.server == "auto" else settings.server)
+    target = Target.parse(
+        settings.url,
+        api=settings.api,
+        server=None if settings.server == "auto" else settings.server,
+    )
     context = settings.tls.context() if target.tls else None
     fetcher = Fetcher(target, context, timeout_s=REPLY_S)
     started_ns = monotonic_ns()
@@ -80,10 +88,16 @@ async def _examine_target(settings: Settings, report: Callable[[Finding], None])
     headers = (("Accept", "application/json"), *settings.headers)
     if context is not None:
         report(await _handshake(target, context, settings.tls.verify))
-    model_list = await fetcher.exchange("GET", target.models, merged(target.auth(settings.api_key), headers), b"")
+    model_list = await fetcher.exchange(
+        "GET", target.models, merged(target.auth(settings.api_key), headers), b""
+    )
     clock_finding = target_checks.wall_clock(model_list.headers.get("date", ""), datetime.now(UTC))
     without_key = await fetcher.exchange("GET", target.models, headers, b"") if has_key else None
-    report(verdict := target_checks.auth(has_key, model_list.status, without_key.status if without_key else None))
+    report(
+        verdict := target_checks.auth(
+            has_key, model_list.status, without_key.status if without_key else None
+        )
+    )
     if verdict.state == FAULT:
         return
     probe_result, long_prompt = await _probe(settings, target, fetcher)
@@ -94,13 +108,19 @@ async def _examine_target(settings: Settings, report: Callable[[Finding], None])
     report(target_checks.tokenizer(probe_result, tokenizer.name, tokenizer.tag == "tokenizer"))
     if settings.values:
         report(await _answer_of_values(settings, probe_result))
-        pages = {path: await _optional_page(fetcher, target, headers, settings, path) for path in PAGES}
+        pages = {
+            path: await _optional_page(fetcher, target, headers, settings, path) for path in PAGES
+        }
         report(target_checks.metrics_pages(pages))
         return
     report(target_checks.usage(probe_result, settings.stream))
     trials = await _trials(settings, probe_result, long_prompt)
     has_no_force = settings.api in ("responses", "messages")  # neither has a field for it
-    quirk = msgspec.structs.replace(probe_result.quirk, forces=()) if has_no_force else probe_result.quirk
+    quirk = (
+        msgspec.structs.replace(probe_result.quirk, forces=())
+        if has_no_force
+        else probe_result.quirk
+    )
     report(target_checks.forced(quirk, trials.forced, trials.free, trials.tried))
     if settings.stream and (first := target_checks.first_token([trials.forced, trials.free])):
         report(first)
@@ -128,15 +148,29 @@ async def _handshake(target: Target, context: Any, verify: bool) -> Finding:
     try:
         async with asyncio.timeout(10):
             host = target.host
-            _, writer = await asyncio.open_connection(host, target.port, ssl=context, server_hostname=host)
-    except (OSError, TimeoutError):  # the next request of the Fetcher fails the same way and reports the reason
-        return Finding("tls", target_checks.UNKNOWN, "no handshake", "nothing can be asked over this connection")
+            _, writer = await asyncio.open_connection(
+                host, target.port, ssl=context, server_hostname=host
+            )
+    except (
+        OSError,
+        TimeoutError,
+    ):  # the next request of the Fetcher fails the same way and reports the reason
+        return Finding(
+            "tls",
+            target_checks.UNKNOWN,
+            "no handshake",
+            "nothing can be asked over this connection",
+        )
     took_ms = (monotonic_ns() - started_ns) / 1e6
     session = writer.get_extra_info("ssl_object")
     writer.transport.abort()
     now = datetime.now(UTC)
     not_after = (session.getpeercert() or {}).get("notAfter")
-    expires = datetime.strptime(not_after, "%b %d %H:%M:%S %Y %Z").replace(tzinfo=UTC) if not_after else None
+    expires = (
+        datetime.strptime(not_after, "%b %d %H:%M:%S %Y %Z").replace(tzinfo=UTC)
+        if not_after
+        else None
+    )
     return target_checks.tls(session.version() or "TLS", verify, expires, now, took_ms)
 
 
@@ -152,7 +186,9 @@ def _fresh_text(tokenizer: tokens.Tokenizer, count: int) -> str:
     """A random text of about `count` tokens, which no cache can contain."""
     random = seeds.stream(seeds.fresh(), "doctor")
     first_word = tokenizer.starts[int(random.integers(len(tokenizer.starts)))]
-    return first_word + "".join(tokenizer.words[int(i)] for i in random.integers(len(tokenizer.words), size=count - 1))
+    return first_word + "".join(
+        tokenizer.words[int(i)] for i in random.integers(len(tokenizer.words), size=count - 1)
+    )
 
 
 class _Trials(msgspec.Struct, frozen=True):
@@ -175,12 +211,18 @@ async def _trials(settings: Settings, probe_result: ProbeResult, long_prompt: st
     return _Trials(forced, free[0], free[1], any(trial.reused for trial in free), tried)
 
 
-async def _answers(settings: Settings, probe_result: ProbeResult, trials: _Trials) -> tuple[list[Trial], list[Trial]]:
+async def _answers(
+    settings: Settings, probe_result: ProbeResult, trials: _Trials
+) -> tuple[list[Trial], list[Trial]]:
     """A long answer; where its events came together, more of them in turns with short ones, until one's come singly."""
     shorts: list[Trial] = []
     longs = [trials.forced if not trials.forced.failure else trials.free]
     is_exact = not trials.forced.failure
-    quirk = msgspec.structs.replace(probe_result.quirk, forces=FORCING) if trials.tried else probe_result.quirk
+    quirk = (
+        msgspec.structs.replace(probe_result.quirk, forces=FORCING)
+        if trials.tried
+        else probe_result.quirk
+    )
     while target_checks.lumped(longs[-1]) and len(shorts) < target_checks.PAIRS:
         questions = [(QUESTION, 1, False), (QUESTION, TRIAL_TOKENS, is_exact)]
         short, long = await _send_trials(settings, probe_result, quirk, questions)
@@ -191,15 +233,23 @@ async def _answers(settings: Settings, probe_result: ProbeResult, trials: _Trial
 
 async def _answer_of_values(settings: Settings, probe_result: ProbeResult) -> Finding:
     """One text to embed, or a query with one document, twice: whether numbers come, and how soon."""
-    trials = await _send_trials(settings, probe_result, probe_result.quirk, [(QUESTION, 1, False)] * 2)
+    trials = await _send_trials(
+        settings, probe_result, probe_result.quirk, [(QUESTION, 1, False)] * 2
+    )
     return target_checks.values(settings.api, trials)
 
 
 async def _send_trials(
-    settings: Settings, probe_result: ProbeResult, quirk: Quirk, questions: list[tuple[str, int, bool]]
+    settings: Settings,
+    probe_result: ProbeResult,
+    quirk: Quirk,
+    questions: list[tuple[str, int, bool]],
 ) -> list[Trial]:
     """Send questions one after the other with one client. Each is (text, max tokens, whether to force the length)."""
-    options = probing.client_options(settings, probe_result) | {"quirk": quirk, "keep_headers": True}
+    options = probing.client_options(settings, probe_result) | {
+        "quirk": quirk,
+        "keep_headers": True,
+    }
     reply_ns = int(REPLY_S * 1e9)
     client = Pool(probe_result.target, **options, timeout_ns=reply_ns, stall_timeout_ns=reply_ns)
     try:
@@ -209,7 +259,9 @@ async def _send_trials(
         client.close()
 
 
-async def _send_trial(settings: Settings, client: Pool, text: str, max_tokens: int, is_exact: bool) -> Trial:
+async def _send_trial(
+    settings: Settings, client: Pool, text: str, max_tokens: int, is_exact: bool
+) -> Trial:
     chat = client.target.api == "chat"
     request = Request(
         id="doctor",
@@ -229,7 +281,11 @@ async def _send_trial(settings: Settings, client: Pool, text: str, max_tokens: i
         late_ms = max(late_ms, (monotonic_ns() - started_ns) / 1e6 - 1.0)
     completion = await future
     failed = completion.failure
-    failure = _redacted(settings, client.target.redact(f"{failed.kind}: {failed.text}")) if failed is not None else ""
+    failure = (
+        _redacted(settings, client.target.redact(f"{failed.kind}: {failed.text}"))
+        if failed is not None
+        else ""
+    )
     return Trial(
         failure=failure[:200],
         asked=max_tokens,
@@ -245,10 +301,14 @@ async def _send_trial(settings: Settings, client: Pool, text: str, max_tokens: i
     )
 
 
-async def _optional_page(fetcher: Fetcher, target: Target, headers: Any, settings: Settings, path: str) -> HttpAnswer:
+async def _optional_page(
+    fetcher: Fetcher, target: Target, headers: Any, settings: Settings, path: str
+) -> HttpAnswer:
     """Fetch a page that may be missing or too large; status 0 where it cannot be fetched."""
     try:
-        return await fetcher.exchange("GET", target.beside(path), merged(target.auth(settings.api_key), headers), b"")
+        return await fetcher.exchange(
+            "GET", target.beside(path), merged(target.auth(settings.api_key), headers), b""
+        )
     except TargetUnusable:
         return HttpAnswer(0, {}, b"")
 

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["spread", "lockstep", "requests"]
 
-TOLERANCE_NS = 100_000  # between the endpoint's clock reading and the kernel stamp: one send, or a preemption
+TOLERANCE_NS = (
+    100_000  # between the endpoint's clock reading and the kernel stamp: one send, or a preemption
+)
 AIM = 0.85  # CPU share that the next step aims at; the validity limit is 0.9
 CLOSE = 1.25  # the search ends when broken / sound level is at most this
 SERVER_SHARE = 0.9  # share of a core: the client may be waiting for an endpoint busier than this
@@ -70,8 +72,12 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
     error_max_ms: float
     stamp_error_p50_ms: float
     stamp_error_p99_ms: float
-    bounded_share: float  # share of requests with an error within their own stamp error + TOLERANCE_NS
-    explained_share: float  # the same, with the true instant anywhere up to the endpoint's next clock reading
+    bounded_share: (
+        float  # share of requests with an error within their own stamp error + TOLERANCE_NS
+    )
+    explained_share: (
+        float  # the same, with the true instant anywhere up to the endpoint's next clock reading
+    )
 
 
 def truth(rows: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int) -> Truth | None:
@@ -86,7 +92,9 @@ def truth(rows: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int)
         if request.id.startswith(prefix) and request.status == 200:
             slots[request.number] = int(request.id.removeprefix(prefix))
     answered_rows = np.flatnonzero((rows["status"] == 0) & (rows["first_token_ns"] >= 0))
-    row_of_slot = np.full(int(max(slots.max(initial=-1), rows["slot"].max(initial=-1))) + 1, -1, np.int64)
+    row_of_slot = np.full(
+        int(max(slots.max(initial=-1), rows["slot"].max(initial=-1))) + 1, -1, np.int64
+    )
     row_of_slot[rows["slot"][answered_rows]] = answered_rows
     log_order = np.arange(len(log.request))
     first_send = np.full(len(slots), -1, np.int64)
@@ -95,13 +103,18 @@ def truth(rows: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int)
     last_send[log.request] = log_order
     request_numbers = np.flatnonzero((slots >= 0) & (first_send >= 0))
     matched_rows = row_of_slot[slots[request_numbers]]
-    request_numbers, matched_rows = request_numbers[matched_rows >= 0], matched_rows[matched_rows >= 0]
+    request_numbers, matched_rows = (
+        request_numbers[matched_rows >= 0],
+        matched_rows[matched_rows >= 0],
+    )
     if not len(matched_rows):
         return None
     sent = log.sent_ns - start_ns
     true_first, true_last = sent[first_send[request_numbers]], sent[last_send[request_numbers]]
     next_send = sent[np.minimum(first_send[request_numbers] + 1, len(sent) - 1)]
-    due, reported, stamp_error = (rows[name][matched_rows] for name in ("due_ns", "first_token_ns", "stamp_error_ns"))
+    due, reported, stamp_error = (
+        rows[name][matched_rows] for name in ("due_ns", "first_token_ns", "stamp_error_ns")
+    )
     error = reported - true_first
     over_stamp_error, is_early = error - stamp_error, error < -TOLERANCE_NS
     slack = np.maximum(next_send - true_first, 0)
@@ -115,7 +128,9 @@ def truth(rows: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int)
         ttft_p99_ms=_quantile_ms(true_first - due, 0.99),
         ttft_p50_error_ms=_quantile_ms(reported - due, 0.5) - _quantile_ms(true_first - due, 0.5),
         ttft_p99_error_ms=_quantile_ms(reported - due, 0.99) - _quantile_ms(true_first - due, 0.99),
-        tpot_p50_error_share=element(tpot, 0.5) / element(true_tpot, 0.5) - 1 if len(gaps) else None,
+        tpot_p50_error_share=element(tpot, 0.5) / element(true_tpot, 0.5) - 1
+        if len(gaps)
+        else None,
         error_p50_ms=_quantile_ms(np.abs(error), 0.5),
         error_p99_ms=_quantile_ms(np.abs(error), 0.99),
         error_max_ms=_quantile_ms(np.abs(error), 1.0),
@@ -187,7 +202,11 @@ def following(steps: Sequence[Step], first: float, most: int) -> float | None:
     if len(steps) >= most or steps[-1].server_limited:
         return None
     last = steps[-1]
-    if not last.sound and last.cpu_share < AIM and sum(step.offered == last.offered for step in steps) == 1:
+    if (
+        not last.sound
+        and last.cpu_share < AIM
+        and sum(step.offered == last.offered for step in steps) == 1
+    ):
         return last.offered
     highest_sound = max((step.offered for step in steps if step.sound), default=None)
     lowest_broken = _lowest_broken(steps)
@@ -195,7 +214,9 @@ def following(steps: Sequence[Step], first: float, most: int) -> float | None:
         return last.offered * min(5.0, max(CLOSE, AIM / max(last.cpu_share, 0.01)))
     if highest_sound is None:
         return lowest_broken / 2
-    return math.sqrt(highest_sound * lowest_broken) if lowest_broken > highest_sound * CLOSE else None
+    return (
+        math.sqrt(highest_sound * lowest_broken) if lowest_broken > highest_sound * CLOSE else None
+    )
 
 
 def _lowest_broken(steps: Sequence[Step]) -> float | None:
@@ -224,24 +245,46 @@ def server_limited(*, cpu_share: float, server_share: float, server_late_p50_ms:
 
 # -- output --------------------------------------------------------------------------------------------------------
 
-_COLUMNS = ("offered", "achieved", "CPU", "endpoint", "TTFT error p50", "p99", "stamp error p99", "send lag p99")
+_COLUMNS = (
+    "offered",
+    "achieved",
+    "CPU",
+    "endpoint",
+    "TTFT error p50",
+    "p99",
+    "stamp error p99",
+    "send lag p99",
+)
 _WIDTH = 9
 
 
 def line(step: Step) -> str:
     """The line of the table for one step."""
-    cells = [f"{step.offered:,.0f}", f"{step.achieved:,.0f}", f"{step.cpu_share:.0%}", f"{step.server_share:.0%}"]
+    cells = [
+        f"{step.offered:,.0f}",
+        f"{step.achieved:,.0f}",
+        f"{step.cpu_share:.0%}",
+        f"{step.server_share:.0%}",
+    ]
     names = ("error_p50_ms", "error_p99_ms", "stamp_error_p99_ms")
     values = [getattr(step.truth, name, None) for name in names]  # None where there is no truth
-    cells += ["-" if value is None else f"{value:.3f} ms" for value in (*values, step.send_lag_p99_ms)]
-    text = "".join(f"{cell:>{max(len(name), _WIDTH) + 2}}" for cell, name in zip(cells, _COLUMNS, strict=True))
-    outcome = "sound" if step.sound else "; ".join(reason.code.replace("_", " ") for reason in step.codes)
+    cells += [
+        "-" if value is None else f"{value:.3f} ms" for value in (*values, step.send_lag_p99_ms)
+    ]
+    text = "".join(
+        f"{cell:>{max(len(name), _WIDTH) + 2}}" for cell, name in zip(cells, _COLUMNS, strict=True)
+    )
+    outcome = (
+        "sound" if step.sound else "; ".join(reason.code.replace("_", " ") for reason in step.codes)
+    )
     return f"{text}   {outcome}{'; the endpoint was the limit' if step.server_limited else ''}"
 
 
 def heading(kind: Kind) -> str:
     """The heading of the table for one kind."""
-    return f"{NAMES[kind]}\n" + "".join(f"{name:>{max(len(name), _WIDTH) + 2}}" for name in _COLUMNS)
+    return f"{NAMES[kind]}\n" + "".join(
+        f"{name:>{max(len(name), _WIDTH) + 2}}" for name in _COLUMNS
+    )
 
 
 def sentence(sound_level: SoundLevel) -> str:
@@ -265,7 +308,9 @@ def report(result: SelfcheckResult) -> Report:
     return Report(
         title=f"One worker on this host ({cores}, shared with the endpoint in these steps) can carry:",
         made_by="loadgen doctor",
-        sections=[section("", Bullets([*map(sentence, result.levels)]), read_by.get(result.hot_path, ""))],
+        sections=[
+            section("", Bullets([*map(sentence, result.levels)]), read_by.get(result.hot_path, ""))
+        ],
     )
 
 
@@ -289,7 +334,11 @@ def run(seconds: float = 3.0, say: Callable[[str], None] = print) -> SelfcheckRe
         steps += steps_of_kind
         levels.append(level(kind, steps_of_kind))
     return SelfcheckResult(
-        seconds=seconds, cpus=resource_limits.cpus(), steps=tuple(steps), levels=tuple(levels), hot_path=compiled.RUNS
+        seconds=seconds,
+        cpus=resource_limits.cpus(),
+        steps=tuple(steps),
+        levels=tuple(levels),
+        hot_path=compiled.RUNS,
     )
 
 
@@ -316,7 +365,10 @@ def step(kind: Kind, offered: float, seconds: float) -> Step:
         fetcher = Fetcher(Target.parse(server.url), timeout_s=30, most_bytes=sys.maxsize)
         return asyncio.run(fetcher.exchange("GET", path, (), b"")).body
 
-    with tempfile.TemporaryDirectory(prefix="loadgen-selfcheck-") as scratch, embedded.start(options) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="loadgen-selfcheck-") as scratch,
+        embedded.start(options) as server,
+    ):
         folder = Path(scratch)
         workload = _workload(tokens, rate, seconds - DRAIN_S)
         stats_before = json.loads(get("/_stats"))
@@ -342,7 +394,9 @@ def step(kind: Kind, offered: float, seconds: float) -> Step:
         sound=summary.verdict.valid,
         reasons=summary.verdict.reasons,
         codes=summary.verdict.codes,
-        server_limited=server_limited(cpu_share=cpu_share, server_share=server_share, server_late_p50_ms=late_ms),
+        server_limited=server_limited(
+            cpu_share=cpu_share, server_share=server_share, server_late_p50_ms=late_ms
+        ),
     )
 
 
@@ -395,7 +449,9 @@ def _drive(url: str, workload: Workload, folder: Path) -> _DrivenRun:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         probe_result = runner.run(find(settings, workload.timeout_ns / 1e9))
         plan, begins = prepare(workload, settings, (probe_result,), simulated=True, folder=folder)
-        store.replace(folder / "run.json", manifest.encode(run_header.header(plan, workload, begins)))
+        store.replace(
+            folder / "run.json", manifest.encode(run_header.header(plan, workload, begins))
+        )
         runner.run(work(plan, 0, 1, gate, lambda driver: None))
     end_ns = monotonic_ns()
     stored = store.read_lightly(folder, by_stage=False)

@@ -30,8 +30,12 @@ FAULT: State = "fault"  # a load cannot work
 UNKNOWN: State = "unknown"
 
 TRIAL_TOKENS = 64  # more than an answer to "yes or no?" has by chance
-AGREEMENT = 0.02  # relative, of two token counts of the same text; as in the validity verdict of a run
-BUNDLED = 1.5  # tokens per event, or events per arrival, above which gaps are not gaps between tokens
+AGREEMENT = (
+    0.02  # relative, of two token counts of the same text; as in the validity verdict of a run
+)
+BUNDLED = (
+    1.5  # tokens per event, or events per arrival, above which gaps are not gaps between tokens
+)
 LUMP = 8  # events per arrival from which a stream was buffered, at any token rate
 QUICK_MS = 1.0  # time per event below which several events can share an arrival by chance
 PAIRS = 5  # short and long answers that are compared where events came together
@@ -80,7 +84,13 @@ def name(host: str, addresses: Sequence[str], took_ms: float) -> Finding:
     words = f"{host}: {', '.join(addresses[:4])}{' and more' if len(addresses) > 4 else ''}, {took_ms:.3g} ms"
     if len(addresses) > 1:
         meaning = "names are resolved once, and the first address that answers gets the whole load: others stay idle"
-        return Finding("name", NOTE, words, meaning, "put the balancer's own address in --url to load all of them")
+        return Finding(
+            "name",
+            NOTE,
+            words,
+            meaning,
+            "put the balancer's own address in --url to load all of them",
+        )
     return Finding("name", OK, words, "resolved once before the run, so DNS time is in no latency")
 
 
@@ -91,11 +101,19 @@ def connect(times_ms: Sequence[float]) -> Finding:
     words = f"{format.quantity(median)} ms to connect (median of {len(times_ms)}, most {most} ms)"
     if median > 100:
         meaning = "TTFT as measured here holds at least one such trip: it says more of the network than of the server"
-        return Finding("connect", WARNING, words, meaning, "measure from the place where the users are, or beside it")
+        return Finding(
+            "connect",
+            WARNING,
+            words,
+            meaning,
+            "measure from the place where the users are, or beside it",
+        )
     return Finding("connect", OK, words, "no TTFT measured here can be below one such trip")
 
 
-def tls(version: str, verified: bool, expires: datetime | None, now: datetime, handshake_ms: float) -> Finding:
+def tls(
+    version: str, verified: bool, expires: datetime | None, now: datetime, handshake_ms: float
+) -> Finding:
     """A TLS handshake. `expires` is known only for a verified certificate."""
     words = f"{version}, handshake {format.quantity(handshake_ms)} ms"
     meaning = "a request that must open a connection pays the handshake in its TTFT; connections are kept to avoid it"
@@ -106,7 +124,9 @@ def tls(version: str, verified: bool, expires: datetime | None, now: datetime, h
         days = (expires - now).days
         words += f", certificate valid for {days} days"
         if days < CERTIFICATE_DAYS:
-            return Finding("tls", WARNING, words, "connections fail from that day on", "renew the certificate")
+            return Finding(
+                "tls", WARNING, words, "connections fail from that day on", "renew the certificate"
+            )
     return Finding("tls", OK, words, meaning)
 
 
@@ -114,13 +134,17 @@ def auth(keyed: bool, with_key: int, without: int | None) -> Finding:
     """Authentication, from the HTTP status of the model list with the key and without it (None: not tried)."""
     if with_key in (401, 403):
         hint = "check the key" if keyed else "set OPENAI_API_KEY, or give --api-key-file"
-        return Finding("auth", FAULT, f"answers {with_key}", "every request of a load would be refused", hint)
+        return Finding(
+            "auth", FAULT, f"answers {with_key}", "every request of a load would be refused", hint
+        )
     if not keyed:
         return Finding("auth", OK, "none asked for, none sent", "no time is spent on checking keys")
     if without is not None and without not in (401, 403):
         meaning = "the key is not looked at there: limits per key may not apply, nor the cost of checking it"
         return Finding("auth", NOTE, f"the same answer ({without}) without the key", meaning)
-    return Finding("auth", OK, "key accepted, refused without", "limits of that key apply to the load")
+    return Finding(
+        "auth", OK, "key accepted, refused without", "limits of that key apply to the load"
+    )
 
 
 def models(probe_result: ProbeResult) -> Finding:
@@ -131,10 +155,17 @@ def models(probe_result: ProbeResult) -> Finding:
         meaning = "whether it serves that model shows only when it answers; it answered the probe"
         return Finding("model", NOTE, f"lists no models; asked for {probe_result.model!r}", meaning)
     if probe_result.model not in probe_result.models:
-        meaning = "it answers to a name that it does not list: the numbers are of whatever it serves"
+        meaning = (
+            "it answers to a name that it does not list: the numbers are of whatever it serves"
+        )
         return Finding("model", WARNING, words, meaning, "name one of its own with --model")
     if not probe_result.quirk.checks_model:
-        return Finding("model", OK, words, "this make answers to any name: a typing error in --model would not show")
+        return Finding(
+            "model",
+            OK,
+            words,
+            "this make answers to any name: a typing error in --model would not show",
+        )
     return Finding("model", OK, words, "requests name it, and another name would be refused")
 
 
@@ -142,9 +173,16 @@ def context(probed: ProbeResult) -> Finding:
     """How long prompt and answer may be together."""
     if probed.max_context is None:
         meaning = "whether the longest request of a workload fits shows only when it is refused"
-        return Finding("context", UNKNOWN, "its list of models does not say how long a context it takes", meaning)
+        return Finding(
+            "context",
+            UNKNOWN,
+            "its list of models does not say how long a context it takes",
+            meaning,
+        )
     meaning = "a workload with longer requests is refused before its load; loadgen run --dry-run says how long they are"
-    return Finding("context", OK, f"takes {probed.max_context:,} tokens of prompt and answer together", meaning)
+    return Finding(
+        "context", OK, f"takes {probed.max_context:,} tokens of prompt and answer together", meaning
+    )
 
 
 def make(probed: ProbeResult) -> Finding:
@@ -169,9 +207,17 @@ def tokenizer(probe_result: ProbeResult, called: str, own: bool) -> Finding:
     words = f"server counts {ratio:.3f} tokens for each of ours ({called})"
     words += f", and {template} more per prompt" if template else ""
     if abs(ratio - 1) <= AGREEMENT:
-        return Finding("tokenizer", OK, words, "prompts are as long as the workload says; the template comes on top")
+        return Finding(
+            "tokenizer",
+            OK,
+            words,
+            "prompts are as long as the workload says; the template comes on top",
+        )
     meaning = f"a prompt of 1,000 tokens by the workload is {1000 * ratio:,.0f} to the server"
-    wrong, better = "that tokenizer is not this model's: check", "give the model's own tokenizer.json with"
+    wrong, better = (
+        "that tokenizer is not this model's: check",
+        "give the model's own tokenizer.json with",
+    )
     return Finding("tokenizer", WARNING, words, meaning, f"{wrong if own else better} --tokenizer")
 
 
@@ -184,30 +230,52 @@ def forced(quirk: Quirk, with_force: Trial, free: Trial, tried: str = "") -> Fin
     asked = with_force.asked
     if with_force.failure:
         words = f"{fields or 'the question'} on trial: {with_force.failure}"
-        meaning = "answers end where the model ends them: output lengths differ between servers and runs"
-        return Finding("length", WARNING, words, meaning, "compare only runs with equal output token counts")
+        meaning = (
+            "answers end where the model ends them: output lengths differ between servers and runs"
+        )
+        return Finding(
+            "length", WARNING, words, meaning, "compare only runs with equal output token counts"
+        )
     if with_force.output is None:
         meaning = "without a count from the server it cannot be seen whether lengths are honoured"
         return Finding("length", UNKNOWN, f"{fields} sent, no count came back", meaning)
-    natural = "" if free.failure or free.output is None else f", {free.output} when left to end by itself"
+    natural = (
+        "" if free.failure or free.output is None else f", {free.output} when left to end by itself"
+    )
     words = f"{fields or 'max_tokens alone'}: {with_force.output} of {format.counted(asked, 'token')} came{natural}"
     if with_force.output > asked:
         meaning = "more than max_tokens allows: one of the two is not true, and TPOT and tokens per second rest on it"
-        return Finding("length", WARNING, words, meaning, "give --tokenizer, and compare the counts")
+        return Finding(
+            "length", WARNING, words, meaning, "give --tokenizer, and compare the counts"
+        )
     if with_force.output != asked:
         meaning = "output lengths are not those of the workload: E2E and tokens per second depend on the model's mood"
-        return Finding("length", WARNING, words, meaning, "look at output token counts before comparing two servers")
+        return Finding(
+            "length",
+            WARNING,
+            words,
+            meaning,
+            "look at output token counts before comparing two servers",
+        )
     if tried:
         meaning = "it honours them, but is of unknown make, so a run does not send them"
-        body = ", ".join(f'"{field}": true' for field in tried.split(" and ") if field == "ignore_eos")
-        return Finding("length", NOTE, words, meaning, f"add --extra-body '{{{body}}}'" if body else "")
+        body = ", ".join(
+            f'"{field}": true' for field in tried.split(" and ") if field == "ignore_eos"
+        )
+        return Finding(
+            "length", NOTE, words, meaning, f"add --extra-body '{{{body}}}'" if body else ""
+        )
     if not quirk.forces:
         meaning = "nothing forces a length on this make: answers of other prompts may end early"
-        return Finding("length", NOTE, words, meaning, "compare only runs with equal output token counts")
+        return Finding(
+            "length", NOTE, words, meaning, "compare only runs with equal output token counts"
+        )
     if free.output == asked:
         meaning = "lengths came as asked; this model does not stop by itself, so the fields did not have to prove it"
         return Finding("length", OK, words, meaning)
-    return Finding("length", OK, words, "every answer has exactly the length that the workload asks for")
+    return Finding(
+        "length", OK, words, "every answer has exactly the length that the workload asks for"
+    )
 
 
 def lumped(trial: Trial) -> bool:
@@ -233,30 +301,54 @@ def streaming(longs: Sequence[Trial], shorts: Sequence[Trial] = ()) -> Finding:
         tokens = "? tokens" if trial.output is None else format.counted(trial.output, "token")
         words = trial.failure or f"{format.counted(events, 'output event')} for {tokens}"
         meaning = "there is nothing between a first and a last token: no TPOT, no ITL, and TTFT is the whole answer"
-        return Finding("streaming", WARNING, words, meaning, "check that nothing in between waits for the whole answer")
+        return Finding(
+            "streaming",
+            WARNING,
+            words,
+            meaning,
+            "check that nothing in between waits for the whole answer",
+        )
     span = format.quantity(_span_ms(trial))
     words = f"{format.counted(events, 'event')} in {_arrivals(trial)} arrivals over {span} ms"
     if trial.output:
         words = f"{format.counted(trial.output, 'token')} in {words}"
     if (per_event := _per_event(trial)) > BUNDLED:
         meaning = f"about {per_event:.1f} tokens per event: gaps are not inter-token latency, and ITL is left out"
-        return Finding("streaming", WARNING, words, meaning, "for ITL set the server's stream interval to 1")
+        return Finding(
+            "streaming", WARNING, words, meaning, "for ITL set the server's stream interval to 1"
+        )
     if not lumped(trial):
-        return Finding("streaming", OK, words, "token by token: TTFT, TPOT and ITL mean what they say")
+        return Finding(
+            "streaming", OK, words, "token by token: TTFT, TPOT and ITL mean what they say"
+        )
     if held := _held(longs[1:], shorts):
         words += f"; the first comes {format.quantity(held)} ms later than that of an answer of one token"
         meaning = "something holds answers back until enough is there: gaps are its rhythm, and TTFT is late"
         advice = "look for a buffering proxy (nginx: proxy_buffering off, HAProxy: option http-no-delay), or a server "
-        return Finding("streaming", WARNING, words, meaning, advice + "with too few cores to send as it computes")
+        return Finding(
+            "streaming",
+            WARNING,
+            words,
+            meaning,
+            advice + "with too few cores to send as it computes",
+        )
     if min(one.late_ms for one in longs) < QUIET_MS and max(map(_span_ms, longs)) < QUIET_MS:
         meaning = "whole answers come at once though this host was not late: there are no gaps between tokens"
         return Finding(
-            "streaming", WARNING, words, meaning, "see what makes or holds whole answers before they are sent"
+            "streaming",
+            WARNING,
+            words,
+            meaning,
+            "see what makes or holds whole answers before they are sent",
         )
     words += f"; this host was up to {format.quantity(max(one.late_ms for one in longs))} ms late"
     meaning = "cannot tell whether something holds events back or a host is too busy to send or read them one by one"
     return Finding(
-        "streaming", UNKNOWN, words, meaning, "ask again when this host and the server have nothing else to do"
+        "streaming",
+        UNKNOWN,
+        words,
+        meaning,
+        "ask again when this host and the server have nothing else to do",
     )
 
 
@@ -279,10 +371,14 @@ def _held(longs: Sequence[Trial], shorts: Sequence[Trial]) -> float:
     part of the time in which the long answer is made, and by more than a quiet host may be late.
     """
     waits = [(trial.instants_ns[0] - trial.sent_ns) / 1e6 for trial in longs if trial.instants_ns]
-    short_waits = [(trial.instants_ns[0] - trial.sent_ns) / 1e6 for trial in shorts if trial.instants_ns]
+    short_waits = [
+        (trial.instants_ns[0] - trial.sent_ns) / 1e6 for trial in shorts if trial.instants_ns
+    ]
     if min(len(waits), len(short_waits)) < PAIRS or min(waits) <= max(short_waits):
         return 0.0
-    whole = median((trial.instants_ns[-1] - trial.sent_ns) / 1e6 for trial in longs if trial.instants_ns)
+    whole = median(
+        (trial.instants_ns[-1] - trial.sent_ns) / 1e6 for trial in longs if trial.instants_ns
+    )
     later = median(waits) - median(short_waits)
     return later if later >= max(HELD * (whole - median(short_waits)), QUIET_MS) else 0.0
 
@@ -310,27 +406,48 @@ def values(api: str, trials: Sequence[Trial]) -> Finding:
     """Whether a short text is answered with numbers, and how soon: embeddings, or a ranking."""
     if failed := [trial.failure for trial in trials if trial.failure]:
         return Finding(
-            "answer", FAULT, failed[0], "every request of a load would end like this", "see the server's log"
+            "answer",
+            FAULT,
+            failed[0],
+            "every request of a load would end like this",
+            "see the server's log",
         )
     soonest_ms = min(trial.head_ns - trial.sent_ns for trial in trials) / 1e6
     words = f"{format.quantity(soonest_ms)} ms to the answer of {api} to a short text"
-    return Finding("answer", OK, words, "no E2E under load can be expected below it; there are no tokens, and no TTFT")
+    return Finding(
+        "answer",
+        OK,
+        words,
+        "no E2E under load can be expected below it; there are no tokens, and no TTFT",
+    )
 
 
 def usage(probe_result: ProbeResult, streamed: bool) -> Finding:
     """Whether answers (streamed or not, as in the run) carry token counts."""
     kind = "streamed answers" if streamed else "answers"
     if probe_result.usage:
-        return Finding("usage", OK, f"{kind} carry token counts", "tokens are counted by the server")
+        return Finding(
+            "usage", OK, f"{kind} carry token counts", "tokens are counted by the server"
+        )
     meaning = "output tokens are counted here, as an estimate: tokens per second and TPOT may be off by several percent"
-    return Finding("usage", WARNING, f"{kind} carry no token counts", meaning, "give --tokenizer for exact counts")
+    return Finding(
+        "usage",
+        WARNING,
+        f"{kind} carry no token counts",
+        meaning,
+        "give --tokenizer for exact counts",
+    )
 
 
 def cache(again: Trial, prompt_tokens: int) -> Finding:
     """Prefix caching: the probe's longer prompt, sent a second time."""
     if again.failure or again.cached is None:
-        meaning = "prompts of a run are made unique anyway; what a cache has served cannot be seen here"
-        return Finding("cache", UNKNOWN, "the server does not say what its cache has served", meaning)
+        meaning = (
+            "prompts of a run are made unique anyway; what a cache has served cannot be seen here"
+        )
+        return Finding(
+            "cache", UNKNOWN, "the server does not say what its cache has served", meaning
+        )
     words = f"{again.cached} of about {format.counted(prompt_tokens, 'prompt token')} from cache when sent again"
     if again.cached:
         meaning = "a repeated seed is served from cache, and its TTFT is no prefill: compare runs of different seeds, "
@@ -341,22 +458,37 @@ def cache(again: Trial, prompt_tokens: int) -> Finding:
 def keep_alive(reused: bool) -> Finding:
     """Whether a later request reused the connection of an earlier one."""
     if reused:
-        return Finding("keep-alive", OK, "connections serve again", "connect time falls on the first requests only")
+        return Finding(
+            "keep-alive",
+            OK,
+            "connections serve again",
+            "connect time falls on the first requests only",
+        )
     meaning = "every request needs a new connection: connect (and TLS) time is in TTFT, and local ports can run out"
     advice = "look at the keep-alive of server and proxy; if it must be so, keep to some 400 new requests a second"
-    return Finding("keep-alive", WARNING, "connections are closed after each answer", meaning, advice)
+    return Finding(
+        "keep-alive", WARNING, "connections are closed after each answer", meaning, advice
+    )
 
 
-_LIMIT_HEADER = re.compile(r"(?:x-)?ratelimit-(?:limit-)?(requests|tokens)$|x-ratelimit-limit-(requests|tokens)$")
+_LIMIT_HEADER = re.compile(
+    r"(?:x-)?ratelimit-(?:limit-)?(requests|tokens)$|x-ratelimit-limit-(requests|tokens)$"
+)
 
 
 def rate_limit(headers: Mapping[str, str]) -> Finding | None:
     """Rate limits in the response headers; None when there are none."""
-    limits = [f"{value} {(m[1] or m[2])}" for key, value in sorted(headers.items()) if (m := _LIMIT_HEADER.match(key))]
+    limits = [
+        f"{value} {(m[1] or m[2])}"
+        for key, value in sorted(headers.items())
+        if (m := _LIMIT_HEADER.match(key))
+    ]
     if not limits:
         return None
     meaning = "above that rate answers are 429: failures of the quota, not of the model"
-    return Finding("rate limit", NOTE, ", ".join(limits), meaning, "keep the load of a run below it")
+    return Finding(
+        "rate limit", NOTE, ", ".join(limits), meaning, "keep the load of a run below it"
+    )
 
 
 def metrics_pages(pages: Mapping[str, HttpAnswer]) -> Finding:
@@ -364,9 +496,13 @@ def metrics_pages(pages: Mapping[str, HttpAnswer]) -> Finding:
     words = [text for path, answer in pages.items() if (text := _metrics_page_words(path, answer))]
     if not words:
         meaning = "queue depth and cache use stay unknown: a slow server and a full one look alike from outside"
-        return Finding("metrics", NOTE, f"no page at {', '.join(pages)}", meaning, "switch it on to see causes")
+        return Finding(
+            "metrics", NOTE, f"no page at {', '.join(pages)}", meaning, "switch it on to see causes"
+        )
     meaning = "queue depth, batch size and cache use can be read beside a run"
-    drained = any(answer.status == 200 and answer.body.lstrip()[:1] == b"[" for answer in pages.values())
+    drained = any(
+        answer.status == 200 and answer.body.lstrip()[:1] == b"[" for answer in pages.values()
+    )
     if drained:
         meaning += "; the JSON list is emptied by each reader, so two readers rob each other"
     return Finding("metrics", NOTE if drained else OK, "; ".join(words), meaning)
@@ -378,10 +514,14 @@ def _metrics_page_words(path: str, answer: HttpAnswer) -> str:
     text = answer.body.decode("utf-8", "replace")
     if text.lstrip()[:1] in ("[", "{"):
         return f"{path} is JSON"
-    names = set(re.findall(r"(?m)^# TYPE (\S+)", text)) or set(re.findall(r"(?m)^([a-zA-Z_:][\w:]*)[ {]", text))
+    names = set(re.findall(r"(?m)^# TYPE (\S+)", text)) or set(
+        re.findall(r"(?m)^([a-zA-Z_:][\w:]*)[ {]", text)
+    )
     if not names:
         return ""
-    known = next((row.title for row in QUIRKS.values() if _any_begins(names, row.metrics_prefix)), "")
+    known = next(
+        (row.title for row in QUIRKS.values() if _any_begins(names, row.metrics_prefix)), ""
+    )
     return f"{path} has {len(names)} Prometheus metrics{f' of {known}' if known else ''}"
 
 
@@ -400,15 +540,24 @@ def wall_clock(date: str, now: datetime) -> Finding | None:
         return None
     words = f"the server's clock differs from ours by about {skew:+.0f} s"
     if abs(skew) > SKEW_S:
-        meaning = "no latency rests on it, but server logs and metrics will not line up with the run"
+        meaning = (
+            "no latency rests on it, but server logs and metrics will not line up with the run"
+        )
         return Finding("wall clock", WARNING, words, meaning, "let both hosts keep time by NTP")
-    return Finding("wall clock", OK, "the server's clock agrees within 2 s", "its logs line up with the run")
+    return Finding(
+        "wall clock", OK, "the server's clock agrees within 2 s", "its logs line up with the run"
+    )
 
 
 def stamps(trial: Trial) -> Finding:
     """The source of arrival instants: the kernel or the reading process."""
     if trial.kernel_stamp:
-        return Finding("stamps", OK, "arrivals are stamped by the kernel", "our own lateness is not in the latencies")
+        return Finding(
+            "stamps",
+            OK,
+            "arrivals are stamped by the kernel",
+            "our own lateness is not in the latencies",
+        )
     meaning = "arrivals are stamped when they are read: a busy client makes latencies look longer (stamp error says so)"
     return Finding("stamps", NOTE, "arrivals are stamped by the reader's own clock", meaning)
 
@@ -416,7 +565,9 @@ def stamps(trial: Trial) -> Finding:
 def report(title: str, findings: Sequence[Finding]) -> Report:
     """The findings: what each is, what it means, and what to do."""
     counts = Counter(finding.state for finding in findings)
-    words = [_counted(counts[state], state) for state in (FAULT, WARNING, UNKNOWN, NOTE) if counts[state]]
+    words = [
+        _counted(counts[state], state) for state in (FAULT, WARNING, UNKNOWN, NOTE) if counts[state]
+    ]
     kind: Kind = "bad" if counts[FAULT] else "warn" if words else "good"
     rows = [
         (

@@ -32,4 +32,8 @@ class Addition(Struct, frozen=True, kw_only=True):
     def answer(self) -> Iterator[Said]:
         """The verdict with its figures, where there is one."""
         if self.sentence:
-            yield Said(f"{self.sentence} {self.figures}".rstrip(), "good" if self.good else "bad", large=True)
+            yield Said(
+                f"{self.sentence} {self.figures}".rstrip(),
+                "good" if self.good else "bad",
+                large=True,
+            )

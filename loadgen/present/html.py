@@ -113,10 +113,15 @@ def _parts(sheet: Page, section: Section) -> None:
             case Quoted():
                 sheet.add(f"<pre>{escape(part.text)}</pre>")
             case Links():
-                links = ", ".join(f'<a href="{escape(where)}">{escape(name)}</a>' for name, where in part.rows)
+                links = ", ".join(
+                    f'<a href="{escape(where)}">{escape(name)}</a>' for name, where in part.rows
+                )
                 sheet.add(f"<p>{escape(part.words)}: {links}.</p>")
             case Signatures():
-                lines = (f"<div><b>{escape(party)}</b> {escape(name)}{_TO_SIGN}" for party, name in part.names.items())
+                lines = (
+                    f"<div><b>{escape(party)}</b> {escape(name)}{_TO_SIGN}"
+                    for party, name in part.names.items()
+                )
                 sheet.add(f'<div class="signed">{"".join(lines)}</div>')
             case Tiles():
                 sheet.tiles(part.numbers)

@@ -50,5 +50,8 @@ def render(suite: str, cases: Sequence[Case]) -> str:
 def _printable(text: str) -> str:
     """The text without the characters that XML 1.0 does not allow."""
     return "".join(
-        c for c in text if c in "\t\n\r" or (c >= " " and not 0xD800 <= ord(c) <= 0xDFFF and c not in "\ufffe\uffff")
+        c
+        for c in text
+        if c in "\t\n\r"
+        or (c >= " " and not 0xD800 <= ord(c) <= 0xDFFF and c not in "\ufffe\uffff")
     )

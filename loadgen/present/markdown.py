@@ -6,7 +6,17 @@ import re
 from collections.abc import Iterator, Sequence
 
 from loadgen.present import table
-from loadgen.present.section import Bullets, Facts, PageOnly, Part, Quoted, Report, Said, Section, Table
+from loadgen.present.section import (
+    Bullets,
+    Facts,
+    PageOnly,
+    Part,
+    Quoted,
+    Report,
+    Said,
+    Section,
+    Table,
+)
 
 
 def render(report: Report) -> str:
@@ -21,7 +31,9 @@ def render(report: Report) -> str:
 
 def of_sections(sections: Sequence[Section | PageOnly]) -> list[str]:
     """The blocks of sections, to be set apart by an empty line; [] where they are empty."""
-    return [block for section in sections if isinstance(section, Section) for block in _section(section)]
+    return [
+        block for section in sections if isinstance(section, Section) for block in _section(section)
+    ]
 
 
 def escape(words: str) -> str:
@@ -30,7 +42,11 @@ def escape(words: str) -> str:
 
 
 def _section(section: Section) -> list[str]:
-    blocks = [] if section.page_only else [block for part in section.parts if (block := "\n".join(_part(part)))]
+    blocks = (
+        []
+        if section.page_only
+        else [block for part in section.parts if (block := "\n".join(_part(part)))]
+    )
     head = f"{'#####' if section.small else '####'} {escape(section.head)}"
     return [head, *blocks] if blocks and section.head else blocks
 

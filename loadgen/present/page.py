@@ -21,7 +21,14 @@ from loadgen.core import format
 from loadgen.present.glossary import WORDS
 
 FEW = 4  # columns that fit a phone; a row of more becomes a card there
-COLORS = ("c1", "c2", "c3", "c4", "c5", "c6")  # CSS variables of page.css, as are "good", "bad", "warn", "soft"
+COLORS = (
+    "c1",
+    "c2",
+    "c3",
+    "c4",
+    "c5",
+    "c6",
+)  # CSS variables of page.css, as are "good", "bad", "warn", "soft"
 WIDE = 120  # letters of a fact that are more than a column holds well
 
 
@@ -161,8 +168,12 @@ class Page:
         for name, value in facts.items():
             text = value if isinstance(value, str) else ", ".join(filter(None, value))
             if text:
-                wide = ' class="wide"' if len(text) > WIDE else ""  # a row of its own, not a column of a dozen lines
-                items.append(f"<div{wide}><dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(text)}</dd></div>")
+                wide = (
+                    ' class="wide"' if len(text) > WIDE else ""
+                )  # a row of its own, not a column of a dozen lines
+                items.append(
+                    f"<div{wide}><dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(text)}</dd></div>"
+                )
         self.add(f'<dl class="facts">{"".join(items)}</dl>')
 
     def table(
@@ -184,9 +195,14 @@ class Page:
             depths = shades or [[0.0] * len(head)] * len(rows)
             wide = " wide" if kind != "words" and len(head) > FEW else ""
             names = [f' data-head="{escape(name)}"' if wide else "" for name in head]
-            cells = ("".join(map(_cell, row, of_row, names)) for row, of_row in zip(rows, depths, strict=True))
+            cells = (
+                "".join(map(_cell, row, of_row, names))
+                for row, of_row in zip(rows, depths, strict=True)
+            )
             body = "".join(f"<tr{mark}>{row}</tr>" for mark, row in zip(marks, cells, strict=True))
-            body = re.sub(_UNITS, "\\1\u00a0\\2", body) if kind else body  # a number stays with its unit
+            body = (
+                re.sub(_UNITS, "\\1\u00a0\\2", body) if kind else body
+            )  # a number stays with its unit
             rows_html = f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody>"
             self.add(f'<div class="scroll"><table class="{kind}{wide}">{rows_html}</table></div>')
 
@@ -237,13 +253,18 @@ class Page:
             marks += [f'<b style="{span(*row.whisker)}"></b>'] if row.whisker is not None else []
             marks += [f'<u style="{span(line, line)}"></u>'] if line is not None else []
             name, text = escape(row.name), escape(row.text)
-            self.add(f"<div><span>{name}</span><div>{''.join(marks)}</div><span>{text}</span></div>")
+            self.add(
+                f"<div><span>{name}</span><div>{''.join(marks)}</div><span>{text}</span></div>"
+            )
         ends_html = f"<em>{escape(number(least))}</em><em>{escape(number(most) + unit)}</em>"
         self.add(f"<div><span></span><div>{ends_html}</div><span></span></div></div>")
 
     def legend(self, colors: Mapping[str, str]) -> None:
         """Append what the colours of bars mean."""
-        items = (f'<span style="color:var(--{color})">■</span> {escape(name)}' for name, color in colors.items())
+        items = (
+            f'<span style="color:var(--{color})">■</span> {escape(name)}'
+            for name, color in colors.items()
+        )
         self.add(f'<p class="soft">{" ".join(items)}</p>')
 
     def section(self, title: str, *, id: str = "") -> None:
@@ -283,7 +304,10 @@ class Page:
 
 def _glossary() -> str:
     """What the words of every page mean, folded at its end."""
-    words = "".join(f"<div><dt>{escape(word)}</dt><dd>{escape(meaning)}</dd></div>" for word, meaning in WORDS.items())
+    words = "".join(
+        f"<div><dt>{escape(word)}</dt><dd>{escape(meaning)}</dd></div>"
+        for word, meaning in WORDS.items()
+    )
     return f'<details id="glossary"><summary>Glossary</summary><dl class="facts">{words}</dl></details>'
 
 
@@ -331,4 +355,8 @@ def _cell(text: str, depth: float, name: str) -> str:
         return f'<td{name} style="background:color-mix(in srgb,var(--c3) {depth * 60:.0f}%,transparent)">{html}</td>'
     if kind := VERDICTS.get(re.split("[:,]", text)[0]):
         return f'<td{name} class="{kind}"><b>{html}</b></td>'
-    return f'<td{name} class="unsure">{html}</td>' if text.startswith("~") else f"<td{name}>{html}</td>"
+    return (
+        f'<td{name} class="unsure">{html}</td>'
+        if text.startswith("~")
+        else f"<td{name}>{html}</td>"
+    )

@@ -130,7 +130,15 @@ def section(
     id: str = "",
 ) -> Section:
     """A section; without a head it is what stands first, or goes on with the one before."""
-    return Section(head=head, parts=parts, small=small, folded=folded, page_only=page_only, text_only=text_only, id=id)
+    return Section(
+        head=head,
+        parts=parts,
+        small=small,
+        folded=folded,
+        page_only=page_only,
+        text_only=text_only,
+        id=id,
+    )
 
 
 PageOnly = Callable[[], Iterable[Section]]
@@ -164,7 +172,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     tab: str = ""
 
 
-def simulated(words: str = "a model of a server answered: nothing here was measured on hardware") -> Warned:
+def simulated(
+    words: str = "a model of a server answered: nothing here was measured on hardware",
+) -> Warned:
     """The warning of every result that a simulated server gave."""
     return Warned("SIMULATED", words)
 

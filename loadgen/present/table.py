@@ -17,12 +17,16 @@ def text(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> l
     lines = []
     for row in (head, *rows):
         cells = zip(row, widths, strict=True)
-        aligned = (f"{cell:<{w}}" if i < left else f"{cell:>{w}}" for i, (cell, w) in enumerate(cells))
+        aligned = (
+            f"{cell:<{w}}" if i < left else f"{cell:>{w}}" for i, (cell, w) in enumerate(cells)
+        )
         lines.append("  ".join(aligned).rstrip())
     return lines
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, *, remarks: bool = False) -> str:
+def markdown(
+    head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, *, remarks: bool = False
+) -> str:
     """The same as Markdown, ending in a newline. `remarks`: the last column is left-aligned too."""
     last = len(head) - 1
     rule = [":--" if i < left or (remarks and i == last) else "--:" for i in range(len(head))]
@@ -39,5 +43,10 @@ def wrapped(words: str, first: str = "", rest: str = "", width: int = WIDTH) -> 
     No word is cut, at its hyphens or elsewhere: flags, names and URLs stay whole.
     """
     return textwrap.wrap(
-        words, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
+        words,
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=False,
     )

@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 from loadgen.present import table
 from loadgen.present.page import VERDICTS
-from loadgen.present.section import Bullets, Facts, PageOnly, Part, Quoted, Report, Said, Section, Table
+from loadgen.present.section import (
+    Bullets,
+    Facts,
+    PageOnly,
+    Part,
+    Quoted,
+    Report,
+    Said,
+    Section,
+    Table,
+)
 from loadgen.present.table import WIDTH, wrapped
 
 LABEL = 11  # least width of the names of facts
@@ -20,7 +30,11 @@ Paint = Callable[[str, str], str]
 def render(report: Report, *, color: bool = False, width: int = WIDTH) -> str:
     """The whole report, ending in a newline. Lines have at most `width` columns; tables and names may be wider."""
     paint = painter(color)
-    lines = [line for one in report.warned for line in _warned(one.word, one.words, one.kind, paint, width)]
+    lines = [
+        line
+        for one in report.warned
+        for line in _warned(one.word, one.words, one.kind, paint, width)
+    ]
     answer = [line for said in report.answer for line in _part(said, paint, width, "")]
     if answer and not report.answer_last:
         lines += answer
@@ -34,7 +48,9 @@ def render(report: Report, *, color: bool = False, width: int = WIDTH) -> str:
     return "\n".join(lines) + "\n"
 
 
-def of_sections(sections: Sequence[Section | PageOnly], *, color: bool = False, width: int = WIDTH) -> str:
+def of_sections(
+    sections: Sequence[Section | PageOnly], *, color: bool = False, width: int = WIDTH
+) -> str:
     """Sections as they stand below another text, ending in a newline; "" where they are empty."""
     lines = _below(sections, painter(color), width, begun=False)
     return "\n".join(lines) + "\n" if lines else ""
@@ -55,11 +71,17 @@ def _warned(word: str, words: str, kind: str, paint: Paint, width: int) -> Itera
     yield from others
 
 
-def _below(sections: Sequence[Section | PageOnly], paint: Paint, width: int, *, begun: bool) -> list[str]:
+def _below(
+    sections: Sequence[Section | PageOnly], paint: Paint, width: int, *, begun: bool
+) -> list[str]:
     """The lines of sections, with an empty one between them. begun: lines stand above."""
     lines: list[str] = []
     for section in sections:
-        if not isinstance(section, Section) or section.page_only or not (own := _section(section, paint, width)):
+        if (
+            not isinstance(section, Section)
+            or section.page_only
+            or not (own := _section(section, paint, width))
+        ):
             continue
         lines += [""] * ((begun or bool(lines)) and not section.small)
         lines += [paint(line, "bold") for line in wrapped(section.head, width=width)] + own
@@ -80,7 +102,9 @@ def _part(part: Part, paint: Paint, width: int, indent: str) -> Iterator[str]:
         case str():
             yield from wrapped(part, indent, indent, width)
         case Said():
-            yield from (paint(line, part.kind) for line in wrapped(part.words, indent, indent, width))
+            yield from (
+                paint(line, part.kind) for line in wrapped(part.words, indent, indent, width)
+            )
         case Bullets():
             lead = f"  {'!' if part.kind == 'warn' else '-'} "
             for sentence in part.sentences:
@@ -107,13 +131,17 @@ def _table(part: Table, paint: Paint, width: int) -> Iterator[str]:
         yield from _lines(part.head, part.rows, part.left, paint, width)
 
 
-def _lines(head: Sequence[str], rows: Sequence[Sequence[str]], left: int, paint: Paint, width: int) -> Iterator[str]:
+def _lines(
+    head: Sequence[str], rows: Sequence[Sequence[str]], left: int, paint: Paint, width: int
+) -> Iterator[str]:
     above, lines = _fitted(head, rows, left, width)
     yield from above
     yield from map(_coloured, rows, lines, [paint] * len(rows))
 
 
-def _fitted(head: Sequence[str], rows: Sequence[Sequence[str]], left: int, width: int) -> tuple[list[str], list[str]]:
+def _fitted(
+    head: Sequence[str], rows: Sequence[Sequence[str]], left: int, width: int
+) -> tuple[list[str], list[str]]:
     """The lines of the head, and those of the rows. Of a table that is too wide the head takes two lines: the last word
     of each name of a figure stands below the others.
     """
@@ -121,7 +149,9 @@ def _fitted(head: Sequence[str], rows: Sequence[Sequence[str]], left: int, width
     if max(map(len, (first, *lines))) <= width or not any(" " in name for name in head[left:]):
         return [first], lines
     parts = [("", "", name) if i < left else name.rpartition(" ") for i, name in enumerate(head)]
-    upper, lower, *lines = table.text([part[0] for part in parts], [[part[2] for part in parts], *rows], left)
+    upper, lower, *lines = table.text(
+        [part[0] for part in parts], [[part[2] for part in parts], *rows], left
+    )
     return [upper, lower], lines
 
 
@@ -130,7 +160,12 @@ def _coloured(row: Sequence[str], line: str, paint: Paint) -> str:
     for cell in row:
         word = re.split("[:,(]", cell)[0].strip()
         if kind := VERDICTS.get(word):
-            line = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", lambda found: paint(found[0], kind), line, count=1)
+            line = re.sub(
+                rf"(?<!\w){re.escape(word)}(?!\w)",
+                lambda found: paint(found[0], kind),
+                line,
+                count=1,
+            )
     return line
 
 

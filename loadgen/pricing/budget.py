@@ -34,7 +34,10 @@ class Budget(Struct):
             before = f", after {self.words(self.spent)} so far" if self.spent else ""
             hint = "a shorter or lighter load, or a higher limit"
             raise UserError(
-                "over_budget", f"{what} will cost about {self.words(cost)}{before}", f"--max-cost {self.limit}", hint
+                "over_budget",
+                f"{what} will cost about {self.words(cost)}{before}",
+                f"--max-cost {self.limit}",
+                hint,
             )
 
     def cost(self, load: Forecast, targets: Sequence[TargetFacts]) -> Decimal | None:
@@ -48,7 +51,9 @@ class Budget(Struct):
         found = find(self.prices, targets[0])
         if load.requests is None and not all(isinstance(price, Rented | Owned) for price in found):
             return None
-        requests = 1.0 if load.requests is None else load.requests  # an hour costs as much with any number of them
+        requests = (
+            1.0 if load.requests is None else load.requests
+        )  # an hour costs as much with any number of them
         count, seconds = Decimal(repr(requests)), Decimal(repr(load.seconds))
         if not count or not seconds:
             return NOTHING
@@ -68,6 +73,9 @@ class Budget(Struct):
         costs = [unit_cost.cost(basis, price, gpus, REQUEST) for price in found]
         if None in costs:
             raise UserError(
-                "missing_option", "its price is by the hour, and nobody says how many GPUs it has", "--gpus", "--gpus 4"
+                "missing_option",
+                "its price is by the hour, and nobody says how many GPUs it has",
+                "--gpus",
+                "--gpus 4",
             )
         return max(cost.total for cost in costs if cost is not None) * count

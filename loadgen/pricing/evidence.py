@@ -48,19 +48,29 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 def starts(summary: Summary) -> int:
     """What a rate in conversations counts: conversations and tasks, and beside them each request of a class of single
-    ones."""
+    ones.
+    """
     if summary.sessions is None:
         return summary.requests.decided
-    return summary.sessions.count + sum(part.requests.decided for part in summary.classes if part.sessions is None)
+    return summary.sessions.count + sum(
+        part.requests.decided for part in summary.classes if part.sessions is None
+    )
 
 
 def mean_answer_ms(summary: Summary) -> float | None:
     """How long a start of `starts` lasts on average: a request, a conversation with its pauses for tools."""
     if summary.sessions is None:
         return summary.e2e_ms.mean
-    lasted = [summary.sessions.duration_ms, *(part.e2e_ms for part in summary.classes if part.sessions is None)]
+    lasted = [
+        summary.sessions.duration_ms,
+        *(part.e2e_ms for part in summary.classes if part.sessions is None),
+    ]
     known = [(times.mean, times.count) for times in lasted if times.mean is not None]
-    return sum(mean * count for mean, count in known) / sum(count for _, count in known) if known else None
+    return (
+        sum(mean * count for mean, count in known) / sum(count for _, count in known)
+        if known
+        else None
+    )
 
 
 def notes(evidence: Evidence) -> Iterator[ReasonCode]:
@@ -91,7 +101,11 @@ def notes(evidence: Evidence) -> Iterator[ReasonCode]:
     if any(summary.goodput.undecided for summary in summaries):
         yield note("slo_undecided")
     if evidence.lowered_from_per_s is not None and capacity is not None:
-        yield note("capacity_lowered", stored_per_s=evidence.lowered_from_per_s, offered_per_s=capacity.rate_per_s)
+        yield note(
+            "capacity_lowered",
+            stored_per_s=evidence.lowered_from_per_s,
+            offered_per_s=capacity.rate_per_s,
+        )
     if capacity is not None and capacity.method == "search":
         if capacity.confirmed is False:
             yield note("unconfirmed")
@@ -128,4 +142,6 @@ def own_target(summary: Summary) -> Summary:
     )
     tokens = msgspec.structs.replace(tokens, **{name: without(name) for name in names})
     received = sent.received - sum(step.bytes.received for step in apart)
-    return msgspec.structs.replace(summary, tokens=tokens, bytes=msgspec.structs.replace(sent, received=received))
+    return msgspec.structs.replace(
+        summary, tokens=tokens, bytes=msgspec.structs.replace(sent, received=received)
+    )

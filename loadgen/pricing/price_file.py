@@ -65,15 +65,27 @@ def load_prices(
     label = "prices_sample.yaml (shipped)" if path is None else str(path)
     if path is None and not accept_sample:
         hint = f"--prices FILE, written like {EXAMPLE}; to see figures from list prices that others have copied: "
-        raise UserError("missing_option", "no prices were given", "--prices", hint + "--accept-sample-prices")
+        raise UserError(
+            "missing_option", "no prices were given", "--prices", hint + "--accept-sample-prices"
+        )
     row, asked = source_of(str(file))
     text = PRICES.function(row, row.read, gives(str))(asked)
-    return parse(text, label, accept_sample=accept_sample, currency=currency, today=today, as_of=as_of, env=env)
+    return parse(
+        text,
+        label,
+        accept_sample=accept_sample,
+        currency=currency,
+        today=today,
+        as_of=as_of,
+        env=env,
+    )
 
 
 def text_of(file: str) -> str:
     """The text of a price file. Raises UserError."""
-    return read_text(Path(file), file, "price file", lambda: f"written like {EXAMPLE}", f"like {EXAMPLE}")
+    return read_text(
+        Path(file), file, "price file", lambda: f"written like {EXAMPLE}", f"like {EXAMPLE}"
+    )
 
 
 def parse(
@@ -97,7 +109,10 @@ def parse(
         hint = "write down what you pay; or --accept-sample-prices, and every figure will say that it rests on a sample"
         faults.append(
             UserError(
-                "sample_prices", "these prices are a sample, not an offer", _place(document, label, ("sample",)), hint
+                "sample_prices",
+                "these prices are a sample, not an offer",
+                _place(document, label, ("sample",)),
+                hint,
             )
         )
     faults += _consistency_faults(written, document, label, today or date.today())
@@ -106,23 +121,35 @@ def parse(
     target_currency = currency or written.currency
     if not re.fullmatch(r"[A-Z]{3}", target_currency):
         raise UserError(
-            "invalid_value", f'"{target_currency}" is not a currency', "--currency", "three capital letters, like USD"
+            "invalid_value",
+            f'"{target_currency}" is not a currency',
+            "--currency",
+            "three capital letters, like USD",
         )
     located = list(_located_prices(written))
     valid = latest(located, lambda one: _identity(one[1]), lambda one: one[1].as_of, as_of)
     if not valid and as_of is not None and located:
         hint = "an earlier price with its as_of, or a later day"
-        raise UserError("no_price", f"no price in the file was valid on {as_of}", f"--as-of {as_of}", hint)
+        raise UserError(
+            "no_price", f"no price in the file was valid on {as_of}", f"--as-of {as_of}", hint
+        )
     entries, exchange_words, faults = _exchanged(written, valid, document, label, target_currency)
     faults += list(_implausible(entries, document, label, target_currency))
     if faults:
         raise Faults(in_order(faults))
     names = _names([entry for _, entry in entries])
-    named_entries = [_with(entry, name=name) for (_, entry), name in zip(entries, names, strict=True)]
-    places = {name: str(_place(document, label, loc)) for (loc, _), name in zip(entries, names, strict=True)}
+    named_entries = [
+        _with(entry, name=name) for (_, entry), name in zip(entries, names, strict=True)
+    ]
+    places = {
+        name: str(_place(document, label, loc))
+        for (loc, _), name in zip(entries, names, strict=True)
+    }
     if not named_entries:
         hint = f"rented:, owned: or per_token:, like {EXAMPLE}"
-        raise UserError("no_price", "there is no price in the file", where(label, document.at, ""), hint)
+        raise UserError(
+            "no_price", "there is no price in the file", where(label, document.at, ""), hint
+        )
     return Prices(
         file=label,
         currency=target_currency,
@@ -137,7 +164,13 @@ def parse(
 def _with_hint(problem: Fault) -> Fault:
     if problem.hint:
         return problem
-    return UserError(problem.code, problem.what, problem.place or problem.where, f"like {EXAMPLE}", key=problem.key)
+    return UserError(
+        problem.code,
+        problem.what,
+        problem.place or problem.where,
+        f"like {EXAMPLE}",
+        key=problem.key,
+    )
 
 
 def _place(document: Map, label: str, loc: Loc) -> Place:
@@ -151,7 +184,9 @@ def _located_prices(written: WrittenPrices) -> Iterator[tuple[tuple[str, int], P
             yield (key, index), price
 
 
-def _consistency_faults(written: WrittenPrices, document: Map, label: str, today: date) -> list[Fault]:
+def _consistency_faults(
+    written: WrittenPrices, document: Map, label: str, today: date
+) -> list[Fault]:
     """Faults that pydantic cannot see: future dates, keys that exclude each other, one offer priced twice."""
     faults: list[Fault] = []
 
@@ -168,17 +203,27 @@ def _consistency_faults(written: WrittenPrices, document: Map, label: str, today
         if isinstance(price, (Rented, Owned)) and price.energy is not None:
             _check_energy(price, price.energy, loc, report)
     located = list(_located_prices(written))
-    for (loc, price), (first, _) in twice(located, lambda one: _identity(one[1]), lambda one: one[1].as_of):
+    for (loc, price), (first, _) in twice(
+        located, lambda one: _identity(one[1]), lambda one: one[1].as_of
+    ):
         line = locate(document, first)[0].line
         problem = f"two prices for {_identity(price)[2] or _identity(price)[1]}"
-        report("duplicate", f"{problem} of {price.provider}", loc, f"the first is on line {line}; {TELL_APART}")
+        report(
+            "duplicate",
+            f"{problem} of {price.provider}",
+            loc,
+            f"the first is on line {line}; {TELL_APART}",
+        )
     first_by_name: dict[str, tuple[tuple[str, int], tuple[str, ...]]] = {}
     for loc, price in _located_prices(written):
         first_named, offer = first_by_name.setdefault(price.name, (loc, _identity(price)))
         if price.name and offer != _identity(price):
             line = locate(document, first_named)[0].line
             report(
-                "duplicate", f'the name "{price.name}" is given twice', (*loc, "name"), f"the first is on line {line}"
+                "duplicate",
+                f'the name "{price.name}" is given twice',
+                (*loc, "name"),
+                f"the first is on line {line}",
             )
     return faults
 
@@ -195,7 +240,12 @@ def _check_rented(price: Rented, loc: tuple[str, int], report: _Report) -> None:
         hint = "per_hour: of the whole machine, or per_gpu_hour: of one GPU; nothing is guessed"
         report("no_price", f"no price for {price.shape or price.gpu}", loc, hint)
     if price.per_hour is not None and price.gpus is None:
-        report("missing_key", "per_hour without gpus", (*loc, "per_hour"), "gpus: how many GPUs the machine has")
+        report(
+            "missing_key",
+            "per_hour without gpus",
+            (*loc, "per_hour"),
+            "gpus: how many GPUs the machine has",
+        )
     if price.energy is not None and price.gpus is None:
         report(
             "missing_key",
@@ -205,17 +255,27 @@ def _check_rented(price: Rented, loc: tuple[str, int], report: _Report) -> None:
         )
 
 
-def _check_energy(price: Rented | Owned, energy: Energy, loc: tuple[str, int], report: _Report) -> None:
+def _check_energy(
+    price: Rented | Owned, energy: Energy, loc: tuple[str, int], report: _Report
+) -> None:
     loc_energy = (*loc, "energy")
     if isinstance(price, Owned) and energy.counted == "included":
         hint = "counted: hourly (all hours at watts), or by_load (idle_watts at all hours, the rest with the load)"
         report("conflict", "capital does not include power", (*loc_energy, "counted"), hint)
     if energy.counted == "included" and energy.per_kwh is not None:
         hint = "leave per_kwh out; or counted: hourly or by_load where power is billed apart"
-        report("conflict", "power that the price includes would be paid twice", (*loc_energy, "per_kwh"), hint)
+        report(
+            "conflict",
+            "power that the price includes would be paid twice",
+            (*loc_energy, "per_kwh"),
+            hint,
+        )
     if energy.counted != "included" and energy.per_kwh is None:
         report(
-            "missing_key", "power is paid, and per_kwh is missing", loc_energy, "per_kwh: what a kilowatt-hour costs"
+            "missing_key",
+            "power is paid, and per_kwh is missing",
+            loc_energy,
+            "per_kwh: what a kilowatt-hour costs",
         )
     if energy.counted == "by_load" and energy.idle_watts is None:
         hint = "idle_watts: what the machine draws while it waits"
@@ -244,7 +304,10 @@ def _exchanged(
     rates: dict[tuple[str, str], ExchangeRate] = {}
     for i, rate in enumerate(written.exchange):
         if rates.setdefault((rate.from_, rate.to), rate) is not rate:
-            what, at = f"two rates from {rate.from_} to {rate.to}", _place(document, label, ("exchange", i))
+            what, at = (
+                f"two rates from {rate.from_} to {rate.to}",
+                _place(document, label, ("exchange", i)),
+            )
             faults.append(UserError("duplicate", what, at, "keep one"))
     entries: list[Located] = []
     used_rates: dict[str, None] = {}
@@ -257,15 +320,25 @@ def _exchanged(
         if exchange is None:
             at = _place(document, label, (*loc, "currency"))
             hint = f"exchange: [{{from: {own}, to: {currency}, rate: ..., as_of: ..., source: ...}}]; none is invented"
-            faults.append(UserError("no_exchange_rate", f"no exchange rate from {own} to {currency}", at, hint))
+            faults.append(
+                UserError(
+                    "no_exchange_rate", f"no exchange rate from {own} to {currency}", at, hint
+                )
+            )
             continue
-        used_rates[f"1 {own} = {exchange.rate} {currency} (as of {exchange.as_of}, {exchange.source})"] = None
+        used_rates[
+            f"1 {own} = {exchange.rate} {currency} (as of {exchange.as_of}, {exchange.source})"
+        ] = None
         entries.append((loc, _multiplied(price, exchange.rate)))
     return entries, tuple(used_rates), faults
 
 
 def _with(price: Price, **changed: Any) -> Price:
-    return replace(price, **changed) if isinstance(price, PerToken) else price.model_copy(update=changed)
+    return (
+        replace(price, **changed)
+        if isinstance(price, PerToken)
+        else price.model_copy(update=changed)
+    )
 
 
 def _multiplied(price: Price, rate: Decimal) -> Price:
@@ -277,14 +350,20 @@ def _multiplied(price: Price, rate: Decimal) -> Price:
     return _with(price, **changed)
 
 
-def _implausible(entries: Sequence[Located], document: Map, label: str, currency: str) -> Iterator[Fault]:
+def _implausible(
+    entries: Sequence[Located], document: Map, label: str, currency: str
+) -> Iterator[Fault]:
     for loc, price in entries:
         for steps, amount, low, high, unit, noun in _amounts_to_check(price):
             if (wrong := absurd(amount, low, high, unit, noun, currency)) is not None:
-                yield UserError(wrong.code, wrong.what, _place(document, label, (*loc, *steps)), wrong.hint)
+                yield UserError(
+                    wrong.code, wrong.what, _place(document, label, (*loc, *steps)), wrong.hint
+                )
 
 
-def _amounts_to_check(price: Price) -> Iterator[tuple[tuple[str, ...], Decimal, Decimal, Decimal, str, str]]:
+def _amounts_to_check(
+    price: Price,
+) -> Iterator[tuple[tuple[str, ...], Decimal, Decimal, Decimal, str, str]]:
     if isinstance(price, Rented):
         if price.per_gpu_hour is not None:
             yield ("per_gpu_hour",), price.per_gpu_hour, *GPU_HOUR
@@ -292,7 +371,11 @@ def _amounts_to_check(price: Price) -> Iterator[tuple[tuple[str, ...], Decimal, 
             yield ("per_hour",), round(price.per_hour / price.gpus, 6), *GPU_HOUR
     if isinstance(price, Owned):
         yield ("capital",), round(price.capital / price.gpus, 2), *CAPITAL
-    if not isinstance(price, PerToken) and price.energy is not None and price.energy.per_kwh is not None:
+    if (
+        not isinstance(price, PerToken)
+        and price.energy is not None
+        and price.energy.per_kwh is not None
+    ):
         yield ("energy", "per_kwh"), price.energy.per_kwh, *KILOWATT_HOUR
     for key, limits in RANGES.items():
         if (amount := getattr(price, key, None)) is not None:
@@ -304,6 +387,8 @@ def _names(prices: Sequence[Price]) -> list[str]:
     names: list[str] = []
     for price in prices:
         product = price.model if isinstance(price, PerToken) else price.shape or price.gpu
-        name = price.name or " ".join(filter(None, (price.provider, product, price.region, price.commitment)))
+        name = price.name or " ".join(
+            filter(None, (price.provider, product, price.region, price.commitment))
+        )
         names.append(name if name not in names else child(name, len(names)))
     return names

@@ -50,7 +50,9 @@ def _between(low: str, high: str, noun: str) -> AfterValidator:
 _number = _checked(price_file.number)
 Amount = Annotated[Decimal, _checked(price_file.amount)]
 Currency = Annotated[str, _checked(price_file.currency)]
-AsOf = Annotated[str, _checked(price_file.as_of), JsonSchema(type=["string", "integer"])]  # a year is a number
+AsOf = Annotated[
+    str, _checked(price_file.as_of), JsonSchema(type=["string", "integer"])
+]  # a year is a number
 Text = Annotated[str, _checked(price_file.filled), Field(min_length=1)]
 Gpus = Annotated[int, Strict(), Field(ge=1, le=100_000)]
 
@@ -63,7 +65,11 @@ class Energy(Part):
     burns it), what load adds is the energy term.
     """
 
-    synonyms: ClassVar[dict[str, str]] = {"power": "watts", "power_w": "watts", "usd_per_kwh": "per_kwh"}
+    synonyms: ClassVar[dict[str, str]] = {
+        "power": "watts",
+        "power_w": "watts",
+        "usd_per_kwh": "per_kwh",
+    }
 
     watts: Amount  # under the measured load, at the machine's plug
     idle_watts: Annotated[Decimal, _number, Field(ge=0)] | None = None
@@ -95,17 +101,31 @@ LostShare = Annotated[Decimal, _number, _between("0.001", "0.9", "a share of the
 class Rented(_Machines):
     """Machines by the hour. `per_hour` is a whole machine's price, `per_gpu_hour` one GPU's; exactly one is given."""
 
-    synonyms: ClassVar[dict[str, str]] = {"usd_per_gpu_hour": "per_gpu_hour", "usd_per_hour": "per_hour"}
-    synonyms |= {"price": "per_hour", "instance": "shape", "date": "as_of", "gpus_per_shape": "gpus"}
+    synonyms: ClassVar[dict[str, str]] = {
+        "usd_per_gpu_hour": "per_gpu_hour",
+        "usd_per_hour": "per_hour",
+    }
+    synonyms |= {
+        "price": "per_hour",
+        "instance": "shape",
+        "date": "as_of",
+        "gpus_per_shape": "gpus",
+    }
 
-    shape: str = ""  # as in `loadgen run --shape`; without it the price is chosen by `--price DIR=NAME`
+    shape: str = (
+        ""  # as in `loadgen run --shape`; without it the price is chosen by `--price DIR=NAME`
+    )
     gpu: Text
     gpus: Gpus | None = None  # of a machine: with it, whole machines are paid
     per_hour: Amount | None = None
     per_gpu_hour: Amount | None = None
-    lost_share: LostShare | None = None  # of spot machines: to work that interruptions lose, and starting again
+    lost_share: LostShare | None = (
+        None  # of spot machines: to work that interruptions lose, and starting again
+    )
     energy: Energy | None = None
-    why_missing: str = ""  # of an entry that only records that its price is missing: what was looked at
+    why_missing: str = (
+        ""  # of an entry that only records that its price is missing: what was looked at
+    )
 
 
 class Owned(_Machines):
@@ -122,7 +142,9 @@ class Owned(_Machines):
     years: Annotated[Decimal, _number, _between("0.5", "20", "a time of writing off, in years")]
     staff_share: Annotated[Decimal, _number, _between("0", "1", "a share of the capital per year")]
     energy: Energy
-    discount: Annotated[Decimal, _number, _between("0.001", "1", "an interest per year")] | None = None
+    discount: Annotated[Decimal, _number, _between("0.001", "1", "an interest per year")] | None = (
+        None
+    )
 
 
 _OF_CHECK: dict[Callable[[object], object], Any] = {
@@ -135,7 +157,9 @@ _OF_CHECK |= {price_file.filled: Text, price_file.text: str}
 
 def _field(name: str, default: Any) -> Any:
     kind: Any = _OF_CHECK[CHECKS[name]]
-    return (kind, ...) if default is NODEFAULT else (kind | None if default is None else kind, default)
+    return (
+        (kind, ...) if default is NODEFAULT else (kind | None if default is None else kind, default)
+    )
 
 
 _KEYS: dict[str, Any] = {key.name: _field(key.name, key.default) for key in fields(PerToken)}
@@ -146,7 +170,9 @@ _WrittenPerToken.synonyms = dict(PerToken.synonyms)
 if TYPE_CHECKING:
     _PerToken = PerToken
 else:  # an entry is read by the SDK's keys and checks, as the SDK's value
-    _PerToken = Annotated[_WrittenPerToken, AfterValidator(lambda written: PerToken(**vars(written)))]
+    _PerToken = Annotated[
+        _WrittenPerToken, AfterValidator(lambda written: PerToken(**vars(written)))
+    ]
 
 Price = Rented | Owned | PerToken
 
@@ -185,7 +211,9 @@ class Prices(Struct, frozen=True, kw_only=True):
     exchanged: tuple[str, ...]  # the exchange rates used, in words
 
 
-def find(prices: Prices, target: TargetFacts, chosen: str = "", result: str = "") -> tuple[Price, ...]:
+def find(
+    prices: Prices, target: TargetFacts, chosen: str = "", result: str = ""
+) -> tuple[Price, ...]:
     """The prices of a target. More than one only where they differ in commitment alone.
 
     The price named `chosen` if given. Else, for a target with a shape, the prices of that shape (and region, where both
@@ -197,7 +225,10 @@ def find(prices: Prices, target: TargetFacts, chosen: str = "", result: str = ""
         matching = [price for price in prices.entries if price.name == chosen]
         if not matching:
             raise UserError(
-                "unknown_name", f'no price is called "{chosen}"', prices.file, meant(chosen, list(prices.at))
+                "unknown_name",
+                f'no price is called "{chosen}"',
+                prices.file,
+                meant(chosen, list(prices.at)),
             )
     elif target.shape:
         matching = [price for price in prices.entries if _matches_shape(price, target)]
@@ -205,12 +236,16 @@ def find(prices: Prices, target: TargetFacts, chosen: str = "", result: str = ""
         matching = [price for price in prices.entries if _matches_model(price, target)]
     if not matching:
         hint = _supply_hint(target, prices, result)
-        raise UserError("no_price", f"no price for {_target_words(target)}{used_by}", prices.file, hint)
+        raise UserError(
+            "no_price", f"no price for {_target_words(target)}{used_by}", prices.file, hint
+        )
     offers = {(price.provider.lower(), price.region.lower(), type(price)) for price in matching}
     if len(offers) > 1:
         places = ", ".join(f"{price.name} ({prices.at[price.name]})" for price in matching)
         hint = f"choose by --price '{result or 'DIR'}=NAME': {places}"
-        raise UserError("ambiguous", f"several prices for {_target_words(target)}{used_by}", prices.file, hint)
+        raise UserError(
+            "ambiguous", f"several prices for {_target_words(target)}{used_by}", prices.file, hint
+        )
     for price in matching:
         if isinstance(price, Rented) and price.per_hour is None and price.per_gpu_hour is None:
             why = f": {price.why_missing}" if price.why_missing else ""
@@ -218,10 +253,10 @@ def find(prices: Prices, target: TargetFacts, chosen: str = "", result: str = ""
             others = [p.name for p in rented if p.per_hour or p.per_gpu_hour]
             hint = "supply per_hour or per_gpu_hour, with as_of and source: nobody has verified one"
             if others:
-                hint += (
-                    f"; another provider's, as a stand-in: --price '{result or 'DIR'}=NAME' with {', '.join(others)}"
-                )
-            raise UserError("no_price", f"{price.name} has no price{why}", prices.at[price.name], hint)
+                hint += f"; another provider's, as a stand-in: --price '{result or 'DIR'}=NAME' with {', '.join(others)}"
+            raise UserError(
+                "no_price", f"{price.name} has no price{why}", prices.at[price.name], hint
+            )
     return tuple(matching)
 
 
@@ -254,10 +289,16 @@ def _supply_hint(target: TargetFacts, prices: Prices, result: str) -> str:
     if target.shape:
         advice = f"supply rented: (or owned:) with shape: {target.shape}, per_hour, gpus, as_of and source"
     else:
-        shapes = dict.fromkeys(price.shape for price in prices.entries if not isinstance(price, PerToken))
+        shapes = dict.fromkeys(
+            price.shape for price in prices.entries if not isinstance(price, PerToken)
+        )
         known = ", ".join(filter(None, shapes))
         machines = f"a machine has the price of its --shape{f' ({known})' if known else ''}, with --gpus, when running"
         keys = f"model: {target.model or 'NAME'}, per_million_input, per_million_output, as_of and source"
         advice = f"{machines}; a model is supplied under per_token: with {keys}"
     # a run has no flag that names a price: it is chosen later, of its result
-    return f"--price '{result}=NAME', one of: {', '.join(prices.at)}; or {advice}" if result else advice
+    return (
+        f"--price '{result}=NAME', one of: {', '.join(prices.at)}; or {advice}"
+        if result
+        else advice
+    )

@@ -15,77 +15,57 @@ from loadgen.core.results.manifest import ReasonCode
 SENTENCES = {
     # of every figure that rests on the evidence
     "reserved": "VALID with a reservation: {caveats:all}",
-    "simulated":
-        "SIMULATED: no real server was measured; the model is wrong by {error}, which no interval here holds",
+    "simulated": "SIMULATED: no real server was measured; the model is wrong by {error}, which no interval here holds",
     "invalid": "INVALID measurement: {reasons:all}; an invalid run has no good requests",
     "slo_missed": "the SLO was missed at this load",
     "slo_missed_at_capacity": "the run behind the capacity missed its SLO",
-    "lower_bound":
-        "a lower bound: {why}. The capacity is at least this; a cost and a number of machines that follow from it are "
-        "at most what stands here",
-    "slo_undecided":
-        "the SLO is undecided at this load: its figures are withheld, or too many requests unfinished (--grace)",
-    "capacity_lowered":
-        "capacity.json says {stored_per_s:.4g}/s, without tokens (an earlier version, or by hand); its run was in fact "
-        "offered {offered_per_s:.4g}/s, and no more than that is used",
-    "at_an_end":
-        "the rate is the {ends:both} end of its interval: the rate is the load that held at full length, the interval "
-        "is where the highest such load lies by all trials together",
+    "lower_bound": "a lower bound: {why}. The capacity is at least this; a cost and a number of machines that follow from it are "
+    "at most what stands here",
+    "slo_undecided": "the SLO is undecided at this load: its figures are withheld, or too many requests unfinished (--grace)",
+    "capacity_lowered": "capacity.json says {stored_per_s:.4g}/s, without tokens (an earlier version, or by hand); its run was in fact "
+    "offered {offered_per_s:.4g}/s, and no more than that is used",
+    "at_an_end": "the rate is the {ends:both} end of its interval: the rate is the load that held at full length, the interval "
+    "is where the highest such load lies by all trials together",
     "horizon": "the interval of the capacity holds for {within}",
     "not_sustained": "whether this load can go on is not known: {why}",
-    "unconfirmed":
-        "the search ended before a confirmation: a trial at full length is the evidence, and a longer "
-        "run may not hold it",
-    "at_once":
-        "Offline: everything was due at once, without a limit on latency; rates are over the whole run. Under a limit "
-        "the same machines carry less",
+    "unconfirmed": "the search ended before a confirmation: a trial at full length is the evidence, and a longer "
+    "run may not hold it",
+    "at_once": "Offline: everything was due at once, without a limit on latency; rates are over the whole run. Under a limit "
+    "the same machines carry less",
     "no_slo": "no SLO: nothing says which requests were good",
     # of a cost
-    "steps_apart":
-        "{steps:list}: at endpoints of their own, and not in these costs: see those of the steps",
+    "steps_apart": "{steps:list}: at endpoints of their own, and not in these costs: see those of the steps",
     "own_load": "priced at the load it was given, not at its capacity: more load may cost less per request",
     "other_gpu": "ANOTHER MACHINE: measured on {measured:both} ({where}), priced as {priced}; nobody sells this speed "
-        "at this price",
-    "other_shape":
-        "ANOTHER MACHINE: measured on {measured}, priced as {provider}'s {priced}; nobody sells this speed at this "
-        "price",
-    "machine_unknown":
-        "the price does not say how many GPUs a machine has: paid by the GPU; whole machines may cost more",
+    "at this price",
+    "other_shape": "ANOTHER MACHINE: measured on {measured}, priced as {provider}'s {priced}; nobody sells this speed at this "
+    "price",
+    "machine_unknown": "the price does not say how many GPUs a machine has: paid by the GPU; whole machines may cost more",
     "whole_machines": "{used:GPU was|GPUs were} used, {paid} are paid: machines are rented whole",
     "part_of_machines": "pays {used} of the {bought:GPU that was|GPUs that were} bought",
-    "short_run":
-        "no warm-up, and a run short beside its answers: the steady rate holds its ramp and reads low",
-    "good_above_all":
-        "good requests look cheaper than requests: {good_per_s:.4g}/s of those offered were good, and "
-        "{requests_per_s:.4g}/s ended while load was offered, as it began with an empty server; a warm-up mends it",
-    "began_empty":
-        "its run showed {output_tokens_per_s:,.0f} output tokens/s, {missing:.1%} less than {requests_per_s:.4g}/s of "
-        "{output_tokens:,.0f} tokens: it began with an empty server. Tokens are priced by what it showed",
+    "short_run": "no warm-up, and a run short beside its answers: the steady rate holds its ramp and reads low",
+    "good_above_all": "good requests look cheaper than requests: {good_per_s:.4g}/s of those offered were good, and "
+    "{requests_per_s:.4g}/s ended while load was offered, as it began with an empty server; a warm-up mends it",
+    "began_empty": "its run showed {output_tokens_per_s:,.0f} output tokens/s, {missing:.1%} less than {requests_per_s:.4g}/s of "
+    "{output_tokens:,.0f} tokens: it began with an empty server. Tokens are priced by what it showed",
     "off_capacity": "what a request is was measured at {offered_per_s:.3g}/s, away from the capacity",
-    "offered_less":
-        "by the chance of its arrivals the run at {asked_per_s:.4g}/s was in fact offered {offered_per_s:.4g}/s",
-    "power_understated":
-        "the accelerators alone drew {measured:,.0f} W with PUE, and the price file declares {declared:,.0f} W for "
-        "whole machines: what energy costs here is too little",
+    "offered_less": "by the chance of its arrivals the run at {asked_per_s:.4g}/s was in fact offered {offered_per_s:.4g}/s",
+    "power_understated": "the accelerators alone drew {measured:,.0f} W with PUE, and the price file declares {declared:,.0f} W for "
+    "whole machines: what energy costs here is too little",
     "all_written": "every prompt token that did not come from the cache is taken as written to it: answers do not say "
     "how many were; a provider bills those of short prompts and of ends of blocks as plain input",
-    "cached_unknown":
-        "the server does not say what came from its cache: all prompt tokens are priced as fresh",
-    "failed_paid":
-        "{failed:failed request|failed requests}: {tokens:token of theirs is|tokens of theirs are} known and in the "
-        "price",
-    "resent":
-        "{requests:request was|requests were} sent again after a reset; what the first sending cost is not known",
+    "cached_unknown": "the server does not say what came from its cache: all prompt tokens are priced as fresh",
+    "failed_paid": "{failed:failed request|failed requests}: {tokens:token of theirs is|tokens of theirs are} known and in the "
+    "price",
+    "resent": "{requests:request was|requests were} sent again after a reset; what the first sending cost is not known",
     "price_undated": "the price has no date",
     "price_unsourced": "the price has no source: nobody says where it is from",
-    "egress_unpriced":
-        "no price of egress (egress_per_gb): what leaves the provider{request_kb:counted} is not in the cost",
+    "egress_unpriced": "no price of egress (egress_per_gb): what leaves the provider{request_kb:counted} is not in the cost",
     "egress_uncounted": "no bytes were counted (virtual time): egress is not in the cost",
     # of a number of machines
     "one_load": "a lower bound: {why}. Machines that follow from it are at most what stands here",
-    "model_error":
-        "the model is wrong by {error}: were each machine {slower_percent:g} % slower, {machines:machine|machines} "
-        "would be needed",
+    "model_error": "the model is wrong by {error}: were each machine {slower_percent:g} % slower, {machines:machine|machines} "
+    "would be needed",
     # why two offers are not compared
     "recipe_differs": "recipe ({a}, {b})",
     "slo_differs": "SLO ({a}; {b})",
@@ -104,7 +84,7 @@ SENTENCES = {
     "model_differs": "different models ({a}, {b})",
     "region_differs": "different regions ({a:given}, {b:given})",
     "connect_differs": "connect time {a_ms:.1f} and {b_ms:.1f} ms is inside TTFT",
-}  # fmt: skip
+}
 
 
 def note(code: str, **values: Any) -> ReasonCode:

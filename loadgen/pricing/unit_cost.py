@@ -27,14 +27,30 @@ from loadgen.pricing.spread import Spread, rate_of_repeats
 from loadgen.repeated.capacity import Capacity
 
 # The units that a cost is per: keys of `rates` and `counts` of a Basis, and of the costs of an Offer.
-REQUEST, GOOD, TASK, OUTPUT, TOTAL = "request", "good_request", "task", "million_output_tokens", "million_tokens"
+REQUEST, GOOD, TASK, OUTPUT, TOTAL = (
+    "request",
+    "good_request",
+    "task",
+    "million_output_tokens",
+    "million_tokens",
+)
 UNITS = (REQUEST, GOOD, TASK, OUTPUT, TOTAL)
 
 # The parts of a cost.
-MACHINES, ENERGY, INPUT, CACHED, ANSWER, EGRESS = "machines", "energy", "input", "cached_input", "output", "egress"
+MACHINES, ENERGY, INPUT, CACHED, ANSWER, EGRESS = (
+    "machines",
+    "energy",
+    "input",
+    "cached_input",
+    "output",
+    "egress",
+)
 WRITTEN = "cache_write"
 PARTS = (MACHINES, ENERGY, INPUT, CACHED, ANSWER, EGRESS, WRITTEN)
-BY_TIME = (MACHINES, ENERGY)  # these depend on the rate, and so have its interval; the others on counts
+BY_TIME = (
+    MACHINES,
+    ENERGY,
+)  # these depend on the rate, and so have its interval; the others on counts
 
 HOURS_PER_YEAR = 8760
 MONTHS_PER_YEAR = 12
@@ -43,7 +59,9 @@ MILLION, GIGA, KILO, HOUR_S = Decimal(10**6), Decimal(10**9), Decimal(1000), Dec
 AWAY = 0.1  # relative distance from the capacity at which requests may have another size and mix
 RAMP = Decimal("0.01")  # share of the tokens/s that a run from empty may lack without a note
 NEAR = 0.01  # share by which a run may be offered less than asked without a note
-SHORT_WINDOW = 20  # a steady window of fewer answer durations than this still shows the ramp-up in its rates
+SHORT_WINDOW = (
+    20  # a steady window of fewer answer durations than this still shows the ramp-up in its rates
+)
 
 
 class Basis(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +79,9 @@ class Basis(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: Decimal  # without those from a cache
     cached_tokens: Decimal
     cached_known: bool
-    written_tokens: Decimal | None  # of the input tokens, those that were written to a cache; None: nobody says
+    written_tokens: (
+        Decimal | None
+    )  # of the input tokens, those that were written to a cache; None: nobody says
     output_tokens: Decimal
     bytes_out: Decimal
     low: Decimal | None = None
@@ -131,13 +151,17 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int | None  # used by the run; None: not known
     gpus_paid: Decimal | None  # None: priced by the token
     utilization: Decimal
-    hourly: Mapping[str, Decimal]  # parts of the hourly price of those GPUs; {} when priced by the token
+    hourly: Mapping[
+        str, Decimal
+    ]  # parts of the hourly price of those GPUs; {} when priced by the token
     costs: Mapping[str, Cost | None]
     power: Power | None
     measured: MeasuredEnergy | None
     note_codes: tuple[ReasonCode, ...]
     classes: Mapping[str, ClassCost]  # {} where all requests are of one kind
-    steps: Mapping[str, StepCost] = msgspec.field(default_factory=dict)  # of tasks: `step_cost.with_steps`
+    steps: Mapping[str, StepCost] = msgspec.field(
+        default_factory=dict
+    )  # of tasks: `step_cost.with_steps`
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -166,12 +190,15 @@ def basis(evidence: Evidence) -> Basis:
         known = [rate for run in runs if (rate := run[unit]) is not None]
         if len(known) == len(runs):
             means[unit] = math.fsum(known) / len(known)
-            if unit in (REQUEST, GOOD) and any(known):  # the later one wins: that of good requests, if there are any
+            if unit in (REQUEST, GOOD) and any(
+                known
+            ):  # the later one wins: that of good requests, if there are any
                 interval = rate_of_repeats(known)
     repeated = len(runs) > 1 and interval.low is not None and interval.high is not None
     return replace(
         totals,
-        label=("Offline" if evidence.at_once else "at this load") + (f", {len(runs)} repeats" if len(runs) > 1 else ""),
+        label=("Offline" if evidence.at_once else "at this load")
+        + (f", {len(runs)} repeats" if len(runs) > 1 else ""),
         rates={unit: None if mean is None else decimal(mean) for unit, mean in means.items()},
         low=decimal(interval.low / interval.mid) if repeated and interval.low else None,
         high=decimal(interval.high / interval.mid) if repeated and interval.high else None,
@@ -181,9 +208,19 @@ def basis(evidence: Evidence) -> Basis:
 
 def _rates(summary: Summary, *, whole: bool) -> dict[str, float | None]:
     """The steady rates of a run; `whole`: those from the first due request to the last output, LoadGen's of Offline."""
-    load, goodput, sessions, tokens = summary.load, summary.goodput, tasks_of(summary), own_target(summary).tokens
+    load, goodput, sessions, tokens = (
+        summary.load,
+        summary.goodput,
+        tasks_of(summary),
+        own_target(summary).tokens,
+    )
     if whole:
-        requests, good, output, total = load.completed_rps, goodput.rps, tokens.output_per_s, tokens.total_per_s
+        requests, good, output, total = (
+            load.completed_rps,
+            goodput.rps,
+            tokens.output_per_s,
+            tokens.total_per_s,
+        )
         tasks = sessions.ok_per_s if sessions is not None else None
     else:
         requests, good = load.steady_completed_rps, goodput.steady_rps
@@ -208,13 +245,22 @@ def _totals(summaries: tuple[Summary, ...]) -> Basis:
     summaries = tuple(map(own_target, summaries))
 
     def added(values: list[int | None]) -> Decimal | None:
-        return None if any(value is None for value in values) else Decimal(sum(value or 0 for value in values))
+        return (
+            None
+            if any(value is None for value in values)
+            else Decimal(sum(value or 0 for value in values))
+        )
 
     tokens = [summary.tokens for summary in summaries]
     input_ok, output_ok = added([t.input for t in tokens]), added([t.output for t in tokens])
     cached = added([t.cached for t in tokens])
-    failed_input, failed_output = sum(t.failed_input for t in tokens), sum(t.failed_output for t in tokens)
-    assert input_ok is not None and output_ok is not None  # inputs.read_evidence refuses runs without token counts
+    failed_input, failed_output = (
+        sum(t.failed_input for t in tokens),
+        sum(t.failed_output for t in tokens),
+    )
+    assert (
+        input_ok is not None and output_ok is not None
+    )  # inputs.read_evidence refuses runs without token counts
     valid = all(summary.verdict.valid for summary in summaries)
     return Basis(
         label="",
@@ -241,8 +287,14 @@ def _at_capacity(evidence: Evidence, totals: Basis) -> Basis:
     assert capacity is not None
     offered = starts(summary) if capacity.unit != "requests" else summary.requests.decided
     rate = decimal(capacity.rate_per_s)
-    rates = {unit: None if count is None else count * rate / offered for unit, count in totals.counts.items()}
-    for unit, per_s in ((OUTPUT, capacity.output_tokens_per_s), (TOTAL, capacity.total_tokens_per_s)):
+    rates = {
+        unit: None if count is None else count * rate / offered
+        for unit, count in totals.counts.items()
+    }
+    for unit, per_s in (
+        (OUTPUT, capacity.output_tokens_per_s),
+        (TOTAL, capacity.total_tokens_per_s),
+    ):
         if per_s is not None:
             rates[unit] = decimal(per_s / 1e6)
     return replace(
@@ -277,7 +329,10 @@ def hourly(price: Rented | Owned) -> dict[str, Decimal]:
         parts["rent"] = price.per_gpu_hour * (price.gpus or 1)
     if isinstance(price, Rented) and price.lost_share is not None:
         parts["interruptions"] = parts["rent"] * price.lost_share / (1 - price.lost_share)
-    for part, per_month in (("storage", price.storage_per_month), ("support", price.support_per_month)):
+    for part, per_month in (
+        ("storage", price.storage_per_month),
+        ("support", price.support_per_month),
+    ):
         parts[part] = (per_month or Decimal(0)) * MONTHS_PER_YEAR / HOURS_PER_YEAR
     energy = price.energy
     if energy is not None and energy.per_kwh is not None:
@@ -297,7 +352,12 @@ def _capital_per_year(price: Owned) -> Decimal:
 
 def energy_per_hour(energy: Energy | None) -> Decimal:
     """Money per hour for the power that load adds on one machine; 0 unless energy is counted `by_load`."""
-    if energy is None or energy.counted != "by_load" or energy.per_kwh is None or energy.idle_watts is None:
+    if (
+        energy is None
+        or energy.counted != "by_load"
+        or energy.per_kwh is None
+        or energy.idle_watts is None
+    ):
         return Decimal(0)
     return (energy.watts - energy.idle_watts) / KILO * energy.pue * energy.per_kwh
 
@@ -325,7 +385,9 @@ def cost(
         if not rate or gpus is None:
             return None
         count_paid, per_hour = machines(price, gpus) * share, HOUR_S * rate
-        amounts[MACHINES] = sum(hourly(price).values(), Decimal(0)) * count_paid / per_hour / utilization
+        amounts[MACHINES] = (
+            sum(hourly(price).values(), Decimal(0)) * count_paid / per_hour / utilization
+        )
         if load_energy := energy_per_hour(price.energy):
             amounts[ENERGY] = load_energy * count_paid / per_hour
     if price.egress_per_gb is not None:
@@ -335,7 +397,10 @@ def cost(
     by_count = sum(parts.values(), Decimal(0)) - by_time
     low = high = None if by_time else by_count
     if by_time and basis.low is not None and basis.high is not None:
-        low, high = _rounded(by_time / basis.high + by_count), _rounded(by_time / basis.low + by_count)
+        low, high = (
+            _rounded(by_time / basis.high + by_count),
+            _rounded(by_time / basis.low + by_count),
+        )
     return Cost(parts=parts, total=by_time + by_count, low=low, high=high)
 
 
@@ -349,7 +414,12 @@ def costs_by_token(
     writing, told = price.per_million_cache_write is not None, written is not None
     into = (fresh if written is None else written) if writing else Decimal(0)
     costs = token_costs((fresh - into, into, cached, output), price.per_million)
-    shown = not writing or told, writing, bool(cached) and price.per_million_cached is not None, True
+    shown = (
+        not writing or told,
+        writing,
+        bool(cached) and price.per_million_cached is not None,
+        True,
+    )
     parts = zip((INPUT, WRITTEN, CACHED, ANSWER), costs, shown, strict=True)
     return {part: amount for part, amount, is_shown in parts if is_shown}
 
@@ -358,7 +428,9 @@ def _rounded(amount: Decimal) -> Decimal:
     return amount.quantize(SMALLEST, rounding=ROUND_HALF_EVEN)
 
 
-def offer(evidence: Evidence, price: Price, name: str, at: str, *, gpus: int | None, utilization: Decimal) -> Offer:
+def offer(
+    evidence: Evidence, price: Price, name: str, at: str, *, gpus: int | None, utilization: Decimal
+) -> Offer:
     """A result under a price. `at`: the price's place in its file, for errors. `gpus`: those the run used, if known.
 
     Raises UserError for an unknown number of GPUs, for cached tokens without a price, and for a utilization without a
@@ -368,19 +440,32 @@ def offer(evidence: Evidence, price: Price, name: str, at: str, *, gpus: int | N
     is_per_token = isinstance(price, PerToken)
     if not is_per_token and gpus is None:
         hint = f"--gpus {evidence.name}=4, or `loadgen run --gpus` next time"
-        raise UserError("missing_option", "the run does not say how many GPUs it used", evidence.folder, hint)
+        raise UserError(
+            "missing_option", "the run does not say how many GPUs it used", evidence.folder, hint
+        )
     if not is_per_token and utilization != 1 and not rate_basis.is_capacity:
-        what = f"--utilization without a capacity: {evidence.name} was measured at a load of its own"
+        what = (
+            f"--utilization without a capacity: {evidence.name} was measured at a load of its own"
+        )
         hint = "a run that was itself half idle would be counted idle twice; find its capacity, or leave it out"
         raise UserError("no_effect", what, evidence.folder, hint)
-    if isinstance(price, PerToken) and rate_basis.cached_tokens and price.per_million_cached is None:
+    if (
+        isinstance(price, PerToken)
+        and rate_basis.cached_tokens
+        and price.per_million_cached is None
+    ):
         what = f"{rate_basis.cached_tokens:,} prompt tokens came from a cache, and {price.name} has no price for them"
         raise UserError(
-            "no_price", what, at, "supply per_million_cached (equal to per_million_input where there is no discount)"
+            "no_price",
+            what,
+            at,
+            "supply per_million_cached (equal to per_million_input where there is no discount)",
         )
     if not is_per_token and not rate_basis.rates[REQUEST]:
         what = "the run has no steady rate: nothing ended while all measured load was offered, and only that"
-        raise UserError("no_figure", what, evidence.folder, "a longer run: --duration, --num-requests")
+        raise UserError(
+            "no_figure", what, evidence.folder, "a longer run: --duration, --num-requests"
+        )
     paid = None if isinstance(price, PerToken) or gpus is None else machines(price, gpus)
     return Offer(
         name=name,
@@ -390,10 +475,14 @@ def offer(evidence: Evidence, price: Price, name: str, at: str, *, gpus: int | N
         gpus=gpus,
         gpus_paid=None if isinstance(price, PerToken) or paid is None else paid * (price.gpus or 1),
         utilization=Decimal(1) if is_per_token else utilization,
-        hourly={} if isinstance(price, PerToken) or paid is None else {k: v * paid for k, v in hourly(price).items()},
+        hourly={}
+        if isinstance(price, PerToken) or paid is None
+        else {k: v * paid for k, v in hourly(price).items()},
         costs={unit: cost(rate_basis, price, gpus, unit, utilization) for unit in UNITS},
         power=_power(rate_basis, price, gpus),
-        measured=_measured(evidence.summaries, None if isinstance(price, PerToken) else price.energy),
+        measured=_measured(
+            evidence.summaries, None if isinstance(price, PerToken) else price.energy
+        ),
         note_codes=tuple(_notes(evidence, rate_basis, price, gpus)),
         classes=_classes(evidence, rate_basis, price, gpus, utilization),
     )
@@ -417,7 +506,9 @@ def _classes(
         }
         all_tokens, tokens = whole.counts[TOTAL], totals.counts[TOTAL]
         share = tokens / all_tokens if tokens is not None and all_tokens else Decimal(0)
-        class_basis = replace(totals, rates=rates, low=whole.low, high=whole.high, confidence=whole.confidence)
+        class_basis = replace(
+            totals, rates=rates, low=whole.low, high=whole.high, confidence=whole.confidence
+        )
         costs = {unit: cost(class_basis, price, gpus, unit, utilization, share) for unit in UNITS}
         parts[name] = ClassCost(tokens_share=share, costs=costs)
     return parts
@@ -429,9 +520,14 @@ def _of_class(summary: Summary, name: str) -> Summary | None:
     if part is None or part.tokens.input is None or part.tokens.output is None:
         return None
     return msgspec.structs.replace(
-        summary, requests=part.requests, tokens=part.tokens, goodput=part.goodput, sessions=part.sessions,
-        bytes=part.bytes, classes=(),
-    )  # fmt: skip
+        summary,
+        requests=part.requests,
+        tokens=part.tokens,
+        goodput=part.goodput,
+        sessions=part.sessions,
+        bytes=part.bytes,
+        classes=(),
+    )
 
 
 def _power(basis: Basis, price: Price, gpus: int | None) -> Power | None:
@@ -441,7 +537,10 @@ def _power(basis: Basis, price: Price, gpus: int | None) -> Power | None:
         return None
     watts = price.energy.watts * price.energy.pue * machines(price, gpus)
     tokens_per_s = rate * MILLION
-    kwh = {unit: watts / KILO / HOUR_S / per_s if per_s else None for unit, per_s in basis.rates.items()}
+    kwh = {
+        unit: watts / KILO / HOUR_S / per_s if per_s else None
+        for unit, per_s in basis.rates.items()
+    }
     return Power(
         watts=watts,
         joules_per_output_token=watts / tokens_per_s,
@@ -453,28 +552,48 @@ def _power(basis: Basis, price: Price, gpus: int | None) -> Power | None:
 def _measured(summaries: tuple[Summary, ...], priced: Energy | None) -> MeasuredEnergy | None:
     """Means over the runs; None where one of them has no energy."""
     used = [summary.energy for summary in summaries]
-    known = [one for one in used if one is not None and one.watts and one.joules and one.joules_per_output_token]
+    known = [
+        one
+        for one in used
+        if one is not None and one.watts and one.joules and one.joules_per_output_token
+    ]
     if not known or len(known) < len(used):
         return None
 
     def mean(values: list[float | None]) -> Decimal | None:
-        return decimal(math.fsum(value or 0 for value in values) / len(values)) if all(values) else None
+        return (
+            decimal(math.fsum(value or 0 for value in values) / len(values))
+            if all(values)
+            else None
+        )
 
-    watts, per_token = mean([one.watts for one in known]), mean([one.joules_per_output_token for one in known])
+    watts, per_token = (
+        mean([one.watts for one in known]),
+        mean([one.joules_per_output_token for one in known]),
+    )
     per_request = mean([one.joules_per_request for one in known])
     assert watts is not None and per_token is not None
-    kwh_price = None if priced is None or priced.per_kwh is None else priced.per_kwh * priced.pue / KILO / HOUR_S
+    kwh_price = (
+        None
+        if priced is None or priced.per_kwh is None
+        else priced.per_kwh * priced.pue / KILO / HOUR_S
+    )
     joules = {REQUEST: per_request, OUTPUT: per_token * MILLION}
     return MeasuredEnergy(
         watts=watts,
         joules_per_output_token=per_token,
         joules_per_request=per_request,
         error=decimal(max((one.error_j or 0.0) / (one.joules or 1.0) for one in known)),
-        money={unit: None if j is None or kwh_price is None else _rounded(j * kwh_price) for unit, j in joules.items()},
+        money={
+            unit: None if j is None or kwh_price is None else _rounded(j * kwh_price)
+            for unit, j in joules.items()
+        },
     )
 
 
-def _notes(evidence: Evidence, basis: Basis, price: Price, gpus: int | None) -> Iterator[ReasonCode]:
+def _notes(
+    evidence: Evidence, basis: Basis, price: Price, gpus: int | None
+) -> Iterator[ReasonCode]:
     yield from notes(evidence)
     if apart := [step.name for step in evidence.summary.steps if step.targets]:
         yield note("steps_apart", steps=apart)
@@ -490,9 +609,14 @@ def _notes(evidence: Evidence, basis: Basis, price: Price, gpus: int | None) -> 
             yield note("all_written")
         if not basis.cached_known and price.per_million_cached is not None:
             yield note("cached_unknown")
-        failed = sum(summary.requests.failed + summary.requests.lost for summary in evidence.summaries)
+        failed = sum(
+            summary.requests.failed + summary.requests.lost for summary in evidence.summaries
+        )
         if failed:
-            counted = sum(summary.tokens.failed_input + summary.tokens.failed_output for summary in evidence.summaries)
+            counted = sum(
+                summary.tokens.failed_input + summary.tokens.failed_output
+                for summary in evidence.summaries
+            )
             yield note("failed_paid", failed=failed, tokens=counted)
     resent = sum(summary.requests.resent for summary in evidence.summaries)
     if resent:
@@ -538,13 +662,19 @@ def other_machine(summary: Summary, price: Rented | Owned) -> ReasonCode | None:
     told = set(_GPU.findall(f"{target.shape} {target.name}".upper()))
     priced = set(_GPU.findall(price.gpu.upper()))
     if told and priced and not told & priced:
-        return note("other_gpu", measured=sorted(told), where=target.shape or target.name, priced=price.gpu)
+        return note(
+            "other_gpu", measured=sorted(told), where=target.shape or target.name, priced=price.gpu
+        )
     if target.shape and price.shape and target.shape.lower() != price.shape.lower():
-        return note("other_shape", measured=target.shape, provider=price.provider, priced=price.shape)
+        return note(
+            "other_shape", measured=target.shape, provider=price.provider, priced=price.shape
+        )
     return None
 
 
-def _machine_notes(evidence: Evidence, basis: Basis, price: Rented | Owned, gpus: int) -> Iterator[ReasonCode]:
+def _machine_notes(
+    evidence: Evidence, basis: Basis, price: Rented | Owned, gpus: int
+) -> Iterator[ReasonCode]:
     summary = evidence.summary
     if not basis.is_capacity and not evidence.at_once:
         yield note("own_load")
@@ -558,11 +688,21 @@ def _machine_notes(evidence: Evidence, basis: Basis, price: Rented | Owned, gpus
     if isinstance(price, Owned) and gpus != price.gpus:
         yield note("part_of_machines", used=gpus, bought=price.gpus)
     steady_s, answer_p50_ms = summary.window.steady.duration_s, summary.e2e_ms.p50
-    is_short = steady_s is not None and answer_p50_ms is not None and answer_p50_ms / 1e3 * SHORT_WINDOW > steady_s
+    is_short = (
+        steady_s is not None
+        and answer_p50_ms is not None
+        and answer_p50_ms / 1e3 * SHORT_WINDOW > steady_s
+    )
     if not basis.is_capacity and not evidence.at_once and is_short and not summary.warmup.scheduled:
         yield note("short_run")
     good, ended = basis.rates[GOOD], basis.rates[REQUEST]
-    if not basis.is_capacity and not summary.warmup.scheduled and good and ended and ended < good * (1 - RAMP):
+    if (
+        not basis.is_capacity
+        and not summary.warmup.scheduled
+        and good
+        and ended
+        and ended < good * (1 - RAMP)
+    ):
         yield note("good_above_all", good_per_s=float(good), requests_per_s=float(ended))
     capacity = evidence.capacity
     if capacity is None:

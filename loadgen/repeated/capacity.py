@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 FILE = "capacity.json"
 CONFIDENCE = 0.95
-STILL_KEPT = (
-    "the highest load that was tried still kept the SLO"  # why a rate is a lower bound, unless a reason is given
-)
+STILL_KEPT = "the highest load that was tried still kept the SLO"  # why a rate is a lower bound, unless a reason is given
 
 
 def trial_ns(workload: Workload) -> int:
@@ -123,9 +121,15 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         if self.state == "none":
             return "no load held"
         if self.state == "stopped":
-            none = "no load was sustained" if self.bound_why == OF_ONE_RUN else "no load was shown to hold"
+            none = (
+                "no load was sustained"
+                if self.bound_why == OF_ONE_RUN
+                else "no load was shown to hold"
+            )
             return f"stopped, at least {rate}" if self.rate_per_s else f"stopped, {none}"
-        return ", ".join(filter(None, (("at least " if self.lower_bound else "") + rate, self.state or "")))
+        return ", ".join(
+            filter(None, (("at least " if self.lower_bound else "") + rate, self.state or ""))
+        )
 
     @property
     def unfinished(self) -> bool:
@@ -136,15 +140,25 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     def what_to_do(self) -> str:
         """What the user does about a search that was stopped; "" where nothing is known to be left."""
         again = "--continuous" in self.go_on.split()
-        how = "a load in one run cannot be gone on with; begin again with" if again else "go on with"
+        how = (
+            "a load in one run cannot be gone on with; begin again with" if again else "go on with"
+        )
         return f"{how}: {self.go_on}" if self.go_on else ""
 
     @property
     def stands_for(self) -> str:
         """Which run of its search is compared, and how much of its load was shown."""
-        how = "sustained" if self.sustained else "confirmed" if self.confirmed else "the highest that held"
+        how = (
+            "sustained"
+            if self.sustained
+            else "confirmed"
+            if self.confirmed
+            else "the highest that held"
+        )
         run = "" if self.evidence == "." else f": {self.evidence}"
-        interval = "" if self.low_per_s is None else f" ({self.low_per_s:.4g} to {self.high_per_s:.4g})"
+        interval = (
+            "" if self.low_per_s is None else f" ({self.low_per_s:.4g} to {self.high_per_s:.4g})"
+        )
         return f"the run of the search at its capacity, {self.rate_per_s:.4g} {self.unit}/s{interval}, {how}{run}"
 
 
@@ -185,31 +199,48 @@ def load_capacity(data: bytes, where: str = FILE) -> Capacity:
     low, rate, high = capacity.low_per_s, capacity.rate_per_s, capacity.high_per_s
     if not (math.isfinite(rate) and (rate > 0 or (rate == 0 and capacity.unfinished))):
         raise UserError(
-            "out_of_range", f"a capacity of {rate:g} per second", f"{where} (rate_per_s)", "it is a rate above zero"
+            "out_of_range",
+            f"a capacity of {rate:g} per second",
+            f"{where} (rate_per_s)",
+            "it is a rate above zero",
         )
     if (low is None) != (high is None):
         raise UserError(
-            "missing_key", "half an interval", f"{where} (low_per_s, high_per_s)", "give both ends, or neither"
+            "missing_key",
+            "half an interval",
+            f"{where} (low_per_s, high_per_s)",
+            "give both ends, or neither",
         )
     if low is not None and high is not None and not 0 < low <= rate <= high < math.inf:
         what = f"the interval {low:g} to {high:g} does not hold the rate {rate:g}"
         raise UserError(
-            "out_of_range", what, f"{where} (low_per_s, high_per_s)", "0 < low_per_s <= rate_per_s <= high_per_s"
+            "out_of_range",
+            what,
+            f"{where} (low_per_s, high_per_s)",
+            "0 < low_per_s <= rate_per_s <= high_per_s",
         )
     for name in ("output_tokens_per_s", "total_tokens_per_s"):
         tokens = getattr(capacity, name)
         if tokens is not None and not 0 <= tokens < math.inf:
             hint = "a rate, or null where none is known"
-            raise UserError("out_of_range", f"{tokens:g} tokens per second", f"{where} ({name})", hint)
+            raise UserError(
+                "out_of_range", f"{tokens:g} tokens per second", f"{where} ({name})", hint
+            )
     if not 0 < capacity.confidence < 1:
         raise UserError(
-            "out_of_range", f"a confidence of {capacity.confidence:g}", f"{where} (confidence)", "a share, like 0.95"
+            "out_of_range",
+            f"a confidence of {capacity.confidence:g}",
+            f"{where} (confidence)",
+            "a share, like 0.95",
         )
     return capacity
 
 
 def as_shown(
-    capacity: Capacity, offered_per_s: float | None, output_tokens_per_s: float | None, total_tokens_per_s: float | None
+    capacity: Capacity,
+    offered_per_s: float | None,
+    output_tokens_per_s: float | None,
+    total_tokens_per_s: float | None,
 ) -> Capacity:
     """A capacity without tokens (written by an earlier version, or by hand) with the rates that its run showed.
 

@@ -33,7 +33,13 @@ class Metric(Struct, frozen=True):
     p: float | None = None
 
 
-SHARES = ("ok_share", "goodput.share", "sessions.goodput.share", "tokens.cached_share", "tokens.length_mismatch_share")
+SHARES = (
+    "ok_share",
+    "goodput.share",
+    "sessions.goodput.share",
+    "tokens.cached_share",
+    "tokens.length_mismatch_share",
+)
 
 
 _SHOWN = (
@@ -48,7 +54,10 @@ _SHOWN = (
 
 def shown() -> tuple[str, ...]:
     """The metrics compared by default, between sides and between repeats, each where all have it."""
-    return (*(f"{row.path}.{quantile}" for row in FIGURES.here() for quantile in row.compared), *_SHOWN)
+    return (
+        *(f"{row.path}.{quantile}" for row in FIGURES.here() for quantile in row.compared),
+        *_SHOWN,
+    )
 
 
 _QUANTILES = dict(QUANTILES)
@@ -81,12 +90,22 @@ def metric(path: str) -> Metric | None:
         "goodput.share": "within the SLO",
     }.get(path, path)
     better = 1 if first == "goodput" or path.endswith(("_per_s", "completed_rps")) else 0
-    if path in ("requests.failed", "requests.lost", "requests.dropped", "stalls.share", "stalls.requests"):
+    if path in (
+        "requests.failed",
+        "requests.lost",
+        "requests.dropped",
+        "stalls.share",
+        "stalls.requests",
+    ):
         better = -1
     return Metric(path, name, "/s" if path.endswith(("_per_s", "rps")) else "", better)
 
 
-_TASK_TIMES = {"duration_ms": "task time", "wait_ms": "task waits", "longest_wait_ms": "longest wait of a task"}
+_TASK_TIMES = {
+    "duration_ms": "task time",
+    "wait_ms": "task waits",
+    "longest_wait_ms": "longest wait of a task",
+}
 _TASK_FIGURES = {
     "sessions.ok_per_s": ("tasks", "/s", 1),
     "sessions.goodput.share": ("tasks within the SLO", "", 1),
@@ -112,8 +131,14 @@ def _of_tasks(path: str) -> Metric | None:
 def paths() -> list[str]:
     """All paths that `metric` accepts."""
     latency_paths = [f"{row.path}.{stat}" for row in FIGURES.here() for stat in _STATS]
-    task_paths = [f"sessions.{name}.{stat}" for name in _TASK_TIMES for stat in _STATS] + list(_TASK_FIGURES)
-    return [path for path in [*latency_paths, "ok_share", *sorted(_paths()), *task_paths] if metric(path) is not None]
+    task_paths = [f"sessions.{name}.{stat}" for name in _TASK_TIMES for stat in _STATS] + list(
+        _TASK_FIGURES
+    )
+    return [
+        path
+        for path in [*latency_paths, "ok_share", *sorted(_paths()), *task_paths]
+        if metric(path) is not None
+    ]
 
 
 def _paths() -> set[str]:

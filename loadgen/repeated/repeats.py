@@ -97,11 +97,14 @@ def is_tight(figures: Sequence[RepeatedFigure], within: float) -> bool:
     """Whether every figure of TIGHT that there is has an interval of at most `within` of it to either side."""
     judged = [one for one in figures if one.metric in TIGHT and one.mean]
     return bool(judged) and all(
-        len(one.values) >= FEWEST and one.half_width is not None and one.half_width <= within for one in judged
+        len(one.values) >= FEWEST and one.half_width is not None and one.half_width <= within
+        for one in judged
     )
 
 
-def summarize_repeats(named: Sequence[tuple[str, Summary]], *, within: float | None = None) -> RepeatSummary:
+def summarize_repeats(
+    named: Sequence[tuple[str, Summary]], *, within: float | None = None
+) -> RepeatSummary:
     """The summary of runs of one load. `named`: the name and the summary of each, in order."""
     summaries = [summary for _, summary in named]
     figures = _figures(summaries)
@@ -130,7 +133,9 @@ def _figures(summaries: Sequence[Summary]) -> tuple[RepeatedFigure, ...]:
         several = len(values) > 1
         low, high = interval.low, interval.high
         if path in SHARES:  # runs without a failure do not say that there is none
-            within = intervals.wilson(mean, sum(summary.requests.scheduled for summary in summaries), LEVEL)
+            within = intervals.wilson(
+                mean, sum(summary.requests.scheduled for summary in summaries), LEVEL
+            )
             _, low, high = intervals.widened(intervals.Interval(mean, *within, LEVEL), values)
         spread = float(np.std(values, ddof=1)) if several else None
         if spread is not None and path not in SHARES:

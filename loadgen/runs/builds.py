@@ -35,9 +35,12 @@ class KeptByBuild(Struct, frozen=True):
 
             write_file(self.junit, render(command, [outcome.broken_off(command)]), "--junit")
 
-    def write(self, command: str, named: Named, *, whole: bool = True, more: Sequence[Case] = ()) -> None:
+    def write(
+        self, command: str, named: Named, *, whole: bool = True, more: Sequence[Case] = ()
+    ) -> None:
         """`whole`: the command came to its end. `more`: cases beside those of the runs. Raises UserError for a file
-        that cannot be written."""
+        that cannot be written.
+        """
         if self.junit is None and self.page is None:
             return
         from loadgen.present.junit import render

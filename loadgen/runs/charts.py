@@ -74,7 +74,8 @@ def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
                 )
                 for term in terms
             )
-            + (Mark(x=main.carried, label=f"p{_percent(main.carried)}", color="soft"),) * (main.carried < last_place),
+            + (Mark(x=main.carried, label=f"p{_percent(main.carried)}", color="soft"),)
+            * (main.carried < last_place),
         )
 
 
@@ -91,9 +92,13 @@ def _time_axis(figures: Figures) -> Axis:
     return Axis(label="since the start of the run", format="time", min=0, max=figures.length_s)
 
 
-def _lines_over_time(figures: Figures, title: str, y: Axis, series: tuple[Series, ...], **more: Any) -> Chart:
+def _lines_over_time(
+    figures: Figures, title: str, y: Axis, series: tuple[Series, ...], **more: Any
+) -> Chart:
     """A chart of lines over the time of the run, with its stages as bands."""
-    return Chart(title=title, x=_time_axis(figures), y=y, series=series, bands=bands(figures), **more)
+    return Chart(
+        title=title, x=_time_axis(figures), y=y, series=series, bands=bands(figures), **more
+    )
 
 
 def _centres(bins: Bins, length_s: float) -> tuple[float, ...]:
@@ -110,17 +115,24 @@ def bands(figures: Figures) -> tuple[Band, ...]:
     for stage in figures.stages:
         if count > 1 or not stage.measured:
             color = next(shades) if stage.measured else "c5"
-            stage_bands.append(Band(start=stage.start_s, end=stage.end_s, label=stage.name, color=color))
+            stage_bands.append(
+                Band(start=stage.start_s, end=stage.end_s, label=stage.name, color=color)
+            )
     stages_end_s = max((stage.end_s for stage in figures.stages), default=0)
     if figures.stages and figures.length_s - stages_end_s > 0.01 * figures.length_s:
-        stage_bands.append(Band(start=stages_end_s, end=figures.length_s, label="draining", color="c4"))
+        stage_bands.append(
+            Band(start=stages_end_s, end=figures.length_s, label="draining", color="c4")
+        )
     return tuple(stage_bands)
 
 
 def over_time(figures: Figures) -> Iterator[Chart]:
     """Load, output tokens and requests in flight over time, with the stages marked."""
     each = f"per {figures.load.width_s:g} s: due by the timetable, sent, ended ok"
-    load, tokens = Axis(label="requests/s", unit="/s", min=0), Axis(label="tokens/s", unit="tokens/s", min=0)
+    load, tokens = (
+        Axis(label="requests/s", unit="/s", min=0),
+        Axis(label="tokens/s", unit="tokens/s", min=0),
+    )
     yield _binned(figures, "Offered against delivered load", figures.load, load, each)
     yield _binned(figures, "Output tokens per second", figures.output, tokens)
     yield _binned(figures, "Requests in flight", figures.in_flight, Axis(label="requests", min=0))
@@ -138,9 +150,19 @@ def latency_over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
         terms = [t for t in summary.goodput.slo if t.metric == name]
         seen = [t for t in terms if t.limit_ms < 3 * max(values)]
         limits = tuple(
-            Mark(y=t.limit_ms, label=f"limit at p{t.quantile * 100:g}", color=met_color(t.met), fit=True) for t in seen
+            Mark(
+                y=t.limit_ms,
+                label=f"limit at p{t.quantile * 100:g}",
+                color=met_color(t.met),
+                fit=True,
+            )
+            for t in seen
         )
-        above = (f"limit at p{t.quantile * 100:g} far above: {t.limit_ms:,.4g} ms" for t in terms if t not in seen)
+        above = (
+            f"limit at p{t.quantile * 100:g} far above: {t.limit_ms:,.4g} ms"
+            for t in terms
+            if t not in seen
+        )
         note = ", ".join((f"per {bins.width_s:g} s", basis, *above))
         yield _binned(figures, title, bins, _ms_axis(values), note, limits)
 
@@ -165,10 +187,14 @@ def gaps_over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
         yield _gap_heat_chart(figures)
 
 
-def _binned(figures: Figures, title: str, bins: Bins, y: Axis, note: str = "", marks: tuple[Mark, ...] = ()) -> Chart:
+def _binned(
+    figures: Figures, title: str, bins: Bins, y: Axis, note: str = "", marks: tuple[Mark, ...] = ()
+) -> Chart:
     centres = _centres(bins, figures.length_s)
     series = tuple(
-        Series(name=name if len(bins.series) > 1 else "", x=centres, y=values, color=color, dash=dash)
+        Series(
+            name=name if len(bins.series) > 1 else "", x=centres, y=values, color=color, dash=dash
+        )
         for (name, values), (color, dash) in zip(bins.series.items(), _styles(bins), strict=False)
     )
     return _lines_over_time(figures, title, y, series, note=note, marks=marks)
@@ -190,25 +216,45 @@ def server(figures: Figures, curves_by_metric: Mapping[str, served.MetricCurve])
         """Means over about 1 s, the time between two reads of the metrics page, so that both lines are as smooth."""
         (values,) = bins.series.values()
         group = max(round(1 / bins.width_s), 1)
-        t_s, means = _means(_centres(bins, figures.length_s), [value or 0.0 for value in values], group)
+        t_s, means = _means(
+            _centres(bins, figures.length_s), [value or 0.0 for value in values], group
+        )
         return Series(name=name, x=t_s, y=means, color="soft", dash="5 4")
 
-    requests = (*line("running, by the server", served.RUNNING, "c1"), *line("queued there", served.WAITING, "c2"))
-    shares = (*line("KV cache in use", served.KV_USE, "c1"), *line("prefix cache hits", served.HITS, "c3"))
+    requests = (
+        *line("running, by the server", served.RUNNING, "c1"),
+        *line("queued there", served.WAITING, "c2"),
+    )
+    shares = (
+        *line("KV cache in use", served.KV_USE, "c1"),
+        *line("prefix cache hits", served.HITS, "c3"),
+    )
     tokens = line("by the server", served.OUTPUT, "c1")
     for title, series, y in (
         ("Requests in the server", requests, Axis(label="requests", min=0)),
-        ("Output tokens per second, by both", tokens, Axis(label="tokens/s", unit="tokens/s", min=0)),
+        (
+            "Output tokens per second, by both",
+            tokens,
+            Axis(label="tokens/s", unit="tokens/s", min=0),
+        ),
         ("Caches of the server", shares, Axis(label="share", format="percent", min=0)),
     ):
         if series:
-            client_lines = [client_series(figures.in_flight, "in flight, by the client")] if series is requests else []
-            client_lines += [client_series(figures.output, "by the client")] if series is tokens else []
+            client_lines = (
+                [client_series(figures.in_flight, "in flight, by the client")]
+                if series is requests
+                else []
+            )
+            client_lines += (
+                [client_series(figures.output, "by the client")] if series is tokens else []
+            )
             yield _lines_over_time(figures, title, y, (*series, *client_lines))
 
 
-def _means(x: Sequence[float], y: Sequence[float], group: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """x and y as means of consecutive groups of `group` points."""
+def _means(
+    x: Sequence[float], y: Sequence[float], group: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """X and y as means of consecutive groups of `group` points."""
 
     def group_means(values: Sequence[float]) -> tuple[float, ...]:
         parts = [values[i : i + group] for i in range(0, len(values), group)]
@@ -220,7 +266,10 @@ def _means(x: Sequence[float], y: Sequence[float], group: int) -> tuple[tuple[fl
 def _styles(bins: Bins) -> Iterator[tuple[str, str]]:
     """The colour and the dashes of each line."""
     for i, name in enumerate(bins.series):
-        yield QUANTILE_COLORS.get(name, COLORS[i % len(COLORS)]), {"max": "2 4", "due": "5 4"}.get(name, "")
+        yield (
+            QUANTILE_COLORS.get(name, COLORS[i % len(COLORS)]),
+            {"max": "2 4", "due": "5 4"}.get(name, ""),
+        )
 
 
 def _gap_heat_chart(figures: Figures) -> Chart:
@@ -247,10 +296,16 @@ def lengths(figures: Figures) -> Iterator[Chart]:
     if figures.asked_by_output is not None:
         asked = Axis(label="asked for, tokens", unit="asked", pad=True)
         yield from _cloud_chart(
-            "Output length: asked against received", figures.asked_by_output, asked, "tokens received"
+            "Output length: asked against received",
+            figures.asked_by_output,
+            asked,
+            "tokens received",
         )
     if figures.cached is not None and any(figures.cached.series["cached"]):
-        centres, share = _centres(figures.cached, figures.length_s), Axis(label="share", format="percent", min=0, max=1)
+        centres, share = (
+            _centres(figures.cached, figures.length_s),
+            Axis(label="share", format="percent", min=0, max=1),
+        )
         series = (Series(x=centres, y=figures.cached.series["cached"], color="c3"),)
         yield _lines_over_time(figures, "Prompt tokens from the prefix cache", share, series)
 
@@ -271,18 +326,44 @@ def _cloud_chart(title: str, cloud: Cloud, x: Axis, unit: str) -> Iterator[Chart
 
 def slow(figures: Figures, summary: Summary) -> Iterator[Chart]:
     """TTFT against what may have made it long; the slowest requests are large points, and lead to their rows."""
-    slowest = [request for request in summary.slowest if request.by == "ttft" and request.ttft_ms is not None]
+    slowest = [
+        request
+        for request in summary.slowest
+        if request.by == "ttft" and request.ttft_ms is not None
+    ]
     for title, cloud, label, field in (
-        ("TTFT against prompt length, slowest marked", figures.ttft_by_input, "prompt tokens", "input_tokens"),
-        ("TTFT against requests in flight", figures.ttft_by_in_flight, "others in flight", "in_flight"),
-        ("TTFT against the server's queue", figures.ttft_by_queue, "ms in the server's queue", "queue_ms"),
+        (
+            "TTFT against prompt length, slowest marked",
+            figures.ttft_by_input,
+            "prompt tokens",
+            "input_tokens",
+        ),
+        (
+            "TTFT against requests in flight",
+            figures.ttft_by_in_flight,
+            "others in flight",
+            "in_flight",
+        ),
+        (
+            "TTFT against the server's queue",
+            figures.ttft_by_queue,
+            "ms in the server's queue",
+            "queue_ms",
+        ),
         ("TTFT over the time of the run", figures.ttft_by_time, "", "due_s"),
     ):
         of_time = field == "due_s"
         x = Axis(
-            label=label or "since the start of the run", unit=label, format="time" if of_time else "number", pad=True
+            label=label or "since the start of the run",
+            unit=label,
+            format="time" if of_time else "number",
+            pad=True,
         )
-        points = [(value, request) for request in slowest if (value := getattr(request, field)) is not None]
+        points = [
+            (value, request)
+            for request in slowest
+            if (value := getattr(request, field)) is not None
+        ]
         for chart in _cloud_chart(title, cloud, x, "ms"):
             marked = Series(
                 name="slowest",
@@ -292,7 +373,9 @@ def slow(figures: Figures, summary: Summary) -> Iterator[Chart]:
                 labels=tuple(request.id or str(request.slot) for _, request in points),
                 links=tuple(f"#slow-ttft-{request.slot}" for _, request in points),
             )
-            yield msgspec.structs.replace(chart, series=(*chart.series, marked) if points else chart.series)
+            yield msgspec.structs.replace(
+                chart, series=(*chart.series, marked) if points else chart.series
+            )
 
 
 def errors(figures: Figures) -> Iterator[Chart]:
@@ -324,10 +407,16 @@ def client(figures: Figures, summary: Summary) -> Iterator[Chart]:
     centres = _centres(bins, figures.length_s)
     cpu, lag = bins.series["cpu"], bins.series["send lag, largest"]
     if any(value is not None for value in cpu):
-        share = Axis(label="of one core", format="percent", min=0, max=max(1.0, *(v or 0 for v in cpu)))
-        marks = (Mark(y=summary.verdict.limits.cpu_share, label="limit of the verdict", color="bad"),)
+        share = Axis(
+            label="of one core", format="percent", min=0, max=max(1.0, *(v or 0 for v in cpu))
+        )
+        marks = (
+            Mark(y=summary.verdict.limits.cpu_share, label="limit of the verdict", color="bad"),
+        )
         line = Series(x=centres, y=cpu, color="c1")
         yield _lines_over_time(figures, "CPU of the busiest worker", share, (line,), marks=marks)
     if any(value is not None for value in lag):
         line = Series(x=centres, y=lag, color="c2")
-        yield _lines_over_time(figures, "Largest send lag", _ms_axis(lag), (line,), note=f"per {bins.width_s:g} s")
+        yield _lines_over_time(
+            figures, "Largest send lag", _ms_axis(lag), (line,), note=f"per {bins.width_s:g} s"
+        )

@@ -62,10 +62,15 @@ def run(
     if dry_run:
         if how is not None:
             say(f"runs: {how.words}")
-        return print_plans([(workload, settings) for workload in workloads.values()], given.budget())
+        return print_plans(
+            [(workload, settings) for workload in workloads.values()], given.budget()
+        )
     kept.begin("loadgen run")
     show = shown(given)
-    show.expect([(workload, settings) for workload in workloads.values()] * (1 if how is None else how.at_least))
+    show.expect(
+        [(workload, settings) for workload in workloads.values()]
+        * (1 if how is None else how.at_least)
+    )
     given.make_room(settings.out)
     if how is not None or len(workloads) > 1:
         named, whole = _several(given, workloads, settings, how, show, as_json=as_json)
@@ -94,7 +99,9 @@ def _levels(given: Given, workload: str | None) -> dict[str, Workload]:
         workloads = {name: placed(level, name) for name, level in workloads.items()}
     if len(workloads) > 1 and given["repeat"] is not None:
         hint = "loadgen sweep ... --repeat runs several levels again and again; or give one level"
-        raise UserError("conflict", "several levels, each to be repeated", f"--repeat {given['repeat']}", hint)
+        raise UserError(
+            "conflict", "several levels, each to be repeated", f"--repeat {given['repeat']}", hint
+        )
     return workloads
 
 
@@ -106,7 +113,9 @@ def next_step(typed: Sequence[str], settings: Settings) -> str:
     if known is None or not known.virtual_url:
         return "next: the same from a host of its own; loadgen doctor --url ... says what disturbs this one"
     target = ["run", "--url", known.virtual_url]
-    again = typed_again(typed, target if settings.out is None else [*target, "-o", f"{settings.out}-virtual"])
+    again = typed_again(
+        typed, target if settings.out is None else [*target, "-o", f"{settings.out}-virtual"]
+    )
     return f"next: the same load in virtual time, which no other work disturbs:\n  loadgen {shlex.join(again)}"
 
 
@@ -133,7 +142,10 @@ def _several(
     first = next(iter(workloads.values()))
     named: list[tuple[str, Summary]] = []
     execute = given.execute(show.hearers)
-    show.begin(len(workloads) if how is None else how.at_most, at_most=how is not None and how.count is None)
+    show.begin(
+        len(workloads) if how is None else how.at_most,
+        at_most=how is not None and how.count is None,
+    )
 
     def one(name: str, workload: Workload) -> bool:
         store = settings.store and f"{settings.store}/{name}"
@@ -168,5 +180,7 @@ def _several(
             made = finish(parent, how, named)
             print_answer(made, repeats_sections.report(made, curve(named)), as_json=as_json)
             side = shlex.quote(str(parent))
-            say(f"results in {parent}; a folder of repeats is one side of: loadgen compare {side} OTHER")
+            say(
+                f"results in {parent}; a folder of repeats is one side of: loadgen compare {side} OTHER"
+            )
     return named, whole

@@ -39,8 +39,15 @@ BAR = 60  # width of the progress bar, in columns
 WIDE = 70  # columns of a screen with room between figures
 PAGE = 100  # width of the view in a page, in columns
 POINTS = 40  # most points of a trend line, evenly over the run
-LINES_FROM, BESIDE_LINES = 60, 28  # columns of a screen with room for trend lines; those of their names and figures
-KEPT = {None: "", True: "green", False: "bold red"}  # how a figure is shown that keeps its limit, or does not
+LINES_FROM, BESIDE_LINES = (
+    60,
+    28,
+)  # columns of a screen with room for trend lines; those of their names and figures
+KEPT = {
+    None: "",
+    True: "green",
+    False: "bold red",
+}  # how a figure is shown that keeps its limit, or does not
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
@@ -79,7 +86,9 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 
     elapsed_s: float
     left_s: float | None
-    drain_left_s: float | None  # after the end of the load: how much longer requests in flight may go on
+    drain_left_s: (
+        float | None
+    )  # after the end of the load: how much longer requests in flight may go on
     stage: str
     offered: float | None
     sent: float | None
@@ -129,7 +138,9 @@ class View:
         self._statuses += np.bincount(columns["status"], minlength=8)[:8]
         not_ok = ~(ok | columns.where(UNFINISHED))
         self._kinds += np.bincount(columns["kind"][not_ok], minlength=len(KINDS))[: len(KINDS)]
-        self._failed += np.bincount(columns["target"][not_ok], minlength=len(self._failed))[: len(self._failed)]
+        self._failed += np.bincount(columns["target"][not_ok], minlength=len(self._failed))[
+            : len(self._failed)
+        ]
         self._counted += int(outcomes.is_counted(columns, self._header.slo).sum())
         if self._header.slo is not None:
             self._good += int(outcomes.meets(columns, self._header.slo).sum())
@@ -141,7 +152,9 @@ class View:
 
     def serve(self, samples: Iterable[MetricSample]) -> None:
         """Add what the servers' metrics pages say; the last value of each series is kept."""
-        self._served.update(((sample.page, sample.name, sample.labels), sample) for sample in samples)
+        self._served.update(
+            ((sample.page, sample.name, sample.labels), sample) for sample in samples
+        )
 
     @property
     def latest_s(self) -> float:
@@ -164,16 +177,24 @@ class View:
             good_recent = float(outcomes.meets(recent, self._header.slo).sum() / len(recent))
         stage, latest = self._current_stage(now_s), self._last_seconds()
         errors = [(KINDS[i] or "other", int(count)) for i, count in enumerate(self._kinds) if count]
-        tokens = events if events is not None else float(recent["output_tokens"][ok].clip(0).sum()) / span_s
+        tokens = (
+            events
+            if events is not None
+            else float(recent["output_tokens"][ok].clip(0).sum()) / span_s
+        )
         ttft = self._latency("ttft", recent.measure("ttft")[ok], self._ttft)
         tpot = self._latency("tpot", recent.measure("tpot")[ok], self._tpot)
         server = series.gauges(self._served.values())
-        self._remember(now_s, TrendPoint(ttft.recent[0], tpot.recent[0], tokens, server.get(series.WAITING)))
+        self._remember(
+            now_s, TrendPoint(ttft.recent[0], tpot.recent[0], tokens, server.get(series.WAITING))
+        )
         return Picture(
             elapsed_s=now_s,
             left_s=self._remaining_s(now_s, done, planned, len(recent) / span_s),
             drain_left_s=self._drain_left_s(now_s),
-            stage=" · ".join(filter(None, (stage.name, stage.arrival))) if stage is not None else "",
+            stage=" · ".join(filter(None, (stage.name, stage.arrival)))
+            if stage is not None
+            else "",
             offered=stage.rate if stage is not None else None,
             sent=self._sent_per_s(),
             completed=float(ok.sum()) / span_s,
@@ -185,7 +206,9 @@ class View:
             ttft=ttft,
             tpot=tpot,
             good_recent=good_recent,
-            good_all=self._good / self._counted if self._header.slo is not None and self._counted else None,
+            good_all=self._good / self._counted
+            if self._header.slo is not None and self._counted
+            else None,
             errors=tuple(sorted(errors, key=lambda kind: -kind[1])),
             send_lag_p99=_p50_p99_ms(recent.measure("send_lag")[recent["sent_ns"] >= 0])[1],
             client_lag_p99=_p50_p99_ms(recent.measure("client_lag"))[1],
@@ -207,7 +230,11 @@ class View:
     def _latency(self, metric: str, recent_ns: NDArray[np.int64], all_ns: Histogram) -> LatencyView:
         recent, since_start = _p50_p99_ms(recent_ns), _histogram_p50_p99_ms(all_ns)
         slo = self._header.slo
-        term = next((term for term in slo.terms if term.metric == metric), None) if slo is not None else None
+        term = (
+            next((term for term in slo.terms if term.metric == metric), None)
+            if slo is not None
+            else None
+        )
         if term is None:
             return LatencyView(recent, since_start)
         values = metrics.defined(recent_ns)
@@ -220,13 +247,17 @@ class View:
 
     def _planned_requests(self) -> int | None:
         slots = [stage.slots for stage in self._header.stages]
-        return sum(slot for slot in slots if slot is not None) if slots and None not in slots else None
+        return (
+            sum(slot for slot in slots if slot is not None) if slots and None not in slots else None
+        )
 
     def _current_stage(self, now_s: float) -> manifest.StagePlan | None:
         started = [stage for stage in self._header.stages if stage.start_ns <= now_s * 1e9]
         return started[-1] if started else None
 
-    def _remaining_s(self, now_s: float, done: int, planned: int | None, rate: float) -> float | None:
+    def _remaining_s(
+        self, now_s: float, done: int, planned: int | None, rate: float
+    ) -> float | None:
         """Seconds to the end of the timetable; without a timed end, estimated from the recent rate; None if unknown."""
         ends = [stage.end_ns for stage in self._header.stages]
         if ends and ends[-1] is not None:
@@ -235,7 +266,10 @@ class View:
 
     def _drain_left_s(self, now_s: float) -> float | None:
         """Seconds until the drain ends; None while load is offered, and where there is no timed end."""
-        end_ns, drain_s = self._header.stages[-1].end_ns if self._header.stages else None, self._header.grace_s
+        end_ns, drain_s = (
+            self._header.stages[-1].end_ns if self._header.stages else None,
+            self._header.grace_s,
+        )
         if end_ns is None or drain_s is None or now_s < end_ns / 1e9:
             return None
         return max(end_ns / 1e9 + drain_s - now_s, 0.0)
@@ -259,7 +293,9 @@ class View:
             rate += sent / span_s if span_s > 0 else latest.sent / max(latest.t_s, 0.1)
         return rate
 
-    def _target_views(self, recent: Columns, ok: NDArray[np.bool_], span_s: float) -> list[TargetView]:
+    def _target_views(
+        self, recent: Columns, ok: NDArray[np.bool_], span_s: float
+    ) -> list[TargetView]:
         if len(self._header.targets) < 2:
             return []
         ttft = recent.measure("ttft")
@@ -268,18 +304,29 @@ class View:
             ok_here = ok & (recent["target"] == i)
             name = target.name or target.url
             views.append(
-                TargetView(name, float(ok_here.sum()) / span_s, int(self._failed[i]), _p50_p99_ms(ttft[ok_here]))
+                TargetView(
+                    name,
+                    float(ok_here.sum()) / span_s,
+                    int(self._failed[i]),
+                    _p50_p99_ms(ttft[ok_here]),
+                )
             )
         return views
 
 
 def _p50_p99_ms(values_ns: NDArray[np.int64]) -> tuple[float | None, float | None]:
     values = values_ns[values_ns != UNDEFINED]
-    return (element(values, 0.5) / 1e6, element(values, 0.99) / 1e6) if len(values) else (None, None)
+    return (
+        (element(values, 0.5) / 1e6, element(values, 0.99) / 1e6) if len(values) else (None, None)
+    )
 
 
 def _histogram_p50_p99_ms(histogram: Histogram) -> tuple[float | None, float | None]:
-    return (histogram.quantile(0.5) / 1e6, histogram.quantile(0.99) / 1e6) if histogram.count else (None, None)
+    return (
+        (histogram.quantile(0.5) / 1e6, histogram.quantile(0.99) / 1e6)
+        if histogram.count
+        else (None, None)
+    )
 
 
 def trend_line(values: Sequence[float | None]) -> str:
@@ -289,7 +336,9 @@ def trend_line(values: Sequence[float | None]) -> str:
         return ""
     top = len(LEVELS) - 1
     highest = max(known) or 1.0
-    return "".join(" " if value is None else LEVELS[round(value / highest * top)] for value in values)
+    return "".join(
+        " " if value is None else LEVELS[round(value / highest * top)] for value in values
+    )
 
 
 # -- drawing -------------------------------------------------------------------------------------------------------
@@ -313,20 +362,31 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
         left = ", draining"
     head = Text(f"{picture.stage}  ", style="bold")
     head.append(
-        f"{format.duration(picture.elapsed_s)}{left}, {format.count(picture.done)}{total} done", style="not bold"
+        f"{format.duration(picture.elapsed_s)}{left}, {format.count(picture.done)}{total} done",
+        style="not bold",
     )
     parts: list[Any] = [head]
     if picture.planned:
         bar_columns = min(BAR, width)
         done_columns = min(round(bar_columns * picture.done / picture.planned), bar_columns)
-        parts.append(Text.assemble(("━" * done_columns, "green"), ("━" * (bar_columns - done_columns), "dim")))
+        parts.append(
+            Text.assemble(
+                ("━" * done_columns, "green"), ("━" * (bar_columns - done_columns), "dim")
+            )
+        )
     rates = Table.grid(padding=(0, 2))
     offered = f"{format.rate(picture.offered)} offered, " if picture.offered is not None else ""
-    rates.add_row("load", f"{offered}{format.rate(picture.sent)} sent, {format.rate(picture.completed)} completed")
+    rates.add_row(
+        "load",
+        f"{offered}{format.rate(picture.sent)} sent, {format.rate(picture.completed)} completed",
+    )
     if picture.drain_left_s is not None and picture.in_flight:
         rates.add_row("after it", draining(picture.in_flight, picture.drain_left_s))
     else:
-        rates.add_row("in flight", f"{format.count(picture.in_flight)},  {format.rate(picture.tokens)} output tokens")
+        rates.add_row(
+            "in flight",
+            f"{format.count(picture.in_flight)},  {format.rate(picture.tokens)} output tokens",
+        )
     if picture.server:
         rates.add_row("server", _server_words(picture.server))
     rates.add_row("", "")
@@ -338,7 +398,9 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
         rates.add_row(name, figures.append(f"  {latencies.limit}", style="dim"))
     if picture.good_all is not None:
         style = "green" if picture.good_all >= 0.99 else "yellow"
-        shares = f"{format.percent(picture.good_recent):<{column}}{format.percent(picture.good_all)}"
+        shares = (
+            f"{format.percent(picture.good_recent):<{column}}{format.percent(picture.good_all)}"
+        )
         rates.add_row("within SLO", Text(shares, style=style))
     busy = picture.cpu is not None and picture.cpu > CPU_SHARE
     send, client = map(format.milliseconds, (picture.send_lag_p99, picture.client_lag_p99))
@@ -346,7 +408,9 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
     generator = f"CPU {format.percent(picture.cpu)}{core}, lag p99 send {send}, client {client} ms"
     rates.add_row("generator", Text(generator, style="bold red" if busy else ""))
     if picture.errors:
-        error_counts = ", ".join(f"{kind} {format.count(count)}" for kind, count in picture.errors[:6])
+        error_counts = ", ".join(
+            f"{kind} {format.count(count)}" for kind, count in picture.errors[:6]
+        )
         rates.add_row("errors", Text(error_counts, style="red"))
     parts.append(rates)
     lines = _trend_rows(picture, width - BESIDE_LINES) if width >= LINES_FROM else []
@@ -355,25 +419,36 @@ def draw(picture: Picture, width: int = 80, height: int = 100) -> Any:
     if picture.nodes:
         nodes = Table(box=None, padding=(0, 2, 0, 0))
         for title in ("target", "ok/s", "failed", "TTFT p50 / p99"):
-            nodes.add_column(title, justify="left" if title == "target" else "right", header_style="dim")
+            nodes.add_column(
+                title, justify="left" if title == "target" else "right", header_style="dim"
+            )
         above = ABOVE + bool(picture.server) + len(lines)
         max_rows = max(min(TARGETS, height - above - WRAPPED * (width < BAR)), 3)
         shown = list(picture.nodes)
         if len(shown) > max_rows:
-            shown = sorted(picture.nodes, key=lambda node: (node.failed, node.ttft[1] or 0.0), reverse=True)[
-                : max_rows - 1
-            ]
+            shown = sorted(
+                picture.nodes, key=lambda node: (node.failed, node.ttft[1] or 0.0), reverse=True
+            )[: max_rows - 1]
         for node in shown:
-            nodes.add_row(node.name, format.quantity(node.ok_per_s), format.count(node.failed), pair(node.ttft))
+            nodes.add_row(
+                node.name,
+                format.quantity(node.ok_per_s),
+                format.count(node.failed),
+                pair(node.ttft),
+            )
         parts.append(nodes)
         if len(shown) < len(picture.nodes):
-            parts.append(Text(f"and {len(picture.nodes) - len(shown)} more, none of them worse", style="dim"))
+            parts.append(
+                Text(f"and {len(picture.nodes) - len(shown)} more, none of them worse", style="dim")
+            )
     return Group(*parts)
 
 
 def _server_words(server: dict[str, float]) -> str:
     """What the servers say of themselves: how many requests run and wait there, how full the KV cache is."""
-    waiting, running, used = (server.get(name) for name in (series.WAITING, series.RUNNING, series.KV_USE))
+    waiting, running, used = (
+        server.get(name) for name in (series.WAITING, series.RUNNING, series.KV_USE)
+    )
     parts = [
         "" if running is None else f"{running:,.0f} running",
         "" if waiting is None else f"{waiting:,.0f} waiting",

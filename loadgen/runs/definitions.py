@@ -5,7 +5,10 @@ from __future__ import annotations
 from loadgen.figures import FIGURES
 
 DEFINITIONS: tuple[tuple[str, str], ...] = (
-    ("due", "the instant at which a request was planned to be sent, by the timetable made before the run"),
+    (
+        "due",
+        "the instant at which a request was planned to be sent, by the timetable made before the run",
+    ),
     ("sent", "its first byte was handed to the kernel"),
     *((row.words, row.meaning) for row in FIGURES.own if {"latency", "client"} & set(row.shown)),
     (
@@ -13,14 +16,20 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
         "requests per second that keep every promise of the SLO each; failed, dropped and lost ones are misses, and "
         "unfinished ones where they were over a limit already when they were cut",
     ),
-    ("Output tokens/s", "output tokens of ok requests, over the measured window or, where it says so, under load"),
+    (
+        "Output tokens/s",
+        "output tokens of ok requests, over the measured window or, where it says so, under load",
+    ),
     ("Measured window", "first measured due to last measured token"),
     (
         "Under load",
         "first to last measured due, while no earlier stage's request is in flight and all lanes are at work (steady)",
     ),
     ("In flight", "sent and not done"),
-    ("Offered, sent, completed", "what the timetable asked, what was sent, what came back: three numbers"),
+    (
+        "Offered, sent, completed",
+        "what the timetable asked, what was sent, what came back: three numbers",
+    ),
     (
         "Quantile",
         "the sample at floor(n * p) of the sorted ones, as MLPerf LoadGen takes it. It is supported when n allows one "

@@ -30,12 +30,16 @@ TRACKERS = " or ".join(row.name for row in FORMATS.own if row.send)
 FORM = typer.Option(
     "--as",
     help=f"{FILES}; {TRACKERS}: into that tracker.",
-    autocompletion=completion.among(lambda: (row.name for row in FORMATS.own if row.write or row.send)),
+    autocompletion=completion.among(
+        lambda: (row.name for row in FORMATS.own if row.write or row.send)
+    ),
 )
 
 
 def export(
-    folder: Annotated[Path | None, typer.Argument(help="Folder of a run.", autocompletion=completion.results)] = None,
+    folder: Annotated[
+        Path | None, typer.Argument(help="Folder of a run.", autocompletion=completion.results)
+    ] = None,
     form: Annotated[str | None, FORM] = None,
     out: Annotated[
         Path | None,
@@ -67,7 +71,10 @@ def export(
     if folder is None or form is None:
         lacking = "the folder of a run" if folder is None else "--as"
         raise UserError(
-            "missing_value", f"{lacking} is missing", "loadgen export", "loadgen export RUN --as csv -o run.csv"
+            "missing_value",
+            f"{lacking} is missing",
+            "loadgen export",
+            "loadgen export RUN --as csv -o run.csv",
         )
     from loadgen.core.metrics.summary import summarize
     from loadgen.core.results import store
@@ -77,21 +84,37 @@ def export(
     row = FORMATS.find(form)
     if row is None or not (row.write or row.send):
         known = ", ".join(row.name for field in ("write", "send") for row in formats.having(field))
-        raise UserError("unknown_name", f'unknown format "{form}"', f"--as {form}", f"known: {known}")
+        raise UserError(
+            "unknown_name", f'unknown format "{form}"', f"--as {form}", f"known: {known}"
+        )
     if row.send:
         where = formats.call(row, "send", folder, open_run(folder).summary, out)
         print(f"written to {form}: {where}", file=sys.stderr)
         return OK
     if is_run(folder) and not store.has_rows(folder):
         hint = "export a run with records"
-        raise UserError("no_records", "only the summary of this run was kept, not its records", str(folder), hint)
+        raise UserError(
+            "no_records",
+            "only the summary of this run was kept, not its records",
+            str(folder),
+            hint,
+        )
     if not is_run(folder) and folder.is_dir() and (runs := result_kinds.ask(folder, "runs")):
         raise UserError(
-            "ambiguous", "several runs, and one is exported", str(folder), f"name one of them, like {runs[-1]}"
+            "ambiguous",
+            "several runs, and one is exported",
+            str(folder),
+            f"name one of them, like {runs[-1]}",
         )
     stored = request_gaps.read(folder)
     data = formats.call(row, "write", summarize(*stored), stored)
-    parts = [data] if isinstance(data, bytes) else json_parts(data) if isinstance(data, Mapping) else data
+    parts = (
+        [data]
+        if isinstance(data, bytes)
+        else json_parts(data)
+        if isinstance(data, Mapping)
+        else data
+    )
     if out is None:
         sys.stdout.buffer.writelines(parts)
         return OK
@@ -111,15 +134,25 @@ def export(
         if not whole and out.is_file():
             out.unlink()
     simulated = any(target.simulated for target in stored.header.targets)
-    others = [stage.name or "load" for stage in stored.header.stages if not stage.measured] if form == "csv" else []
-    unmeasured = f"; its rows of stage {', '.join(others)} are in no figure of the report" if others else ""
-    print(f"written: {out}{f' (of a SIMULATED server: {says})' * simulated}{unmeasured}", file=sys.stderr)
+    others = (
+        [stage.name or "load" for stage in stored.header.stages if not stage.measured]
+        if form == "csv"
+        else []
+    )
+    unmeasured = (
+        f"; its rows of stage {', '.join(others)} are in no figure of the report" if others else ""
+    )
+    print(
+        f"written: {out}{f' (of a SIMULATED server: {says})' * simulated}{unmeasured}",
+        file=sys.stderr,
+    )
     return OK
 
 
 def json_parts(document: Mapping[str, Any], at_once: int = _TEXT_ROWS) -> Iterator[bytes]:
     """The document as `json.dumps(document, indent=2)` has it, a part after the other: of millions of numbers, which
-    are arrays, neither all objects nor the whole text are in memory."""
+    are arrays, neither all objects nor the whole text are in memory.
+    """
     import numpy as np
 
     before = "{"
@@ -141,7 +174,12 @@ def _write_schema(kind: str, beside: object, out: Path | None) -> int:
     from loadgen.shell import schema
 
     if beside is not None:
-        raise UserError("no_effect", "a schema is of no run", f"--schema {kind}", "leave the folder and --as out")
+        raise UserError(
+            "no_effect",
+            "a schema is of no run",
+            f"--schema {kind}",
+            "leave the folder and --as out",
+        )
     document = schema.schema(kind)
     if out is None:
         print_json(document)
@@ -161,10 +199,16 @@ def as_csv(summary: Summary, stored: Stored, at_once: int = _TEXT_ROWS) -> Itera
 
     for first in range(0, max(len(stored.rows), 1), at_once):
         rows = stored.rows[first : first + at_once]
-        table = request_table(stored.header, rows, stored.texts, "ms", getattr(stored, "each_gap", None))
+        table = request_table(
+            stored.header, rows, stored.texts, "ms", getattr(stored, "each_gap", None)
+        )
         columns = [_cells(column) for column in table.columns]
         buffer = io.BytesIO()
-        csv.write_csv(pa.table(columns, names=table.column_names), buffer, csv.WriteOptions(include_header=not first))
+        csv.write_csv(
+            pa.table(columns, names=table.column_names),
+            buffer,
+            csv.WriteOptions(include_header=not first),
+        )
         yield buffer.getvalue()
 
 
@@ -172,5 +216,7 @@ def _cells(column: Any) -> Any:
     import pyarrow as pa
 
     if pa.types.is_list(column.type):
-        return pa.array([None if gaps is None else json.dumps(gaps) for gaps in column.to_pylist()], pa.string())
+        return pa.array(
+            [None if gaps is None else json.dumps(gaps) for gaps in column.to_pylist()], pa.string()
+        )
     return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column

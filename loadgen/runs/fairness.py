@@ -24,7 +24,11 @@ def tenants(found: Fairness | None) -> Section:
     ]
     indices = [("answered", found.ok_index), ("within the SLO", found.good_index)]
     told = [f"{index:.3f} by the share {name}" for name, index in indices if index is not None]
-    said = "Jain's index over the tenants (1: all get alike of what they asked for): " + "; ".join(told) + "."
+    said = (
+        "Jain's index over the tenants (1: all get alike of what they asked for): "
+        + "; ".join(told)
+        + "."
+    )
     worst = f" Least got {found.worst}." if found.worst else ""
     head = ("tenant", "classes", "requests", "answered", "within the SLO", "tokens/s")
     return section("Fairness", Table(head, rows), Said(said + worst if told else ""), id="fairness")

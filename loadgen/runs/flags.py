@@ -15,7 +15,9 @@ from loadgen.shell.options import DryRun, Github, Junit, OneWorkload, Strict, ta
 def run(
     given: Given,
     workload: OneWorkload = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of the table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print summary.json instead of the table.")
+    ] = False,
     strict: Strict = False,
     dry_run: DryRun = False,
     junit: Junit = None,
@@ -28,4 +30,6 @@ def run(
 
     Example: loadgen run qa --url http://HOST:8000 -c 16 -d 2m --slo ttft:2s --slo tpot:50ms
     """
-    return command.run(given, workload, as_json=as_json, strict=strict, dry_run=dry_run, junit=junit, github=github)
+    return command.run(
+        given, workload, as_json=as_json, strict=strict, dry_run=dry_run, junit=junit, github=github
+    )

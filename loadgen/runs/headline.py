@@ -45,10 +45,16 @@ def marks(summary: Summary) -> Iterator[Note]:
     """The warnings to show before any number."""
     if summary.target.simulated:
         yield Note(
-            "SIMULATED", "a model of a server answered, no real one: nothing here was measured on hardware", "warn"
+            "SIMULATED",
+            "a model of a server answered, no real one: nothing here was measured on hardware",
+            "warn",
         )
     if not summary.verdict.valid and client_limited(summary):
-        yield Note("CLIENT-LIMITED", "the load generator could not keep up: these numbers are its own, in part", "bad")
+        yield Note(
+            "CLIENT-LIMITED",
+            "the load generator could not keep up: these numbers are its own, in part",
+            "bad",
+        )
     if not summary.verdict.valid:
         kind: Literal["bad", "warn"] = "warn" if is_host_busy(summary.verdict) else "bad"
         yield Note("INVALID", "; ".join(summary.verdict.reasons), kind)
@@ -60,7 +66,12 @@ def marks(summary: Summary) -> Iterator[Note]:
         yield Note(word, f"{STATES[summary.run.state]}; reported as far as it got", "warn")
 
 
-_ENDS = {"interrupted": "INTERRUPTED", "cut_off": "CUT OFF", "stopped": "ENDED EARLY", "decided": "ENDED EARLY"}
+_ENDS = {
+    "interrupted": "INTERRUPTED",
+    "cut_off": "CUT OFF",
+    "stopped": "ENDED EARLY",
+    "decided": "ENDED EARLY",
+}
 
 
 def outcome(term: TermResult) -> str:
@@ -105,7 +116,11 @@ def sentence(summary: Summary) -> str:
     if not summary.verdict.valid:
         text = "Do not rely on these numbers: the measurement is not valid."
         is_missed = is_judged(summary, goodput.met)
-        return f"{text} The SLO is missed all the same, by requests that failed." if is_missed else text
+        return (
+            f"{text} The SLO is missed all the same, by requests that failed."
+            if is_missed
+            else text
+        )
     tasks = _tasks_kept(summary)
     if not goodput.has_slo and tasks is not None and goodput.met is not None:
         return f"SLO {'met' if goodput.met else 'missed'}: {_kept(tasks)}."
@@ -121,8 +136,12 @@ def sentence(summary: Summary) -> str:
         words = " and ".join(filter(None, (", ".join(others), last)))
         return f"SLO met: {words}; {good_requests} were within every limit.{_on_few(summary)}"
     if goodput.undecided and not goodput.unfinished:
-        reasons = "; ".join(dict.fromkeys(f"{t.promise}: {t.undecided}" for t in goodput.slo if t.undecided))
-        return f"SLO undecided: no term is missed, and this run cannot decide every term ({reasons})."
+        reasons = "; ".join(
+            dict.fromkeys(f"{t.promise}: {t.undecided}" for t in goodput.slo if t.undecided)
+        )
+        return (
+            f"SLO undecided: no term is missed, and this run cannot decide every term ({reasons})."
+        )
     if goodput.met is None:
         return (
             f"SLO undecided: {format.count(requests.unfinished)} of {format.counted(requests.scheduled, 'request')} "
@@ -143,7 +162,9 @@ def _on_few(summary: Summary) -> str:
         return ""
     term = max(few, key=lambda term: term.needed)
     samples = format.counted(term.count, "sample")
-    return f" Too few to show it: {term.promise} rests on {samples}, and {term.needed:,} are needed."
+    return (
+        f" Too few to show it: {term.promise} rests on {samples}, and {term.needed:,} are needed."
+    )
 
 
 def promises(summary: Summary) -> tuple[str, ...]:
@@ -153,14 +174,21 @@ def promises(summary: Summary) -> tuple[str, ...]:
 
 def judged(summary: Summary) -> Iterator[tuple[str, bool | None]]:
     """Each promise of an SLO in words, and whether it was met; None: undecided."""
-    return ((f"{name}{words}", met) for name, part in judged_parts(summary) for words, met in promises_of(part))
+    return (
+        (f"{name}{words}", met)
+        for name, part in judged_parts(summary)
+        for words, met in promises_of(part)
+    )
 
 
 def same_slo(a: Summary, b: Summary) -> bool:
     """Whether two runs are held against one SLO. What is promised of tasks a run knows only where some ended: it is
-    left out where one of the two does not."""
+    left out where one of the two does not.
+    """
     parts_a, parts_b = dict(judged_parts(a)), dict(judged_parts(b))
-    return parts_a.keys() == parts_b.keys() and all(_alike(parts_a[name], parts_b[name]) for name in parts_a)
+    return parts_a.keys() == parts_b.keys() and all(
+        _alike(parts_a[name], parts_b[name]) for name in parts_a
+    )
 
 
 def _alike(a: Summary | ClassSummary, b: Summary | ClassSummary) -> bool:
@@ -171,7 +199,9 @@ def _alike(a: Summary | ClassSummary, b: Summary | ClassSummary) -> bool:
 
 def missed_by(summary: Summary) -> tuple[str, ...]:
     """What of its SLO a run missed, in words, as `promises` names it."""
-    return tuple(f"{name}{words}" for name, part in judged_parts(summary) for words in _missed(part))
+    return tuple(
+        f"{name}{words}" for name, part in judged_parts(summary) for words in _missed(part)
+    )
 
 
 def judged_parts(summary: Summary) -> Iterator[tuple[str, Summary | ClassSummary]]:
@@ -181,7 +211,9 @@ def judged_parts(summary: Summary) -> Iterator[tuple[str, Summary | ClassSummary
         yield from ((f"{part.name}: ", part) for part in summary.classes)
 
 
-def promises_of(part: Summary | ClassSummary, *, tasks: bool = True) -> Iterator[tuple[str, bool | None]]:
+def promises_of(
+    part: Summary | ClassSummary, *, tasks: bool = True
+) -> Iterator[tuple[str, bool | None]]:
     """What is promised of a part of `judged_parts`, in words, and whether it was met: terms, the share, the tasks."""
     goodput = part.goodput
     yield from ((term.promise, term.met) for term in goodput.slo)
@@ -197,7 +229,11 @@ def _missed(part: Summary | ClassSummary) -> Iterator[str]:
     yield from (_missed_term(term) for term in goodput.slo if term.met is False)
     if tasks is not None and tasks.met is False:
         yield f"only {_kept(tasks)}"
-    if goodput.share_limit is not None and goodput.share is not None and goodput.share < goodput.share_limit:
+    if (
+        goodput.share_limit is not None
+        and goodput.share is not None
+        and goodput.share < goodput.share_limit
+    ):
         promised = format.percent(goodput.share_limit)
         yield f"only {_good_requests(goodput)} were within every limit, {promised} were promised"
 
@@ -219,7 +255,11 @@ def _good_requests(goodput: Goodput) -> str:
 def _missed_term(term: TermResult) -> str:
     name = slo.name(term.metric, term.quantile)
     if term.value_ms is None:
-        return f"{name} falls on a request that was not answered" if term.count else f"{name} was not measured"
+        return (
+            f"{name} falls on a request that was not answered"
+            if term.count
+            else f"{name} was not measured"
+        )
     for digits in range(3, 12):  # as many as tell the two apart: 40.0 is not over 40.0
         value, limit = (format.quantity(ms, digits) for ms in (term.value_ms, term.limit_ms))
         if value != limit:
@@ -239,24 +279,44 @@ def shown_quantile(summary: Summary, metric: str, distribution: Distribution) ->
 def five(summary: Summary) -> tuple[Number, ...]:
     """TTFT, TPOT, output tokens/s, completed requests/s, and the share within the SLO (without one: that succeeded)."""
     load, goodput, shown = summary.load, summary.goodput, headline(summary)
-    per_gpu = f"{format.rate(shown.output_per_gpu)} per GPU" if shown.output_per_gpu is not None else ""
+    per_gpu = (
+        f"{format.rate(shown.output_per_gpu)} per GPU" if shown.output_per_gpu is not None else ""
+    )
     # later requests of conversations are due when the earlier ones are answered: not a rate that was asked for
     is_offered = load.offered_rps is not None and summary.sessions is None
     offered = f"{format.rate(load.offered_rps)} offered" if is_offered else ""
     in_flight = f"{format.quantity(load.in_flight_mean)} in flight"
     if goodput.share is not None:
-        success = Number("Within the SLO", format.percent(goodput.share), "", f"goodput {format.rate(shown.goodput)}")
+        success = Number(
+            "Within the SLO",
+            format.percent(goodput.share),
+            "",
+            f"goodput {format.rate(shown.goodput)}",
+        )
     else:
         decided = summary.requests.decided
         share = summary.requests.ok / decided if decided else None
         success = Number(
-            "Succeeded", format.percent(share), "", f"{format.count(summary.requests.scheduled)} scheduled"
+            "Succeeded",
+            format.percent(share),
+            "",
+            f"{format.count(summary.requests.scheduled)} scheduled",
         )
     return (
         _latency_number(summary, "ttft", "TTFT", summary.ttft_ms),
         _latency_number(summary, "tpot", "TPOT", summary.tpot_ms),
-        Number("Output tokens", format.quantity(shown.output), "/s", ", ".join(filter(None, (per_gpu, shown.window)))),
-        Number("Completed", format.quantity(shown.requests), "req/s", ", ".join(filter(None, (offered, in_flight)))),
+        Number(
+            "Output tokens",
+            format.quantity(shown.output),
+            "/s",
+            ", ".join(filter(None, (per_gpu, shown.window))),
+        ),
+        Number(
+            "Completed",
+            format.quantity(shown.requests),
+            "req/s",
+            ", ".join(filter(None, (offered, in_flight))),
+        ),
         success,
     )
 
@@ -294,7 +354,9 @@ def distribution_cells(distribution: Distribution, quantiles: Sequence[str]) -> 
 
 def needed(distributions: Sequence[Distribution], quantiles: Sequence[str]) -> str:
     """The samples that the quantiles with a ~ need: `p99 662`; "" where none has it."""
-    unsupported = [q for q in quantiles if any(d.count and q not in d.supported for d in distributions)]
+    unsupported = [
+        q for q in quantiles if any(d.count and q not in d.supported for d in distributions)
+    ]
     return ", ".join(f"{q.replace('_', '.')} {format.count(SUPPORT[q])}" for q in unsupported)
 
 
@@ -310,7 +372,9 @@ def _starts(part: ClassSummary) -> int:
 
 def class_term(term: TermResult) -> str:
     """A term of a class and its value: `TTFT p99 at most 2,000 ms: 1,200`."""
-    value = term.undecided or (f"{format.milliseconds(term.value_ms)} ms" if term.value_ms is not None else "no answer")
+    value = term.undecided or (
+        f"{format.milliseconds(term.value_ms)} ms" if term.value_ms is not None else "no answer"
+    )
     return f"{term.promise}: {value}"
 
 
@@ -321,11 +385,26 @@ def part_cells(part: StageSummary | TargetSummary | ClassSummary | ModelSummary)
         format.count(part.requests.failed + part.requests.lost),
         format.quantity(headline(part).requests),
         format.quantity(headline(part).output),
-        *(quantile_ms(d, quantile) for d in (part.ttft_ms, part.tpot_ms) for quantile in ("p50", "p99")),
+        *(
+            quantile_ms(d, quantile)
+            for d in (part.ttft_ms, part.tpot_ms)
+            for quantile in ("p50", "p99")
+        ),
     )
 
 
-STEP_HEAD = ("asks", "ok", "failed", "requests/s", "E2E p50", "E2E p99", "TTFT p50", "tokens in", "out", "of the time")
+STEP_HEAD = (
+    "asks",
+    "ok",
+    "failed",
+    "requests/s",
+    "E2E p50",
+    "E2E p99",
+    "TTFT p50",
+    "tokens in",
+    "out",
+    "of the time",
+)
 """The columns of a table of the steps of tasks, behind the name of each."""
 
 
@@ -341,20 +420,24 @@ def step_rows(summary: Summary) -> list[tuple[str, ...]]:
             quantiles = [quantile_ms(step.pause_ms, quantile) for quantile in ("p50", "p99")]
             share = format.percent(step.pause_share)
             none = format.NONE
-            rows.append((f"{step.pause}, before {name}", *[none] * 4, *quantiles, *[none] * 3, share))
+            rows.append(
+                (f"{step.pause}, before {name}", *[none] * 4, *quantiles, *[none] * 3, share)
+            )
         asks = " ".join(filter(None, (step.kind, ", ".join(step.targets), step.model)))
-        rows.append((
-            name,
-            asks,
-            format.count(step.requests.ok),
-            format.count(step.requests.failed + step.requests.lost),
-            format.quantity(step.load.completed_rps),
-            *(quantile_ms(step.e2e_ms, quantile) for quantile in ("p50", "p99")),
-            quantile_ms(step.ttft_ms, "p50"),
-            format.count(step.tokens.input),
-            format.count(step.tokens.output) if step.kind == "chat" else format.NONE,
-            format.percent(step.time_share),
-        ))  # fmt: skip
+        rows.append(
+            (
+                name,
+                asks,
+                format.count(step.requests.ok),
+                format.count(step.requests.failed + step.requests.lost),
+                format.quantity(step.load.completed_rps),
+                *(quantile_ms(step.e2e_ms, quantile) for quantile in ("p50", "p99")),
+                quantile_ms(step.ttft_ms, "p50"),
+                format.count(step.tokens.input),
+                format.count(step.tokens.output) if step.kind == "chat" else format.NONE,
+                format.percent(step.time_share),
+            )
+        )
     return rows
 
 
@@ -367,8 +450,14 @@ def target_name(part: TargetSummary) -> str:
 def tasks(sessions: Sessions) -> list[list[str]]:
     """What became of conversations and tasks, as lines of phrases: counts and times, waits and tokens, the promise."""
     count, duration, goodput = format.count, sessions.duration_ms, sessions.goodput
-    beside = [f"{count(sessions.cut)} cut short by the end of the load or of the drain"] if sessions.cut else []
-    beside += [f"{count(sessions.abandoned)} abandoned by their users"] if sessions.abandoned else []
+    beside = (
+        [f"{count(sessions.cut)} cut short by the end of the load or of the drain"]
+        if sessions.cut
+        else []
+    )
+    beside += (
+        [f"{count(sessions.abandoned)} abandoned by their users"] if sessions.abandoned else []
+    )
     done = f"{count(sessions.ok)} of {count(sessions.count)} ok"
     done += f" (+ {', '.join(beside)})" if beside else ""
     times = f"p50 {_seconds(duration, 'p50')}, p95 {_seconds(duration, 'p95')} each"
@@ -376,7 +465,11 @@ def tasks(sessions: Sessions) -> list[list[str]]:
     lines = [[done, format.rate(rate), times]]
     if sessions.requests is not None:
         waited, longest = sessions.wait_ms, sessions.longest_wait_ms
-        cached = "" if sessions.cached_tokens is None else f" ({format.quantity(sessions.cached_tokens)} cached)"
+        cached = (
+            ""
+            if sessions.cached_tokens is None
+            else f" ({format.quantity(sessions.cached_tokens)} cached)"
+        )
         waits = f"p50 {_seconds(waited, 'p50')} in all, longest wait p95 {_seconds(longest, 'p95')}"
         lines.append(
             [
@@ -388,7 +481,9 @@ def tasks(sessions: Sessions) -> list[list[str]]:
     if goodput is not None:
         shares = f"{format.percent(goodput.share)}, promised {format.percent(goodput.share_limit)}"
         good = f"{count(goodput.good)} of {count(sessions.count)} {_promised(goodput)} ({shares})"
-        lines.append([f"SLO {met_word(goodput.met)}: {good}", f"goodput {format.rate(goodput.rps)}"])
+        lines.append(
+            [f"SLO {met_word(goodput.met)}: {good}", f"goodput {format.rate(goodput.rps)}"]
+        )
     return lines
 
 
@@ -408,7 +503,16 @@ def request_counts(summary: Summary) -> list[str]:
     requests = summary.requests
     counts = [
         f"{format.count(getattr(requests, status))} {status}"
-        for status in ("scheduled", "ok", "failed", "dropped", "cancelled", "unfinished", "lost", "resent")
+        for status in (
+            "scheduled",
+            "ok",
+            "failed",
+            "dropped",
+            "cancelled",
+            "unfinished",
+            "lost",
+            "resent",
+        )
         if status in ("scheduled", "ok", "failed") or getattr(requests, status)
     ]
     if summary.warmup.scheduled:
@@ -425,10 +529,16 @@ def client_use(summary: Summary) -> list[str]:
     if client.cpu_share_max is not None:
         used.append(f"busiest second {format.percent(client.cpu_share_max)} of a core")
     if client.waited_share_max is not None and client.waited_share_max > WAITED_SHARE:
-        used.append(f"in its worst second other processes held its core for {format.percent(client.waited_share_max)}")
+        used.append(
+            f"in its worst second other processes held its core for {format.percent(client.waited_share_max)}"
+        )
     if client.peak_rss_bytes is not None:
         used.append(f"{format.size(client.peak_rss_bytes)} at most")
-    return [*used, f"{format.size(summary.bytes.sent)} sent", f"{format.size(summary.bytes.received)} received"]
+    return [
+        *used,
+        f"{format.size(summary.bytes.sent)} sent",
+        f"{format.size(summary.bytes.received)} received",
+    ]
 
 
 def latencies(summary: Summary) -> list[tuple[FigureRow, Distribution]]:
@@ -437,12 +547,15 @@ def latencies(summary: Summary) -> list[tuple[FigureRow, Distribution]]:
     chosen = [
         (row, by_name[row.name])
         for row in FIGURES.at("latency")
-        if row.name in by_name and not (row.unlike in by_name and by_name[row.unlike].p50 == by_name[row.name].p50)
+        if row.name in by_name
+        and not (row.unlike in by_name and by_name[row.unlike].p50 == by_name[row.name].p50)
         if row.name != "inter_chunk" or "itl" not in by_name  # the same numbers
     ]
     known = {row.field for row in FIGURES.here()}
     strange = (
-        FigureRow(field, field, "of a package that is not here") for field in summary.figures if field not in known
+        FigureRow(field, field, "of a package that is not here")
+        for field in summary.figures
+        if field not in known
     )
     return chosen + [(row, summary.figures[row.name]) for row in strange]
 
@@ -451,7 +564,11 @@ def connect(summary: Summary) -> str:
     """What a connection takes without load, and the lookup of the name before it."""
     if summary.rtt_ms is None:
         return ""
-    dns = "" if summary.dns_ms is None else f", the name's lookup before it {format.milliseconds(summary.dns_ms)} ms"
+    dns = (
+        ""
+        if summary.dns_ms is None
+        else f", the name's lookup before it {format.milliseconds(summary.dns_ms)} ms"
+    )
     return f"{format.milliseconds(summary.rtt_ms)} ms without load{dns}"
 
 
@@ -482,9 +599,19 @@ def _without_tpot(summary: Summary) -> Iterator[str]:
     at_once, silent = summary.tpot_no_span, summary.tpot_no_output
     whole = "came at one instant, in one event or one write: there is no TPOT, and TTFT is that of the whole answer"
     for count, one, several, why in (
-        (summary.tpot_undefined - at_once - silent, "answer was", "answers were", "too short to have a TPOT"),
+        (
+            summary.tpot_undefined - at_once - silent,
+            "answer was",
+            "answers were",
+            "too short to have a TPOT",
+        ),
         (at_once, "answer", "answers", whole),
-        (silent, "answer", "answers", "came without text, though with tokens: there is no TTFT and no TPOT"),
+        (
+            silent,
+            "answer",
+            "answers",
+            "came without text, though with tokens: there is no TTFT and no TPOT",
+        ),
     ):
         if count:
             yield f"{format.counted(count, one, several)} {why}."
@@ -516,19 +643,31 @@ def energy_says(used: EnergyUse) -> list[str]:
     error = 0.0 if not used.joules else (used.error_j or 0.0) / used.joules
     phrases = []
     if used.joules_per_output_token is not None:
-        phrases.append(f"{format.quantity(used.joules_per_output_token)} J/output token (± {format.percent(error)})")
+        phrases.append(
+            f"{format.quantity(used.joules_per_output_token)} J/output token (± {format.percent(error)})"
+        )
     if used.joules_per_request is not None:
         phrases.append(f"{format.quantity(used.joules_per_request)} J/request")
     if used.output_tokens_per_s_per_watt is not None:
-        phrases.append(f"{format.quantity(used.output_tokens_per_s_per_watt)} output tokens/s per W")
+        phrases.append(
+            f"{format.quantity(used.output_tokens_per_s_per_watt)} output tokens/s per W"
+        )
     watts = f"{format.quantity(used.watts)} W mean"
     watts += "" if used.watts_max is None else f", {format.quantity(used.watts_max)} W at most"
     phrases.append(
-        watts + ("" if used.declared_watts is None else f" ({format.quantity(used.declared_watts)} declared)")
+        watts
+        + (
+            ""
+            if used.declared_watts is None
+            else f" ({format.quantity(used.declared_watts)} declared)"
+        )
     )
     if used.clock_mhz is not None and used.clock_min_mhz is not None:
         phrases.append(f"clock {used.clock_mhz:,.0f} MHz mean, {used.clock_min_mhz:,.0f} at least")
-    phrases += [f"{reason} at {format.percent(share)} of the readings" for reason, share in used.throttled.items()]
+    phrases += [
+        f"{reason} at {format.percent(share)} of the readings"
+        for reason, share in used.throttled.items()
+    ]
     if used.memory_used_gib is not None:
         phrases.append(f"memory {format.quantity(used.memory_used_gib)} GiB at most")
     if used.host_joules is not None and used.window_s:
@@ -547,15 +686,23 @@ def server_says(server: Served) -> list[str]:
             client_phrase = "the client's is not known"
         elif server_count != client_count:
             client_phrase = f"the client {format.count(client_count)} ({format.difference(client_count, server_count)})"
-        phrases.append(f"{format.counted(server_count, 'output token')} by its own count, {client_phrase}")
+        phrases.append(
+            f"{format.counted(server_count, 'output token')} by its own count, {client_phrase}"
+        )
     if server.running_max is not None:
         phrases.append(f"at most {format.count(server.running_max)} running")
     if server.waiting_max is not None:
         phrases.append(f"{format.count(server.waiting_max)} queued")
     if server.kv_use_max is not None:
         phrases.append(f"KV cache {format.percent(server.kv_use_max)} full at most")
-    reads, failed = (sum(getattr(page, name) for page in server.pages) for name in ("reads", "failed"))
-    return [*phrases, format.counted(reads, "read") + (f", {format.count(failed)} of them failed" if failed else "")]
+    reads, failed = (
+        sum(getattr(page, name) for page in server.pages) for name in ("reads", "failed")
+    )
+    return [
+        *phrases,
+        format.counted(reads, "read")
+        + (f", {format.count(failed)} of them failed" if failed else ""),
+    ]
 
 
 def is_host_busy(verdict: Verdict) -> bool:

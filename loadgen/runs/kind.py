@@ -87,7 +87,8 @@ def listed(folder: Path) -> ListRow:
 
 def capacity_in(folder: Path) -> capacity.Capacity | None:
     """The capacity of the result in a folder. One run that was to find it has one also where it was killed before it
-    could say any: a search that was stopped."""
+    could say any: a search that was stopped.
+    """
     if (file := folder / capacity.FILE).is_file():
         return capacity.load_capacity(file.read_bytes(), str(file))
     with suppress(UserError, FileNotFoundError):  # what is damaged is said by who needs it
@@ -109,7 +110,9 @@ def comparable(folder: Path) -> Side:
     """Raises WithoutCapacity for one that was to find its own limit, and did not."""
     held = capacity_in(folder)
     if held is not None and held.unfinished:
-        what = f"a search without a capacity: {held.bound_why}; its run stands for no load that holds"
+        what = (
+            f"a search without a capacity: {held.bound_why}; its run stands for no load that holds"
+        )
         raise capacity.WithoutCapacity("no_figure", what, str(folder), held.what_to_do)
     return Side(name="", runs=(compared(folder),), notes=() if held is None else (held.stands_for,))
 

@@ -83,14 +83,19 @@ def exit_code(curve: SweepCurve, *, strict: bool = False) -> int:
 def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:
     """The levels of a sweep, or of any folder of runs, in order of load. `named`: at least one name and summary."""
     levels = sorted(
-        (_level(called, summary) for called, summary in named), key=lambda level: (level.amount or 0, level.name)
+        (_level(called, summary) for called, summary in named),
+        key=lambda level: (level.amount or 0, level.name),
     )
     # all levels have the same number of GPUs, so throughput ranks them as throughput per GPU would
-    front = pareto({level.name: (level.output_per_s, level.per_user) for level in levels if level.valid})
+    front = pareto(
+        {level.name: (level.output_per_s, level.per_user) for level in levels if level.valid}
+    )
     levels = [msgspec.structs.replace(level, front=level.name in front) for level in levels]
     first = named[0][1]
     held = best(levels)
-    promised = max([promises(summary) for _, summary in named], key=len)  # all of it, of one in which tasks ended
+    promised = max(
+        [promises(summary) for _, summary in named], key=len
+    )  # all of it, of one in which tasks ended
     return SweepCurve(
         workload=first.run.workload,
         model=first.target.model,
@@ -132,7 +137,11 @@ def best(levels: Sequence[SweepLevel]) -> SweepLevel | None:
     its lanes complete, that which completed most.
     """
     missed = lowest_missed(levels)
-    below = [level for level in kept(levels) if missed is None or (level.amount or 0) < (missed.amount or 0)]
+    below = [
+        level
+        for level in kept(levels)
+        if missed is None or (level.amount or 0) < (missed.amount or 0)
+    ]
 
     def rank(level: SweepLevel) -> tuple[bool, float]:
         load = level.requests_per_s if level.closed else level.amount
@@ -162,11 +171,13 @@ def bound_why(curve: SweepCurve) -> str:
     if missed is None:
         last = not above or kept(above)
         at = best.load or best.name
-        return STILL_KEPT if last else f"no level above {at} is a valid measurement that decides the SLO"
-    if best.closed:
         return (
-            f"{best.load or best.name} kept the SLO, {missed.load or missed.name} missed it, and the end lies between"
+            STILL_KEPT
+            if last
+            else f"no level above {at} is a valid measurement that decides the SLO"
         )
+    if best.closed:
+        return f"{best.load or best.name} kept the SLO, {missed.load or missed.name} missed it, and the end lies between"
     return ""
 
 
@@ -176,12 +187,18 @@ def grew_above(curve: SweepCurve) -> SweepLevel | None:
     place = names.index(curve.best) if curve.best in names else len(names)
     if any(level.sustained is False for level in curve.levels[place : place + 1]):
         return None
-    return next((level for level in kept(curve.levels[place + 1 :]) if level.sustained is False), None)
+    return next(
+        (level for level in kept(curve.levels[place + 1 :]) if level.sustained is False), None
+    )
 
 
 def _began_at_once(stages: Sequence[StageSummary]) -> bool:
     """Whether all lanes of a closed loop began in one instant: asked for, or in a run of an earlier version."""
-    begun = [stage for stage in stages if stage.concurrency and stage.concurrency > 1 and stage.ramp_from != "stage"]
+    begun = [
+        stage
+        for stage in stages
+        if stage.concurrency and stage.concurrency > 1 and stage.ramp_from != "stage"
+    ]
     return bool(begun) and not begun[0].ramp_s
 
 
@@ -206,7 +223,9 @@ def _level(called: str, summary: Summary) -> SweepLevel:
         tpot_p50=tpot,
         tpot_p99=summary.tpot_ms.p99,
         e2e_p50=summary.e2e_ms.p50,
-        unsupported=tuple(f"{n}_{q}" for n, d in shown for q in ("p50", "p99") if q not in d.supported and d.count),
+        unsupported=tuple(
+            f"{n}_{q}" for n, d in shown for q in ("p50", "p99") if q not in d.supported and d.count
+        ),
         goodput=summary.goodput.share,
         slo_met=summary.goodput.met,
         slo_undecided=summary.goodput.undecided,
@@ -227,7 +246,9 @@ def knee(levels: Sequence[SweepLevel]) -> str:
     That is the largest output tokens/s divided by E2E p50 (power: Kleinrock 1979), among valid levels. "" with fewer
     than three of them, or when it is the last one: then the knee is not reached yet.
     """
-    valid_levels = [level for level in levels if level.valid and level.output_per_s and level.e2e_p50]
+    valid_levels = [
+        level for level in levels if level.valid and level.output_per_s and level.e2e_p50
+    ]
     if len(valid_levels) < 3:
         return ""
     best = max(valid_levels, key=lambda level: (level.output_per_s or 0) / (level.e2e_p50 or 1))

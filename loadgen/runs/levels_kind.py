@@ -51,7 +51,9 @@ def value(folder: Path) -> StoredRuns:
 
 def judged(root: Path, folders: Sequence[Path]) -> tuple[tuple[str, Summary], ...]:
     """The summaries of runs, made of their records, each with its folder under `root`."""
-    return tuple((run.relative_to(root).as_posix(), run_folder.open_run(run).summary) for run in folders)
+    return tuple(
+        (run.relative_to(root).as_posix(), run_folder.open_run(run).summary) for run in folders
+    )
 
 
 def headline(found: StoredRuns) -> str:
@@ -62,7 +64,11 @@ def headline(found: StoredRuns) -> str:
 
 def report(found: StoredRuns) -> Report:
     levels = curve(found.named)
-    return levels_text.report(levels) if found.levels else repeats.report(summarize_repeats(found.named), levels)
+    return (
+        levels_text.report(levels)
+        if found.levels
+        else repeats.report(summarize_repeats(found.named), levels)
+    )
 
 
 def document(found: StoredRuns) -> bytes:
@@ -71,7 +77,9 @@ def document(found: StoredRuns) -> bytes:
 
 
 def code(found: StoredRuns, strict: bool) -> int:
-    return max((exit_code(summary, strict=strict, reported=True) for _, summary in found.named), default=0)
+    return max(
+        (exit_code(summary, strict=strict, reported=True) for _, summary in found.named), default=0
+    )
 
 
 def comparable(folder: Path) -> Side:
@@ -114,7 +122,10 @@ def of_one_work(folder: Path, found: Sequence[tuple[str, Summary]]) -> None:
         if unlike:
             what = f"runs of different work in one folder: {first} and {name} differ in {', '.join(unlike)}"
             raise UserError(
-                "mismatch", what, str(folder), f"name one of them: {folder / first}; or hold them side by side: compare"
+                "mismatch",
+                what,
+                str(folder),
+                f"name one of them: {folder / first}; or hold them side by side: compare",
             )
 
 
@@ -138,7 +149,11 @@ def _interval(found: capacity.Capacity, levels: SweepCurve) -> tuple[float, floa
     if level is None or level.per_user is None or not level.output_per_s or found.low_per_s is None:
         return None
     per_request = level.output_per_s / found.rate_per_s
-    return level.per_user, found.low_per_s * per_request, (found.high_per_s or found.rate_per_s) * per_request
+    return (
+        level.per_user,
+        found.low_per_s * per_request,
+        (found.high_per_s or found.rate_per_s) * per_request,
+    )
 
 
 def derived(folder: Path) -> Iterator[Remade]:

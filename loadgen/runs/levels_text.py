@@ -45,7 +45,10 @@ def _row(curve: SweepCurve, level: SweepLevel) -> tuple[str, ...]:
         format.quantity(level.output_per_s),
         format.quantity(level.per_gpu),
         format.quantity(level.per_user),
-        *(level_ms(level, name) for name in ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50")),
+        *(
+            level_ms(level, name)
+            for name in ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50")
+        ),
         format.percent(level.goodput),
         ", ".join(remarks(curve, level)),
     )
@@ -87,7 +90,11 @@ def sentences(curve: SweepCurve) -> Iterator[str]:
             yield f"Best level within the SLO ({curve.slo}): {best.load}, {rates}."
             yield from _kept_above(curve, best)
             if why := levels.bound_why(curve):
-                higher = "may be far higher; add levels above it" if best is curve.levels[-1] else "is at least this"
+                higher = (
+                    "may be far higher; add levels above it"
+                    if best is curve.levels[-1]
+                    else "is at least this"
+                )
                 yield f"It is a lower bound of the capacity: {why}. The capacity {higher}."
         else:
             yield from _without_best(curve)
@@ -124,7 +131,11 @@ def _kept_above(curve: SweepCurve, best: SweepLevel) -> Iterator[str]:
 def _without_best(curve: SweepCurve) -> Iterator[str]:
     """Why no level is the best within the SLO."""
     missed = [level for level in curve.levels if levels.outcome(level) == "over"]
-    unsound = [level for level in curve.levels if not level.valid or level.state != "finished" or not level.full]
+    unsound = [
+        level
+        for level in curve.levels
+        if not level.valid or level.state != "finished" or not level.full
+    ]
     kept = sum(level.slo_met is True for level in unsound)
     undecided = len(curve.levels) - len(missed) - len(unsound)
     if missed:
@@ -154,7 +165,11 @@ def _without_best(curve: SweepCurve) -> Iterator[str]:
 def table(curve: SweepCurve) -> Table:
     """A row for each level, without the columns that are empty in every row."""
     rows = [_row(curve, level) for level in curve.levels]
-    kept = [i for i in range(len(_HEAD)) if i == 0 or any(row[i] not in (format.NONE, "") for row in rows)]
+    kept = [
+        i
+        for i in range(len(_HEAD))
+        if i == 0 or any(row[i] not in (format.NONE, "") for row in rows)
+    ]
     head, cells = [_HEAD[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]
     return Table(head, cells, "remarks" if head[-1] == "" else "", left=2)
 
@@ -222,30 +237,55 @@ def charts(curve: SweepCurve) -> Iterator[Chart]:
 
     def line(field: str, name: str, color: str, dash: str = "") -> Series:
         values, labels = [getattr(level, field) for level in levels], names if not dash else ()
-        return Series(name=name, x=output, y=values, color=color, dots=True, labels=labels, dash=dash, links=links)
+        return Series(
+            name=name,
+            x=output,
+            y=values,
+            color=color,
+            dots=True,
+            labels=labels,
+            dash=dash,
+            links=links,
+        )
 
     tokens = Axis(label="output tokens/s", unit="tokens/s", min=0)
     ms = Axis(label="ms, log", unit="ms", log=True)
     ttft = (line("ttft_p50", "p50", "c1"), line("ttft_p99", "p99", "c2", "5 4"))
-    yield Chart(title="Throughput against time to first token", x=tokens, y=ms, marks=marks, series=ttft)
-    yield Chart(title="Throughput against E2E", x=tokens, y=ms, marks=marks, series=(line("e2e_p50", "", "c1"),))
+    yield Chart(
+        title="Throughput against time to first token", x=tokens, y=ms, marks=marks, series=ttft
+    )
+    yield Chart(
+        title="Throughput against E2E",
+        x=tokens,
+        y=ms,
+        marks=marks,
+        series=(line("e2e_p50", "", "c1"),),
+    )
     yield from _pareto(levels)
     loads = [level.amount for level in levels if level.amount is not None]
     if len(loads) < len(levels) or len(levels) == 1:
         return
-    load = Axis(label="requests in flight, log" if names[0].startswith("c") else "requests/s offered, log", log=True)
+    load = Axis(
+        label="requests in flight, log" if names[0].startswith("c") else "requests/s offered, log",
+        log=True,
+    )
     tokens = Axis(label="tokens/s", unit="tokens/s", min=0)
     series = (Series(x=loads, y=output, color="c3", dots=True, links=links),)
     yield Chart(title="Output tokens per second against load", x=load, y=tokens, series=series)
     if any(level.goodput is not None for level in levels):
         share = Axis(label="share", format="percent", min=0, max=1)
-        series = (Series(x=loads, y=[level.goodput for level in levels], color="good", dots=True, links=links),)
+        series = (
+            Series(
+                x=loads, y=[level.goodput for level in levels], color="good", dots=True, links=links
+            ),
+        )
         yield Chart(title="Requests within the SLO against load", x=load, y=share, series=series)
 
 
 def _pareto(levels: list[SweepLevel]) -> Iterator[Chart]:
     known_levels = sorted(
-        (level for level in levels if level.per_user is not None), key=lambda level: level.per_user or 0
+        (level for level in levels if level.per_user is not None),
+        key=lambda level: level.per_user or 0,
     )
     if not known_levels:
         return
@@ -259,9 +299,14 @@ def _pareto(levels: list[SweepLevel]) -> Iterator[Chart]:
         links = tuple(map(address, names))
         return Series(name=name, x=x, y=y, color=color, dots=True, labels=names, links=links)
 
-    front, rest = [level for level in known_levels if level.front], [level for level in known_levels if not level.front]
+    front, rest = (
+        [level for level in known_levels if level.front],
+        [level for level in known_levels if not level.front],
+    )
     all_series = [series(front, "Pareto front", "c4")] if front else []
-    all_series += [msgspec.structs.replace(series(rest, "dominated", "c6"), width=0)] if rest else []
+    all_series += (
+        [msgspec.structs.replace(series(rest, "dominated", "c6"), width=0)] if rest else []
+    )
     yield Chart(
         title=f"{unit[0].upper()}{unit[1:]} against tokens/s per user",
         note="" if per_gpu else "of all GPUs together: --gpus was not given",

@@ -27,8 +27,17 @@ def cases(named: Named, *, strict: bool = False) -> list[Case]:
     for name, summary in named:
         group, verdict = f"loadgen.{name}", summary.verdict
         valid: Outcome = "passed" if verdict.valid else "error"
-        found.append(Case(name="the measurement is valid", group=group, outcome=valid, text=_of_verdict(summary)))
-        for promise, met, said in (each for part in judged_parts(summary) for each in _promised(*part)):
+        found.append(
+            Case(
+                name="the measurement is valid",
+                group=group,
+                outcome=valid,
+                text=_of_verdict(summary),
+            )
+        )
+        for promise, met, said in (
+            each for part in judged_parts(summary) for each in _promised(*part)
+        ):
             result = OF_MET[met]
             if not is_judged(summary, met):
                 result, said = "skipped", "the run is not valid"
@@ -49,7 +58,10 @@ def _promised(name: str, part: Summary | ClassSummary) -> Iterator[tuple[str, bo
         said.append(format.percent(goodput.share))
     if tasks is not None and part.sessions is not None:
         said.append(f"{tasks.good:,} of {part.sessions.count:,} ({format.percent(tasks.share)})")
-    yield from ((f"{name}{words}", met, text) for (words, met), text in zip(promises_of(part), said, strict=True))
+    yield from (
+        (f"{name}{words}", met, text)
+        for (words, met), text in zip(promises_of(part), said, strict=True)
+    )
 
 
 def _of_verdict(summary: Summary) -> str:
@@ -61,7 +73,11 @@ def rates(summary: Summary) -> str:
     """The rates that stand alone, with their window (`rates.py`)."""
     shown = headline(summary)
     goodput = () if shown.goodput is None else (f"goodput {format.rate(shown.goodput)}",)
-    parts = (f"{format.rate(shown.requests)} completed", f"{format.rate(shown.output)} output tokens", *goodput)
+    parts = (
+        f"{format.rate(shown.requests)} completed",
+        f"{format.rate(shown.output)} output tokens",
+        *goodput,
+    )
     return f"{', '.join(parts)}, {shown.window}"
 
 
@@ -79,10 +95,14 @@ def markdown(named: Named, more: Sequence[Case] = ()) -> str:
     parts = []
     for name, summary in named:
         verdict = "VALID" if summary.verdict.valid else "INVALID"
-        slo = f", SLO {judged_word(summary, summary.goodput.met)}" if summary.goodput.has_slo else ""
+        slo = (
+            f", SLO {judged_word(summary, summary.goodput.met)}" if summary.goodput.has_slo else ""
+        )
         parts.append(f"### loadgen: {name}: {verdict}{slo}\n")
         parts += [f"- {reason}" for reason in summary.verdict.reasons or summary.verdict.caveats]
         parts += ["", *of_sections([sections.slo(summary)])]
-        parts.append(f"\n<details><summary>Report</summary>\n\n```text\n{text.render(summary)}```\n\n</details>\n")
+        parts.append(
+            f"\n<details><summary>Report</summary>\n\n```text\n{text.render(summary)}```\n\n</details>\n"
+        )
     parts += [f"- {case.name}: {case.outcome}: {case.text}\n" for case in more]
     return "\n".join(parts)

@@ -25,7 +25,9 @@ Drawing = Callable[[], Figures] | None
 """Makes the data of charts; None: only the summary was kept."""
 
 
-def _drawn(figures: Drawing, make: Callable[[Figures], Iterable[Chart]], head: str, id: str) -> Iterator[PageOnly]:
+def _drawn(
+    figures: Drawing, make: Callable[[Figures], Iterable[Chart]], head: str, id: str
+) -> Iterator[PageOnly]:
     """Charts that unfold under a head of their own."""
     if figures is not None:
         yield lambda: [section(head, Charts(tuple(make(figures()))), folded=True, id=id)]
@@ -38,7 +40,9 @@ def first_look(summary: Summary, figures: Drawing) -> Iterator[PageOnly]:
 
 
 def curves(summary: Summary, figures: Drawing) -> Iterator[PageOnly]:
-    yield from _drawn(figures, lambda data: charts.curves(data, summary), "Percentile curves", "curves")
+    yield from _drawn(
+        figures, lambda data: charts.curves(data, summary), "Percentile curves", "curves"
+    )
 
 
 def client(summary: Summary, figures: Drawing) -> Iterator[PageOnly]:
@@ -51,7 +55,9 @@ def over_time(summary: Summary, figures: Drawing) -> Iterator[Section | PageOnly
         return
     head, data = "Load and throughput over time", figures
     if summary.window.whole.duration_s is None:
-        yield section(head, "No request left a record: there is nothing to draw.", page_only=True, id="time")
+        yield section(
+            head, "No request left a record: there is nothing to draw.", page_only=True, id="time"
+        )
     else:
         yield lambda: [
             section(
@@ -63,21 +69,36 @@ def over_time(summary: Summary, figures: Drawing) -> Iterator[Section | PageOnly
         ]
 
 
-def server(served: Served, figures: Drawing, said: Sequence[MetricSample]) -> Iterator[Section | PageOnly]:
+def server(
+    served: Served, figures: Drawing, said: Sequence[MetricSample]
+) -> Iterator[Section | PageOnly]:
     head = "The server's own metrics over time"
-    yield from _drawn(figures, lambda data: charts.server(data, series.curves(said)), head, "server-time")
-    rows = [(source.url, format.count(source.reads), format.count(source.failed)) for source in served.pages]
+    yield from _drawn(
+        figures, lambda data: charts.server(data, series.curves(said)), head, "server-time"
+    )
+    rows = [
+        (source.url, format.count(source.reads), format.count(source.failed))
+        for source in served.pages
+    ]
     words = (
         "Read about once a second over a connection of its own, by a process of its own. Every series of the pages is "
         f"in {series.FILE}."
     )
     pages = Table(("metrics page", "reads", "failed"), rows)
-    yield section("The metrics pages that were read", pages, Said(words, "soft"), folded=True, page_only=True)
+    yield section(
+        "The metrics pages that were read", pages, Said(words, "soft"), folded=True, page_only=True
+    )
 
 
 def energy(used: EnergyUse) -> Section:
-    rows = [(source.url, format.count(source.reads), format.count(source.failed)) for source in used.pages]
-    words = Said("While the load was steady. The error is what passed between two readings and was not seen.", "soft")
+    rows = [
+        (source.url, format.count(source.reads), format.count(source.failed))
+        for source in used.pages
+    ]
+    words = Said(
+        "While the load was steady. The error is what passed between two readings and was not seen.",
+        "soft",
+    )
     return section("", Table(("page", "reads", "failed"), rows), words, page_only=True)
 
 
@@ -94,8 +115,12 @@ def delivered(summary: Summary, figures: Drawing) -> Iterator[Section | PageOnly
 def _lengths(summary: Summary, figures: Figures) -> Section:
     head, tokens = "Lengths and cache", summary.tokens
     if tokens.output is None:
-        return section(head, "No request came back whole: no length is known.", folded=True, id="lengths")
-    sentences = [f"{format.count(tokens.input)} prompt tokens and {format.count(tokens.output)} output tokens in all."]
+        return section(
+            head, "No request came back whole: no length is known.", folded=True, id="lengths"
+        )
+    sentences = [
+        f"{format.count(tokens.input)} prompt tokens and {format.count(tokens.output)} output tokens in all."
+    ]
     counters = {"server": "the server", "tokenizer": "the model's tokenizer"}
     counters |= {"estimate": "an estimate", "events": "events"}
     sources = [counters.get(tag, "nobody") for tag in tokens.sources.output if tag != "unasked"]
@@ -106,17 +131,24 @@ def _lengths(summary: Summary, figures: Figures) -> Section:
     elif not tokens.length_mismatch_share:
         sentences.append("Every answer is exactly as long as asked.")
     else:
-        sentences.append(f"{format.percent(tokens.length_mismatch_share)} of the answers are not as long as asked.")
+        sentences.append(
+            f"{format.percent(tokens.length_mismatch_share)} of the answers are not as long as asked."
+        )
     if tokens.cached_share is None:
         sentences.append("The server does not say how much of a prompt came from its prefix cache.")
     else:
         sentences.append(
             f"{format.percent(tokens.cached_share)} of the prompt tokens came from the server's prefix cache."
         )
-    for subject, cloud in (("prompts have", figures.ttft_by_input), ("answers have", figures.e2e_by_output)):
+    for subject, cloud in (
+        ("prompts have", figures.ttft_by_input),
+        ("answers have", figures.e2e_by_output),
+    ):
         if cloud.count > 1 and cloud.x[0] == cloud.x[1]:
             sentences.append(f"All {subject} {format.counted(round(cloud.x[0]), 'token')}.")
-    return section(head, " ".join(sentences), Charts(tuple(charts.lengths(figures))), folded=True, id="lengths")
+    return section(
+        head, " ".join(sentences), Charts(tuple(charts.lengths(figures))), folded=True, id="lengths"
+    )
 
 
 def errors(summary: Summary, figures: Drawing) -> Iterator[Section | PageOnly]:
@@ -137,7 +169,13 @@ def end(summary: Summary, header: Header | None) -> Iterator[Section]:
     """What the words mean, and how to do it again."""
     run, fingerprints = summary.run, summary.fingerprints
     host, limits = run.host, summary.verdict.limits
-    yield section("Definitions", Table(("metric", "is"), DEFINITIONS, "words"), folded=True, page_only=True, id="words")
+    yield section(
+        "Definitions",
+        Table(("metric", "is"), DEFINITIONS, "words"),
+        folded=True,
+        page_only=True,
+        id="words",
+    )
     again = facts(
         Seed="" if run.seed is None else str(run.seed),
         Schedule="" if run.schedule_seed is None else f"seed {run.schedule_seed}",
@@ -150,20 +188,32 @@ def end(summary: Summary, header: Header | None) -> Iterator[Section]:
             run.client,
             run.api,
             "streamed" if run.stream else "not streamed",
-            {"compiled": "sockets read by compiled code", "python": "sockets read by Python"}.get(host.hot_path, ""),
+            {"compiled": "sockets read by compiled code", "python": "sockets read by Python"}.get(
+                host.hot_path, ""
+            ),
         ),
         Tokenizer=f"{run.tokenizer} ({run.tokenizer_tag})" if run.tokenizer else "",
         Connect=headline.connect(summary),
         Machine=(host.name, host.cpu, f"{host.cpus} CPUs" if host.cpus else "", host.kernel),
         Clock=host.clock,
-        Versions=(f"Python {host.python}", *(f"{name} {version}" for name, version in host.versions.items())),
+        Versions=(
+            f"Python {host.python}",
+            *(f"{name} {version}" for name, version in host.versions.items()),
+        ),
         Limits=f"send lag {format.percent(limits.send_lag_share)}, stamp error "
         f"{format.percent(limits.stamp_error_share)} of TTFT p50; CPU {format.percent(limits.cpu_share)}; "
         f"failures {format.percent(limits.failure_share)}; error of the gaps between events "
         f"{format.percent(limits.event_error_share)} of ITL p50; error of TPOT "
         f"{format.percent(limits.tpot_error_share)} of TPOT p50",
     )
-    yield section("How to reproduce", Quoted(shlex.join(run.command)), again, folded=True, page_only=True, id="again")
+    yield section(
+        "How to reproduce",
+        Quoted(shlex.join(run.command)),
+        again,
+        folded=True,
+        page_only=True,
+        id="again",
+    )
     source = header.source_text if header is not None else ""
     yield section(f"Workload file, {run.workload}", Quoted(source), folded=True, page_only=True)
     note = (

@@ -45,7 +45,28 @@ MOST_POINTS = 1_500  # with more points than this, they are counted in cells
 CELLS = (64, 40)  # of a chart of counted points: columns, rows
 BUSY_BIN = 20  # median number of requests per time bin from which p90 is shown
 FULL_BIN = 100  # the same for p99
-STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400)
+STEPS_S = (
+    0.1,
+    0.2,
+    0.5,
+    1,
+    2,
+    5,
+    10,
+    15,
+    30,
+    60,
+    120,
+    300,
+    600,
+    1200,
+    1800,
+    3600,
+    7200,
+    14400,
+    28800,
+    86400,
+)
 
 Values = tuple[float | None, ...]
 
@@ -99,7 +120,9 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: Bins
     load: Bins  # requests/s: due, sent, ok
     errors: Bins  # requests that are not ok, by kind of error
-    good: Bins | None  # share of requests within the SLO of the run, by due instant; None: there is none
+    good: (
+        Bins | None
+    )  # share of requests within the SLO of the run, by due instant; None: there is none
     cached: Bins | None  # share of prompt tokens; None: the server does not report it
     client: Bins  # CPU share of the busiest worker, and the largest send lag in ms
     ttft_by_input: Cloud
@@ -107,7 +130,9 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     ttft_by_queue: Cloud  # ms that the server says it waited; nothing where it does not say
     ttft_by_time: Cloud  # s, of the due instant
     e2e_by_output: Cloud
-    asked_by_output: Cloud | None  # None: no length was asked for, or every answer is exactly as long as asked
+    asked_by_output: (
+        Cloud | None
+    )  # None: no length was asked for, or every answer is exactly as long as asked
     gaps: Cells  # gaps between events by time and length in ms; empty: none is known
 
 
@@ -129,7 +154,9 @@ def figures(
     length_s = _length_s(rows, timeline)
     of = columns.measure  # made again where it is needed: each is as large as a column
     ttft_curve, name = curve("TTFT", of("ttft")[is_counted]), "TTFT from sent"
-    if ttft_curve is not None and np.array_equal(columns["sent_ns"], columns["due_ns"]):  # in virtual time, of millions
+    if ttft_curve is not None and np.array_equal(
+        columns["sent_ns"], columns["due_ns"]
+    ):  # in virtual time, of millions
         from_sent: PercentileCurve | None = msgspec.structs.replace(ttft_curve, name=name)
     else:
         from_sent = curve(name, of("ttft_from_sent")[is_counted])
@@ -157,7 +184,11 @@ def figures(
     return Figures(
         length_s=round_to(length_s, 6),
         stages=tuple(_stage_spans(header, rows, length_s)),
-        curves={name: percentile_curve for name, percentile_curve in curves.items() if percentile_curve is not None},
+        curves={
+            name: percentile_curve
+            for name, percentile_curve in curves.items()
+            if percentile_curve is not None
+        },
         **over_time,
         output=_output(columns, timeline, length_s),
         in_flight=_in_flight(columns, length_s),
@@ -188,7 +219,9 @@ class Grid(msgspec.Struct, frozen=True):
     @classmethod
     def over(cls, length_s: float, most: int = MOST_BINS, least_s: float = 0.0) -> Grid:
         """At most `most` bins, of the smallest width in STEPS_S that does, but not below `least_s`."""
-        width_s = max(next((step for step in STEPS_S if step * most >= length_s), length_s / most), least_s)
+        width_s = max(
+            next((step for step in STEPS_S if step * most >= length_s), length_s / most), least_s
+        )
         return cls(width_s, max(int(np.ceil(length_s / width_s - 1e-9)), 1))
 
     @property
@@ -199,11 +232,17 @@ class Grid(msgspec.Struct, frozen=True):
         """The bin of each instant; what lies outside is in the first or the last one."""
         return np.clip(instants_ns // round(self.width_s * 1e9), 0, self.number - 1)
 
-    def sums(self, instants_ns: NDArray[np.int64], weights: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+    def sums(
+        self, instants_ns: NDArray[np.int64], weights: NDArray[np.int64] | None = None
+    ) -> NDArray[np.float64]:
         """The number of instants in each bin, or the sum of their weights, which are whole numbers."""
         total = np.zeros(self.number)
         for part in in_parts(len(instants_ns)):
-            total += np.bincount(self.place(instants_ns[part]), None if weights is None else weights[part], self.number)
+            total += np.bincount(
+                self.place(instants_ns[part]),
+                None if weights is None else weights[part],
+                self.number,
+            )
         return total
 
     def bins(self, series: Mapping[str, Iterable[float | None]]) -> Bins:
@@ -215,7 +254,10 @@ class Grid(msgspec.Struct, frozen=True):
 
 
 def quantiles_over_time(
-    when_ns: NDArray[np.int64], values_ns: NDArray[np.int64], chosen: NDArray[np.bool_], length_s: float
+    when_ns: NDArray[np.int64],
+    values_ns: NDArray[np.int64],
+    chosen: NDArray[np.bool_],
+    length_s: float,
 ) -> Bins:
     """Quantiles in ms per time bin: median and maximum always, p90 and p99 where bins hold enough requests."""
     known = chosen & (values_ns != UNDEFINED) & (when_ns >= 0)
@@ -238,7 +280,9 @@ def quantiles_over_time(
         inside.sort()
     return grid.bins(
         {
-            name: [inside[index(len(inside), p)] / 1e6 if len(inside) else None for inside in insides]
+            name: [
+                inside[index(len(inside), p)] / 1e6 if len(inside) else None for inside in insides
+            ]
             for (name, p), least in least_size.items()
             if typical_size >= least
         }
@@ -254,7 +298,9 @@ def _length_s(rows: NDArray[np.void], timeline: Sequence[NDArray[np.int64]]) -> 
 def _stage_spans(header: Header, rows: NDArray[np.void], length_s: float) -> Iterator[StageSpan]:
     for i, stage in enumerate(header.stages):
         due = rows["due_ns"][(rows["stage"] == i) & (rows["due_ns"] >= 0)]
-        start = stage.start_ns / 1e9 if stage.start_ns or i == 0 else float(due.min(initial=0)) / 1e9
+        start = (
+            stage.start_ns / 1e9 if stage.start_ns or i == 0 else float(due.min(initial=0)) / 1e9
+        )
         end = stage.end_ns / 1e9 if stage.end_ns is not None else float(due.max(initial=0)) / 1e9
         yield StageSpan(
             name=stage.name or f"stage {i + 1}",
@@ -303,7 +349,11 @@ def _output(columns: Columns, timeline: Sequence[NDArray[np.int64]], length_s: f
     """
     grid = Grid.over(length_s)
     first, last, tokens = token_spans(columns)
-    events = int(columns["output_events"][columns.where(OK) & (columns["output_tokens"] >= 0)].sum(dtype=np.int64))
+    events = int(
+        columns["output_events"][columns.where(OK) & (columns["output_tokens"] >= 0)].sum(
+            dtype=np.int64
+        )
+    )
     sums = event_sums(timeline)
     if events and sums is not None:
         until_edge = np.interp(grid.edges_s * 1e9 / BIN_NS, np.arange(len(sums)), sums)
@@ -321,8 +371,12 @@ def _errors(columns: Columns, length_s: float) -> Bins:
     grid = Grid.over(length_s, 60)
     ended_ns = np.where(columns["done_ns"] >= 0, columns["done_ns"], columns["due_ns"])[not_ok]
     kinds = columns["kind"][not_ok]
-    by_count = [kind for kind in np.argsort(-np.bincount(kinds), kind="stable") if (kinds == kind).any()]
-    return grid.bins({KINDS[kind] or "not finished": grid.sums(ended_ns[kinds == kind]) for kind in by_count})
+    by_count = [
+        kind for kind in np.argsort(-np.bincount(kinds), kind="stable") if (kinds == kind).any()
+    ]
+    return grid.bins(
+        {KINDS[kind] or "not finished": grid.sums(ended_ns[kinds == kind]) for kind in by_count}
+    )
 
 
 def _good(columns: Columns, header: Header, length_s: float) -> Bins | None:
@@ -332,8 +386,13 @@ def _good(columns: Columns, header: Header, length_s: float) -> Bins | None:
     counted = outcomes.is_counted(columns, slo)
     grid = Grid.over(length_s, min(MOST_BINS, max(int(counted.sum()) // BUSY_BIN, 8)))
     due = columns["due_ns"]
-    good, every = grid.sums(due[counted & outcomes.meets(columns, slo)]), grid.sums(due[or_all(counted)])
-    return grid.bins({"within the SLO": [a / b if b else None for a, b in zip(good, every, strict=True)]})
+    good, every = (
+        grid.sums(due[counted & outcomes.meets(columns, slo)]),
+        grid.sums(due[or_all(counted)]),
+    )
+    return grid.bins(
+        {"within the SLO": [a / b if b else None for a, b in zip(good, every, strict=True)]}
+    )
 
 
 def _cached(columns: Columns, length_s: float) -> Bins | None:
@@ -341,9 +400,20 @@ def _cached(columns: Columns, length_s: float) -> Bins | None:
     if not has_counts.any():
         return None
     grid = Grid.over(length_s, min(MOST_BINS, max(int(has_counts.sum()) // 5, 8)))
-    started_ns = np.where(columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"])[has_counts]
-    cached, prompt = (grid.sums(started_ns, columns[name][has_counts]) for name in ("cached_tokens", "input_tokens"))
-    return grid.bins({"cached": [part / whole if whole else None for part, whole in zip(cached, prompt, strict=True)]})
+    started_ns = np.where(
+        columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"]
+    )[has_counts]
+    cached, prompt = (
+        grid.sums(started_ns, columns[name][has_counts])
+        for name in ("cached_tokens", "input_tokens")
+    )
+    return grid.bins(
+        {
+            "cached": [
+                part / whole if whole else None for part, whole in zip(cached, prompt, strict=True)
+            ]
+        }
+    )
 
 
 def _client(columns: Columns, seconds: Sequence[Second], length_s: float) -> Bins:
@@ -376,7 +446,13 @@ def gap_heat(lines: NDArray[np.void], length_s: float) -> Cells:
     np.add.at(total, grid.place((middle_s * 1e9).astype(np.int64)), lines["counts"][:, 1:])
     edges_ms = rounded(np.append(HEAT_EDGES_NS, HEAT_EDGES_NS[-1] * 2) / 1e6, 4)
     return tuple(
-        (float(i * grid.width_s), float((i + 1) * grid.width_s), edges_ms[j], edges_ms[j + 1], int(total[i, j]))
+        (
+            float(i * grid.width_s),
+            float((i + 1) * grid.width_s),
+            edges_ms[j],
+            edges_ms[j + 1],
+            int(total[i, j]),
+        )
         for i, j in zip(*np.nonzero(total), strict=True)
     )
 
@@ -386,7 +462,8 @@ def gap_heat(lines: NDArray[np.void], length_s: float) -> Cells:
 
 def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """The places of the requests that were sent, in the order in which they were, target after target; and for each how
-    many others were in flight at its target then."""
+    many others were in flight at its target then.
+    """
     sent, done, target = (columns[name] for name in ("sent_ns", "done_ns", "target"))
     places, others = (np.empty(np.count_nonzero(sent >= 0), np.int32) for _ in range(2))
     first = 0
@@ -402,7 +479,9 @@ def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.i
         for part in in_parts(len(own)):
             until, begun = starts[part], np.arange(part.start, min(part.stop, len(own)))
             after = starts[part.start + 1 : part.stop + 1]
-            at_once = np.flatnonzero(until[: len(after)] == after)  # those sent at this very instant are others too
+            at_once = np.flatnonzero(
+                until[: len(after)] == after
+            )  # those sent at this very instant are others too
             begun[at_once] = np.searchsorted(starts, until[at_once], side="right") - 1
             others[here][part] = begun - np.searchsorted(ends, until, side="right")
     return places, others
@@ -417,21 +496,33 @@ def cloud(
     places: NDArray[np.int32] | None = None,
 ) -> Cloud:
     """Pairs of a known x and a defined y, divided by `x_per` and `y_per`. More than MOST_POINTS pairs are counted in
-    cells. `places`: those of their rows, where they are not in the order of these."""
+    cells. `places`: those of their rows, where they are not in the order of these.
+    """
     parts = in_parts(len(x))
     known = [chosen[part] & (x[part] >= 0) & (y_ns[part] != UNDEFINED) for part in parts]
     count = int(sum(map(np.count_nonzero, known)))
     if not count:
         return Cloud(count=0)
-    parts, known = ([one for one, own in zip(each, known, strict=True) if own.any()] for each in (parts, known))
+    parts, known = (
+        [one for one, own in zip(each, known, strict=True) if own.any()] for each in (parts, known)
+    )
 
     def of(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
         """The known values, part after part; of one that is always the same only that one."""
         for part, own in zip(parts, known, strict=True):
-            yield values[part][:1] if values.strides == (0,) else values[part] if own.all() else values[part][own]
+            yield (
+                values[part][:1]
+                if values.strides == (0,)
+                else values[part]
+                if own.all()
+                else values[part][own]
+            )
 
     ends_x, ends_y = (
-        (float(min(each.min() for each in of(values)) / per), float(max(each.max() for each in of(values)) / per))
+        (
+            float(min(each.min() for each in of(values)) / per),
+            float(max(each.max() for each in of(values)) / per),
+        )
         for values, per in ((x, x_per), (y_ns, y_per))
     )
     log_y = ends_y[1] > 20 * max(ends_y[0], 1e-6) and ends_y[0] > 0
@@ -439,17 +530,29 @@ def cloud(
         every = np.flatnonzero(chosen & (x >= 0) & (y_ns != UNDEFINED))
         every = every if places is None else every[np.argsort(places[every])]
         points = tuple(
-            zip(*(rounded(values[every] / per, 4) for values, per in ((x, x_per), (y_ns, y_per))), strict=True)
+            zip(
+                *(rounded(values[every] / per, 4) for values, per in ((x, x_per), (y_ns, y_per))),
+                strict=True,
+            )
         )
         return Cloud(count=count, points=points, x=ends_x, y=ends_y, log_y=log_y)
-    x_edges, y_edges = _edges(ends_x, CELLS[0]), _edges(np.log10(ends_y) if log_y else ends_y, CELLS[1])
+    x_edges, y_edges = (
+        _edges(ends_x, CELLS[0]),
+        _edges(np.log10(ends_y) if log_y else ends_y, CELLS[1]),
+    )
     counts = np.zeros(CELLS[0] * CELLS[1], np.int64)
     for xs, ys, own in zip(of(x), of(y_ns), known, strict=True):
         high = ys / y_per
-        cell = _places(xs / x_per, x_edges) * CELLS[1] + _places(np.log10(high) if log_y else high, y_edges)
-        counts += np.bincount(cell, minlength=len(counts)) * (np.count_nonzero(own) if len(cell) == 1 else 1)
+        cell = _places(xs / x_per, x_edges) * CELLS[1] + _places(
+            np.log10(high) if log_y else high, y_edges
+        )
+        counts += np.bincount(cell, minlength=len(counts)) * (
+            np.count_nonzero(own) if len(cell) == 1 else 1
+        )
     lefts, lows = rounded(x_edges, 5), rounded(10**y_edges if log_y else y_edges, 5)
-    used = [(*divmod(cell, CELLS[1]), int(counts[cell])) for cell in np.flatnonzero(counts).tolist()]
+    used = [
+        (*divmod(cell, CELLS[1]), int(counts[cell])) for cell in np.flatnonzero(counts).tolist()
+    ]
     cells = tuple((lefts[i], lefts[i + 1], lows[j], lows[j + 1], number) for i, j, number in used)
     return Cloud(count=count, cells=cells, x=ends_x, y=ends_y, log_y=log_y)
 
@@ -464,7 +567,9 @@ def _edges(ends: Any, number: int) -> NDArray[np.float64]:
 def _places(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
     """The cell of each value, exactly by the edges: reckoned, then held against them, faster than a search."""
     last = len(edges) - 2
-    place: NDArray[np.int64] = ((values - edges[0]) * ((last + 1) / (edges[-1] - edges[0]))).astype(np.int64)
+    place: NDArray[np.int64] = ((values - edges[0]) * ((last + 1) / (edges[-1] - edges[0]))).astype(
+        np.int64
+    )
     np.clip(place, 0, last, out=place)
     place -= values < edges[place]
     place += (values >= edges[place + 1]) & (place < last)
@@ -475,4 +580,9 @@ def _output_asked(columns: Columns, chosen: NDArray[np.bool_]) -> Cloud | None:
     has_both = chosen & (columns["asked_output"] >= 0) & (columns["output_tokens"] >= 0)
     if not (columns["asked_output"][has_both] != columns["output_tokens"][has_both]).any():
         return None
-    return cloud(columns["asked_output"].astype(np.int64), columns["output_tokens"].astype(np.int64), has_both, 1)
+    return cloud(
+        columns["asked_output"].astype(np.int64),
+        columns["output_tokens"].astype(np.int64),
+        has_both,
+        1,
+    )

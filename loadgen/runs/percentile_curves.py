@@ -45,7 +45,9 @@ def curve(name: str, values_ns: NDArray[np.int64]) -> PercentileCurve | None:
     values = np.sort(columns.defined(values_ns))
     if len(values) == 0:
         return None
-    return _curve(name, len(values), lambda p: float(values[index(len(values), p)]), float(values[-1]))
+    return _curve(
+        name, len(values), lambda p: float(values[index(len(values), p)]), float(values[-1])
+    )
 
 
 def curve_of_histogram(name: str, histogram: Histogram) -> PercentileCurve | None:
@@ -61,9 +63,13 @@ def curve_of_histogram(name: str, histogram: Histogram) -> PercentileCurve | Non
     return _curve(name, count, value_at, float(histogram.largest_ns))
 
 
-def _curve(name: str, count: int, value_at: Callable[[float], float], largest: float) -> PercentileCurve:
+def _curve(
+    name: str, count: int, value_at: Callable[[float], float], largest: float
+) -> PercentileCurve:
     last_place = max(float(np.log10(count)), 0.3)
-    places = np.unique(np.concatenate((np.linspace(0, 0.3, 12), np.linspace(0.3, last_place, 90))))[:-1]
+    places = np.unique(np.concatenate((np.linspace(0, 0.3, 12), np.linspace(0.3, last_place, 90))))[
+        :-1
+    ]
     values = [value_at(1 - 10 ** -float(place)) for place in places]
     return PercentileCurve(
         name=name,

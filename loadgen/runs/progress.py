@@ -84,8 +84,12 @@ class Progress:
         span_s = max(now - self._last_ns, 1) / 1e9
         rate = (counters.events - self._last_events) / span_s
         self._last_events, self._last_ns = counters.events, now
-        left_s = None if self._horizon_ns is None else (self._began_ns + self._horizon_ns - now) / 1e9
-        drain_left_s = None if self._drain_ns is None or left_s is None else self._drain_ns / 1e9 + left_s
+        left_s = (
+            None if self._horizon_ns is None else (self._began_ns + self._horizon_ns - now) / 1e9
+        )
+        drain_left_s = (
+            None if self._drain_ns is None or left_s is None else self._drain_ns / 1e9 + left_s
+        )
         ordered = sorted(counters.recent_ttft_ns)
         return {
             "elapsed_s": round((now - self._began_ns) / 1e9, 1),
@@ -114,7 +118,11 @@ class ProgressLine:
             case RunPlanned(plan, header) if header.client != "virtual":
                 drain_ns = None if header.grace_s is None else round(header.grace_s * 1e9)
                 timetable = plan.timetable
-                ends = (None, None) if plan.steering is not None else (timetable.slots, timetable.horizon_ns)
+                ends = (
+                    (None, None)
+                    if plan.steering is not None
+                    else (timetable.slots, timetable.horizon_ns)
+                )
                 self._progress = Progress(*ends, drain_ns=drain_ns, as_json=self._as_json)
             case LoadStarted(_, load) if self._progress is not None:
                 self._progress.follow(load.counters)
@@ -133,7 +141,11 @@ def words(facts: Mapping[str, Any]) -> str:
     parts += [f"{facts[name]:,} {name}" for name in ("failed", "dropped") if facts[name]]
     if facts["left_s"] is not None:
         over = facts["left_s"] <= 0
-        parts.append(draining(facts["in_flight"], facts["drain_left_s"]) if over else f"{facts['left_s']:,.0f} s left")
+        parts.append(
+            draining(facts["in_flight"], facts["drain_left_s"])
+            if over
+            else f"{facts['left_s']:,.0f} s left"
+        )
     return " · ".join(parts)
 
 
@@ -150,7 +162,9 @@ class Steps:
 
     def __init__(self, of: int, *, at_most: bool = False, weights: Sequence[float] = ()) -> None:
         self._of, self._at_most = of, at_most
-        self._weights = weights if len(weights) == of and all(weight > 0 for weight in weights) else [1.0] * of
+        self._weights = (
+            weights if len(weights) == of and all(weight > 0 for weight in weights) else [1.0] * of
+        )
         self._number = 0
         self._began_ns = monotonic_ns()
 
@@ -161,13 +175,18 @@ class Steps:
 
     def next(self, left: Left | None = None) -> dict[str, Any]:
         """The step that begins now. `each_s`: mean of those before it; None where none was timed. `about`: how many
-        there will be. `left_s`: time for it and those after it; None also where it is not known how many these are."""
+        there will be. `left_s`: time for it and those after it; None also where it is not known how many these are.
+        """
         spent_s = self.spent_s
         self._number += 1
         before = self._number - 1
         each_s = None if not before or spent_s < SHORTEST_S else spent_s / before
         done = sum(self._weights[:before])
-        left_s = None if each_s is None or self._at_most else spent_s / done * (sum(self._weights) - done)
+        left_s = (
+            None
+            if each_s is None or self._at_most
+            else spent_s / done * (sum(self._weights) - done)
+        )
         if left is not None:
             left_s = None if left[1] is None or spent_s + left[1] < SHORTEST_S else left[1]
         return {
@@ -183,9 +202,15 @@ class Steps:
 
 def step_words(name: str, step: Mapping[str, Any]) -> str:
     """`c8: 3 of 6, about 12m left, until 14:32`; of a search `8/s: 3 of about 11, about 9m left, until 14:32`."""
-    of = f"{'at most ' if step['at_most'] else ''}{step['of']}" if step["about"] is None else f"about {step['about']}"
+    of = (
+        f"{'at most ' if step['at_most'] else ''}{step['of']}"
+        if step["about"] is None
+        else f"about {step['about']}"
+    )
     text = f"{name}: {step['step']} of {of}"
     if step["left_s"] is None:
-        return text + (f", about {format.duration(step['each_s'])} each" if step["each_s"] is not None else "")
+        return text + (
+            f", about {format.duration(step['each_s'])} each" if step["each_s"] is not None else ""
+        )
     end = datetime.datetime.now() + datetime.timedelta(seconds=step["left_s"])
     return f"{text}, about {format.duration(step['left_s'])} left, until {end:%H:%M}"

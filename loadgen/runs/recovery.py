@@ -13,13 +13,22 @@ from loadgen.runs.page_data import Figures
 EVENTS: dict[Event, str] = {"spike": "spike", "loss": "loss", "scale_up": "scale-up"}
 
 
-def sections(found: Sequence[Recovery], figures: Callable[[], Figures] | None) -> Iterator[Section | PageOnly]:
+def sections(
+    found: Sequence[Recovery], figures: Callable[[], Figures] | None
+) -> Iterator[Section | PageOnly]:
     """A row for each event, and on a page the share of requests within the SLO over time with the events in it."""
-    rows = [(EVENTS[each.event], each.spike, each.after, format.duration(each.at_s), back(each)) for each in found]
+    rows = [
+        (EVENTS[each.event], each.spike, each.after, format.duration(each.at_s), back(each))
+        for each in found
+    ]
     head = "Back within the SLO"
-    yield section(head, Table(("after", "before it", "then", "at", "the SLO"), rows, "words"), small=True)
+    yield section(
+        head, Table(("after", "before it", "then", "at", "the SLO"), rows, "words"), small=True
+    )
     if found and figures is not None:
-        yield lambda: [section("", Charts(tuple(charts.recovery(figures(), found))), page_only=True)]
+        yield lambda: [
+            section("", Charts(tuple(charts.recovery(figures(), found))), page_only=True)
+        ]
 
 
 def back(found: Recovery) -> str:
@@ -30,4 +39,8 @@ def back(found: Recovery) -> str:
         return "held all the time"
     if found.back_s is None:
         return f"NOT BACK within {format.duration(found.seen_s)}"
-    return f"held again after {format.duration(found.back_s)}" if found.back_s else "held again at once"
+    return (
+        f"held again after {format.duration(found.back_s)}"
+        if found.back_s
+        else "held again at once"
+    )

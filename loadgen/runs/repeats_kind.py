@@ -44,10 +44,14 @@ def value(folder: Path) -> StoredRepeats:
     named = of_runs.judged(folder, runs(folder))
     if list(stored) == [""]:
         of_runs.one_recipe(folder, named)
-        return StoredRepeats(folder, named, {"": summarize_repeats(named, within=stored[""].within)})
+        return StoredRepeats(
+            folder, named, {"": summarize_repeats(named, within=stored[""].within)}
+        )
     by_name = dict(named)
     made = {
-        level: summarize_repeats([(run, by_name[run]) for run in one.runs if run in by_name], within=one.within)
+        level: summarize_repeats(
+            [(run, by_name[run]) for run in one.runs if run in by_name], within=one.within
+        )
         for level, one in stored.items()
     }
     return StoredRepeats(folder, named, made)
@@ -92,9 +96,13 @@ def listed(folder: Path) -> ListRow:
     return ListRow(named=found, interval=interval)
 
 
-def _interval(stored: RepeatSummary, named: tuple[tuple[str, Summary], ...]) -> tuple[float, float, float] | None:
+def _interval(
+    stored: RepeatSummary, named: tuple[tuple[str, Summary], ...]
+) -> tuple[float, float, float] | None:
     """The tokens/s of a user, and the ends of the interval of the tokens/s in all."""
-    rate = next((figure for figure in stored.figures if figure.metric == "tokens.steady_output_per_s"), None)
+    rate = next(
+        (figure for figure in stored.figures if figure.metric == "tokens.steady_output_per_s"), None
+    )
     per_user = [level.per_user for level in curve(named).levels if level.per_user is not None]
     if rate is None or rate.low is None or rate.high is None or not per_user:
         return None
@@ -113,7 +121,8 @@ def comparable(folder: Path) -> Side:
 def derived(folder: Path) -> Iterator[Remade]:
     def again(before: RepeatSummary) -> RepeatSummary:
         return summarize_repeats(
-            [(name, run_folder.kept_summary(folder / name)) for name in before.runs], within=before.within
+            [(name, run_folder.kept_summary(folder / name)) for name in before.runs],
+            within=before.within,
         )
 
     made = {level: again(one) for level, one in _stored(folder).items()}

@@ -33,7 +33,10 @@ def report(repeats: RepeatSummary, runs: SweepCurve) -> Report:
     ]
     return _report(
         f"{format.counted(len(repeats.runs), 'run')} of one load",
-        [Said(words.sentence(repeats), "good" if repeats.valid else "bad", large=True), *_slo(repeats, runs)],
+        [
+            Said(words.sentence(repeats), "good" if repeats.valid else "bad", large=True),
+            *_slo(repeats, runs),
+        ],
         runs,
         {"": repeats},
         section("", Tiles(tiles), levels_text.measured(runs)),
@@ -56,7 +59,11 @@ def report_of_levels(levels: Sequence[tuple[str, RepeatSummary]], runs: SweepCur
         section("", levels_text.measured(runs)),
         section("Levels", words.levels_table(levels), Said(f"{words.OF_LEVELS}.", "soft")),
         *(
-            section(f"{level}: {format.counted(len(repeats.runs), 'run')}", words.figures_table(repeats), folded=True)
+            section(
+                f"{level}: {format.counted(len(repeats.runs), 'run')}",
+                words.figures_table(repeats),
+                folded=True,
+            )
             for level, repeats in levels
         ),
     )
@@ -72,14 +79,22 @@ def _slo(repeats: RepeatSummary, runs: SweepCurve) -> Iterator[Said]:
     met = sum(level.slo_met is True for level in sound)
     kind: Kind = "bad" if missed else "good" if met == len(runs.levels) else "warn"
     ends = f"; missed by {', '.join(missed)}" if missed else ""
-    yield Said(f"SLO met by {met} of {format.counted(len(runs.levels), 'run')}{ends}: {runs.slo}.", kind)
+    yield Said(
+        f"SLO met by {met} of {format.counted(len(runs.levels), 'run')}{ends}: {runs.slo}.", kind
+    )
 
 
 def _report(
-    what: str, answer: Sequence[Said], runs: SweepCurve, made: Mapping[str, RepeatSummary], *sections: Section
+    what: str,
+    answer: Sequence[Said],
+    runs: SweepCurve,
+    made: Mapping[str, RepeatSummary],
+    *sections: Section,
 ) -> Report:
     valid = all(one.valid for one in made.values())
-    seeds = {run: seed for one in made.values() for run, seed in zip(one.runs, one.seeds, strict=True)}
+    seeds = {
+        run: seed for one in made.values() for run, seed in zip(one.runs, one.seeds, strict=True)
+    }
     return Report(
         title=" · ".join(filter(None, (runs.workload, runs.model, what))),
         tab=f"{runs.workload}: {what}",
@@ -94,7 +109,11 @@ def _report(
 
 
 def _beside(one: RepeatedFigure) -> str:
-    return f"95 % interval of the mean {words.interval_words(one)}" if one.low is not None else "one run: no interval"
+    return (
+        f"95 % interval of the mean {words.interval_words(one)}"
+        if one.low is not None
+        else "one run: no interval"
+    )
 
 
 def _charts(repeats: RepeatSummary) -> Iterator[Chart]:
@@ -105,16 +124,25 @@ def _charts(repeats: RepeatSummary) -> Iterator[Chart]:
     for one in words.main_figures(repeats):
         low, high = one.low, one.high
         dots = Series(
-            x=numbers, y=one.values, color="c1", width=0, dots=True, labels=repeats.runs,
+            x=numbers,
+            y=one.values,
+            color="c1",
+            width=0,
+            dots=True,
+            labels=repeats.runs,
             links=tuple(map(levels_text.address, repeats.runs)),
-        )  # fmt: skip
+        )
         yield Chart(
             title=one.name,
-            note=f"a point for each run; shaded: the {repeats.confidence:.0%} interval of the mean".replace("%", " %"),
+            note=f"a point for each run; shaded: the {repeats.confidence:.0%} interval of the mean".replace(
+                "%", " %"
+            ),
             x=Axis(label="run", min=0.5, max=len(numbers) + 0.5, whole=True),
             y=Axis(label=one.unit, unit=one.unit),
             series=(dots,),
-            bands=() if low is None or high is None else (Band(start=low, end=high, color="good", across=True),),
+            bands=()
+            if low is None or high is None
+            else (Band(start=low, end=high, color="good", across=True),),
             marks=(Mark(y=one.mean, label="mean", color="good", fit=True),),
         )
 
@@ -145,9 +173,15 @@ def _runs(runs: SweepCurve, seeds: Mapping[str, int | None]) -> Section:
             *(levels_text.level_ms(level, name) for name in cells),
             format.percent(level.goodput),
         )
-        for level in sorted(runs.levels, key=lambda level: list(seeds).index(level.name) if level.name in seeds else -1)
+        for level in sorted(
+            runs.levels,
+            key=lambda level: list(seeds).index(level.name) if level.name in seeds else -1,
+        )
     ]
     pages = Links("The summary of each run", [(run, levels_text.address(run)) for run in seeds])
     return section(
-        "Runs", Table((*head, "within SLO"), rows), Said("Latencies in ms; ~: too few samples.", "soft"), pages
+        "Runs",
+        Table((*head, "within SLO"), rows),
+        Said("Latencies in ms; ~: too few samples.", "soft"),
+        pages,
     )

@@ -48,7 +48,8 @@ def headline(repeats: RepeatSummary) -> str:
 def sentence(repeats: RepeatSummary) -> str:
     """The same without what has to be known first."""
     known = (
-        f"{one.name} {value_words(one, one.mean)} {one.unit}".rstrip() + _bounds(one) for one in main_figures(repeats)
+        f"{one.name} {value_words(one, one.mean)} {one.unit}".rstrip() + _bounds(one)
+        for one in main_figures(repeats)
     )
     return f"{format.counted(len(repeats.runs), 'run')} of one load: {', '.join(known) or 'no figure of all'}."
 
@@ -63,7 +64,9 @@ def main_figures(repeats: RepeatSummary) -> Iterator[RepeatedFigure]:
 
 def headline_of_levels(levels: Sequence[tuple[str, RepeatSummary]]) -> str:
     """What was repeated, in one sentence."""
-    return ("SIMULATED: " if any(one.simulated for _, one in levels) else "") + sentence_of_levels(levels)
+    return ("SIMULATED: " if any(one.simulated for _, one in levels) else "") + sentence_of_levels(
+        levels
+    )
 
 
 def sentence_of_levels(levels: Sequence[tuple[str, RepeatSummary]]) -> str:
@@ -71,12 +74,21 @@ def sentence_of_levels(levels: Sequence[tuple[str, RepeatSummary]]) -> str:
     return f"A sweep of {format.counted(len(levels), 'level')}, up to {most} times: {', '.join(dict(levels))}."
 
 
-OF_LEVELS = "latencies in ms; the mean of the runs, and half its 95 % interval by the spread between them"
+OF_LEVELS = (
+    "latencies in ms; the mean of the runs, and half its 95 % interval by the spread between them"
+)
 
 
 def levels_table(levels: Sequence[tuple[str, RepeatSummary]]) -> Table:
     """Levels that were repeated: each figure as its mean with half its interval."""
-    paths = ("tokens.steady_output_per_s", "ttft_ms.p50", "ttft_ms.p99", "tpot_ms.p50", "tpot_ms.p99", "e2e_ms.p50")
+    paths = (
+        "tokens.steady_output_per_s",
+        "ttft_ms.p50",
+        "ttft_ms.p99",
+        "tpot_ms.p50",
+        "tpot_ms.p99",
+        "e2e_ms.p50",
+    )
     head = ("level", "runs", "tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p50")
     rows: list[tuple[str, ...]] = []
     for name, repeats in levels:
@@ -96,7 +108,9 @@ def _with_half(one: RepeatedFigure | None) -> str:
 def legend(repeats: RepeatSummary) -> str:
     if len(repeats.runs) < 2:
         return "One run has no spread between runs, and no interval that holds for another start of the server."
-    text = "Interval: of the mean, by Student's t from the spread between runs (standard deviation). "
+    text = (
+        "Interval: of the mean, by Student's t from the spread between runs (standard deviation). "
+    )
     text += "It holds for starts and times like these."
     if repeats.tight is not None and repeats.within is not None:
         known = "TTFT, TPOT and E2E p50 and output tokens/s are"

@@ -59,7 +59,9 @@ def pause(
     if how.pause_ns and virtual:
         say("no pause: in virtual time there is nothing to wait for")
     elif how.pause_ns:
-        say(f"pause of {format.duration(how.pause_ns / 1e9)} before {name}; Ctrl-C ends here, with the runs so far")
+        say(
+            f"pause of {format.duration(how.pause_ns / 1e9)} before {name}; Ctrl-C ends here, with the runs so far"
+        )
         try:
             wait(how.pause_ns / 1e9)
         except KeyboardInterrupt:

@@ -32,7 +32,8 @@ def request_table(
     each_gap: Mapping[int, NDArray[np.int64]] | None = None,
 ) -> Any:
     """A pyarrow Table: figures and instants in `unit` (`ttft_ms`, `due_ms`), null where a request has none; with
-    `each_gap` also a list of its gaps, `inter_chunk_ms`."""
+    `each_gap` also a list of its gaps, `inter_chunk_ms`.
+    """
     import pyarrow as pa
 
     table = to_table(rows, texts)
@@ -44,7 +45,9 @@ def request_table(
     for row in FIGURES.at("requests"):
         values, is_time = columns.measure(row.name), row.unit == "ms"
         name = f"{row.name}_{unit}" if is_time else row.field
-        named[name] = pa.array(_in_unit(values, unit if is_time else "ms"), mask=values == UNDEFINED)
+        named[name] = pa.array(
+            _in_unit(values, unit if is_time else "ms"), mask=values == UNDEFINED
+        )
     for name in table.column_names:
         if not name.endswith("_ns"):
             named.setdefault(name, table[name])

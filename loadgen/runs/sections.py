@@ -23,9 +23,15 @@ def slo(summary: Summary) -> Section:
         for name, term in terms
         for promise, *cells in (term_cells(term),)
     ]
-    undecided = dict.fromkeys(f"undecided: {term.undecided}" for term in goodput.slo if term.undecided)
+    undecided = dict.fromkeys(
+        f"undecided: {term.undecided}" for term in goodput.slo if term.undecided
+    )
     result = judged_word(summary, goodput.met)
-    said = f"SLO {_said(goodput, result)}, goodput {format.rate(headline(summary).goodput)}" if goodput.has_slo else ""
+    said = (
+        f"SLO {_said(goodput, result)}, goodput {format.rate(headline(summary).goodput)}"
+        if goodput.has_slo
+        else ""
+    )
     return section(
         "Service level objective",
         Table(("promise", "came out", "over the limit", ""), rows),
@@ -36,8 +42,16 @@ def slo(summary: Summary) -> Section:
 
 
 def _said(goodput: Goodput, result: str) -> str:
-    share_limit = f", promised {format.percent(goodput.share_limit)}" if goodput.share_limit is not None else ""
-    limits = "every limit" if all(term.met is not None for term in goodput.slo) else "the limits that can be judged"
+    share_limit = (
+        f", promised {format.percent(goodput.share_limit)}"
+        if goodput.share_limit is not None
+        else ""
+    )
+    limits = (
+        "every limit"
+        if all(term.met is not None for term in goodput.slo)
+        else "the limits that can be judged"
+    )
     limits = limits if goodput.slo else "every limit of their class"
     if goodput.good is None or not _judges_requests(goodput):
         text = f"{result}: no term is missed, but not every term can be decided{share_limit}"
@@ -46,7 +60,9 @@ def _said(goodput: Goodput, result: str) -> str:
     else:
         text = f"{result}: {format.count(goodput.good)} of {format.counted(goodput.counted, 'request')} within {limits}"
         text += f" ({format.percent(goodput.share)}{share_limit})"
-    return text + (f", {format.count(goodput.unfinished)} unfinished left out" if goodput.unfinished else "")
+    return text + (
+        f", {format.count(goodput.unfinished)} unfinished left out" if goodput.unfinished else ""
+    )
 
 
 def _judges_requests(goodput: Goodput) -> bool:
@@ -54,4 +70,6 @@ def _judges_requests(goodput: Goodput) -> bool:
 
     Where each class has its own SLO, the terms stand with the classes.
     """
-    return goodput.good is not None and (not goodput.slo or any(not term.undecided for term in goodput.slo))
+    return goodput.good is not None and (
+        not goodput.slo or any(not term.undecided for term in goodput.slo)
+    )

@@ -51,11 +51,16 @@ PlannedRun = tuple["Workload", "Settings"]
 LONG_S = 60.0  # of a run: from here on it is said before what it will send
 
 
-def forecasts(timetable: Schedule, tokens: tuple[float, float], answer_s: float) -> tuple[Forecast, Forecast]:
+def forecasts(
+    timetable: Schedule, tokens: tuple[float, float], answer_s: float
+) -> tuple[Forecast, Forecast]:
     """Of the measured stages, and of all. `tokens`, `answer_s`: of a mean request, as for `forecast`."""
     measured, others = (
         forecast(msgspec.structs.replace(timetable, stages=stages), tokens, answer_s)
-        for stages in (tuple(span for span in timetable.stages if span.measured is which) for which in (True, False))
+        for stages in (
+            tuple(span for span in timetable.stages if span.measured is which)
+            for which in (True, False)
+        )
     )
     return measured, total([measured, others])
 
@@ -68,7 +73,9 @@ def too_few(measured: Forecast, promised: Slo | None) -> str:
     count = measured.requests
     if count is None or promised is None or not promised.terms:
         return ""
-    needed, term = max((support(term.quantile), slo.name(term.metric, term.quantile)) for term in promised.terms)
+    needed, term = max(
+        (support(term.quantile), slo.name(term.metric, term.quantile)) for term in promised.terms
+    )
     few = f"about {count:,.0f} requests will be measured, and only {needed:,} or more can show that {term} is kept"
     return f"{few}: give a longer load" if count < needed else ""
 
@@ -126,7 +133,9 @@ def _targets(settings: Settings) -> list[TargetFacts]:
 
     model = settings.model or ""
     return [
-        TargetFacts(url=one.url, server="", model=model, gpus=one.gpus, shape=one.shape, region=one.region)
+        TargetFacts(
+            url=one.url, server="", model=model, gpus=one.gpus, shape=one.shape, region=one.region
+        )
         for one in settings.endpoints
     ]
 
@@ -188,13 +197,21 @@ class Show:
         if self._steps is None or self._form == "off":
             return
         step = self._steps.next(left)
-        say(json.dumps({"step": {"name": name} | step}) if self._form == "json" else step_words(name, step))
+        say(
+            json.dumps({"step": {"name": name} | step})
+            if self._form == "json"
+            else step_words(name, step)
+        )
 
     def finished(self, summary: Summary) -> None:
         """One of the runs is done: the table so far, where the runs are long enough to wait for."""
         self._done.append(summary)
         if self._form == "json":
-            verdict = {"run": summary.run.id, "valid": summary.verdict.valid, "slo_met": summary.goodput.met}
+            verdict = {
+                "run": summary.run.id,
+                "valid": summary.verdict.valid,
+                "slo_met": summary.goodput.met,
+            }
             say(json.dumps({"finished": verdict | figures(summary)}))
         elif self._form != "off" and self._steps is not None and self._steps.spent_s >= SHORTEST_S:
             say(as_text.of_sections([text.levels(self._done)]).rstrip())
@@ -258,12 +275,16 @@ class Show:
         def so_far() -> Decimal:
             counters, seconds = load.counters(), monotonic() - began_s
             tokens = counters.events / max(counters.sent, 1)
-            sent = planned._replace(requests=float(counters.sent), seconds=seconds, output_tokens=tokens)
+            sent = planned._replace(
+                requests=float(counters.sent), seconds=seconds, output_tokens=tokens
+            )
             return budget.cost(sent, targets) or Decimal()
 
         def look() -> None:
             if budget.limit is not None and budget.spent + so_far() >= budget.limit:
-                say(f"stopped: the load has cost {budget.words(budget.spent + so_far())} (--max-cost)")
+                say(
+                    f"stopped: the load has cost {budget.words(budget.spent + so_far())} (--max-cost)"
+                )
                 load.stop()
             else:
                 loop.call_later(1.0, look)
@@ -275,13 +296,21 @@ class Show:
         plan, header = planned
         if self._quiet:
             return
-        if plan.job.simulated and not plan.job.settings.virtual and os.environ.get("OPENAI_BASE_URL"):
-            self._say_once("note: OPENAI_BASE_URL is set and not used: only --url sends load to a server")
+        if (
+            plan.job.simulated
+            and not plan.job.settings.virtual
+            and os.environ.get("OPENAI_BASE_URL")
+        ):
+            self._say_once(
+                "note: OPENAI_BASE_URL is set and not used: only --url sends load to a server"
+            )
         target, *other_targets = header.targets
         target_text = target.url
         if target.simulated:
             target_text = f"{target.name} (a SIMULATED server, not a measurement of any real one)"
-        self._say_once(f"target: {target_text}, model {target.model}, server {target.server}, api {header.api}")
+        self._say_once(
+            f"target: {target_text}, model {target.model}, server {target.server}, api {header.api}"
+        )
         for other in other_targets:
             own = f"{other.serves} of the tasks: {other.url}, model {other.model}, server {other.server}"
             self._say_once(f"        {own if other.serves else other.name or other.url}")
@@ -313,12 +342,21 @@ class Show:
             say(line)
 
     def _announce_cluster(self, cluster: Cluster) -> None:
-        nodes = ", ".join(dict.fromkeys(f"{worker.node} ({worker.address})" for worker in cluster.workers))
-        workers, hosts = format.counted(len(cluster.workers), "worker"), format.counted(cluster.nodes, "node")
+        nodes = ", ".join(
+            dict.fromkeys(f"{worker.node} ({worker.address})" for worker in cluster.workers)
+        )
+        workers, hosts = (
+            format.counted(len(cluster.workers), "worker"),
+            format.counted(cluster.nodes, "node"),
+        )
         say(f"cluster: {workers} on {hosts}: {nodes}")
         for where in cluster.lost:
-            say(f"note: {where} was lost before the load: all workers are on the nodes that are left")
-        say(f"start: common to all workers within ±{cluster.start_bound_ms:.3f} ms, by exchanges with their clocks")
+            say(
+                f"note: {where} was lost before the load: all workers are on the nodes that are left"
+            )
+        say(
+            f"start: common to all workers within ±{cluster.start_bound_ms:.3f} ms, by exchanges with their clocks"
+        )
 
 
 def _of_progress(form: str, *, quiet: bool) -> Iterator[Hearer]:

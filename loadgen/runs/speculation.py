@@ -26,18 +26,27 @@ def sections(summary: Summary) -> Iterator[Section]:
         rows.append(("metrics pages of the servers", format.NONE, format.NONE, *shown))
     head = ("speculation, by", "drafted", "accepted", "share", "tokens of a step")
     quantiles = [
-        (words, *(_tokens(getattr(of, name)) for name in ("mean", "p50", "p90", "p99")), format.count(of.count))
+        (
+            words,
+            *(_tokens(getattr(of, name)) for name in ("mean", "p50", "p90", "p99")),
+            format.count(of.count),
+        )
         for key, words in (("acceptance", "accepted, %"), ("accepted_length", "tokens of a step"))
         if (of := summary.figures.get(key)) is not None and of.count
     ]
-    places = [(str(place), format.percent(share)) for place, share in enumerate(found.by_position, 1)]
+    places = [
+        (str(place), format.percent(share)) for place, share in enumerate(found.by_position, 1)
+    ]
     yield section(
         "Speculative decoding",
         Table(head, rows),
         Table(("of a request", "mean", "p50", "p90", "p99", "samples"), quantiles),
         Table(("position in the draft", "accepted, of all drafts"), places),
         Charts(tuple(_by_position(found))),
-        Said("A step verifies one draft, and makes one token of its own beside those accepted.", "soft"),
+        Said(
+            "A step verifies one draft, and makes one token of its own beside those accepted.",
+            "soft",
+        ),
         id="speculation",
     )
 

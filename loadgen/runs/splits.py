@@ -17,7 +17,14 @@ NEAR = {"p50": "near p50", "p99": "near p99", "slowest": "slowest 1 %"}
 TTFT_PARTS = ("client", "connect", "queue", "prefill", "transfer", "rest")
 E2E_PARTS = ("ttft", "decode", "stall")
 WORDS = "queue, prefill, transfer: by the server; rest: network, and what the server does not account for"
-COLOURS = {"client": "bad", "connect": "warn", "queue": "c2", "prefill": "c1", "decode": "c3", "rest": "soft"}
+COLOURS = {
+    "client": "bad",
+    "connect": "warn",
+    "queue": "c2",
+    "prefill": "c1",
+    "decode": "c3",
+    "rest": "soft",
+}
 
 
 def _tables(splits: Splits) -> list[Table]:
@@ -31,8 +38,13 @@ def _tables(splits: Splits) -> list[Table]:
         for group in splits.groups:
             for split in getattr(group, metric):
                 if group.by == "all" or split.at == "p99":
-                    name = NEAR[split.at] if group.by == "all" else f"{group.name}, {NEAR[split.at]}"
-                    cells = [format.milliseconds(getattr(split, f"{part}_ms")) for part in (metric, *parts)]
+                    name = (
+                        NEAR[split.at] if group.by == "all" else f"{group.name}, {NEAR[split.at]}"
+                    )
+                    cells = [
+                        format.milliseconds(getattr(split, f"{part}_ms"))
+                        for part in (metric, *parts)
+                    ]
                     rows.append((name, *cells, format.count(split.requests)))
         if rows:
             tables.append(Table(head, rows))
@@ -42,16 +54,26 @@ def _tables(splits: Splits) -> list[Table]:
 def _slow_table(slowest: Sequence[SlowRequest], title: str, by: str) -> Table:
     rows = []
     for request in slowest:
-        times = (request.ttft_ms, request.queue_ms, request.prefill_ms, request.e2e_ms, request.max_gap_ms)
+        times = (
+            request.ttft_ms,
+            request.queue_ms,
+            request.prefill_ms,
+            request.e2e_ms,
+            request.max_gap_ms,
+        )
         known = request.input_tokens and request.cached_tokens is not None
         cached = (request.cached_tokens or 0) / (request.input_tokens or 1) if known else None
         rows.append(
             (
-                _name(request), format.duration(request.due_s), *map(format.milliseconds, times),
-                format.count(request.input_tokens), format.percent(cached), format.count(request.in_flight),
+                _name(request),
+                format.duration(request.due_s),
+                *map(format.milliseconds, times),
+                format.count(request.input_tokens),
+                format.percent(cached),
+                format.count(request.in_flight),
                 format.count(request.waiting_input_tokens),
             )
-        )  # fmt: skip
+        )
     times_head = ("TTFT", "queue", "prefill", "E2E", "largest gap")
     head = (title, "at", *times_head, "prompt", "cached", "in flight", "tokens waiting")
     return Table(head, rows, ids=[f"slow-{by}-{request.slot}" for request in slowest])
@@ -64,7 +86,9 @@ def _name(request: SlowRequest) -> str:
     return f"{name} {request.target}".strip()
 
 
-def sections(summary: Summary, figures: Callable[[], Figures] | None) -> Iterator[Section | PageOnly]:
+def sections(
+    summary: Summary, figures: Callable[[], Figures] | None
+) -> Iterator[Section | PageOnly]:
     """Why it was slow: the paragraph, the splits, the slowest requests with their waterfall, and charts of them.
 
     Tables stand in a text only where the server gives an account of its time.
@@ -78,7 +102,9 @@ def sections(summary: Summary, figures: Callable[[], Figures] | None) -> Iterato
     yield section("Why was it slow", why, page_only=not (told or summary.causes.text), id="why")
     legend = f"Means over the requests near the quantile, which add up. {WORDS}."
     account = f"{splits.why[:1].upper()}{splits.why[1:]}." if splits.why else ""
-    yield section("", *_tables(splits), Said(legend, "soft"), Said(account, "soft"), page_only=not told)
+    yield section(
+        "", *_tables(splits), Said(legend, "soft"), Said(account, "soft"), page_only=not told
+    )
     yield from _slowest(summary, told, figures)
 
 
@@ -95,10 +121,15 @@ def _nothing_told(summary: Summary) -> str:
     return "Nothing in the slow requests tells clearly what made them slow."
 
 
-def _slowest(summary: Summary, told: bool, figures: Callable[[], Figures] | None) -> Iterator[Section | PageOnly]:
+def _slowest(
+    summary: Summary, told: bool, figures: Callable[[], Figures] | None
+) -> Iterator[Section | PageOnly]:
     """The slowest requests: all of them where a page is asked, in a text those by TTFT."""
     slowest = summary.slowest
-    bars = [Bar(_name(request), format.milliseconds(request.e2e_ms), _waterfall(request)) for request in slowest]
+    bars = [
+        Bar(_name(request), format.milliseconds(request.e2e_ms), _waterfall(request))
+        for request in slowest
+    ]
     legend = (
         "From the due instant: the client's lateness (red), waiting for a new connection (yellow), the server's queue, "
         "its prefill, the network and what else came before the first token (grey), then the output. The name is the "
@@ -115,7 +146,18 @@ def _slowest(summary: Summary, told: bool, figures: Callable[[], Figures] | None
 
     def whole() -> list[Section]:
         clouds = () if figures is None else tuple(charts.slow(figures(), summary))
-        return [section(head, *drawn, by_ttft, by_e2e, Charts(clouds), folded=True, page_only=True, id="slowest")]
+        return [
+            section(
+                head,
+                *drawn,
+                by_ttft,
+                by_e2e,
+                Charts(clouds),
+                folded=True,
+                page_only=True,
+                id="slowest",
+            )
+        ]
 
     yield whole
 
@@ -130,6 +172,8 @@ def _waterfall(request: SlowRequest) -> list[tuple[float, float, str, str]]:
     segments, at = [], 0.0
     for name, length in lengths.items():
         if length > 0:
-            segments.append((at, at + length, COLOURS[name], f"{name} {format.milliseconds(length)} ms"))
+            segments.append(
+                (at, at + length, COLOURS[name], f"{name} {format.milliseconds(length)} ms")
+            )
         at += length
     return segments

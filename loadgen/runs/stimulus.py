@@ -9,10 +9,16 @@ from loadgen.core.metrics.stimulus import StimulusCheck
 
 HEAD = ("load as asked", "asked", "seen", "")
 _TITLES = {
-    "arrivals": "arrivals", "spacing": "variation of gaps", "rate": "rate", "lanes": "lanes at work",
-    "classes": "mix of classes", "outputs": "lengths of answers", "prompts": "lengths of prompts",
-    "repeats": "repeated prompts", "cache": "prompt tokens from cache",
-}  # fmt: skip
+    "arrivals": "arrivals",
+    "spacing": "variation of gaps",
+    "rate": "rate",
+    "lanes": "lanes at work",
+    "classes": "mix of classes",
+    "outputs": "lengths of answers",
+    "prompts": "lengths of prompts",
+    "repeats": "repeated prompts",
+    "cache": "prompt tokens from cache",
+}
 
 
 def rows(checks: Iterable[StimulusCheck]) -> list[tuple[str, str, str, str]]:
@@ -40,13 +46,21 @@ def _asked_and_seen(check: StimulusCheck) -> tuple[str, str]:
     if check.code == "rate":
         return format.rate(asked), format.rate(seen)
     if check.code == "classes":
-        return format.percent(asked), f"{format.percent(seen)} of {format.counted(check.n, 'request')}"
+        return format.percent(
+            asked
+        ), f"{format.percent(seen)} of {format.counted(check.n, 'request')}"
     if check.code == "outputs":
         return f"{_whole(asked)} tokens", f"{_whole(seen)} tokens"
     if check.code == "prompts":
         return "as counted here", f"{seen or 0.0:+.1%} by the server"
     if check.code == "cache":
-        declared = "any: prompts are shared" if asked is None else format.percent(asked) if asked else "none"
+        declared = (
+            "any: prompts are shared"
+            if asked is None
+            else format.percent(asked)
+            if asked
+            else "none"
+        )
         return declared, "not said" if seen is None else format.percent(seen)
     if check.code == "spacing":
         return format.quantity(asked), format.quantity(seen)

@@ -37,7 +37,17 @@ from loadgen.present.section import (
     simulated,
 )
 from loadgen.repeated.capacity import unit_of
-from loadgen.runs import fairness, nodes, page, recovery, sections, speculation, splits, stimulus, within
+from loadgen.runs import (
+    fairness,
+    nodes,
+    page,
+    recovery,
+    sections,
+    speculation,
+    splits,
+    stimulus,
+    within,
+)
 from loadgen.runs import headline as run_headline
 from loadgen.runs.headline import is_host_busy
 from loadgen.runs.page_data import Figures
@@ -73,7 +83,9 @@ def report(
     for addition in additions:
         numbers = numbers if addition.numbers is None else addition.numbers(numbers)
     return Report(
-        title=" · ".join(filter(None, (_target(summary.target), summary.target.model, summary.load.arrival))),
+        title=" · ".join(
+            filter(None, (_target(summary.target), summary.target.model, summary.load.arrival))
+        ),
         tab=f"{run.workload or run.name}: {run.id}",
         made_by=f"loadgen {run.version} report",
         warned=[
@@ -115,7 +127,11 @@ def levels(summaries: Sequence[Summary]) -> Section:
             format.count(summary.requests.ok),
             format.quantity(headline(summary).requests),
             format.quantity(headline(summary).output),
-            *(run_headline.quantile_ms(d, q) for d in (summary.ttft_ms, summary.tpot_ms) for q in OF_LEVELS),
+            *(
+                run_headline.quantile_ms(d, q)
+                for d in (summary.ttft_ms, summary.tpot_ms)
+                for q in OF_LEVELS
+            ),
             run_headline.quantile_ms(summary.e2e_ms, "p50"),
             format.percent(summary.goodput.share),
             _outcome(summary),
@@ -123,12 +139,20 @@ def levels(summaries: Sequence[Summary]) -> Section:
         for summary in summaries
     ]
     steady = all(headline(summary).steady for summary in summaries)
-    when = "while load was offered" if steady else "while load was offered where that was known, else of the whole run"
-    needs = run_headline.needed([d for s in summaries for d in (s.ttft_ms, s.tpot_ms, s.e2e_ms)], OF_LEVELS)
+    when = (
+        "while load was offered"
+        if steady
+        else "while load was offered where that was known, else of the whole run"
+    )
+    needs = run_headline.needed(
+        [d for s in summaries for d in (s.ttft_ms, s.tpot_ms, s.e2e_ms)], OF_LEVELS
+    )
     mark = simulated()
     return section(
         "",
-        f"{mark.word}: {mark.words}" if any(summary.target.simulated for summary in summaries) else "",
+        f"{mark.word}: {mark.words}"
+        if any(summary.target.simulated for summary in summaries)
+        else "",
         Table(("load", "ok", "requests/s", "tokens/s", *latencies, "goodput", ""), rows, "remarks"),
         Said(f"latencies in ms; requests/s and output tokens/s {when}", "soft"),
         _needed(needs),
@@ -157,16 +181,22 @@ def _answer(summary: Summary) -> Iterator[Said]:
     busy = is_host_busy(verdict)
     doubtful = busy or summary.goodput.undecided or bool(verdict.caveats)
     bad = summary.goodput.met is False or not (verdict.valid or busy)
-    yield Said(run_headline.sentence(summary), "bad" if bad else "warn" if doubtful else "good", large=True)
+    yield Said(
+        run_headline.sentence(summary), "bad" if bad else "warn" if doubtful else "good", large=True
+    )
     if verdict.valid:
         return
     if busy:
-        yield Said(f"INVALID: this host was too busy to measure with: {'; '.join(verdict.reasons)}", "warn")
+        yield Said(
+            f"INVALID: this host was too busy to measure with: {'; '.join(verdict.reasons)}", "warn"
+        )
         yield Said(
             f"measured: {format.count(requests.ok)} of {format.counted(requests.scheduled, 'request')} were answered, "
             f"with {format.counted(summary.tokens.output, 'output token')}; counts and errors stand"
         )
-        yield Said("not measured: latencies, and what rests on them; they say as much of this host as of the server")
+        yield Said(
+            "not measured: latencies, and what rests on them; they say as much of this host as of the server"
+        )
     else:
         yield Said(f"INVALID: {'; '.join(verdict.reasons)}", "bad")
 
@@ -192,7 +222,12 @@ def _facts(summary: Summary) -> Facts:
             "" if run.seed is None else f"seed {run.seed}",
             f"loadgen {run.version} on {run.host.name or 'an unnamed host'}",
         ),
-        Machine=("" if target.gpus is None else format.counted(target.gpus, "GPU"), target.shape, target.region, rtt),
+        Machine=(
+            "" if target.gpus is None else format.counted(target.gpus, "GPU"),
+            target.shape,
+            target.region,
+            rtt,
+        ),
         Software=target.software,
         Hardware=[] if summary.hardware is None else summary.hardware.words,
         **format.said(run.metadata),
@@ -207,7 +242,9 @@ def _facts(summary: Summary) -> Facts:
         ),
         Drift=_drift(summary.drift),
         Sustained=sustained(summary.sustainable),
-        Tasks=[", ".join(line) for line in run_headline.tasks(summary.sessions)] if summary.sessions else [],
+        Tasks=[", ".join(line) for line in run_headline.tasks(summary.sessions)]
+        if summary.sessions
+        else [],
         Tokens=_tokens(summary),
         Output=_rates(summary),
     )
@@ -219,7 +256,9 @@ def _lasted(duration_s: float | None, suffix: str) -> str:
 
 def _load(summary: Summary) -> Iterator[str]:
     load = summary.load
-    of_tasks = summary.sessions is not None and load.offered_rps is not None  # their rate is not that of requests
+    of_tasks = (
+        summary.sessions is not None and load.offered_rps is not None
+    )  # their rate is not that of requests
     if load.arrival:
         yield f"{load.arrival} ({unit_of(summary)})" if of_tasks else load.arrival
     if load.offered_rps is not None:
@@ -254,7 +293,11 @@ def _drift(drift: Drift) -> list[str]:
         return []
     changes = [(name, getattr(drift, field)) for name, field in _DRIFTS]
     said = [f"{name} {change * 100:+.1f} %" for name, change in changes if change is not None]
-    return [f"last third of the time with load offered against the first: {said[0]}", *said[1:]] if said else []
+    return (
+        [f"last third of the time with load offered against the first: {said[0]}", *said[1:]]
+        if said
+        else []
+    )
 
 
 def sustained(found: Sustainable) -> str:
@@ -264,18 +307,36 @@ def sustained(found: Sustainable) -> str:
 
 def _tokens(summary: Summary) -> Iterator[str]:
     tokens, chunks = summary.tokens, summary.chunks
-    asked_share = "" if summary.cache_asked is None else f", {format.percent(summary.cache_asked)} asked for"
-    bound = "" if summary.cache_bound is None else f"{format.percent(summary.cache_bound)} came before in the trace"
-    cached = "" if tokens.cached_share is None else f"{format.percent(tokens.cached_share)} cached{asked_share}"
-    written = "" if tokens.cache_written is None else f"{format.count(tokens.cache_written)} written to the cache"
+    asked_share = (
+        "" if summary.cache_asked is None else f", {format.percent(summary.cache_asked)} asked for"
+    )
+    bound = (
+        ""
+        if summary.cache_bound is None
+        else f"{format.percent(summary.cache_bound)} came before in the trace"
+    )
+    cached = (
+        ""
+        if tokens.cached_share is None
+        else f"{format.percent(tokens.cached_share)} cached{asked_share}"
+    )
+    written = (
+        ""
+        if tokens.cache_written is None
+        else f"{format.count(tokens.cache_written)} written to the cache"
+    )
     said = ", ".join(filter(None, (cached, written, bound)))
     yield f"{format.count(tokens.input)} in{f' ({said})' if said else ''}"
     differs = tokens.asked_output not in (None, tokens.output)
-    yield f"{format.count(tokens.output)} out" + (f" of {format.count(tokens.asked_output)} asked" if differs else "")
+    yield f"{format.count(tokens.output)} out" + (
+        f" of {format.count(tokens.asked_output)} asked" if differs else ""
+    )
     if chunks is not None:
         yield f"chunks: {format.percent(chunks.reused_share)} came before"
         yield f"{format.percent(chunks.leading_share)} after the same chunks"
-    if counters := " + ".join(tag for tag in tokens.sources.output if tag not in ("none", "unasked")):
+    if counters := " + ".join(
+        tag for tag in tokens.sources.output if tag not in ("none", "unasked")
+    ):
         yield f"output counted by: {counters}"
 
 
@@ -287,18 +348,25 @@ def _rates(summary: Summary) -> Iterator[str]:
         yield f"whole run {format.rate(tokens.output_per_s)} output"
         yield f"{format.rate(tokens.total_per_s)} input + output"
     if shown.output_per_gpu is not None:
-        whole = f" while load was offered ({format.rate(tokens.output_per_s_per_gpu)} whole run)" * shown.steady
+        whole = (
+            f" while load was offered ({format.rate(tokens.output_per_s_per_gpu)} whole run)"
+            * shown.steady
+        )
         yield f"{format.rate(shown.output_per_gpu)} output per GPU{whole}"
 
 
 # -- latencies ---------------------------------------------------------------------------------------------------------
 
 
-def _latency(summary: Summary, figures: Callable[[], Figures] | None) -> Iterator[Section | PageOnly]:
+def _latency(
+    summary: Summary, figures: Callable[[], Figures] | None
+) -> Iterator[Section | PageOnly]:
     rows = run_headline.latencies(summary)
     needs = run_headline.needed([distribution for _, distribution in rows], QUANTILES)
     about = (Said(sentence, "soft") for sentence in run_headline.about_latency(summary))
-    yield section("Latency", _distributions(rows), _asked(summary, rows), _needed(needs), *about, id="latency")
+    yield section(
+        "Latency", _distributions(rows), _asked(summary, rows), _needed(needs), *about, id="latency"
+    )
     yield sections.slo(summary)
     yield from within.sections(summary)
     yield from recovery.sections(summary.recovery, figures)
@@ -307,14 +375,19 @@ def _latency(summary: Summary, figures: Callable[[], Figures] | None) -> Iterato
 
 def _distributions(rows: Iterable[tuple[FigureRow, Distribution]]) -> Table:
     head = ("ms", "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "samples")
-    cells = [(run_headline.table_words(row), *run_headline.distribution_cells(each, QUANTILES)) for row, each in rows]
+    cells = [
+        (run_headline.table_words(row), *run_headline.distribution_cells(each, QUANTILES))
+        for row, each in rows
+    ]
     return Table(head, cells)
 
 
 def _asked(summary: Summary, rows: Iterable[tuple[FigureRow, Distribution]]) -> Table:
     """The percentiles that the user asked for; no table where there are none."""
     found = [
-        (row, each.count, summary.percentiles[row.field]) for row, each in rows if row.field in summary.percentiles
+        (row, each.count, summary.percentiles[row.field])
+        for row, each in rows
+        if row.field in summary.percentiles
     ]
     names = next((list(quantiles) for *_, quantiles in found if quantiles), [])
 
@@ -324,7 +397,11 @@ def _asked(summary: Summary, rows: Iterable[tuple[FigureRow, Distribution]]) -> 
 
     head = ("asked for, ms", *(name.replace("_", ".") for name in names), "samples")
     cells = [
-        (run_headline.table_words(row), *(cell(name, count, quantiles) for name in names), format.count(count))
+        (
+            run_headline.table_words(row),
+            *(cell(name, count, quantiles) for name in names),
+            format.count(count),
+        )
         for row, count, quantiles in found
     ]
     return Table(head, cells if names else [])
@@ -334,15 +411,34 @@ def _needed(needs: str) -> Said:
     return Said(f"~ rests on too few samples; needed: {needs}" if needs else "", "soft")
 
 
-def _client(summary: Summary, figures: Callable[[], Figures] | None) -> Iterator[Section | PageOnly]:
+def _client(
+    summary: Summary, figures: Callable[[], Figures] | None
+) -> Iterator[Section | PageOnly]:
     used = f"{', '.join(run_headline.client_use(summary))}."
     times = _distributions(run_headline.own_times(summary))
-    yield section("The load generator itself", used, times, _machines(summary.machines), folded=True, id="client")
+    yield section(
+        "The load generator itself",
+        used,
+        times,
+        _machines(summary.machines),
+        folded=True,
+        id="client",
+    )
     yield from page.client(summary, figures)
 
 
 def _machines(machines: Sequence[MachineSummary]) -> Table:
-    head = ("machine", "workers", "requests", "lost", "late", "send lag p50, ms", "p99", "cores", "busiest")
+    head = (
+        "machine",
+        "workers",
+        "requests",
+        "lost",
+        "late",
+        "send lag p50, ms",
+        "p99",
+        "cores",
+        "busiest",
+    )
     rows = [
         (
             f"{one.name}{', ' if one.state else ''}{one.state}",
@@ -375,38 +471,67 @@ def _server(
 
 def _errors(requests: RequestCounts) -> Iterator[Section]:
     rows = [
-        (kind, format.count(error.count), _of_server(error.first_text)) for kind, error in requests.by_error.items()
+        (kind, format.count(error.count), _of_server(error.first_text))
+        for kind, error in requests.by_error.items()
     ]
     if rows:
-        yield section("Errors", Table(("kind", "requests", "first words about it"), rows, "remarks"), id="errors")
+        yield section(
+            "Errors",
+            Table(("kind", "requests", "first words about it"), rows, "remarks"),
+            id="errors",
+        )
 
 
 def _finishes(requests: RequestCounts) -> Iterator[Section]:
-    rows = [(reason, format.count(n), format.percent(n / requests.ok)) for reason, n in requests.by_finish.items()]
+    rows = [
+        (reason, format.count(n), format.percent(n / requests.ok))
+        for reason, n in requests.by_finish.items()
+    ]
     said = "Of the ok requests, as the server gave it. length: the asked length, or a limit, was reached."
-    yield section("How answers ended", Table(("finish reason", "requests", "share"), rows), *([said] if rows else []))
+    yield section(
+        "How answers ended",
+        Table(("finish reason", "requests", "share"), rows),
+        *([said] if rows else []),
+    )
 
 
 def _of_server(words: str) -> str:
     """What a server has said as one line, no word of which is wider than a column of sentences has room."""
     printable = "".join(letter if letter.isprintable() else " " for letter in words).split()
-    return " ".join(word if len(word) <= LONGEST_WORD else f"{word[: LONGEST_WORD - 3]}..." for word in printable)
+    return " ".join(
+        word if len(word) <= LONGEST_WORD else f"{word[: LONGEST_WORD - 3]}..."
+        for word in printable
+    )
 
 
 # -- stages, classes, targets ------------------------------------------------------------------------------------------
 
 Part = StageSummary | TargetSummary | ClassSummary | ModelSummary
-HEAD = ("ok", "failed", "req/s", "out tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "goodput")
+HEAD = (
+    "ok",
+    "failed",
+    "req/s",
+    "out tok/s",
+    "TTFT p50",
+    "TTFT p99",
+    "TPOT p50",
+    "TPOT p99",
+    "goodput",
+)
 
 
 def _table(title: str, named: Iterable[tuple[str, Part]]) -> Table:
-    cells = [(name, *run_headline.part_cells(part), format.percent(part.goodput.share)) for name, part in named]
+    cells = [
+        (name, *run_headline.part_cells(part), format.percent(part.goodput.share))
+        for name, part in named
+    ]
     return Table((title, *HEAD), cells)
 
 
 def parts(summary: Summary) -> Iterator[Section]:
     """Steps of tasks, stages where several are measured, classes, and targets with both totals, where there are
-    several."""
+    several.
+    """
     steps = Table(("step", *run_headline.STEP_HEAD), run_headline.step_rows(summary))
     words = f"{run_headline.STEPS_WORDS.capitalize()}. Latencies in ms." if summary.steps else ""
     yield section("Steps of a task", steps, Said(words, "soft"), id="steps")
@@ -441,12 +566,24 @@ def _classes(summary: Summary) -> Section:
         )
         for part in summary.classes
     ]
-    of_what = "starts (requests, conversations, tasks)" if summary.sessions is not None else "requests"
-    columns = ("class", "asked", "share", "model", "priority", "SLO: its terms, and what was measured")
+    of_what = (
+        "starts (requests, conversations, tasks)" if summary.sessions is not None else "requests"
+    )
+    columns = (
+        "class",
+        "asked",
+        "share",
+        "model",
+        "priority",
+        "SLO: its terms, and what was measured",
+    )
     return section(
         "Classes",
         _table("class", ((part.name, part) for part in summary.classes)),
-        _table("model", ((f"{part.model} ({', '.join(part.classes)})", part) for part in summary.models)),
+        _table(
+            "model",
+            ((f"{part.model} ({', '.join(part.classes)})", part) for part in summary.models),
+        ),
         Table(columns, asked, "words"),
         Said(f"Shares are of the {of_what}.", "soft"),
         id="classes",
@@ -454,7 +591,11 @@ def _classes(summary: Summary) -> Section:
 
 
 def _of_tasks(part: ClassSummary) -> list[str]:
-    return [] if part.sessions is None else [", ".join(phrases) for phrases in run_headline.tasks(part.sessions)]
+    return (
+        []
+        if part.sessions is None
+        else [", ".join(phrases) for phrases in run_headline.tasks(part.sessions)]
+    )
 
 
 def _targets(summary: Summary) -> Section:
@@ -467,14 +608,21 @@ def _targets(summary: Summary) -> Section:
     if rack is None:  # they serve different steps of tasks
         return section("Targets", *tables, id="targets")
     totals = [
-        (f"sum of {rack.targets} rates, each over its own time", format.quantity(rack.sum_of_rates_per_s)),
+        (
+            f"sum of {rack.targets} rates, each over its own time",
+            format.quantity(rack.sum_of_rates_per_s),
+        ),
         ("all tokens over one clock", format.quantity(rack.single_clock_per_s)),
         ("spread of the targets", format.percent(rack.spread)),
     ]
     columns = ("over the targets", "min", "max", "mean", "median", "sum")
     over = Table(columns, over_targets(summary.targets))
-    window = Said("Rates of all targets are of the window of the whole run, so that they add up.", "soft")
-    return section("Targets", *tables, over, Table(("rack, output tokens/s", ""), totals), window, id="targets")
+    window = Said(
+        "Rates of all targets are of the window of the whole run, so that they add up.", "soft"
+    )
+    return section(
+        "Targets", *tables, over, Table(("rack, output tokens/s", ""), totals), window, id="targets"
+    )
 
 
 def over_targets(targets: Sequence[TargetSummary]) -> list[tuple[str, ...]]:

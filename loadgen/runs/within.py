@@ -20,11 +20,24 @@ def sections(summary: Summary) -> Iterator[Section]:
     rows = []
     for path, found in summary.within.items():
         known = metric(path)
-        shown = format.percent if path in SHARES else format.milliseconds if path.endswith(_TIMES) else format.quantity
-        rows.append((path if known is None else f"{known.name}{known.unit and f', {known.unit}'}", *map(shown, found)))
+        shown = (
+            format.percent
+            if path in SHARES
+            else format.milliseconds
+            if path.endswith(_TIMES)
+            else format.quantity
+        )
+        rows.append(
+            (
+                path if known is None else f"{known.name}{known.unit and f', {known.unit}'}",
+                *map(shown, found),
+            )
+        )
     if rows:
         table = Table(("figure", "value", "from", "to"), rows)
-        yield section("How sure these figures are", table, Said(COVERS, "soft"), folded=True, id="within")
+        yield section(
+            "How sure these figures are", table, Said(COVERS, "soft"), folded=True, id="within"
+        )
 
 
 _TIMES = (".p50", ".p90", ".p95", ".p99", ".p99_9", ".mean")

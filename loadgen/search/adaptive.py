@@ -27,7 +27,14 @@ from loadgen.core.results.record import ROW, joined, picked
 from loadgen.core.schedule.dispatcher import Start
 from loadgen.core.schedule.steered import End, LoadStep, Move, Rest
 from loadgen.core.stats import quantiles
-from loadgen.search.load_search import ENDED, SIGMA_OF_NOISE, LoadSearch, NextTrial, SearchAnswer, TrialResult
+from loadgen.search.load_search import (
+    ENDED,
+    SIGMA_OF_NOISE,
+    LoadSearch,
+    NextTrial,
+    SearchAnswer,
+    TrialResult,
+)
 from loadgen.search.watch import BROKEN, Goal, Outcome
 
 if TYPE_CHECKING:
@@ -68,7 +75,8 @@ class StoredAdaptive(msgspec.Struct, frozen=True, kw_only=True):
 
 def exit_code(stored: StoredAdaptive, *, strict: bool) -> int:
     """The exit code of what was found, beside that of the summary: 1 where no load was sustained, 3 where it was
-    stopped before that was known."""
+    stopped before that was known.
+    """
     answer = stored.answer
     if answer.reason != "invalid" and answer.steady is not None:
         return OK if answer.sustained or not strict else UNSOUND
@@ -210,16 +218,22 @@ class Adaptive:
         due = self._rows["due_ns"]
         is_own = (due >= from_ns) & (due < until_ns) & (self._rows["status"] != metrics.CANCELLED)
         own = picked(self._rows, is_own)
-        waiting = sum(start.stage == self._stage and from_ns <= start.due_ns < until_ns for start in in_flight)
+        waiting = sum(
+            start.stage == self._stage and from_ns <= start.due_ns < until_ns for start in in_flight
+        )
         requests = len(own) + waiting
         seen_s = (min(now_ns, until_ns) - from_ns) / S
         offered = requests / seen_s if self.plan.over == "rate" and seen_s > 0 else self._step.load
         misses = self.goal.misses(own)
         if self.plan.over == "rate":
             expected = self._step.load * length_ns / S
-            planned = math.ceil(expected + 4 * math.sqrt(expected))  # the draw is hardly ever larger
+            planned = math.ceil(
+                expected + 4 * math.sqrt(expected)
+            )  # the draw is hardly ever larger
             if why := self._over(misses.sum(axis=1), planned):
-                return self._invalid(own, offered) or _Judged("over", "misses", why, True, requests, offered)
+                return self._invalid(own, offered) or _Judged(
+                    "over", "misses", why, True, requests, offered
+                )
         grace_ns = self.drain_ns if sustains else length_ns
         if now_ns < until_ns or (waiting and now_ns < until_ns + grace_ns):
             return None
@@ -239,13 +253,24 @@ class Adaptive:
         grows = sustainable.of_span(Columns(own), Columns(others), *span)
         if grows.sustained is False and not sustains:
             return _Judged("over", "grows", grows.why, False, requests, offered)
-        return _Judged("under", "full_length", "every term held", False, requests, offered, grows.sustained, grows.why)
+        return _Judged(
+            "under",
+            "full_length",
+            "every term held",
+            False,
+            requests,
+            offered,
+            grows.sustained,
+            grows.why,
+        )
 
     def _over(self, missed: NDArray[np.int64], requests: int) -> str:
         """Which terms are missed by more than so many requests allow; "" when none is."""
         return "; ".join(
             f"{count:,} of {requests:,} requests miss {name}, {max(most, 0):,} allowed"
-            for name, count, most in zip(self.goal.names, missed.tolist(), self.goal.allowed(requests), strict=True)
+            for name, count, most in zip(
+                self.goal.names, missed.tolist(), self.goal.allowed(requests), strict=True
+            )
             if count > max(most, 0)
         )
 
@@ -257,7 +282,10 @@ class Adaptive:
         return _Judged("invalid", "server_gone", why, True, len(own), offered)
 
     def _tell(self, judged: _Judged, from_ns: int, now_ns: int) -> None:
-        until_ns = min(now_ns, from_ns + max(self._window_ns, self._step.length_ns * (self._step.name == SUSTAIN)))
+        until_ns = min(
+            now_ns,
+            from_ns + max(self._window_ns, self._step.length_ns * (self._step.name == SUSTAIN)),
+        )
         due = self._rows["due_ns"]
         own = Columns(picked(self._rows, (due >= from_ns) & (due < until_ns)))
         trial = TrialResult(
@@ -274,11 +302,17 @@ class Adaptive:
             sustained_why=judged.sustained_why if self._step.name == SUSTAIN else "",
         )
         self.search.tell(trial)
-        if self._step.name != SUSTAIN:  # without many steps, a limit is known no better than the luck of one allows
+        if (
+            self._step.name != SUSTAIN
+        ):  # without many steps, a limit is known no better than the luck of one allows
             self.search.precision = max(self.plan.precision, SIGMA_OF_NOISE * trial.noise)
         self.steps.append(
             AdaptiveStep(
-                stage=self._stage, start_s=self._start_ns / S, judged_from_s=from_ns / S, end_s=now_ns / S, trial=trial
+                stage=self._stage,
+                start_s=self._start_ns / S,
+                judged_from_s=from_ns / S,
+                end_s=now_ns / S,
+                trial=trial,
             )
         )
         self._decided_ns = now_ns
@@ -319,10 +353,14 @@ def replayed(
     for i, stage in enumerate(stages):
         if i and controller._rests:
             controller.look(stage.start_ns, _NO_ROWS, ())
-        if controller._stage < i:  # what was seen at that instant is not in the records to the last row
+        if (
+            controller._stage < i
+        ):  # what was seen at that instant is not in the records to the last row
             controller._begin(stage.start_ns)
         now_ns = stage.end_ns or 0
-        is_whole = stage.name == SUSTAIN and now_ns - stage.start_ns >= round(controller.plan.sustain_s * S)
+        is_whole = stage.name == SUSTAIN and now_ns - stage.start_ns >= round(
+            controller.plan.sustain_s * S
+        )
         if is_whole:  # it ended by itself, and was judged when its requests had ended
             now_ns = max(now_ns, int(rows["done_ns"][rows["stage"] <= i].max(initial=0)))
         elif interrupted and i + 1 == len(stages):

@@ -73,14 +73,16 @@ def perform(given: Given, asked: ContinuousLoad, name: str | None, *, as_json: b
         say(f"results in {folder}")
     strict, called = asked.kept.strict, summary.run.workload
     more = [adaptive_text.case(of_search, f"loadgen.{called}", strict=strict)]
-    asked.kept.write(COMMAND, [(called, summary)], whole=summary.run.state != "interrupted", more=more)
+    asked.kept.write(
+        COMMAND, [(called, summary)], whole=summary.run.state != "interrupted", more=more
+    )
     codes = [exit_code(summary, strict=strict), adaptive.exit_code(of_search, strict=strict)]
     return max(codes) if summary.run.state != "interrupted" else max(*codes, INTERRUPTED)
 
 
 def prepared(
     given: Given, asked: ContinuousLoad, name: str | None, settings: Settings
-) -> tuple[Workload, AdaptiveSteering]:  # fmt: skip
+) -> tuple[Workload, AdaptiveSteering]:
     """The workload of such a load, and what steers it. Raises Faults."""
     from loadgen.core.results.manifest import AdaptivePlan
     from loadgen.search import adaptive_run
@@ -98,17 +100,27 @@ def prepared(
     longest_s = None if asked.max_time is None else seconds("--max-time", asked.max_time)
     if not found and sustain_s < window_s:
         where, hint = f"--duration {sustain_s:g}s", f"at least --window, {window_s:g}s"
-        found.append(UserError("out_of_range", "a load cannot be sustained for less than a step", where, hint))
+        found.append(
+            UserError(
+                "out_of_range", "a load cannot be sustained for less than a step", where, hint
+            )
+        )
     high = asked.high or (float(1 << 20) if asked.closed else 1e6)
     if not asked.start < high:
         what = f"the first load, {asked.start:g}, is not below the highest"
-        found.append(UserError("out_of_range", what, f"--high {high:g}", "a first load below it: --start"))
+        found.append(
+            UserError("out_of_range", what, f"--high {high:g}", "a first load below it: --start")
+        )
     workload = None
     with collecting(found):
         load: dict[str, Any] = (
-            {"concurrency": max(1, round(asked.start))} if asked.closed else {"request_rate": asked.start}
+            {"concurrency": max(1, round(asked.start))}
+            if asked.closed
+            else {"request_rate": asked.start}
         )
-        workload = given.workload(name, slo=asked.terms, warmup=0, duration=f"{sustain_s or 1:g}s", **load)
+        workload = given.workload(
+            name, slo=asked.terms, warmup=0, duration=f"{sustain_s or 1:g}s", **load
+        )
         found += adaptive_run.faults(workload, settings)
     if found or workload is None:
         raise Faults(found)

@@ -39,7 +39,9 @@ class AdaptiveSteering(msgspec.Struct, frozen=True):
         stored = read(folder)
         assert stored is not None
         store.replace(folder / FILE, dump(stored))
-        store.replace(folder / capacity.FILE, capacity.dump(found_capacity(folder, stored, self.workload)))
+        store.replace(
+            folder / capacity.FILE, capacity.dump(found_capacity(folder, stored, self.workload))
+        )
         checksums.write(folder)
 
 
@@ -50,7 +52,9 @@ def dump(stored: StoredAdaptive) -> bytes:
 
 def prepared(workload: Workload, plan: AdaptivePlan) -> tuple[Workload, AdaptiveSteering]:
     """The workload with the first step as its only stage, and what steers it."""
-    steering = AdaptiveSteering(plan, Goal(slo=workload.slo or Slo(terms=())), workload.drain_ns, workload)
+    steering = AdaptiveSteering(
+        plan, Goal(slo=workload.slo or Slo(terms=())), workload.drain_ns, workload
+    )
     first = steering().first
     law = (
         Closed.model_construct(concurrency=round(first.load), ramp_ns=_ramp_ns(workload))
@@ -59,10 +63,14 @@ def prepared(workload: Workload, plan: AdaptivePlan) -> tuple[Workload, Adaptive
     )
     stage = next(stage for stage in workload.stages if stage.measured).model_copy(
         update={
-            "name": first.name, "arrival": law, "duration_ns": first.length_ns, "count": None, "at_least": None,
+            "name": first.name,
+            "arrival": law,
+            "duration_ns": first.length_ns,
+            "count": None,
+            "at_least": None,
             "measured": False,
         }
-    )  # fmt: skip
+    )
     return workload.model_copy(update={"stages": (stage,)}), steering
 
 
@@ -74,19 +82,43 @@ def _ramp_ns(workload: Workload) -> int | None:
 def faults(workload: Workload, settings: Settings) -> list[Fault]:
     """What of a workload and its settings an adaptive run cannot have."""
     found: list[Fault] = []
-    of_classes = any(one.slo is not None for one in getattr(workload.requests, "classes", {}).values())
-    if not of_classes and (workload.slo is None or not (workload.slo.terms or workload.slo.goodput_share)):
-        found.append(UserError("no_slo", "no SLO whose limit could be found", "--continuous", "give --slo ttft:2s"))
+    of_classes = any(
+        one.slo is not None for one in getattr(workload.requests, "classes", {}).values()
+    )
+    if not of_classes and (
+        workload.slo is None or not (workload.slo.terms or workload.slo.goodput_share)
+    ):
+        found.append(
+            UserError(
+                "no_slo", "no SLO whose limit could be found", "--continuous", "give --slo ttft:2s"
+            )
+        )
     if hasattr(workload.requests, "steps") or getattr(workload.requests, "turns", None) is not None:
         hint = "without it the search finds their highest rate"
-        found.append(UserError("unsupported", "conversations and tasks last longer than a step", "--continuous", hint))
+        found.append(
+            UserError(
+                "unsupported",
+                "conversations and tasks last longer than a step",
+                "--continuous",
+                hint,
+            )
+        )
     if of_classes:
         hint = "without it the search judges each class by its own"
-        found.append(UserError("unsupported", "classes with SLOs of their own", "--continuous", hint))
+        found.append(
+            UserError("unsupported", "classes with SLOs of their own", "--continuous", hint)
+        )
     if settings.workers != 1 or settings.ray is not None:
         flag = "--ray" if settings.ray is not None else f"--workers {settings.workers}"
         hint = "leave it out; or search without --continuous, which takes any number of workers"
-        found.append(UserError("unsupported", "a load that finds its own limit is decided in one process", flag, hint))
+        found.append(
+            UserError(
+                "unsupported",
+                "a load that finds its own limit is decided in one process",
+                flag,
+                hint,
+            )
+        )
     return found
 
 
@@ -104,7 +136,11 @@ def read(folder: Path) -> StoredAdaptive | None:
     if header.state != "finished":
         controller.search.stop("stopped" if header.state == "stopped" else "interrupted")
     _agree(controller, folder)
-    sustained = [step for step in controller.steps if step.trial.ask.kind == SUSTAIN and step.trial.outcome == "under"]
+    sustained = [
+        step
+        for step in controller.steps
+        if step.trial.ask.kind == SUSTAIN and step.trial.outcome == "under"
+    ]
     return StoredAdaptive(
         plan=header.adaptive,
         goal=goal.names,
@@ -116,7 +152,9 @@ def read(folder: Path) -> StoredAdaptive | None:
     )
 
 
-def found_capacity(folder: Path, stored: StoredAdaptive, workload: Workload | None = None) -> Capacity:
+def found_capacity(
+    folder: Path, stored: StoredAdaptive, workload: Workload | None = None
+) -> Capacity:
     """The capacity that the run is evidence of, the load that it sustained; where it sustained none its state.
 
     Without the workload its recipe stays empty.
@@ -129,7 +167,11 @@ def found_capacity(folder: Path, stored: StoredAdaptive, workload: Workload | No
     if shown.state == "stopped":
         header = decode((folder / "run.json").read_bytes(), str(folder / "run.json"))
         return capacity.of_one_run_stopped(header.command, answer.reason)
-    return shown if shown.state != "none" else msgspec.structs.replace(shown, bound_why=ENDINGS[answer.reason])
+    return (
+        shown
+        if shown.state != "none"
+        else msgspec.structs.replace(shown, bound_why=ENDINGS[answer.reason])
+    )
 
 
 def _agree(controller: Adaptive, folder: Path) -> None:
@@ -140,7 +182,9 @@ def _agree(controller: Adaptive, folder: Path) -> None:
     if not (folder / run_folder.SUMMARY).is_file():
         return
     standing = run_folder.kept_summary(folder).sustainable
-    trial = msgspec.structs.replace(last.trial, sustained=standing.sustained, sustained_why=standing.why)
+    trial = msgspec.structs.replace(
+        last.trial, sustained=standing.sustained, sustained_why=standing.why
+    )
     controller.search.told[-1] = trial
     controller.steps[-1] = msgspec.structs.replace(last, trial=trial)
 

@@ -49,7 +49,10 @@ def sentence(found: StoredAdaptive) -> str:
 
 def case(found: StoredAdaptive, group: str, *, strict: bool) -> Case:
     """The test case of a build: whether a load was sustained. Not known: neither passed nor failed."""
-    outcomes: dict[int, Outcome] = {OK: "passed" if found.answer.sustained else "skipped", SLO_MISSED: "failed"}
+    outcomes: dict[int, Outcome] = {
+        OK: "passed" if found.answer.sustained else "skipped",
+        SLO_MISSED: "failed",
+    }
     outcome = outcomes.get(exit_code(found, strict=strict), "error")
     return Case(name="a load is sustained", group=group, outcome=outcome, text=sentence(found))
 
@@ -69,12 +72,27 @@ def boundary(found: StoredAdaptive) -> str:
 
 def steps_table(found: StoredAdaptive) -> Table:
     """A row for each step, in their order."""
-    head = ("begun", "load", "step", "outcome", "took", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "why")
+    head = (
+        "begun",
+        "load",
+        "step",
+        "outcome",
+        "took",
+        "TTFT p50",
+        "p99",
+        "TPOT p50",
+        "p99",
+        "tokens/s",
+        "why",
+    )
     rows = []
     for step in found.steps:
         trial = step.trial
         figures = trial.figures
-        latencies = (figures.get(name) for name in ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms"))
+        latencies = (
+            figures.get(name)
+            for name in ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
+        )
         grows = f"; {trial.sustained_why}" if trial.sustained is False else ""
         rows.append(
             (
@@ -133,10 +151,15 @@ def _chart(found: StoredAdaptive) -> Chart:
     times = [at for step in found.steps for at in (step.start_s, step.end_s)]
     loads = [step.trial.ask.load for step in found.steps for _ in range(2)]
     interval = answer.interval
-    across = (Band(start=interval.low, end=interval.high, color="good", across=True),) if interval is not None else ()
+    across = (
+        (Band(start=interval.low, end=interval.high, color="good", across=True),)
+        if interval is not None
+        else ()
+    )
     return Chart(
         title="Steps over time",
-        note="each judged at its end" + ("; shaded: the 95 % interval of the limit" if across else ""),
+        note="each judged at its end"
+        + ("; shaded: the 95 % interval of the limit" if across else ""),
         x=Axis(label="time", format="time", min=0),
         y=Axis(label=f"load, {unit}, log", log=max(loads) > 3 * min(loads)),
         series=(Series(x=times, y=loads, color="c6", width=1), *_dots(found.steps)),
@@ -152,8 +175,15 @@ def _dots(steps: Sequence[AdaptiveStep]) -> Iterator[Series]:
     for outcome, (name, color) in words.OUTCOMES.items():
         chosen = [step for step in steps if step.trial.outcome == outcome]
         if chosen:
-            labels = tuple("sustained" if step.trial.ask.kind == "sustain" else "" for step in chosen)
+            labels = tuple(
+                "sustained" if step.trial.ask.kind == "sustain" else "" for step in chosen
+            )
             yield Series(
-                name=name, x=[step.end_s for step in chosen], y=[step.trial.ask.load for step in chosen], color=color,
-                width=0, dots=True, labels=labels,
-            )  # fmt: skip
+                name=name,
+                x=[step.end_s for step in chosen],
+                y=[step.trial.ask.load for step in chosen],
+                color=color,
+                width=0,
+                dots=True,
+                labels=labels,
+            )

@@ -11,11 +11,16 @@ from typing import NamedTuple
 
 from loadgen.search.load_search import ENOUGH, NEAR, SIGMA_OF_NOISE, STEP, LoadSearch
 
-BRACKET = {STEP: 6.0, NEAR: 2.0}  # trials until a load held and one missed, by the factor between them
+BRACKET = {
+    STEP: 6.0,
+    NEAR: 2.0,
+}  # trials until a load held and one missed, by the factor between them
 HALVINGS = 2.0  # trials beyond those that halve the interval to the precision: outcomes near the end are less clear
 SPREAD = 4.0  # more of them for outcomes that vary as much as the precision, by the square of their ratio
 CONFIRMED = 1.0  # trials, of which a few have to be made again at a lower load
-SUSTAINED = 1.9  # longer trials: of nine packaged workloads six took one, two took two, one took five
+SUSTAINED = (
+    1.9  # longer trials: of nine packaged workloads six took one, two took two, one took five
+)
 LOWERED = 2.5  # of them while each lower load fails: the next holds half of the time, later ones are halved back
 PROBE = {False: 0.7, True: 1.0}  # of its full length that a trial lasts: most are decided before
 
@@ -29,7 +34,8 @@ class TrialsLeft(NamedTuple):
 
 def ahead(search: LoadSearch, *, whole: bool = False, trial_s: float = math.inf) -> TrialsLeft:
     """What is left of a search that has not ended. `whole`: its trials go on to their end, whatever they show.
-    `trial_s`: full length of a trial: what few requests show varies by chance."""
+    `trial_s`: full length of a trial: what few requests show varies by chance.
+    """
     ask = search.ask()
     kind = "" if ask is None else ask.kind
     probes = 0.0 if kind in ("confirm", "sustain") else _probes(search, trial_s)
@@ -43,7 +49,9 @@ def ahead(search: LoadSearch, *, whole: bool = False, trial_s: float = math.inf)
 
 def _probes(search: LoadSearch, trial_s: float) -> float:
     """Trials until a load can be confirmed."""
-    if search.run_spread is None:  # it has to be learned: most such searches end by their number of trials
+    if (
+        search.run_spread is None
+    ):  # it has to be learned: most such searches end by their number of trials
         return max(ENOUGH - len(search.told) - CONFIRMED, 1.0)
     width = search.width
     bracket = 0.0

@@ -35,7 +35,9 @@ class Belief:
 
     POINTS = 2000
 
-    def __init__(self, low: float, high: float, *, sigma: float, run_spread: float | None = 0.0) -> None:
+    def __init__(
+        self, low: float, high: float, *, sigma: float, run_spread: float | None = 0.0
+    ) -> None:
         self.theta = _thetas(low, high, self.POINTS)
         self.sigma = np.array(SIGMAS)
         self._bounds = (low, high)
@@ -43,7 +45,9 @@ class Belief:
         density = np.zeros(len(self.sigma))
         for weight, spread in _spreads(run_spread):
             middle = math.log(math.hypot(sigma, spread))
-            density += weight * np.exp(-0.5 * ((np.log(self.sigma) - middle) / math.log(SIGMA_FACTOR)) ** 2)
+            density += weight * np.exp(
+                -0.5 * ((np.log(self.sigma) - middle) / math.log(SIGMA_FACTOR)) ** 2
+            )
         prior = np.log(np.maximum(density, 1e-300))
         self._log = np.broadcast_to(prior, (self.POINTS, len(self.sigma))).copy()
 
@@ -84,7 +88,9 @@ class Belief:
     def passing(self, p: float) -> float:
         """The highest load at which the next full-length run passes with probability p."""
         counts = self.weights > 1e-14  # all others together change no chance by 1e-9
-        theta, sigma = (np.broadcast_to(of, counts.shape)[counts] for of in (self.theta[:, None], self.sigma))
+        theta, sigma = (
+            np.broadcast_to(of, counts.shape)[counts] for of in (self.theta[:, None], self.sigma)
+        )
         weights = self.weights[counts]
         low, high = float(self.theta[0]), float(self.theta[-1])
         for _ in range(16):
@@ -98,8 +104,12 @@ def _thetas(low: float, high: float, points: int) -> NDArray[np.float64]:
     return np.linspace(math.log(low), math.log(high), points)
 
 
-@lru_cache(maxsize=48)  # 384 kB each: a search tells the same outcomes again after each trial, of at most 40
-def _evidence(low: float, high: float, points: int, load: float, passed: bool, lapse: float) -> NDArray[np.float64]:
+@lru_cache(
+    maxsize=48
+)  # 384 kB each: a search tells the same outcomes again after each trial, of at most 40
+def _evidence(
+    low: float, high: float, points: int, load: float, passed: bool, lapse: float
+) -> NDArray[np.float64]:
     """The logarithm of the likelihood of one outcome, on the grid between these bounds."""
     z = (_thetas(low, high, points)[:, None] - math.log(load)) / np.array(SIGMAS)[None, :]
     z = z if passed else -z

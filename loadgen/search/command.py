@@ -41,7 +41,9 @@ Sustain = Annotated[
 ]
 RunSpread = Annotated[
     str | None,
-    typer.Option("--run-spread", help="Variation of the server from run to run, as known from repeats: 3%."),
+    typer.Option(
+        "--run-spread", help="Variation of the server from run to run, as known from repeats: 3%."
+    ),
 ]
 OF_THE_SEARCH = ("slo", "goodput", "duration", "limit", "grace", "seed")
 """Options over the workload that stand in the plan of a search in another form, or not: each trial has its own seed."""
@@ -49,8 +51,17 @@ OF_THE_SEARCH = ("slo", "goodput", "duration", "limit", "grace", "seed")
 
 @takes(
     without=(
-        "trace_speed", "trace_loop", "request_rate", "concurrency", "burstiness", "num_requests", "warmup",
-        "num_warmups", "schedule_seed", "keep", "repeat",
+        "trace_speed",
+        "trace_loop",
+        "request_rate",
+        "concurrency",
+        "burstiness",
+        "num_requests",
+        "warmup",
+        "num_warmups",
+        "schedule_seed",
+        "keep",
+        "repeat",
     ),
     duration={
         "help": "Full length of a trial; with --continuous how long what was found is sustained.",
@@ -58,12 +69,13 @@ OF_THE_SEARCH = ("slo", "goodput", "duration", "limit", "grace", "seed")
     },
     seed="Of the search; every trial derives its own.",
     out="Folder of the search.",
-)  # fmt: skip
+)
 def search(
     given: Given,
     workload: OneWorkload = None,
     percentile: Annotated[
-        str | None, typer.Option("--percentile", help="Of every --slo term that names none: 99, 95, 99.9.")
+        str | None,
+        typer.Option("--percentile", help="Of every --slo term that names none: 99, 95, 99.9."),
     ] = None,
     over: Annotated[
         str,
@@ -74,7 +86,9 @@ def search(
         ),
     ] = "rate",
     low: Annotated[float | None, typer.Option("--low", min=0, help="Not below this load.")] = None,
-    high: Annotated[float | None, typer.Option("--high", min=0, help="Not above this load.")] = None,
+    high: Annotated[
+        float | None, typer.Option("--high", min=0, help="Not above this load.")
+    ] = None,
     start: Annotated[
         float | None,
         typer.Option(
@@ -84,11 +98,13 @@ def search(
         ),
     ] = None,
     precision: Annotated[
-        str, typer.Option("--precision", help="Half width of the interval, as a share: 5%, or 0.05.")
+        str,
+        typer.Option("--precision", help="Half width of the interval, as a share: 5%, or 0.05."),
     ] = "2%",
     max_probes: Annotated[int, typer.Option("--max-probes", min=1, help="Trials at most.")] = 40,
     max_time: Annotated[
-        str | None, typer.Option("--max-time", help="Time of all trials together, at most: 2h, 90m.")
+        str | None,
+        typer.Option("--max-time", help="Time of all trials together, at most: 2h, 90m."),
     ] = None,
     continuous: Annotated[
         bool,
@@ -108,11 +124,16 @@ def search(
         ),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Folder of a search that is not finished: go on, without its flags.")
+        Path | None,
+        typer.Option(
+            "--resume", help="Folder of a search that is not finished: go on, without its flags."
+        ),
     ] = None,
     sustain: Sustain = None,
     run_spread: RunSpread = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print search.json instead of the table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print search.json instead of the table.")
+    ] = False,
     strict: Strict = False,
     dry_run: DryRun = False,
     junit: Junit = None,
@@ -133,20 +154,36 @@ def search(
     from loadgen.search import adaptive_command, experiment, trials
     from loadgen.search.load_search import NEAR, STEP, LoadSearch
 
-    own_workload = (workload, given["trace"], given["dataset"], given["input_tokens"]) != (None,) * 4
-    if resume is not None and not own_workload and (command := experiment.search_of(resume).command):
+    own_workload = (workload, given["trace"], given["dataset"], given["input_tokens"]) != (
+        None,
+    ) * 4
+    if (
+        resume is not None
+        and not own_workload
+        and (command := experiment.search_of(resume).command)
+    ):
         return given.call(taken_up(command[1:], given.arguments, "--resume", resume))
     faults, trial_ns, longest_s = list[Fault](), 0, None
     closed = over == "concurrency"
     first_load = start or low or 1.0
     terms = _terms(given["slo"] or (), percentile)
-    at_first_load: Any = {"concurrency": max(1, round(first_load))} if closed else {"request_rate": first_load}
+    at_first_load: Any = (
+        {"concurrency": max(1, round(first_load))} if closed else {"request_rate": first_load}
+    )
     of_probes = {"--low": low, "--resume": resume, "--sustain": sustain, "--run-spread": run_spread}
-    of_one_run = {"--window": window, "--strict": strict, "--dry-run": dry_run, "--junit": junit, "--github": github}
+    of_one_run = {
+        "--window": window,
+        "--strict": strict,
+        "--dry-run": dry_run,
+        "--junit": junit,
+        "--github": github,
+    }
     _check_kind(over, of_probes, of_one_run, continuous=continuous)
     if continuous:
         kept = kept_by_build(junit, github=github, strict=strict)
-        asked = adaptive_command.ContinuousLoad(closed, terms, first_load, high, window, max_time, kept, dry_run)
+        asked = adaptive_command.ContinuousLoad(
+            closed, terms, first_load, high, window, max_time, kept, dry_run
+        )
         return adaptive_command.perform(given, asked, workload, as_json=as_json)
     with collecting(faults):
         settings = given.settings()
@@ -154,14 +191,20 @@ def search(
         half_width = _half_width(precision)
     length = given["duration"]
     with collecting(faults):
-        checked = given.workload(workload, slo=terms, warmup=0, duration=length or "600s", **at_first_load)
+        checked = given.workload(
+            workload, slo=terms, warmup=0, duration=length or "600s", **at_first_load
+        )
         goal = None if faults else _goal(checked, settings, workload or "loadgen search")
-        trial_ns = typed("--duration", length, partial(units.duration_ns, bare="s")) or capacity.trial_ns(checked)
+        trial_ns = typed(
+            "--duration", length, partial(units.duration_ns, bare="s")
+        ) or capacity.trial_ns(checked)
     with collecting(faults):
         longest_s = typed("--max-time", max_time, units.seconds)
     if low and high and low >= high:
         where = f"--low {low:g} --high {high:g}"
-        faults.append(UserError("out_of_range", "the lowest load is not below the highest", where, ""))
+        faults.append(
+            UserError("out_of_range", "the lowest load is not below the highest", where, "")
+        )
     if resume is not None:
         with collecting(faults):
             experiment.search_of(resume)
@@ -185,7 +228,11 @@ def search(
     load_search = LoadSearch(
         low=float(math.ceil(max(1.0, low or 1.0))) if closed else lowest,
         high=float(max(1, math.floor(high or 1e6))) if closed else high or 1e6,
-        start=None if has_bounds else first_load if about is None else min(about / math.sqrt(NEAR), high or math.inf),
+        start=None
+        if has_bounds
+        else first_load
+        if about is None
+        else min(about / math.sqrt(NEAR), high or math.inf),
         step=STEP if about is None else NEAR,
         precision=half_width,
         most_probes=max_probes,
@@ -196,15 +243,28 @@ def search(
         trial_s=None if settings.virtual else trial_ns / 1e9,
     )
     plan = experiment.ExperimentPlan(
-        by="search", kind="concurrency" if closed else "request_rate",
-        workload=workload or str(given["trace"] or given["dataset"] or checked.name), source_text=checked.source_text,
-        target=settings.shown, metadata=dict(settings.metadata),
-        flags=_flags(given, checked, settings, trial_ns), seed=trial_runner.seed, command=settings.command,
-    )  # fmt: skip
+        by="search",
+        kind="concurrency" if closed else "request_rate",
+        workload=workload or str(given["trace"] or given["dataset"] or checked.name),
+        source_text=checked.source_text,
+        target=settings.shown,
+        metadata=dict(settings.metadata),
+        flags=_flags(given, checked, settings, trial_ns),
+        seed=trial_runner.seed,
+        command=settings.command,
+    )
     show = shown(given, quiet=True)
     with alone(folder):
         unit = experiment.unit_of(plan, experiment.counted_by(trial_workload))
-        return perform(load_search, trial_runner, plan, show, unit=unit, as_json=as_json, trial_s=trial_ns / 1e9)
+        return perform(
+            load_search,
+            trial_runner,
+            plan,
+            show,
+            unit=unit,
+            as_json=as_json,
+            trial_s=trial_ns / 1e9,
+        )
 
 
 def _filling_rate(workload: Workload, settings: Settings) -> float | None:
@@ -212,14 +272,18 @@ def _filling_rate(workload: Workload, settings: Settings) -> float | None:
     from loadgen.backends import BACKENDS
 
     row = settings.backend
-    rate: float | None = BACKENDS.function(row, row.fills)(workload, settings) if row.fills else None
+    rate: float | None = (
+        BACKENDS.function(row, row.fills)(workload, settings) if row.fills else None
+    )
     return rate
 
 
 def _terms(asked: Sequence[str], percentile: str | None) -> tuple[str, ...]:
     """The terms of an SLO as they were typed, each of a latency at `percentile` where it names none."""
     return tuple(
-        term if percentile is None or term.count(":") != 1 or term.startswith("goodput") else f"{term}:p{percentile}"
+        term
+        if percentile is None or term.count(":") != 1 or term.startswith("goodput")
+        else f"{term}:p{percentile}"
         for term in asked
     )
 
@@ -242,19 +306,34 @@ def _goal(workload: Workload, settings: Settings, where: str) -> Goal:
     if why:
         what = f"nothing of the SLO can be judged. {next(iter(why))}"
         raise UserError("no_slo", what, f"--api {settings.api}", "--slo e2e:500ms")
-    raise UserError("no_slo", "no SLO to search under", where, "give --slo ttft:2s --slo tpot:200ms")
+    raise UserError(
+        "no_slo", "no SLO to search under", where, "give --slo ttft:2s --slo tpot:200ms"
+    )
 
 
 def _check_kind(
-    over: str, of_probes: Mapping[str, object], of_one_run: Mapping[str, object], *, continuous: bool
+    over: str,
+    of_probes: Mapping[str, object],
+    of_one_run: Mapping[str, object],
+    *,
+    continuous: bool,
 ) -> None:
     """Raises UserError for flags that do not fit the kind of search: those of a search by trials, and of one run."""
     if over not in ("rate", "concurrency"):
-        raise UserError("unknown_name", f"nothing to search over: {over!r}", "--over", "known: rate, concurrency")
+        raise UserError(
+            "unknown_name",
+            f"nothing to search over: {over!r}",
+            "--over",
+            "known: rate, concurrency",
+        )
     if not continuous and (flag := next((flag for flag, value in of_one_run.items() if value), "")):
         raise UserError("no_effect", "it is of a search in one run", flag, "add --continuous")
-    if continuous and (flag := next((flag for flag, value in of_probes.items() if value is not None), "")):
-        raise UserError("conflict", "it is of a search by trials", flag, f"leave out {flag} or --continuous")
+    if continuous and (
+        flag := next((flag for flag, value in of_probes.items() if value is not None), "")
+    ):
+        raise UserError(
+            "conflict", "it is of a search by trials", flag, f"leave out {flag} or --continuous"
+        )
 
 
 def _flags(given: Given, checked: Workload, settings: Settings, trial_ns: int) -> dict[str, Any]:
@@ -262,12 +341,19 @@ def _flags(given: Given, checked: Workload, settings: Settings, trial_ns: int) -
     from loadgen.core.workload.flags import of_the_load
     from loadgen.search.experiment import of_requests
 
-    flags: dict[str, Any] = {"slo": ", ".join(_slo_texts(checked)), "duration": f"{trial_ns / 1e9:g} s"}
+    flags: dict[str, Any] = {
+        "slo": ", ".join(_slo_texts(checked)),
+        "duration": f"{trial_ns / 1e9:g} s",
+    }
     if given["limit"]:
         flags["limit"] = ", ".join(given["limit"])
     if given["grace"] and checked.grace_ns is not None:
         flags["grace"] = f"{checked.grace_ns / 1e9:g} s"
-    others = {name: value for name, value in of_the_load(given.options).items() if name not in OF_THE_SEARCH}
+    others = {
+        name: value
+        for name, value in of_the_load(given.options).items()
+        if name not in OF_THE_SEARCH
+    }
     return flags | {name: str(value) for name, value in others.items()} | of_requests(settings)
 
 
@@ -287,7 +373,12 @@ def spread_of_runs(text: str | None, settings: Settings) -> float | None:
     if share is None:
         return 0.0 if settings.virtual else None
     if not 0 <= share <= 0.2:
-        raise UserError("out_of_range", "a variation of more than 20 %", f"--run-spread {text}", "a share, like 3%")
+        raise UserError(
+            "out_of_range",
+            "a variation of more than 20 %",
+            f"--run-spread {text}",
+            "a share, like 3%",
+        )
     return share
 
 
@@ -295,7 +386,9 @@ def _half_width(text: str) -> float:
     """The value of `LoadSearch.precision`. Raises UserError."""
     share = share_of("--precision", text)
     if not 0.002 <= share <= 0.5:
-        raise UserError("out_of_range", "no precision of a search", f"--precision {text}", "from 0.2% to 50%")
+        raise UserError(
+            "out_of_range", "no precision of a search", f"--precision {text}", "from 0.2% to 50%"
+        )
     return share
 
 
@@ -305,7 +398,10 @@ def _slo_texts(workload: Workload) -> Iterator[str]:
     from loadgen.core.workload import Mix
 
     classes = workload.requests.classes if isinstance(workload.requests, Mix) else {}
-    for name, slo in (("", workload.slo), *((f"{name}: ", one.slo) for name, one in classes.items())):
+    for name, slo in (
+        ("", workload.slo),
+        *((f"{name}: ", one.slo) for name, one in classes.items()),
+    ):
         if slo is None:
             continue
         for term in slo.terms:
@@ -313,7 +409,9 @@ def _slo_texts(workload: Workload) -> Iterator[str]:
         if slo.goodput_share is not None:
             yield f"{name}goodput {slo.goodput_share:.6g}"
         if slo.task is not None:
-            within, wait = (None if ns is None else ns / 1e6 for ns in (slo.task.within_ns, slo.task.wait_ns))
+            within, wait = (
+                None if ns is None else ns / 1e6 for ns in (slo.task.within_ns, slo.task.wait_ns)
+            )
             yield f"{name}{slo.task.share:.6g} of tasks {task_promise(within, wait)}"
 
 
@@ -349,7 +447,9 @@ def perform(
     if trial_runner.settings.backend.simulated:
         say("SIMULATED: no real server is measured")
     elif (target_count := len(trial_runner.settings.endpoints)) > 1:
-        say(f"load over {format.counted(target_count, 'target')}: every rate is that of all of them together")
+        say(
+            f"load over {format.counted(target_count, 'target')}: every rate is that of all of them together"
+        )
     say(f"search in {trial_runner.folder}: {', '.join(trial_runner.goal.promised)}")
     say(f"repeat with --seed {trial_runner.seed}")
     whole = bool(trial_runner.goal.whole)
@@ -363,7 +463,9 @@ def perform(
         return found.trials, show.spent_s / lengths * found.lengths if lengths else None
 
     trial_runner.hearers, short = show.hearers, ""
-    if words := report.expected(load_search, trial_s, virtual=trial_runner.settings.virtual, whole=whole):
+    if words := report.expected(
+        load_search, trial_s, virtual=trial_runner.settings.virtual, whole=whole
+    ):
         say(f"expected: {words}")
     trial_runner.go_on = experiment.resuming(trial_runner.folder, plan)
     trial_runner.keep(load_search)
@@ -383,7 +485,9 @@ def perform(
         say(str(error))
         load_search.stop("nodes" if error.code == "node_lost" else "gone")
     except (KeyboardInterrupt, Interrupted) as broken_off:
-        if isinstance(broken_off, KeyboardInterrupt) and not load_search.told:  # before any load: nothing is left
+        if (
+            isinstance(broken_off, KeyboardInterrupt) and not load_search.told
+        ):  # before any load: nothing is left
             raise
         load_search.stop("interrupted")
     answer = trial_runner.finish(load_search)
@@ -393,11 +497,15 @@ def perform(
         sys.stdout.write((trial_runner.folder / experiment.ANSWER).read_text("utf-8"))
     else:
         print_report(ended(trial_runner.folder))
-        say(f"results in {trial_runner.folder}{_go_on(answer, load_search.told, trial_runner.folder, plan)}")
+        say(
+            f"results in {trial_runner.folder}{_go_on(answer, load_search.told, trial_runner.folder, plan)}"
+        )
     return exit_code(answer)
 
 
-def _go_on(answer: SearchAnswer, told: Sequence[TrialResult], folder: Path, plan: ExperimentPlan) -> str:
+def _go_on(
+    answer: SearchAnswer, told: Sequence[TrialResult], folder: Path, plan: ExperimentPlan
+) -> str:
     """How to go on, where something is left to be done."""
     from loadgen.search.experiment import going_on, resuming
 

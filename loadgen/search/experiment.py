@@ -71,16 +71,27 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
     source_text: str
     target: str
     flags: dict[str, str]  # other flags that change the load or what must hold, as given
-    seed: int | None = None  # the runs derive their seeds or salts from it; not part of the identity. null: not known
+    seed: int | None = (
+        None  # the runs derive their seeds or salts from it; not part of the identity. null: not known
+    )
     metadata: dict[str, str] = {}  # of --metadata; not part of the identity
     command: tuple[str, ...] = ()  # as typed, without its secrets; not part of the identity
     rules: str = ""  # by which it ran, beside the limits that were given: mlperf
 
 
 OF_A_REQUEST = (
-    "model", "server", "api", "stream", "client", "extra_body", "tokenizer", "route", "session_header", "slo_headers",
+    "model",
+    "server",
+    "api",
+    "stream",
+    "client",
+    "extra_body",
+    "tokenizer",
+    "route",
+    "session_header",
+    "slo_headers",
     "reset_cache",
-)  # fmt: skip
+)
 """Settings that change what is sent or how answers are read, beside the target."""
 
 
@@ -96,7 +107,9 @@ def plan_of(folder: Path) -> ExperimentPlan:
     if not folder.is_dir():
         raise nothing_there(folder, f"a folder with {PLAN}")
     if not (folder / PLAN).is_file():
-        raise UserError("no_result", "no search to go on with", f"--resume {folder}", f"a folder with {PLAN}")
+        raise UserError(
+            "no_result", "no search to go on with", f"--resume {folder}", f"a folder with {PLAN}"
+        )
     refuse_links(folder)
     return _read(folder / PLAN)
 
@@ -190,9 +203,13 @@ def counted_by(workload: Workload) -> capacity.Unit:
 
 
 _WORDS = {
-    "by": "command", "kind": "levels", "workload": "workload", "source_text": "workload", "target": "target",
+    "by": "command",
+    "kind": "levels",
+    "workload": "workload",
+    "source_text": "workload",
+    "target": "target",
     "flags": "flags",
-}  # fmt: skip
+}
 
 
 def begin(folder: Path, plan: ExperimentPlan) -> list[TrialResult]:
@@ -203,8 +220,15 @@ def begin(folder: Path, plan: ExperimentPlan) -> list[TrialResult]:
     path = folder / PLAN
     if path.is_file():
         refuse_other(_read(path), plan, folder)
-    elif folder.exists() and ((folder / "run.json").exists() or any(entry.is_dir() for entry in folder.iterdir())):
-        raise UserError("mismatch", f"the folder holds runs, and no {plan.by}", str(folder), "give another --out")
+    elif folder.exists() and (
+        (folder / "run.json").exists() or any(entry.is_dir() for entry in folder.iterdir())
+    ):
+        raise UserError(
+            "mismatch",
+            f"the folder holds runs, and no {plan.by}",
+            str(folder),
+            "give another --out",
+        )
     folder.mkdir(parents=True, exist_ok=True)
     checksums.begin(folder)
     if not path.is_file():
@@ -218,22 +242,29 @@ def refuse_other(before: ExperimentPlan, plan: ExperimentPlan, folder: Path) -> 
     if differs:
         words = ", ".join(dict.fromkeys(_WORDS[name] for name in differs))
         what = f"another {before.by} was begun here, with other {words}{_flags(before, plan)}"
-        raise UserError("mismatch", what, str(folder), "give the same command again, or another --out")
+        raise UserError(
+            "mismatch", what, str(folder), "give the same command again, or another --out"
+        )
 
 
 def _flags(before: ExperimentPlan, plan: ExperimentPlan) -> str:
     """The flags that differ, as text: " (slo: 1 there, 2 here)"; "" when none does."""
     names = sorted(
-        name for name in before.flags.keys() | plan.flags.keys() if before.flags.get(name) != plan.flags.get(name)
+        name
+        for name in before.flags.keys() | plan.flags.keys()
+        if before.flags.get(name) != plan.flags.get(name)
     )
     differences = (
-        f"{name}: {before.flags.get(name, 'none')} there, {plan.flags.get(name, 'none')} here" for name in names
+        f"{name}: {before.flags.get(name, 'none')} there, {plan.flags.get(name, 'none')} here"
+        for name in names
     )
     return f" ({'; '.join(differences)})" if names else ""
 
 
 def _read(path: Path) -> ExperimentPlan:
-    return decoded(path.read_bytes(), ExperimentPlan, str(path), "the plan of a search or sweep", schema=SCHEMA)
+    return decoded(
+        path.read_bytes(), ExperimentPlan, str(path), "the plan of a search or sweep", schema=SCHEMA
+    )
 
 
 def told(folder: Path, *, invalid_too: bool = False) -> list[TrialResult]:
@@ -248,7 +279,8 @@ def told(folder: Path, *, invalid_too: bool = False) -> list[TrialResult]:
     return [
         result
         for result in results.values()
-        if (invalid_too or result.outcome != "invalid") and (folder / result.folder / run_folder.SUMMARY).is_file()
+        if (invalid_too or result.outcome != "invalid")
+        and (folder / result.folder / run_folder.SUMMARY).is_file()
     ]
 
 
@@ -345,10 +377,16 @@ def going_on(answer: SearchAnswer, told: Sequence[TrialResult], resume: str) -> 
     more = MORE.get(answer.reason)
     if answer.reason == "invalid" and told and told[-1].code in OF_THE_LOAD:
         return ""
-    return "" if more is None or not resume or (more and resume.startswith("loadgen mlperf")) else resume + more
+    return (
+        ""
+        if more is None or not resume or (more and resume.startswith("loadgen mlperf"))
+        else resume + more
+    )
 
 
-def with_state(found: capacity.Capacity | None, answer: SearchAnswer, go_on: str = "") -> capacity.Capacity:
+def with_state(
+    found: capacity.Capacity | None, answer: SearchAnswer, go_on: str = ""
+) -> capacity.Capacity:
     """The capacity of a search with its state, also where the search was stopped, or found none.
 
     `go_on`: as `going_on` gives it. Until a load is confirmed, what held to its end is only what was tried so far: a
@@ -373,27 +411,42 @@ def with_state(found: capacity.Capacity | None, answer: SearchAnswer, go_on: str
 
 STOPPED = "the search was stopped before it confirmed a load"
 NOTHING_HELD = "no load held"
-NOT_FOUND = {"unconfirmed": "loads held, and none of them when it was to be confirmed at full length"}
+NOT_FOUND = {
+    "unconfirmed": "loads held, and none of them when it was to be confirmed at full length"
+}
 
 
-def swept(folder: Path, told: Sequence[TrialResult]) -> tuple[levels.SweepCurve, list[TrialResult], SearchAnswer]:
+def swept(
+    folder: Path, told: Sequence[TrialResult]
+) -> tuple[levels.SweepCurve, list[TrialResult], SearchAnswer]:
     """The curve of a sweep with at least one run, its results as the curve judges them, and the answer they give."""
     named = [(run.name, run_folder.open_run(run).summary) for run in run_folder.runs_in(folder)]
     table = levels.curve(named)
     # what the table says of a level is what the capacity is made from
     outcomes = {level.name: levels.outcome(level) for level in table.levels}
     judged = [
-        msgspec.structs.replace(trial, outcome=outcomes.get(trial.folder, "invalid") if table.slo else trial.outcome)
+        msgspec.structs.replace(
+            trial, outcome=outcomes.get(trial.folder, "invalid") if table.slo else trial.outcome
+        )
         for trial in told
     ]
     loads = sorted(trial.ask.load for trial in judged) or [1.0]
     search = LoadSearch(low=loads[0], high=loads[-1], start=loads[0])
-    if not any(summary.target.simulated for _, summary in named):  # as of a search: a real server varies, and changes
+    if not any(
+        summary.target.simulated for _, summary in named
+    ):  # as of a search: a real server varies, and changes
         offered_s = [summary.window.steady.duration_s for _, summary in named]
-        search.run_spread, search.trial_s = None, min((span_s for span_s in offered_s if span_s), default=None)
+        search.run_spread, search.trial_s = (
+            None,
+            min((span_s for span_s in offered_s if span_s), default=None),
+        )
     answer = resume(search, [trial for trial in judged if trial.outcome != "invalid"]).answer
     grew = levels.grew_above(table)
-    bound = None if grew is None else next((one.ask.load for one in judged if one.folder == grew.name), None)
+    bound = (
+        None
+        if grew is None
+        else next((one.ask.load for one in judged if one.folder == grew.name), None)
+    )
     return table, judged, msgspec.structs.replace(answer, not_steady=bound)
 
 
@@ -415,10 +468,20 @@ def highest(
     closed loop, the rate is the rate that the run completed, without an interval, because the interval of the answer is
     in lanes.
     """
-    best = evidence(told) if table is None else next((one for one in told if one.folder == table.best), None)
+    best = (
+        evidence(told)
+        if table is None
+        else next((one for one in told if one.folder == table.best), None)
+    )
     if best is None or answer.load is None or answer.reason == "unconfirmed":
         return None
-    bound_why = levels.bound_why(table) if table is not None else capacity.STILL_KEPT if answer.missed is None else ""
+    bound_why = (
+        levels.bound_why(table)
+        if table is not None
+        else capacity.STILL_KEPT
+        if answer.missed is None
+        else ""
+    )
     summary = run_folder.kept_summary(folder / best.folder)
     if not promises(summary):
         return None
@@ -428,7 +491,9 @@ def highest(
         return None
     ends = None if closed else answer.interval
     high = max(ends.high, rate) if ends else None
-    if high is not None and answer.not_steady is not None:  # what was seen not to be sustained bounds what is
+    if (
+        high is not None and answer.not_steady is not None
+    ):  # what was seen not to be sustained bounds what is
         high = max(min(high, answer.not_steady), rate)
     return capacity.Capacity(
         rate_per_s=rate,
@@ -439,7 +504,9 @@ def highest(
         bound_why=bound_why,
         unit="requests" if closed else capacity.unit_of(summary),
         method="sweep" if best.ask.kind == "level" else "search",
-        recipe=request_fingerprint(workload, _counted(summary), summary.run.tokenizer_sha256) if workload else "",
+        recipe=request_fingerprint(workload, _counted(summary), summary.run.tokenizer_sha256)
+        if workload
+        else "",
         evidence=best.folder or ".",
         confirmed=best.ask.kind in CONFIRMING,
         output_tokens_per_s=summary.tokens.steady_output_per_s,
@@ -452,7 +519,13 @@ def highest(
 
 def _sustained(best: TrialResult, answer: SearchAnswer) -> bool | None:
     """Whether the load of the run that shows the capacity is sustained: only a longer run can show that it is."""
-    return answer.sustained if best.ask.kind == "sustain" else False if best.sustained is False else None
+    return (
+        answer.sustained
+        if best.ask.kind == "sustain"
+        else False
+        if best.sustained is False
+        else None
+    )
 
 
 def _counted(summary: Summary) -> str:
@@ -471,7 +544,8 @@ def curve(told: Sequence[TrialResult]) -> Iterator[str]:
     """
     points = {
         result.ask.number: (
-            result.figures.get("output_tokens_per_s_per_gpu") or result.figures.get("output_tokens_per_s"),
+            result.figures.get("output_tokens_per_s_per_gpu")
+            or result.figures.get("output_tokens_per_s"),
             result.figures.get("tokens_per_s_per_user"),
         )
         for result in told
@@ -480,7 +554,16 @@ def curve(told: Sequence[TrialResult]) -> Iterator[str]:
     front = levels.pareto(points)
     yield ",".join(("load", "offered", "outcome", "early", "seconds", *FIGURES, "pareto"))
     for result in sorted(told, key=lambda result: result.ask.load):
-        cells: list[Any] = [result.ask.load, result.offered, result.outcome, int(result.early), result.spent_s]
+        cells: list[Any] = [
+            result.ask.load,
+            result.offered,
+            result.outcome,
+            int(result.early),
+            result.spent_s,
+        ]
         cells += [result.figures.get(name) for name in FIGURES]
-        shown = ("" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells)
+        shown = (
+            "" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell)
+            for cell in cells
+        )
         yield ",".join((*shown, str(int(result.ask.number in front))))

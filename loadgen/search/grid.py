@@ -34,13 +34,22 @@ class GridCell(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """Of its folder: isl500-osl100."""
         plain = re.sub(r"[^0-9A-Za-z.-]+", "-", self.target)
-        lengths = (f"{axis}{length}" for axis, length in (("isl", self.isl), ("osl", self.osl)) if length is not None)
+        lengths = (
+            f"{axis}{length}"
+            for axis, length in (("isl", self.isl), ("osl", self.osl))
+            if length is not None
+        )
         return "-".join([*lengths, *filter(None, (plain,))])
 
     @property
     def words(self) -> str:
         axes = (("ISL", self.isl), ("OSL", self.osl))
-        return ", ".join([*(f"{axis} {length:,}" for axis, length in axes if length), *filter(None, (self.target,))])
+        return ", ".join(
+            [
+                *(f"{axis} {length:,}" for axis, length in axes if length),
+                *filter(None, (self.target,)),
+            ]
+        )
 
 
 class GridPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +76,8 @@ class CellCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 class GridResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a grid. `missing`: the folders of cells that have no run yet. `left`: how many levels of all have
-    not run, and `go_on` the command that runs them."""
+    not run, and `go_on` the command that runs them.
+    """
 
     workload: str
     cells: tuple[CellCurve, ...]
@@ -81,9 +91,16 @@ def lengths(text: object, flag: str) -> tuple[int | None, ...]:
     if text is None:
         return (None,)
     parts = [part.strip() for part in str(text).split(",")]
-    wrong = next((part for part in parts if not re.fullmatch(r"[0-9]{1,9}", part) or int(part) < 1), None)
+    wrong = next(
+        (part for part in parts if not re.fullmatch(r"[0-9]{1,9}", part) or int(part) < 1), None
+    )
     if wrong is not None:
-        raise UserError("invalid_value", f'"{wrong}" is no number of tokens', f"{flag} {text}", "like 500,1000,4000")
+        raise UserError(
+            "invalid_value",
+            f'"{wrong}" is no number of tokens',
+            f"{flag} {text}",
+            "like 500,1000,4000",
+        )
     found = sorted(map(int, parts))
     if len(set(found)) < len(found):
         raise UserError("duplicate", "each length once", f"{flag} {text}", "like 500,1000,4000")
@@ -95,7 +112,9 @@ def cells(isl: object, osl: object, targets: Sequence[str]) -> list[GridCell]:
     every = itertools.product(targets or ("",), lengths(isl, "--isl"), lengths(osl, "--osl"))
     made = [GridCell(isl=one, osl=other, target=target) for target, one, other in every]
     if len({cell.name for cell in made}) < len(made):
-        raise UserError("duplicate", "each target once", f"--target {','.join(targets)}", "names that differ")
+        raise UserError(
+            "duplicate", "each target once", f"--target {','.join(targets)}", "names that differ"
+        )
     return made
 
 
@@ -106,7 +125,9 @@ def is_grid(folder: Path) -> bool:
 def read(folder: Path) -> GridPlan:
     """Raises UserError."""
     path = folder / FILE
-    return decoded(path.read_bytes(), GridPlan, str(path), "the plan of a grid of sweeps", schema=SCHEMA)
+    return decoded(
+        path.read_bytes(), GridPlan, str(path), "the plan of a grid of sweeps", schema=SCHEMA
+    )
 
 
 def runs_of(folder: Path) -> Iterator[tuple[GridCell, list[Path]]]:
@@ -125,11 +146,20 @@ def result(folder: Path) -> GridResult:
         else:
             missing.append(cell.name)
     if not curves:
-        raise UserError("no_result", "no run in this grid yet", str(folder), f"go on with: {going_on(folder)}")
+        raise UserError(
+            "no_result", "no run in this grid yet", str(folder), f"go on with: {going_on(folder)}"
+        )
     with_front = tuple(msgspec.structs.replace(one, front=_front(one, curves)) for one in curves)
     cut = ("cut_off", "interrupted", "running")
-    done = {(one.folder, level.name) for one in curves for level in one.curve.levels if level.state not in cut}
-    left = sum((cell, level) not in done for cell, asked in read(folder).levels.items() for level in asked)
+    done = {
+        (one.folder, level.name)
+        for one in curves
+        for level in one.curve.levels
+        if level.state not in cut
+    }
+    left = sum(
+        (cell, level) not in done for cell, asked in read(folder).levels.items() for level in asked
+    )
     return GridResult(
         workload=curves[0].curve.workload,
         cells=with_front,
@@ -150,10 +180,19 @@ def going_on(folder: Path) -> str:
 
 def _front(one: CellCurve, curves: Sequence[CellCurve]) -> tuple[str, ...]:
     """Names of the levels of a cell on the Pareto front of all targets at its lengths."""
-    beside = [other for other in curves if (other.cell.isl, other.cell.osl) == (one.cell.isl, one.cell.osl)]
-    by_gpu = all(level.per_gpu is not None for other in beside for level in other.curve.levels if level.valid)
+    beside = [
+        other
+        for other in curves
+        if (other.cell.isl, other.cell.osl) == (one.cell.isl, one.cell.osl)
+    ]
+    by_gpu = all(
+        level.per_gpu is not None for other in beside for level in other.curve.levels if level.valid
+    )
     points = {
-        (other.folder, level.name): (level.per_gpu if by_gpu else level.output_per_s, level.per_user)
+        (other.folder, level.name): (
+            level.per_gpu if by_gpu else level.output_per_s,
+            level.per_user,
+        )
         for other in beside
         for level in other.curve.levels
         if level.valid

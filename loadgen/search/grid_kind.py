@@ -35,9 +35,17 @@ def listed(folder: Path) -> ListRow:
     word = f"{done} of {format.counted(len(found), 'cell')}, {format.counted(levels, 'level')}"
     targets = [plan.of.target, *(cell.target for cell in plan.cells)]
     named = kept(folder, [run for _, runs in found for run in runs][:1])
-    simulated = any(target.startswith("sim:") for target in targets) or any(one.target.simulated for _, one in named)
+    simulated = any(target.startswith("sim:") for target in targets) or any(
+        one.target.simulated for _, one in named
+    )
     started = named[0][1].run.started if named else ""
-    return ListRow(word=word, about=plan.of.workload, target=plan.of.target, simulated=simulated, started=started)
+    return ListRow(
+        word=word,
+        about=plan.of.workload,
+        target=plan.of.target,
+        simulated=simulated,
+        started=started,
+    )
 
 
 def derived(folder: Path) -> Iterator[Remade]:

@@ -54,7 +54,9 @@ class CellSweep(msgspec.Struct, frozen=True):
 
     def asked(self, parent: Path, show: Show) -> Sweep:
         folder = parent / self.cell.name
-        settings = replace(self.settings, out=folder, leave_out_first_round=self.kind == "concurrency")
+        settings = replace(
+            self.settings, out=folder, leave_out_first_round=self.kind == "concurrency"
+        )
         lengths = zip(AXES, (self.cell.isl, self.cell.osl), strict=True)
         flags = self.shared | {axis: str(length) for axis, length in lengths if length is not None}
         return Sweep(self.name, self.loads, self.kind, flags, settings, folder, show)
@@ -87,7 +89,11 @@ def sweeps(given: Given, workload: str | None, target: str | None) -> list[CellS
     shared = {name: str(value) for name, value in found.items() if name not in (*KINDS, *varied)}
     made = []
     for cell in cells if targets or is_grid else [GridCell()]:
-        own = {axis: str(length) for axis, length in zip(AXES, (cell.isl, cell.osl), strict=True) if length is not None}
+        own = {
+            axis: str(length)
+            for axis, length in zip(AXES, (cell.isl, cell.osl), strict=True)
+            if length is not None
+        }
         at_loads: dict[float, Workload] = {}
         with collecting(faults):
             for amount in loads:
@@ -107,11 +113,21 @@ def _targets(given: Given, asked: str | None) -> dict[str, Settings]:
         return {"": given.settings()}
     names = [part.strip() for part in asked.split(",")]
     if len(set(names)) < len(names) or not all(names):
-        raise UserError("duplicate", "each target once, by a name", f"--target {asked}", "--target a,b")
+        raise UserError(
+            "duplicate", "each target once, by a name", f"--target {asked}", "--target a,b"
+        )
     if given["targets"] is None:
         if given["url"]:
-            raise UserError("conflict", "--url and --target exclude each other", f"--target {asked}", "leave out --url")
-        return {name: replace(given, options={**given.options, "url": [name]}).settings() for name in names}
+            raise UserError(
+                "conflict",
+                "--url and --target exclude each other",
+                f"--target {asked}",
+                "leave out --url",
+            )
+        return {
+            name: replace(given, options={**given.options, "url": [name]}).settings()
+            for name in names
+        }
     settings = given.settings()
     known = {endpoint.name: endpoint for endpoint in settings.endpoints}
     if unknown := next((name for name in names if name not in known), None):
@@ -121,7 +137,13 @@ def _targets(given: Given, asked: str | None) -> dict[str, Settings]:
 
 
 def carry_out(
-    parent: Path, cells: Sequence[CellSweep], asked: Sequence[Sweep], *, as_json: bool, as_markdown: bool, strict: bool
+    parent: Path,
+    cells: Sequence[CellSweep],
+    asked: Sequence[Sweep],
+    *,
+    as_json: bool,
+    as_markdown: bool,
+    strict: bool,
 ) -> int:
     """Run what is not in the folder yet, cell by cell; write and print the result. The exit code."""
     plan = _begin(parent, cells)
@@ -158,7 +180,9 @@ def _begin(parent: Path, cells: Sequence[CellSweep]) -> GridPlan:
     first = cells[0]
     before = grid.read(parent) if grid.is_grid(parent) else None
     if before is None and any(entry.is_dir() for entry in parent.iterdir()):
-        raise UserError("mismatch", "the folder holds runs, and no grid", str(parent), "give another --out")
+        raise UserError(
+            "mismatch", "the folder holds runs, and no grid", str(parent), "give another --out"
+        )
     of = ExperimentPlan(
         by="sweep",
         kind=first.kind,
@@ -179,7 +203,9 @@ def _begin(parent: Path, cells: Sequence[CellSweep]) -> GridPlan:
     for one in cells:
         names = (levels.name(one.kind, amount) for amount in one.loads)
         asked[one.cell.name] = tuple(dict.fromkeys((*asked.get(one.cell.name, ()), *names)))
-    plan = GridPlan(of=of, cells=(*old, *(one.cell for one in cells if one.cell not in old)), levels=asked)
+    plan = GridPlan(
+        of=of, cells=(*old, *(one.cell for one in cells if one.cell not in old)), levels=asked
+    )
     checksums.begin(parent)
     store.replace(parent / grid.FILE, format.document(plan))
     return plan

@@ -8,7 +8,17 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.present.page import COLORS, Axis, Chart, Series
-from loadgen.present.section import Charts, Quoted, Report, Said, Section, Table, Warned, section, simulated
+from loadgen.present.section import (
+    Charts,
+    Quoted,
+    Report,
+    Said,
+    Section,
+    Table,
+    Warned,
+    section,
+    simulated,
+)
 from loadgen.runs import levels_text
 from loadgen.runs.levels import SweepCurve, SweepLevel
 from loadgen.runs.levels_text import level_ms
@@ -32,15 +42,25 @@ def sentences(found: GridResult) -> Iterator[str]:
     """The cells with most and with fewest tokens/s, and those where nothing holds."""
     slo = found.cells[0].curve.slo
     within = f" within the SLO ({slo})" if slo else ""
-    held = [(one, level) for one in found.cells if (level := best(one)) is not None and level.output_per_s is not None]
+    held = [
+        (one, level)
+        for one in found.cells
+        if (level := best(one)) is not None and level.output_per_s is not None
+    ]
     if held:
         most = max(held, key=lambda pair: pair[1].output_per_s or 0.0)
         yield f"Most output tokens/s{within}: {_told(*most)}."
     if len(held) > 1:
         yield f"Fewest: {_told(*min(held, key=lambda pair: pair[1].output_per_s or 0.0))}."
-    unsound = [one.cell.words for one in found.cells if not any(level.valid for level in one.curve.levels)]
+    unsound = [
+        one.cell.words for one in found.cells if not any(level.valid for level in one.curve.levels)
+    ]
     without = [one for one in found.cells if best(one) is None and one.cell.words not in unsound]
-    open_ = [one.cell.words for one in without if not any(level.slo_met is False for level in one.curve.levels)]
+    open_ = [
+        one.cell.words
+        for one in without
+        if not any(level.slo_met is False for level in one.curve.levels)
+    ]
     missed = [one.cell.words for one in without if one.cell.words not in open_]
     for why, where in (
         ("No level kept the SLO", missed),
@@ -76,7 +96,9 @@ def report(found: GridResult) -> Report:
     cells = format.counted(len(curves), "cell")
     warned = [simulated()] if _simulated(found) else []
     every = [(one, level) for one in found.cells for level in one.curve.levels]
-    if invalid := [f"{one.cell.words}, {level.load or level.name}" for one, level in every if not level.valid]:
+    if invalid := [
+        f"{one.cell.words}, {level.load or level.name}" for one, level in every if not level.valid
+    ]:
         warned.append(Warned("INVALID", f"do not rely on: {'; '.join(invalid)}", "bad"))
     first = curves[0]
     return Report(
@@ -100,7 +122,9 @@ def _of_all(found: GridResult) -> SweepCurve:
     curves = [one.curve for one in found.cells]
     gpus = {curve.gpus for curve in curves}
     targets = ", ".join(dict.fromkeys(curve.target for curve in curves))
-    return msgspec.structs.replace(curves[0], target=targets, gpus=gpus.pop() if len(gpus) == 1 else None)
+    return msgspec.structs.replace(
+        curves[0], target=targets, gpus=gpus.pop() if len(gpus) == 1 else None
+    )
 
 
 _WORDS = (
@@ -111,7 +135,11 @@ _WORDS = (
 
 def _heat_maps(found: GridResult) -> Iterator[Section]:
     """For each target two tables, input lengths down and output lengths across."""
-    within = "best level within the SLO" if found.cells[0].curve.slo else "level with most output tokens/s"
+    within = (
+        "best level within the SLO"
+        if found.cells[0].curve.slo
+        else "level with most output tokens/s"
+    )
     by_gpu = all(one.curve.gpus for one in found.cells)
     figures: list[tuple[str, Callable[[SweepLevel], float | None]]] = [
         (f"Output tokens/s{' per GPU' if by_gpu else ''}", _output_per_gpu if by_gpu else _output),
@@ -121,7 +149,9 @@ def _heat_maps(found: GridResult) -> Iterator[Section]:
         of_target = [one for one in found.cells if one.cell.target == target]
         for words, figure in figures:
             head = f"{words} of {target}" if target else words
-            yield section(head, _heat_map(of_target, figure), Said(f"At the {within} of each cell.", "soft"))
+            yield section(
+                head, _heat_map(of_target, figure), Said(f"At the {within} of each cell.", "soft")
+            )
 
 
 def _output(level: SweepLevel) -> float | None:
@@ -134,12 +164,16 @@ def _output_per_gpu(level: SweepLevel) -> float | None:
 
 def _heat_map(cells: Sequence[CellCurve], figure: Callable[[SweepLevel], float | None]) -> Table:
     values = {
-        (one.cell.isl, one.cell.osl): figure(level) if (level := best(one)) is not None else None for one in cells
+        (one.cell.isl, one.cell.osl): figure(level) if (level := best(one)) is not None else None
+        for one in cells
     }
     down = sorted({isl for isl, _ in values}, key=lambda length: length or 0)
     across = sorted({osl for _, osl in values}, key=lambda length: length or 0)
     most = max((value for value in values.values() if value is not None), default=0.0) or 1.0
-    rows = [(_length("ISL", isl), *(format.quantity(values.get((isl, osl))) for osl in across)) for isl in down]
+    rows = [
+        (_length("ISL", isl), *(format.quantity(values.get((isl, osl))) for osl in across))
+        for isl in down
+    ]
     shades = [(0.0, *((values.get((isl, osl)) or 0.0) / most for osl in across)) for isl in down]
     return Table(("", *(_length("OSL", osl) for osl in across)), rows, shades=shades)
 
@@ -151,7 +185,11 @@ def _length(axis: str, length: int | None) -> str:
 def _table(found: GridResult) -> Table:
     """A row for each level, without the columns that are empty in every row."""
     rows = [_row(one, level) for one in found.cells for level in one.curve.levels]
-    kept = [i for i in range(len(_HEAD)) if i == 3 or any(row[i] not in (format.NONE, "") for row in rows)]
+    kept = [
+        i
+        for i in range(len(_HEAD))
+        if i == 3 or any(row[i] not in (format.NONE, "") for row in rows)
+    ]
     head, cells = [_HEAD[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]
     return Table(head, cells, "remarks" if head[-1] == "" else "", left=1 + head.index("verdict"))
 
@@ -181,7 +219,9 @@ def _fronts(found: GridResult) -> Iterator[Chart]:
     for isl, osl in dict.fromkeys((one.cell.isl, one.cell.osl) for one in found.cells):
         beside = [one for one in found.cells if (one.cell.isl, one.cell.osl) == (isl, osl)]
         by_gpu = all(one.curve.gpus for one in beside)
-        drawn = tuple(_series(one, COLORS[i % len(COLORS)], by_gpu=by_gpu) for i, one in enumerate(beside))
+        drawn = tuple(
+            _series(one, COLORS[i % len(COLORS)], by_gpu=by_gpu) for i, one in enumerate(beside)
+        )
         if not any(series.x for series in drawn):
             continue
         unit = "tokens/s per GPU" if by_gpu else "tokens/s in all"

@@ -51,7 +51,10 @@ def value(folder: Path) -> StoredTrials:
     named = runs.value(folder).named if search is None else runs.judged(folder, runs.runs(folder))
     if not named:
         raise UserError(
-            "no_records", "no trial is in this folder", str(folder), "take the folder as it was handed over"
+            "no_records",
+            "no trial is in this folder",
+            str(folder),
+            "take the folder as it was handed over",
         )
     return StoredTrials(folder, named, search, additions(folder, OpenedRun(named[0][1], None)))
 
@@ -66,11 +69,15 @@ def report(found: StoredTrials) -> Report:
     go_on = _go_on(found.folder, found.search)
     if found.search is None:
         so_far = runs.report(found.as_runs)
-        none = Said("The search has no answer yet: these are its trials so far.", "warn", large=True)
+        none = Said(
+            "The search has no answer yet: these are its trials so far.", "warn", large=True
+        )
         added = [one for addition in found.additions for one in addition.sections]
         sections = [*so_far.sections, *added, section("Go on with", Quoted(go_on))]
         warned = [*so_far.warned, *(one for addition in found.additions for one in addition.warned)]
-        return msgspec.structs.replace(so_far, warned=warned, answer=[none, *so_far.answer], sections=sections)
+        return msgspec.structs.replace(
+            so_far, warned=warned, answer=[none, *so_far.answer], sections=sections
+        )
     held = capacity_in(found.folder)
     whole = search_report.report(
         found.search,
@@ -104,7 +111,9 @@ def code(found: StoredTrials, strict: bool) -> int:
 
 def listed(folder: Path) -> ListRow:
     search = experiment.stored_search(folder)
-    return runs.list_row(kept(folder, runs.runs(folder)), folder, "" if search is None else search.answer.reason)
+    return runs.list_row(
+        kept(folder, runs.runs(folder)), folder, "" if search is None else search.answer.reason
+    )
 
 
 def comparable(folder: Path) -> Side:
@@ -116,7 +125,9 @@ def comparable(folder: Path) -> Side:
         what = f"a search without a capacity{why}; no run of it stands for a load that holds"
         go_on = _go_on(folder, experiment.stored_search(folder))
         hint = f"go on with: {go_on}; or name" if go_on else "name"
-        raise capacity.WithoutCapacity("no_figure", what, str(folder), f"{hint} one of its runs: {names}")
+        raise capacity.WithoutCapacity(
+            "no_figure", what, str(folder), f"{hint} one of its runs: {names}"
+        )
     run = folder / held.evidence
     return Side(name="", runs=(compared(run),), notes=(held.stands_for,))
 
@@ -130,13 +141,26 @@ def derived(folder: Path) -> Iterator[Remade]:
         yield Remade(experiment.ANSWER, None, "the search has not ended")
         return
     if stored.settings is None:
-        yield Remade(experiment.ANSWER, None, "the search has not stored its settings: it is of an older version")
+        yield Remade(
+            experiment.ANSWER,
+            None,
+            "the search has not stored its settings: it is of an older version",
+        )
         yield from of_trials(folder, told, stored.answer)
         return
     answer = resume(LoadSearch(**msgspec.structs.asdict(stored.settings)), told).answer
     document = msgspec.structs.replace(stored, answer=answer, told=tuple(again))
-    given = (*_given(told, "told[{}].", first=0), "goal*", "simulated", "seed", "metadata*", "settings*")
-    yield Remade(experiment.ANSWER, msgspec.json.encode(document), "the results of the trials", given)
+    given = (
+        *_given(told, "told[{}].", first=0),
+        "goal*",
+        "simulated",
+        "seed",
+        "metadata*",
+        "settings*",
+    )
+    yield Remade(
+        experiment.ANSWER, msgspec.json.encode(document), "the results of the trials", given
+    )
     yield from of_trials(folder, told, answer)
 
 
@@ -151,7 +175,12 @@ def _again(folder: Path, told: Sequence[TrialResult]) -> list[TrialResult]:
 
 
 def _retold(told: Sequence[TrialResult], again: Sequence[TrialResult]) -> Remade:
-    return Remade(experiment.TOLD, b"\n".join(map(msgspec.json.encode, again)), SUMMARIES, _given(told, "line {}."))
+    return Remade(
+        experiment.TOLD,
+        b"\n".join(map(msgspec.json.encode, again)),
+        SUMMARIES,
+        _given(told, "line {}."),
+    )
 
 
 def of_trials(

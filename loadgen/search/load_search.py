@@ -27,13 +27,17 @@ Kind = Literal["bracket", "probe", "confirm", "sustain", "level"]
 """sustain: as confirm, and it must not grow either; level: a load of a grid that the user gave."""
 
 PRECISION = 0.02
-SURE = 0.90  # probability that the answer lies within the precision, required before it is confirmed
+SURE = (
+    0.90  # probability that the answer lies within the precision, required before it is confirmed
+)
 LEVEL = 0.95  # confidence level of the reported interval
 MOST_PROBES = 40
 STEP = 2.0  # factor between loads while no bracket is known
 NEAR = 1.2  # the same where the first load is an estimate: the answer is most often between the first two
 CONFIRM_AT = 0.80  # a confirmation runs at the load that passes with this probability
-ENOUGH = 24  # trials: what is known then is confirmed, also where its interval is wider than asked for
+ENOUGH = (
+    24  # trials: what is known then is confirmed, also where its interval is wider than asked for
+)
 CONFIRMATIONS = 4  # failed ones, after which the search gives up
 LAPSE = 0.01  # probability that the outcome of a full-length trial says nothing about the load
 LAPSE_EARLY = 0.05  # the same for a trial that ended early as under
@@ -95,12 +99,18 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     probes: int
     spent_s: float
     confirming_s: float  # part of spent_s: the confirmations
-    sustained: bool | None = None  # whether `steady` was confirmed over `lengths`; null: not known, "rules only"
+    sustained: bool | None = (
+        None  # whether `steady` was confirmed over `lengths`; null: not known, "rules only"
+    )
     sustained_why: str = ""
     steady: float | None = None  # the steady knee: the highest load that held and did not grow
-    not_steady: float | None = None  # the lowest load that held by the rules and grew, or missed them when it went on
+    not_steady: float | None = (
+        None  # the lowest load that held by the rules and grew, or missed them when it went on
+    )
     lengths: float = 1.0  # duration of the trials behind `steady`, in full lengths
-    horizon_s: float | None = None  # `interval` is of changes that come back within this time; null: of no change
+    horizon_s: float | None = (
+        None  # `interval` is of changes that come back within this time; null: of no change
+    )
     run_spread: float | None = None  # variation from run to run in `interval`, as a share
     run_spread_from: Literal["", "told", "learned", "simulated"] = ""
 
@@ -127,7 +137,11 @@ def evidence(told: Iterable[TrialResult]) -> TrialResult | None:
     ranks = {"sustain": 2, "confirm": 1}
     return max(
         (result for result in told if result.outcome == "under" and not result.early),
-        key=lambda result: (result.sustained is not False, ranks.get(result.ask.kind, 0), result.ask.load),
+        key=lambda result: (
+            result.sustained is not False,
+            ranks.get(result.ask.kind, 0),
+            result.ask.load,
+        ),
         default=None,
     )
 
@@ -193,8 +207,12 @@ class LoadSearch:
     whole: bool = False
     longer: float = 1.0  # duration of the trials that confirm a sustained load, in full lengths; 1: no such trials
     run_spread: float | None = 0.0  # of the server, as a share; None: not told, to be learned
-    step: float = STEP  # factor between the first two loads; while no bracket is known the next grow to STEP
-    trial_s: float | None = None  # full length of a trial; None: of a server that does not change while it is searched
+    step: float = (
+        STEP  # factor between the first two loads; while no bracket is known the next grow to STEP
+    )
+    trial_s: float | None = (
+        None  # full length of a trial; None: of a server that does not change while it is searched
+    )
     told: list[TrialResult] = field(default_factory=list)
     stopped: str = ""
     _believed: tuple[object, Belief] | None = field(default=None, repr=False, compare=False)
@@ -202,11 +220,17 @@ class LoadSearch:
     @property
     def settings(self) -> SearchSettings:
         """What the search was asked for, and why it was stopped: with the results, all that the answer hangs on."""
-        return SearchSettings(**{name: getattr(self, name) for name in SearchSettings.__struct_fields__})
+        return SearchSettings(
+            **{name: getattr(self, name) for name in SearchSettings.__struct_fields__}
+        )
 
     @property
     def _valid_results(self) -> list[TrialResult]:
-        return [result for result in self.told if result.outcome != "invalid" and result.ask.kind != "sustain"]
+        return [
+            result
+            for result in self.told
+            if result.outcome != "invalid" and result.ask.kind != "sustain"
+        ]
 
     def tell(self, told: TrialResult) -> None:
         """Record the result of a trial. An invalid one says nothing about its load, which is tried again; a second one
@@ -275,7 +299,10 @@ class LoadSearch:
             result
             for result in self.told
             if result.outcome != "invalid"
-            and (result.ask.kind == "sustain" or (result.ask.kind == "confirm" and result.sustained is False))
+            and (
+                result.ask.kind == "sustain"
+                or (result.ask.kind == "confirm" and result.sustained is False)
+            )
         ]
 
     def _steady_bracket(self) -> tuple[TrialResult | None, TrialResult | None]:
@@ -293,7 +320,11 @@ class LoadSearch:
         tried = [result for result in self.told if result.ask.kind == "sustain"]
         spent_s = sum(result.spent_s for result in self.told)
         held, missed = self._steady_bracket()
-        if len(tried) >= SUSTAINS or len(self.told) >= self.most_probes + SUSTAINS or self._out_of_time(spent_s):
+        if (
+            len(tried) >= SUSTAINS
+            or len(self.told) >= self.most_probes + SUSTAINS
+            or self._out_of_time(spent_s)
+        ):
             return None
         if held is None and missed is None:
             return self._top if self.longer > 1 else None
@@ -302,8 +333,12 @@ class LoadSearch:
         if held is None:
             failed = len({result.ask.load for result in self._sustain_results})
             load = self._top * (1 - min(self.precision * 2 ** (failed - 1), 0.5))
-            return self._not_again(load if load < missed.ask.load else missed.ask.load * (1 - self.precision))
-        if missed.ask.load <= held.ask.load * (1 + 1.1 * self.precision) + (1.5 if self.whole else 0.0):
+            return self._not_again(
+                load if load < missed.ask.load else missed.ask.load * (1 - self.precision)
+            )
+        if missed.ask.load <= held.ask.load * (1 + 1.1 * self.precision) + (
+            1.5 if self.whole else 0.0
+        ):
             return None
         return self._not_again(math.sqrt(held.ask.load * missed.ask.load))
 
@@ -358,7 +393,9 @@ class LoadSearch:
         noise = [result.noise for result in results if result.noise > 0]
         sigma = SIGMA_OF_NOISE * noise[-1] if noise else 0.01
         state = (bounds, sigma, self.run_spread, results)
-        if self._believed is not None and self._believed[0] == state:  # asked for several times between two trials
+        if (
+            self._believed is not None and self._believed[0] == state
+        ):  # asked for several times between two trials
             return self._believed[1]
         belief = Belief(*bounds, sigma=sigma, run_spread=self.run_spread)
         self._believed = state, belief
@@ -438,24 +475,37 @@ class LoadSearch:
             reason=reason,
             probes=len(self.told),
             spent_s=sum(result.spent_s for result in self.told),
-            confirming_s=sum(result.spent_s for result in self.told if result.ask.kind in ("confirm", "sustain")),
+            confirming_s=sum(
+                result.spent_s for result in self.told if result.ask.kind in ("confirm", "sustain")
+            ),
             sustained=sustained,
             sustained_why=sustained_why,
             steady=None if steady is None else steady.ask.load,
             not_steady=None if not_steady is None else not_steady.ask.load,
             lengths=self.longer,
-            horizon_s=None if interval is None or self.trial_s is None else recurrence(self.trial_s, LEVEL),
+            horizon_s=None
+            if interval is None or self.trial_s is None
+            else recurrence(self.trial_s, LEVEL),
             run_spread=spread,
-            run_spread_from="learned" if self.run_spread is None else "told" if self.run_spread else "simulated",
+            run_spread_from="learned"
+            if self.run_spread is None
+            else "told"
+            if self.run_spread
+            else "simulated",
         )
 
-    def _sustained(self, steady: TrialResult | None, not_steady: TrialResult | None) -> tuple[bool | None, str]:
+    def _sustained(
+        self, steady: TrialResult | None, not_steady: TrialResult | None
+    ) -> tuple[bool | None, str]:
         """Whether the load of `steady` is sustained, and why: only a longer trial can show that it is."""
         if steady is not None and steady.ask.lengths > 1:
             times = f"held over {steady.ask.lengths:g} times the length of a trial; "
             return steady.sustained, times + steady.sustained_why
         if not_steady is not None:
-            return False, not_steady.sustained_why if not_steady.sustained is False else not_steady.why
+            return (
+                False,
+                not_steady.sustained_why if not_steady.sustained is False else not_steady.why,
+            )
         if self._confirmed is None:
             return None, "no load was confirmed"
         return None, "no trial was longer than the rules ask for"

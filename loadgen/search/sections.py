@@ -50,7 +50,11 @@ def report(
         *(one for addition in additions for one in addition.sections),
         section(
             "Trials",
-            Charts([_over_time(answer, trials, unit), *_terms(trials, summaries, unit)] if trials else []),
+            Charts(
+                [_over_time(answer, trials, unit), *_terms(trials, summaries, unit)]
+                if trials
+                else []
+            ),
             words.trial_table(by_load),
             Said(words.units(unit) if trials else "", "soft"),
             id="trials",
@@ -64,8 +68,13 @@ def report(
     return Report(
         title=" · ".join(filter(None, (*what, "highest load within the SLO"))),
         tab=": ".join((*what[:1], "search")),
-        made_by="loadgen report of a search" if levels is None else f"loadgen {levels.version} report of a search",
-        warned=[*([simulated()] if search.simulated else []), *(one for each in additions for one in each.warned)],
+        made_by="loadgen report of a search"
+        if levels is None
+        else f"loadgen {levels.version} report of a search",
+        warned=[
+            *([simulated()] if search.simulated else []),
+            *(one for each in additions for one in each.warned),
+        ],
         answer=[*said, *(one for addition in additions for one in addition.answer())],
         sections=sections,
     )
@@ -101,8 +110,16 @@ def _limit(trials: Sequence[TrialResult], summaries: Mapping[str, Summary]) -> I
     lowest = min((*over, *grew), key=lambda trial: trial.ask.load, default=None)
     if lowest is None:
         return
-    times = f" (over {lowest.ask.lengths:g} times the length of a trial)" if lowest.ask.lengths > 1 else ""
-    missed, why = ("missed", lowest.why) if lowest.outcome == "over" else ("held and grew", lowest.sustained_why)
+    times = (
+        f" (over {lowest.ask.lengths:g} times the length of a trial)"
+        if lowest.ask.lengths > 1
+        else ""
+    )
+    missed, why = (
+        ("missed", lowest.why)
+        if lowest.outcome == "over"
+        else ("held and grew", lowest.sustained_why)
+    )
     yield f"at {lowest.ask.load:.4g}, the lowest load that {missed}{times}: {why}."
     terms: dict[str, list[bool]] = {}  # of a trial that ended after few requests it is not known
     for trial in over:
@@ -118,16 +135,29 @@ def _lasts(trial: TrialResult) -> bool:
     return trial.ask.kind not in CONFIRMING or trial.sustained is not False
 
 
-def _dots(trials: Sequence[TrialResult], x: Sequence[float], y: Sequence[float | None]) -> Iterator[Series]:
+def _dots(
+    trials: Sequence[TrialResult], x: Sequence[float], y: Sequence[float | None]
+) -> Iterator[Series]:
     """The trials as dots, one colour for each outcome; those at full length have a label."""
     for outcome, (name, color) in words.OUTCOMES.items():
-        chosen = [i for i, trial in enumerate(trials) if trial.outcome == outcome and y[i] is not None]
+        chosen = [
+            i for i, trial in enumerate(trials) if trial.outcome == outcome and y[i] is not None
+        ]
         if chosen:
-            labels = tuple({"confirm": "confirmation", "sustain": "longer"}.get(trials[i].ask.kind, "") for i in chosen)
+            labels = tuple(
+                {"confirm": "confirmation", "sustain": "longer"}.get(trials[i].ask.kind, "")
+                for i in chosen
+            )
             yield Series(
-                name=name, x=[x[i] for i in chosen], y=[y[i] for i in chosen], color=color, width=0, dots=True,
-                labels=labels, links=tuple(levels_text.address(trials[i].folder) for i in chosen),
-            )  # fmt: skip
+                name=name,
+                x=[x[i] for i in chosen],
+                y=[y[i] for i in chosen],
+                color=color,
+                width=0,
+                dots=True,
+                labels=labels,
+                links=tuple(levels_text.address(trials[i].folder) for i in chosen),
+            )
 
 
 def _over_time(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -> Chart:
@@ -135,10 +165,16 @@ def _over_time(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -
     ended = list(accumulate(trial.spent_s for trial in trials))
     loads = [trial.ask.load for trial in trials]
     interval, (load, _) = answer.interval, capacity_of(answer, trials)
-    across = (Band(start=interval.low, end=interval.high, color="good", across=True),) if interval is not None else ()
+    across = (
+        (Band(start=interval.low, end=interval.high, color="good", across=True),)
+        if interval is not None
+        else ()
+    )
     return Chart(
         title="Trials over time",
-        note="each at its end, by outcome; shaded: the 95 % interval of the answer" if across else "each at its end",
+        note="each at its end, by outcome; shaded: the 95 % interval of the answer"
+        if across
+        else "each at its end",
         x=Axis(label="spent so far", format="time", min=0),
         y=Axis(label=f"load, {unit.strip()}, log", log=max(loads) > 3 * min(loads)),
         series=(Series(x=ended, y=loads, color="c6", width=1), *_dots(trials, ended, loads)),
@@ -148,13 +184,18 @@ def _over_time(answer: SearchAnswer, trials: Sequence[TrialResult], unit: str) -
     )
 
 
-def _terms(trials: Sequence[TrialResult], summaries: Mapping[str, Summary], unit: str) -> Iterator[Chart]:
+def _terms(
+    trials: Sequence[TrialResult], summaries: Mapping[str, Summary], unit: str
+) -> Iterator[Chart]:
     """For each term of the SLO its figure over the load: which of them is met last limits the load."""
     terms = next((summary.goodput.slo for summary in summaries.values()), ())
     loads = [trial.ask.load for trial in trials]
     for i, term in enumerate(terms):
         runs = [summaries.get(trial.folder) for trial in trials]
-        values = [None if run is None or len(run.goodput.slo) <= i else run.goodput.slo[i].value_ms for run in runs]
+        values = [
+            None if run is None or len(run.goodput.slo) <= i else run.goodput.slo[i].value_ms
+            for run in runs
+        ]
         known = [value for value in values if value is not None]
         if known:
             is_log = max(*known, term.limit_ms) > 20 * min(known)
@@ -162,7 +203,9 @@ def _terms(trials: Sequence[TrialResult], summaries: Mapping[str, Summary], unit
                 title=term.promise,
                 note="of each trial; one that ended early shows the part it saw",
                 x=Axis(label=f"load, {unit.strip()}", pad=True),
-                y=Axis(label="ms, log", unit="ms", log=True) if is_log else Axis(label="ms", unit="ms", min=0),
+                y=Axis(label="ms, log", unit="ms", log=True)
+                if is_log
+                else Axis(label="ms", unit="ms", min=0),
                 series=tuple(_dots(trials, loads, values)),
                 marks=(Mark(y=term.limit_ms, label="limit", color="bad", fit=True),),
             )

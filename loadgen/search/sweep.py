@@ -28,7 +28,9 @@ def grid(text: str, flag: str, kind: Kind) -> tuple[float, ...]:
             raise UserError("invalid_value", "not a series that can be continued", where, hint)
         numbers = _continued(numbers[:-1], numbers[-1], where)
     if len(numbers) > MOST:
-        raise UserError("too_large", f"{len(numbers)} levels are too many", where, f"at most {MOST}")
+        raise UserError(
+            "too_large", f"{len(numbers)} levels are too many", where, f"at most {MOST}"
+        )
     if any(after <= before for before, after in pairwise(numbers)):
         hint = "1,2,4,8: a low load first keeps a server from a cold start"
         raise UserError("unordered", "levels must ascend, each once", where, hint)
@@ -39,7 +41,11 @@ def _amount(part: str, where: str, kind: Kind) -> float:
     number = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)(/s)?", part)
     whole = kind == "concurrency"
     if number is None or float(number[1]) <= 0 or (whole and (number[2] or "." in number[1])):
-        known = "whole numbers from 1: 1,2,4,8 or 1,2,4,...,64" if whole else "requests per second, above 0"
+        known = (
+            "whole numbers from 1: 1,2,4,8 or 1,2,4,...,64"
+            if whole
+            else "requests per second, above 0"
+        )
         raise UserError("invalid_value", f'"{part}" is no level', where, known)
     return float(number[1])
 
@@ -58,7 +64,10 @@ def _continued(first: Sequence[float], last: float, where: str) -> list[float]:
     if abs(numbers[-1] - last) > 1e-6 * last:
         rule = f"times {ratio:g}" if geometric else f"plus {step:g}"
         raise UserError(
-            "invalid_value", f"the series ({rule}) does not reach {last:g}", where, f"it comes to {numbers[-1]:g}"
+            "invalid_value",
+            f"the series ({rule}) does not reach {last:g}",
+            where,
+            f"it comes to {numbers[-1]:g}",
         )
     return numbers
 

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     without=("keep",),
     concurrency="Closed loop: 1,2,4,8 or 1,2,4,...,512.",
     request_rate="Open loop: 1,2,5,10 or 2,4,...,20 per second.",
-    num_requests={"help": "Of each level.", "shown": "as the workload says, at least 5 for each lane"},
+    num_requests={
+        "help": "Of each level.",
+        "shown": "as the workload says, at least 5 for each lane",
+    },
     duration="Of each level: 30s, 5m.",
     warmup="Unmeasured load before each level: 10s, 20req.",
     input_tokens="Prompt length; several make a grid: 500,1000,4000.",
@@ -35,10 +38,15 @@ def sweep(
     given: Given,
     workload: OneWorkload = None,
     target: Annotated[
-        str | None, typer.Option("--target", metavar="A,B", help="One after the other: names of --targets, or URLs.")
+        str | None,
+        typer.Option(
+            "--target", metavar="A,B", help="One after the other: names of --targets, or URLs."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the curve as JSON.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table as Markdown.")
+    ] = False,
     strict: Strict = False,
     dry_run: DryRun = False,
 ) -> int:
@@ -65,22 +73,34 @@ def sweep(
     is_grid = len(sweeps) > 1 or bool(sweeps and sweeps[0].cell.name)
     if is_grid and how is not None:
         what = "a grid of sweeps is not repeated"
-        faults.append(UserError("unsupported", what, f"--repeat {given['repeat']}", "repeat the sweep of one cell"))
+        faults.append(
+            UserError(
+                "unsupported", what, f"--repeat {given['repeat']}", "repeat the sweep of one cell"
+            )
+        )
     if faults:
         raise Faults(faults)
     show = shown(given)
     if dry_run:
         return print_plans([one for cell in sweeps for one in cell.planned], given.budget())
     first = sweeps[0]
-    parent = first.settings.out or new_folder(f"{'grid' if is_grid else 'sweep'}-{first.workload.name}")
+    parent = first.settings.out or new_folder(
+        f"{'grid' if is_grid else 'sweep'}-{first.workload.name}"
+    )
     asked = [cell.asked(parent, show) for cell in sweeps]
     show.expect(
-        [one for cell in asked for one in cell.left(again=given["force"])] * (1 if how is None else how.at_least)
+        [one for cell in asked for one in cell.left(again=given["force"])]
+        * (1 if how is None else how.at_least)
     )
     given.make_room(parent if given["out"] else None)
-    with alone(parent), telling_what_is_kept(parent, f"the same command with --out {parent} goes on"):
+    with (
+        alone(parent),
+        telling_what_is_kept(parent, f"the same command with --out {parent} goes on"),
+    ):
         if is_grid:
-            return grid_run.carry_out(parent, sweeps, asked, as_json=as_json, as_markdown=as_markdown, strict=strict)
+            return grid_run.carry_out(
+                parent, sweeps, asked, as_json=as_json, as_markdown=as_markdown, strict=strict
+            )
         if how is not None:
             return _repeated(how, asked[0], as_json=as_json, strict=strict)
         curve, interrupted = carry_out(asked[0])
@@ -107,9 +127,14 @@ def _repeated(how: Repetition, asked: Sweep, *, as_json: bool, strict: bool) -> 
     parent = asked.folder
     if (parent / experiment.PLAN).is_file():
         raise UserError(
-            "mismatch", "the folder holds a sweep that is not repeated", f"--out {parent}", "give another --out"
+            "mismatch",
+            "the folder holds a sweep that is not repeated",
+            f"--out {parent}",
+            "give another --out",
         )
-    by_level: dict[str, list[tuple[str, Summary]]] = {levels.name(asked.kind, amount): [] for amount in asked.grid}
+    by_level: dict[str, list[tuple[str, Summary]]] = {
+        levels.name(asked.kind, amount): [] for amount in asked.grid
+    }
     codes: list[int] = []
 
     def one(number: int) -> bool:
@@ -117,7 +142,9 @@ def _repeated(how: Repetition, asked: Sweep, *, as_json: bool, strict: bool) -> 
         with store.nothing_left(folder):
             own = {amount: seeded(workload, number) for amount, workload in asked.grid.items()}
             found, interrupted = carry_out(
-                replace(asked, grid=own, settings=replace(asked.settings, out=folder), folder=folder)
+                replace(
+                    asked, grid=own, settings=replace(asked.settings, out=folder), folder=folder
+                )
             )
         say(where(folder))
         codes.append(INTERRUPTED if found is None else code(found, interrupted, strict=strict))
@@ -132,7 +159,9 @@ def _repeated(how: Repetition, asked: Sweep, *, as_json: bool, strict: bool) -> 
 
     whole = repeat(how, enough, one, virtual=asked.settings.virtual, say=say)
     within = how.within if how.count is None else None
-    made = [(level, summarize_repeats(runs, within=within)) for level, runs in by_level.items() if runs]
+    made = [
+        (level, summarize_repeats(runs, within=within)) for level, runs in by_level.items() if runs
+    ]
     if not made:
         return INTERRUPTED
     store.replace(parent / FILE, format.document({"levels": dict(made)}))

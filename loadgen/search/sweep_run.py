@@ -45,7 +45,11 @@ class Sweep(Struct, frozen=True):
         from loadgen.search import sweep as levels
 
         done = {trial.folder for trial in experiment.told(self.folder)}
-        return {level: amount for amount in self.grid if (level := levels.name(self.kind, amount)) not in done}
+        return {
+            level: amount
+            for amount in self.grid
+            if (level := levels.name(self.kind, amount)) not in done
+        }
 
     def weights(self, to_do: Iterable[float]) -> list[float]:
         """How long levels take beside each other: real ones last alike; in virtual time one costs what it sends."""
@@ -70,7 +74,9 @@ def level(given: Given, name: str | None, kind: Kind, amount: float, **other: An
     """
 
     def at_level(**changed: str) -> Workload:
-        return given.workload(name, **other | dict.fromkeys(KINDS) | {kind: f"{amount:g}"} | changed)
+        return given.workload(
+            name, **other | dict.fromkeys(KINDS) | {kind: f"{amount:g}"} | changed
+        )
 
     workload = at_level()
     count = next((stage.count for stage in workload.stages if stage.measured), None)
@@ -80,7 +86,10 @@ def level(given: Given, name: str | None, kind: Kind, amount: float, **other: An
         few = format.counted(count, "request is", "requests are")
         what = f"{few} fewer than {amount:,.0f} lanes: so many would never be in flight"
         raise UserError(
-            "out_of_range", what, f"--num-requests {count}", f"--num-requests {PER_LANE * amount:g}, or leave it out"
+            "out_of_range",
+            what,
+            f"--num-requests {count}",
+            f"--num-requests {PER_LANE * amount:g}, or leave it out",
         )
     if given["num_requests"] is None and given["duration"] is None and count < PER_LANE * amount:
         return at_level(num_requests=f"{PER_LANE * amount:g}")
@@ -140,7 +149,9 @@ def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
             asked.show.step(f"level {level}")
             trial_number = max((trial.ask.number for trial in trials_done), default=-1) + 1
             trials_done.append(
-                trial_runner.run(NextTrial(number=trial_number, load=amount, kind="level", early_under=False))
+                trial_runner.run(
+                    NextTrial(number=trial_number, load=amount, kind="level", early_under=False)
+                )
             )
             asked.show.finished(run_folder.kept_summary(parent / level))
     except trials.Interrupted:

@@ -65,7 +65,9 @@ def expected(search: LoadSearch, trial_s: float, *, virtual: bool, whole: bool =
     usual_s = found.lengths * trial_s
     if usual_s >= longest_s:
         return most
-    usual = f"about {format.counted(round(found.trials), 'trial')}, {format.duration(usual_s)} of {of}"
+    usual = (
+        f"about {format.counted(round(found.trials), 'trial')}, {format.duration(usual_s)} of {of}"
+    )
     return f"{usual} (the time of the last answers comes on top); {most}"
 
 
@@ -93,7 +95,9 @@ def too_short(result: TrialResult, trial_s: float) -> str:
     )
 
 
-def headline(answer: SearchAnswer, results: Sequence[TrialResult], names: Sequence[str], unit: str) -> str:
+def headline(
+    answer: SearchAnswer, results: Sequence[TrialResult], names: Sequence[str], unit: str
+) -> str:
     """What a search found, in one sentence: the load that answers it, and how far that was shown.
 
     `names`: of the terms of its goal.
@@ -103,9 +107,15 @@ def headline(answer: SearchAnswer, results: Sequence[TrialResult], names: Sequen
     if load is None:
         return f"No load is known that holds within the SLO ({terms}). The search ended: {ended}."
     said = capacity(answer, results, unit)
-    unknown = f" Whether it is sustained is not known: {answer.sustained_why}." if state == "confirmed" else ""
+    unknown = (
+        f" Whether it is sustained is not known: {answer.sustained_why}."
+        if state == "confirmed"
+        else ""
+    )
     if unknown and answer.lengths > 1:
-        unknown += f" Longer trials show it: {'--min-duration' if unit == QUERIES else '--duration'}."
+        unknown += (
+            f" Longer trials show it: {'--min-duration' if unit == QUERIES else '--duration'}."
+        )
     return f"Highest load within the SLO ({terms}), by search: {said}.{unknown} The search ended: {ended}."
 
 
@@ -119,7 +129,9 @@ def capacity(answer: SearchAnswer, results: Sequence[TrialResult], unit: str) ->
     return f"at least {load:.4g}{unit}" if answer.only_allowed else f"{load:.4g}{unit}, {state}"
 
 
-def found(answer: SearchAnswer, results: Sequence[TrialResult], unit: str, *, simulated: bool) -> Section:
+def found(
+    answer: SearchAnswer, results: Sequence[TrialResult], unit: str, *, simulated: bool
+) -> Section:
     """The capacity and the way to it: what was confirmed, where half of all runs pass, what it took, how it ended."""
     rows = [("Capacity", capacity(answer, results, unit))]
     for line in confirmation(answer, results, unit):
@@ -151,7 +163,18 @@ _LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
 
 def trial_table(results: Sequence[TrialResult]) -> Table:
     """A row for each trial; the last column says what was special about it, and why it came out so."""
-    head = ("load", "outcome", "spent", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "good requests/s", "why")
+    head = (
+        "load",
+        "outcome",
+        "spent",
+        "TTFT p50",
+        "p99",
+        "TPOT p50",
+        "p99",
+        "tokens/s",
+        "good requests/s",
+        "why",
+    )
     rows = [
         (
             f"{result.ask.load:.4g}",
@@ -196,7 +219,9 @@ def covers(answer: SearchAnswer, simulated: bool) -> str:
 
 def _mark(result: TrialResult) -> str:
     kinds = {"confirm": "confirmation", "sustain": f"{result.ask.lengths:g} x length"}
-    return ", ".join(filter(None, (kinds.get(result.ask.kind, ""), "grows" if result.sustained is False else "")))
+    return ", ".join(
+        filter(None, (kinds.get(result.ask.kind, ""), "grows" if result.sustained is False else ""))
+    )
 
 
 USED = "this is the load that loadgen cost and loadgen size use, with the steady tokens of that run"
@@ -205,13 +230,17 @@ USED = "this is the load that loadgen cost and loadgen size use, with the steady
 def confirmation(answer: SearchAnswer, results: Sequence[TrialResult], unit: str) -> list[str]:
     """Which load a run at full length confirmed, which is steady, and which of them is the capacity."""
     confirmed: list[str] = []
-    longer = answer.steady is not None and answer.lengths > 1  # the capacity is of such a run (`experiment.highest`)
+    longer = (
+        answer.steady is not None and answer.lengths > 1
+    )  # the capacity is of such a run (`experiment.highest`)
     if answer.confirmed is not None:
         used = "" if longer else f"; {USED}"
         said = f"{answer.confirmed:.4g}{unit}, a run at full length from empty met every term"
         confirmed = [f"{confirmed_name(answer, results)}: {said}{used}"]
     if longer:
-        upper = f", and not at {answer.not_steady:.4g}{unit}" if answer.not_steady is not None else ""
+        upper = (
+            f", and not at {answer.not_steady:.4g}{unit}" if answer.not_steady is not None else ""
+        )
         text = f"{answer.steady:.4g}{unit}, every term held over {answer.lengths:g} times the length{upper}; {USED}"
     elif answer.steady is not None:
         text = f"{answer.steady:.4g}{unit}, nothing was seen to grow there, in a trial of the ordinary length"
@@ -223,7 +252,10 @@ def confirmation(answer: SearchAnswer, results: Sequence[TrialResult], unit: str
         text = "not known"
     if answer.sustained_why and answer.steady is not None and not answer.rules_only:
         text += f"; {answer.sustained_why}"
-    return [f"Steady: {text}{f'; {rules_only(answer, results)}' if answer.rules_only else ''}", *confirmed]
+    return [
+        f"Steady: {text}{f'; {rules_only(answer, results)}' if answer.rules_only else ''}",
+        *confirmed,
+    ]
 
 
 def confirmed_name(answer: SearchAnswer, results: Sequence[TrialResult]) -> str:
@@ -236,5 +268,7 @@ def rules_only(answer: SearchAnswer, results: Sequence[TrialResult]) -> str:
     why = f"rules only: {answer.sustained_why}"
     if answer.lengths > 1:
         return why
-    longest_s = max((result.spent_s for result in results if result.ask.kind == "confirm"), default=0.0)
+    longest_s = max(
+        (result.spent_s for result in results if result.ask.kind == "confirm"), default=0.0
+    )
     return f"{why}; --sustain --resume with this folder confirms it, in about {format.duration(2 * longest_s)} a try"

@@ -175,7 +175,9 @@ class Trials:
         due = np.concatenate([span.offsets + (span.start_ns or 0) for span in measured])
         planned = sum(span.slots or 0 for span in measured) if timetable.turns > 1 else None
         return (
-            Watch(self.goal, due, planned=planned, early_under=ask.early_under, turns=timetable.turns)
+            Watch(
+                self.goal, due, planned=planned, early_under=ask.early_under, turns=timetable.turns
+            )
             if len(due)
             else None
         )
@@ -192,17 +194,25 @@ class Trials:
         """`rows`: the measured ones."""
         sent = _due(rows)
         spent = summary.window.whole.duration_s or 0.0
-        length_s = _length_s(workload, sent)  # conversations may be decided after it, by their later turns
+        length_s = _length_s(
+            workload, sent
+        )  # conversations may be decided after it, by their later turns
         observed_s = length_s if decision is None else min(decision.at_ns / S, length_s)
-        first_turns = sent[sent["turn"] == 0]  # the load of conversations is the rate at which they begin
+        first_turns = sent[
+            sent["turn"] == 0
+        ]  # the load of conversations is the rate at which they begin
         due = first_turns["due_ns"] - (first_turns["due_ns"].min() if len(first_turns) else 0)
         offered = (
-            float((due < observed_s * S).sum()) / observed_s if observed_s > 0 and not _closed(workload) else ask.load
+            float((due < observed_s * S).sum()) / observed_s
+            if observed_s > 0 and not _closed(workload)
+            else ask.load
         )
         full = len(due) if decision is None else offered * length_s
         outcome, code, why, _ = _outcome(self.goal, summary, rows, sent, decision)
         standing = summary.sustainable
-        sustained, sustained_why = (None, "") if decision is not None else (standing.sustained, standing.why)
+        sustained, sustained_why = (
+            (None, "") if decision is not None else (standing.sustained, standing.why)
+        )
         return TrialResult(
             ask=ask,
             outcome=outcome,
@@ -223,7 +233,9 @@ class Trials:
         """The answer so far; also writes the curve and the capacity file, with what a killed search would leave."""
         answer = search.answer
         ask = NextTrial(number=0, load=answer.load or 1.0, kind="probe", early_under=False)
-        experiment.finish(self.folder, search.told, answer, workload=self.make(ask), go_on=self.go_on)
+        experiment.finish(
+            self.folder, search.told, answer, workload=self.make(ask), go_on=self.go_on
+        )
         return answer
 
     def finish(self, search: LoadSearch) -> SearchAnswer:
@@ -253,7 +265,9 @@ def retold(folder: Path, result: TrialResult, *, mlperf: bool) -> TrialResult:
     """
     run_of_it = folder / result.folder
     summary = run_folder.kept_summary(run_of_it)
-    again = msgspec.structs.replace(result, figures=figures(summary), spent_s=summary.window.whole.duration_s or 0.0)
+    again = msgspec.structs.replace(
+        result, figures=figures(summary), spent_s=summary.window.whole.duration_s or 0.0
+    )
     if result.early:
         return again
     stored = store.read_run(run_of_it)
@@ -261,12 +275,19 @@ def retold(folder: Path, result: TrialResult, *, mlperf: bool) -> TrialResult:
     outcome, code, why, _ = _outcome(Goal(slo=slo, mlperf=mlperf), summary, rows, _due(rows), None)
     lasts = summary.sustainable.sustained
     return msgspec.structs.replace(
-        again, outcome=outcome, code=code, why=why, sustained=lasts, sustained_why=summary.sustainable.why
+        again,
+        outcome=outcome,
+        code=code,
+        why=why,
+        sustained=lasts,
+        sustained_why=summary.sustainable.why,
     )
 
 
 def _measured(rows: NDArray[np.void], summary: Summary) -> NDArray[np.void]:
-    return picked(rows, np.array([stage.measured for stage in summary.stages] or [True])[rows["stage"]])
+    return picked(
+        rows, np.array([stage.measured for stage in summary.stages] or [True])[rows["stage"]]
+    )
 
 
 def _due(rows: NDArray[np.void]) -> NDArray[np.void]:
@@ -275,7 +296,11 @@ def _due(rows: NDArray[np.void]) -> NDArray[np.void]:
 
 
 def _outcome(
-    goal: Goal, summary: Summary, rows: NDArray[np.void], sent: NDArray[np.void], decision: Decision | None
+    goal: Goal,
+    summary: Summary,
+    rows: NDArray[np.void],
+    sent: NDArray[np.void],
+    decision: Decision | None,
 ) -> Decision:
     """What the trial says of its load: nothing where it is not valid, else what was decided, else by its misses."""
     end_ns = int(rows["done_ns"].max(initial=0))
@@ -301,13 +326,16 @@ def _outcome(
     if summary.goodput.met is False:  # what is promised of tasks, and of the requests of a class
         return Decision("over", "misses", "; ".join(missed_by(summary)), end_ns)
     if undecided and goal.names:
-        return Decision("invalid", "unfinished", _undecided(int(unfinished.sum()), len(finished)), end_ns)
+        return Decision(
+            "invalid", "unfinished", _undecided(int(unfinished.sum()), len(finished)), end_ns
+        )
     return Decision("under", "full_length", "at full length", end_ns)
 
 
 def _has_chains(planned: RunPlanned | None) -> bool:
     """Whether the load is made of conversations or tasks. In virtual time such a trial is ended while it is simulated;
-    one of single requests is simulated whole, which costs less than to look at it on the way."""
+    one of single requests is simulated whole, which costs less than to look at it on the way.
+    """
     return planned is not None and planned.plan.timetable.turns > 1
 
 
@@ -323,11 +351,17 @@ def _length_s(workload: Workload, sent: NDArray[np.void]) -> float:
     if not len(sent):
         return 0.0
     spread = int(sent["due_ns"].max() - sent["due_ns"].min()) / S
-    least = [stage.at_least.duration_ns / S for stage in workload.stages if stage.measured and stage.at_least]
+    least = [
+        stage.at_least.duration_ns / S
+        for stage in workload.stages
+        if stage.measured and stage.at_least
+    ]
     return max(spread, sum(least))
 
 
-def _invalid(summary: Summary, rows: NDArray[np.void], *, ended_early: bool) -> tuple[str, str] | None:
+def _invalid(
+    summary: Summary, rows: NDArray[np.void], *, ended_early: bool
+) -> tuple[str, str] | None:
     """Why a trial says nothing about the load (late generator, or a server that was gone): the code, and in words.
 
     A trial that `ended_early` counted the misses of what was planned: few requests are enough for that.
@@ -336,7 +370,9 @@ def _invalid(summary: Summary, rows: NDArray[np.void], *, ended_early: bool) -> 
     for reason in summary.verdict.codes:
         if reason.code not in of_the_load:
             return reason.code, reasons.sentence(reason)
-    if withheld := [term.undecided for term in summary.goodput.slo if term.metric in summary.unsound]:
+    if withheld := [
+        term.undecided for term in summary.goodput.slo if term.metric in summary.unsound
+    ]:
         return "withheld", withheld[0]
     broken = int(np.isin(rows["kind"], BROKEN).sum())
     if broken > summary.verdict.limits.failure_share * max(len(rows), 1):
@@ -386,5 +422,7 @@ def probing(workload: Workload, length_ns: int) -> Workload:
     """
     stage = next(stage for stage in workload.stages if stage.measured)
     law = stage.arrival if isinstance(stage.arrival, Closed) else Poisson.model_construct(rate=1.0)
-    trial_stage = stage.model_copy(update={"arrival": law, "duration_ns": length_ns, "count": None, "at_least": None})
+    trial_stage = stage.model_copy(
+        update={"arrival": law, "duration_ns": length_ns, "count": None, "at_least": None}
+    )
     return workload.model_copy(update={"stages": (trial_stage,)})

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Outcome = Literal["over", "under", "invalid"]
-BROKEN = tuple(KIND[name] for name in ("dns", "connect", "tls", "reset", "truncated", "http_5xx", "empty"))
+BROKEN = tuple(
+    KIND[name] for name in ("dns", "connect", "tls", "reset", "truncated", "http_5xx", "empty")
+)
 """Kinds of failure of a server that is gone or broken. An overloaded server answers 429, or late."""
 
 
@@ -116,7 +118,8 @@ class Watch:
     ) -> None:
         """`due_ns`: of what the timetable starts: requests, or conversations and tasks of at most so many `turns`, of
         which `planned` requests come. Of these only *over* is decided early: when their later turns are due, nobody
-        knows beforehand."""
+        knows beforehand.
+        """
         self.goal, self.due_ns = goal, np.sort(due_ns)
         self.planned = len(due_ns) if planned is None else planned
         self.allowed = goal.allowed(self.planned)
@@ -146,7 +149,11 @@ class Watch:
         rows = joined((self._of_open_tasks, news))
         found = tasks.of_requests(Columns(rows), self._turns)
         self._of_open_tasks = picked(rows, np.isin(rows["session"], found.numbers[~found.over]))
-        judged = found.over & ~found.columns.cancelled.astype(bool) & ~found.columns.unfinished.astype(bool)
+        judged = (
+            found.over
+            & ~found.columns.cancelled.astype(bool)
+            & ~found.columns.unfinished.astype(bool)
+        )
         self._tasks_missed += int((judged & ~tasks.kept(found.columns, found.end, term)).sum())
 
     def first(self, rows: NDArray[np.void], every_ns: int) -> Decision | None:
@@ -160,10 +167,16 @@ class Watch:
         return None
 
     def _decide(
-        self, now_ns: int, counts: NDArray[np.int64], rows: NDArray[np.void], missed: NDArray[np.bool_]
+        self,
+        now_ns: int,
+        counts: NDArray[np.int64],
+        rows: NDArray[np.void],
+        missed: NDArray[np.bool_],
     ) -> Decision | None:
         """`counts`: the misses so far, per name. `rows`, `missed`: what they are counted over, where `early_under`."""
-        for name, count, allowed in zip(self.goal.names, counts.tolist(), self.allowed, strict=True):
+        for name, count, allowed in zip(
+            self.goal.names, counts.tolist(), self.allowed, strict=True
+        ):
             if count > max(allowed, -1):
                 why = f"{count:,} of {self.planned:,} planned requests miss {name}, {max(allowed, 0):,} allowed"
                 return Decision("over", "misses", why, now_ns)
@@ -190,7 +203,9 @@ class Watch:
         in_batches = batch_of_row < count
         done = np.bincount(batch_of_row[in_batches], minlength=count)[:count]
         open_share = (arrived - done) / np.maximum(arrived, 1)
-        (unfinished,) = np.nonzero(open_share > 0.001)  # the prefix ends before the first batch with open requests
+        (unfinished,) = np.nonzero(
+            open_share > 0.001
+        )  # the prefix ends before the first batch with open requests
         prefix = int(unfinished[0]) if len(unfinished) else count
         if prefix < self.BATCHES + 2:
             return ""
@@ -287,5 +302,10 @@ def any_part_grows(rows: NDArray[np.void], instants: NDArray[np.int64]) -> bool:
     for name in names:
         own = rows[keys == name]
         flying = np.searchsorted(np.sort(own["due_ns"]), instants, "right")
-        series.append((flying - np.searchsorted(np.sort(own["done_ns"]), instants, "right")).astype(float))
-    return any(found and found.grows and found.growth > sustainable.GROWTH * found.level for found in trend.of(series))
+        series.append(
+            (flying - np.searchsorted(np.sort(own["done_ns"]), instants, "right")).astype(float)
+        )
+    return any(
+        found and found.grows and found.growth > sustainable.GROWTH * found.level
+        for found in trend.of(series)
+    )

@@ -22,7 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gc.set_threshold(COLLECT_AFTER)
     code: int | None = None
     if arguments is None:
-        atexit.register(lambda: at_once.leave(code))  # the first to be registered is the last to be called
+        atexit.register(
+            lambda: at_once.leave(code)
+        )  # the first to be registered is the last to be called
     streams.prepare()
 
     completes = os.environ.get("_LOADGEN_COMPLETE") == "complete_bash"
@@ -33,14 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def call() -> int:
         if sys.platform == "win32":
             hint = "use it in WSL2 or a container"
-            raise UserError("wrong_platform", "loadgen takes Linux (or macOS, to read what is stored)", "", hint)
+            raise UserError(
+                "wrong_platform", "loadgen takes Linux (or macOS, to read what is stored)", "", hint
+            )
         typed = sys.argv[1:] if arguments is None else list(arguments)
         match typed:  # what the parser would say too, without the time to make it
             case ["--help"] | ["-h"]:
                 print(overview(), end="")
             case ["--version"]:
                 print(version())
-            case [] if "_LOADGEN_COMPLETE" not in os.environ:  # the shell asks so for what could be typed next
+            case [] if (
+                "_LOADGEN_COMPLETE" not in os.environ
+            ):  # the shell asks so for what could be typed next
                 print(overview(), end="", file=sys.stderr)
                 return USAGE
             case _:

@@ -10,7 +10,9 @@ import signal
 import sys
 from typing import NoReturn
 
-NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+NUMBERS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 
 
 def end(*_: object) -> NoReturn:
@@ -34,7 +36,9 @@ def serve_until_heard() -> None:
 
     def first(*_: object) -> None:
         for number in NUMBERS:
-            signal.signal(number, lambda *_: None)  # not SIG_IGN, of which Python would tell where one is on its way
+            signal.signal(
+                number, lambda *_: None
+            )  # not SIG_IGN, of which Python would tell where one is on its way
         raise KeyboardInterrupt
 
     for number in NUMBERS:

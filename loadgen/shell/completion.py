@@ -28,7 +28,9 @@ def contracts(incomplete: str) -> list[str]:
 
 def targets(incomplete: str) -> list[str]:
     """The simulated endpoints; nothing can be listed of others."""
-    return _beginning([*(f"sim:{preset}" for preset in presets()), "http://", "https://"], incomplete)
+    return _beginning(
+        [*(f"sim:{preset}" for preset in presets()), "http://", "https://"], incomplete
+    )
 
 
 def presets() -> list[str]:
@@ -57,7 +59,10 @@ def results(incomplete: str) -> list[str]:
 
 def capacities(incomplete: str) -> list[str]:
     """What carries a load: simulated endpoints, and folders of results."""
-    return [*(name for name in targets(incomplete) if name.startswith("sim:")), *results(incomplete)]
+    return [
+        *(name for name in targets(incomplete) if name.startswith("sim:")),
+        *results(incomplete),
+    ]
 
 
 def kept(incomplete: str) -> list[str]:
@@ -88,7 +93,10 @@ def whole_words() -> Iterator[None]:
         try:
             yield
         finally:  # the parser leaves by an exception
-            print("\n".join(word.removeprefix(behind) for word in offered.getvalue().split()), file=sys.__stdout__)
+            print(
+                "\n".join(word.removeprefix(behind) for word in offered.getvalue().split()),
+                file=sys.__stdout__,
+            )
 
 
 def as_typed(line: str, at: int) -> tuple[list[str], int, str]:
@@ -106,7 +114,11 @@ def as_typed(line: str, at: int) -> tuple[list[str], int, str]:
     if place is None:  # a word that is still empty
         return whole, len(whole), ""
     taken_apart = words[at] in SIGNS or words[at - 1] in SIGNS
-    return whole, place, whole[place][: max(map(whole[place].rfind, SIGNS)) + 1] if taken_apart else ""
+    return (
+        whole,
+        place,
+        whole[place][: max(map(whole[place].rfind, SIGNS)) + 1] if taken_apart else "",
+    )
 
 
 def _packaged(kind: str) -> list[str]:

@@ -33,7 +33,9 @@ def ending(call: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return interrupted()
     except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # raised while a class was made: Python 3.11 wraps it
+        if isinstance(
+            error.__cause__, KeyboardInterrupt
+        ):  # raised while a class was made: Python 3.11 wraps it
             return interrupted()
         if (refused := _refusal(error)) is None:
             return _bug(error)
@@ -62,7 +64,9 @@ def _interrupt_by_signals() -> None:
     def heard(number: int, frame: FrameType | None) -> None:
         nonlocal times
         times += 1
-        events = sys.modules.get("asyncio.events")  # without it there is no loop, and a start does not wait for it
+        events = sys.modules.get(
+            "asyncio.events"
+        )  # without it there is no loop, and a start does not wait for it
         if times > 2:
             at_once.end()
         elif times == 1 and events is not None and (loop := events._get_running_loop()) is not None:
@@ -95,10 +99,26 @@ def _in_a_runner(frame: FrameType | None) -> bool:
 _OF_THE_HOST = {
     getattr(errno, name)
     for name in (
-        "EACCES", "EDQUOT", "EEXIST", "EFBIG", "EIO", "EISDIR", "ELOOP", "EMFILE", "ENAMETOOLONG", "ENFILE", "ENODEV",
-        "ENOENT", "ENOMEM", "ENOSPC", "ENOTDIR", "EPERM", "EROFS", "ESTALE",
+        "EACCES",
+        "EDQUOT",
+        "EEXIST",
+        "EFBIG",
+        "EIO",
+        "EISDIR",
+        "ELOOP",
+        "EMFILE",
+        "ENAMETOOLONG",
+        "ENFILE",
+        "ENODEV",
+        "ENOENT",
+        "ENOMEM",
+        "ENOSPC",
+        "ENOTDIR",
+        "EPERM",
+        "EROFS",
+        "ESTALE",
     )
-}  # fmt: skip
+}
 """What a file system or a limit of the host refuses: no bug, and nothing that loadgen could mend."""
 
 
@@ -107,10 +127,14 @@ def _refusal(error: BaseException) -> UserError | None:
     if isinstance(error, OSError) and error.errno in _OF_THE_HOST:
         return _of_the_host(error)
     if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
-        hint = "give it more memory (ulimit -v, the control group), or a shorter load or smaller files"
+        hint = (
+            "give it more memory (ulimit -v, the control group), or a shorter load or smaller files"
+        )
         return UserError("resource_limit", "the host refused: no memory is left", "", hint)
     earlier = error.__cause__ or error.__context__
-    while earlier is not None:  # an event loop that lacks a descriptor fails once more while it is closed
+    while (
+        earlier is not None
+    ):  # an event loop that lacks a descriptor fails once more while it is closed
         if isinstance(earlier, OSError) and earlier.errno in (errno.EMFILE, errno.ENFILE):
             return _of_the_host(earlier)
         earlier = earlier.__cause__ or earlier.__context__
@@ -139,10 +163,14 @@ def _of_the_host(error: OSError) -> UserError:
     elif error.errno == errno.ENOENT and where and not Path(where).parent.exists():
         gone = [folder for folder in Path(where).absolute().parents if not folder.exists()][-1]
         what = "a folder is gone: it was moved or deleted while this command worked in it, or was never there"
-        return UserError("host_refused", what, str(gone), "what was recorded is where the folder is now")
+        return UserError(
+            "host_refused", what, str(gone), "what was recorded is where the folder is now"
+        )
     elif where:
         hint = "give a path that can be written or read"
-    return UserError(code, f"the host refused: {(error.strerror or str(error)).lower()}", where, hint)
+    return UserError(
+        code, f"the host refused: {(error.strerror or str(error)).lower()}", where, hint
+    )
 
 
 def _kept(where: str) -> str:
@@ -151,8 +179,15 @@ def _kept(where: str) -> str:
 
     if not where:
         return "what was recorded before, if anything, is kept: loadgen report FOLDER shows it"
-    run = next((folder for folder in Path(where).absolute().parents if (folder / "run.json").is_file()), None)
-    return "nothing was recorded" if run is None else f"what was recorded before is kept: loadgen report {run}"
+    run = next(
+        (folder for folder in Path(where).absolute().parents if (folder / "run.json").is_file()),
+        None,
+    )
+    return (
+        "nothing was recorded"
+        if run is None
+        else f"what was recorded before is kept: loadgen report {run}"
+    )
 
 
 def _bug(error: Exception) -> int:
@@ -160,9 +195,17 @@ def _bug(error: Exception) -> int:
     import traceback
 
     with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", errors="backslashreplace", prefix="loadgen-bug-", suffix=".txt", delete=False
+        "w",
+        encoding="utf-8",
+        errors="backslashreplace",
+        prefix="loadgen-bug-",
+        suffix=".txt",
+        delete=False,
     ) as file:
         traceback.print_exception(error, file=file)
-    print(f"error: a bug in loadgen: {type(error).__name__}: {error}\n  --> {file.name}", file=sys.stderr)
+    print(
+        f"error: a bug in loadgen: {type(error).__name__}: {error}\n  --> {file.name}",
+        file=sys.stderr,
+    )
     print("hint: please report it with that file", file=sys.stderr)
     return BUG

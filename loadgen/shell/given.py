@@ -77,7 +77,10 @@ class Given(Struct, frozen=True):
             if made.values and needs_text:
                 what = f"{needs_text}, and an answer of {made.api} is numbers"
                 raise UserError(
-                    "unsupported", what, f"--api {made.api}", "--api chat, completions, responses or messages"
+                    "unsupported",
+                    what,
+                    f"--api {made.api}",
+                    "--api chat, completions, responses or messages",
                 )
         with collecting(faults):
             self.followers()
@@ -93,7 +96,9 @@ class Given(Struct, frozen=True):
 
     def followers(self) -> list[Hearer]:
         """What --prometheus and --otel start beside each run, which reads its folder as it grows. Raises UserError."""
-        flags = " and ".join(f"--{name}" for name in ("prometheus", "otel") if self[name] is not None)
+        flags = " and ".join(
+            f"--{name}" for name in ("prometheus", "otel") if self[name] is not None
+        )
         if not flags:
             return []
         from loadgen.telemetry import otel, prometheus
@@ -101,14 +106,17 @@ class Given(Struct, frozen=True):
 
         found: list[Hearer] = []
         if self["prometheus"] is not None:
-            found.append(Beside(partial(prometheus.Exporter, at=prometheus.listens_on(self["prometheus"]))))
+            found.append(
+                Beside(partial(prometheus.Exporter, at=prometheus.listens_on(self["prometheus"])))
+            )
         if self["otel"] is not None:
             found.append(Beside(partial(otel.TelemetrySender, what=otel.asked(self["otel"]))))
         return [*found, not_in_virtual_time(flags)]
 
     def make_room(self, out: Path | None) -> None:
         """With --force: where the folder holds results, it is kept under a dated name beside it. Raises UserError while
-        a command works in it."""
+        a command works in it.
+        """
         from loadgen.core.execution.folder_names import alone, check_empty, dated
 
         if out is None or not self["force"]:
@@ -137,7 +145,9 @@ class Given(Struct, frozen=True):
         if self["prices"] is None:
             if self["max_cost"] is not None:
                 where = f"--max-cost {self['max_cost']:g}"
-                raise UserError("missing_option", "a limit of money, and no prices", where, "add --prices FILE")
+                raise UserError(
+                    "missing_option", "a limit of money, and no prices", where, "add --prices FILE"
+                )
             return None
 
         from loadgen.pricing.budget import Budget
@@ -157,7 +167,9 @@ class Given(Struct, frozen=True):
         return repetition(self["repeat"])
 
 
-def chosen(values: Mapping[str, Any], table: Mapping[str, Option], by_key: Mapping[str, Option]) -> dict[str, Any]:
+def chosen(
+    values: Mapping[str, Any], table: Mapping[str, Option], by_key: Mapping[str, Option]
+) -> dict[str, Any]:
     """The options that were given or have a default, from the value of each flag. Raises UserError for --set."""
     typed: dict[str, Any] = {
         name: not value if table[name].flags.startswith("--no-") else value
@@ -175,10 +187,16 @@ def _by_key(typed: Sequence[str], known: Mapping[str, Option]) -> dict[str, Any]
         name = name.strip().replace("-", "_")
         where = f"--set {text}"
         if name not in known:
-            hint = f"did you mean --{name.replace('_', '-')}?" if name in COMMAND_OPTIONS else meant(name, [*known])
+            hint = (
+                f"did you mean --{name.replace('_', '-')}?"
+                if name in COMMAND_OPTIONS
+                else meant(name, [*known])
+            )
             raise UserError("unknown_name", f"no key is called {name}", where, hint)
         if not equals:
-            raise UserError("missing_value", f"{name} needs a value", where, f"--set {name}={known[name].sets}")
+            raise UserError(
+                "missing_value", f"{name} needs a value", where, f"--set {name}={known[name].sets}"
+            )
         if known[name].type == list[str]:
             found.setdefault(name, []).append(value)
         elif name in found:
@@ -219,7 +237,9 @@ def not_in_virtual_time(flags: str) -> Hearer:
     def hear(event: RunEvent) -> None:
         if isinstance(event, RunPlanned) and event.header.client == "virtual" and not told:
             told.append(flags)
-            say(f"note: {flags} sends nothing of a run in virtual time, which ends before anybody could watch it")
+            say(
+                f"note: {flags} sends nothing of a run in virtual time, which ends before anybody could watch it"
+            )
 
     return hear
 
@@ -228,7 +248,9 @@ def _redacted_url(argument: str) -> str:
     from loadgen_sdk.errors import TargetUnusable
     from loadgen_sdk.transport.target import Target
 
-    flag, equals, url = argument.rpartition("=") if argument.startswith("--") else ("", "", argument)
+    flag, equals, url = (
+        argument.rpartition("=") if argument.startswith("--") else ("", "", argument)
+    )
     try:
         return flag + equals + Target.parse(url).redacted
     except TargetUnusable:

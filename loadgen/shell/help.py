@@ -23,10 +23,27 @@ from loadgen.shell import removed
 from loadgen.shell.overview import row
 from loadgen.shell.run_options import PANELS, Option
 
-_OF_NAMES = {"as_json": "Output", "as_markdown": "Output", "as_csv": "Output", "strict": "SLO", "percentile": "SLO"}
+_OF_NAMES = {
+    "as_json": "Output",
+    "as_markdown": "Output",
+    "as_csv": "Output",
+    "strict": "SLO",
+    "percentile": "SLO",
+}
 _METAVARS = {
     "FOLDER": ("resume", "results", "extend"),
-    "FILE": ("html", "junit", "out", "prices", "dataset", "log", "cert", "key", "api_key_file", "faults_file"),
+    "FILE": (
+        "html",
+        "junit",
+        "out",
+        "prices",
+        "dataset",
+        "log",
+        "cert",
+        "key",
+        "api_key_file",
+        "faults_file",
+    ),
     "TIME": ("think", "max_time", "min_duration", "ttft", "itl", "per_input_token"),
     "SECONDS": ("seconds",),
     "LOAD": ("low", "high", "start"),
@@ -52,16 +69,28 @@ _TABLES = {
 MOST_LINES = 40  # of a help at 80 columns
 FIRST = ("url", "request_rate", "concurrency", "duration", "num_requests", "slo")
 THEN = (
-    "model", "input_tokens", "output_tokens", "dataset", "trace", "warmup", "seed", "repeat", "out", "api_key_file",
-    "prices", "set",
-)  # fmt: skip
+    "model",
+    "input_tokens",
+    "output_tokens",
+    "dataset",
+    "trace",
+    "warmup",
+    "seed",
+    "repeat",
+    "out",
+    "api_key_file",
+    "prices",
+    "set",
+)
 """What most people need of the options of a load: before and after those that are a command's own."""
 
 
 class Command(TyperCommand):
     """A command with its help: `--help` is what most people need, `--help-all` everything."""
 
-    _everything: Any = None  # the option --help-all: one object, since the parser knows an option by its identity
+    _everything: Any = (
+        None  # the option --help-all: one object, since the parser knows an option by its identity
+    )
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = _quick(super().get_params(ctx))
@@ -72,7 +101,10 @@ class Command(TyperCommand):
             self._everything = copy(asks)
             del self._everything.process_value  # is that of the option --help
             self._everything.name, self._everything.opts = "help_all", ["--help-all"]
-            self._everything.help, self._everything.callback = "Show all options and the exit codes.", _say_all
+            self._everything.help, self._everything.callback = (
+                "Show all options and the exit codes.",
+                _say_all,
+            )
         return [*params, *_quick([self._everything])]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -112,11 +144,18 @@ def _refuse_url(value: Any, param: Any) -> None:
     if isinstance(value, str) and _URL.match(value) and not of_result and not os.path.exists(value):
         what = "this is a URL, and a file or folder of this machine is meant"
         where = f"{max(param.opts, key=len)} {value}" if is_option else value
-        raise UserError("invalid_value", what, where, "a server stands behind --url; a file is fetched first")
+        raise UserError(
+            "invalid_value", what, where, "a server stands behind --url; a file is fetched first"
+        )
 
 
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
-_READ = ("contract", "dataset", "trace", "workload")  # arguments that are files of which no result is made
+_READ = (
+    "contract",
+    "dataset",
+    "trace",
+    "workload",
+)  # arguments that are files of which no result is made
 _NUMBERS = {int: re.compile("[0-9]{1,15}"), float: re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?")}
 _OF_PATHS = ("exists", "resolve_path", "allow_dash", "path_type", "writable")
 
@@ -136,9 +175,17 @@ def _plainly(kind: Any, asked: Any, value: Any) -> Any:
         return None
     if kind in _NUMBERS and _NUMBERS[kind].fullmatch(value):
         number = kind(value)
-        is_low, is_high = (asked.min is not None and number < asked.min, asked.max is not None and number > asked.max)
+        is_low, is_high = (
+            asked.min is not None and number < asked.min,
+            asked.max is not None and number > asked.max,
+        )
         return None if is_low or is_high else number
-    if kind is Path and asked.file_okay and asked.dir_okay and not any(getattr(asked, name) for name in _OF_PATHS):
+    if (
+        kind is Path
+        and asked.file_okay
+        and asked.dir_okay
+        and not any(getattr(asked, name) for name in _OF_PATHS)
+    ):
         return Path(value) if os.access(value, os.R_OK) or not os.path.exists(value) else None
     return None
 
@@ -157,7 +204,9 @@ class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _quick(super().get_params(ctx))
 
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
         try:
             return super().make_context(info_name, args, parent, **extra)
         except KeyboardInterrupt:
@@ -174,7 +223,9 @@ class Group(TyperGroup):
         if found is None and not ctx.resilient_parsing:
             gone = removed.COMMANDS.get(cmd_name) if ctx.parent is None else None
             hint = gone or meant(cmd_name, self.list_commands(ctx))
-            raise UserError("unknown_name", f"no command is called {cmd_name}", ctx.command_path, hint)
+            raise UserError(
+                "unknown_name", f"no command is called {cmd_name}", ctx.command_path, hint
+            )
         return found
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -194,7 +245,11 @@ def _short(command: Any, ctx: Any, width: int) -> Iterator[str]:
     paragraphs = (command.help or "").split("\n\n")
     example = next((one for one in paragraphs if one.strip().startswith("Example:")), "")
     head = [*_head(command, ctx, [paragraphs[0], example], width), "", "Options:"]
-    options = [param for param in command.get_params(ctx) if param.param_type_name == "option" and not param.hidden]
+    options = [
+        param
+        for param in command.get_params(ctx)
+        if param.param_type_name == "option" and not param.hidden
+    ]
 
     def rank(param: Any) -> tuple[int, int]:
         if any(name in example.split() for name in param.opts):
@@ -202,10 +257,15 @@ def _short(command: Any, ctx: Any, width: int) -> Iterator[str]:
         for place, names in ((1, FIRST), (3, THEN)):
             if param.name in names:
                 return place, names.index(param.name)
-        is_own = getattr(param, "rich_help_panel", None) is None and param.name not in ("help", "help_all")
+        is_own = getattr(param, "rich_help_panel", None) is None and param.name not in (
+            "help",
+            "help_all",
+        )
         return (2 if is_own else 4), 0
 
-    tail = textwrap.wrap(f"{len(options)} options in all, exit codes: {ctx.command_path} --help-all", width)
+    tail = textwrap.wrap(
+        f"{len(options)} options in all, exit codes: {ctx.command_path} --help-all", width
+    )
     room = MOST_LINES - len(head) - 1 - len(tail)
     yield from head
     for param in sorted(options, key=rank):
@@ -226,7 +286,11 @@ def _head(command: Any, ctx: Any, paragraphs: Iterable[str], width: int) -> Iter
         yield ""
         more = "      " if paragraph.strip().startswith("Example:") else "  "
         yield from textwrap.wrap(
-            " ".join(paragraph.split()), width, initial_indent="  ", subsequent_indent=more, break_on_hyphens=False
+            " ".join(paragraph.split()),
+            width,
+            initial_indent="  ",
+            subsequent_indent=more,
+            break_on_hyphens=False,
         )
     if arguments := [param for param in command.params if param.param_type_name == "argument"]:
         yield from ("", "Arguments:")
@@ -239,7 +303,9 @@ def _lines(command: Any, ctx: Any, width: int) -> Iterator[str]:
     panels: dict[str, list[Any]] = {"Options": []} | {panel: [] for panel in (*PANELS, "Advanced")}
     for param in command.get_params(ctx):
         if param.param_type_name == "option" and not param.hidden:
-            panels[getattr(param, "rich_help_panel", None) or _OF_NAMES.get(param.name, "Options")].append(param)
+            panels[
+                getattr(param, "rich_help_panel", None) or _OF_NAMES.get(param.name, "Options")
+            ].append(param)
     for panel, options in panels.items():
         if options:
             yield from ("", f"{panel}:")
@@ -251,13 +317,17 @@ def _lines(command: Any, ctx: Any, width: int) -> Iterator[str]:
         for name, option in by_key.items():
             default = option.default or option.shown
             yield from row(
-                f"{name}={option.sets}", f"{option.help}{f' [default: {default}]' if default else ''}", width
+                f"{name}={option.sets}",
+                f"{option.help}{f' [default: {default}]' if default else ''}",
+                width,
             )
     if isinstance(command, TyperGroup):
         yield from ("", "Commands:")
         for name in command.list_commands(ctx):
             sub = command.commands[name]
-            yield from row(name, " ".join((sub.help or "").split("\n\n")[0].split()), width, indent=14)
+            yield from row(
+                name, " ".join((sub.help or "").split("\n\n")[0].split()), width, indent=14
+            )
 
 
 _SENTENCE = r"(?<!\.)\.(?:\s|$)"  # its end; not that of "..."
@@ -271,7 +341,9 @@ def _said(param: Any, ctx: Any, *, brief: bool = False) -> tuple[str, str]:
     takes = "" if param.is_flag else f" {_takes(param, ctx)}"
     text = (param.help or "") + _added(param.name)
     if brief:
-        return f"{', '.join([*short, first])}{off}{takes}", re.split(_SENTENCE, text, maxsplit=1)[0] + "."
+        return f"{', '.join([*short, first])}{off}{takes}", re.split(_SENTENCE, text, maxsplit=1)[
+            0
+        ] + "."
     default = param.get_default(ctx) if not param.is_flag else None
     if isinstance(param.show_default, str):
         default = param.show_default
@@ -295,5 +367,7 @@ def _takes(param: Any, ctx: Any) -> str:
     for word, names in _METAVARS.items():
         if param.name in names:
             return word
-    kind = re.split(r"[< \[]", param.get_help_record(ctx)[0].partition(" ")[2].strip("<>"))[0].lower()
+    kind = re.split(r"[< \[]", param.get_help_record(ctx)[0].partition(" ")[2].strip("<>"))[
+        0
+    ].lower()
     return {"int": "N", "integer": "N", "float": "NUMBER"}.get(kind, "WORD")

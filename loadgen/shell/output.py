@@ -26,7 +26,9 @@ def print_json(value: Any) -> None:
     print(format.document(value).decode(), end="", flush=True)
 
 
-def print_answer(value: Any, answer: Report | str, *, as_json: bool, as_markdown: bool = False) -> None:
+def print_answer(
+    value: Any, answer: Report | str, *, as_json: bool, as_markdown: bool = False
+) -> None:
     """Print the answer of a command on stdout: the value as JSON, or its report, or a text that ends in a newline."""
     if as_json:
         print_json(value)
@@ -58,10 +60,14 @@ def telling_what_is_kept(parent: Path, going_on: str) -> Iterator[None]:
         if not any(parent.rglob("summary.json")):
             raise
         hint = "; ".join(filter(None, (error.hint, f"what was measured is kept, and {going_on}")))
-        raise TargetError(error.code, error.what, error.where, hint, key=error.key, values=error.values) from None
+        raise TargetError(
+            error.code, error.what, error.where, hint, key=error.key, values=error.values
+        ) from None
 
 
-def write_file(path: Path, data: str | bytes | Iterable[bytes], flag: str, *, add: bool = False) -> None:
+def write_file(
+    path: Path, data: str | bytes | Iterable[bytes], flag: str, *, add: bool = False
+) -> None:
     """Write a file that the user named with `flag`, or `add` to it. Raises UserError."""
     if isinstance(data, str | bytes):
         data = [data if isinstance(data, bytes) else data.encode()]
@@ -69,7 +75,9 @@ def write_file(path: Path, data: str | bytes | Iterable[bytes], flag: str, *, ad
         with path.open("ab" if add else "wb") as file:
             file.writelines(data)
     except OSError as error:
-        raise UserError("unwritable_file", f"cannot be written: {error.strerror}", f"{flag} {path}") from None
+        raise UserError(
+            "unwritable_file", f"cannot be written: {error.strerror}", f"{flag} {path}"
+        ) from None
 
 
 def in_color() -> bool:
@@ -85,7 +93,8 @@ def foreign_pages(folder: Path) -> list[str]:
     return [
         file.relative_to(folder).as_posix()
         for file in sorted(folder.rglob("*"))
-        if file.suffix.lower() in (".html", ".htm", ".xhtml", ".xht", ".svg", ".mhtml") and not _begins(file, ours)
+        if file.suffix.lower() in (".html", ".htm", ".xhtml", ".xht", ".svg", ".mhtml")
+        and not _begins(file, ours)
     ]
 
 

@@ -13,7 +13,10 @@ VERSION = "Print the version and leave."
 OPTIONS = (
     ("--version", VERSION),
     ("--install-completion", "Install completion for the current shell."),
-    ("--show-completion", "Show completion for the current shell, to copy it or customize the installation."),
+    (
+        "--show-completion",
+        "Show completion for the current shell, to copy it or customize the installation.",
+    ),
     ("-h, --help", "Show this message and exit."),
 )
 WIDEST, NARROWEST = 100, 50  # columns of a help
@@ -24,7 +27,9 @@ def overview() -> str:
     """The help, as wide as the terminal."""
     import shutil
 
-    width = max(min(shutil.get_terminal_size().columns, WIDEST) - 2, NARROWEST)  # as the help of each command
+    width = max(
+        min(shutil.get_terminal_size().columns, WIDEST) - 2, NARROWEST
+    )  # as the help of each command
     return "\n".join(_lines(width)) + "\n"
 
 
@@ -42,12 +47,20 @@ def version() -> str:
 
 def _lines(width: int) -> Iterator[str]:
     yield from ("Usage: loadgen [OPTIONS] COMMAND [ARGS]...", "")
-    yield from textwrap.wrap(WHAT, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    yield from textwrap.wrap(
+        WHAT, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+    )
     yield from ("", "Options:")
-    for name, text in (OPTIONS[0], *OPTIONS[3:], OPTIONS[1]):  # the help of a screen; both completions are taken
+    for name, text in (
+        OPTIONS[0],
+        *OPTIONS[3:],
+        OPTIONS[1],
+    ):  # the help of a screen; both completions are taken
         yield from row(name, text, width)
     commands = [(row.name, row.group, row.help) for row in COMMANDS.own]
-    commands += [(name, group, said) for name, group, said in COMMANDS.told("name", "group", "help")]
+    commands += [
+        (name, group, said) for name, group, said in COMMANDS.told("name", "group", "help")
+    ]
     for group in dict.fromkeys(group for _, group, _ in commands):
         yield from ("", f"{group.capitalize()}:")
         for name, of, said in commands:
@@ -61,7 +74,9 @@ def row(name: str, text: str, width: int, indent: int = INDENT) -> Iterator[str]
     lines = textwrap.wrap(text, width - indent, break_on_hyphens=False) or [""]
     head = f"  {name}"
     if len(head) > indent - 2:
-        yield from textwrap.wrap(name, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+        yield from textwrap.wrap(
+            name, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+        )
         head = ""
     yield f"{head:<{indent}}{lines[0]}".rstrip()
     for line in lines[1:]:

@@ -15,7 +15,9 @@ from loadgen.shell.help import Command, Group, in_order
 from loadgen.shell.overview import VERSION, WHAT, WIDEST, overview, version
 from loadgen.shell.wrong_usage import fault_of
 
-WrongUsage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+WrongUsage: Any = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
 """What the parser raises: typer's own copy of click or, before it had one, the package's."""
 
 
@@ -65,7 +67,11 @@ class Root(Group):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
             return super().parse_args(ctx, args)
-        options, self.params, self.add_help_option = self.params, [], False  # for their values typer imports pydantic
+        options, self.params, self.add_help_option = (
+            self.params,
+            [],
+            False,
+        )  # for their values typer imports pydantic
         try:
             return super().parse_args(ctx, args)
         finally:
@@ -87,7 +93,9 @@ def _version(asked: bool) -> None:
 
 
 def _all(
-    version: bool = typer.Option(False, "--version", help=VERSION, callback=_version, is_eager=True),
+    version: bool = typer.Option(
+        False, "--version", help=VERSION, callback=_version, is_eager=True
+    ),
 ) -> None:
     pass
 

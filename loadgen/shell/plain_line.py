@@ -21,7 +21,11 @@ SWITCHES = {"--json": "as_json", "--strict": "strict", "--dry-run": "dry_run"}
 
 def carry_out(typed: Sequence[str]) -> int:
     """Carry out a command line; returns the exit code of its command. Raises Fault or Faults."""
-    if typed[:1] == ["run"] and "_LOADGEN_COMPLETE" not in os.environ and (plain := plainly(spread(typed[1:]))):
+    if (
+        typed[:1] == ["run"]
+        and "_LOADGEN_COMPLETE" not in os.environ
+        and (plain := plainly(spread(typed[1:])))
+    ):
         values, own = plain
         by_key = {name: option for name, option in COMMAND_OPTIONS.items() if option.sets}
         given = Given("run", chosen(values, COMMAND_OPTIONS, by_key), typed, _again)

@@ -26,7 +26,12 @@ def repetition(text: str | None) -> Repetition | None:
     number, *parts = (part.strip() for part in text.split(","))
     asked = dict(part.partition("=")[::2] for part in parts)
     faults: list[Fault] = [
-        UserError("unknown_name", f'"{name}" says nothing of repeats', where, "known: pause=10m, most=10, within=5%")
+        UserError(
+            "unknown_name",
+            f'"{name}" says nothing of repeats',
+            where,
+            "known: pause=10m, most=10, within=5%",
+        )
         for name in asked
         if name not in ("most", "within", "pause")
     ]
@@ -34,15 +39,25 @@ def repetition(text: str | None) -> Repetition | None:
     if number != "auto":
         count = int(number) if number.isdecimal() else 0
         if not 1 <= count <= 100:
-            faults.append(UserError("invalid_value", "no number of runs", where, "a number from 1 to 100, or auto"))
+            faults.append(
+                UserError(
+                    "invalid_value", "no number of runs", where, "a number from 1 to 100, or auto"
+                )
+            )
         elif "most" in asked or "within" in asked:
             what = "a fixed number of runs has no end to look for"
-            faults.append(UserError("no_effect", what, where, "--repeat auto, or without most and within"))
+            faults.append(
+                UserError("no_effect", what, where, "--repeat auto, or without most and within")
+            )
     most = None
     if "most" in asked:
         most = int(asked["most"]) if asked["most"].isdecimal() else 0
         if not repeats.FEWEST <= most <= 100:
-            faults.append(UserError("out_of_range", "no number of runs", where, f"most from {repeats.FEWEST} to 100"))
+            faults.append(
+                UserError(
+                    "out_of_range", "no number of runs", where, f"most from {repeats.FEWEST} to 100"
+                )
+            )
     share, pause_ns = None, None
     with collecting(faults):
         share = typed("--repeat within", asked.get("within"), units.share)
@@ -53,5 +68,8 @@ def repetition(text: str | None) -> Repetition | None:
     if faults:
         raise Faults(faults)
     return repeats.Repetition(
-        count=count, most=most or repeats.MOST, within=share or repeats.WITHIN, pause_ns=pause_ns or 0
+        count=count,
+        most=most or repeats.MOST,
+        within=share or repeats.WITHIN,
+        pause_ns=pause_ns or 0,
     )

@@ -26,15 +26,23 @@ def report(
         ),
     ],
     html: Annotated[
-        Path | None, typer.Option("--html", help="Where the page goes.", show_default="report.html in the folder")
+        Path | None,
+        typer.Option(
+            "--html", help="Where the page goes.", show_default="report.html in the folder"
+        ),
     ] = None,
     no_html: Annotated[bool, typer.Option("--no-html", help="Print only.")] = False,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print summary.json, verdict.json, ... instead; no page unless --html."),
+        typer.Option(
+            "--json", help="Print summary.json, verdict.json, ... instead; no page unless --html."
+        ),
     ] = False,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print Markdown instead, as for a build; no page unless --html.")
+        bool,
+        typer.Option(
+            "--markdown", help="Print Markdown instead, as for a build; no page unless --html."
+        ),
     ] = False,
     strict: Strict = False,
 ) -> int:
@@ -59,7 +67,11 @@ def report(
         print(opened.shown(color=in_color()), end="", flush=True)
     only = as_json or as_markdown
     beside = opened.row.page_name if result_kinds.leaves_page_in(opened.row, folder) else ""
-    if not no_html and (html is not None or (beside and not only)) and (page := opened.page) is not None:
+    if (
+        not no_html
+        and (html is not None or (beside and not only))
+        and (page := opened.page) is not None
+    ):
         _write(page, html if html is not None else folder / beside, within=folder)
     elif not no_html and not only and opened.row.page_name and not beside:
         say(f"no page: no result lies directly in {folder}; --html FILE writes one")
@@ -80,13 +92,19 @@ def _write(page: str, path: Path, within: Path) -> None:
 
     try:
         own = not path.parent.resolve().is_relative_to(within.resolve())
-        if (path.is_symlink() and not own) or not path.is_file() or path.read_bytes() != page.encode():
+        if (
+            (path.is_symlink() and not own)
+            or not path.is_file()
+            or path.read_bytes() != page.encode()
+        ):
             if own:
                 path.write_text(page, "utf-8")
             else:
                 files.replace(path, page.encode(), shared=True)
     except OSError as error:
         hint = "give another place with --html FILE, or --no-html"
-        raise UserError("unwritable_file", f"cannot write the page: {error.strerror}", str(path), hint) from None
+        raise UserError(
+            "unwritable_file", f"cannot write the page: {error.strerror}", str(path), hint
+        ) from None
     checksums.renew(path.parent, path)
     print(f"page: {path}", file=sys.stderr)

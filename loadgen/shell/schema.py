@@ -25,7 +25,9 @@ def schema(kind: str) -> dict[str, Any]:
 
     if kind not in KINDS:
         known = ", ".join(KINDS)
-        raise UserError("unknown_name", f'no kind of file: "{kind}"', f"--schema {kind}", f"known: {known}")
+        raise UserError(
+            "unknown_name", f'no kind of file: "{kind}"', f"--schema {kind}", f"known: {known}"
+        )
     if kind == "workload":
         return json_schema()
     reference, title = _TYPES[kind]

@@ -1,5 +1,6 @@
 """The standard streams of a command, made safe before it starts: none of them missing, and a reader that leaves early
-(`| head`), or a terminal without UTF-8, does not change how the command ends."""
+(`| head`), or a terminal without UTF-8, does not change how the command ends.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ class _Terminal(io.TextIOWrapper):
     """Text for a terminal, which obeys our own colours and nothing else that may be in a text."""
 
     def write(self, text: str) -> int:
-        return super().write(_STEERING.sub(lambda match: match.group().encode("unicode_escape").decode(), text))
+        return super().write(
+            _STEERING.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
+        )
 
     def steer(self, text: str) -> int:
         """Write what moves the cursor too: a drawing of ours, whose texts are harmless."""

@@ -14,9 +14,17 @@ from pathlib import Path
 from loadgen.core.errors import UserError
 from loadgen.shell.run_options import COMMAND_OPTIONS
 
-OF_OTHERS = {"--against", "--against-model", "--against-key-file"}  # of `validate`: where else it asks
-_SWITCHES = {name for option in COMMAND_OPTIONS.values() if option.type is bool for name in option.names}
-_REACHES = OF_OTHERS | {name for option in COMMAND_OPTIONS.values() if option.reaches for name in option.names}
+OF_OTHERS = {
+    "--against",
+    "--against-model",
+    "--against-key-file",
+}  # of `validate`: where else it asks
+_SWITCHES = {
+    name for option in COMMAND_OPTIONS.values() if option.type is bool for name in option.names
+}
+_REACHES = OF_OTHERS | {
+    name for option in COMMAND_OPTIONS.values() if option.reaches for name in option.names
+}
 
 
 def typed_again(before: Sequence[str], now: Sequence[str]) -> list[str]:
@@ -32,7 +40,9 @@ def typed_again(before: Sequence[str], now: Sequence[str]) -> list[str]:
     return [*kept, *now[1:]]
 
 
-def taken_up(before: Sequence[str], now: Sequence[str], flag: str, folder: Path, depth: int = 1) -> list[str]:
+def taken_up(
+    before: Sequence[str], now: Sequence[str], flag: str, folder: Path, depth: int = 1
+) -> list[str]:
     """The command line that goes on with a folder: what it names (`before`), with what the user types (`now`).
 
     Both begin with the same command, of `depth` words. Raises UserError for another command, for a secret that was not
@@ -44,8 +54,12 @@ def taken_up(before: Sequence[str], now: Sequence[str], flag: str, folder: Path,
         raise UserError("mismatch", "not a result of this command", where, f"it was: {was}")
     command, before, now = now[:depth], before[depth - 1 :], now[depth - 1 :]
     if missing := to_say(_kept(before, now)):
-        what = "the folder alone says where to send, and with whose keys; a folder may be a stranger's"
-        raise UserError("missing_option", what, where, f"where this is right, add {shlex.join(missing)}")
+        what = (
+            "the folder alone says where to send, and with whose keys; a folder may be a stranger's"
+        )
+        raise UserError(
+            "missing_option", what, where, f"where this is right, add {shlex.join(missing)}"
+        )
     # the folder is said twice: an option at the end of `before` that lacks its value would take the first for it
     return [*command[:-1], *typed_again([*before, f"{flag}={folder}"], now)]
 

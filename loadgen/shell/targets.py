@@ -71,7 +71,9 @@ class WrittenTargets(Part):
 NOTHING = Endpoint(url="")
 
 
-def load_targets(path: Path, env: Mapping[str, str] = os.environ, common: Endpoint = NOTHING) -> tuple[Endpoint, ...]:
+def load_targets(
+    path: Path, env: Mapping[str, str] = os.environ, common: Endpoint = NOTHING
+) -> tuple[Endpoint, ...]:
     """The endpoints of a file, which is a list or a mapping with `targets:`.
 
     Raises UserError for a file that cannot be read, and Faults with all errors in it.
@@ -79,20 +81,28 @@ def load_targets(path: Path, env: Mapping[str, str] = os.environ, common: Endpoi
     `common`: the key, GPUs, shape and region of targets that give none of their own.
     """
     text = read_text(path, f"--targets {path}", "targets file", lambda: _SMALLEST, _SMALLEST)
-    top, faults = read_yaml(text, str(path), env, kind="targets file", smallest=_SMALLEST, list_as="targets")
+    top, faults = read_yaml(
+        text, str(path), env, kind="targets file", smallest=_SMALLEST, list_as="targets"
+    )
     source = Source(file=str(path), folder=path.parent, faults=faults)
     written = validated(WrittenTargets, top, source)
     if written is None:
         raise Faults(in_order(source.faults))
     if not written.targets:
-        source.faults.append(UserError("empty_file", "no targets in it", _place(top, source), _SMALLEST))
+        source.faults.append(
+            UserError("empty_file", "no targets in it", _place(top, source), _SMALLEST)
+        )
     endpoints: list[Endpoint] = []
     for i, target in enumerate(written.targets):
         endpoint = _endpoint(target, i, top, source, env, common)
         if any(other.name == endpoint.name for other in endpoints):
             what = f"a second target named {endpoint.name!r}"
-            source.faults.append(UserError("duplicate", what, _place(top, source, i), "give each its own name"))
-        if (double := next((other for other in endpoints if _is_same(other, endpoint)), None)) is not None:
+            source.faults.append(
+                UserError("duplicate", what, _place(top, source, i), "give each its own name")
+            )
+        if (
+            double := next((other for other in endpoints if _is_same(other, endpoint)), None)
+        ) is not None:
             what = f"the same endpoint and key as {double.name!r}"
             hint = "name each once: its load would be counted as two"
             source.faults.append(UserError("duplicate", what, _place(top, source, i, "url"), hint))
@@ -109,18 +119,28 @@ def _place(top: Map, source: Source, *loc: str | int) -> Place:
 
 def _is_same(one: Endpoint, other: Endpoint) -> bool:
     """Whether two targets are the same: equal base URL and equal key."""
-    return one.api_key == other.api_key and Target.parse(one.url).redacted == Target.parse(other.url).redacted
+    return (
+        one.api_key == other.api_key
+        and Target.parse(one.url).redacted == Target.parse(other.url).redacted
+    )
 
 
 def _endpoint(
-    target: WrittenTarget, i: int, top: Map, source: Source, env: Mapping[str, str], common: Endpoint
+    target: WrittenTarget,
+    i: int,
+    top: Map,
+    source: Source,
+    env: Mapping[str, str],
+    common: Endpoint,
 ) -> Endpoint:
     key = common.api_key or env.get("OPENAI_API_KEY")
     if target.api_key_env is not None:
         if not (key := env.get(target.api_key_env)):
             name, place = target.api_key_env, _place(top, source, i, "api_key_env")
             source.faults.append(
-                UserError("unset_variable", f"{name} is not set", place, f"export {name}=...", key=name)
+                UserError(
+                    "unset_variable", f"{name} is not set", place, f"export {name}=...", key=name
+                )
             )
     elif target.api_key_file is not None:
         file = source.folder / target.api_key_file
@@ -129,7 +149,9 @@ def _endpoint(
         except (OSError, UnicodeDecodeError) as error:
             what = f"{file}: {error.strerror if isinstance(error, OSError) else 'not text'}"
             place = _place(top, source, i, "api_key_file")
-            source.faults.append(UserError(of_reading(error), what, place, "a file with the key alone"))
+            source.faults.append(
+                UserError(of_reading(error), what, place, "a file with the key alone")
+            )
     return Endpoint(
         url=target.url,
         name=target.name or Target.parse(target.url).address,
@@ -147,9 +169,12 @@ def named(url: str) -> tuple[str, str] | None:
     return (name, rest) if equals and re.fullmatch(TARGET_NAME, name) else None
 
 
-def from_urls(urls: list[str], api_key: str | None, gpus: int | None, shape: str, region: str) -> tuple[Endpoint, ...]:
+def from_urls(
+    urls: list[str], api_key: str | None, gpus: int | None, shape: str, region: str
+) -> tuple[Endpoint, ...]:
     """Endpoints of a repeated `--url`; the other arguments apply to each that has no name. Raises Faults for a bad or
-    repeated URL."""
+    repeated URL.
+    """
     endpoints: list[Endpoint] = []
     faults: list[Fault] = []
     for text in urls:
@@ -160,8 +185,16 @@ def from_urls(urls: list[str], api_key: str | None, gpus: int | None, shape: str
             faults.append(fault)
             continue
         if row.run or row.serve:
-            because = f"{url} runs in virtual time" if row.virtual else f"a target of {row.name} stands alone"
-            faults.append(UserError("conflict", f"{because}, beside no other target", "--url", "name it alone"))
+            because = (
+                f"{url} runs in virtual time"
+                if row.virtual
+                else f"a target of {row.name} stands alone"
+            )
+            faults.append(
+                UserError(
+                    "conflict", f"{because}, beside no other target", "--url", "name it alone"
+                )
+            )
             continue
         try:
             name = Target.parse(url).redacted
@@ -169,8 +202,12 @@ def from_urls(urls: list[str], api_key: str | None, gpus: int | None, shape: str
             faults.append(UserError(error.code, str(error), "--url", error.hint))
             continue
         if any(name == endpoint.name and serves == endpoint.serves for endpoint in endpoints):
-            faults.append(UserError("duplicate", f"{name} is given twice", "--url", "name each target once"))
-        endpoint = Endpoint(url=url, name=name, api_key=api_key, gpus=gpus, shape=shape, region=region)
+            faults.append(
+                UserError("duplicate", f"{name} is given twice", "--url", "name each target once")
+            )
+        endpoint = Endpoint(
+            url=url, name=name, api_key=api_key, gpus=gpus, shape=shape, region=region
+        )
         if serves:
             endpoint = Endpoint(url=url, name=name, api_key=api_key, serves=serves)
         endpoints.append(endpoint)

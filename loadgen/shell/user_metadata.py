@@ -41,18 +41,28 @@ def parse(
         if not re.fullmatch(_KEY, key):
             faults.append(
                 UserError(
-                    "invalid_value", "no key of metadata: letters, digits, . _ -, at most 64", "--metadata", _HINT
+                    "invalid_value",
+                    "no key of metadata: letters, digits, . _ -, at most 64",
+                    "--metadata",
+                    _HINT,
                 )
             )
         elif value is None:
-            faults.append(UserError("invalid_value", "a key without a value", f"--metadata {key}", _HINT))
+            faults.append(
+                UserError("invalid_value", "a key without a value", f"--metadata {key}", _HINT)
+            )
         elif re.search(_SECRET_KEY, key) or _is_secret(value, secrets):
             what = "this looks like a secret, and metadata are stored and shown as they stand"
             hint = "leave it out; keys belong into --api-key-file or the environment"
             faults.append(UserError("secret", what, f"--metadata {key}=***", hint))
         elif key in pairs:
             faults.append(
-                UserError("duplicate", "the key is given twice", f"--metadata {key}=...", "give each key once")
+                UserError(
+                    "duplicate",
+                    "the key is given twice",
+                    f"--metadata {key}=...",
+                    "give each key once",
+                )
             )
         elif not value or len(value) > LONGEST or not value.isprintable():
             what = f"a value is one line of 1 to {LONGEST} characters"
@@ -60,13 +70,21 @@ def parse(
         else:
             pairs[key] = value
     if len(pairs) > MOST:
-        faults.append(UserError("too_large", f"{len(pairs)} pairs are too many", "--metadata", f"{MOST} at most"))
+        faults.append(
+            UserError(
+                "too_large", f"{len(pairs)} pairs are too many", "--metadata", f"{MOST} at most"
+            )
+        )
     return tuple(pairs.items()), faults
 
 
 def secrets_of(keys: Iterable[str | None], headers: Iterable[tuple[str, str]]) -> list[str]:
     """What no value of metadata may contain: the API keys, and credentials and cookies in the user's headers."""
-    credentials = [(name, value) for name, value in headers if re.search(_SECRET_KEY, name) or re.search(_AUTH, name)]
+    credentials = [
+        (name, value)
+        for name, value in headers
+        if re.search(_SECRET_KEY, name) or re.search(_AUTH, name)
+    ]
     return [*(key for key in keys if key), *header_secrets(credentials)]
 
 

@@ -24,10 +24,17 @@ NONE = np.zeros(0, np.int64)
 def stages(schedule: Schedule) -> list[tuple[Any, ...]]:
     """The stages of a schedule: -1 where something is None; last the offsets, or when each lane begins."""
     return [
-        (_known(span.start_ns), _known(span.length_ns), span.first_chain, _known(span.chains), span.lanes,
-         span.taken_over, _times(span))
+        (
+            _known(span.start_ns),
+            _known(span.length_ns),
+            span.first_chain,
+            _known(span.chains),
+            span.lanes,
+            span.taken_over,
+            _times(span),
+        )
         for span in schedule.stages
-    ]  # fmt: skip
+    ]
 
 
 def _known(value: int | None) -> int:
@@ -45,12 +52,19 @@ def drawn(schedule: Schedule, sizes: Sizes) -> tuple[int, Callable[[int, int], C
     """How many chains are drawn together, and what draws them: first chain, number of them -> 12 columns."""
     chains, turns = schedule.chains, schedule.turns
     of_chains = (None,) * 8
-    together = chains.together if isinstance(chains, Conversations) else SINGLES if turns == 1 else TASKS
+    together = (
+        chains.together if isinstance(chains, Conversations) else SINGLES if turns == 1 else TASKS
+    )
 
     def block(first: int, count: int) -> Columns:
         made = of_chains if turns == 1 else _chains(chains, first, count)
         if isinstance(sizes, DrawnAtOnce):
-            return (*made, *map(_column, sizes.of_many(np.arange(first * turns, (first + count) * turns))), NONE, NONE)
+            return (
+                *made,
+                *map(_column, sizes.of_many(np.arange(first * turns, (first + count) * turns))),
+                NONE,
+                NONE,
+            )
         if isinstance(sizes, SharedPrefixes):
             return (*made, *map(_column, sizes.of_conversations(first, count)))
         return (*made, None, None, None, None)
@@ -65,14 +79,22 @@ def _column(values: Any) -> Any:
 def _chains(chains: Chains, first: int, count: int) -> Columns:
     """Of these chains: where the slots of each begin, whether it is a session; of their slots: for how many they wait,
     where their followers begin, the followers, the pauses; of each chain: in which turn its user leaves, after so many
-    tokens."""
+    tokens.
+    """
     if isinstance(chains, Conversations):
         turns, nobody = chains.turns, np.full(count, -1)
         waits, follows = np.ones((count, turns), np.int64), np.ones((count, turns), np.int64)
         waits[:, 0] = follows[:, -1] = 0
         starts, ends = np.arange(count + 1) * turns, np.concatenate([[0], np.cumsum(follows)])
-        followers, pauses = np.tile(np.arange(1, turns), count), chains.columns(first, count).pause_ns
-        return *map(_column, (starts, np.ones(count), waits, ends, followers, pauses)), nobody, nobody
+        followers, pauses = (
+            np.tile(np.arange(1, turns), count),
+            chains.columns(first, count).pause_ns,
+        )
+        return (
+            *map(_column, (starts, np.ones(count), waits, ends, followers, pauses)),
+            nobody,
+            nobody,
+        )
     made = [chains.of(chain) for chain in range(first, first + count)]
     leaving = [one.leaving for one in made]
     return tuple(

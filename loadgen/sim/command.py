@@ -39,25 +39,45 @@ class SimFlags:
     version: Annotated[
         str,
         typer.Option(
-            "--trtllm-version", help="What /version says. Before 1.3, timings of requests are at /perf_metrics."
+            "--trtllm-version",
+            help="What /version says. Before 1.3, timings of requests are at /perf_metrics.",
         ),
     ] = "1.3.0"
     cores: Annotated[int, typer.Option(help="Processes behind the one port.", min=1, max=256)] = 1
     ttft: Annotated[
-        str, typer.Option(help="Time to first token: 120ms, normal:120ms,20ms or lognormal:120ms,0.25.")
+        str,
+        typer.Option(help="Time to first token: 120ms, normal:120ms,20ms or lognormal:120ms,0.25."),
     ] = "lognormal:120ms,0.25"
     itl: Annotated[str, typer.Option(help="Time between tokens, written likewise.")] = "5ms"
-    per_input_token: Annotated[str, typer.Option(help="Added to the time to first token per prompt token.")] = "0"
-    stream_interval: Annotated[int, typer.Option(help="Tokens per event after the first.", min=1)] = 1
-    slots: Annotated[Optional[int], typer.Option(help="Requests served at once; others queue.", min=1)] = None  # noqa: UP045
-    lockstep: Annotated[bool, typer.Option("--lockstep", help="All streams emit at the same instants.")] = False
-    flood: Annotated[bool, typer.Option("--flood", help="No time between tokens, many events per write.")] = False
-    max_seq_len: Annotated[int, typer.Option(help="Prompt and answer together, in tokens.", min=2)] = 131_072
-    max_num_tokens: Annotated[int, typer.Option(help="Longest prompt, 0 for no limit of its own.", min=0)] = 0
+    per_input_token: Annotated[
+        str, typer.Option(help="Added to the time to first token per prompt token.")
+    ] = "0"
+    stream_interval: Annotated[
+        int, typer.Option(help="Tokens per event after the first.", min=1)
+    ] = 1
+    slots: Annotated[
+        Optional[int], typer.Option(help="Requests served at once; others queue.", min=1)
+    ] = None  # noqa: UP045
+    lockstep: Annotated[
+        bool, typer.Option("--lockstep", help="All streams emit at the same instants.")
+    ] = False
+    flood: Annotated[
+        bool, typer.Option("--flood", help="No time between tokens, many events per write.")
+    ] = False
+    max_seq_len: Annotated[
+        int, typer.Option(help="Prompt and answer together, in tokens.", min=2)
+    ] = 131_072
+    max_num_tokens: Annotated[
+        int, typer.Option(help="Longest prompt, 0 for no limit of its own.", min=0)
+    ] = 0
     seed: Annotated[int, typer.Option(help="Decides texts, lengths, times and faults.", min=0)] = 0
     worse: Annotated[
         float,
-        typer.Option(help="Share of the words of its answers that are other ones, as of a worse model.", min=0, max=1),
+        typer.Option(
+            help="Share of the words of its answers that are other ones, as of a worse model.",
+            min=0,
+            max=1,
+        ),
     ] = 0.0
     faults: Annotated[
         str,
@@ -67,8 +87,12 @@ class SimFlags:
             autocompletion=completion.among(_faults),
         ),
     ] = ""
-    faults_file: Annotated[str, typer.Option(help="The same as a YAML mapping from fault to share.")] = ""
-    api_key_file: Annotated[str, typer.Option(help="Any other key than in this file gets 401.")] = ""
+    faults_file: Annotated[
+        str, typer.Option(help="The same as a YAML mapping from fault to share.")
+    ] = ""
+    api_key_file: Annotated[str, typer.Option(help="Any other key than in this file gets 401.")] = (
+        ""
+    )
     cert: Annotated[str, typer.Option(help="Certificate (PEM); with --key: TLS.")] = ""
     key: Annotated[str, typer.Option(help="Its private key (PEM).")] = ""
     log: Annotated[str, typer.Option(help="Write the send log to this file at the end.")] = ""
@@ -76,7 +100,9 @@ class SimFlags:
         Optional[Literal["none", "ends", "all"]],  # noqa: UP045
         typer.Option(help="Sends to log: none, ends (first and last token), all; ends with --log."),
     ] = None
-    log_bodies: Annotated[bool, typer.Option("--log-bodies", help="Log the SHA-256 of request bodies.")] = False
+    log_bodies: Annotated[
+        bool, typer.Option("--log-bodies", help="Log the SHA-256 of request bodies.")
+    ] = False
 
 
 @takes(only=())
@@ -108,10 +134,15 @@ def _faults_text(path: str) -> str:
             shares = plain_yaml(file.read(), path)
     except (OSError, UnicodeDecodeError) as error:
         hint = "a YAML mapping such as {truncate: 0.05}"
-        raise UserError(of_reading(error, "invalid_syntax"), f"cannot read the faults: {error}", path, hint) from None
+        raise UserError(
+            of_reading(error, "invalid_syntax"), f"cannot read the faults: {error}", path, hint
+        ) from None
     if not isinstance(shares, dict):
         raise UserError(
-            "wrong_type", "not a mapping from fault to share", path, "for example {truncate: 0.05, http_429@2s: 0.1}"
+            "wrong_type",
+            "not a mapping from fault to share",
+            path,
+            "for example {truncate: 0.05, http_429@2s: 0.1}",
         )
     parse_faults(shares, where=path)
     return ",".join(f"{name}:{share}" for name, share in shares.items())

@@ -31,9 +31,16 @@ from loadgen.sim.virtual_rows import FLIGHT, LONG, Flights, columns_of, rows_so_
 
 REFUSED = KIND["http_4xx"]
 KINDS_IN_C = (
-    "in_flight_cap", "prefill_cap", "previous_turn_failed", "abandoned", "interrupted", "unfinished", "timeout_total",
-    "reset", "http_4xx",
-)  # fmt: skip
+    "in_flight_cap",
+    "prefill_cap",
+    "previous_turn_failed",
+    "abandoned",
+    "interrupted",
+    "unfinished",
+    "timeout_total",
+    "reset",
+    "http_4xx",
+)
 
 
 class Course:
@@ -55,7 +62,9 @@ class Course:
         self.replicas = replicas
         self._serving = len(replicas)  # the first so many take requests
         self._changes = deque(changes)
-        self.ends: list[NDArray[np.int64]] = []  # of the iterations of each replica, once all are over
+        self.ends: list[
+            NDArray[np.int64]
+        ] = []  # of the iterations of each replica, once all are over
         caps = bounds.max_in_flight, bounds.max_in_prefill
         self._dispatcher = Dispatcher(schedule, max_in_flight=caps[0], max_in_prefill=caps[1])
         self._caps_prefill = caps[1] is not None
@@ -66,23 +75,44 @@ class Course:
         self._seen = 0  # values of `flights.sent` that the steering, or `looks`, have seen
         self._sizes, self._next_replica = sizes, next_replica
         self._end_ns = bounds.end_ns(None if steer is not None else schedule.horizon_ns)
-        self._timeout_ns, self._stop_ns, self._after_stop_ns = bounds.timeout_ns, bounds.stop_ns, bounds.after_stop_ns
-        self._in_flight: deque[SimRequest] = deque()  # in order of due time; may contain requests that are done
+        self._timeout_ns, self._stop_ns, self._after_stop_ns = (
+            bounds.timeout_ns,
+            bounds.stop_ns,
+            bounds.after_stop_ns,
+        )
+        self._in_flight: deque[SimRequest] = (
+            deque()
+        )  # in order of due time; may contain requests that are done
         self._schedule = schedule
         self._leaves: dict[int, Leaving] = {}  # tasks whose user goes away, and where
-        self._leaving: list[tuple[SimRequest, int]] = []  # requests whose user goes away after so many tokens
-        self._sequences: dict[int, list[SimRequest]] = {}  # number -> of a request for values, those not done
+        self._leaving: list[
+            tuple[SimRequest, int]
+        ] = []  # requests whose user goes away after so many tokens
+        self._sequences: dict[
+            int, list[SimRequest]
+        ] = {}  # number -> of a request for values, those not done
 
     def run(self) -> None:
         """Simulate until every slot has its record: in C where it is compiled and the load is not steered."""
         module, whole = engine.module, self._schedule.parts == 1
-        if module is None or self.steered is not None or not whole or type(self.replicas[0]) is not module.Replica:
+        if (
+            module is None
+            or self.steered is not None
+            or not whole
+            or type(self.replicas[0]) is not module.Replica
+        ):
             self.step_by_step()
             return
         together, draw = chain_blocks.drawn(self._schedule, self._sizes)
         changes = np.array(self._changes, np.int64).reshape(-1)
         sent, unsent, stretches, self.decided = module.course(
-            (chain_blocks.stages(self._schedule), self._schedule.turns, together, draw, self._sizes),
+            (
+                chain_blocks.stages(self._schedule),
+                self._schedule.turns,
+                together,
+                draw,
+                self._sizes,
+            ),
             (self.replicas, self._next_replica, changes),
             self._caps,
             (self._timeout_ns, self._end_ns, self._stop_ns, self._after_stop_ns),
@@ -91,16 +121,21 @@ class Course:
         )
         columns = columns_of(np.frombuffer(sent, np.int64), FLIGHT)
         narrow: dict[str, Any] = {
-            name: np.array(column, np.int64 if name in LONG else np.int32) for name, column in columns.items()
+            name: np.array(column, np.int64 if name in LONG else np.int32)
+            for name, column in columns.items()
         }
-        self.flights = Flights(unsent=array("q", unsent), stretches=array("q", stretches), columns=narrow)
+        self.flights = Flights(
+            unsent=array("q", unsent), stretches=array("q", stretches), columns=narrow
+        )
 
     def _is_over(self, now_ns: int, news: bytes) -> bool:
         """Whether one of `looks` says so. `news`: FLIGHT, and when it had its first and its last token, of each."""
         *flights, first_ns, last_ns = columns_of(
             np.frombuffer(news, np.int64), (*FLIGHT, "first_ns", "last_ns")
         ).values()
-        rows = rows_so_far(dict(zip(FLIGHT, flights, strict=True)), first_ns, last_ns, self._schedule)
+        rows = rows_so_far(
+            dict(zip(FLIGHT, flights, strict=True)), first_ns, last_ns, self._schedule
+        )
         return any(look.ends(now_ns, rows) for look in self._looks)
 
     def step_by_step(self) -> None:
@@ -116,7 +151,9 @@ class Course:
         while True:
             due = dispatcher.next_ns()
             end = ends[0][0] if ends else NEVER
-            if change_ns < NEVER and change_ns <= min(NEVER if due is None else due, end, look_ns, stop_ns, end_of_run):
+            if change_ns < NEVER and change_ns <= min(
+                NEVER if due is None else due, end, look_ns, stop_ns, end_of_run
+            ):
                 change_ns = self._change(change_ns)
                 continue
             if look_ns < end and look_ns < stop_ns and (due is None or due > look_ns):
@@ -129,7 +166,11 @@ class Course:
                         look_ns += self._looks[0].every_ns
                     continue
                 end_of_run = min(end_of_run, self._look(look_ns))
-                look_ns = NEVER if self.steered is None or self.steered.over else self.steered.next_look_ns
+                look_ns = (
+                    NEVER
+                    if self.steered is None or self.steered.over
+                    else self.steered.next_look_ns
+                )
                 continue
             if end > stop_ns and (due is None or due > stop_ns):
                 if self.steered is not None:
@@ -140,7 +181,9 @@ class Course:
                 due, stop_ns, cut = None, NEVER, "interrupted"
             if due is not None and due <= end and due <= end_of_run:
                 # While a replica is idle, an arrival may begin an iteration that ends before the next arrival.
-                idle -= self._start(due if idle else min(end, end_of_run, stop_ns, look_ns, change_ns), ends)
+                idle -= self._start(
+                    due if idle else min(end, end_of_run, stop_ns, look_ns, change_ns), ends
+                )
                 continue
             if end >= NEVER or end > end_of_run:
                 break
@@ -154,13 +197,28 @@ class Course:
                 if not request.asked and not self._is_last(request):
                     continue
                 add_sent(
-                    (number, due_ns, index, request.first, request.from_iteration, request.last, request.input_tokens,
-                     request.asked, request.output_tokens, request.cached, 0, -1, request.admitted_ns)
-                )  # fmt: skip
+                    (
+                        number,
+                        due_ns,
+                        index,
+                        request.first,
+                        request.from_iteration,
+                        request.last,
+                        request.input_tokens,
+                        request.asked,
+                        request.output_tokens,
+                        request.cached,
+                        0,
+                        -1,
+                        request.admitted_ns,
+                    )
+                )
                 finished(number, end, True)
             if self._leaving:
                 self._let_go(index, end)
-            while in_flight and (in_flight[0].state == DONE or in_flight[0].due_ns + timeout_ns <= end):
+            while in_flight and (
+                in_flight[0].state == DONE or in_flight[0].due_ns + timeout_ns <= end
+            ):
                 if (late := in_flight.popleft()).state != DONE:
                     self._give_up(late, end)
             if replica.begin(end):
@@ -181,7 +239,9 @@ class Course:
                 if request.state != DONE:
                     self._give_up(request, end_of_run, cut)
         dispatcher.stop()
-        for start in dispatcher.unsent():  # nobody interrupts a virtual run: the end of the drain left these
+        for start in (
+            dispatcher.unsent()
+        ):  # nobody interrupts a virtual run: the end of the drain left these
             kind = cut if start.dropped == "interrupted" else start.dropped
             flights.unsent.extend((start.number, start.due_ns, KIND[kind]))
 
@@ -190,7 +250,8 @@ class Course:
 
     def _change(self, now_ns: int) -> int:
         """So many replicas serve from now on. What one that goes has in work breaks off; one that comes is empty.
-        Returns when they change next."""
+        Returns when they change next.
+        """
         before, self._serving = self._serving, self._changes.popleft()[1]
         for replica in self.replicas[before : self._serving]:
             replica.reset_cache()
@@ -222,7 +283,9 @@ class Course:
             np.array(
                 [
                     self.replicas[replica].end_of(iteration) if iteration >= 0 else -1
-                    for replica, iteration in zip(columns["replica"].tolist(), columns[name].tolist(), strict=True)
+                    for replica, iteration in zip(
+                        columns["replica"].tolist(), columns[name].tolist(), strict=True
+                    )
                 ],
                 np.int64,
             )
@@ -251,20 +314,39 @@ class Course:
             replica = replicas[index]
             lengths: Any = (input_tokens,) if output_tokens else blocks
             if not all(map(replica.admissible, lengths)):
-                refused = (number, due_ns, index, -1, -1, -1, input_tokens, output_tokens, 0, -1, REFUSED, due_ns, -1)
+                refused = (
+                    number,
+                    due_ns,
+                    index,
+                    -1,
+                    -1,
+                    -1,
+                    input_tokens,
+                    output_tokens,
+                    0,
+                    -1,
+                    REFUSED,
+                    due_ns,
+                    -1,
+                )
                 self.flights.sent.extend(refused)
                 dispatcher.finished(number, due_ns, False)
                 continue
             if output_tokens:
                 sequences = [replica.Request(number, due_ns, input_tokens, output_tokens, blocks)]
             else:  # for values: it is done when the last of its sequences is prefilled
-                sequences = self._sequences[number] = [replica.Request(number, due_ns, one, 0) for one in lengths]
+                sequences = self._sequences[number] = [
+                    replica.Request(number, due_ns, one, 0) for one in lengths
+                ]
             for request in sequences:
                 request.at = index
                 replica.submit(request)
                 in_flight.append(request)
             if start.session >= 0:
-                if not start.turn and (leaves := self._schedule.chains.of(start.session).leaving) is not None:
+                if (
+                    not start.turn
+                    and (leaves := self._schedule.chains.of(start.session).leaving) is not None
+                ):
                     self._leaves[start.session] = leaves
                 leaving = self._leaves.get(start.session)
                 if leaving is not None and leaving.turn == start.turn:
@@ -289,7 +371,11 @@ class Course:
         replica = self.replicas[index]
         self._leaving = [entry for entry in self._leaving if entry[0].state != DONE]
         for request, tokens in self._leaving:
-            if request.at == index and request.state != DONE and replica.generated(request) >= tokens:
+            if (
+                request.at == index
+                and request.state != DONE
+                and replica.generated(request) >= tokens
+            ):
                 beside = set(self._dispatcher.beside(request.key))
                 self._give_up(request, now_ns, "abandoned")
                 for other in self._in_flight:
@@ -312,8 +398,21 @@ class Course:
         if last < start:
             start = -1
         self.flights.sent.extend(
-            (request.key, request.due_ns, index, request.first, start, last, request.input_tokens, request.asked,
-             generated, request.cached, KIND[kind], now_ns, request.admitted_ns)
-        )  # fmt: skip
+            (
+                request.key,
+                request.due_ns,
+                index,
+                request.first,
+                start,
+                last,
+                request.input_tokens,
+                request.asked,
+                generated,
+                request.cached,
+                KIND[kind],
+                now_ns,
+                request.admitted_ns,
+            )
+        )
         why = "abandoned" if kind == "abandoned" else "previous_turn_failed"
         self._dispatcher.finished(request.key, now_ns, False, why=why)

@@ -27,7 +27,8 @@ def carried(
     bounds: LoadBounds = UNBOUNDED,
 ) -> Flights | None:
     """What the replicas did. None: this is no such load, the engine is not compiled, or a request was refused or took
-    longer than its time, which concerns all replicas; then these replicas cannot be used any more."""
+    longer than its time, which concerns all replicas; then these replicas cannot be used any more.
+    """
     if not fits(schedule, replicas):
         return None
     spans, end_ns, cut = schedule.stages, bounds.end_ns(schedule.horizon_ns), KIND["unfinished"]
@@ -35,14 +36,20 @@ def carried(
     due = np.concatenate([(span.start_ns or 0) + span.offsets for span in spans])
     unsent = Flights().unsent
     if (stop_ns := bounds.stop_ns) < NEVER:
-        end_ns, cut, begun = min(end_ns, stop_ns + bounds.after_stop_ns), KIND["interrupted"], due <= stop_ns
+        end_ns, cut, begun = (
+            min(end_ns, stop_ns + bounds.after_stop_ns),
+            KIND["interrupted"],
+            due <= stop_ns,
+        )
         for one in zip(number[~begun].tolist(), due[~begun].tolist(), strict=True):
             unsent.extend((*one, cut))
         number, due = number[begun], due[begun]
     at = np.fromiter((next_replica() for _ in range(len(number))), np.int16, len(number))
     known = sizes if isinstance(sizes, DrawnAtOnce) else None
     lengths = () if known is None else known.of_many(number)
-    columns: dict[str, Any] = {name: np.empty(len(number), np.int64 if name in LONG else np.int32) for name in FLIGHT}
+    columns: dict[str, Any] = {
+        name: np.empty(len(number), np.int64 if name in LONG else np.int32) for name in FLIGHT
+    }
     filled, stretches = 0, Flights().stretches
     for index, replica in enumerate(replicas):
         own = at == index
@@ -70,4 +77,8 @@ def fits(schedule: Schedule, replicas: Sequence[Replica]) -> bool:
     """Whether this is such a load, and the engine is compiled."""
     is_compiled = hasattr(replicas[0], "carry")
     of_singles = isinstance(schedule.chains, Singles) and schedule.parts == 1
-    return is_compiled and of_singles and not any(span.lanes or span.start_ns is None for span in schedule.stages)
+    return (
+        is_compiled
+        and of_singles
+        and not any(span.lanes or span.start_ns is None for span in schedule.stages)
+    )

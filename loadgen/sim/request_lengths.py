@@ -96,7 +96,9 @@ class Drawn:
 
     def _draw(self, number: int) -> tuple[array[int], array[int]]:
         numbers = range(number * BLOCK, (number + 1) * BLOCK)
-        input_tokens = array("q", [self._system_tokens + tokens for tokens in self._drawn("input", numbers)])
+        input_tokens = array(
+            "q", [self._system_tokens + tokens for tokens in self._drawn("input", numbers)]
+        )
         return input_tokens, array("q", self._drawn("output", numbers))
 
     def __call__(self, number: int) -> tuple[int, int, Sequence[Hashable]]:
@@ -122,7 +124,9 @@ class SharedPrefixes:
 
     def __init__(self, spec: Any, prompts: SyntheticPrompts, per_block: int) -> None:
         self._system, self._prompts, self._per_block = spec.system_tokens, prompts, per_block
-        self._system_blocks = spec.system_tokens // per_block if per_block else 0  # that all prompts share
+        self._system_blocks = (
+            spec.system_tokens // per_block if per_block else 0
+        )  # that all prompts share
         self._is_one_group = spec.prefixes == 1
 
     def __call__(self, number: int) -> tuple[int, int, Sequence[Hashable]]:
@@ -133,7 +137,9 @@ class SharedPrefixes:
         conversation = number // prompts.turns
         full_blocks = tokens // self._per_block
         # of a group
-        shared_blocks = min((self._system + prompts.shared_tokens(conversation)) // self._per_block, full_blocks)
+        shared_blocks = min(
+            (self._system + prompts.shared_tokens(conversation)) // self._per_block, full_blocks
+        )
         blocks = list(range(min(self._system_blocks, full_blocks)))
         if shared_blocks > self._system_blocks:
             base = _GROUP * (1 + prompts.group_of(conversation))
@@ -145,14 +151,21 @@ class SharedPrefixes:
 
     def of_conversations(self, first: int, count: int) -> tuple[Any, Any, Any, Any]:
         """Of all requests of so many conversations: prompt and output tokens, and the blocks as three ranges of each
-        request: where they begin, and how many there are."""
+        request: where they begin, and how many there are.
+        """
         prompts, turns = self._prompts, self._prompts.turns
-        conversations, numbers = range(first, first + count), range(first * turns, (first + count) * turns)
+        conversations, numbers = (
+            range(first, first + count),
+            range(first * turns, (first + count) * turns),
+        )
         own = prompts.drawn("input", conversations)
         output_tokens, results = (
-            np.array(prompts.drawn(what, numbers), np.int64).reshape(count, turns) for what in ("output", "tool")
+            np.array(prompts.drawn(what, numbers), np.int64).reshape(count, turns)
+            for what in ("output", "tool")
         )
-        added = np.column_stack([np.array(own, np.int64) + self._system, output_tokens[:, :-1] + results[:, 1:]])
+        added = np.column_stack(
+            [np.array(own, np.int64) + self._system, output_tokens[:, :-1] + results[:, 1:]]
+        )
         tokens = added.cumsum(axis=1)
         if not self._per_block:
             return tokens, output_tokens, (), ()
@@ -162,7 +175,9 @@ class SharedPrefixes:
         groups = [0] * count if self._is_one_group else list(map(prompts.group_of, conversations))
         bases = np.zeros((count, turns, 3), np.int64)
         bases[:, :, 1] = _GROUP * (1 + np.array(groups, np.int64))[:, None] + self._system_blocks
-        bases[:, :, 2] = _CONVERSATION + (np.array(conversations, np.int64) << 24)[:, None] + shared_blocks
+        bases[:, :, 2] = (
+            _CONVERSATION + (np.array(conversations, np.int64) << 24)[:, None] + shared_blocks
+        )
         of_all = np.minimum(self._system_blocks, full_blocks)
         of_one = full_blocks - shared_blocks if turns > 1 else np.zeros_like(full_blocks)
         of_group = np.maximum(shared_blocks - self._system_blocks, 0)
@@ -189,7 +204,9 @@ def of_tasks(prompts: TaskPrompts, per_block: int) -> Sizes:
 
     Of documents it belongs to these and all before them, whichever task they are in.
     """
-    first_block = {step: _GROUP * (1 + index) for index, step in enumerate(prompts.graphs.task.steps)}
+    first_block = {
+        step: _GROUP * (1 + index) for index, step in enumerate(prompts.graphs.task.steps)
+    }
 
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
         if sequences := prompts.sequences(number):
@@ -203,7 +220,9 @@ def of_tasks(prompts: TaskPrompts, per_block: int) -> Sizes:
             if isinstance(owner, tuple):
                 blocks += [(owner, place) for place in range(len(blocks), end // per_block)]
             else:
-                first = first_block[owner] if isinstance(owner, str) else _CONVERSATION + (owner << 24)
+                first = (
+                    first_block[owner] if isinstance(owner, str) else _CONVERSATION + (owner << 24)
+                )
                 blocks += range(first + len(blocks), first + end // per_block)
         return end, prompts.asked_output(number), blocks
 
@@ -225,7 +244,9 @@ def of_trace(prompts: TracePrompts, per_block: int) -> Sizes:
         end = 0
         for trace_hash in trace.blocks(row) if per_block else ():
             end = min(end + trace.tokens_of[trace_hash], tokens)
-            blocks += [(cycle, trace_hash, position) for position in range(len(blocks), end // per_block)]
+            blocks += [
+                (cycle, trace_hash, position) for position in range(len(blocks), end // per_block)
+            ]
         return tokens, max(1, prompts.asked_output(number)), blocks
 
     return sizes
@@ -253,7 +274,10 @@ def of_file(prompts: FilePrompts, per_block: int) -> Sizes:
         row = number % len(prompts.rows)
         if row not in memo:
             tokens = prompts.input_tokens(number) or 1
-            memo[row] = tokens, list(range(row << 24, (row << 24) + tokens // per_block)) if per_block else []
+            memo[row] = (
+                tokens,
+                list(range(row << 24, (row << 24) + tokens // per_block)) if per_block else [],
+            )
         tokens, blocks = memo[row]
         return tokens, request.max_tokens or NATURAL_TOKENS, blocks
 
@@ -264,7 +288,9 @@ def sizes_of(spec: Any, requests: Any, per_block: int, settings: Any) -> Sizes:
     """The lengths of requests, computed without building their text if possible."""
     if hasattr(spec, "classes"):
         classes = zip(spec.classes.values(), requests.parts, strict=True)
-        return of_mix(requests, [sizes_of(one.requests, part, per_block, settings) for one, part in classes])
+        return of_mix(
+            requests, [sizes_of(one.requests, part, per_block, settings) for one, part in classes]
+        )
     if hasattr(spec, "steps"):
         return of_tasks(requests, per_block)
     if settings.values:

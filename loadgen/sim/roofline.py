@@ -27,13 +27,16 @@ if TYPE_CHECKING:
     from loadgen.sim.engine.replica import Costs, ServerLimits
 
 SAMPLE = 1_000  # requests
-SCATTER = 2_654_435_761  # consecutive numbers times this look drawn: turns meet the replicas by chance
+SCATTER = (
+    2_654_435_761  # consecutive numbers times this look drawn: turns meet the replicas by chance
+)
 HALVINGS = 20  # of an interval that holds what is looked for
 
 
 class Work(NamedTuple):
     """What the requests of a chain ask of the machine together: how many they are, tokens to compute of prompts and to
-    generate, other tokens that those of prompts attend to, and those in the cache that are read for those generated."""
+    generate, other tokens that those of prompts attend to, and those in the cache that are read for those generated.
+    """
 
     requests: float
     computed: float
@@ -44,13 +47,16 @@ class Work(NamedTuple):
 
 def filling_rate(workload: Workload, settings: Settings) -> float | None:
     """The rate at which single requests, conversations or tasks fill the machine, as it has to be to keep TPOT, and
-    tasks in their time, within the SLO. None where no request can be served."""
+    tasks in their time, within the SLO. None where no request can be served.
+    """
     preset = preset_of(settings)
     sample = _sample(workload, settings)
     work = _mean(sample)
     if work is None:
         return None
-    limits_ns: list[float] = [term.limit_ns for slo in _slos(workload) for term in slo.terms if term.metric == "tpot"]
+    limits_ns: list[float] = [
+        term.limit_ns for slo in _slos(workload) for term in slo.terms if term.metric == "tpot"
+    ]
     task = workload.slo.task if workload.slo is not None else None
     if task is not None and task.within_ns is not None:
         limits_ns.append(_pace_ns(workload, sample, task.within_ns, task.share, preset.costs))
@@ -61,7 +67,9 @@ def filling_rate(workload: Workload, settings: Settings) -> float | None:
 def _slos(workload: Workload) -> Iterator[Slo]:
     """The SLO of a workload, and those of its classes."""
     classes = getattr(workload.requests, "classes", {})
-    yield from (slo for slo in (workload.slo, *(one.slo for one in classes.values())) if slo is not None)
+    yield from (
+        slo for slo in (workload.slo, *(one.slo for one in classes.values())) if slo is not None
+    )
 
 
 def _filled(work: Work, costs: Costs, limits: ServerLimits, iteration_ns: float) -> float:
@@ -74,7 +82,9 @@ def _filled(work: Work, costs: Costs, limits: ServerLimits, iteration_ns: float)
         low = 0.0
         for _ in range(HALVINGS):
             middle = (low + x) / 2
-            low, x = (low, middle) if _iteration_ns(middle, work, costs) > iteration_ns else (middle, x)
+            low, x = (
+                (low, middle) if _iteration_ns(middle, work, costs) > iteration_ns else (middle, x)
+            )
         x = low
     return x * 1e9 / _iteration_ns(x, work, costs)
 
@@ -82,7 +92,8 @@ def _filled(work: Work, costs: Costs, limits: ServerLimits, iteration_ns: float)
 def _iteration_ns(x: float, work: Work, costs: Costs) -> float:
     """The mean time of an iteration in which `x` of a chain is done. Prompts come by chance: an iteration with some
     takes overhead + max(weights + kv_token * read, what is computed of prompts and of answers), another one as long as
-    its answers alone."""
+    its answers alone.
+    """
     read_ns = costs.weights_ns + x * costs.kv_token_ns * work.read
     answers_ns = x * (costs.token_ns * work.generated + costs.attended_ns * work.read)
     prompts_ns = x * (costs.token_ns * work.computed + costs.attended_ns * work.attended)
@@ -92,12 +103,20 @@ def _iteration_ns(x: float, work: Work, costs: Costs) -> float:
 
 
 def _pace_ns(
-    workload: Workload, sample: dict[int, dict[int, Work]], within_ns: int, share: float, costs: Costs
+    workload: Workload,
+    sample: dict[int, dict[int, Work]],
+    within_ns: int,
+    share: float,
+    costs: Costs,
 ) -> float:
     """The longest time of an iteration in which this share of the tasks ends in time."""
     chains = of_requests(workload.requests, workload.seed or 0)
     tasks = [(chains.of(number), [*works.values()]) for number, works in sample.items()]
-    tasks = [(chain, works) for chain, works in tasks if chain.is_session and len(works) == len(chain.waits)]
+    tasks = [
+        (chain, works)
+        for chain, works in tasks
+        if chain.is_session and len(works) == len(chain.waits)
+    ]
     low, high = 0.0, float(within_ns)
     for _ in range(HALVINGS if tasks else 0):
         middle = (low + high) / 2
@@ -125,11 +144,16 @@ def _mean(sample: dict[int, dict[int, Work]]) -> Work | None:
 
 def _sample(workload: Workload, settings: Settings) -> dict[int, dict[int, Work]]:
     """The work of each request, by its number, of some chains, by theirs. As many requests before only fill the
-    caches."""
+    caches.
+    """
     preset, seed = preset_of(settings), workload.seed or 0
-    requests = build(workload, seed, seeds.salt_number(""), load_tokenizer(settings.tokenizer), api=settings.api)
+    requests = build(
+        workload, seed, seeds.salt_number(""), load_tokenizer(settings.tokenizer), api=settings.api
+    )
     limits = preset.limits
-    sizes = sizes_of(workload.requests, requests, limits.tokens_per_block if limits.block_reuse else 0, settings)
+    sizes = sizes_of(
+        workload.requests, requests, limits.tokens_per_block if limits.block_reuse else 0, settings
+    )
     kept: dict[int, set[Hashable]] = defaultdict(set)  # by replica: blocks in its cache
     sample: dict[int, dict[int, Work]] = defaultdict(dict)
     for place, number in enumerate(requests.numbers(SAMPLE)):
@@ -137,12 +161,16 @@ def _sample(workload: Workload, settings: Settings) -> dict[int, dict[int, Work]
         computed = input_tokens
         if output_tokens:
             cache = kept[(place * SCATTER >> 16) % preset.replicas]
-            cached = next((at for at, block in enumerate(blocks) if block not in cache), len(blocks))
+            cached = next(
+                (at for at, block in enumerate(blocks) if block not in cache), len(blocks)
+            )
             cache.update(blocks)
             computed = max(1, input_tokens - cached * limits.tokens_per_block)
             output_tokens = max(0, min(output_tokens, limits.max_seq_len - input_tokens))
         if place >= SAMPLE // 2:
             read = output_tokens * (input_tokens + output_tokens / 2)
             attended = computed * (input_tokens - computed / 2)
-            sample[number // requests.turns][number] = Work(1, computed, output_tokens, attended, read)
+            sample[number // requests.turns][number] = Work(
+                1, computed, output_tokens, attended, read
+            )
     return sample

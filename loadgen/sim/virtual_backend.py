@@ -62,7 +62,8 @@ TEXTS = (
 
 class SimulatedSystem(msgspec.Struct, frozen=True, kw_only=True):
     """What is simulated: replicas of these costs and limits, and how fast each is. `interval`: tokens per event.
-    `changes`: from when on only the first so many of them serve."""
+    `changes`: from when on only the first so many of them serve.
+    """
 
     costs: Costs
     limits: ServerLimits
@@ -98,7 +99,16 @@ def simulate(
     if steer is None and not bounds.capped and not looks and not system.changes:
         flights = open_loop.carried(schedule, sizes, replicas, system.route(), bounds)
         replicas = replicas if flights is not None else system.replicas()
-    course = Course(schedule, sizes, replicas, system.route(), bounds, steer=steer, looks=looks, changes=system.changes)
+    course = Course(
+        schedule,
+        sizes,
+        replicas,
+        system.route(),
+        bounds,
+        steer=steer,
+        looks=looks,
+        changes=system.changes,
+    )
     collecting = gc.isenabled()
     gc.disable()  # requests create no cycles, and a collection would scan hundreds of thousands of them
     try:
@@ -110,16 +120,28 @@ def simulate(
         if collecting:
             gc.enable()
     course.ends = [np.asarray(replica.ends, np.int64) for replica in replicas]
-    flights, course.flights = course.flights, Flights()  # they are forgotten with the rows: 150 MB of a rack's run
+    flights, course.flights = (
+        course.flights,
+        Flights(),
+    )  # they are forgotten with the rows: 150 MB of a rack's run
     results = outcome(
-        flights, course.ends, course.timetable,
-        interval=system.interval, source=source, kept_cache=system.limits.block_reuse, keep_events=keep_events,
-    )  # fmt: skip
+        flights,
+        course.ends,
+        course.timetable,
+        interval=system.interval,
+        source=source,
+        kept_cache=system.limits.block_reuse,
+        keep_events=keep_events,
+    )
     return results, course
 
 
 def run(
-    workload: Workload, settings: Settings, folder: Path, tell: Tell, steering: MakeSteering | None = None
+    workload: Workload,
+    settings: Settings,
+    folder: Path,
+    tell: Tell,
+    steering: MakeSteering | None = None,
 ) -> Summary:
     """Carry out one simulated run in `folder`. Raises Fault or Faults if the run is not possible.
 
@@ -129,7 +151,9 @@ def run(
     _check(settings)
     preset = preset_of(settings)
     started = process_time()
-    settings = msgspec.structs.replace(settings, workers=1, keep="gaps" if settings.keep == "gaps" else "raw")
+    settings = msgspec.structs.replace(
+        settings, workers=1, keep="gaps" if settings.keep == "gaps" else "raw"
+    )
     found, answer = (_probe_result(preset, settings),), AnswerTime(preset.answer_ns, "preset")
     plan, begins = prepare(
         workload,
@@ -149,7 +173,9 @@ def run(
     tell(SimulationStarted(looks))
     watch = VirtualStopWatch(workload.stop_when, timetable.horizon_ns)
     bounds = _bounds_of(workload)
-    at_once = open_loop.fits(timetable, system.replicas()) and not bounds.capped and not system.changes
+    at_once = (
+        open_loop.fits(timetable, system.replicas()) and not bounds.capped and not system.changes
+    )
     if workload.stop_when and not looks and steering is None and not at_once:
         looks.append(Look(LOOK_NS, watch.ends))
     per_block = preset.server.tokens_per_block if preset.server.block_reuse else 0
@@ -167,7 +193,10 @@ def run(
         if steering is None:
             return simulated(stopped, looks=looks)
         return simulated(
-            stopped, steer=partial(Steered, steering(), stage=plan.job.workload.stages[0], seed=plan.job.seed)
+            stopped,
+            steer=partial(
+                Steered, steering(), stage=plan.job.workload.stages[0], seed=plan.job.seed
+            ),
         )
 
     results, course = carried_out()
@@ -175,7 +204,9 @@ def run(
     tell(Simulated(cast(Any, results.rows), stops))
     horizon = course.timetable.horizon_ns
     stopped_by, is_decided = watch.broken, course.decided or bool(stops)
-    first = None if stopped_by else first_breach(workload.stop_when, cast(Any, results.rows), LOOK_NS)
+    first = (
+        None if stopped_by else first_breach(workload.stop_when, cast(Any, results.rows), LOOK_NS)
+    )
     if first is not None and first[0] < min(stops, default=NEVER if horizon is None else horizon):
         stops, stopped_by = [first[0]], first[1]
     if stops:
@@ -189,13 +220,22 @@ def run(
     elif is_decided:
         header = msgspec.structs.replace(header, state="decided")
     if preset.routing == "round_robin":
-        values = resonance.found(workload.requests, requests, len(course.replicas), "replica", len(results.rows))
+        values = resonance.found(
+            workload.requests, requests, len(course.replicas), "replica", len(results.rows)
+        )
         header = run_header.noted(header, reasons.coded("resonance", values))
     seconds = [_own_second(results, course, process_time() - started)]
     rows: Any = results.rows
     counted = virtual_folder.replicas_told(preset)
     summary = summarize(
-        header, rows, results.gaps, results.timeline, seconds, TEXTS, virtual_folder.no_errors(results), counted
+        header,
+        rows,
+        results.gaps,
+        results.timeline,
+        seconds,
+        TEXTS,
+        virtual_folder.no_errors(results),
+        counted,
     )
     if (results.rows["status"] == STATUS["unfinished"]).any():
         header = msgspec.structs.replace(header, schema=WITH_UNFINISHED)
@@ -207,23 +247,32 @@ def run(
 
 def _system_of(preset: Preset) -> SimulatedSystem:
     return SimulatedSystem(
-        costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing,
-        interval=preset.server.stream_interval, changes=preset.changes,
-    )  # fmt: skip
+        costs=preset.costs,
+        limits=preset.limits,
+        speeds=preset.speeds,
+        routing=preset.routing,
+        interval=preset.server.stream_interval,
+        changes=preset.changes,
+    )
 
 
 def _bounds_of(workload: Workload) -> LoadBounds:
     return LoadBounds(
-        max_in_flight=workload.max_in_flight, max_in_prefill=workload.max_in_prefill,
-        timeout_ns=workload.timeout_ns, drain_ns=workload.drain_ns,
-    )  # fmt: skip
+        max_in_flight=workload.max_in_flight,
+        max_in_prefill=workload.max_in_prefill,
+        timeout_ns=workload.timeout_ns,
+        drain_ns=workload.drain_ns,
+    )
 
 
 def _check(settings: Settings) -> None:
     """Raises UserError where a run in virtual time cannot do what was asked for."""
     if settings.ray is not None:
         raise UserError(
-            "unsupported", f"{settings.url} runs in virtual time, in one process", "--ray", "leave --ray out"
+            "unsupported",
+            f"{settings.url} runs in virtual time, in one process",
+            "--ray",
+            "leave --ray out",
         )
     if len(settings.endpoints) > 1:
         raise UserError(
@@ -290,20 +339,28 @@ def _with_target(header: Header, preset: Preset, settings: Settings) -> Header:
     )
 
 
-def _final_header(header: Header, preset: Preset, course: Course, requests: prompts.Prompts) -> Header:
+def _final_header(
+    header: Header, preset: Preset, course: Course, requests: prompts.Prompts
+) -> Header:
     replicas = course.replicas
     steps = sum(map(len, course.ends))
     mean_batch = sum(replica.decoded for replica in replicas) / steps if steps else 0.0
     minimum = preset.valid_from_sequences.value
     if mean_batch < minimum:
-        header = run_header.noted(header, reasons.coded("extrapolated", {"sequences": mean_batch, "limit": minimum}))
+        header = run_header.noted(
+            header, reasons.coded("extrapolated", {"sequences": mean_batch, "limit": minimum})
+        )
     pauses = sum(replica.pauses for replica in replicas)
-    header = run_header.noted(header, reasons.coded("paused", {"times": pauses} if pauses else None))
+    header = run_header.noted(
+        header, reasons.coded("paused", {"times": pauses} if pauses else None)
+    )
     return msgspec.structs.replace(
         header,
         ended=run_header.now(),
         state="finished",
-        fingerprints=msgspec.structs.replace(header.fingerprints, prompts=prompts.fingerprint(requests, None)),
+        fingerprints=msgspec.structs.replace(
+            header.fingerprints, prompts=prompts.fingerprint(requests, None)
+        ),
     )
 
 

@@ -27,7 +27,10 @@ def replicas_told(preset: Preset) -> list[MetricSample]:
         return []
     counts = [(0.0, preset.replicas), *((at_ns / 1e9, count) for at_ns, count in preset.changes)]
     name, page = series.OURS + series.REPLICAS, series.SIMULATED
-    return [MetricSample(t_s=t_s, target=0, page=page, name=name, labels="", value=count) for t_s, count in counts]
+    return [
+        MetricSample(t_s=t_s, target=0, page=page, name=name, labels="", value=count)
+        for t_s, count in counts
+    ]
 
 
 def no_errors(results: VirtualRows) -> list[Histogram]:
@@ -49,7 +52,10 @@ def write(
 ) -> None:
     """Write the files of a run as they are after a clean end (see `results/store.py`)."""
     store.replace(folder / "run.json", manifest.encode(header))
-    store.replace(folder / "seconds.jsonl", b"".join(msgspec.json.encode(second) + b"\n" for second in seconds))
+    store.replace(
+        folder / "seconds.jsonl",
+        b"".join(msgspec.json.encode(second) + b"\n" for second in seconds),
+    )
     (folder / "flows").mkdir(exist_ok=True)
     for stage, (histogram, timeline, errors) in enumerate(
         zip(results.gaps, results.timeline, no_errors(results), strict=True)
@@ -65,4 +71,6 @@ def write(
     if results.emitted is not None:
         gaps.write(folder, virtual_gaps.gaps(results.emitted))
     if counted:
-        store.replace(folder / series.FILE, b"".join(msgspec.json.encode(one) + b"\n" for one in counted))
+        store.replace(
+            folder / series.FILE, b"".join(msgspec.json.encode(one) + b"\n" for one in counted)
+        )

@@ -25,7 +25,8 @@ class Stretches(NamedTuple):
 
 class Emitted(NamedTuple):
     """What the replicas emitted. `slots`: of each row. `ends`: of the iterations of each replica. `interval`: a
-    stretch has an event at its first iteration, at every `interval`-th after it, and at its last."""
+    stretch has an event at its first iteration, at every `interval`-th after it, and at its last.
+    """
 
     slots: Ints
     stretches: Stretches

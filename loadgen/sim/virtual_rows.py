@@ -36,9 +36,20 @@ from loadgen.sim.virtual_gaps import Emitted, Ints, Stretches
 Counts = NDArray[np.signedinteger[Any]]
 
 FLIGHT = (
-    "number", "due_ns", "replica", "first", "start", "last", "input", "asked", "got", "cached", "kind", "end_ns",
+    "number",
+    "due_ns",
+    "replica",
+    "first",
+    "start",
+    "last",
+    "input",
+    "asked",
+    "got",
+    "cached",
+    "kind",
+    "end_ns",
     "admitted_ns",
-)  # fmt: skip
+)
 LONG = ("number", "due_ns", "end_ns", "admitted_ns")  # of FLIGHT; all others are below 2**31
 """The columns of each request that was sent. `first`, `start` and `last` are iterations: of its first token, of the
 first token since it was last admitted, and of its last token (-1 if there is none). `input`, `asked`, `got` and
@@ -67,7 +78,8 @@ class Flights:
 
 class VirtualRows(NamedTuple):
     """The arguments of `summary.summarize`: rows, and per stage the gaps and the events per 10 ms. `emitted`: the
-    events themselves, where they were asked for."""
+    events themselves, where they were asked for.
+    """
 
     rows: RowColumns
     gaps: list[Histogram]
@@ -93,7 +105,10 @@ def outcome(
     columns = flights.by_column()
     stages, sent = len(schedule.stages), len(columns["number"])
     unsent = np.asarray(flights.unsent, np.int64).reshape(-1, 3)
-    slots = _slots(np.concatenate([columns["number"], unsent[:, 0]]) if len(unsent) else columns["number"], schedule)
+    slots = _slots(
+        np.concatenate([columns["number"], unsent[:, 0]]) if len(unsent) else columns["number"],
+        schedule,
+    )
     instants = [np.asarray(of_replica, np.int64) for of_replica in ends]
     stretches = _stretches(columns, flights.stretches)
     gaps = [Histogram() for _ in range(stages)]
@@ -107,29 +122,44 @@ def outcome(
     for replica, replica_ends in enumerate(instants):
         chosen = order[bounds[replica] : bounds[replica + 1]]
         if len(chosen):
-            _count_events(stretches, chosen, replica_ends, stage, interval, gaps, bins, largest, events)
+            _count_events(
+                stretches, chosen, replica_ends, stage, interval, gaps, bins, largest, events
+            )
     _add_pause_gaps(stretches, instants, stage, gaps, largest)
     emitted = Emitted(columns["number"], stretches, instants, interval) if keep_events else None
     del stretches, order
-    timeline = [counts[: int(np.flatnonzero(counts)[-1]) + 1] if counts.any() else counts[:0] for counts in bins]
+    timeline = [
+        counts[: int(np.flatnonzero(counts)[-1]) + 1] if counts.any() else counts[:0]
+        for counts in bins
+    ]
     values = _of_sent(columns, instants, largest, events, source, kept_cache)
     if len(unsent):
         values = _with_unsent(values, sent, unsent)
     return VirtualRows(RowColumns(sent + len(unsent), {**values, **slots}), gaps, timeline, emitted)
 
 
-def rows_so_far(columns: dict[str, Ints], first_ns: Ints, last_ns: Ints, schedule: Schedule) -> NDArray[np.void]:
+def rows_so_far(
+    columns: dict[str, Ints], first_ns: Ints, last_ns: Ints, schedule: Schedule
+) -> NDArray[np.void]:
     """The rows of requests that have ended, while the run goes on, from the columns of FLIGHT and when each had its
-    first and its last token (-1: never). They know nothing of gaps and events."""
+    first and its last token (-1: never). They know nothing of gaps and events.
+    """
     count, of_replica = len(first_ns), columns["replica"]
     place, none = np.arange(count), np.zeros(count, np.int64)
     only = {
-        "first": np.where(columns["first"] >= 0, place, -1), "last": np.where(columns["last"] >= 0, count + place, -1),
-    }  # fmt: skip
+        "first": np.where(columns["first"] >= 0, place, -1),
+        "last": np.where(columns["last"] >= 0, count + place, -1),
+    }
     instants = [np.concatenate([first_ns, last_ns])]
-    values = _of_sent({**columns, **only, "replica": none}, instants, none, none, "estimate", kept_cache=False)
+    values = _of_sent(
+        {**columns, **only, "replica": none}, instants, none, none, "estimate", kept_cache=False
+    )
     rows = np.zeros(count, ROW)
-    for name, column in {**values, **_slots(columns["number"], schedule), "replica": of_replica}.items():
+    for name, column in {
+        **values,
+        **_slots(columns["number"], schedule),
+        "replica": of_replica,
+    }.items():
         rows[name] = column
     return rows
 
@@ -141,9 +171,15 @@ def columns_of(flat: Any, names: tuple[str, ...]) -> dict[str, Ints]:
 
 def _slots(number: Ints, schedule: Schedule) -> dict[str, Column]:
     """Which slot each row belongs to, computed from its number as in `schedule`."""
-    chain, turn = np.divmod(number, schedule.turns) if schedule.turns > 1 else (number, np.zeros(len(number), np.int8))
+    chain, turn = (
+        np.divmod(number, schedule.turns)
+        if schedule.turns > 1
+        else (number, np.zeros(len(number), np.int8))
+    )
     is_session = np.full(len(number), schedule.turns > 1)
-    if not isinstance(schedule.chains, Conversations | Singles):  # the last place is not always the last turn
+    if not isinstance(
+        schedule.chains, Conversations | Singles
+    ):  # the last place is not always the last turn
         chains, which = np.unique(chain, return_inverse=True)
         made = [schedule.chains.of(one) for one in chains.tolist()]
         is_session = np.array([one.is_session for one in made], np.bool_)[which]
@@ -155,12 +191,21 @@ def _slots(number: Ints, schedule: Schedule) -> dict[str, Column]:
     if lanes.any():
         lane = np.where(lanes[stage] > 0, (chain - firsts[stage]) % np.maximum(lanes[stage], 1), -1)
     session: Column = np.where(is_session, chain, -1) if is_session.any() else -1
-    return {"slot": number, "request": number, "session": session, "stage": stage, "turn": turn, "lane": lane}
+    return {
+        "slot": number,
+        "request": number,
+        "session": session,
+        "stage": stage,
+        "turn": turn,
+        "lane": lane,
+    }
 
 
 def _with_unsent(values: dict[str, Column], sent: int, unsent: Ints) -> dict[str, Column]:
     """The columns of what was sent, and after them those of what never was: number, due instant and kind of each."""
-    blank = np.frombuffer(unsent_row(RowPlace(*(0,) * 8), -1, "", "dropped", Built(-1, "", -1)), ROW)[0]
+    blank = np.frombuffer(
+        unsent_row(RowPlace(*(0,) * 8), -1, "", "dropped", Built(-1, "", -1)), ROW
+    )[0]
     status = np.full(len(unsent), int(blank["status"]))
     for kind, name in CUTS.items():
         status[unsent[:, 2] == KIND[kind]] = STATUS[name]
@@ -172,7 +217,11 @@ def _with_unsent(values: dict[str, Column], sent: int, unsent: Ints) -> dict[str
             np.full(length, part) if isinstance(part, int) else part
             for part, length in zip(parts, (sent, len(unsent)), strict=True)
         ]
-        joined[name] = parts[0] if isinstance(parts[0], int) and parts[0] == parts[1] else np.concatenate(whole)
+        joined[name] = (
+            parts[0]
+            if isinstance(parts[0], int) and parts[0] == parts[1]
+            else np.concatenate(whole)
+        )
     return joined
 
 
@@ -211,7 +260,9 @@ def _count_events(
     of_stage = stage[row]
     places = ends // BIN_NS
     for phase in range(min(interval, len(ends))):
-        phase_ends = ends[phase::interval]  # iterations in which stretches of this phase have their full events
+        phase_ends = ends[
+            phase::interval
+        ]  # iterations in which stretches of this phase have their full events
         in_phase = np.flatnonzero(first % interval == phase)
         if not len(in_phase):
             continue
@@ -224,7 +275,9 @@ def _count_events(
             emitted = np.cumsum(change)[: len(phase_ends)]
             started = np.bincount(begin[in_stage], minlength=len(phase_ends))
             gaps[stage_index].add(lengths, (emitted - started)[1:])
-            in_bins = np.bincount(places[phase::interval], weights=emitted, minlength=len(bins[stage_index]))
+            in_bins = np.bincount(
+                places[phase::interval], weights=emitted, minlength=len(bins[stage_index])
+            )
             bins[stage_index] += in_bins.astype(np.int64)
         has_gaps = end > begin
         if has_gaps.any():
@@ -236,12 +289,18 @@ def _count_events(
         for stage_index in np.unique(of_stage[has_rest]).tolist():
             in_stage = of_stage[has_rest] == stage_index
             gaps[stage_index].add(last_gaps[in_stage])
-            bins[stage_index] += np.bincount(places[last[has_rest][in_stage]], minlength=len(bins[stage_index]))
+            bins[stage_index] += np.bincount(
+                places[last[has_rest][in_stage]], minlength=len(bins[stage_index])
+            )
     np.add.at(events, row, 1 + full_gaps + has_rest)
 
 
 def _add_pause_gaps(
-    stretches: Stretches, instants: list[Ints], stage: NDArray[Any], gaps: list[Histogram], largest: Ints
+    stretches: Stretches,
+    instants: list[Ints],
+    stage: NDArray[Any],
+    gaps: list[Histogram],
+    largest: Ints,
 ) -> None:
     """Add the gaps between the stretches of paused requests."""
     order = np.lexsort((stretches.first, stretches.row))
@@ -254,12 +313,14 @@ def _add_pause_gaps(
         [
             instants[replica][begin] - instants[replica][end]
             for replica, end, begin in zip(
-                stretches.replica[before].tolist(), stretches.last[before].tolist(), stretches.first[after].tolist(),
+                stretches.replica[before].tolist(),
+                stretches.last[before].tolist(),
+                stretches.first[after].tolist(),
                 strict=True,
             )
         ],
         np.int64,
-    )  # fmt: skip
+    )
     paused = row[same_row]
     np.maximum.at(largest, paused, gap)
     for stage_index in np.unique(stage[paused]).tolist():
@@ -277,15 +338,23 @@ def _range_max(values: Ints, begin: Ints, end: Ints) -> Ints:
             table = np.maximum(table[:-half], table[half:])
         (at_level,) = np.nonzero(level == power)
         if len(at_level):
-            maxima[at_level] = np.maximum(table[begin[at_level]], table[end[at_level] - (1 << power)])
+            maxima[at_level] = np.maximum(
+                table[begin[at_level]], table[end[at_level] - (1 << power)]
+            )
     return maxima
 
 
 def _of_sent(
-    columns: dict[str, Ints], instants: list[Ints], largest: Ints, events: Counts, source: str, kept_cache: bool
+    columns: dict[str, Ints],
+    instants: list[Ints],
+    largest: Ints,
+    events: Counts,
+    source: str,
+    kept_cache: bool,
 ) -> dict[str, Column]:
     """The columns of sent requests. The network takes no time: sent when due, received when emitted. Takes what is
-    needed no more out of `columns`."""
+    needed no more out of `columns`.
+    """
     offsets = np.concatenate([[0], np.cumsum([len(times) for times in instants])])
     all_instants = np.concatenate([*instants, np.zeros(1, np.int64)])
     replica = columns.pop("replica")
@@ -295,7 +364,9 @@ def _of_sent(
         is_known = iteration >= 0
         if is_known.all():
             return all_instants[offsets[replica] + iteration]
-        return np.where(is_known, all_instants[np.where(is_known, offsets[replica] + iteration, 0)], -1)
+        return np.where(
+            is_known, all_instants[np.where(is_known, offsets[replica] + iteration, 0)], -1
+        )
 
     due, kind, asked, got = (columns.pop(name) for name in ("due_ns", "kind", "asked", "got"))
     failed, refused = kind > 0, kind == KIND["http_4xx"]
@@ -319,7 +390,11 @@ def _of_sent(
     ):
         status[kind == KIND[name]] = STATUS[word]
         text[kind == KIND[name]] = words
-    admitted, input_tokens, ended = columns.pop("admitted_ns"), columns.pop("input"), columns.pop("end_ns")
+    admitted, input_tokens, ended = (
+        columns.pop("admitted_ns"),
+        columns.pop("input"),
+        columns.pop("end_ns"),
+    )
     was_admitted, has_first = admitted >= 0, first >= 0
     return {
         **dict.fromkeys(("due_ns", "ready_ns", "sent_ns", "first_byte_ns"), due),
@@ -331,7 +406,9 @@ def _of_sent(
         "status": status,
         "kind": kind,
         "http_status": np.where(refused, 400, 200),
-        "finish_reason": np.where(failed, FINISH[""], np.where(for_values, FINISH["stop"], FINISH["length"])),
+        "finish_reason": np.where(
+            failed, FINISH[""], np.where(for_values, FINISH["stop"], FINISH["length"])
+        ),
         "max_gap_ns": largest,
         **dict.fromkeys(("input_tokens", "built_tokens"), input_tokens),
         "asked_output": asked,
@@ -346,7 +423,9 @@ def _of_sent(
         "server_queue_ns": np.where(was_admitted, admitted - due, -1),
         "server_prefill_ns": np.where(was_admitted & (prefilled >= 0), prefilled - admitted, -1),
         "server_decode_ns": np.where(has_first, last - first, -1),
-        **dict.fromkeys(("reasoning_tokens", "server_transfer_ns", "draft_tokens", "accepted_tokens"), -1),
+        **dict.fromkeys(
+            ("reasoning_tokens", "server_transfer_ns", "draft_tokens", "accepted_tokens"), -1
+        ),
         "cache_written_tokens": -1,
         "tcp_ns": -1,
         "tls_ns": -1,

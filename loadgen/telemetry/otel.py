@@ -33,9 +33,10 @@ from loadgen.telemetry.reader_process import ReaderProcess
 
 EVERY_S = 1.0
 USAGE = {
-    "input_tokens": "gen_ai.usage.input_tokens", "output_tokens": "gen_ai.usage.output_tokens",
+    "input_tokens": "gen_ai.usage.input_tokens",
+    "output_tokens": "gen_ai.usage.output_tokens",
     "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
-}  # fmt: skip
+}
 TIMEOUT_S = 3.0  # of one delivery: a collector that is away must not keep the end of a run waiting
 MOST_SPANS = 512  # in one delivery
 KINDS_OF_SIGNAL = ("metrics", "traces", "all")
@@ -47,7 +48,10 @@ def asked(text: str) -> str:
     if text not in KINDS_OF_SIGNAL and not text.startswith(("http://", "https://")):
         hint = f"{', '.join(KINDS_OF_SIGNAL)} ({ENDPOINT} says where to), or the URL of a collector"
         raise UserError("unknown_name", f"{text!r} is no kind of signal", "--otel", hint)
-    if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.http") is None:
+    if (
+        find_spec("opentelemetry") is None
+        or find_spec("opentelemetry.exporter.otlp.proto.http") is None
+    ):
         what = "the packages that send OpenTelemetry are not installed"
         raise not_installed(what, "opentelemetry", "--otel", "otlp")
     return text
@@ -59,9 +63,21 @@ def has_traces(text: str | None) -> bool:
 
 
 FIELDS = (
-    "slot", "target", "status", "kind", "due_ns", "sent_ns", "first_token_ns", "done_ns", "http_status",
-    "finish_reason", "input_tokens", "output_tokens", "cached_tokens", "output_source",
-)  # fmt: skip
+    "slot",
+    "target",
+    "status",
+    "kind",
+    "due_ns",
+    "sent_ns",
+    "first_token_ns",
+    "done_ns",
+    "http_status",
+    "finish_reason",
+    "input_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "output_source",
+)
 
 
 def sent(columns: Columns) -> Iterator[dict[str, Any]]:
@@ -73,7 +89,9 @@ def sent(columns: Columns) -> Iterator[dict[str, Any]]:
             request = dict(zip(values, row, strict=True))
             if request["sent_ns"] >= 0:
                 ok = request["status"] == OK
-                request["error"] = "" if ok else KINDS[request["kind"]] or STATUSES[request["status"]]
+                request["error"] = (
+                    "" if ok else KINDS[request["kind"]] or STATUSES[request["status"]]
+                )
                 yield request
 
 
@@ -84,7 +102,9 @@ class TelemetrySender(ReaderProcess):
 
     def __init__(self, folder: Path, what: str) -> None:
         super().__init__("loadgen.telemetry.otel", str(folder))
-        self._tell(f"{what}\n".encode())  # not on its command line, which other users see: a URL may hold a password
+        self._tell(
+            f"{what}\n".encode()
+        )  # not on its command line, which other users see: a URL may hold a password
 
     def begin(self, start_ns: int) -> None:
         """Tell the process when the load begins; it waits for that."""
@@ -109,7 +129,9 @@ class Run:
 
         self.header, self._trace = header, TraceContext(header.run)
         self._start_unix_ns = time_ns() - (monotonic_ns() - start_ns)
-        self.resource = Resource.create({"service.name": "loadgen", "service.version": header.version})
+        self.resource = Resource.create(
+            {"service.name": "loadgen", "service.version": header.version}
+        )
         self._scope = InstrumentationScope("loadgen", header.version, SCHEMA_URL)
         self.operation = "chat" if header.api in ("chat", "messages") else "text_completion"
 
@@ -119,10 +141,13 @@ class Run:
         facts = self.header.targets[target]
         url = urlsplit(facts.url)
         return {
-            "gen_ai.operation.name": self.operation, "gen_ai.provider.name": facts.server or "unknown",
-            "gen_ai.request.model": facts.model, "server.address": url.hostname or "", "server.port": url.port or 0,
+            "gen_ai.operation.name": self.operation,
+            "gen_ai.provider.name": facts.server or "unknown",
+            "gen_ai.request.model": facts.model,
+            "server.address": url.hostname or "",
+            "server.port": url.port or 0,
             "loadgen.run": self.header.run,
-        }  # fmt: skip
+        }
 
     def spans(self, columns: Columns) -> Iterable[Any]:
         """A span for each request that was sent, from its first byte to its last; when it was due is an attribute."""
@@ -132,9 +157,10 @@ class Run:
         for row in sent(columns):
             slot = row["slot"]
             attributes = self.attributes(row["target"]) | {
-                "loadgen.slot": slot, "loadgen.due_ms": row["due_ns"] / 1e6,
+                "loadgen.slot": slot,
+                "loadgen.due_ms": row["due_ns"] / 1e6,
                 "loadgen.send_lag_ms": (row["sent_ns"] - row["due_ns"]) / 1e6,
-            }  # fmt: skip
+            }
             for name, key in USAGE.items():
                 if row[name] >= 0:
                     attributes[key] = row[name]
@@ -148,18 +174,22 @@ class Run:
             yield ReadableSpan(
                 name=f"{self.operation} {attributes['gen_ai.request.model']}",
                 context=SpanContext(
-                    self._trace.trace_id(slot), self._trace.span_id(slot), is_remote=False,
+                    self._trace.trace_id(slot),
+                    self._trace.span_id(slot),
+                    is_remote=False,
                     trace_flags=TraceFlags(TraceFlags.SAMPLED),
                 ),
                 kind=SpanKind.CLIENT,
                 resource=self.resource,
                 instrumentation_scope=self._scope,
                 attributes=attributes,
-                events=[] if first < 0 else [Event("first token", timestamp=self._start_unix_ns + first)],
+                events=[]
+                if first < 0
+                else [Event("first token", timestamp=self._start_unix_ns + first)],
                 start_time=self._start_unix_ns + row["sent_ns"],
                 end_time=self._start_unix_ns + max(row["done_ns"], row["sent_ns"]),
                 status=Status(StatusCode.ERROR if row["error"] else StatusCode.UNSET),
-            )  # fmt: skip
+            )
 
 
 class Metrics:
@@ -187,11 +217,15 @@ class Metrics:
         self._run = run
 
     def add(self, parts: Sequence[Columns], seconds: dict[int, Any]) -> None:
-        shared_of = [self._run.attributes(number) for number in range(len(self._run.header.targets))]
+        shared_of = [
+            self._run.attributes(number) for number in range(len(self._run.header.targets))
+        ]
         for row in chain.from_iterable(map(sent, parts)):
             shared = shared_of[row["target"]]
             error = {"error.type": row["error"]} if row["error"] else {}
-            self._duration.record(max(row["done_ns"] - row["sent_ns"], 0) / 1e9, {**shared, **error})
+            self._duration.record(
+                max(row["done_ns"] - row["sent_ns"], 0) / 1e9, {**shared, **error}
+            )
             self._lag.record(max(row["sent_ns"] - row["due_ns"], 0) / 1e9, shared)
             if error:
                 continue
@@ -226,7 +260,9 @@ def follow(folder: Path, target: str, source: RawIOBase) -> None:
     if has_traces(target):
         spans = OTLPSpanExporter(endpoint=f"{url}/v1/traces" if url else None, timeout=TIMEOUT_S)
     if target != "traces":
-        exporter = OTLPMetricExporter(endpoint=f"{url}/v1/metrics" if url else None, timeout=TIMEOUT_S)
+        exporter = OTLPMetricExporter(
+            endpoint=f"{url}/v1/metrics" if url else None, timeout=TIMEOUT_S
+        )
         metrics = Metrics(run, exporter)
     tail, seconds, taken = Tail(folder), dict[int, Any](), [np.zeros(0, np.int64)]
     lost = 0
@@ -237,7 +273,9 @@ def follow(folder: Path, target: str, source: RawIOBase) -> None:
         rows = tail.rows()
         taken.append(rows["slot"].copy())
         parts = [Columns(rows)]
-        if ended and store.has_rows(folder):  # a short run is over, and its spool gone, before the first look at it
+        if ended and store.has_rows(
+            folder
+        ):  # a short run is over, and its spool gone, before the first look at it
             stored = store.read_lightly(folder, by_stage=False).rows
             parts.append(Columns(stored, ~np.isin(stored["slot"], np.concatenate(taken))))
         if metrics is not None:
@@ -255,5 +293,7 @@ def follow(folder: Path, target: str, source: RawIOBase) -> None:
 
 if __name__ == "__main__":
     os.nice(5)
-    with open(0, "rb", buffering=0, closefd=False) as source:  # unbuffered: select does not see what a buffer holds
+    with open(
+        0, "rb", buffering=0, closefd=False
+    ) as source:  # unbuffered: select does not see what a buffer holds
         follow(Path(sys.argv[1]), source.readline().decode().strip(), source)

@@ -60,7 +60,9 @@ class RunCollector:
             values = found.measure(row.name)
             histogram.add(metrics.defined(values[ok] if row.sample == "ok" else values))
         self._statuses += np.bincount(found["status"], minlength=len(STATUSES))[: len(STATUSES)]
-        failed = np.isin(found["status"], (FAILED, LOST))  # what the end of a run cuts off is not, as in the report
+        failed = np.isin(
+            found["status"], (FAILED, LOST)
+        )  # what the end of a run cuts off is not, as in the report
         self._kinds += np.bincount(found["kind"][failed], minlength=len(KINDS))[: len(KINDS)]
         self._tokens += int(found["output_tokens"][ok].clip(0).sum())
 
@@ -91,11 +93,21 @@ class RunCollector:
         self._read()
         header = self._header
         target = header.targets[0]
-        yield InfoMetricFamily("loadgen_run", "The run.", {
-            "run": header.run, "workload": header.workload, "model": target.model, "server": target.server,
-            "target": target.name or target.url, "simulated": str(target.simulated).lower(),
-        })  # fmt: skip
-        requests = CounterMetricFamily("loadgen_requests", "Requests that ended, by status.", labels=["status"])
+        yield InfoMetricFamily(
+            "loadgen_run",
+            "The run.",
+            {
+                "run": header.run,
+                "workload": header.workload,
+                "model": target.model,
+                "server": target.server,
+                "target": target.name or target.url,
+                "simulated": str(target.simulated).lower(),
+            },
+        )
+        requests = CounterMetricFamily(
+            "loadgen_requests", "Requests that ended, by status.", labels=["status"]
+        )
         for status, count in zip(STATUSES, self._statuses, strict=True):
             requests.add_metric([status], int(count))
         yield requests
@@ -106,23 +118,39 @@ class RunCollector:
             if count:
                 failures.add_metric([kind or "other"], int(count))
         yield failures
-        yield CounterMetricFamily("loadgen_output_tokens", "Output tokens of ok requests.", value=self._tokens)
-        yield CounterMetricFamily("loadgen_sent", "Requests sent.", value=sum(s.sent for s in self._seconds.values()))
+        yield CounterMetricFamily(
+            "loadgen_output_tokens", "Output tokens of ok requests.", value=self._tokens
+        )
+        yield CounterMetricFamily(
+            "loadgen_sent", "Requests sent.", value=sum(s.sent for s in self._seconds.values())
+        )
         in_flight = sum(second.in_flight for second in self._seconds.values())
-        yield GaugeMetricFamily("loadgen_in_flight", "Requests that are being answered.", value=in_flight)
+        yield GaugeMetricFamily(
+            "loadgen_in_flight", "Requests that are being answered.", value=in_flight
+        )
         elapsed_s = max((second.t_s for second in self._seconds.values()), default=0.0)
-        stage = next((stage for stage in reversed(header.stages) if stage.start_ns <= elapsed_s * 1e9), None)
+        stage = next(
+            (stage for stage in reversed(header.stages) if stage.start_ns <= elapsed_s * 1e9), None
+        )
         if stage is not None and stage.rate is not None:
-            offered = GaugeMetricFamily("loadgen_offered_per_second", "Rate of the stage, and of what.", labels=["of"])
+            offered = GaugeMetricFamily(
+                "loadgen_offered_per_second", "Rate of the stage, and of what.", labels=["of"]
+            )
             offered.add_metric([rate_of(header)], stage.rate)
             yield offered
         busy = max((second.cpu_share for second in self._seconds.values()), default=0.0)
-        yield GaugeMetricFamily("loadgen_worker_cpu_ratio", "Of one core, of the busiest worker.", value=busy)
+        yield GaugeMetricFamily(
+            "loadgen_worker_cpu_ratio", "Of one core, of the busiest worker.", value=busy
+        )
         for row, histogram in self._figures.items():
             name, scale = (f"{row.name}_seconds", 1e9) if row.unit == "ms" else (row.field, 1e6)
             text = f"{row.words}: {row.meaning}; {row.sample} requests."
             yield _family(f"loadgen_{name}", text, histogram, scale)
-        yield _family("loadgen_inter_chunk_seconds", "Gaps between successive output events, pooled.", self._gaps())
+        yield _family(
+            "loadgen_inter_chunk_seconds",
+            "Gaps between successive output events, pooled.",
+            self._gaps(),
+        )
 
 
 def rate_of(header: Header) -> str:
@@ -136,7 +164,10 @@ def _family(name: str, text: str, histogram: Histogram, scale: float = 1e9) -> A
     from prometheus_client.utils import floatToGoString
 
     count = histogram.count
-    buckets = [(floatToGoString(edge), float(count - histogram.over(round(edge * scale)))) for edge in EDGES_S]  # type: ignore[no-untyped-call]
+    buckets = [
+        (floatToGoString(edge), float(count - histogram.over(round(edge * scale))))
+        for edge in EDGES_S
+    ]  # type: ignore[no-untyped-call]
     return HistogramMetricFamily(
         name, text, buckets=[*buckets, ("+Inf", float(count))], sum_value=histogram.total_ns / scale
     )
@@ -147,7 +178,10 @@ def listens_on(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not port.isdigit() or not 0 < int(port) < 65536:
         raise UserError(
-            "invalid_value", "no port", f"--prometheus {text}", "like :9400 (on 127.0.0.1), or 0.0.0.0:9400"
+            "invalid_value",
+            "no port",
+            f"--prometheus {text}",
+            "like :9400 (on 127.0.0.1), or 0.0.0.0:9400",
         )
     return host.strip("[]") or HOST, int(port)
 

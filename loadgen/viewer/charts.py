@@ -43,19 +43,30 @@ class Measure(NamedTuple):
 
 ACROSS = {
     "user": Measure(
-        "Speed of a user", "tokens/s of one user (1 / TPOT p50)", "tokens/s", lambda level, _: level.per_user
+        "Speed of a user",
+        "tokens/s of one user (1 / TPOT p50)",
+        "tokens/s",
+        lambda level, _: level.per_user,
     ),
-    "e2e": Measure("Answer time", "E2E p50 in s", "s", lambda level, _: level.e2e_p50 and level.e2e_p50 / 1000),
+    "e2e": Measure(
+        "Answer time", "E2E p50 in s", "s", lambda level, _: level.e2e_p50 and level.e2e_p50 / 1000
+    ),
     "ttft": Measure("Time to first token", "TTFT p99 in ms", "ms", lambda level, _: level.ttft_p99),
 }
 UP = {
-    "gpu": Measure("throughput of a GPU", "tokens/s per GPU", "tokens/s", lambda level, _: level.per_gpu),
-    "all": Measure("throughput", "tokens/s in all", "tokens/s", lambda level, _: level.output_per_s),
+    "gpu": Measure(
+        "throughput of a GPU", "tokens/s per GPU", "tokens/s", lambda level, _: level.per_gpu
+    ),
+    "all": Measure(
+        "throughput", "tokens/s in all", "tokens/s", lambda level, _: level.output_per_s
+    ),
     "usd": Measure(
-        "{currency} per million output tokens", "{currency} per million output tokens", "{currency}",
+        "{currency} per million output tokens",
+        "{currency} per million output tokens",
+        "{currency}",
         lambda level, result: result.usd.get(level.name),
     ),
-}  # fmt: skip
+}
 COLORED_BY: dict[str, Callable[[StoredResult], str]] = {
     "result": lambda result: result.name,
     "hardware": lambda result: result.hardware,
@@ -72,7 +83,9 @@ def colors(drawn: Sequence[StoredResult], by: str) -> dict[str, str]:
     return {result.name: COLORS[values.index(value(result)) % len(COLORS)] for result in drawn}
 
 
-def charts(drawn: Sequence[StoredResult], choice: Choice, currency: str, *, links: bool) -> Iterator[Chart]:
+def charts(
+    drawn: Sequence[StoredResult], choice: Choice, currency: str, *, links: bool
+) -> Iterator[Chart]:
     """The chart that was chosen; with prices and no choice, also that of the money. Nothing without figures.
 
     links: points lead to the pages of their runs, as `loadgen ui` serves them.
@@ -84,7 +97,12 @@ def charts(drawn: Sequence[StoredResult], choice: Choice, currency: str, *, link
     for key in (first, *(["usd"] if priced and not choice.y else [])):
         shown = priced if key == "usd" else list(drawn)
         up = UP[key].of(currency)
-        xs = [x for result in shown for level in result.levels if (x := across.value(level, result)) is not None]
+        xs = [
+            x
+            for result in shown
+            for level in result.levels
+            if (x := across.value(level, result)) is not None
+        ]
         if not xs or not max(xs):
             continue
         most = max(xs) * 1.08  # room for the label of the last point
@@ -93,14 +111,23 @@ def charts(drawn: Sequence[StoredResult], choice: Choice, currency: str, *, link
         bands, marks = _limits(shown, painted, most) if of_users else ((), ())
         unknown = " (not every result says its GPUs)" if key == "all" and not choice.y else ""
         yield Chart(
-            kind="lines", title=f"{across.head} against {up.head}", wide=True, height=HEIGHT,
+            kind="lines",
+            title=f"{across.head} against {up.head}",
+            wide=True,
+            height=HEIGHT,
             x=Axis(label=across.label, unit=across.unit, min=0, max=most),
-            y=Axis(label=up.label + unknown, unit=up.unit, min=0), bands=bands, marks=marks,
+            y=Axis(label=up.label + unknown, unit=up.unit, min=0),
+            bands=bands,
+            marks=marks,
             series=(
                 *_lines(shown, across, up, painted, choice.color, links=links),
-                *(_intervals(shown, painted, per_gpu=key == "gpu") if of_users and key in ("gpu", "all") else ()),
+                *(
+                    _intervals(shown, painted, per_gpu=key == "gpu")
+                    if of_users and key in ("gpu", "all")
+                    else ()
+                ),
             ),
-        )  # fmt: skip
+        )
 
 
 def _limits(
@@ -111,36 +138,65 @@ def _limits(
     if len(set(limits.values())) == 1 and (limit := next(iter(limits.values()))):
         region = Band(start=1000 / limit, end=most, label=f"TPOT within {limit:g} ms", color="good")
         return (region,) if region.start < most else (), ()
-    own = dict.fromkeys((limit, painted[name]) for name, limit in limits.items() if limit and 1000 / limit < most)
-    return (), tuple(Mark(x=1000 / limit, label=f"TPOT {limit:g} ms", color=color) for limit, color in own)
+    own = dict.fromkeys(
+        (limit, painted[name]) for name, limit in limits.items() if limit and 1000 / limit < most
+    )
+    return (), tuple(
+        Mark(x=1000 / limit, label=f"TPOT {limit:g} ms", color=color) for limit, color in own
+    )
 
 
 def _lines(
-    drawn: Sequence[StoredResult], across: Measure, up: Measure, painted: dict[str, str], by: str, *, links: bool
+    drawn: Sequence[StoredResult],
+    across: Measure,
+    up: Measure,
+    painted: dict[str, str],
+    by: str,
+    *,
+    links: bool,
 ) -> Iterator[Series]:
     for result in drawn:
         points = [
             (level, x, y)
             for level in result.levels
-            if (x := across.value(level, result)) is not None and (y := up.value(level, result)) is not None
+            if (x := across.value(level, result)) is not None
+            and (y := up.value(level, result)) is not None
         ]
         points.sort(key=lambda point: point[1])
         said = COLORED_BY.get(by, COLORED_BY["result"])(result)
         name = result.name if said == result.name else f"{said}: {result.name}"
-        for sound, called, dash in ((True, name, ""), (False, f"{name}: missed or not valid", "2 4")):
-            group = [point for point in points if (point[0].valid and point[0].slo_met is not False) is sound]
+        for sound, called, dash in (
+            (True, name, ""),
+            (False, f"{name}: missed or not valid", "2 4"),
+        ):
+            group = [
+                point
+                for point in points
+                if (point[0].valid and point[0].slo_met is not False) is sound
+            ]
             if group:
                 yield Series(
-                    width=0 if result.kind == "search" else 1.8,  # its probes are of several lengths: no curve
-                    name=called, x=[x for _, x, _ in group], y=[y for *_, y in group], dash=dash, dots=True,
-                    color=painted[result.name], labels=tuple(_label(level, result) for level, *_ in group),
+                    width=0
+                    if result.kind == "search"
+                    else 1.8,  # its probes are of several lengths: no curve
+                    name=called,
+                    x=[x for _, x, _ in group],
+                    y=[y for *_, y in group],
+                    dash=dash,
+                    dots=True,
+                    color=painted[result.name],
+                    labels=tuple(_label(level, result) for level, *_ in group),
                     links=tuple(_address(level, result) for level, *_ in group) if links else (),
-                )  # fmt: skip
+                )
 
 
 def _label(level: SweepLevel, result: StoredResult) -> str:
     """The load beside a point; of a search only that of its answer, else of the highest that held: they lie close."""
-    if result.kind == "search" and result.curve is not None and level.name != (result.answer or result.curve.best):
+    if (
+        result.kind == "search"
+        and result.curve is not None
+        and level.name != (result.answer or result.curve.best)
+    ):
         return ""
     return asked(level)
 
@@ -158,10 +214,17 @@ def _address(level: SweepLevel, result: StoredResult) -> str:
     return f"result/{quote(name)}/"
 
 
-def _intervals(drawn: Sequence[StoredResult], painted: dict[str, str], *, per_gpu: bool) -> Iterator[Series]:
+def _intervals(
+    drawn: Sequence[StoredResult], painted: dict[str, str], *, per_gpu: bool
+) -> Iterator[Series]:
     """A vertical line each, over the interval of a capacity or of the mean of repeats."""
     for result in drawn:
         if result.interval is not None and result.curve is not None:
             per_user, *ends = result.interval
             share = result.curve.gpus if per_gpu and result.curve.gpus else 1
-            yield Series(x=[per_user] * 2, y=[end / share for end in ends], color=painted[result.name], width=5)
+            yield Series(
+                x=[per_user] * 2,
+                y=[end / share for end in ends],
+                color=painted[result.name],
+                width=5,
+            )

@@ -40,7 +40,9 @@ _LEAF = re.compile(r"/(summary\.json|report\.html|verdict\.html)?$")
 def ui(
     folder: Annotated[Path, typer.Argument(help="Folder of results.")] = Path("results"),
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free one.")] = 0,
-    prices: Annotated[Path | None, typer.Option("--prices", help="For costs: see docs/prices.example.yaml.")] = None,
+    prices: Annotated[
+        Path | None, typer.Option("--prices", help="For costs: see docs/prices.example.yaml.")
+    ] = None,
     currency: Annotated[str, typer.Option("--currency", help="Of the costs.")] = "USD",
     with_plugins: WithPlugins = False,
 ) -> int:
@@ -55,12 +57,19 @@ def ui(
     if not folder.is_dir():
         hint = "the folder that runs are in: -o of loadgen run, else results/"
         raise nothing_there(folder, hint)
-    book = None if prices is None else price_file.load_prices(prices, accept_sample=False, currency=currency)
+    book = (
+        None
+        if prices is None
+        else price_file.load_prices(prices, accept_sample=False, currency=currency)
+    )
     try:
         server = Server(folder, port, book, with_plugins=with_plugins)
     except OSError as error:
         raise UserError(
-            "cannot_listen", f"cannot listen: {error.strerror}", f"--port {port}", "--port 0 takes a free one"
+            "cannot_listen",
+            f"cannot listen: {error.strerror}",
+            f"--port {port}",
+            "--port 0 takes a free one",
         ) from None
     try:
         at_once.serve_until_heard()
@@ -79,7 +88,9 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, folder: Path, port: int, prices: Prices | None, *, with_plugins: bool = False) -> None:
+    def __init__(
+        self, folder: Path, port: int, prices: Prices | None, *, with_plugins: bool = False
+    ) -> None:
         self.with_plugins = with_plugins
         self.folder, self.prices, self.word = folder.resolve(), prices, secrets.token_urlsafe(16)
         super().__init__(("127.0.0.1", port), _Handler)
@@ -126,25 +137,36 @@ class _Handler(BaseHTTPRequestHandler):
             return HTTPStatus.FORBIDDEN, "open the address that loadgen ui has printed\n"
         query = parse_qs(parts.query)
         pages: dict[str, Callable[[dict[str, list[str]]], str]] = {
-            "": self._list, "result": self._result, "live": self._live, "compare": self._compare,
+            "": self._list,
+            "result": self._result,
+            "live": self._live,
+            "compare": self._compare,
             "share": self._share,
-        }  # fmt: skip
+        }
         if page.startswith("result/"):  # as the links of a result's page lead to its runs
             page, query = "result", {"r": [_LEAF.sub("", unquote(page.removeprefix("result/")))]}
         if page not in pages:
             return HTTPStatus.NOT_FOUND, "no such page\n"
         try:
-            with nullcontext() if self.server.with_plugins else plugins.none():  # the folder may be somebody else's
+            with (
+                nullcontext() if self.server.with_plugins else plugins.none()
+            ):  # the folder may be somebody else's
                 return HTTPStatus.OK, pages[page](query)
         except (Fault, Faults) as fault:
             return HTTPStatus.OK, self._plain("Cannot be shown", str(fault))
-        except Exception as error:  # files of somebody else: what a damaged one raises nobody can list
-            return HTTPStatus.OK, self._plain("Cannot be shown", f"a damaged file: {error or type(error).__name__}")
+        except (
+            Exception
+        ) as error:  # files of somebody else: what a damaged one raises nobody can list
+            return HTTPStatus.OK, self._plain(
+                "Cannot be shown", f"a damaged file: {error or type(error).__name__}"
+            )
 
     def _plain(self, title: str, text: str, *, refresh_s: int = 0) -> str:
         from loadgen.viewer.page import plain
 
-        return plain(title, text, f"/{self.server.word}/", version=version("loadgen"), refresh_s=refresh_s)
+        return plain(
+            title, text, f"/{self.server.word}/", version=version("loadgen"), refresh_s=refresh_s
+        )
 
     def _list(self, query: dict[str, list[str]]) -> str:
         from loadgen.viewer.page import render
@@ -170,17 +192,27 @@ class _Handler(BaseHTTPRequestHandler):
             for result in chosen(results_in(self.server.folder, prices), choice)
         ]
         if not drawn:
-            raise UserError("no_result", "no result with figures is chosen", "share", "tick one or more in the list")
+            raise UserError(
+                "no_result",
+                "no result with figures is chosen",
+                "share",
+                "tick one or more in the list",
+            )
         currency = prices.currency if prices is not None else ""
-        return render(self.server.folder.name, drawn, choice, version=version("loadgen"), currency=currency)
+        return render(
+            self.server.folder.name, drawn, choice, version=version("loadgen"), currency=currency
+        )
 
     def _chosen(self, query: dict[str, list[str]]) -> list[Path]:
         """The results that a request names. Raises UserError for what is not one of the list."""
-
-        paths = [(self.server.folder / name.replace("\0", "")).resolve() for name in query.get("r", [])]
+        paths = [
+            (self.server.folder / name.replace("\0", "")).resolve() for name in query.get("r", [])
+        ]
         for path, name in zip(paths, query.get("r", []), strict=True):
             if self.server.folder not in path.parents or not kind_of(path):
-                raise UserError("no_result", "no result of this folder", name, "go back to the list")
+                raise UserError(
+                    "no_result", "no result of this folder", name, "go back to the list"
+                )
             refuse_links(path)
         return paths
 
@@ -188,7 +220,10 @@ class _Handler(BaseHTTPRequestHandler):
         paths = self._chosen(query)
         if len(paths) != 1:
             raise UserError(
-                "ambiguous", "one result at a time", ", ".join(path.name for path in paths), "go back to the list"
+                "ambiguous",
+                "one result at a time",
+                ", ".join(path.name for path in paths),
+                "go back to the list",
             )
         opened = result_kinds.opened(paths[0])
         page = opened.page
@@ -201,7 +236,12 @@ class _Handler(BaseHTTPRequestHandler):
 
         paths = self._chosen(query)
         if len(paths) < 2:
-            raise UserError("too_few", "fewer than two results are chosen", "compare", "tick two or more in the list")
+            raise UserError(
+                "too_few",
+                "fewer than two results are chosen",
+                "compare",
+                "tick two or more in the list",
+            )
         return html.render(report(comparison.compare(inputs.read_sides(paths), anyway=True)))
 
     def _live(self, query: dict[str, list[str]]) -> str:

@@ -24,13 +24,22 @@ def chosen(results: Sequence[StoredResult], choice: Choice) -> list[StoredResult
     """The results that are drawn, at most MOST_CURVES: those named, else the newest; all of one kind of work, which is
     that of `choice.work`, else of the first of them.
     """
-    named = [result for result in results if result.curve is not None and result.name in choice.names]
+    named = [
+        result for result in results if result.curve is not None and result.name in choice.names
+    ]
     candidates = named or [result for result in results if result.curve is not None]
-    work = next((result for result in results if result.name == choice.work and result.curve is not None), None)
+    work = next(
+        (result for result in results if result.name == choice.work and result.curve is not None),
+        None,
+    )
     if work is not None and not any(of_one_work(result, work) for result in candidates):
-        candidates = [result for result in results if result.curve is not None]  # another kind of work was chosen
+        candidates = [
+            result for result in results if result.curve is not None
+        ]  # another kind of work was chosen
     work = work or next(iter(candidates), None)
-    return [result for result in candidates if work is not None and of_one_work(result, work)][:MOST_CURVES]
+    return [result for result in candidates if work is not None and of_one_work(result, work)][
+        :MOST_CURVES
+    ]
 
 
 def render(
@@ -49,14 +58,20 @@ def render(
     """
     drawn = chosen(results, choice)
     listed = [result for result in results if wanted.lower() in _searched(result)]
-    sheet = page.Page(f"Results in {title}", f"loadgen {version}" + (" ui" if served else " report of a folder"))
+    sheet = page.Page(
+        f"Results in {title}", f"loadgen {version}" + (" ui" if served else " report of a folder")
+    )
     if served and any(result.going_on for result in listed):
         sheet.add(f'<meta http-equiv="refresh" content="{LOOKS_AGAIN_S}">')
-    if any(level.simulated for result in drawn for level in result.levels) or any(one.simulated for one in listed):
+    if any(level.simulated for result in drawn for level in result.levels) or any(
+        one.simulated for one in listed
+    ):
         sheet.mark("SIMULATED", "some of these were answered by a model of a server: not hardware")
     sheet.heading(f"{title}: {format.counted(len(results), 'result')}")
     if not results:
-        sheet.say("No results yet. Runs, sweeps, searches and validations appear here when they end.")
+        sheet.say(
+            "No results yet. Runs, sweeps, searches and validations appear here when they end."
+        )
     if drawn:
         others = len(works(results)) - 1
         more = f" {format.counted(others, 'other kind')} of work not drawn." if others else ""
@@ -81,7 +96,15 @@ def _searched(result: StoredResult) -> str:
     curve = result.curve
     facts: tuple[str, ...] = (result.about, result.target)
     if curve is not None:
-        facts = curve.workload, curve.model, curve.target, curve.slo, curve.region, result.hardware, result.software
+        facts = (
+            curve.workload,
+            curve.model,
+            curve.target,
+            curve.slo,
+            curve.region,
+            result.hardware,
+            result.software,
+        )
     return " ".join((result.name, result.kind, result.outcome, *facts)).lower()
 
 
@@ -112,7 +135,15 @@ HEAD = (
 def _row(result: StoredResult) -> tuple[str, ...]:
     curve, shown, when = result.curve, result.shown, result.started[:16].replace("T", " ")
     if curve is None or shown is None:
-        return (result.name, result.kind, result.outcome, result.about, result.target, *("",) * (len(HEAD) - 6), when)
+        return (
+            result.name,
+            result.kind,
+            result.outcome,
+            result.about,
+            result.target,
+            *("",) * (len(HEAD) - 6),
+            when,
+        )
     return (
         result.name,
         result.kind,
@@ -138,7 +169,9 @@ def _loads(result: StoredResult, curve: SweepCurve, shown: SweepLevel) -> str:
     return str(number) if shown.name == result.answer else f"{number}, shown: {asked(shown)}"
 
 
-SHOWN = tuple(name for name in HEAD if name not in ("target", "GPUs"))  # these two stand below the workload
+SHOWN = tuple(
+    name for name in HEAD if name not in ("target", "GPUs")
+)  # these two stand below the workload
 
 
 def _cells(row: Sequence[str], name: str) -> list[str]:
@@ -153,7 +186,11 @@ def _cells(row: Sequence[str], name: str) -> list[str]:
 def _table(results: Sequence[StoredResult], drawn: Sequence[StoredResult]) -> str:
     rows = []
     for result in results:
-        name = f'<a href="{quote(result.page)}">{escape(result.name)}</a>' if result.page else escape(result.name)
+        name = (
+            f'<a href="{quote(result.page)}">{escape(result.name)}</a>'
+            if result.page
+            else escape(result.name)
+        )
         rows.append((_like(result, drawn), _cells(_row(result), name)))
     return _of_cells(rows)
 
@@ -173,7 +210,9 @@ def _form(
         checked = " checked" if result.name in on else ""
         disabled = "" if result.curve is not None else " disabled"
         box = f'<input type="checkbox" name="r" value="{name}"{checked}{disabled} aria-label="choose {name}">'
-        where = f"live?r={quote(result.name)}" if result.going_on else f"result/{quote(result.name)}/"
+        where = (
+            f"live?r={quote(result.name)}" if result.going_on else f"result/{quote(result.name)}/"
+        )
         link = f'{box} <a href="{where}">{name}</a>'
         rows.append((_like(result, drawn), _cells(_row(result), link)))
     hidden = "".join(
@@ -181,7 +220,8 @@ def _form(
         for name in sorted(on - {result.name for result in listed})
     )
     kinds = {
-        next((one.name for one in drawn if of_one_work(one, kind)), kind.name): kind.work for kind in works(results)
+        next((one.name for one in drawn if of_one_work(one, kind)), kind.name): kind.work
+        for kind in works(results)
     }
     work = next((kind.name for kind in works(results) if drawn and of_one_work(kind, drawn[0])), "")
     priced = any(result.usd for result in results)
@@ -221,11 +261,16 @@ def _of_cells(rows: Sequence[tuple[bool, Sequence[str]]]) -> str:
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in SHOWN)
     body = "".join(
         f"<tr{'' if like else GREY}>"
-        + "".join(f'<td data-head="{escape(head)}">{cell}</td>' for head, cell in zip(SHOWN, row, strict=True))
+        + "".join(
+            f'<td data-head="{escape(head)}">{cell}</td>'
+            for head, cell in zip(SHOWN, row, strict=True)
+        )
         + "</tr>"
         for like, row in rows
     )
-    table = f'<table class="results wide"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
+    table = (
+        f'<table class="results wide"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
+    )
     return f'<div class="scroll">{table}</div>' if rows else ""
 
 
@@ -236,5 +281,7 @@ def plain(title: str, text: str, home: str, *, version: str, refresh_s: int = 0)
     """A page of preformatted text. home: address of the list. refresh_s: it asks for itself again so often."""
     sheet = page.Page(title, f"loadgen {version} ui")
     again = f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
-    sheet.add(f'{again}<p><a href="{home}">all results</a></p><h1>{escape(title)}</h1><pre>{escape(text)}</pre>')
+    sheet.add(
+        f'{again}<p><a href="{home}">all results</a></p><h1>{escape(title)}</h1><pre>{escape(text)}</pre>'
+    )
     return sheet.render()

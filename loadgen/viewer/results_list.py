@@ -37,7 +37,9 @@ def results_in(root: Path, prices: Prices | None = None) -> list[StoredResult]:
 
     prices: for the USD per million tokens of machines whose shape has a price.
     """
-    found = sorted(_walk(root, root, DEEPEST), key=lambda path: path.stat().st_mtime, reverse=True)[:MOST]
+    found = sorted(_walk(root, root, DEEPEST), key=lambda path: path.stat().st_mtime, reverse=True)[
+        :MOST
+    ]
     results = [_read(root, path, prices) for path in found]
     return sorted(results, key=lambda result: result.started, reverse=True)
 
@@ -50,9 +52,16 @@ def is_collection(folder: Path) -> bool:
     if not folder.is_dir() or kind_of(folder):
         return False
     found = list(_walk(folder, folder, DEEPEST))
-    if any(path.parent != folder or kind_of(path) not in ("run", "mlperf") or _searched(path) for path in found):
+    if any(
+        path.parent != folder or kind_of(path) not in ("run", "mlperf") or _searched(path)
+        for path in found
+    ):
         return True
-    named = [(run.name, run_folder.kept_summary(run)) for run in found if (run / run_folder.SUMMARY).is_file()]
+    named = [
+        (run.name, run_folder.kept_summary(run))
+        for run in found
+        if (run / run_folder.SUMMARY).is_file()
+    ]
     try:
         if named:
             of_one_work(folder, named)
@@ -92,8 +101,12 @@ def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
 
     kind, name = result_kinds.kind_of(folder, "listed"), folder.relative_to(root).as_posix()
     assert kind is not None  # it is one of those that were found
-    page = f"{name}/{kind.page_name}" if kind.page_name and (folder / kind.page_name).is_file() else ""
-    empty = StoredResult(name=name, kind=kind.name, going_on=is_going_on(folder, time.time()), page=page)
+    page = (
+        f"{name}/{kind.page_name}" if kind.page_name and (folder / kind.page_name).is_file() else ""
+    )
+    empty = StoredResult(
+        name=name, kind=kind.name, going_on=is_going_on(folder, time.time()), page=page
+    )
     if empty.going_on:
         return empty
     try:
@@ -108,7 +121,9 @@ def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
             made=row.started,
         )
         if not row.named:
-            return shown if row.word else msgspec.structs.replace(shown, word="nothing was summarized")
+            return (
+                shown if row.word else msgspec.structs.replace(shown, word="nothing was summarized")
+            )
         usd = {run: _usd(summary, prices) for run, summary in row.named}
         first = row.named[0][1]
         limits = [term.limit_ms for term in first.goodput.slo if term.metric == "tpot"]
@@ -124,7 +139,9 @@ def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
             hardware=first.target.shape or first.target.name or first.target.url,
             software=", ".join(first.target.software),
         )
-    except Exception as problem:  # files of somebody else: what a damaged one raises nobody can list
+    except (
+        Exception
+    ) as problem:  # files of somebody else: what a damaged one raises nobody can list
         why = (str(problem) or type(problem).__name__).splitlines()[0]
         return msgspec.structs.replace(empty, word=f"cannot be read: {why}")
 
@@ -140,7 +157,9 @@ def _usd(summary: Summary, prices: Prices | None) -> float | None:
     try:
         price = find(prices, summary.target)[0]
         evidence = Evidence(name=summary.run.id, folder="", summaries=(summary,))
-        cost = offer(evidence, price, price.name, "", gpus=summary.target.gpus, utilization=Decimal(1)).costs[OUTPUT]
+        cost = offer(
+            evidence, price, price.name, "", gpus=summary.target.gpus, utilization=Decimal(1)
+        ).costs[OUTPUT]
     except Fault:
         return None
     return float(cost.total) if cost is not None else None
@@ -170,7 +189,9 @@ def text(found: Collection, color: bool) -> str:
 def page(found: Collection) -> str:
     from loadgen.viewer import page as results_page
 
-    return results_page.render(found.folder.resolve().name, found.results, version=version("loadgen"))
+    return results_page.render(
+        found.folder.resolve().name, found.results, version=version("loadgen")
+    )
 
 
 def document(found: Collection) -> bytes:

@@ -43,7 +43,9 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def started(self) -> str:
-        return self.curve.started if self.curve is not None else ("~" if self.going_on else self.made)
+        return (
+            self.curve.started if self.curve is not None else ("~" if self.going_on else self.made)
+        )
 
     @property
     def levels(self) -> tuple[SweepLevel, ...]:
@@ -74,7 +76,9 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
         if self.kind == "sweep":
             return "a load within the SLO" if self.curve.best else ""
         met = {level.slo_met for level in self.levels}
-        return "VALID, SLO missed" if False in met else "VALID, SLO met" if met == {True} else "VALID"
+        return (
+            "VALID, SLO missed" if False in met else "VALID, SLO met" if met == {True} else "VALID"
+        )
 
     @property
     def work(self) -> str:

@@ -68,7 +68,9 @@ _NAMES_BY_MODULE = {
     "transport.target": "Target",
     "transport.wire": "Tls",
 }
-_MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
+_MODULE_BY_NAME = {
+    name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()
+}
 
 __all__ = sorted(_MODULE_BY_NAME)  # noqa: PLE0605 - the names of the table
 
@@ -84,7 +86,9 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith(f"{__name__}."):
             raise
-        raise ImportError(f"{__name__}.{name} is in loadgen-wire: pip install 'loadgen-sdk[client]'") from None
+        raise ImportError(
+            f"{__name__}.{name} is in loadgen-wire: pip install 'loadgen-sdk[client]'"
+        ) from None
     value = getattr(found, name)
     globals()[name] = value
     return value

@@ -12,8 +12,15 @@ Kept = list[tuple[int, bytes]]  # salts, from 0, and texts
 
 def in_python(kept: Kept) -> bytes:
     """The sum of their BLAKE2b of 16 bytes, least byte first, without what it has above these. The twin of C's."""
-    hashes = [blake2b(text, digest_size=16, salt=salt.to_bytes(16, "little")).digest() for salt, text in kept]
-    return (sum(int.from_bytes(one, "little") for one in hashes) % (1 << 128)).to_bytes(16, "little")
+    hashes = [
+        blake2b(text, digest_size=16, salt=salt.to_bytes(16, "little")).digest()
+        for salt, text in kept
+    ]
+    return (sum(int.from_bytes(one, "little") for one in hashes) % (1 << 128)).to_bytes(
+        16, "little"
+    )
 
 
-summed: Callable[[Kept], bytes] = getattr(module, "hashed", in_python)  # a wheel of its own may be older than it
+summed: Callable[[Kept], bytes] = getattr(
+    module, "hashed", in_python
+)  # a wheel of its own may be older than it

@@ -75,7 +75,9 @@ def _groups(_: tuple[str, ...]) -> frozenset[str] | None:
     for folder in folders:
         try:
             with open(os.path.join(folder, "entry_points.txt"), encoding="utf-8") as file:
-                found.update(line.strip()[1:-1].strip() for line in file if line.lstrip().startswith("["))
+                found.update(
+                    line.strip()[1:-1].strip() for line in file if line.lstrip().startswith("[")
+                )
         except (OSError, UnicodeDecodeError):
             continue
     return frozenset(found)
@@ -108,6 +110,8 @@ def _listed(_: tuple[str, ...]) -> tuple[str, ...] | None:
 def _version_in(file: str) -> str | None:
     try:
         with open(file, encoding="utf-8") as lines:
-            return next((line[8:].strip() for line in lines if line.lower().startswith("version:")), None)
+            return next(
+                (line[8:].strip() for line in lines if line.lower().startswith("version:")), None
+            )
     except (OSError, UnicodeDecodeError):
         return None

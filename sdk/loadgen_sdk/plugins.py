@@ -55,7 +55,9 @@ def gives(*kinds: type) -> Check:
 
     def check(found: Any, *_: Any) -> None:
         if not isinstance(found, kinds):
-            raise TypeError(f"it gave {type(found).__name__}, not {' or '.join(kind.__name__ for kind in kinds)}")
+            raise TypeError(
+                f"it gave {type(found).__name__}, not {' or '.join(kind.__name__ for kind in kinds)}"
+            )
 
     return check
 
@@ -69,8 +71,16 @@ def resolve(reference: str) -> Any:
 class Plugin(Generic[R]):
     """A row of another package. `row` is None where it could not be had: `fault` says why."""
 
-    def __init__(self, name: str, package: str, version: str, row: R | None = None, fault: str = "") -> None:
-        self.name, self.package, self.version, self.row, self.fault = name, package, version, row, fault
+    def __init__(
+        self, name: str, package: str, version: str, row: R | None = None, fault: str = ""
+    ) -> None:
+        self.name, self.package, self.version, self.row, self.fault = (
+            name,
+            package,
+            version,
+            row,
+            fault,
+        )
 
     def __str__(self) -> str:
         return f"{self.name} of {self.package} {self.version}"
@@ -96,7 +106,11 @@ def used() -> tuple[UsedPlugin, ...]:
 def differing(wanted: Sequence[UsedPlugin]) -> list[str]:
     """The packages of these rows that are here in another version or not at all, in words."""
     here = {one: version_of(one.package) for one in wanted}
-    words = (f"{one.package} {found} here, {one.version} there" for one, found in here.items() if found != one.version)
+    words = (
+        f"{one.package} {found} here, {one.version} there"
+        for one, found in here.items()
+        if found != one.version
+    )
     return list(dict.fromkeys(words))
 
 
@@ -106,7 +120,9 @@ class OpenTable(Generic[R]):
     `group`: of the entry points `NAME = module:ROW`, and the name of the table. `kind`: the type of a row.
     """
 
-    faults: tuple[type[Exception], ...] = (ClientError,)  # that a function of a row may raise as its own
+    faults: tuple[type[Exception], ...] = (
+        ClientError,
+    )  # that a function of a row may raise as its own
 
     def __init__(self, group: str, kind: type[R], own: Sequence[R]) -> None:
         self.group, self.kind, self.own = group, kind, tuple(own)
@@ -147,7 +163,9 @@ class OpenTable(Generic[R]):
 
         `check`: raises for what a plug-in gives and should not (`gives`); it is given that, and the arguments.
         """
-        plugin = None if row in self.own else next((one for one in self.plugins if one.row is row), None)
+        plugin = (
+            None if row in self.own else next((one for one in self.plugins if one.row is row), None)
+        )
         if plugin is None:
             ours: Callable[..., Any] = resolve(reference)
             return ours
@@ -198,11 +216,16 @@ class OpenTable(Generic[R]):
     def _plugins(self) -> tuple[Plugin[R], ...]:
         """Looked for once; each fault is told on stderr then."""
         found: list[Plugin[R]] = []
-        for point in sorted(installed.entry_points(self.group), key=lambda point: (_package(point), point.name)):
+        for point in sorted(
+            installed.entry_points(self.group), key=lambda point: (_package(point), point.name)
+        ):
             taken = {*self.names(foreign=False), *(plugin.name for plugin in found)}
             plugin = self._loaded(point, taken)
             if plugin.fault:
-                print(f"plug-in {plugin} is left out: {plugin.fault} ({SWITCH}=0 loads none)", file=sys.stderr)
+                print(
+                    f"plug-in {plugin} is left out: {plugin.fault} ({SWITCH}=0 loads none)",
+                    file=sys.stderr,
+                )
             found.append(plugin)
         return tuple(found)
 
@@ -226,12 +249,15 @@ class OpenTable(Generic[R]):
 
 def _unfit(row: Any, kind: type) -> str:
     """What is wrong with the fields of a row: types are not checked when it is made, and a text for a tuple of texts
-    would stand for its letters."""
+    would stand for its letters.
+    """
     import msgspec
 
     if isinstance(row, (tuple, msgspec.Struct)):
         try:
-            msgspec.convert(tuple(row) if isinstance(row, tuple) else msgspec.structs.asdict(row), kind)
+            msgspec.convert(
+                tuple(row) if isinstance(row, tuple) else msgspec.structs.asdict(row), kind
+            )
         except msgspec.ValidationError as error:
             return str(error)
     return ""
@@ -277,7 +303,12 @@ class _Watch:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if isinstance(error, Exception) and not isinstance(error, self._table.faults):
             raise self._table.failed(self._plugin, _words(error)) from error
 

@@ -29,9 +29,12 @@ class PerToken(msgspec.Struct, frozen=True, kw_only=True):
     """An endpoint that is paid by the token; amounts are per million."""
 
     synonyms: ClassVar[Mapping[str, str]] = {
-        "input": "per_million_input", "output": "per_million_output", "cached": "per_million_cached",
-        "model_class": "model", "date": "as_of",
-    }  # fmt: skip
+        "input": "per_million_input",
+        "output": "per_million_output",
+        "cached": "per_million_cached",
+        "model_class": "model",
+        "date": "as_of",
+    }
 
     name: str = ""  # by which `--price DIR=NAME` and the reports call it; made from provider and model when left out
     provider: str
@@ -53,7 +56,12 @@ class PerToken(msgspec.Struct, frozen=True, kw_only=True):
     def per_million(self) -> tuple[Decimal, Decimal, Decimal, Decimal]:
         """As `token_costs` takes them. Not priced: writing to the cache as plain input, reading from it 0."""
         write = self.per_million_cache_write or self.per_million_input
-        return self.per_million_input, write, self.per_million_cached or Decimal(0), self.per_million_output
+        return (
+            self.per_million_input,
+            write,
+            self.per_million_cached or Decimal(0),
+            self.per_million_output,
+        )
 
     @property
     def offer(self) -> tuple[str, str, str, str, str]:
@@ -79,7 +87,9 @@ def filled(value: object) -> str:
 
 def currency(value: object) -> str:
     if not re.fullmatch(r"[A-Z]{3}", words := text(value)):
-        raise WrongUse("invalid_value", "is not a currency", "three capital letters of ISO 4217, like USD")
+        raise WrongUse(
+            "invalid_value", "is not a currency", "three capital letters of ISO 4217, like USD"
+        )
     return words
 
 
@@ -142,7 +152,9 @@ RANGES = {
 """Of each amount the least, the most, its unit, and what costs that much."""
 
 
-def absurd(amount: Decimal, low: Decimal, high: Decimal, unit: str, noun: str, currency: str) -> WrongUse | None:
+def absurd(
+    amount: Decimal, low: Decimal, high: Decimal, unit: str, noun: str, currency: str
+) -> WrongUse | None:
     """What is wrong with an amount of this currency; None: nothing."""
     if currency not in DOLLAR_LIKE or low <= amount <= high:
         return None
@@ -172,7 +184,10 @@ def since(as_of: str) -> date:
 
 
 def latest(
-    entries: Sequence[Entry], offer: Callable[[Entry], object], as_of: Callable[[Entry], str], day: date | None = None
+    entries: Sequence[Entry],
+    offer: Callable[[Entry], object],
+    as_of: Callable[[Entry], str],
+    day: date | None = None,
 ) -> list[Entry]:
     """Of each offer what is valid at a day (None: today and later): its latest price up to it. In the order given."""
     days = [since(as_of(entry)) for entry in entries]
@@ -197,7 +212,9 @@ def twice(
 TELL_APART = "keep one, or tell them apart by region, commitment or as_of"
 
 
-def read_prices(path: str | os.PathLike[str], *, provider: str | None = None) -> dict[str, TokenPrice]:
+def read_prices(
+    path: str | os.PathLike[str], *, provider: str | None = None
+) -> dict[str, TokenPrice]:
     """The prices by model of a price file, the one that `loadgen cost --prices` reads: its `per_token:` entries.
 
     provider: whose, where several sell a model of one name. Of one offer the latest `as_of` counts. A file that does
@@ -209,12 +226,18 @@ def read_prices(path: str | os.PathLike[str], *, provider: str | None = None) ->
         raise WrongUse("wrong_type", f"{path}: the top must be a mapping (key: value)", _EXAMPLE)
     entries = written.get("per_token") or ()
     if not isinstance(entries, Sequence) or isinstance(entries, str):
-        raise WrongUse("wrong_type", f"{path}: per_token must be a list", "start each item with a dash")
+        raise WrongUse(
+            "wrong_type", f"{path}: per_token must be a list", "start each item with a dash"
+        )
     if "currency" not in written:
         raise WrongUse("missing_key", f'{path}: missing "currency"', _EXAMPLE)
     of_file = _checked(f"{path}: currency", currency, written["currency"])
-    prices = [_entry(f"{path}: per_token[{index}]", entry, of_file) for index, entry in enumerate(entries)]
-    for (at, price), (other, _) in twice(list(enumerate(prices)), lambda one: one[1].offer, lambda one: one[1].as_of):
+    prices = [
+        _entry(f"{path}: per_token[{index}]", entry, of_file) for index, entry in enumerate(entries)
+    ]
+    for (at, price), (other, _) in twice(
+        list(enumerate(prices)), lambda one: one[1].offer, lambda one: one[1].as_of
+    ):
         problem = f"{path}: per_token[{at}]: two prices for {price.model} of {price.provider}"
         raise WrongUse("duplicate", problem, f"the first is per_token[{other}]; {TELL_APART}")
     found: dict[str, PerToken] = {}
@@ -249,7 +272,9 @@ def _entry(at: str, written: object, of_file: str) -> PerToken:
     for key in written:
         if key not in CHECKS:
             similar = PerToken.synonyms.get(key)
-            hint = (f'did you mean "{similar}"? ' if similar else "") + f"known: {', '.join(CHECKS)}"
+            hint = (
+                f'did you mean "{similar}"? ' if similar else ""
+            ) + f"known: {', '.join(CHECKS)}"
             raise WrongUse("unknown_key", f'{at}.{key}: unknown key "{key}"', hint)
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(PerToken):
@@ -264,7 +289,10 @@ def _entry(at: str, written: object, of_file: str) -> PerToken:
         raise WrongUse(fault.code, f"{at}.as_of: {fault.what}", fault.hint)
     for key, (low, high, unit, noun) in RANGES.items():
         money = getattr(price, key)
-        if money is not None and (fault := absurd(money, low, high, unit, noun, price.currency or "")) is not None:
+        if (
+            money is not None
+            and (fault := absurd(money, low, high, unit, noun, price.currency or "")) is not None
+        ):
             raise WrongUse(fault.code, f"{at}.{key}: {fault.what}", fault.hint)
     return price
 
@@ -282,10 +310,16 @@ def _read(path: Path, shown: str) -> Any:
         content = path.read_bytes()
     except OSError as error:
         raise WrongUse("unreadable_file", f"{shown}: {error.strerror}", _EXAMPLE) from None
-    decode: Callable[[bytes], Any] = msgspec.json.decode if path.suffix == ".json" else msgspec.yaml.decode
+    decode: Callable[[bytes], Any] = (
+        msgspec.json.decode if path.suffix == ".json" else msgspec.yaml.decode
+    )
     try:
         return decode(content)
     except ImportError:
-        raise WrongUse("not_installed", f"{shown}: YAML needs the package PyYAML", "pip install pyyaml") from None
+        raise WrongUse(
+            "not_installed", f"{shown}: YAML needs the package PyYAML", "pip install pyyaml"
+        ) from None
     except (msgspec.MsgspecError, ValueError) as error:
-        raise WrongUse("invalid_value", f"{shown}: {' '.join(str(error).split())}", _EXAMPLE) from None
+        raise WrongUse(
+            "invalid_value", f"{shown}: {' '.join(str(error).split())}", _EXAMPLE
+        ) from None

@@ -23,7 +23,10 @@ def token_costs(
 
     The kinds: input that neither came from a cache nor was written to one; written to a cache; from a cache; output.
     """
-    (plain, written, cached, output), (input_price, write_price, cached_price, output_price) = tokens, prices
+    (plain, written, cached, output), (input_price, write_price, cached_price, output_price) = (
+        tokens,
+        prices,
+    )
     return (
         plain * input_price / MILLION,
         written * write_price / MILLION,
@@ -48,22 +51,30 @@ class TokenPrice(msgspec.Struct, frozen=True):
         for name in ("input", "output", "cached", "cache_write"):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number and 0 <= value < math.inf) and not (name.startswith("cache") and value is None):
+            if not (number and 0 <= value < math.inf) and not (
+                name.startswith("cache") and value is None
+            ):
                 raise WrongUse(
-                    "out_of_range", f"the {name} price is {value!r}", "give the price of a million tokens, 0 or more"
+                    "out_of_range",
+                    f"the {name} price is {value!r}",
+                    "give the price of a million tokens, 0 or more",
                 )
 
     def cost(self, input: int, output: int, cached: int = 0, written: int = 0) -> float:
         """The cost of one call. Of its `input` tokens `cached` came from the server's cache, `written` went into it."""
         if not (cached or written):
-            return input * self.input / MILLION + output * self.output / MILLION  # most calls: the same, less the zeros
+            return (
+                input * self.input / MILLION + output * self.output / MILLION
+            )  # most calls: the same, less the zeros
         cached_price = self.input if self.cached is None else self.cached
         write_price = self.input if self.cache_write is None else self.cache_write
         fresh = input - cached
         if written > fresh:  # a server may say more than there is
             written = fresh
         prices = self.input, write_price, cached_price, self.output
-        plain, stored, found, answer = token_costs((fresh - written, written, cached, output), prices)
+        plain, stored, found, answer = token_costs(
+            (fresh - written, written, cached, output), prices
+        )
         return plain + stored + found + answer
 
 
@@ -80,7 +91,9 @@ def checked_prices(prices: Prices) -> Prices:
         raise WrongUse("wrong_type", f"prices is a {type(prices).__name__}", hint)
     for model, price in prices.items():
         if not isinstance(model, str) or not isinstance(price, TokenPrice):
-            raise WrongUse("wrong_type", f"the price of {model!r} is a {type(price).__name__}", hint)
+            raise WrongUse(
+                "wrong_type", f"the price of {model!r} is a {type(price).__name__}", hint
+            )
     return prices
 
 

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable
 
 HIDDEN = "***"
-SHORTEST_SECRET = 4  # shorter ones are hidden in URLs only: replacing them in texts would garble the texts
+SHORTEST_SECRET = (
+    4  # shorter ones are hidden in URLs only: replacing them in texts would garble the texts
+)
 _LOOKS_SECRET = re.compile(
     r"(?i)(\b(?:bearer|basic)\s+|\b(?:x-)?api[-_]key[\"']?\s*[:=]\s*[\"']?)[\w+/=.~*-]{4,}|\b(?:sk|pk|nvapi|hf)[-_][\w*-]{8,}"
 )
@@ -22,7 +24,11 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
         if len(secret) >= SHORTEST_SECRET:
             text = text.replace(secret, HIDDEN)
             quoted = text.rstrip("'\"")
-            ends = (n for n in range(len(secret) - 1, SHORTEST_SECRET - 1, -1) if quoted.endswith(secret[:n]))
+            ends = (
+                n
+                for n in range(len(secret) - 1, SHORTEST_SECRET - 1, -1)
+                if quoted.endswith(secret[:n])
+            )
             if length := next(ends, 0):
                 text = quoted[:-length] + HIDDEN + text[len(quoted) :]
     return _LOOKS_SECRET.sub(lambda match: (match.group(1) or "") + HIDDEN, text)

@@ -41,7 +41,9 @@ class Usage(msgspec.Struct, frozen=True):
     output: int | None = None
     cached: int | None = None
     reasoning: int | None = None
-    cache_written: int | None = None  # of the input, by servers that bill what is written to their cache
+    cache_written: int | None = (
+        None  # of the input, by servers that bill what is written to their cache
+    )
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -58,7 +60,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     request: Request | None
     due: int
     ready: int = NEVER  # a connection was available
-    tcp: int = NEVER  # how long TCP took (ns) of a connection that it was the first on; -1: it was not
+    tcp: int = (
+        NEVER  # how long TCP took (ns) of a connection that it was the first on; -1: it was not
+    )
     tls: int = NEVER  # how long its TLS handshake took; 0 without TLS
     sent: int = NEVER  # first byte handed to the kernel
     first_byte: int = NEVER  # response head
@@ -69,7 +73,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     end: int = NEVER  # last output or finish event: where E2E ends
     done: int = NEVER  # end of the body
     output_events: int = 0
-    first_event_tokens: int = 0  # tokens of the first output event by the server's count; 0: not reported
+    first_event_tokens: int = (
+        0  # tokens of the first output event by the server's count; 0: not reported
+    )
     max_gap: int = 0  # largest gap between successive output events
     max_gap_error: int = 0  # the largest error of the stamp at the end of that gap
     client_lag: int = 0  # of the first token: time from its stamp to the read
@@ -88,5 +94,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str] | None = None  # response headers, only if the client keeps them
     server_timing: dict[str, Any] | None = None  # the server's own timing, unchanged
     failure: Failure | None = None
-    tool_calls: tuple[dict[str, str], ...] = ()  # id, name, arguments (JSON, as text); only if the client keeps texts
+    tool_calls: tuple[
+        dict[str, str], ...
+    ] = ()  # id, name, arguments (JSON, as text); only if the client keeps texts
     response_id: str = ""  # the server's id of the answer; only if the client keeps texts

@@ -7,12 +7,18 @@ from struct import unpack
 
 from .compiled import module
 
-Write = Callable[[str, bytes], str]  # (what the text begins with, 2 random bytes per word) -> the text
-Spans = tuple[bytes, bytes]  # words as one text; of each, in SPAN_BYTES, its place there, shifted by 8, and its length
+Write = Callable[
+    [str, bytes], str
+]  # (what the text begins with, 2 random bytes per word) -> the text
+Spans = tuple[
+    bytes, bytes
+]  # words as one text; of each, in SPAN_BYTES, its place there, shifted by 8, and its length
 
 MOST_WORDS = 1 << 16
 SPAN_BYTES = 4
-_compiled = getattr(module, "written", None)  # a wire of its own wheel may be older than these functions
+_compiled = getattr(
+    module, "written", None
+)  # a wire of its own wheel may be older than these functions
 _spans = getattr(module, "spans", None)
 
 
@@ -39,4 +45,6 @@ def in_python(words: Sequence[str]) -> Write:
     """The twin of the compiled part."""
     copies = 1 + (MOST_WORDS - 1) // len(words)
     by_draw = (list(words) * copies)[:MOST_WORDS]
-    return lambda begin, bits: begin + "".join([by_draw[drawn] for drawn in unpack(f"<{len(bits) // 2}H", bits)])
+    return lambda begin, bits: (
+        begin + "".join([by_draw[drawn] for drawn in unpack(f"<{len(bits) // 2}H", bits)])
+    )

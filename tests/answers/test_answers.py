@@ -44,10 +44,17 @@ def test_rouge_is_that_of_its_package_s_published_example() -> None:
 @pytest.mark.parametrize(
     ("answer", "letter"),
     [
-        ("B", "B"), ("(C) because", "C"), ("The answer is D.", "D"), ("Answer: A", "A"), ("I think B is right", "B"),
-        ("A cat sat. The answer is (C).", "C"), ("none of these", ""), ("I'd say so", ""), ("", ""),
+        ("B", "B"),
+        ("(C) because", "C"),
+        ("The answer is D.", "D"),
+        ("Answer: A", "A"),
+        ("I think B is right", "B"),
+        ("A cat sat. The answer is (C).", "C"),
+        ("none of these", ""),
+        ("I'd say so", ""),
+        ("", ""),
     ],
-)  # fmt: skip
+)
 def test_the_letter_of_a_choice(answer: str, letter: str) -> None:
     found = scores.chosen(answer)
     assert found == letter or (answer.startswith("I think") and found == "I")
@@ -71,7 +78,12 @@ def test_json_validity(answer: str, valid: bool) -> None:
 def test_how_alike_two_answers_are_by_hand() -> None:
     found = scores.against_each_other("one two three four", "one two THREE four five")
     assert found["agreement"] == 2 and found["agreement_share"] == 2 / 5 and found["equal"] == 0
-    assert scores.against_each_other("", "") == {"equal": 1, "agreement": 0, "agreement_share": 1, "similarity": 1}
+    assert scores.against_each_other("", "") == {
+        "equal": 1,
+        "agreement": 0,
+        "agreement_share": 1,
+        "similarity": 1,
+    }
     assert scores.against_each_other("abc", "abd")["similarity"] == pytest.approx(2 / 3)
 
 
@@ -108,21 +120,28 @@ def test_classes_are_scored_apart() -> None:
 
 
 def _write(path: Path, rows: list[Any]) -> Path:
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    )
     return path
 
 
 def test_rows_say_what_is_right(tmp_path: Path) -> None:
     rows: list[Any] = [
-        {"prompt": "p", "reference": "r", "class": "qa"}, {"prompt": "p", "answer": "C", "choices": ["x", "y", "z"]},
-        {"prompt": "p", "output": 4}, {"messages": [{"role": "user", "content": "p"}]},
+        {"prompt": "p", "reference": "r", "class": "qa"},
+        {"prompt": "p", "answer": "C", "choices": ["x", "y", "z"]},
+        {"prompt": "p", "output": 4},
+        {"messages": [{"role": "user", "content": "p"}]},
         {"prompt": "p", "response_format": {"type": "json_object"}},
-    ]  # fmt: skip
+    ]
     found = read_questions(_write(tmp_path / "d.jsonl", rows))
     assert [(q.reference, q.choice, q.json, q.group) for q in found] == [
-        ("r", False, False, "qa"), ("C", True, False, ""), ("4", False, False, ""), (None, False, False, ""),
+        ("r", False, False, "qa"),
+        ("C", True, False, ""),
+        ("4", False, False, ""),
+        (None, False, False, ""),
         (None, False, True, ""),
-    ]  # fmt: skip
+    ]
     assert len(read_questions(tmp_path / "d.jsonl", 2)) == 2
 
 
@@ -156,11 +175,16 @@ def test_a_worse_endpoint_is_found_and_an_equal_one_is_not(
     endpoints: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, same, worse = endpoints
-    plain = _write(tmp_path / "p.jsonl", [{"prompt": f"question {i}", "output_tokens": 40} for i in range(40)])
+    plain = _write(
+        tmp_path / "p.jsonl", [{"prompt": f"question {i}", "output_tokens": 40} for i in range(40)]
+    )
     out = tmp_path / "kept"
     assert _asked(capsys, str(plain), "--url", good, "-o", str(out), "--keep-content")[0] == 0
     texts = [json.loads(line)["a"] for line in (out / "texts.jsonl").read_text().splitlines()]
-    rows = [{"prompt": f"question {i}", "output_tokens": 40, "reference": text} for i, text in enumerate(texts)]
+    rows = [
+        {"prompt": f"question {i}", "output_tokens": 40, "reference": text}
+        for i, text in enumerate(texts)
+    ]
     data = str(_write(tmp_path / "d.jsonl", rows))
     code, found = _asked(capsys, data, "--url", same, "--against", good, "--within", "1%")
     assert code == 3, "40 equal answers do not show that fewer than 1 of 100 are lost"
@@ -173,16 +197,25 @@ def test_a_worse_endpoint_is_found_and_an_equal_one_is_not(
     assert 0.8 < rouge["ratio"] < 0.97 and rouge["within"] is False
     alike = {score["metric"]: score["mean"] for score in found["parts"][0]["alike"]}
     assert alike["equal"] < 0.2 and 0.8 < alike["similarity"] < 0.99 and alike["agreement"] < 40
-    assert sorted(path.name for path in out.iterdir()) == ["answers.json", "scores.jsonl", "texts.jsonl"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "answers.json",
+        "scores.jsonl",
+        "texts.jsonl",
+    ]
 
 
 @pytest.mark.processes
 def test_without_references_nothing_says_whose_answer_is_right(
     endpoints: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = str(_write(tmp_path / "d.jsonl", [{"prompt": f"q{i}", "output_tokens": 5} for i in range(12)]))
-    code = parser()(["answers", data, "--url", endpoints[0], "--against", endpoints[1], "--within", "1%"],
-               standalone_mode=False, obj=[])  # fmt: skip
+    data = str(
+        _write(tmp_path / "d.jsonl", [{"prompt": f"q{i}", "output_tokens": 5} for i in range(12)])
+    )
+    code = parser()(
+        ["answers", data, "--url", endpoints[0], "--against", endpoints[1], "--within", "1%"],
+        standalone_mode=False,
+        obj=[],
+    )
     assert code == 3 and "UNDECIDED" in capsys.readouterr().out
 
 
@@ -208,12 +241,16 @@ def test_what_the_other_endpoint_did_not_answer_flatters_nobody() -> None:
 
 
 def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
-    asked = [Asked("m", ["x", "y"], tokens, [], [None, None]) for tokens in ([10, 20], [12, 21], [None, 20])]
+    asked = [
+        Asked("m", ["x", "y"], tokens, [], [None, None])
+        for tokens in ([10, 20], [12, 21], [None, 20])
+    ]
     assert "30 and 33 tokens" in unequal_tokens(asked[0], asked[1])
     assert unequal_tokens(asked[0], asked[2]) == "" == unequal_tokens(asked[0], asked[0])
     choice = {"text": "x", "finish_reason": "stop", "index": 0}
     said = [
-        events({"choices": [choice], "usage": {"prompt_tokens": count, "completion_tokens": 1}}) for count in (30, 41)
+        events({"choices": [choice], "usage": {"prompt_tokens": count, "completion_tokens": 1}})
+        for count in (30, 41)
     ]
     ids = [Question(row=DatasetRow(prompt=[1, 2, 3]))]
     with serving(said[0]) as one, serving(said[1]) as other:
@@ -244,11 +281,16 @@ answers:
 
 
 def _contract(folder: Path, *terms: str, more: str = "") -> Path:
-    (folder / "c.yaml").write_text(CONTRACT + "".join(f"    - {term}\n" for term in terms) + more + "horizon: 12s\n")
+    (folder / "c.yaml").write_text(
+        CONTRACT + "".join(f"    - {term}\n" for term in terms) + more + "horizon: 12s\n"
+    )
     return folder / "c.yaml"
 
 
-ROWS = [{"prompt": f"q{i}", "reference": "r", "class": ("qa", "rag")[i % 2], "output_tokens": 20} for i in range(120)]
+ROWS = [
+    {"prompt": f"q{i}", "reference": "r", "class": ("qa", "rag")[i % 2], "output_tokens": 20}
+    for i in range(120)
+]
 
 
 @pytest.mark.parametrize(
@@ -265,14 +307,18 @@ ROWS = [{"prompt": f"q{i}", "reference": "r", "class": ("qa", "rag")[i % 2], "ou
         ("within: {of: exact, limit: 1%}", "too_few"),
     ],
 )
-def test_a_term_about_answers_that_cannot_be_shown_is_refused(tmp_path: Path, term: str, code: str) -> None:
+def test_a_term_about_answers_that_cannot_be_shown_is_refused(
+    tmp_path: Path, term: str, code: str
+) -> None:
     _write(tmp_path / "d.jsonl", ROWS)
     with refused(Faults, code, where="c.yaml:7:"):
         load_contract(_contract(tmp_path, term), env={}, against=code != "missing_option")
 
 
 @pytest.mark.parametrize("data", [None, '{"prompt": "p", "reference": {}}', "{"])
-def test_a_data_set_that_is_none_is_refused_with_the_contract(tmp_path: Path, data: str | None) -> None:
+def test_a_data_set_that_is_none_is_refused_with_the_contract(
+    tmp_path: Path, data: str | None
+) -> None:
     if data is not None:
         _write(tmp_path / "d.jsonl", [data])
     with pytest.raises(Faults) as raised:
@@ -287,26 +333,55 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
     """The load in virtual time; the prompts over HTTP, to an endpoint with wrong words and to a good one."""
     good, _, worse = endpoints
     _write(tmp_path / "d.jsonl", ROWS)
-    _asked(capsys, str(tmp_path / "d.jsonl"), "--url", good, "-o", str(tmp_path / "kept"), "--keep-content")
-    texts = [json.loads(line)["a"] for line in (tmp_path / "kept/texts.jsonl").read_text().splitlines()]
-    _write(tmp_path / "d.jsonl", [{**row, "reference": text} for row, text in zip(ROWS, texts, strict=True)])
+    _asked(
+        capsys,
+        str(tmp_path / "d.jsonl"),
+        "--url",
+        good,
+        "-o",
+        str(tmp_path / "kept"),
+        "--keep-content",
+    )
+    texts = [
+        json.loads(line)["a"] for line in (tmp_path / "kept/texts.jsonl").read_text().splitlines()
+    ]
+    _write(
+        tmp_path / "d.jsonl",
+        [{**row, "reference": text} for row, text in zip(ROWS, texts, strict=True)],
+    )
     file = _contract(
-        tmp_path, "within: {of: rougeL, limit: 20%}", "within: {of: rouge2, limit: 5%}", "equal: 90%", "agreement: 3",
-        "exact: {share: 15%, class: rag}", more="  should: [exact: 90%]\n",
-    )  # fmt: skip
+        tmp_path,
+        "within: {of: rougeL, limit: 20%}",
+        "within: {of: rouge2, limit: 5%}",
+        "equal: 90%",
+        "agreement: 3",
+        "exact: {share: 15%, class: rag}",
+        more="  should: [exact: 90%]\n",
+    )
     settings = Settings(url=worse, server_metrics=("off",))
 
     def perform(workload: Workload, settings: Settings) -> Any:
         return execute(workload, replace(settings, url="sim:gb300-vm"))
 
     checked = load_contract(file, env={}, against=True)
-    found, folder = run(checked, settings, tmp_path / "out", perform=perform, say=str, other=Settings(url=good))
+    found, folder = run(
+        checked, settings, tmp_path / "out", perform=perform, say=str, other=Settings(url=good)
+    )
     level = found.levels[1]
     assert level.name == "answers" and level.requests == level.ok == 120
-    assert [term.verdict for term in level.terms] == ["PASS", "FAIL", "FAIL", "PASS", "INCONCLUSIVE", "FAIL"], level
+    assert [term.verdict for term in level.terms] == [
+        "PASS",
+        "FAIL",
+        "FAIL",
+        "PASS",
+        "INCONCLUSIVE",
+        "FAIL",
+    ], level
     assert found.verdict == "FAIL" and found.levels[0].verdict == "PASS"
     rouge = level.terms[0]
-    assert rouge.value is not None and 3 < rouge.value < 20 and (rouge.limit, rouge.unit) == (20, "%")
+    assert (
+        rouge.value is not None and 3 < rouge.value < 20 and (rouge.limit, rouge.unit) == (20, "%")
+    )
     assert again(folder) == found
     shown = (folder / "verdict.html").read_text()
     assert "answers: FAIL" in shown and "rougeL: longest sequence of words" in shown
@@ -320,16 +395,27 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
     bundle.bundle(folder, tmp_path / "forged.zip")
     forged = bundle.verify(tmp_path / "forged.zip")
     assert forged.verified == "no"
-    assert {one.file for one in forged.differences} >= {"result/answers/answers.json", "result/verdict.json"}
+    assert {one.file for one in forged.differences} >= {
+        "result/answers/answers.json",
+        "result/verdict.json",
+    }
     assert bundle.bundle(tmp_path / "kept", tmp_path / "a.zip").left_out.keys() == {"texts.jsonl"}
     bundle.bundle(tmp_path / "kept", tmp_path / "b.zip", content=True)
     whole = bundle.verify(tmp_path / "b.zip")
-    assert whole.verified == "all" and {one.file for one in whole.made} == {"answers.json", "scores.jsonl"}
+    assert whole.verified == "all" and {one.file for one in whole.made} == {
+        "answers.json",
+        "scores.jsonl",
+    }
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--within", "1%"), ("--against", "http://h", "--within", "x"), ("--keep-content",), ("--url", "sim:gb300-vm")],
+    [
+        ("--within", "1%"),
+        ("--against", "http://h", "--within", "x"),
+        ("--keep-content",),
+        ("--url", "sim:gb300-vm"),
+    ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     data = str(_write(tmp_path / "d.jsonl", [{"prompt": "p"}]))

@@ -77,7 +77,9 @@ def junk_footer(data: bytes) -> bytes:
 
 def bomb(_: bytes) -> bytes:
     """200 GB of text in a kilobyte: every row is the one long entry of a dictionary."""
-    entry = pa.DictionaryArray.from_arrays(pa.array(np.zeros(200_000, np.int32)), pa.array(["x" * (1 << 20)]))
+    entry = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(200_000, np.int32)), pa.array(["x" * (1 << 20)])
+    )
     with io.BytesIO() as file:
         table = pa.table({"prompt": entry})
         with pq.ParquetWriter(file, table.schema, compression="zstd") as writer:
@@ -95,7 +97,9 @@ def deep(_: bytes) -> bytes:
 def long_list(_: bytes) -> bytes:
     """A list of 2^31 numbers, it says: one number and how often it comes."""
     made, least = io.BytesIO(), 1 << 20
-    numbers = pa.ListArray.from_arrays(pa.array([0, least], pa.int32()), pa.array(np.zeros(least, np.int8)))
+    numbers = pa.ListArray.from_arrays(
+        pa.array([0, least], pa.int32()), pa.array(np.zeros(least, np.int8))
+    )
     pq.write_table(pa.table({"prompt": numbers}), made)
     before, footer = _footer(made.getvalue())
     said = _long(least)
@@ -115,13 +119,28 @@ def groups(_: bytes) -> bytes:
 PARQUET: tuple[tuple[str, str, Damage, str], ...] = (
     ("cut", "cut in the middle", lambda data: data[: len(data) // 2], "magic bytes"),
     ("footer", "a footer of other bytes", junk_footer, "thrift"),
-    ("footer-size", "a footer of 4 GiB, it says", lambda data: data[:-8] + b"\xff" * 4 + b"PAR1", "footer"),
+    (
+        "footer-size",
+        "a footer of 4 GiB, it says",
+        lambda data: data[:-8] + b"\xff" * 4 + b"PAR1",
+        "footer",
+    ),
     ("encrypted", "encrypted, it says", lambda data: data[:-4] + b"PARE", "encrypted"),
     ("bomb", "200 GB in a kilobyte", bomb, "times its size"),
     ("list", "a list of 2^31 numbers in a kilobyte, it says", long_list, "times its size"),
     ("deep", "lists in lists, 900 deep", deep, "deep"),
-    ("types", "prompts that are numbers", lambda _: _written(pa.table({"prompt": [1.5]})), "prompt is 1.5"),
-    ("bytes", "prompts that are no UTF-8", lambda _: _written(pa.table({"prompt": [b"\xff"]})), "prompt"),
+    (
+        "types",
+        "prompts that are numbers",
+        lambda _: _written(pa.table({"prompt": [1.5]})),
+        "prompt is 1.5",
+    ),
+    (
+        "bytes",
+        "prompts that are no UTF-8",
+        lambda _: _written(pa.table({"prompt": [b"\xff"]})),
+        "prompt",
+    ),
 )
 
 
@@ -160,7 +179,9 @@ def records(command: str, damage: Damage) -> Callable[[Scene], None]:
 Entry = tuple[str, bytes, int]
 
 
-def bundle(*entries: Entry, change: Callable[[dict[str, bytes]], object] = len) -> Callable[[Scene], None]:
+def bundle(
+    *entries: Entry, change: Callable[[dict[str, bytes]], object] = len
+) -> Callable[[Scene], None]:
     """A bundle of a sound run, with these entries (name, content, mode) more and its files changed."""
 
     def do(scene: Scene) -> None:
@@ -169,10 +190,15 @@ def bundle(*entries: Entry, change: Callable[[dict[str, bytes]], object] = len) 
             files = {name: sound.read(name) for name in sound.namelist()}
         change(files)
         with zipfile.ZipFile(scene.folder / "b.zip", "w", zipfile.ZIP_DEFLATED) as made:
-            for name, data, mode in (*((name, data, 0o100644) for name, data in files.items()), *entries):
+            for name, data, mode in (
+                *((name, data, 0o100644) for name, data in files.items()),
+                *entries,
+            ):
                 entry = zipfile.ZipInfo(name)
                 entry.external_attr, entry.compress_type = mode << 16, zipfile.ZIP_DEFLATED
-                with warnings.catch_warnings():  # of a name that is there twice, which is the attack
+                with (
+                    warnings.catch_warnings()
+                ):  # of a name that is there twice, which is the attack
                     warnings.simplefilter("ignore")
                     made.writestr(entry, data)
         inner = scene.folder / "a" / "b" / "c"
@@ -206,19 +232,49 @@ def _zeros(files: dict[str, bytes]) -> None:
 FILE = 0o100644
 UNLIKE = "NOT VERIFIED"  # it is unpacked, read and held against its hashes
 BUNDLES: tuple[tuple[str, str, str, Callable[[Scene], None]], ...] = (
-    ("above", "a name that leads above the folder", "leads out", bundle(("result/../../../evil", b"x", FILE))),
+    (
+        "above",
+        "a name that leads above the folder",
+        "leads out",
+        bundle(("result/../../../evil", b"x", FILE)),
+    ),
     ("root", "a name from the root", "leads out", bundle(("/tmp/evil", b"x", FILE))),
     ("link", "a symbolic link", "a link", bundle(("result/link", b"/etc/passwd", 0o120777))),
     ("pipe", "a named pipe", "a link or device", bundle(("result/pipe", b"", 0o010644))),
     ("twice", "a name twice", "two files", bundle(("result/run.json", b"{}", FILE))),
-    ("tangle", "a file that is a folder, too", "File exists", bundle(("result/run.json/x", b"x", FILE))),
-    ("long", "a name of 5,000 letters", "name too long", bundle(("result/" + "x" * 5000, b"x", FILE))),
+    (
+        "tangle",
+        "a file that is a folder, too",
+        "File exists",
+        bundle(("result/run.json/x", b"x", FILE)),
+    ),
+    (
+        "long",
+        "a name of 5,000 letters",
+        "name too long",
+        bundle(("result/" + "x" * 5000, b"x", FILE)),
+    ),
     ("many", "200,001 files", "more than a bundle has", bundle(change=_many)),
     ("bomb", "1.2 GB of zeros", "unpack to", bundle(change=_zeros)),
-    ("nested", "a header of 200,000 levels", UNLIKE, bundle(change=_each("result/run.json", nested))),
-    ("rows", "records that say that they are 2^40", UNLIKE, bundle(change=_each(".parquet", claims(1 << 40)))),
-    ("records", "records that are cut", UNLIKE, bundle(change=_each(".parquet", lambda data: data[:-9]))),
-)  # fmt: skip
+    (
+        "nested",
+        "a header of 200,000 levels",
+        UNLIKE,
+        bundle(change=_each("result/run.json", nested)),
+    ),
+    (
+        "rows",
+        "records that say that they are 2^40",
+        UNLIKE,
+        bundle(change=_each(".parquet", claims(1 << 40))),
+    ),
+    (
+        "records",
+        "records that are cut",
+        UNLIKE,
+        bundle(change=_each(".parquet", lambda data: data[:-9])),
+    ),
+)
 
 
 # -- pickles -----------------------------------------------------------------------------------------------------------
@@ -290,31 +346,109 @@ def rows() -> list[Row]:
         )
         for name, attack, damage, words in PARQUET
     ]
-    found.append(Row("parquet-groups", "data set: 20,000 row groups", DATASET, when, (0,), "", UNHARMED,
-                     unhurried(_parquet(DATASET, groups))))  # fmt: skip
-    for attack, damage in (("2^40 rows, it says", claims(1 << 40)), ("-1 rows, it says", claims(-1))):
+    found.append(
+        Row(
+            "parquet-groups",
+            "data set: 20,000 row groups",
+            DATASET,
+            when,
+            (0,),
+            "",
+            UNHARMED,
+            unhurried(_parquet(DATASET, groups)),
+        )
+    )
+    for attack, damage in (
+        ("2^40 rows, it says", claims(1 << 40)),
+        ("-1 rows, it says", claims(-1)),
+    ):
         name = f"parquet-{'negative' if '-1' in attack else 'many'}-rows"  # the rows that are there are read
-        found.append(Row(name, f"data set: {attack}", DATASET, when, (0,), "", UNHARMED,
-                         unhurried(_parquet(DATASET, damage))))  # fmt: skip
+        found.append(
+            Row(
+                name,
+                f"data set: {attack}",
+                DATASET,
+                when,
+                (0,),
+                "",
+                UNHARMED,
+                unhurried(_parquet(DATASET, damage)),
+            )
+        )
     for name in ("footer", "footer-size"):
-        attack, damage = next((attack, damage) for known, attack, damage, _ in PARQUET if known == name)
+        attack, damage = next(
+            (attack, damage) for known, attack, damage, _ in PARQUET if known == name
+        )
         found += [
-            Row(f"trace-{name}", f"trace: {attack}", TRACE, when, (2,), "cut short or damaged", NOTHING,
-                _parquet(TRACE, damage)),
-            Row(f"samples-{name}", f"official data set: {attack}", ACCURACY, when, (2,), "not Parquet", NOTHING,
-                _parquet(ACCURACY, damage)),
-            Row(f"records-{name}", f"records: {attack}", REPORT, when, (2,), "cannot be read", NOTHING,
-                records(REPORT, damage)),
-        ]  # fmt: skip
-    found += [Row(f"bundle-{name}", f"bundle: {attack}", VERIFY, when, (1,) if words == UNLIKE else (2,), words,
-                  NOTHING, do)
-              for name, attack, words, do in BUNDLES]  # fmt: skip
+            Row(
+                f"trace-{name}",
+                f"trace: {attack}",
+                TRACE,
+                when,
+                (2,),
+                "cut short or damaged",
+                NOTHING,
+                _parquet(TRACE, damage),
+            ),
+            Row(
+                f"samples-{name}",
+                f"official data set: {attack}",
+                ACCURACY,
+                when,
+                (2,),
+                "not Parquet",
+                NOTHING,
+                _parquet(ACCURACY, damage),
+            ),
+            Row(
+                f"records-{name}",
+                f"records: {attack}",
+                REPORT,
+                when,
+                (2,),
+                "cannot be read",
+                NOTHING,
+                records(REPORT, damage),
+            ),
+        ]
+    found += [
+        Row(
+            f"bundle-{name}",
+            f"bundle: {attack}",
+            VERIFY,
+            when,
+            (1,) if words == UNLIKE else (2,),
+            words,
+            NOTHING,
+            do,
+        )
+        for name, attack, words, do in BUNDLES
+    ]
     for reader, (command, *said) in READERS.items():
         for (suffix, attack, made), words in zip(PICKLES, said, strict=True):
             typed = command.replace("{file}", f"a.{suffix}")
-            found.append(Row(f"pickle-{reader}-{suffix}", attack, typed, when, (2,), words, NOTHING,
-                             unread(typed, f"a.{suffix}", made)))  # fmt: skip
+            found.append(
+                Row(
+                    f"pickle-{reader}-{suffix}",
+                    attack,
+                    typed,
+                    when,
+                    (2,),
+                    words,
+                    NOTHING,
+                    unread(typed, f"a.{suffix}", made),
+                )
+            )
     found.append(
-        Row("pickle-folder", "pickles among the records", "report run --json", when, (0,), "", NOTHING, among_records)
+        Row(
+            "pickle-folder",
+            "pickles among the records",
+            "report run --json",
+            when,
+            (0,),
+            "",
+            NOTHING,
+            among_records,
+        )
     )
     return found

@@ -26,7 +26,11 @@ class Host:
 
     def __init__(self, scene: Scene) -> None:
         self._folder = Path(mkdtemp(dir=scene.folder))
-        self.env = {"LD_PRELOAD": _built(), "ATTACK": str(self._folder), "ATTACK_BELOW": str(scene.out)}
+        self.env = {
+            "LD_PRELOAD": _built(),
+            "ATTACK": str(self._folder),
+            "ATTACK_BELOW": str(scene.out),
+        }
 
     def tell(self, name: str, text: object) -> None:
         (self._folder / f".{name}").write_text(str(text))
@@ -44,7 +48,17 @@ def hostile(scene: Scene) -> Host:
 def _built() -> str:
     library = Path(mkdtemp(prefix="loadgen-attack-")) / "host.so"
     subprocess.run(
-        ["cc", "-shared", "-fPIC", "-O1", Path(__file__).with_name("host.c"), "-o", library, "-ldl"], check=True
+        [
+            "cc",
+            "-shared",
+            "-fPIC",
+            "-O1",
+            Path(__file__).with_name("host.c"),
+            "-o",
+            library,
+            "-ldl",
+        ],
+        check=True,
     )
     return str(library)
 
@@ -70,7 +84,9 @@ def starved(scene: Scene) -> None:
     try:
         scene.loading()
         pids = scene.family()
-        worker = next(pid for pid in pids if "loadgen.core.execution.backends.worker" in _words(pid))
+        worker = next(
+            pid for pid in pids if "loadgen.core.execution.backends.worker" in _words(pid)
+        )
         (group / "cgroup.procs").write_text(str(worker))
         scene.ended()
     finally:

@@ -15,11 +15,15 @@ from scene import LENIENT, NOTHING, UNHARMED, WHOLE, Row, Scene, unhurried
 
 RUN = "run w.yaml --url {url} --request-rate 60/s -n 150 --warmup 0 --server-metrics off --energy off --out out"
 TLS, SLOWLY = f"{RUN} --cacert ca.pem", f"{RUN} {LENIENT}"
-BAD_GATEWAY = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 15\r\nConnection: close\r\n\r\n<html>no</html>"
+BAD_GATEWAY = (
+    b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 15\r\nConnection: close\r\n\r\n<html>no</html>"
+)
 YESTERDAY = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
 
 
-def papers(folder: Path, authority: trustme.CA, *names: str, expired: bool = False) -> Callable[[ssl.SSLContext], None]:
+def papers(
+    folder: Path, authority: trustme.CA, *names: str, expired: bool = False
+) -> Callable[[ssl.SSLContext], None]:
     """What gives a context a certificate of these names."""
     authority.cert_pem.write_to_path(folder / "ca.pem")
     return authority.issue_cert(*names, not_after=YESTERDAY if expired else None).configure_cert
@@ -50,7 +54,9 @@ def rotated(same_authority: bool, **how: bool) -> Callable[[Scene], None]:
             scene.go(TLS)
             scene.loading()
             later = authority if same_authority else trustme.CA()
-            later.issue_cert("127.0.0.1", not_after=YESTERDAY if how else None).configure_cert(context)
+            later.issue_cert("127.0.0.1", not_after=YESTERDAY if how else None).configure_cert(
+                context
+            )
             _breaks(relay)
             scene.ended()
 
@@ -141,7 +147,14 @@ def rows() -> list[Row]:
             True,
         ),
         Row(
-            "tls-name", "certificate of another name", TLS, start, (3,), "mismatch", NOTHING, certificate("other.test")
+            "tls-name",
+            "certificate of another name",
+            TLS,
+            start,
+            (3,),
+            "mismatch",
+            NOTHING,
+            certificate("other.test"),
         ),
         Row(
             "tls-rotated",
@@ -174,7 +187,16 @@ def rows() -> list[Row]:
             WHOLE,
             rotated(True, expired=True),
         ),
-        Row("proxy-502", "the proxy answers 502 from then on", RUN, load, (3,), "http_5xx", WHOLE, behind(_fails)),
+        Row(
+            "proxy-502",
+            "the proxy answers 502 from then on",
+            RUN,
+            load,
+            (3,),
+            "http_5xx",
+            WHOLE,
+            behind(_fails),
+        ),
         Row(
             "proxy-drops",
             "the proxy breaks all connections",
@@ -204,10 +226,16 @@ def rows() -> list[Row]:
             "",
             UNHARMED,
             unhurried(
-                behind(lambda _: None, dict.fromkeys(("HTTP_PROXY", "http_proxy"), "http://127.0.0.1:1"), SLOWLY)
+                behind(
+                    lambda _: None,
+                    dict.fromkeys(("HTTP_PROXY", "http_proxy"), "http://127.0.0.1:1"),
+                    SLOWLY,
+                )
             ),
         ),
-        Row("dns-none", "the name has no address", RUN, start, (3,), "resolve", NOTHING, named(None)),
+        Row(
+            "dns-none", "the name has no address", RUN, start, (3,), "resolve", NOTHING, named(None)
+        ),
         Row(
             "dns-gone",
             "the name loses its address",
@@ -228,7 +256,16 @@ def rows() -> list[Row]:
             WHOLE,
             named("127.0.0.2"),
         ),
-        Row("ipv6", "the server has IPv6 alone", SLOWLY, start, (0,), "", UNHARMED, unhurried(over_ipv6)),
+        Row(
+            "ipv6",
+            "the server has IPv6 alone",
+            SLOWLY,
+            start,
+            (0,),
+            "",
+            UNHARMED,
+            unhurried(over_ipv6),
+        ),
         Row(
             "ipv6-dead",
             "the first address of the name, an IPv6 one, is dead",

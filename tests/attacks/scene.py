@@ -19,7 +19,9 @@ from loadgen.core import run_folder
 
 WAIT_S = 120.0
 SCENERY = {"said", "address", "was-address", "ca.pem"}
-LENIENT = "--set limit=send_lag_share:100% --set limit=stamp_error_share:100% --set limit=cpu_share:100%"
+LENIENT = (
+    "--set limit=send_lag_share:100% --set limit=stamp_error_share:100% --set limit=cpu_share:100%"
+)
 WORKLOAD = "name: w\nrequests: {input_tokens: 20, output_tokens: 30}\n"
 STARTED = """
 import json, os, resource, signal, sys
@@ -60,18 +62,42 @@ class Scene:
         self.before: set[Path] = set()
         self.process: subprocess.Popen[bytes] | None = None
 
-    def go(self, command: str, env: Mapping[str, str] | None = None, limits: Mapping[int, int] | None = None) -> None:
+    def go(
+        self,
+        command: str,
+        env: Mapping[str, str] | None = None,
+        limits: Mapping[int, int] | None = None,
+    ) -> None:
         """Start a command as the leader of a process group, as a shell with a terminal does."""
         self.before = set(self.folder.rglob("*"))
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "AZURE_"))}
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("OPENAI_", "AZURE_"))
+        }
 
         with open(self.folder / "said", "wb") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-S", "-c", STARTED, json.dumps(list((limits or {}).items())),
-                 sys.executable, "-P", "-m", "loadgen", *command.format(url=self.url).split()],
-                stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, cwd=self.folder,
-                env=clean | dict(env or {}), process_group=0,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-P",
+                    "-S",
+                    "-c",
+                    STARTED,
+                    json.dumps(list((limits or {}).items())),
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "loadgen",
+                    *command.format(url=self.url).split(),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                env=clean | dict(env or {}),
+                process_group=0,
+            )
 
     def strike(self, *numbers: int) -> None:
         """Signals to the whole group, as Ctrl-C in a terminal sends them."""
@@ -104,10 +130,17 @@ class Scene:
 
     def loading(self, least: int = 1) -> None:
         """Until requests have records."""
-        self.until(lambda: sum(file.stat().st_size for file in self.out.rglob("spool/w*.rows")) >= least)
+        self.until(
+            lambda: sum(file.stat().st_size for file in self.out.rglob("spool/w*.rows")) >= least
+        )
 
     def _status(self, name: str) -> int:
-        return int(next((line.split()[1] for line in self._proc("status").splitlines() if name in line), "0"), 16)
+        return int(
+            next(
+                (line.split()[1] for line in self._proc("status").splitlines() if name in line), "0"
+            ),
+            16,
+        )
 
     def _proc(self, name: str) -> str:
         assert self.process is not None
@@ -175,8 +208,18 @@ def unhurried(do: Callable[[Scene], object]) -> Callable[[Scene], object]:
     return slowly
 
 
-NOTHING, RECORDED, WHOLE, UNHARMED = "nothing", "what was recorded", "a whole result", "a whole result, all requests ok"
-LEFT: dict[str, Callable[[Scene], None]] = {NOTHING: _nothing, RECORDED: _runs, WHOLE: _whole, UNHARMED: _unharmed}
+NOTHING, RECORDED, WHOLE, UNHARMED = (
+    "nothing",
+    "what was recorded",
+    "a whole result",
+    "a whole result, all requests ok",
+)
+LEFT: dict[str, Callable[[Scene], None]] = {
+    NOTHING: _nothing,
+    RECORDED: _runs,
+    WHOLE: _whole,
+    UNHARMED: _unharmed,
+}
 
 
 def check(row: Row, scene: Scene) -> None:
@@ -212,8 +255,13 @@ def table(rows: list[Row]) -> str:
     lines: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for (attack, said, *end), commands in typed.items():
         kind, colon, what = attack.rpartition(": ")
-        lines.setdefault((" ".join(commands), *end), {}).setdefault(kind + colon, []).append(what + said)
-    told = ["| attack (what is said) | command | when | exit | left on disk |", "|---|---|---|---|---|"]
+        lines.setdefault((" ".join(commands), *end), {}).setdefault(kind + colon, []).append(
+            what + said
+        )
+    told = [
+        "| attack (what is said) | command | when | exit | left on disk |",
+        "|---|---|---|---|---|",
+    ]
     for rest, kinds in lines.items():
         attacks = "; ".join(kind + "; ".join(same) for kind, same in kinds.items())
         told.append(f"| {attacks} | {' | '.join(rest)} |")

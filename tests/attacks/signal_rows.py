@@ -18,7 +18,8 @@ FILES = {
     "grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}\n",
     "q.jsonl": '{"prompt": "one and one?", "reference": "two"}\n' * 400,
     "t.jsonl": "".join(
-        f'{{"timestamp": {n * 100}, "input_length": 90, "output_length": 9, "hash_ids": []}}\n' for n in range(5000)
+        f'{{"timestamp": {n * 100}, "input_length": 90, "output_length": 9, "hash_ids": []}}\n'
+        for n in range(5000)
     ),
 }
 SENDS = {  # every command that sends, without and with load
@@ -119,27 +120,91 @@ def rows() -> list[Row]:
     found = []
     for command in ("--help", *(row.name for row in COMMANDS.own)):
         always = command in ("run", "verify")
-        found.append(Row(f"start-{command.strip('-')}", "Ctrl-C", command, "modules are read", (130,), "interrupted",
-                         NOTHING, early(command, SIGINT), always))  # fmt: skip
+        found.append(
+            Row(
+                f"start-{command.strip('-')}",
+                "Ctrl-C",
+                command,
+                "modules are read",
+                (130,),
+                "interrupted",
+                NOTHING,
+                early(command, SIGINT),
+                always,
+            )
+        )
     for name, typed in READS.items():
-        for attack, numbers in {"Ctrl-C twice": (SIGINT, SIGINT), "terminal closed": (SIGHUP,)}.items():
-            found.append(Row(f"reads-{name}-{len(numbers)}", attack, typed, "it computes", (130,), "interrupted",
-                             NOTHING, computing(typed, *numbers), (name, len(numbers)) == ("report", 2)))  # fmt: skip
+        for attack, numbers in {
+            "Ctrl-C twice": (SIGINT, SIGINT),
+            "terminal closed": (SIGHUP,),
+        }.items():
+            found.append(
+                Row(
+                    f"reads-{name}-{len(numbers)}",
+                    attack,
+                    typed,
+                    "it computes",
+                    (130,),
+                    "interrupted",
+                    NOTHING,
+                    computing(typed, *numbers),
+                    (name, len(numbers)) == ("report", 2),
+                )
+            )
     for name, typed in SENDS.items():
-        for attack, numbers in {"Ctrl-C": (SIGINT,), "terminal closed, then TERM": (SIGHUP, SIGTERM)}.items():
-            found.append(Row(f"asks-{name.replace(' ', '')}-{len(numbers)}", attack, typed, "the target is silent",
-                             (130,), "interrupted", NOTHING, asking(typed, *numbers),
-                             (name, len(numbers)) == ("search", 1)))  # fmt: skip
+        for attack, numbers in {
+            "Ctrl-C": (SIGINT,),
+            "terminal closed, then TERM": (SIGHUP, SIGTERM),
+        }.items():
+            found.append(
+                Row(
+                    f"asks-{name.replace(' ', '')}-{len(numbers)}",
+                    attack,
+                    typed,
+                    "the target is silent",
+                    (130,),
+                    "interrupted",
+                    NOTHING,
+                    asking(typed, *numbers),
+                    (name, len(numbers)) == ("search", 1),
+                )
+            )
     for name, typed in SENDS.items():
         if name in ("doctor", "answers"):
             continue
-        for attack, numbers in {"Ctrl-C twice": (SIGINT, SIGINT), "terminal closed": (SIGHUP,)}.items():
-            found.append(Row(f"load-{name.replace(' ', '')}-{len(numbers)}", attack, typed, "under load", (130,),
-                             "interrupted", RECORDED, loading(typed, *numbers),
-                             (name, len(numbers)) in (("run --workers 2", 2), ("validate", 1))))  # fmt: skip
+        for attack, numbers in {
+            "Ctrl-C twice": (SIGINT, SIGINT),
+            "terminal closed": (SIGHUP,),
+        }.items():
+            found.append(
+                Row(
+                    f"load-{name.replace(' ', '')}-{len(numbers)}",
+                    attack,
+                    typed,
+                    "under load",
+                    (130,),
+                    "interrupted",
+                    RECORDED,
+                    loading(typed, *numbers),
+                    (name, len(numbers)) in (("run --workers 2", 2), ("validate", 1)),
+                )
+            )
     for name, typed in SERVES.items():
         word = {"ui": "Ctrl-C ends it", "sim": "http"}[name]
-        for attack, numbers in {"Ctrl-C twice": (SIGINT, SIGINT), "terminal closed": (SIGHUP,)}.items():
-            found.append(Row(f"serves-{name}-{len(numbers)}", attack, typed, "it serves", (0,), word, NOTHING,
-                             serving(typed, word, *numbers)))  # fmt: skip
+        for attack, numbers in {
+            "Ctrl-C twice": (SIGINT, SIGINT),
+            "terminal closed": (SIGHUP,),
+        }.items():
+            found.append(
+                Row(
+                    f"serves-{name}-{len(numbers)}",
+                    attack,
+                    typed,
+                    "it serves",
+                    (0,),
+                    word,
+                    NOTHING,
+                    serving(typed, word, *numbers),
+                )
+            )
     return found

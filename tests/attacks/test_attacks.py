@@ -48,4 +48,6 @@ def test_all_attacks(row: Row, tmp_path: Path, endpoint: Embedded, slow: Embedde
 
 def test_every_row_has_its_own_name_and_stands_in_the_page() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
-    assert make_attacks.PAGE.read_text("utf-8") == make_attacks.page(), "python tests/make_attacks.py"
+    assert make_attacks.PAGE.read_text("utf-8") == make_attacks.page(), (
+        "python tests/make_attacks.py"
+    )

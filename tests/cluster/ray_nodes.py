@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
-SMALL: dict[str, Any] = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80_000_000}
+SMALL: dict[str, Any] = {
+    "num_cpus": 1,
+    "include_dashboard": False,
+    "object_store_memory": 80_000_000,
+}
 HEAD = SMALL | {"no_monitor": True, "include_log_monitor": False}
 """Without two processes that work all the time: nothing is scaled, and no log is read."""
 
@@ -28,7 +32,8 @@ def started(*others: Mapping[str, str], head_cpus: int = 1) -> Iterator[Any]:
         patch.setenv("TMPDIR", scratch)  # of the nodes, and so of their workers
         (Path(scratch) / "ray").mkdir()
         made = Cluster(
-            initialize_head=True, head_node_args=HEAD | {"temp_dir": f"{scratch}/ray", "num_cpus": head_cpus}
+            initialize_head=True,
+            head_node_args=HEAD | {"temp_dir": f"{scratch}/ray", "num_cpus": head_cpus},
         )
         try:
             for env in others:

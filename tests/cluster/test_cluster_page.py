@@ -87,9 +87,16 @@ def typed(line: str, folder: Path, **more: str) -> Done:
     """What a line of bash says, to its end: in a file, since a node that it leaves behind would hold a pipe open."""
     with open(folder / "said", "w+") as said:
         done = subprocess.run(
-            line, shell=True, executable="/bin/bash", stdout=said, stderr=said, cwd=folder, timeout=120, check=False,
+            line,
+            shell=True,
+            executable="/bin/bash",
+            stdout=said,
+            stderr=said,
+            cwd=folder,
+            timeout=120,
+            check=False,
             env=os.environ | more,
-        )  # fmt: skip
+        )
     text = (folder / "said").read_text("utf-8", "replace")
     print(f"{line}\n{text}")
     assert "Traceback" not in text
@@ -99,19 +106,29 @@ def typed(line: str, folder: Path, **more: str) -> Done:
 def shorter(line: str, url: str) -> str:
     """A line of the page at the rate and for the time of a test. The rack of three machines is this one."""
     line = re.sub(r"http://[0-9.]+:8000", url, line).replace("--workers 3", "--workers 2")
-    return shlex.join(SHORTER.get(word, word) for word in shlex.split(line, comments=True)).replace("'~/lg", "~/lg'")
+    return shlex.join(SHORTER.get(word, word) for word in shlex.split(line, comments=True)).replace(
+        "'~/lg", "~/lg'"
+    )
 
 
 def rack_file(folder: Path) -> str:
     urls = [shared(number=number).url for number in range(2)]
-    (folder / "rack.yaml").write_text("".join(f"- {{name: n{i}, url: '{url}'}}\n" for i, url in enumerate(urls)))
-    (folder / "data.jsonl").write_text("".join(json.dumps({"prompt": f"{i} " * 20}) + "\n" for i in range(60)))
+    (folder / "rack.yaml").write_text(
+        "".join(f"- {{name: n{i}, url: '{url}'}}\n" for i, url in enumerate(urls))
+    )
+    (folder / "data.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{i} " * 20}) + "\n" for i in range(60))
+    )
     return urls[0]
 
 
 def test_plain_ray_and_the_rack_as_typed(home: Path, tmp_path: Path) -> None:
     (block,) = re.findall(r"## Plain Ray.*?\n(    # on the head.*?)\n\n\S", PAGE, re.DOTALL)
-    lines = [line.strip() for line in block.splitlines() if line.strip() and not line.strip().startswith("#")]
+    lines = [
+        line.strip()
+        for line in block.splitlines()
+        if line.strip() and not line.strip().startswith("#")
+    ]
     starts, (run, stop) = lines[:-2], lines[-2:]
     assert len(starts) == 2 and stop.split("#")[0].strip() == "~/lg/bin/ray stop"
     port, url = str(free_port()), rack_file(tmp_path)
@@ -119,9 +136,13 @@ def test_plain_ray_and_the_rack_as_typed(home: Path, tmp_path: Path) -> None:
         for line in starts:
             here = line.replace("6379", port).replace("HEAD", "127.0.0.1")
             node = subprocess.Popen(
-                f"exec env {here} {SMALL} --block", shell=True, executable="/bin/bash", text=True,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+                f"exec env {here} {SMALL} --block",
+                shell=True,
+                executable="/bin/bash",
+                text=True,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
             nodes.callback(ended, node)
             wait_for(port)
         cluster = {"RAY_ADDRESS": f"127.0.0.1:{port}"}
@@ -137,7 +158,11 @@ def test_plain_ray_and_the_rack_as_typed(home: Path, tmp_path: Path) -> None:
             done = typed(shorter(line, url), tmp_path, **cluster)
             codes.append((line.split()[1], done.returncode))
         assert [name for name, _ in codes] == ["doctor", "mlperf", "bundle", "verify"]
-        assert codes[0][1] == 0 and codes[1][1] in (0, 1, 3) and codes[2:] == [("bundle", 0), ("verify", 0)], codes
+        assert (
+            codes[0][1] == 0
+            and codes[1][1] in (0, 1, 3)
+            and codes[2:] == [("bundle", 0), ("verify", 0)]
+        ), codes
 
 
 def wait_for(port: str) -> None:
@@ -153,21 +178,30 @@ def wait_for(port: str) -> None:
 def test_the_script_for_slurm_runs_to_the_end_of_its_load(home: Path, tmp_path: Path) -> None:
     """With the three commands of Slurm that it uses in the place of Slurm's: a step is run on this machine."""
     script = (places.ROOT / "deploy/loadgen.sbatch").read_text("utf-8")
-    script = script.replace("port=6379", f"port={free_port()}").replace("ray start", f"ray start {SMALL}")
+    script = script.replace("port=6379", f"port={free_port()}").replace(
+        "ray start", f"ray start {SMALL}"
+    )
     (tmp_path / "loadgen.sbatch").write_text(script)
     rack_file(tmp_path)
     (line,) = re.findall(r"    sbatch deploy/loadgen.sbatch (.*)\n", PAGE)
     done = typed(
-        f"bash loadgen.sbatch {shlex.join(SHORTER.get(word, word) for word in shlex.split(line))}", tmp_path,
-        SLURM_JOB_NODELIST="load-[1-2]", SLURM_JOB_ID="7", SLURM_CPUS_PER_TASK="2", SLURM_SUBMIT_DIR=str(tmp_path),
-    )  # fmt: skip
+        f"bash loadgen.sbatch {shlex.join(SHORTER.get(word, word) for word in shlex.split(line))}",
+        tmp_path,
+        SLURM_JOB_NODELIST="load-[1-2]",
+        SLURM_JOB_ID="7",
+        SLURM_CPUS_PER_TASK="2",
+        SLURM_SUBMIT_DIR=str(tmp_path),
+    )
     try:
         assert done.returncode in (0, 1, 3), done.said
         assert "2 workers on 2 nodes" in done.said, done.said
         assert (tmp_path / "results" / "7" / "run.json").is_file()
     finally:
         steps = [int(step) for step in (home / "steps").read_text().split()]
-        for signalled, at_most_s in ((signal.SIGTERM, 40.0), (signal.SIGKILL, 5.0)):  # as Slurm ends a job
+        for signalled, at_most_s in (
+            (signal.SIGTERM, 40.0),
+            (signal.SIGKILL, 5.0),
+        ):  # as Slurm ends a job
             for step in steps:
                 with suppress(ProcessLookupError):
                     os.kill(step, signalled)

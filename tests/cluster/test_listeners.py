@@ -33,9 +33,11 @@ async def with_agent(use: Callable[[int], Awaitable[Any]]) -> Any:
 def test_an_address_names_agents_and_their_cpus() -> None:
     found = listeners.nodes("agents:load-0.load:7077*4,load-1.load:7077,10.0.0.3:1,10.0.0.3:2")
     assert [(node.name, node.address, node.port, node.cpus) for node in found] == [
-        ("load-0", "load-0.load", 7077, 4), ("load-1", "load-1.load", 7077, 1),
-        ("10.0.0.3:1", "10.0.0.3", 1, 1), ("10.0.0.3:2", "10.0.0.3", 2, 1),
-    ]  # fmt: skip
+        ("load-0", "load-0.load", 7077, 4),
+        ("load-1", "load-1.load", 7077, 1),
+        ("10.0.0.3:1", "10.0.0.3", 1, 1),
+        ("10.0.0.3:2", "10.0.0.3", 2, 1),
+    ]
     with refused(UserError, "invalid_value"):
         listeners.nodes("agents:host")
     with refused(UserError, "duplicate", "--ray"):
@@ -74,7 +76,10 @@ def test_a_wait_for_an_agent_is_told_once_with_what_starts_it() -> None:
         waiting = asyncio.create_task(nodes.agents(2, told.append))
         while not told:
             await asyncio.sleep(0)
-        started = [asyncio.create_task(listening.listen("127.0.0.1", port, KNOWN)) for port in (17078, 17079)]
+        started = [
+            asyncio.create_task(listening.listen("127.0.0.1", port, KNOWN))
+            for port in (17078, 17079)
+        ]
         await waiting
         nodes.end()
         await listeners.dismiss(listeners.nodes(nodes.address), KNOWN)
@@ -84,11 +89,19 @@ def test_a_wait_for_an_agent_is_told_once_with_what_starts_it() -> None:
         patch.setenv(channel.TOKEN, KNOWN.decode())
         asyncio.run(room())
     (waits,) = told
-    assert isinstance(waits, Waits) and "127.0.0.1:17078" in waits.what and listeners.START in waits.what
+    assert (
+        isinstance(waits, Waits)
+        and "127.0.0.1:17078" in waits.what
+        and listeners.START in waits.what
+    )
 
 
-@pytest.mark.parametrize("typed", [[], ["--help"], ["127.0.0.1:port"], ["a:1", "b:2"], ["127.0.0.1:99999"]])
-def test_an_agent_that_is_called_wrongly_says_how(typed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "typed", [[], ["--help"], ["127.0.0.1:port"], ["a:1", "b:2"], ["127.0.0.1:99999"]]
+)
+def test_an_agent_that_is_called_wrongly_says_how(
+    typed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(channel.TOKEN, KNOWN.decode())
     with refused(UserError, "cannot_listen" if "127.0.0.1:99999" in typed else "invalid_value"):
         listening.main(typed)

@@ -65,7 +65,9 @@ PHASES = {
     "placing": Case(lambda out: has_agents(), True),  # actors start
     "starting": Case(lambda out: any(out.rglob("run.json")), True),  # workers start
     "load": Case(lambda out: any(path.stat().st_size for path in out.rglob("w0.rows")), False),
-    "between": Case(lambda out: any(out.rglob("summary.json")), True),  # after the first of several runs
+    "between": Case(
+        lambda out: any(out.rglob("summary.json")), True
+    ),  # after the first of several runs
 }
 
 
@@ -84,12 +86,37 @@ def endpoint() -> Iterator[Embedded]:
 def begin(folder: Path, endpoint: Embedded, address: str, words: str) -> subprocess.Popen[str]:
     (folder / "w.yaml").write_text(WORKLOAD)
     (folder / "c.yaml").write_text(CONTRACT)
-    (folder / "data.jsonl").write_text("".join(json.dumps({"prompt": f"{i} " * 20}) + "\n" for i in range(100)))
-    flags = ["--url", endpoint.url, "--out", str(folder / "out"), "--server-metrics", "off", "--energy", "off"]
+    (folder / "data.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{i} " * 20}) + "\n" for i in range(100))
+    )
+    flags = [
+        "--url",
+        endpoint.url,
+        "--out",
+        str(folder / "out"),
+        "--server-metrics",
+        "off",
+        "--energy",
+        "off",
+    ]
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "loadgen", *words.split(), *flags, "--ray", address, "--workers", "3"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "loadgen",
+            *words.split(),
+            *flags,
+            "--ray",
+            address,
+            "--workers",
+            "3",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+    )
 
 
 def wait(over: Callable[[], bool], at_most_s: float) -> None:
@@ -100,7 +127,9 @@ def wait(over: Callable[[], bool], at_most_s: float) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_node_is_killed(tmp_path: Path, cluster: Any, endpoint: Embedded, command: str, phase: str) -> None:
+def test_a_node_is_killed(
+    tmp_path: Path, cluster: Any, endpoint: Embedded, command: str, phase: str
+) -> None:
     if (command, phase) == ("mlperf", "between"):
         return  # of one run; its search is that of `search`
     process = begin(tmp_path, endpoint, cluster.address, COMMANDS[command])
@@ -117,7 +146,9 @@ def test_a_node_is_killed(tmp_path: Path, cluster: Any, endpoint: Embedded, comm
     told = [line for line in said.splitlines() if "lost" in line or "died" in line]
     assert any(f"#{gone[:6]}" in line for line in told), said
     assert "the same loadgen in the Python" not in said
-    runs = [run_folder.open_run(path.parent).summary for path in (tmp_path / "out").rglob("run.json")]
+    runs = [
+        run_folder.open_run(path.parent).summary for path in (tmp_path / "out").rglob("run.json")
+    ]
     lost = [summary.requests.lost for summary in runs]
     if PHASES[phase].sound:
         assert not any(lost)
@@ -125,11 +156,15 @@ def test_a_node_is_killed(tmp_path: Path, cluster: Any, endpoint: Embedded, comm
         assert process.returncode in (0, 1, 3), said  # 1, 3: a busy host's senders are late
     else:
         assert any(lost)
-        assert process.returncode == (0 if command == "sweep" else 3), said  # another level of the sweep is valid
+        assert process.returncode == (0 if command == "sweep" else 3), (
+            said
+        )  # another level of the sweep is valid
 
 
 @pytest.mark.parametrize("joins", [True, False])
-def test_every_node_is_killed_between_two_probes(tmp_path: Path, cluster: Any, endpoint: Embedded, joins: bool) -> None:
+def test_every_node_is_killed_between_two_probes(
+    tmp_path: Path, cluster: Any, endpoint: Embedded, joins: bool
+) -> None:
     """A new node is taken in; without one the search ends, and goes on where it was told to."""
     process = begin(tmp_path, endpoint, cluster.address, COMMANDS["search"])
     wait(lambda: PHASES["between"].begun(tmp_path / "out") or process.poll() is not None, 60.0)
@@ -154,8 +189,12 @@ def test_every_node_is_killed_between_two_probes(tmp_path: Path, cluster: Any, e
     command = said.partition("go on with: ")[2].splitlines()[0].removeprefix("loadgen ")
     again = subprocess.run(
         [sys.executable, "-P", "-m", "loadgen", *command.split()],
-        capture_output=True, text=True, cwd=tmp_path, check=False, timeout=180,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+        timeout=180,
+    )
     print(again.stderr, again.stdout)
     assert "going on with" in again.stderr and again.returncode in (0, 1, 3), again.stderr
 
@@ -170,7 +209,13 @@ GOING_ON = {
 
 @pytest.mark.parametrize(
     ("command", "phase"),
-    [("run", "load"), ("search", "between"), ("sweep", "between"), ("validate", "load"), ("validate", "between")],
+    [
+        ("run", "load"),
+        ("search", "between"),
+        ("sweep", "between"),
+        ("validate", "load"),
+        ("validate", "between"),
+    ],
 )
 def test_the_head_is_killed(tmp_path: Path, endpoint: Embedded, command: str, phase: str) -> None:
     """With the node that the command is on: what was recorded is kept, and the command says what was lost."""
@@ -186,8 +231,12 @@ def test_the_head_is_killed(tmp_path: Path, endpoint: Embedded, command: str, ph
     print(said)
     assert "Traceback" not in said and "raylet" not in said and "bug" not in said, said
     assert process.returncode == 3, said
-    assert "the Ray cluster is lost: its head, or its node on this machine, has ended" in " ".join(said.split())
-    runs = [run_folder.open_run(path.parent).summary for path in (tmp_path / "out").rglob("run.json")]
+    assert "the Ray cluster is lost: its head, or its node on this machine, has ended" in " ".join(
+        said.split()
+    )
+    runs = [
+        run_folder.open_run(path.parent).summary for path in (tmp_path / "out").rglob("run.json")
+    ]
     assert any(summary.requests.ok for summary in runs)
     assert phase != "load" or any(summary.requests.lost for summary in runs)
     for words in GOING_ON[command]:

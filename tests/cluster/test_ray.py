@@ -58,7 +58,9 @@ def workload(folder: Path, **flags: str) -> Workload:
 
 # -- clocks --------------------------------------------------------------------------------------------------------
 
-ways = some.lists(some.tuples(some.integers(0, 10**8), some.integers(0, 10**8)), min_size=1, max_size=30)
+ways = some.lists(
+    some.tuples(some.integers(0, 10**8), some.integers(0, 10**8)), min_size=1, max_size=30
+)
 
 
 @given(ahead=some.integers(-(10**15), 10**15), ways=ways)
@@ -69,12 +71,16 @@ def test_the_truth_is_within_the_bound(ahead: int, ways: list[tuple[int, int]]) 
         now += there + back + 1
     found = clock_sync.offset(exchanges)
     assert abs(found.ns - ahead) <= found.bound_ns
-    assert found.bound_ns <= min(there + back for there, back in ways) // 2 + 1  # never worse than NTP's
+    assert (
+        found.bound_ns <= min(there + back for there, back in ways) // 2 + 1
+    )  # never worse than NTP's
     assert abs(found.there(5) - (5 + ahead)) <= found.bound_ns
 
 
 def test_clocks_that_contradict_themselves_are_read_by_the_quickest_answer() -> None:
-    found = clock_sync.offset([clock_sync.ClockExchange(0, 1000, 10), clock_sync.ClockExchange(20, 9000, 400)])
+    found = clock_sync.offset(
+        [clock_sync.ClockExchange(0, 1000, 10), clock_sync.ClockExchange(20, 9000, 400)]
+    )
     assert found == clock_sync.Offset(995, 5)
 
 
@@ -114,7 +120,11 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
             assert (found["text"] < len(texts)).all()
     spool.close()
     copy.add(_now(sender.take(dict(copy.have), 0)).pieces)
-    files = {path.relative_to(there) for path in there.rglob("*") if path.is_file() and path.name != "board"}
+    files = {
+        path.relative_to(there)
+        for path in there.rglob("*")
+        if path.is_file() and path.name != "board"
+    }
     assert len(files) == 7
     for file in files:
         assert (here / file).read_bytes() == (there / file).read_bytes(), file
@@ -158,16 +168,27 @@ def _now(call: Any) -> Any:
 
 
 @pytest.mark.processes
-def test_the_folder_is_in_the_store_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_in_the_store_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     import loadgen
 
     made = {"name": "s", "requests": {"input_tokens": 8, "output_tokens": 4}}
     flags: dict[str, Any] = {"request_rate": "50", "num_requests": "10", "warmup": "0", "seed": "1"}
-    flags |= {"url": shared(QUICK).url, "model": "sim", "server": "trtllm", "out": f"file://{tmp_path}/bucket/run-1"}
+    flags |= {
+        "url": shared(QUICK).url,
+        "model": "sim",
+        "server": "trtllm",
+        "out": f"file://{tmp_path}/bucket/run-1",
+    }
     result = loadgen.run(made, **flags)
     there = tmp_path / "bucket" / "run-1"
-    assert {path.name for path in there.rglob("*.*")} >= {"run.json", "summary.json", "requests.parquet"}
+    assert {path.name for path in there.rglob("*.*")} >= {
+        "run.json",
+        "summary.json",
+        "requests.parquet",
+    }
     assert store.read_run(there).rows.tobytes() == store.read_run(result.folder).rows.tobytes()
     with refused(UserError, "file_exists", "--out"):
         loadgen.run(made, **flags)
@@ -181,7 +202,9 @@ def test_the_folder_is_in_the_store_at_the_end(tmp_path: Path, monkeypatch: pyte
         ("file:///proc/no/run", "unwritable_file"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_told_before_the_first_request(url: str, code: str) -> None:
+def test_a_place_that_cannot_be_written_is_told_before_the_first_request(
+    url: str, code: str
+) -> None:
     from loadgen.core.results import object_store
 
     with refused(UserError, code):
@@ -212,7 +235,9 @@ def test_nodes_must_be_alike(differing: str, tmp_path: Path) -> None:
     data.write_text("{}")
     ours = node_facts.own_facts([str(data)])
     assert list(node_facts.differences(ours, node_facts.own_facts([str(data)]), "node")) == []
-    (fault,) = node_facts.differences(ours, ours._replace(same=ours.same | {differing: "other"}), "node")
+    (fault,) = node_facts.differences(
+        ours, ours._replace(same=ours.same | {differing: "other"}), "node"
+    )
     assert (fault.code, fault.key) == ("nodes_differ", differing)
     (fault,) = node_facts.differences(ours, ours._replace(files={str(data): ""}), "node")
     assert (fault.code, fault.key) == ("nodes_differ", str(data))
@@ -277,15 +302,32 @@ def test_workers_are_shared_out_by_the_size_of_nodes(
 
 def test_nodes_have_names_that_differ() -> None:
     def node(id: str, host: str, address: str, *, alive: bool = True) -> dict[str, Any]:
-        return {"NodeID": id, "NodeManagerHostname": host, "NodeManagerAddress": address, "NodeManagerPort": 1,
-                "Alive": alive, "Resources": {"CPU": 4.0}}  # fmt: skip
+        return {
+            "NodeID": id,
+            "NodeManagerHostname": host,
+            "NodeManagerAddress": address,
+            "NodeManagerPort": 1,
+            "Alive": alive,
+            "Resources": {"CPU": 4.0},
+        }
 
-    listed = [node("a" * 9, "vm", "10.0.0.1"), node("b" * 9, "vm", "10.0.0.2"), node("c" * 9, "vm", "10.0.0.2")]
+    listed = [
+        node("a" * 9, "vm", "10.0.0.1"),
+        node("b" * 9, "vm", "10.0.0.2"),
+        node("c" * 9, "vm", "10.0.0.2"),
+    ]
     found = placement.nodes(listed, {"a" * 9: {"CPU": 2.5}})
-    assert [one.where for one in found] == ["vm (10.0.0.1)", "vm #bbbbbb (10.0.0.2)", "vm #cccccc (10.0.0.2)"]
+    assert [one.where for one in found] == [
+        "vm (10.0.0.1)",
+        "vm #bbbbbb (10.0.0.2)",
+        "vm #cccccc (10.0.0.2)",
+    ]
     assert [(one.cpus, one.total) for one in found] == [(2, 4), (0, 4), (0, 4)]
     lost = [*listed[:2], node("c" * 9, "vm", "10.0.0.2", alive=False)]
-    assert [one.where for one in placement.nodes(lost, {})] == ["vm (10.0.0.1)", "vm #bbbbbb (10.0.0.2)"], "it keeps it"
+    assert [one.where for one in placement.nodes(lost, {})] == [
+        "vm (10.0.0.1)",
+        "vm #bbbbbb (10.0.0.2)",
+    ], "it keeps it"
 
 
 # -- a real cluster --------------------------------------------------------------------------------------------------
@@ -299,9 +341,13 @@ def nodes() -> Iterator[Any]:
 
 
 def told(nodes: Any, url: str | None, out: Path, workers: int = 3, **more: Any) -> Settings:
-    where: dict[str, Any] = {} if url is None else {"url": url, "model": "sim", "server": "trtllm", "api_key": SECRET}
+    where: dict[str, Any] = (
+        {} if url is None else {"url": url, "model": "sim", "server": "trtllm", "api_key": SECRET}
+    )
     typed = {"command": ("loadgen", "run")}  # a command keeps its connection from run to run
-    return Settings(ray=nodes.address, workers=workers, out=out, **(where | typed | NO_PAGES | more))
+    return Settings(
+        ray=nodes.address, workers=workers, out=out, **(where | typed | NO_PAGES | more)
+    )
 
 
 def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, nodes: Any) -> None:
@@ -319,11 +365,21 @@ def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, nodes: Any) -> None:
         assert sorted(set(rows["worker"].tolist())) == list(range(workers))
         assert summary.ttft_ms == exact(rows["first_token_ns"] - rows["due_ns"])
         bodies = Counter(one.body_sha256 for one in received.requests if one.id)
-        seen.append((bodies, rows["due_ns"].tolist(), rows["slot"].tolist(), summary.fingerprints, summary.bytes.sent))
+        seen.append(
+            (
+                bodies,
+                rows["due_ns"].tolist(),
+                rows["slot"].tolist(),
+                summary.fingerprints,
+                summary.bytes.sent,
+            )
+        )
     assert seen[0] == seen[1]
     _placed(out)
     assert not (out / "spool").exists()
-    assert SECRET.encode() not in b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
+    assert SECRET.encode() not in b"".join(
+        path.read_bytes() for path in out.rglob("*") if path.is_file()
+    )
 
 
 def _placed(out: Path) -> None:
@@ -331,7 +387,9 @@ def _placed(out: Path) -> None:
     header = manifest.decode((out / "run.json").read_bytes())
     cluster = header.cluster
     assert cluster is not None
-    assert sorted(one.hot_path for one in cluster.workers) == sorted([compiled.RUNS] * 2 + ["python"])
+    assert sorted(one.hot_path for one in cluster.workers) == sorted(
+        [compiled.RUNS] * 2 + ["python"]
+    )
     assert header.host.hot_path == "python", "one of them"
     assert cluster.nodes == len(cluster.workers) == 3
     assert cluster.drift_ms is not None
@@ -355,7 +413,9 @@ def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None
 
     server = shared(QUICK)
     asked = told(nodes, server.url, tmp_path / "out")
-    summary, out = run.execute(workload(tmp_path, request_rate="60", duration="4s"), asked, when_started(kill_soon))
+    summary, out = run.execute(
+        workload(tmp_path, request_rate="60", duration="4s"), asked, when_started(kill_soon)
+    )
     received = log(server)
     told_of = manifest.decode((out / "run.json").read_bytes())
     assert told_of.cluster is not None
@@ -383,9 +443,13 @@ def _a_search_ends_its_trial_early_there_too(tmp_path: Path, nodes: Any) -> None
     made = trials.probing(workload(tmp_path, request_rate="40", duration="60s"), 60 * 10**9)
     asked = told(nodes, shared(QUICK).url, tmp_path, workers=2)
     runs = trials.Trials(
-        folder=tmp_path / "s", goal=goal, make=lambda ask: trials.loaded(made, ask.load), settings=asked, seed=7,
+        folder=tmp_path / "s",
+        goal=goal,
+        make=lambda ask: trials.loaded(made, ask.load),
+        settings=asked,
+        seed=7,
         look_s=0.2,
-    )  # fmt: skip
+    )
     result = runs.run(NextTrial(number=0, load=40.0, kind="probe", early_under=True))
     header = manifest.decode((tmp_path / "s" / result.folder / "run.json").read_bytes())
     assert header.cluster is not None and len(header.cluster.workers) == 2
@@ -402,12 +466,20 @@ def _a_node_lost_before_the_load_is_left_out(tmp_path: Path, nodes: Any) -> None
             gone.append(kill(nodes))
 
     asked = told(nodes, shared(QUICK).url, tmp_path / "out", workers=2)
-    summary, out = run.execute(workload(tmp_path, request_rate="40", num_requests="40"), asked, (hear,))
+    summary, out = run.execute(
+        workload(tmp_path, request_rate="40", num_requests="40"), asked, (hear,)
+    )
     header = manifest.decode((out / "run.json").read_bytes())
-    assert header.cluster is not None and header.cluster.nodes == 1 and len(header.cluster.workers) == 2
+    assert (
+        header.cluster is not None
+        and header.cluster.nodes == 1
+        and len(header.cluster.workers) == 2
+    )
     assert summary.requests.ok == summary.requests.scheduled == 40
     before = [note for note in header.notes if "was lost before the load" in note]
-    assert sum(gone[0][:6] in note for note in before) == 1, "nodes of one machine: their names differ by their id"
+    assert sum(gone[0][:6] in note for note in before) == 1, (
+        "nodes of one machine: their names differ by their id"
+    )
 
 
 def _one_command_at_a_time(nodes: Any) -> None:
@@ -440,10 +512,14 @@ def test_on_a_real_cluster(tmp_path: Path, nodes: Any) -> None:
         (tmp_path / name).mkdir()
         return tmp_path / name
 
-    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")  # as a program inside a cluster has it
+    ray.init(
+        address=nodes.address, log_to_driver=False, logging_level="ERROR"
+    )  # as a program inside a cluster has it
     try:
         _one_command_at_a_time(nodes)
-        _what_cannot_be_is_told_before_the_first_request(folder("refused"), nodes)  # the lease was given back
+        _what_cannot_be_is_told_before_the_first_request(
+            folder("refused"), nodes
+        )  # the lease was given back
     finally:
         ray.shutdown()
     try:  # over the connection of the run before

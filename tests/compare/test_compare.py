@@ -51,7 +51,9 @@ def slower(found: NDArray[np.void], by: float) -> NDArray[np.void]:
     scaled = found.copy()
     for field in INSTANTS:
         came = found[field] >= 0
-        scaled[field][came] = found["due_ns"][came] + ((found[field] - found["due_ns"])[came] * by).astype(np.int64)
+        scaled[field][came] = found["due_ns"][came] + (
+            (found[field] - found["due_ns"])[came] * by
+        ).astype(np.int64)
     return scaled
 
 
@@ -90,7 +92,10 @@ def test_a_large_shift_is_found_and_named_rightly() -> None:
 
 
 def test_one_run_a_side_differs_and_is_never_better_or_worse() -> None:
-    alone, repeats = side("a", rows(11, 1000)), side("c", *(rows(seed, 1000) for seed in (13, 14, 15)))
+    alone, repeats = (
+        side("a", rows(11, 1000)),
+        side("c", *(rows(seed, 1000) for seed in (13, 14, 15))),
+    )
     far = side("b", slower(rows(12, 1000), 1.3))
     for one, other in ((alone, far), (far, alone), (repeats, far), (far, repeats)):
         told = words(one, other)
@@ -148,7 +153,10 @@ def test_failures_are_a_difference_of_shares() -> None:
 def test_what_is_not_the_same_work_is_not_judged() -> None:
     other = Fingerprints(recipe="another")
     found = comparison.compare(
-        [side("a", rows(1, 300)), side("b", slower(rows(2, 300), 2), fingerprints=other, workload="rag")]
+        [
+            side("a", rows(1, 300)),
+            side("b", slower(rows(2, 300), 2), fingerprints=other, workload="rag"),
+        ]
     )
     assert found.same_work is False and found.unlike == ("workload: chat against rag",)
     assert {one.word for one in found.differences} == {"cannot tell"}
@@ -158,7 +166,8 @@ def test_what_is_not_the_same_work_is_not_judged() -> None:
     for shown in (as_text.render(said), as_markdown.render(said)):
         assert " ".join(shown.split()).count("not the same work") == 1
     asked = comparison.compare(
-        [side("a", rows(1, 300)), side("b", slower(rows(2, 300), 2), fingerprints=other)], anyway=True
+        [side("a", rows(1, 300)), side("b", slower(rows(2, 300), 2), fingerprints=other)],
+        anyway=True,
     )
     assert "these two runs differ" in {one.word for one in asked.differences}
 
@@ -167,12 +176,23 @@ def test_other_work_of_one_name_is_told_by_what_differs() -> None:
     longer = rows(2, 600)
     longer["input_tokens"] *= 2
     made = [
-        side(name, found, fingerprints=Fingerprints(recipe=name), grace_s=grace_s, stages=(StagePlan(end_ns=end_ns),))
-        for name, found, grace_s, end_ns in (("a", rows(1, 300), None, 30 * 10**9), ("b", longer, 2.0, 10**10))
+        side(
+            name,
+            found,
+            fingerprints=Fingerprints(recipe=name),
+            grace_s=grace_s,
+            stages=(StagePlan(end_ns=end_ns),),
+        )
+        for name, found, grace_s, end_ns in (
+            ("a", rows(1, 300), None, 30 * 10**9),
+            ("b", longer, 2.0, 10**10),
+        )
     ]
     assert comparison.compare(made).unlike == (
-        "load for: 30.0 s against 10.0 s", "prompt: 150 against 300 tokens, mean", "grace, s: none against 2",
-    )  # fmt: skip
+        "load for: 30.0 s against 10.0 s",
+        "prompt: 150 against 300 tokens, mean",
+        "grace, s: none against 2",
+    )
 
 
 def test_a_limit_is_no_part_of_the_work() -> None:
@@ -180,7 +200,9 @@ def test_a_limit_is_no_part_of_the_work() -> None:
     found = comparison.compare(
         [
             side("a", rows(1, 300), fingerprints=Fingerprints(recipe="one", work="same")),
-            side("b", rows(2, 300), fingerprints=Fingerprints(recipe="two", work="same"), slo=other),
+            side(
+                "b", rows(2, 300), fingerprints=Fingerprints(recipe="two", work="same"), slo=other
+            ),
         ]
     )
     assert found.same_work is True and found.unlike == ()
@@ -217,7 +239,10 @@ def test_a_result_beside_itself_or_its_copy_decides_nothing(repeats: int) -> Non
 
 def test_too_few_samples_cannot_tell() -> None:
     found = {
-        one.metric: one for one in comparison.compare([side("a", rows(1, 300)), side("b", rows(2, 300))]).differences
+        one.metric: one
+        for one in comparison.compare(
+            [side("a", rows(1, 300)), side("b", rows(2, 300))]
+        ).differences
     }
     assert found["ttft_ms.p99"].why == "300 samples, p99 needs 662"
     assert found["ttft_ms.p50"].word == "no difference seen"
@@ -246,7 +271,11 @@ def test_a_summary_alone_has_no_interval() -> None:
 
 
 def test_figures_of_another_tool_are_shown_and_not_judged() -> None:
-    told = Side(name="other", told={"ttft_ms.p50": 500.0, "tokens.output_per_s": 900.0}, notes=("figures of other",))
+    told = Side(
+        name="other",
+        told={"ttft_ms.p50": 500.0, "tokens.output_per_s": 900.0},
+        notes=("figures of other",),
+    )
     found = comparison.compare([side("a", rows(1, 300)), told])
     assert {one.metric for one in found.differences} == {"ttft_ms.p50", "tokens.output_per_s"}
     assert {one.word for one in found.differences} == {"cannot tell"} and found.same_work is None
@@ -258,7 +287,10 @@ def test_figures_of_another_tool_are_shown_and_not_judged() -> None:
 @pytest.mark.parametrize(
     ("chances", "levels"),
     [
-        ([0.001, 0.04, 0.03], [0.05 / 3, 0.05 / 2, 0.05 / 2]),  # 0.03 > 0.05 / 2 stops; 0.04 shares its level
+        (
+            [0.001, 0.04, 0.03],
+            [0.05 / 3, 0.05 / 2, 0.05 / 2],
+        ),  # 0.03 > 0.05 / 2 stops; 0.04 shares its level
         ([0.001, 0.02, 0.03], [0.05 / 3, 0.05 / 2, 0.05]),
         ([0.5, None, 0.4], [0.05 / 2, 0.05, 0.05 / 2]),
         ([], []),
@@ -283,7 +315,10 @@ def test_the_gap_of_two_figures() -> None:
     gap = comparison._difference_of(Known(1.0, 0.3, 19), Known(2.0, 0.4, 9))
     assert (gap.value, gap.error) == pytest.approx((1.0, 0.5))
     assert gap.freedom == pytest.approx(0.5**4 / (0.3**4 / 19 + 0.4**4 / 9))
-    assert comparison._p_value(Known(0.0, 0.0, 9)) == 1.0 and comparison._p_value(Known(1.0, 0.0, 9)) == 0.0
+    assert (
+        comparison._p_value(Known(0.0, 0.0, 9)) == 1.0
+        and comparison._p_value(Known(1.0, 0.0, 9)) == 0.0
+    )
 
 
 def test_the_error_of_a_quantile_is_that_of_its_sampling() -> None:
@@ -303,7 +338,10 @@ def test_what_hangs_together_has_a_larger_error() -> None:
     steps = np.repeat(draw.normal(0, 0.3, 40), 50)
     tied = np.exp(15 + steps + draw.normal(0, 0.05, 2000))
     free = draw.permutation(tied)
-    assert block_errors._quantile_error(tied, 0.5)[0] > 2.5 * block_errors._quantile_error(free, 0.5)[0]
+    assert (
+        block_errors._quantile_error(tied, 0.5)[0]
+        > 2.5 * block_errors._quantile_error(free, 0.5)[0]
+    )
 
 
 # -- paths and conditions ------------------------------------------------------------------------------------------
@@ -320,7 +358,14 @@ def test_every_path_names_a_number_of_the_summary() -> None:
 
 
 def difference(**told: object) -> Difference:
-    fields = {"metric": "ttft_ms.p99", "name": "TTFT p99", "unit": "ms", "side": "b", "repeated": True, **told}
+    fields = {
+        "metric": "ttft_ms.p99",
+        "name": "TTFT p99",
+        "unit": "ms",
+        "side": "b",
+        "repeated": True,
+        **told,
+    }
     return Difference(**fields)  # type: ignore[arg-type]
 
 
@@ -356,9 +401,13 @@ def test_conditions_on_shares_are_in_points() -> None:
     assert (loss.kind, loss.limit) == ("difference", -0.005)
 
 
-@pytest.mark.parametrize(("text", "failed"), [("ttft_ms.p99 > +5%", None), ("ttft_ms.p99 > +5ms", None),
-                                              ("ttft_ms.p99 > 100ms", True)])  # fmt: skip
-def test_a_change_of_one_run_a_side_is_undecided_and_a_value_is_not(text: str, failed: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("text", "failed"),
+    [("ttft_ms.p99 > +5%", None), ("ttft_ms.p99 > +5ms", None), ("ttft_ms.p99 > 100ms", True)],
+)
+def test_a_change_of_one_run_a_side_is_undecided_and_a_value_is_not(
+    text: str, failed: bool | None
+) -> None:
     (condition,) = thresholds.parse_thresholds([text])
     one = difference(before=100.0, after=150.0, change=0.5, low=0.4, high=0.6, repeated=False)
     for beyond_noise in (False, True):
@@ -367,12 +416,19 @@ def test_a_change_of_one_run_a_side_is_undecided_and_a_value_is_not(text: str, f
         assert (failed is not None) or "--repeat" in outcome.said
 
 
-@pytest.mark.parametrize(("text", "failed"), [("ttft_ms.p99 > +500%", None), ("ttft_ms.p99 > +5s", None),
-                                              ("ttft_ms.p99 > 1ms", True)])  # fmt: skip
-def test_a_change_of_other_work_is_undecided_unless_it_is_taken_anyway(text: str, failed: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("text", "failed"),
+    [("ttft_ms.p99 > +500%", None), ("ttft_ms.p99 > +5s", None), ("ttft_ms.p99 > 1ms", True)],
+)
+def test_a_change_of_other_work_is_undecided_unless_it_is_taken_anyway(
+    text: str, failed: bool | None
+) -> None:
     conditions = thresholds.parse_thresholds([text])
     other = msgspec.structs.replace(run(rows(1, 60)).summary.fingerprints, recipe="another")
-    sides = [side("a", rows(1, 60), rows(3, 60)), side("b", rows(2, 60), rows(4, 60), fingerprints=other)]
+    sides = [
+        side("a", rows(1, 60), rows(3, 60)),
+        side("b", rows(2, 60), rows(4, 60), fingerprints=other),
+    ]
     (found,) = thresholds.hold(conditions, comparison.compare(sides))
     assert found.failed is failed
     (found,) = thresholds.hold(conditions, comparison.compare(sides, anyway=True))
@@ -387,8 +443,15 @@ def test_a_change_of_other_work_is_undecided_unless_it_is_taken_anyway(text: str
         (1.5, -0.2, 4.0, "0.800x to 5.00x"),
     ],
 )
-def test_an_interval_is_written_as_its_change_is(change: float, low: float, high: float, said: str) -> None:
-    assert thresholds.interval(difference(before=1.0, after=1 + change, change=change, low=low, high=high)) == said
+def test_an_interval_is_written_as_its_change_is(
+    change: float, low: float, high: float, said: str
+) -> None:
+    assert (
+        thresholds.interval(
+            difference(before=1.0, after=1 + change, change=change, low=low, high=high)
+        )
+        == said
+    )
 
 
 def test_the_interval_of_a_condition_is_in_percent_as_its_change_is() -> None:
@@ -408,9 +471,13 @@ def test_a_share_can_change_by_no_more_than_there_is() -> None:
 
 @pytest.mark.parametrize("text", ["ttft_ms.p99 > +5%", "ttft_ms.p99 > +10ms"])
 @pytest.mark.parametrize(("low", "failed"), [(0.06, True), (0.04, False), (None, None)])
-def test_beyond_noise_asks_for_the_whole_interval(text: str, low: float | None, failed: bool) -> None:
+def test_beyond_noise_asks_for_the_whole_interval(
+    text: str, low: float | None, failed: bool
+) -> None:
     (condition,) = thresholds.parse_thresholds([text])
-    one = difference(before=200.0, after=220.0, change=0.1, low=low, high=None if low is None else 0.2)
+    one = difference(
+        before=200.0, after=220.0, change=0.1, low=low, high=None if low is None else 0.2
+    )
     assert thresholds._check(condition, one, beyond_noise=True).failed is failed
 
 
@@ -427,7 +494,9 @@ def test_a_condition_that_noise_may_have_broken_says_so(word: str, noise: bool) 
     one = difference(before=100.0, after=110.0, change=0.1, low=-0.2, high=0.4, word=word)
     outcome = thresholds._check(condition, one, beyond_noise=False)
     assert outcome.failed is True
-    assert outcome.said.endswith("(+10.0 %), which may be noise: interval -20.0 to +40.0 %") is noise
+    assert (
+        outcome.said.endswith("(+10.0 %), which may be noise: interval -20.0 to +40.0 %") is noise
+    )
 
 
 @pytest.mark.parametrize(
@@ -451,11 +520,15 @@ def test_conditions_that_are_none(text: str, code: str) -> None:
 def test_text_markdown_and_junit_say_the_same() -> None:
     several = [rows(seed, 1000) for seed in (11, 12, 13, 14, 15, 16)]
     found = comparison.compare(
-        [side("a", *several[:3]), side("b", *(slower(one, 1.3) for one in several[3:]))], also=["load.achieved_rps"]
+        [side("a", *several[:3]), side("b", *(slower(one, 1.3) for one in several[3:]))],
+        also=["load.achieved_rps"],
     )
     outcomes = list(
         thresholds.hold(
-            thresholds.parse_thresholds(["tpot_ms.p50 > +5%", "e2e_ms.p50 > 1h".replace("1h", "9999s")]), found
+            thresholds.parse_thresholds(
+                ["tpot_ms.p50 > +5%", "e2e_ms.p50 > 1h".replace("1h", "9999s")]
+            ),
+            found,
         )
     )
     said = compared.report(found, outcomes)
@@ -463,10 +536,14 @@ def test_text_markdown_and_junit_say_the_same() -> None:
     for one in found.differences:
         line = next(line for line in plain.splitlines() if line.startswith(one.name))
         assert one.word in line
-        assert any(row.startswith(f"| {one.name}") and one.word in row for row in pasted.splitlines())
+        assert any(
+            row.startswith(f"| {one.name}") and one.word in row for row in pasted.splitlines()
+        )
     assert "FAILED  tpot_ms.p50 > +5%" in plain and "passed  e2e_ms.p50 > 9999s" in plain
     assert "\x1b[31mworse" in as_text.render(said, color=True) and "\x1b" not in plain
-    tree = ElementTree.fromstring(junit.render("loadgen compare", list(compared.cases(found, outcomes))))
+    tree = ElementTree.fromstring(
+        junit.render("loadgen compare", list(compared.cases(found, outcomes)))
+    )
     assert tree.attrib["failures"] == "1" and len(tree.findall(".//testcase")) == 2
 
 
@@ -475,29 +552,70 @@ def test_the_way_back_to_the_slo_after_each_event_stands_beside_that_of_the_othe
 
     def of(name: str, *backs: float | None) -> Side:
         ran = run(rows(1, 60))
-        ways = [Recovery(event="loss", spike="4 replicas", after="3 replicas", at_s=20, seen_s=13, spacing_s=1.5,
-                         broken=True, back_s=back_s) for back_s in backs]  # fmt: skip
-        ended = Recovery(spike="poisson 160/s", after="poisson 20/s", at_s=80, broken=True, back_s=15.4)
+        ways = [
+            Recovery(
+                event="loss",
+                spike="4 replicas",
+                after="3 replicas",
+                at_s=20,
+                seen_s=13,
+                spacing_s=1.5,
+                broken=True,
+                back_s=back_s,
+            )
+            for back_s in backs
+        ]
+        ended = Recovery(
+            spike="poisson 160/s", after="poisson 20/s", at_s=80, broken=True, back_s=15.4
+        )
         found = (*ways[:1], ended, *ways[1:])
         return Side(
-            name=name, runs=(ComparedRun(name="r", summary=msgspec.structs.replace(ran.summary, recovery=found)),)
+            name=name,
+            runs=(
+                ComparedRun(name="r", summary=msgspec.structs.replace(ran.summary, recovery=found)),
+            ),
         )
 
     a, b = of("a", 41.6, 3.0), of("b", None)
     found = comparison.compare([Side(name="a", runs=(*a.runs, *of("a", 44.0).runs)), b])
     plain = as_text.render(compared.report(found))
-    first, spike, second = (line for line in plain.splitlines() if line.startswith(("loss ", "spike ")))
-    assert "held again after 41.6 s; held again after 44.0 s" in first and "NOT BACK within 13.0 s" in first
-    assert second.startswith("loss ") and "held again after 3.0 s" in second and second.endswith(" -")
+    first, spike, second = (
+        line for line in plain.splitlines() if line.startswith(("loss ", "spike "))
+    )
+    assert (
+        "held again after 41.6 s; held again after 44.0 s" in first
+        and "NOT BACK within 13.0 s" in first
+    )
+    assert (
+        second.startswith("loss ") and "held again after 3.0 s" in second and second.endswith(" -")
+    )
     assert spike.count("held again after 15.4 s") == 2
-    assert "Back within" not in as_text.render(compared.report(comparison.compare([side("a", rows(1, 60))] * 2)))
-    told = [(one["side"], one["number"], one["found"]["back_s"]) for one in msgspec.to_builtins(found.recovery)]
-    assert [one for one in told if one[2] != 15.4] == [("a", 1, 41.6), ("a", 2, 3.0), ("a", 1, 44.0), ("b", 1, None)]
+    assert "Back within" not in as_text.render(
+        compared.report(comparison.compare([side("a", rows(1, 60))] * 2))
+    )
+    told = [
+        (one["side"], one["number"], one["found"]["back_s"])
+        for one in msgspec.to_builtins(found.recovery)
+    ]
+    assert [one for one in told if one[2] != 15.4] == [
+        ("a", 1, 41.6),
+        ("a", 2, 3.0),
+        ("a", 1, 44.0),
+        ("b", 1, None),
+    ]
 
 
-@given(st.lists(st.tuples(st.text(), st.sampled_from(["passed", "failed", "error", "skipped"]), st.text()), max_size=4))
+@given(
+    st.lists(
+        st.tuples(st.text(), st.sampled_from(["passed", "failed", "error", "skipped"]), st.text()),
+        max_size=4,
+    )
+)
 def test_junit_is_xml_whatever_is_in_it(told: list[tuple[str, str, str]]) -> None:
-    cases = [junit.Case(name=name, group=name, outcome=outcome, text=text) for name, outcome, text in told]  # type: ignore[arg-type]
+    cases = [
+        junit.Case(name=name, group=name, outcome=outcome, text=text)
+        for name, outcome, text in told
+    ]  # type: ignore[arg-type]
     tree = ElementTree.fromstring(junit.render("x", cases))
     assert len(tree.findall(".//testcase")) == len(told)
 
@@ -514,16 +632,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     b = str(runs.write(tmp_path / "b", slower(rows(2, 300), 1.5)))
     assert exits("compare", a, b) == 0
     assert "these two runs differ" in capsys.readouterr().out
-    assert exits("compare", a, b, "--fail-on", "tpot_ms.p50 > +5%") == 3, "one run a side decides nothing"
+    assert exits("compare", a, b, "--fail-on", "tpot_ms.p50 > +5%") == 3, (
+        "one run a side decides nothing"
+    )
     assert "undecided" in capsys.readouterr().out
-    assert exits("compare", a, b, "--fail-on", "tpot_ms.p50 > 1ms") == 1, "a value is that of the run"
+    assert exits("compare", a, b, "--fail-on", "tpot_ms.p50 > 1ms") == 1, (
+        "a value is that of the run"
+    )
     capsys.readouterr()
     for name, by in (("a", 1.0), ("b", 1.5)):
         for seed in (3, 4, 5):
             runs.write(tmp_path / f"{name}s" / f"r{seed}", slower(rows(seed + len(name), 300), by))
     a, b = str(tmp_path / "as"), str(tmp_path / "bs")
     xml = tmp_path / "out.xml"
-    assert exits("compare", a, b, "--fail-on", "tpot_ms.p50 > +5%", "--junit", str(xml), "--json") == 1
+    assert (
+        exits("compare", a, b, "--fail-on", "tpot_ms.p50 > +5%", "--junit", str(xml), "--json") == 1
+    )
     told = json.loads(capsys.readouterr().out)
     assert told["conditions"][0]["failed"] is True and told["comparison"]["sides"] == ["as", "bs"]
     assert ElementTree.parse(xml).getroot().attrib["failures"] == "1"
@@ -531,7 +655,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "| TPOT p50, ms |" in capsys.readouterr().out
 
 
-def test_the_command_refuses_what_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_what_cannot_be_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a = str(runs.write(tmp_path / "a", rows(1, 60)))
     assert exits("compare", a) == 2
     assert exits("compare", a, str(tmp_path / "none")) == 2
@@ -540,7 +666,11 @@ def test_the_command_refuses_what_cannot_be_compared(tmp_path: Path, capsys: pyt
     assert exits("compare", a, str(tmp_path / "empty")) == 2
     assert "no run, and no folder of runs" in capsys.readouterr().err
     for i in (1, 2):
-        runs.write(tmp_path / "mixed" / f"c{i}", rows(i, 60), fingerprints=Fingerprints(recipe=f"recipe {i}"))
+        runs.write(
+            tmp_path / "mixed" / f"c{i}",
+            rows(i, 60),
+            fingerprints=Fingerprints(recipe=f"recipe {i}"),
+        )
     assert exits("compare", a, str(tmp_path / "mixed")) == 2
     assert "c1, c2 have different recipes" in capsys.readouterr().err
     assert exits("compare", a, a, "--confidence", "wrong") == 2
@@ -549,7 +679,9 @@ def test_the_command_refuses_what_cannot_be_compared(tmp_path: Path, capsys: pyt
     assert exits("compare", a, str(runs.write(tmp_path / "bad", bad))) == 3
 
 
-def test_the_command_takes_folders_of_repeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_folders_of_repeats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, seeds in (("a", (1, 2)), ("b", (3, 4))):
         for seed in seeds:
             runs.write(tmp_path / name / f"r{seed}", rows(seed, 60))

@@ -111,13 +111,17 @@ def test_everything_wrong_is_told_at_once_with_its_place(tmp_path: Path) -> None
         for fault in raised.value.faults
     ]
     assert told == WHERE.strip().splitlines()
-    assert "duration: 2656s or more" in next(f.hint for f in raised.value.faults if f.code == "too_few")
+    assert "duration: 2656s or more" in next(
+        f.hint for f in raised.value.faults if f.code == "too_few"
+    )
 
 
 LEVEL = "name: c\nlevels:\n  - name: a\n    workload: qa\n"
 
 
-OF_TASKS = "name: c\nlevels:\n  - name: a\n    workload: coding-agent\n    rate: 0.5/s\n    requests: 60\n"
+OF_TASKS = (
+    "name: c\nlevels:\n  - name: a\n    workload: coding-agent\n    rate: 0.5/s\n    requests: 60\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -135,20 +139,27 @@ OF_TASKS = "name: c\nlevels:\n  - name: a\n    workload: coding-agent\n    rate:
         (LEVEL + "    rate: 5/s\n    duration: 10m\n    must: [{tpot: 30ms}]\n", "too_few"),
         (LEVEL + "    rate: 5/s\n    duration: 1m\n    must: [{goodput: 95%}]\n", "too_few"),
         (
-            LEVEL + "    rate: 5/s\n    duration: 2m\n    repeats: 3\n    must: [{itl: {limit: 30ms, at: p95}}]\n",
+            LEVEL
+            + "    rate: 5/s\n    duration: 2m\n    repeats: 3\n    must: [{itl: {limit: 30ms, at: p95}}]\n",
             "too_few",
         ),
         (
             "horizon: 5s\n" + LEVEL + "    rate: 5/s\n    requests: 200\n    must: [{ttft: 2s}]\n",
             "too_few",
         ),
-        (LEVEL + "    rate: 5/s\n    duration: 1h\n    apart: 30m\n    must: [{tpot: 30ms}]\n", "too_few"),
+        (
+            LEVEL + "    rate: 5/s\n    duration: 1h\n    apart: 30m\n    must: [{tpot: 30ms}]\n",
+            "too_few",
+        ),
         (
             LEVEL + "    rate: 5/s\n    requests: 900\n    must: [{ttft: 3s}, {e2e: 2s}]\n",
             "conflict",
         ),
         (LEVEL + "    rate: 5/s\n    requests: 900\n    must: [{cost: cheap}]\n", "invalid_value"),
-        ("name: c\nprices: none.yaml\nlevels:\n  - {name: a, workload: qa, must: []}", "missing_file"),
+        (
+            "name: c\nprices: none.yaml\nlevels:\n  - {name: a, workload: qa, must: []}",
+            "missing_file",
+        ),
         ("name: ${UNSET_FOR_SURE}\nlevels: []", "unset_variable"),
         ("name: c\nprices: 5\nlevels: []", "missing_file"),
         (LEVEL.replace("qa", "7"), "unknown_name"),
@@ -160,7 +171,8 @@ OF_TASKS = "name: c\nlevels:\n  - name: a\n    workload: coding-agent\n    rate:
         (LEVEL + "    must: [{ttft: {limit: 2s, at: p101}}]\n", "invalid_value"),
         (LEVEL + "    must: [{sustained: {share: 120%, window: 1m}}]\n", "out_of_range"),
         (
-            LEVEL + "    rate: 10/s\n    duration: 10m\n    must: [{sustained: {share: 95%, window: 5m}}]\n",
+            LEVEL
+            + "    rate: 10/s\n    duration: 10m\n    must: [{sustained: {share: 95%, window: 5m}}]\n",
             "too_few",
         ),
         (LEVEL + "    rate: 5/s\n    requests: 900\n    must: [{task_time: 60s}]\n", "mismatch"),
@@ -171,7 +183,8 @@ OF_TASKS = "name: c\nlevels:\n  - name: a\n    workload: coding-agent\n    rate:
         (OF_TASKS + "    must: [{tasks: 2/s}]\n", "out_of_range"),
         (OF_TASKS + "    must: [{requests: 9/s}]\n", "out_of_range"),
         (
-            OF_TASKS + "    must: [{task_time: {limit: 1s, at: p50}}, {task_wait: {limit: 2s, at: p50}}]\n",
+            OF_TASKS
+            + "    must: [{task_time: {limit: 1s, at: p50}}, {task_wait: {limit: 2s, at: p50}}]\n",
             "conflict",
         ),
         (
@@ -179,7 +192,8 @@ OF_TASKS = "name: c\nlevels:\n  - name: a\n    workload: coding-agent\n    rate:
             "no_slo",
         ),
         (
-            OF_TASKS.replace("coding-agent", "mixed") + "    must: [{task_time: {limit: 9s, at: p50, class: qa}}]\n",
+            OF_TASKS.replace("coding-agent", "mixed")
+            + "    must: [{task_time: {limit: 9s, at: p50, class: qa}}]\n",
             "mismatch",
         ),
         (LEVEL + "\tmust: []\n", "invalid_syntax"),
@@ -205,16 +219,26 @@ def test_a_file_that_is_no_contract(tmp_path: Path) -> None:
 
 
 def test_the_shipped_contracts_hold_together() -> None:
-    assert {"chatbot", "rag", "summarization", "agentic", "mlperf-server", "mlperf-interactive"} <= set(
-        packaged("contracts")
-    )
+    assert {
+        "chatbot",
+        "rag",
+        "summarization",
+        "agentic",
+        "mlperf-server",
+        "mlperf-interactive",
+    } <= set(packaged("contracts"))
     for name in packaged("contracts"):
         checked = load_contract(Path(name))
-        assert [level.level.name for level in checked.levels] == [level.name for level in checked.contract.levels]
+        assert [level.level.name for level in checked.levels] == [
+            level.name for level in checked.contract.levels
+        ]
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.text(max_size=200) | st.lists(st.sampled_from([*ALL_WRONG.splitlines(), "", "{", "- - -"]), max_size=20))
+@given(
+    st.text(max_size=200)
+    | st.lists(st.sampled_from([*ALL_WRONG.splitlines(), "", "{", "- - -"]), max_size=20)
+)
 def test_any_text_is_a_contract_or_faults(text: str | list[str]) -> None:
     try:
         parse(text if isinstance(text, str) else "\n".join(text), "c.yaml", {})
@@ -238,7 +262,10 @@ def judged(term: str, found: Any = None, **more: Any) -> Judgement:
         found = run(found, slo=SLO, **more)
     recorded = () if found is None else (found,)
     if energy is not None:
-        recorded = tuple(replace(one, summary=msgspec.structs.replace(one.summary, energy=energy)) for one in recorded)
+        recorded = tuple(
+            replace(one, summary=msgspec.structs.replace(one.summary, energy=energy))
+            for one in recorded
+        )
     (one,) = judge.levels(contract, {"load": MeasuredLevel(runs=recorded, trouble=trouble)})
     return one.terms[0]
 
@@ -257,7 +284,14 @@ def changed(change: Callable[[Any], None]) -> Any:
 
 def drop(part: Any) -> None:
     part["status"] = STATUSES.index("dropped")
-    for field in ("sent_ns", "first_token_ns", "first_answer_ns", "last_token_ns", "end_ns", "done_ns"):
+    for field in (
+        "sent_ns",
+        "first_token_ns",
+        "first_answer_ns",
+        "last_token_ns",
+        "end_ns",
+        "done_ns",
+    ):
         part[field] = -1
 
 
@@ -276,7 +310,12 @@ def contradict(part: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "term", "verdict", "why"),
     [
-        (drop, "{ttft: {limit: 50ms, at: p50}}", FAIL, "breaks"),  # what was sent is over it all the same
+        (
+            drop,
+            "{ttft: {limit: 50ms, at: p50}}",
+            FAIL,
+            "breaks",
+        ),  # what was sent is over it all the same
         (drop, "{tpot: {limit: 30ms, at: p50}}", INCONCLUSIVE, "dropped at a cap"),
         (drop, "{requests: 7/s}", INCONCLUSIVE, "the load was not offered"),  # 6.4/s were sent
         (at_once, "{tpot: {limit: 30ms, at: p50}}", INCONCLUSIVE, "came at one instant"),
@@ -298,9 +337,16 @@ def test_a_load_or_answers_that_were_not_as_asked_never_pass(
 
 
 def test_a_level_says_that_its_load_was_not_offered() -> None:
-    contract = parse("name: c\nlevels:\n  - {name: load, workload: qa, must: [{errors: 1%}]}\n", "c.yaml", {})
-    levels = {share: MeasuredLevel(runs=(run(found, slo=SLO),)) for share, found in ((0, GOOD), (20, changed(drop)))}
-    notes = {share: judge.levels(contract, {"load": level})[0].notes for share, level in levels.items()}
+    contract = parse(
+        "name: c\nlevels:\n  - {name: load, workload: qa, must: [{errors: 1%}]}\n", "c.yaml", {}
+    )
+    levels = {
+        share: MeasuredLevel(runs=(run(found, slo=SLO),))
+        for share, found in ((0, GOOD), (20, changed(drop)))
+    }
+    notes = {
+        share: judge.levels(contract, {"load": level})[0].notes for share, level in levels.items()
+    }
     assert [sum("dropped at a cap" in note for note in said) for said in notes.values()] == [0, 1]
 
 
@@ -314,7 +360,10 @@ def test_a_level_says_that_its_load_was_not_offered() -> None:
         ("{e2e: {limit: 2.8s, at: p50}}", PASS),
         ("{e2e: {limit: 2.2s, at: p50}}", FAIL),
         ("{ttft: {limit: 2s, at: p99.9}}", INCONCLUSIVE),  # 3,000 requests do not support it
-        ("{ttft: {limit: 2s, at: p99}}", INCONCLUSIVE),  # six minutes do not see the queue often enough
+        (
+            "{ttft: {limit: 2s, at: p99}}",
+            INCONCLUSIVE,
+        ),  # six minutes do not see the queue often enough
         ("{ttft: {limit: 50ms, at: p99}}", FAIL),  # but broken is broken
         ("{errors: 1%}", PASS),
         ("{errors: 0.1%}", INCONCLUSIVE),
@@ -346,7 +395,10 @@ def test_verdicts_on_a_sound_run(term: str, verdict: str) -> None:
 @pytest.mark.parametrize(
     ("term", "verdict"),
     [
-        ("energy: 0.6 J/token", PASS),  # 800 W over 8/s of 200 tokens are 0.5 J each, known within 5 %
+        (
+            "energy: 0.6 J/token",
+            PASS,
+        ),  # 800 W over 8/s of 200 tokens are 0.5 J each, known within 5 %
         ("energy: 0.4 J/token", FAIL),
         ("energy: {limit: 90 J/request}", FAIL),  # and 100 J a request
         ("energy: {limit: 120 J/request}", PASS),
@@ -355,7 +407,11 @@ def test_verdicts_on_a_sound_run(term: str, verdict: str) -> None:
 )
 def test_a_promise_of_energy_is_judged_by_its_reading_error(term: str, verdict: str) -> None:
     used = EnergyUse(
-        joules=80_000.0, error_j=4_000.0, watts=800.0, joules_per_output_token=0.5, joules_per_request=100.0
+        joules=80_000.0,
+        error_j=4_000.0,
+        watts=800.0,
+        joules_per_output_token=0.5,
+        joules_per_request=100.0,
     )
     found = judged(f"{{{term}}}", GOOD, energy=used)
     assert found.verdict == verdict, (found.low, found.value, found.high)
@@ -368,7 +424,9 @@ def test_failures_break_promises_instead_of_making_the_run_invalid() -> None:
     assert judged("{errors: 1%}", broken).verdict == FAIL
     assert judged("{errors: 8%}", broken).verdict == PASS
     assert judged("{goodput: 97%}", broken).verdict == FAIL
-    assert judged("{tpot: {limit: 1s, at: p99}}", broken).verdict == FAIL, "a failed request is over every limit"
+    assert judged("{tpot: {limit: 1s, at: p99}}", broken).verdict == FAIL, (
+        "a failed request is over every limit"
+    )
     nothing = GOOD.copy()
     fail(nothing, 1.0)
     assert judged("{errors: 50%}", nothing).verdict == FAIL
@@ -420,7 +478,9 @@ def test_caches_and_nodes() -> None:
 def test_a_soak_that_gets_slower_is_seen() -> None:
     late = GOOD["due_ns"] > GOOD["due_ns"][-1] // 2
     slower = GOOD.copy()
-    slower["last_token_ns"][late] += (slower["last_token_ns"] - slower["first_token_ns"])[late] * 3 // 10
+    slower["last_token_ns"][late] += (
+        (slower["last_token_ns"] - slower["first_token_ns"])[late] * 3 // 10
+    )
     assert judged("{drift: {of: tpot, at: p50, limit: 15%, window: 2m}}", slower).verdict == FAIL
 
 
@@ -451,11 +511,17 @@ def test_ten_percent_off_is_told_right_over_forty_seeds() -> None:
     seen = [MeasuredLevel(runs=(run(rows(seed, 2000, 8.0)),)) for seed in range(1, 41)]
 
     def verdicts(off: float) -> list[str]:
-        terms = ", ".join(f"{{{name}: {{limit: {value * off:.4f}ms, at: p50}}}}" for name, value in truth.items())
-        contract = parse(
-            f"name: c\nhorizon: 12s\nlevels:\n  - {{name: load, workload: qa, must: [{terms}]}}\n", "c.yaml", {}
+        terms = ", ".join(
+            f"{{{name}: {{limit: {value * off:.4f}ms, at: p50}}}}" for name, value in truth.items()
         )
-        return [term.verdict for one in seen for term in judge.levels(contract, {"load": one})[0].terms]
+        contract = parse(
+            f"name: c\nhorizon: 12s\nlevels:\n  - {{name: load, workload: qa, must: [{terms}]}}\n",
+            "c.yaml",
+            {},
+        )
+        return [
+            term.verdict for one in seen for term in judge.levels(contract, {"load": one})[0].terms
+        ]
 
     too_strict, kept = verdicts(0.9), verdicts(1.1)
     assert len(too_strict) == len(kept) == 80
@@ -470,7 +536,9 @@ def ramped(grow: float, *, over: float, n: int = 6000) -> NDArray[np.void]:
     found = rows(5, n, 8.0)
     share = 1 + (grow - 1) * np.maximum(0.0, 1 - found["due_ns"] / (found["due_ns"][-1] * over))
     took = found["last_token_ns"] - found["first_token_ns"]
-    found["last_token_ns"] = found["end_ns"] = found["first_token_ns"] + (took * share).astype(np.int64)
+    found["last_token_ns"] = found["end_ns"] = found["first_token_ns"] + (took * share).astype(
+        np.int64
+    )
     return found
 
 
@@ -483,7 +551,9 @@ def test_a_promise_is_judged_after_the_start_up_and_never_passed_within_it() -> 
     assert judged(kept, ramped(0.5, over=0.25)).verdict == PASS
     never = judged(kept, ramped(0.5, over=1.0))
     assert (never.verdict, never.code) == (INCONCLUSIVE, "one_sided")
-    assert judged("{tpot: {limit: 3ms, at: p50}}", ramped(0.5, over=1.0)).verdict == FAIL, "seen is seen"
+    assert judged("{tpot: {limit: 3ms, at: p50}}", ramped(0.5, over=1.0)).verdict == FAIL, (
+        "seen is seen"
+    )
     assert judged("{tpot: {limit: 16.5ms, at: p95}}", ramped(1.0, over=0.25)).verdict == PASS
     assert judged("{tpot: {limit: 16.5ms, at: p95}}", ramped(3.0, over=0.25)).verdict != PASS
 
@@ -496,7 +566,9 @@ def swinging(seed: int, n: int = 3000, keep: float = np.exp(-1 / 80)) -> NDArray
     swing[0] = draw[0]
     for i in range(1, n):
         swing[i] = keep * swing[i - 1] + np.sqrt(1 - keep**2) * draw[i]
-    found["last_token_ns"] = found["first_token_ns"] + (11e6 * 199 * np.exp(0.02 * swing)).astype(np.int64)
+    found["last_token_ns"] = found["first_token_ns"] + (11e6 * 199 * np.exp(0.02 * swing)).astype(
+        np.int64
+    )
     found["end_ns"] = found["last_token_ns"]
     return found
 
@@ -505,7 +577,9 @@ def test_a_tail_that_a_few_swings_made_is_not_decided_by_them() -> None:
     """A promise that is the truth itself: 11 ms * exp(0.02 * 2.326). Requests by the thousand, swings by the dozen."""
     truth = 11 * np.exp(0.02 * 2.3263)
     seen = [run(swinging(seed), slo=SLO) for seed in range(24)]
-    told = [judged(f"{{tpot: {{limit: {truth:.5f}ms, at: p99}}}}", one, horizon="1m") for one in seen]
+    told = [
+        judged(f"{{tpot: {{limit: {truth:.5f}ms, at: p99}}}}", one, horizon="1m") for one in seen
+    ]
     assert [term.verdict for term in told].count(PASS) <= 2
     assert [term.verdict for term in told].count(FAIL) <= 2
     reasons = [term.reason for term in told if term.verdict == INCONCLUSIVE]
@@ -513,7 +587,9 @@ def test_a_tail_that_a_few_swings_made_is_not_decided_by_them() -> None:
     promise = f"{{tpot: {{limit: {truth * 1.15:.5f}ms, at: p99}}}}"
     far = [judged(promise, one, horizon="1m") for one in seen[:10]]
     assert [term.verdict for term in far].count(PASS) >= 8
-    assert "from how much it varied over the load" in next(term.reason for term in far if term.verdict == PASS)
+    assert "from how much it varied over the load" in next(
+        term.reason for term in far if term.verdict == PASS
+    )
 
 
 def test_a_few_failed_requests_do_not_hide_a_median_that_swings() -> None:
@@ -532,28 +608,38 @@ def test_a_rate_is_of_the_load_after_the_first_answers() -> None:
 
 
 @pytest.mark.parametrize(("rate", "requests"), [(11.0, 1500), (11.0, 2000)])
-def test_near_saturation_a_short_load_passes_nothing_that_a_queue_makes(rate: float, requests: int) -> None:
+def test_near_saturation_a_short_load_passes_nothing_that_a_queue_makes(
+    rate: float, requests: int
+) -> None:
     """94 % load: three minutes are a few looks at a queue that lasts for minutes."""
     terms = "{e2e: {limit: 3114ms, at: p50}}, {ttft: {limit: 643ms, at: p50}}"
     text = f"name: c\nhorizon: 12s\nlevels:\n  - {{name: a, workload: qa, must: [{terms}]}}"
     contract = parse(text, "c.yaml", {})
     for seed in (42, 47, 54, 56, 84, 86, 88, 90, 94):  # those that looked like a load of 87 %
-        (level,) = judge.levels(contract, {"a": MeasuredLevel(runs=(run(rows(seed, requests, rate)),))})
+        (level,) = judge.levels(
+            contract, {"a": MeasuredLevel(runs=(run(rows(seed, requests, rate)),))}
+        )
         assert PASS not in {term.verdict for term in level.terms}, (seed, level.terms)
 
 
-def switching(seed: int, length_s: float, fast_s: float, slow_s: float, by: float) -> NDArray[np.void]:
+def switching(
+    seed: int, length_s: float, fast_s: float, slow_s: float, by: float
+) -> NDArray[np.void]:
     """Rows at 8/s whose token times are `by` times as long for `slow_s` after each `fast_s`, from a random place."""
     found = rows(seed, int(length_s * 8), 8.0)
     phase = np.random.default_rng(seed).uniform(0, fast_s + slow_s)
     slow = (found["due_ns"] / 1e9 + phase) % (fast_s + slow_s) >= fast_s
-    found["last_token_ns"] = found["first_token_ns"] + np.where(slow, 11e6 * 199 * by, 11e6 * 199).astype(np.int64)
+    found["last_token_ns"] = found["first_token_ns"] + np.where(
+        slow, 11e6 * 199 * by, 11e6 * 199
+    ).astype(np.int64)
     found["end_ns"] = found["last_token_ns"]
     return found
 
 
 @pytest.mark.parametrize(
-    ("fast_s", "slow_s", "by", "at"), [(240, 60, 1.5, "p95"), (592, 8, 3.0, "p99")], ids=["on/off", "rare"]
+    ("fast_s", "slow_s", "by", "at"),
+    [(240, 60, 1.5, "p95"), (592, 8, 3.0, "p99")],
+    ids=["on/off", "rare"],
 )
 def test_what_changes_every_few_minutes_is_not_passed_by_a_short_load(
     fast_s: float, slow_s: float, by: float, at: str
@@ -561,15 +647,22 @@ def test_what_changes_every_few_minutes_is_not_passed_by_a_short_load(
     """A promise 10 % below the truth (the slow speed), for TPOT and for E2E, in runs of two minutes."""
     for metric, truth in (("tpot", 11 * by), ("e2e", 11 * 0.199 * by * 1e3)):
         term = f"{{{metric}: {{limit: {truth * 0.9:.3f}ms, at: {at}}}}}"
-        told = [judged(term, switching(seed, 120, fast_s, slow_s, by), horizon="2m") for seed in range(12)]
+        told = [
+            judged(term, switching(seed, 120, fast_s, slow_s, by), horizon="2m")
+            for seed in range(12)
+        ]
         assert PASS not in {one.verdict for one in told}
         reasons = [one.reason for one in told if one.verdict == INCONCLUSIVE]
-        assert metric == "e2e" or any("sees what comes back within 3" in reason for reason in reasons)
+        assert metric == "e2e" or any(
+            "sees what comes back within 3" in reason for reason in reasons
+        )
 
 
 def test_a_pass_says_for_what_it_holds() -> None:
     kept = judged("{tpot: {limit: 12.4ms, at: p50}}", GOOD)
-    assert kept.horizon_s == pytest.approx((GOOD["due_ns"][-1] - GOOD["due_ns"][0]) / 1e9 / np.log(40), rel=1e-3)
+    assert kept.horizon_s == pytest.approx(
+        (GOOD["due_ns"][-1] - GOOD["due_ns"][0]) / 1e9 / np.log(40), rel=1e-3
+    )
     assert kept.looks is not None and 10 < kept.looks < 400
     assert f" {format.duration(kept.horizon_s)};" in holds_words(kept)
     assert f" {kept.looks:,} " in holds_words(kept)
@@ -587,7 +680,10 @@ def test_a_short_load_passes_only_what_the_contract_signs() -> None:
     needed_s = intervals.length_for(720, intervals.at_next_look(0.95))
     assert short.missing_s == pytest.approx(needed_s - length_s, rel=0.2)
     assert judged(term, GOOD, horizon="90s").verdict == PASS
-    assert parse("name: c\nlevels:\n  - {name: load, workload: qa}\n", "c", {}).horizon_ns == 720 * 10**9
+    assert (
+        parse("name: c\nlevels:\n  - {name: load, workload: qa}\n", "c", {}).horizon_ns
+        == 720 * 10**9
+    )
 
 
 def test_a_rate_of_which_nothing_ended_under_load_is_undecided() -> None:
@@ -600,11 +696,18 @@ def test_a_rate_of_which_nothing_ended_under_load_is_undecided() -> None:
     assert (told.verdict, told.code, told.value) == (INCONCLUSIVE, "one_sided", 0.0)
     gone = GOOD.copy()
     fail(gone, 1.0)
-    assert judged("{requests: 5/s}", gone).verdict == FAIL, "a server that answers nothing has a rate"
+    assert judged("{requests: 5/s}", gone).verdict == FAIL, (
+        "a server that answers nothing has a rate"
+    )
 
 
 def repeated(
-    term: str, *found: NDArray[np.void], level: str = "", horizon: str = "5s", nodes: int = 1, **header: Any
+    term: str,
+    *found: NDArray[np.void],
+    level: str = "",
+    horizon: str = "5s",
+    nodes: int = 1,
+    **header: Any,
 ) -> Judgement:
     text = f"name: c\nhorizon: {horizon}\nlevels:\n  - {{name: load, workload: qa, {level} must: [{term}]}}\n"
     recorded = []
@@ -612,7 +715,9 @@ def repeated(
         this = run(one, slo=SLO, nodes=nodes, folder=f"load/r{i + 1}")
         times = {name: value[i] for name, value in header.items()}
         recorded.append(replace(this, header=msgspec.structs.replace(this.header, **times)))
-    (judged_level,) = judge.levels(parse(text, "c.yaml", {}), {"load": MeasuredLevel(runs=tuple(recorded))})
+    (judged_level,) = judge.levels(
+        parse(text, "c.yaml", {}), {"load": MeasuredLevel(runs=tuple(recorded))}
+    )
     return judged_level.terms[0]
 
 
@@ -621,10 +726,14 @@ def test_repeats_widen_the_interval_by_what_differs_between_them() -> None:
     same = [swinging(seed, 1500) for seed in (1, 2, 3)]
     apart = [one.copy() for one in same]
     for one, by in zip(apart, (0.9, 1.0, 1.1), strict=True):
-        one["last_token_ns"] = one["first_token_ns"] + ((one["last_token_ns"] - one["first_token_ns"]) * by).astype(int)
+        one["last_token_ns"] = one["first_token_ns"] + (
+            (one["last_token_ns"] - one["first_token_ns"]) * by
+        ).astype(int)
     alike, unlike = (repeated("{tpot: {limit: 12ms, at: p50}}", *these) for these in (same, apart))
     assert (alike.verdict, unlike.verdict) == (PASS, INCONCLUSIVE)
-    assert unlike.high is not None and unlike.high > 11 * np.exp(2 * 0.1), "Student's t with two degrees of freedom"
+    assert unlike.high is not None and unlike.high > 11 * np.exp(2 * 0.1), (
+        "Student's t with two degrees of freedom"
+    )
 
 
 @pytest.mark.parametrize(
@@ -652,9 +761,13 @@ def test_ratios_within_runs_are_as_wide_as_the_runs_differ(term: str) -> None:
 def test_a_must_term_can_ask_for_runs_apart_in_time(second: str, verdict: str) -> None:
     day = "2026-11-21T{}+00:00"
     told = repeated(
-        "{tpot: {limit: 30ms, at: p50}}", rows(1, 1500), rows(2, 1500), level="repeats: 2, apart: 30m,",
-        started=(day.format("12:00:00"), day.format(second)), ended=(day.format("12:10:00"), day.format("12:50:00")),
-    )  # fmt: skip
+        "{tpot: {limit: 30ms, at: p50}}",
+        rows(1, 1500),
+        rows(2, 1500),
+        level="repeats: 2, apart: 30m,",
+        started=(day.format("12:00:00"), day.format(second)),
+        ended=(day.format("12:10:00"), day.format("12:50:00")),
+    )
     assert told.verdict == verdict, told.reason
     assert verdict == PASS or (told.code == "not_judged" and "load/r2" in told.reason)
     alone = repeated("{errors: 5%}", rows(1, 1500), level="repeats: 2, apart: 30m,")
@@ -677,12 +790,16 @@ def test_intervals_of_samples() -> None:
     assert quantile_interval.quantile([values[:30]], 0.99, 0.95).high == np.inf, (
         "past the end of the sample there is no bound"
     )
-    held = np.repeat(draw.exponential(1.0, 200), 100)  # in hundreds that are equal: worth 200, not 20,000
+    held = np.repeat(
+        draw.exponential(1.0, 200), 100
+    )  # in hundreds that are equal: worth 200, not 20,000
     wide = quantile_interval.quantile([held], 0.5, 0.95)
     assert wide.high - wide.low > 5 * (median.high - median.low)
     assert quantile_interval.share([np.zeros(1000)], 0.95).high == pytest.approx(0.0038, abs=1e-4)
     assert faultless(0.0038, 0.95) == pytest.approx(1007, abs=5)
-    assert intervals.quotient(Interval(2, 1.9, 2.1), Interval(1, 0.9, 1.1)).low == pytest.approx(1.79, abs=0.01)
+    assert intervals.quotient(Interval(2, 1.9, 2.1), Interval(1, 0.9, 1.1)).low == pytest.approx(
+        1.79, abs=0.01
+    )
     assert intervals.quotient(Interval(2, 1.9, 2.1), Interval(1, -np.inf, 1.1)).high == np.inf
 
 
@@ -707,7 +824,9 @@ def carry(tmp_path: Path, text: str, **settings: Any) -> tuple[Validation, Path]
     (tmp_path / "c.yaml").write_text(text)
     checked = load_contract(tmp_path / "c.yaml", env={})
     perform = runs.execute
-    return validation.run(checked, Settings(**settings), tmp_path / "out", perform=perform, say=lambda _: None, seed=1)
+    return validation.run(
+        checked, Settings(**settings), tmp_path / "out", perform=perform, say=lambda _: None, seed=1
+    )
 
 
 @pytest.mark.parametrize(("limit", "verdict", "code"), [("60ms", PASS, 0), ("5ms", FAIL, 1)])
@@ -769,10 +888,18 @@ def test_an_hour_of_soak_in_virtual_time(tmp_path: Path) -> None:
 
 def test_a_folder_whose_manifest_was_made_anew_still_shows_no_traceback(tmp_path: Path) -> None:
     """Everything that `again` reads, spoilt one after the other, each vouched for by a manifest of its own."""
-    _, folder = carry(tmp_path, CARRIED.replace("LIMIT", "60ms").replace("1500", "700"), url="sim:gb300-vm")
+    _, folder = carry(
+        tmp_path, CARRIED.replace("LIMIT", "60ms").replace("1500", "700"), url="sim:gb300-vm"
+    )
     (folder / "steady" / "rX").mkdir()
     (folder / "steady" / "rX" / "run.json").write_text("no run of ours")
-    spoilt = ("steady/r1/summary.json", "steady/r1/run.json", "target.json", "contract.yaml", "SHA256SUMS")
+    spoilt = (
+        "steady/r1/summary.json",
+        "steady/r1/run.json",
+        "target.json",
+        "contract.yaml",
+        "SHA256SUMS",
+    )
     for name in ("", *spoilt):
         if name:
             (folder / name).write_bytes(b"\xff\xfe not this")
@@ -835,13 +962,17 @@ TERMS_OF_TASKS = (
 
 
 @pytest.mark.commands
-def test_terms_about_tasks_are_judged_by_whole_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_terms_about_tasks_are_judged_by_whole_tasks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "agent.yaml").write_text(AGENT)
     (tmp_path / "prices.yaml").write_text(PRICES)
     text = OF_AGENTS + "".join(f"      - {term}\n" for term, *_ in TERMS_OF_TASKS)
     (tmp_path / "c.yaml").write_text(text)
     of_target = "--url sim:gb300-vm --shape four --seed 1"
-    code, out, _ = validated(f"'{tmp_path}/c.yaml' {of_target} --out '{tmp_path}/out' --json", capsys)
+    code, out, _ = validated(
+        f"'{tmp_path}/c.yaml' {of_target} --out '{tmp_path}/out' --json", capsys
+    )
     assert code == 1
     terms = msgspec.json.decode(out)["levels"][0]["terms"]
     summary = msgspec.json.decode((tmp_path / "out/agents/r1/summary.json").read_bytes())
@@ -853,8 +984,12 @@ def test_terms_about_tasks_are_judged_by_whole_tasks(tmp_path: Path, capsys: pyt
             seen = seen[part]
         if path:
             scale = 100 if judged_term["unit"] == "%" else 1
-            assert judged_term["value"] == pytest.approx(seen * scale, rel=0.06), "that of the settled part"
-            assert judged_term["low"] <= judged_term["value"] <= (judged_term["high"] or float("inf"))
+            assert judged_term["value"] == pytest.approx(seen * scale, rel=0.06), (
+                "that of the settled part"
+            )
+            assert (
+                judged_term["low"] <= judged_term["value"] <= (judged_term["high"] or float("inf"))
+            )
     assert terms[-1]["value"] == pytest.approx(40 / 3600 / tasks["goodput"]["rps"] * 1000, rel=0.06)
     page = (tmp_path / "out/verdict.html").read_text()
     assert "longest time that a task waited for a first token" in page
@@ -876,20 +1011,28 @@ def test_tasks_that_the_end_of_the_load_cut_are_no_sample(tmp_path: Path) -> Non
 
 def test_a_thousand_good_requests_have_a_price(tmp_path: Path) -> None:
     (tmp_path / "prices.yaml").write_text(PRICES)
-    text = CARRIED.replace("LIMIT", "60ms").replace("name: carried", "name: carried\ngpus: 4\nprices: prices.yaml")
+    text = CARRIED.replace("LIMIT", "60ms").replace(
+        "name: carried", "name: carried\ngpus: 4\nprices: prices.yaml"
+    )
     text += "      - cost: 2.00 USD\n"
     text += "    should:\n      - cost: 1.00 USD\n"
     found, folder = carry(tmp_path, text, url="sim:gb300-vm", shape="four")
     *_, kept, broken = found.levels[0].terms
-    assert (kept.verdict, broken.verdict, found.verdict) == (PASS, FAIL, PASS), "a should decides nothing"
+    assert (kept.verdict, broken.verdict, found.verdict) == (PASS, FAIL, PASS), (
+        "a should decides nothing"
+    )
     rate = next(iter((folder / "steady").glob("r1/summary.json"))).read_bytes()
     good = msgspec.json.decode(rate)["goodput"]["steady_rps"]
-    assert kept.value == pytest.approx(40 / 3600 / good * 1000, rel=0.05), "that of the settled part"
+    assert kept.value == pytest.approx(40 / 3600 / good * 1000, rel=0.05), (
+        "that of the settled part"
+    )
 
 
 def test_an_unknown_shape_has_no_cost(tmp_path: Path) -> None:
     (tmp_path / "prices.yaml").write_text(PRICES)
-    text = CARRIED.replace("LIMIT", "60ms").replace("name: carried", "name: carried\ngpus: 4\nprices: prices.yaml")
+    text = CARRIED.replace("LIMIT", "60ms").replace(
+        "name: carried", "name: carried\ngpus: 4\nprices: prices.yaml"
+    )
     found, _ = carry(tmp_path, text + "      - cost: 2.00 USD\n", url="sim:gb300-vm", shape="five")
     cost = found.levels[0].terms[-1]
     assert (cost.verdict, cost.code) == (INCONCLUSIVE, "no_figure")
@@ -916,7 +1059,9 @@ def test_contracts_against_the_embedded_endpoint_with_injected_faults(tmp_path: 
         place.mkdir()
         (place / "wide.yaml").write_text(WIDE)
         found, folder = carry(place, FAULTY, embedded=embedded)
-        if "other processes" not in found.levels[0].trouble:  # which took the time of a busy host: measured again
+        if (
+            "other processes" not in found.levels[0].trouble
+        ):  # which took the time of a busy host: measured again
             break
     assert found.levels[0].trouble == ""
     assert found.levels[0].terms[0].verdict == FAIL, as_text.render(sections.report(found))
@@ -933,8 +1078,12 @@ def test_contracts_against_the_embedded_endpoint_with_injected_faults(tmp_path: 
     ):
         text = f"name: c\nhorizon: 1s\nlevels:\n  - {{name: load, workload: wide.yaml, must: [{{{term}}}]}}\n"
         (level,) = judge.levels(parse(text, "c.yaml", {}), measured)
-        reason = level.terms[0].reason  # other work on this machine slowed the tokens, or the reading of their stamps
-        busy = level.verdict == INCONCLUSIVE and ("start-up was not over" in reason or "unsure" in reason)
+        reason = level.terms[
+            0
+        ].reason  # other work on this machine slowed the tokens, or the reading of their stamps
+        busy = level.verdict == INCONCLUSIVE and (
+            "start-up was not over" in reason or "unsure" in reason
+        )
         assert level.verdict == verdict or busy, (term, reason)
 
 
@@ -950,11 +1099,27 @@ def test_no_target_is_inconclusive_and_leaves_its_folder(tmp_path: Path) -> None
 
 def test_facts_and_head_of_an_extended_validation_name_one_confidence() -> None:
     found = Validation(
-        contract="c", contract_sha256="", verdict=PASS, sentence="", confidence=0.95, looks=2, target="", model="",
-        server="", simulated=False, started="", ended="", version="", levels=(),
-    )  # fmt: skip
-    assert judge.confidence_words(found).startswith("97.5 %, two-sided") and "97.5 %" in judge.looks_words(found)
-    contract = parse("name: c\nlevels:\n  - {name: load, workload: qa, must: [{requests: 7/s}]}\n", "c.yaml", {})
+        contract="c",
+        contract_sha256="",
+        verdict=PASS,
+        sentence="",
+        confidence=0.95,
+        looks=2,
+        target="",
+        model="",
+        server="",
+        simulated=False,
+        started="",
+        ended="",
+        version="",
+        levels=(),
+    )
+    assert judge.confidence_words(found).startswith(
+        "97.5 %, two-sided"
+    ) and "97.5 %" in judge.looks_words(found)
+    contract = parse(
+        "name: c\nlevels:\n  - {name: load, workload: qa, must: [{requests: 7/s}]}\n", "c.yaml", {}
+    )
     assert judge.confidence_words(found) in re.sub(
         r"<[^>]+>", "", as_page.render(sections.report(found, sections.Measured(contract, "", {})))
     )
@@ -965,9 +1130,14 @@ def test_why_there_is_no_rate_is_no_riddle() -> None:
     one_load = run(rows(1, 149, 8.0), slo=SLO)
     inside = msgspec.structs.replace(one_load.summary.window, steady=windows.span(0, 0))
     without = replace(one_load, summary=msgspec.structs.replace(one_load.summary, window=inside))
-    contract = parse("name: c\nlevels:\n  - {name: load, workload: qa, must: [{requests: 7/s}]}\n", "c.yaml", {})
+    contract = parse(
+        "name: c\nlevels:\n  - {name: load, workload: qa, must: [{requests: 7/s}]}\n", "c.yaml", {}
+    )
     (level,) = judge.levels(contract, {"load": MeasuredLevel(runs=(without,))})
-    assert "no rate: as long as the 149 measured requests were due, warm-up was in flight" in level.terms[0].reason
+    assert (
+        "no rate: as long as the 149 measured requests were due, warm-up was in flight"
+        in level.terms[0].reason
+    )
 
 
 @pytest.mark.parametrize(
@@ -976,9 +1146,21 @@ def test_why_there_is_no_rate_is_no_riddle() -> None:
 )
 def test_exit_codes(verdict: Any, interrupted: bool, code: int) -> None:
     found = Validation(
-        contract="c", contract_sha256="", verdict=verdict, sentence="", confidence=0.95, target="", model="", server="",
-        simulated=False, started="", ended="", version="", levels=(), interrupted=interrupted,
-    )  # fmt: skip
+        contract="c",
+        contract_sha256="",
+        verdict=verdict,
+        sentence="",
+        confidence=0.95,
+        target="",
+        model="",
+        server="",
+        simulated=False,
+        started="",
+        ended="",
+        version="",
+        levels=(),
+        interrupted=interrupted,
+    )
     assert judge.exit_code(found) == code
 
 
@@ -1031,11 +1213,17 @@ def validated(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, st
 
 
 @pytest.mark.commands
-def test_a_dry_run_predicts_the_load_that_each_term_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_predicts_the_load_that_each_term_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "c.yaml").write_text(SHORT)
-    code, out, told = validated(f"'{tmp_path}/c.yaml' --dry-run --seed 1 --url sim:gb300-vm --json", capsys)
+    code, out, told = validated(
+        f"'{tmp_path}/c.yaml' --dry-run --seed 1 --url sim:gb300-vm --json", capsys
+    )
     assert code == 0
-    steps = [line.partition(", about")[0] for line in told.splitlines() if " of " in line]  # slow: with the time left
+    steps = [
+        line.partition(", about")[0] for line in told.splitlines() if " of " in line
+    ]  # slow: with the time left
     first, second = "simulating a (5,760 requests): 1 of 4", "simulating b (1,280 requests): 2 of 4"
     assert steps == [first, second, "judging a: 3 of 4", "judging b: 4 of 4"]
     needs = {
@@ -1043,7 +1231,9 @@ def test_a_dry_run_predicts_the_load_that_each_term_needs(tmp_path: Path, capsys
         for level in msgspec.json.decode(out)["levels"]
         for term in level["terms"]
     }
-    assert 80 <= needs["tpot at p50 within 60.0 ms"][0] <= 160, "to see what comes back within 30 s takes 111 s"
+    assert 80 <= needs["tpot at p50 within 60.0 ms"][0] <= 160, (
+        "to see what comes back within 30 s takes 111 s"
+    )
     assert 20 <= needs["errors at most 1.0 %"][0] <= 80, "381 requests at 8/s take 48 s"
     drift = needs["tpot at p50 in the last 1 min 20 s at most 15.0 % above the first"]
     assert drift == (pytest.approx(180, abs=22), PASS), "two windows of 80 s"
@@ -1059,11 +1249,15 @@ def test_a_shorter_run_takes_the_rows_of_the_longer_one_and_no_memory_of_its_own
     for length_s in (300, 150, 40):
         part = prediction._up_to(ahead, length_s)
         due: Any = part.rows["due_ns"]
-        assert sorted(due.tolist()) == sorted(one for one in whole.rows["due_ns"].tolist() if one < length_s * 1e9)
+        assert sorted(due.tolist()) == sorted(
+            one for one in whole.rows["due_ns"].tolist() if one < length_s * 1e9
+        )
         assert np.shares_memory(due, ahead.rows["due_ns"]), "of each length the rows are copied"
 
 
-@pytest.mark.parametrize(("workload", "noun"), [("agentic", "conversations"), ("rag-pipeline", "tasks")])
+@pytest.mark.parametrize(
+    ("workload", "noun"), [("agentic", "conversations"), ("rag-pipeline", "tasks")]
+)
 def test_a_dry_run_counts_what_the_run_counts(tmp_path: Path, workload: str, noun: str) -> None:
     """It planned 25,200 tasks, and the run sent 24,738 conversations."""
     level = f"{{name: a, workload: {workload}, rate: 7/s, duration: 1h, must: [{{errors: 1%}}]}}"
@@ -1093,18 +1287,24 @@ def test_a_dry_run_judges_no_length_twice_and_no_term_below_what_it_needs(tmp_pa
     finally:
         sys.setprofile(None)
     assert max(made.values()) == 1
-    lengths = {level.name: len(prediction._lengths(level.length_s, level.simulated_s)) for level in levels}
+    lengths = {
+        level.name: len(prediction._lengths(level.length_s, level.simulated_s)) for level in levels
+    }
     assert judged["tpot at p50 within 60.0 ms"] < judged["errors at most 5.0 %"] <= lengths["a"] + 1
 
 
 @pytest.mark.commands
-def test_a_validation_is_shortened_and_extended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_validation_is_shortened_and_extended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "c.yaml").write_text(SHORT)
     folder = tmp_path / "the poc"
     begin = f"'{tmp_path}/c.yaml' --url sim:gb300-vm --seed 1 -o '{folder}' --duration 80s"
     code, out, err = validated(begin, capsys)
     assert (code, "1 min 20 s of load instead of 3 min 00 s" in out) == (3, True)
-    assert f"loadgen validate --extend '{folder}' --add 176s" in err, "two windows of 80 s, and a tenth"
+    assert f"loadgen validate --extend '{folder}' --add 176s" in err, (
+        "two windows of 80 s, and a tenth"
+    )
     code, out, _ = validated(f"--extend '{folder}' --add 176s", capsys)
     assert code == 0, out
     stored = msgspec.json.decode((folder / "verdict.json").read_bytes(), type=Validation)
@@ -1143,7 +1343,11 @@ def test_the_load_that_is_said_to_be_missing_decides(
     target = f"--url sim:gb300-vm --seed {seed}"
     code, out, err = validated(f"'{tmp_path}/c.yaml' {target} -o '{tmp_path}/out'", capsys)
     assert code == 3, out
-    (term,) = msgspec.json.decode((tmp_path / "out" / "verdict.json").read_bytes(), type=Validation).levels[0].terms
+    (term,) = (
+        msgspec.json.decode((tmp_path / "out" / "verdict.json").read_bytes(), type=Validation)
+        .levels[0]
+        .terms
+    )
     assert term.missing_s
     command = re.search(r"loadgen validate (--extend .+ --add (\d+)m)", err)
     assert command is not None, err
@@ -1163,10 +1367,14 @@ def test_what_is_enough_at_one_look_is_weighed_at_the_next() -> None:
     assert not steady_samples.too_short(now.enough_s, 0.975, horizon_s, "ttft p95")
     short = steady_samples.tail(40.0, (50.0, 600.0), p, 0.95, "ttft p95")
     longer = short.enough_s / 600
-    assert not steady_samples.tail(40.0 * longer, (50.0 * longer, short.enough_s), p, 0.975, "ttft p95")
+    assert not steady_samples.tail(
+        40.0 * longer, (50.0 * longer, short.enough_s), p, 0.975, "ttft p95"
+    )
 
 
-def test_a_broken_promise_is_not_extended_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_promise_is_not_extended_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "c.yaml").write_text(SHORT.replace("60ms", "5ms"))
     folder = tmp_path / "out"
     begin = f"'{tmp_path}/c.yaml' --url sim:gb300-vm --seed 1 -o '{folder}' --duration 40s"
@@ -1178,10 +1386,16 @@ def test_a_broken_promise_is_not_extended_away(tmp_path: Path, capsys: pytest.Ca
     assert (code, "is not the contract in" in err) == (2, True)
 
 
-@pytest.mark.parametrize(("limit", "verdict", "look"), [("30ms", PASS, 1), ("12.7ms", INCONCLUSIVE, 3)])
+@pytest.mark.parametrize(
+    ("limit", "verdict", "look"), [("30ms", PASS, 1), ("12.7ms", INCONCLUSIVE, 3)]
+)
 def test_each_look_at_growing_records_asks_for_more(limit: str, verdict: str, look: int) -> None:
     promise = f"{{tpot: {{limit: {limit}, at: p50}}}}"
-    contract = parse(f"name: c\nhorizon: 20s\nlevels:\n  - {{name: a, workload: qa, must: [{promise}]}}\n", "c", {})
+    contract = parse(
+        f"name: c\nhorizon: 20s\nlevels:\n  - {{name: a, workload: qa, must: [{promise}]}}\n",
+        "c",
+        {},
+    )
     measured = {"a": MeasuredLevel(runs=tuple(run(rows(seed, 1000)) for seed in (1, 2, 3)))}
     (level,) = judge.after_looks(contract, measured, [{"a": 1}, {"a": 2}, {"a": 3}])
     (term,) = level.terms

@@ -23,7 +23,14 @@ from loadgen.repeated.capacity import Capacity, dump, load_capacity
 
 DATA = places.DATA
 RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
-GOOD = {"schema": 1, "rate_per_s": 20.0, "low_per_s": 19.0, "high_per_s": 21.5, "method": "search", "recipe": "r"}
+GOOD = {
+    "schema": 1,
+    "rate_per_s": 20.0,
+    "low_per_s": 19.0,
+    "high_per_s": 21.5,
+    "method": "search",
+    "recipe": "r",
+}
 
 
 def test_a_capacity_is_read_as_it_was_written_and_a_bare_one_has_no_interval():
@@ -88,18 +95,28 @@ def evidence(**capacity: Any) -> Evidence:
 
 
 def test_a_single_run_counts_its_good_requests_at_its_load_and_a_capacity_its_rate():
-    one, best = measured(evidence(), 4), measured(evidence(rate_per_s=21.0, low_per_s=20.0, high_per_s=22.0), 4)
+    one, best = (
+        measured(evidence(), 4),
+        measured(evidence(rate_per_s=21.0, low_per_s=20.0, high_per_s=22.0), 4),
+    )
     assert (one.basis, one.noun, one.rate.mid, one.rate.low) == (
         "at this load",
         "good requests",
         RAG.goodput.steady_rps,
         None,
     )
-    assert (best.basis, best.noun, best.rate.mid, best.rate.high) == ("capacity by search", "requests", 21, 22)
+    assert (best.basis, best.noun, best.rate.mid, best.rate.high) == (
+        "capacity by search",
+        "requests",
+        21,
+        22,
+    )
     assert one.response_s == pytest.approx(10.972, abs=1e-3)
 
 
-@pytest.mark.parametrize(("profile", "gpus", "code"), [("qa", None, "mismatch"), ("rag", 72, "conflict")])
+@pytest.mark.parametrize(
+    ("profile", "gpus", "code"), [("qa", None, "mismatch"), ("rag", 72, "conflict")]
+)
 def test_what_contradicts_the_run_is_refused(profile: str, gpus: int | None, code: str):
     with refused(UserError, code):
         measured_rate(evidence(), profile, gpus)

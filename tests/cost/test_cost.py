@@ -54,7 +54,10 @@ PARTS_ROUNDED = Decimal("3e-12")  # each of up to three parts, to 1e-12
 
 def changed(summary: Summary, **parts: dict[str, Any]) -> Summary:
     """The summary with fields of its parts replaced: `changed(s, target={"gpus": 8})`."""
-    new = {name: msgspec.structs.replace(getattr(summary, name), **fields) for name, fields in parts.items()}
+    new = {
+        name: msgspec.structs.replace(getattr(summary, name), **fields)
+        for name, fields in parts.items()
+    }
     return msgspec.structs.replace(summary, **new)
 
 
@@ -78,15 +81,24 @@ def printed(found: OfferComparison) -> str:
 
 
 def priced(
-    summary: Summary, entry: str, *, capacity: Capacity | None = None, utilization: str = "1", name: str = "x"
+    summary: Summary,
+    entry: str,
+    *,
+    capacity: Capacity | None = None,
+    utilization: str = "1",
+    name: str = "x",
 ) -> Offer:
     own = book(entry)
     found = Evidence(name=name, folder=name, summaries=(summary,), capacity=capacity)
     gpus = summary.target.gpus
-    return offer(found, own.entries[0], name, "prices.yaml", gpus=gpus, utilization=Decimal(utilization))
+    return offer(
+        found, own.entries[0], name, "prices.yaml", gpus=gpus, utilization=Decimal(utilization)
+    )
 
 
-def knee(rate: float, low: float | None = None, high: float | None = None, recipe: str = "r") -> Capacity:
+def knee(
+    rate: float, low: float | None = None, high: float | None = None, recipe: str = "r"
+) -> Capacity:
     return Capacity(rate_per_s=rate, low_per_s=low, high_per_s=high, method="search", recipe=recipe)
 
 
@@ -119,7 +131,9 @@ def at_rate(tokens_per_s: float, tokens_per_request: float, gpus: int = 1) -> Su
 def test_arithmetic_only_one_clouds_price_at_anothers_speed(
     per_gpu_hour: str, tokens_per_s: float, per_million_output: str, per_thousand_requests: str
 ):
-    one = priced(at_rate(tokens_per_s, 272.7), f"rented: provider: P, gpu: G, per_gpu_hour: {per_gpu_hour}")
+    one = priced(
+        at_rate(tokens_per_s, 272.7), f"rented: provider: P, gpu: G, per_gpu_hour: {per_gpu_hour}"
+    )
     output, request = one.costs[OUTPUT], one.costs[REQUEST]
     assert output and request
     assert report.money(output.total, 3) == per_million_output
@@ -207,20 +221,34 @@ def test_power_is_in_the_price_or_in_the_energy_term_and_never_in_both():
 def test_measured_energy_stands_beside_the_declared_and_changes_no_cost():
     """0.2 J a token; at 0.10 per kWh and PUE 1.2 a million of them cost 0.2e6 / 3.6e6 * 0.12."""
     used = EnergyUse(
-        watts=1200.0, joules=12_000.0, error_j=600.0, joules_per_output_token=0.2, joules_per_request=240.0
+        watts=1200.0,
+        joules=12_000.0,
+        error_j=600.0,
+        joules_per_output_token=0.2,
+        joules_per_request=240.0,
     )
     without = priced(GPUS, rent("60", energy=POWER), capacity=knee(20))
-    one = priced(msgspec.structs.replace(GPUS, energy=used), rent("60", energy=POWER), capacity=knee(20))
+    one = priced(
+        msgspec.structs.replace(GPUS, energy=used), rent("60", energy=POWER), capacity=knee(20)
+    )
     assert (one.costs, one.power) == (without.costs, without.power) and without.measured is None
     assert one.measured is not None and one.measured.error == Decimal("0.05")
     million = one.measured.money[OUTPUT]
-    assert million is not None and round(million, 9) == round(Decimal("0.2") * 120_000 / 3_600_000, 9)
-    unpriced = priced(msgspec.structs.replace(GPUS, energy=used), rent("60"), capacity=knee(20)).measured
+    assert million is not None and round(million, 9) == round(
+        Decimal("0.2") * 120_000 / 3_600_000, 9
+    )
+    unpriced = priced(
+        msgspec.structs.replace(GPUS, energy=used), rent("60"), capacity=knee(20)
+    ).measured
     assert unpriced is not None and unpriced.money[OUTPUT] is None
     assert "power_understated" not in noted(one)
     much = EnergyUse(watts=9e9, joules=12_000.0, error_j=600.0, joules_per_output_token=0.2)
-    more = priced(msgspec.structs.replace(GPUS, energy=much), rent("60", energy=POWER), capacity=knee(20))
-    assert noted(more)["power_understated"]["declared"] == one.power.watts and more.costs == one.costs
+    more = priced(
+        msgspec.structs.replace(GPUS, energy=much), rent("60", energy=POWER), capacity=knee(20)
+    )
+    assert (
+        noted(more)["power_understated"]["declared"] == one.power.watts and more.costs == one.costs
+    )
 
 
 def coded(notes: Sequence[ReasonCode]) -> dict[str, dict[str, Any]]:
@@ -235,7 +263,12 @@ def test_every_code_has_words_is_used_and_is_listed():
     package = Path(comparison.__file__).parent.parent
     files = [*(package / "cost").glob("*.py"), *(package / "pricing").glob("*.py")]
     raised = set(re.findall(r'note\(\s*"(\w+)"', "".join(file.read_text() for file in files)))
-    chosen = {"slo_missed_at_capacity", "slo_missed", "model_differs", "region_differs"}  # written with a condition
+    chosen = {
+        "slo_missed_at_capacity",
+        "slo_missed",
+        "model_differs",
+        "region_differs",
+    }  # written with a condition
     assert raised | chosen == set(reasons.SENTENCES)
     text = (places.ROOT / "docs" / "cost.md").read_text()
     listed = re.findall(r"`(\w+)`", text.partition("| codes of |")[2])
@@ -243,15 +276,25 @@ def test_every_code_has_words_is_used_and_is_listed():
 
 
 def test_words_of_values_that_may_be_missing():
-    cold, warm = reasons.note("cache_differs", a=0.012, b=None), reasons.note("cache_differs", a=0.3, b=0.05)
-    assert reasons.texts([cold, warm]) == ("cache (cold, 1.2 %, not said)", "cache (warm, 30.0 %, cold, 5.0 %)")
+    cold, warm = (
+        reasons.note("cache_differs", a=0.012, b=None),
+        reasons.note("cache_differs", a=0.3, b=0.05),
+    )
+    assert reasons.texts([cold, warm]) == (
+        "cache (cold, 1.2 %, not said)",
+        "cache (warm, 30.0 %, cold, 5.0 %)",
+    )
     assert reasons.texts([reasons.note("region_differs", a="", b="eastus")]) == (
         "different regions (not given, eastus)",
     )
-    bare, known = reasons.note("egress_unpriced", request_kb=None), reasons.note("egress_unpriced", request_kb=12.34)
+    bare, known = (
+        reasons.note("egress_unpriced", request_kb=None),
+        reasons.note("egress_unpriced", request_kb=12.34),
+    )
     assert [words.partition("provider")[2] for words in reasons.texts([bare, known])] == [
-        " is not in the cost", ", 12.3 kB a request, is not in the cost",
-    ]  # fmt: skip
+        " is not in the cost",
+        ", 12.3 kB a request, is not in the cost",
+    ]
 
 
 def test_bought_machines_write_off_their_capital_and_pay_staff():
@@ -305,15 +348,27 @@ def test_a_capacity_of_the_version_before_is_priced_at_what_its_run_was_offered(
     """It has the rate at which half of the runs fail; the run was offered 19.9/s and streamed 24,342 tokens/s."""
     (tmp_path / "p1-confirm").mkdir()
     (tmp_path / "p1-confirm" / "summary.json").write_bytes(dump_summary(GPUS))
-    old = {"schema": 1, "rate_per_s": 21.4, "low_per_s": 20.9, "high_per_s": 21.9, "method": "search"}
+    old = {
+        "schema": 1,
+        "rate_per_s": 21.4,
+        "low_per_s": 20.9,
+        "high_per_s": 21.9,
+        "method": "search",
+    }
     (tmp_path / "capacity.json").write_text(json.dumps(old | {"evidence": "p1-confirm"}))
     (found,) = inputs.read_evidence([tmp_path])
     assert found.capacity is not None
     assert found.capacity.rate_per_s == GPUS.load.offered_rps
-    assert found.capacity.low_per_s is not None and found.capacity.low_per_s <= found.capacity.rate_per_s
+    assert (
+        found.capacity.low_per_s is not None
+        and found.capacity.low_per_s <= found.capacity.rate_per_s
+    )
     assert found.capacity.output_tokens_per_s == GPUS.tokens.steady_output_per_s
     one = offer(found, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1))
-    assert noted(one)["capacity_lowered"] == {"stored_per_s": 21.4, "offered_per_s": GPUS.load.offered_rps}
+    assert noted(one)["capacity_lowered"] == {
+        "stored_per_s": 21.4,
+        "offered_per_s": GPUS.load.offered_rps,
+    }
     output = one.costs[OUTPUT]
     assert output and float(output.total) == pytest.approx(10_000 / 24_341.782873, rel=1e-6)
 
@@ -323,16 +378,24 @@ def test_a_capacity_whose_run_was_never_steady_is_what_was_found(tmp_path: Path)
     never = changed(GPUS, tokens={"steady_output_per_s": None, "steady_total_per_s": None})
     (tmp_path / "r40").mkdir()
     (tmp_path / "r40" / "summary.json").write_bytes(dump_summary(never))
-    (tmp_path / "capacity.json").write_bytes(dump_capacity(Capacity(rate_per_s=40.0, method="sweep", evidence="r40")))
+    (tmp_path / "capacity.json").write_bytes(
+        dump_capacity(Capacity(rate_per_s=40.0, method="sweep", evidence="r40"))
+    )
     (found,) = inputs.read_evidence([tmp_path])
-    assert found.capacity is not None and found.capacity.rate_per_s == 40 and found.lowered_from_per_s is None
+    assert (
+        found.capacity is not None
+        and found.capacity.rate_per_s == 40
+        and found.lowered_from_per_s is None
+    )
 
 
 def offline(*, lanes: bool = False) -> Summary:
     """An Offline run: everything due at once, or sent by lanes, which gives it a time under load of its own."""
     steady = {} if lanes else {"steady_completed_rps": None}
     tokens = {} if lanes else {"steady_output_per_s": None, "steady_total_per_s": None}
-    span = GPUS.window.steady if lanes else msgspec.structs.replace(GPUS.window.steady, duration_s=0.0)
+    span = (
+        GPUS.window.steady if lanes else msgspec.structs.replace(GPUS.window.steady, duration_s=0.0)
+    )
     goodput = {"slo": (), "met": None, "share": None, "good": None, "rps": None, "steady_rps": None}
     load = {"offered_rps": None, "arrival": "everything at once", **steady}
     return changed(GPUS, load=load, tokens=tokens, window={"steady": span}, goodput=goodput)
@@ -370,12 +433,25 @@ def test_another_machines_price_is_said_in_capitals():
     one = priced(GPUS, entry)
     shape = "ND128isr_GB300_v6"
     assert noted(one)["other_gpu"] == {"measured": ["GB300"], "where": shape, "priced": "H100"}
-    assert any(note.startswith(f"ANOTHER MACHINE: measured on GB300 ({shape}), priced as H100;") for note in one.notes)
+    assert any(
+        note.startswith(f"ANOTHER MACHINE: measured on GB300 ({shape}), priced as H100;")
+        for note in one.notes
+    )
     assert "ANOTHER MACHINE" in report.standing(one)
-    rack = priced(changed(GPUS, target={"shape": "", "name": "simulated: gb300-rack", "simulated": True}), entry)
+    rack = priced(
+        changed(GPUS, target={"shape": "", "name": "simulated: gb300-rack", "simulated": True}),
+        entry,
+    )
     assert noted(rack)["other_gpu"]["where"] == "simulated: gb300-rack"
-    stand_in = priced(GPUS, "rented: provider: Oracle, shape: BM.GPU.GB300.4, gpu: GB300, gpus: 4, per_gpu_hour: 18")
-    assert noted(stand_in)["other_shape"] == {"measured": shape, "provider": "Oracle", "priced": "BM.GPU.GB300.4"}
+    stand_in = priced(
+        GPUS,
+        "rented: provider: Oracle, shape: BM.GPU.GB300.4, gpu: GB300, gpus: 4, per_gpu_hour: 18",
+    )
+    assert noted(stand_in)["other_shape"] == {
+        "measured": shape,
+        "provider": "Oracle",
+        "priced": "BM.GPU.GB300.4",
+    }
     assert not noted(priced(GPUS, rent("60"))).keys() & {"other_gpu", "other_shape"}
 
 
@@ -404,7 +480,9 @@ def test_what_a_price_does_not_say_is_said():
 
 
 def test_an_agentic_task_costs_all_its_turns():
-    duration = Distribution(count=0, mean=None, min=None, p50=None, p90=None, p95=None, p99=None, p99_9=None, max=None)
+    duration = Distribution(
+        count=0, mean=None, min=None, p50=None, p90=None, p95=None, p99=None, p99_9=None, max=None
+    )
     sessions = Sessions(count=375, ok=300, ok_per_s=4.0, steady_ok_per_s=5.0, duration_ms=duration)
     summary = msgspec.structs.replace(GPUS, sessions=sessions)
     by_hour = priced(summary, rent("36")).costs[TASK]
@@ -426,7 +504,9 @@ def test_utilization_without_a_capacity_is_refused():
 
 def test_cached_tokens_without_a_price_are_refused():
     with refused(UserError, "no_price") as caught:
-        priced(GPUS, "per_token: provider: P, model: m, per_million_input: 1, per_million_output: 1")
+        priced(
+            GPUS, "per_token: provider: P, model: m, per_million_input: 1, per_million_output: 1"
+        )
     assert "per_million_cached" in caught.value.hint
 
 
@@ -439,15 +519,25 @@ def test_a_single_run_says_that_it_is_priced_at_its_load():
 
 
 def test_good_requests_that_look_cheaper_than_requests_say_why():
-    cold = changed(GPUS, warmup={"scheduled": 0}, load={"steady_completed_rps": 8.0}, goodput={"steady_rps": 10.0})
-    assert noted(priced(cold, rent("60")))["good_above_all"] == {"good_per_s": 10.0, "requests_per_s": 8.0}
+    cold = changed(
+        GPUS,
+        warmup={"scheduled": 0},
+        load={"steady_completed_rps": 8.0},
+        goodput={"steady_rps": 10.0},
+    )
+    assert noted(priced(cold, rent("60")))["good_above_all"] == {
+        "good_per_s": 10.0,
+        "requests_per_s": 8.0,
+    }
     assert "good_above_all" not in noted(priced(changed(cold, warmup={"scheduled": 5}), rent("60")))
     assert "good_above_all" not in noted(priced(cold, rent("60"), capacity=knee(8.0)))
 
 
 def test_an_invalid_run_has_no_good_requests():
     one = priced(changed(GPUS, verdict={"valid": False, "reasons": ("late",)}), rent("60"))
-    assert one.costs[GOOD] is None and one.basis.rates[GOOD] is None and one.costs[REQUEST] is not None
+    assert (
+        one.costs[GOOD] is None and one.basis.rates[GOOD] is None and one.costs[REQUEST] is not None
+    )
     assert noted(one)["invalid"] == {"reasons": ["late"], "codes": []}
 
 
@@ -463,14 +553,22 @@ def two(a: Offer, b: Offer) -> OfferComparison:
         (
             "count_differs",
             {"tokens": "output", "a": "server", "b": "estimate"},
-            {"tokens": {"sources": API.tokens.sources.__class__(input={"server": 1}, output={"estimate": 1})}},
+            {
+                "tokens": {
+                    "sources": API.tokens.sources.__class__(
+                        input={"server": 1}, output={"estimate": 1}
+                    )
+                }
+            },
         ),
         ("cache_differs", {"b": 0.3}, {"tokens": {"cached_share": 0.3}}),
         ("cache_differs", {"b": None}, {"tokens": {"cached_share": None}}),
         ("one_simulated", {}, {"target": {"simulated": True}}),
     ],
 )
-def test_what_differs_is_named_and_gets_no_ratio(code: str, values: dict[str, Any], parts: dict[str, dict[str, Any]]):
+def test_what_differs_is_named_and_gets_no_ratio(
+    code: str, values: dict[str, Any], parts: dict[str, dict[str, Any]]
+):
     a, b = priced(GPUS, rent("60"), name="a"), priced(changed(GPUS, **parts), rent("60"), name="b")
     found = two(a, b)
     (pair,) = found.pairs
@@ -484,13 +582,17 @@ def test_what_differs_is_named_and_gets_no_ratio(code: str, values: dict[str, An
 
 def test_different_seeds_are_a_note_only():
     apart, notes = differences(
-        priced(GPUS, rent("60"), name="a"), priced(changed(GPUS, run={"seed": 3}), rent("60"), name="b")
+        priced(GPUS, rent("60"), name="a"),
+        priced(changed(GPUS, run={"seed": 3}), rent("60"), name="b"),
     )
     assert apart == () and [one.code for one in notes] == ["seed_differs"]
 
 
 def test_a_capacity_and_a_load_are_not_set_against_each_other():
-    a, b = priced(GPUS, rent("60"), capacity=knee(20, 19, 21), name="a"), priced(GPUS, rent("60"), name="b")
+    a, b = (
+        priced(GPUS, rent("60"), capacity=knee(20, 19, 21), name="a"),
+        priced(GPUS, rent("60"), name="b"),
+    )
     assert coded(two(a, b).pairs[0].difference_codes) == {"one_at_capacity": {}}
 
 
@@ -503,12 +605,19 @@ def test_a_capacity_and_a_load_are_not_set_against_each_other():
         (knee(20), knee(26, 25, 27), "not judged: a single run has no interval"),
     ],
 )
-def test_two_offers_are_told_apart_by_the_interval_of_their_ratio(first: Capacity, second: Capacity, word: str):
-    a, b = priced(GPUS, rent("60"), capacity=first, name="a"), priced(GPUS, rent("60"), capacity=second, name="b")
+def test_two_offers_are_told_apart_by_the_interval_of_their_ratio(
+    first: Capacity, second: Capacity, word: str
+):
+    a, b = (
+        priced(GPUS, rent("60"), capacity=first, name="a"),
+        priced(GPUS, rent("60"), capacity=second, name="b"),
+    )
     (pair,) = two(a, b).pairs
     assert pair.word == word
     assert pair.ratio is not None
-    assert (pair.low is not None and pair.low <= 1 <= (pair.high or 0)) == (word == "cannot be told apart")
+    assert (pair.low is not None and pair.low <= 1 <= (pair.high or 0)) == (
+        word == "cannot be told apart"
+    )
 
 
 def test_intervals_of_a_ratio_add_in_squares_on_the_log_scale():
@@ -523,7 +632,8 @@ def test_intervals_of_a_ratio_add_in_squares_on_the_log_scale():
 def test_two_prices_of_one_measurement_share_its_rate():
     found = Evidence(name="x", folder="x", summaries=(GPUS,), capacity=knee(20, 10, 40))
     low, high = (
-        offer(found, book(rent(price)).entries[0], price, "", gpus=4, utilization=Decimal(1)) for price in ("50", "60")
+        offer(found, book(rent(price)).entries[0], price, "", gpus=4, utilization=Decimal(1))
+        for price in ("50", "60")
     )
     (pair,) = two(low, high).pairs
     assert pair.word == "50 is cheaper" and pair.low and abs(pair.low - pair.high) < Decimal("1e-6")  # type: ignore[operator]
@@ -535,26 +645,42 @@ def test_break_even_is_where_the_fixed_cost_of_a_day_is_paid_by_the_difference()
     a, b = priced(GPUS, rent("72"), capacity=knee(20), name="gpus"), priced(GPUS, entry, name="api")
     (one,) = two(a, b).break_evens
     assert one.per_day and round(one.per_day) == 685_714 and round(one.carries) == 1_728_000
-    assert one.word.startswith("from 685,714 good requests a day the machines cost less (39.7% of what they carry)")
+    assert one.word.startswith(
+        "from 685,714 good requests a day the machines cost less (39.7% of what they carry)"
+    )
     (dear,) = two(priced(GPUS, rent("720"), capacity=knee(20), name="gpus"), b).break_evens
     assert dear.word.startswith("not with these machines")
 
 
 def test_what_moves_the_answer_most_comes_first():
-    one = priced(GPUS, rent("60", egress_per_gb="0.05"), capacity=knee(20, 19, 21), utilization="0.5")
+    one = priced(
+        GPUS, rent("60", egress_per_gb="0.05"), capacity=knee(20, 19, 21), utilization="0.5"
+    )
     swings = compare_offers([one], book(rent("60"))).swings
-    assert [swing.input for swing in swings] == ["utilization", "price per hour", "capacity", "price of egress"]
+    assert [swing.input for swing in swings] == [
+        "utilization",
+        "price per hour",
+        "capacity",
+        "price of egress",
+    ]
     assert swings[0].down > swings[0].up and swings[1].down < swings[1].up
 
 
 def test_the_answer_says_how_much_of_the_time_the_machines_are_in_use():
     """`size` said 0.913 of what `cost` called 0.512, and only one of them said why."""
     said = [
-        printed(compare_offers([priced(GPUS, rent("60"), capacity=knee(20), utilization=share)], book(rent("60"))))
+        printed(
+            compare_offers(
+                [priced(GPUS, rent("60"), capacity=knee(20), utilization=share)], book(rent("60"))
+            )
+        )
         for share in ("0.5", "1")
     ]
     half, full = (" ".join(text.split()) for text in said)
-    assert "60.00 an hour, 50.0 % of the time in use." in half and "60.00 an hour, always in use." in full
+    assert (
+        "60.00 an hour, 50.0 % of the time in use." in half
+        and "60.00 an hour, always in use." in full
+    )
 
 
 def test_repeats_give_the_rate_its_interval(tmp_path: Path):
@@ -608,8 +734,14 @@ def results(tmp_path: Path) -> Path:
     """Folders of results as runs and a search leave them, and a price file."""
     summaries = {
         "azure": (GPUS, shown(21.4, 20.9, 21.9)),
-        "other": (changed(GPUS, target={"shape": "gb200-4x"}, run={"seed": 3}), shown(18.4, 17.9, 18.9)),
-        "api": (changed(GPUS, target={"shape": "", "gpus": None, "model": "m", "url": "https://a/v1"}), None),
+        "other": (
+            changed(GPUS, target={"shape": "gb200-4x"}, run={"seed": 3}),
+            shown(18.4, 17.9, 18.9),
+        ),
+        "api": (
+            changed(GPUS, target={"shape": "", "gpus": None, "model": "m", "url": "https://a/v1"}),
+            None,
+        ),
         "broken": (API, None),
     }
     for name, (summary, capacity) in summaries.items():
@@ -632,8 +764,13 @@ per_token:
     return tmp_path
 
 
-def test_the_command_prints_the_same_figures_in_every_form(results: Path, capsys: pytest.CaptureFixture[str]):
-    folders, book_at = [results / name for name in ("azure", "other", "api")], results / "prices.yaml"
+def test_the_command_prints_the_same_figures_in_every_form(
+    results: Path, capsys: pytest.CaptureFixture[str]
+):
+    folders, book_at = (
+        [results / name for name in ("azure", "other", "api")],
+        results / "prices.yaml",
+    )
     page = results / "page.html"
     printed = {}
     for form in ("as_json", "as_markdown", "as_csv", "as_text"):
@@ -649,11 +786,16 @@ def test_the_command_prints_the_same_figures_in_every_form(results: Path, capsys
         "azure is cheaper",
         "other is cheaper",
     ]
-    lines = {(row["offer"], row["unit"], row["part"]): row for row in csv.DictReader(io.StringIO(printed["as_csv"]))}
+    lines = {
+        (row["offer"], row["unit"], row["part"]): row
+        for row in csv.DictReader(io.StringIO(printed["as_csv"]))
+    }
     for name, units in costs.items():
         for unit in UNITS:
             if units[unit] is not None:
-                assert Decimal(lines[name, unit, "total"]["amount"]) == Decimal(units[unit]["total"])
+                assert Decimal(lines[name, unit, "total"]["amount"]) == Decimal(
+                    units[unit]["total"]
+                )
                 parts = [
                     Decimal(row["amount"])
                     for key, row in lines.items()
@@ -661,14 +803,20 @@ def test_the_command_prints_the_same_figures_in_every_form(results: Path, capsys
                 ]
                 assert sum(parts) == Decimal(units[unit]["total"])
     for form in ("as_text", "as_markdown"):
-        assert "0.7269" in printed[form] and "other is cheaper" in printed[form] and "at this load" in printed[form]
+        assert (
+            "0.7269" in printed[form]
+            and "other is cheaper" in printed[form]
+            and "at this load" in printed[form]
+        )
     html = page.read_text()
     assert "0.7269" in html and "a &amp; &lt;b&gt;" in html
     assert "http" not in html.split("<main>")[1].split("</main>")[0].replace("https://a", "")
     for start in html.split('<div class="bars">')[1:]:
         bars = ET.fromstring("<div>" + start.split("</div></div>")[0] + "</div></div>")
         for bar in bars.iter("i"):
-            left, width = (float(part.split(":")[1][:-1]) for part in bar.get("style", "").split(";")[:2])
+            left, width = (
+                float(part.split(":")[1][:-1]) for part in bar.get("style", "").split(";")[:2]
+            )
             assert 0 <= left <= left + width <= 100.01
 
 
@@ -680,8 +828,18 @@ def test_an_invalid_result_is_refused_with_its_line_and_marked_when_allowed(
     assert caught.value.exit_code == 3
     at = caught.value.faults[0].where
     line = int(at.removeprefix(str(results / "broken" / "summary.json:")).split(":")[0])
-    assert '"valid": false' in (results / "broken" / "summary.json").read_text().splitlines()[line - 1]
-    assert command([results / "broken"], prices=results / "prices.yaml", utilization="1", allow_invalid=True) == 0
+    assert (
+        '"valid": false' in (results / "broken" / "summary.json").read_text().splitlines()[line - 1]
+    )
+    assert (
+        command(
+            [results / "broken"],
+            prices=results / "prices.yaml",
+            utilization="1",
+            allow_invalid=True,
+        )
+        == 0
+    )
     assert "INVALID measurement" in capsys.readouterr().out
 
 
@@ -707,7 +865,11 @@ def test_a_result_that_counted_no_tokens_is_refused_with_its_line(results: Path)
 
 def test_an_endpoint_of_embeddings_has_no_output_tokens_and_a_price_all_the_same(results: Path):
     """It was told to run against a server that reports usage, which no such server has."""
-    none = {"output": 0, "steady_output_per_s": 0.0, "sources": msgspec.structs.replace(GPUS.tokens.sources, output={})}
+    none = {
+        "output": 0,
+        "steady_output_per_s": 0.0,
+        "sources": msgspec.structs.replace(GPUS.tokens.sources, output={}),
+    }
     numbers = changed(GPUS, tokens=none, run={"api": "embeddings"})
     (results / "azure" / "summary.json").write_bytes(dump_summary(numbers))
     (found,) = inputs.read_evidence([results / "azure"])
@@ -755,7 +917,9 @@ def test_all_that_is_wrong_is_said_at_once(results: Path):
     assert len(caught.value.faults) == 2
 
 
-def test_of_a_single_result_the_name_of_a_price_will_do(results: Path, capsys: pytest.CaptureFixture[str]):
+def test_of_a_single_result_the_name_of_a_price_will_do(
+    results: Path, capsys: pytest.CaptureFixture[str]
+):
     how = {"prices": results / "prices.yaml", "utilization": "1"}
     assert command([results / "azure"], price=["azure=Azure ND128isr_GB300_v6"], **how) == 0
     named = capsys.readouterr().out
@@ -770,7 +934,10 @@ def test_a_killed_run_says_how_its_summary_is_made(tmp_path: Path):
     (tmp_path / "killed" / "run.json").touch()
     with pytest.raises(Faults) as caught:
         inputs.read_evidence([tmp_path / "killed"])
-    assert f"loadgen report {shlex.quote(str(tmp_path / 'killed'))} --json >" in caught.value.faults[0].hint
+    assert (
+        f"loadgen report {shlex.quote(str(tmp_path / 'killed'))} --json >"
+        in caught.value.faults[0].hint
+    )
 
 
 def test_sample_prices_are_said_to_be_a_sample(results: Path, capsys: pytest.CaptureFixture[str]):
@@ -790,7 +957,11 @@ def test_a_simulated_result_says_so_first_and_beside_its_figures():
 def test_many_offers_fit_the_terminal():
     many = [priced(GPUS, rent("60"), name=f"results/number-{i}") for i in range(9)]
     text = printed(compare_offers(many, book(rent("60"))))
-    tables = [line for line in text.splitlines() if line.startswith(("USD per", "1,000 requests", "total"))]
+    tables = [
+        line
+        for line in text.splitlines()
+        if line.startswith(("USD per", "1,000 requests", "total"))
+    ]
     assert len(tables) > 3 and all(len(line) <= 100 for line in tables)
     assert all(sum(f"number-{i}" in line for line in tables) == 2 for i in range(9))
 
@@ -800,13 +971,20 @@ def test_what_goes_into_a_cache_is_billed_as_written():
     one, other = priced(GPUS, f"{plain}, per_million_cache_write: 1.25"), priced(GPUS, plain)
     written, fresh = one.costs[REQUEST], other.costs[REQUEST]
     assert written and fresh
-    assert written.parts["cache_write"] == fresh.parts["input"] * Decimal("1.25") and "input" not in written.parts
+    assert (
+        written.parts["cache_write"] == fresh.parts["input"] * Decimal("1.25")
+        and "input" not in written.parts
+    )
     assert {name: amount for name, amount in written.parts.items() if name != "cache_write"} == {
         name: amount for name, amount in fresh.parts.items() if name != "input"
     }
     assert "all_written" in noted(one) and "all_written" not in noted(other)
-    half = (GPUS.tokens.input or 0) // 2  # where answers tell what was written, that is billed so, and nothing else
-    told = msgspec.structs.replace(GPUS, tokens=msgspec.structs.replace(GPUS.tokens, cache_written=half))
+    half = (
+        GPUS.tokens.input or 0
+    ) // 2  # where answers tell what was written, that is billed so, and nothing else
+    told = msgspec.structs.replace(
+        GPUS, tokens=msgspec.structs.replace(GPUS.tokens, cache_written=half)
+    )
     known = priced(told, f"{plain}, per_million_cache_write: 1.25")
     parts = known.costs[REQUEST].parts
     assert parts["cache_write"] == Decimal(half) * Decimal("1.25") / 10**6 / GPUS.requests.ok
@@ -818,14 +996,20 @@ def test_a_commitment_pays_above_a_share_of_all_hours():
     """A year at 60 an hour against 90 on demand, and against spot at 50, of whose time a fifth is lost: 62.5."""
     year, called = rent("60", commitment="1 year"), rent("90", commitment="on demand")
     spot = rent("50", commitment="spot", lost_share="0.2")
-    offers = [replace(priced(GPUS, entry), name=name) for name, entry in (("y", year), ("d", called), ("s", spot))]
+    offers = [
+        replace(priced(GPUS, entry), name=name)
+        for name, entry in (("y", year), ("d", called), ("s", spot))
+    ]
     assert offers[2].hourly == {"rent": Decimal(50), "interruptions": Decimal("12.5")}
     found = compare_offers(offers, book(year))
     assert [(one.committed, one.given_back, one.hours_share) for one in found.commitments] == [
         ("y", "d", Decimal(60) / 90),
         ("y", "s", Decimal("0.96")),
     ]
-    assert "y against d: costs less where the machines are needed in more than 66.7 % of all hours" in printed(found)
+    assert (
+        "y against d: costs less where the machines are needed in more than 66.7 % of all hours"
+        in printed(found)
+    )
     dear = [replace(priced(GPUS, rent("70", commitment="3 years")), name="t"), offers[2]]
     (never,) = compare_offers(dear, book(year)).commitments
     assert never.hours_share is None and never.word.startswith("never costs less")
@@ -849,27 +1033,38 @@ def test_storage_support_and_the_interest_on_capital():
 def test_money_by_the_year_is_what_is_paid_then():
     """Running: 8,760 of staff and 8,760 of power; machines again in the years 3 and 5."""
     years = by_year(priced(GPUS, BOUGHT))
-    assert years is not None and [round(amount) for amount in years.paid] == [105120, 17520, 105120, 17520, 105120]
+    assert years is not None and [round(amount) for amount in years.paid] == [
+        105120,
+        17520,
+        105120,
+        17520,
+        105120,
+    ]
     assert years.present is None
     worth = by_year(priced(GPUS, f"{BOUGHT}, discount: 0.25"), 2)
     assert worth is not None and worth.present is not None
     assert float(worth.present) == pytest.approx(87600 + 17520 / 1.25 + 17520 / 1.5625)
     capacity = knee(2.0)
     rented = by_year(priced(GPUS, rent("10"), capacity=capacity, utilization="0.5"))
-    assert rented is not None and set(map(round, rented.paid)) == {87600}, "rented at all hours, used or not"
+    assert rented is not None and set(map(round, rented.paid)) == {87600}, (
+        "rented at all hours, used or not"
+    )
     found = two(priced(GPUS, rent("10"), name="a"), priced(GPUS, rent("20"), name="b"))
     assert re.search(r"b +175,200 +175,200 +175,200 +175,200 +175,200 +876,000", printed(found))
     assert json.loads(cost_data.render_json(found))["offers"][0]["by_year"]["total"] == "438000"
 
 
 @pytest.mark.parametrize(
-    ("text", "share"), [("0.4", "0.4"), ("40%", "0.4"), ("14h@10%,10h@70%", "0.35"), ("12h@0%, 12h@1", "0.5")]
+    ("text", "share"),
+    [("0.4", "0.4"), ("40%", "0.4"), ("14h@10%,10h@70%", "0.35"), ("12h@0%, 12h@1", "0.5")],
 )
 def test_a_utilization_is_a_share_or_a_day(text: str, share: str):
     assert share_of(text) == Decimal(share)
 
 
-@pytest.mark.parametrize("text", ["0", "110%", "12h@50%", "24h@0%", "25h@10%", "x@1", "12h@2,12h@1"])
+@pytest.mark.parametrize(
+    "text", ["0", "110%", "12h@50%", "24h@0%", "25h@10%", "x@1", "12h@2,12h@1"]
+)
 def test_what_is_no_utilization(text: str):
     with pytest.raises(UserError):
         share_of(text)
@@ -887,10 +1082,18 @@ def test_what_is_no_utilization(text: str):
         ("", False),
     ],
 )
-def test_a_hint_says_no_command_that_somebody_wrote_into_a_result(stored: str, is_said: bool) -> None:
-    unfinished = Capacity(rate_per_s=2.0, method="search", state="stopped", bound_why="it was stopped", go_on=stored)
+def test_a_hint_says_no_command_that_somebody_wrote_into_a_result(
+    stored: str, is_said: bool
+) -> None:
+    unfinished = Capacity(
+        rate_per_s=2.0, method="search", state="stopped", bound_why="it was stopped", go_on=stored
+    )
     with pytest.raises(inputs.UnsoundEvidence) as caught:
         inputs._refuse_unfinished(unfinished, Path("s"), allowed=False)
     hint = caught.value.hint
-    unsaid = "loadgen search --resume goes on with it;" if stored else "loadgen report . says why it stopped"
+    unsaid = (
+        "loadgen search --resume goes on with it;"
+        if stored
+        else "loadgen report . says why it stopped"
+    )
     assert hint.startswith(f"go on with: {stored};" if is_said else unsaid)

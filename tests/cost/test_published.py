@@ -44,16 +44,33 @@ def test_every_table_says_where_it_is_from_and_every_note_exists_and_is_used():
     for table in tables:
         assert table.title and table.source and table.date and table.quality and table.rows
         reference.notes_of(table)  # raises KeyError for a note that is not there
-    used = {key for table in tables for key in (*table.notes, *(key for row in table.rows for key in row.notes))}
+    used = {
+        key
+        for table in tables
+        for key in (*table.notes, *(key for row in table.rows for key in row.notes))
+    }
     assert used == set(reference.notes())
 
 
 def test_the_page_is_what_the_tables_say_and_each_figure_has_its_notes():
     page = make_published.page()
     assert make_published.PAGE.read_text("utf-8") == page, "python tests/make_published.py"
-    for words in ("62,111.7", "1,030,085", "944,902", "1,693.8/s", "4.375", "deepseek-r1 Interactive", "verified"):
+    for words in (
+        "62,111.7",
+        "1,030,085",
+        "944,902",
+        "1,693.8/s",
+        "4.375",
+        "deepseek-r1 Interactive",
+        "verified",
+    ):
         assert words in page
-    for words in ("sum of 18 rates", "1,030,088 tok/s", "not the median of the logs", "rag: 2,500 as published is 150"):
+    for words in (
+        "sum of 18 rates",
+        "1,030,088 tok/s",
+        "not the median of the logs",
+        "rag: 2,500 as published is 150",
+    ):
         assert words in page
     assert (
         "| llama2-70b Server | 2000 | 200 |" in page
@@ -64,5 +81,9 @@ def test_the_page_is_what_the_tables_say_and_each_figure_has_its_notes():
 
 def test_a_size_says_what_is_published_of_its_workload_and_that_it_is_no_measurement():
     (said,) = published_arithmetic("rag")
-    assert "~440 per second of a rack" in said and "917 by output tokens" in said and "without a limit" in said
+    assert (
+        "~440 per second of a rack" in said
+        and "917 by output tokens" in said
+        and "without a limit" in said
+    )
     assert published_arithmetic("mine") == []

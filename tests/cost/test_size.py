@@ -50,31 +50,70 @@ RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
 CAPACITY = Capacity(rate_per_s=20.0, low_per_s=19.0, high_per_s=21.5, method="search", recipe="r")
 EVIDENCE = Evidence(name="vm", folder="vm", summaries=(RAG,), capacity=CAPACITY)
 SOURCE = MeasuredRate(
-    name="vm", folder="vm", basis="capacity by search", rate=Spread(mid=20.0, low=19.0, high=21.5),
-    noun="requests", gpus=4, response_s=10.0, workload="rag",
-)  # fmt: skip
+    name="vm",
+    folder="vm",
+    basis="capacity by search",
+    rate=Spread(mid=20.0, low=19.0, high=21.5),
+    noun="requests",
+    gpus=4,
+    response_s=10.0,
+    workload="rag",
+)
 BY_LOAD = Energy(
-    watts=Decimal(7200), idle_watts=Decimal(2000), pue=Decimal("1.2"), per_kwh=Decimal("0.1"), counted="by_load"
+    watts=Decimal(7200),
+    idle_watts=Decimal(2000),
+    pue=Decimal("1.2"),
+    per_kwh=Decimal("0.1"),
+    counted="by_load",
 )
 MACHINE = Rented(
-    name="m", provider="p", as_of="2026-11", source="quote", shape="s", gpu="GB300", gpus=4,
-    per_hour=Decimal(40), egress_per_gb=Decimal("0.05"), energy=BY_LOAD,
-)  # fmt: skip
+    name="m",
+    provider="p",
+    as_of="2026-11",
+    source="quote",
+    shape="s",
+    gpu="GB300",
+    gpus=4,
+    per_hour=Decimal(40),
+    egress_per_gb=Decimal("0.05"),
+    energy=BY_LOAD,
+)
 
 
 def test_machines_by_hand() -> None:
     """5,000 users, 10 s and 30 s: 125/s; 7 machines of 20/s carry it, 6 to 7 by the interval, one more to spare."""
-    found = size(SOURCE, Need(users=5000, think_s=30), gpus_per_machine=4, price=None, evidence=EVIDENCE)
-    assert (found.demand_per_s, found.carrying, found.machines, found.low, found.high) == (125.0, 7, 8, 7, 8)
+    found = size(
+        SOURCE, Need(users=5000, think_s=30), gpus_per_machine=4, price=None, evidence=EVIDENCE
+    )
+    assert (found.demand_per_s, found.carrying, found.machines, found.low, found.high) == (
+        125.0,
+        7,
+        8,
+        7,
+        8,
+    )
     assert found.used == pytest.approx(125 / 160)
     assert found.per_month is None
-    assert size(SOURCE, Need(rate_per_s=20.0, spare=0), gpus_per_machine=4, price=None, evidence=EVIDENCE).machines == 1
+    assert (
+        size(
+            SOURCE,
+            Need(rate_per_s=20.0, spare=0),
+            gpus_per_machine=4,
+            price=None,
+            evidence=EVIDENCE,
+        ).machines
+        == 1
+    )
 
 
 @pytest.mark.parametrize("hours", [24.0, 8.0])
 def test_a_request_costs_what_loadgen_cost_says_at_that_utilization(hours: float) -> None:
     found = size(
-        SOURCE, Need(users=5000, think_s=30, hours_per_day=hours), gpus_per_machine=4, price=MACHINE, evidence=EVIDENCE
+        SOURCE,
+        Need(users=5000, think_s=30, hours_per_day=hours),
+        gpus_per_machine=4,
+        price=MACHINE,
+        evidence=EVIDENCE,
     )
     share = Decimal(repr((found.used or 0) * hours / 24))
     unit = offer(EVIDENCE, MACHINE, "vm", "here", gpus=4, utilization=share).costs[REQUEST]
@@ -84,7 +123,9 @@ def test_a_request_costs_what_loadgen_cost_says_at_that_utilization(hours: float
 
 def test_a_month_by_hand() -> None:
     """8 machines at 40 an hour and idle power, 6.25 machines' worth of load power, egress of each request."""
-    found = size(SOURCE, Need(users=5000, think_s=30), gpus_per_machine=4, price=MACHINE, evidence=EVIDENCE)
+    found = size(
+        SOURCE, Need(users=5000, think_s=30), gpus_per_machine=4, price=MACHINE, evidence=EVIDENCE
+    )
     idle, load = 2.0 * 1.2 * 0.1, 5.2 * 1.2 * 0.1
     egress = RAG.bytes.received / RAG.requests.ok * 0.05 / 1e9
     by_hand = 730 * (8 * (40 + idle) + 125 / 20 * load + 125 * 3600 * egress)
@@ -95,9 +136,14 @@ def test_a_month_by_hand() -> None:
 
 def test_an_api_by_the_token_has_a_price_and_no_machines() -> None:
     price = PerToken(
-        name="api", provider="p", as_of="2026-11", source="page", model="m", per_million_input=Decimal(1),
+        name="api",
+        provider="p",
+        as_of="2026-11",
+        source="page",
+        model="m",
+        per_million_input=Decimal(1),
         per_million_output=Decimal(2),
-    )  # fmt: skip
+    )
     evidence = Evidence(name="vm", folder="vm", summaries=(RAG,))
     found = size(SOURCE, Need(rate_per_s=50.0), gpus_per_machine=4, price=price, evidence=evidence)
     unit = cost(basis(evidence), price, None, REQUEST)
@@ -109,10 +155,17 @@ def _beside_tasks() -> Summary:
     """1,500 requests: 1,100 single ones of 10 s, and 100 tasks of four requests that take 40 s."""
     times = RAG.e2e_ms
     single = ClassSummary(
-        name="qa", share=0.9, requests=structs.replace(RAG.requests, scheduled=1100, ok=1100), bytes=RAG.bytes,
-        load=RAG.load, tokens=RAG.tokens, ttft_ms=RAG.ttft_ms, tpot_ms=RAG.tpot_ms, goodput=RAG.goodput,
+        name="qa",
+        share=0.9,
+        requests=structs.replace(RAG.requests, scheduled=1100, ok=1100),
+        bytes=RAG.bytes,
+        load=RAG.load,
+        tokens=RAG.tokens,
+        ttft_ms=RAG.ttft_ms,
+        tpot_ms=RAG.tpot_ms,
+        goodput=RAG.goodput,
         e2e_ms=structs.replace(times, mean=10_000.0, count=1100),
-    )  # fmt: skip
+    )
     lasted = structs.replace(times, mean=40_000.0, count=100)
     tasks = Sessions(count=100, ok=100, ok_per_s=1.0, steady_ok_per_s=1.0, duration_ms=lasted)
     agentic = structs.replace(single, name="agentic", share=0.1, sessions=tasks)
@@ -127,7 +180,12 @@ def test_single_requests_beside_tasks_are_starts_too_in_money_and_machines() -> 
     assert basis(evidence).rates[REQUEST] == 15
     source = measured(evidence, 4)
     assert (source.rate.mid, source.noun, source.response_s) == (12.0, "starts", 12.5)
-    older = Evidence(name="vm", folder="vm", summaries=(summary,), capacity=structs.replace(both, unit="conversations"))
+    older = Evidence(
+        name="vm",
+        folder="vm",
+        summaries=(summary,),
+        capacity=structs.replace(both, unit="conversations"),
+    )
     assert measured(older, 4) == source and source.answer == "an answer or conversation"
     in_requests = structs.replace(both, rate_per_s=15.0, unit="requests")
     by_requests = Evidence(name="vm", folder="vm", summaries=(summary,), capacity=in_requests)
@@ -141,15 +199,24 @@ def test_single_requests_beside_tasks_are_starts_too_in_money_and_machines() -> 
     assert egress and found.per_thousand and found.per_month
     free = MACHINE.model_copy(update={"egress_per_gb": None})
     bare = size(source, asked, gpus_per_machine=4, price=free, evidence=evidence).per_thousand
-    assert bare and found.per_thousand.mid - bare.mid == pytest.approx(egress.parts["egress"] * 1250)
+    assert bare and found.per_thousand.mid - bare.mid == pytest.approx(
+        egress.parts["egress"] * 1250
+    )
 
 
 def test_a_published_rate_is_an_estimate_that_needs_the_length_of_an_answer() -> None:
-    source = published_rate("X", 944_902.0, gpus=72, output_tokens=1200, workload="rag", said_by="MLPerf")
+    source = published_rate(
+        "X", 944_902.0, gpus=72, output_tokens=1200, workload="rag", said_by="MLPerf"
+    )
     assert source.rate == Spread(mid=944_902 / 1200)
     with refused(UserError, "no_figure", "--answer"):
         size(source, Need(users=10, think_s=30), gpus_per_machine=4, price=None, evidence=None)
-    assert size(source, Need(users=10, answer_s=20), gpus_per_machine=4, price=None, evidence=None).machines == 2
+    assert (
+        size(
+            source, Need(users=10, answer_s=20), gpus_per_machine=4, price=None, evidence=None
+        ).machines
+        == 2
+    )
     with refused(UserError, "no_figure"):
         published_rate("X", None, gpus=72, output_tokens=1200, workload="rag", said_by="MLPerf")
 
@@ -158,8 +225,17 @@ def test_a_published_rate_is_an_estimate_that_needs_the_length_of_an_answer() ->
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "vm" / "run").mkdir(parents=True)
-    (tmp_path / "vm" / "run" / "summary.json").write_bytes((DATA / "summary_example_rag_gpus.json").read_bytes())
-    capacity = Capacity(rate_per_s=20.0, low_per_s=19.0, high_per_s=21.5, method="search", recipe="r", evidence="run")
+    (tmp_path / "vm" / "run" / "summary.json").write_bytes(
+        (DATA / "summary_example_rag_gpus.json").read_bytes()
+    )
+    capacity = Capacity(
+        rate_per_s=20.0,
+        low_per_s=19.0,
+        high_per_s=21.5,
+        method="search",
+        recipe="r",
+        evidence="run",
+    )
     (tmp_path / "vm" / "capacity.json").write_bytes(dump(capacity))
     return tmp_path
 
@@ -173,9 +249,13 @@ def test_the_answer_is_the_first_line(folder: Path, capsys: pytest.CaptureFixtur
     assert "vm: 5,000 users of rag need" in " ".join(capsys.readouterr().out.splitlines()[:2])
 
 
-def test_a_result_that_was_changed_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_that_was_changed_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     checksums.write(folder / "vm")
-    (folder / "vm" / "capacity.json").write_text((folder / "vm" / "capacity.json").read_text() + "\n")
+    (folder / "vm" / "capacity.json").write_text(
+        (folder / "vm" / "capacity.json").read_text() + "\n"
+    )
     assert _called(RAG.run.workload, "vm", "--users", "5000") == 0
     assert "note: vm is not as it was written: capacity.json (changed)" in capsys.readouterr().err
 
@@ -183,17 +263,25 @@ def test_a_result_that_was_changed_is_told(folder: Path, capsys: pytest.CaptureF
 def test_the_load_that_a_machine_has_to_carry_is_said_for_the_contract(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for spare, said in (("1", "with 1 lost the others still serve all of it, 15.0"), ("0", "they serve 15.0")):
+    for spare, said in (
+        ("1", "with 1 lost the others still serve all of it, 15.0"),
+        ("0", "they serve 15.0"),
+    ):
         assert _called(RAG.run.workload, "vm", "--rate", "30", "--spare", spare) == 0
         shown = " ".join(capsys.readouterr().out.split())
         rate = rf"{said} requests/s each, 75\.\d % of their capacity; that is the rate to ask for in a contract"
         assert re.search(rate, shown) and "--dry-run" not in shown
     assert _called(RAG.run.workload, "vm", "--rate", "39") == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"9[78]\.\d % of their capacity", shown) and "--dry-run says what load decides it" in shown
+    assert (
+        re.search(r"9[78]\.\d % of their capacity", shown)
+        and "--dry-run says what load decides it" in shown
+    )
 
 
-def test_the_contract_of_one_machine_is_what_validate_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_contract_of_one_machine_is_what_validate_takes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = ("rag", "vm", "--rate", "30", "--contract", "c.yaml")
     assert _called(*asked) == 0
     assert "loadgen validate c.yaml --url https://MACHINE" in capsys.readouterr().err
@@ -205,7 +293,9 @@ def test_the_contract_of_one_machine_is_what_validate_takes(folder: Path, capsys
     assert [(one.metric, one.quantile, one.limit_ns / 1e6) for one in own.terms] == [
         (one.metric, one.quantile, one.limit_ms) for one in RAG.goodput.slo
     ], "the rows of its runs say of the SLO what the search said"
-    promised: set[Any] = {(term.metric, f"p{term.quantile * 100:g}", term.limit_ms * 1e6) for term in RAG.goodput.slo}
+    promised: set[Any] = {
+        (term.metric, f"p{term.quantile * 100:g}", term.limit_ms * 1e6) for term in RAG.goodput.slo
+    }
     promised.add(("goodput", "p0", RAG.goodput.share_limit))
     assert {(one.kind, one.at, one.limit) for one in planned.level.must} == promised
     for wrong, why in (
@@ -227,12 +317,25 @@ def test_the_contract_of_a_machine_that_was_searched_is_held_against_it(
 
 
 def test_the_contract_of_tasks_and_of_classes_has_their_limits(folder: Path) -> None:
-    kept = TaskGoodput(within_ms=90e3, wait_ms=2e3, good=9, rps=None, share=0.9, share_limit=0.9, met=True)
+    kept = TaskGoodput(
+        within_ms=90e3, wait_ms=2e3, good=9, rps=None, share=0.9, share_limit=0.9, met=True
+    )
     tasks = Sessions(
-        count=10, cut=0, abandoned=0, ok=10, ok_per_s=1.0, steady_ok_per_s=1.0, duration_ms=RAG.e2e_ms,
-        wait_ms=RAG.ttft_ms, longest_wait_ms=RAG.ttft_ms, requests=4.0, input_tokens=1.0, cached_tokens=None,
-        output_tokens=1.0, goodput=kept,
-    )  # fmt: skip
+        count=10,
+        cut=0,
+        abandoned=0,
+        ok=10,
+        ok_per_s=1.0,
+        steady_ok_per_s=1.0,
+        duration_ms=RAG.e2e_ms,
+        wait_ms=RAG.ttft_ms,
+        longest_wait_ms=RAG.ttft_ms,
+        requests=4.0,
+        input_tokens=1.0,
+        cached_tokens=None,
+        output_tokens=1.0,
+        goodput=kept,
+    )
     found = size(SOURCE, Need(rate_per_s=30.0), gpus_per_machine=4, price=None, evidence=EVIDENCE)
     of_tasks = contract_file.text(
         found, msgspec.structs.replace(RAG, sessions=tasks), workload="research-agent", gpus=4
@@ -241,12 +344,22 @@ def test_the_contract_of_tasks_and_of_classes_has_their_limits(folder: Path) -> 
     assert [one.kind for one in level.must][-1] == "task_goodput"
     assert "task: {within: 90s, wait: 2s, goodput: 90%}" in of_tasks
     one = ClassSummary(
-        name="chat", share=1.0, requests=RAG.requests, bytes=RAG.bytes, load=RAG.load, tokens=RAG.tokens,
-        ttft_ms=RAG.ttft_ms, tpot_ms=RAG.tpot_ms, e2e_ms=RAG.e2e_ms, goodput=RAG.goodput,
-    )  # fmt: skip
+        name="chat",
+        share=1.0,
+        requests=RAG.requests,
+        bytes=RAG.bytes,
+        load=RAG.load,
+        tokens=RAG.tokens,
+        ttft_ms=RAG.ttft_ms,
+        tpot_ms=RAG.tpot_ms,
+        e2e_ms=RAG.e2e_ms,
+        goodput=RAG.goodput,
+    )
     mix = msgspec.structs.replace(RAG, classes=(one,), goodput=Goodput(counted=1, good=1, met=True))
     text = contract_file.text(found, mix, workload="mixed", gpus=4)
-    assert "slo:" not in text and {one.class_name for one in parse(text, "c").levels[0].must} == {"chat"}
+    assert "slo:" not in text and {one.class_name for one in parse(text, "c").levels[0].must} == {
+        "chat"
+    }
 
 
 def test_racks_and_what_is_published_stand_beside_the_machines(
@@ -274,7 +387,9 @@ def test_a_workload_that_was_edited_is_searched_anew(folder: Path) -> None:
         return 0
 
     for tokens in (50, 100, 50):
-        (folder / "mine.yaml").write_text(f"name: mine\nrequests: {{input_tokens: 5, output_tokens: {tokens}}}\n")
+        (folder / "mine.yaml").write_text(
+            f"name: mine\nrequests: {{input_tokens: 5, output_tokens: {tokens}}}\n"
+        )
         _searched("sim:gb300-vm", "mine.yaml", ["ttft:2s"], search)
     _searched("sim:gb300-vm", "mine.yaml", ["ttft:1s"], search)
     assert searched[0] == searched[2]
@@ -321,7 +436,9 @@ def test_several_machines_are_searched_at_once_and_found_the_same(folder: Path, 
     """On one core nothing is done beforehand. What cannot be searched is left to be told by who asks for it next."""
     if cores > len(os.sched_getaffinity(0)):
         pytest.skip("one core")
-    (folder / "mine.yaml").write_text("name: mine\nrequests: {input_tokens: 3000, output_tokens: 20}\n")  # few requests
+    (folder / "mine.yaml").write_text(
+        "name: mine\nrequests: {input_tokens: 3000, output_tokens: 20}\n"
+    )  # few requests
     pin = f"import os\nos.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{cores}])\n"
     script = [sys.executable, "-c", pin + AT_ONCE]
     done = subprocess.run(script, check=False, capture_output=True, text=True, timeout=120)
@@ -351,7 +468,9 @@ def test_several_machines_are_searched_at_once_and_found_the_same(folder: Path, 
         ]
         words = ["search", "mine.yaml", *flags]
         assert parser().main(words, standalone_mode=False) == 0
-        assert (folder / name / "search.json").read_bytes() == (folder / f"{name}2" / "search.json").read_bytes()
+        assert (folder / name / "search.json").read_bytes() == (
+            folder / f"{name}2" / "search.json"
+        ).read_bytes()
     assert not (folder / "c").exists()
 
 
@@ -359,9 +478,16 @@ def test_several_machines_are_searched_at_once_and_found_the_same(folder: Path, 
 def test_a_search_that_finds_nothing_is_told_as_it_ended(folder: Path, reason: str) -> None:
     """Where loads held and no run confirmed one, it is false that no load holds."""
     answer = SearchAnswer(
-        load=None, interval=None, confirmed=None, held=None, missed=8.0, reason=reason, probes=40, spent_s=9.0,
+        load=None,
+        interval=None,
+        confirmed=None,
+        held=None,
+        missed=8.0,
+        reason=reason,
+        probes=40,
+        spent_s=9.0,
         confirming_s=0.0,
-    )  # fmt: skip
+    )
 
     def search(arguments: list[str]) -> int:
         out = Path(arguments[arguments.index("--out") + 1])
@@ -375,7 +501,9 @@ def test_a_search_that_finds_nothing_is_told_as_it_ended(folder: Path, reason: s
     assert ("no load held" in str(told.value)) == (reason == "none")
 
 
-def test_the_figures_have_units_and_the_slo_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures_have_units_and_the_slo_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert _called("rag", "vm", "--users", "5000") == 0
     out = capsys.readouterr().out
     assert "requests/s to serve" in out and "19.9 requests/s on" in out
@@ -388,7 +516,9 @@ def test_a_run_at_one_load_says_no_more_than_that_this_load_was_carried(
     assert _called("rag", "vm/run", "--users", "5000", "--json") == 0
     (sized,) = json.loads(capsys.readouterr().out)["sizes"]
     assert sized["source"]["lower_bound"] and sized["source"]["bound_why"]
-    assert {"code": "one_load", "values": {"why": sized["source"]["bound_why"]}} in sized["note_codes"]
+    assert {"code": "one_load", "values": {"why": sized["source"]["bound_why"]}} in sized[
+        "note_codes"
+    ]
     assert _called("rag", "vm/run", "--users", "5000") == 0
     out = capsys.readouterr().out
     assert re.search(r"share of their capacity in use +at most \d", out)
@@ -396,7 +526,9 @@ def test_a_run_at_one_load_says_no_more_than_that_this_load_was_carried(
     assert "need at most" in " ".join(out.split()) and "at least" in out and "a lower bound" in out
 
 
-def test_a_folder_takes_its_own_slo_and_no_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_takes_its_own_slo_and_no_other(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = [
         word
         for term in RAG.goodput.slo
@@ -408,7 +540,9 @@ def test_a_folder_takes_its_own_slo_and_no_other(folder: Path, capsys: pytest.Ca
     assert RAG.goodput.slo[0].promise in str(caught.value)
 
 
-@pytest.mark.parametrize(("low", "high", "end"), [(20.0, 21.5, "lower"), (19.0, 20.0, "upper"), (19.0, 21.5, "")])
+@pytest.mark.parametrize(
+    ("low", "high", "end"), [(20.0, 21.5, "lower"), (19.0, 20.0, "upper"), (19.0, 21.5, "")]
+)
 def test_a_rate_at_the_end_of_its_own_interval_says_why(low: float, high: float, end: str) -> None:
     capacity = msgspec.structs.replace(CAPACITY, low_per_s=low, high_per_s=high)
     said = " ".join(texts(notes(replace(EVIDENCE, capacity=capacity))))
@@ -426,15 +560,22 @@ def test_an_interval_of_short_trials_says_what_it_holds_for_beside_every_cost() 
 def test_a_capacity_that_is_not_known_to_last_says_so_beside_every_cost() -> None:
     """As the text of its search does; and of one that was stopped before it could be known, how to go on."""
     why = "no trial was longer than the rules ask for"
-    by_the_rules = msgspec.structs.replace(CAPACITY, confirmed=True, state="confirmed", sustained_why=why, go_on="G")
+    by_the_rules = msgspec.structs.replace(
+        CAPACITY, confirmed=True, state="confirmed", sustained_why=why, go_on="G"
+    )
     said = " ".join(texts(notes(replace(EVIDENCE, capacity=by_the_rules))))
-    assert f"whether this load can go on is not known: {why}; the search was stopped, go on with: G" in said
+    assert (
+        f"whether this load can go on is not known: {why}; the search was stopped, go on with: G"
+        in said
+    )
     sustained = msgspec.structs.replace(by_the_rules, state="sustained", sustained=True, go_on="")
     assert "can go on" not in " ".join(texts(notes(replace(EVIDENCE, capacity=sustained))))
 
 
 def test_what_is_simulated_says_the_models_error_in_every_command() -> None:
-    simulated = msgspec.structs.replace(RAG, target=msgspec.structs.replace(RAG.target, simulated=True))
+    simulated = msgspec.structs.replace(
+        RAG, target=msgspec.structs.replace(RAG.target, simulated=True)
+    )
     said = texts(notes(replace(EVIDENCE, summaries=(simulated,))))
     assert any("wrong by 5 to 25 %" in text and "no interval" in text for text in said)
 
@@ -451,7 +592,15 @@ def test_what_is_wrong_is_told_before_a_search(folder: Path) -> None:
 
 def test_a_price_that_is_not_clear_is_told_before_a_search(folder: Path) -> None:
     """Of a machine without a shape two prices by its model fit: minutes of search came before that."""
-    arguments = ("rag", "sim:gb300-vm", "--slo", "ttft:2s", "--users", "5", "--accept-sample-prices")
+    arguments = (
+        "rag",
+        "sim:gb300-vm",
+        "--slo",
+        "ttft:2s",
+        "--users",
+        "5",
+        "--accept-sample-prices",
+    )
     with refused(Faults, "ambiguous") as told:
         _called(*arguments)
     assert "--price 'sim:gb300-vm=NAME'" in str(told.value)
@@ -463,7 +612,9 @@ def test_the_folder_of_a_search_has_all_that_it_is_made_from_in_its_name(folder:
     (folder / "base.yaml").write_text("extends: gb300-vm\nserver: {max_batch_size: 64}\n")
     (folder / "mine.yaml").write_text("extends: base.yaml\n")
     (folder / "lengths").write_text("5\n6\n")
-    (folder / "w.yaml").write_text("name: w\nrequests: {input_tokens: {empirical: lengths}, output_tokens: 5}\n")
+    (folder / "w.yaml").write_text(
+        "name: w\nrequests: {input_tokens: {empirical: lengths}, output_tokens: 5}\n"
+    )
 
     def named() -> str:
         return searching.asked("sim:mine.yaml", "w.yaml", ["ttft:2s"]).folder.name
@@ -476,16 +627,31 @@ def test_the_folder_of_a_search_has_all_that_it_is_made_from_in_its_name(folder:
 
 
 def test_two_sources_side_by_side_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _called(RAG.run.workload, "vm", "published:CoreWeave, GB300", "--rate", "50", "--json") == 0
+    assert (
+        _called(RAG.run.workload, "vm", "published:CoreWeave, GB300", "--rate", "50", "--json") == 0
+    )
     said = json.loads(capsys.readouterr().out)
     assert [one["estimate"] for one in said["sizes"]] == [False, True]
     assert [one["demand_per_s"] for one in said["sizes"]] == [50.0, 50.0]
 
 
-def test_the_answer_stays_in_a_folder_with_its_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_stays_in_a_folder_with_its_page(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of the same figures: what was printed, what is stored, what is printed of it again, and the page."""
-    asked = ("rag", "vm", "vm/run", "--users", "5000", "--prices", str(places.ROOT / "docs" / "prices.example.yaml"),
-             "--price", "vm=own dgx-h200", "--price", "vm/run=own dgx-h200")  # fmt: skip
+    asked = (
+        "rag",
+        "vm",
+        "vm/run",
+        "--users",
+        "5000",
+        "--prices",
+        str(places.ROOT / "docs" / "prices.example.yaml"),
+        "--price",
+        "vm=own dgx-h200",
+        "--price",
+        "vm/run=own dgx-h200",
+    )
     assert _called(*asked) == 0
     printed = capsys.readouterr()
     (made,) = (folder / "results").glob("size-rag-*")
@@ -520,7 +686,15 @@ def test_the_answer_stays_in_a_folder_with_its_page(folder: Path, capsys: pytest
         ("rag", "vm", "--users", "5", "--price", "vm=x"),
         ("rag", "vm", "published:B200", "--users", "5", "--answer", "9s"),
         ("rag", "published:nobody", "--users", "5", "--answer", "9s"),
-        ("rag", "published:CoreWeave, GB300", "--users", "5", "--answer", "9s", "--accept-sample-prices"),
+        (
+            "rag",
+            "published:CoreWeave, GB300",
+            "--users",
+            "5",
+            "--answer",
+            "9s",
+            "--accept-sample-prices",
+        ),
         ("mine", "published:CoreWeave, GB300", "--users", "5"),
     ],
 )

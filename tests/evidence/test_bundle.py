@@ -49,11 +49,44 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     exits("run", *load, "--out", root / "run")
     exits("run", *load, "--repeat", "2", "--out", root / "repeats")
     exits(
-        "sweep", "qa", *SIM, "--request-rate", "2,4", "--duration", "20s", "--slo", "ttft:2s", "--out", root / "sweep"
+        "sweep",
+        "qa",
+        *SIM,
+        "--request-rate",
+        "2,4",
+        "--duration",
+        "20s",
+        "--slo",
+        "ttft:2s",
+        "--out",
+        root / "sweep",
     )
-    exits("search", "qa", *SIM, "--slo", "ttft:1s", "--duration", "20s", "--max-probes", "3", "--out", root / "search")
-    exits("mlperf", "server", *SIM, "--benchmark", "llama2-70b", "--target-qps", "20", "--min-duration", "1",
-          "--out", root / "mlperf")  # fmt: skip
+    exits(
+        "search",
+        "qa",
+        *SIM,
+        "--slo",
+        "ttft:1s",
+        "--duration",
+        "20s",
+        "--max-probes",
+        "3",
+        "--out",
+        root / "search",
+    )
+    exits(
+        "mlperf",
+        "server",
+        *SIM,
+        "--benchmark",
+        "llama2-70b",
+        "--target-qps",
+        "20",
+        "--min-duration",
+        "1",
+        "--out",
+        root / "mlperf",
+    )
     return root
 
 
@@ -68,24 +101,43 @@ def bundled(folder: Path, to: Path) -> Path:
     [
         ("run", {"summary.json"}),
         ("repeats", {"repeats.json", "r1/summary.json", "r2/summary.json"}),
-        ("sweep", {"sweep.md", "report.html", "curve.csv", "capacity.json", "probes.jsonl", "r2/summary.json"}),
+        (
+            "sweep",
+            {
+                "sweep.md",
+                "report.html",
+                "curve.csv",
+                "capacity.json",
+                "probes.jsonl",
+                "r2/summary.json",
+            },
+        ),
         ("search", {"search.json", "curve.csv", "capacity.json", "probes.jsonl"}),
         ("validation", {"verdict.json", "verdict.html", "junit.xml", "steady/r1/summary.json"}),
-        ("mlperf", {"mlperf.json", "mlperf_log_summary.txt", "mlperf_log_detail.txt", "summary.json"}),
+        (
+            "mlperf",
+            {"mlperf.json", "mlperf_log_summary.txt", "mlperf_log_detail.txt", "summary.json"},
+        ),
     ],
 )
-def test_every_derived_file_comes_out_again(made: Path, tmp_path: Path, kind: str, files: set[str]) -> None:
+def test_every_derived_file_comes_out_again(
+    made: Path, tmp_path: Path, kind: str, files: set[str]
+) -> None:
     found = verify.verify(bundled(made / kind, tmp_path))
     assert (found.verified, found.differences, found.not_made) == ("all", (), {})
     assert files <= {one.file for one in found.made} and all(one.same for one in found.made)
     assert found.manifest.kind == ("run" if kind == "mlperf" else kind)
-    assert "against accident, not against forgery" in " ".join(as_text.render(report(found)).split())
+    assert "against accident, not against forgery" in " ".join(
+        as_text.render(report(found)).split()
+    )
 
 
 # -- a change is found and named ---------------------------------------------------------------------------------------
 
 
-def changed(bundle: Path, name: str, change: Callable[[bytes], bytes] | None, *, hashes: bool = True) -> Path:
+def changed(
+    bundle: Path, name: str, change: Callable[[bytes], bytes] | None, *, hashes: bool = True
+) -> Path:
     """The bundle with one file changed (None: taken out); with `hashes` as somebody leaves it who lists it anew."""
     with zipfile.ZipFile(bundle) as old:
         files = {entry: old.read(entry) for entry in old.namelist()}
@@ -94,8 +146,12 @@ def changed(bundle: Path, name: str, change: Callable[[bytes], bytes] | None, *,
         files[name] = change(before)
         assert files[name] != before
     if hashes:
-        listed = {entry: data for entry, data in files.items() if not entry.startswith("SHA256SUMS")}
-        sums = "".join(f"{hashlib.sha256(data).hexdigest()}  {entry}\n" for entry, data in listed.items())
+        listed = {
+            entry: data for entry, data in files.items() if not entry.startswith("SHA256SUMS")
+        }
+        sums = "".join(
+            f"{hashlib.sha256(data).hexdigest()}  {entry}\n" for entry, data in listed.items()
+        )
         files["SHA256SUMS"] = sums.encode()
     path = bundle.with_name("changed.zip")
     archive.write(path, dict(files))
@@ -122,7 +178,12 @@ NUMBER = edited("ttft_ms", "p99", to=1.5)
     [
         ("run", "summary.json", NUMBER, "ttft_ms.p99"),
         ("run", "summary.json", edited("verdict", "valid", to=False), "verdict.valid"),
-        ("run", "summary.json", edited("verdict", "warnings", to=["all is well"]), "verdict.warnings"),
+        (
+            "run",
+            "summary.json",
+            edited("verdict", "warnings", to=["all is well"]),
+            "verdict.warnings",
+        ),
         ("run", "summary.json", edited("praise", to="the best"), "praise"),
         ("repeats", "repeats.json", edited("figures", 0, "high", to=0.1), "figures[0].high"),
         ("repeats", "r2/summary.json", NUMBER, "ttft_ms.p99"),
@@ -130,11 +191,21 @@ NUMBER = edited("ttft_ms", "p99", to=1.5)
         ("sweep", "capacity.json", edited("rate_per_s", to=400.0), "rate_per_s"),
         ("search", "search.json", edited("answer", "held", to=999.0), "answer.held"),
         ("search", "curve.csv", lambda data: data.replace(b"under", b"over "), "line"),
-        ("validation", "verdict.json", edited("levels", 0, "terms", 1, "low", to=99.0), "levels[0].terms[1].low"),
+        (
+            "validation",
+            "verdict.json",
+            edited("levels", 0, "terms", 1, "low", to=99.0),
+            "levels[0].terms[1].low",
+        ),
         ("validation", "verdict.json", edited("sentence", to="all promises kept"), "sentence"),
         ("validation", "verdict.html", lambda data: data.replace(b"promises", b"PROMISES"), "line"),
         ("mlperf", "mlperf.json", edited("checks", 0, "value_ns", to=1), "checks[0].value_ns"),
-        ("mlperf", "mlperf_log_summary.txt", lambda data: data.replace(b"Result is", b"Result was"), "line"),
+        (
+            "mlperf",
+            "mlperf_log_summary.txt",
+            lambda data: data.replace(b"Result is", b"Result was"),
+            "line",
+        ),
     ],
 )
 def test_a_changed_value_or_sentence_is_named_though_its_hash_is_listed_anew(
@@ -147,10 +218,15 @@ def test_a_changed_value_or_sentence_is_named_though_its_hash_is_listed_anew(
 
 
 @pytest.mark.processes
-def test_a_changed_byte_is_named(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_byte_is_named(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = "result/requests/requests.parquet"
     path = changed(
-        bundled(made / "run", tmp_path), name, lambda data: data[:5000] + b"\x01" + data[5001:], hashes=False
+        bundled(made / "run", tmp_path),
+        name,
+        lambda data: data[:5000] + b"\x01" + data[5001:],
+        hashes=False,
     )
     assert exits("verify", path) == 1
     told = " ".join(capsys.readouterr().out.split())
@@ -160,16 +236,27 @@ def test_a_changed_byte_is_named(made: Path, tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.processes
 def test_records_of_another_run_do_not_give_the_figures(made: Path, tmp_path: Path) -> None:
     other = (made / "repeats" / "r2" / "requests" / "requests.parquet").read_bytes()
-    path = changed(bundled(made / "run", tmp_path), "result/requests/requests.parquet", lambda _: other)
+    path = changed(
+        bundled(made / "run", tmp_path), "result/requests/requests.parquet", lambda _: other
+    )
     assert any(one.at.startswith("ttft_ms") for one in verify.verify(path).differences)
 
 
 @pytest.mark.processes
-def test_files_that_are_gone_or_damaged_are_named_without_a_traceback(made: Path, tmp_path: Path) -> None:
+def test_files_that_are_gone_or_damaged_are_named_without_a_traceback(
+    made: Path, tmp_path: Path
+) -> None:
     bundle = bundled(made / "validation", tmp_path)
     gone = verify.verify(changed(bundle, "result/verdict.html", None))
-    assert [(one.file, one.code) for one in gone.differences] == [("result/verdict.html", "missing")]
-    for name in ("steady/r1/requests/requests.parquet", "steady/r1/run.json", "target.json", "contract.yaml"):
+    assert [(one.file, one.code) for one in gone.differences] == [
+        ("result/verdict.html", "missing")
+    ]
+    for name in (
+        "steady/r1/requests/requests.parquet",
+        "steady/r1/run.json",
+        "target.json",
+        "contract.yaml",
+    ):
         damaged = changed(bundle, f"result/{name}", lambda _: b"\x00\xff")
         found = verify.verify(damaged)
         assert found.verified == "no" and found.differences, name
@@ -202,7 +289,9 @@ def test_no_text_of_a_prompt_goes_in_unless_asked_for(made: Path, tmp_path: Path
         manifest = verify.bundle(folder, path, content=content)
         with zipfile.ZipFile(path) as found:
             assert ("result/mlperf_requests.jsonl" in found.namelist()) is content
-            assert any(b"secret question" in found.read(name) for name in found.namelist()) is content
+            assert (
+                any(b"secret question" in found.read(name) for name in found.namelist()) is content
+            )
         assert ("mlperf_requests.jsonl" in manifest.left_out) is not content
         assert verify.verify(path).verified == "all"
 
@@ -210,7 +299,12 @@ def test_no_text_of_a_prompt_goes_in_unless_asked_for(made: Path, tmp_path: Path
 def test_a_contract_with_variables_is_judged_with_their_values(made: Path) -> None:
     """The other side does not have them."""
     assert "${RATE}" in (made / "validation" / "contract.yaml").read_text()
-    assert json.loads((made / "validation" / "contract.resolved.yaml").read_text())["levels"][0]["rate"] == "5/s"
+    assert (
+        json.loads((made / "validation" / "contract.resolved.yaml").read_text())["levels"][0][
+            "rate"
+        ]
+        == "5/s"
+    )
 
 
 def test_validate_writes_the_bundle_of_what_it_found(
@@ -240,7 +334,9 @@ def test_a_folder_that_was_changed_or_is_no_result_is_refused(made: Path, tmp_pa
 # -- nothing in a file is trusted --------------------------------------------------------------------------------------
 
 
-def hostile(to: Path, *entries: tuple[str, bytes], manifest: bytes | None = None, mode: int = 0o644) -> Path:
+def hostile(
+    to: Path, *entries: tuple[str, bytes], manifest: bytes | None = None, mode: int = 0o644
+) -> Path:
     path = to / "hostile.zip"
     told = {"kind": "run", "name": "x", "made": "", "version": "0", "definitions": 1, "schema": 1}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
@@ -266,12 +362,18 @@ def hostile(to: Path, *entries: tuple[str, bytes], manifest: bytes | None = None
         ([("result/run.json", b"{}"), ("result/run.json", b"[]")], 0o644, "two files of one name"),
     ],
 )
-def test_names_that_lead_elsewhere(tmp_path: Path, entries: list[tuple[str, bytes]], mode: int, what: str) -> None:
+def test_names_that_lead_elsewhere(
+    tmp_path: Path, entries: list[tuple[str, bytes]], mode: int, what: str
+) -> None:
     inside = tmp_path / "a" / "b"
     inside.mkdir(parents=True)
     with pytest.raises(UserError, match=what):
         archive.unpack(hostile(tmp_path, *entries, mode=mode), inside)
-    assert not list(inside.iterdir()) and not (tmp_path / "evil").exists() and not (tmp_path / "a" / "evil").exists()
+    assert (
+        not list(inside.iterdir())
+        and not (tmp_path / "evil").exists()
+        and not (tmp_path / "a" / "evil").exists()
+    )
 
 
 def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
@@ -299,20 +401,30 @@ def zipped(name: bytes, method: int) -> bytes:
         (b"", "not a bundle"),
         (b"PK\x03\x04 and no more", "not a bundle"),
         (b"name: a workload\n", "not a bundle"),
-        (zipped(b"result/\xc3\xa9", zipfile.ZIP_STORED).replace(b"\xc3\xa9", b"\xff\xa9"), "can't decode byte 0xff"),
+        (
+            zipped(b"result/\xc3\xa9", zipfile.ZIP_STORED).replace(b"\xc3\xa9", b"\xff\xa9"),
+            "can't decode byte 0xff",
+        ),
         (zipped(b"result/a", zipfile.ZIP_LZMA), "compressed as in no bundle"),
         (zipped(b"result/a", zipfile.ZIP_BZIP2), "compressed as in no bundle"),
-        (zipped(b"result/a", zipfile.ZIP_STORED).replace(b"result/a", b"\0esult/a"), "not a bundle"),
+        (
+            zipped(b"result/a", zipfile.ZIP_STORED).replace(b"result/a", b"\0esult/a"),
+            "not a bundle",
+        ),
     ],
 )
-def test_a_file_that_is_no_bundle(tmp_path: Path, data: bytes, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_bundle(
+    tmp_path: Path, data: bytes, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "poc.zip"
     path.write_bytes(data)
     assert exits("verify", path) == 2
     assert what in capsys.readouterr().err
 
 
-def test_other_files_that_are_no_bundle(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_files_that_are_no_bundle(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert exits("verify", tmp_path / "none.zip") == 2
     assert exits("verify", made / "run") == 2
     assert f"loadgen bundle {made / 'run'} -o FILE" in capsys.readouterr().err
@@ -341,9 +453,12 @@ def test_a_bundle_of_a_newer_version(tmp_path: Path, told: dict[str, int]) -> No
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("kind", "left"), [("contract", "verdict.json"), ("histogram", "summary.json"), ("search", "capacity.json")]
+    ("kind", "left"),
+    [("contract", "verdict.json"), ("histogram", "summary.json"), ("search", "capacity.json")],
 )
-def test_an_older_result_is_held_to_the_definitions_of_its_time(tmp_path: Path, kind: str, left: str) -> None:
+def test_an_older_result_is_held_to_the_definitions_of_its_time(
+    tmp_path: Path, kind: str, left: str
+) -> None:
     """Its contract passed by the rules of then, and would not today: that is left as it is, and said."""
     places.unpack(kind, tmp_path)
     path = bundled(tmp_path / kind, tmp_path)
@@ -357,9 +472,14 @@ def test_an_older_result_is_held_to_the_definitions_of_its_time(tmp_path: Path, 
 
 
 def test_sentences_of_another_version_are_its_own_and_its_values_are_not() -> None:
-    stored, again = b'{"a": 1.0, "why": "too few requests", "code": "few"}', b'{"a": 1, "why": "few", "code": "few"}'
+    stored, again = (
+        b'{"a": 1.0, "why": "too few requests", "code": "few"}',
+        b'{"a": 1, "why": "few", "code": "few"}',
+    )
     assert [one.at for one in compare("x.json", stored, again).differences] == ["why"]
-    longer = again.replace(b'"few", "code"', b'"there are too few", "code"').replace(b"}", b', "more": 2}')
+    longer = again.replace(b'"few", "code"', b'"there are too few", "code"').replace(
+        b"}", b', "more": 2}'
+    )
     assert compare("x.json", stored, longer, older=True).differences == ()
     assert [one.at for one in compare("x.json", stored, longer).differences] == ["why", "more"]
     other = compare("x.json", stored, again.replace(b": 1", b": 1.001"), older=True).differences
@@ -385,7 +505,9 @@ def test_a_signature_is_that_of_a_key(made: Path, tmp_path: Path, keys: tuple[Pa
     path = tmp_path / "poc.zip"
     verify.bundle(made / "run", path, key=own)
     found = verify.verify(path)
-    assert (found.verified, found.signature) == ("all", "some key") and found.signed_by.startswith("ED25519 SHA256:")
+    assert (found.verified, found.signature) == ("all", "some key") and found.signed_by.startswith(
+        "ED25519 SHA256:"
+    )
     assert "whose key that is was not asked" in " ".join(as_text.render(report(found)).split())
     given = verify.verify(path, signed_by=own.with_suffix(".pub"))
     assert (given.verified, given.signature) == ("all", "given key")

@@ -55,7 +55,10 @@ def within_a_run(bench: Bench) -> dict[str, bool]:
     """By blocks of time: where two runs are compared, and in the report of one."""
     one, other = bench.run(STEADY).folder, bench.run(f"{STEADY} --seed 2").folder
     compared = bench.do(f"compare {one} {other} --json")["comparison.scope"]
-    return {"of a comparison": "by blocks of time" in compared, "of a report": has(bench.run(STEADY), "within")}
+    return {
+        "of a comparison": "by blocks of time" in compared,
+        "of a report": has(bench.run(STEADY), "within"),
+    }
 
 
 def raw_gaps(bench: Bench) -> dict[str, bool]:
@@ -64,10 +67,19 @@ def raw_gaps(bench: Bench) -> dict[str, bool]:
     family, records, table = (
         bench.do(f"export {folder} --as {form}").out for form in ("vllm", "aiperf-records", "csv")
     )
-    listed = [json.loads(line)["metrics"]["inter_chunk_latency"]["value"] for line in records.splitlines()]
+    listed = [
+        json.loads(line)["metrics"]["inter_chunk_latency"]["value"] for line in records.splitlines()
+    ]
     cells = [json.loads(row["inter_chunk_ms"]) for row in csv.DictReader(io.StringIO(table))]
-    found = {"vLLM's itls": json.loads(family).get("itls"), "AIPerf's records": listed, "csv": cells}
-    return {name: len(kept) == 24 and {len(gaps) for gaps in kept} == {4} for name, kept in found.items()}
+    found = {
+        "vLLM's itls": json.loads(family).get("itls"),
+        "AIPerf's records": listed,
+        "csv": cells,
+    }
+    return {
+        name: len(kept) == 24 and {len(gaps) for gaps in kept} == {4}
+        for name, kept in found.items()
+    }
 
 
 def steps_of_connecting(bench: Bench) -> bool:
@@ -77,7 +89,9 @@ def steps_of_connecting(bench: Bench) -> bool:
     issued = authority.issue_cert("localhost")
     issued.private_key_pem.write_to_path(str(bench.folder / "key.pem"))
     issued.cert_chain_pems[0].write_to_path(str(bench.folder / "cert.pem"))
-    with start(Options(cert=str(bench.folder / "cert.pem"), key=str(bench.folder / "key.pem"))) as server:
+    with start(
+        Options(cert=str(bench.folder / "cert.pem"), key=str(bench.folder / "key.pem"))
+    ) as server:
         flags = "-c 2 -n 6 --warmup 0 --server-metrics off --energy off --cacert ca.pem"
         ran = bench.run(flags, url=server.url.replace("127.0.0.1", "localhost"))
     return has(ran, "dns_ms", "figures.tcp_ms.p50", "figures.tls_ms.p50")
@@ -91,15 +105,21 @@ def read_back(bench: Bench) -> dict[str, bool]:
         with_lines = file.suffix == ".jsonl"
         value = json.loads(text.splitlines()[-1] if with_lines else text)
         given = ToolFile(str(file), text, value, len(text.splitlines()) if with_lines else 0)
-        row = next((row for row in formats.having("fits") if formats.call(row, "fits", given)), None)
+        row = next(
+            (row for row in formats.having("fits") if formats.call(row, "fits", given)), None
+        )
         if row is not None:
             found[row.tool] = bool(formats.call(row, "read", given).figures)
     return found
 
 
 def written(bench: Bench) -> dict[str, bool]:
-    found = {row.tool or row.name: bool(exported(bench, row.name)) for row in FORMATS.own if row.write}
-    return found | {row.tool: row.send != "" for row in FORMATS.own if row.name in ("mlflow", "wandb")}
+    found = {
+        row.tool or row.name: bool(exported(bench, row.name)) for row in FORMATS.own if row.write
+    }
+    return found | {
+        row.tool: row.send != "" for row in FORMATS.own if row.name in ("mlflow", "wandb")
+    }
 
 
 def prices(bench: Bench, **changed: Any) -> bool:
@@ -120,14 +140,18 @@ def cost(bench: Bench, flags: str = "") -> Ran:
 
 def search(bench: Bench) -> bool:
     bench.file("w.yaml", "name: w", PLAIN)
-    found = bench.do("search w.yaml --url sim:gb300-vm --slo ttft:1s:p50 --over concurrency --low 1 --high 4 -d 20s "
-                     "--no-sustain --max-probes 3 --seed 1 -o search")  # fmt: skip
+    found = bench.do(
+        "search w.yaml --url sim:gb300-vm --slo ttft:1s:p50 --over concurrency --low 1 --high 4 -d 20s "
+        "--no-sustain --max-probes 3 --seed 1 -o search"
+    )
     return found.code in (0, 3) and "Highest load within the SLO" in found.out
 
 
 def contract(bench: Bench) -> bool:
     bench.file("w.yaml", "name: w", PLAIN)
-    ran = bench.do(f"validate {bench.file('contract.yaml', CONTRACT).name} --url sim:gb300-vm --seed 1 --json -o poc")
+    ran = bench.do(
+        f"validate {bench.file('contract.yaml', CONTRACT).name} --url sim:gb300-vm --seed 1 --json -o poc"
+    )
     return ran["verdict"] in ("PASS", "FAIL", "INCONCLUSIVE")
 
 
@@ -142,11 +166,20 @@ def failures(bench: Bench) -> bool:
 
 
 def cache_writes(bench: Bench) -> bool:
-    usage = {"input_tokens": 9, "cache_creation_input_tokens": 40, "cache_read_input_tokens": 1, "output_tokens": 1}
+    usage = {
+        "input_tokens": 9,
+        "cache_creation_input_tokens": 40,
+        "cache_read_input_tokens": 1,
+        "output_tokens": 1,
+    }
     said = events(
         {"type": "message_start", "message": {"usage": usage}},
         {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}},
-        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}},
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": "end_turn"},
+            "usage": {"output_tokens": 1},
+        },
         {"type": "message_stop"},
         done=False,
     )
@@ -159,7 +192,13 @@ def declared_power(bench: Bench) -> bool:
     """The summary of a run with accelerators that drew a megawatt, under a price that declares 7.2 kW a machine."""
     folder = bench.run(f"{STEADY} --shape ND128isr_GB300_v6 -n 300 --seed 3").folder
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
-    drawn = {"watts": 1e6, "joules": 1e8, "error_j": 1e6, "joules_per_output_token": 1e3, "joules_per_request": 1e4}
+    drawn = {
+        "watts": 1e6,
+        "joules": 1e8,
+        "error_j": 1e6,
+        "joules_per_output_token": 1e3,
+        "joules_per_request": 1e4,
+    }
     copied = bench.folder / "drawn"
     copied.mkdir(exist_ok=True)
     (copied / "summary.json").write_text(json.dumps(summary | {"energy": drawn}), "utf-8")
@@ -168,7 +207,12 @@ def declared_power(bench: Bench) -> bool:
 
 def size(bench: Bench) -> bool:
     ran = bench.run(f"{STEADY} --slo ttft:1s:p50")
-    return bench.do(f"size {bench.file('w.yaml', 'name: w', PLAIN).name} {ran.folder} --users 500 --json").code == 0
+    return (
+        bench.do(
+            f"size {bench.file('w.yaml', 'name: w', PLAIN).name} {ran.folder} --users 500 --json"
+        ).code
+        == 0
+    )
 
 
 def signed(bench: Bench) -> bool:
@@ -196,19 +240,27 @@ FIGURES = (
         "TPOT, ITL, E2E, largest gap",
         lambda b: has(b.run(), "tpot_ms.p50", "itl_ms.p50", "e2e_ms.p50", "max_gap_ms.p50"),
     ),
-    Feature("Normalised TPOT: E2E over output tokens", lambda b: has(b.run(), "figures.e2e_per_token_ms.p50")),
+    Feature(
+        "Normalised TPOT: E2E over output tokens",
+        lambda b: has(b.run(), "figures.e2e_per_token_ms.p50"),
+    ),
     Feature("First answer behind reasoning", lambda b: has(b.run(), "first_answer_ms.p50")),
     Feature(
         "Throughput, steady and whole, per GPU",
         lambda b: has(
-            b.run(), "tokens.steady_output_per_s", "tokens.whole_output_per_s", "tokens.output_per_s_per_gpu"
+            b.run(),
+            "tokens.steady_output_per_s",
+            "tokens.whole_output_per_s",
+            "tokens.output_per_s_per_gpu",
         ),
     ),
     Feature(
-        "Goodput: requests within every limit", lambda b: b.run("-c 4 -n 24 --slo ttft:1s:p50")["goodput.share"] == 1.0
+        "Goodput: requests within every limit",
+        lambda b: b.run("-c 4 -n 24 --slo ttft:1s:p50")["goodput.share"] == 1.0,
     ),
     Feature(
-        "Percentiles of one's choice", lambda b: "p99.5" in b.report(b.run("-c 4 -n 24 --set percentiles=25,99.5"))
+        "Percentiles of one's choice",
+        lambda b: "p99.5" in b.report(b.run("-c 4 -n 24 --set percentiles=25,99.5")),
     ),
     Feature("Raw gaps of each request in an export", raw_gaps),
     Feature(
@@ -218,7 +270,10 @@ FIGURES = (
     Feature("How answers ended", lambda b: "How answers ended" in b.report(b.run())),
     Feature("Parts of TTFT and E2E", lambda b: has(b.run(), "splits.groups")),
     Feature("DNS and TLS apart", steps_of_connecting),
-    Feature("Whole conversations and tasks", lambda b: has(b.run("-c 2 -n 4", TALKS), "sessions.duration_ms.p50")),
+    Feature(
+        "Whole conversations and tasks",
+        lambda b: has(b.run("-c 2 -n 4", TALKS), "sessions.duration_ms.p50"),
+    ),
     Feature("Each step of a task", lambda b: has(b.run("-c 2 -n 4", TASK), "steps")),
     Feature("Cached prompt tokens", lambda b: has(b.run(), "tokens.cached_share")),
     Feature("Cache writes of Anthropic messages", cache_writes),
@@ -237,7 +292,9 @@ FIGURES = (
     Feature("Fairness between tenants", lambda b: has(b.run("-c 2 -n 8", TENANTS), "fairness")),
     Feature("Drift", lambda b: has(b.run(STEADY), "drift.blocks")),
     Feature("Intervals within one run (batch means)", within_a_run),
-    Feature("Nodes of a fleet against each other", lambda b: has(b.run(STEADY), "between.variances")),
+    Feature(
+        "Nodes of a fleet against each other", lambda b: has(b.run(STEADY), "between.variances")
+    ),
 )
 
 TRUTH = (
@@ -248,7 +305,9 @@ TRUTH = (
             and bool(b.run("--request-rate 50 -n 50 --max-in-flight 1")["verdict.codes"])
         ),
     ),
-    Feature("Unsupported quantiles are marked", lambda b: "p99" not in b.run()["ttft_ms.supported"]),
+    Feature(
+        "Unsupported quantiles are marked", lambda b: "p99" not in b.run()["ttft_ms.supported"]
+    ),
     Feature(
         "The client's lag and stamp error",
         lambda b: has(b.http(), "send_lag_ms.p50", "stamp_error_ms.p50"),
@@ -257,42 +316,73 @@ TRUTH = (
     Feature("Was the load the one asked for", lambda b: has(b.run(), "stimulus")),
     Feature("Can the load be sustained", lambda b: has(b.run(STEADY), "sustainable.parts")),
     Feature("Failures by kind, never among the latencies", failures),
-    Feature("A preflight of target and host", lambda b: b.do("doctor --url sim:gb300-vm --json").code in (0, 3)),
+    Feature(
+        "A preflight of target and host",
+        lambda b: b.do("doctor --url sim:gb300-vm --json").code in (0, 3),
+    ),
 )
 
 JUDGEMENT = (
     Feature(
         "An SLO decides the exit code",
-        lambda b: (b.run("-c 4 -n 24 --slo ttft:1s:p50").code, b.run("-c 4 -n 24 --slo ttft:1ms:p50").code) == (0, 1),
+        lambda b: (
+            (
+                b.run("-c 4 -n 24 --slo ttft:1s:p50").code,
+                b.run("-c 4 -n 24 --slo ttft:1ms:p50").code,
+            )
+            == (0, 1)
+        ),
     ),
     Feature(
         "Several loads: the curve",
-        lambda b: len(b.do("sweep qa --url sim:gb300-vm -c 1,2 -n 4 --osl 5 --seed 1 --json -o sweep")["levels"]) == 2,
+        lambda b: (
+            len(
+                b.do("sweep qa --url sim:gb300-vm -c 1,2 -n 4 --osl 5 --seed 1 --json -o sweep")[
+                    "levels"
+                ]
+            )
+            == 2
+        ),
     ),
     Feature(
         "A grid of lengths and loads",
-        lambda b: b.do("sweep qa --url sim:gb300-vm -c 1 --isl 20,40 --osl 5 -n 2 --seed 1 --json -o grid").code != 2,
+        lambda b: (
+            b.do(
+                "sweep qa --url sim:gb300-vm -c 1 --isl 20,40 --osl 5 -n 2 --seed 1 --json -o grid"
+            ).code
+            != 2
+        ),
     ),
     Feature("The highest load that keeps an SLO", search),
     Feature("A search within one run", lambda b: "--continuous" in b.help("search")),
     Feature(
         "Repeats and their intervals",
-        lambda b: b.do("run qa --url sim:gb300-vm -c 1 -n 3 --osl 5 --repeat 2 --seed 1 -o twice").code != 2,
+        lambda b: (
+            b.do("run qa --url sim:gb300-vm -c 1 -n 3 --osl 5 --repeat 2 --seed 1 -o twice").code
+            != 2
+        ),
     ),
     Feature(
         "Comparisons with intervals",
         lambda b: b.do(f"compare {b.run().folder} {b.run('-c 2 -n 24').folder} --json").code == 0,
     ),
-    Feature("A baseline kept by name", lambda b: b.do(f"compare {b.run().folder} --save base").code == 0),
+    Feature(
+        "A baseline kept by name", lambda b: b.do(f"compare {b.run().folder} --save base").code == 0
+    ),
     Feature("A contract: PASS, FAIL or INCONCLUSIVE", contract),
     Feature(
-        "JUnit for a build", lambda b: b.run("-c 2 -n 4 --junit run.xml").code != 2 and (b.folder / "run.xml").exists()
+        "JUnit for a build",
+        lambda b: b.run("-c 2 -n 4 --junit run.xml").code != 2 and (b.folder / "run.xml").exists(),
     ),
-    Feature("A GitHub action", lambda b: "runs" in yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))),
+    Feature(
+        "A GitHub action",
+        lambda b: "runs" in yaml.safe_load((ROOT / "action.yml").read_text("utf-8")),
+    ),
     Feature(
         "MLPerf's rules: Server, Interactive, Offline, accuracy",
         lambda b: {
-            mode: mode in b.do("mlperf --help").out for mode in ("server", "interactive", "offline", "accuracy")
+            mode: mode in b.do("mlperf --help").out
+            for mode in ("server", "interactive", "offline", "accuracy")
         },
     ),
     Feature("Answers scored", lambda b: "--against" in b.help("answers")),
@@ -304,7 +394,8 @@ EVIDENCE = (
         "Pages that open without network",
         lambda b: (
             b.do(f"report {b.run().folder} --html page.html").code != 2
-            and "http://" not in "".join((b.folder / "page.html").read_text("utf-8").split("src=")[1:])[:200]
+            and "http://"
+            not in "".join((b.folder / "page.html").read_text("utf-8").split("src=")[1:])[:200]
         ),
     ),
     Feature("Results in a browser", lambda b: "ui" in {row.name for row in COMMANDS.own}),
@@ -323,9 +414,13 @@ MONEY = (
         "Prices of machines and tokens, with date and source",
         lambda b: not prices(b, source=None) and not prices(b, as_of=None) and prices(b),
     ),
-    Feature("Prices of cache writes", lambda b: "per_million_cache_write" in b.do("export --schema prices").out),
     Feature(
-        "Storage, support, egress", lambda b: prices(b, storage_per_month=100, support_per_month=50, egress_per_gb=0.1)
+        "Prices of cache writes",
+        lambda b: "per_million_cache_write" in b.do("export --schema prices").out,
+    ),
+    Feature(
+        "Storage, support, egress",
+        lambda b: prices(b, storage_per_month=100, support_per_month=50, egress_per_gb=0.1),
     ),
     Feature(
         "Reserved against spot",
@@ -333,7 +428,9 @@ MONEY = (
     ),
     Feature("Idle hours of a day", lambda b: "14h@10%,10h@70%" in b.help("cost")),
     Feature("Prices of an earlier day", lambda b: "--as-of" in b.help("cost")),
-    Feature("By year, with a discount", lambda b: has(cost(b), "offers") and "by_year" in cost(b).out),
+    Feature(
+        "By year, with a discount", lambda b: has(cost(b), "offers") and "by_year" in cost(b).out
+    ),
     Feature("Declared power held against measured", declared_power),
     Feature("Sizing for users", size),
     Feature(
@@ -345,7 +442,10 @@ MONEY = (
 OTHERS = (
     Feature("Results of other tools, under their definitions", read_back),
     Feature("Runs in others' formats", written),
-    Feature("MLPerf LoadGen's log files", lambda b: any(row.name == "mlperf-log" and row.read for row in FORMATS.own)),
+    Feature(
+        "MLPerf LoadGen's log files",
+        lambda b: any(row.name == "mlperf-log" and row.read for row in FORMATS.own),
+    ),
 )
 
 FLEETS = (
@@ -355,8 +455,12 @@ FLEETS = (
     ),
     Feature("The servers' own metrics", lambda b: "--server-metrics" in b.help("run")),
     Feature("Energy of the accelerators", lambda b: "--energy" in b.help("run")),
-    Feature("Workers on many machines: Ray, or agents", lambda b: "agents:HOST:PORT" in b.help("run")),
-    Feature("An image", lambda b: (ROOT / "deploy/Dockerfile").read_text("utf-8").count("FROM ") > 0),
+    Feature(
+        "Workers on many machines: Ray, or agents", lambda b: "agents:HOST:PORT" in b.help("run")
+    ),
+    Feature(
+        "An image", lambda b: (ROOT / "deploy/Dockerfile").read_text("utf-8").count("FROM ") > 0
+    ),
     Feature(
         "Kubernetes: a Job, a chart, a command",
         lambda b: {
@@ -372,12 +476,17 @@ FLEETS = (
 SDK = (
     Feature(
         "A client that measures itself",
-        lambda b: all(name in loadgen_sdk.__all__ for name in ("Client", "BlockingClient", "Measurement")),
+        lambda b: all(
+            name in loadgen_sdk.__all__ for name in ("Client", "BlockingClient", "Measurement")
+        ),
     ),
     Feature("Other clients measured as they are", lambda b: "instrument" in loadgen_sdk.__all__),
     Feature(
         "Retries, throttles, budgets, fallbacks",
-        lambda b: {name: name in loadgen_sdk.__all__ for name in ("Retry", "Throttle", "Budget", "Fallback")},
+        lambda b: {
+            name: name in loadgen_sdk.__all__
+            for name in ("Retry", "Throttle", "Budget", "Fallback")
+        },
     ),
     Feature("Traces without texts", lambda b: "record_shape" in loadgen_sdk.__all__),
     Feature("Plug-ins", lambda b: COMMANDS.others is not None),

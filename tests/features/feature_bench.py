@@ -68,7 +68,9 @@ class Bench:
 
     def file(self, name: str, *lines: Any) -> Path:
         """A file with these lines; what is no text, as JSON."""
-        text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+        text = "".join(
+            (line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines
+        )
         (self.folder / name).write_text(text, "utf-8")
         return self.folder / name
 
@@ -77,7 +79,11 @@ class Bench:
         if words not in self._done:
             out, said = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in "os")
             code: Any = 0
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said), contextlib.chdir(self.folder):
+            with (
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(said),
+                contextlib.chdir(self.folder),
+            ):
                 try:
                     app.main(shlex.split(words))
                 except SystemExit as left:
@@ -86,7 +92,9 @@ class Bench:
             self._done[words] = Ran(int(code or 0), *texts, folder or self.folder)
         return self._done[words]
 
-    def run(self, flags: str = "-c 4 -n 24", workload: str = PLAIN, *, url: str = "sim:gb300-vm") -> Ran:
+    def run(
+        self, flags: str = "-c 4 -n 24", workload: str = PLAIN, *, url: str = "sim:gb300-vm"
+    ) -> Ran:
         """`loadgen run` of a workload's text, in virtual time where no URL is given; its summary by path."""
         key = f"{len(self._done)}"
         known = f"run {flags} {workload} {url}"
@@ -125,7 +133,9 @@ def verdict(feature: Feature, bench: Bench) -> tuple[str, str]:
     if not isinstance(found, Mapping):
         return ("yes" if found else "no"), ""
     absent = [name for name, there in found.items() if not there]
-    return ("yes" if not absent else "no" if len(absent) == len(found) else "partly"), ", ".join(absent)
+    return ("yes" if not absent else "no" if len(absent) == len(found) else "partly"), ", ".join(
+        absent
+    )
 
 
 @cache

@@ -45,9 +45,17 @@ def tables(folder: Path) -> str:
                 lines.append(f"- {feature.name}")
             else:
                 lacking.append(f"| {feature.name} | {word} | {feature.why or absent} |")
-    said = f"{sum(count.values())} features: " + ", ".join(f"{number} {word}" for word, number in count.items()) + "."
+    said = (
+        f"{sum(count.values())} features: "
+        + ", ".join(f"{number} {word}" for word, number in count.items())
+        + "."
+    )
     heads = [f"{tool.name} {tool.version}, {tool.seen}" for tool in TOOLS]
-    lines += [OTHERS_HEAD, f"| in the result file | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
+    lines += [
+        OTHERS_HEAD,
+        f"| in the result file | {' | '.join(heads)} |",
+        "|---|" + "---|" * len(heads),
+    ]
     lines += [f"| {row.name} | {' | '.join(verdicts(row))} |" for row in SEEN]
     return "\n".join([said, "", "| not there | | why |", "|---|---|---|", *lacking, *lines])
 

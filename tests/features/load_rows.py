@@ -53,7 +53,10 @@ def gaps(bench: Bench, arrival: str) -> float:
 
 
 def trace(bench: Bench) -> str:
-    rows = [trace_rows.mooncake(1000 * n, 40 + n, 4, n // 2) | {"session_id": f"s{n // 2}"} for n in range(24)]
+    rows = [
+        trace_rows.mooncake(1000 * n, 40 + n, 4, n // 2) | {"session_id": f"s{n // 2}"}
+        for n in range(24)
+    ]
     return bench.file("trace.jsonl", *rows).name
 
 
@@ -71,9 +74,13 @@ def instants_of_a_trace(bench: Bench) -> dict[str, bool]:
 
 
 def sessions_of_a_trace(bench: Bench) -> bool:
-    rows = [trace_rows.mooncake(0, 40, 4) | {"session_id": "a"}, {"input_length": 50, "output_length": 4,
-            "hash_ids": [], "session_id": "a", "delay": 3000}]  # fmt: skip
-    ran = bench.run(f"--trace {bench.file('sessions.jsonl', *rows).name} --set trace_replay=sessions")
+    rows = [
+        trace_rows.mooncake(0, 40, 4) | {"session_id": "a"},
+        {"input_length": 50, "output_length": 4, "hash_ids": [], "session_id": "a", "delay": 3000},
+    ]
+    ran = bench.run(
+        f"--trace {bench.file('sessions.jsonl', *rows).name} --set trace_replay=sessions"
+    )
     if ran.code == 2:
         return False
     due, done = (np.sort(bench.rows(ran, name)) for name in ("due_ns", "done_ns"))
@@ -81,8 +88,14 @@ def sessions_of_a_trace(bench: Bench) -> bool:
 
 
 def spike(bench: Bench) -> bool:
-    ran = bench.run("", stages("{arrival: {constant: 10/s}, duration: 4s}", "spike: 3x for 2s",
-                               "{arrival: {constant: 10/s}, duration: 4s}"))  # fmt: skip
+    ran = bench.run(
+        "",
+        stages(
+            "{arrival: {constant: 10/s}, duration: 4s}",
+            "spike: 3x for 2s",
+            "{arrival: {constant: 10/s}, duration: 4s}",
+        ),
+    )
     due = bench.rows(ran, "due_ns") / 1e9
     return [int(((due >= a) & (due < a + 2)).sum()) for a in (2, 4, 6)] == [20, 60, 20]
 
@@ -91,40 +104,66 @@ def in_prefill(bench: Bench) -> bool:
     """Requests that have been sent and have no first token: never more than the cap, which is below those in flight."""
     ran = bench.run("-n 40 -c 8 --set concurrency_ramp=0 --set max_in_prefill=2", asks(50, 40))
     sent, first = (bench.rows(ran, name) for name in ("sent_ns", "first_token_ns"))
-    steps = sorted([(at, 1) for at in sent] + [(at, -1) for at in first], key=lambda step: (step[0], step[1]))
+    steps = sorted(
+        [(at, 1) for at in sent] + [(at, -1) for at in first], key=lambda step: (step[0], step[1])
+    )
     most = int(max(np.cumsum([change for _, change in steps])))
     return ran.code != 2 and most == 2 and ran["load.in_flight_max"] > 4
 
 
 def same_seed(bench: Bench) -> bool:
-    runs = [bench.run("--request-rate 10 -n 20 -o again --force"), bench.run("--request-rate 10 -n 20"),
-            bench.run("--request-rate 10 -n 20 --seed 2")]  # fmt: skip
-    one, again, other = ((ran["fingerprints.prompts"], ran["fingerprints.timetable"]) for ran in runs)
+    runs = [
+        bench.run("--request-rate 10 -n 20 -o again --force"),
+        bench.run("--request-rate 10 -n 20"),
+        bench.run("--request-rate 10 -n 20 --seed 2"),
+    ]
+    one, again, other = (
+        (ran["fingerprints.prompts"], ran["fingerprints.timetable"]) for ran in runs
+    )
     return one == again and one[0] != other[0] and one[1] != other[1]
 
 
 def lengths(bench: Bench) -> dict[str, bool]:
-    laws = {"fixed": "30", "uniform": "{uniform: {min: 20, max: 40}}", "normal": "{normal: {mean: 30, stddev: 4}}",
-            "lognormal": "{lognormal: {median: 30, sigma: 0.2}}", "empirical": "{empirical: [29, 31]}"}  # fmt: skip
-    return {law: 600 < bench.run("-c 8 -n 30", asks(text))["tokens.input"] < 1200 for law, text in laws.items()}
+    laws = {
+        "fixed": "30",
+        "uniform": "{uniform: {min: 20, max: 40}}",
+        "normal": "{normal: {mean: 30, stddev: 4}}",
+        "lognormal": "{lognormal: {median: 30, sigma: 0.2}}",
+        "empirical": "{empirical: [29, 31]}",
+    }
+    return {
+        law: 600 < bench.run("-c 8 -n 30", asks(text))["tokens.input"] < 1200
+        for law, text in laws.items()
+    }
 
 
 def own_prompts(bench: Bench) -> dict[str, bool]:
     said = "How many legs has a spider?"
-    talk = [{"conversations": [{"from": "human", "value": said}, {"from": "gpt", "value": "Eight."}]}]
+    talk = [
+        {"conversations": [{"from": "human", "value": said}, {"from": "gpt", "value": "Eight."}]}
+    ]
     files = {
         "JSONL": bench.file("rows.jsonl", {"prompt": said}),
         "a list of JSON": bench.file("rows.json", [{"prompt": said}]),
         "CSV": bench.file("rows.csv", "prompt", said),
         "ShareGPT": bench.file("talk.json", talk),
-        "chat messages": bench.file("chat.jsonl", {"messages": [{"role": "user", "content": said}]}),
-        "OpenAI's batch files": bench.file("batch.jsonl", {
-            "custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
-            "body": {"messages": [{"role": "user", "content": said}]}}),
+        "chat messages": bench.file(
+            "chat.jsonl", {"messages": [{"role": "user", "content": said}]}
+        ),
+        "OpenAI's batch files": bench.file(
+            "batch.jsonl",
+            {
+                "custom_id": "a",
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": {"messages": [{"role": "user", "content": said}]},
+            },
+        ),
         "SPEED-Bench": bench.file("speed.jsonl", {"turns": [said, "And an ant?"], "category": "x"}),
-    }  # fmt: skip
+    }
     return {
-        name: bench.do(f"run --dataset {file.name} -c 1 --osl 5 --url sim:gb300-vm --dry-run").code == 0
+        name: bench.do(f"run --dataset {file.name} -c 1 --osl 5 --url sim:gb300-vm --dry-run").code
+        == 0
         for name, file in files.items()
     }
 
@@ -137,12 +176,19 @@ def trace_formats(bench: Bench) -> dict[str, bool]:
         "TraceLab": [trace_rows.tracelab("c:1", 5, 0, 1100, 30)],
         "OpenTelemetry GenAI": [trace_rows.otlp(trace_rows.span(10**18, 40, 4))],
         "SageMaker data capture": [trace_rows.captured(9, 12, 30)],
-        "Azure LLM inference": ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.68,374,44"],
-        "BurstGPT": ["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", "5,x,472,18,490,Log"],
+        "Azure LLM inference": [
+            "TIMESTAMP,ContextTokens,GeneratedTokens",
+            "2023-11-16 18:15:46.68,374,44",
+        ],
+        "BurstGPT": [
+            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+            "5,x,472,18,490,Log",
+        ],
     }
     ends = ("Azure LLM inference", "BurstGPT")
     return {
-        name: traces.read_trace(bench.file("t.csv" if name in ends else "t.jsonl", *lines)).format == name
+        name: traces.read_trace(bench.file("t.csv" if name in ends else "t.jsonl", *lines)).format
+        == name
         for name, lines in rows.items()
     }
 
@@ -152,9 +198,16 @@ def row_fields(bench: Bench) -> dict[str, bool]:
     asked = {"model": "small", "priority": 3, "min_tokens": 2, "guided_json": {"type": "object"}}
     file = bench.file("fields.jsonl", trace_rows.mooncake(0, 20, 3) | asked)
     with serving(SAID) as server:
-        bench.run(f"--trace {file.name} --model m --server vllm --server-metrics off --energy off", url=server.url)
+        bench.run(
+            f"--trace {file.name} --model m --server vllm --server-metrics off --energy off",
+            url=server.url,
+        )
     bodies = [heard.body for heard in server.heard if heard.body]
-    sent = {name: any(body.get(name) == value for body in bodies) for name, value in asked.items() if name != "model"}
+    sent = {
+        name: any(body.get(name) == value for body in bodies)
+        for name, value in asked.items()
+        if name != "model"
+    }
     prompts = TracePrompts(traces.read_trace(file), 1, 2, load_tokenizer(None), models=("small",))
     return sent | {"model": prompts[0].extra.get("model") == "small"}
 
@@ -165,7 +218,9 @@ def parts_of_messages(bench: Bench) -> dict[str, bool]:
         "audio": {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
         "video": {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}},
     }
-    said = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, *parts.values()]}]
+    said = [
+        {"role": "user", "content": [{"type": "text", "text": "What is this?"}, *parts.values()]}
+    ]
     file = bench.file("parts.jsonl", {"messages": said, "max_tokens": 3})
     with serving(SAID) as server:
         flags = "-c 1 -n 1 --model m --server vllm --server-metrics off --energy off"
@@ -196,19 +251,32 @@ LOAD = (
     Feature("Closed loop: a fixed number of lanes", lambda b: b.run()["load.in_flight_max"] == 4),
     Feature(
         "Lanes that begin spread",
-        lambda b: bool(np.unique(b.rows(b.run("-c 4 -n 24 --set concurrency_ramp=8s"), "due_ns")[:4]).size == 4),
+        lambda b: bool(
+            np.unique(b.rows(b.run("-c 4 -n 24 --set concurrency_ramp=8s"), "due_ns")[:4]).size == 4
+        ),
     ),
     Feature("Open loop: Poisson arrivals", lambda b: 0.8 < gaps(b, "{poisson: 20/s}") < 1.2),
     Feature("Open loop: evenly spaced", lambda b: gaps(b, "{constant: 20/s}") < 0.001),
-    Feature("Open loop: bursts (gamma)", lambda b: gaps(b, "{gamma: {rate: 20/s, burstiness: 0.25}}") > 1.5),
+    Feature(
+        "Open loop: bursts (gamma)",
+        lambda b: gaps(b, "{gamma: {rate: 20/s, burstiness: 0.25}}") > 1.5,
+    ),
     Feature(
         "A rate that rises or falls evenly",
         lambda b: bool(
-            np.median(b.rows(b.run("", stages("{arrival: {ramp: {from: 1/s, to: 20/s}}, duration: 10s}")), "due_ns"))
+            np.median(
+                b.rows(
+                    b.run("", stages("{arrival: {ramp: {from: 1/s, to: 20/s}}, duration: 10s}")),
+                    "due_ns",
+                )
+            )
             > 6e9
         ),
     ),
-    Feature("Everything at once", lambda b: not b.rows(b.run("--request-rate inf -n 20"), "due_ns").any()),
+    Feature(
+        "Everything at once",
+        lambda b: not b.rows(b.run("--request-rate inf -n 20"), "due_ns").any(),
+    ),
     Feature(
         "Stages, with an unmeasured warm-up",
         lambda b: (
@@ -229,9 +297,9 @@ LOAD = (
         lambda b: (
             len(
                 {
-                    b.run(f"--request-rate 10 -n 20 --set schedule_seed=16159082839903944936 --seed {seed}")[
-                        "fingerprints.timetable"
-                    ]
+                    b.run(
+                        f"--request-rate 10 -n 20 --set schedule_seed=16159082839903944936 --seed {seed}"
+                    )["fingerprints.timetable"]
                     for seed in (1, 2)
                 }
             )
@@ -268,21 +336,38 @@ CONTENT = (
     Feature("Exact lengths, by laws", lengths),
     Feature(
         "Beginnings that prompts share",
-        lambda b: b.run("-c 2 -n 20", asks(400, 3, "shared_prefix_tokens: 320"))["tokens.cached_share"] > 0.5,
+        lambda b: (
+            b.run("-c 2 -n 20", asks(400, 3, "shared_prefix_tokens: 320"))["tokens.cached_share"]
+            > 0.5
+        ),
     ),
     Feature(
         "A prefix cache as warm as asked for",
-        lambda b: abs(b.run("-c 2 -n 60", asks(1000, 3, "cache: {hit_rate: 60%}"))["tokens.cached_share"] - 0.6) < 0.1,
+        lambda b: (
+            abs(
+                b.run("-c 2 -n 60", asks(1000, 3, "cache: {hit_rate: 60%}"))["tokens.cached_share"]
+                - 0.6
+            )
+            < 0.1
+        ),
     ),
     Feature(
         "Retrieved chunks, some popular",
         lambda b: (
-            b.run("-c 2 -n 20", asks(500, 3, "chunks: {count: 3, tokens: 100, corpus: 50}"))["chunks.reused_share"] > 0
+            b.run("-c 2 -n 20", asks(500, 3, "chunks: {count: 3, tokens: 100, corpus: 50}"))[
+                "chunks.reused_share"
+            ]
+            > 0
         ),
     ),
     Feature(
         "Conversations of several turns",
-        lambda b: b.run("-c 2 -n 4", asks(40, 5, "turns: {count: 3, tool_result_tokens: 20}"))["requests.ok"] == 12,
+        lambda b: (
+            b.run("-c 2 -n 4", asks(40, 5, "turns: {count: 3, tool_result_tokens: 20}"))[
+                "requests.ok"
+            ]
+            == 12
+        ),
     ),
     Feature(
         "Tasks of agents: steps, tools, sub-agents",
@@ -290,7 +375,10 @@ CONTENT = (
     ),
     Feature(
         "A pipeline over several endpoints",
-        lambda b: b.do("run rag-pipeline --url sim:gb300-vm -n 4 -c 2 --json --seed 1")["requests.ok"] == 16,
+        lambda b: (
+            b.do("run rag-pipeline --url sim:gb300-vm -n 4 -c 2 --json --seed 1")["requests.ok"]
+            == 16
+        ),
     ),
     Feature(
         "Classes of users with promises and priorities",
@@ -300,7 +388,10 @@ CONTENT = (
         "Text of a book instead of random words",
         lambda b: b.run("-c 2 -n 4", asks(80, 3, "prompts: natural"))["requests.ok"] == 4,
     ),
-    Feature("Images", lambda b: b.run("-c 2 -n 4", asks(80, 3, "images: {count: 1}"))["requests.ok"] == 4),
+    Feature(
+        "Images",
+        lambda b: b.run("-c 2 -n 4", asks(80, 3, "images: {count: 1}"))["requests.ok"] == 4,
+    ),
     Feature("Audio and video in prompts, from a file", parts_of_messages),
     Feature(
         "Made audio or video in prompts",
@@ -325,10 +416,14 @@ DOORS = (
     Feature("Completions", lambda b: api(b, "completions")),
     Feature("Responses", lambda b: api(b, "responses")),
     Feature("Anthropic messages", lambda b: api(b, "messages")),
-    Feature("Embeddings", lambda b: api(b, "embeddings", "requests: {input_tokens: 50, output_tokens: 1}")),
+    Feature(
+        "Embeddings",
+        lambda b: api(b, "embeddings", "requests: {input_tokens: 50, output_tokens: 1}"),
+    ),
     Feature("Rerank", lambda b: api(b, "rerank", asks(350, 1, "chunks: {count: 3, tokens: 100}"))),
     Feature(
-        "Whole answers instead of streams", lambda b: b.http("-c 2 -n 6 --warmup 0 --no-stream")["requests.ok"] == 6
+        "Whole answers instead of streams",
+        lambda b: b.http("-c 2 -n 6 --warmup 0 --no-stream")["requests.ok"] == 6,
     ),
     Feature(
         "Images, audio, video or realtime as answers",
@@ -343,7 +438,16 @@ DOORS = (
     Feature(
         "Servers known by name",
         lambda b: server_kind(
-            b, "trtllm", "vllm", "sglang", "dynamo", "llamacpp", "transformers", "openai", "azure", "anthropic"
+            b,
+            "trtllm",
+            "vllm",
+            "sglang",
+            "dynamo",
+            "llamacpp",
+            "transformers",
+            "openai",
+            "azure",
+            "anthropic",
         ),
     ),
     Feature(
@@ -353,7 +457,9 @@ DOORS = (
     ),
     Feature(
         "Several endpoints, with routing",
-        lambda b: {way: way in b.help("run") for way in ("round-robin", "least-in-flight", "sticky")},
+        lambda b: {
+            way: way in b.help("run") for way in ("round-robin", "least-in-flight", "sticky")
+        },
     ),
     Feature(
         "TLS with an own authority and client certificate",
@@ -367,5 +473,8 @@ DOORS = (
             "fairness": b.run("-c 2 -n 8", TENANTS)["fairness.tenants"] != [],
         },
     ),
-    Feature("A simulated endpoint, virtual or over HTTP", lambda b: b.run()["target.simulated"] and api(b, "chat")),
+    Feature(
+        "A simulated endpoint, virtual or over HTTP",
+        lambda b: b.run()["target.simulated"] and api(b, "chat"),
+    ),
 )

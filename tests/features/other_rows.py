@@ -47,7 +47,9 @@ SEEN = (
     Seen("Failures are told by kind", lambda of: bool(of("refusals").get("error_summary"))),
     Seen(
         "More quantiles of TTFT than p50 and p99 without being asked",
-        lambda of: "p90_ttft_ms" in of("quiet") or "p90" in of("quiet").get("time_to_first_token", {}),
+        lambda of: (
+            "p90_ttft_ms" in of("quiet") or "p90" in of("quiet").get("time_to_first_token", {})
+        ),
     ),
     Seen("DNS apart in the time to connect", lambda of: "http_req_dns_lookup" in of("quiet")),
     Seen(
@@ -57,7 +59,9 @@ SEEN = (
     Seen("The most requests in flight", lambda of: "max_concurrent_requests" in of("quiet")),
     Seen(
         "The text of errors",
-        lambda of: any(one["error_details"].get("message") for one in of("refusals").get("error_summary", ())),
+        lambda of: any(
+            one["error_details"].get("message") for one in of("refusals").get("error_summary", ())
+        ),
     ),
     Seen(
         "A client stopped a quarter of the time tells ITL within 2 % of the true 10.0 ms",
@@ -68,4 +72,7 @@ SEEN = (
 
 def verdicts(row: Seen) -> list[str]:
     """`yes` or `no` of each of TOOLS."""
-    return ["yes" if row.check(lambda name, tool=tool: stored(tool.files.format(name))) else "no" for tool in TOOLS]  # type: ignore[misc]
+    return [
+        "yes" if row.check(lambda name, tool=tool: stored(tool.files.format(name))) else "no"
+        for tool in TOOLS
+    ]  # type: ignore[misc]

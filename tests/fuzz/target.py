@@ -42,7 +42,18 @@ EVENTS = (
     b"[DONE]",
 )
 SEEDS += (b"\0".join(EVENTS), b"\0".join((EVENTS[0], *[EVENTS[1]] * 3, EVENTS[2])))
-WORDS = (BEFORE, AFTER, b"data: ", b"\n\n", b"\r\n", b"\r\n\r\n", b"0\r\n", b"[DONE]", b"event: ", b"ffffffff")
+WORDS = (
+    BEFORE,
+    AFTER,
+    b"data: ",
+    b"\n\n",
+    b"\r\n",
+    b"\r\n\r\n",
+    b"0\r\n",
+    b"[DONE]",
+    b"event: ",
+    b"ffffffff",
+)
 
 
 def twins(data: bytes) -> None:
@@ -55,7 +66,9 @@ def twins(data: bytes) -> None:
     hold_chunks(compiled, data, templated=bool(first & 1))
     lines = [len(line) + 1 if line[:1] == b"#" else line for line in data.split(b"\x00")]
     start = first >> 1
-    assert compiled.plain_run(lines, start, BEFORE, AFTER) == reader.pure_plain_run(lines, start, BEFORE, AFTER)
+    assert compiled.plain_run(lines, start, BEFORE, AFTER) == reader.pure_plain_run(
+        lines, start, BEFORE, AFTER
+    )
 
 
 def leaves_nothing(rounds: int = 300) -> None:
@@ -85,7 +98,9 @@ def main() -> None:
                 (corpus / f"{i}-{first}").write_bytes(bytes([first]) + seed)
         words = ("".join(f"\\x{byte:02x}" for byte in word) for word in WORDS)
         Path(folder, "words").write_text("".join(f'"{word}"\n' for word in words))
-        seed = os.environ.get("SEED", "7")  # the same at every build: one that fails by chance teaches to try again
+        seed = os.environ.get(
+            "SEED", "7"
+        )  # the same at every build: one that fails by chance teaches to try again
         flags = [
             f"-max_total_time={seconds}",
             f"-seed={seed}",
@@ -93,7 +108,10 @@ def main() -> None:
             "-max_len=4096",
             "-detect_leaks=0",
         ]
-        _fuzz.run(["fuzz", *flags, f"-artifact_prefix={os.environ.get('FOUND', folder)}/", str(corpus)], twins)
+        _fuzz.run(
+            ["fuzz", *flags, f"-artifact_prefix={os.environ.get('FOUND', folder)}/", str(corpus)],
+            twins,
+        )
 
 
 if __name__ == "__main__":

@@ -19,11 +19,23 @@ def report(*arguments: str) -> int:
 
 def call(ttft_ms: int, labels: dict[str, str], **more: Any) -> str:
     fields: dict[str, Any] = {
-        "api": "chat", "streamed": True, "status": "ok", "started": 0, "started_unix_ns": 1, "sent": 0,
-        "first_token": ttft_ms * MS, "last_token": (ttft_ms + 90) * MS, "end": (ttft_ms + 90) * MS,
-        "done": (ttft_ms + 90) * MS, "instants": (ttft_ms * MS, (ttft_ms + 90) * MS), "input_tokens": 5,
-        "output_tokens": 10, "token_source": "server", "cost": 0.5, "labels": labels,
-    }  # fmt: skip
+        "api": "chat",
+        "streamed": True,
+        "status": "ok",
+        "started": 0,
+        "started_unix_ns": 1,
+        "sent": 0,
+        "first_token": ttft_ms * MS,
+        "last_token": (ttft_ms + 90) * MS,
+        "end": (ttft_ms + 90) * MS,
+        "done": (ttft_ms + 90) * MS,
+        "instants": (ttft_ms * MS, (ttft_ms + 90) * MS),
+        "input_tokens": 5,
+        "output_tokens": 10,
+        "token_source": "server",
+        "cost": 0.5,
+        "labels": labels,
+    }
     return Measurement(**{**fields, **more}).to_json()
 
 
@@ -31,21 +43,39 @@ def test_calls_by_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     file = tmp_path / "calls.jsonl"
     lines = [call(ttft, {"feature": "search"}) for ttft in range(10, 30)]
     lines += [call(100, {"feature": "chat", "user": f"u{n}"}) for n in range(25)]
-    lines.append(call(1, {}, status="failed", first_token=-1, last_token=-1, end=-1, instants=(), cost=None))
+    lines.append(
+        call(1, {}, status="failed", first_token=-1, last_token=-1, end=-1, instants=(), cost=None)
+    )
     file.write_text("\n".join(lines) + "\n")
     assert report(str(file)) == 0
     shown = capsys.readouterr().out.splitlines()
     rows = {line.split("  ")[0]: line.split() for line in shown if line}
     assert rows["all calls"][2:6] == ["46", "45", "100", "~100"]
-    assert rows["chat"][1:] == ["25", "25", "100", "~100", "10.0", "190", "~190", "125", "250", "12.5"]
+    assert rows["chat"][1:] == [
+        "25",
+        "25",
+        "100",
+        "~100",
+        "10.0",
+        "190",
+        "~190",
+        "125",
+        "250",
+        "12.5",
+    ]
     assert rows["search"][1:4] == ["20", "20", "20.0"] and rows["(none)"][1:3] == ["21", "20"]
-    assert rows["(others)"][1] == "6" and sum(line.startswith("u") and "  1  " in line for line in shown) == 19
+    assert (
+        rows["(others)"][1] == "6"
+        and sum(line.startswith("u") and "  1  " in line for line in shown) == 19
+    )
     assert report(str(file), "--json") == 0
     (groups,) = [json.loads(capsys.readouterr().out)]
     assert groups[1]["label"] == "feature" and groups[1]["ttft_ms"]["p50"] == 100.0
 
 
-def test_a_line_that_is_no_call_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_that_is_no_call_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "calls.jsonl"
     file.write_text(call(1, {}) + '\n{"api": 1}\n')
     assert report(str(file)) == 2

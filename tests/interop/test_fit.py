@@ -26,7 +26,8 @@ from loadgen.shell import app as cli
 
 
 @pytest.mark.parametrize(
-    ("shape", "x", "p"), [(0.5, 0.1, 0.345279), (0.5, 5, 0.998435), (3, 3, 0.576810), (3, 10, 0.997231)]
+    ("shape", "x", "p"),
+    [(0.5, 0.1, 0.345279), (0.5, 5, 0.998435), (3, 3, 0.576810), (3, 10, 0.997231)],
 )
 def test_the_gamma_distribution(shape: float, x: float, p: float) -> None:
     assert laws.gamma_cdf(shape, np.array([x]))[0] == pytest.approx(p, abs=1e-6)
@@ -43,7 +44,10 @@ def test_the_right_law_fits_and_the_others_do_not() -> None:
             "uniform": rng.uniform(9.5, 1000.5, 10_000),
         }
         for law, values in made.items():
-            fits = {one.law: one.fits for one in laws.lengths(np.clip(np.rint(values), 1, None).astype(np.int32))}
+            fits = {
+                one.law: one.fits
+                for one in laws.lengths(np.clip(np.rint(values), 1, None).astype(np.int32))
+            }
             right += fits[law]
             wrong += sum(fits[other] for other in made if other != law)
         bursty, even = rng.gamma(0.5, 2, 2000), rng.exponential(1, 2000)
@@ -62,7 +66,10 @@ def trace_of(path: Path, workload: dict[str, object], seed: int, step_s: float =
     prompts = build(made, seed, 1, tokens.load_tokenizer(None))
     read, write = (prompts.drawn(what, range(len(due))) for what in ("input", "output"))  # type: ignore[attr-defined]
     rows = zip(due.tolist(), read, write, strict=True)
-    path.write_text("timestamp,input_length,output_length\n" + "".join(f"{at:.6f},{i},{o}\n" for at, i, o in rows))
+    path.write_text(
+        "timestamp,input_length,output_length\n"
+        + "".join(f"{at:.6f},{i},{o}\n" for at, i, o in rows)
+    )
     return path
 
 
@@ -82,9 +89,9 @@ def test_a_trace_of_a_workload_gives_the_workload_back(tmp_path: Path) -> None:
     assert fitted.gaps[0].parameters["burstiness"] == pytest.approx(0.4, rel=0.15)
     read, write = fitted.input_tokens[0], fitted.output_tokens[0]
     assert (read.law, read.fits, write.law, write.fits) == ("lognormal", True, "normal", True)
-    assert read.parameters["median"] == pytest.approx(800, rel=0.1) and read.parameters["sigma"] == pytest.approx(
-        0.9, rel=0.1
-    )
+    assert read.parameters["median"] == pytest.approx(800, rel=0.1) and read.parameters[
+        "sigma"
+    ] == pytest.approx(0.9, rel=0.1)
     assert write.parameters["mean"] == pytest.approx(300, rel=0.05)
     (tmp_path / "w.yaml").write_text(fit.as_yaml(fitted, "t"))
     again = load(str(tmp_path / "w.yaml"))
@@ -99,18 +106,38 @@ def test_times_in_steps_do_not_hide_the_law(tmp_path: Path) -> None:
 
 def test_rates_that_change_are_stages_and_lengths_of_no_law_are_values(tmp_path: Path) -> None:
     hours = {
-        "requests": {"input_tokens": {"empirical": {"values": [100, 5000], "weights": [3, 1]}}, "output_tokens": 7},
-        "stages": [{"arrival": {"poisson": f"{rate}/min"}, "duration": "1h"} for rate in (10, 60, 20)],
+        "requests": {
+            "input_tokens": {"empirical": {"values": [100, 5000], "weights": [3, 1]}},
+            "output_tokens": 7,
+        },
+        "stages": [
+            {"arrival": {"poisson": f"{rate}/min"}, "duration": "1h"} for rate in (10, 60, 20)
+        ],
     }
     fitted = fit.fit(read_trace(trace_of(tmp_path / "t.csv", hours, 4)))
     assert [round(rate * 60) for rate in fitted.rates] == pytest.approx([10, 60, 20], abs=3)
     chosen = fitted.input_tokens[0]
-    assert (chosen.law, chosen.parameters["values"], fitted.output_tokens[0].law) == ("empirical", [100, 5000], "fixed")
-    assert chosen.parameters["weights"][0] / sum(chosen.parameters["weights"]) == pytest.approx(0.75, abs=0.05)
+    assert (chosen.law, chosen.parameters["values"], fitted.output_tokens[0].law) == (
+        "empirical",
+        [100, 5000],
+        "fixed",
+    )
+    assert chosen.parameters["weights"][0] / sum(chosen.parameters["weights"]) == pytest.approx(
+        0.75, abs=0.05
+    )
     (tmp_path / "w.yaml").write_text(fit.as_yaml(fitted, "t"))
-    assert [stage.name for stage in load(str(tmp_path / "w.yaml")).stages] == ["hour-00", "hour-01", "hour-02"]
-    steady = {**hours, "stages": [{"arrival": {"gamma": {"rate": "20/min", "burstiness": 0.5}}, "duration": "6h"}]}
-    assert not fit.fit(read_trace(trace_of(tmp_path / "s.csv", steady, 4))).by_the_hour  # bursts alone are no change
+    assert [stage.name for stage in load(str(tmp_path / "w.yaml")).stages] == [
+        "hour-00",
+        "hour-01",
+        "hour-02",
+    ]
+    steady = {
+        **hours,
+        "stages": [{"arrival": {"gamma": {"rate": "20/min", "burstiness": 0.5}}, "duration": "6h"}],
+    }
+    assert not fit.fit(
+        read_trace(trace_of(tmp_path / "s.csv", steady, 4))
+    ).by_the_hour  # bursts alone are no change
 
 
 def test_an_applications_labels_become_classes_with_laws_of_their_own(tmp_path: Path) -> None:
@@ -118,9 +145,16 @@ def test_an_applications_labels_become_classes_with_laws_of_their_own(tmp_path: 
 
     def told(at: int, feature: str) -> Measurement:
         return Measurement(
-            api="chat", streamed=True, status="ok", started=at, started_unix_ns=at + 10**18, done=at + 10**6,
-            output_tokens=7, token_source="server", labels={"feature": feature},
-        )  # fmt: skip
+            api="chat",
+            streamed=True,
+            status="ok",
+            started=at,
+            started_unix_ns=at + 10**18,
+            done=at + 10**6,
+            output_tokens=7,
+            token_source="server",
+            labels={"feature": feature},
+        )
 
     with record_shape(tmp_path / "traffic.jsonl", labels=("feature",)) as shape:
         for number in range(90):
@@ -132,8 +166,10 @@ def test_an_applications_labels_become_classes_with_laws_of_their_own(tmp_path: 
         shape.end(rare, told(91 * 10**8, "rare"))
     fitted = fit.fit(read_trace(tmp_path / "traffic.jsonl"))
     assert sorted((part.name, part.requests) for part in fitted.classes) == [
-        ("Chat-beta", 30), ("other", 1), ("search", 60),
-    ]  # fmt: skip
+        ("Chat-beta", 30),
+        ("other", 1),
+        ("search", 60),
+    ]
     (tmp_path / "w.yaml").write_text(fit.as_yaml(fitted, "t"))
     assert any("search: 60 requests" in line for line in fit_text.words(fitted))
     result = loadgen.run(str(tmp_path / "w.yaml"), url="sim:gb300-vm", out=str(tmp_path / "out"))
@@ -143,7 +179,8 @@ def test_an_applications_labels_become_classes_with_laws_of_their_own(tmp_path: 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
-        {"timestamp": 100 * n, "input_length": 1024, "output_length": 9, "hash_ids": [1, 10 + n]} for n in range(99)
+        {"timestamp": 100 * n, "input_length": 1024, "output_length": 9, "hash_ids": [1, 10 + n]}
+        for n in range(99)
     ]
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -163,7 +200,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "requests:" in printed.out and "arrivals" in printed.err
     assert ended(str(path), "--json") == 0
     assert json.loads(capsys.readouterr().out)["fits"]["input_tokens"][0]["law"] == "fixed"
-    assert ended(str(path), "--trace-slice", "5s..1s") == 2 and "ends before it begins" in capsys.readouterr().err
+    assert (
+        ended(str(path), "--trace-slice", "5s..1s") == 2
+        and "ends before it begins" in capsys.readouterr().err
+    )
     assert (
         ended(str(path), "--trace-slice", "..1s") == 2
         and "nothing can be fitted to 10 requests" in capsys.readouterr().err
@@ -173,45 +213,70 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         fit.fit(read_trace(path))
 
 
-def talk(session: int, sizes: int, begin_s: float, *, took: bool = True, grow: int = 40) -> list[dict[str, object]]:
+def talk(
+    session: int, sizes: int, begin_s: float, *, took: bool = True, grow: int = 40
+) -> list[dict[str, object]]:
     """A conversation as rows of a shape trace: 200 tokens, answers of 30, later messages of `grow`, pauses of 2 s."""
     rows = []
     for turn in range(sizes):
         pause = {"delay": 2000.0} if took and turn else {}
         at, read = round((begin_s + 3 * turn) * 1000), 200 + (session % 7) + turn * (30 + grow)
-        lengths = {"input_length": read, "output_length": 30, "block_size": 16, "input_source": "server"}
+        lengths = {
+            "input_length": read,
+            "output_length": 30,
+            "block_size": 16,
+            "input_source": "server",
+        }
         rows.append({"timestamp": at, "session_id": f"s{session}", **lengths, **pause})
     return rows
 
 
 def test_conversations_are_kept_as_laws(tmp_path: Path) -> None:
     def fitted(name: str, talks: list[list[dict[str, object]]]) -> fit.TraceFit:
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for rows in talks for row in rows))
+        (tmp_path / name).write_text(
+            "".join(json.dumps(row) + "\n" for rows in talks for row in rows)
+        )
         return fit.fit(read_trace(tmp_path / name))
 
     begins = list(enumerate(np.cumsum(np.random.default_rng(7).exponential(1.0, 120)).tolist()))
     found = fitted("mixed.jsonl", [talk(n, (1, 3, 5)[n * 7 // 5 % 3], at) for n, at in begins])
     assert found.conversations == 80 and not found.lost
-    assert found.rates[0] == pytest.approx(120 / begins[-1][1], rel=0.05), "of starts, not of requests"
+    assert found.rates[0] == pytest.approx(120 / begins[-1][1], rel=0.05), (
+        "of starts, not of requests"
+    )
     single, talks = found.classes
     assert (single.name, single.starts) == ("single", 40)
     assert (talks.name, talks.starts, talks.requests) == ("conversations", 80, 320)
     assert talks.talk is not None
     assert sorted(set(talks.talk.later[0].parameters.get("values", (2, 4)))) == [2, 4]
-    assert talks.talk.added[0].parameters == {"value": 40} and talks.talk.think_ms[0].parameters == {"value": 2000}
+    assert talks.talk.added[0].parameters == {"value": 40} and talks.talk.think_ms[
+        0
+    ].parameters == {"value": 2000}
     (tmp_path / "w.yaml").write_text(fit.as_yaml(found, "t"))
-    result = loadgen.run(str(tmp_path / "w.yaml"), url="sim:gb300-vm", seed=1, out=str(tmp_path / "out"))
+    result = loadgen.run(
+        str(tmp_path / "w.yaml"), url="sim:gb300-vm", seed=1, out=str(tmp_path / "out")
+    )
     by_name = {part.name: part for part in result.summary.classes}
     assert by_name["conversations"].requests.ok > 3 * by_name["single"].requests.ok
     assert any("80 conversations" in line for line in fit_text.words(found))
     assert fit_text.data(found, "")["conversations"] == 80
 
     only = fitted("only.jsonl", [talk(n, 3, at) for n, at in begins])
-    assert [part.name for part in only.classes] == ["conversations"] and "classes:" not in fit.as_yaml(only, "t")
+    assert [part.name for part in only.classes] == [
+        "conversations"
+    ] and "classes:" not in fit.as_yaml(only, "t")
     for name, why, talks_of in (
-        ("untold", "does not say when answers ended", [talk(n, 3, at, took=False) for n, at in begins]),
+        (
+            "untold",
+            "does not say when answers ended",
+            [talk(n, 3, at, took=False) for n, at in begins],
+        ),
         ("shrink", "do not hold what was said", [talk(n, 3, at, grow=-60) for n, at in begins]),
-        ("few", "2 of several requests are too few", [talk(n, 1 + (n < 2), at) for n, at in begins]),
+        (
+            "few",
+            "2 of several requests are too few",
+            [talk(n, 1 + (n < 2), at) for n, at in begins],
+        ),
     ):
         lost = fitted(f"{name}.jsonl", talks_of)
         assert why in lost.lost and not lost.conversations and not lost.classes
@@ -221,16 +286,26 @@ def test_conversations_are_kept_as_laws(tmp_path: Path) -> None:
 def test_agents_with_sub_agents_are_kept_as_conversations_each(tmp_path: Path) -> None:
     """Where one had a sub-agent, every request of all of them stood alone."""
     own = [trace_rows.call(at, 200 + 150 * at, 20, *range(at + 1)) for at in range(3)]
-    inner = trace_rows.subagent(0.6, *(trace_rows.call(0.7 + at, 90 + 60 * at, 10, 50) for at in range(2)))
+    inner = trace_rows.subagent(
+        0.6, *(trace_rows.call(0.7 + at, 90 + 60 * at, 10, 50) for at in range(2))
+    )
     for call in (*own, *inner["requests"]):
         call["api_time"] = 0.2
-    rows = [trace_rows.weka(f"a{number}", own[0], *([inner] if number % 2 else []), *own[1:]) for number in range(30)]
+    rows = [
+        trace_rows.weka(f"a{number}", own[0], *([inner] if number % 2 else []), *own[1:])
+        for number in range(30)
+    ]
     fitted = fit.fit(read_trace(trace_rows.written(tmp_path / "weka.jsonl", *rows)))
     assert (fitted.lost, fitted.conversations, fitted.beside) == ("", 45, 15)
     said = " ".join(fit_text.words(fitted))
     assert "15 conversations of sub-agents: each begins on its own" in said
-    assert "asks for that share of the cache" not in said, "a workload of conversations alone asks for none"
-    assert load(str(trace_rows.written(tmp_path / "w.yaml", fit.as_yaml(fitted, "w")))).requests is not None
+    assert "asks for that share of the cache" not in said, (
+        "a workload of conversations alone asks for none"
+    )
+    assert (
+        load(str(trace_rows.written(tmp_path / "w.yaml", fit.as_yaml(fitted, "w")))).requests
+        is not None
+    )
 
 
 @pytest.mark.commands
@@ -247,13 +322,23 @@ def test_recorded_traffic_sizes_what_it_replays(
             messages: list[dict[str, str]] = []
             at = round(begin * 1e9)
             for turn in range(3 if feature == "support" else 1):
-                messages = [*messages, {"role": "user", "content": f"{number} {turn} " + "word " * (60 + number % 9)}]
+                messages = [
+                    *messages,
+                    {"role": "user", "content": f"{number} {turn} " + "word " * (60 + number % 9)},
+                ]
                 seen = shape.begin(at, {"messages": messages})
                 done = at + 10**9
                 told = Measurement(
-                    api="chat", streamed=True, status="ok", started=at, started_unix_ns=at + 10**18, done=done,
-                    output_tokens=20, token_source="server", labels={"feature": feature},
-                )  # fmt: skip
+                    api="chat",
+                    streamed=True,
+                    status="ok",
+                    started=at,
+                    started_unix_ns=at + 10**18,
+                    done=done,
+                    output_tokens=20,
+                    token_source="server",
+                    labels={"feature": feature},
+                )
                 shape.end(seen, told)
                 messages = [*messages, {"role": "assistant", "content": "answer " * 20}]
                 at = done + 2 * 10**9
@@ -263,8 +348,14 @@ def test_recorded_traffic_sizes_what_it_replays(
             cli.main([str(word) for word in words])
         return (int(ending.value.code or 0), *capsys.readouterr())
 
-    page = (places.ROOT / "docs" / "sdk.md").read_text("utf-8").partition("## From production to load test")[2]
-    commands, contract = re.findall(r"(?m)^```(?:yaml)?\n((?:loadgen|name).*?)^```", page, re.DOTALL)[:2]
+    page = (
+        (places.ROOT / "docs" / "sdk.md")
+        .read_text("utf-8")
+        .partition("## From production to load test")[2]
+    )
+    commands, contract = re.findall(
+        r"(?m)^```(?:yaml)?\n((?:loadgen|name).*?)^```", page, re.DOTALL
+    )[:2]
     (tmp_path / "contract.yaml").write_text(contract)
     said = {}
     for line in commands.replace("http://localhost:8000", "sim:gb300-vm").splitlines():
@@ -274,6 +365,9 @@ def test_recorded_traffic_sizes_what_it_replays(
     assert [*said] == ["fit", "sweep", "size", "validate"]
     assert {*load("traffic.yaml").requests.classes} == {"search", "support-conversations"}
     assert "support-conversations" in said["fit"] and "PASS" in said["validate"]
-    (run,) = [*Path("results").glob("*/levels/*/summary.json"), *Path("results").rglob("summary.json")][:1]
+    (run,) = [
+        *Path("results").glob("*/levels/*/summary.json"),
+        *Path("results").rglob("summary.json"),
+    ][:1]
     classes = json.loads(run.read_text())["classes"]
     assert {part["name"] for part in classes} == {"search", "support-conversations"}

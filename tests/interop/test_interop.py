@@ -72,7 +72,11 @@ def test_real_files_are_recognised(name: str, tool: str) -> None:
         ("guidellm_benchmarks.json", "e2e_ms.p50", 1058.4373474121094),  # seconds there
         ("guidellm_benchmarks.json", "tpot_ms.mean", 4.944916365284416),  # its ITL
         ("guidellm_benchmarks.json", "tpot_with_first_ms.mean", 5.283993259072304),  # its TPOT
-        ("inference_perf_summary_lifecycle_metrics.json", "ttft_ms.p50", 52.27621849962816),  # seconds there
+        (
+            "inference_perf_summary_lifecycle_metrics.json",
+            "ttft_ms.p50",
+            52.27621849962816,
+        ),  # seconds there
         ("genai_bench_concurrency.json", "ttft_ms.p99", 251.54940618019273),
         ("mlcommons_endpoints_result_summary.json", "ttft_ms.p99", 992.706750),  # ns there
     ],
@@ -87,13 +91,18 @@ def test_what_is_odd_about_a_file_is_said() -> None:
     late = reader.read_result(DATA / "inference_perf_summary_lifecycle_metrics.json").notes
     assert late == ("requests were sent up to 2,611 ms (p99) after they were due",)
     line = (DATA / "sglang_bench_serving.jsonl").read_bytes()
-    told = reader.parse_result(line).figures  # its file counts no failures: that is not the same as none
-    assert told["requests.ok"] and not {"requests.failed", "requests.scheduled", "ok_share"} & set(told)
+    told = reader.parse_result(
+        line
+    ).figures  # its file counts no failures: that is not the same as none
+    assert told["requests.ok"] and not {"requests.failed", "requests.scheduled", "ok_share"} & set(
+        told
+    )
     assert reader.parse_result(line * 3).notes == ("the last of 3 results in the file",)
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b"{}", b"name: x\n", b"null", b"\xff\xfe", b'{"benchmarks": []}', b"3\n"]
+    "data",
+    [b"", b"{", b"[]", b"{}", b"name: x\n", b"null", b"\xff\xfe", b'{"benchmarks": []}', b"3\n"],
 )
 def test_what_no_tool_has_written_gets_a_sentence(data: bytes) -> None:
     with pytest.raises(UserError, match="--> file"):
@@ -104,7 +113,13 @@ VALUES = {name: json.loads((DATA / name).read_text()) for name in FILES if name.
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value[:3])
+        if isinstance(value, list)
+        else ()
+    )
     return [path, *(place for key, one in inner for place in places(one, (*path, key)))]
 
 
@@ -141,7 +156,10 @@ def test_a_damaged_record_is_named_with_its_line() -> None:
 
 def test_text_and_page_say_whose_figures_they_are() -> None:
     found = reader.read_result(DATA / "guidellm_benchmarks.json")
-    text, page = as_text.render(other_tools.report(found)), as_page.render(other_tools.report(found))
+    text, page = (
+        as_text.render(other_tools.report(found)),
+        as_page.render(other_tools.report(found)),
+    )
     for said in ("GuideLLM 0.8.1", "the first token's wait is in it"):
         assert said in " ".join(text.split()) and said in page.replace("&#x27;", "'")
     assert "no verdict of ours" in text and "FOREIGN" in page
@@ -155,22 +173,38 @@ def test_definitions_of_others_on_rows_worked_by_hand() -> None:
     found = rows(1, 2)
     ms = 1_000_000
     for field, values in (
-        ("due_ns", (0, 0)), ("sent_ns", (10, 20)), ("first_event_ns", (50, 60)), ("first_token_ns", (110, 120)),
-        ("last_token_ns", (150, 200)), ("end_ns", (160, 210)), ("output_tokens", (5 / ms, 5 / ms)),
-    ):  # fmt: skip
+        ("due_ns", (0, 0)),
+        ("sent_ns", (10, 20)),
+        ("first_event_ns", (50, 60)),
+        ("first_token_ns", (110, 120)),
+        ("last_token_ns", (150, 200)),
+        ("end_ns", (160, 210)),
+        ("output_tokens", (5 / ms, 5 / ms)),
+    ):
         found[field] = np.array([round(value * ms) for value in values])
     made = other_definitions.theirs(runs.header("r", 2), found, [])
-    vllm, guidellm, sglang = made["vllm bench serve"], made["GuideLLM"], made["SGLang bench_serving"]
+    vllm, guidellm, sglang = (
+        made["vllm bench serve"],
+        made["GuideLLM"],
+        made["SGLang bench_serving"],
+    )
     assert vllm.ttft.values.tolist() == [40 * ms, 40 * ms]  # the role event counts
     assert vllm.tpot is not None and vllm.tpot.values.tolist() == [110 * ms / 4, 150 * ms / 4]
-    assert isinstance(vllm.itl, Pooled) and vllm.itl.gaps.count == 2  # from the role events to the first tokens
+    assert (
+        isinstance(vllm.itl, Pooled) and vllm.itl.gaps.count == 2
+    )  # from the role events to the first tokens
     assert sglang.ttft.values.tolist() == [100 * ms, 100 * ms]
     assert sglang.tpot is not None and sglang.tpot.values.tolist() == [50 * ms / 4, 90 * ms / 4]
-    assert guidellm.tpot is not None and guidellm.tpot.values.tolist() == [140 * ms / 5, 180 * ms / 5]
+    assert guidellm.tpot is not None and guidellm.tpot.values.tolist() == [
+        140 * ms / 5,
+        180 * ms / 5,
+    ]
     assert made["AIPerf"].tpot is None and made["genai-bench"].itl is None
     assert made["inference-perf"].tpot is not None
     assert made["inference-perf"].tpot.values.tolist() == [40 * ms / 4, 80 * ms / 4]
-    completions = other_definitions.theirs(runs.header("r", 2, api="completions"), found, [])["vllm bench serve"]
+    completions = other_definitions.theirs(runs.header("r", 2, api="completions"), found, [])[
+        "vllm bench serve"
+    ]
     assert completions.ttft.values.tolist() == [100 * ms, 100 * ms]  # no role event there
 
 
@@ -197,7 +231,9 @@ def test_percentiles_of_ordered_values_are_those_of_numpy_to_the_last_bit() -> N
 @pytest.mark.parametrize("weighted", [False, True])
 def test_two_percentiles_are_those_of_all(weighted: bool) -> None:
     draw = np.random.default_rng(1)
-    sample = WeightedValues(draw.lognormal(15, 1, 500), draw.integers(0, 9, 500) if weighted else None)
+    sample = WeightedValues(
+        draw.lognormal(15, 1, 500), draw.integers(0, 9, 500) if weighted else None
+    )
     whole, two = sample.stats(), sample.stats(("p50", "p99"))
     assert two == {name: whole[name] for name in ("count", "p50", "p99")}
 
@@ -245,7 +281,9 @@ def keys(value: Any) -> set[str]:
         ("mlcommons", "mlcommons_endpoints_result_summary.json", set()),
     ],
 )
-def test_exports_have_the_fields_of_real_files(tmp_path: Path, form: str, file: str, lacking: set[str]) -> None:
+def test_exports_have_the_fields_of_real_files(
+    tmp_path: Path, form: str, file: str, lacking: set[str]
+) -> None:
     stored = store.read_run(runs.write(tmp_path / "r", rows(3, 700)))
     made = getattr(export, form)(summarize(*stored), stored)
     assert keys(VALUES[file]) - set(made) == lacking
@@ -266,43 +304,72 @@ def test_the_export_of_millions_is_written_a_part_after_the_other(tmp_path: Path
     """Neither all rows, nor an object for each number, nor the whole file are in memory: it took 2.2 to 2.8 GB."""
     folder = runs.write(tmp_path / "r", found := rows(3, 700))
     (folder / "requests").mkdir()
-    write(folder / "requests" / store.MERGED, [to_table(found[:400], []), to_table(found[400:], [])])
+    write(
+        folder / "requests" / store.MERGED, [to_table(found[:400], []), to_table(found[400:], [])]
+    )
     whole, stored = store.read_run(folder), store.read_run(folder, most=0, by_stage=False)
     assert isinstance(stored.rows, Frame) and (stored.rows["slot"] == found["slot"]).all()
     summary = summarize(*stored)
-    in_parts = [list(as_csv(summary, stored, 100)), list(json_parts(export.vllm(summary, stored), 100))]
+    in_parts = [
+        list(as_csv(summary, stored, 100)),
+        list(json_parts(export.vllm(summary, stored), 100)),
+    ]
     assert all(max(map(len, parts)) < sum(map(len, parts)) / 4 for parts in in_parts)
     named = export.vllm(summary, whole).items()
-    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in named}
+    plain = {
+        name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in named
+    }
     assert b"".join(in_parts[1]) == json.dumps(plain, indent=2).encode() + b"\n"
     assert b"".join(in_parts[0]) == b"".join(as_csv(summary, whole))
     assert [*aiperf_records.write(summary, stored)] == [*aiperf_records.write(summary, whole)]
 
 
-@given(st.dictionaries(st.text(), st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.none())))
+@given(
+    st.dictionaries(
+        st.text(),
+        st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.none()),
+    )
+)
 def test_a_document_in_parts_is_the_document(document: dict[str, list[Any]]) -> None:
-    arrays = {"empty": np.zeros(0), "some": np.array([1e22, 1e-7, -0.0, 5]), **document, "whole": np.arange(3)}
+    arrays = {
+        "empty": np.zeros(0),
+        "some": np.array([1e22, 1e-7, -0.0, 5]),
+        **document,
+        "whole": np.arange(3),
+    }
     plain = {"empty": [], "some": [1e22, 1e-7, -0.0, 5.0], **document, "whole": [0, 1, 2]}
     for given_, expected in ((arrays, plain), (document, document)):
         assert b"".join(json_parts(given_)) == json.dumps(expected, indent=2).encode() + b"\n"
 
 
-def test_the_benchmark_report_of_llm_d_is_taken_by_its_own_code_and_reads_back(tmp_path: Path) -> None:
+def test_the_benchmark_report_of_llm_d_is_taken_by_its_own_code_and_reads_back(
+    tmp_path: Path,
+) -> None:
     found = rows(3, 700)
     fail(found, 0.1)
     stored = store.read_run(runs.write(tmp_path / "r", found))
     summary = summarize(*stored)
     made = json.dumps(benchmark_report.write(summary, stored), allow_nan=False)
     back = reader.parse_result(made.encode())
-    assert (back.tool, back.model, back.version) == ("llm-d Benchmark Report", summary.target.model, "0.2.1")
+    assert (back.tool, back.model, back.version) == (
+        "llm-d Benchmark Report",
+        summary.target.model,
+        "0.2.1",
+    )
     for path, figure in (
-        ("ttft_ms.p99", summary.ttft_ms.p99), ("ttft_ms.p99_9", summary.ttft_ms.p99_9),
-        ("tpot_ms.p50", summary.tpot_ms.p50), ("e2e_ms.mean", summary.e2e_ms.mean),
-        ("tokens.output_per_s", summary.tokens.output_per_s), ("load.completed_rps", summary.load.completed_rps),
-        ("requests.ok", summary.requests.ok), ("requests.failed", summary.requests.failed),
-    ):  # fmt: skip
+        ("ttft_ms.p99", summary.ttft_ms.p99),
+        ("ttft_ms.p99_9", summary.ttft_ms.p99_9),
+        ("tpot_ms.p50", summary.tpot_ms.p50),
+        ("e2e_ms.mean", summary.e2e_ms.mean),
+        ("tokens.output_per_s", summary.tokens.output_per_s),
+        ("load.completed_rps", summary.load.completed_rps),
+        ("requests.ok", summary.requests.ok),
+        ("requests.failed", summary.requests.failed),
+    ):
         assert back.figures[path] == pytest.approx(figure), path
-    theirs = pytest.importorskip("llmd_benchmark_report.schema_v0_2")  # forbids what it does not know
+    theirs = pytest.importorskip(
+        "llmd_benchmark_report.schema_v0_2"
+    )  # forbids what it does not know
     report = theirs.BenchmarkReportV02(**json.loads(made))
     assert report.results.request_performance.aggregate.requests.failures == summary.requests.failed
     assert report.scenario.load.native.config["valid"] is summary.verdict.valid
@@ -314,10 +381,14 @@ def test_a_benchmark_report_of_llm_d_is_read_in_yaml(tmp_path: Path) -> None:
     found = reader.read_result(example)
     said = yaml.safe_load(example.read_text("utf-8"))["results"]["request_performance"]["aggregate"]
     scale = {"s": 1e3, "ms": 1.0}[said["latency"]["time_to_first_token"]["units"]]
-    assert found.figures["ttft_ms.p99"] == pytest.approx(said["latency"]["time_to_first_token"]["p99"] * scale)
+    assert found.figures["ttft_ms.p99"] == pytest.approx(
+        said["latency"]["time_to_first_token"]["p99"] * scale
+    )
     assert found.figures["requests.scheduled"] == said["requests"]["total"]
     assert found.model == "Qwen/Qwen3-0.6B" and found.notes
-    (tmp_path / "cut.yaml").write_text(example.read_text("utf-8")[:4000] + "request_performance: [", "utf-8")
+    (tmp_path / "cut.yaml").write_text(
+        example.read_text("utf-8")[:4000] + "request_performance: [", "utf-8"
+    )
     with refused(UserError, "wrong_format"):
         reader.read_result(tmp_path / "cut.yaml")
 
@@ -332,7 +403,9 @@ def test_early_stopping_percentiles_are_at_or_above_the_plain_ones(tmp_path: Pat
     assert all(early[p] >= plain[p] for p in ("95.0", "90.0", "50.0"))
 
 
-def test_csv_has_a_line_per_request(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_csv_has_a_line_per_request(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
     found = rows(1, 50)
     fail(found, 0.2)
     folder = runs.write(tmp_path / "r", found)
@@ -340,17 +413,27 @@ def test_csv_has_a_line_per_request(tmp_path: Path, capsysbinary: pytest.Capture
     lines = list(csv.DictReader(io.StringIO(capsysbinary.readouterr().out.decode())))
     assert len(lines) == 50 and {"ttft_ms", "tpot_ms", "e2e_ms", "input_tokens"} <= set(lines[0])
     assert list(lines[0]) == list(loadgen.load(folder).frame("pyarrow").column_names)
-    assert [line["status"] for line in lines] == ["ok" if s == 0 else "failed" for s in found["status"]]
+    assert [line["status"] for line in lines] == [
+        "ok" if s == 0 else "failed" for s in found["status"]
+    ]
     assert [float(line["due_ms"]) for line in lines] == (found["due_ns"] / 1e6).tolist()
     assert {line["ttft_ms"] for line in lines if line["status"] == "failed"} == {""}
 
 
-def test_csv_says_which_rows_the_report_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_says_which_rows_the_report_leaves_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """104 requests of warm-up stood among 13,303, and nothing in the file says that they count for nothing."""
-    stages = (StagePlan(name="warm-up", arrival="poisson 8/s", measured=False), StagePlan(name="load"))
+    stages = (
+        StagePlan(name="warm-up", arrival="poisson 8/s", measured=False),
+        StagePlan(name="load"),
+    )
     warmed = rows(1, 50)
     warmed["stage"][10:] = 1
-    folders = runs.write(tmp_path / "w", warmed, stages=stages), runs.write(tmp_path / "r", rows(1, 50))
+    folders = (
+        runs.write(tmp_path / "w", warmed, stages=stages),
+        runs.write(tmp_path / "r", rows(1, 50)),
+    )
     for folder, said in zip(folders, (True, False), strict=True):
         assert exits("export", str(folder), "--as", "csv", "-o", str(tmp_path / "r.csv")) == 0
         assert ("its rows of stage warm-up are in no figure" in capsys.readouterr().err) is said
@@ -375,11 +458,19 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize(
     "typed",
-    [("report", "b.zip"), ("compare", "b.zip", "b.zip"), ("export", "b.zip", "--as", "csv"),
-     ("cost", "b.zip", "--accept-sample-prices"), ("bundle", "b.zip", "-o", "c.zip")],
-)  # fmt: skip
+    [
+        ("report", "b.zip"),
+        ("compare", "b.zip", "b.zip"),
+        ("export", "b.zip", "--as", "csv"),
+        ("cost", "b.zip", "--accept-sample-prices"),
+        ("bundle", "b.zip", "-o", "c.zip"),
+    ],
+)
 def test_a_bundle_in_the_place_of_a_folder_says_how_to_get_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, typed: tuple[str, ...]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    typed: tuple[str, ...],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with zipfile.ZipFile("b.zip", "w") as archive:
@@ -388,7 +479,9 @@ def test_a_bundle_in_the_place_of_a_folder_says_how_to_get_it(
     assert "of a bundle: unzip b.zip, then give result" in capsys.readouterr().err
 
 
-def test_of_several_runs_one_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_several_runs_one_is_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("r1", "r2"):
         runs.write(tmp_path / "repeated" / name, rows(1, 50))
     (tmp_path / "repeated" / "repeats.json").write_text("{}")
@@ -396,13 +489,17 @@ def test_of_several_runs_one_is_exported(tmp_path: Path, capsys: pytest.CaptureF
     assert "name one of them, like" in capsys.readouterr().err
 
 
-def test_a_folder_of_another_tool_is_known_by_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_another_tool_is_known_by_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "benchmarks.json").write_bytes((DATA / "guidellm_benchmarks.json").read_bytes())
     assert exits("report", str(tmp_path)) == 0
     assert "GuideLLM" in capsys.readouterr().out
 
 
-def test_an_official_mlperf_log_stands_beside_our_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_official_mlperf_log_stands_beside_our_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "mlperf_log_summary.txt"
     log.write_text(OFFICIAL)
     found = reader.read_result(log)

@@ -11,7 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
-from trace_rows import bailian, call, captured, mooncake, otlp, shape, span, subagent, tracelab, weka, written
+from trace_rows import (
+    bailian,
+    call,
+    captured,
+    mooncake,
+    otlp,
+    shape,
+    span,
+    subagent,
+    tracelab,
+    weka,
+    written,
+)
 
 import loadgen
 from loadgen.core.errors import Fault, Faults
@@ -28,55 +40,139 @@ EPOCH = 1_784_000_000 * S
 FILES: dict[str, tuple[list[Any], str, list[int], list[int], list[int]]] = {
     "mooncake.jsonl": (
         [mooncake(27_482, 6955, 52, *range(14)), mooncake(30_535, 6472, 26, *range(13))],
-        "Mooncake", [0, 3053 * MS], [6955, 6472], [52, 26],
+        "Mooncake",
+        [0, 3053 * MS],
+        [6955, 6472],
+        [52, 26],
     ),
-    "seconds.jsonl": ([mooncake(0.5, 20, 3, 1, 2), mooncake(2.25, 20, 4, 1, 3)], "Mooncake",
-                      [0, 1_750 * MS], [20, 20], [3, 4]),
-    "unsorted shape.jsonl": ([shape(9, 5, 1, 7), shape(2, 6, 2, 8, 9)], "shape trace", [0, 7 * MS], [6, 5], [2, 1]),
+    "seconds.jsonl": (
+        [mooncake(0.5, 20, 3, 1, 2), mooncake(2.25, 20, 4, 1, 3)],
+        "Mooncake",
+        [0, 1_750 * MS],
+        [20, 20],
+        [3, 4],
+    ),
+    "unsorted shape.jsonl": (
+        [shape(9, 5, 1, 7), shape(2, 6, 2, 8, 9)],
+        "shape trace",
+        [0, 7 * MS],
+        [6, 5],
+        [2, 1],
+    ),
     "bailian.jsonl": (
-        [bailian(1, -1, 0.0, 30, 9, 7, 8), bailian(2, -1, 0.125, 16, 1, 9), bailian(3, 1, 61.5, 60, 8, 7, 8, 4, 5)],
-        "Bailian", [0, 125 * MS, 61_500 * MS], [30, 16, 60], [9, 1, 8],
+        [
+            bailian(1, -1, 0.0, 30, 9, 7, 8),
+            bailian(2, -1, 0.125, 16, 1, 9),
+            bailian(3, 1, 61.5, 60, 8, 7, 8, 4, 5),
+        ],
+        "Bailian",
+        [0, 125 * MS, 61_500 * MS],
+        [30, 16, 60],
+        [9, 1, 8],
     ),
     "shape.jsonl": (
-        [shape(1_700_000_000_123.456, 700, 7, 1, 2, session_id="a-1", turn=0),
-         shape(1_700_000_000_125.0, 900, 8, 1, 2, 3, session_id="a-1", turn=1, delay=3.5)],
-        "shape trace", [0, 1_544_000], [700, 900], [7, 8],
+        [
+            shape(1_700_000_000_123.456, 700, 7, 1, 2, session_id="a-1", turn=0),
+            shape(1_700_000_000_125.0, 900, 8, 1, 2, 3, session_id="a-1", turn=1, delay=3.5),
+        ],
+        "shape trace",
+        [0, 1_544_000],
+        [700, 900],
+        [7, 8],
     ),
     "weka.jsonl": (  # a sub-agent counts from its marker in the first trace, from the start of the trace in the second
-        [weka("a", call(0, 130, 5, 1, 2), subagent(10, call(0.5, 64, 7, 9)), call(20, 200, 6, 1, 2, 3)),
-         weka("b", call(1, 64, 8, 1), subagent(3, call(4, 64, 9, 1)))],
-        "Weka", [0, S, 4 * S, 10_500 * MS, 20 * S], [130, 64, 64, 64, 200], [5, 8, 9, 7, 6],
+        [
+            weka(
+                "a",
+                call(0, 130, 5, 1, 2),
+                subagent(10, call(0.5, 64, 7, 9)),
+                call(20, 200, 6, 1, 2, 3),
+            ),
+            weka("b", call(1, 64, 8, 1), subagent(3, call(4, 64, 9, 1))),
+        ],
+        "Weka",
+        [0, S, 4 * S, 10_500 * MS, 20 * S],
+        [130, 64, 64, 64, 200],
+        [5, 8, 9, 7, 6],
     ),
     "tracelab.jsonl": (
-        [tracelab("c:1", 5, 0, 1100, 30), tracelab("c:2", 7, 0, 600, 20), tracelab("c:1", 9, 1030, 500, 10)],
-        "TraceLab", [0, 2 * S, 4 * S], [1100, 600, 1530], [30, 20, 10],
+        [
+            tracelab("c:1", 5, 0, 1100, 30),
+            tracelab("c:2", 7, 0, 600, 20),
+            tracelab("c:1", 9, 1030, 500, 10),
+        ],
+        "TraceLab",
+        [0, 2 * S, 4 * S],
+        [1100, 600, 1530],
+        [30, 20, 10],
     ),
     "spans.jsonl": (  # of calls of models only: an agent's span has the tokens of its calls once more
-        [otlp(span(EPOCH + S, 40, 4), span(EPOCH, 30, 3)),
-         otlp(span(EPOCH, 70, 7, "invoke_agent"), span(EPOCH, None, None))],
-        "OpenTelemetry GenAI", [0, S], [30, 40], [3, 4],
+        [
+            otlp(span(EPOCH + S, 40, 4), span(EPOCH, 30, 3)),
+            otlp(span(EPOCH, 70, 7, "invoke_agent"), span(EPOCH, None, None)),
+        ],
+        "OpenTelemetry GenAI",
+        [0, S],
+        [30, 40],
+        [3, 4],
     ),
     "console.jsonl": (
-        [{"name": "chat m", "start_time": "2026-11-22T10:00:00.250000Z",
-          "attributes": {"gen_ai.usage.input_tokens": 5, "gen_ai.usage.output_tokens": 6}},
-         {"name": "GET", "start_time": "2026-11-22T10:00:00Z", "attributes": {"http.method": "GET"}}],
-        "OpenTelemetry GenAI", [0], [5], [6],
+        [
+            {
+                "name": "chat m",
+                "start_time": "2026-11-22T10:00:00.250000Z",
+                "attributes": {"gen_ai.usage.input_tokens": 5, "gen_ai.usage.output_tokens": 6},
+            },
+            {
+                "name": "GET",
+                "start_time": "2026-11-22T10:00:00Z",
+                "attributes": {"http.method": "GET"},
+            },
+        ],
+        "OpenTelemetry GenAI",
+        [0],
+        [5],
+        [6],
     ),
-    "capture.jsonl": ([captured(9, 12, 30), captured(4, 13, 31, binary=True)],
-                      "SageMaker data capture", [0, 5 * S], [13, 12], [31, 30]),
+    "capture.jsonl": (
+        [captured(9, 12, 30), captured(4, 13, 31, binary=True)],
+        "SageMaker data capture",
+        [0, 5 * S],
+        [13, 12],
+        [31, 30],
+    ),
     "azure.csv": (
-        ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.6805900,374,44",
-         "2023-11-16 18:15:50.9951690,396,109", "2023-11-16 18:15:51.0000000+00:00,5,2"],
-        "Azure LLM inference", [0, 4_314_579_000, 4_319_410_000], [374, 396, 5], [44, 109, 2],
+        [
+            "TIMESTAMP,ContextTokens,GeneratedTokens",
+            "2023-11-16 18:15:46.6805900,374,44",
+            "2023-11-16 18:15:50.9951690,396,109",
+            "2023-11-16 18:15:51.0000000+00:00,5,2",
+        ],
+        "Azure LLM inference",
+        [0, 4_314_579_000, 4_319_410_000],
+        [374, 396, 5],
+        [44, 109, 2],
     ),
     "burst.csv": (
-        ["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", "5,ChatGPT,472,18,490,Log",
-         "45,ChatGPT,1087,0,1087,Conversation log", "118.5,GPT-4,417,276,693,API"],
-        "BurstGPT", [0, 113_500 * MS], [472, 417], [18, 276],
+        [
+            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+            "5,ChatGPT,472,18,490,Log",
+            "45,ChatGPT,1087,0,1087,Conversation log",
+            "118.5,GPT-4,417,276,693,API",
+        ],
+        "BurstGPT",
+        [0, 113_500 * MS],
+        [472, 417],
+        [18, 276],
     ),
-    "plain.csv": (["timestamp,input_length,output_length", "0,10,2", "0.5,20,3"],
-                  "timestamp,input_length,output_length", [0, 500 * MS], [10, 20], [2, 3]),
-}  # fmt: skip
+    "plain.csv": (
+        ["timestamp,input_length,output_length", "0,10,2", "0.5,20,3"],
+        "timestamp,input_length,output_length",
+        [0, 500 * MS],
+        [10, 20],
+        [2, 3],
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -118,19 +214,25 @@ def test_sessions_and_blocks_of_agents(tmp_path: Path) -> None:
 def test_sessions_and_ends_of_burstgpt(tmp_path: Path) -> None:
     head = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
     lines = (
-        "5,s-1,2.5,ChatGPT,472,18,490,Conversation log", "6,,1,GPT-4,30,9,39,API log",
-        "9,s-1,,ChatGPT,90,0,90,Conversation log", "12.5,s-1,4,ChatGPT,500,20,520,Conversation log",
-    )  # fmt: skip
+        "5,s-1,2.5,ChatGPT,472,18,490,Conversation log",
+        "6,,1,GPT-4,30,9,39,API log",
+        "9,s-1,,ChatGPT,90,0,90,Conversation log",
+        "12.5,s-1,4,ChatGPT,500,20,520,Conversation log",
+    )
     trace = traces.read_trace(written(tmp_path / "burst.csv", head, *lines))
     assert trace.session.tolist() == [0, -1, 0] and trace.took_ns.tolist() == [2_500 * MS, S, 4 * S]
     sessions = trace_sessions.sessions_of(trace)
     assert sessions.sizes.tolist() == [2, 1]
-    assert sessions.graph(0) == (((), (0,)), (0, 5 * S)), "12.5 s is 5 s after the end of the answer at 7.5 s"
+    assert sessions.graph(0) == (((), (0,)), (0, 5 * S)), (
+        "12.5 s is 5 s after the end of the answer at 7.5 s"
+    )
     columns = {
-        "Timestamp": [5.0, 6.0, 9.0, 12.5], "Session ID": ["s-1", None, "s-1", "s-1"],
+        "Timestamp": [5.0, 6.0, 9.0, 12.5],
+        "Session ID": ["s-1", None, "s-1", "s-1"],
         "Elapsed time": [2.5, 1.0, None, 4.0],
-        "Request tokens": [472, 30, 90, 500], "Response tokens": [18, 9, 0, 20],
-    }  # fmt: skip
+        "Request tokens": [472, 30, 90, 500],
+        "Response tokens": [18, 9, 0, 20],
+    }
     table = traces.read_trace(parquet(tmp_path / "burst.parquet", **columns))
     for name in ("due_ns", "session", "group", "took_ns", "input_tokens"):
         assert getattr(table, name).tolist() == getattr(trace, name).tolist(), name
@@ -154,14 +256,22 @@ def test_rows_of_sessions_without_timestamps(tmp_path: Path) -> None:
         return {"session_id": session, "input_length": 300, "output_length": 40, **more}
 
     file = written(
-        tmp_path / "aiperf.jsonl", row("b", timestamp=2000), row("b", delay=1500, hash_ids=[1, 2]), row("b"),
-        row("a"), row("a", delay=250.5),
-    )  # fmt: skip
+        tmp_path / "aiperf.jsonl",
+        row("b", timestamp=2000),
+        row("b", delay=1500, hash_ids=[1, 2]),
+        row("b"),
+        row("a"),
+        row("a", delay=250.5),
+    )
     trace = traces.read_trace(file)
     assert (trace.format, len(trace), trace.untimed) == ("Mooncake", 5, 4)
     sessions = trace_sessions.sessions_of(trace)
     assert sessions.due_ns.tolist() == [0, 2 * S] and sessions.sizes.tolist() == [2, 3]
-    assert sessions.graph(0).pauses == (0, 250_500_000) and sessions.graph(1).pauses == (0, 1500 * MS, 0)
+    assert sessions.graph(0).pauses == (0, 250_500_000) and sessions.graph(1).pauses == (
+        0,
+        1500 * MS,
+        0,
+    )
     assert sessions.graph(1).waits == ((), (0,), (1,))
     with pytest.raises(Faults, match="4 of 5 rows have no timestamp"):
         of_trace(file)
@@ -180,17 +290,24 @@ def parquet(path: Path, **columns: Any) -> Path:
     return path
 
 
-def test_what_rows_ask_for_is_sent_and_their_model_where_the_server_lists_it(tmp_path: Path) -> None:
+def test_what_rows_ask_for_is_sent_and_their_model_where_the_server_lists_it(
+    tmp_path: Path,
+) -> None:
     plain = [mooncake(1000 * n, 20, 3) for n in range(3)]
     asked = {"model": "small", "priority": 3, "min_tokens": 2, "guided_json": {"type": "object"}}
     rows = [shape(1000 * (9 - n), 20, 3, 1, session_id="s") for n in range(2)]
-    ordered = traces.read_trace(written(tmp_path / "m", plain[0], plain[1] | asked, plain[2] | {"model": "other"}))
+    ordered = traces.read_trace(
+        written(tmp_path / "m", plain[0], plain[1] | asked, plain[2] | {"model": "other"})
+    )
     sorted_by_time = traces.read_trace(written(tmp_path / "s", rows[0] | asked, rows[1]))
     words = load_tokenizer(None)
     without = {name: value for name, value in asked.items() if name != "model"}
     prompts = TracePrompts(ordered, 1, 2, words, models=("small",))
     assert [prompts[n].extra for n in range(3)] == [{}, asked, {}]
-    assert [TracePrompts(ordered.within(S, None), 1, 2, words)[n].extra for n in range(2)] == [without, {}]
+    assert [TracePrompts(ordered.within(S, None), 1, 2, words)[n].extra for n in range(2)] == [
+        without,
+        {},
+    ]
     assert [TracePrompts(sorted_by_time, 1, 2, words)[n].extra for n in range(2)] == [{}, without]
     assert prompts.warnings(3) == [
         "rows of the trace ask for guided_json, min_tokens, model, priority, which is sent",
@@ -198,14 +315,19 @@ def test_what_rows_ask_for_is_sent_and_their_model_where_the_server_lists_it(tmp
     ]
 
 
-@pytest.mark.parametrize("name", ["weka.jsonl", "tracelab.jsonl", "spans.jsonl", "bailian.jsonl", "burst.csv"])
+@pytest.mark.parametrize(
+    "name", ["weka.jsonl", "tracelab.jsonl", "spans.jsonl", "bailian.jsonl", "burst.csv"]
+)
 def test_a_trace_in_its_published_form_is_run(name: str, tmp_path: Path) -> None:
     rows, _, due, read, write = FILES[name]
     file = written(tmp_path / name, *rows)
     result = loadgen.run(trace=file, url="sim:gb300-vm-128k", seed=1, out=tmp_path / "out")
     columns = result.rows.sort_by("due_ns")
     assert columns["due_ns"].to_pylist() == due
-    assert (columns["input_tokens"].to_pylist(), columns["output_tokens"].to_pylist()) == (read, write)
+    assert (columns["input_tokens"].to_pylist(), columns["output_tokens"].to_pylist()) == (
+        read,
+        write,
+    )
     assert result.requests.ok == len(due)
 
 
@@ -218,11 +340,16 @@ def test_tables_in_parquet(tmp_path: Path) -> None:
     assert whole.due_ns.tolist() == seconds.due_ns.tolist()
     burst = {"Timestamp": [5, 7], "Request tokens": [4, 5], "Response tokens": [6, 7]}
     assert traces.read_trace(parquet(tmp_path / "b", **burst)).due_ns.tolist() == [0, 2 * S]
-    bad: dict[str, Any] = {"input_length": [10, None, 30, -4, 5, 6], "output_length": [1, 1, 10**9, 1, 2, 3]}
+    bad: dict[str, Any] = {
+        "input_length": [10, None, 30, -4, 5, 6],
+        "output_length": [1, 1, 10**9, 1, 2, 3],
+    }
     times = [1.0, 2.0, 3.0, 4.0, 0.5, 6.0]
     with pytest.raises(Faults) as found:
         traces.read_trace(parquet(tmp_path / "bad", timestamp=times, **bad))
-    assert [(fault.where.partition(", row ")[2], fault.code, fault.key) for fault in found.value.faults] == [
+    assert [
+        (fault.where.partition(", row ")[2], fault.code, fault.key) for fault in found.value.faults
+    ] == [
         ("2", "invalid_value", "input_length"),
         ("3", "invalid_value", "output_length"),
         ("4", "invalid_value", "input_length"),
@@ -234,14 +361,20 @@ def test_tables_in_parquet(tmp_path: Path) -> None:
     with refused(Fault, "wrong_format"):
         traces.read_trace(parquet(tmp_path / "o", a=[1], b=[2]))
     with refused(Fault, "wrong_type", "timestamp"):
-        traces.read_trace(parquet(tmp_path / "t", timestamp=["a"], input_length=[1], output_length=[1]))
+        traces.read_trace(
+            parquet(tmp_path / "t", timestamp=["a"], input_length=[1], output_length=[1])
+        )
     (tmp_path / "cut").write_bytes((tmp_path / "s").read_bytes()[:-20])
     with refused(Fault, "damaged_file"):
         traces.read_trace(tmp_path / "cut")
 
 
 def test_a_date_beyond_64_bits_is_a_fault_with_its_line(tmp_path: Path) -> None:
-    path = written(tmp_path / "t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens", "1103-11-16 18:15:46.805900,374,44")
+    path = written(
+        tmp_path / "t.csv",
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "1103-11-16 18:15:46.805900,374,44",
+    )
     with pytest.raises(Faults) as found:
         traces.read_trace(path)
     assert f"{path}:2" in str(found.value)
@@ -251,13 +384,20 @@ def test_a_date_beyond_64_bits_is_a_fault_with_its_line(tmp_path: Path) -> None:
 @given(
     st.lists(
         st.fixed_dictionaries(
-            {"timestamp": st.integers(0, 50) | st.floats(0, 50), "input_length": st.integers(-1, 9),
-             "output_length": st.integers(-1, 3) | st.just(1.5)},
-            optional={"hash_ids": st.lists(st.integers(-1, 1 << 50), max_size=3), "session_id": st.sampled_from("ab")},
+            {
+                "timestamp": st.integers(0, 50) | st.floats(0, 50),
+                "input_length": st.integers(-1, 9),
+                "output_length": st.integers(-1, 3) | st.just(1.5),
+            },
+            optional={
+                "hash_ids": st.lists(st.integers(-1, 1 << 50), max_size=3),
+                "session_id": st.sampled_from("ab"),
+            },
         ),
-        min_size=1, max_size=12,
+        min_size=1,
+        max_size=12,
     )
-)  # fmt: skip
+)
 def test_many_rows_at_once_are_the_same_rows(rows: list[dict[str, Any]]) -> None:
     import tempfile
 
@@ -283,7 +423,14 @@ def test_many_rows_at_once_are_the_same_rows(rows: list[dict[str, Any]]) -> None
                     trace.hashes,
                     trace.starts,
                 )
-                made.append([*(column.tolist() for column in columns), trace.tokens_of, trace.skipped, trace.bad_rows])
+                made.append(
+                    [
+                        *(column.tolist() for column in columns),
+                        trace.tokens_of,
+                        trace.skipped,
+                        trace.bad_rows,
+                    ]
+                )
     assert made[0] == made[1]
 
 
@@ -301,27 +448,59 @@ def test_many_rows_at_once_are_the_same_rows(rows: list[dict[str, Any]]) -> None
         ([{"requests": 3, "block_size": 64}], "wrong_type", "requests", ":1"),
         ([{"requests": [], "block_size": 0}], "invalid_value", "block_size", ":1"),
         ([{**weka("a"), "hash_id_scope": "global"}], "unsupported", "hash_id_scope", ":1"),
-        ([{**tracelab("a", 1, 0, 5, 1), "timing_events": []}], "missing_value", "timing_events", ":1"),
-        ([tracelab("a", 1, 0, 5, 1), tracelab("a", 1, -3, 5, 1)], "invalid_value", "prefix_tokens", ":2"),
+        (
+            [{**tracelab("a", 1, 0, 5, 1), "timing_events": []}],
+            "missing_value",
+            "timing_events",
+            ":1",
+        ),
+        (
+            [tracelab("a", 1, 0, 5, 1), tracelab("a", 1, -3, 5, 1)],
+            "invalid_value",
+            "prefix_tokens",
+            ":2",
+        ),
         ([otlp(span(EPOCH, -4, 1))], "invalid_value", "gen_ai.usage.input_tokens", ":1"),
         ([otlp({"name": "GET /"})], "empty_file", "", ""),
         ([captured(3, 4, 5, usage=False)], "missing_key", "usage", ":1"),
         ([{"captureData": {}}], "missing_key", "endpointOutput.data", ":1"),
         ([mooncake(0, 5, 1), "{broken"], "invalid_syntax", "", ":2"),
         ([mooncake(0, 5, 1), [1]], "wrong_type", "", ":2"),
-        ([mooncake(0, 5, 1), {**mooncake(1, 5, 1), "priority": "high"}], "wrong_type", "priority", ":2"),
+        (
+            [mooncake(0, 5, 1), {**mooncake(1, 5, 1), "priority": "high"}],
+            "wrong_type",
+            "priority",
+            ":2",
+        ),
         ([mooncake(0, 5, 1), {**mooncake(1, 5, 1), "model": 7}], "wrong_type", "model", ":2"),
         ([mooncake(0, 5, 1), mooncake("soon", 5, 1)], "invalid_value", "timestamp", ":2"),  # type: ignore[arg-type]
         ([mooncake(0, 0, 1)], "invalid_value", "input_length", ":1"),
         ([mooncake(0, 5, 1), mooncake(1, 5, 1.5)], "invalid_value", "output_length", ":2"),  # type: ignore[arg-type]
-        ([mooncake(0, 5, 1), {**mooncake(1, 5, 1), "hash_ids": "x"}], "wrong_type", "hash_ids", ":2"),
-        (["TIMESTAMP,ContextTokens,GeneratedTokens", "yesterday,1,2"], "invalid_value", "timestamp", ":2"),
+        (
+            [mooncake(0, 5, 1), {**mooncake(1, 5, 1), "hash_ids": "x"}],
+            "wrong_type",
+            "hash_ids",
+            ":2",
+        ),
+        (
+            ["TIMESTAMP,ContextTokens,GeneratedTokens", "yesterday,1,2"],
+            "invalid_value",
+            "timestamp",
+            ":2",
+        ),
         (["timestamp,input_length,output_length", "1,2"], "missing_value", "", ":2"),
         (["timestamp,input_length,output_length", "nan,2,3"], "invalid_value", "timestamp", ":2"),
-        (["timestamp,input_length,output_length", "1,2,3.5"], "invalid_value", "output_length", ":2"),
+        (
+            ["timestamp,input_length,output_length", "1,2,3.5"],
+            "invalid_value",
+            "output_length",
+            ":2",
+        ),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(rows: list[Any], code: str, key: str, line: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_with_its_line(
+    rows: list[Any], code: str, key: str, line: str, tmp_path: Path
+) -> None:
     path = written(tmp_path / "t", *rows)
     with refused((Fault, Faults), code, key, f"{path}{line}"):
         traces.read_trace(path)

@@ -27,7 +27,9 @@ def test_every_known_figure_and_fact_is_logged() -> None:
 
 
 @pytest.mark.skipif(find_spec("mlflow") is not None, reason="it is installed")
-def test_a_package_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_package_that_is_missing_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "summary.json").write_bytes(EXAMPLE.read_bytes())
     with pytest.raises(SystemExit) as left:
         main(["export", str(tmp_path), "--as", "mlflow"])
@@ -60,6 +62,11 @@ def test_wandb_has_the_run_offline(tmp_path: Path) -> None:
         "at = pathlib.Path(sys.argv[1]); trackers.wandb(at, load_summary((at / 'summary.json').read_bytes()), at)"
     )
     environment = {"WANDB_MODE": "offline", "PYTHONPATH": ":".join(sys.path), "HOME": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment, check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], env=environment, check=True, timeout=120
+    )
     (stored,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    assert b"ttft_ms.p99" in stored.read_bytes() and json.loads(EXAMPLE.read_bytes())["run"]["id"].encode()
+    assert (
+        b"ttft_ms.p99" in stored.read_bytes()
+        and json.loads(EXAMPLE.read_bytes())["run"]["id"].encode()
+    )

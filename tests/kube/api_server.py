@@ -25,9 +25,18 @@ from urllib.parse import parse_qs, urlsplit
 import jsonschema
 from pods import HERE, check
 
-KINDS = {"jobs": "Job", "pods": "Pod", "configmaps": "ConfigMap", "secrets": "Secret", "services": "Service",
-         "events": "Event"}  # fmt: skip
-GROUPS = {"/api/v1": ["pods", "configmaps", "secrets", "services", "events"], "/apis/batch/v1": ["jobs"]}
+KINDS = {
+    "jobs": "Job",
+    "pods": "Pod",
+    "configmaps": "ConfigMap",
+    "secrets": "Secret",
+    "services": "Service",
+    "events": "Event",
+}
+GROUPS = {
+    "/api/v1": ["pods", "configmaps", "secrets", "services", "events"],
+    "/apis/batch/v1": ["jobs"],
+}
 VERBS = ["create", "delete", "get", "list", "patch"]
 PROTOCOL = "v5.channel.k8s.io"
 OUT, ERR, STATUS = 1, 2, 3  # channels
@@ -43,20 +52,38 @@ def discovery(path: str) -> Any:
         group = {"name": "batch", "versions": [version], "preferredVersion": version}
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]}
     if path in GROUPS:
-        rows = [{"name": name, "singularName": name[:-1], "namespaced": True, "kind": KINDS[name], "verbs": VERBS}
-                for name in GROUPS[path]]  # fmt: skip
+        rows = [
+            {
+                "name": name,
+                "singularName": name[:-1],
+                "namespaced": True,
+                "kind": KINDS[name],
+                "verbs": VERBS,
+            }
+            for name in GROUPS[path]
+        ]
         return {"kind": "APIResourceList", "groupVersion": path.split("/", 2)[2], "resources": rows}
     if path == "/openapi/v3":
-        return {"paths": {one[1:]: {"serverRelativeURL": f"/openapi/v3{one}?hash=1"} for one in GROUPS}}
+        return {
+            "paths": {one[1:]: {"serverRelativeURL": f"/openapi/v3{one}?hash=1"} for one in GROUPS}
+        }
     if (of := path.removeprefix("/openapi/v3")) in GROUPS:
         group = "batch" if of.startswith("/apis") else ""
         paths = {}
         for name in GROUPS[of]:
             kind = {"group": group, "version": "v1", "kind": KINDS[name]}
             asks = [{"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}]
-            operation = {"x-kubernetes-group-version-kind": kind, "parameters": asks, "responses": {}}
+            operation = {
+                "x-kubernetes-group-version-kind": kind,
+                "parameters": asks,
+                "responses": {},
+            }
             paths[f"{of}/namespaces/{{namespace}}/{name}/{{name}}"] = {"patch": operation}
-        return {"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": "v1.37"}, "paths": paths}
+        return {
+            "openapi": "3.0.0",
+            "info": {"title": "Kubernetes", "version": "v1.37"},
+            "paths": paths,
+        }
     return None
 
 
@@ -74,8 +101,14 @@ def serving(folder: Path) -> Iterator[Path]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     named = {"name": "here", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
     context = {"name": "here", "context": {"cluster": "here", "user": "me", "namespace": "perf"}}
-    config = {"apiVersion": "v1", "kind": "Config", "clusters": [named], "contexts": [context],
-              "users": [{"name": "me", "user": {}}], "current-context": "here"}  # fmt: skip
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [named],
+        "contexts": [context],
+        "users": [{"name": "me", "user": {}}],
+        "current-context": "here",
+    }
     file = folder / "kubeconfig"
     file.write_text(json.dumps(config))
     try:
@@ -112,11 +145,22 @@ class _Handler(BaseHTTPRequestHandler):
                 self.stand_in.look_after(job)
             if name:
                 one = self.stand_in.load(KINDS[resource], name)
-                return self._answer(one) if one else self._fail(404, f'{resource}.batch "{name}" not found')
+                return (
+                    self._answer(one)
+                    if one
+                    else self._fail(404, f'{resource}.batch "{name}" not found')
+                )
             every = self.stand_in.every(KINDS[resource])
-        wanted = dict(one.split("=") for one in ",".join(asked.get("labelSelector", [])).split(",") if one)
-        items = [one for one in every if wanted.items() <= one["metadata"].get("labels", {}).items()]
-        of = {"apiVersion": "batch/v1" if resource == "jobs" else "v1", "kind": f"{KINDS[resource]}List"}
+        wanted = dict(
+            one.split("=") for one in ",".join(asked.get("labelSelector", [])).split(",") if one
+        )
+        items = [
+            one for one in every if wanted.items() <= one["metadata"].get("labels", {}).items()
+        ]
+        of = {
+            "apiVersion": "batch/v1" if resource == "jobs" else "v1",
+            "kind": f"{KINDS[resource]}List",
+        }
         return self._answer({**of, "metadata": {"resourceVersion": "1"}, "items": items})
 
     def do_POST(self) -> None:
@@ -130,7 +174,11 @@ class _Handler(BaseHTTPRequestHandler):
             if self.stand_in.load(made["kind"], name):
                 return self._fail(409, f'{made["kind"]} "{name}" already exists')
             uid = hashlib.md5(f"{made['kind']} {name}".encode()).hexdigest()
-            made["metadata"] |= {"namespace": "perf", "uid": uid, "creationTimestamp": self.stand_in.now()}
+            made["metadata"] |= {
+                "namespace": "perf",
+                "uid": uid,
+                "creationTimestamp": self.stand_in.now(),
+            }
             self.stand_in.save(made)
         return self._answer(made, 201)
 
@@ -175,7 +223,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         words = ["-f", pod] if "follow=true" in self.path else [pod]
-        with subprocess.Popen([str(HERE / "kubectl"), "logs", *words], stdout=self.wfile.fileno()) as reader:
+        with subprocess.Popen(
+            [str(HERE / "kubectl"), "logs", *words], stdout=self.wfile.fileno()
+        ) as reader:
             reader.wait()
         self.close_connection = True
 
@@ -186,13 +236,22 @@ class _Handler(BaseHTTPRequestHandler):
         told = f"{HEAD}Sec-WebSocket-Accept: {accept}\r\nSec-WebSocket-Protocol: {PROTOCOL}\r\n\r\n"
         self.wfile.write(told.encode())
         done = subprocess.run(
-            [str(HERE / "kubectl"), "exec", pod, "-c", "loadgen", "--", *command], capture_output=True, check=False
+            [str(HERE / "kubectl"), "exec", pod, "-c", "loadgen", "--", *command],
+            capture_output=True,
+            check=False,
         )
         self._frame(OUT, done.stdout)
         self._frame(ERR, done.stderr)
         code = {"reason": "ExitCode", "message": str(done.returncode)}
-        failed = {"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": [code]}, "message": "failed"}
-        self._frame(STATUS, json.dumps(failed if done.returncode else {"status": "Success"}).encode())
+        failed = {
+            "status": "Failure",
+            "reason": "NonZeroExitCode",
+            "details": {"causes": [code]},
+            "message": "failed",
+        }
+        self._frame(
+            STATUS, json.dumps(failed if done.returncode else {"status": "Success"}).encode()
+        )
         self.wfile.write(b"\x88\x02\x03\xe8")  # closed, 1000
         self.close_connection = True
 

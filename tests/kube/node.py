@@ -41,12 +41,22 @@ SERVER = CONFIG["clusters"][0]["cluster"]["server"]
 TOKEN = CONFIG["users"][0]["user"]["token"]
 TRUST = ssl.create_default_context(cafile=FOLDER / "apiserver.crt")
 SHOWN = {  # folders of this machine that a pod's own /tmp would hide: the image
-    Path(sys.prefix), Path(__file__).parents[2],
-    *(found.resolve().parent for found in Path(sys.prefix).glob("lib/*/site-packages/*") if found.is_symlink()),
-}  # fmt: skip
+    Path(sys.prefix),
+    Path(__file__).parents[2],
+    *(
+        found.resolve().parent
+        for found in Path(sys.prefix).glob("lib/*/site-packages/*")
+        if found.is_symlink()
+    ),
+}
 WHOLE = {"cpu": "8", "memory": "16Gi", "pods": "20", "ephemeral-storage": "10Gi"}
 PODS: dict[str, Pod] = {}  # by uid
-PROTOCOL, OUT, ERR, STATUS = "v5.channel.k8s.io", 1, 2, 3  # of exec: frames of a WebSocket, each with its channel
+PROTOCOL, OUT, ERR, STATUS = (
+    "v5.channel.k8s.io",
+    1,
+    2,
+    3,
+)  # of exec: frames of a WebSocket, each with its channel
 APART = """import ctypes, os, signal, sys
 library = ctypes.CDLL(None)
 assert library.unshare(0x20020000) == 0  # mounts and processes
@@ -68,10 +78,14 @@ def now() -> str:
 def opened(method: str, path: str, body: object = None, kind: str = "application/json") -> Any:
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": kind}
     data = None if body is None else json.dumps(body).encode()
-    return urllib.request.urlopen(urllib.request.Request(SERVER + path, data, headers, method=method), context=TRUST)
+    return urllib.request.urlopen(
+        urllib.request.Request(SERVER + path, data, headers, method=method), context=TRUST
+    )
 
 
-def ask(method: str, path: str, body: object = None, kind: str = "application/json") -> Object | None:
+def ask(
+    method: str, path: str, body: object = None, kind: str = "application/json"
+) -> Object | None:
     """None where the server has no such thing; waits for a server that is away."""
     while True:
         try:
@@ -92,7 +106,9 @@ def watched(path: str) -> Iterator[Object]:
     while True:
         with (
             suppress(OSError, ValueError),
-            opened("GET", f"{path}{'&' if '?' in path else '?'}watch=true&resourceVersion=0") as lines,
+            opened(
+                "GET", f"{path}{'&' if '?' in path else '?'}watch=true&resourceVersion=0"
+            ) as lines,
         ):
             yield from (one for one in map(json.loads, lines) if one["type"] != "ERROR")
         sleep(RETRY_S)
@@ -101,19 +117,44 @@ def watched(path: str) -> Iterator[Object]:
 def register() -> None:
     """Be a node that is ready, and say so every KEEP_S."""
     labels = {"kubernetes.io/hostname": NAME, "kubernetes.io/os": "linux"}
-    ask("POST", "/api/v1/nodes", {"kind": "Node", "apiVersion": "v1", "metadata": {"name": NAME, "labels": labels}})
+    ask(
+        "POST",
+        "/api/v1/nodes",
+        {"kind": "Node", "apiVersion": "v1", "metadata": {"name": NAME, "labels": labels}},
+    )
     leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
     while True:
-        condition = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": now()}
+        condition = {
+            "type": "Ready",
+            "status": "True",
+            "reason": "KubeletReady",
+            "lastHeartbeatTime": now(),
+        }
         status = {
-            "capacity": WHOLE, "allocatable": WHOLE, "conditions": [condition],
+            "capacity": WHOLE,
+            "allocatable": WHOLE,
+            "conditions": [condition],
             "addresses": [{"type": "InternalIP", "address": ADDRESS}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": PORT}},
             "declaredFeatures": ["ExtendWebSocketsToKubelet"],
-        }  # fmt: skip
-        ask("PATCH", f"/api/v1/nodes/{NAME}/status", {"status": status}, "application/strategic-merge-patch+json")
-        spec = {"holderIdentity": NAME, "leaseDurationSeconds": 40, "renewTime": now().replace("Z", ".000000Z")}
-        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": NAME}, "spec": spec}
+        }
+        ask(
+            "PATCH",
+            f"/api/v1/nodes/{NAME}/status",
+            {"status": status},
+            "application/strategic-merge-patch+json",
+        )
+        spec = {
+            "holderIdentity": NAME,
+            "leaseDurationSeconds": 40,
+            "renewTime": now().replace("Z", ".000000Z"),
+        }
+        lease = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": NAME},
+            "spec": spec,
+        }
         if ask("PATCH", f"{leases}/{NAME}", lease, "application/merge-patch+json") is None:
             ask("POST", leases, lease)
         sleep(KEEP_S)
@@ -136,17 +177,27 @@ def name_them() -> None:
         else:
             slices[one["metadata"]["uid"]] = one
         for file in (FOLDER / NAME).glob("hosts.*"):
-            file.write_text("127.0.0.1 localhost\n" + "".join(_lines(slices.values(), file.suffix[1:])), "utf-8")
+            file.write_text(
+                "127.0.0.1 localhost\n" + "".join(_lines(slices.values(), file.suffix[1:])), "utf-8"
+            )
 
 
 def _lines(slices: Any, namespace: str) -> Iterator[str]:
     for one in slices:
-        service, of = one["metadata"]["labels"].get("kubernetes.io/service-name"), one["metadata"]["namespace"]
+        service, of = (
+            one["metadata"]["labels"].get("kubernetes.io/service-name"),
+            one["metadata"]["namespace"],
+        )
         for endpoint in one.get("endpoints") or []:
             if endpoint["conditions"].get("ready", True):
-                short = [service, *([f"{endpoint['hostname']}.{service}"] if "hostname" in endpoint else [])]
+                short = [
+                    service,
+                    *([f"{endpoint['hostname']}.{service}"] if "hostname" in endpoint else []),
+                ]
                 names = [
-                    f"{name}{tail}" for name in short for tail in (f".{of}", f".{of}.svc", f".{of}.svc.cluster.local")
+                    f"{name}{tail}"
+                    for name in short
+                    for tail in (f".{of}", f".{of}.svc", f".{of}.svc.cluster.local")
                 ]
                 names += short if of == namespace else []
                 yield f"{endpoint['addresses'][0]} {' '.join(names)}\n"
@@ -179,14 +230,33 @@ class Pod:
         ready = "True" if phase == "Running" else "False"
         states = dict.fromkeys(("waiting", "running", "terminated")) | state
         image = self.container["image"]
-        container = {"name": self.container["name"], "image": image, "imageID": image, "restartCount": 0,
-                     "ready": phase == "Running", "started": phase == "Running", "state": states}  # fmt: skip
+        container = {
+            "name": self.container["name"],
+            "image": image,
+            "imageID": image,
+            "restartCount": 0,
+            "ready": phase == "Running",
+            "started": phase == "Running",
+            "state": states,
+        }
         conditions = [
-            {"type": kind, "status": ready, "lastTransitionTime": now()} for kind in ("Ready", "ContainersReady")
+            {"type": kind, "status": ready, "lastTransitionTime": now()}
+            for kind in ("Ready", "ContainersReady")
         ]
-        status = {"phase": phase, "containerStatuses": [container], "conditions": conditions, "hostIP": ADDRESS,
-                  "podIP": self.address, "podIPs": [{"ip": self.address}]}  # fmt: skip
-        ask("PATCH", f"{self.path}/status", {"status": status}, "application/strategic-merge-patch+json")
+        status = {
+            "phase": phase,
+            "containerStatuses": [container],
+            "conditions": conditions,
+            "hostIP": ADDRESS,
+            "podIP": self.address,
+            "podIPs": [{"ip": self.address}],
+        }
+        ask(
+            "PATCH",
+            f"{self.path}/status",
+            {"status": status},
+            "application/strategic-merge-patch+json",
+        )
 
     def live(self) -> None:
         code, reason = self._started()
@@ -216,9 +286,17 @@ class Pod:
                 return 137, "ContainerStatusUnknown"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
-        while not (children := Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()):
+        while not (
+            children := Path(
+                f"/proc/{self.process.pid}/task/{self.process.pid}/children"
+            ).read_text()
+        ):
             sleep(0.01)
         (self.folder / "pid").write_text(children.strip())
         self.tell("Running", running={"startedAt": now()})
@@ -246,24 +324,34 @@ class Pod:
         for volume in spec.get("volumes", []):
             folder = self.folder / volume["name"]
             folder.mkdir(exist_ok=True)
-            for kind, named in (("configmaps", volume.get("configMap", {}).get("name")),
-                                ("secrets", volume.get("secret", {}).get("secretName"))):  # fmt: skip
+            for kind, named in (
+                ("configmaps", volume.get("configMap", {}).get("name")),
+                ("secrets", volume.get("secret", {}).get("secretName")),
+            ):
                 if named is None:
                     continue
                 one = ask("GET", f"/api/v1/namespaces/{self.namespace}/{kind}/{named}")
                 if one is None:
                     return f'MountVolume.SetUp failed for volume "{volume["name"]}": {kind[:-1]} "{named}" not found'
-                values = {key: base64.b64decode(value) for key, value in one.get("binaryData", {}).items()}
+                values = {
+                    key: base64.b64decode(value) for key, value in one.get("binaryData", {}).items()
+                }
                 for key, value in one.get("data", {}).items():
                     values[key] = base64.b64decode(value) if kind == "secrets" else value.encode()
                 for key, value in values.items():
                     (folder / key).write_bytes(value)
-                    (folder / key).chmod((volume.get("secret") or volume["configMap"]).get("defaultMode", 0o644))
+                    (folder / key).chmod(
+                        (volume.get("secret") or volume["configMap"]).get("defaultMode", 0o644)
+                    )
                     os.chown(folder / key, 0, group)
             os.chown(folder, 0, group)
             folder.chmod(0o2777 if "emptyDir" in volume else 0o755)
         for variable in self.container.get("env", []):
-            value = variable.get("value", "") if "valueFrom" not in variable else self._value(variable["valueFrom"])
+            value = (
+                variable.get("value", "")
+                if "valueFrom" not in variable
+                else self._value(variable["valueFrom"])
+            )
             if value is None and not variable["valueFrom"].get("secretKeyRef", {}).get("optional"):
                 return f"no value for {variable['name']}: secret or key not found"
             if value is not None:
@@ -276,10 +364,14 @@ class Pod:
             path = where["fieldRef"]["fieldPath"]
             if match := re.fullmatch(r"metadata\.(labels|annotations)\['(.*)'\]", path):
                 return str(self.made["metadata"][match[1]][match[2]])
-            return {"status.podIP": self.address, "metadata.name": self.name, "metadata.namespace": self.namespace}[
-                path
-            ]
-        one = ask("GET", f"/api/v1/namespaces/{self.namespace}/secrets/{where['secretKeyRef']['name']}")
+            return {
+                "status.podIP": self.address,
+                "metadata.name": self.name,
+                "metadata.namespace": self.namespace,
+            }[path]
+        one = ask(
+            "GET", f"/api/v1/namespaces/{self.namespace}/secrets/{where['secretKeyRef']['name']}"
+        )
         value = (one or {}).get("data", {}).get(where["secretKeyRef"]["key"])
         return None if value is None else base64.b64decode(value).decode()
 
@@ -287,22 +379,38 @@ class Pod:
         root, work = self.folder / "root", self.folder / "work"
         for folder in (root, work, self.folder / "upper"):
             folder.mkdir()
-        own, spec = self.container.get("securityContext", {}), self.made["spec"].get("securityContext", {})
+        own, spec = (
+            self.container.get("securityContext", {}),
+            self.made["spec"].get("securityContext", {}),
+        )
         user = own.get("runAsUser", spec.get("runAsUser", 0))
         layers = f"lowerdir=/,upperdir={self.folder}/upper,workdir={work}"
-        lines = ["mount --make-rprivate /", f"mount -t overlay overlay -o {layers} {root}",
-                 f"mkdir -p {root}/home/loadgen",
-                 f"mount -t proc proc {root}/proc", f"mount --rbind /dev {root}/dev"]  # fmt: skip
+        lines = [
+            "mount --make-rprivate /",
+            f"mount -t overlay overlay -o {layers} {root}",
+            f"mkdir -p {root}/home/loadgen",
+            f"mount -t proc proc {root}/proc",
+            f"mount --rbind /dev {root}/dev",
+        ]
         mounts = {mount["mountPath"]: mount for mount in self.container.get("volumeMounts", [])}
         lines += [f"mkdir -p {root}{path}" for path in mounts]
-        lines += [f"mount --bind {self.folder}/{mount['name']} {root}{path}" for path, mount in mounts.items()]
+        lines += [
+            f"mount --bind {self.folder}/{mount['name']} {root}{path}"
+            for path, mount in mounts.items()
+        ]
         for shown in map(str, SHOWN):
             if any(shown.startswith(f"{path}/") for path in mounts):
                 lines += [f"mkdir -p {root}{shown}", f"mount --bind {shown} {root}{shown}"]
         homes = {str(home) for home in Path(sys.base_prefix).parents if str(home) != "/"}
-        lines += [f"chmod o+x {root}{home}" for home in homes]  # a Python below /root is another user's here
+        lines += [
+            f"chmod o+x {root}{home}" for home in homes
+        ]  # a Python below /root is another user's here
         lines += [f"mount --bind {hosts(self.namespace)} {root}/etc/hosts"]
-        lines += [f"mount -o remount,bind,ro {root}{path}" for path, mount in mounts.items() if mount.get("readOnly")]
+        lines += [
+            f"mount -o remount,bind,ro {root}{path}"
+            for path, mount in mounts.items()
+            if mount.get("readOnly")
+        ]
         if own.get("readOnlyRootFilesystem"):
             lines.append(f"mount -o remount,ro {root}")
         groups = str(spec.get("fsGroup", user))
@@ -313,16 +421,28 @@ class Pod:
             **self.env,
         }
         words = [*self.container.get("command", ["loadgen"]), *self.container.get("args", [])]
-        inside = ["setpriv", f"--reuid={user}", f"--regid={user}", f"--groups={groups}", "--no-new-privs",
-                  "--inh-caps=-all", "--bounding-set=-all",
-                  "env", "-i", f"--chdir={self.container.get('workingDir', '/results')}",
-                  *(f"{key}={value}" for key, value in self.env.items()), *map(self._expanded, words)]  # fmt: skip
+        inside = [
+            "setpriv",
+            f"--reuid={user}",
+            f"--regid={user}",
+            f"--groups={groups}",
+            "--no-new-privs",
+            "--inh-caps=-all",
+            "--bounding-set=-all",
+            "env",
+            "-i",
+            f"--chdir={self.container.get('workingDir', '/results')}",
+            *(f"{key}={value}" for key, value in self.env.items()),
+            *map(self._expanded, words),
+        ]
         script = f'set -e; {"; ".join(lines)}; exec chroot {root} "$@"'
         return [sys.executable, "-c", APART, "sh", "-c", script, "sh", *inside]
 
     def _expanded(self, word: str) -> str:
         """$(NAME) is the value of a variable, if there is one, and $$ is a dollar."""
-        return VARIABLE.sub(lambda found: "$" if found[1] == "$" else self.env.get(found[2], found[0]), word)
+        return VARIABLE.sub(
+            lambda found: "$" if found[1] == "$" else self.env.get(found[2], found[0]), word
+        )
 
     def inside(self, words: list[str]) -> list[str]:
         """The command line that carries out a command in the container."""
@@ -330,7 +450,23 @@ class Pod:
         status = Path(f"/proc/{pid}/status").read_text()
         user, group = (re.search(rf"{key}:\t(\d+)", status)[1] for key in ("Uid", "Gid"))  # type: ignore[index]
         env = [f"{key}={value}" for key, value in self.env.items()]
-        return ["nsenter", "-t", pid, "-m", "-p", "-r", "-w", "-S", user, "-G", group, "env", "-i", *env, *words]
+        return [
+            "nsenter",
+            "-t",
+            pid,
+            "-m",
+            "-p",
+            "-r",
+            "-w",
+            "-S",
+            user,
+            "-G",
+            group,
+            "env",
+            "-i",
+            *env,
+            *words,
+        ]
 
     def lives(self) -> bool:
         return self.process is not None and self.process.poll() is None
@@ -342,16 +478,28 @@ def carry_out() -> None:
     for change in watched(f"/api/v1/pods?fieldSelector=spec.nodeName={NAME}"):
         made = change["object"]
         uid = made["metadata"].get("uid", "")
-        if change["type"] in ("ADDED", "MODIFIED") and uid not in PODS and made["status"]["phase"] == "Pending":
+        if (
+            change["type"] in ("ADDED", "MODIFIED")
+            and uid not in PODS
+            and made["status"]["phase"] == "Pending"
+        ):
             count += 1
             if not hosts(made["metadata"]["namespace"]).exists():
                 hosts(made["metadata"]["namespace"]).write_text("127.0.0.1 localhost\n")
             PODS[uid] = Pod(made, f"10.244.{NUMBER}.{count}")
         if uid in PODS and (change["type"] == "DELETED" or "deletionTimestamp" in made["metadata"]):
             PODS[uid].made = made
-            if PODS[uid].process is not None and not PODS[uid].lives() and change["type"] != "DELETED":
+            if (
+                PODS[uid].process is not None
+                and not PODS[uid].lives()
+                and change["type"] != "DELETED"
+            ):
                 options = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
-                ask("DELETE", PODS[uid].path, {"kind": "DeleteOptions", "apiVersion": "v1", **options})
+                ask(
+                    "DELETE",
+                    PODS[uid].path,
+                    {"kind": "DeleteOptions", "apiVersion": "v1", **options},
+                )
             PODS[uid].leaving.set()
 
 
@@ -392,12 +540,17 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(101)
         self.send_header("Upgrade", "websocket")
         self.send_header("Connection", "Upgrade")
-        self.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(known.encode()).digest()).decode())
+        self.send_header(
+            "Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(known.encode()).digest()).decode()
+        )
         self.send_header("Sec-WebSocket-Protocol", PROTOCOL)
         self.end_headers()
         lock = threading.Lock()
         with subprocess.Popen(
-            pod.inside(words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            pod.inside(words),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         ) as run:
             streams = ((OUT, run.stdout), (ERR, run.stderr))
             readers = [threading.Thread(target=self._relay, args=(lock, *one)) for one in streams]

@@ -22,8 +22,18 @@ from pathlib import Path
 from time import monotonic, sleep
 
 HERE = Path(__file__).parent
-PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "unshare", "setpriv")
-FOLDER = Path("/run/loadgen-cluster")  # a file system of its own, which goes with the namespace of mounts
+PROGRAMS = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubectl",
+    "unshare",
+    "setpriv",
+)
+FOLDER = Path(
+    "/run/loadgen-cluster"
+)  # a file system of its own, which goes with the namespace of mounts
 CONFIG = FOLDER / "admin.yaml"
 ADDRESS = "10.255.0.1"
 SERVER = f"https://{ADDRESS}:6443"
@@ -39,7 +49,9 @@ USERS = {  # -> groups
 
 def missing() -> list[str]:
     """What of PROGRAMS is not on the path, and root."""
-    return [name for name in PROGRAMS if shutil.which(name) is None] + ["root"] * (os.geteuid() != 0)
+    return [name for name in PROGRAMS if shutil.which(name) is None] + ["root"] * (
+        os.geteuid() != 0
+    )
 
 
 def command(*words: str) -> list[str]:
@@ -58,7 +70,9 @@ def main(words: list[str]) -> int:
     for node in NODES:
         _start(f"node {node}", sys.executable, "-P", str(HERE / "node.py"), node, str(FOLDER))
     _until(lambda: all(_ready(node) for node in NODES), "the nodes are not ready")
-    return subprocess.run(words, env={**os.environ, "KUBECONFIG": str(CONFIG)}, check=False).returncode
+    return subprocess.run(
+        words, env={**os.environ, "KUBECONFIG": str(CONFIG)}, check=False
+    ).returncode
 
 
 def _control() -> None:
@@ -68,37 +82,66 @@ def _control() -> None:
     key = str(FOLDER / "account.key")
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
     store = "http://127.0.0.1:2379"
-    _start("etcd", "etcd", "--data-dir", str(FOLDER / "etcd"), "--listen-client-urls", store,
-           "--advertise-client-urls", store, "--listen-peer-urls", "http://127.0.0.1:2380")  # fmt: skip
+    _start(
+        "etcd",
+        "etcd",
+        "--data-dir",
+        str(FOLDER / "etcd"),
+        "--listen-client-urls",
+        store,
+        "--advertise-client-urls",
+        store,
+        "--listen-peer-urls",
+        "http://127.0.0.1:2380",
+    )
     start_server()
     for user in USERS:
         file = CONFIG.with_stem(user.rpartition(":")[2])
         cluster = {"server": SERVER, "certificate-authority": str(FOLDER / "apiserver.crt")}
         config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "here",
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "here",
             "clusters": [{"name": "here", "cluster": cluster}],
             "contexts": [{"name": "here", "context": {"cluster": "here", "user": user}}],
             "users": [{"name": user, "user": {"token": tokens[user]}}],
-        }  # fmt: skip
+        }
         file.write_text(json.dumps(config), "utf-8")
     _until(lambda: ask("GET", "/readyz") is not None, "the API server is not ready")
-    _start("controllers", "kube-controller-manager", f"--kubeconfig={FOLDER}/kube-controller-manager.yaml",
-           f"--service-account-private-key-file={key}", f"--root-ca-file={FOLDER}/apiserver.crt",
-           "--use-service-account-credentials", "--leader-elect=false")  # fmt: skip
-    _start("scheduler", "kube-scheduler", f"--kubeconfig={FOLDER}/kube-scheduler.yaml", "--leader-elect=false")
+    _start(
+        "controllers",
+        "kube-controller-manager",
+        f"--kubeconfig={FOLDER}/kube-controller-manager.yaml",
+        f"--service-account-private-key-file={key}",
+        f"--root-ca-file={FOLDER}/apiserver.crt",
+        "--use-service-account-credentials",
+        "--leader-elect=false",
+    )
+    _start(
+        "scheduler",
+        "kube-scheduler",
+        f"--kubeconfig={FOLDER}/kube-scheduler.yaml",
+        "--leader-elect=false",
+    )
 
 
 def start_server() -> subprocess.Popen[bytes]:
     """Start the API server on the store that is there."""
     key = FOLDER / "account.key"
     return _start(
-        "apiserver", "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", f"--cert-dir={FOLDER}",
-        f"--advertise-address={ADDRESS}", "--service-cluster-ip-range=10.96.0.0/16",
-        f"--token-auth-file={FOLDER}/tokens", "--authorization-mode=RBAC",
+        "apiserver",
+        "kube-apiserver",
+        "--etcd-servers=http://127.0.0.1:2379",
+        f"--cert-dir={FOLDER}",
+        f"--advertise-address={ADDRESS}",
+        "--service-cluster-ip-range=10.96.0.0/16",
+        f"--token-auth-file={FOLDER}/tokens",
+        "--authorization-mode=RBAC",
         "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
         "--service-account-issuer=https://kubernetes.default.svc",
-        f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}",
-    )  # fmt: skip
+        f"--service-account-key-file={key}",
+        f"--service-account-signing-key-file={key}",
+    )
 
 
 def _start(name: str, *words: str) -> subprocess.Popen[bytes]:
@@ -124,8 +167,13 @@ def _until(over, what: str) -> None:  # type: ignore[no-untyped-def]
 def ask(method: str, path: str, body: object = None) -> bytes | None:
     """What the API server answers the administrator; None where it does not, or has no such thing."""
     config = json.loads(CONFIG.read_text("utf-8"))
-    headers = {"Authorization": f"Bearer {config['users'][0]['user']['token']}", "Content-Type": "application/json"}
-    asked = urllib.request.Request(SERVER + path, json.dumps(body).encode() if body else None, headers, method=method)
+    headers = {
+        "Authorization": f"Bearer {config['users'][0]['user']['token']}",
+        "Content-Type": "application/json",
+    }
+    asked = urllib.request.Request(
+        SERVER + path, json.dumps(body).encode() if body else None, headers, method=method
+    )
     try:
         with urllib.request.urlopen(asked, context=trust()) as answer:
             return answer.read()  # type: ignore[no-any-return]

@@ -36,12 +36,26 @@ def test_helm_makes_the_manifests_of_the_command(workers: list[str]) -> None:
     """By Helm's own engine, as the package helm-python-sdk has it (75 MB, which nothing else needs)."""
     helm = pytest.importorskip("helm_python", reason="pip install helm-python-sdk")
     arguments = ["run", "rag", "--url=http://a", *workers]
-    values = {"pods": 3, "cpus": 4, "secret": "key", "arguments": arguments, "files": {"w.yaml": "a: 1\n"}}
+    values = {
+        "pods": 3,
+        "cpus": 4,
+        "secret": "key",
+        "arguments": arguments,
+        "files": {"w.yaml": "a: 1\n"},
+    }
     with helm.Chart.load(str(CHART)) as chart:
         rendered = chart.render(values, name="bench", namespace="perf")
     (job,) = yaml.safe_load_all(rendered["loadgen/templates/job.yaml"])
     ours = [*arguments, *([] if workers else ["--workers", "3"])]
-    asked = JobAsked(name="bench", image="loadgen:latest", pods=3, arguments=ours, secret="key", cpus=4, stop=False)
+    asked = JobAsked(
+        name="bench",
+        image="loadgen:latest",
+        pods=3,
+        arguments=ours,
+        secret="key",
+        cpus=4,
+        stop=False,
+    )
     assert job == manifests.job(asked)
     config, secret, service = yaml.safe_load_all(rendered["loadgen/templates/beside.yaml"])
     token = base64.b64decode(secret["data"]["token"])

@@ -44,7 +44,10 @@ def load(folder: Path, endpoint: Embedded, *more: str) -> list[str]:
 
 
 def test_the_page_is_typed_and_a_pod_that_is_lost_before_the_load_is_replaced(
-    tmp_path: Path, endpoint: Embedded, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    endpoint: Embedded,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The commands of docs/kubernetes.md, but for the length of the load."""
     monkeypatch.chdir(tmp_path)
@@ -52,22 +55,33 @@ def test_the_page_is_typed_and_a_pod_that_is_lost_before_the_load_is_replaced(
     found = [words[1:] for words in lines if words[:2] == ["loadgen", "kube"] and "soak" in words]
     assert [words[1] for words in found] == ["run", "status", "logs", "results"]
     short = {"http://vllm.serving:8000": endpoint.url, "10m": "2s"}
-    with cluster(tmp_path / "cluster", STAND_IN_LOST="1:0", STAND_IN_CUT="1", OPENAI_API_KEY=SECRET) as made:
+    with cluster(
+        tmp_path / "cluster", STAND_IN_LOST="1:0", STAND_IN_CUT="1", OPENAI_API_KEY=SECRET
+    ) as made:
         for words in found:
             words = [short.get(word, word) for word in words]
             code = typed(*words[1:], *(QUICK if words[1] == "run" else ()))
             said = capfd.readouterr()
-            assert code in ((0, 1, 3) if words[1] == "results" else (0,)), said  # a busy host is late
+            assert code in ((0, 1, 3) if words[1] == "results" else (0,)), (
+                said
+            )  # a busy host is late
         assert "results in soak" in said.err and "2 workers on 2 nodes" in said.out
         assert {path.name for path in made.root.glob("cut-*")} == {"cut-sh", "cut-tar", "cut-touch"}
         for one in made.objects():
             if one["kind"] != "Secret":
                 assert base64.b64encode(SECRET.encode()).decode() not in json.dumps(one)
             check({key: value for key, value in one.items() if key != "status"})
-        written = [*made.root.glob("calls"), *made.root.glob("pods/*/log"), *(tmp_path / "soak").rglob("*")]
+        written = [
+            *made.root.glob("calls"),
+            *made.root.glob("pods/*/log"),
+            *(tmp_path / "soak").rglob("*"),
+        ]
         assert not any(SECRET.encode() in path.read_bytes() for path in written if path.is_file())
         wait(
-            lambda: typed("status", "soak", "--json") == 0 and json.loads(capfd.readouterr().out)["phase"] != "running"
+            lambda: (
+                typed("status", "soak", "--json") == 0
+                and json.loads(capfd.readouterr().out)["phase"] != "running"
+            )
         )
         assert typed("status", "soak", "--json") == 0
         assert [pod["replaced"] for pod in json.loads(capfd.readouterr().out)["pods"]] == [0, 1]
@@ -77,7 +91,10 @@ def test_the_page_is_typed_and_a_pod_that_is_lost_before_the_load_is_replaced(
     summary = run_folder.open_run(tmp_path / "soak").summary
     assert summary.requests.ok > 40 and not summary.requests.lost
     header = manifest.decode((tmp_path / "soak" / "run.json").read_bytes(), "run.json")
-    assert header.cluster is not None and [one.lost for one in header.cluster.workers] == [False, False]
+    assert header.cluster is not None and [one.lost for one in header.cluster.workers] == [
+        False,
+        False,
+    ]
 
 
 def test_a_pod_that_is_lost_under_load_is_a_lost_worker_and_the_result_says_so(
@@ -107,7 +124,9 @@ def test_a_pod_that_cannot_be_made_is_told_to_who_follows(
 ) -> None:
     """While pod 0 runs and waits for it: by the warning that Kubernetes gives."""
     why = "is forbidden: exceeded quota: small"
-    with cluster(tmp_path / "cluster", STAND_IN_REFUSED="12", STAND_IN_SILENT="3", OPENAI_API_KEY=SECRET):
+    with cluster(
+        tmp_path / "cluster", STAND_IN_REFUSED="12", STAND_IN_SILENT="3", OPENAI_API_KEY=SECRET
+    ):
         flags = ("-n", "20", "-c", "4", "-o", str(tmp_path / "out"))
         assert typed("run", *load(tmp_path, endpoint, *flags), "--detach") == 0
         assert typed("status", "bench") == 0
@@ -122,8 +141,15 @@ def test_a_pod_that_cannot_be_made_is_told_to_who_follows(
 
 def test_a_pod_that_is_taken_away_ends_at_once() -> None:
     """As process 1 of a container, for which a signal without a handler is none: its 30 s would be waited out."""
-    env = {**os.environ, "JOB_COMPLETION_INDEX": "1", "POD_IP": "127.77.0.2", "LOADGEN_TOKEN": "t" * 32}
-    with subprocess.Popen([sys.executable, "-P", "-m", "loadgen.kube.pod", "a", "0", "agents:a:1"], env=env) as pod:
+    env = {
+        **os.environ,
+        "JOB_COMPLETION_INDEX": "1",
+        "POD_IP": "127.77.0.2",
+        "LOADGEN_TOKEN": "t" * 32,
+    }
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "loadgen.kube.pod", "a", "0", "agents:a:1"], env=env
+    ) as pod:
         wait(lambda: reached("127.77.0.2", manifests.PORT))
         pod.terminate()
         assert pod.wait(30) == 128 + signal.SIGTERM
@@ -134,7 +160,11 @@ def test_an_agent_that_fails_ends_with_a_code_for_which_its_pod_is_replaced(
 ) -> None:
     """It ended with Python's 1, an answer of the run by the policy: the whole Job failed."""
     before = signal.getsignal(signal.SIGTERM)
-    for name, value in (("JOB_COMPLETION_INDEX", "1"), ("POD_IP", "192.0.2.1"), ("LOADGEN_TOKEN", "t" * 32)):
+    for name, value in (
+        ("JOB_COMPLETION_INDEX", "1"),
+        ("POD_IP", "192.0.2.1"),
+        ("LOADGEN_TOKEN", "t" * 32),
+    ):
         monkeypatch.setenv(name, value)  # an address that is not of this host
     try:
         code = pod.carry_out("a", "agents:a:1", 0, [])
@@ -149,7 +179,9 @@ def reached(host: str, port: int) -> bool:
         return one.connect_ex((host, port)) == 0
 
 
-def test_a_cluster_that_does_not_answer_is_a_fault(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_that_does_not_answer_is_a_fault(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with cluster(tmp_path / "cluster"):
         assert typed("status", "nobody") == 3
         assert 'jobs.batch "nobody" not found' in capfd.readouterr().err
@@ -161,17 +193,25 @@ def test_a_cluster_that_does_not_answer_is_a_fault(tmp_path: Path, capfd: pytest
 
 @pytest.mark.optional
 def test_the_real_kubectl_does_the_same_at_an_api_server(
-    tmp_path: Path, endpoint: Embedded, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    endpoint: Embedded,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """kubectl as Google packages it, and behind it the paths of the API over the stand-in's pods."""
+    """Kubectl as Google packages it, and behind it the paths of the API over the stand-in's pods."""
     path = os.environ["PATH"]
     if shutil.which("kubectl") is None:
         pytest.skip("there is no kubectl on the path")
     out = tmp_path / "out"
-    with cluster(tmp_path / "cluster", STAND_IN_LOST="1:0", OPENAI_API_KEY=SECRET), serving(tmp_path) as config:
+    with (
+        cluster(tmp_path / "cluster", STAND_IN_LOST="1:0", OPENAI_API_KEY=SECRET),
+        serving(tmp_path) as config,
+    ):
         monkeypatch.setenv("PATH", path)
         at = ("--kubeconfig", str(config), "--context", "here")
-        code = typed("run", *load(tmp_path, endpoint, "--num-requests", "40", "-c", "4", "-o", str(out)), *at)
+        code = typed(
+            "run", *load(tmp_path, endpoint, "--num-requests", "40", "-c", "4", "-o", str(out)), *at
+        )
         said = capfd.readouterr()
         assert code in (0, 3), said
         assert f"results in {out}" in said.err and "2 workers on 2 nodes" in said.out

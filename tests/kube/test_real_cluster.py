@@ -17,6 +17,8 @@ def test_the_page_is_typed_at_a_real_api_server() -> None:
     if absent := missing():
         pytest.skip(f"not there: {', '.join(absent)}")
     words = command(sys.executable, str(Path(__file__).parent / "real_walk.py"))
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("\n") >= 5

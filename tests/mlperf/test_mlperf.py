@@ -33,7 +33,9 @@ OFFICIAL_RUNS = [  # of round v5.1: scenario, target rate, minimum duration, que
 
 
 @pytest.mark.parametrize(("scenario", "qps", "min_s", "queries", "duration_ns"), OFFICIAL_RUNS)
-def test_schedules_of_official_runs(scenario: Any, qps: float, min_s: int, queries: int, duration_ns: int) -> None:
+def test_schedules_of_official_runs(
+    scenario: Any, qps: float, min_s: int, queries: int, duration_ns: int
+) -> None:
     planned = rules.schedule(rules.test("llama2-70b", scenario, "v5.1", min_duration_s=min_s), qps)
     assert (len(planned.offsets), planned.end_ns) == (queries, duration_ns)
 
@@ -44,7 +46,8 @@ def test_last_query_of_the_first_official_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("t", "n"), [(0, 459), (1, 662), (2, 838), (5, 1307), (10, 2010), (11, 2144), (100, 12571), (1000, 107569)]
+    ("t", "n"),
+    [(0, 459), (1, 662), (2, 838), (5, 1307), (10, 2010), (11, 2144), (100, 12571), (1000, 107569)],
 )
 def test_queries_needed_for_so_many_over_the_limit(t: int, n: int) -> None:
     assert needed(t) == n
@@ -54,7 +57,16 @@ def test_queries_needed_for_so_many_over_the_limit(t: int, n: int) -> None:
 
 @pytest.mark.parametrize(
     ("n", "t"),
-    [(458, -1), (600, 0), (1000, 2), (5000, 33), (24576, 209), (49152, 440), (100000, 927), (245760, 2343)],
+    [
+        (458, -1),
+        (600, 0),
+        (1000, 2),
+        (5000, 33),
+        (24576, 209),
+        (49152, 440),
+        (100000, 927),
+        (245760, 2343),
+    ],
 )
 def test_most_that_may_be_over_the_limit(n: int, t: int) -> None:
     assert allowed(n) == t
@@ -109,16 +121,25 @@ def test_wrong_names(arguments: tuple[Any, ...], code: str) -> None:
     assert caught.value.hint
 
 
-SMALL = structs.replace(rules.test("llama2-70b", "server"), samples=1, min_duration_ns=0, min_queries=1)
+SMALL = structs.replace(
+    rules.test("llama2-70b", "server"), samples=1, min_duration_ns=0, min_queries=1
+)
 
 
 def trace(
-    n: int, *, ttft: Any = 100 * MS, latency: Any = 1100 * MS, tokens: Any = 11, gap_ns: int = 10 * MS
+    n: int,
+    *,
+    ttft: Any = 100 * MS,
+    latency: Any = 1100 * MS,
+    tokens: Any = 11,
+    gap_ns: int = 10 * MS,
 ) -> QueryTrace:
     def column(value: Any) -> Any:
         return np.broadcast_to(np.asarray(value, np.int64), n).copy()
 
-    return QueryTrace(np.arange(n, dtype=np.int64) * gap_ns, column(ttft), column(latency), column(tokens))
+    return QueryTrace(
+        np.arange(n, dtype=np.int64) * gap_ns, column(ttft), column(latency), column(tokens)
+    )
 
 
 def test_rates_of_a_hand_worked_run() -> None:
@@ -128,7 +149,9 @@ def test_rates_of_a_hand_worked_run() -> None:
     assert result.valid
     assert result.scheduled_s == 10.0
     assert result.scheduled_samples_per_s == 100.0  # 1,000 gaps in 10 s
-    assert result.completed_tokens_per_s == pytest.approx(11 * 1001 / 11.1)  # the last issued ends at 10 + 1.1 s
+    assert result.completed_tokens_per_s == pytest.approx(
+        11 * 1001 / 11.1
+    )  # the last issued ends at 10 + 1.1 s
     assert result.completed_samples_per_s == pytest.approx(1000 / 11.1)
     assert result.whole_tokens_per_s == pytest.approx(11 * 1001 / 45.0)
     assert result.tpot is not None
@@ -136,7 +159,8 @@ def test_rates_of_a_hand_worked_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ttft_ms", "met", "checker_met"), [(1999, True, True), (2000, True, False), (2001, False, False)]
+    ("ttft_ms", "met", "checker_met"),
+    [(1999, True, True), (2000, True, False), (2001, False, False)],
 )
 def test_at_exactly_the_limit_loadgen_passes_and_the_checker_does_not(
     ttft_ms: int, met: bool, checker_met: bool
@@ -195,12 +219,20 @@ def test_what_never_completed_is_over_every_limit_and_a_reason() -> None:
 
 
 def test_offline_counts_from_the_start_of_the_query() -> None:
-    asked = structs.replace(rules.test("llama2-70b", "offline"), min_duration_ns=20 * S, min_queries=100)
+    asked = structs.replace(
+        rules.test("llama2-70b", "offline"), min_duration_ns=20 * S, min_queries=100
+    )
     latency = np.linspace(1, 20, 100).astype(np.int64) * S
     result = mlperf.reduce(trace(100, latency=latency, gap_ns=0), asked)
-    assert (result.valid, result.completed_samples_per_s, result.completed_tokens_per_s) == (True, 5.0, 55.0)
+    assert (result.valid, result.completed_samples_per_s, result.completed_tokens_per_s) == (
+        True,
+        5.0,
+        55.0,
+    )
     assert result.ttft is result.tpot is None
-    assert rules.offline_samples(rules.test("llama2-70b", "offline"), 230.0) == 172032  # 7 passes over 151,800
+    assert (
+        rules.offline_samples(rules.test("llama2-70b", "offline"), 230.0) == 172032
+    )  # 7 passes over 151,800
 
 
 def test_rows_become_a_trace_in_the_order_of_issue() -> None:
@@ -226,7 +258,10 @@ def test_rows_become_a_trace_in_the_order_of_issue() -> None:
         (Reply([9], [5, 6, 2], 3), (1, 0, 0)),
         (Reply([5], [5, 6, 2, 2], 4), (0, 1, 0)),
         (Reply([5], [5, 6, 2], 4), (0, 0, 1)),
-        (Reply([2], [2, 2], 2), (0, 0, 0)),  # the official check looks no further than the second token
+        (
+            Reply([2], [2, 2], 2),
+            (0, 0, 0),
+        ),  # the official check looks no further than the second token
     ],
 )
 def test_test06(reply: Reply, failed: tuple[int, int, int]) -> None:
@@ -256,7 +291,9 @@ def _generation_1(text: str) -> str:
     """The same summary in the labels of LoadGen 5."""
     lines = text.replace("Time per Output Token", "Time to Output Token").splitlines()
     return "\n".join(
-        line for line in lines if not line.startswith(("accuracy_sample_count", "Completed tokens per second: "))
+        line
+        for line in lines
+        if not line.startswith(("accuracy_sample_count", "Completed tokens per second: "))
     )
 
 
@@ -287,8 +324,12 @@ def test_a_detail_log_counts_its_errors_and_has_no_null() -> None:
     """A query that never completed has a latency that fails every limit of a checker, and is an error."""
     run = trace(1000)
     latency = run.latency_ns.copy()
-    latency[[3, -1]] = mlperf.UNRESOLVED  # the last one: no rate until the last-issued query completes
-    run = run._replace(latency_ns=latency, ttft_ns=np.where(latency == mlperf.UNRESOLVED, latency, run.ttft_ns))
+    latency[[3, -1]] = (
+        mlperf.UNRESOLVED
+    )  # the last one: no rate until the last-issued query completes
+    run = run._replace(
+        latency_ns=latency, ttft_ns=np.where(latency == mlperf.UNRESOLVED, latency, run.ttft_ns)
+    )
     told = {"errors": ["the measurement is not sound: late"], "warnings": ["a trial"]}
     result = mlperf.reduce(run, SMALL, dataset="synthetic", target_qps=100.0, **told)
     detail = log_files.detail_text(result, SMALL, sut="x", version="0", started=STARTED)
@@ -297,13 +338,21 @@ def test_a_detail_log_counts_its_errors_and_has_no_null() -> None:
     assert all(entry["value"] is not None for entry in entries)
     values = {entry["key"]: entry["value"] for entry in entries}
     errors = [entry["value"] for entry in entries if entry["metadata"]["is_error"]]
-    assert errors == ["2 of 1,000 queries did not complete; LoadGen would wait for them", *told["errors"]]
+    assert errors == [
+        "2 of 1,000 queries did not complete; LoadGen would wait for them",
+        *told["errors"],
+    ]
     assert values["num_errors"] == len(errors)
-    assert [entry["value"] for entry in entries if entry["metadata"]["is_warning"]] == told["warnings"]
+    assert [entry["value"] for entry in entries if entry["metadata"]["is_warning"]] == told[
+        "warnings"
+    ]
     assert "2 ERRORS encountered" in summary and "1 warning encountered" in summary
     assert values["result_max_latency_ns"] == mlperf.UNRESOLVED > SMALL.ttft_ns
     assert values["result_completed_tokens_per_second"] == 0
-    assert (values["test_datetime"], values["power_begin"]) == ("2026-11-22T02:22:40Z", "11-22-2026 02:22:40.791")
+    assert (values["test_datetime"], values["power_begin"]) == (
+        "2026-11-22T02:22:40Z",
+        "11-22-2026 02:22:40.791",
+    )
 
 
 def test_a_sound_run_has_no_errors() -> None:

@@ -24,7 +24,9 @@ REFERENCE = {"rouge1": 44.4312, "rouge2": 22.0352, "rougeL": 28.6162, "tokens_pe
 
 
 def _met(**changed: float) -> dict[float, bool]:
-    means = [AccuracyMean(metric=name, mean=value) for name, value in {**REFERENCE, **changed}.items()]
+    means = [
+        AccuracyMean(metric=name, mean=value) for name, value in {**REFERENCE, **changed}.items()
+    ]
     found = accuracy.targets(REFERENCE, means)
     return {tier: all(one.met for one in found if one.tier == tier) for tier in accuracy.TIERS}
 
@@ -33,8 +35,13 @@ def test_the_targets_are_those_of_the_rules() -> None:
     """ROUGE at least 0.99 and 0.999 of the reference; tokens from 0.9 to 1.1 of it at both (the submission checker)."""
     assert accuracy.reference("llama2-70b") == REFERENCE
     least = {(one.tier, one.metric): one.least for one in accuracy.targets(REFERENCE, [])}
-    assert least[0.999, "rouge1"] == pytest.approx(44.3867688) and least[0.999, "rouge2"] == pytest.approx(22.0131648)
-    assert least[0.999, "rougeL"] == pytest.approx(28.5875838) and least[0.99, "tokens_per_sample"] == 265.005
+    assert least[0.999, "rouge1"] == pytest.approx(44.3867688) and least[
+        0.999, "rouge2"
+    ] == pytest.approx(22.0131648)
+    assert (
+        least[0.999, "rougeL"] == pytest.approx(28.5875838)
+        and least[0.99, "tokens_per_sample"] == 265.005
+    )
     assert _met() == {0.99: True, 0.999: True}
     assert _met(rouge2=22.0352 * 0.995) == {0.99: True, 0.999: False}
     assert _met(rougeL=28.6162 * 0.98) == {0.99: False, 0.999: False}
@@ -50,18 +57,29 @@ def test_the_compliance_tests_are_those_of_the_rules() -> None:
 
 def test_the_log_is_written_as_loadgen_writes_it(tmp_path: Path) -> None:
     """Of the same four answers, to the letter but for the order of the samples, which LoadGen shuffles in Offline."""
-    lg = pytest.importorskip("mlperf_loadgen", reason="needs the optional package mlcommons-loadgen")
+    lg = pytest.importorskip(
+        "mlperf_loadgen", reason="needs the optional package mlcommons-loadgen"
+    )
     answers = [np.array([5, 6 + i, 2], np.int64) for i in range(4)]
 
     def issue(queries: Any) -> None:
         for query in queries:
             data = answers[query.index]
-            lg.QuerySamplesComplete([lg.QuerySampleResponse(query.id, data.ctypes.data, data.nbytes, len(data))])
+            lg.QuerySamplesComplete(
+                [lg.QuerySampleResponse(query.id, data.ctypes.data, data.nbytes, len(data))]
+            )
 
     asked, where = lg.TestSettings(), lg.LogSettings()
-    asked.scenario, asked.mode, asked.use_token_latencies = lg.TestScenario.Offline, lg.TestMode.AccuracyOnly, True
+    asked.scenario, asked.mode, asked.use_token_latencies = (
+        lg.TestScenario.Offline,
+        lg.TestMode.AccuracyOnly,
+        True,
+    )
     where.log_output.outdir, where.log_output.copy_summary_to_stdout = str(tmp_path), False
-    sut, samples = lg.ConstructSUT(issue, lambda: None), lg.ConstructQSL(4, 4, lambda _: None, lambda _: None)
+    sut, samples = (
+        lg.ConstructSUT(issue, lambda: None),
+        lg.ConstructQSL(4, 4, lambda _: None, lambda _: None),
+    )
     lg.StartTestWithLogSettings(sut, samples, asked, where, "audit.config")
     lg.DestroySUT(sut)
     lg.DestroyQSL(samples)
@@ -83,7 +101,9 @@ def test_test06_says_what_the_official_script_says() -> None:
         "First token check pass: Skipped\nEOS check pass: True\nSample length check pass: True\n"
         "TEST06 verification complete\n"
     )
-    assert accuracy.verification(Test06(replies=2, first_token=None, end_tokens=1, length=0)).endswith("failed\n")
+    assert accuracy.verification(
+        Test06(replies=2, first_token=None, end_tokens=1, length=0)
+    ).endswith("failed\n")
 
 
 @pytest.fixture(scope="module")
@@ -108,15 +128,34 @@ def test_accuracy_mode_from_the_data_set_to_the_log(
 ) -> None:
     """The embedded endpoint answers with words of its own: no reference of the set is met, and all files are there."""
     tokenizer = str(train(tmp_path / "tokenizer.json"))
-    rows = [{"input": f"[INST] question {i} [/INST]", "output": "an answer of five words"} for i in range(12)]
+    rows = [
+        {"input": f"[INST] question {i} [/INST]", "output": "an answer of five words"}
+        for i in range(12)
+    ]
     data, out = _write(tmp_path / "set.jsonl", rows), tmp_path / "out"
     assert (
-        _call("-b", "llama2-70b", "--dataset", str(data), "--url", url, "-o", str(out), "--tokenizer", tokenizer) == 1
+        _call(
+            "-b",
+            "llama2-70b",
+            "--dataset",
+            str(data),
+            "--url",
+            url,
+            "-o",
+            str(out),
+            "--tokenizer",
+            tokenizer,
+        )
+        == 1
     )
     shown = capsys.readouterr().out
     assert "99 % of the reference: MISSED by ROUGE-1, ROUGE-2, ROUGE-L" in shown
     assert "with llama2-70b: TEST06" in shown and "12 of the rules' 24,576 samples" in shown
-    assert sorted(path.name for path in out.iterdir()) == ["mlperf_accuracy.json", accuracy.LOG, accuracy.VERIFY]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "mlperf_accuracy.json",
+        accuracy.LOG,
+        accuracy.VERIFY,
+    ]
     logged = json.loads((out / accuracy.LOG).read_text())
     assert [row["qsl_idx"] for row in logged] == list(range(12))
     assert all(len(bytes.fromhex(row["data"])) % 8 == 0 and row["data"] for row in logged)

@@ -59,12 +59,18 @@ def written(folder: Path, scenario: Any, *, ttft_ms: int = 300, failed: int = 0)
     """The logs of a run of the rules' size in which all queries are alike."""
     test = rules.test("llama2-70b", scenario, "v6.0")
     queries = 196_608 if scenario == "offline" else len(rules.schedule(test, 300.0).offsets)
-    due = np.zeros(queries, np.int64) if scenario == "offline" else rules.schedule(test, 300.0).offsets
+    due = (
+        np.zeros(queries, np.int64)
+        if scenario == "offline"
+        else rules.schedule(test, 300.0).offsets
+    )
     latency = np.full(queries, 800 * S if scenario == "offline" else 10 * S, np.int64)
     ttft = np.full(queries, ttft_ms * MS, np.int64)
     latency[:failed] = ttft[:failed] = result.UNRESOLVED
     tokens = np.full(queries, 295, np.int64)
-    found = result.reduce(result.QueryTrace(due, ttft, latency, tokens), test, dataset="none", target_qps=300.0)
+    found = result.reduce(
+        result.QueryTrace(due, ttft, latency, tokens), test, dataset="none", target_qps=300.0
+    )
     run.write(folder, found, test, sut="x", version="0", started=datetime.now(UTC))
     return folder
 
@@ -80,4 +86,6 @@ def test_a_missed_limit_and_an_error_fail(tmp_path: Path) -> None:
     broken, told = performance_check(written(tmp_path, "server", failed=1), "server")
     assert not broken and any("1 of " in line and "did not complete" in line for line in told)
     lost, told = performance_check(written(tmp_path, "server", failed=200_000), "server")
-    assert not lost and not any("running check" in line for line in told)  # it reads every figure, also these
+    assert not lost and not any(
+        "running check" in line for line in told
+    )  # it reads every figure, also these

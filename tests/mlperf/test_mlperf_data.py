@@ -91,7 +91,9 @@ def test_columns_of_arrays_and_numbers_of_numpy(tmp_path: Path, protocol: int) -
     rows = [{"tok_input": inputs[row], "output_tokens": np.int64(row + 5)} for row in (0, 1)]
     path.write_bytes(pickle.dumps(rows, protocol))
     assert read(path).prompts == ([1, 2], [3, 4])
-    path.write_bytes(pickle.dumps({"tok_input": inputs, "output_tokens": np.array([5, 6])}, protocol))
+    path.write_bytes(
+        pickle.dumps({"tok_input": inputs, "output_tokens": np.array([5, 6])}, protocol)
+    )
     assert read(path).prompts == ([1, 2], [3, 4])
 
 
@@ -116,9 +118,13 @@ def test_a_gzipped_pickle_is_unpacked_to_a_bound(tmp_path: Path) -> None:
         pickle_reader.read_pickle(tmp_path / "a.pkl", most_bytes=100_000)
 
 
-@pytest.mark.parametrize("op", [pickle.BYTEARRAY8, pickle.BINBYTES8, pickle.BINUNICODE8, pickle.FRAME])
+@pytest.mark.parametrize(
+    "op", [pickle.BYTEARRAY8, pickle.BINBYTES8, pickle.BINUNICODE8, pickle.FRAME]
+)
 def test_a_length_that_is_a_lie_takes_no_memory(tmp_path: Path, op: bytes) -> None:
-    (tmp_path / "a.pkl").write_bytes(pickle.PROTO + b"\x05" + op + (1 << 31).to_bytes(8, "little") + b"short")
+    (tmp_path / "a.pkl").write_bytes(
+        pickle.PROTO + b"\x05" + op + (1 << 31).to_bytes(8, "little") + b"short"
+    )
     tracemalloc.start()
     try:
         with refused(UserError, "damaged_file"):
@@ -163,7 +169,9 @@ def test_long_rows_are_told_all_at_once(tmp_path: Path) -> None:
 
 
 @given(st.data())
-def test_damaged_pickles_raise_nothing_else(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_damaged_pickles_raise_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     good = bytearray((DATA / "mlperf_pandas2.pkl").read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))

@@ -24,7 +24,10 @@ lg = pytest.importorskip("mlperf_loadgen", reason="needs the optional package ml
 
 SAMPLES = 300
 BASE = structs.replace(
-    rules.test("llama2-70b", "server"), samples=SAMPLES, min_duration_ns=400_000_000, min_queries=100
+    rules.test("llama2-70b", "server"),
+    samples=SAMPLES,
+    min_duration_ns=400_000_000,
+    min_queries=100,
 )
 TOO_LONG_NS = 3_600 * 10**9
 
@@ -55,10 +58,16 @@ def official(
         wanted = lg.TestSettings()
         wanted.scenario, wanted.mode = lg.TestScenario.Server, lg.TestMode.PerformanceOnly
         wanted.server_target_qps, wanted.server_target_latency_percentile = qps, asked.percentile
-        wanted.min_duration_ms, wanted.min_query_count = asked.min_duration_ns // 1_000_000, asked.min_queries
+        wanted.min_duration_ms, wanted.min_query_count = (
+            asked.min_duration_ns // 1_000_000,
+            asked.min_queries,
+        )
         wanted.sample_concatenate_permutation = wanted.use_token_latencies = True
         wanted.ttft_latency, wanted.tpot_latency = asked.ttft_ns, asked.tpot_ns
-        wanted.qsl_rng_seed, wanted.sample_index_rng_seed = asked.seeds.qsl, asked.seeds.sample_index
+        wanted.qsl_rng_seed, wanted.sample_index_rng_seed = (
+            asked.seeds.qsl,
+            asked.seeds.sample_index,
+        )
         wanted.schedule_rng_seed = asked.seeds.schedule
     for name, value in settings.items():
         setattr(wanted, name, value)
@@ -92,7 +101,9 @@ def official(
 def _trace(folder: Any, tokens: list[int]) -> result.QueryTrace:
     """LoadGen's own trace: each latency is a delay of issue plus the time from there, both whole ns."""
     events: dict[str, list[tuple[float, int]]] = {"Latency": [], "Token_Latency": []}
-    for line in (folder / "mlperf_log_trace.json").read_text().splitlines():  # as a whole it is not valid JSON
+    for line in (
+        (folder / "mlperf_log_trace.json").read_text().splitlines()
+    ):  # as a whole it is not valid JSON
         name = line[len('{"name":"') :].partition('"')[0]
         if name in events:
             event = json.loads(line.rstrip(","))
@@ -112,11 +123,16 @@ def _trace(folder: Any, tokens: list[int]) -> result.QueryTrace:
 def test_offline(tmp_path: Any) -> None:
     """One query of whole passes: samples and tokens per second until the last one is done."""
     asked = structs.replace(
-        rules.test("llama2-70b", "offline"), samples=SAMPLES, min_duration_ns=10_000_000, min_queries=SAMPLES
+        rules.test("llama2-70b", "offline"),
+        samples=SAMPLES,
+        min_duration_ns=10_000_000,
+        min_queries=SAMPLES,
     )
     qps = 50_000.0
     settings = {"scenario": lg.TestScenario.Offline, "offline_expected_qps": qps}
-    found = official(tmp_path, structs.replace(asked, ttft_ns=1, tpot_ns=1), qps, read=_offline_trace, **settings)
+    found = official(
+        tmp_path, structs.replace(asked, ttft_ns=1, tpot_ns=1), qps, read=_offline_trace, **settings
+    )
     ours = result.reduce(found.trace, asked)
     assert ours.queries == found.log.queries == rules.offline_samples(asked, qps) == 600
     assert found.log.latency == ours.latency
@@ -135,21 +151,45 @@ def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: 
         asked = structs.replace(asked, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
     qps = 20_000.0
     wanted = official_loadgen.test_settings(asked, qps)
-    found = official(tmp_path, asked, qps, read=_trace if scenario == "server" else _offline_trace, wanted=wanted)
+    found = official(
+        tmp_path, asked, qps, read=_trace if scenario == "server" else _offline_trace, wanted=wanted
+    )
     ours = result.reduce(found.trace, asked, dataset="none", target_qps=qps)
     text = log_files.detail_text(ours, asked, sut="PySUT", version="0", started=datetime.now(UTC))
-    pairs = [_keys_and_values(text), _keys_and_values((tmp_path / "mlperf_log_detail.txt").read_text())]
-    keys = [[key for key, _ in pair if not key.startswith(("generic_", "error_", "warning_"))] for pair in pairs]
+    pairs = [
+        _keys_and_values(text),
+        _keys_and_values((tmp_path / "mlperf_log_detail.txt").read_text()),
+    ]
+    keys = [
+        [key for key, _ in pair if not key.startswith(("generic_", "error_", "warning_"))]
+        for pair in pairs
+    ]
     assert keys[0] == keys[1]
     our_values, their_values = map(dict, pairs)
-    same = [key for key in keys[0] if key.startswith(("requested_", "effective_", "generated_", "loaded_"))]
+    same = [
+        key
+        for key in keys[0]
+        if key.startswith(("requested_", "effective_", "generated_", "loaded_"))
+    ]
     assert {key: our_values[key] for key in same} == {key: their_values[key] for key in same}
-    for key in ("result_query_count", "result_overlatency_query_count", "result_validity", "num_errors"):
+    for key in (
+        "result_query_count",
+        "result_overlatency_query_count",
+        "result_validity",
+        "num_errors",
+    ):
         assert our_values.get(key) == their_values.get(key)
-    for key in ("result_token_throughput", "result_tokens_per_second", "result_completed_tokens_per_second"):
+    for key in (
+        "result_token_throughput",
+        "result_tokens_per_second",
+        "result_completed_tokens_per_second",
+    ):
         assert our_values.get(key, 0) == pytest.approx(their_values.get(key, 0), rel=1e-4)
     sides = (log_files.summary_text(ours, asked, sut="PySUT"), found.text)
-    settings = [side.partition("Test Parameters Used")[2].partition("samples_per_query value")[0] for side in sides]
+    settings = [
+        side.partition("Test Parameters Used")[2].partition("samples_per_query value")[0]
+        for side in sides
+    ]
     if scenario == "offline":  # LoadGen prints limits that Offline does not have
         settings = [re.sub("(ttft|tpot)_latency.*", "", side) for side in settings]
     assert settings[0] == settings[1]
@@ -185,7 +225,9 @@ def _agree(found: Official, asked: rules.Test, *, lenient: bool = False) -> resu
     ):
         assert rate is not None
         assert theirs == float(f"{rate:.2f}")
-    assert log.detail["result_completed_tokens_per_second"] == float(f"{ours.completed_tokens_per_s:.6g}")
+    assert log.detail["result_completed_tokens_per_second"] == float(
+        f"{ours.completed_tokens_per_s:.6g}"
+    )
     assert log.valid == ours.valid
     assert log.detail["result_validity"] == ("VALID" if ours.valid else "INVALID")
     assert log.detail["result_perf_constraints_met"] == all(check.met for check in ours.checks)
@@ -222,7 +264,9 @@ def _exact(found: Official) -> Official:
 
 
 def test_passing(passing: Official) -> None:
-    assert _agree(_exact(passing), structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)).valid
+    assert _agree(
+        _exact(passing), structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
+    ).valid
 
 
 def _limit(values: np.ndarray[Any, np.dtype[np.int64]], over: int) -> int:
@@ -230,7 +274,9 @@ def _limit(values: np.ndarray[Any, np.dtype[np.int64]], over: int) -> int:
     return int(np.sort(values)[len(values) - 1 - over])
 
 
-@pytest.mark.parametrize(("metric", "over"), [("ttft", 2), ("ttft", 40), ("tpot", 5), ("tpot", 300)])
+@pytest.mark.parametrize(
+    ("metric", "over"), [("ttft", 2), ("ttft", 40), ("tpot", 5), ("tpot", 300)]
+)
 def test_failing_by_a_limit(passing: Official, tmp_path: Any, metric: str, over: int) -> None:
     """Limits taken from a run before: this one is over them about as often, whatever the machine's mood."""
     tpots = (passing.trace.latency_ns - passing.trace.ttft_ns) // (passing.trace.tokens - 1)

@@ -42,7 +42,9 @@ def _small_data(folder: Path, rows: int = 300) -> Path:
 
 def test_the_workload_of_an_official_run_has_its_schedule() -> None:
     asked = rules.test("llama2-70b", "server", "v5.1")
-    planned = arrivals.build(mlperf_run.workload(asked, mlperf_run.synthetic(asked), qps=182.0), 5).stages[0]
+    planned = arrivals.build(
+        mlperf_run.workload(asked, mlperf_run.synthetic(asked), qps=182.0), 5
+    ).stages[0]
     assert (planned.chains, planned.length_ns) == (122880, 675012366669)
 
 
@@ -93,15 +95,21 @@ def test_the_columns_of_a_verdict_are_those_of_the_rows(tmp_path: Path) -> None:
 
 
 def test_offline_over_lanes_counts_from_the_start(tmp_path: Path) -> None:
-    asked = structs.replace(rules.test("llama2-70b", "offline"), samples=300, min_queries=300, min_duration_ns=1)
+    asked = structs.replace(
+        rules.test("llama2-70b", "offline"), samples=300, min_queries=300, min_duration_ns=1
+    )
     data = mlperf_run.synthetic(SERVER)
     made = mlperf_run.workload(asked, data, qps=1.0, lanes=16)
-    assert made.stages[0].arrival == Closed(concurrency=16, ramp_ns=0), "all samples at once, as the rules have it"
+    assert made.stages[0].arrival == Closed(concurrency=16, ramp_ns=0), (
+        "all samples at once, as the rules have it"
+    )
     summary, folder = run.execute(made, Settings(url="sim:gb200-vm", out=tmp_path))
     result = mlperf_run.judge(folder, asked, summary, data_name=data.name, qps=1.0)
     assert (result.queries, result.valid) == (300, True)
     assert result.latency.max is not None
-    assert result.completed_tokens_per_s == pytest.approx(result.tokens / (result.latency.max / 1e9))
+    assert result.completed_tokens_per_s == pytest.approx(
+        result.tokens / (result.latency.max / 1e9)
+    )
 
 
 def test_the_users_file_becomes_requests_in_loadgens_order(tmp_path: Path) -> None:
@@ -109,7 +117,10 @@ def test_the_users_file_becomes_requests_in_loadgens_order(tmp_path: Path) -> No
 
     data, asked = mlperf_run.official(SERVER, _small_data(tmp_path, 30), tmp_path / "out")
     assert (asked.samples, asked.min_queries) == (30, 30)
-    rows = [msgspec.json.decode(line) for line in (tmp_path / "out" / mlperf_run.REQUESTS).read_bytes().splitlines()]
+    rows = [
+        msgspec.json.decode(line)
+        for line in (tmp_path / "out" / mlperf_run.REQUESTS).read_bytes().splitlines()
+    ]
     assert len(rows) == 30
     assert len(rows[0]["prompt"].split()) == 3 + mlperf_data.issue_order(asked)[0] % 7
     assert rows[0]["max_tokens"] == 1024
@@ -123,12 +134,22 @@ def test_tokens_counted_without_the_servers_usage_are_said_and_warned_of(tmp_pat
     summary, folder = run.execute(made, Settings(url="sim:gb200-vm", out=tmp_path))
     counted = mlperf_run.judge(folder, SMALL, summary, data_name=data.name, qps=100.0)
     assert not any("without the server's usage" in text for text in counted.notes)
-    sources = msgspec.structs.replace(summary.tokens.sources, output={"server": 100, "estimate": 500})
-    without = msgspec.structs.replace(summary, tokens=msgspec.structs.replace(summary.tokens, sources=sources))
+    sources = msgspec.structs.replace(
+        summary.tokens.sources, output={"server": 100, "estimate": 500}
+    )
+    without = msgspec.structs.replace(
+        summary, tokens=msgspec.structs.replace(summary.tokens, sources=sources)
+    )
     result = mlperf_run.judge(folder, SMALL, without, data_name=data.name, qps=100.0)
     said = "the output tokens of 500 of 600 answers were counted by a packaged vocabulary, not the model's, without"
-    assert [text for text in result.warnings if said in text] == [text for text in result.notes if said in text] != []
-    assert all(said in (folder / name).read_text() for name in (log_files.SUMMARY, log_files.DETAIL))
+    assert (
+        [text for text in result.warnings if said in text]
+        == [text for text in result.notes if said in text]
+        != []
+    )
+    assert all(
+        said in (folder / name).read_text() for name in (log_files.SUMMARY, log_files.DETAIL)
+    )
 
 
 def test_no_result_there(tmp_path: Path) -> None:
@@ -140,10 +161,19 @@ def test_no_result_there(tmp_path: Path) -> None:
     ("flags", "words"),
     [
         (["server", "-b", "llama2-70b"], ["--target-qps"]),
-        (["server", "-b", "llama9", "--target-qps", "1", "--server", "nobody"], ["unknown benchmark", "--server"]),
+        (
+            ["server", "-b", "llama9", "--target-qps", "1", "--server", "nobody"],
+            ["unknown benchmark", "--server"],
+        ),
         (["interactive", "-b", "mixtral-8x7b", "--target-qps", "1"], ["no interactive"]),
-        (["server", "-b", "llama2-70b", "--target-qps", "1", "--mean-output", "2000"], ["--mean-output 2000"]),
-        (["server", "-b", "llama2-70b", "--target-qps", "1", "--dataset", "none.pkl"], ["no such file"]),
+        (
+            ["server", "-b", "llama2-70b", "--target-qps", "1", "--mean-output", "2000"],
+            ["--mean-output 2000"],
+        ),
+        (
+            ["server", "-b", "llama2-70b", "--target-qps", "1", "--dataset", "none.pkl"],
+            ["no such file"],
+        ),
     ],
 )
 def test_wrong_usage_is_told(
@@ -154,8 +184,17 @@ def test_wrong_usage_is_told(
     assert all(word in told for word in words)
 
 
-def test_the_command_prints_the_verdict_and_the_disclosure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--target-qps", "40", "--min-duration", "20", "--dataset", str(_small_data(tmp_path, 800))]
+def test_the_command_prints_the_verdict_and_the_disclosure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [
+        "--target-qps",
+        "40",
+        "--min-duration",
+        "20",
+        "--dataset",
+        str(_small_data(tmp_path, 800)),
+    ]
     flags += ["--url", "sim:gb200-vm", "--out", str(tmp_path / "o"), "--gpus", "4"]
     assert exits("mlperf", "server", "-b", "llama2-70b", *flags) == 0
     out = capsys.readouterr().out
@@ -175,31 +214,56 @@ def test_the_page_of_a_run_says_what_its_text_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], scenario: str
 ) -> None:
     """Unofficial, the verdict, early stopping, and the same tokens/s in all three: verdict, report, page."""
-    flags = ["--target-qps", "40", "--min-duration", "20", "--dataset", str(_small_data(tmp_path, 800))]
+    flags = [
+        "--target-qps",
+        "40",
+        "--min-duration",
+        "20",
+        "--dataset",
+        str(_small_data(tmp_path, 800)),
+    ]
     flags += ["--url", "sim:gb200-vm", "--out", str(tmp_path / "o"), "--gpus", "4"]
     assert exits("mlperf", scenario, "-b", "llama2-70b", *flags) == 0
     told = capsys.readouterr().out
     assert exits("report", str(tmp_path / "o")) == 0
     reported = capsys.readouterr().out  # parts of the rack stand in the run's own text there
-    assert set(told.partition("MLPerf-style result, unofficial")[2].splitlines()) <= set(reported.splitlines())
-    assert told.splitlines()[-1] in reported.splitlines() and "VALID" not in reported.splitlines()[-1]
+    assert set(told.partition("MLPerf-style result, unofficial")[2].splitlines()) <= set(
+        reported.splitlines()
+    )
+    assert (
+        told.splitlines()[-1] in reported.splitlines() and "VALID" not in reported.splitlines()[-1]
+    )
     page = html.unescape((tmp_path / "o" / "report.html").read_text())
     (rate,) = re.findall(r"^Tokens/s +([0-9,.]+)", told, re.M)
     (tile,) = re.findall(r"<dt>Output tokens</dt><dd>([0-9,.]+) ", page)
     assert tile == rate
     assert "<b>MLPerf-style, unofficial</b>not verified by MLCommons" in page
-    assert f"MLPerf-style {scenario.capitalize()}, llama2-70b, round v6.1, unofficial: VALID." in page
+    assert (
+        f"MLPerf-style {scenario.capitalize()}, llama2-70b, round v6.1, unofficial: VALID." in page
+    )
     if scenario == "server":
         assert "<th>early stopping</th>" in page and "TTFT p99 at most 2,000 ms" in page
         assert f"{mlperf_run.read(tmp_path / 'o').checks[1].value_ns / 1e6:,.3f} ms" in page  # type: ignore[operator]
     else:
         assert "no limit on latency, and so no early stopping" in page
-    assert "only these two limits were looked at" in page or "none of its other checks was made" in page
+    assert (
+        "only these two limits were looked at" in page
+        or "none of its other checks was made" in page
+    )
 
 
-def test_offline_without_a_rate_measures_one_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_offline_without_a_rate_measures_one_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The query is sized by a trial pass, so that it is long enough and not many times so."""
-    flags = ["--min-duration", "1m", "--dataset", str(_small_data(tmp_path, 800)), "--url", "sim:gb200-vm"]
+    flags = [
+        "--min-duration",
+        "1m",
+        "--dataset",
+        str(_small_data(tmp_path, 800)),
+        "--url",
+        "sim:gb200-vm",
+    ]
     assert exits("mlperf", "offline", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")) == 0
     told = capsys.readouterr()
     assert "one pass of the data set first" in told.err
@@ -210,9 +274,19 @@ def test_offline_without_a_rate_measures_one_first(tmp_path: Path, capsys: pytes
 
 
 def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--min-duration", "6", "--dataset", str(_small_data(tmp_path, 50)), "--url", "sim:gb200-vm"]
+    flags = [
+        "--min-duration",
+        "6",
+        "--dataset",
+        str(_small_data(tmp_path, 50)),
+        "--url",
+        "sim:gb200-vm",
+    ]
     flags += ["--find-peak", "--target-qps", "150"]
-    assert exits("mlperf", "interactive", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")) == 0
+    assert (
+        exits("mlperf", "interactive", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o"))
+        == 0
+    )
     found = capacity.load_capacity((tmp_path / "o" / capacity.FILE).read_bytes())
     result = mlperf_run.read(tmp_path / "o")
     assert found.low_per_s is not None and found.high_per_s is not None
@@ -221,27 +295,53 @@ def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert result.rules_qps is not None and result.rules_qps >= found.rate_per_s
     assert result.target_qps == pytest.approx(found.rate_per_s, rel=0.1)
     capsys.readouterr()
-    again = ["mlperf", "interactive", "-b", "llama2-70b", *flags, "--resume", str(tmp_path / "o"), "--json"]
+    again = [
+        "mlperf",
+        "interactive",
+        "-b",
+        "llama2-70b",
+        *flags,
+        "--resume",
+        str(tmp_path / "o"),
+        "--json",
+    ]
     assert exits(*again) == 0  # nothing is left to ask
     assert json.loads(capsys.readouterr().out)["target_qps"] == result.target_qps
-    assert exits("mlperf", "interactive", "--resume", str(tmp_path / "o"), "--json") == 0, "without its flags"
+    assert exits("mlperf", "interactive", "--resume", str(tmp_path / "o"), "--json") == 0, (
+        "without its flags"
+    )
     assert json.loads(capsys.readouterr().out)["target_qps"] == result.target_qps
     assert exits("mlperf", "server", "--resume", str(tmp_path / "o")) == 2
     assert "it was: loadgen mlperf interactive" in capsys.readouterr().err
     assert exits("mlperf", "server", "--target-qps", "1") == 2
     assert "which benchmark?" in capsys.readouterr().err
-    assert exits("mlperf", "server", "-b", "llama2-70b", *flags, "--resume", str(tmp_path / "o")) == 2
+    assert (
+        exits("mlperf", "server", "-b", "llama2-70b", *flags, "--resume", str(tmp_path / "o")) == 2
+    )
     assert "another search was begun here" in capsys.readouterr().err
     assert exits("report", str(tmp_path / "o")) in (0, 1)
     told, page = capsys.readouterr().out, (tmp_path / "o" / "report.html").read_text()
     rate = f"{result.completed_tokens_per_s:,.0f}"
     assert f"{rate} output tokens/s until the last-issued query ended" in " ".join(told.split())
-    assert "<b>MLPerf-style, unofficial</b>" in page and "unofficial: VALID." in page and rate in page
+    assert (
+        "<b>MLPerf-style, unofficial</b>" in page and "unofficial: VALID." in page and rate in page
+    )
     assert "<th>early stopping</th>" in page
 
 
 def test_search_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--slo", "tpot:40ms", "--percentile", "95", "--low", "60", "--high", "240", "--duration", "20s"]
+    flags = [
+        "--slo",
+        "tpot:40ms",
+        "--percentile",
+        "95",
+        "--low",
+        "60",
+        "--high",
+        "240",
+        "--duration",
+        "20s",
+    ]
     flags += ["--precision", "0.1", "--seed", "5", "--url", "sim:gb200-vm", "--out", str(tmp_path)]
     code = exits("search", "qa", *flags)
     out = capsys.readouterr().out
@@ -253,9 +353,26 @@ def test_search_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (tmp_path / "probes.jsonl").read_bytes() == told  # nothing was left to ask
 
 
-@pytest.mark.parametrize("seed", ["1", "6595476841533595"])  # with the second, a trial ends after 9 requests
-def test_an_slo_that_no_rate_meets_says_so(seed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--slo", "ttft:1ms", "--low", "1", "--high", "2", "--start", "1", "--duration", "20s", "--seed", seed]
+@pytest.mark.parametrize(
+    "seed", ["1", "6595476841533595"]
+)  # with the second, a trial ends after 9 requests
+def test_an_slo_that_no_rate_meets_says_so(
+    seed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [
+        "--slo",
+        "ttft:1ms",
+        "--low",
+        "1",
+        "--high",
+        "2",
+        "--start",
+        "1",
+        "--duration",
+        "20s",
+        "--seed",
+        seed,
+    ]
     assert exits("search", "qa", *flags, "--url", "sim:gb200-vm", "--out", str(tmp_path)) == 1
     assert "no load holds" in capsys.readouterr().out
 
@@ -265,10 +382,14 @@ def test_a_probe_is_as_long_as_the_run_that_confirms_it() -> None:
     trial = structs.replace(SERVER, min_duration_ns=30 * 10**9)
     assert mlperf_run.probe(trial, 300.0) == trial  # a pass takes 82 s
     assert mlperf_run.probe(SERVER, 182.0) == SERVER
-    assert mlperf_run.probe(SERVER, 3450.0).samples == 1  # 84 passes: the rest of the last one is nothing
+    assert (
+        mlperf_run.probe(SERVER, 3450.0).samples == 1
+    )  # 84 passes: the rest of the last one is nothing
 
 
-def test_a_search_that_finds_no_endpoint_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_that_finds_no_endpoint_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     dead = ["--url", "http://127.0.0.1:1", "--out", str(tmp_path / "o")]
     small = ["-b", "llama2-70b", "--dataset", str(_small_data(tmp_path, 30))]
     for command in (
@@ -283,12 +404,23 @@ def test_a_search_that_finds_no_endpoint_leaves_nothing(tmp_path: Path, capsys: 
 
 
 @pytest.mark.processes
-def test_several_endpoints_are_one_system(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_endpoints_are_one_system(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rows of each, both totals of them, and one verdict; the disclosure once, in the first lines."""
     flags = ["-b", "llama2-70b", "--dataset", str(_small_data(tmp_path, 40)), "--min-duration", "1"]
     with start(QUICK) as one, start(QUICK) as two:
         urls = ["--url", one.url, "--url", two.url, "--server-metrics", "off", "--energy", "off"]
-        served = [*flags, *urls, "--workers", "2", "--target-qps", "60", "--out", str(tmp_path / "s")]
+        served = [
+            *flags,
+            *urls,
+            "--workers",
+            "2",
+            "--target-qps",
+            "60",
+            "--out",
+            str(tmp_path / "s"),
+        ]
         code = exits("mlperf", "server", *served)
         told = capsys.readouterr()
         offline = [*flags, *urls, "--target-qps", "60", "-c", "3", "--out", str(tmp_path / "f")]
@@ -296,16 +428,25 @@ def test_several_endpoints_are_one_system(tmp_path: Path, capsys: pytest.Capture
         assert "6 in flight" in capsys.readouterr().err  # three per target
         assert exits("mlperf", "server", *served, "--harness", "loadgen") == 2
         refused = capsys.readouterr().err
-    assert code in (1, 3)  # 80 queries are too few for early stopping; on a busy host the sender was late besides
+    assert code in (
+        1,
+        3,
+    )  # 80 queries are too few for early stopping; on a busy host the sender was late besides
     result = mlperf_run.read(tmp_path / "s")
     assert result.resolved == 80
     lines = told.out.splitlines()
-    assert sum(line.split()[1:3] == ["40", "0"] for line in lines if line.startswith("http://")) == 2
+    assert (
+        sum(line.split()[1:3] == ["40", "0"] for line in lines if line.startswith("http://")) == 2
+    )
     assert "sum of 2 rates" in told.out and "over one clock" in told.out
     assert (told.out + told.err).count("registered and unregistered") == 1
     assert "registered and unregistered" in " ".join(lines[:4])
     assert any(note.startswith("served by 2 targets: http://") for note in result.notes)
-    assert "drives one endpoint, 2 were given" in refused and "not from 2" in refused and "metrics" not in refused
+    assert (
+        "drives one endpoint, 2 were given" in refused
+        and "not from 2" in refused
+        and "metrics" not in refused
+    )
 
 
 # -- the official LoadGen ----------------------------------------------------------------------------------------------
@@ -316,7 +457,9 @@ INSTALLED = importlib.util.find_spec("mlperf_loadgen") is not None
 @pytest.mark.skipif(INSTALLED, reason="about a machine without the package")
 def test_without_the_package_the_harness_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not installed") as caught:
-        official_loadgen.perform(SMALL, mlperf_run.synthetic(SERVER), Settings(out=tmp_path), qps=1.0)
+        official_loadgen.perform(
+            SMALL, mlperf_run.synthetic(SERVER), Settings(out=tmp_path), qps=1.0
+        )
     assert "loadgen[mlperf]" in caught.value.hint
 
 
@@ -339,12 +482,19 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     bundle.bundle(tmp_path / "run", tmp_path / "poc.zip")
     came = bundle.verify(tmp_path / "poc.zip")
     assert came.differences == () and came.verified == "part"
-    assert {one.file for one in came.made} == {"mlperf.json", *(f"own/{name}" for name in mlperf_run.FILES)}
+    assert {one.file for one in came.made} == {
+        "mlperf.json",
+        *(f"own/{name}" for name in mlperf_run.FILES),
+    }
     assert "stamps that it does not keep" in came.not_made["mlperf_log_summary.txt"]
     own = tmp_path / "run" / official_loadgen.OWN / mlperf_run.RESULT
-    own.write_text(own.read_text().replace(f'"tokens": {result.tokens}', f'"tokens": {result.tokens + 1}'))
+    own.write_text(
+        own.read_text().replace(f'"tokens": {result.tokens}', f'"tokens": {result.tokens + 1}')
+    )
     for sums in (tmp_path / "run").rglob("SHA256SUMS"):
         sums.unlink()
     bundle.bundle(tmp_path / "run", tmp_path / "forged.zip")
     forged = bundle.verify(tmp_path / "forged.zip")
-    assert forged.verified == "no" and "result/own/mlperf.json" in {one.file for one in forged.differences}
+    assert forged.verified == "no" and "result/own/mlperf.json" in {
+        one.file for one in forged.differences
+    }

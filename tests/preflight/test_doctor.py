@@ -41,7 +41,9 @@ FAST = {"ttft": "1ms", "itl": "0.2ms"}
 
 def examined(options: Options, **settings: Any) -> dict[str, Finding]:
     with start(options) as server:
-        found = asyncio.run(doctor.examine(Settings(url=settings.pop("url", server.url), **settings)))
+        found = asyncio.run(
+            doctor.examine(Settings(url=settings.pop("url", server.url), **settings))
+        )
     assert len({one.check for one in found}) == len(found)
     assert KEY not in as_text.render(target_checks.report("", found))
     assert all(one.meaning for one in found)
@@ -51,7 +53,18 @@ def examined(options: Options, **settings: Any) -> dict[str, Finding]:
 @pytest.mark.processes
 def test_a_sound_trtllm_like_endpoint() -> None:
     found = examined(Options(ttft="1ms", itl="10ms"))  # slower than a busy machine can bundle
-    target = ("name", "connect", "auth", "model", "make", "tokenizer", "usage", "length", "first token", "streaming")
+    target = (
+        "name",
+        "connect",
+        "auth",
+        "model",
+        "make",
+        "tokenizer",
+        "usage",
+        "length",
+        "first token",
+        "streaming",
+    )
     target = (*target, "keep-alive")
     assert {check: found[check].state for check in target} == dict.fromkeys(target, OK)
     assert "64 of 64" in found["length"].found
@@ -78,7 +91,11 @@ def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
     [
         (Options(stream_interval=8, **FAST), "streaming", "tokens per event"),
         (Options(faults="connection_close", **FAST), "keep-alive", "closed after each answer"),
-        (Options(faults="slow_first_byte@600ms", **FAST), "first token", "not even the head comes sooner"),
+        (
+            Options(faults="slow_first_byte@600ms", **FAST),
+            "first token",
+            "not even the head comes sooner",
+        ),
         (Options(ttft="600ms", itl="0.2ms"), "first token", "the head comes at once"),
     ],
 )
@@ -136,7 +153,9 @@ def test_a_relay_that_holds_answers_back_is_found(hold: int) -> None:
     with start(Options(ttft="5ms", itl="5ms")) as server, Relay(server.url) as relay:
         relay.hold = hold
         asked = (streaming(f"http://127.0.0.1:{relay.port}") for _ in range(10))
-        found = next((one for one in asked if one.state != UNKNOWN), None)  # of a busy host it says that, rightly
+        found = next(
+            (one for one in asked if one.state != UNKNOWN), None
+        )  # of a busy host it says that, rightly
     assert found is not None
     assert found.state == WARNING and "proxy" in found.advice, found
 
@@ -156,7 +175,10 @@ http {{
 @pytest.mark.skipif(shutil.which("nginx", path=SBIN) is None, reason="nginx is not installed")
 @pytest.mark.parametrize(
     ("faults", "state"),
-    [("close_delimited", WARNING), ("", OK)],  # nginx holds what ends with its connection, and passes chunks on at once
+    [
+        ("close_delimited", WARNING),
+        ("", OK),
+    ],  # nginx holds what ends with its connection, and passes chunks on at once
 )
 def test_nginx_that_buffers(tmp_path: Path, faults: str, state: str) -> None:
     with start(Options(ttft="5ms", itl="10ms", faults=faults)) as server, socket.socket() as taken:
@@ -171,7 +193,9 @@ def test_nginx_that_buffers(tmp_path: Path, faults: str, state: str) -> None:
                 assert nginx.poll() is None, (tmp_path / "error").read_text()
                 select.select([], [], [], 0.01)
             asked = (streaming(f"http://127.0.0.1:{port}") for _ in range(10))
-            found = next((one for one in asked if one.state != UNKNOWN), None)  # of a busy host it says that, rightly
+            found = next(
+                (one for one in asked if one.state != UNKNOWN), None
+            )  # of a busy host it says that, rightly
         finally:
             nginx.terminate()
             nginx.wait()
@@ -207,7 +231,11 @@ def test_tls_is_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("url", "words"),
-    [("http://127.0.0.1:1", "nothing listens"), ("ftp://h", "scheme"), ("http://h.invalid", "resolve")],
+    [
+        ("http://127.0.0.1:1", "nothing listens"),
+        ("ftp://h", "scheme"),
+        ("http://h.invalid", "resolve"),
+    ],
 )
 def test_no_target_is_a_finding_not_an_end(url: str, words: str) -> None:
     found = asyncio.run(doctor.examine(Settings(url=url)))
@@ -218,7 +246,9 @@ def test_no_target_is_a_finding_not_an_end(url: str, words: str) -> None:
 
 def test_a_preset_in_virtual_time_is_named_and_not_connected_to() -> None:
     title, (only,) = doctor.run(Settings(url="sim:gb300-vm"))
-    assert "simulated: gb300-vm" in title and "4 x GB300" in only.found and not doctor.failed([only])
+    assert (
+        "simulated: gb300-vm" in title and "4 x GB300" in only.found and not doctor.failed([only])
+    )
     with refused(UserError, "unknown_name", "--url"):
         doctor.run(Settings(url="sim:nope"))
 
@@ -244,33 +274,87 @@ VLLM, GENERIC = QUIRKS["vllm"], QUIRKS["generic"]
 @pytest.mark.parametrize(
     ("found", "state", "words"),
     [
-        (target_checks.forced(VLLM, Trial(asked=64, output=64), Trial(asked=64, output=3)), OK, "exactly the length"),
+        (
+            target_checks.forced(VLLM, Trial(asked=64, output=64), Trial(asked=64, output=3)),
+            OK,
+            "exactly the length",
+        ),
         (
             target_checks.forced(VLLM, Trial(asked=64, output=64), Trial(asked=64, output=64)),
             OK,
             "did not have to prove",
         ),
-        (target_checks.forced(VLLM, Trial(asked=64, output=9), Trial(asked=64, output=3)), WARNING, "not those of the"),
-        (target_checks.forced(VLLM, Trial(asked=64, output=71), Trial(asked=64, output=71)), WARNING, "not true"),
-        (target_checks.forced(GENERIC, Trial(asked=64, output=64), Trial(output=64)), NOTE, "nothing forces"),
-        (target_checks.forced(VLLM, Trial(asked=64), Trial()), UNKNOWN, "no count"),
-        (target_checks.forced(GENERIC, Trial(failure="http_4xx: no"), Trial(), "ignore_eos"), WARNING, "on trial"),
         (
-            target_checks.forced(GENERIC, Trial(asked=64, output=64), Trial(output=2), "ignore_eos"),
+            target_checks.forced(VLLM, Trial(asked=64, output=9), Trial(asked=64, output=3)),
+            WARNING,
+            "not those of the",
+        ),
+        (
+            target_checks.forced(VLLM, Trial(asked=64, output=71), Trial(asked=64, output=71)),
+            WARNING,
+            "not true",
+        ),
+        (
+            target_checks.forced(GENERIC, Trial(asked=64, output=64), Trial(output=64)),
+            NOTE,
+            "nothing forces",
+        ),
+        (target_checks.forced(VLLM, Trial(asked=64), Trial()), UNKNOWN, "no count"),
+        (
+            target_checks.forced(GENERIC, Trial(failure="http_4xx: no"), Trial(), "ignore_eos"),
+            WARNING,
+            "on trial",
+        ),
+        (
+            target_checks.forced(
+                GENERIC, Trial(asked=64, output=64), Trial(output=2), "ignore_eos"
+            ),
             NOTE,
             "--extra-body",
         ),
-        (target_checks.streaming([Trial(output=64, instants_ns=(5,))]), WARNING, "TTFT is the whole answer"),
-        (target_checks.streaming([Trial(output=4, instants_ns=(5, 5, 5, 6))]), OK, "token by token"),
-        (target_checks.streaming([Trial(output=None, instants_ns=(5, 6, 7, 8))]), OK, "token by token"),
+        (
+            target_checks.streaming([Trial(output=64, instants_ns=(5,))]),
+            WARNING,
+            "TTFT is the whole answer",
+        ),
+        (
+            target_checks.streaming([Trial(output=4, instants_ns=(5, 5, 5, 6))]),
+            OK,
+            "token by token",
+        ),
+        (
+            target_checks.streaming([Trial(output=None, instants_ns=(5, 6, 7, 8))]),
+            OK,
+            "token by token",
+        ),
         (target_checks.streaming([TOGETHER]), UNKNOWN, "cannot tell"),
-        (target_checks.streaming([TOGETHER, Trial(output=4, instants_ns=(5, 6, 7, 8))]), OK, "token by token"),
+        (
+            target_checks.streaming([TOGETHER, Trial(output=4, instants_ns=(5, 6, 7, 8))]),
+            OK,
+            "token by token",
+        ),
         (target_checks.streaming([Trial(output=64, instants_ns=(5,) * 64)]), WARNING, "at once"),
-        (target_checks.streaming([Trial(output=64, instants_ns=(5,) * 64, late_ms=9)]), UNKNOWN, "9.00 ms late"),
-        (target_checks.streaming(*in_turns(4, by_ms=50)), UNKNOWN, "cannot tell"),  # too few to be sure
+        (
+            target_checks.streaming([Trial(output=64, instants_ns=(5,) * 64, late_ms=9)]),
+            UNKNOWN,
+            "9.00 ms late",
+        ),
+        (
+            target_checks.streaming(*in_turns(4, by_ms=50)),
+            UNKNOWN,
+            "cannot tell",
+        ),  # too few to be sure
         (target_checks.streaming(*in_turns(5, by_ms=50)), WARNING, "proxy"),
-        (target_checks.streaming(*in_turns(5, by_ms=2)), UNKNOWN, "cannot tell"),  # sure, and next to nothing
-        (target_checks.streaming(*in_turns(5, by_ms=50, jitter_ms=60)), UNKNOWN, "cannot tell"),  # a busy host
+        (
+            target_checks.streaming(*in_turns(5, by_ms=2)),
+            UNKNOWN,
+            "cannot tell",
+        ),  # sure, and next to nothing
+        (
+            target_checks.streaming(*in_turns(5, by_ms=50, jitter_ms=60)),
+            UNKNOWN,
+            "cannot tell",
+        ),  # a busy host
         (target_checks.cache(Trial(cached=None), 256), UNKNOWN, "does not say"),
         (target_checks.cache(Trial(cached=240), 256), NOTE, "240 of about 256"),
         (target_checks.auth(True, 200, 200), NOTE, "without the key"),
@@ -279,7 +363,9 @@ VLLM, GENERIC = QUIRKS["vllm"], QUIRKS["generic"]
         (target_checks.connect([180.0, 150.0, 190.0]), WARNING, "network"),
         (target_checks.metrics_pages({"/metrics": HttpAnswer(404, {}, b"")}), NOTE, "unknown"),
         (
-            target_checks.metrics_pages({"/metrics": HttpAnswer(200, {}, b"# TYPE vllm:x gauge\nvllm:x 1\n")}),
+            target_checks.metrics_pages(
+                {"/metrics": HttpAnswer(200, {}, b"# TYPE vllm:x gauge\nvllm:x 1\n")}
+            ),
             OK,
             "1 Prometheus metrics of vLLM",
         ),
@@ -296,12 +382,17 @@ def test_certificates_that_run_out_and_clocks_that_differ() -> None:
     assert target_checks.tls("TLSv1.3", True, now + timedelta(days=90), now, 1.0).state == OK
     late = target_checks.wall_clock("Sat, 21 Nov 2026 00:01:00 GMT", now)
     assert late is not None
-    assert (late.state, late.found) == (WARNING, "the server's clock differs from ours by about +60 s")
+    assert (late.state, late.found) == (
+        WARNING,
+        "the server's clock differs from ours by about +60 s",
+    )
     assert target_checks.wall_clock("yesterday", now) is None
 
 
 def test_rate_limits_are_read_from_heads() -> None:
-    found = target_checks.rate_limit({"x-ratelimit-limit-requests": "600", "x-ratelimit-remaining-tokens": "9"})
+    found = target_checks.rate_limit(
+        {"x-ratelimit-limit-requests": "600", "x-ratelimit-remaining-tokens": "9"}
+    )
     assert found is not None
     assert found.found == "600 requests"
     assert target_checks.rate_limit({"server": "x"}) is None
@@ -333,22 +424,35 @@ V1, PERIOD = "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_
         ({V1: "50000", PERIOD: "100000"}, 0.5),  # v1, in a container
         ({V1: "-1", PERIOD: "100000"}, None),
         (  # v2, a service: the least of its groups
-            {"/proc/self/cgroup": "0::/a/b", "/sys/fs/cgroup/a/cpu.max": "200000 100000",
-             "/sys/fs/cgroup/a/b/cpu.max": "400000 100000"}, 2.0,
+            {
+                "/proc/self/cgroup": "0::/a/b",
+                "/sys/fs/cgroup/a/cpu.max": "200000 100000",
+                "/sys/fs/cgroup/a/b/cpu.max": "400000 100000",
+            },
+            2.0,
         ),
         (  # v1, a group below the root, beside controllers of other things
-            {"/proc/self/cgroup": "4:memory:/x\n2:cpu,cpuacct:/job/7\n0::/", PERIOD: "100000", V1: "-1",
-             "/sys/fs/cgroup/cpu/job/7/cpu.cfs_quota_us": "300000",
-             "/sys/fs/cgroup/cpu/job/7/cpu.cfs_period_us": "100000"}, 3.0,
+            {
+                "/proc/self/cgroup": "4:memory:/x\n2:cpu,cpuacct:/job/7\n0::/",
+                PERIOD: "100000",
+                V1: "-1",
+                "/sys/fs/cgroup/cpu/job/7/cpu.cfs_quota_us": "300000",
+                "/sys/fs/cgroup/cpu/job/7/cpu.cfs_period_us": "100000",
+            },
+            3.0,
         ),
     ],
-)  # fmt: skip
+)
 def test_the_cpu_limit_of_a_control_group(files: dict[str, str], cores: float | None) -> None:
     assert cpu_quota(lambda path: files.get(path, "")) == cores
 
 
 def test_a_missing_compiled_part_is_said_with_its_reason() -> None:
-    (one,) = (finding for finding in host(Machine(not_compiled="LOADGEN_PURE is set")) if finding.check == "compiled")
+    (one,) = (
+        finding
+        for finding in host(Machine(not_compiled="LOADGEN_PURE is set"))
+        if finding.check == "compiled"
+    )
     assert "LOADGEN_PURE" in one.found and "pip install" in one.advice
     assert not any(finding.check == "compiled" for finding in host(Machine()))
 
@@ -364,8 +468,14 @@ def test_a_text_too_long_for_a_server_is_no_word_about_shorter_ones() -> None:
 
         def do_POST(self) -> None:
             long = len(self.rfile.read(int(self.headers["Content-Length"]))) > 500
-            values = {"data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 9, "total_tokens": 9}}
-            self.said(400 if long else 200, {"error": {"message": "input is too large"}} if long else values)
+            values = {
+                "data": [{"embedding": [0.5]}],
+                "usage": {"prompt_tokens": 9, "total_tokens": 9},
+            }
+            self.said(
+                400 if long else 200,
+                {"error": {"message": "input is too large"}} if long else values,
+            )
 
         def said(self, status: int, value: Any) -> None:
             self.wfile.write(canned.answer(value, f"{status} x"))
@@ -375,4 +485,7 @@ def test_a_text_too_long_for_a_server_is_no_word_about_shorter_ones() -> None:
     with canned.running(Embeds) as url:
         found = asyncio.run(doctor.examine(Settings(url=url, api="embeddings", stream=False)))
     (target,) = [one for one in found if one.check == "target"]
-    assert "too large" in target.found and target.meaning == "requests of a load would end like this too"
+    assert (
+        "too large" in target.found
+        and target.meaning == "requests of a load would end like this too"
+    )

@@ -25,14 +25,23 @@ def rows(*reported: tuple[int, int, int], status: int = 0) -> np.ndarray:
     made["output_tokens"] = 5
     made["status"] = status
     for i, (first, last, error) in enumerate(reported):
-        made[i]["first_token_ns"], made[i]["last_token_ns"], made[i]["stamp_error_ns"] = first, last, error
+        made[i]["first_token_ns"], made[i]["last_token_ns"], made[i]["stamp_error_ns"] = (
+            first,
+            last,
+            error,
+        )
     return made
 
 
-def log(*sends: tuple[int, int, int], ids: tuple[str, ...] = ("probe", "run-1", "run-0")) -> SentRequests:
+def log(
+    *sends: tuple[int, int, int], ids: tuple[str, ...] = ("probe", "run-1", "run-0")
+) -> SentRequests:
     """Sends (request number, event, ns of the run) in their order; `ids` by request number."""
     columns = np.array(sends, np.int64).reshape(-1, 3)
-    requests = [LoggedRequest(number=i, id=name, arrival_ns=0, path="", status=200) for i, name in enumerate(ids)]
+    requests = [
+        LoggedRequest(number=i, id=name, arrival_ns=0, path="", status=200)
+        for i, name in enumerate(ids)
+    ]
     sent = columns[:, 2] + START
     return SentRequests(requests, columns[:, 0].copy(), columns[:, 1].copy(), sent, sent)
 
@@ -41,9 +50,15 @@ SENDS = ((0, 0, 1 * MS), (2, 0, 10 * MS), (1, 0, 12 * MS), (2, 4, 50 * MS), (1, 
 
 
 def test_truth_joins_rows_and_log_by_request_id_not_by_number() -> None:
-    seen = selfcheck.truth(rows((10 * MS, 50 * MS, 0), (12 * MS, 54 * MS, 0)), log(*SENDS), "run", START)
+    seen = selfcheck.truth(
+        rows((10 * MS, 50 * MS, 0), (12 * MS, 54 * MS, 0)), log(*SENDS), "run", START
+    )
     assert seen is not None
-    assert (seen.count, seen.ttft_p50_ms, seen.ttft_p99_ms) == (2, 11.0, 11.0)  # 10 - 0 is at place 0, 12 - 1 at 1
+    assert (seen.count, seen.ttft_p50_ms, seen.ttft_p99_ms) == (
+        2,
+        11.0,
+        11.0,
+    )  # 10 - 0 is at place 0, 12 - 1 at 1
     assert (seen.error_max_ms, seen.ttft_p50_error_ms, seen.bounded_share) == (0.0, 0.0, 1.0)
     assert seen.tpot_p50_error_share == 0.0
 
@@ -53,7 +68,12 @@ def test_truth_joins_rows_and_log_by_request_id_not_by_number() -> None:
     [
         (0, 0, 1.0, 1.0),
         (TOLERANCE_NS, 0, 1.0, 1.0),
-        (TOLERANCE_NS + 1, 0, 0.0, 1.0),  # the endpoint may have been held up: its next look at the clock is 2 ms on
+        (
+            TOLERANCE_NS + 1,
+            0,
+            0.0,
+            1.0,
+        ),  # the endpoint may have been held up: its next look at the clock is 2 ms on
         (TOLERANCE_NS + 1, 1, 1.0, 1.0),
         (2 * MS + TOLERANCE_NS + 1, 0, 0.0, 0.0),  # this it cannot explain
         (-TOLERANCE_NS - 1, 5 * MS, 0.0, 0.0),  # nothing arrives before it was sent
@@ -99,7 +119,10 @@ def step(offered: float, sound: bool, cpu: float = 0.5, limited: bool = False) -
         ([step(100, True, cpu=0.01)], 500.0),  # but never more than five times at once
         ([step(100, True, cpu=0.89)], 125.0),  # nor less than a quarter more
         ([step(100, False, cpu=0.95)], 50.0),
-        ([step(100, False)], 100.0),  # once more: the worker was not busy, so somebody else may have been
+        (
+            [step(100, False)],
+            100.0,
+        ),  # once more: the worker was not busy, so somebody else may have been
         ([step(100, False), step(100, False)], 50.0),
         ([step(100, False), step(100, True)], 170.0),
         ([step(100, True), step(400, False, cpu=0.95)], 200.0),
@@ -117,14 +140,26 @@ def test_the_search_closes_in_and_ends(steps: list[Step], expected: float | None
     ("steps", "per_s", "limit", "said"),
     [
         ([step(100, True), step(200, False)], 100.0, "client", "about 100"),
-        ([step(100, True), step(200, True, limited=True)], 200.0, "server", "the endpoint was at its limit"),
+        (
+            [step(100, True), step(200, True, limited=True)],
+            200.0,
+            "server",
+            "the endpoint was at its limit",
+        ),
         ([step(100, True), step(200, True)], 200.0, "steps", "or more: the search ended"),
-        ([step(100, False), step(50, True), step(120, True)], 50.0, "client", "about 50"),  # a lucky one is none
+        (
+            [step(100, False), step(50, True), step(120, True)],
+            50.0,
+            "client",
+            "about 50",
+        ),  # a lucky one is none
         ([step(100, True), step(300, False), step(300, True)], 300.0, "steps", "about 300 or more"),
         ([step(100, False)], None, "client", "no level was sound"),
     ],
 )
-def test_the_level_is_the_last_sound_one(steps: list[Step], per_s: float | None, limit: str, said: str) -> None:
+def test_the_level_is_the_last_sound_one(
+    steps: list[Step], per_s: float | None, limit: str, said: str
+) -> None:
     level = selfcheck.level("spread", steps)
     assert (level.per_s, level.limit) == (per_s, limit)
     assert said in selfcheck.sentence(level)
@@ -140,12 +175,17 @@ def test_the_level_is_the_last_sound_one(steps: list[Step], per_s: float | None,
     ],
 )
 def test_who_was_the_limit(cpu: float, server: float, late_ms: float, limited: bool) -> None:
-    assert selfcheck.server_limited(cpu_share=cpu, server_share=server, server_late_p50_ms=late_ms) is limited
+    assert (
+        selfcheck.server_limited(cpu_share=cpu, server_share=server, server_late_p50_ms=late_ms)
+        is limited
+    )
 
 
 def test_the_answer_survives_json() -> None:
     steps = (step(100, True), step(200, False))
-    found = SelfcheckResult(seconds=3.0, cpus=2, steps=steps, levels=(selfcheck.level("spread", steps),))
+    found = SelfcheckResult(
+        seconds=3.0, cpus=2, steps=steps, levels=(selfcheck.level("spread", steps),)
+    )
     assert msgspec.json.decode(msgspec.json.encode(found), type=SelfcheckResult) == found
     assert found.sound
     assert "about 100" in as_text.render(selfcheck.report(found))

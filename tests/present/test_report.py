@@ -38,11 +38,19 @@ WHOLE = Report(
         section(
             "Levels",
             Charts([CHART]),
-            Table(("load", "verdict", "why"), [("4", "met", "all of it"), ("5", "MISSED", "TTFT p99 6 ms")], "remarks"),
+            Table(
+                ("load", "verdict", "why"),
+                [("4", "met", "all of it"), ("5", "MISSED", "TTFT p99 6 ms")],
+                "remarks",
+            ),
             Said("~: too few", "soft"),
         ),
         section("No rows, no head", Table(("a",), [])),
-        section("Offers", Table(("USD per", "a", "b"), [("request", "8", "9")], split=True), Bullets(["10 of 11"])),
+        section(
+            "Offers",
+            Table(("USD per", "a", "b"), [("request", "8", "9")], split=True),
+            Bullets(["10 of 11"]),
+        ),
         section("Quoted", Quoted("$ command 12"), small=True),
         section("A bar", Bars(rows=[Bar("x", "8888")])),
         section("On a page", Bullets(["9999"]), page_only=True),
@@ -62,7 +70,9 @@ def test_the_three_say_the_same_figures() -> None:
 def test_text_begins_with_what_has_to_be_known_and_the_answer() -> None:
     lines = text.render(WHOLE).splitlines()
     assert lines[:2] == ["SIMULATED: a model 2", "It held 3/s."]
-    last = Report(title="T", made_by="", sections=[section("s", "x")], answer=[Said("A")], answer_last=True)
+    last = Report(
+        title="T", made_by="", sections=[section("s", "x")], answer=[Said("A")], answer_last=True
+    )
     assert text.render(last) == "T\n\ns\nx\n\nA\n"
     assert text.of_sections([section("s", "x"), section("t", "")]) == "s\nx\n"
     assert text.of_sections([section("t", "", Bullets([]))]) == ""
@@ -70,32 +80,54 @@ def test_text_begins_with_what_has_to_be_known_and_the_answer() -> None:
 
 def test_colours_are_those_of_the_verdicts() -> None:
     shown = text.render(WHOLE, color=True)
-    assert "\x1b[33mSIMULATED\x1b[0m" in shown and "\x1b[31mMISSED\x1b[0m" in shown and "\x1b[32mmet\x1b[0m" in shown
+    assert (
+        "\x1b[33mSIMULATED\x1b[0m" in shown
+        and "\x1b[31mMISSED\x1b[0m" in shown
+        and "\x1b[32mmet\x1b[0m" in shown
+    )
     assert re.sub(r"\x1b\[[0-9]*m", "", shown) == text.render(WHOLE)
 
 
 def test_the_head_of_a_table_that_is_too_wide_takes_two_lines() -> None:
     names = [f"a metric {i}" for i in range(9)]
-    rows = [(f"{i}/s", *("1,234" for _ in names), "a remark that is longer than the room beside it") for i in (1, 2)]
-    lines = text.of_sections([section("", Table(("load", *names, ""), rows, "remarks"))]).splitlines()
+    rows = [
+        (f"{i}/s", *("1,234" for _ in names), "a remark that is longer than the room beside it")
+        for i in (1, 2)
+    ]
+    lines = text.of_sections(
+        [section("", Table(("load", *names, ""), rows, "remarks"))]
+    ).splitlines()
     assert lines[0].split() == ["a", "metric"] * 9 and lines[1].split() == ["load", *"012345678"]
-    assert [line.split()[0] for line in lines[2:]] == ["1/s", "a", "2/s", "a"]  # the remark stands below
+    assert [line.split()[0] for line in lines[2:]] == [
+        "1/s",
+        "a",
+        "2/s",
+        "a",
+    ]  # the remark stands below
     assert max(map(len, lines)) <= 100
-    narrow = text.of_sections([section("", Table(("load", *names[:3]), [("1/s", "1", "2", "3")]))]).splitlines()
+    narrow = text.of_sections(
+        [section("", Table(("load", *names[:3]), [("1/s", "1", "2", "3")]))]
+    ).splitlines()
     assert narrow[0].split("  ")[-1] == "a metric 2"
 
 
 def test_a_sentence_in_a_table_wraps_beside_its_row_or_stands_below_it() -> None:
     said = "word " * 30
     beside = text.of_sections([section("", Table(("a", "b", ""), [("1", "2", said)], "remarks"))])
-    assert len(beside.splitlines()) == 3 and all(line.startswith(("a", "1", "      ")) for line in beside.splitlines())
+    assert len(beside.splitlines()) == 3 and all(
+        line.startswith(("a", "1", "      ")) for line in beside.splitlines()
+    )
     below = text.of_sections([section("", Table(("a", "why"), [("x" * 80, said)], "words"))])
-    assert below.splitlines()[1] == "x" * 80 and all(line.startswith("    w") for line in below.splitlines()[2:])
+    assert below.splitlines()[1] == "x" * 80 and all(
+        line.startswith("    w") for line in below.splitlines()[2:]
+    )
 
 
 def test_columns_without_room_follow_below() -> None:
     names = [f"results/number-{i}" for i in range(9)]
-    lines = text.of_sections([section("", Table(("per", *names), [("cost", *"123456789")], split=True))]).splitlines()
+    lines = text.of_sections(
+        [section("", Table(("per", *names), [("cost", *"123456789")], split=True))]
+    ).splitlines()
     assert max(map(len, lines)) <= text.WIDTH and sum(line.startswith("cost") for line in lines) > 1
     assert all(any(name in line for line in lines) for name in names)
 
@@ -159,6 +191,10 @@ def _plain(part: Part) -> Part:
         case Quoted():
             return Quoted(plain(part.text))
         case Table():
-            return Table([plain(cell) for cell in part.head], [[plain(c) for c in row] for row in part.rows], part.kind)
+            return Table(
+                [plain(cell) for cell in part.head],
+                [[plain(c) for c in row] for row in part.rows],
+                part.kind,
+            )
         case _:
             return part

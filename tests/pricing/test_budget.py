@@ -60,7 +60,11 @@ def test_the_forecast_of_a_load(
     prompts = build(workload, 1, 2, load_tokenizer(None))
     load = forecast(arrivals.build(workload, 1), mean_lengths(prompts), answer_s)
     assert load.requests == (requests if requests != 600 else pytest.approx(600, rel=0.15))
-    assert load.seconds == seconds and load.output_tokens == 200 and load.input_tokens == pytest.approx(1000, rel=0.05)
+    assert (
+        load.seconds == seconds
+        and load.output_tokens == 200
+        and load.input_tokens == pytest.approx(1000, rel=0.05)
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,9 +82,13 @@ def test_the_forecast_of_a_load(
         ({"concurrency": 8, "num_requests": 12}, 0.0, ""),
     ],
 )
-def test_a_load_too_short_for_its_slo_says_so_before_it(load: dict[str, object], answer_s: float, said: str) -> None:
+def test_a_load_too_short_for_its_slo_says_so_before_it(
+    load: dict[str, object], answer_s: float, said: str
+) -> None:
     """Its warm-up counts for nothing."""
-    workload = given(None, None, read_flags(input_tokens=10, output_tokens=10, seed=1, warmup=60, **load))
+    workload = given(
+        None, None, read_flags(input_tokens=10, output_tokens=10, seed=1, warmup=60, **load)
+    )
     measured, whole = forecasts(arrivals.build(workload, 1), (10, 10), answer_s)
     assert whole == pytest.approx(forecast(arrivals.build(workload, 1), (10, 10), answer_s))
     told = too_few(measured, workload.slo)
@@ -90,8 +98,12 @@ def test_a_load_too_short_for_its_slo_says_so_before_it(load: dict[str, object],
 def test_money_by_the_token_and_by_the_hour(prices: Path) -> None:
     load = Forecast(1000, 1800, 500, 100)
     budget = Budget(load_prices(prices))
-    assert budget.cost(load, target()) == pytest.approx(Decimal(2), abs=Decimal("1e-6"))  # 1 for prompts, 1 for answers
-    assert budget.cost(load, target(shape="four", gpus=4)) == pytest.approx(Decimal(18), abs=Decimal("1e-6"))
+    assert budget.cost(load, target()) == pytest.approx(
+        Decimal(2), abs=Decimal("1e-6")
+    )  # 1 for prompts, 1 for answers
+    assert budget.cost(load, target(shape="four", gpus=4)) == pytest.approx(
+        Decimal(18), abs=Decimal("1e-6")
+    )
     assert budget.cost(load._replace(requests=None), target()) is None
     with refused(UserError, "missing_option", "--gpus"):
         budget.cost(load, target(shape="four"))
@@ -112,13 +124,19 @@ def test_machines_by_the_hour_cost_as_much_with_any_number_of_requests(prices: P
 
 
 @pytest.mark.processes
-def test_a_run_over_the_limit_does_not_start(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_over_the_limit_does_not_start(
+    prices: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = prices.parent / "out"
     load = ("run", "--isl", "20", "--osl", "5", "-c", "2", "-d", "1h", "-o", str(out))
     paid = (*load, "--gpus", "4", "--shape", "four", "--prices", str(prices))
     assert exits(*paid, "--max-cost", "30") == 2
     told = capsys.readouterr().err
-    assert "expected: about" not in told and "this run will cost about 36.00 USD" in told and not out.exists()
+    assert (
+        "expected: about" not in told
+        and "this run will cost about 36.00 USD" in told
+        and not out.exists()
+    )
     assert exits(*paid, "--dry-run") == 0
     assert "cost: about 36.00 USD" in capsys.readouterr().out
     by_token = (*load, "-m", "m", "--prices", str(prices), "--dry-run")
@@ -133,29 +151,63 @@ def test_a_run_over_the_limit_does_not_start(prices: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("command", "whole"),
     [
-        (("sweep", "--request-rate", "1,2,4", "-d", "1h"), "these 3 runs will cost about 108.00 USD"),
-        (("run", "--request-rate", "1", "-d", "1h", "--repeat", "2"), "these 2 runs will cost about 72.00 USD"),
+        (
+            ("sweep", "--request-rate", "1,2,4", "-d", "1h"),
+            "these 3 runs will cost about 108.00 USD",
+        ),
+        (
+            ("run", "--request-rate", "1", "-d", "1h", "--repeat", "2"),
+            "these 2 runs will cost about 72.00 USD",
+        ),
     ],
 )
 def test_the_limit_is_on_all_runs_of_a_command_and_before_the_first(
     command: tuple[str, ...], whole: str, prices: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = prices.parent / "out"
-    load = (*command, "--isl", "20", "--osl", "5", "--gpus", "4", "--shape", "four", "--prices", str(prices))
+    load = (
+        *command,
+        "--isl",
+        "20",
+        "--osl",
+        "5",
+        "--gpus",
+        "4",
+        "--shape",
+        "four",
+        "--prices",
+        str(prices),
+    )
     each_fits = (*load, "--max-cost", "40", "-o", str(out), "--url", "http://127.0.0.1:9")
     assert exits(*each_fits) == 2
     assert whole in capsys.readouterr().err and not out.exists()
 
 
 def test_a_dry_run_over_the_limit_says_so(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    load = ("sweep", "--request-rate", "1,2", "-d", "1h", "--isl", "20", "--osl", "5", "--gpus", "4", "--shape", "four")
+    load = (
+        "sweep",
+        "--request-rate",
+        "1,2",
+        "-d",
+        "1h",
+        "--isl",
+        "20",
+        "--osl",
+        "5",
+        "--gpus",
+        "4",
+        "--shape",
+        "four",
+    )
     paid = (*load, "--prices", str(prices), "--dry-run", "--max-cost")
     assert exits(*paid, "73") == 0
     assert "cost of all 2 runs: about 72.00 USD" in capsys.readouterr().out
     assert exits(*paid, "71") == 2
 
 
-def test_virtual_time_costs_nothing_dry_or_not(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_virtual_time_costs_nothing_dry_or_not(
+    prices: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A dry run was refused for the money of a run that was then carried out without a word of it."""
     out = prices.parent / "out"
     load = (
@@ -173,7 +225,19 @@ def test_virtual_time_costs_nothing_dry_or_not(prices: Path, capsys: pytest.Capt
         "--url",
         "sim:gb300-vm",
     )
-    paid = (*load, "--gpus", "4", "--shape", "four", "--prices", str(prices), "--max-cost", "0.1", "-o", str(out))
+    paid = (
+        *load,
+        "--gpus",
+        "4",
+        "--shape",
+        "four",
+        "--prices",
+        str(prices),
+        "--max-cost",
+        "0.1",
+        "-o",
+        str(out),
+    )
     for more in (("--dry-run",), ()):
         assert exits(*paid, *more) in (0, 3)
         assert "0.36 USD on a real server" in "".join(capsys.readouterr())
@@ -186,7 +250,9 @@ def test_the_hint_for_a_run_without_a_price_names_what_a_run_takes(prices: Path)
     assert "--shape (four" in caught.value.hint and "--price " not in caught.value.hint
 
 
-def test_a_load_is_stopped_where_the_limit_is_reached(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_load_is_stopped_where_the_limit_is_reached(
+    prices: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     counters, stopped = Counters(), []
     counters.sent, counters.events = 1000, 100_000
     show = Show(budget=Budget(load_prices(prices), Decimal("1.99")))
@@ -204,4 +270,6 @@ def test_a_load_is_stopped_where_the_limit_is_reached(prices: Path, capsys: pyte
 def test_several_loads_are_one_forecast() -> None:
     short, long = Forecast(100.0, 60.0, 150.0, 500.0), Forecast(300.0, 120.0, 350.0, 100.0)
     assert total([short, long]) == (400.0, 180.0, 300.0, 200.0)
-    assert total([short, Forecast(None, 120.0, 350.0, 100.0)]) == (None, 180.0, 250.0, 300.0), "a closed loop by time"
+    assert total([short, Forecast(None, 120.0, 350.0, 100.0)]) == (None, 180.0, 250.0, 300.0), (
+        "a closed loop by time"
+    )

@@ -138,7 +138,11 @@ def test_amounts_are_what_was_written_to_the_last_digit():
 def test_what_is_wrong_is_named_with_its_line(text: str, old: str, new: str, line: int, code: str):
     assert old in text
     found = faults_of(text.replace(old, new))
-    assert [fault for fault in found if fault.code == code and fault.where.startswith(f"prices.yaml:{line}:")], found
+    assert [
+        fault
+        for fault in found
+        if fault.code == code and fault.where.startswith(f"prices.yaml:{line}:")
+    ], found
     assert all(fault.hint for fault in found)
 
 
@@ -153,11 +157,17 @@ def test_two_prices_for_one_shape_name_the_first():
 
 
 def test_all_faults_at_once_in_the_order_of_lines():
-    text = RENTED.replace("72.00", "-1").replace("2026-11-01", "soon").replace("currency: USD", "currency: $")
+    text = (
+        RENTED.replace("72.00", "-1")
+        .replace("2026-11-01", "soon")
+        .replace("currency: USD", "currency: $")
+    )
     assert [fault.where.split(":")[1] for fault in faults_of(text)] == ["2", "8", "9"]
 
 
-@pytest.mark.parametrize("text", ["", "[1, 2]", "currency: USD", "a: [", "\x00", "currency: USD\nrented: []"])
+@pytest.mark.parametrize(
+    "text", ["", "[1, 2]", "currency: USD", "a: [", "\x00", "currency: USD\nrented: []"]
+)
 def test_what_is_no_price_file_says_so_and_not_that_it_is_no_workload(text: str):
     for fault in faults_of(text):
         assert "workload" not in str(fault)
@@ -193,12 +203,22 @@ def test_the_sample_needs_to_be_accepted_and_guesses_nothing():
     assert isinstance(oracle, Rented) and oracle.per_gpu_hour == Decimal("18.0")
     with refused(UserError, "no_price", "rented[1]") as unverified:
         prices.find(book, TargetFacts(shape="ND128isr_GB300_v6"))
-    assert "per_gpu_hour" in unverified.value.hint and "prices_sample.yaml" in unverified.value.where
+    assert (
+        "per_gpu_hour" in unverified.value.hint and "prices_sample.yaml" in unverified.value.where
+    )
     assert "oracle-gb300" in unverified.value.hint
     assert "Azure's GB300" in book.notes
 
 
-EIGHT = ["AWS", "p6-b300.48xlarge", "p6-b200.48xlarge", "p5en", "p5.48xlarge", "ND96isr_H100_v5", "a3-ultragpu-8g"]
+EIGHT = [
+    "AWS",
+    "p6-b300.48xlarge",
+    "p6-b200.48xlarge",
+    "p5en",
+    "p5.48xlarge",
+    "ND96isr_H100_v5",
+    "a3-ultragpu-8g",
+]
 
 
 def test_machines_of_the_sample_are_paid_whole():
@@ -211,7 +231,9 @@ def test_machines_of_the_sample_are_paid_whole():
         if price.quality == prices.NOT_VERIFIED:
             assert price.why_missing and price.per_gpu_hour is None
         else:
-            assert price.source != "none" and (price.source != prices.NO_SOURCE or "no source" in prices.dated(price))
+            assert price.source != "none" and (
+                price.source != prices.NO_SOURCE or "no source" in prices.dated(price)
+            )
 
 
 def test_a_target_finds_its_price_by_shape_then_model_or_by_name():
@@ -240,14 +262,22 @@ def test_two_providers_of_one_shape_are_a_choice_of_the_user():
 
 def test_of_one_offer_the_price_of_the_day_counts():
     row = "  - {{provider: P, model: m, per_million_input: {}, per_million_output: 1, as_of: {}, source: s, name: {}}}"
-    lines = [row.format(*one) for one in ((3, "2026-01", "n"), (2, "2026-06-15", "n"), (9, "undated", "n"))]
+    lines = [
+        row.format(*one)
+        for one in ((3, "2026-01", "n"), (2, "2026-06-15", "n"), (9, "undated", "n"))
+    ]
     text = "\n".join(["currency: USD", "per_token:", *lines])
 
     def paid(day: str | None) -> list[float]:
         book = parse(text, as_of=None if day is None else date.fromisoformat(day))
         return [float(price.per_million_input) for price in book.entries]  # type: ignore[union-attr]
 
-    assert paid(None) == [2] and paid("2026-06-15") == [2] and paid("2026-06-14") == [3] and paid("2025-12-31") == [9]
+    assert (
+        paid(None) == [2]
+        and paid("2026-06-15") == [2]
+        and paid("2026-06-14") == [3]
+        and paid("2025-12-31") == [9]
+    )
     dated = text.replace("as_of: undated", "as_of: 2026-03")
     with pytest.raises(UserError, match="no price in the file was valid on 2025-01-01"):
         parse(dated, as_of=date(2025, 1, 1))

@@ -35,7 +35,15 @@ def listed(root: Path) -> dict[str, str]:
 @pytest.mark.parametrize("name", ["mixed", "agentic", "rag-pipeline"])
 def test_goodput_is_the_offered_rate_times_the_share(tmp_path: Path, name: str) -> None:
     """Also of classes, whose own rates are each over a time of their own, and of tasks, whose turns go on."""
-    run = loadgen.run(name, url="sim:gb300-vm", request_rate=4, duration="60s", warmup=0, seed=3, out=tmp_path / "r")
+    run = loadgen.run(
+        name,
+        url="sim:gb300-vm",
+        request_rate=4,
+        duration="60s",
+        warmup=0,
+        seed=3,
+        out=tmp_path / "r",
+    )
     goodput, offered = run.summary.goodput, run.summary.load.offered_rps
     assert None not in (goodput.steady_rps, goodput.share, offered)
     assert goodput.steady_rps == pytest.approx(offered * goodput.share)  # type: ignore[operator]
@@ -46,12 +54,19 @@ def test_goodput_is_the_offered_rate_times_the_share(tmp_path: Path, name: str) 
     [
         {"request_rate": 20, "duration": "20s", "warmup": "5s"},
         {"concurrency": 8, "duration": "20s", "warmup": "5s"},
-        {"request_rate": 20, "num_requests": 60, "warmup": 0, "max_in_flight": 4},  # most starts are dropped
+        {
+            "request_rate": 20,
+            "num_requests": 60,
+            "warmup": 0,
+            "max_in_flight": 4,
+        },  # most starts are dropped
     ],
 )
 def test_each_figure_of_a_run_is_one_number(tmp_path: Path, load: dict[str, object]) -> None:
     folder = tmp_path / "all" / "r"
-    run = loadgen.run("qa", url="sim:h100x8", slo=("ttft:200ms:p90", "tpot:40ms:p90"), seed=1, out=folder, **load)  # type: ignore[arg-type]
+    run = loadgen.run(
+        "qa", url="sim:h100x8", slo=("ttft:200ms:p90", "tpot:40ms:p90"), seed=1, out=folder, **load
+    )  # type: ignore[arg-type]
     said = json.loads((folder / "summary.json").read_text())
     completed, output = said["load"]["steady_completed_rps"], said["tokens"]["steady_output_per_s"]
     goodput, share = said["goodput"]["steady_rps"], said["goodput"]["share"]
@@ -70,7 +85,10 @@ def test_each_figure_of_a_run_is_one_number(tmp_path: Path, load: dict[str, obje
     page = one_line(shown_page)
     assert f"Output tokens {format.quantity(output)} /s" in page
     assert f"Completed {format.quantity(completed)} req/s" in page
-    assert f"Within the SLO {format.percent(share)}" in page and f"goodput {format.rate(goodput)}" in page
+    assert (
+        f"Within the SLO {format.percent(share)}" in page
+        and f"goodput {format.rate(goodput)}" in page
+    )
 
     junit = outcome.cases([("r", run.summary)])
     rates = f"{format.rate(completed)} completed, {format.rate(output)} output tokens, goodput {format.rate(goodput)}"
@@ -88,9 +106,24 @@ def test_each_figure_of_a_run_is_one_number(tmp_path: Path, load: dict[str, obje
 
 
 @pytest.mark.commands
-def test_the_capacity_of_a_search_is_one_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_capacity_of_a_search_is_one_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "all" / "s"
-    search = ["search", "qa", "--url", "sim:gb300-vm", "-d", "20s", "--low", "20", "--high", "30", "--precision", "0.2"]
+    search = [
+        "search",
+        "qa",
+        "--url",
+        "sim:gb300-vm",
+        "-d",
+        "20s",
+        "--low",
+        "20",
+        "--high",
+        "30",
+        "--precision",
+        "0.2",
+    ]
     with pytest.raises(SystemExit):
         main([*search, "--slo", "ttft:2s:p90", "--seed", "1", "-o", str(folder)])
     printed = " ".join(capsys.readouterr().out.split())
@@ -101,7 +134,10 @@ def test_the_capacity_of_a_search_is_one_number(tmp_path: Path, capsys: pytest.C
     assert f"{rate}/s, {held['state']}" in printed
 
     row = listed(folder.parent)
-    assert row["outcome"] == ("at least " if held["lower_bound"] else "") + f"{rate} requests/s, {held['state']}"
+    assert (
+        row["outcome"]
+        == ("at least " if held["lower_bound"] else "") + f"{rate} requests/s, {held['state']}"
+    )
     assert row["tokens/s"] == format.quantity(held["output_tokens_per_s"])
     assert row["TTFT p99"].removeprefix("~") == format.milliseconds(run["ttft_ms"]["p99"])
     assert "here" not in row["loads"]  # the outcome says it

@@ -73,24 +73,41 @@ def test_the_last_seconds_are_the_last_seconds() -> None:
     seen = view.picture(now)
     last = seen_by_then[seen_by_then["done_ns"] >= round((now - RECENT_S) * 1e9)]
     ttft = np.sort(last["first_token_ns"] - last["due_ns"])
-    assert seen.ttft.recent == pytest.approx((ttft[len(ttft) // 2] / 1e6, ttft[int(len(ttft) * 0.99)] / 1e6))
+    assert seen.ttft.recent == pytest.approx(
+        (ttft[len(ttft) // 2] / 1e6, ttft[int(len(ttft) * 0.99)] / 1e6)
+    )
     assert seen.completed == pytest.approx(len(last) / RECENT_S)
     assert len(view._recent) == len(last), "older rows are let go"
 
 
 def test_rates_load_and_time_left() -> None:
     stages = (
-        StagePlan(name="warm-up", arrival="poisson 5/s", measured=False, slots=50, end_ns=10 * S, rate=5.0),
-        StagePlan(name="load", arrival="poisson 10/s", start_ns=10 * S, slots=250, end_ns=35 * S, rate=10.0),
+        StagePlan(
+            name="warm-up", arrival="poisson 5/s", measured=False, slots=50, end_ns=10 * S, rate=5.0
+        ),
+        StagePlan(
+            name="load",
+            arrival="poisson 10/s",
+            start_ns=10 * S,
+            slots=250,
+            end_ns=35 * S,
+            rate=10.0,
+        ),
     )
     view = View(runs.header("r", 300, stages=stages))
     assert view.picture(2.0).offered == 5.0
     view.sample(
-        [Second(t_s=t, worker=w, sent=int(5 * t), in_flight=3, cpu_share=0.1 * w) for t in range(1, 21) for w in (0, 1)]
+        [
+            Second(t_s=t, worker=w, sent=int(5 * t), in_flight=3, cpu_share=0.1 * w)
+            for t in range(1, 21)
+            for w in (0, 1)
+        ]
     )
     seen = view.picture(20.0)
     assert (seen.stage, seen.offered, seen.left_s) == ("load · poisson 10/s", 10.0, 15.0)
-    assert seen.sent == pytest.approx(10.0) and seen.in_flight == 6 and seen.cpu == pytest.approx(0.1)
+    assert (
+        seen.sent == pytest.approx(10.0) and seen.in_flight == 6 and seen.cpu == pytest.approx(0.1)
+    )
     assert view.picture(40.0).left_s == 0
 
 
@@ -150,13 +167,18 @@ def test_the_tail_waits_for_the_other_half(tmp_path: Path) -> None:
 
 
 def test_a_small_screen_shows_the_worst_and_wraps_nothing_that_is_drawn() -> None:
-    nodes = tuple(TargetView(f"node{i:02}", 1.0, int(i == 29), (float(i), float(i))) for i in range(30))
+    nodes = tuple(
+        TargetView(f"node{i:02}", 1.0, int(i == 29), (float(i), float(i))) for i in range(30)
+    )
     view = View(runs.header("r", 100))
     view.add(rows(4, 100))
     console = Console(record=True, width=40, file=io.StringIO())
     console.print(draw(msgspec.structs.replace(view.picture(20.0), nodes=nodes), 40, 24))
     lines = console.export_text().splitlines()
-    assert sum("node" in line for line in lines) == 5 and "and 25 more, none of them worse" in lines[-1]
+    assert (
+        sum("node" in line for line in lines) == 5
+        and "and 25 more, none of them worse" in lines[-1]
+    )
     assert next(line for line in lines if "node" in line).startswith("node29")
     assert sum("━" in line for line in lines) <= 1
     assert any("last 10 s    since start" in line for line in lines)
@@ -168,7 +190,9 @@ def test_the_process_draws_and_leaves(tmp_path: Path) -> None:
     folder = runs.write(tmp_path / "r", rows(6, 200))
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "loadgen.runs.dashboard", str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=theirs, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stderr=theirs, start_new_session=True
+    ) as process:
         os.close(theirs)
         told = b""
         while b"since the start" not in told:
@@ -197,7 +221,9 @@ def test_trend_lines_slo_colours_and_the_servers_queue() -> None:
         now_ns = second * S // 2
         view.add(found[(found["done_ns"] <= now_ns) & (found["done_ns"] > now_ns - S // 2)])
         names = (("vllm:num_requests_waiting", second), ("vllm:kv_cache_usage_perc", 0.5))
-        view.serve([MetricSample(t_s=second, name=name, value=value, **page) for name, value in names])
+        view.serve(
+            [MetricSample(t_s=second, name=name, value=value, **page) for name, value in names]
+        )
         picture = view.picture(second / 2)
     assert (picture.ttft.kept[1], picture.tpot.kept[1]) == (False, True)
     assert 20 <= len(picture.trend) <= 40, "over the whole run, in bounded space"
@@ -216,7 +242,12 @@ def test_trend_lines_slo_colours_and_the_servers_queue() -> None:
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_an_ordinary_terminal_has_trend_and_colour_and_breaks_no_word(width: int) -> None:
     found = rows(3, 600)
-    slo = Slo(terms=(Term(metric="ttft", limit_ns=S // 1000, quantile=0.95), Term(metric="tpot", limit_ns=S)))
+    slo = Slo(
+        terms=(
+            Term(metric="ttft", limit_ns=S // 1000, quantile=0.95),
+            Term(metric="tpot", limit_ns=S),
+        )
+    )
     view = View(runs.header("r", 600, slo=slo))
     for second in range(1, 100):
         now_ns = second * S // 2
@@ -228,15 +259,22 @@ def test_an_ordinary_terminal_has_trend_and_colour_and_breaks_no_word(width: int
     lines = text.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= width
     for name in ("TTFT p50", "TPOT p50", "tokens"):
-        assert sum(re.match(rf"{name} +[▁▂▃▄▅▆▇█ ]+ to [0-9]", line) is not None for line in lines) == 1, text
+        assert (
+            sum(re.match(rf"{name} +[▁▂▃▄▅▆▇█ ]+ to [0-9]", line) is not None for line in lines)
+            == 1
+        ), text
     names = {"TTFT", "TPOT", "within", "generator", "load", "in", "ms,", "tokens", ""}
     rows_shown = [line for line in lines if line.strip(" ━")]
-    assert {line.split(" ")[0] for line in rows_shown} <= names - {""}, text  # no row goes on in a second line
+    assert {line.split(" ")[0] for line in rows_shown} <= names - {""}, (
+        text
+    )  # no row goes on in a second line
     assert re.search(r"\x1b\[1;31m[0-9]", console.export_text(styles=True))
 
 
 @pytest.mark.parametrize(
     ("values", "line"), [([], ""), ([1.0], ""), ([0.0, 0.0], "▁▁"), ([0.0, None, 2.0, 4.0], "▁ ▅█")]
 )
-def test_a_trend_line_goes_from_nothing_to_the_highest(values: list[float | None], line: str) -> None:
+def test_a_trend_line_goes_from_nothing_to_the_highest(
+    values: list[float | None], line: str
+) -> None:
     assert trend_line(values) == line

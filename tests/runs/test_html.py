@@ -81,7 +81,9 @@ SIMULATED = (TargetFacts(simulated=True, url="http://127.0.0.1:1/v1"),)
     ],
     ids=["sound", "simulated", "client-limited", "failing", "interrupted", "cut off"],
 )
-def test_marks_that_nobody_may_overlook(found: np.ndarray, changed: dict[str, object], expected: list[str]) -> None:
+def test_marks_that_nobody_may_overlook(
+    found: np.ndarray, changed: dict[str, object], expected: list[str]
+) -> None:
     summary = summary_of(found, **changed)
     assert [note.word for note in run_headline.marks(summary)] == expected
     text = run_page.render(summary)
@@ -89,7 +91,9 @@ def test_marks_that_nobody_may_overlook(found: np.ndarray, changed: dict[str, ob
 
 
 @pytest.mark.parametrize(("failing", "said"), [(False, False), (True, True)])
-def test_what_was_lost_with_a_killed_client_is_no_miss_of_the_server(failing: bool, said: bool) -> None:
+def test_what_was_lost_with_a_killed_client_is_no_miss_of_the_server(
+    failing: bool, said: bool
+) -> None:
     """After kill -9 the report said that the SLO is missed all the same, by requests that failed."""
     found = rows(1, 300)
     if failing:
@@ -107,10 +111,15 @@ def test_the_sentence_says_what_was_promised_and_what_came() -> None:
         "SLO met: TTFT p99 at most 20,000 ms and TPOT p99 at most 200 ms; 300 of 300 requests (100 %)"
     )
     few = "Too few to show it: TTFT p99 at most 20,000 ms rests on 300 samples, and 662 are needed."
-    assert met.endswith(few), "a note before the load said that so few cannot show it, and the end that it is met"
+    assert met.endswith(few), (
+        "a note before the load said that so few cannot show it, and the end that it is met"
+    )
     assert "Too few" not in run_headline.sentence(summary_of(rows(1, 700)))
     slow = rows(1, 300, slower=20)
-    assert re.match(r"SLO missed: TTFT p99 is [\d,]+ ms, the limit 20,000 ms", run_headline.sentence(summary_of(slow)))
+    assert re.match(
+        r"SLO missed: TTFT p99 is [\d,]+ ms, the limit 20,000 ms",
+        run_headline.sentence(summary_of(slow)),
+    )
     found = summary_of(slow)
     terms = [term for term in found.goodput.slo if term.met is False]
     missed = [msgspec.structs.replace(term, value_ms=term.limit_ms + 0.03) for term in terms]
@@ -119,7 +128,8 @@ def test_the_sentence_says_what_was_promised_and_what_came() -> None:
     assert close.startswith("SLO missed: TTFT p99 is 20,000.03 ms, the limit 20,000.00 ms")
     unpromised = run_headline.sentence(summary_of(rows(1, 300), slo=None))
     assert (
-        unpromised == "A sound measurement without a promise to hold it against: 300 of 300 requests succeeded (100 %)."
+        unpromised
+        == "A sound measurement without a promise to hold it against: 300 of 300 requests succeeded (100 %)."
     )
     assert "not valid" in run_headline.sentence(summary_of(failing(rows(1, 300))))
 
@@ -132,7 +142,9 @@ def test_a_number_on_too_few_samples_is_marked() -> None:
 
 def test_the_headline_numbers_are_of_one_window() -> None:
     summary = summary_of(rows(1, 700))
-    load = msgspec.structs.replace(summary.load, offered_rps=9.0, completed_rps=7.0, steady_completed_rps=8.0)
+    load = msgspec.structs.replace(
+        summary.load, offered_rps=9.0, completed_rps=7.0, steady_completed_rps=8.0
+    )
     goodput = msgspec.structs.replace(summary.goodput, share=1.0, rps=7.0, steady_rps=8.0)
     summary = msgspec.structs.replace(summary, load=load, goodput=goodput)
     *_, completed, within = run_headline.five(summary)
@@ -169,13 +181,17 @@ def test_in_flight_is_the_exact_mean_of_each_bin() -> None:
     width = round(bins.width_s * S)
     for i in (0, 7, len(bins.series["in flight"]) - 1):
         low, high = i * width, (i + 1) * width
-        busy = sum(max(0, min(int(r["done_ns"]), high) - max(int(r["sent_ns"]), low)) for r in found)
+        busy = sum(
+            max(0, min(int(r["done_ns"]), high) - max(int(r["sent_ns"]), low)) for r in found
+        )
         assert bins.series["in flight"][i] == pytest.approx(busy / width, rel=1e-3, abs=1e-6)
 
 
 def test_quantiles_over_time_are_those_of_each_bin() -> None:
     found = Columns(rows(4, 2000))
-    bins = run_data.quantiles_over_time(found["due_ns"], found.measure("ttft"), found.where(0), 220.0)
+    bins = run_data.quantiles_over_time(
+        found["due_ns"], found.measure("ttft"), found.where(0), 220.0
+    )
     inside = np.sort(found.measure("ttft")[found["due_ns"] // round(bins.width_s * S) == 3])
     assert bins.series["p50"][3] == pytest.approx(inside[len(inside) // 2] / 1e6, rel=1e-3)
     assert bins.series["max"][3] == pytest.approx(inside[-1] / 1e6, rel=1e-3)
@@ -187,17 +203,29 @@ def test_loads_tokens_and_errors_add_up() -> None:
     gaps, timeline = runs.gaps_of(found)
     made = run_data.figures(runs.header("r", 400), found, [gaps], [timeline])
     ok = int((found["status"] == 0).sum())
-    assert sum(v or 0 for v in made.load.series["ok"]) * made.load.width_s == pytest.approx(ok, rel=1e-3)
-    assert sum(v or 0 for v in made.load.series["due"]) * made.load.width_s == pytest.approx(400, rel=1e-3)
+    assert sum(v or 0 for v in made.load.series["ok"]) * made.load.width_s == pytest.approx(
+        ok, rel=1e-3
+    )
+    assert sum(v or 0 for v in made.load.series["due"]) * made.load.width_s == pytest.approx(
+        400, rel=1e-3
+    )
     assert sum(v or 0 for v in made.errors.series["http_5xx"]) == 400 - ok
     tokens = int(found["output_tokens"][found["status"] == 0].sum())
-    assert sum(v or 0 for v in made.output.series["output"]) * made.output.width_s == pytest.approx(tokens, rel=0.02)
+    assert sum(v or 0 for v in made.output.series["output"]) * made.output.width_s == pytest.approx(
+        tokens, rel=0.02
+    )
 
 
 def test_many_rows_make_no_larger_page() -> None:
     few, many = rows(6, 3000), np.tile(rows(6, 3000), 20)
-    sizes = [len(run_page.render(summary_of_rows(found), None, run_data.figures(runs.header("r", len(found)), found)))
-             for found in (few, many)]  # fmt: skip
+    sizes = [
+        len(
+            run_page.render(
+                summary_of_rows(found), None, run_data.figures(runs.header("r", len(found)), found)
+            )
+        )
+        for found in (few, many)
+    ]
     assert max(sizes) < 400_000 and sizes[1] < 1.3 * sizes[0]
 
 
@@ -229,7 +257,8 @@ def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
 def test_the_page_says_what_read_the_sockets(tmp_path: Path) -> None:
     said = [
         re.findall(
-            "sockets read by [a-zA-Z ]*", page_of(runs.write(tmp_path / f"r{read_by}", host=Host(hot_path=read_by)))
+            "sockets read by [a-zA-Z ]*",
+            page_of(runs.write(tmp_path / f"r{read_by}", host=Host(hot_path=read_by))),
         )
         for read_by in ("compiled", "python", "")
     ]
@@ -242,16 +271,24 @@ def test_what_comes_from_outside_cannot_become_markup(tmp_path: Path) -> None:
     fail(found, 0.1)
     found["text"][found["status"] != 0] = 0
     folder = runs.write(
-        tmp_path / "r", found, texts=(bad,), workload=bad, source_text=bad, command=("loadgen", bad),
-        targets=(TargetFacts(url=bad, model=bad),), stages=(StagePlan(name=bad, arrival=bad, slots=300),),
-    )  # fmt: skip
+        tmp_path / "r",
+        found,
+        texts=(bad,),
+        workload=bad,
+        source_text=bad,
+        command=("loadgen", bad),
+        targets=(TargetFacts(url=bad, model=bad),),
+        stages=(StagePlan(name=bad, arrival=bad, slots=300),),
+    )
     text = page_of(folder)
     assert "<script>alert" not in text and "<img" not in text
     assert text.count("</script>") == 2
 
 
 def test_a_run_of_nothing_still_has_a_page(tmp_path: Path) -> None:
-    text = run_page.render(summary_of_rows(rows(1, 0)), None, run_data.figures(Header(), rows(1, 0)))
+    text = run_page.render(
+        summary_of_rows(rows(1, 0)), None, run_data.figures(Header(), rows(1, 0))
+    )
     assert "INVALID" in text
     assert "there is nothing to draw" in text and "no length is known" in text
     assert "- of memory" not in text and ">-, -" not in text
@@ -265,9 +302,13 @@ def test_several_targets_have_the_table_of_a_rack() -> None:
     summary = summary_of(found, targets=nodes)
     spread = {name: cells for name, *cells in words.over_targets(summary.targets)}
     rates = sorted(headline(target).output or 0 for target in summary.targets)
-    least, most, mean, median, total = (float(cell.replace(",", "")) for cell in spread["output tokens/s"])
+    least, most, mean, median, total = (
+        float(cell.replace(",", "")) for cell in spread["output tokens/s"]
+    )
     assert (least, median, most) == pytest.approx(rates, rel=0.01)
-    assert mean == pytest.approx(sum(rates) / 3, rel=0.01) and total == pytest.approx(sum(rates), rel=0.01)
+    assert mean == pytest.approx(sum(rates) / 3, rel=0.01) and total == pytest.approx(
+        sum(rates), rel=0.01
+    )
     assert spread["TTFT p50, ms"][-1] == "-", "times of targets do not add up"
     text = run_page.render(summary)
     assert all(node.name in text for node in nodes) and "over the targets" in text
@@ -275,13 +316,24 @@ def test_several_targets_have_the_table_of_a_rack() -> None:
 
 def test_every_part_of_the_page_is_there(tmp_path: Path) -> None:
     text = page_of(runs.write(tmp_path / "r"))
-    for part in ("Latency", "throughput over time", "Lengths and cache", "Errors", "The load generator itself",
-                 "Definitions", "How other tools would have reported this very run", "How to reproduce",
-                 "loadgen run chat", "b1946ac92492d234"):  # fmt: skip
+    for part in (
+        "Latency",
+        "throughput over time",
+        "Lengths and cache",
+        "Errors",
+        "The load generator itself",
+        "Definitions",
+        "How other tools would have reported this very run",
+        "How to reproduce",
+        "loadgen run chat",
+        "b1946ac92492d234",
+    ):
         assert part in text
 
 
-def test_the_command_writes_the_page_beside_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_the_page_beside_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = runs.write(tmp_path / "r")
     assert exits("report", str(folder)) == 0
     out, err = capsys.readouterr()
@@ -297,7 +349,9 @@ def test_the_command_writes_the_page_beside_the_run(tmp_path: Path, capsys: pyte
     assert exits("report", str(folder), "--html", str(tmp_path / "no" / "where.html")) == 2
 
 
-def test_a_run_cut_off_is_reported_as_far_as_it_got(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_cut_off_is_reported_as_far_as_it_got(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = runs.write(tmp_path / "r", state="running", ended="")
     for name in ("rows", "seconds", "texts"):  # the last write stopped in its middle
         path = folder / "spool" / f"w0.{name}"
@@ -332,9 +386,14 @@ def test_records_that_are_damaged_and_runs_that_are_mixed_get_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = runs.write(tmp_path / "both" / "a")
-    runs.write(tmp_path / "both" / "b", workload="other", fingerprints=Fingerprints(recipe="0"), slo=None)
+    runs.write(
+        tmp_path / "both" / "b", workload="other", fingerprints=Fingerprints(recipe="0"), slo=None
+    )
     assert exits("report", str(tmp_path / "both")) == 2
-    assert "runs of different work in one folder: a and b differ in workload, SLO" in capsys.readouterr().err
+    assert (
+        "runs of different work in one folder: a and b differ in workload, SLO"
+        in capsys.readouterr().err
+    )
     recorder = Compactor(one)
     assert recorder.finish()
     store.drop_spool(one)
@@ -361,15 +420,27 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fail(found, 0.03)
     boundary = int(found["due_ns"][100])
     stages = (
-        StagePlan(name="warm-up", arrival="poisson 10/s", measured=False, slots=100, end_ns=boundary),
+        StagePlan(
+            name="warm-up", arrival="poisson 10/s", measured=False, slots=100, end_ns=boundary
+        ),
         StagePlan(name="load", arrival="poisson 10/s", slots=600, start_ns=boundary),
     )
     folder = runs.write(tmp_path_factory.mktemp("page") / "r", found, stages=stages)
-    said = ((t, name, value) for t in range(70) for name, value in (
-        ("vllm:num_requests_running", t % 9), ("vllm:num_requests_waiting", t % 4),
-        ("vllm:kv_cache_usage_perc", t / 70), ("vllm:generation_tokens_total", 2000 * t), (UP, 1.0),
-    ))  # fmt: skip
-    samples = (MetricSample(t_s=t, target=0, page="http://h/metrics", name=n, labels="", value=v) for t, n, v in said)
+    said = (
+        (t, name, value)
+        for t in range(70)
+        for name, value in (
+            ("vllm:num_requests_running", t % 9),
+            ("vllm:num_requests_waiting", t % 4),
+            ("vllm:kv_cache_usage_perc", t / 70),
+            ("vllm:generation_tokens_total", 2000 * t),
+            (UP, 1.0),
+        )
+    )
+    samples = (
+        MetricSample(t_s=t, target=0, page="http://h/metrics", name=n, labels="", value=v)
+        for t, n, v in said
+    )
     (folder / FILE).write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in samples))
     path = folder / "report.html"
     path.write_text(page_of(folder))
@@ -437,9 +508,13 @@ def test_it_prints(browser: Browser, shown: Path) -> None:
     browser.look()
     browser.open(shown)
     data = browser.pdf()
-    assert data.startswith(b"%PDF") and data.count(b"/Type /Page\n") + data.count(b"/Type /Page ") >= 3
+    assert (
+        data.startswith(b"%PDF") and data.count(b"/Type /Page\n") + data.count(b"/Type /Page ") >= 3
+    )
     browser.look(dark=True, media="print")
-    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert (
+        browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    )
     browser.look()
 
 
@@ -464,10 +539,14 @@ def test_the_legend_hides_a_line_and_a_pointer_reads_it(browser: Browser, shown:
 @pytest.mark.processes
 def test_the_harness_sees_what_it_looks_for(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "bad.html"
-    path.write_text("<img src='http://example.invalid/x.png'><script>console.error('no'); nothing()</script>")
+    path.write_text(
+        "<img src='http://example.invalid/x.png'><script>console.error('no'); nothing()</script>"
+    )
     browser.open(path)
     assert any("example.invalid" in url for url in browser.requests)
-    assert any("no" in text for text in browser.complaints) and any("nothing" in text for text in browser.complaints)
+    assert any("no" in text for text in browser.complaints) and any(
+        "nothing" in text for text in browser.complaints
+    )
 
 
 @pytest.mark.processes
@@ -487,4 +566,7 @@ def test_where_each_request_was_sent_when_it_was_due_its_curve_is_made_once() ->
     assert late["ttft_from_sent"].ms != late["ttft"].ms
     found["sent_ns"] = found["due_ns"]
     at_once = run_data.figures(runs.header("r", 50), found).curves
-    assert at_once["ttft_from_sent"].ms is at_once["ttft"].ms and at_once["ttft_from_sent"].name == "TTFT from sent"
+    assert (
+        at_once["ttft_from_sent"].ms is at_once["ttft"].ms
+        and at_once["ttft_from_sent"].name == "TTFT from sent"
+    )

@@ -13,9 +13,15 @@ from loadgen.runs.percentile_curves import rounded
 
 @pytest.mark.parametrize(
     ("steps", "spread", "rows"),
-    [*((steps, spread, 2 * MOST_POINTS) for steps in (7, 64, 10**9) for spread in (0.0, 0.5, 3.0)),
-     (10**9, 0.5, BLOCK_ROWS + 999)],  # counted a part after the other
-)  # fmt: skip
+    [
+        *(
+            (steps, spread, 2 * MOST_POINTS)
+            for steps in (7, 64, 10**9)
+            for spread in (0.0, 0.5, 3.0)
+        ),
+        (10**9, 0.5, BLOCK_ROWS + 999),
+    ],  # counted a part after the other
+)
 def test_pairs_are_counted_in_the_cells_of_numpy(steps: int, spread: float, rows: int) -> None:
     """Also where values lie on the edges of cells, as whole numbers do, and where all are one."""
     rng = np.random.default_rng(steps)
@@ -31,5 +37,6 @@ def test_pairs_are_counted_in_the_cells_of_numpy(steps: int, spread: float, rows
     assert found.count == len(xs) and found.log_y == (ys.max() > 20 * ys.min())
     assert (found.x, found.y) == ((xs.min(), xs.max()), (ys.min(), ys.max()))
     assert list(found.cells) == [
-        (lefts[i], lefts[i + 1], lows[j], lows[j + 1], counts[i, j]) for i, j in zip(*np.nonzero(counts), strict=True)
+        (lefts[i], lefts[i + 1], lows[j], lows[j + 1], counts[i, j])
+        for i, j in zip(*np.nonzero(counts), strict=True)
     ]

@@ -59,7 +59,9 @@ def test_the_interval_is_that_of_the_runs_among_each_other() -> None:
     assert tpot.high is not None and tpot.high - tpot.mean == pytest.approx(half)
     assert tpot.spread == pytest.approx(0.1, abs=0.03)
     ok = next(one for one in made.figures if one.metric == "ok_share")
-    assert ok.mean == 1.0 and ok.low is not None and 0.99 < ok.low < 0.999, "900 requests without a failure"
+    assert ok.mean == 1.0 and ok.low is not None and 0.99 < ok.low < 0.999, (
+        "900 requests without a failure"
+    )
     text = shown(made, three)
     assert "TPOT p50, ms" in text and "spread" in text and "Student" in text
 
@@ -67,10 +69,14 @@ def test_the_interval_is_that_of_the_runs_among_each_other() -> None:
 def test_repeats_say_whether_the_slo_was_met() -> None:
     """The list said "SLO missed", and the report of the same folder nothing but VALID."""
     three = summaries(1, 2, 3, by=(1.0, 20.0, 20.0))
-    said = " ".join(shown(summarize_repeats([(f"r{i}", one) for i, one in enumerate(three)]), three).split())
+    said = " ".join(
+        shown(summarize_repeats([(f"r{i}", one) for i, one in enumerate(three)]), three).split()
+    )
     assert "SLO met by 1 of 3 runs; missed by r1, r2: TTFT p99" in said and " MISSED " in said
     kept = [three[0]] * 2
-    assert "SLO met by 2 of 2 runs: TTFT p99" in shown(summarize_repeats([("a", kept[0]), ("b", kept[1])]), kept)
+    assert "SLO met by 2 of 2 runs: TTFT p99" in shown(
+        summarize_repeats([("a", kept[0]), ("b", kept[1])]), kept
+    )
 
 
 def test_one_run_has_no_interval() -> None:
@@ -92,12 +98,23 @@ def test_repeats_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     out = tmp_path / "a"
     assert exits("run", "qa", *SIM, "--seed", "5", "--repeat", "3,pause=10m", "-o", str(out)) == 0
     told = capsys.readouterr()
-    assert told.out.startswith("SIMULATED") and "3 runs of one load" in told.out and "nothing to wait for" in told.err
+    assert (
+        told.out.startswith("SIMULATED")
+        and "3 runs of one load" in told.out
+        and "nothing to wait for" in told.err
+    )
     made = msgspec.json.decode((out / "repeats.json").read_bytes(), type=RepeatSummary)
-    assert "repeats.json" in (checksums.read(out) or {}) and not checksums.changed(out) and not checksums.unlisted(out)
+    assert (
+        "repeats.json" in (checksums.read(out) or {})
+        and not checksums.changed(out)
+        and not checksums.unlisted(out)
+    )
     assert made.runs == ("r1", "r2", "r3") and made.seeds[0] == 5 and len(set(made.seeds)) == 3
     assert exits("run", "qa", *SIM, "--seed", "5", "-o", str(tmp_path / "alone")) == 0
-    first, alone = (json.loads((folder / "summary.json").read_text()) for folder in (out / "r1", tmp_path / "alone"))
+    first, alone = (
+        json.loads((folder / "summary.json").read_text())
+        for folder in (out / "r1", tmp_path / "alone")
+    )
     assert first["ttft_ms"] == alone["ttft_ms"], "the first repeat is the run without --repeat"
     assert exits("run", "qa", *SIM, "--repeat", "2", "-o", str(out)) == 2
     assert "the folder holds results" in capsys.readouterr().err
@@ -110,9 +127,23 @@ def test_repeats_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "by repeated runs on every side" in " ".join(capsys.readouterr().out.split())
 
 
-def test_repeats_of_a_sweep_are_taken_up_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ("sweep", "qa", "--url", "sim:gb300-vm", "--request-rate", "10,20", "-d", "20s", "--seed", "3",
-               "-o", str(tmp_path / "s"))  # fmt: skip
+def test_repeats_of_a_sweep_are_taken_up_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = (
+        "sweep",
+        "qa",
+        "--url",
+        "sim:gb300-vm",
+        "--request-rate",
+        "10,20",
+        "-d",
+        "20s",
+        "--seed",
+        "3",
+        "-o",
+        str(tmp_path / "s"),
+    )
     assert exits(*command, "--repeat", "2") == 0
     told = capsys.readouterr().out
     assert "\nr10       2" in told and "±" in told
@@ -120,7 +151,10 @@ def test_repeats_of_a_sweep_are_taken_up_again(tmp_path: Path, capsys: pytest.Ca
     captured = capsys.readouterr()
     assert captured.err.count("2 of 2 levels are done") == 2, "the first two sweeps stand"
     levels = json.loads(captured.out)["levels"]
-    assert levels["r20"]["runs"] == ["r1/r20", "r2/r20", "r3/r20"] and len(set(levels["r20"]["seeds"])) == 3
+    assert (
+        levels["r20"]["runs"] == ["r1/r20", "r2/r20", "r3/r20"]
+        and len(set(levels["r20"]["seeds"])) == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,7 +191,9 @@ def test_the_pause_is_waited_for_and_can_be_broken_off() -> None:
 
     def repeated(wait: Callable[[float], None]) -> bool:
         made.clear()
-        return repeat(how, lambda: len(made) == 3, one, virtual=False, say=lambda _: None, wait=wait)
+        return repeat(
+            how, lambda: len(made) == 3, one, virtual=False, say=lambda _: None, wait=wait
+        )
 
     assert repeated(waited.append) and waited == [600.0, 600.0] and made == [1, 2, 3]
 
@@ -181,9 +217,16 @@ def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
     checked = load_contract(tmp_path / "c.yaml", env={})
     said: list[str] = []
     found, folder = validation.run(
-        checked, Settings(url="sim:gb300-vm"), tmp_path / "out", perform=execution.execute, say=said.append, seed=3
+        checked,
+        Settings(url="sim:gb300-vm"),
+        tmp_path / "out",
+        perform=execution.execute,
+        say=said.append,
+        seed=3,
     )
-    assert found.levels[0].runs == ("load/r1", "load/r2") and found.verdict == "PASS", found.levels[0].terms
+    assert found.levels[0].runs == ("load/r1", "load/r2") and found.verdict == "PASS", found.levels[
+        0
+    ].terms
     assert any("nothing to wait for" in line for line in said)
     assert again(folder) == found
     spread = json.loads((folder / "repeats.json").read_bytes())["levels"]["load"]
@@ -191,11 +234,17 @@ def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
     assert "How the runs of a level differ" in (folder / "verdict.html").read_text()
     bundle.bundle(folder, tmp_path / "poc.zip")
     came = bundle.verify(tmp_path / "poc.zip")
-    assert came.verified == "all" and "repeats.json" in {one.file for one in came.made}, came.not_made
+    assert came.verified == "all" and "repeats.json" in {one.file for one in came.made}, (
+        came.not_made
+    )
     four = load_contract(tmp_path / "c.yaml", repeats=4, env={})
     assert four.levels[0].level.repeats == 4
     found, _ = validation.run(
-        four, Settings(url="sim:gb300-vm"), tmp_path / "four", perform=execution.execute, say=said.append,
+        four,
+        Settings(url="sim:gb300-vm"),
+        tmp_path / "four",
+        perform=execution.execute,
+        say=said.append,
         repetition=Repetition(count=4),
-    )  # fmt: skip
+    )
     assert len(found.levels[0].runs) == 4

@@ -26,7 +26,9 @@ def test_there_is_an_example_of_each_library() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.filterwarnings("default")  # what a library of others says of itself is not ours to mend
+@pytest.mark.filterwarnings(
+    "default"
+)  # what a library of others says of itself is not ours to mend
 @pytest.mark.parametrize("example", EXAMPLES, ids=LIBRARIES)
 def test_the_examples_run(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(example.split()[1])
@@ -34,7 +36,14 @@ def test_the_examples_run(example: str, tmp_path: Path, monkeypatch: pytest.Monk
     recorder = Compactor(folder)
     assert recorder.finish()
     store.drop_spool(folder)
-    sample = {"t_s": 0.0, "target": 0, "page": "http://h/metrics", "name": "up", "labels": "", "value": 1.0}
+    sample = {
+        "t_s": 0.0,
+        "target": 0,
+        "page": "http://h/metrics",
+        "name": "up",
+        "labels": "",
+        "value": 1.0,
+    }
     (folder / FILE).write_text(json.dumps(sample) + "\n")
     places.unpack("search", tmp_path / "results")
     (tmp_path / "results" / "search").rename(tmp_path / "results" / "SEARCH")
@@ -43,5 +52,7 @@ def test_the_examples_run(example: str, tmp_path: Path, monkeypatch: pytest.Monk
     *statements, last = ast.parse(example).body
     exec(compile(ast.Module(statements, []), str(PAGE), "exec"), names)
     assert isinstance(last, ast.Expr)
-    shown = repr(eval(compile(ast.Expression(last.value), str(PAGE), "eval"), names))  # as a notebook's cell shows it
+    shown = repr(
+        eval(compile(ast.Expression(last.value), str(PAGE), "eval"), names)
+    )  # as a notebook's cell shows it
     assert len(shown) > 40

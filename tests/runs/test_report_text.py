@@ -20,7 +20,10 @@ from loadgen.present.table import WIDTH
 from loadgen.runs import text
 from loadgen.runs.headline import is_host_busy
 
-RAG, API = (load_summary((DATA / f"summary_example_{name}.json").read_bytes()) for name in ("rag_gpus", "qa_api"))
+RAG, API = (
+    load_summary((DATA / f"summary_example_{name}.json").read_bytes())
+    for name in ("rag_gpus", "qa_api")
+)
 replace = msgspec.structs.replace
 
 
@@ -31,7 +34,9 @@ def shown_levels(summaries: list[Summary]) -> str:
 @pytest.mark.parametrize("summary", [RAG, API], ids=["rag", "api"])
 def test_lines_fit_and_colour_changes_no_word(summary: Summary) -> None:
     plain = text.render(summary)
-    assert max(map(cell_len, plain.splitlines()[1:])) <= WIDTH  # the first line has names that must not be cut
+    assert (
+        max(map(cell_len, plain.splitlines()[1:])) <= WIDTH
+    )  # the first line has names that must not be cut
     assert plain.endswith("\n")
     assert not re.search(r"None|nan|\x1b|\u00a0|[ \t]$", plain, flags=re.M)
     assert re.sub(r"\x1b\[\d+m", "", text.render(summary, color=True)) == plain
@@ -51,7 +56,9 @@ def test_lines_fit_and_colour_changes_no_word(summary: Summary) -> None:
 )
 def test_a_count_has_the_noun_that_goes_with_it(number: float | None, words: str) -> None:
     assert format.counted(number, "GPU") == words
-    assert format.counted(number, "GPU is", "GPUs are") == words + (" is" if number == 1 else " are")
+    assert format.counted(number, "GPU is", "GPUs are") == words + (
+        " is" if number == 1 else " are"
+    )
 
 
 def test_a_run_on_one_gpu_is_of_one_gpu() -> None:
@@ -65,7 +72,10 @@ def test_a_run_on_one_gpu_is_of_one_gpu() -> None:
 
 def test_a_valid_run_reads_as_one() -> None:
     lines = text.render(RAG).splitlines()
-    assert lines[0] == "https://gb300.example.net (trtllm) · meta-llama/Llama-2-70b-chat-hf · poisson 20/s"
+    assert (
+        lines[0]
+        == "https://gb300.example.net (trtllm) · meta-llama/Llama-2-70b-chat-hf · poisson 20/s"
+    )
     assert lines[-1] == "VALID: the measurement is sound"
     assert "Requests   1,500 scheduled, 1,500 ok, 0 failed (+ 200 of warm-up, not counted)" in lines
     head = lines[lines.index("Latency") + 1]
@@ -73,15 +83,21 @@ def test_a_valid_run_reads_as_one() -> None:
     assert head.split() == ["ms", "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "samples"]
     assert ttft.split() == ["TTFT", "190", "178", "281", "317", "425", "~476", "535", "1,500"]
     assert head.index("p99") + 3 == ttft.index("425") + 3  # columns end together
-    assert [line for line in lines if line.startswith("~")] == ["~ rests on too few samples; needed: p99.9 6,636"]
+    assert [line for line in lines if line.startswith("~")] == [
+        "~ rests on too few samples; needed: p99.9 6,636"
+    ]
 
 
 def test_the_rate_of_tasks_is_not_taken_for_that_of_their_requests() -> None:
     tasks = Sessions(count=7, ok=7, ok_per_s=1.0, steady_ok_per_s=1.0, duration_ms=Distribution())
     load = replace(RAG.load, arrival="poisson 5/s", offered_rps=19.0)
     shown = " ".join(text.render(replace(RAG, load=load, sessions=tasks)).split())
-    assert "Load poisson 5/s (conversations), requests offered 19.0/s up to the last request" in shown
-    lanes = " ".join(text.render(replace(RAG, load=replace(load, offered_rps=None), sessions=tasks)).split())
+    assert (
+        "Load poisson 5/s (conversations), requests offered 19.0/s up to the last request" in shown
+    )
+    lanes = " ".join(
+        text.render(replace(RAG, load=replace(load, offered_rps=None), sessions=tasks)).split()
+    )
     assert "Load poisson 5/s, sent" in lanes, "lanes have no rate"
 
 
@@ -89,26 +105,39 @@ def test_an_invalid_run_says_so_last_and_why() -> None:
     shown = text.render(API)
     assert shown.endswith("INVALID: 13 of 320 requests failed or were lost (4.1 %), limit 1.0 %\n")
     assert re.search(r"^http_429 +8  HTTP 429: Rate limit reached for requests$", shown, flags=re.M)
-    assert re.search(r"^TTFT p99 at most 1,000 ms +falls on one not answered +26 of 320 +MISSED$", shown, flags=re.M)
+    assert re.search(
+        r"^TTFT p99 at most 1,000 ms +falls on one not answered +26 of 320 +MISSED$",
+        shown,
+        flags=re.M,
+    )
     assert "No inter-token latency is given: events carry 4.00 tokens on average" in shown
     assert "~ rests on too few samples; needed: p99 662, p99.9 6,636\n" in shown
     assert re.search(r"^TTFT .*  ~1,652  ", shown, flags=re.M)
 
 
 LATE: dict[str, Any] = {
-    "quantile": "p99", "value_ms": 9.0, "share": 0.09, "basis": "TTFT p50", "basis_ms": 100.0, "limit": 0.05,
-}  # fmt: skip
+    "quantile": "p99",
+    "value_ms": 9.0,
+    "share": 0.09,
+    "basis": "TTFT p50",
+    "basis_ms": 100.0,
+    "limit": 0.05,
+}
 BUSY = {"remedy": "other_processes", "worker": 0, "waited_share": 0.4, "at_s": 7.0}
 
 
 @pytest.mark.parametrize(("remedy", "busy"), [(BUSY, True), ({"remedy": "lower_load"}, False)])
-def test_a_busy_host_is_told_in_plain_words_and_not_in_red(remedy: dict[str, Any], busy: bool) -> None:
+def test_a_busy_host_is_told_in_plain_words_and_not_in_red(
+    remedy: dict[str, Any], busy: bool
+) -> None:
     late = ReasonCode(code="sent_late", values=LATE | remedy)
     shown = text.render(replace(RAG, verdict=verdict(RAG.verdict.limits, [late])), color=True)
     assert ("this host was too busy to measure with" in shown) == busy
     assert ("measured: 1,500 of 1,500 requests were answered" in shown) == busy
     assert ("\x1b[31mINVALID" in shown) == (not busy)
-    failed = ReasonCode(code="failures", values={"failed": 5, "requests": 10, "share": 0.5, "limit": 0.01})
+    failed = ReasonCode(
+        code="failures", values={"failed": 5, "requests": 10, "share": 0.5, "limit": 0.01}
+    )
     assert not is_host_busy(verdict(RAG.verdict.limits, [late, failed])), "the server did it too"
     assert not is_host_busy(RAG.verdict)
 
@@ -120,7 +149,9 @@ def test_a_simulation_is_named_in_the_first_word() -> None:
     assert second.startswith("embedded simulation at https://gb300.example.net")
 
 
-@pytest.mark.parametrize(("state", "words"), [("interrupted", "interrupted by the user"), ("cut_off", "no clean end")])
+@pytest.mark.parametrize(
+    ("state", "words"), [("interrupted", "interrupted by the user"), ("cut_off", "no clean end")]
+)
 def test_a_run_without_its_end_says_so(state: str, words: str) -> None:
     assert words in text.render(replace(RAG, run=replace(RAG.run, state=state)))
 
@@ -158,10 +189,20 @@ def test_a_time_just_below_a_second_is_one() -> None:
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        (None, "-"), (0, "0"), (0.00001, "<0.0001"), (-0.00001, ">-0.0001"), (0.0123, "0.0123"), (0.9994, "0.999"),
-        (0.9996, "1.00"), (9.996, "10.0"), (99.96, "100"), (-3.2, "-3.20"), (999.6, "1,000"), (24069.8, "24,070"),
+        (None, "-"),
+        (0, "0"),
+        (0.00001, "<0.0001"),
+        (-0.00001, ">-0.0001"),
+        (0.0123, "0.0123"),
+        (0.9994, "0.999"),
+        (0.9996, "1.00"),
+        (9.996, "10.0"),
+        (99.96, "100"),
+        (-3.2, "-3.20"),
+        (999.6, "1,000"),
+        (24069.8, "24,070"),
     ],
-)  # fmt: skip
+)
 def test_quantities(value: float | None, shown: str) -> None:
     assert format.quantity(value) == shown
 
@@ -169,10 +210,16 @@ def test_quantities(value: float | None, shown: str) -> None:
 @pytest.mark.parametrize(
     ("share", "shown"),
     [
-        (None, "-"), (0, "0 %"), (1, "100 %"), (0.0123, "1.2 %"), (0.99996, "99.996 %"), (1 - 1e-12, "> 99.9999 %"),
-        (1e-9, "< 0.0001 %"), (2.5, "250.0 %"),
+        (None, "-"),
+        (0, "0 %"),
+        (1, "100 %"),
+        (0.0123, "1.2 %"),
+        (0.99996, "99.996 %"),
+        (1 - 1e-12, "> 99.9999 %"),
+        (1e-9, "< 0.0001 %"),
+        (2.5, "250.0 %"),
     ],
-)  # fmt: skip
+)
 def test_percentages_never_round_to_all_or_nothing(share: float | None, shown: str) -> None:
     assert format.percent(share) == shown
 
@@ -180,13 +227,22 @@ def test_percentages_never_round_to_all_or_nothing(share: float | None, shown: s
 @pytest.mark.parametrize(
     ("function", "arguments", "shown"),
     [
-        (format.duration, (0.35,), "350 ms"), (format.duration, (59.96,), "1 min 00 s"),
-        (format.duration, (3599.7,), "1 h 00 min"), (format.duration, (None,), "-"),
-        (format.size, (512,), "512 B"), (format.size, (999_600,), "1.00 MB"), (format.size, (9_630_000,), "9.63 MB"),
-        (format.difference, (100, 112.3), "+12.3 %"), (format.difference, (100, 99.6), "-0.4 %"),
-        (format.difference, (10, 25), "2.50x"), (format.difference, (0, 3), "from 0 to 3.00"),
-        (format.difference, (4, 4), "="), (format.difference, (None, 4), "-"),
+        (format.duration, (0.35,), "350 ms"),
+        (format.duration, (59.96,), "1 min 00 s"),
+        (format.duration, (3599.7,), "1 h 00 min"),
+        (format.duration, (None,), "-"),
+        (format.size, (512,), "512 B"),
+        (format.size, (999_600,), "1.00 MB"),
+        (format.size, (9_630_000,), "9.63 MB"),
+        (format.difference, (100, 112.3), "+12.3 %"),
+        (format.difference, (100, 99.6), "-0.4 %"),
+        (format.difference, (10, 25), "2.50x"),
+        (format.difference, (0, 3), "from 0 to 3.00"),
+        (format.difference, (4, 4), "="),
+        (format.difference, (None, 4), "-"),
     ],
-)  # fmt: skip
-def test_durations_sizes_and_differences(function: object, arguments: tuple[float | None, ...], shown: str) -> None:
+)
+def test_durations_sizes_and_differences(
+    function: object, arguments: tuple[float | None, ...], shown: str
+) -> None:
     assert function(*arguments) == shown  # type: ignore[operator]

@@ -37,11 +37,17 @@ TALKS = """requests:
 PLAIN = "requests: {input_tokens: 8, output_tokens: {uniform: {min: 1, max: 12}}}"
 
 
-def ran(folder: Path, text: str, url: str, keep: str = "gaps", workers: int = 1, **flags: str) -> Path:
+def ran(
+    folder: Path, text: str, url: str, keep: str = "gaps", workers: int = 1, **flags: str
+) -> Path:
     (folder / "w.yaml").write_text(f"name: w\n{text}\n")
     one = load(str(folder / "w.yaml"), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
-    settings: dict[str, Any] = {} if url.startswith("sim:") else {"model": "sim", "server": "trtllm"} | NO_PAGES
-    return execute(one, Settings(url=url, keep=keep, workers=workers, out=folder / keep, **settings))[1]  # type: ignore[arg-type]
+    settings: dict[str, Any] = (
+        {} if url.startswith("sim:") else {"model": "sim", "server": "trtllm"} | NO_PAGES
+    )
+    return execute(
+        one, Settings(url=url, keep=keep, workers=workers, out=folder / keep, **settings)
+    )[1]  # type: ignore[arg-type]
 
 
 def agree(folder: Path) -> Gaps:
@@ -63,16 +69,24 @@ def agree(folder: Path) -> Gaps:
 
 
 @pytest.mark.parametrize("target", ["sim:gb300-vm", "sim:h200x8"])
-def test_in_virtual_time_they_are_exact_and_change_nothing_else(tmp_path: Path, target: str) -> None:
+def test_in_virtual_time_they_are_exact_and_change_nothing_else(
+    tmp_path: Path, target: str
+) -> None:
     flags = {"request_rate": "40", "num_requests": "300"}
     kept, plain = (ran(tmp_path, TALKS, target, keep, **flags) for keep in ("gaps", "raw"))
     each_gap = agree(kept)
     one, other = (loadgen.load(folder).summary for folder in (kept, plain))
-    assert (one.inter_chunk_ms, one.tokens, one.kept) == (other.inter_chunk_ms, other.tokens, other.kept)
+    assert (one.inter_chunk_ms, one.tokens, one.kept) == (
+        other.inter_chunk_ms,
+        other.tokens,
+        other.kept,
+    )
     pooled = np.concatenate(list(each_gap.values()))
     assert exact(pooled).p99 == pytest.approx(one.inter_chunk_ms.p99, rel=0.001)
     files = {file.relative_to(kept).as_posix() for file in kept.rglob("*") if file.is_file()}
-    assert files - {file.relative_to(plain).as_posix() for file in plain.rglob("*")} == {"gaps/requests.parquet"}
+    assert files - {file.relative_to(plain).as_posix() for file in plain.rglob("*")} == {
+        "gaps/requests.parquet"
+    }
     assert "gaps/requests.parquet" in (kept / "SHA256SUMS").read_text()
 
 
@@ -87,7 +101,9 @@ def test_over_http_they_are_those_of_the_endpoints_log(tmp_path: Path, workers: 
     differences = []
     for slot, of_request in each_gap.items():
         theirs = np.diff(seen.sent_ns[seen.request == number[str(slot)]])
-        differences.append(of_request - theirs[: len(of_request)])  # the end of an answer is an event of theirs
+        differences.append(
+            of_request - theirs[: len(of_request)]
+        )  # the end of an answer is an event of theirs
     assert np.median(np.abs(np.concatenate(differences))) < 2_000_000
 
 
@@ -97,9 +113,14 @@ def test_every_export_has_them(tmp_path: Path, capsysbinary: pytest.CaptureFixtu
     in_order = [each_gap.get(slot) for slot in stored.rows["slot"].tolist()]
     assert any(one is None for one in in_order), "a request of one token has no gap"
     frame = result.frame("pyarrow", unit="ns")
-    assert frame["inter_chunk_ns"].to_pylist() == [None if one is None else one.tolist() for one in in_order]
+    assert frame["inter_chunk_ns"].to_pylist() == [
+        None if one is None else one.tolist() for one in in_order
+    ]
     assert exits("export", folder, "--as", "csv") == 0
-    cells = [row["inter_chunk_ms"] for row in csv.DictReader(io.StringIO(capsysbinary.readouterr().out.decode()))]
+    cells = [
+        row["inter_chunk_ms"]
+        for row in csv.DictReader(io.StringIO(capsysbinary.readouterr().out.decode()))
+    ]
     assert cells == ["" if one is None else json.dumps((one / 1e6).tolist()) for one in in_order]
     itls = export.vllm(result.summary, stored)["itls"]
     assert itls == [[] if one is None else (one / 1e9).tolist() for one in in_order]
@@ -109,8 +130,14 @@ def test_every_export_has_them(tmp_path: Path, capsysbinary: pytest.CaptureFixtu
         assert listed == (None if one is None else {"value": (one / 1e6).tolist(), "unit": "ms"})
     back = reader.parse_result(lines)
     assert (back.tool, back.figures["requests.ok"]) == ("AIPerf", 50)
-    assert back.figures["inter_chunk_ms.p50"] == pytest.approx(result.summary.inter_chunk_ms.p50, rel=0.01)
-    for name in ("ttft_ms.p99", "e2e_ms.mean", "tpot_ms.p50"):  # theirs from the records, and from the summary
+    assert back.figures["inter_chunk_ms.p50"] == pytest.approx(
+        result.summary.inter_chunk_ms.p50, rel=0.01
+    )
+    for name in (
+        "ttft_ms.p99",
+        "e2e_ms.mean",
+        "tpot_ms.p50",
+    ):  # theirs from the records, and from the summary
         written = reader.parse_result(json.dumps(export.aiperf(result.summary, stored)).encode())
         assert back.figures[name] == pytest.approx(written.figures[name])
 
@@ -131,10 +158,14 @@ def test_what_was_appended_is_read_until_where_a_worker_was_killed(tmp_path: Pat
     for worker in (0, 1):
         spool = Spool(tmp_path, worker)
         for number in range(5):
-            spool.events(f"run-{2 * number + worker}", array("q", range(100, 100 + number * 10, 10)))
+            spool.events(
+                f"run-{2 * number + worker}", array("q", range(100, 100 + number * 10, 10))
+            )
         spool.close()
     expected = {slot: [10] * (slot // 2 - 1) for slot in range(4, 10)}
-    assert {slot: one.tolist() for slot, one in (request_gaps.of_each(tmp_path) or {}).items()} == expected
+    assert {
+        slot: one.tolist() for slot, one in (request_gaps.of_each(tmp_path) or {}).items()
+    } == expected
     torn = tmp_path / "spool" / "w1.events"
     torn.write_bytes(torn.read_bytes()[:-3])
     found = request_gaps.of_each(tmp_path) or {}
@@ -142,7 +173,9 @@ def test_what_was_appended_is_read_until_where_a_worker_was_killed(tmp_path: Pat
     gaps.write(tmp_path, gaps.spooled(tmp_path, 24))
     (tmp_path / "spool" / "w0.events").unlink()
     again = request_gaps.of_each(tmp_path) or {}
-    assert {slot: one.tolist() for slot, one in again.items()} == {slot: one.tolist() for slot, one in found.items()}
+    assert {slot: one.tolist() for slot, one in again.items()} == {
+        slot: one.tolist() for slot, one in found.items()
+    }
 
 
 def test_a_run_that_did_not_keep_them_has_none(tmp_path: Path) -> None:
@@ -156,6 +189,9 @@ def test_a_run_that_did_not_keep_them_has_none(tmp_path: Path) -> None:
 def test_without_a_gap_the_file_is_empty(tmp_path: Path) -> None:
     """Of a run whose answers have one token each: they were kept, and there are none."""
     text = "requests: {input_tokens: 8, output_tokens: 1}"
-    assert request_gaps.of_each(ran(tmp_path, text, "sim:gb300-vm", num_requests="5", concurrency="1")) == {}
+    assert (
+        request_gaps.of_each(ran(tmp_path, text, "sim:gb300-vm", num_requests="5", concurrency="1"))
+        == {}
+    )
     assert store.has_rows(tmp_path / "gaps")
     assert msgspec.json.decode((tmp_path / "gaps" / "run.json").read_bytes())["keep"] == "raw"

@@ -37,7 +37,9 @@ def run(out: Path, fault: str = "", requests: int = 60, **options: object) -> Su
         "seed": 3,
         "limit": WIDE,
     }
-    return loadgen.run(out=out, headers=headers, **{"url": server.url, **NO_PAGES, **known, **options}).summary  # type: ignore[arg-type]
+    return loadgen.run(
+        out=out, headers=headers, **{"url": server.url, **NO_PAGES, **known, **options}
+    ).summary  # type: ignore[arg-type]
 
 
 def everywhere(out: Path, summary: Summary) -> dict[str, str]:
@@ -55,8 +57,19 @@ def everywhere(out: Path, summary: Summary) -> dict[str, str]:
 @pytest.mark.parametrize("said", [20, 7, 0, 100_000_000])
 def test_counts_that_contradict_the_stream_are_not_believed(tmp_path: Path, said: int) -> None:
     summary = run(tmp_path / "r", f"wrong_count@{said}", slo=("tpot:1s:p90",))
-    assert summary.tokens.output is summary.tokens.steady_output_per_s is summary.tokens.output_per_s is None
-    assert summary.tpot_ms.p50 is summary.tpot_mlperf_ms.p50 is summary.itl_ms is summary.drift.output_per_s is None
+    assert (
+        summary.tokens.output
+        is summary.tokens.steady_output_per_s
+        is summary.tokens.output_per_s
+        is None
+    )
+    assert (
+        summary.tpot_ms.p50
+        is summary.tpot_mlperf_ms.p50
+        is summary.itl_ms
+        is summary.drift.output_per_s
+        is None
+    )
     assert summary.goodput.met is summary.goodput.share is None
     assert says(summary.verdict.caveat_codes, "withheld")
     stage = summary.stages[0]
@@ -77,14 +90,21 @@ def test_honest_counts_differ_a_little(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("one_event", "no TPOT, and TTFT is that of the whole answer"), ("no_text", "came without text")],
+    [
+        ("one_event", "no TPOT, and TTFT is that of the whole answer"),
+        ("no_text", "came without text"),
+    ],
 )
 def test_answers_without_a_span_have_no_tpot(tmp_path: Path, fault: str, words: str) -> None:
     summary = run(tmp_path / "r", fault, slo=("tpot:1s:p90",))
     assert summary.tpot_undefined == 60 and summary.tpot_ms.count == 0
-    assert (summary.tpot_no_span, summary.tpot_no_output) == ((60, 0) if fault == "one_event" else (0, 60))
+    assert (summary.tpot_no_span, summary.tpot_no_output) == (
+        (60, 0) if fault == "one_event" else (0, 60)
+    )
     assert summary.goodput.met is None and summary.goodput.share is None
-    assert words in " ".join(text(summary).split()) and "too short to have a TPOT" not in text(summary)
+    assert words in " ".join(text(summary).split()) and "too short to have a TPOT" not in text(
+        summary
+    )
     for place, said in everywhere(tmp_path / "r", summary).items():
         assert "no span to divide" in said, place
 
@@ -104,7 +124,9 @@ def test_starts_that_were_dropped_were_no_load(tmp_path: Path) -> None:
     for place, words in everywhere(tmp_path / "r", summary).items():
         assert "were dropped at a cap" in words, place
     said = " ".join(text(summary).split())
-    assert "SLO NOT JUDGED" in said and "MISSED" not in said, "it is not known what the server would have done"
+    assert "SLO NOT JUDGED" in said and "MISSED" not in said, (
+        "it is not known what the server would have done"
+    )
     assert {case.outcome for case in outcome.cases([("r", summary)])[1:]} == {"skipped"}
     assert "INVALID, SLO NOT JUDGED" in outcome.markdown([("r", summary)])
 
@@ -117,7 +139,9 @@ def test_an_invalid_run_does_not_hide_that_requests_failed(tmp_path: Path) -> No
     validity, *terms = outcome.cases([("r", summary)])
     assert [validity.outcome, *(term.outcome for term in terms)] == ["error", "failed", "failed"]
     assert "SLO MISSED" in " ".join(text(summary).split())
-    assert "The SLO is missed all the same" in as_html.render(kind.report(kind.value(tmp_path / "r")))
+    assert "The SLO is missed all the same" in as_html.render(
+        kind.report(kind.value(tmp_path / "r"))
+    )
 
 
 def test_a_server_that_stalls_and_so_makes_us_drop_has_missed(tmp_path: Path) -> None:

@@ -18,12 +18,21 @@ def redis_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("there is no redis-server")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [program, "--port", str(port), "--save", "", "--dir", str(tmp_path_factory.mktemp("redis"))]
+    command = [
+        program,
+        "--port",
+        str(port),
+        "--save",
+        "",
+        "--dir",
+        str(tmp_path_factory.mktemp("redis")),
+    ]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         retry = redis.retry.Retry(redis.backoff.ConstantBackoff(0.01), 500)
-        with redis.Redis.from_url(f"redis://127.0.0.1:{port}", retry=retry,
-                                  retry_on_error=[redis.ConnectionError]) as client:  # fmt: skip
+        with redis.Redis.from_url(
+            f"redis://127.0.0.1:{port}", retry=retry, retry_on_error=[redis.ConnectionError]
+        ) as client:
             client.ping()
         yield f"redis://127.0.0.1:{port}/0"
     finally:

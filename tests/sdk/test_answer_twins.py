@@ -26,8 +26,12 @@ from loadgen_sdk.dialects.server_account import HEADER
 from loadgen_sdk.transport import exchange, http1, receiver
 from loadgen_sdk.transport.clock import TimerFd
 
-compiled = pytest.importorskip("loadgen_sdk._compiled", reason="built by pip install where a C compiler is")
-RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
+compiled = pytest.importorskip(
+    "loadgen_sdk._compiled", reason="built by pip install where a C compiler is"
+)
+RELAXED = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # the machine may be busy
 TRANSCRIPTS = sorted((places.DATA / "transcripts").glob("*/*.http"))
 END = b"0\r\n\r\n"
 
@@ -44,35 +48,79 @@ TEXTS = [
     b'"\x01"',
     b"7",
 ]
-RAW = [b"null", b"[]", b"{}", b'"x"', b"[1]", b'{"a":1}', b"0.5", b"-1", b"01", b"1e3", b"1.", b"-", b"true", b"[", b""]
+RAW = [
+    b"null",
+    b"[]",
+    b"{}",
+    b'"x"',
+    b"[1]",
+    b'{"a":1}',
+    b"0.5",
+    b"-1",
+    b"01",
+    b"1e3",
+    b"1.",
+    b"-",
+    b"true",
+    b"[",
+    b"",
+]
 COUNTS = [b"4", b"0", b"null", b"-1", b'"4"', b"1.5", b"9999999999"]
 SPACE = st.sampled_from([b"", b"", b"", b" ", b"\t", b"\r"])
 
 
 def fields(**kinds: Any) -> st.SearchStrategy[bytes]:
     """An object of some of these fields, also twice, and with blanks."""
-    one = st.sampled_from(sorted(kinds)).flatmap(lambda name: st.tuples(st.just(name.encode()), SPACE, kinds[name]))
-    return st.lists(one.map(lambda parts: b'%s"%s":%s' % (parts[1], parts[0], parts[2])), max_size=5).map(
-        lambda parts: b"{" + b",".join(parts) + b"}"
+    one = st.sampled_from(sorted(kinds)).flatmap(
+        lambda name: st.tuples(st.just(name.encode()), SPACE, kinds[name])
     )
+    return st.lists(
+        one.map(lambda parts: b'%s"%s":%s' % (parts[1], parts[0], parts[2])), max_size=5
+    ).map(lambda parts: b"{" + b",".join(parts) + b"}")
 
 
 raw, text = st.sampled_from(RAW), st.sampled_from(TEXTS)
 DELTA = fields(
-    content=text, role=text, reasoning_content=text, reasoning=text, tool_calls=raw, function_call=raw, refusal=text,
-    token_ids=raw, other=raw,
-)  # fmt: skip
+    content=text,
+    role=text,
+    reasoning_content=text,
+    reasoning=text,
+    tool_calls=raw,
+    function_call=raw,
+    refusal=text,
+    token_ids=raw,
+    other=raw,
+)
 CHOICE = fields(
-    delta=st.one_of(DELTA, DELTA, raw), text=text, finish_reason=st.sampled_from([b'"stop"', b'"odd"', *TEXTS]),
-    index=raw, logprobs=raw, message=raw, meta_info=raw, token_ids=raw, speculative_decoding=raw,
-)  # fmt: skip
+    delta=st.one_of(DELTA, DELTA, raw),
+    text=text,
+    finish_reason=st.sampled_from([b'"stop"', b'"odd"', *TEXTS]),
+    index=raw,
+    logprobs=raw,
+    message=raw,
+    meta_info=raw,
+    token_ids=raw,
+    speculative_decoding=raw,
+)
 CHOICES = st.lists(CHOICE, max_size=2).map(lambda choices: b"[" + b",".join(choices) + b"]")
 COUNT = st.sampled_from(COUNTS)
-USAGE = fields(prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT, prompt_tokens_details=raw)
+USAGE = fields(
+    prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT, prompt_tokens_details=raw
+)
 ODD_EVENT = fields(
-    choices=st.one_of(CHOICES, CHOICES, CHOICES, raw), usage=st.one_of(USAGE, raw), id=text, created=raw, error=raw,
-    message=raw, detail=raw, timings=raw, metrics=raw, data=raw, output=raw, type=text,
-)  # fmt: skip
+    choices=st.one_of(CHOICES, CHOICES, CHOICES, raw),
+    usage=st.one_of(USAGE, raw),
+    id=text,
+    created=raw,
+    error=raw,
+    message=raw,
+    detail=raw,
+    timings=raw,
+    metrics=raw,
+    data=raw,
+    output=raw,
+    type=text,
+)
 
 
 def usual(delta: bytes, finish: bytes = b"null", more: bytes = b"") -> bytes:
@@ -94,23 +142,40 @@ EVENT = st.one_of(
 
 
 @settings(RELAXED)
-@given(st.lists(EVENT, max_size=8), st.integers(1, 3), st.integers(1, 4), st.sampled_from([0, 4, 5]), st.booleans())
+@given(
+    st.lists(EVENT, max_size=8),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from([0, 4, 5]),
+    st.booleans(),
+)
 @example([b'{"choices":[{"delta":{"content":"a"},"delta":null}]}', FINISH], 1, 1, 4, True)
 @example([b'{"choices":[{"delta":{"content":"a"}}],"choices":[]}', FINISH], 1, 1, 4, True)
 @example([b'{"choices":[{"delta":{"content":"a"}}],"type":null}', FINISH], 1, 1, 4, True)
 @example([ROLE, WORD, usual(b'{"content":"\xed\xa0\xbd"}'), FINISH], 1, 2, 4, True)
-def test_whatever_events_say(payloads: list[bytes], per_chunk: int, per_read: int, asked: int, ends: bool) -> None:
+def test_whatever_events_say(
+    payloads: list[bytes], per_chunk: int, per_read: int, asked: int, ends: bool
+) -> None:
     pieces = chunked(payloads, per_chunk) + [END] * ends
     hold_answer(as_reads(pieces, per_read), asked_output=asked)
 
 
 @settings(RELAXED)
-@given(st.lists(st.integers(0, 1200), max_size=9), st.integers(0, 1200), st.integers(-1, 255), st.sampled_from([0, 4]))
-def test_however_it_is_cut_and_whatever_byte_is_wrong(cuts: list[int], place: int, byte: int, asked: int) -> None:
+@given(
+    st.lists(st.integers(0, 1200), max_size=9),
+    st.integers(0, 1200),
+    st.integers(-1, 255),
+    st.sampled_from([0, 4]),
+)
+def test_however_it_is_cut_and_whatever_byte_is_wrong(
+    cuts: list[int], place: int, byte: int, asked: int
+) -> None:
     whole = HEAD + b"".join(chunked(USUAL)) + END
     if byte >= 0:
         whole = whole[:place] + bytes([byte]) + whole[place + 1 :]
-    hold_answer([whole[a:b] for a, b in pairwise([0, *sorted(cuts), len(whole)])], asked_output=asked)
+    hold_answer(
+        [whole[a:b] for a, b in pairwise([0, *sorted(cuts), len(whole)])], asked_output=asked
+    )
 
 
 @pytest.mark.parametrize("file", TRANSCRIPTS, ids=lambda file: f"{file.parent.name}-{file.stem}")
@@ -126,7 +191,9 @@ def test_what_real_servers_said(file: Path) -> None:
 def functions_called(reads: list[bytes]) -> set[str]:
     """Of Python, while an answer of four tokens is read."""
     called: set[str] = set()
-    sys.setprofile(lambda frame, event, _: called.add(frame.f_code.co_name) if event == "call" else None)
+    sys.setprofile(
+        lambda frame, event, _: called.add(frame.f_code.co_name) if event == "call" else None
+    )
     try:
         said(reads, "arrived", asked_output=4)
     finally:
@@ -136,7 +203,9 @@ def functions_called(reads: list[bytes]) -> set[str]:
 
 def test_a_usual_answer_is_read_without_python() -> None:
     for delta in (b'{"content":"a"}', b'{"reasoning_content":"a","content":null,"tool_calls":[]}'):
-        reads = as_reads([*chunked([ROLE, *([usual(delta)] * 4), FINISH, COUNTED, b"[DONE]"]), END], 2)
+        reads = as_reads(
+            [*chunked([ROLE, *([usual(delta)] * 4), FINISH, COUNTED, b"[DONE]"]), END], 2
+        )
         hold_answer(reads, asked_output=4)
         called = functions_called(reads)
         assert "tell" in called and not {"_take_read", "take", "judge", "_complete"} & called
@@ -150,34 +219,52 @@ def test_a_usual_answer_is_read_without_python() -> None:
             b'"prompt_tokens_details":null,"input_tokens_details":{"cached_tokens":7},"cache_creation_input_tokens":5',
             True,
         ),
-        (b'"completion_tokens_details":{"reasoning_tokens":1},"prompt_tokens_details":{"cached_tokens":null}', True),
+        (
+            b'"completion_tokens_details":{"reasoning_tokens":1},"prompt_tokens_details":{"cached_tokens":null}',
+            True,
+        ),
         (b'"output_tokens_details":{"reasoning_tokens":4},"cache_creation_input_tokens":-5', True),
         (b'"prompt_tokens":-1', False),
         (b'"completion_tokens":null', False),
         (b'"prompt_tokens":2147483648', False),
     ],
 )
-def test_the_row_of_a_usual_answer_is_made_in_c_from_all_that_its_usage_says(counts: bytes, is_usual: bool) -> None:
+def test_the_row_of_a_usual_answer_is_made_in_c_from_all_that_its_usage_says(
+    counts: bytes, is_usual: bool
+) -> None:
     names = [name for name in (b'"prompt_tokens":', b'"completion_tokens":') if name not in counts]
     usage = b'{"choices":[],"usage":{%s}}' % b",".join([*(name + b"9" for name in names), counts])
     for finish in (b'"stop"', b'"length"', b'"content_filter"'):
-        reads = as_reads([*chunked([ROLE, WORD, usual(b'{"content":"."}', finish), usage, b"[DONE]"]), END], 2)
+        reads = as_reads(
+            [*chunked([ROLE, WORD, usual(b'{"content":"."}', finish), usage, b"[DONE]"]), END], 2
+        )
         hold_answer(reads, asked_output=4)
         assert said(reads, "arrived", asked_output=4)[2] == is_usual
-    assert not said(reads, "arrived", asked_output=4, keep_text=True)[2], "its text is kept by the completion alone"
+    assert not said(reads, "arrived", asked_output=4, keep_text=True)[2], (
+        "its text is kept by the completion alone"
+    )
     timed = [reads[0].replace(b"\r\n\r\n", b"\r\n%s: a\r\n\r\n" % HEADER.encode(), 1), *reads[1:]]
     assert not said(timed, "arrived", asked_output=4)[2], "the server told its times"
 
 
 def test_the_fields_are_those_of_python_and_have_the_same_beginning() -> None:
-    both = zip(CLASSES, (exchange.Exchange, http1.Response, sse.Decoder, reader.Reading), strict=True)
+    both = zip(
+        CLASSES, (exchange.Exchange, http1.Response, sse.Decoder, reader.Reading), strict=True
+    )
     for python, made in both:
         assert made is not python and made.__module__ == python.__module__
-        assert {name for name in vars(made.__mro__[1]) if name in python.__slots__} == set(python.__slots__)
+        assert {name for name in vars(made.__mro__[1]) if name in python.__slots__} == set(
+            python.__slots__
+        )
     flow, given = Flow(), {"stream": True, "asked_output": 3, "keep_text": True, "sink": print}
-    ours, theirs = (one(None, b"h", b"b", 5, print, flow, **given) for one in (CLASSES[0], exchange.Exchange))
+    ours, theirs = (
+        one(None, b"h", b"b", 5, print, flow, **given) for one in (CLASSES[0], exchange.Exchange)
+    )
     assert state(ours) == state(theirs)
-    for pure, twin in ((CLASSES[3](flow, few=True), reader.Reading(flow, few=True)), (CLASSES[2](), sse.Decoder())):
+    for pure, twin in (
+        (CLASSES[3](flow, few=True), reader.Reading(flow, few=True)),
+        (CLASSES[2](), sse.Decoder()),
+    ):
         assert state(pure) == state(twin)
     assert state(CLASSES[1]()) == state(http1.Response())
     for wrong in ((), (None, b"", b"", 0, print, flow)):
@@ -186,7 +273,11 @@ def test_the_fields_are_those_of_python_and_have_the_same_beginning() -> None:
 
 
 def test_no_memory_is_kept() -> None:
-    inputs = [as_reads([*chunked(USUAL), END], 2), as_reads(chunked([ROLE, b"{", FINISH]), 1), [HEAD[:40], b"x"]]
+    inputs = [
+        as_reads([*chunked(USUAL), END], 2),
+        as_reads(chunked([ROLE, b"{", FINISH]), 1),
+        [HEAD[:40], b"x"],
+    ]
 
     def all_of_them() -> None:
         for reads in inputs:
@@ -225,11 +316,16 @@ class Connection(compiled.Inbox):  # type: ignore[misc]
         self.idle_since, self.tcp_ns = time.monotonic_ns(), 3
 
 
-@pytest.mark.parametrize("byte", [0, 0x1F, 0x20, 0x21, 0x22, 0x23, 0x5B, 0x5C, 0x5D, 0x7F, 0x80, 0xC3, 0xFF])
+@pytest.mark.parametrize(
+    "byte", [0, 0x1F, 0x20, 0x21, 0x22, 0x23, 0x5B, 0x5C, 0x5D, 0x7F, 0x80, 0xC3, 0xFF]
+)
 def test_a_byte_of_a_long_text_is_seen_wherever_it_stands(byte: int) -> None:
     for place in range(10):
         told = b"n" * place + bytes([byte]) + b"r" * (12 - place)
-        hold_answer(as_reads([*chunked([usual(b'{"content":"%s"}' % told), FINISH, COUNTED]), END], 9), asked_output=4)
+        hold_answer(
+            as_reads([*chunked([usual(b'{"content":"%s"}' % told), FINISH, COUNTED]), END], 9),
+            asked_output=4,
+        )
 
 
 VALUES = [
@@ -254,16 +350,25 @@ PLAIN = [b'"i"', b"3", b'"word"', b"null", b"1.0", b"null"]
 
 
 @pytest.mark.parametrize("place", range(6))
-def test_an_event_of_a_form_that_was_read_before_says_what_it_would_if_it_were_the_first(place: int) -> None:
+def test_an_event_of_a_form_that_was_read_before_says_what_it_would_if_it_were_the_first(
+    place: int,
+) -> None:
     def event(at: int, value: bytes) -> bytes:
         return FORM % tuple(value if at == number else one for number, one in enumerate(PLAIN))
 
     usage = COUNTED[COUNTED.index(b'"usage":') + 8 : -1]
     for value in [*VALUES, b'"stop"', b'"length"', usage, b'{"prompt_tokens":"no"}']:
         for between in (b"", b'{"role":"assistant"}'):
-            told = [event(0, b'"o"'), event(place, value), event(place, b'"z"'), event(place, value)]
+            told = [
+                event(0, b'"o"'),
+                event(place, value),
+                event(place, b'"z"'),
+                event(place, value),
+            ]
             more = [usual(between)] if between else []
-            hold_answer(as_reads([*chunked([*more, *told, FINISH, COUNTED]), END], 2), asked_output=4)
+            hold_answer(
+                as_reads([*chunked([*more, *told, FINISH, COUNTED]), END], 2), asked_output=4
+            )
 
 
 def test_a_turn_goes_on_until_python_is_needed() -> None:
@@ -285,7 +390,12 @@ def test_a_turn_goes_on_until_python_is_needed() -> None:
             return made.go(0, until, tick_at, {short}, 10**6, others.append)
 
         theirs.send(pieces[0])
-        assert go(later, later) is None and short.busy.reading.output_events and short.patient and not others
+        assert (
+            go(later, later) is None
+            and short.busy.reading.output_events
+            and short.patient
+            and not others
+        )
         assert made.armed_for == made.poll_at < later, "so that no wait is longer than may be"
         theirs.send(b"".join(pieces[1:]))
         assert go(later, later) is None and others == [short], "the end is its peer's"
@@ -296,14 +406,18 @@ def test_a_turn_goes_on_until_python_is_needed() -> None:
         made.armed_for = fires = time.monotonic_ns() + 10**6
         timer.arm(fires)
         select.select([timer], [], [])
-        assert go(later, 0) is None and not select.select([timer], [], [], 0)[0], "it has fired, and is read"
+        assert go(later, 0) is None and not select.select([timer], [], [], 0)[0], (
+            "it has fired, and is read"
+        )
         assert made.last_poll == fires, "what it did not report was empty when it fired"
         ours.shutdown(socket.SHUT_RDWR)
         poll.modify(ours.fileno(), select.EPOLLIN | select.EPOLLOUT)
         timer.arm(1)
         select.select([timer], [], [])
         told = go(later, later)
-        assert sorted(fd for fd, _ in told) == sorted([ours.fileno(), timer.fileno()]), "with others it is Python's"
+        assert sorted(fd for fd, _ in told) == sorted([ours.fileno(), timer.fileno()]), (
+            "with others it is Python's"
+        )
 
 
 @pytest.fixture
@@ -316,7 +430,9 @@ def made() -> Iterator[Any]:
 
 def an_exchange(asked: int = 4) -> Any:
     heard: list[Any] = []
-    return exchange.Exchange(None, b"", b"", 0, heard.append, Flow(), stream=True, asked_output=asked)
+    return exchange.Exchange(
+        None, b"", b"", 0, heard.append, Flow(), stream=True, asked_output=asked
+    )
 
 
 def test_reads_of_a_short_answer_are_handed_over_in_c_and_of_any_other_left(made: Any) -> None:
@@ -326,15 +442,29 @@ def test_reads_of_a_short_answer_are_handed_over_in_c_and_of_any_other_left(made
     with ours, theirs:
         hold_answer(pieces, asked_output=4)  # its head is known
         short = Connection(ours, an_exchange(), reads[0])
-        assert [made.hand_over(short), short.reads, short.queued, short.patient] == [1, [], False, True]
+        assert [made.hand_over(short), short.reads, short.queued, short.patient] == [
+            1,
+            [],
+            False,
+            True,
+        ]
         assert made.hand_over(short) == 0, "nothing came"
         short.reads = reads[1]
-        assert made.hand_over(short) == 2 and short.busy.response.complete and short.busy.failure is None
+        assert (
+            made.hand_over(short) == 2
+            and short.busy.response.complete
+            and short.busy.failure is None
+        )
         timed_out = [(b"HTTP/1.1 408 Request Timeout\r\n\r\n", 10, 20, 5, True)]
         others = [Connection(ours, an_exchange(400), reads[0]), Connection(ours, None, reads[0])]
         others += [Connection(ours, an_exchange(), timed_out), Connection(ours, an_exchange(), [])]
         others += [Connection(ours, an_exchange(), reads[0]) for _ in range(4)]
-        others[-1].closed, others[-2].tls, others[-3].ended_at, others[-4].template = True, theirs, 7, (b"a", b"b")
+        others[-1].closed, others[-2].tls, others[-3].ended_at, others[-4].template = (
+            True,
+            theirs,
+            7,
+            (b"a", b"b"),
+        )
         for other in others:
             before = other.reads
             assert made.hand_over(other) == 0 and other.reads is before and other.queued
@@ -351,7 +481,9 @@ def test_parts_are_sent_as_python_sends_them(made: Any) -> None:
             inbox = Connection(ours, None, [])
             before = time.monotonic_ns()
             at, taken = send(inbox, (b"head", b"", b"body"))
-            assert before <= at <= time.monotonic_ns() and taken == 8 and theirs.recv(9) == b"headbody"
+            assert (
+                before <= at <= time.monotonic_ns() and taken == 8 and theirs.recv(9) == b"headbody"
+            )
             many = bytes(1 << 20)
             taken = send(inbox, (many, many))[1]
             assert 0 < taken < 2 << 20
@@ -364,21 +496,38 @@ def test_parts_are_sent_as_python_sends_them(made: Any) -> None:
         made.send(inbox, ("text",))
 
 
-def test_a_request_is_carried_by_the_last_idle_connection_and_frees_it_where_that_is_all(made: Any) -> None:
+def test_a_request_is_carried_by_the_last_idle_connection_and_frees_it_where_that_is_all(
+    made: Any,
+) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
         connection, one = Connection(ours, None, []), an_exchange()
         idle, awaited = deque([Connection(ours, None, []), connection]), {one} - {one}
-        one.head, one.payload, connection.template, connection.patient = b"head", b"body", (b"", b""), True
+        one.head, one.payload, connection.template, connection.patient = (
+            b"head",
+            b"body",
+            (b"", b""),
+            True,
+        )
         before = time.monotonic_ns()
         assert made.carry(one, idle, 10**9, awaited) == 0 and theirs.recv(9) == b"headbody"
-        assert before <= one.ready <= one.sent <= time.monotonic_ns() and (one.tcp, one.tls, one.bytes_sent) == (
+        assert before <= one.ready <= one.sent <= time.monotonic_ns() and (
+            one.tcp,
+            one.tls,
+            one.bytes_sent,
+        ) == (
             3,
             0,
             8,
         )
-        assert [one.connection, one.reused, connection.busy, len(idle), awaited] == [connection, False, one, 1, {one}]
+        assert [one.connection, one.reused, connection.busy, len(idle), awaited] == [
+            connection,
+            False,
+            one,
+            1,
+            {one},
+        ]
         assert [connection.template, connection.patient] == [None, False]
 
         answer, in_flight = one.response, {one: None}
@@ -388,7 +537,9 @@ def test_a_request_is_carried_by_the_last_idle_connection_and_frees_it_where_tha
             usual, _ = getattr(answer, name), setattr(answer, name, value)
             assert made.free(connection, idle, in_flight, awaited) is None and in_flight and awaited
             setattr(answer, name, usual)
-        assert made.free(connection, idle, in_flight, awaited) is one and not in_flight and not awaited
+        assert (
+            made.free(connection, idle, in_flight, awaited) is one and not in_flight and not awaited
+        )
         assert [connection.busy, connection.served, idle[-1], one.connection, one.payload] == [
             None,
             1,
@@ -396,17 +547,37 @@ def test_a_request_is_carried_by_the_last_idle_connection_and_frees_it_where_tha
             None,
             b"",
         ]
-        assert before < connection.idle_since and made.free(connection, idle, in_flight, awaited) is None
+        assert (
+            before < connection.idle_since
+            and made.free(connection, idle, in_flight, awaited) is None
+        )
 
         again = an_exchange()
         again.head, again.payload = b"h", bytes(4 << 20)
-        for name, value in (("closed", True), ("tls", theirs), ("unsent", [b"x"]), ("idle_since", before - 10**9)):
+        for name, value in (
+            ("closed", True),
+            ("tls", theirs),
+            ("unsent", [b"x"]),
+            ("idle_since", before - 10**9),
+        ):
             usual, _ = getattr(connection, name), setattr(connection, name, value)
-            assert made.carry(again, idle, 10**9, awaited) == -1 and len(idle) == 2 and not awaited and again.sent < 0
+            assert (
+                made.carry(again, idle, 10**9, awaited) == -1
+                and len(idle) == 2
+                and not awaited
+                and again.sent < 0
+            )
             setattr(connection, name, usual)
         left = made.carry(again, idle, 10**9, awaited)
-        assert 0 < left < 4 << 20 and (again.reused, again.tcp, again.bytes_sent) == (True, -1, 1 + (4 << 20))
-        assert made.carry(again, deque(), 10**9, awaited) == -1 and made.carry(None, idle, 10**9, awaited) == -1
+        assert 0 < left < 4 << 20 and (again.reused, again.tcp, again.bytes_sent) == (
+            True,
+            -1,
+            1 + (4 << 20),
+        )
+        assert (
+            made.carry(again, deque(), 10**9, awaited) == -1
+            and made.carry(None, idle, 10**9, awaited) == -1
+        )
         theirs.close()
         assert made.carry(again, idle, 10**9, awaited) == 0, "an error: the next read reports it"
 
@@ -425,12 +596,18 @@ def test_what_is_queued_is_handed_over_in_order_for_a_slice_and_its_end_told_to_
                 heard.append(("over", connection))
 
         def queued(reads: list[bytes], busy: Any) -> Any:
-            one = Connection(ours, busy, [(data, 10 + at, 20 + at, 5, True) for at, data in enumerate(reads)])
+            one = Connection(
+                ours, busy, [(data, 10 + at, 20 + at, 5, True) for at, data in enumerate(reads)]
+            )
             one.peer = Peer()
             queue.append(one)
             return one
 
-        whole, part, other = queued(pieces, an_exchange()), queued([HEAD], an_exchange()), queued([HEAD], None)
+        whole, part, other = (
+            queued(pieces, an_exchange()),
+            queued([HEAD], an_exchange()),
+            queued([HEAD], None),
+        )
         before = time.monotonic_ns()
         now = made.hand_over_queued(10**9, lambda one: heard.append(("other", one)))
         assert before <= now <= time.monotonic_ns() and not queue

@@ -60,9 +60,16 @@ def request(tokens: int = TOKENS, text: str = " tell me more") -> Request:
     return Request(id="r", messages=[{"role": "user", "content": text}], max_tokens=tokens)
 
 
-def client_of(url: str, *, fault: str = "", api: Any = "chat", server: str = "trtllm", **options: Any) -> Client:
+def client_of(
+    url: str, *, fault: str = "", api: Any = "chat", server: str = "trtllm", **options: Any
+) -> Client:
     headers = (("X-Sim-Fault", fault),) if fault else ()
-    options = {"model": "sim", "keep_text": True, "headers": headers, "quirk": QUIRKS[server]} | options
+    options = {
+        "model": "sim",
+        "keep_text": True,
+        "headers": headers,
+        "quirk": QUIRKS[server],
+    } | options
     return Client(Target.parse(url, api=api), **options)
 
 
@@ -127,19 +134,22 @@ OUTCOMES: dict[str, Outcome] = {
 }
 CUT_SHORT = ("clamp@2", "one_event", "no_text")
 COMPLETIONS = OUTCOMES | {"engine_error@2": Outcome("error_event", "", 200, 3, None)}
-WHOLE = {  # an answer that is not a stream: one event, and faults of streams strike it where they have a meaning
-    name: outcome._replace(events=outcome.events and (0 if outcome.kind else 1))
-    for name, outcome in OUTCOMES.items()
-    if name != "stall@2"
-} | {
-    "truncate@2": Outcome("truncated", "after 0 output events", 200, 0, None),
-    "reset_after@2": Outcome("reset", "Connection reset by peer", 200, 0, None),
-    "malformed@2": Outcome("malformed", "not JSON", 200, 0, None),
-    "error_event@2": Outcome("http_5xx", "", 500, 0, None),
-    "engine_error@2": Outcome("http_5xx", "", 500, 0, None),
-    "no_finish": Outcome("no_finish_reason", "", 200, 1),
-    "no_text": Outcome(events=1),
-}  # fmt: skip
+WHOLE = (
+    {  # an answer that is not a stream: one event, and faults of streams strike it where they have a meaning
+        name: outcome._replace(events=outcome.events and (0 if outcome.kind else 1))
+        for name, outcome in OUTCOMES.items()
+        if name != "stall@2"
+    }
+    | {
+        "truncate@2": Outcome("truncated", "after 0 output events", 200, 0, None),
+        "reset_after@2": Outcome("reset", "Connection reset by peer", 200, 0, None),
+        "malformed@2": Outcome("malformed", "not JSON", 200, 0, None),
+        "error_event@2": Outcome("http_5xx", "", 500, 0, None),
+        "engine_error@2": Outcome("http_5xx", "", 500, 0, None),
+        "no_finish": Outcome("no_finish_reason", "", 200, 1),
+        "no_text": Outcome(events=1),
+    }
+)
 
 
 def test_every_fault_is_in_the_table() -> None:
@@ -147,17 +157,26 @@ def test_every_fault_is_in_the_table() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("how", "table"), [("chat", OUTCOMES), ("completions", COMPLETIONS), ("whole", WHOLE)])
+@pytest.mark.parametrize(
+    ("how", "table"), [("chat", OUTCOMES), ("completions", COMPLETIONS), ("whole", WHOLE)]
+)
 def test_faults(endpoint: Embedded, how: str, table: dict[str, Outcome]) -> None:
     async def work() -> dict[str, Completion]:
         found = {}
         for fault in table:
             api = "chat" if how == "whole" else how
-            options = {"api": api, "stream": how != "whole", "stall_timeout_ns": DAY_NS, "timeout_ns": 9 * DAY_NS}
+            options = {
+                "api": api,
+                "stream": how != "whole",
+                "stall_timeout_ns": DAY_NS,
+                "timeout_ns": 9 * DAY_NS,
+            }
             async with client_of(endpoint.url, fault=fault, **options) as client:
                 exchange, done = send(client)
                 if fault.startswith("stall"):
-                    await until(partial(lambda reading: reading.output_events == 3, exchange.reading))
+                    await until(
+                        partial(lambda reading: reading.output_events == 3, exchange.reading)
+                    )
                     client._pool.tick(exchange.progress + DAY_NS)
                 found[fault] = await done
                 assert client.in_flight == 0
@@ -169,15 +188,30 @@ def test_faults(endpoint: Embedded, how: str, table: dict[str, Outcome]) -> None
     for fault, expected in table.items():
         done = found[fault]
         failure = done.failure or Failure("", "")
-        assert (failure.kind, done.http_status) == (expected.kind, expected.status), (fault, failure)
+        assert (failure.kind, done.http_status) == (expected.kind, expected.status), (
+            fault,
+            failure,
+        )
         assert expected.words in failure.text, (fault, failure)
         if expected.events is not None:
             assert done.output_events == expected.events, fault
         assert done.usage.output == expected.output, fault
         if not expected.kind and fault != "oversized@2":
-            assert plain.text.startswith(done.text or "") if fault in CUT_SHORT else done.text == plain.text, fault
+            assert (
+                plain.text.startswith(done.text or "")
+                if fault in CUT_SHORT
+                else done.text == plain.text
+            ), fault
         assert done.done >= done.sent >= done.ready >= done.due
-        stamps = [done.sent, done.first_byte, done.first_event, done.first_token, done.last_token, done.end, done.done]
+        stamps = [
+            done.sent,
+            done.first_byte,
+            done.first_event,
+            done.first_token,
+            done.last_token,
+            done.end,
+            done.done,
+        ]
         known = [stamp for stamp in stamps if stamp >= 0]
         assert known == sorted(known), fault
     assert how == "whole" or len(found["oversized@2"].text or "") > 1 << 20
@@ -187,7 +221,12 @@ def test_faults(endpoint: Embedded, how: str, table: dict[str, Outcome]) -> None
 def test_a_truthful_stream(endpoint: Embedded) -> None:
     done = ask(endpoint.url, 2)[1]
     assert done.failure is None
-    assert (done.output_events, done.usage.output, done.usage.cached, done.reused) == (TOKENS, TOKENS, 0, True)
+    assert (done.output_events, done.usage.output, done.usage.cached, done.reused) == (
+        TOKENS,
+        TOKENS,
+        0,
+        True,
+    )
     assert done.kernel_stamp is sys.platform.startswith("linux")
     assert min(done.client_lag, done.stamp_error) >= 0
     assert done.bytes_sent > 100
@@ -239,7 +278,9 @@ class Scripted:
 
 
 @asynccontextmanager
-async def scripted(*answers: bytes, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Any:
+async def scripted(
+    *answers: bytes, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+) -> Any:
     made = Scripted(list(answers))
     tasks: list[asyncio.Task[None]] = []
     listening = await asyncio.start_server(
@@ -344,9 +385,13 @@ def test_idle_resets_of_the_endpoint_are_survived(endpoint: Embedded) -> None:
     assert sum(one.resent for one in done) == 5
 
 
-@pytest.mark.parametrize("last_words", [b"", b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"])
+@pytest.mark.parametrize(
+    "last_words", [b"", b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"]
+)
 @pytest.mark.parametrize("answered_before", [False, True])
-def test_an_idle_connection_given_up_as_the_request_is_sent(last_words: bytes, answered_before: bool) -> None:
+def test_an_idle_connection_given_up_as_the_request_is_sent(
+    last_words: bytes, answered_before: bool
+) -> None:
     """The server's end, or its 408, is in the socket already, and nobody has read it when the request is sent."""
 
     async def work() -> tuple[list[Completion], int]:
@@ -398,7 +443,10 @@ def test_what_the_server_closed_while_idle_is_not_used() -> None:
 
 def test_idle_connections_are_dropped_before_the_server_would() -> None:
     async def work() -> tuple[int, int]:
-        async with scripted(whole(), whole(b"Keep-Alive: timeout=3\r\n")) as server, client_of(server.url) as client:
+        async with (
+            scripted(whole(), whole(b"Keep-Alive: timeout=3\r\n")) as server,
+            client_of(server.url) as client,
+        ):
             await client.complete(request())
             now = monotonic_ns()
             client._pool.tick(now + 3_900_000_000)  # servers close after 5 s
@@ -573,12 +621,18 @@ def test_an_answer_before_the_whole_request_was_taken() -> None:
     async def work() -> Completion:
         async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(b'HTTP/1.1 413 Too Large\r\nContent-Length: 19\r\n\r\n{"error":"too long"}'[:-1] + b"}")
+            writer.write(
+                b'HTTP/1.1 413 Too Large\r\nContent-Length: 19\r\n\r\n{"error":"too long"}'[:-1]
+                + b"}"
+            )
             await reader.read(1)
             writer.close()
 
         server = await asyncio.start_server(refuse, "127.0.0.1", 0, limit=1 << 12)
-        async with server, client_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+        async with (
+            server,
+            client_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client,
+        ):
             return await send(client, b"x" * 20_000_000)[1]
 
     done = run(work())
@@ -588,7 +642,16 @@ def test_an_answer_before_the_whole_request_was_taken() -> None:
 
 @pytest.mark.processes
 def test_many_at_once_leave_no_descriptor_behind(endpoint: Embedded) -> None:
-    faults = ["", "reset_after@1", "truncate@1", "http_503", "connection_close", "idle_reset", "malformed", "split"]
+    faults = [
+        "",
+        "reset_after@1",
+        "truncate@1",
+        "http_503",
+        "connection_close",
+        "idle_reset",
+        "malformed",
+        "split",
+    ]
 
     async def work() -> list[Completion]:
         clients = [client_of(endpoint.url, fault=fault) for fault in faults]
@@ -606,7 +669,9 @@ def test_many_at_once_leave_no_descriptor_behind(endpoint: Embedded) -> None:
         return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # sockets that other tests have left to the collector
+        warnings.simplefilter(
+            "ignore", ResourceWarning
+        )  # sockets that other tests have left to the collector
         gc.collect()
     gc.freeze()  # what was there before is not looked through again
     run(work())  # whatever is opened once and kept
@@ -664,7 +729,10 @@ def test_the_total_time_counts_from_due() -> None:
             return await done
 
     done = run(work())
-    assert (done.failure.kind, done.failure.text) == ("timeout_total", "not finished 86400 s after it was due")
+    assert (done.failure.kind, done.failure.text) == (
+        "timeout_total",
+        "not finished 86400 s after it was due",
+    )
     assert (done.first_byte, done.http_status) == (-1, 0)
 
 
@@ -755,11 +823,17 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
     authority.configure_trust(server)
     issued.configure_cert(server)
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-    authority.issue_cert("tester@example.com").private_key_and_cert_chain_pem.write_to_path(str(folder / "client.pem"))
+    authority.issue_cert("tester@example.com").private_key_and_cert_chain_pem.write_to_path(
+        str(folder / "client.pem")
+    )
     issued.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
     issued.private_key_pem.write_to_path(str(folder / "key.pem"))
     return Papers(
-        *(str(folder / "ca.pem"), server, *(str(folder / f"{name}.pem") for name in ("client", "cert", "key")))
+        *(
+            str(folder / "ca.pem"),
+            server,
+            *(str(folder / f"{name}.pem") for name in ("client", "cert", "key")),
+        )
     )
 
 
@@ -769,13 +843,17 @@ def test_tls_of_a_known_authority(papers: Papers) -> None:
         assert endpoint.url.startswith("https://")
         done = ask(endpoint.url, 3, tls=Tls(ca=papers.ca))
         assert [(one.failure, one.reused, one.output_events) for one in done] == [
-            (None, False, TOKENS), (None, True, TOKENS), (None, True, TOKENS),
-        ]  # fmt: skip
+            (None, False, TOKENS),
+            (None, True, TOKENS),
+            (None, True, TOKENS),
+        ]
         assert [one.tcp >= 0 and one.tls > 0 for one in done] == [True, False, False]
         assert done[0].tcp + done[0].tls <= done[0].ready - done[0].due
         assert [(one.tcp, one.tls) for one in done[1:]] == [(-1, -1)] * 2
         faults = ("split", "truncate@2", "oversized@2", "reset_after@1", "close_delimited")
-        kinds = [ask(endpoint.url, tls=Tls(ca=papers.ca), fault=fault)[0].failure for fault in faults]
+        kinds = [
+            ask(endpoint.url, tls=Tls(ca=papers.ca), fault=fault)[0].failure for fault in faults
+        ]
         assert [kind and kind.kind for kind in kinds] == [None, "truncated", None, "reset", None]
         (bare,) = ask(endpoint.url)
         assert bare.failure is not None
@@ -799,7 +877,10 @@ async def client_opened(url: str) -> None:
 
 def test_tls_with_a_certificate_of_ours(papers: Papers) -> None:
     async def work(tls: Tls, body: bytes | None = None) -> Completion:
-        async with scripted(whole(), tls=papers.server) as server, client_of(server.url, tls=tls) as client:
+        async with (
+            scripted(whole(), tls=papers.server) as server,
+            client_of(server.url, tls=tls) as client,
+        ):
             return await send(client, body)[1]
 
     assert run(work(Tls(ca=papers.ca, cert=papers.client))).failure is None
@@ -807,13 +888,19 @@ def test_tls_with_a_certificate_of_ours(papers: Papers) -> None:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_tls_without_the_certificate_that_the_server_wants(papers: Papers, version: ssl.TLSVersion) -> None:
+def test_tls_without_the_certificate_that_the_server_wants(
+    papers: Papers, version: ssl.TLSVersion
+) -> None:
     """Before 1.3 the handshake fails; with it the alert comes after the client's part of the handshake is over."""
     listener = socket.create_server(("127.0.0.1", 0))
     kept: list[socket.socket] = []
 
     def refuse() -> None:
-        kept.append(papers.server.wrap_socket(listener.accept()[0], server_side=True, do_handshake_on_connect=False))
+        kept.append(
+            papers.server.wrap_socket(
+                listener.accept()[0], server_side=True, do_handshake_on_connect=False
+            )
+        )
         with suppress(ssl.SSLError):
             kept[0].do_handshake()  # type: ignore[attr-defined]
 
@@ -851,17 +938,25 @@ def test_tls_files_that_are_none(tmp_path: Path, name: str) -> None:
 
 def test_the_server_gets_the_body_and_our_name_for_it() -> None:
     async def work() -> tuple[bytes, bytes]:
-        async with scripted(whole()) as server, client_of(server.url, extra_body={"seed": 3}) as client:
+        async with (
+            scripted(whole()) as server,
+            client_of(server.url, extra_body={"seed": 3}) as client,
+        ):
             await client.complete(request())
             return server.bodies[0], client._pool.prepare(request())
 
     got, prepared = run(work())
     assert got == prepared
     assert msgspec.json.decode(got) == {
-        "model": "sim", "messages": [{"role": "user", "content": " tell me more"}], "max_tokens": TOKENS,
-        "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}, "seed": 3,
+        "model": "sim",
+        "messages": [{"role": "user", "content": " tell me more"}],
+        "max_tokens": TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "seed": 3,
         **({"min_tokens": TOKENS} if b"min_tokens" in got else {}),
-    }  # fmt: skip
+    }
 
 
 def test_an_address_that_does_not_answer_is_given_up() -> None:
@@ -869,10 +964,14 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
 
     async def scenario() -> None:
         wire = Wire(asyncio.get_running_loop())
-        client = Pool(Target.parse("http://127.0.0.1:9"), model="m", quirk=QUIRKS["trtllm"], wire=wire)
+        client = Pool(
+            Target.parse("http://127.0.0.1:9"), model="m", quirk=QUIRKS["trtllm"], wire=wire
+        )
         told: list[tuple[str, str]] = []
         client.failed = lambda line, kind, text: told.append((kind, text))  # type: ignore[method-assign]
-        with socket.socket() as listening:  # its queue is full: further connections stay in the making
+        with (
+            socket.socket() as listening
+        ):  # its queue is full: further connections stay in the making
             listening.bind(("127.0.0.1", 0))
             listening.listen(0)
             where = listening.getsockname()
@@ -883,7 +982,9 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
             making = len(client._connecting)
             client.tick(monotonic_ns() + CONNECT_NS + 1)
             assert making == 8 and not client._connecting
-            assert told and all(kind == "connect" and "no answer within 10 s" in text for kind, text in told)
+            assert told and all(
+                kind == "connect" and "no answer within 10 s" in text for kind, text in told
+            )
             for one in held:
                 one.close()
         wire.shut()
@@ -893,7 +994,9 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [10, 4 << 20])
-def test_a_request_is_sent_and_its_connection_freed_the_same_in_c_and_in_python(endpoint: Embedded, size: int) -> None:
+def test_a_request_is_sent_and_its_connection_freed_the_same_in_c_and_in_python(
+    endpoint: Embedded, size: int
+) -> None:
     """Also one that the socket does not take at once."""
 
     async def course(pure: bool) -> list[Any]:
@@ -902,15 +1005,37 @@ def test_a_request_is_sent_and_its_connection_freed_the_same_in_c_and_in_python(
             pool = client._pool
             await pool.open(2)
             if pure:
-                pool._carry, pool._free = (partial(getattr(PurePythonReceiver, n), None) for n in ("carry", "free"))
+                pool._carry, pool._free = (
+                    partial(getattr(PurePythonReceiver, n), None) for n in ("carry", "free")
+                )
             for _ in range(3):
                 made, done = send(client, pool.prepare(request(text="a" * size)))
                 busy: Any = made.connection
-                seen.append((busy.served, made.reused, made.bytes_sent, len(pool._idle), len(pool._awaited)))
+                seen.append(
+                    (busy.served, made.reused, made.bytes_sent, len(pool._idle), len(pool._awaited))
+                )
                 told = await done
                 assert told.due <= told.ready <= told.sent < told.first_byte
-                seen.append((told.failure, told.tcp > 0, told.tls, told.reused, told.bytes_sent, told.output_events))
-                seen.append((busy.busy, busy.served, made.connection, made.payload, len(pool._idle), pool.in_flight))
+                seen.append(
+                    (
+                        told.failure,
+                        told.tcp > 0,
+                        told.tls,
+                        told.reused,
+                        told.bytes_sent,
+                        told.output_events,
+                    )
+                )
+                seen.append(
+                    (
+                        busy.busy,
+                        busy.served,
+                        made.connection,
+                        made.payload,
+                        len(pool._idle),
+                        pool.in_flight,
+                    )
+                )
         return seen
 
     ours = run(course(pure=False))

@@ -25,18 +25,34 @@ from loadgen_sdk.dialects import reader, sse
 from loadgen_sdk.transport import http1, plain, receiver
 from loadgen_sdk.transport.clock import TimerFd
 
-compiled = pytest.importorskip("loadgen_sdk._compiled", reason="built by pip install where a C compiler is")
+compiled = pytest.importorskip(
+    "loadgen_sdk._compiled", reason="built by pip install where a C compiler is"
+)
 FOREVER = 1 << 62
 SIOCOUTQNSD = 0x894B  # linux/sockios.h: bytes that were not sent yet
-RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
+RELAXED = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # the machine may be busy
 
 PLAIN = b"data: " + BEFORE + b"word" + AFTER + b"\n\n"
 TWO = b"%x\r\n%s\r\n" % (2 * len(PLAIN), 2 * PLAIN)
 PLAIN = b"%x\r\n%s\r\n" % (len(PLAIN), PLAIN)
-SENT = {"plain": PLAIN, "three": PLAIN * 3, "two in one": TWO, "mixed": PLAIN + TWO, "long": PLAIN * 40}
+SENT = {
+    "plain": PLAIN,
+    "three": PLAIN * 3,
+    "two in one": TWO,
+    "mixed": PLAIN + TWO,
+    "long": PLAIN * 40,
+}
 SENT |= {"cut": PLAIN + PLAIN[:9], "odd after": PLAIN + b"5\r\nhello\r\n"}
-BYTES = SENT | {"odd": PLAIN.replace(b"word", b'wo"d'), "end": b"0\r\n\r\n", "more end": b"\n\r\n\r\n" * 3}
-SIZES = st.sampled_from([1, 2, 4, 5, 100, 2047, 2048, 3000, (32 << 10) - 1, 32 << 10, (32 << 10) + 1])
+BYTES = SENT | {
+    "odd": PLAIN.replace(b"word", b'wo"d'),
+    "end": b"0\r\n\r\n",
+    "more end": b"\n\r\n\r\n" * 3,
+}
+SIZES = st.sampled_from(
+    [1, 2, 4, 5, 100, 2047, 2048, 3000, (32 << 10) - 1, 32 << 10, (32 << 10) + 1]
+)
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 2),  # socket
@@ -139,9 +155,19 @@ def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) 
                 assert data
                 assert 0 < empty_at <= stamp <= read_at
                 assert isinstance(from_kernel, bool)
-        flags = [(c.queued, c.filled, bool(c.ended_at), c.error, c.held, c.held_events) for c, _ in pairs]
+        flags = [
+            (c.queued, c.filled, bool(c.ended_at), c.error, c.held, c.held_events) for c, _ in pairs
+        ]
         kept = [texts(c.reads) for c, _ in pairs]
-        said.append((sorted((numbers[fd], events) for fd, events in others), kept, flags, made.ready, made.waiting))
+        said.append(
+            (
+                sorted((numbers[fd], events) for fd, events in others),
+                kept,
+                flags,
+                made.ready,
+                made.waiting,
+            )
+        )
         assert made.poll_at > made.now - 1_000_000
         assert made.waiting == sum(len(c.reads) for c, _ in pairs if c.queued)
     said.append((made.polls, made.reads, [one.number for one in queue]))
@@ -178,7 +204,10 @@ def texts(reads: list[Any]) -> list[Any]:
     return [
         read[0]
         if len(read) == 5
-        else ([1 if isinstance(item, int) else (item[1], item[2] >= 0) for item in read[0]], read[1])
+        else (
+            [1 if isinstance(item, int) else (item[1], item[2] >= 0) for item in read[0]],
+            read[1],
+        )
         for read in reads
     ]
 
@@ -205,12 +234,17 @@ def test_the_same_reads_queue_and_ends(steps: list[tuple[int, Any]]) -> None:
     assert script(steps, compiled.Inbox, compiled.Receiver) == pure
 
 
-CLASSES = [(compiled.Inbox, compiled.Receiver), (receiver.PurePythonInbox, receiver.PurePythonReceiver)]
+CLASSES = [
+    (compiled.Inbox, compiled.Receiver),
+    (receiver.PurePythonInbox, receiver.PurePythonReceiver),
+]
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
 def test_of_plain_reads_the_stamps_are_kept(classes: tuple[Any, Any]) -> None:
-    said = script([(0, "template"), (0, "patient"), *[(0, "plain")] * 600, (0, "take"), (0, "odd")], *classes)
+    said = script(
+        [(0, "template"), (0, "patient"), *[(0, "plain")] * 600, (0, "take"), (0, "odd")], *classes
+    )
     kept = [step[1][0] for step in said[:-1] if isinstance(step, tuple)]
     assert kept[513] == [([1] * 512, 512 * len(PLAIN))], "then its owner is called"
     assert said[-1] == (604, 601, [0])
@@ -222,11 +256,15 @@ def test_of_reads_of_several_plain_events_their_number_is_kept(classes: tuple[An
     said = script([(0, "template"), (0, "patient"), *[(0, step) for step in sent]], *classes)
     counted = [1, (3, True), (2, False), (3, True)]
     size = sum(len(SENT[step]) for step in sent[:4])
-    assert said[-2][1][0] == [(counted, size), PLAIN * 40], "a long read is looked at once, by its owner"
+    assert said[-2][1][0] == [(counted, size), PLAIN * 40], (
+        "a long read is looked at once, by its owner"
+    )
 
 
 @contextmanager
-def receiving(classes: tuple[Any, Any], sockets: int) -> Iterator[tuple[Any, list[Any], list[socket.socket]]]:
+def receiving(
+    classes: tuple[Any, Any], sockets: int
+) -> Iterator[tuple[Any, list[Any], list[socket.socket]]]:
     """A receiver with inboxes that know their template, and the other ends."""
     poll, held, timer = select.epoll(), select.epoll(), TimerFd()
     made = classes[1](poll, held, timer, deque())
@@ -282,9 +320,13 @@ def test_of_a_held_socket_nothing_is_left_unread(classes: tuple[Any, Any]) -> No
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
-def test_events_are_held_where_there_are_many_and_each_has_its_stamp(classes: tuple[Any, Any]) -> None:
+def test_events_are_held_where_there_are_many_and_each_has_its_stamp(
+    classes: tuple[Any, Any],
+) -> None:
     def until(holding: bool, chunk: bytes) -> None:
-        for _ in range(1_000_000):  # turns, not seconds: a busy machine makes fewer of them in its time
+        for _ in range(
+            1_000_000
+        ):  # turns, not seconds: a busy machine makes fewer of them in its time
             if made.holding is holding:
                 return
             for end in ends:
@@ -361,10 +403,16 @@ def test_stamps_of_the_kernel() -> None:
 
 
 TEXT = st.one_of(
-    st.text(max_size=5).map(str.encode), st.binary(max_size=5), st.sampled_from([b"", b'"', b"\\", b"\xff"])
+    st.text(max_size=5).map(str.encode),
+    st.binary(max_size=5),
+    st.sampled_from([b"", b'"', b"\\", b"\xff"]),
 )
 EVENT = TEXT.map(lambda text: b"data: " + BEFORE + text + AFTER + b"\n\n")
-CHUNK = st.lists(EVENT, min_size=1, max_size=3).map(b"".join).map(lambda data: b"%x\r\n%s\r\n" % (len(data), data))
+CHUNK = (
+    st.lists(EVENT, min_size=1, max_size=3)
+    .map(b"".join)
+    .map(lambda data: b"%x\r\n%s\r\n" % (len(data), data))
+)
 PIECE = st.one_of(
     CHUNK,
     CHUNK,
@@ -397,26 +445,38 @@ def test_reads_of_plain_events_are_those_of_its_chunks(pieces: list[bytes]) -> N
 
 
 LINE = st.one_of(
-    st.sampled_from([b"[DONE]", b"{}", b"", BEFORE, b"a\x00b", b"\xff"]), TEXT.map(lambda text: BEFORE + text + AFTER)
+    st.sampled_from([b"[DONE]", b"{}", b"", BEFORE, b"a\x00b", b"\xff"]),
+    TEXT.map(lambda text: BEFORE + text + AFTER),
 )
 BLOCK = st.one_of(
     LINE.map(lambda line: b"data: " + line + b"\n\n"),
     LINE.map(lambda line: b"data:" + line + b"\n\n"),
     LINE.map(lambda line: b"data: " + line + b"\r\n\r\n"),
     LINE.map(lambda line: b"data: " + line + b"\ndata: x\n\n"),
-    st.sampled_from([b": ping\n\n", b"event: x\ndata: y\n\n", b"\n", b"data: half", b"data: \n\n\n"]),
+    st.sampled_from(
+        [b": ping\n\n", b"event: x\ndata: y\n\n", b"\n", b"data: half", b"data: \n\n\n"]
+    ),
 )
-WHOLE = st.lists(BLOCK, min_size=1, max_size=4).map(b"".join).map(lambda data: b"%x\r\n%s\r\n" % (len(data), data))
+WHOLE = (
+    st.lists(BLOCK, min_size=1, max_size=4)
+    .map(b"".join)
+    .map(lambda data: b"%x\r\n%s\r\n" % (len(data), data))
+)
 
 
 @settings(RELAXED, max_examples=4 * settings().max_examples)
 @given(st.lists(st.one_of(WHOLE, WHOLE, PIECE), max_size=6), st.booleans())
-def test_whole_chunks_are_what_http_and_the_grammar_say(pieces: list[bytes], templated: bool) -> None:
+def test_whole_chunks_are_what_http_and_the_grammar_say(
+    pieces: list[bytes], templated: bool
+) -> None:
     hold_chunks(compiled, b"".join(pieces), templated=templated)
 
 
 @settings(RELAXED, max_examples=2 * settings().max_examples)
-@given(st.lists(st.one_of(LINE, st.integers(1, 9), st.just(sse.Named(b"a", b"b"))), max_size=8), st.integers(0, 9))
+@given(
+    st.lists(st.one_of(LINE, st.integers(1, 9), st.just(sse.Named(b"a", b"b"))), max_size=8),
+    st.integers(0, 9),
+)
 def test_the_same_runs(events: list[Any], start: int) -> None:
     found = compiled.plain_run(events, start, BEFORE, AFTER)
     assert found == reader.pure_plain_run(events, start, BEFORE, AFTER)

@@ -16,7 +16,9 @@ from loadgen_sdk.request import Completion
 from loadgen_sdk.transport.exchange import Bundle, Exchange, Read, Run
 from loadgen_sdk.transport.plain import plain_chunks
 
-RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
+RELAXED = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # the machine may be busy
 TRANSCRIPTS = sorted((places.DATA / "transcripts").glob("*/*.http"))
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -49,7 +51,9 @@ def told(reads: list[Read], groups: list[int], *, templates: bool) -> tuple[Comp
     over, kept, run = False, [], []
     sizes = iter(groups)
     size = next(sizes, 1 << 60)
-    for read in reads:  # as a receiver does: plain reads are a run, all else goes on at once or waits for its group
+    for read in (
+        reads
+    ):  # as a receiver does: plain reads are a run, all else goes on at once or waits for its group
         template = made.template if templates and not kept else None
         plain = plainly(read, template)
         if plain is not None:
@@ -103,14 +107,21 @@ def assert_same(reads: list[Read], *groupings: list[int]) -> None:
 def chunks(payloads: list[bytes], per_chunk: int = 1) -> bytes:
     out = b""
     for first in range(0, len(payloads), per_chunk):
-        data = b"".join(b"data: %s\n\n" % payload for payload in payloads[first : first + per_chunk])
+        data = b"".join(
+            b"data: %s\n\n" % payload for payload in payloads[first : first + per_chunk]
+        )
         out += b"%x\r\n%s\r\n" % (len(data), data)
     return out
 
 
 def event(text: Any, field: str = "content", **more: Any) -> bytes:
     choice = {"index": 0, "delta": {field: text}, "finish_reason": None}
-    made = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [choice], "usage": None} | more
+    made = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "choices": [choice],
+        "usage": None,
+    } | more
     return json.dumps(made, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
@@ -121,7 +132,23 @@ GROUPS = st.lists(st.integers(1, 12), max_size=20)
 TEXTS = st.one_of(
     st.text(max_size=6),
     st.sampled_from(
-        [" the", "é", "\u2028", "index", "content", ":", ",", '"', "\\", "\n", "", "a\x7f", "\ud800", 7, None]
+        [
+            " the",
+            "é",
+            "\u2028",
+            "index",
+            "content",
+            ":",
+            ",",
+            '"',
+            "\\",
+            "\n",
+            "",
+            "a\x7f",
+            "\ud800",
+            7,
+            None,
+        ]
     ),
 )
 ODD = st.sampled_from(
@@ -191,7 +218,9 @@ def test_any_stream_in_any_split(
 
 @settings(RELAXED, max_examples=100)
 @given(st.lists(st.text(min_size=1, max_size=4), min_size=2, max_size=60), CUTS, GROUPS)
-def test_long_plain_streams_in_any_split(texts: list[str], instants: list[int], groups: list[int]) -> None:
+def test_long_plain_streams_in_any_split(
+    texts: list[str], instants: list[int], groups: list[int]
+) -> None:
     data = HEAD + chunks([event(text) for text in texts]) + END
     ends = [at for at in range(len(data)) if data[at - 4 : at] == b"\n\n\r\n"]
     assert_same(cut(data, ends, [9]), groups)
@@ -213,7 +242,9 @@ def test_most_events_of_a_plain_stream_are_not_decoded() -> None:
 
 def test_an_answer_is_calm_from_its_first_output_until_its_end_is_near() -> None:
     def calm(*parts: bytes, asked_output: int = 0) -> list[int]:
-        made = Exchange(None, b"", b"", 0, lambda _: None, Flow(), stream=True, asked_output=asked_output)
+        made = Exchange(
+            None, b"", b"", 0, lambda _: None, Flow(), stream=True, asked_output=asked_output
+        )
         found = []
         for part in parts:
             made.arrived([(part, 10, 10, 5, True)])
@@ -223,7 +254,9 @@ def test_an_answer_is_calm_from_its_first_output_until_its_end_is_near() -> None
     one = chunks([event("a")])
     assert calm(HEAD, one, one * 7, one, asked_output=12) == [0, 7, 0, -1]
     assert calm(HEAD + one)[0] > 1 << 30, "its end is not known"
-    assert calm(HEAD + one, one[:9], one[9:], one, asked_output=99) == [94, 0, 0, 0], "written in parts"
+    assert calm(HEAD + one, one[:9], one[9:], one, asked_output=99) == [94, 0, 0, 0], (
+        "written in parts"
+    )
 
 
 def test_a_stream_without_plain_events_soon_costs_no_search() -> None:

@@ -21,7 +21,9 @@ USAGE = {"include_usage": True}
 EXACT = {"max_tokens": 8, "ignore_eos": True, "min_tokens": 8}
 
 
-def sent(name: str, api: Api = "chat", model: str = "tiny", stream: bool = True, **more: Any) -> dict[str, Any]:
+def sent(
+    name: str, api: Api = "chat", model: str = "tiny", stream: bool = True, **more: Any
+) -> dict[str, Any]:
     options = {key: more.pop(key) for key in ("extra_body", "continuous_usage") if key in more}
     request = Request(**{"id": "r", "messages": MESSAGES, "max_tokens": 8} | more)
     return json.loads(body(request, QUIRKS[name], api, model, stream, **options))
@@ -45,8 +47,15 @@ def test_body_of_every_server(name: str, rest: dict[str, Any]) -> None:
     assert sent(name) == {"model": "tiny", "messages": MESSAGES, "stream": True, **rest}
     completions = sent(name, "completions", messages=None, prompt="Say")
     assert completions == {"model": "tiny", "prompt": "Say", "stream": True, **rest}
-    unary = {key: value for key, value in rest.items() if key != "stream_options"}  # an error without `stream: true`
-    assert sent(name, stream=False) == {"model": "tiny", "messages": MESSAGES, "stream": False, **unary}
+    unary = {
+        key: value for key, value in rest.items() if key != "stream_options"
+    }  # an error without `stream: true`
+    assert sent(name, stream=False) == {
+        "model": "tiny",
+        "messages": MESSAGES,
+        "stream": False,
+        **unary,
+    }
 
 
 @pytest.mark.parametrize("name", QUIRKS)
@@ -80,8 +89,17 @@ def test_continuous_usage_only_where_it_exists(name: str) -> None:
 
 
 def test_extra_merges_last_and_deeply() -> None:
-    assert sent("vllm", extra={"temperature": 0.7, "top_p": 0.9}, extra_body={"temperature": 0})["temperature"] == 0
-    nested = sent("dynamo", extra={"nvext": {"a": 1}}, extra_body={"nvext": {"b": [2]}, "stream_options": {"x": True}})
+    assert (
+        sent("vllm", extra={"temperature": 0.7, "top_p": 0.9}, extra_body={"temperature": 0})[
+            "temperature"
+        ]
+        == 0
+    )
+    nested = sent(
+        "dynamo",
+        extra={"nvext": {"a": 1}},
+        extra_body={"nvext": {"b": [2]}, "stream_options": {"x": True}},
+    )
     assert nested["nvext"] == {"a": 1, "b": [2]}
     assert nested["stream_options"] == {"include_usage": True, "x": True}
     assert "ignore_eos" not in sent("vllm", extra_body={"ignore_eos": None})
@@ -100,25 +118,58 @@ def test_a_limit_named_by_the_user_is_the_only_one(field: str, where: str) -> No
 
 def test_what_bodies_have_in_common_is_made_once_and_each_is_as_it_is_made_alone() -> None:
     asked = [4, None, 7, 4, 4, 4, 9, 9, 9]
-    texts = ["w1 w2", "", 'a "quote"\n', "one prompt", "another", "\u00e9\u2028", "long " * 1000, "x", "y"]
-    plain = [Request(id="r", prompt=text, max_tokens=tokens) for text, tokens in zip(texts, asked, strict=True)]
+    texts = [
+        "w1 w2",
+        "",
+        'a "quote"\n',
+        "one prompt",
+        "another",
+        "\u00e9\u2028",
+        "long " * 1000,
+        "x",
+        "y",
+    ]
+    plain = [
+        Request(id="r", prompt=text, max_tokens=tokens)
+        for text, tokens in zip(texts, asked, strict=True)
+    ]
     others = [Request(id="r", messages=[{"role": "user", "content": "one prompt"}], max_tokens=4)]
-    others += [Request(id="r", prompt="x", max_tokens=4, exact_output=False, extra={"stop": ["one prompt"]})]
-    kept = [{"stop": ["one prompt"]}, {"stop": ["another", "one prompt"]}, {"messages": [], "prompt": "one prompt"}]
-    for name, api in (("vllm", "chat"), ("openai", "completions"), ("vllm", "responses"), ("tei", "embeddings")):
+    others += [
+        Request(
+            id="r", prompt="x", max_tokens=4, exact_output=False, extra={"stop": ["one prompt"]}
+        )
+    ]
+    kept = [
+        {"stop": ["one prompt"]},
+        {"stop": ["another", "one prompt"]},
+        {"messages": [], "prompt": "one prompt"},
+    ]
+    for name, api in (
+        ("vllm", "chat"),
+        ("openai", "completions"),
+        ("vllm", "responses"),
+        ("tei", "embeddings"),
+    ):
         for extra in (None, {"temperature": 0}, *kept):
             given: Any = QUIRKS.get(name, QUIRKS["vllm"]), api, "m", True
             make = maker(*given, extra_body=extra, continuous_usage=True)
             for request in (*plain, *others, *plain):
-                assert make(request) == body(request, *given, extra_body=extra, continuous_usage=True)
+                assert make(request) == body(
+                    request, *given, extra_body=extra, continuous_usage=True
+                )
 
 
 def test_prompt_and_messages_cross_over() -> None:
-    assert sent("vllm", messages=None, prompt="Hi")["messages"] == [{"role": "user", "content": "Hi"}]
+    assert sent("vllm", messages=None, prompt="Hi")["messages"] == [
+        {"role": "user", "content": "Hi"}
+    ]
     talk = [
         {"role": "system", "content": "Be brief."},
         {"role": "assistant", "content": None, "tool_calls": []},
-        {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "image_url"}, {"text": "two"}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "one "}, {"type": "image_url"}, {"text": "two"}],
+        },
     ]
     assert sent("vllm", "completions", messages=talk)["prompt"] == "Be brief.\none two"
 
@@ -140,14 +191,23 @@ def test_rows_say_only_what_the_body_sends() -> None:
     for name, quirk in QUIRKS.items():
         assert quirk.name == name
         for api, prompt in (("chat", "messages"), ("completions", "prompt")):
-            assert [*sent(name, api)] == ["model", prompt, "stream", "stream_options", "max_tokens", *quirk.forces]
+            assert [*sent(name, api)] == [
+                "model",
+                prompt,
+                "stream",
+                "stream_options",
+                "max_tokens",
+                *quirk.forces,
+            ]
         assert [*sent(name, "responses")] == ["model", "input", "stream", "max_output_tokens"]
         assert [*sent(name, "embeddings")] == ["model", "input", "encoding_format"]
     assert ("auto", *QUIRKS) == names()
 
 
 def test_the_page_of_servers_is_made_from_their_rows() -> None:
-    assert make_servers.PAGE.read_text("utf-8") == make_servers.page(), "python tests/make_servers.py"
+    assert make_servers.PAGE.read_text("utf-8") == make_servers.page(), (
+        "python tests/make_servers.py"
+    )
     for row in SERVERS.own:
         assert row.checks_model is (row.on_unknown_model != "served")
         assert set(row.metrics) <= set(METRICS) and all(sign.where in SOURCES for sign in row.signs)
@@ -156,14 +216,18 @@ def test_the_page_of_servers_is_made_from_their_rows() -> None:
 
 values = st.recursive(
     st.none() | st.integers() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 objects = st.dictionaries(st.sampled_from("abc"), values, max_size=3)
 
 
 @given(objects, objects)
-def test_merge_changes_nothing_it_was_given_and_is_idempotent(value: dict[str, Any], patch: dict[str, Any]) -> None:
+def test_merge_changes_nothing_it_was_given_and_is_idempotent(
+    value: dict[str, Any], patch: dict[str, Any]
+) -> None:
     before = json.dumps([value, patch])
     once = merge(value, patch)
     assert merge(once, patch) == once

@@ -7,7 +7,14 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from loadgen_sdk.transport.http1 import MAX_HEAD_BYTES, MAX_LINE_BYTES, Malformed, Response, head, merged
+from loadgen_sdk.transport.http1 import (
+    MAX_HEAD_BYTES,
+    MAX_LINE_BYTES,
+    Malformed,
+    Response,
+    head,
+    merged,
+)
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -23,21 +30,63 @@ def read(*pieces: bytes, closed: bool = False) -> tuple[Response, bytes]:
 
 
 def facts(response: Response, body: bytes) -> tuple[object, ...]:
-    return (response.status, response.headers, body, response.complete, response.reusable, response.surplus)
+    return (
+        response.status,
+        response.headers,
+        body,
+        response.complete,
+        response.reusable,
+        response.surplus,
+    )
 
 
 ANSWERS: dict[str, tuple[bytes, int, bytes, bool, bool, bytes]] = {
     "length": (OK + b"Content-Length: 3\r\n\r\nabc", 200, b"abc", True, True, b""),
-    "length, twice the same": (OK + b"Content-Length: 3\r\ncontent-length: 3\r\n\r\nabc", 200, b"abc", True, True, b""),
+    "length, twice the same": (
+        OK + b"Content-Length: 3\r\ncontent-length: 3\r\n\r\nabc",
+        200,
+        b"abc",
+        True,
+        True,
+        b"",
+    ),
     "length 0": (OK + b"Content-Length: 0\r\n\r\n", 200, b"", True, True, b""),
     "length, cut": (OK + b"Content-Length: 4\r\n\r\nabc", 200, b"abc", False, True, b""),
     "surplus": (OK + b"Content-Length: 3\r\n\r\nabcHTTP", 200, b"abc", True, False, b"HTTP"),
     "chunked": (CHUNKED + b"3\r\nabc\r\n1\r\nd\r\n0\r\n\r\n", 200, b"abcd", True, True, b""),
-    "upper-case hex": (CHUNKED + b"1A\r\n" + b"x" * 26 + b"\r\n0\r\n\r\n", 200, b"x" * 26, True, True, b""),
-    "lower-case hex": (CHUNKED + b"1a\r\n" + b"x" * 26 + b"\r\n0\r\n\r\n", 200, b"x" * 26, True, True, b""),
+    "upper-case hex": (
+        CHUNKED + b"1A\r\n" + b"x" * 26 + b"\r\n0\r\n\r\n",
+        200,
+        b"x" * 26,
+        True,
+        True,
+        b"",
+    ),
+    "lower-case hex": (
+        CHUNKED + b"1a\r\n" + b"x" * 26 + b"\r\n0\r\n\r\n",
+        200,
+        b"x" * 26,
+        True,
+        True,
+        b"",
+    ),
     "leading zeros": (CHUNKED + b"0003\r\nabc\r\n000\r\n\r\n", 200, b"abc", True, True, b""),
-    "extensions": (CHUNKED + b'3;a="b\r\nabc\r\n1 ;c\r\nd\r\n0;end\r\n\r\n', 200, b"abcd", True, True, b""),
-    "trailers": (CHUNKED + b"1\r\na\r\n0\r\nServer-Timing: x\r\nB: c\r\n\r\n", 200, b"a", True, True, b""),
+    "extensions": (
+        CHUNKED + b'3;a="b\r\nabc\r\n1 ;c\r\nd\r\n0;end\r\n\r\n',
+        200,
+        b"abcd",
+        True,
+        True,
+        b"",
+    ),
+    "trailers": (
+        CHUNKED + b"1\r\na\r\n0\r\nServer-Timing: x\r\nB: c\r\n\r\n",
+        200,
+        b"a",
+        True,
+        True,
+        b"",
+    ),
     "line ends inside a chunk": (
         CHUNKED + b"8\r\n0\r\n\r\n\r\n\n\r\n0\r\n\r\n",
         200,
@@ -59,7 +108,14 @@ ANSWERS: dict[str, tuple[bytes, int, bytes, bool, bool, bytes]] = {
     ),
     "204": (b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n", 204, b"", True, True, b""),
     "304": (b"HTTP/1.1 304 Not Modified\r\n\r\n", 304, b"", True, True, b""),
-    "100 first": (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 1\r\n\r\na", 200, b"a", True, True, b""),
+    "100 first": (
+        b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 1\r\n\r\na",
+        200,
+        b"a",
+        True,
+        True,
+        b"",
+    ),
     "many interim answers": (
         b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 3 + OK + b"Content-Length: 1\r\n\r\na",
         200,
@@ -69,7 +125,8 @@ ANSWERS: dict[str, tuple[bytes, int, bytes, bool, bool, bytes]] = {
         b"",
     ),
     "a head that ends like a last chunk": (
-        OK + b"Transfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n1\r\na\r\n0\r\n\r\n",
+        OK
+        + b"Transfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n1\r\na\r\n0\r\n\r\n",
         200,
         b"a",
         True,
@@ -77,8 +134,22 @@ ANSWERS: dict[str, tuple[bytes, int, bytes, bool, bool, bytes]] = {
         b"",
     ),
     "until close": (OK + b"\r\nabc", 200, b"abc", False, False, b""),
-    "close asked": (OK + b"Connection: close\r\nContent-Length: 1\r\n\r\na", 200, b"a", True, False, b""),
-    "close among others": (OK + b"Connection: x, Close\r\nContent-Length: 0\r\n\r\n", 200, b"", True, False, b""),
+    "close asked": (
+        OK + b"Connection: close\r\nContent-Length: 1\r\n\r\na",
+        200,
+        b"a",
+        True,
+        False,
+        b"",
+    ),
+    "close among others": (
+        OK + b"Connection: x, Close\r\nContent-Length: 0\r\n\r\n",
+        200,
+        b"",
+        True,
+        False,
+        b"",
+    ),
     "1.0": (b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\na", 200, b"a", True, False, b""),
     "1.0, kept": (
         b"HTTP/1.0 200 OK\r\nConnection: Keep-Alive\r\nContent-Length: 1\r\n\r\na",
@@ -106,7 +177,12 @@ def test_equal_heads_are_read_once_and_say_the_same() -> None:
     data = OK + b"Keep-Alive: timeout=5, max=100\r\nContent-Length: 3\r\n\r\nabc"
     for _ in range(2):
         response, body = read(data)
-        assert (response.status, response.idle_limit_s, response.uses_left, response.complete) == (200, 5.0, 100, True)
+        assert (response.status, response.idle_limit_s, response.uses_left, response.complete) == (
+            200,
+            5.0,
+            100,
+            True,
+        )
         assert (body, response.reusable) == (b"abc", True)
     for length in range(200):  # more than are remembered
         body = b"x" * length
@@ -177,10 +253,28 @@ def test_malformed(name: str) -> None:
 
 
 TOKENS = st.sampled_from(
-    [OK, b"\r\n", b"\r", b"\n", b"HTTP/1.1 ", b"100 C\r\n\r\n", b"Content-Length: ", b"Transfer-Encoding: chunked\r\n",
-     b"Keep-Alive: max=", b"Connection: close\r\n", b"0\r\n\r\n", b"3", b"f" * 15, b";x", b"abc", b":", b" ", b"\xff",
-     b"9" * 400]
-)  # fmt: skip
+    [
+        OK,
+        b"\r\n",
+        b"\r",
+        b"\n",
+        b"HTTP/1.1 ",
+        b"100 C\r\n\r\n",
+        b"Content-Length: ",
+        b"Transfer-Encoding: chunked\r\n",
+        b"Keep-Alive: max=",
+        b"Connection: close\r\n",
+        b"0\r\n\r\n",
+        b"3",
+        b"f" * 15,
+        b";x",
+        b"abc",
+        b":",
+        b" ",
+        b"\xff",
+        b"9" * 400,
+    ]
+)
 BYTES = st.one_of(
     st.binary(max_size=300),
     st.lists(st.one_of(TOKENS, st.binary(max_size=4)), max_size=30).map(b"".join),
@@ -212,20 +306,35 @@ def test_any_bytes_are_read_or_malformed(data: bytes, places: list[int]) -> None
 BODY = st.lists(st.binary(min_size=1, max_size=40), max_size=8)
 
 
-@given(BODY, st.lists(st.integers(0, 10_000), max_size=8), st.booleans(), st.sampled_from([b"", b"HTTP/1.1 200"]))
-def test_any_split_gives_the_same_chunked_body(parts: list[bytes], places: list[int], upper: bool, more: bytes) -> None:
+@given(
+    BODY,
+    st.lists(st.integers(0, 10_000), max_size=8),
+    st.booleans(),
+    st.sampled_from([b"", b"HTTP/1.1 200"]),
+)
+def test_any_split_gives_the_same_chunked_body(
+    parts: list[bytes], places: list[int], upper: bool, more: bytes
+) -> None:
     body = b"".join(parts)
     sizes = [f"{len(part):X}" if upper else f"{len(part):x};n=1" for part in parts]
-    data = CHUNKED + b"".join(b"%s\r\n%s\r\n" % (size.encode(), part) for size, part in zip(sizes, parts, strict=True))
+    data = CHUNKED + b"".join(
+        b"%s\r\n%s\r\n" % (size.encode(), part) for size, part in zip(sizes, parts, strict=True)
+    )
     data += b"0\r\n\r\n" + more
     bounds = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
     response, got = read(*(data[a:b] for a, b in pairwise(bounds) if a < b))
-    assert (got, response.complete, response.surplus, response.reusable) == (body, True, more, not more)
+    assert (got, response.complete, response.surplus, response.reusable) == (
+        body,
+        True,
+        more,
+        not more,
+    )
 
 
 def test_a_head_is_what_was_asked_and_lets_no_line_in() -> None:
     assert (
-        head("POST", "/v1/x?a=b", [("Host", "h"), ("A", "ü")]) == b"POST /v1/x?a=b HTTP/1.1\r\nHost: h\r\nA: \xfc\r\n"
+        head("POST", "/v1/x?a=b", [("Host", "h"), ("A", "ü")])
+        == b"POST /v1/x?a=b HTTP/1.1\r\nHost: h\r\nA: \xfc\r\n"
     )
     for name, value in (("A", "b\r\nC: d"), ("A\n", "b"), ("A", "b\r")):
         with pytest.raises(ValueError, match="line break"):
@@ -236,12 +345,28 @@ def test_a_head_is_what_was_asked_and_lets_no_line_in() -> None:
     ("users", "sent"),
     [
         ([], [("Host", "h"), ("Authorization", "Bearer ours"), ("Accept", "x")]),
-        ([("A", "1"), ("A", "2")],
-         [("Host", "h"), ("Authorization", "Bearer ours"), ("Accept", "x"), ("A", "1"), ("A", "2")]),
-        ([("authorization", "Bearer theirs")], [("Host", "h"), ("Accept", "x"), ("authorization", "Bearer theirs")]),
+        (
+            [("A", "1"), ("A", "2")],
+            [
+                ("Host", "h"),
+                ("Authorization", "Bearer ours"),
+                ("Accept", "x"),
+                ("A", "1"),
+                ("A", "2"),
+            ],
+        ),
+        (
+            [("authorization", "Bearer theirs")],
+            [("Host", "h"), ("Accept", "x"), ("authorization", "Bearer theirs")],
+        ),
         ([("api-key", "theirs")], [("Host", "h"), ("Accept", "x"), ("api-key", "theirs")]),
-        ([("HOST", "other"), ("accept", "y")], [("Authorization", "Bearer ours"), ("HOST", "other"), ("accept", "y")]),
+        (
+            [("HOST", "other"), ("accept", "y")],
+            [("Authorization", "Bearer ours"), ("HOST", "other"), ("accept", "y")],
+        ),
     ],
-)  # fmt: skip
-def test_a_users_header_replaces_ours_and_a_users_key_every_key(users: list[tuple[str, str]], sent: object) -> None:
+)
+def test_a_users_header_replaces_ours_and_a_users_key_every_key(
+    users: list[tuple[str, str]], sent: object
+) -> None:
     assert merged([("Host", "h"), ("Authorization", "Bearer ours"), ("Accept", "x")], users) == sent

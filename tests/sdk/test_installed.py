@@ -15,7 +15,9 @@ from loadgen_sdk import installed
 def test_versions_are_those_of_importlib() -> None:
     names = {one.name for one in metadata.distributions()}
     assert len(names) > 10
-    assert {name: installed.version_of(name) for name in names} == {name: metadata.version(name) for name in names}
+    assert {name: installed.version_of(name) for name in names} == {
+        name: metadata.version(name) for name in names
+    }
     assert installed.version_of("Typing.Extensions") == metadata.version("typing-extensions")
     assert installed.version_of("no-such-package") == "none"
 
@@ -40,7 +42,9 @@ def test_a_package_in_an_archive_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
         for file in tmp_path.rglob("*.*"):
             if file.parent.suffix == ".dist-info":
                 archive.write(file, file.relative_to(tmp_path))
-        archive.write(tmp_path / "some_thing-1.5.dist-info" / "METADATA", "some_thing-1.5.dist-info/METADATA")
+        archive.write(
+            tmp_path / "some_thing-1.5.dist-info" / "METADATA", "some_thing-1.5.dist-info/METADATA"
+        )
     monkeypatch.syspath_prepend(tmp_path / "all.zip")
     assert [point.name for point in installed.entry_points("loadgen.nobody")] == ["x"]
     assert installed.version_of("some-thing") == "1.5"
@@ -50,7 +54,12 @@ def test_a_package_in_an_archive_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
 def test_it_is_told_without_the_email_package() -> None:
     code = "from loadgen_sdk import installed, plugins; installed.version_of('msgspec'); installed.entry_points('x')"
     asked = f"import sys; {code}; print([name for name in ('email', 'importlib.metadata') if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", asked], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 def _package(folder: Path) -> None:

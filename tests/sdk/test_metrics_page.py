@@ -21,14 +21,22 @@ HELPS = ("", " text", ' te "x', " a\\n", " ")
 
 def of_the_package(text: str) -> list[tuple[str, str, float]]:
     families = text_string_to_metric_families(text)
-    return [(one.name, labels(one.labels), float(one.value)) for family in families for one in family.samples]
+    return [
+        (one.name, labels(one.labels), float(one.value))
+        for family in families
+        for one in family.samples
+    ]
 
 
 def drawn_line(draw: random.Random) -> str:
     name = draw.choice(NAMES)
-    pairs = ",".join(f'{draw.choice(LABELS)}="{draw.choice(WORDS)}"' for _ in range(draw.choice((0, 0, 1, 2))))
+    pairs = ",".join(
+        f'{draw.choice(LABELS)}="{draw.choice(WORDS)}"' for _ in range(draw.choice((0, 0, 1, 2)))
+    )
     kinds = {
-        "sample": f"{name}{{{pairs}}} {draw.choice(VALUES)}" if pairs else f"{name} {draw.choice(VALUES)}",
+        "sample": f"{name}{{{pairs}}} {draw.choice(VALUES)}"
+        if pairs
+        else f"{name} {draw.choice(VALUES)}",
         "type": f"# TYPE {name} {draw.choice(KINDS)}",
         "help": f"# HELP {name}{draw.choice(HELPS)}",
         "rest": draw.choice(("", " ", "\r", "# EOF", "x y")),
@@ -49,10 +57,20 @@ def test_what_is_plain_is_read_as_the_package_reads_it(seed: int) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        'a{x="\\n"} 1', "a 1 1234", "# EOF", 'a{x="1",} 1', 'a{x="1",x="2"} 1', 'a{__x="1"} 1', '{"a"} 1', "a{x=1} 1",
-        "# TYPE a unknown", "a\t1", "a nan", "a 1 # {} 2",
+        'a{x="\\n"} 1',
+        "a 1 1234",
+        "# EOF",
+        'a{x="1",} 1',
+        'a{x="1",x="2"} 1',
+        'a{__x="1"} 1',
+        '{"a"} 1',
+        "a{x=1} 1",
+        "# TYPE a unknown",
+        "a\t1",
+        "a nan",
+        "a 1 # {} 2",
     ],
-)  # fmt: skip
+)
 def test_what_is_not_plain_is_left_to_the_package(line: str) -> None:
     assert plain_samples(f"b 1\n{line}\n") is None
 

@@ -23,7 +23,9 @@ from servers import start
 from loadgen.sim.server.options import Options
 
 KEY = "sk-very-secret-key-1234"
-REQUEST = Request(id="r7", messages=[{"role": "user", "content": "Hi"}], max_tokens=3, extra={"temperature": 0})
+REQUEST = Request(
+    id="r7", messages=[{"role": "user", "content": "Hi"}], max_tokens=3, extra={"temperature": 0}
+)
 EVENTS = "Content-Type: text/event-stream\r\n"
 Heard = list[tuple[str, dict[str, str], Any]]
 Drive = Callable[[OpenAIClient], Awaitable[None]]
@@ -34,12 +36,20 @@ def answer(text: bytes, head: str = EVENTS, status: str = "200 OK") -> bytes:
 
 
 def events(*values: Any) -> bytes:
-    return b"".join(b"data: %s\n\n" % (v if isinstance(v, bytes) else json.dumps(v).encode()) for v in values)
+    return b"".join(
+        b"data: %s\n\n" % (v if isinstance(v, bytes) else json.dumps(v).encode()) for v in values
+    )
 
 
 def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
-    return {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    return {
+        "id": "x",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+    }
 
 
 def meet(
@@ -63,7 +73,13 @@ def meet(
                 while field := (await reader.readline()).decode().strip():
                     name, _, value = field.partition(":")
                     headers[name.lower()] = value.strip()
-                heard.append((line, headers, json.loads(await reader.readexactly(int(headers["content-length"])))))
+                heard.append(
+                    (
+                        line,
+                        headers,
+                        json.loads(await reader.readexactly(int(headers["content-length"]))),
+                    )
+                )
                 left -= 1
                 if left < 0:
                     return
@@ -98,7 +114,9 @@ def meet(
 
 def send(client: OpenAIClient, flow: Flow | None = None) -> tuple[Any, asyncio.Future[Completion]]:
     done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-    task = client.send(REQUEST, client.prepare(REQUEST), monotonic_ns(), done.set_result, flow or Flow())
+    task = client.send(
+        REQUEST, client.prepare(REQUEST), monotonic_ns(), done.set_result, flow or Flow()
+    )
     return task, done
 
 
@@ -112,7 +130,12 @@ def completion(said: bytes | None, flow: Flow | None = None, **options: Any) -> 
     return got[0]
 
 
-USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12, "prompt_tokens_details": {"cached_tokens": 4}}
+USAGE = {
+    "prompt_tokens": 9,
+    "completion_tokens": 3,
+    "total_tokens": 12,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
 STREAMS = {
     "vllm": [
         chunk(role="assistant", content=""),
@@ -122,13 +145,31 @@ STREAMS = {
         b"[DONE]",
     ],
     "role with null": [chunk(role="assistant", content=None), chunk(content="x"), chunk("stop")],
-    "reasoning first": [chunk(reasoning_content="hm"), chunk(reasoning="so"), chunk(content="42"), chunk("stop")],
+    "reasoning first": [
+        chunk(reasoning_content="hm"),
+        chunk(reasoning="so"),
+        chunk(content="42"),
+        chunk("stop"),
+    ],
     "tool call": [
         chunk(role="assistant", content=None),
-        chunk(tool_calls=[{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}]),
+        chunk(
+            tool_calls=[
+                {
+                    "index": 0,
+                    "id": "c",
+                    "type": "function",
+                    "function": {"name": "f", "arguments": ""},
+                }
+            ]
+        ),
         chunk("tool_calls"),
     ],
-    "empty tool calls": [chunk(content="", tool_calls=[]), chunk(content="x", tool_calls=[]), chunk("stop")],
+    "empty tool calls": [
+        chunk(content="", tool_calls=[]),
+        chunk(content="x", tool_calls=[]),
+        chunk("stop"),
+    ],
     "usage on the finish chunk": [chunk(content="x"), chunk("length") | {"usage": USAGE}],
     "continuous usage": [
         chunk(content="xy") | {"usage": USAGE | {"completion_tokens": 2}},
@@ -142,11 +183,18 @@ STREAMS = {
     "timings": [chunk(content="x"), chunk("stop") | {"timings": {"prompt_ms": 1.5}}],
     "no finish reason": [chunk(content="x"), b"[DONE]"],
     "abort": [chunk(content="x"), chunk("abort"), b"[DONE]"],
-    "error event": [chunk(content="x"), {"error": {"message": "engine died", "code": 500}}, b"[DONE]"],
+    "error event": [
+        chunk(content="x"),
+        {"error": {"message": "engine died", "code": 500}},
+        b"[DONE]",
+    ],
     "error string": [chunk(content="x"), {"error": "engine died"}],
-    "error at the top": [chunk(content="x"), {"object": "error", "message": "engine died", "code": 400}],
+    "error at the top": [
+        chunk(content="x"),
+        {"object": "error", "message": "engine died", "code": 400},
+    ],
     "nothing": [],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -158,8 +206,15 @@ def test_it_reads_what_our_own_reader_reads(name: str) -> None:
     got = completion(answer(body), theirs)
     failure = ours.judge(True, False, True)
     assert (got.failure and got.failure.kind) == (failure and failure.kind)
-    assert "engine died" in got.failure.text if failure and failure.kind == "error_event" and got.failure else True
-    assert (got.text, got.reasoning_text) == ("".join(ours.pieces or ()), "".join(ours.reasoning_pieces or ()))
+    assert (
+        "engine died" in got.failure.text
+        if failure and failure.kind == "error_event" and got.failure
+        else True
+    )
+    assert (got.text, got.reasoning_text) == (
+        "".join(ours.pieces or ()),
+        "".join(ours.reasoning_pieces or ()),
+    )
     assert (got.finish_reason, got.output_events) == (ours.finish_reason, ours.output_events)
     assert got.usage == ours.usage()
     assert got.first_event_tokens == ours.first_event_tokens
@@ -171,7 +226,16 @@ def test_it_reads_what_our_own_reader_reads(name: str) -> None:
 
 def test_stamps_are_in_their_order() -> None:
     got = completion(answer(events(*STREAMS["reasoning first"])))
-    stamps = (got.due, got.sent, got.first_byte, got.first_event, got.first_answer, got.last_token, got.end, got.done)
+    stamps = (
+        got.due,
+        got.sent,
+        got.first_byte,
+        got.first_event,
+        got.first_answer,
+        got.last_token,
+        got.end,
+        got.done,
+    )
     assert list(stamps) == sorted(stamps)
     assert got.ready == got.sent > got.due
     assert got.first_token == got.first_event < got.first_answer == got.last_token
@@ -181,17 +245,38 @@ def test_stamps_are_in_their_order() -> None:
 
 def test_an_answer_that_is_no_stream() -> None:
     message = {"role": "assistant", "content": "Hello", "reasoning_content": "hm"}
-    whole = {"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": "length"}], "usage": USAGE}
-    got = completion(answer(json.dumps(whole).encode(), "Content-Type: application/json\r\n"), stream=False)
-    assert (got.failure, got.text, got.usage.output, got.first_event_tokens) == (None, "Hello", 3, 3)
+    whole = {
+        "id": "x",
+        "choices": [{"index": 0, "message": message, "finish_reason": "length"}],
+        "usage": USAGE,
+    }
+    got = completion(
+        answer(json.dumps(whole).encode(), "Content-Type: application/json\r\n"), stream=False
+    )
+    assert (got.failure, got.text, got.usage.output, got.first_event_tokens) == (
+        None,
+        "Hello",
+        3,
+        3,
+    )
     assert got.first_token == got.last_token == got.end
 
 
 @pytest.mark.parametrize(
     ("said", "kind", "words", "status"),
     [
-        (answer(b'{"error":{"message":"bad sk-very-secret-key-1234"}}', status="401 No"), "http_4xx", "bad ***", 401),
-        (answer(b'{"object":"error","message":"too long"}', status="400 No"), "http_4xx", "too long", 400),
+        (
+            answer(b'{"error":{"message":"bad sk-very-secret-key-1234"}}', status="401 No"),
+            "http_4xx",
+            "bad ***",
+            401,
+        ),
+        (
+            answer(b'{"object":"error","message":"too long"}', status="400 No"),
+            "http_4xx",
+            "too long",
+            400,
+        ),
         (answer(b'{"error":"wait"}', "Retry-After: 1\r\n", "429 No"), "http_429", "wait", 429),
         (answer(b"", status="503 No"), "http_5xx", "without a body", 503),
         (answer(b"", "Location: http://127.0.0.1:1/\r\n", "307 No"), "malformed", "", 307),
@@ -206,7 +291,9 @@ def test_an_answer_that_is_no_stream() -> None:
         (answer(events(b"{no json")), "malformed", "", 200),
     ],
 )
-def test_failures_have_our_kinds_and_no_secrets(said: bytes, kind: str, words: str, status: int) -> None:
+def test_failures_have_our_kinds_and_no_secrets(
+    said: bytes, kind: str, words: str, status: int
+) -> None:
     got = completion(said, api_key=KEY)
     assert got.failure is not None
     assert (got.failure.kind, got.failure.http_status) == (kind, status)
@@ -216,7 +303,10 @@ def test_failures_have_our_kinds_and_no_secrets(said: bytes, kind: str, words: s
 
 
 def test_no_server_no_name() -> None:
-    failures = [completion(b"", url=url).failure for url in ("http://127.0.0.1:1/{}", "http://nosuch.invalid/{}")]
+    failures = [
+        completion(b"", url=url).failure
+        for url in ("http://127.0.0.1:1/{}", "http://nosuch.invalid/{}")
+    ]
     assert [failure and failure.kind for failure in failures] == ["connect", "dns"]
 
 
@@ -227,7 +317,10 @@ def test_a_reused_connection_that_was_closed_is_no_failure_and_is_counted() -> N
         got.extend([await send(client)[1] for _ in range(2)])
 
     heard = meet(answer(events(*STREAMS["vllm"])), drive, serves=1)
-    assert [(item.failure, item.resent, item.reused) for item in got] == [(None, 0, False), (None, 1, False)]
+    assert [(item.failure, item.resent, item.reused) for item in got] == [
+        (None, 0, False),
+        (None, 1, False),
+    ]
     assert len(heard) == 3
 
 
@@ -235,7 +328,12 @@ def test_timeouts() -> None:
     total = completion(None, timeout_ns=20_000_000).failure
     assert total is not None
     assert (total.kind, total.text) == ("timeout_total", "not finished 0.02 s after it was due")
-    opening = b"HTTP/1.1 200 OK\r\n" + EVENTS.encode() + b"Content-Length: 9999\r\n\r\n" + events(chunk(content="x"))
+    opening = (
+        b"HTTP/1.1 200 OK\r\n"
+        + EVENTS.encode()
+        + b"Content-Length: 9999\r\n\r\n"
+        + events(chunk(content="x"))
+    )
     stalled = completion(opening, stall_timeout_ns=20_000_000)
     assert stalled.failure is not None
     assert (stalled.failure.kind, stalled.text, stalled.output_events) == ("timeout_stall", "x", 1)
@@ -267,7 +365,13 @@ def test_what_is_cancelled_is_told_once() -> None:
             "/x/v1/chat/completions?k=a%2Fb",
             {"authorization": f"Bearer {KEY}"},
         ),
-        ("http://u:p@127.0.0.1:{}", "vllm", None, "/v1/chat/completions", {"authorization": "Basic dTpw"}),
+        (
+            "http://u:p@127.0.0.1:{}",
+            "vllm",
+            None,
+            "/v1/chat/completions",
+            {"authorization": "Basic dTpw"},
+        ),
         (
             "http://127.0.0.1:{}/openai/deployments/D?api-version=1",
             "azure",
@@ -278,7 +382,13 @@ def test_what_is_cancelled_is_told_once() -> None:
     ],
 )
 def test_what_is_sent_is_what_our_own_client_would_send(
-    monkeypatch: pytest.MonkeyPatch, url: str, server: str, *, key: str | None, path: str, auth: dict[str, str]
+    monkeypatch: pytest.MonkeyPatch,
+    url: str,
+    server: str,
+    *,
+    key: str | None,
+    path: str,
+    auth: dict[str, str],
 ) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
         monkeypatch.setenv(name, "of-somebody-else")
@@ -289,7 +399,15 @@ def test_what_is_sent_is_what_our_own_client_would_send(
         await send(client)[1]
 
     ok = answer(events(*STREAMS["vllm"]))
-    heard = meet(ok, drive, url=url, server=server, api_key=key, extra_body={"top_k": 5}, headers=(("X-Mine", "1"),))
+    heard = meet(
+        ok,
+        drive,
+        url=url,
+        server=server,
+        api_key=key,
+        extra_body={"top_k": 5},
+        headers=(("X-Mine", "1"),),
+    )
     ((line, headers, body),) = heard
     assert line == f"POST {path} HTTP/1.1"
     assert body == json.loads(prepared[0])
@@ -322,7 +440,12 @@ def test_both_clients_see_the_same_answers(stream: bool) -> None:
         return await asyncio.gather(*waiting)
 
     async def both(url: str) -> None:
-        options: Any = {"model": "sim", "quirk": QUIRKS["trtllm"], "stream": stream, "keep_text": True}
+        options: Any = {
+            "model": "sim",
+            "quirk": QUIRKS["trtllm"],
+            "stream": stream,
+            "keep_text": True,
+        }
         target = Target.parse(url)
         pool, reference = Pool(target, **options), OpenAIClient(target, **options)
         ours, theirs = await run(pool), await run(reference)
@@ -330,7 +453,10 @@ def test_both_clients_see_the_same_answers(stream: bool) -> None:
         await reference.aclose()
         for one, other in zip(ours, theirs, strict=True):
             assert (one.failure, one.text, one.usage) == (other.failure, other.text, other.usage)
-            assert (one.output_events, one.finish_reason) == (other.output_events, other.finish_reason)
+            assert (one.output_events, one.finish_reason) == (
+                other.output_events,
+                other.finish_reason,
+            )
             assert one.usage.output == (one.request and one.request.max_tokens)
 
     with start(Options(ttft="1ms", itl="0")) as endpoint:

@@ -50,23 +50,31 @@ class InMemory:
 
     def probe(self, url: str = "http://h", *, api: Api = "chat", **options: Any) -> ProbeResult:
         target = Target.parse(url, api=api)
-        return asyncio.run(probe(target, exchange=self.exchange, connect=self.connect, wait=self.wait, **options))
+        return asyncio.run(
+            probe(target, exchange=self.exchange, connect=self.connect, wait=self.wait, **options)
+        )
 
     async def wait(self, seconds: float) -> None:
         self.waited.append(seconds)
 
 
 def served(owned_by: str, *ids: str, **more: Any) -> list[Any]:
-    rows = [{"id": name, "object": "model", "owned_by": owned_by, **more} for name in ids or ("tiny",)]
+    rows = [
+        {"id": name, "object": "model", "owned_by": owned_by, **more} for name in ids or ("tiny",)
+    ]
     return [200, JSON, json.dumps({"object": "list", "data": rows})]
 
 
 def streamed(tokens: int, events: int, prompt: int | None) -> list[Any]:
     """A chat stream of so many events that carries (or, without `prompt`, does not carry) a token count."""
-    chunks: list[Any] = [{"choices": [{"index": 0, "delta": {"content": "x"}}]} for _ in range(events)]
+    chunks: list[Any] = [
+        {"choices": [{"index": 0, "delta": {"content": "x"}}]} for _ in range(events)
+    ]
     chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
     if prompt is not None:
-        chunks.append({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": tokens}})
+        chunks.append(
+            {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": tokens}}
+        )
     body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
     return [200, {"content-type": "text/event-stream; charset=utf-8"}, body]
 
@@ -80,19 +88,30 @@ def healthy(**changed: list[Any]) -> dict[str, list[Any]]:
         "long": streamed(ASKED_TOKENS, ASKED_TOKENS, 43),
     } | changed
     paths = {"models": "GET /v1/models", "version": "GET /version"}
-    paths |= {"short": "POST /v1/chat/completions 1", "long": f"POST /v1/chat/completions {ASKED_TOKENS}"}
+    paths |= {
+        "short": "POST /v1/chat/completions 1",
+        "long": f"POST /v1/chat/completions {ASKED_TOKENS}",
+    }
     return {paths.get(name, name): answer for name, answer in answers.items()}
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])
 @pytest.mark.parametrize(
     ("server", "model", "warned"),
-    [("llamacpp", "tiny", False), ("dynamo", "tiny", False), ("transformers", "models/tiny-llama", True)],
+    [
+        ("llamacpp", "tiny", False),
+        ("dynamo", "tiny", False),
+        ("transformers", "models/tiny-llama", True),
+    ],
 )
-def test_real_servers_are_known_by_their_answers(server: str, model: str, warned: bool, api: Api) -> None:
+def test_real_servers_are_known_by_their_answers(
+    server: str, model: str, warned: bool, api: Api
+) -> None:
     found = InMemory(RECORDED[server]["answers"]).probe(api=api)
     assert (found.server, found.quirk.name, found.model) == (server, server, model)
-    assert found.template_tokens == (10 if api == "chat" else 0)  # role tags of the tiny model's chat template
+    assert found.template_tokens == (
+        10 if api == "chat" else 0
+    )  # role tags of the tiny model's chat template
     assert found.token_ratio == 3.0  # its vocabulary has no "hello"
     assert (found.usage, found.exact, found.tokens_per_event) == (True, True, 1.0)
     assert found.rtt_ms == 2.0
@@ -106,9 +125,24 @@ def test_real_servers_are_known_by_their_answers(server: str, model: str, warned
         ({"models": served("tensorrt_llm")}, "trtllm"),
         ({"models": served("vllm", max_model_len=2048)}, "vllm"),
         ({"models": served("sglang")}, "sglang"),
-        ({"models": served("me"), "GET /props": [200, JSON, '{"default_generation_settings":{}}']}, "llamacpp"),
-        ({"models": served("me"), "GET /health": [200, JSON, '{"endpoints":["dyn://a.b.c"]}']}, "dynamo"),
-        ({"models": served("me"), "GET /openapi.json": [200, JSON, '{"paths":{"/energy_metrics":{}}}']}, "trtllm"),
+        (
+            {
+                "models": served("me"),
+                "GET /props": [200, JSON, '{"default_generation_settings":{}}'],
+            },
+            "llamacpp",
+        ),
+        (
+            {"models": served("me"), "GET /health": [200, JSON, '{"endpoints":["dyn://a.b.c"]}']},
+            "dynamo",
+        ),
+        (
+            {
+                "models": served("me"),
+                "GET /openapi.json": [200, JSON, '{"paths":{"/energy_metrics":{}}}'],
+            },
+            "trtllm",
+        ),
         ({"models": [200, JSON | {"x-litellm-version": "1"}, served("openai")[2]]}, "generic"),
         ({"models": [200, JSON | {"openai-version": "2020-10-01"}, served("system")[2]]}, "openai"),
         ({"models": served("me")}, "generic"),
@@ -123,10 +157,16 @@ def test_signs(answers: dict[str, list[Any]], server: str) -> None:
     [
         ("https://api.openai.com", "openai", "/v1/models"),
         ("https://me.openai.azure.com/openai/v1", "azure", "/openai/v1/models"),
-        ("https://me.openai.azure.com/openai/deployments/D?api-version=1", "azure", "/openai/models?api-version=1"),
+        (
+            "https://me.openai.azure.com/openai/deployments/D?api-version=1",
+            "azure",
+            "/openai/models?api-version=1",
+        ),
     ],
 )
-def test_hosted_services_are_asked_nothing_beside_their_api(url: str, server: str, models: str) -> None:
+def test_hosted_services_are_asked_nothing_beside_their_api(
+    url: str, server: str, models: str
+) -> None:
     class Anything(InMemory):
         async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
             await super().exchange(method, path, headers, body)
@@ -145,7 +185,12 @@ def test_few_requests_and_no_guessing_when_the_list_says_it_all() -> None:
     endpoint = InMemory(healthy())
     found = endpoint.probe()
     assert len(endpoint.asked) == 5  # of them one for what the server says of engine and precision
-    assert (found.version, found.template_tokens, found.token_ratio, found.warnings) == ("0.32.0", 7, 1.0, ())
+    assert (found.version, found.template_tokens, found.token_ratio, found.warnings) == (
+        "0.32.0",
+        7,
+        1.0,
+        (),
+    )
 
 
 def test_a_named_server_is_believed_and_a_doubt_is_said() -> None:
@@ -175,11 +220,23 @@ def test_a_named_server_is_believed_and_a_doubt_is_said() -> None:
             ("1.3.0rc2", "pytorch", "NVFP4, KV cache fp8"),
         ),
         (
-            {"GET /metrics": [200, {}, 'vllm:cache_config_info{cache_dtype="auto",block_size="16",engine="0"} 1.0\n']},
+            {
+                "GET /metrics": [
+                    200,
+                    {},
+                    'vllm:cache_config_info{cache_dtype="auto",block_size="16",engine="0"} 1.0\n',
+                ]
+            },
             ("0.32.0", "", ""),
         ),
         (
-            {"GET /metrics": [200, {}, 'vllm:cache_config_info{cache_dtype="fp8_e4m3",engine="0"} 1.0\n']},
+            {
+                "GET /metrics": [
+                    200,
+                    {},
+                    'vllm:cache_config_info{cache_dtype="fp8_e4m3",engine="0"} 1.0\n',
+                ]
+            },
             ("0.32.0", "", "KV cache fp8_e4m3"),
         ),
         (
@@ -195,10 +252,17 @@ def test_a_named_server_is_believed_and_a_doubt_is_said() -> None:
             ("0.5.4", "", "bfloat16"),
         ),
         (
-            {"models": served("sglang"), "version": [404, JSON, "{}"], "GET /get_server_info": [500, {}, "{}"]},
+            {
+                "models": served("sglang"),
+                "version": [404, JSON, "{}"],
+                "GET /get_server_info": [500, {}, "{}"],
+            },
             ("",) * 3,
         ),
-        ({"models": served("tensorrt_llm"), "GET /prometheus/metrics": [200, {}, "{not json"]}, ("0.32.0", "", "")),
+        (
+            {"models": served("tensorrt_llm"), "GET /prometheus/metrics": [200, {}, "{not json"]},
+            ("0.32.0", "", ""),
+        ),
         (
             {
                 "models": served("nvidia", context_window=1),
@@ -217,9 +281,15 @@ def test_version_engine_and_precision_are_what_the_server_says(
 
 
 def test_what_recorded_servers_say_of_themselves() -> None:
-    told = {name: InMemory(RECORDED[name]["answers"]).probe() for name in ("llamacpp", "dynamo", "transformers")}
+    told = {
+        name: InMemory(RECORDED[name]["answers"]).probe()
+        for name in ("llamacpp", "dynamo", "transformers")
+    }
     assert told["llamacpp"].version.startswith("b")
-    assert [(told[name].version, told[name].engine) for name in ("dynamo", "transformers")] == [("", ""), ("", "")]
+    assert [(told[name].version, told[name].engine) for name in ("dynamo", "transformers")] == [
+        ("", ""),
+        ("", ""),
+    ]
     assert [found.precision for found in told.values()] == ["F16", "", ""]
 
 
@@ -228,11 +298,17 @@ def test_what_recorded_servers_say_of_themselves() -> None:
     [
         ({"long": streamed(8, 2, 43)}, "several tokens per event", {"tokens_per_event": 4.0}),
         ({"long": streamed(3, 3, 43)}, "3 came", {"exact": False}),
-        ({"short": streamed(1, 1, None), "long": streamed(8, 8, None)}, "no usage", {"usage": False, "exact": None}),
+        (
+            {"short": streamed(1, 1, None), "long": streamed(8, 8, None)},
+            "no usage",
+            {"usage": False, "exact": None},
+        ),
         ({"models": served("tensorrt_llm", "other")}, "any model name", {"model": "mine"}),
     ],
 )
-def test_what_is_odd_is_said(changed: dict[str, list[Any]], warning: str, fields: dict[str, Any]) -> None:
+def test_what_is_odd_is_said(
+    changed: dict[str, list[Any]], warning: str, fields: dict[str, Any]
+) -> None:
     found = InMemory(healthy(**changed)).probe(model="mine")
     assert any(warning in text for text in found.warnings)
     assert {name: getattr(found, name) for name in fields} == fields
@@ -249,9 +325,7 @@ def test_the_other_name_of_the_limit_is_learnt() -> None:
     class Modern(InMemory):
         async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
             if b'"max_tokens"' in body:
-                said = (
-                    "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'"
-                )
+                said = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'"
                 return HttpAnswer(400, JSON, json.dumps({"error": {"message": said}}).encode())
             return await super().exchange(method, path, headers, body)
 
@@ -268,7 +342,12 @@ def test_the_other_name_of_the_limit_is_learnt() -> None:
         ([200, JSON, '{"data":[]}'], None, "no_model", "--model"),
         ([404, {}, "nope"], None, "no_model", "--model"),
         ([200, {}, "<html>hello</html>"], None, "no_model", "--model"),
-        ([401, JSON, json.dumps({"error": f"bad key {KEY}"})], "m", "unauthorized", "check the key"),
+        (
+            [401, JSON, json.dumps({"error": f"bad key {KEY}"})],
+            "m",
+            "unauthorized",
+            "check the key",
+        ),
         ([403, JSON, "{}"], "m", "unauthorized", "check the key"),
         ([503, JSON, '{"error":{"message":"Loading model"}}'], None, "http_5xx", "loading"),
     ],
@@ -306,7 +385,10 @@ def test_a_context_that_is_too_short_is_no_field_to_remove(said: str) -> None:
 
 
 def test_adapters_are_no_models_to_choose_from() -> None:
-    rows = [{"id": "lora", "owned_by": "vllm", "parent": "base"}, {"id": "base", "owned_by": "vllm", "parent": None}]
+    rows = [
+        {"id": "lora", "owned_by": "vllm", "parent": "base"},
+        {"id": "base", "owned_by": "vllm", "parent": None},
+    ]
     found = InMemory(healthy(models=[200, JSON, json.dumps({"data": rows})])).probe()
     assert found.model == "base"
 
@@ -319,7 +401,11 @@ ERRORS = RECORDED["errors"]["answers"]
     [
         (ERRORS["dynamo/err_bad_model"], "unknown_model", "--model: tiny"),
         (ERRORS["tfserve/err_bad_model"], "http_4xx", ""),
-        ([404, JSON, '{"error":{"message":"The model `mine` does not exist."}}'], "unknown_model", "tiny"),
+        (
+            [404, JSON, '{"error":{"message":"The model `mine` does not exist."}}'],
+            "unknown_model",
+            "tiny",
+        ),
         ([404, JSON, '{"detail":"Not Found"}'], "http_4xx", "--api completions"),
         (ERRORS["dynamo/err_unknown_field"], "http_4xx", "--extra-body '{\"FIELD\": null}'"),
         (ERRORS["tfserve/err_unknown_field"], "http_4xx", "--server"),
@@ -380,7 +466,9 @@ def test_a_usage_that_cannot_be_is_not_called_missing(tokens: str) -> None:
 def test_a_header_with_a_key_says_that_the_other_key_stays_here() -> None:
     server = InMemory(healthy())
     found = server.probe("http://me:secret@h", api_key=KEY, headers=[("X-Api-Key", "theirs")])
-    assert {"Authorization", "X-Api-Key"} <= server.asked[-1][1].keys(), "the pair of the URL is for this server"
+    assert {"Authorization", "X-Api-Key"} <= server.asked[-1][1].keys(), (
+        "the pair of the URL is for this server"
+    )
     found = InMemory(healthy()).probe(api_key=KEY, headers=[("X-Api-Key", "theirs")])
     assert any("not sent" in warning and "X-Api-Key" in warning for warning in found.warnings)
 
@@ -402,10 +490,16 @@ class Shaky(InMemory):
 
 def test_a_server_that_fails_now_and_then_is_asked_again() -> None:
     server = Shaky(healthy(), 3, 500)
-    assert any("3 probing requests failed before" in warning for warning in server.probe(model="tiny").warnings)
+    assert any(
+        "3 probing requests failed before" in warning
+        for warning in server.probe(model="tiny").warnings
+    )
     with refused(TargetUnusable, "http_5xx"):
         Shaky(healthy(), 8, 500).probe(model="tiny")
-    assert any("1 probing requests failed" in warning for warning in Shaky(healthy(), 1, 429).probe().warnings)
+    assert any(
+        "1 probing requests failed" in warning
+        for warning in Shaky(healthy(), 1, 429).probe().warnings
+    )
     with refused(TargetUnusable, "http_429"):
         Shaky(healthy(), 8, 429).probe(model="tiny")
 
@@ -430,7 +524,10 @@ def saying(text: bytes) -> Serve:
 
 
 def ask(
-    serve: Serve, url: str = "http://127.0.0.1", server_tls: ssl.SSLContext | None = None, **options: Any
+    serve: Serve,
+    url: str = "http://127.0.0.1",
+    server_tls: ssl.SSLContext | None = None,
+    **options: Any,
 ) -> HttpAnswer:
     serving: list[asyncio.Task[None]] = []
 
@@ -581,7 +678,12 @@ def test_the_embedded_endpoint() -> None:
 
     with start(Options(ttft="1ms", itl="0", stream_interval=4)) as endpoint:
         found = asyncio.run(run(endpoint.url))
-        assert (found.server, found.model, found.exact, found.usage) == ("trtllm", "sim", True, True)
+        assert (found.server, found.model, found.exact, found.usage) == (
+            "trtllm",
+            "sim",
+            True,
+            True,
+        )
         assert found.tokens_per_event is not None
         assert found.tokens_per_event > 2
         assert found.rtt_ms > 0
@@ -590,8 +692,12 @@ def test_the_embedded_endpoint() -> None:
         assert "--extra-body" in caught.value.hint
 
 
-@pytest.mark.parametrize(("head", "waits"), [({"retry-after": "2"}, 2.0), ({}, 1.0), ({"retry-after": "900"}, 5.0)])
-def test_a_rate_limit_that_the_probe_itself_uses_up_is_waited_for(head: dict[str, str], waits: float) -> None:
+@pytest.mark.parametrize(
+    ("head", "waits"), [({"retry-after": "2"}, 2.0), ({}, 1.0), ({"retry-after": "900"}, 5.0)]
+)
+def test_a_rate_limit_that_the_probe_itself_uses_up_is_waited_for(
+    head: dict[str, str], waits: float
+) -> None:
     class Limited(Shaky):
         async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
             answer = await super().exchange(method, path, headers, body)

@@ -42,13 +42,24 @@ def answered(*pieces: bytes, reset: str = "") -> Completion:
 
 def splits(data: bytes) -> list[list[bytes]]:
     """In one piece, byte by byte, and in pieces of sizes that fall nowhere in particular."""
-    return [[data], *([data[i : i + step] for i in range(0, len(data), step)] for step in (1, 7, 97, 1460))]
+    return [
+        [data],
+        *([data[i : i + step] for i in range(0, len(data), step)] for step in (1, 7, 97, 1460)),
+    ]
 
 
 def said(done: Completion) -> tuple[Any, ...]:
     """All that must not depend on how the bytes were cut."""
     counts = (done.output_events, done.first_event_tokens, done.bytes_received, done.http_status)
-    return (done.text, done.reasoning_text, done.usage, done.finish_reason, done.failure, done.server_timing, *counts)
+    return (
+        done.text,
+        done.reasoning_text,
+        done.usage,
+        done.finish_reason,
+        done.failure,
+        done.server_timing,
+        *counts,
+    )
 
 
 class Case(NamedTuple):
@@ -70,19 +81,25 @@ FILES = {
     "dynamo/chat_stream_usage": Case("32stead supportizedwidthlector remove__.", 8, (21, 8, 0)),
     "dynamo/cmpl_batch_stream": Case("vingmittendedkwargswrapceback", 6, (4, 6, 0)),
     "dynamo/cmpl_nostream": Case(" Sestderrexitstru", 1, (3, 4, 0)),
-    "dynamo/cmpl_stream_contusage": Case(" exist action                             prefix", 4, (3, 4, 0)),
+    "dynamo/cmpl_stream_contusage": Case(
+        " exist action                             prefix", 4, (3, 4, 0)
+    ),
     "dynamo/cmpl_stream_ignore_eos": Case("cesUN fin Extendedfileobjrence", 6, (3, 6, 0)),
     "dynamo/cmpl_stream_one": Case("TE", 1, (3, 1, 0)),
     "dynamo/cmpl_stream_tokenids": Case(" obj datezinfo IP", 4, (5, 4, 0)),
     "dynamo/cmpl_stream_usage": Case('andardXXmonDe cmd." roundest', 8, (3, 8, 0)),
-    "dynamo/err_bad_json": Case("", 0, None, "http_4xx", "Failed to deserialize the JSON body", 400),
+    "dynamo/err_bad_json": Case(
+        "", 0, None, "http_4xx", "Failed to deserialize the JSON body", 400
+    ),
     "dynamo/err_bad_model": Case("", 0, None, "http_4xx", "Model not found", 404),
     "dynamo/err_ctx_overflow_c": Case(" indexday cacheormal", 4, None),
     "dynamo/err_ctx_overflow_ch": Case("TPIPlatform /", 4, None),
     "dynamo/err_missing_msgs": Case("", 0, None, "http_4xx", "missing field `messages`", 400),
     "dynamo/err_neg_max": Case("", 0, None, "http_4xx", "expected u32", 400),
     "dynamo/err_streamopts_nostream": Case("", 0, None, "http_4xx", "'stream_options' field", 400),
-    "dynamo/err_unknown_field": Case("", 0, None, "http_4xx", "Unsupported parameter(s): `no_such_field_xyz`", 400),
+    "dynamo/err_unknown_field": Case(
+        "", 0, None, "http_4xx", "Unsupported parameter(s): `no_such_field_xyz`", 400
+    ),
     "llamaserver/chat_nostream": Case('",#chunkschunkschunks', 1, (21, 4, 20)),
     "llamaserver/chat_return_progress": Case(" modes raiseser", 3, None),
     "llamaserver/chat_stream_both_max": Case('",#chunkschunkschunkschunks', 5, (21, 5, 20)),
@@ -93,14 +110,24 @@ FILES = {
     "llamaserver/cmpl_batch_stream": Case(" coordin ``mon cachedsome cached", 6, (2, 3, 1)),
     "llamaserver/cmpl_nostream": Case(" truncated `` explicit conflict", 1, (3, 4, 2)),
     "llamaserver/cmpl_stream_contusage": Case(" truncated `` explicit conflict", 4, (3, 4, 2)),
-    "llamaserver/cmpl_stream_ignore_eos": Case(" truncated `` explicit conflictpliespartial", 6, (3, 6, 2)),
+    "llamaserver/cmpl_stream_ignore_eos": Case(
+        " truncated `` explicit conflictpliespartial", 6, (3, 6, 2)
+    ),
     "llamaserver/cmpl_stream_one": Case(" truncated", 1, (3, 1, 2)),
     "llamaserver/cmpl_stream_tokenids": Case(" pickled First First First", 4, (5, 4, 0)),
-    "llamaserver/cmpl_stream_usage": Case(" truncated `` explicit conflictpliespartialpartialpartial", 8, (3, 8, 0)),
-    "llamaserver/err_bad_json": Case("", 0, None, "http_5xx", "[json.exception.parse_error.101]", 500),
+    "llamaserver/cmpl_stream_usage": Case(
+        " truncated `` explicit conflictpliespartialpartialpartial", 8, (3, 8, 0)
+    ),
+    "llamaserver/err_bad_json": Case(
+        "", 0, None, "http_5xx", "[json.exception.parse_error.101]", 500
+    ),
     "llamaserver/err_bad_model": Case('",# slash Raise indicate', 4, None),
-    "llamaserver/err_ctx_overflow_c": Case("", 0, None, "http_4xx", "request (9001 tokens) exceeds", 400),
-    "llamaserver/err_ctx_overflow_ch": Case("", 0, None, "http_4xx", "request (9011 tokens) exceeds", 400),
+    "llamaserver/err_ctx_overflow_c": Case(
+        "", 0, None, "http_4xx", "request (9001 tokens) exceeds", 400
+    ),
+    "llamaserver/err_ctx_overflow_ch": Case(
+        "", 0, None, "http_4xx", "request (9011 tokens) exceeds", 400
+    ),
     "llamaserver/err_missing_msgs": Case("", 0, None, "http_4xx", "'messages' is required", 400),
     "llamaserver/err_neg_max": Case("", 0, None, "http_4xx", "Field 'max_tokens'", 400),
     "llamaserver/err_no_key": Case("", 0, None, "http_4xx", "Invalid API Key", 401),
@@ -109,22 +136,30 @@ FILES = {
     "tfserve/chat_nostream": Case('",#chunkschunkschunks', 1, (21, 4, None)),
     "tfserve/chat_stream_both_max": Case('",#chunkschunkschunksHEAD', 5, (21, 5, None)),
     "tfserve/chat_stream_contusage": Case('",#chunkschunkschunks', 4, (21, 4, None)),
-    "tfserve/chat_stream_ignore_eos": Case("", 0, None, "http_4xx", "Unexpected fields in the request", 422),
+    "tfserve/chat_stream_ignore_eos": Case(
+        "", 0, None, "http_4xx", "Unexpected fields in the request", 422
+    ),
     "tfserve/chat_stream_nousage": Case('",#chunkschunkschunks', 4, (21, 4, None)),
     "tfserve/chat_stream_usage": Case('",#chunkschunkschunksHEADchunksHEADited', 8, (21, 8, None)),
     "tfserve/cmpl_batch_stream": Case("", 0, None, "http_4xx", "prompt must be a string.", 400),
     "tfserve/cmpl_nostream": Case(" truncated `` explicit conflict", 1, (3, 4, None)),
     "tfserve/cmpl_stream_contusage": Case(" truncated `` explicit conflict", 4, (3, 4, None)),
-    "tfserve/cmpl_stream_ignore_eos": Case("", 0, None, "http_4xx", "Unexpected fields in the request", 422),
+    "tfserve/cmpl_stream_ignore_eos": Case(
+        "", 0, None, "http_4xx", "Unexpected fields in the request", 422
+    ),
     "tfserve/cmpl_stream_one": Case(" truncated", 1, (3, 1, None)),
     "tfserve/cmpl_stream_tokenids": Case("", 0, None, "http_4xx", "prompt must be a string.", 400),
-    "tfserve/cmpl_stream_usage": Case(" truncated `` explicit conflictpliespartialpartialpartial", 8, (3, 8, None)),
+    "tfserve/cmpl_stream_usage": Case(
+        " truncated `` explicit conflictpliespartialpartialpartial", 8, (3, 8, None)
+    ),
     "tfserve/err_bad_json": Case("", 0, None, "http_4xx", "JSON decode error", 422),
     "tfserve/err_bad_model": Case("", 0, None, "http_4xx", "requested 'no-such-model'", 400),
     "tfserve/err_ctx_overflow_c": Case("fgetSEDfgetSED", 4, (9001, 4, None)),
     "tfserve/err_ctx_overflow_ch": Case("fgetSEDfgetSED", 4, (9011, 4, None)),
     "tfserve/err_missing_msgs": Case("", 0, None, "http_5xx", "Internal Server Error", 500),
-    "tfserve/err_neg_max": Case("", 0, None, "error_event", "`max_new_tokens` must be greater than 0"),
+    "tfserve/err_neg_max": Case(
+        "", 0, None, "error_event", "`max_new_tokens` must be greater than 0"
+    ),
     "tfserve/err_streamopts_nostream": Case('",#chunkschunkschunks', 1, (21, 4, None)),
     "tfserve/err_unknown_field": Case("", 0, None, "http_4xx", "'no_such_field_xyz'", 422),
 }
@@ -135,7 +170,11 @@ def test_what_real_servers_said(name: str) -> None:
     case, data = FILES[name], (TRANSCRIPTS / f"{name}.http").read_bytes()
     found = [answered(*pieces) for pieces in splits(data)]
     done = found[0]
-    assert (done.text, done.output_events, done.http_status) == (case.text, case.events, case.status)
+    assert (done.text, done.output_events, done.http_status) == (
+        case.text,
+        case.events,
+        case.status,
+    )
     usage = done.usage
     assert (usage.input, usage.output, usage.cached) == (case.usage or (None, None, None))
     assert done.finish_reason == ("" if case.kind else "length")
@@ -167,7 +206,10 @@ def test_any_cut_of_a_real_stream_is_a_failure_with_what_came() -> None:
 
 
 def event(*, finish: str | None = None, usage: Any = None, **delta: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {"id": "x", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+    made: dict[str, Any] = {
+        "id": "x",
+        "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
+    }
     return made | ({"usage": usage} if usage is not None else {})
 
 
@@ -179,13 +221,20 @@ def stream(*events: Any, end: bytes = b"0\r\n\r\n") -> bytes:
     """A chunked answer of one event per chunk; bytes are sent as they are."""
     out = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
     for value in events:
-        data = value if isinstance(value, bytes) else b"data: " + json.dumps(value).encode() + b"\n\n"
+        data = (
+            value if isinstance(value, bytes) else b"data: " + json.dumps(value).encode() + b"\n\n"
+        )
         out += b"%X\r\n%s\r\n" % (len(data), data)
     return out + end
 
 
 def counted(output: int, input: int = 9, **more: Any) -> dict[str, Any]:
-    return {"prompt_tokens": input, "completion_tokens": output, "total_tokens": input + output, **more}
+    return {
+        "prompt_tokens": input,
+        "completion_tokens": output,
+        "total_tokens": input + output,
+        **more,
+    }
 
 
 DONE = b"data: [DONE]\n\n"
@@ -195,7 +244,9 @@ STOP = event(finish="stop")
 ERROR = {"error": {"message": "engine died", "type": "server_error", "code": 503}}
 TOOL = [{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}]
 
-TRAPS: dict[str, tuple[bytes, str, int, int | None, str]] = {  # bytes, text, output events, output tokens, kind
+TRAPS: dict[
+    str, tuple[bytes, str, int, int | None, str]
+] = {  # bytes, text, output events, output tokens, kind
     "plain": (stream(ROLE, A, B, STOP, DONE), "ab", 2, None, ""),
     "1 role first": (
         stream(ROLE, event(role="assistant"), event(role="assistant", content=None), A, STOP),
@@ -205,14 +256,22 @@ TRAPS: dict[str, tuple[bytes, str, int, int | None, str]] = {  # bytes, text, ou
         "",
     ),
     "1 Azure: choices [] first": (
-        stream({"choices": [], "prompt_filter_results": [{"prompt_index": 0}]}, ROLE, A, STOP, DONE),
+        stream(
+            {"choices": [], "prompt_filter_results": [{"prompt_index": 0}]}, ROLE, A, STOP, DONE
+        ),
         "a",
         1,
         None,
         "",
     ),
     "3 error event after tokens": (stream(ROLE, A, ERROR, DONE), "a", 1, None, "error_event"),
-    "3 error event, then a finish": (stream(ROLE, A, ERROR, STOP, DONE), "a", 1, None, "error_event"),
+    "3 error event, then a finish": (
+        stream(ROLE, A, ERROR, STOP, DONE),
+        "a",
+        1,
+        None,
+        "error_event",
+    ),
     "3 only an error event": (stream(ERROR, DONE), "", 0, None, "error_event"),
     "3 error as a string": (stream(A, {"error": "engine died"}), "a", 1, None, "error_event"),
     "3 error at the top level": (
@@ -223,7 +282,13 @@ TRAPS: dict[str, tuple[bytes, str, int, int | None, str]] = {  # bytes, text, ou
         "error_event",
     ),
     "3 error as detail": (stream(A, {"detail": "engine died"}), "a", 1, None, "error_event"),
-    "3 named error": (stream(A, b"event: error\ndata: engine died\n\n"), "a", 1, None, "error_event"),
+    "3 named error": (
+        stream(A, b"event: error\ndata: engine died\n\n"),
+        "a",
+        1,
+        None,
+        "error_event",
+    ),
     "3 error event, then the line is cut": (stream(A, ERROR, end=b""), "a", 1, None, "error_event"),
     "error: null is none": (
         stream(A | {"error": None}, STOP | {"error": None}, {"choices": [], "error": None}),
@@ -261,7 +326,9 @@ TRAPS: dict[str, tuple[bytes, str, int, int | None, str]] = {  # bytes, text, ou
         "",
     ),
     "close-delimited without a finish": (
-        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: " + json.dumps(A).encode() + b"\n\n",
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: "
+        + json.dumps(A).encode()
+        + b"\n\n",
         "a",
         1,
         None,
@@ -289,8 +356,20 @@ TRAPS: dict[str, tuple[bytes, str, int, int | None, str]] = {  # bytes, text, ou
         4,
         "",
     ),
-    "9 no event for a token at all": (stream(STOP, {"choices": [], "usage": counted(3)}), "", 0, 3, ""),
-    "10 usage with choices []": (stream(A, STOP, {"choices": [], "usage": counted(7)}, DONE), "a", 1, 7, ""),
+    "9 no event for a token at all": (
+        stream(STOP, {"choices": [], "usage": counted(3)}),
+        "",
+        0,
+        3,
+        "",
+    ),
+    "10 usage with choices []": (
+        stream(A, STOP, {"choices": [], "usage": counted(7)}, DONE),
+        "a",
+        1,
+        7,
+        "",
+    ),
     "10 usage on the finish chunk": (stream(A, STOP | {"usage": counted(7)}), "a", 1, 7, ""),
     "10 usage with an empty choice": (
         stream(A, STOP, {"choices": [{"index": 0, "delta": {}}], "usage": counted(7)}),
@@ -306,7 +385,13 @@ TRAPS: dict[str, tuple[bytes, str, int, int | None, str]] = {  # bytes, text, ou
         7,
         "",
     ),
-    "10 zeros everywhere": (stream(A | {"usage": counted(0, 0)}, STOP | {"usage": counted(0, 0)}), "a", 1, 0, ""),
+    "10 zeros everywhere": (
+        stream(A | {"usage": counted(0, 0)}, STOP | {"usage": counted(0, 0)}),
+        "a",
+        1,
+        0,
+        "",
+    ),
     "10 the last usage that counts": (
         stream(
             A | {"usage": counted(1)},
@@ -335,31 +420,84 @@ TRAPS: dict[str, tuple[bytes, str, int, int | None, str]] = {  # bytes, text, ou
         "",
     ),
     "10 usage beyond all sense": (stream(A, STOP | {"usage": counted(10**13)}), "a", 1, None, ""),
-    "11 data: null": (stream(b"data: null\n\n", A, STOP, b"data: 7\n\n", b"data: []\n\n"), "a", 1, None, ""),
-    "12 no text key": (stream(piece("a"), {"choices": [{"index": 0, "finish_reason": "length"}]}), "a", 1, None, ""),
-    "12 no finish_reason key": (
-        stream({"choices": [{"delta": {"content": "a"}}]}, {"choices": [{"finish_reason": "stop"}]}),
+    "11 data: null": (
+        stream(b"data: null\n\n", A, STOP, b"data: 7\n\n", b"data: []\n\n"),
         "a",
         1,
         None,
         "",
     ),
-    "12 delta null": (stream({"choices": [{"delta": None, "finish_reason": None}]}, A, STOP), "a", 1, None, ""),
+    "12 no text key": (
+        stream(piece("a"), {"choices": [{"index": 0, "finish_reason": "length"}]}),
+        "a",
+        1,
+        None,
+        "",
+    ),
+    "12 no finish_reason key": (
+        stream(
+            {"choices": [{"delta": {"content": "a"}}]}, {"choices": [{"finish_reason": "stop"}]}
+        ),
+        "a",
+        1,
+        None,
+        "",
+    ),
+    "12 delta null": (
+        stream({"choices": [{"delta": None, "finish_reason": None}]}, A, STOP),
+        "a",
+        1,
+        None,
+        "",
+    ),
     "12 choices null": (stream({"choices": None}, {}, A, STOP), "a", 1, None, ""),
-    "13 comments between": (stream(b": ping - x\n\n", b":\n\n", A, b": ping\n\n", STOP), "a", 1, None, ""),
+    "13 comments between": (
+        stream(b": ping - x\n\n", b":\n\n", A, b": ping\n\n", STOP),
+        "a",
+        1,
+        None,
+        "",
+    ),
     "14 fewer than asked": (stream(A, event(finish="length", usage=counted(1))), "a", 1, 1, ""),
-    "trailing blank": (stream(b'data: {"choices":[{"delta":{"role":"assistant"}}]} \n\n', A, STOP), "a", 1, None, ""),
-    "CRLF, no space": (stream(b'data:{"choices":[{"text":"a","finish_reason":"stop"}]}\r\n\r\n'), "a", 1, None, ""),
+    "trailing blank": (
+        stream(b'data: {"choices":[{"delta":{"role":"assistant"}}]} \n\n', A, STOP),
+        "a",
+        1,
+        None,
+        "",
+    ),
+    "CRLF, no space": (
+        stream(b'data:{"choices":[{"text":"a","finish_reason":"stop"}]}\r\n\r\n'),
+        "a",
+        1,
+        None,
+        "",
+    ),
     "several events in one chunk": (
-        stream(b"".join(b"data: " + json.dumps(v).encode() + b"\n\n" for v in (ROLE, A, B, STOP)) + DONE),
+        stream(
+            b"".join(b"data: " + json.dumps(v).encode() + b"\n\n" for v in (ROLE, A, B, STOP))
+            + DONE
+        ),
         "ab",
         2,
         None,
         "",
     ),
-    "tool call": (stream(ROLE, event(tool_calls=TOOL), event(finish="tool_calls")), "", 1, None, ""),
+    "tool call": (
+        stream(ROLE, event(tool_calls=TOOL), event(finish="tool_calls")),
+        "",
+        1,
+        None,
+        "",
+    ),
     "empty tool calls": (stream(event(content="", tool_calls=[]), A, STOP), "a", 1, None, ""),
-    "function call": (stream(event(function_call={"name": "f"}), event(finish="function_call")), "", 1, None, ""),
+    "function call": (
+        stream(event(function_call={"name": "f"}), event(finish="function_call")),
+        "",
+        1,
+        None,
+        "",
+    ),
     "refusal": (stream(event(refusal="no"), STOP), "", 1, None, ""),
     "content filter": (stream(A, event(finish="content_filter")), "a", 1, None, ""),
     "abort": (stream(A, event(finish="abort")), "a", 1, None, "no_finish_reason"),
@@ -374,7 +512,13 @@ TRAPS: dict[str, tuple[bytes, str, int, int | None, str]] = {  # bytes, text, ou
         None,
         "",
     ),
-    "token ids empty": (stream({"choices": [{"text": "", "token_ids": []}]}, piece("a", "stop")), "a", 1, None, ""),
+    "token ids empty": (
+        stream({"choices": [{"text": "", "token_ids": []}]}, piece("a", "stop")),
+        "a",
+        1,
+        None,
+        "",
+    ),
     "content as parts": (
         stream(event(content=[{"type": "text", "text": "a"}, {"type": "image"}]), STOP),
         "a",
@@ -383,13 +527,21 @@ TRAPS: dict[str, tuple[bytes, str, int, int | None, str]] = {  # bytes, text, ou
         "",
     ),
     "odd types": (
-        stream({"choices": [None, 5, {"delta": "x"}]}, {"choices": {"0": 1}}, A, event(finish=7), STOP),
+        stream(
+            {"choices": [None, 5, {"delta": "x"}]}, {"choices": {"0": 1}}, A, event(finish=7), STOP
+        ),
         "a",
         1,
         None,
         "",
     ),
-    "a named event that is not JSON": (stream(b"event: ping\ndata: 17 s\n\n", A, STOP), "a", 1, None, ""),
+    "a named event that is not JSON": (
+        stream(b"event: ping\ndata: 17 s\n\n", A, STOP),
+        "a",
+        1,
+        None,
+        "",
+    ),
     "an event of another name": (
         stream(b"event: chunk\n" + b"data: " + json.dumps(A).encode() + b"\n\n", STOP),
         "a",
@@ -397,21 +549,72 @@ TRAPS: dict[str, tuple[bytes, str, int, int | None, str]] = {  # bytes, text, ou
         None,
         "",
     ),
-    "broken JSON": (stream(A, b'data: {"choices": [{"del\n\n', STOP, DONE), "a", 1, None, "malformed"),
-    "not UTF-8": (stream(b'data: {"choices":[{"text":"\xff"}]}\n\n', STOP), "", 0, None, "malformed"),
-    "a lone surrogate": (stream(b'data: {"choices":[{"text":"\\ud800"}]}\n\n', STOP), "\ufffd", 1, None, ""),
-    "deep nesting": (stream(b'data: {"choices":' + b"[" * 5000 + b"\n\n", STOP), "", 0, None, "malformed"),
-    "deep nesting in usage": (stream(A | {"usage": json.loads("[" * 500 + "]" * 500)}, STOP), "a", 1, None, ""),
-    "a chunk size in words": (stream(A, end=b"zz\r\n"), "", 0, None, "malformed"),  # the read's own events are not read
+    "broken JSON": (
+        stream(A, b'data: {"choices": [{"del\n\n', STOP, DONE),
+        "a",
+        1,
+        None,
+        "malformed",
+    ),
+    "not UTF-8": (
+        stream(b'data: {"choices":[{"text":"\xff"}]}\n\n', STOP),
+        "",
+        0,
+        None,
+        "malformed",
+    ),
+    "a lone surrogate": (
+        stream(b'data: {"choices":[{"text":"\\ud800"}]}\n\n', STOP),
+        "\ufffd",
+        1,
+        None,
+        "",
+    ),
+    "deep nesting": (
+        stream(b'data: {"choices":' + b"[" * 5000 + b"\n\n", STOP),
+        "",
+        0,
+        None,
+        "malformed",
+    ),
+    "deep nesting in usage": (
+        stream(A | {"usage": json.loads("[" * 500 + "]" * 500)}, STOP),
+        "a",
+        1,
+        None,
+        "",
+    ),
+    "a chunk size in words": (
+        stream(A, end=b"zz\r\n"),
+        "",
+        0,
+        None,
+        "malformed",
+    ),  # the read's own events are not read
     "not HTTP": (b"SSH-2.0-x\r\n", "", 0, None, "malformed"),
-    "a redirect": (b"HTTP/1.1 307 x\r\nLocation: /y\r\nContent-Length: 0\r\n\r\n", "", 0, None, "malformed"),
-    "429": (b"HTTP/1.1 429 x\r\nContent-Length: 16\r\n\r\n" + b'{"error":"wait"}', "", 0, None, "http_429"),
+    "a redirect": (
+        b"HTTP/1.1 307 x\r\nLocation: /y\r\nContent-Length: 0\r\n\r\n",
+        "",
+        0,
+        None,
+        "malformed",
+    ),
+    "429": (
+        b"HTTP/1.1 429 x\r\nContent-Length: 16\r\n\r\n" + b'{"error":"wait"}',
+        "",
+        0,
+        None,
+        "http_429",
+    ),
     "503, cut": (b"HTTP/1.1 503 x\r\nContent-Length: 99\r\n\r\nbusy", "", 0, None, "http_5xx"),
     "nothing": (b"", "", 0, None, "reset"),
     "a stream answered whole": (
         b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
         + json.dumps(
-            {"choices": [{"message": {"content": "ab"}, "finish_reason": "stop"}], "usage": counted(2)}
+            {
+                "choices": [{"message": {"content": "ab"}, "finish_reason": "stop"}],
+                "usage": counted(2),
+            }
         ).encode(),
         "ab",
         1,
@@ -447,7 +650,11 @@ def test_traps(name: str) -> None:
 def test_reasoning_has_its_own_text_and_a_later_first_answer() -> None:
     for field in ("reasoning_content", "reasoning"):
         data = stream(
-            ROLE, event(**{field: "hm"}, content=""), event(**{field: "so"}, content=None), event(content="42"), STOP
+            ROLE,
+            event(**{field: "hm"}, content=""),
+            event(**{field: "so"}, content=None),
+            event(content="42"),
+            STOP,
         )
         done = answered(*(data[:-1].partition(b'"hm"')[i] for i in range(3)), data[-1:])
         assert (done.text, done.reasoning_text, done.output_events) == ("42", "hmso", 3)
@@ -458,11 +665,23 @@ def test_reasoning_has_its_own_text_and_a_later_first_answer() -> None:
 
 def test_first_token_is_the_event_with_output_and_end_is_not_the_end_of_the_body() -> None:
     head, role, first, last, finish, done = (
-        stream(end=b""), *(stream(e, end=b"")[len(stream(end=b"")) :] for e in (ROLE, A, B, STOP, DONE)),
-    )  # fmt: skip
+        stream(end=b""),
+        *(stream(e, end=b"")[len(stream(end=b"")) :] for e in (ROLE, A, B, STOP, DONE)),
+    )
     seen = answered(head, role, first, last, finish, done, b"0\r\n\r\n")
-    assert (seen.first_byte, seen.first_event, seen.first_token, seen.last_token) == (100, 110, 120, 130)
-    assert (seen.end, seen.done, seen.max_gap, seen.client_lag, seen.kernel_stamp) == (140, 160, 10, 3, True)
+    assert (seen.first_byte, seen.first_event, seen.first_token, seen.last_token) == (
+        100,
+        110,
+        120,
+        130,
+    )
+    assert (seen.end, seen.done, seen.max_gap, seen.client_lag, seen.kernel_stamp) == (
+        140,
+        160,
+        10,
+        3,
+        True,
+    )
 
 
 def chunk(*events: Any) -> bytes:
@@ -496,32 +715,58 @@ def test_only_the_last_event_of_a_read_has_an_exact_stamp(pieces: list[bytes], e
 
 
 def test_tokens_of_the_first_event_where_the_server_says() -> None:
-    first = answered(stream(A | {"usage": counted(3)}, B | {"usage": counted(5)}, STOP | {"usage": counted(5)}))
+    first = answered(
+        stream(A | {"usage": counted(3)}, B | {"usage": counted(5)}, STOP | {"usage": counted(5)})
+    )
     assert (first.first_event_tokens, first.usage.output) == (3, 5)
     assert answered(stream(A, B, STOP | {"usage": counted(5)})).first_event_tokens == 0
     assert answered(stream(A, STOP | {"usage": counted(5)})).first_event_tokens == 0
-    assert answered(stream(ROLE | {"usage": counted(0)}, A | {"usage": counted(2)}, STOP)).first_event_tokens == 2
+    assert (
+        answered(
+            stream(ROLE | {"usage": counted(0)}, A | {"usage": counted(2)}, STOP)
+        ).first_event_tokens
+        == 2
+    )
 
 
 def test_server_timing_is_kept_as_it_came() -> None:
     metrics = b'event: trtllm.perf_metrics\ndata: {"server_ttft": 1.5}\n\n'
     done = answered(
-        stream(A, STOP | {"timings": {"prompt_ms": 2}}, {"choices": [], "nvext": {"timing": 1}}, DONE, metrics)
+        stream(
+            A,
+            STOP | {"timings": {"prompt_ms": 2}},
+            {"choices": [], "nvext": {"timing": 1}},
+            DONE,
+            metrics,
+        )
     )
     assert done.server_timing == {
-        "timings": {"prompt_ms": 2}, "nvext": {"timing": 1}, "trtllm.perf_metrics": {"server_ttft": 1.5},
-    }  # fmt: skip
+        "timings": {"prompt_ms": 2},
+        "nvext": {"timing": 1},
+        "trtllm.perf_metrics": {"server_ttft": 1.5},
+    }
     drafts = {"total_draft_tokens": 9, "total_accepted_draft_tokens": 4}
-    choice = STOP["choices"][0] | {"speculative_decoding": drafts}  # of trtllm-serve, where the finish reason is
-    assert answered(stream(A, STOP | {"choices": [choice]}, DONE)).server_timing == {"speculative_decoding": drafts}
+    choice = STOP["choices"][0] | {
+        "speculative_decoding": drafts
+    }  # of trtllm-serve, where the finish reason is
+    assert answered(stream(A, STOP | {"choices": [choice]}, DONE)).server_timing == {
+        "speculative_decoding": drafts
+    }
     body = json.dumps({"choices": [choice | {"delta": None, "message": {"content": "a"}}]}).encode()
-    head = b"HTTP/1.1 200 OK\r\nServer-Timing: server_queue;dur=1\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = (
+        b"HTTP/1.1 200 OK\r\nServer-Timing: server_queue;dur=1\r\nContent-Length: %d\r\n\r\n"
+        % len(body)
+    )
     timing = {"server-timing": "server_queue;dur=1", "speculative_decoding": drafts}
     assert answered(head + body).server_timing == timing
 
 
 def test_usage_of_every_shape() -> None:
-    full = counted(5, prompt_tokens_details={"cached_tokens": 4}, completion_tokens_details={"reasoning_tokens": 2})
+    full = counted(
+        5,
+        prompt_tokens_details={"cached_tokens": 4},
+        completion_tokens_details={"reasoning_tokens": 2},
+    )
     odd = {"prompt_tokens": True, "completion_tokens": -1, "prompt_tokens_details": 3}
     for said, usage in (
         (full, Usage(input=9, output=5, cached=4, reasoning=2)),
@@ -534,31 +779,54 @@ def test_usage_of_every_shape() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b'{"error":{"message":"m","code":1}}', "m"), (b'{"error":"m"}', "m"), (b'{"message":"m","code":4}', "m"),
-        (b'{"detail":"m"}', "m"), (b'{"detail":[{"msg":"m"}]}', '[{"msg":"m"}]'),
+        (b'{"error":{"message":"m","code":1}}', "m"),
+        (b'{"error":"m"}', "m"),
+        (b'{"message":"m","code":4}', "m"),
+        (b'{"detail":"m"}', "m"),
+        (b'{"detail":[{"msg":"m"}]}', '[{"msg":"m"}]'),
         (b'{"error":{"code":4}}', '{"code":4}'),
-        (b" plain words ", "plain words"), (b"\xff\xfe", "\ufffd\ufffd"), (b"", ""), (b"x" * 900, "x" * 500),
-        (b"[" * 5000, "[" * 500), (b'{"error":%d}' % 10**40, str(10**40)),
+        (b" plain words ", "plain words"),
+        (b"\xff\xfe", "\ufffd\ufffd"),
+        (b"", ""),
+        (b"x" * 900, "x" * 500),
+        (b"[" * 5000, "[" * 500),
+        (b'{"error":%d}' % 10**40, str(10**40)),
     ],
-)  # fmt: skip
+)
 def test_error_text(body: bytes, words: str) -> None:
     assert error_text(body) == words
 
 
 JSONS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(
-            ["choices", "delta", "text", "content", "usage", "error", "message", "finish_reason", "token_ids",
-             "timings",
-             "tool_calls", "completion_tokens", "prompt_tokens_details", "reasoning", "detail"]
-        ),
-        inner,
-        max_size=4,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "choices",
+                    "delta",
+                    "text",
+                    "content",
+                    "usage",
+                    "error",
+                    "message",
+                    "finish_reason",
+                    "token_ids",
+                    "timings",
+                    "tool_calls",
+                    "completion_tokens",
+                    "prompt_tokens_details",
+                    "reasoning",
+                    "detail",
+                ]
+            ),
+            inner,
+            max_size=4,
+        )
     ),
     max_leaves=25,
-)  # fmt: skip
+)
 PAYLOADS = st.one_of(
     st.binary(max_size=60),
     JSONS.map(lambda value: json.dumps(value).encode()),
@@ -568,7 +836,10 @@ PAYLOADS = st.one_of(
 
 @given(
     st.lists(
-        st.one_of(PAYLOADS, st.builds(Named, st.sampled_from([b"error", b"x", b"y.metrics"]), PAYLOADS)), max_size=5
+        st.one_of(
+            PAYLOADS, st.builds(Named, st.sampled_from([b"error", b"x", b"y.metrics"]), PAYLOADS)
+        ),
+        max_size=5,
     )
 )
 def test_no_payload_raises(payloads: list[bytes | Named]) -> None:
@@ -576,7 +847,9 @@ def test_no_payload_raises(payloads: list[bytes | Named]) -> None:
     reading.take(payloads, 10)
     reading.judge(True, False, True)
     usage = reading.usage()
-    assert all(count is None or 0 <= count < 1 << 31 for count in (usage.input, usage.output, usage.cached))
+    assert all(
+        count is None or 0 <= count < 1 << 31 for count in (usage.input, usage.output, usage.cached)
+    )
     "".join(reading.pieces or ()).encode()
 
 
@@ -617,8 +890,16 @@ def read_errors(reads: list[tuple[bytes, int, int]]) -> tuple[Flow, Any]:
     [
         (chunk(A), [], 0),
         (one_chunk(A, B, A), [], 0),  # several tokens in one write of the server
-        (chunk(A) + chunk(B) + chunk(A), [7, 7], 0),  # three packets: the newest has the exact stamp
-        (chunk(A) + chunk(B)[:20], [7], 7),  # a part of a later one came too: the whole one is older
+        (
+            chunk(A) + chunk(B) + chunk(A),
+            [7, 7],
+            0,
+        ),  # three packets: the newest has the exact stamp
+        (
+            chunk(A) + chunk(B)[:20],
+            [7],
+            7,
+        ),  # a part of a later one came too: the whole one is older
         (chunk(A) + chunk(STOP), [], 7),  # the end of the answer follows its last token at once
         (chunk(A) + chunk(B) + chunk(STOP) + chunk(DONE) + b"0\r\n\r\n", [7], 7),
         (one_chunk(A, B) + b"0\r\n\r\n", [], 0),  # one write, and the end
@@ -645,7 +926,12 @@ def test_in_a_body_without_chunks_each_event_may_be_a_packet() -> None:
     assert b"hunked" not in body
     one = b"data: " + json.dumps(A).encode() + b"\n\n"
     flow, done = read_errors([(body, 50, 40), (one, 60, 55), (one * 3, 100, 93), (one, 110, 105)])
-    assert (flow.errors, done.max_gap, done.max_gap_error, done.last_token_error) == ([(7, 2)], 40, 7, 0)
+    assert (flow.errors, done.max_gap, done.max_gap_error, done.last_token_error) == (
+        [(7, 2)],
+        40,
+        7,
+        0,
+    )
 
 
 def test_the_largest_gap_keeps_the_error_of_its_end() -> None:
@@ -653,19 +939,31 @@ def test_the_largest_gap_keeps_the_error_of_its_end() -> None:
     _, late = read_errors([*start, (chunk(A) + chunk(A), 100, 61), (chunk(A), 120, 115)])
     assert (late.max_gap, late.max_gap_error) == (40, 39)
     _, end = read_errors([*start, (chunk(A) + chunk(STOP) + chunk(DONE) + b"0\r\n\r\n", 100, 61)])
-    assert (end.max_gap, end.max_gap_error, end.last_token_error) == (40, 0, 39), "only the end came after it"
+    assert (end.max_gap, end.max_gap_error, end.last_token_error) == (40, 0, 39), (
+        "only the end came after it"
+    )
     _, sound = read_errors([*start, (chunk(A), 100, 95), (chunk(A) + chunk(A), 120, 115)])
     assert (sound.max_gap, sound.max_gap_error) == (40, 0)
 
 
 def test_what_ends_or_is_compressed_gets_its_right_name() -> None:
-    packed = b"HTTP/1.1 200 OK\r\n" + b"Content-Type: text/event-stream\r\nContent-Encoding: gzip\r\n\r\n\x1f\x8b\x08"
+    packed = (
+        b"HTTP/1.1 200 OK\r\n"
+        + b"Content-Type: text/event-stream\r\nContent-Encoding: gzip\r\n\r\n\x1f\x8b\x08"
+    )
     refused = b"HTTP/1.1 503 Busy\r\nContent-Encoding: br\r\nContent-Length: 2\r\n\r\n\x1f\x8b"
     half = b"HTTP/1.1 200 OK\r\n" + b"Content-Type: text/eve"
-    long_reason = stream(b'data: {"choices":[{"text":"a","finish_reason":"%s"}]}\n\n' % (b"x" * 100_000))
+    long_reason = stream(
+        b'data: {"choices":[{"text":"a","finish_reason":"%s"}]}\n\n' % (b"x" * 100_000)
+    )
     for data, kind, words, status in (
         (packed, "malformed", "a body in Content-Encoding gzip, which was not asked for", 200),
-        (refused, "http_5xx", "HTTP 503, its body in Content-Encoding br, which was not asked for", 503),
+        (
+            refused,
+            "http_5xx",
+            "HTTP 503, its body in Content-Encoding br, which was not asked for",
+            503,
+        ),
         (half, "truncated", "the connection ended within the response head", 0),
         (b"HTTP/1.1 200 OK\nContent-Length: 1\n\na", "malformed", "lines end with LF alone", 0),
         (long_reason, "no_finish_reason", f"finish reason '{'x' * 60}' after 1 output events", 0),
@@ -677,7 +975,9 @@ def test_what_ends_or_is_compressed_gets_its_right_name() -> None:
             assert words in failure.text
 
 
-@pytest.mark.parametrize("usage", [b"[]", b"7", b'{"completion_tokens":2.0}', b'{"completion_tokens":"2"}', b"{}"])
+@pytest.mark.parametrize(
+    "usage", [b"[]", b"7", b'{"completion_tokens":2.0}', b'{"completion_tokens":"2"}', b"{}"]
+)
 def test_a_usage_of_another_shape_is_no_count_and_no_error(usage: bytes) -> None:
     events = (b'{"choices":[{"delta":{"content":"a"}}]}', b'{"choices":[],"usage":%s}' % usage)
     ending = b'{"choices":[{"delta":{},"finish_reason":"stop"}]}'
@@ -686,9 +986,15 @@ def test_a_usage_of_another_shape_is_no_count_and_no_error(usage: bytes) -> None
 
 
 @pytest.mark.parametrize(
-    "odd", [b'{"choices":[{"delta":{"content":"\\ud800"}}]}', b'{"choices":[],"usage":{"completion_tokens":1e400}}']
+    "odd",
+    [
+        b'{"choices":[{"delta":{"content":"\\ud800"}}]}',
+        b'{"choices":[],"usage":{"completion_tokens":1e400}}',
+    ],
 )
-def test_an_event_that_only_a_strict_decoder_refuses_does_not_throw_an_answer_away(odd: bytes) -> None:
+def test_an_event_that_only_a_strict_decoder_refuses_does_not_throw_an_answer_away(
+    odd: bytes,
+) -> None:
     ending = b'{"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}'
     done = answered(stream(*(b"data: " + event + b"\n\n" for event in (odd, ending))))
     assert done.failure is None and done.usage == Usage()

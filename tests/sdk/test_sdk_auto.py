@@ -70,7 +70,9 @@ def test_azure_clients_too() -> None:
     told: list[Measurement] = []
     with serving(answer(CHAT)) as server, auto(told.append):
         own = openai.AzureOpenAI(
-            azure_endpoint=server.url.removesuffix("/v1"), api_key="k-1234567", api_version="2024-10-21"
+            azure_endpoint=server.url.removesuffix("/v1"),
+            api_key="k-1234567",
+            api_version="2024-10-21",
         )
         own.chat.completions.create(model="deployed", messages=[])
     assert [one.model for one in told] == ["deployed"]
@@ -87,8 +89,10 @@ def test_langchain() -> None:
         model = models.ChatOpenAI(model="m", base_url=server.url, api_key="k")
         assert "".join(piece.content for piece in model.stream("Hi")) == "Hello there."
     assert [(one.streamed, one.status, one.output_tokens) for one in told] == [
-        (False, "ok", 3), (False, "ok", 3), (True, "ok", 3)
-    ]  # fmt: skip
+        (False, "ok", 3),
+        (False, "ok", 3),
+        (True, "ok", 3),
+    ]
 
 
 def test_llama_index() -> None:

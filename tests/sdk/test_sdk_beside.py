@@ -101,7 +101,9 @@ def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 def unwrap() -> None:
     """What the package's own `uninstrument` leaves wrapped, for the tests that come after."""
-    modules = [module for name, module in [*sys.modules.items()] if name.startswith("openai.resources")]
+    modules = [
+        module for name, module in [*sys.modules.items()] if name.startswith("openai.resources")
+    ]
     kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
     for kind in kinds:
         for name, method in [*vars(kind).items()]:
@@ -115,7 +117,9 @@ def client(way: str, url: str, observers: Any) -> Any:
     return instrument(make(base_url=url, api_key="k", max_retries=0), observers)
 
 
-@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")  # the other package's own
+@pytest.mark.filterwarnings(
+    "ignore::pydantic.warnings.PydanticDeprecatedSince20"
+)  # the other package's own
 @pytest.mark.parametrize("order", ["before", "after"])
 @pytest.mark.parametrize("way", WAYS)
 def test_streams_through_another_instrumentation(other: Any, order: str, way: str) -> None:
@@ -155,9 +159,13 @@ def test_streams_through_another_instrumentation(other: Any, order: str, way: st
     assert [(one.status, one.output_tokens) for one in told] == [("ok", 3), ("abandoned", 0)]
 
 
-@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")  # the other package's own
+@pytest.mark.filterwarnings(
+    "ignore::pydantic.warnings.PydanticDeprecatedSince20"
+)  # the other package's own
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_no_call_is_reported_twice(other: Any, order: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_call_is_reported_twice(
+    other: Any, order: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Ours is off while the other is active, which is said once, and on again after that."""
     metrics = pytest.importorskip("opentelemetry.sdk.metrics")
     trace = pytest.importorskip("opentelemetry.sdk.trace")
@@ -174,7 +182,11 @@ def test_no_call_is_reported_twice(other: Any, order: str, caplog: pytest.LogCap
 
     def scopes() -> list[str]:
         data = reader.get_metrics_data()
-        found = [] if data is None else [scope for one in data.resource_metrics for scope in one.scope_metrics]
+        found = (
+            []
+            if data is None
+            else [scope for one in data.resource_metrics for scope in one.scope_metrics]
+        )
         return [scope.scope.name for scope in found]
 
     with serving(answer(CHAT)) as server:
@@ -186,9 +198,13 @@ def test_no_call_is_reported_twice(other: Any, order: str, caplog: pytest.LogCap
             for _ in range(2):
                 own.chat.completions.create(**ASKED)
             assert "loadgen_sdk" not in scopes()
-            assert "loadgen_sdk" not in [span.instrumentation_scope.name for span in spans.get_finished_spans()]
+            assert "loadgen_sdk" not in [
+                span.instrumentation_scope.name for span in spans.get_finished_spans()
+            ]
             assert caplog.text.count("leaves them to it") == 1 and len(told) == 2
             other.uninstrument()
             own.chat.completions.create(**ASKED)
-    assert [span.instrumentation_scope.name for span in spans.get_finished_spans()].count("loadgen_sdk") == 1
+    assert [span.instrumentation_scope.name for span in spans.get_finished_spans()].count(
+        "loadgen_sdk"
+    ) == 1
     assert "loadgen_sdk" in scopes() and len(told) == 3

@@ -36,7 +36,11 @@ from loadgen.pricing.price_file import load_prices
 from loadgen.pricing.unit_cost import costs_by_token
 
 PRICE = TokenPrice(input=1000.0, output=10_000.0)  # CHAT has 9 and 3 tokens: 0.039
-ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+ASK: dict[str, Any] = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "Hello"}],
+    "max_tokens": 3,
+}
 
 
 def ledgers(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Ledger]:
@@ -49,8 +53,12 @@ def ledgers(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> Calla
     return lambda: RedisLedger(f"{address}#{tmp_path.name}")
 
 
-@pytest.mark.parametrize("where", ["memory", "file", pytest.param("redis", marks=pytest.mark.processes)])
-def test_a_ledger_adds_until_the_limit(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "where", ["memory", "file", pytest.param("redis", marks=pytest.mark.processes)]
+)
+def test_a_ledger_adds_until_the_limit(
+    where: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     ledger = ledgers(where, request, tmp_path)
     assert ledger().add("2026-11-23", 0.75, 1.0) == Sum(0.75, booked=True)
     assert ledger().add("2026-11-23", 0.5, 1.0) == Sum(0.75, booked=False)
@@ -62,9 +70,17 @@ def test_a_ledger_adds_until_the_limit(where: str, request: pytest.FixtureReques
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_calls_are_settled_by_what_they_cost_and_stopped_before_they_are_sent(shared: bool, tmp_path: Path) -> None:
-    budget, told = Budget("0.1 USD/day", shared=tmp_path / "ledger" if shared else None), list[Measurement]()
-    with serving(answer(CHAT)) as server, openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as own:
+def test_calls_are_settled_by_what_they_cost_and_stopped_before_they_are_sent(
+    shared: bool, tmp_path: Path
+) -> None:
+    budget, told = (
+        Budget("0.1 USD/day", shared=tmp_path / "ledger" if shared else None),
+        list[Measurement](),
+    )
+    with (
+        serving(answer(CHAT)) as server,
+        openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as own,
+    ):
         client = instrument(own, told.append, prices=PRICE, budget=budget, retry=Retry(3))
         for _ in range(2):
             client.chat.completions.create(**ASK)
@@ -103,7 +119,10 @@ def test_the_projects_own_client() -> None:
             options: dict[str, Any] = {"model": "m", "server": "generic", "prices": PRICE}
             async with Client(server.url, budget="3 USD/hour", **options) as client:
                 await client.complete("Hello")
-                assert client.policy.budget is not None and client.policy.budget.spent == pytest.approx(0.039)
+                assert (
+                    client.policy.budget is not None
+                    and client.policy.budget.spent == pytest.approx(0.039)
+                )
                 with pytest.raises(BudgetExceeded):
                     await client.complete("Hello " * 20_000)
             assert len(server.heard) == 1
@@ -111,11 +130,16 @@ def test_the_projects_own_client() -> None:
     asyncio.run(go())
 
 
-@pytest.mark.parametrize(("status", "spent"), [("429 Too Many Requests", 0.0), ("400 Bad Request", 0.0)])
+@pytest.mark.parametrize(
+    ("status", "spent"), [("429 Too Many Requests", 0.0), ("400 Bad Request", 0.0)]
+)
 def test_what_the_server_refuses_costs_nothing(status: str, spent: float) -> None:
     budget = Budget("1 USD/month")
     said = answer({"error": {}}, status)
-    with serving(said) as server, openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as own:
+    with (
+        serving(said) as server,
+        openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as own,
+    ):
         client = instrument(own, prices=PRICE, budget=budget, retry=Retry(2, first_wait_s=0.001))
         with pytest.raises(openai.APIStatusError):
             client.chat.completions.create(**ASK)
@@ -132,25 +156,45 @@ READ, WRITTEN = {"cached_tokens": 4}, {"cached_tokens": 4, "cache_write_tokens":
     [
         ({**SAID, "prompt_tokens_details": READ}, None, 0.0354),
         ({**SAID, "prompt_tokens_details": WRITTEN}, 2, 0.0359),  # as OpenAI says it
-        ({**SAID, "prompt_tokens_details": READ, "cache_creation_input_tokens": 5}, 5, 0.03665),  # as LiteLLM does
-        ({**SAID, "prompt_tokens_details": READ, "cache_creation_input_tokens": 99}, 99, 0.03665),  # more than there is
+        (
+            {**SAID, "prompt_tokens_details": READ, "cache_creation_input_tokens": 5},
+            5,
+            0.03665,
+        ),  # as LiteLLM does
+        (
+            {**SAID, "prompt_tokens_details": READ, "cache_creation_input_tokens": 99},
+            99,
+            0.03665,
+        ),  # more than there is
     ],
 )
-def test_what_usage_says_was_written_to_a_cache_pays_for_it(usage: Any, written: int | None, spent: float) -> None:
+def test_what_usage_says_was_written_to_a_cache_pays_for_it(
+    usage: Any, written: int | None, spent: float
+) -> None:
     """All that came from no cache was billed as written, whatever the usage said."""
     told: list[Measurement] = []
     budget = Budget("1 USD")
 
     async def other(url: str) -> None:
-        options: dict[str, Any] = {"model": "m", "server": "generic", "prices": WRITES, "stream": False}
+        options: dict[str, Any] = {
+            "model": "m",
+            "server": "generic",
+            "prices": WRITES,
+            "stream": False,
+        }
         async with Client(url, on_measurement=told.append, **options) as client:
             await client.complete("Hello")
 
-    with serving(answer({**CHAT, "usage": usage})) as server, openai.OpenAI(base_url=server.url, api_key="k") as own:
+    with (
+        serving(answer({**CHAT, "usage": usage})) as server,
+        openai.OpenAI(base_url=server.url, api_key="k") as own,
+    ):
         instrument(own, told.append, prices=WRITES, budget=budget).chat.completions.create(**ASK)
         asyncio.run(other(server.url))
     assert budget.spent == pytest.approx(spent, rel=1e-9)
-    assert [(one.cost, one.cache_written_tokens) for one in told] == 2 * [(pytest.approx(spent), written)]
+    assert [(one.cost, one.cache_written_tokens) for one in told] == 2 * [
+        (pytest.approx(spent), written)
+    ]
 
 
 def test_what_may_be_written_to_a_cache_is_booked() -> None:
@@ -165,7 +209,10 @@ def test_what_may_be_written_to_a_cache_is_booked() -> None:
 def test_an_answer_without_counts_costs_its_estimate() -> None:
     budget = Budget("1 USD")
     said = answer({**CHAT, "usage": None})
-    with serving(said) as server, openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as own:
+    with (
+        serving(said) as server,
+        openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as own,
+    ):
         client = instrument(own, prices=PRICE, budget=budget)
         with pytest.warns(UserWarning, match="no token counts"):
             client.chat.completions.create(**{**ASK, "model": "uncounted"})
@@ -175,7 +222,10 @@ def test_an_answer_without_counts_costs_its_estimate() -> None:
 def test_a_model_without_a_price_is_refused() -> None:
     with serving(answer(CHAT)) as server, openai.OpenAI(base_url=server.url, api_key="k") as own:
         client = instrument(own, prices={"other": PRICE}, budget="1 USD/day")
-        with pytest.warns(UserWarning, match="no price"), pytest.raises(BudgetExceeded, match="has no price"):
+        with (
+            pytest.warns(UserWarning, match="no price"),
+            pytest.raises(BudgetExceeded, match="has no price"),
+        ):
             client.chat.completions.create(**ASK)
         assert not server.heard
 
@@ -200,7 +250,9 @@ def test_processes_keep_one_sum(tmp_path: Path) -> None:
     assert Budget("1 USD/month", shared=path).spent == 1.0
 
 
-def test_a_store_that_fails_is_said_once_and_the_process_goes_on(tmp_path: Path, caplog: Any) -> None:
+def test_a_store_that_fails_is_said_once_and_the_process_goes_on(
+    tmp_path: Path, caplog: Any
+) -> None:
     (tmp_path / "ledger").write_text("not a ledger")
     budget = Budget("1 USD", shared=tmp_path / "ledger")
     budget.book(0.75, "m").settle(0.5)
@@ -217,7 +269,9 @@ def test_a_store_that_fails_is_said_once_and_the_process_goes_on(tmp_path: Path,
         (lambda: instrument(openai.OpenAI(api_key="k"), budget="50 USD/day"), "missing_option"),
         (lambda: auto(budget=3, prices=PRICE), "wrong_type"),  # type: ignore[arg-type]
         (
-            lambda: instrument(openai.OpenAI(api_key="k"), budget="5 EUR", prices=TokenPrice(1, 2, currency="USD")),
+            lambda: instrument(
+                openai.OpenAI(api_key="k"), budget="5 EUR", prices=TokenPrice(1, 2, currency="USD")
+            ),
             "conflict",
         ),
         (lambda: Budget("5 EUR", shared="/no/such/folder/ledger"), "unwritable_file"),
@@ -253,11 +307,15 @@ def test_the_prices_of_a_file_are_those_of_the_generator(text: str, tmp_path: Pa
     for price in theirs:
         mine = ours[price.model]
         assert (mine.currency, mine.input, mine.output) == (
-            "USD", float(price.per_million_input), float(price.per_million_output),
-        )  # fmt: skip
+            "USD",
+            float(price.per_million_input),
+            float(price.per_million_output),
+        )
         exact = costs_by_token(price, Decimal(900), Decimal(300), Decimal(100), Decimal(50))
         if price.per_million_cached is not None:
-            assert mine.cost(1000, 50, 100, 300) == pytest.approx(float(sum(exact.values())), rel=1e-12)
+            assert mine.cost(1000, 50, 100, 300) == pytest.approx(
+                float(sum(exact.values())), rel=1e-12
+            )
 
 
 WHOLE = "currency: USD\nper_token:\n"

@@ -1,5 +1,6 @@
 """The project's own client as applications use it: a URL is enough, calls are throttled, retried and measured, and
-the blocking face is the same client."""
+the blocking face is the same client.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def quick(**more: Any) -> Retry:
     return Retry(**{"attempts": 3, "first_wait_s": 0.001, "seed": 1, **more})
 
 
-def run(said: tuple[bytes, ...], use: Callable[[Client], Any], **options: Any) -> tuple[Any, Told, list[Any]]:
+def run(
+    said: tuple[bytes, ...], use: Callable[[Client], Any], **options: Any
+) -> tuple[Any, Told, list[Any]]:
     """`use(client)` against a server that says this: its result, the measurements, what was heard."""
     told: Told = []
 
@@ -101,18 +104,29 @@ def test_a_stream_is_measured_by_the_kernels_clock() -> None:
     texts, told, heard = run((STREAM,), use, prices=TokenPrice(1, 2), keep_content=True)
     assert texts == ["Hel", "lo ", "there."]
     measured = told[0]
-    assert (measured.status, measured.token_source, measured.output_tokens, measured.cached_tokens) == (
+    assert (
+        measured.status,
+        measured.token_source,
+        measured.output_tokens,
+        measured.cached_tokens,
+    ) == (
         "ok",
         "server",
         3,
         4,
     )
-    assert measured.cost == pytest.approx((9 * 1 + 3 * 2) / 1e6) and measured.finish_reason == "stop"
+    assert (
+        measured.cost == pytest.approx((9 * 1 + 3 * 2) / 1e6) and measured.finish_reason == "stop"
+    )
     assert measured.kernel_stamps and len(measured.instants) == 3 and measured.request_id == "r-7"
     assert measured.server_timing == {"server-timing": "ttft;dur=5"}
-    assert measured.started <= measured.sent <= measured.first_token <= measured.end <= measured.done
+    assert (
+        measured.started <= measured.sent <= measured.first_token <= measured.end <= measured.done
+    )
     assert measured.content is not None and measured.content.output == "Hello there."
-    assert "max_tokens" not in heard[0].body and heard[0].body["messages"] == [{"role": "user", "content": "Hi"}]
+    assert "max_tokens" not in heard[0].body and heard[0].body["messages"] == [
+        {"role": "user", "content": "Hi"}
+    ]
 
 
 def test_attempts_end_where_something_was_delivered() -> None:
@@ -126,7 +140,10 @@ def test_attempts_end_where_something_was_delivered() -> None:
     said = (BUSY, cut(events(chunk("Hel"), done=False)), STREAM)
     (got, kind), told, heard = run(said, use, retry=quick())
     assert (got, kind, len(heard)) == (["Hel"], "truncated", 2)
-    assert [one.failure and one.failure.kind for one in told[0].attempts] == ["http_429", "truncated"]
+    assert [one.failure and one.failure.kind for one in told[0].attempts] == [
+        "http_429",
+        "truncated",
+    ]
     assert (told[0].status, told[0].retries) == ("failed", 1)
 
 
@@ -136,7 +153,11 @@ def test_complete_tries_again_and_tells_every_attempt() -> None:
 
     completion, told, heard = run((BUSY, cut(STREAM), STREAM), use, retry=quick())
     assert completion.failure is None and completion.text == "Hello there." and len(heard) == 3
-    assert [one.failure and one.failure.kind for one in told[0].attempts] == ["http_429", "truncated", None]
+    assert [one.failure and one.failure.kind for one in told[0].attempts] == [
+        "http_429",
+        "truncated",
+        None,
+    ]
     assert (len(told), told[0].status, told[0].attempts[0].waited_ms) == (1, "ok", 1.0)
 
 
@@ -144,7 +165,9 @@ def test_failures_come_back_as_they_are() -> None:
     async def use(client: Client) -> Any:
         return await client.complete("Hi"), latest_measurement()
 
-    (completion, latest), told, _ = run((answer({"error": {"message": "no"}}, "400 Bad Request"),), use, retry=quick())
+    (completion, latest), told, _ = run(
+        (answer({"error": {"message": "no"}}, "400 Bad Request"),), use, retry=quick()
+    )
     assert completion.failure.kind == "http_4xx" and completion.failure.http_status == 400
     assert latest is told[0] and told[0].status == "failed" and told[0].retries == 0
 
@@ -171,7 +194,9 @@ def test_cancelled_calls_are_measured(how: str) -> None:
         assert client.in_flight == 0
 
     _, told, _ = run((HANG,), use, throttle=Throttle(concurrency=1) if how == "throttled" else None)
-    assert [(one.status, one.failure and one.failure.kind) for one in told] == [("cancelled", "interrupted")]
+    assert [(one.status, one.failure and one.failure.kind) for one in told] == [
+        ("cancelled", "interrupted")
+    ]
 
 
 def test_leaving_a_stream_gives_its_place_to_the_next() -> None:
@@ -192,7 +217,10 @@ def test_leaving_a_stream_gives_its_place_to_the_next() -> None:
 
 def test_the_blocking_face() -> None:
     told: Told = []
-    with serving(STREAM) as server, BlockingClient(server.url, on_measurement=told.append, **KNOWN) as client:
+    with (
+        serving(STREAM) as server,
+        BlockingClient(server.url, on_measurement=told.append, **KNOWN) as client,
+    ):
         assert client.complete("Hi").text == "Hello there."
         assert latest_measurement() is told[0]
         assert [event.text for event in client.stream("Hi")] == ["Hel", "lo ", "there."]
@@ -264,7 +292,12 @@ def test_whole_answers_too() -> None:
 
 
 TOOL_EVENTS = (
-    chunk(None, tool_calls=[{"index": 0, "id": "t1", "type": "function", "function": {"name": "f", "arguments": ""}}]),
+    chunk(
+        None,
+        tool_calls=[
+            {"index": 0, "id": "t1", "type": "function", "function": {"name": "f", "arguments": ""}}
+        ],
+    ),
     chunk(None, tool_calls=[{"index": 0, "function": {"arguments": '{"a":'}}]),
     chunk(None, tool_calls=[{"index": 0, "function": {"arguments": "1}"}}]),
     chunk(None, "tool_calls"),
@@ -278,7 +311,10 @@ def test_tool_calls_and_the_answers_id_are_kept() -> None:
     completion, told, _ = run((events(*TOOL_EVENTS),), use, keep_content=True)
     assert completion.failure is None and completion.response_id == "c1" == told[0].response_id
     assert completion.tool_calls == ({"id": "t1", "name": "f", "arguments": '{"a":1}'},)
-    assert told[0].content is not None and told[0].content.choices[0].tool_calls == completion.tool_calls
+    assert (
+        told[0].content is not None
+        and told[0].content.choices[0].tool_calls == completion.tool_calls
+    )
 
 
 @pytest.mark.parametrize("how", ["complete", "stream"])
@@ -314,20 +350,26 @@ def test_a_client_that_cannot_be_opened_leaves_nothing_open() -> None:
         with pytest.raises(TargetUnusable):
             async with Client("http://127.0.0.1:9"):
                 pass
-        assert set(os.listdir("/proc/self/fd")) <= before  # what an earlier test left as garbage may go at any time
+        assert (
+            set(os.listdir("/proc/self/fd")) <= before
+        )  # what an earlier test left as garbage may go at any time
 
     asyncio.run(go())
 
 
 def test_seconds_labels_and_failures_that_are_raised() -> None:
-    refused = answer({"error": {"message": "no: the secret prompt, by key-4711\x1b"}}, "400 Bad Request")
+    refused = answer(
+        {"error": {"message": "no: the secret prompt, by key-4711\x1b"}}, "400 Bad Request"
+    )
 
     async def use(client: Client) -> Any:
         with pytest.raises(RequestFailed, match=r"secret prompt, by \*\*\*\\x1b$"):
             await client.complete("Hi", labels={"feature": "b"}, raise_on_failure=True)
         assert client.timeout_s == 1.5
 
-    _, told, _ = run((refused,), use, labels={"feature": "a", "user": 7}, timeout_s=1.5, api_key="key-4711")
+    _, told, _ = run(
+        (refused,), use, labels={"feature": "a", "user": 7}, timeout_s=1.5, api_key="key-4711"
+    )
     assert told[0].labels == {"feature": "b", "user": "7"}
     assert told[0].failure is not None and told[0].failure.text == "HTTP 400"
     assert "secret" not in repr(told[0]) and "secret" not in told[0].to_json()

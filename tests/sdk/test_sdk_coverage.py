@@ -39,11 +39,19 @@ def chat_of(text: str) -> dict[str, Any]:
 
 def response_of(text: str, *more: dict[str, Any], **changed: Any) -> dict[str, Any]:
     part = {"type": "output_text", "text": text, "annotations": []}
-    message = {"type": "message", "id": "o1", "role": "assistant", "status": "completed", "content": [part]}
+    message = {
+        "type": "message",
+        "id": "o1",
+        "role": "assistant",
+        "status": "completed",
+        "content": [part],
+    }
     return {**RESPONSE, "output": [message, *more], **changed}
 
 
-def asked(way: str, said: bytes, use: Callable[[Any], Any], **options: Any) -> tuple[Any, list[Measurement]]:
+def asked(
+    way: str, said: bytes, use: Callable[[Any], Any], **options: Any
+) -> tuple[Any, list[Measurement]]:
     """What `use(client)` gives (of an async client: what its coroutine gives), and the measurements."""
     told: list[Measurement] = []
     with serving(said) as server:
@@ -76,12 +84,17 @@ def test_structured_output_of_responses(way: str) -> None:
 
     made, told = asked(way, answer(response_of(TEXT)), use, keep_content=True)
     assert made.output_parsed == City(name="Ulm")
-    assert [measurement_of(made)] == told and (told[0].api, told[0].finish_reason) == ("responses", "completed")
+    assert [measurement_of(made)] == told and (told[0].api, told[0].finish_reason) == (
+        "responses",
+        "completed",
+    )
     assert told[0].content is not None and told[0].content.output == TEXT
 
 
 def test_structured_output_of_a_chat_stream() -> None:
-    said = events(chunk("", role="assistant"), chunk('{"name":'), chunk('"Ulm"}'), chunk(finish="stop"))
+    said = events(
+        chunk("", role="assistant"), chunk('{"name":'), chunk('"Ulm"}'), chunk(finish="stop")
+    )
 
     def use(own: Any) -> Any:
         with own.chat.completions.stream(model="m", messages=[], response_format=City) as stream:
@@ -89,7 +102,9 @@ def test_structured_output_of_a_chat_stream() -> None:
 
     made, told = asked("blocking", said, use)
     assert made.choices[0].message.parsed == City(name="Ulm")
-    assert [(one.status, one.token_source, len(one.instants)) for one in told] == [("ok", "events", 2)]
+    assert [(one.status, one.token_source, len(one.instants)) for one in told] == [
+        ("ok", "events", 2)
+    ]
 
 
 @pytest.mark.parametrize("way", ["blocking", "async"])
@@ -103,11 +118,24 @@ def test_the_stream_helper_of_responses(way: str) -> None:
             return await stream.get_final_response(), stream
 
     part = {"type": "output_text", "text": "", "annotations": []}
-    item = {"type": "message", "id": "o1", "role": "assistant", "status": "in_progress", "content": []}
+    item = {
+        "type": "message",
+        "id": "o1",
+        "role": "assistant",
+        "status": "in_progress",
+        "content": [],
+    }
     place = {"item_id": "o1", "output_index": 0, "content_index": 0}
     created, *rest = RESPONSE_EVENTS
-    opened = ({"type": "response.output_item.added", "sequence_number": 1, "output_index": 0, "item": item},
-              {"type": "response.content_part.added", "sequence_number": 1, "part": part, **place})  # fmt: skip
+    opened = (
+        {
+            "type": "response.output_item.added",
+            "sequence_number": 1,
+            "output_index": 0,
+            "item": item,
+        },
+        {"type": "response.content_part.added", "sequence_number": 1, "part": part, **place},
+    )
     created = {**created, "response": {**created["response"], "output": []}}
     said = events(created, *opened, *rest, done=False)
     (made, stream), told = asked(way, said, use if way == "blocking" else use_async)
@@ -116,33 +144,54 @@ def test_the_stream_helper_of_responses(way: str) -> None:
 
 
 def test_the_tool_calls_of_a_response() -> None:
-    _, told = asked("blocking", answer(response_of("", TOOL)), lambda own: own.responses.create(model="m", input="Hi"),
-                    keep_content=True)  # fmt: skip
+    _, told = asked(
+        "blocking",
+        answer(response_of("", TOOL)),
+        lambda own: own.responses.create(model="m", input="Hi"),
+        keep_content=True,
+    )
     assert told[0].content is not None
-    assert told[0].content.choices[0].tool_calls == ({"id": "t1", "name": "f", "arguments": '{"a":1}'},)
+    assert told[0].content.choices[0].tool_calls == (
+        {"id": "t1", "name": "f", "arguments": '{"a":1}'},
+    )
 
 
 def test_two_answers_of_one_call() -> None:
-    two = [{"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-           for i, text in enumerate(("a", "b"))]  # fmt: skip
+    two = [
+        {"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        for i, text in enumerate(("a", "b"))
+    ]
 
     def use(own: Any) -> Any:
         return own.chat.completions.create(model="m", messages=[], n=2)
 
     _, told = asked("blocking", answer({**CHAT, "choices": two}), use, keep_content=True)
-    assert told[0].content is not None and [choice.text for choice in told[0].content.choices] == ["a", "b"]
+    assert told[0].content is not None and [choice.text for choice in told[0].content.choices] == [
+        "a",
+        "b",
+    ]
     assert told[0].parameters == {"n": 2}
 
 
 @pytest.mark.parametrize(
     ("changed", "status", "finish_reason"),
     [
-        ({"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}, "ok", "max_output_tokens"),
-        ({"status": "failed", "error": {"code": "server_error", "message": "no"}}, "failed", "failed"),
+        (
+            {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
+            "ok",
+            "max_output_tokens",
+        ),
+        (
+            {"status": "failed", "error": {"code": "server_error", "message": "no"}},
+            "failed",
+            "failed",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_responses_that_end_early(stream: bool, changed: dict[str, Any], status: str, finish_reason: str) -> None:
+def test_responses_that_end_early(
+    stream: bool, changed: dict[str, Any], status: str, finish_reason: str
+) -> None:
     ended = response_of("Hel", **changed)
     last = {"type": f"response.{changed['status']}", "sequence_number": 4, "response": ended}
     said = events(*RESPONSE_EVENTS[:-1], last, done=False) if stream else answer(ended)
@@ -153,26 +202,60 @@ def test_responses_that_end_early(stream: bool, changed: dict[str, Any], status:
 
     _, told = asked("blocking", said, use)
     assert [(one.status, one.finish_reason) for one in told] == [(status, finish_reason)]
-    assert (told[0].failure and told[0].failure.kind) == ("error_event" if status == "failed" else None)
+    assert (told[0].failure and told[0].failure.kind) == (
+        "error_event" if status == "failed" else None
+    )
     assert json.loads(told[0].to_json())["status"] == status
 
 
 PART = {"item_id": "o1", "output_index": 0, "content_index": 0}
 OPENED = (
     {**RESPONSE_EVENTS[0], "response": {**RESPONSE_EVENTS[0]["response"], "output": []}},
-    {"type": "response.output_item.added", "sequence_number": 1, "output_index": 0,
-     "item": {"type": "message", "id": "o1", "role": "assistant", "status": "in_progress", "content": []}},
-    {"type": "response.content_part.added", "sequence_number": 1, **PART,
-     "part": {"type": "output_text", "text": "", "annotations": []}},
-)  # fmt: skip
+    {
+        "type": "response.output_item.added",
+        "sequence_number": 1,
+        "output_index": 0,
+        "item": {
+            "type": "message",
+            "id": "o1",
+            "role": "assistant",
+            "status": "in_progress",
+            "content": [],
+        },
+    },
+    {
+        "type": "response.content_part.added",
+        "sequence_number": 1,
+        **PART,
+        "part": {"type": "output_text", "text": "", "annotations": []},
+    },
+)
 UNFIT = {
-    "chat": events(chunk("", role="assistant"), chunk('{"a":'), chunk("1}"), chunk(finish="stop"), COUNT),
-    "chat, cut": events(chunk("", role="assistant"), chunk('{"a":'), chunk("1"), chunk(finish="length"), COUNT),
-    "chat, no JSON": events(chunk("Well", role="assistant"), chunk(", no"), chunk(finish="stop"), COUNT),
+    "chat": events(
+        chunk("", role="assistant"), chunk('{"a":'), chunk("1}"), chunk(finish="stop"), COUNT
+    ),
+    "chat, cut": events(
+        chunk("", role="assistant"), chunk('{"a":'), chunk("1"), chunk(finish="length"), COUNT
+    ),
+    "chat, no JSON": events(
+        chunk("Well", role="assistant"), chunk(", no"), chunk(finish="stop"), COUNT
+    ),
     "responses": events(
         *OPENED,
-        {"type": "response.output_text.delta", "sequence_number": 2, "delta": '{"a":1}', "logprobs": [], **PART},
-        {"type": "response.output_text.done", "sequence_number": 3, "text": '{"a":1}', "logprobs": [], **PART},
+        {
+            "type": "response.output_text.delta",
+            "sequence_number": 2,
+            "delta": '{"a":1}',
+            "logprobs": [],
+            **PART,
+        },
+        {
+            "type": "response.output_text.done",
+            "sequence_number": 3,
+            "text": '{"a":1}',
+            "logprobs": [],
+            **PART,
+        },
         RESPONSE_EVENTS[-1],
         done=False,
     ),
@@ -191,7 +274,10 @@ def test_a_streamed_answer_that_does_not_fit(case: str, way: str) -> None:
         return own.responses.stream(model="m", input="Hi", text_format=City)
 
     def use(own: Any) -> Any:
-        with pytest.raises(Exception, match=r"City|length|expected") as raised, stream_of(own) as stream:
+        with (
+            pytest.raises(Exception, match=r"City|length|expected") as raised,
+            stream_of(own) as stream,
+        ):
             stream.until_done()
         with stream_of(own) as left:  # while the error of another stream is in hand
             try:
@@ -209,11 +295,25 @@ def test_a_streamed_answer_that_does_not_fit(case: str, way: str) -> None:
             except raised.type:
                 await left.close()
 
-    _, told = asked(way, UNFIT[case], use if way == "blocking" else use_async, ask_usage=True, prices=TokenPrice(1, 2))
+    _, told = asked(
+        way,
+        UNFIT[case],
+        use if way == "blocking" else use_async,
+        ask_usage=True,
+        prices=TokenPrice(1, 2),
+    )
     assert [one.status for one in told] == ["failed", "abandoned"]
-    assert told[0].failure is not None and told[0].failure.kind == "malformed" and not told[0].hidden_retries
+    assert (
+        told[0].failure is not None
+        and told[0].failure.kind == "malformed"
+        and not told[0].hidden_retries
+    )
     if case != "chat, no JSON":
-        assert (told[0].input_tokens, told[0].output_tokens, told[0].token_source) == (9, 3, "server")
+        assert (told[0].input_tokens, told[0].output_tokens, told[0].token_source) == (
+            9,
+            3,
+            "server",
+        )
         assert told[0].cost == pytest.approx(15e-6) and told[0].finish_reason
 
 

@@ -38,7 +38,9 @@ def test_the_examples_run(
     names: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotValid)
-        warnings.simplefilter("ignore", ResourceWarning)  # short examples leave their client to the end of the process
+        warnings.simplefilter(
+            "ignore", ResourceWarning
+        )  # short examples leave their client to the end of the process
         exec(compile(example.replace("http://localhost:8000", url), str(PAGE), "exec"), names)
         for name, found in list(names.items()):
             if name.startswith("test_"):
@@ -50,7 +52,9 @@ def checked(tmp_path: Path, *command: str) -> None:
     for number, example in enumerate(EXAMPLES):
         (tmp_path / f"example_{number}.py").write_text(example, "utf-8")
     files = sorted(file.name for file in tmp_path.glob("*.py"))
-    ran = subprocess.run([*command, *files], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [*command, *files], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
@@ -59,7 +63,9 @@ def checked(tmp_path: Path, *command: str) -> None:
 @pytest.mark.processes
 def test_the_examples_are_typed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mypy", "--config-file", str(places.ROOT / "pyproject.toml")]
-    if os.access(places.ROOT, os.W_OK):  # what mypy knows from the tree itself, a minute's work: only with its options
+    if os.access(
+        places.ROOT, os.W_OK
+    ):  # what mypy knows from the tree itself, a minute's work: only with its options
         command += ["--cache-dir", str(places.ROOT / ".mypy_cache")]
     checked(tmp_path, *command)
 

@@ -55,14 +55,20 @@ def test_the_second_endpoint_answers_and_after_failures_is_asked_at_once() -> No
         with blocking(first.url) as one, blocking(second.url) as two:
             behind = Fallback(two, model={"large": "small"}, failures=2, rest_s=1000)
             price = TokenPrice(1, 2)
-            client = instrument(one, told.append, prices=price, retry=Retry(2, first_wait_s=0.001), fallback=behind)
+            client = instrument(
+                one, told.append, prices=price, retry=Retry(2, first_wait_s=0.001), fallback=behind
+            )
             for _ in range(3):
                 assert client.chat.completions.create(**ASK).choices[0].message.content
         assert len(first.heard) == 4  # two calls of two attempts, then none
         assert [heard.body["model"] for heard in second.heard] == ["small"] * 3
     assert [(one.model, one.status) for one in told] == [
-        ("large", "failed"), ("small", "ok"), ("large", "failed"), ("small", "ok"), ("small", "ok"),
-    ]  # fmt: skip
+        ("large", "failed"),
+        ("small", "ok"),
+        ("large", "failed"),
+        ("small", "ok"),
+        ("small", "ok"),
+    ]
     assert all(one.cost is not None for one in told if one.status == "ok")
 
 
@@ -103,7 +109,10 @@ def test_streams_and_raw_responses_fall_back_until_something_was_delivered() -> 
             raw = client.chat.completions.with_raw_response.create(**ASK, stream=True)
             assert len(list(raw.parse())) == len(CHAT_EVENTS)
         assert len(second.heard) == 2
-    with serving(cut(events(*CHAT_EVENTS, done=False))) as first, serving(events(*CHAT_EVENTS)) as second:
+    with (
+        serving(cut(events(*CHAT_EVENTS, done=False))) as first,
+        serving(events(*CHAT_EVENTS)) as second,
+    ):
         with blocking(first.url) as one, blocking(second.url) as two:
             client = instrument(one, fallback=Fallback(two))
             with pytest.raises(Exception, match=r"incomplete|closed|peer|disconnect|Connection"):
@@ -121,9 +130,15 @@ def test_the_projects_own_client(stream: bool) -> None:
         return (await client.complete("Hello")).text or ""
 
     async def go() -> None:
-        with serving(BUSY) as first, serving(events(*CHAT_EVENTS)) as second, serving(WRONG) as wrong:
+        with (
+            serving(BUSY) as first,
+            serving(events(*CHAT_EVENTS)) as second,
+            serving(WRONG) as wrong,
+        ):
             async with Client(second.url, **options) as other:
-                async with Client(first.url, fallback=Fallback(other, failures=2, rest_s=1000), **options) as client:
+                async with Client(
+                    first.url, fallback=Fallback(other, failures=2, rest_s=1000), **options
+                ) as client:
                     assert [await text(client) for _ in range(3)] == [await text(other)] * 3
                 assert len(first.heard) == 2
                 async with Client(wrong.url, fallback=Fallback(other), **options) as client:
@@ -144,11 +159,18 @@ def anthropic_client() -> Any:
         (lambda: Fallback(None, failures=0), "out_of_range"),
         (lambda: Fallback(None, rest_s=-1), "out_of_range"),
         (lambda: instrument(openai.OpenAI(api_key="k"), fallback=3), "wrong_type"),  # type: ignore[arg-type]
-        (lambda: instrument(openai.OpenAI(api_key="k"), fallback=Fallback(openai.AsyncOpenAI(api_key="k"))),
-         "wrong_type"),
-        (lambda: instrument(openai.OpenAI(api_key="k"), fallback=Fallback(anthropic_client())), "wrong_type"),
+        (
+            lambda: instrument(
+                openai.OpenAI(api_key="k"), fallback=Fallback(openai.AsyncOpenAI(api_key="k"))
+            ),
+            "wrong_type",
+        ),
+        (
+            lambda: instrument(openai.OpenAI(api_key="k"), fallback=Fallback(anthropic_client())),
+            "wrong_type",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_fallback(make: Callable[[], object], code: str) -> None:
     with refused(WrongUse, code):
         make()

@@ -18,7 +18,16 @@ from typing import Any
 import openai
 import pytest
 from canned import CHAT, CHAT_EVENTS, HANG, RESPONSE_EVENTS, answer, events, serving
-from loadgen_sdk import Fallback, Measurement, Retry, Throttle, TokenPrice, auto, instrument, record_shape
+from loadgen_sdk import (
+    Fallback,
+    Measurement,
+    Retry,
+    Throttle,
+    TokenPrice,
+    auto,
+    instrument,
+    record_shape,
+)
 from loadgen_sdk.app.budget import MemoryLedger
 from loadgen_sdk.app.fallback import Circuit
 from loadgen_sdk.app.finishing import flush
@@ -46,7 +55,9 @@ def in_flight(throttle: Throttle) -> int:
 def test_messages_from_a_generator_are_sent_whole_by_every_attempt() -> None:
     """A second attempt, or a second endpoint, found the generator used up, and asked about nothing."""
     with serving(BUSY, answer(CHAT), BUSY, answer(CHAT)) as server, blocking(server.url) as client:
-        again = instrument(client, retry=Retry(2, first_wait_s=0.001), throttle=Throttle(tokens="90000/min"))
+        again = instrument(
+            client, retry=Retry(2, first_wait_s=0.001), throttle=Throttle(tokens="90000/min")
+        )
         elsewhere = instrument(client, fallback=Fallback(client))
         for own in (again, elsewhere):
             own.chat.completions.create(model="m", messages=(one for one in MESSAGES))  # type: ignore[arg-type, misc]
@@ -60,7 +71,9 @@ def test_a_raw_response_that_cannot_be_parsed_is_the_applications(way: str) -> N
 
     async def go(url: str) -> Any:
         async with waiting(url) as client:
-            return await instrument(client, told.append).chat.completions.with_raw_response.create(**ASK)
+            return await instrument(client, told.append).chat.completions.with_raw_response.create(
+                **ASK
+            )
 
     with serving(NOT_JSON) as server, blocking(server.url) as client:
         if way == "blocking":
@@ -70,12 +83,16 @@ def test_a_raw_response_that_cannot_be_parsed_is_the_applications(way: str) -> N
     assert raw.http_response.text.startswith("<")
     with pytest.raises(json.JSONDecodeError):
         raw.parse()
-    assert [(one.status, one.failure.kind if one.failure else "") for one in told] == [("failed", "malformed")]
+    assert [(one.status, one.failure.kind if one.failure else "") for one in told] == [
+        ("failed", "malformed")
+    ]
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("stream", [False, True])
-def test_our_warnings_raise_nothing_where_warnings_are_errors(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_our_warnings_raise_nothing_where_warnings_are_errors(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """They raised in the call, and its permit was lost."""
     told: list[Measurement] = []
     uncounted = {name: value for name, value in CHAT.items() if name != "usage"}
@@ -107,7 +124,10 @@ def test_a_fault_of_ours_at_the_end_of_a_call_is_logged_and_gives_the_permit_bac
             raise RuntimeError("broken")
 
     throttle = Throttle(concurrency=1, max_wait_s=5)
-    with serving(answer(CHAT), BUSY, events(*CHAT_EVENTS)) as server, blocking(server.url) as client:
+    with (
+        serving(answer(CHAT), BUSY, events(*CHAT_EVENTS)) as server,
+        blocking(server.url) as client,
+    ):
         own = instrument(client, throttle=throttle, record=Broken())  # type: ignore[arg-type]
         assert own.chat.completions.create(**ASK).choices
         with pytest.raises(openai.InternalServerError):
@@ -147,7 +167,9 @@ def test_an_error_of_the_http_library_without_a_request() -> None:
         own = instrument(client, told.append)
         with pytest.raises(library.ConnectError):
             own.chat.completions.create(**ASK)
-    assert [(one.status, one.failure.kind if one.failure else "") for one in told] == [("failed", "connect")]
+    assert [(one.status, one.failure.kind if one.failure else "") for one in told] == [
+        ("failed", "connect")
+    ]
 
 
 def test_what_closes_a_stream_may_be_all_that_is_kept_of_it() -> None:
@@ -190,7 +212,11 @@ def test_a_stream_that_is_closed_as_it_is_lost_is_told_once() -> None:
 
 
 def test_usage_that_the_application_asks_for_by_extra_body_reaches_it() -> None:
-    asked: dict[str, Any] = {**ASK, "stream": True, "extra_body": {"stream_options": {"include_usage": True}}}
+    asked: dict[str, Any] = {
+        **ASK,
+        "stream": True,
+        "extra_body": {"stream_options": {"include_usage": True}},
+    }
     with serving(events(*CHAT_EVENTS)) as server, blocking(server.url) as client:
         plain = [*client.chat.completions.create(**asked)]
         ours = [*instrument(client, prices=TokenPrice(1, 2)).chat.completions.create(**asked)]
@@ -205,7 +231,11 @@ def test_the_block_of_a_stream_that_is_left_gives_its_permit_back(way: str, api:
     throttle = Throttle(concurrency=1, max_wait_s=5)
 
     def block(own: Any) -> Any:
-        return own.chat.completions.stream(**ASK) if api == "chat" else own.responses.stream(model="m", input="Hi")
+        return (
+            own.chat.completions.stream(**ASK)
+            if api == "chat"
+            else own.responses.stream(model="m", input="Hi")
+        )
 
     async def go(url: str) -> None:
         async with waiting(url) as client:
@@ -230,7 +260,9 @@ def test_the_block_of_a_stream_that_is_left_gives_its_permit_back(way: str, api:
                 assert [*stream]
         else:
             asyncio.run(go(server.url))
-    assert [one.status for one in told] == ["abandoned", "abandoned", "ok"] and in_flight(throttle) == 0
+    assert [one.status for one in told] == ["abandoned", "abandoned", "ok"] and in_flight(
+        throttle
+    ) == 0
 
 
 def test_the_block_of_anthropics_stream_too() -> None:
@@ -239,7 +271,9 @@ def test_the_block_of_anthropics_stream_too() -> None:
     throttle = Throttle(concurrency=1, max_wait_s=5)
     with (
         serving(events(*MESSAGE_EVENTS, done=False)) as server,
-        anthropic.Anthropic(base_url=server.url.removesuffix("/v1"), api_key=KEY, max_retries=0) as client,
+        anthropic.Anthropic(
+            base_url=server.url.removesuffix("/v1"), api_key=KEY, max_retries=0
+        ) as client,
     ):
         own = instrument(client, told.append, throttle=throttle)
         for _ in range(2):
@@ -285,9 +319,11 @@ def test_threads_and_two_event_loops_share_a_throttle() -> None:
 
     with serving(answer(CHAT)) as server:
         ways: tuple[Callable[[], Any], ...] = (
-            lambda: asyncio.run(tasks(server.url)), lambda: asyncio.run(tasks(server.url)),
-            lambda: calls(server.url), lambda: calls(server.url),
-        )  # fmt: skip
+            lambda: asyncio.run(tasks(server.url)),
+            lambda: asyncio.run(tasks(server.url)),
+            lambda: calls(server.url),
+            lambda: calls(server.url),
+        )
         threads = [threading.Thread(target=way) for way in ways]
         for thread in threads:
             thread.start()
@@ -311,7 +347,9 @@ def test_a_task_group_that_fails_cancels_calls_in_flight_and_in_line() -> None:
 
             with pytest.raises(ExceptionGroup):
                 async with asyncio.TaskGroup() as group:
-                    calls = [group.create_task(own.chat.completions.create(**ASK)) for _ in range(9)]
+                    calls = [
+                        group.create_task(own.chat.completions.create(**ASK)) for _ in range(9)
+                    ]
                     group.create_task(fail(calls))
 
     with serving(HANG) as server:
@@ -320,7 +358,11 @@ def test_a_task_group_that_fails_cancels_calls_in_flight_and_in_line() -> None:
 
 
 def test_answers_can_be_pickled_and_copied(tmp_path: Any) -> None:
-    with serving(answer(CHAT)) as server, blocking(server.url) as client, record_shape(tmp_path / "t.jsonl") as shape:
+    with (
+        serving(answer(CHAT)) as server,
+        blocking(server.url) as client,
+        record_shape(tmp_path / "t.jsonl") as shape,
+    ):
         made = instrument(client, record=shape, keep_content=True).chat.completions.create(**ASK)
         assert pickle.loads(pickle.dumps(made)) == made == copy.deepcopy(made)
 
@@ -355,7 +397,10 @@ def test_a_client_of_an_unknown_shape_works_on_under_auto(caplog: pytest.LogCapt
         def chat(self, _: Any) -> None:
             """Older versions of the package set it."""
 
-    with auto(retry=Retry(2)), Own(base_url="http://localhost:1/v1", api_key=KEY, max_retries=4) as client:
+    with (
+        auto(retry=Retry(2)),
+        Own(base_url="http://localhost:1/v1", api_key=KEY, max_retries=4) as client,
+    ):
         assert client.chat.name == "chat" and client.max_retries == 4
     assert "a Own is not measured" in caplog.text
 

@@ -61,9 +61,9 @@ def test_both_distributions_agree() -> None:
     assert {*NEEDS} <= {*WHOLE["dependencies"]}
     assert (OWN["requires-python"], WHOLE["requires-python"]) == (">=3.10", ">=3.11")
     wire = tomllib.loads((ROOT / "sdk" / "wire" / "pyproject.toml").read_text())["project"]
-    assert {*wire["dependencies"]} <= {"loadgen-sdk", *NEEDS} and OWN["optional-dependencies"]["client"] == [
-        wire["name"]
-    ]
+    assert {*wire["dependencies"]} <= {"loadgen-sdk", *NEEDS} and OWN["optional-dependencies"][
+        "client"
+    ] == [wire["name"]]
     extras = {need for needs in OWN["optional-dependencies"].values() for need in needs}
     optional = {need for needs in WHOLE["optional-dependencies"].values() for need in needs}
     assert extras - {wire["name"]} <= {*WHOLE["dependencies"], *optional}
@@ -80,8 +80,12 @@ def only_what_it_needs(folder: Path) -> None:
 
 def use(*folders: Path) -> str:
     """What `USE_OF_EVERYTHING` prints in an interpreter without site-packages."""
-    script = f"import sys; sys.path[:0] = {[str(folder) for folder in folders]!r}\n{USE_OF_EVERYTHING}"
-    ran = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=False)
+    script = (
+        f"import sys; sys.path[:0] = {[str(folder) for folder in folders]!r}\n{USE_OF_EVERYTHING}"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()
 
@@ -111,11 +115,19 @@ def test_the_wheels_hold_the_same_package(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / name).mkdir()
         wheel = zipfile.ZipFile(tmp_path / name / build.build_wheel(str(tmp_path / name)))
         wheel.extractall(tmp_path / name / "installed")
-        contents.append({file: wheel.read(file) for file in wheel.namelist() if file.startswith("loadgen_sdk/")})
+        contents.append(
+            {file: wheel.read(file) for file in wheel.namelist() if file.startswith("loadgen_sdk/")}
+        )
         assert ("loadgen_sdk_auto.pth" in wheel.namelist()) == (name != "wire")
     sdk, wire, root = contents
     assert not {*sdk} & {*wire} and {**sdk, **wire} == root and "loadgen_sdk/py.typed" in sdk
-    assert {file.split("/")[1] for file in wire} <= {"transport", "probe", "_compiled.c", "_c", "_compiled.abi3.so"}
+    assert {file.split("/")[1] for file in wire} <= {
+        "transport",
+        "probe",
+        "_compiled.c",
+        "_c",
+        "_compiled.abi3.so",
+    }
     only_what_it_needs(tmp_path)
     alone, whole = tmp_path / "sdk" / "installed", tmp_path / "root" / "installed"
     shutil.copytree(tmp_path / "wire" / "installed", tmp_path / "both")
@@ -131,7 +143,9 @@ def test_it_runs_on_every_python_that_is_here(version: str) -> None:
     program = shutil.which(f"python{version}")
     if (
         program is None
-        or subprocess.run([program, "-c", "import msgspec"], capture_output=True, check=False).returncode
+        or subprocess.run(
+            [program, "-c", "import msgspec"], capture_output=True, check=False
+        ).returncode
     ):
         pytest.skip(f"there is no python{version} with msgspec")
     code = f"import sys; sys.path.insert(0, {str(places.ROOT / 'sdk')!r})\n{IMPORT_EVERYTHING}"
@@ -147,15 +161,21 @@ for module in pkgutil.walk_packages(loadgen_sdk.__path__, "loadgen_sdk."):
 
 
 @pytest.mark.processes
-def test_a_compiler_of_several_words_is_called_as_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("hatchling.builders.hooks.plugin.interface", reason="the build hook: pip install hatchling")
+def test_a_compiler_of_several_words_is_called_as_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(
+        "hatchling.builders.hooks.plugin.interface", reason="the build hook: pip install hatchling"
+    )
     hook = runpy.run_path(str(ROOT / "sdk" / "hatch_build.py"))
     source, library = ROOT / "sdk" / "loadgen_sdk" / "_compiled.c", tmp_path / "_compiled.abi3.so"
     (tmp_path / "cc").write_text(f'#!/bin/sh\nprintf "%s " "$@" > {tmp_path / "log"}\nexit 1\n')
     (tmp_path / "cc").chmod(0o755)
     monkeypatch.setenv("CC", f"{tmp_path / 'cc'} real-compiler -m32")
     assert "the C compiler failed" in hook["compile_into"](source, library)
-    assert (tmp_path / "log").read_text().startswith("real-compiler -m32 -O2 -fstack-protector-strong")
+    assert (
+        (tmp_path / "log").read_text().startswith("real-compiler -m32 -O2 -fstack-protector-strong")
+    )
     (tmp_path / "cc").write_text(f'#!/bin/sh\nprintf "\\177ELF\\001" > {library}\n')
     assert "makes code of 32 bits" in hook["compile_into"](source, library)
     assert not library.exists(), "nothing is installed that cannot be loaded"

@@ -59,9 +59,13 @@ SAID = {
     ("chat", False): answer(CHAT, x_request_id="r-7", server_timing="ttft;dur=5"),
     ("chat", True): events(*CHAT_EVENTS, x_request_id="r-7", server_timing="ttft;dur=5"),
     ("completions", False): answer(COMPLETION, x_request_id="r-7", server_timing="ttft;dur=5"),
-    ("completions", True): events(*COMPLETION_EVENTS, x_request_id="r-7", server_timing="ttft;dur=5"),
+    ("completions", True): events(
+        *COMPLETION_EVENTS, x_request_id="r-7", server_timing="ttft;dur=5"
+    ),
     ("responses", False): answer(RESPONSE, x_request_id="r-7", server_timing="ttft;dur=5"),
-    ("responses", True): events(*RESPONSE_EVENTS, done=False, x_request_id="r-7", server_timing="ttft;dur=5"),
+    ("responses", True): events(
+        *RESPONSE_EVENTS, done=False, x_request_id="r-7", server_timing="ttft;dur=5"
+    ),
 }
 WAYS = ("blocking", "async")
 Told = list[Measurement]
@@ -82,16 +86,32 @@ def method(of: Any, api: str, name: str = "create") -> Callable[..., Any]:
     return getattr(of, name)
 
 
-def run(way: str, server: Canned, use: Callable[[Any], Any], *, plain: bool = False, told: Told | None = None,
-        client_options: dict[str, Any] | None = None, **options: Any) -> Any:  # fmt: skip
+def run(
+    way: str,
+    server: Canned,
+    use: Callable[[Any], Any],
+    *,
+    plain: bool = False,
+    told: Told | None = None,
+    client_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """`use(client)` in its way: a coroutine of it is awaited. The client is closed."""
     if way == "blocking":
         with client(way, server, **(client_options or {})) as own:
-            return use(own if plain else instrument(own, (told if told is not None else []).append, **options))
+            return use(
+                own
+                if plain
+                else instrument(own, (told if told is not None else []).append, **options)
+            )
 
     async def go() -> Any:
         async with client(way, server, **(client_options or {})) as own:
-            result = use(own if plain else instrument(own, (told if told is not None else []).append, **options))
+            result = use(
+                own
+                if plain
+                else instrument(own, (told if told is not None else []).append, **options)
+            )
             return await result if asyncio.iscoroutine(result) else result
 
     return asyncio.run(go())
@@ -119,14 +139,27 @@ def test_the_answer_is_the_same_and_is_measured(way: str, api: str, stream: bool
     with serving(SAID[api, stream]) as server:
         plain, plain_events = run(way, server, ask(way, api, stream), plain=True)
         price = {"m-1": TokenPrice(input=2.0, output=10.0, cached=1.0)}
-        ours, our_events = run(way, server, ask(way, api, stream), told=told, prices=price, ask_usage=False)
+        ours, our_events = run(
+            way, server, ask(way, api, stream), told=told, prices=price, ask_usage=False
+        )
     assert type(ours) is type(plain)
-    assert [event.model_dump() for event in our_events] == [event.model_dump() for event in plain_events]
+    assert [event.model_dump() for event in our_events] == [
+        event.model_dump() for event in plain_events
+    ]
     if not stream:
-        assert ours == plain and ours.model_dump() == plain.model_dump() and ours.to_json() == plain.to_json()
+        assert (
+            ours == plain
+            and ours.model_dump() == plain.model_dump()
+            and ours.to_json() == plain.to_json()
+        )
     measured = told[0]
     assert told == [ours.measurement] and ours.measurement is measured
-    assert (measured.api, measured.streamed, measured.status, measured.failure) == (api, stream, "ok", None)
+    assert (measured.api, measured.streamed, measured.status, measured.failure) == (
+        api,
+        stream,
+        "ok",
+        None,
+    )
     assert (measured.input_tokens, measured.output_tokens, measured.cached_tokens) == (9, 3, 4)
     assert measured.token_source == "server"
     assert measured.cost == pytest.approx((5 * 2.0 + 4 * 1.0 + 3 * 10.0) / 1e6)
@@ -134,10 +167,20 @@ def test_the_answer_is_the_same_and_is_measured(way: str, api: str, stream: bool
     assert (measured.request_id, measured.server_timing) == ("r-7", {"server-timing": "ttft;dur=5"})
     assert measured.finish_reason == ("completed" if api == "responses" else "stop")
     assert len(measured.instants) == (3 if stream else 1)
-    assert measured.started <= measured.sent <= measured.first_token <= measured.last_token <= measured.end
+    assert (
+        measured.started
+        <= measured.sent
+        <= measured.first_token
+        <= measured.last_token
+        <= measured.end
+    )
     assert measured.ttft_ms == (measured.first_token - measured.started) / 1e6
     assert (measured.tpot_ms is not None) == stream and (measured.itl_ms is not None) == stream
-    assert PROMPT not in repr(measured) and "there" not in repr(measured) and "sk-the" not in repr(measured)
+    assert (
+        PROMPT not in repr(measured)
+        and "there" not in repr(measured)
+        and "sk-the" not in repr(measured)
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -191,13 +234,20 @@ def test_wrong_arguments_are_no_call(way: str) -> None:
     throttle = Throttle(concurrency=1)
     with serving(SAID["chat", False]) as server:
         with pytest.raises(TypeError):
-            run(way, server, ask(way, "chat", False, no_such=1), told=told, throttle=throttle, retry=Retry(3))
+            run(
+                way,
+                server,
+                ask(way, "chat", False, no_such=1),
+                told=told,
+                throttle=throttle,
+                retry=Retry(3),
+            )
         assert not told and not server.heard
         assert throttle.in_flight(key="sk-the-key-1234", model="m") == 0
 
 
 def test_an_answer_of_pydantic_1_dumps_what_the_server_sent() -> None:
-    """openai 1.60 with pydantic 1: `.dict()` had the measurement, and `.json()` raised."""
+    """Openai 1.60 with pydantic 1: `.dict()` had the measurement, and `.json()` raised."""
     v1 = pytest.importorskip("pydantic.v1", reason="pydantic 1, or the one inside 2")
 
     class Answer(v1.BaseModel):  # type: ignore[name-defined,misc]
@@ -216,7 +266,11 @@ def test_an_answer_of_pydantic_1_dumps_what_the_server_sent() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_refusal_raises_what_it_always_raised(way: str, stream: bool) -> None:
     told: Told = []
-    said = answer({"error": {"message": "no key sk-the-key-1234 here"}}, "503 Service Unavailable", retry_after_ms="1")
+    said = answer(
+        {"error": {"message": "no key sk-the-key-1234 here"}},
+        "503 Service Unavailable",
+        retry_after_ms="1",
+    )
     with serving(said) as server:
         with pytest.raises(openai.InternalServerError) as plain:
             run(way, server, ask(way, "chat", stream), plain=True)
@@ -228,7 +282,11 @@ def test_a_refusal_raises_what_it_always_raised(way: str, stream: bool) -> None:
     assert (measured.failure.kind, measured.failure.http_status) == ("http_5xx", 503)
     assert "sk-the-key" not in repr(measured)
     assert (measured.retries, measured.hidden_retries, len(measured.attempts)) == (2, 2, 1)
-    assert (measured.ttft_ms, measured.e2e_ms, measured.output_tokens) == (None, None, None if not stream else 0)
+    assert (measured.ttft_ms, measured.e2e_ms, measured.output_tokens) == (
+        None,
+        None,
+        None if not stream else 0,
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -339,7 +397,9 @@ def test_a_cancelled_call_is_measured_and_stays_cancelled() -> None:
 
     with serving(HANG) as server:
         run("async", server, use, told=told)
-    assert [(one.status, one.failure and one.failure.kind) for one in told] == [("cancelled", "interrupted")]
+    assert [(one.status, one.failure and one.failure.kind) for one in told] == [
+        ("cancelled", "interrupted")
+    ]
 
 
 def test_a_call_cancelled_between_its_attempts_is_measured() -> None:
@@ -378,7 +438,9 @@ class TakesResponsesElsewhere(openai.OpenAI):
 
     def request(self, *args: Any, **kwargs: Any) -> Any:
         ours = vars(self).get("_process_response")
-        vars(self)["_process_response"] = lambda *more, response, **rest: ours(*more, taken=response, **rest)
+        vars(self)["_process_response"] = lambda *more, response, **rest: ours(
+            *more, taken=response, **rest
+        )
         try:
             return super().request(*args, **kwargs)
         finally:
@@ -388,7 +450,10 @@ class TakesResponsesElsewhere(openai.OpenAI):
 def test_a_package_that_hides_its_headers_is_said_aloud_once() -> None:
     """Calls are measured as before, without the headers."""
     told: Told = []
-    with serving(SAID["chat", False]) as server, TakesResponsesElsewhere(base_url=server.url, api_key="k") as own:
+    with (
+        serving(SAID["chat", False]) as server,
+        TakesResponsesElsewhere(base_url=server.url, api_key="k") as own,
+    ):
         create = instrument(own, told.append).chat.completions.create
         with pytest.warns(RuntimeWarning, match="hides the headers"):
             create(model="m", messages=[])
@@ -402,7 +467,13 @@ def test_a_package_that_hides_its_headers_is_said_aloud_once() -> None:
 def test_a_timeout_is_measured(way: str) -> None:
     told: Told = []
     with serving(HANG) as server, pytest.raises(openai.APITimeoutError):
-        run(way, server, ask(way, "chat", False), told=told, client_options={"timeout": openai.Timeout(60, read=0.05)})
+        run(
+            way,
+            server,
+            ask(way, "chat", False),
+            told=told,
+            client_options={"timeout": openai.Timeout(60, read=0.05)},
+        )
     assert told[0].failure is not None and told[0].failure.kind == "timeout_total"
 
 
@@ -454,11 +525,21 @@ def test_retries_are_attempts_of_one_measurement(way: str) -> None:
     told: Told = []
     busy = answer({"error": {"message": "slow down"}}, "429 Too Many Requests", retry_after_ms="2")
     with serving(busy, busy, SAID["chat", False]) as server:
-        run(way, server, ask(way, "chat", False), told=told, retry=Retry(3, first_wait_s=0.001, seed=1),
-            client_options={"max_retries": 5})  # fmt: skip
+        run(
+            way,
+            server,
+            ask(way, "chat", False),
+            told=told,
+            retry=Retry(3, first_wait_s=0.001, seed=1),
+            client_options={"max_retries": 5},
+        )
         assert len(server.heard) == 3
     measured = told[0]
-    assert [one.failure.kind if one.failure else "" for one in measured.attempts] == ["http_429", "http_429", ""]
+    assert [one.failure.kind if one.failure else "" for one in measured.attempts] == [
+        "http_429",
+        "http_429",
+        "",
+    ]
     assert [one.waited_ms for one in measured.attempts] == [2, 2, 0]
     assert (measured.status, measured.retries, len(told)) == ("ok", 2, 1)
     assert measured.wait_ms is not None and measured.wait_ms >= 4
@@ -472,17 +553,24 @@ def test_content_only_when_asked_for(way: str) -> None:
     with serving(SAID["chat", True]) as server:
         run(way, server, ask(way, "chat", True), told=told, keep_content=True)
     assert told[0].content is not None
-    assert (told[0].content.input, told[0].content.output) == (CALLS["chat"][1]["messages"], "Hello there.")
+    assert (told[0].content.input, told[0].content.output) == (
+        CALLS["chat"][1]["messages"],
+        "Hello there.",
+    )
 
 
-def test_an_observer_that_fails_is_logged_and_others_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_observer_that_fails_is_logged_and_others_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     told: Told = []
 
     def broken(_: Measurement) -> None:
         raise ZeroDivisionError
 
     with serving(SAID["chat", False]) as server, client("blocking", server) as own:
-        made = instrument(own, (broken, told.append)).chat.completions.create(model="m", messages=[])
+        made = instrument(own, (broken, told.append)).chat.completions.create(
+            model="m", messages=[]
+        )
     assert told == [made.measurement] and "ZeroDivisionError" in caplog.text
 
 
@@ -491,7 +579,11 @@ def test_azure_clients(kind: str) -> None:
     told: Told = []
     with serving(SAID["chat", False]) as server:
         make = getattr(openai, kind)
-        own = make(azure_endpoint=server.url.removesuffix("/v1"), api_key="k-1234567", api_version="2024-10-21")
+        own = make(
+            azure_endpoint=server.url.removesuffix("/v1"),
+            api_key="k-1234567",
+            api_version="2024-10-21",
+        )
         measured = instrument(own, told.append)
         made = measured.chat.completions.create(model="deployed", messages=[])
         if kind.startswith("Async"):
@@ -503,13 +595,17 @@ def test_azure_clients(kind: str) -> None:
             asyncio.run(go())
         else:
             own.close()
-        assert server.heard[0].path.startswith("/openai/deployments/deployed/chat/completions?api-version=")
+        assert server.heard[0].path.startswith(
+            "/openai/deployments/deployed/chat/completions?api-version="
+        )
     assert type(measured) is make and told[0].model == "deployed"
 
 
 def test_a_blocking_client_inside_a_loop_is_warned_of_once() -> None:
     async def go(measured: Any) -> None:
-        with pytest.warns(RuntimeWarning, match="blocking OpenAI client was called inside a running event loop"):
+        with pytest.warns(
+            RuntimeWarning, match="blocking OpenAI client was called inside a running event loop"
+        ):
             measured.chat.completions.create(model="m", messages=[])
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -524,9 +620,17 @@ def test_a_model_without_a_price_costs_nobody_knows_what() -> None:
     told: Told = []
     with (
         serving(SAID["chat", False]) as server,
-        pytest.warns(UserWarning, match="no price for the model 'm': its cost is None \\(known: other\\)"),
+        pytest.warns(
+            UserWarning, match="no price for the model 'm': its cost is None \\(known: other\\)"
+        ),
     ):
-        run("blocking", server, ask("blocking", "chat", False), told=told, prices={"other": TokenPrice(1, 1)})
+        run(
+            "blocking",
+            server,
+            ask("blocking", "chat", False),
+            told=told,
+            prices={"other": TokenPrice(1, 1)},
+        )
     assert told[0].cost is None and told[0].output_tokens == 3
 
 
@@ -573,10 +677,20 @@ def test_a_call_waits_for_its_throttle_no_longer_than_its_timeout(way: str) -> N
         with pytest.raises(openai.APITimeoutError) as found:
             run(way, server, ask(way, "chat", False, timeout=0.02), told=told, throttle=throttle)
         assert not server.heard
-    assert isinstance(found.value, ThrottleTimeout) and "no permit within 0.02 s" in str(found.value)
+    assert isinstance(found.value, ThrottleTimeout) and "no permit within 0.02 s" in str(
+        found.value
+    )
     measured = told[0]
-    assert measured.status == "failed" and measured.failure is not None and measured.failure.kind == "timeout_total"
-    assert (measured.sent, measured.attempts) == (-1, ()) and measured.wait_ms is not None and measured.wait_ms >= 20
+    assert (
+        measured.status == "failed"
+        and measured.failure is not None
+        and measured.failure.kind == "timeout_total"
+    )
+    assert (
+        (measured.sent, measured.attempts) == (-1, ())
+        and measured.wait_ms is not None
+        and measured.wait_ms >= 20
+    )
 
 
 def test_the_collector_may_end_a_stream_while_the_throttles_lock_is_held() -> None:
@@ -602,9 +716,11 @@ def test_the_collector_may_end_a_stream_while_the_throttles_lock_is_held() -> No
     try:
         with serving(SAID["chat", True]) as server:
             thread = threading.Thread(
-                target=run, args=("blocking", server, collect_under_the_lock),
-                kwargs={"told": told, "throttle": throttle}, daemon=True,
-            )  # fmt: skip
+                target=run,
+                args=("blocking", server, collect_under_the_lock),
+                kwargs={"told": told, "throttle": throttle},
+                daemon=True,
+            )
             thread.start()
             assert done.wait(60)
             thread.join(60)
@@ -620,7 +736,9 @@ def test_a_second_instrument_comes_on_top_of_the_first() -> None:
     first: Told = []
     second: Told = []
     with serving(SAID["chat", False]) as server, client("blocking", server) as own:
-        inner = instrument(own, first.append, prices=TokenPrice(1, 1), labels={"team": "a", "app": "x"})
+        inner = instrument(
+            own, first.append, prices=TokenPrice(1, 1), labels={"team": "a", "app": "x"}
+        )
         both = instrument(inner, second.append, labels={"team": "b"})
         for measured_client in (both, both.with_options(timeout=9)):
             measured_client.chat.completions.create(model="m", messages=[])
@@ -652,7 +770,9 @@ def test_streaming_responses_are_throttled_and_measured(way: str, stream: bool, 
 
     async def use_async(own: Any) -> Any:
         create = own.chat.completions.with_streaming_response.create
-        async with create(model="m", messages=[], **({"stream": True} if stream else {})) as response:
+        async with create(
+            model="m", messages=[], **({"stream": True} if stream else {})
+        ) as response:
             assert throttle.in_flight(key="sk-the-key-1234", model="m") == 1
             if how == "parse":
                 parsed = await response.parse()
@@ -673,8 +793,14 @@ def test_streaming_responses_are_throttled_and_measured(way: str, stream: bool, 
 @pytest.mark.parametrize("way", WAYS)
 def test_embeddings_are_measured_and_cost_their_input(way: str) -> None:
     told: Told = []
-    said = answer({"object": "list", "model": "e-1", "data": [{"object": "embedding", "index": 0, "embedding": [0.5]}],
-                   "usage": {"prompt_tokens": 9, "total_tokens": 9}})  # fmt: skip
+    said = answer(
+        {
+            "object": "list",
+            "model": "e-1",
+            "data": [{"object": "embedding", "index": 0, "embedding": [0.5]}],
+            "usage": {"prompt_tokens": 9, "total_tokens": 9},
+        }
+    )
 
     def use(own: Any) -> Any:
         return own.embeddings.create(model="e", input=PROMPT, encoding_format="float")
@@ -683,12 +809,27 @@ def test_embeddings_are_measured_and_cost_their_input(way: str) -> None:
         return await own.embeddings.create(model="e", input=PROMPT, encoding_format="float")
 
     with serving(said) as server:
-        made = run(way, server, use if way == "blocking" else use_async, told=told, prices=TokenPrice(2, 10),
-                   throttle=Throttle(tokens="1000/min"))  # fmt: skip
+        made = run(
+            way,
+            server,
+            use if way == "blocking" else use_async,
+            told=told,
+            prices=TokenPrice(2, 10),
+            throttle=Throttle(tokens="1000/min"),
+        )
     assert made.data[0].embedding == [0.5] and measurement_of(made) is told[0]
     measured = told[0]
-    assert (measured.api, measured.status, measured.input_tokens, measured.output_tokens) == ("embeddings", "ok", 9, 0)
-    assert measured.cost == pytest.approx(18e-6) and measured.ttft_ms is None and measured.e2e_ms is not None
+    assert (measured.api, measured.status, measured.input_tokens, measured.output_tokens) == (
+        "embeddings",
+        "ok",
+        9,
+        0,
+    )
+    assert (
+        measured.cost == pytest.approx(18e-6)
+        and measured.ttft_ms is None
+        and measured.e2e_ms is not None
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -705,10 +846,18 @@ def test_prices_without_counts_are_warned_of() -> None:
     said = events(*CHAT_EVENTS[:-1])
     with (
         serving(said) as server,
-        pytest.warns(UserWarning, match="no token counts for the model 'uncounted'.*ask_usage=True"),
+        pytest.warns(
+            UserWarning, match="no token counts for the model 'uncounted'.*ask_usage=True"
+        ),
     ):
-        run("blocking", server, ask("blocking", "chat", True, model="uncounted"), told=told, prices=TokenPrice(1, 1),
-            ask_usage=False)  # fmt: skip
+        run(
+            "blocking",
+            server,
+            ask("blocking", "chat", True, model="uncounted"),
+            told=told,
+            prices=TokenPrice(1, 1),
+            ask_usage=False,
+        )
     assert told[0].cost is None
 
 
@@ -719,11 +868,18 @@ def test_what_the_server_wrote_of_a_prompt_stays_out_of_measurements(way: str, k
     body = {"error": {"message": f"too many: {PROMPT}", "code": "rate_limit_exceeded"}}
     quota = {"error": {"message": f"insufficient_quota {PROMPT}"}}
     with serving(
-        answer(body, "429 Too Many Requests", retry_after_ms="1"), answer(quota, "429 Too Many Requests")
+        answer(body, "429 Too Many Requests", retry_after_ms="1"),
+        answer(quota, "429 Too Many Requests"),
     ) as server:
         with pytest.raises(openai.RateLimitError, match=PROMPT):
-            run(way, server, ask(way, "chat", False), told=told, keep_content=keep,
-                retry=Retry(5, first_wait_s=0.001, seed=1))  # fmt: skip
+            run(
+                way,
+                server,
+                ask(way, "chat", False),
+                told=told,
+                keep_content=keep,
+                retry=Retry(5, first_wait_s=0.001, seed=1),
+            )
         assert len(server.heard) == 2  # that the quota is used up was still seen
     texts = [attempt.failure.text for attempt in told[0].attempts if attempt.failure is not None]
     if keep:
@@ -787,7 +943,10 @@ class OtherStreams(openai.OpenAI):
 def test_streams_of_another_make_are_measured_too() -> None:
     """The application's stream is observed from outside."""
     told: Told = []
-    with serving(SAID["chat", True]) as server, OtherStreams(base_url=server.url, api_key="k") as own:
+    with (
+        serving(SAID["chat", True]) as server,
+        OtherStreams(base_url=server.url, api_key="k") as own,
+    ):
         create = instrument(own, told.append).chat.completions.create
         with create(model="m", messages=[], stream=True) as stream:
             assert isinstance(stream, openai.Stream) and stream.response.status_code == 200
@@ -821,7 +980,14 @@ def test_a_timeout_is_tried_again_and_what_the_server_forbids_is_not(way: str) -
     no = answer({"error": {"message": "no"}}, "500 Internal Server Error", x_should_retry="false")
     retry = Retry(3, first_wait_s=0.001)
     with serving(HANG, SAID["chat", False]) as server:
-        run(way, server, ask(way, "chat", False), told=told, retry=retry, client_options={"timeout": 0.2})
+        run(
+            way,
+            server,
+            ask(way, "chat", False),
+            told=told,
+            retry=retry,
+            client_options={"timeout": 0.2},
+        )
     with serving(no) as server, pytest.raises(openai.InternalServerError):
         run(way, server, ask(way, "chat", False), told=told, retry=retry)
     assert [(one.status, len(one.attempts)) for one in told] == [("ok", 2), ("failed", 1)]
@@ -833,18 +999,30 @@ def test_a_call_that_got_no_permit_is_not_tried_again() -> None:
     with serving(SAID["chat", False]) as server:
         held = throttle.acquire_blocking(key="sk-the-key-1234", model="m")
         with pytest.raises(ThrottleTimeout):
-            run("blocking", server, ask("blocking", "chat", False), told=told, retry=Retry(3), throttle=throttle)
+            run(
+                "blocking",
+                server,
+                ask("blocking", "chat", False),
+                told=told,
+                retry=Retry(3),
+                throttle=throttle,
+            )
         held.done()
     assert [(one.status, len(one.attempts)) for one in told] == [("failed", 0)] and not server.heard
 
 
 def test_labels_that_are_none_do_not_fail_the_call(caplog: pytest.LogCaptureFixture) -> None:
     told: Told = []
-    use = ask("blocking", "chat", False, loadgen_labels={"cost-center": "a", "user": "u", "at": 1.5})
+    use = ask(
+        "blocking", "chat", False, loadgen_labels={"cost-center": "a", "user": "u", "at": 1.5}
+    )
     with serving(SAID["chat", False]) as server:
         run("blocking", server, use, told=told)
         run("blocking", server, ask("blocking", "chat", False, loadgen_labels=3), told=told)
-    assert [one.labels for one in told] == [{"user": "u"}, {}] and "'cost-center' is no name" in caplog.text
+    assert [one.labels for one in told] == [
+        {"user": "u"},
+        {},
+    ] and "'cost-center' is no name" in caplog.text
 
 
 def test_a_fault_in_here_does_not_fail_the_call(caplog: pytest.LogCaptureFixture) -> None:
@@ -854,7 +1032,10 @@ def test_a_fault_in_here_does_not_fail_the_call(caplog: pytest.LogCaptureFixture
 
     with serving(SAID["chat", False]) as server:
         made, _ = run("blocking", server, ask("blocking", "chat", False), record=Broken())
-    assert made.choices[0].message.content == "Hello there." and "a call is not measured" in caplog.text
+    assert (
+        made.choices[0].message.content == "Hello there."
+        and "a call is not measured" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -890,8 +1071,14 @@ def test_a_measurement_as_a_dict_has_its_figures_failed_or_not() -> None:
         with pytest.raises(openai.InternalServerError):
             run("blocking", server, ask("blocking", "chat", True), told=told)
     ok, failed = (json.loads(one.to_json()) for one in told)
-    assert ok["ttft_ms"] == told[0].ttft_ms and ok["tpot_ms"] == told[0].tpot_ms and len(ok["inter_chunk_ms"]) == 2
-    assert failed["status"] == "failed" and failed["ttft_ms"] is None and failed["wait_ms"] is not None
+    assert (
+        ok["ttft_ms"] == told[0].ttft_ms
+        and ok["tpot_ms"] == told[0].tpot_ms
+        and len(ok["inter_chunk_ms"]) == 2
+    )
+    assert (
+        failed["status"] == "failed" and failed["ttft_ms"] is None and failed["wait_ms"] is not None
+    )
     assert {*ok} == {*failed} == {*told[0].to_dict()}
 
 
@@ -906,7 +1093,11 @@ def test_the_tokens_of_an_answer_that_does_not_fit_are_counted(reason: str) -> N
     """`parse` raises where the answer is not of the class that was asked for, or was cut. The server bills it."""
     choice = {**CHAT["choices"][0], "finish_reason": reason}
     told: list[Measurement] = []
-    asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "response_format": Fits}
+    asked: dict[str, Any] = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "response_format": Fits,
+    }
     budget = Budget("10 USD")
     options: dict[str, Any] = {"prices": TokenPrice(1e4, 1e4), "budget": budget}
     with serving(answer({**CHAT, "choices": [choice]})) as server:
@@ -919,10 +1110,16 @@ def test_the_tokens_of_an_answer_that_does_not_fit_are_counted(reason: str) -> N
         async def waiting() -> None:
             async with openai.AsyncOpenAI(base_url=server.url, api_key="k") as own:
                 with pytest.raises(raised.type):
-                    await instrument(own, told.append, **options).beta.chat.completions.parse(**asked)
+                    await instrument(own, told.append, **options).beta.chat.completions.parse(
+                        **asked
+                    )
 
         asyncio.run(waiting())
-    assert [one.status for one in told] == ["failed", "ok", "failed"]  # the second was read as bytes
+    assert [one.status for one in told] == [
+        "failed",
+        "ok",
+        "failed",
+    ]  # the second was read as bytes
     for one in told:
         assert (one.input_tokens, one.output_tokens, one.token_source) == (9, 3, "server")
         assert (one.finish_reason, one.response_id, one.response_model) == (reason, "c1", "m-1")
@@ -932,10 +1129,17 @@ def test_the_tokens_of_an_answer_that_does_not_fit_are_counted(reason: str) -> N
 
 def test_arguments_that_were_left_out_are_no_part_of_a_prompt(tmp_path: Path) -> None:
     """`stream` of the responses API passes on every argument that it knows, with a mark in those that are not given."""
-    created = {"type": "response.created", "sequence_number": 0, "response": {**RESPONSE, "status": "in_progress"}}
+    created = {
+        "type": "response.created",
+        "sequence_number": 0,
+        "response": {**RESPONSE, "status": "in_progress"},
+    }
     completed = {"type": "response.completed", "sequence_number": 1, "response": RESPONSE}
     told: list[Measurement] = []
-    with serving(events(created, completed, done=False)) as server, record_shape(tmp_path / "t.jsonl") as shape:
+    with (
+        serving(events(created, completed, done=False)) as server,
+        record_shape(tmp_path / "t.jsonl") as shape,
+    ):
         own = openai.OpenAI(base_url=server.url, api_key="k")
         client = instrument(own, told.append, keep_content=True, record=shape)
         if not hasattr(getattr(own, "responses", None), "stream"):
@@ -944,4 +1148,6 @@ def test_arguments_that_were_left_out_are_no_part_of_a_prompt(tmp_path: Path) ->
             stream.until_done()
     assert told[0].content is not None and told[0].content.input == "Hello"
     omitted = type("Omit", (), {})()
-    assert read_prompt({"instructions": omitted, "prompt": omitted, "input": "Hello"}).texts == {"input": ["Hello"]}
+    assert read_prompt({"instructions": omitted, "prompt": omitted, "input": "Hello"}).texts == {
+        "input": ["Hello"]
+    }

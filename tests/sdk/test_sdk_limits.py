@@ -34,9 +34,15 @@ S = 1_000_000_000
 
 @pytest.mark.parametrize(
     ("text", "limit", "period_s"),
-    [("10/s", 10, 1), ("600/min", 600, 60), (600, 600, 60), ("90,000/minute", 90_000, 60), ("1/h", 1, 3600),
-     ("0.5/s", 1, 2)],
-)  # fmt: skip
+    [
+        ("10/s", 10, 1),
+        ("600/min", 600, 60),
+        (600, 600, 60),
+        ("90,000/minute", 90_000, 60),
+        ("1/h", 1, 3600),
+        ("0.5/s", 1, 2),
+    ],
+)
 def test_rates_as_people_write_them(text: Any, limit: float, period_s: float) -> None:
     assert rate(text, "requests") == Rate(limit, int(period_s * S))
 
@@ -95,7 +101,11 @@ def test_calls_at_once() -> None:
         ({"retry-after": "2"}, True, 2 * S),
         ({"retry-after-ms": "1500"}, True, 3 * S // 2),
         ({"retry-after": "2"}, False, 0),  # of an answer that was none refused
-        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "50s"}, False, 50 * S),
+        (
+            {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "50s"},
+            False,
+            50 * S,
+        ),
         ({"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "6m0s"}, False, 0),
         ({"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "20ms"}, False, S // 50),
         ({"x-ratelimit-remaining-tokens": "10", "x-ratelimit-reset-tokens": "20ms"}, False, 0),
@@ -105,16 +115,37 @@ def test_calls_at_once() -> None:
         ({"retry-after": "1e300"}, True, 60 * S),
         ({"retry-after": "inf"}, True, 0),
         ({"retry-after-ms": "nan"}, True, 0),
-        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, False, 60 * S),
-        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "4000000000000"}, False, 60 * S),
-        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1000000000"}, False, 0),  # in 2001
-        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "2001-09-09T01:46:40Z"}, False, 0),
+        (
+            {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"},
+            False,
+            60 * S,
+        ),
+        (
+            {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "4000000000000"},
+            False,
+            60 * S,
+        ),
+        (
+            {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1000000000"},
+            False,
+            0,
+        ),  # in 2001
+        (
+            {
+                "x-ratelimit-remaining-requests": "0",
+                "x-ratelimit-reset-requests": "2001-09-09T01:46:40Z",
+            },
+            False,
+            0,
+        ),
         ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "inf"}, False, 0),
         ({"x-ratelimit-remaining-requests": "nan", "x-ratelimit-reset-requests": "9"}, False, 0),
         ({"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "86400"}, False, 60 * S),
     ],
 )
-def test_what_the_server_asks_for_is_obeyed(headers: dict[str, str], refused: bool, again: int) -> None:
+def test_what_the_server_asks_for_is_obeyed(
+    headers: dict[str, str], refused: bool, again: int
+) -> None:
     gate = Gate(Limits())
     gate.heed(0, headers, refused)
     assert gate.ask(0, 10) == again
@@ -132,9 +163,17 @@ def bucket(of: str, limit: int, remaining: int, reset: str) -> dict[str, str]:
         # The reset is when the bucket is full: of 140 requests in 59.9 s, one is back after 0.428 s.
         (bucket("requests", 140, 0, "59.9s"), 10, int(59.9 * S / 140) + 1),
         (bucket("requests", 140, 1, "59.9s"), 10, 0),
-        (bucket("tokens", 1000, 200, "80s"), 300, 10 * S),  # 100 more of the 800 that are back after 80 s
+        (
+            bucket("tokens", 1000, 200, "80s"),
+            300,
+            10 * S,
+        ),  # 100 more of the 800 that are back after 80 s
         (bucket("tokens", 1000, 200, "80s"), 200, 0),
-        (bucket("tokens", 1000, 900, "80s"), 5000, 60 * S),  # more than the limit: when it is full, if that is obeyed
+        (
+            bucket("tokens", 1000, 900, "80s"),
+            5000,
+            60 * S,
+        ),  # more than the limit: when it is full, if that is obeyed
         (bucket("tokens", 1000, 900, "8s"), 5000, 8 * S),
         (bucket("requests", 0, 0, "50s"), 10, 50 * S),  # no limit that could be one
     ],
@@ -217,7 +256,9 @@ def test_first_come_first_served_in_tasks_and_threads() -> None:
 def test_limits_are_per_key_and_model_unless_told_otherwise() -> None:
     async def granted(throttle: Throttle) -> int:
         kinds = [("a", "m"), ("a", "n"), ("b", "m"), ("a", "m")]
-        tasks = [asyncio.create_task(throttle.acquire(key=key, model=model)) for key, model in kinds]
+        tasks = [
+            asyncio.create_task(throttle.acquire(key=key, model=model)) for key, model in kinds
+        ]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         done = sum(task.done() for task in tasks)
@@ -255,7 +296,9 @@ def test_a_throttler_that_the_application_shares() -> None:
         Throttle(requests=theirs).acquire_blocking()
 
 
-def test_a_pause_that_the_server_asks_for_is_logged_and_its_cut_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pause_that_the_server_asks_for_is_logged_and_its_cut_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     permit = Throttle(max_pause_s=0.01).acquire_blocking(key="sk-secret", model="m")
     permit.heed({"retry-after": "86400"}, refused=True)
     assert "the server asks for no call of m for 86400 s; calls go on after 0.01 s" in caplog.text
@@ -287,7 +330,9 @@ def test_evenly_spaced_calls() -> None:
         granted.append(now)
     gaps = [later - earlier for earlier, later in itertools.pairwise(granted)]
     assert min(gaps) >= S // 10 - 20_000_000 and max(gaps) <= S // 10 + 2_000_000
-    assert granted[-1] == pytest.approx(599 * S // 10, rel=0.001)  # and the late wake-ups are made up for
+    assert granted[-1] == pytest.approx(
+        599 * S // 10, rel=0.001
+    )  # and the late wake-ups are made up for
 
 
 def test_input_and_output_have_budgets_of_their_own() -> None:
@@ -311,7 +356,10 @@ def test_a_higher_priority_goes_first_but_not_before_who_waited_long() -> None:
 
     async def go() -> None:
         held = await throttle.acquire()
-        tasks = [asyncio.create_task(one(*ask)) for ask in (("batch", -1), ("a", 0), ("urgent", 2), ("b", 0))]
+        tasks = [
+            asyncio.create_task(one(*ask))
+            for ask in (("batch", -1), ("a", 0), ("urgent", 2), ("b", 0))
+        ]
         while throttle.waiting() < 4:
             await asyncio.sleep(0)
         held.done()
@@ -321,7 +369,10 @@ def test_a_higher_priority_goes_first_but_not_before_who_waited_long() -> None:
     assert order == ["urgent", "a", "b", "batch"]
     long_ago, now = _Waiter(int, 0), _Waiter(int, 1)
     assert now < long_ago
-    long_ago.order = (long_ago.order[0] - 11 * S, 0)  # it came 11 s earlier: one level is worth 10 s
+    long_ago.order = (
+        long_ago.order[0] - 11 * S,
+        0,
+    )  # it came 11 s earlier: one level is worth 10 s
     assert long_ago < now
     with refused(WrongUse, "wrong_type"), priority(0.5):  # type: ignore[arg-type]
         pass
@@ -348,7 +399,10 @@ def test_processes_share_a_limit(tmp_path: Path) -> None:
     """Four processes with one limit of 20 in an hour get 20 permits together, and see each other's corrections."""
 
     def permits(_: int) -> int:
-        throttle, got = Throttle(requests="20/h", tokens="1200/h", shared=tmp_path / "limits", max_wait_s=0.05), 0
+        throttle, got = (
+            Throttle(requests="20/h", tokens="1200/h", shared=tmp_path / "limits", max_wait_s=0.05),
+            0,
+        )
         try:
             while True:
                 throttle.acquire_blocking(key="sk-secret", model="m", tokens=500).done(10)
@@ -371,7 +425,10 @@ def test_processes_share_a_limit(tmp_path: Path) -> None:
     with os.fdopen(read, "rb") as counts:
         got = counts.read()
     assert len(got) == 4 and sum(got) == 20
-    assert all("secret" not in file.name and b"secret" not in file.read_bytes() for file in tmp_path.iterdir())
+    assert all(
+        "secret" not in file.name and b"secret" not in file.read_bytes()
+        for file in tmp_path.iterdir()
+    )
 
 
 @pytest.fixture
@@ -387,7 +444,9 @@ def redis_url(tmp_path: Path) -> Iterator[str]:
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         retry = redis.retry.Retry(redis.backoff.ConstantBackoff(0.01), 500)
-        with redis.Redis.from_url(url, retry=retry, retry_on_error=[redis.ConnectionError]) as client:
+        with redis.Redis.from_url(
+            url, retry=retry, retry_on_error=[redis.ConnectionError]
+        ) as client:
             client.ping()
         yield f"{url}#test"
         with redis.Redis.from_url(url) as client:  # no key is written, and nothing stays for ever
@@ -406,7 +465,9 @@ def test_hosts_share_a_limit_through_redis(redis_url: str) -> None:
         got = 0
         with contextlib.suppress(ThrottleTimeout):
             while True:
-                (await throttle.acquire(key="sk-secret", model="m", tokens=500, max_wait_s=1)).done(10)
+                (await throttle.acquire(key="sk-secret", model="m", tokens=500, max_wait_s=1)).done(
+                    10
+                )
                 assert flush()
                 got += 1
         return got
@@ -444,11 +505,15 @@ def test_a_wait_for_redis_that_is_cancelled_leaves_no_permit(redis_url: str) -> 
 
 
 @pytest.mark.processes
-def test_without_redis_a_process_keeps_the_limits_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_redis_a_process_keeps_the_limits_by_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     pytest.importorskip("redis")
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    throttle = Throttle(requests="2/h", shared=f"redis://user:pw-secret@127.0.0.1:{port}/0", max_wait_s=0.1)
+    throttle = Throttle(
+        requests="2/h", shared=f"redis://user:pw-secret@127.0.0.1:{port}/0", max_wait_s=0.1
+    )
     for _ in range(2):
         throttle.acquire_blocking().done()
     with pytest.raises(ThrottleTimeout):
@@ -457,7 +522,9 @@ def test_without_redis_a_process_keeps_the_limits_by_itself(caplog: pytest.LogCa
 
 
 @pytest.mark.processes
-def test_a_damaged_file_of_shared_limits_starts_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_of_shared_limits_starts_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     throttle = Throttle(requests="2/h", shared=tmp_path / "limits", each=(), max_wait_s=0)
     throttle.acquire_blocking().done()
     (state,) = [file for file in tmp_path.iterdir() if file.suffix != ".lock"]
@@ -536,8 +603,12 @@ def test_the_server_and_the_application_have_the_last_word() -> None:
     own = Retry(3, retry_if=lambda failure: {400: True, 429: False}.get(failure.http_status or 0))
     assert own.wait_s(1, bad, delivered=False, server_says=False) is not None
     assert own.wait_s(1, BUSY, delivered=False, server_says=True) is None
-    assert own.wait_s(1, Failure("reset", ""), delivered=False) is not None  # None: the rule of the house
-    assert own.wait_s(3, bad, delivered=False) is None and own.wait_s(1, bad, delivered=True) is None
+    assert (
+        own.wait_s(1, Failure("reset", ""), delivered=False) is not None
+    )  # None: the rule of the house
+    assert (
+        own.wait_s(3, bad, delivered=False) is None and own.wait_s(1, bad, delivered=True) is None
+    )
 
 
 def test_a_predicate_that_raises_decides_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -546,7 +617,9 @@ def test_a_predicate_that_raises_decides_nothing(caplog: pytest.LogCaptureFixtur
 
     retry = Retry(3, retry_if=broken)
     assert retry.wait_s(1, BUSY, delivered=False) is not None
-    assert retry.wait_s(1, Failure("tls", ""), delivered=False) is None and "retry_if" in caplog.text
+    assert (
+        retry.wait_s(1, Failure("tls", ""), delivered=False) is None and "retry_if" in caplog.text
+    )
 
 
 def test_as_many_calls_get_through_as_with_the_retries_that_it_replaces() -> None:
@@ -571,7 +644,9 @@ def test_waits_are_jittered_bounded_and_obey_the_server(made: int, asked: float 
     if asked is not None and asked > 60:
         assert wait is None
     else:
-        assert wait is not None and (asked or 0) <= wait <= max(asked or 0, min(8.0, 0.5 * 2 ** (made - 1)))
+        assert wait is not None and (asked or 0) <= wait <= max(
+            asked or 0, min(8.0, 0.5 * 2 ** (made - 1))
+        )
 
 
 def test_a_seed_draws_the_same_waits_and_another_one_others() -> None:
@@ -608,7 +683,13 @@ def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"attempts": 0}, {"attempts": 1.5}, {"first_wait_s": 0}, {"first_wait_s": 9, "max_wait_s": 8}, {"budget": -1}],
+    [
+        {"attempts": 0},
+        {"attempts": 1.5},
+        {"first_wait_s": 0},
+        {"first_wait_s": 9, "max_wait_s": 8},
+        {"budget": -1},
+    ],
 )
 def test_retries_that_mean_nothing(options: dict[str, Any]) -> None:
     with pytest.raises(WrongUse):
@@ -616,15 +697,20 @@ def test_retries_that_mean_nothing(options: dict[str, Any]) -> None:
 
 
 OLD_ARGUMENTS = [
-    (Throttle, "per", "each"), (Throttle, "obey", "heed_headers"), (Throttle, "longest_obeyed_s", "max_pause_s"),
-    (Throttle, "kept_by", "pacer"), (Retry, "first_s", "first_wait_s"), (Retry, "most_s", "max_wait_s"),
-]  # fmt: skip
+    (Throttle, "per", "each"),
+    (Throttle, "obey", "heed_headers"),
+    (Throttle, "longest_obeyed_s", "max_pause_s"),
+    (Throttle, "kept_by", "pacer"),
+    (Retry, "first_s", "first_wait_s"),
+    (Retry, "most_s", "max_wait_s"),
+]
 OLD_ATTRIBUTES = [
     (Throttle(requests=1), "slot", "with await throttle.acquire(…)"),
     (Throttle(requests=1), "slot_blocking", "with throttle.acquire_blocking(…)"),
-    (Retry(), "first_s", "first_wait_s"), (Retry(), "most_s", "max_wait_s"),
+    (Retry(), "first_s", "first_wait_s"),
+    (Retry(), "most_s", "max_wait_s"),
     (Attempt(started=1, ended=2), "waited_ns", "waited_ms"),
-]  # fmt: skip
+]
 
 
 def test_an_old_name_says_the_new_one() -> None:
@@ -633,7 +719,9 @@ def test_an_old_name_says_the_new_one() -> None:
         with pytest.raises(WrongUse, match=f"{old}= is called {new}= now"):
             kind(**{old: 4})
     for value, old, new in OLD_ATTRIBUTES:
-        with pytest.raises(AttributeError, match=re.escape(f"{type(value).__name__} has no {old}: write {new}")):
+        with pytest.raises(
+            AttributeError, match=re.escape(f"{type(value).__name__} has no {old}: write {new}")
+        ):
             getattr(value, old)
         with pytest.raises(AttributeError, match=r"has no other$"):
             value.other  # noqa: B018

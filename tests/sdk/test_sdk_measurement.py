@@ -34,12 +34,44 @@ def test_every_field_is_in_its_place() -> None:
     observed = Observed(**seen, **said, server_timing={"own": 1}, kernel_stamps=True, usage=usage)
     made = call.report("failed", Failure("http", "bad", 400), observed, done=16)
     expected = {
-        **{"api": "chat", "streamed": True, "status": "failed", "started": 10, "started_unix_ns": 9, **seen, **said},
-        **{"done": 16, "instants": (12, 13), "input_tokens": 30, "output_tokens": 20, "cached_tokens": 5},
-        **{"cache_written_tokens": 6, "reasoning_tokens": 4, "token_source": "server", "cost": pytest.approx(7e-5)},
-        **{"attempts": call.attempts, "failure": Failure("http", "HTTP 400", 400), "model": "asked"},
-        **{"request_id": "r-1", "server": "h:1", "server_timing": {"server-timing": "s;dur=1", "own": 1}},
-        **{"kernel_stamps": True, "content": None, "labels": {"a": "b"}, "parameters": {"temperature": 0.5}},
+        **{
+            "api": "chat",
+            "streamed": True,
+            "status": "failed",
+            "started": 10,
+            "started_unix_ns": 9,
+            **seen,
+            **said,
+        },
+        **{
+            "done": 16,
+            "instants": (12, 13),
+            "input_tokens": 30,
+            "output_tokens": 20,
+            "cached_tokens": 5,
+        },
+        **{
+            "cache_written_tokens": 6,
+            "reasoning_tokens": 4,
+            "token_source": "server",
+            "cost": pytest.approx(7e-5),
+        },
+        **{
+            "attempts": call.attempts,
+            "failure": Failure("http", "HTTP 400", 400),
+            "model": "asked",
+        },
+        **{
+            "request_id": "r-1",
+            "server": "h:1",
+            "server_timing": {"server-timing": "s;dur=1", "own": 1},
+        },
+        **{
+            "kernel_stamps": True,
+            "content": None,
+            "labels": {"a": "b"},
+            "parameters": {"temperature": 0.5},
+        },
     }
     assert {name: getattr(made, name) for name in Measurement.__struct_fields__} == expected
     assert call.attempts == made.attempts and made.attempts[0].failure == made.failure

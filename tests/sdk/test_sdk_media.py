@@ -9,10 +9,22 @@ from typing import Any
 import openai
 import pytest
 from canned import answer, events, running
-from loadgen_sdk import Budget, Measurement, OpenTelemetry, TokenPrice, auto, instrument, record_shape
+from loadgen_sdk import (
+    Budget,
+    Measurement,
+    OpenTelemetry,
+    TokenPrice,
+    auto,
+    instrument,
+    record_shape,
+)
 
-USAGE = {"input_tokens": 12, "output_tokens": 4160, "total_tokens": 4172,
-         "input_tokens_details": {"text_tokens": 12, "image_tokens": 0}}  # fmt: skip
+USAGE = {
+    "input_tokens": 12,
+    "output_tokens": 4160,
+    "total_tokens": 4172,
+    "input_tokens_details": {"text_tokens": 12, "image_tokens": 0},
+}
 PICTURE = {"created": 1, "data": [{"b64_json": "aGVsbG8="}], "usage": USAGE}
 COUNTED = {"type": "tokens", "input_tokens": 14, "output_tokens": 5, "total_tokens": 19}
 HEARD = {"text": "Hello there.", "usage": COUNTED}
@@ -31,7 +43,8 @@ ANSWERS = {
     ("images", True): events(*PARTS, done=False),
     ("transcriptions", False): answer(HEARD),
     ("transcriptions", True): events(*SPOKEN),
-    ("speech", False): b"HTTP/1.1 200 OK\r\nContent-Type: audio/wav\r\nContent-Length: 12\r\n\r\n" + SOUND,
+    ("speech", False): b"HTTP/1.1 200 OK\r\nContent-Type: audio/wav\r\nContent-Length: 12\r\n\r\n"
+    + SOUND,
 }
 
 
@@ -58,7 +71,9 @@ def handler(said: bytes) -> type[BaseHTTPRequestHandler]:
 
 
 @pytest.mark.parametrize(("api", "stream"), ANSWERS)
-def test_each_is_measured_and_the_answer_is_the_same(api: str, stream: bool, tmp_path: Path) -> None:
+def test_each_is_measured_and_the_answer_is_the_same(
+    api: str, stream: bool, tmp_path: Path
+) -> None:
     told, budget = list[Measurement](), Budget("1 USD/day")
     with (
         running(handler(ANSWERS[api, stream])) as url,
@@ -67,7 +82,9 @@ def test_each_is_measured_and_the_answer_is_the_same(api: str, stream: bool, tmp
     ):
         plain = use(own, api, stream)
         observers = (told.append, OpenTelemetry())
-        client = instrument(own, observers, prices=TokenPrice(5.0, 40.0), budget=budget, record=shape)
+        client = instrument(
+            own, observers, prices=TokenPrice(5.0, 40.0), budget=budget, record=shape
+        )
         ours = use(client, api, stream)
         if stream:
             assert [one.model_dump() for one in ours] == [one.model_dump() for one in plain]
@@ -94,4 +111,8 @@ def test_auto_measures_them_and_gives_them_back() -> None:
         openai.OpenAI(base_url=url, api_key="k", max_retries=0) as client,
     ):
         use(client, "images", stream=False)
-    assert [one.api for one in told] == ["images"] and "audio" not in vars(client) and "images" not in vars(client)
+    assert (
+        [one.api for one in told] == ["images"]
+        and "audio" not in vars(client)
+        and "images" not in vars(client)
+    )

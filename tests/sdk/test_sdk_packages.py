@@ -16,20 +16,40 @@ import openai
 import places
 import pytest
 from canned import CHAT, CHAT_EVENTS, COMPLETION, answer, events, serving
-from loadgen_sdk import Measurement, Retry, Throttle, TokenPrice, WrongUse, auto, instrument, labelled, measurement_of
+from loadgen_sdk import (
+    Measurement,
+    Retry,
+    Throttle,
+    TokenPrice,
+    WrongUse,
+    auto,
+    instrument,
+    labelled,
+    measurement_of,
+)
 from loadgen_sdk.app.finishing import flush
 from openai.types.chat import ChatCompletionChunk
 from refusals import refused
 
-USAGE = {"input_tokens": 3, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 2, "output_tokens": 1}
+USAGE = {
+    "input_tokens": 3,
+    "cache_read_input_tokens": 4,
+    "cache_creation_input_tokens": 2,
+    "output_tokens": 1,
+}
 MESSAGE = {
-    "id": "msg_1", "type": "message", "role": "assistant", "model": "claude-x", "stop_reason": "tool_use",
-    "stop_sequence": None, "usage": {**USAGE, "output_tokens": 7},
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "model": "claude-x",
+    "stop_reason": "tool_use",
+    "stop_sequence": None,
+    "usage": {**USAGE, "output_tokens": 7},
     "content": [
         {"type": "text", "text": "Let me see."},
         {"type": "tool_use", "id": "t-1", "name": "look", "input": {"at": 1}},
     ],
-}  # fmt: skip
+}
 
 
 def block(index: int, kind: str, **fields: Any) -> dict[str, Any]:
@@ -37,8 +57,15 @@ def block(index: int, kind: str, **fields: Any) -> dict[str, Any]:
 
 
 MESSAGE_EVENTS = (
-    {"type": "message_start", "message": {**MESSAGE, "content": [], "stop_reason": None, "usage": USAGE}},
-    {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": "", "signature": ""}},
+    {
+        "type": "message_start",
+        "message": {**MESSAGE, "content": [], "stop_reason": None, "usage": USAGE},
+    },
+    {
+        "type": "content_block_start",
+        "index": 0,
+        "content_block": {"type": "thinking", "thinking": "", "signature": ""},
+    },
     block(0, "thinking_delta", thinking="Hm."),
     block(0, "signature_delta", signature="s"),
     {"type": "content_block_stop", "index": 0},
@@ -46,16 +73,26 @@ MESSAGE_EVENTS = (
     block(1, "text_delta", text="Let me "),
     block(1, "text_delta", text="see."),
     {"type": "content_block_stop", "index": 1},
-    {"type": "content_block_start", "index": 2,
-     "content_block": {"type": "tool_use", "id": "t-1", "name": "look", "input": {}}},
+    {
+        "type": "content_block_start",
+        "index": 2,
+        "content_block": {"type": "tool_use", "id": "t-1", "name": "look", "input": {}},
+    },
     block(2, "input_json_delta", partial_json='{"at": '),
     block(2, "input_json_delta", partial_json="1}"),
     {"type": "content_block_stop", "index": 2},
-    {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": None},
-     "usage": {"output_tokens": 7}},
+    {
+        "type": "message_delta",
+        "delta": {"stop_reason": "tool_use", "stop_sequence": None},
+        "usage": {"output_tokens": 7},
+    },
     {"type": "message_stop"},
-)  # fmt: skip
-ASKED: dict[str, Any] = {"model": "claude-x", "max_tokens": 50, "messages": [{"role": "user", "content": "Look."}]}
+)
+ASKED: dict[str, Any] = {
+    "model": "claude-x",
+    "max_tokens": 50,
+    "messages": [{"role": "user", "content": "Look."}],
+}
 HEADERS = {
     "request_id": "req-1",
     "anthropic_ratelimit_requests_remaining": "0",
@@ -77,26 +114,39 @@ def litellm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def client(anthropic: ModuleType, url: str, **options: Any) -> Any:
-    return anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key="k", max_retries=0, **options)
+    return anthropic.Anthropic(
+        base_url=url.removesuffix("/v1"), api_key="k", max_retries=0, **options
+    )
 
 
 def check_message(measured: Measurement, *, streamed: bool) -> None:
     assert (measured.api, measured.status, measured.streamed) == ("messages", "ok", streamed)
     assert (measured.input_tokens, measured.cached_tokens, measured.output_tokens) == (9, 4, 7)
     assert measured.cache_written_tokens == 2
-    assert (measured.finish_reason, measured.response_id, measured.request_id) == ("tool_use", "msg_1", "req-1")
+    assert (measured.finish_reason, measured.response_id, measured.request_id) == (
+        "tool_use",
+        "msg_1",
+        "req-1",
+    )
     assert (measured.model, measured.response_model) == ("claude-x", "claude-x")
     assert measured.cost == pytest.approx(24e-6)
     assert measured.parameters == {"max_tokens": 50}
     assert measured.content is not None and measured.content.output == "Let me see."
     call = {"id": "t-1", "name": "look", "arguments": '{"at": 1}'}
-    assert measured.content.choices[0].tool_calls == (call,) and measured.content.choices[0].finish_reason == "tool_use"
+    assert (
+        measured.content.choices[0].tool_calls == (call,)
+        and measured.content.choices[0].finish_reason == "tool_use"
+    )
 
 
 def test_messages_of_anthropic(anthropic: ModuleType) -> None:
     told: list[Measurement] = []
     throttle = Throttle(requests="9/s")
-    options: dict[str, Any] = {"prices": TokenPrice(1, 2, cache_write=1.5), "keep_content": True, "throttle": throttle}
+    options: dict[str, Any] = {
+        "prices": TokenPrice(1, 2, cache_write=1.5),
+        "keep_content": True,
+        "throttle": throttle,
+    }
     with (
         serving(answer(MESSAGE, **HEADERS)) as server,
         instrument(client(anthropic, server.url), told.append, **options) as own,
@@ -125,17 +175,28 @@ def test_streams_of_anthropic(anthropic: ModuleType, helper: bool) -> None:
             assert len([*own.messages.create(**ASKED, stream=True)]) == len(MESSAGE_EVENTS)
     check_message(told[0], streamed=True)
     assert len(told) == 1 and len(told[0].instants) == 5
-    assert told[0].first_token == told[0].instants[0] and told[0].first_answer == told[0].instants[1]
+    assert (
+        told[0].first_token == told[0].instants[0] and told[0].first_answer == told[0].instants[1]
+    )
 
 
 def test_async_streams_of_anthropic_and_its_errors(anthropic: ModuleType) -> None:
     told: list[Measurement] = []
-    refused = answer({"type": "error", "error": {"type": "rate_limit_error", "message": "no"}}, "429 Too Many")
+    refused = answer(
+        {"type": "error", "error": {"type": "rate_limit_error", "message": "no"}}, "429 Too Many"
+    )
 
     async def go(url: str) -> None:
-        plain = anthropic.AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key="k", max_retries=0)
-        async with instrument(plain, told.append, retry=Retry(2, first_wait_s=0.001), keep_content=True,
-                              prices=TokenPrice(1, 2, cache_write=1.5)) as own:  # fmt: skip
+        plain = anthropic.AsyncAnthropic(
+            base_url=url.removesuffix("/v1"), api_key="k", max_retries=0
+        )
+        async with instrument(
+            plain,
+            told.append,
+            retry=Retry(2, first_wait_s=0.001),
+            keep_content=True,
+            prices=TokenPrice(1, 2, cache_write=1.5),
+        ) as own:
             async with own.messages.stream(**ASKED) as stream:
                 await stream.get_final_message()
             async with await own.messages.create(**ASKED, stream=True) as left:
@@ -145,7 +206,9 @@ def test_async_streams_of_anthropic_and_its_errors(anthropic: ModuleType) -> Non
     with serving(refused, events(*MESSAGE_EVENTS, done=False, request_id="req-1")) as server:
         asyncio.run(go(server.url))
     check_message(told[0], streamed=True)
-    assert told[0].attempts[0].failure is not None and told[0].attempts[0].failure.kind == "http_429"
+    assert (
+        told[0].attempts[0].failure is not None and told[0].attempts[0].failure.kind == "http_429"
+    )
     assert [one.status for one in told] == ["ok", "abandoned"]
 
 
@@ -156,15 +219,25 @@ def test_functions_of_litellm(litellm: ModuleType) -> None:
         to: dict[str, Any] = {"api_base": server.url, "api_key": "k-12345678"}
         own = instrument(litellm, told.append, labels={"app": "x"}, prices=TokenPrice(1, 2))
         messages = [{"role": "user", "content": "Hi"}]
-        with auto(told.append), labelled(step=1):  # the client of openai below it is not measured again
+        with (
+            auto(told.append),
+            labelled(step=1),
+        ):  # the client of openai below it is not measured again
             made = own.completion("openai/m", messages, temperature=0.5, **to)
         assert made.choices[0].message.content == "Hello there." and measurement_of(made) is told[0]
-        assert asyncio.run(own.acompletion(model="openai/m", messages=messages, **to)).usage.total_tokens == 12
+        assert (
+            asyncio.run(
+                own.acompletion(model="openai/m", messages=messages, **to)
+            ).usage.total_tokens
+            == 12
+        )
     assert own.token_counter is litellm.token_counter and own.completion is not litellm.completion
-    assert [(one.api, one.status, one.model, one.input_tokens, one.output_tokens) for one in told] == [
-        ("chat", "ok", "openai/m", 9, 3)
-    ] * 2
-    assert told[0].labels == {"app": "x", "step": "1"} and told[0].parameters == {"temperature": 0.5}
+    assert [
+        (one.api, one.status, one.model, one.input_tokens, one.output_tokens) for one in told
+    ] == [("chat", "ok", "openai/m", 9, 3)] * 2
+    assert told[0].labels == {"app": "x", "step": "1"} and told[0].parameters == {
+        "temperature": 0.5
+    }
     assert told[0].cost == 15e-6 and told[0].finish_reason == "stop"
 
 
@@ -173,7 +246,9 @@ def test_streams_of_litellm(litellm: ModuleType) -> None:
     told: list[Measurement] = []
 
     async def go(own: Any, to: dict[str, Any]) -> None:
-        stream = await own.acompletion("openai/m", [{"role": "user", "content": "Hi"}], stream=True, **to)
+        stream = await own.acompletion(
+            "openai/m", [{"role": "user", "content": "Hi"}], stream=True, **to
+        )
         async for _ in stream:
             pass
         assert stream.measurement is told[1]
@@ -185,16 +260,21 @@ def test_streams_of_litellm(litellm: ModuleType) -> None:
         assert isinstance(stream, litellm.CustomStreamWrapper)
         assert "".join(piece.choices[0].delta.content or "" for piece in stream) == "Hello there."
         asyncio.run(go(own, to))
-    assert [(one.status, len(one.instants), one.output_tokens, one.token_source) for one in told] == [
-        ("ok", 3, 3, "server")
-    ] * 2
+    assert [
+        (one.status, len(one.instants), one.output_tokens, one.token_source) for one in told
+    ] == [("ok", 3, 3, "server")] * 2
 
 
 @pytest.mark.filterwarnings("ignore")  # its own
 def test_errors_and_retries_of_litellm(litellm: ModuleType) -> None:
     told: list[Measurement] = []
-    busy = answer({"error": {"message": "busy", "code": "rate_limit_exceeded"}}, "429 Too Many Requests")
-    with serving(busy, busy, answer(COMPLETION)) as server, auto(told.append, retry=Retry(2, first_wait_s=0.001)):
+    busy = answer(
+        {"error": {"message": "busy", "code": "rate_limit_exceeded"}}, "429 Too Many Requests"
+    )
+    with (
+        serving(busy, busy, answer(COMPLETION)) as server,
+        auto(told.append, retry=Retry(2, first_wait_s=0.001)),
+    ):
         to: dict[str, Any] = {"api_base": server.url, "api_key": "k-12345678"}
         with pytest.raises(litellm.RateLimitError):
             litellm.completion("openai/m", [{"role": "user", "content": "Hi"}], **to)
@@ -226,7 +306,9 @@ def test_labels_of_litellm_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"cost-center": "a", "team": "b"}
     with auto(told.append):
         module.completion(model="m", messages=[], labels=given, loadgen_labels={"feature": "f"})
-    assert [one["labels"] for one in function.heard] == [given] and "loadgen_labels" not in function.heard[0]
+    assert [one["labels"] for one in function.heard] == [
+        given
+    ] and "loadgen_labels" not in function.heard[0]
     assert told[0].labels == {"feature": "f"}
 
 
@@ -263,7 +345,11 @@ def test_a_stream_of_litellm_that_only_its_loop_holds(monkeypatch: pytest.Monkey
         for _ in module.completion(model="m", messages=[], stream=True):
             break
         assert flush()
-    assert [(one.status, len(one.instants)) for one in told] == [("ok", 3), ("ok", 3), ("abandoned", 0)]
+    assert [(one.status, len(one.instants)) for one in told] == [
+        ("ok", 3),
+        ("ok", 3),
+        ("abandoned", 0),
+    ]
     assert throttle.in_flight(model="m") == 0
 
 
@@ -325,29 +411,44 @@ def test_the_real_router_of_litellm(litellm: ModuleType) -> None:
         with auto(told.append):
             made = router.completion("group", [{"role": "user", "content": "Hi"}])
     assert made.choices[0].message.content == "Hello there." and measurement_of(made) is told[0]
-    assert [(one.model, one.status, one.input_tokens, one.output_tokens) for one in told] == [("group", "ok", 9, 3)]
+    assert [(one.model, one.status, one.input_tokens, one.output_tokens) for one in told] == [
+        ("group", "ok", 9, 3)
+    ]
 
 
 def test_batches_of_files() -> None:
     """Their tokens are told once, when the batch is first seen to be complete, and have no price here."""
     told: list[Measurement] = []
     batch: dict[str, Any] = {
-        "id": "batch_1", "object": "batch", "endpoint": "/v1/chat/completions", "input_file_id": "file_1",
-        "completion_window": "24h", "status": "validating", "created_at": 1,
-    }  # fmt: skip
-    usage = {"input_tokens": 900, "output_tokens": 300, "total_tokens": 1200,
-             "input_tokens_details": {"cached_tokens": 0},
-             "output_tokens_details": {"reasoning_tokens": 0}}  # fmt: skip
+        "id": "batch_1",
+        "object": "batch",
+        "endpoint": "/v1/chat/completions",
+        "input_file_id": "file_1",
+        "completion_window": "24h",
+        "status": "validating",
+        "created_at": 1,
+    }
+    usage = {
+        "input_tokens": 900,
+        "output_tokens": 300,
+        "total_tokens": 1200,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": 0},
+    }
     done = answer({**batch, "status": "completed", "usage": usage})
     with serving(answer(batch), done) as server:
         plain = openai.OpenAI(base_url=server.url, api_key="k", max_retries=0)
         own = instrument(plain, told.append, prices=TokenPrice(1, 2))
-        own.batches.create(input_file_id="file_1", endpoint="/v1/chat/completions", completion_window="24h")
+        own.batches.create(
+            input_file_id="file_1", endpoint="/v1/chat/completions", completion_window="24h"
+        )
         for _ in range(2):
             own.batches.retrieve("batch_1")
     assert [(one.finish_reason, one.input_tokens, one.output_tokens) for one in told] == [
-        ("validating", None, None), ("completed", 900, 300), ("completed", None, None),
-    ]  # fmt: skip
+        ("validating", None, None),
+        ("completed", 900, 300),
+        ("completed", None, None),
+    ]
     assert {(one.api, one.status, one.cost) for one in told} == {("batches", "ok", None)}
     assert all(one.ttft_ms is None and one.e2e_ms is not None for one in told)
 
@@ -370,9 +471,13 @@ def test_a_variable_of_the_environment_starts_it(value: str, calls: int, tmp_pat
     with serving(answer(CHAT)) as server:
         environment = {**os.environ, "LOADGEN_SDK_AUTO": value}
         ran = subprocess.run(
-            [sys.executable, "-c", START, server.url, str(SDK)], env=environment, cwd=tmp_path,
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            [sys.executable, "-c", START, server.url, str(SDK)],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     file = tmp_path / "calls.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     assert [json.loads(line)["status"] for line in lines] == ["ok"] * calls
@@ -386,7 +491,9 @@ def test_none_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
         auto()
 
 
-def test_a_package_that_an_application_has_barred_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_an_application_has_barred_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """None in `sys.modules` is how Python is told not to import a package."""
     monkeypatch.setitem(sys.modules, "litellm", None)
     with auto() as running:

@@ -31,18 +31,26 @@ def jpeg(width: int, height: int) -> str:
 
 
 def wav(seconds: int, rate: int) -> str:
-    head = b"RIFF" + bytes(4) + b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 1, rate // 2, rate, 2, 16)
+    head = (
+        b"RIFF" + bytes(4) + b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 1, rate // 2, rate, 2, 16)
+    )
     return base64.b64encode(head + bytes(seconds * rate - len(head))).decode()
 
 
 GIF = base64.b64encode(b"GIF89a" + struct.pack("<HH", 30, 40)).decode()
-WEBP_LOSSY = base64.b64encode(b"RIFF\0\0\0\0WEBPVP8 " + bytes(10) + struct.pack("<HH", 30, 40)).decode()
-WEBP_LOSSLESS = base64.b64encode(b"RIFF\0\0\0\0WEBPVP8L" + bytes(5) + struct.pack("<I", 29 | 39 << 14)).decode()
+WEBP_LOSSY = base64.b64encode(
+    b"RIFF\0\0\0\0WEBPVP8 " + bytes(10) + struct.pack("<HH", 30, 40)
+).decode()
+WEBP_LOSSLESS = base64.b64encode(
+    b"RIFF\0\0\0\0WEBPVP8L" + bytes(5) + struct.pack("<I", 29 | 39 << 14)
+).decode()
 WEBP_LARGE = base64.b64encode(b"RIFF\0\0\0\0WEBPVP8X" + bytes(8) + b"\x1d\0\0\x27\0\0").decode()
 
 
 @pytest.mark.parametrize(
-    "data", [png(30, 40), jpeg(30, 40), GIF, WEBP_LOSSY, WEBP_LOSSLESS, WEBP_LARGE], ids=lambda data: data[:8]
+    "data",
+    [png(30, 40), jpeg(30, 40), GIF, WEBP_LOSSY, WEBP_LOSSLESS, WEBP_LARGE],
+    ids=lambda data: data[:8],
 )
 def test_the_size_of_a_picture(data: str) -> None:
     assert picture_size(data + "=" * (-len(data) % 4)) == (30, 40)
@@ -106,7 +114,10 @@ PICTURES: list[Any] = [
     {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
     {"type": "input_image", "image_url": URL},
     {"type": "input_image", "file_id": "file-1", "detail": "auto"},
-    {"type": "tool_result", "content": [{"type": "image", "source": {"type": "url", "url": "https://example.com"}}]},
+    {
+        "type": "tool_result",
+        "content": [{"type": "image", "source": {"type": "url", "url": "https://example.com"}}],
+    },
     {"type": "computer_call_output", "output": {"type": "computer_screenshot", "image_url": URL}},
     URL,
 ]
@@ -120,10 +131,16 @@ def test_a_picture_is_no_text(part: Any) -> None:
 
 
 def test_anthropics_pictures_and_documents() -> None:
-    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png(200, 200)}}
+    picture = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": png(200, 200)},
+    }
     asked = user(picture) | {"model": "claude-x"}
     assert estimated_tokens(asked)[0] - 1 == 64 + 1
-    page = {"type": "document", "source": {"type": "base64", "data": base64.b64encode(bytes(100_000)).decode()}}
+    page = {
+        "type": "document",
+        "source": {"type": "base64", "data": base64.b64encode(bytes(100_000)).decode()},
+    }
     assert estimated_tokens(user(page))[0] - 1 == 2 * 2250 + 1
     text = {"type": "document", "source": {"type": "text", "data": "x" * 396}}
     assert estimated_tokens(user(text))[0] - 1 == 100
@@ -135,9 +152,15 @@ def test_anthropics_pictures_and_documents() -> None:
         ({"prompt": [1000, 2000, 3000]}, 3),
         ({"input": [[1000] * 50, [2000] * 7]}, 57),
         ({"input": ["x" * 40, "x" * 40]}, 20),
-        (user({"type": "input_audio", "input_audio": {"data": wav(2, 32_000), "format": "wav"}}), 21),
+        (
+            user({"type": "input_audio", "input_audio": {"data": wav(2, 32_000), "format": "wav"}}),
+            21,
+        ),
         (user({"type": "input_file", "file_id": "f"}), 2251),
-        ({"prompt": "x" * 40, "tools": [{"type": "function", "function": {"name": "y" * 356}}]}, 110),
+        (
+            {"prompt": "x" * 40, "tools": [{"type": "function", "function": {"name": "y" * 356}}]},
+            110,
+        ),
     ],
 )
 def test_ids_sounds_files_and_tools(arguments: dict[str, Any], tokens: int) -> None:
@@ -166,7 +189,9 @@ def test_a_picture_passes_a_throttle_that_it_fits_into() -> None:
 
     async def go(url: str) -> None:
         plain = openai.AsyncOpenAI(base_url=url, api_key="k", max_retries=0)
-        async with instrument(plain, throttle=Throttle(tokens="200000/min", max_wait_s=0.05)) as own:
+        async with instrument(
+            plain, throttle=Throttle(tokens="200000/min", max_wait_s=0.05)
+        ) as own:
             for part in (PICTURES[0], PICTURES[0], Strange()):
                 await own.chat.completions.create(**user(part))
 
@@ -177,7 +202,9 @@ def test_a_picture_passes_a_throttle_that_it_fits_into() -> None:
 
 def test_no_base64_is_hashed_into_a_trace(tmp_path: Path) -> None:
     texts = read_prompt(user(*PICTURES)).texts
-    assert all(len(text) < 1000 and "AAAA" not in text for several in texts.values() for text in several)
+    assert all(
+        len(text) < 1000 and "AAAA" not in text for several in texts.values() for text in several
+    )
     with record_shape(tmp_path / "t.jsonl") as recorder:
         shape = recorder.begin(0, user(PICTURES[0], {"type": "text", "text": "What is this?"}))
         recorder.flush()
@@ -190,7 +217,12 @@ def test_no_base64_is_hashed_into_a_trace(tmp_path: Path) -> None:
         st.just("data:image/png;base64,AAAA"),
         st.dictionaries(
             st.sampled_from(("role", "content", "name", "type", "text")),
-            st.one_of(st.none(), st.integers(0, 3), st.text(max_size=8), st.just("data:audio/wav;base64,AAAA")),
+            st.one_of(
+                st.none(),
+                st.integers(0, 3),
+                st.text(max_size=8),
+                st.just("data:audio/wav;base64,AAAA"),
+            ),
             max_size=3,
         ),
     )

@@ -22,7 +22,9 @@ KNOWN: dict[str, Any] = {"model": "llama", "server": "vllm"}
 
 
 @contextlib.asynccontextmanager
-async def tunnelling(status: str = "200 Connection established") -> AsyncIterator[tuple[str, list[list[str]]]]:
+async def tunnelling(
+    status: str = "200 Connection established",
+) -> AsyncIterator[tuple[str, list[list[str]]]]:
     """A proxy that opens tunnels, and the lines it heard. Its answer comes in two pieces."""
     heard: list[list[str]] = []
     writers: list[asyncio.StreamWriter] = []
@@ -73,26 +75,38 @@ def papers(tmp_path: Path) -> tuple[str, Path, Path]:
 
 
 @pytest.mark.processes
-def test_https_goes_through_a_tunnel(papers: tuple[str, Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_https_goes_through_a_tunnel(
+    papers: tuple[str, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority, cert, key = papers
     monkeypatch.setenv("NO_PROXY", "")
 
     async def go(url: str) -> None:
         async with tunnelling() as (proxy, heard):
             monkeypatch.setenv("HTTPS_PROXY", proxy)
-            async with Client(url, tls=Tls(ca=authority)) as client:  # a probe, then two calls on one connection
+            async with Client(
+                url, tls=Tls(ca=authority)
+            ) as client:  # a probe, then two calls on one connection
                 made = [await client.complete("Hello") for _ in range(2)]
         address = url.removeprefix("https://")
-        assert all(lines[:2] == [f"CONNECT {address} HTTP/1.1", f"Host: {address}"] for lines in heard)
+        assert all(
+            lines[:2] == [f"CONNECT {address} HTTP/1.1", f"Host: {address}"] for lines in heard
+        )
         assert all("Proxy-Authorization: Basic dXNlcjpwdy1zZWNyZXQ=" in lines for lines in heard)
-        assert [one.failure for one in made] == [None, None] and made[0].kernel_stamp and made[1].reused
+        assert (
+            [one.failure for one in made] == [None, None]
+            and made[0].kernel_stamp
+            and made[1].reused
+        )
 
     with start(Options(cert=str(cert), key=str(key))) as server:
         asyncio.run(go(server.url))
 
 
 @pytest.mark.parametrize("known", [KNOWN, {}])
-def test_a_proxy_that_refuses_is_quoted(known: dict[str, Any], papers: tuple[str, Path, Path]) -> None:
+def test_a_proxy_that_refuses_is_quoted(
+    known: dict[str, Any], papers: tuple[str, Path, Path]
+) -> None:
     async def go() -> Completion:
         async with (
             tunnelling("407 Proxy Authentication Required") as (proxy, _),
@@ -102,7 +116,11 @@ def test_a_proxy_that_refuses_is_quoted(known: dict[str, Any], papers: tuple[str
 
     if known:
         failure = asyncio.run(go()).failure
-        assert failure is not None and failure.kind == "connect" and "407 Proxy Authentication" in failure.text
+        assert (
+            failure is not None
+            and failure.kind == "connect"
+            and "407 Proxy Authentication" in failure.text
+        )
         assert "secret" not in failure.text
     else:
         with refused(TargetUnusable, "proxy"):
@@ -116,7 +134,10 @@ def test_http_names_the_whole_url() -> None:
 
     with serving(events(*CHAT_EVENTS)) as server:
         done = asyncio.run(go(server.url.removesuffix("/v1").replace("//", "//user:pw@")))
-    assert done.failure is None and server.heard[0].path == "http://model.invalid:8000/v1/chat/completions"
+    assert (
+        done.failure is None
+        and server.heard[0].path == "http://model.invalid:8000/v1/chat/completions"
+    )
     assert server.heard[0].headers["host"] == "model.invalid:8000"
     assert server.heard[0].headers["proxy-authorization"] == "Basic dXNlcjpwdw=="
 
@@ -129,12 +150,19 @@ def test_http_names_the_whole_url() -> None:
         ("https://a.example", {"HTTP_PROXY": "http://p:3128"}, None),
         ("http://a.example", {"http_proxy": "http://p:3128"}, ("p", 3128)),
         ("https://a.example", {"ALL_PROXY": "http://p"}, ("p", 80)),
-        ("https://a.example", {"HTTPS_PROXY": "http://p:3128", "NO_PROXY": "b.example,.example"}, None),
+        (
+            "https://a.example",
+            {"HTTPS_PROXY": "http://p:3128", "NO_PROXY": "b.example,.example"},
+            None,
+        ),
         ("https://a.example", {}, None),
     ],
 )
 def test_the_environment_names_the_proxy(
-    url: str, environment: dict[str, str], proxy: tuple[str, int] | None, monkeypatch: pytest.MonkeyPatch
+    url: str,
+    environment: dict[str, str],
+    proxy: tuple[str, int] | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "REQUEST_METHOD"):
         monkeypatch.delenv(name, raising=False)

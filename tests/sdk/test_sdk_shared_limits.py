@@ -36,7 +36,11 @@ def test_turns_go_round_between_processes_however_many_calls_wait_in_each() -> N
     gate.enter(1, "greedy", 0, 0)  # it will always have a call that waits
     gate.enter(2, "modest", 0, 0)
     for now in (S, 2 * S, 3 * S, 4 * S):
-        order += [ticket for ticket in ("greedy", "modest") if isinstance(gate.enter(now, ticket, 0, 0), Grant)]
+        order += [
+            ticket
+            for ticket in ("greedy", "modest")
+            if isinstance(gate.enter(now, ticket, 0, 0), Grant)
+        ]
     assert order == ["greedy", "modest", "greedy", "modest"]
 
 
@@ -50,8 +54,13 @@ def test_the_turn_that_is_foretold_is_kept() -> None:
         assert isinstance(turn, int) and isinstance(gate.enter(turn, ticket, 0, 0), Grant)
 
 
-@given(st.lists(st.tuples(st.integers(0, S // 3), st.sampled_from("abc")), min_size=1, max_size=40), st.integers(1, 4))
-def test_no_stretch_holds_more_than_the_limit_whoever_asks(steps: list[tuple[int, str]], limit: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, S // 3), st.sampled_from("abc")), min_size=1, max_size=40),
+    st.integers(1, 4),
+)
+def test_no_stretch_holds_more_than_the_limit_whoever_asks(
+    steps: list[tuple[int, str]], limit: int
+) -> None:
     gate, now, granted = SharedGate(Limits(requests=Rate(limit, S))), 0, []
     for step, ticket in steps:
         now += step
@@ -69,7 +78,9 @@ def test_a_place_takes_the_amounts_of_the_call_that_comes_first_now() -> None:
     granted_at(gate, 0, "a", 100)
     assert gate.enter(1, "b", 100, 0) == S  # a large call waits,
     assert gate.enter(2, "c", 40, 0) == 2 * S  # another process behind it,
-    assert isinstance(gate.enter(S, "b", 50, 0), Grant)  # and a small one of higher priority takes its place
+    assert isinstance(
+        gate.enter(S, "b", 50, 0), Grant
+    )  # and a small one of higher priority takes its place
     assert isinstance(gate.enter(S + 1, "c", 40, 0), Grant)
 
 
@@ -97,7 +108,9 @@ WHERE = ["file", pytest.param("redis", marks=pytest.mark.processes)]
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_one_line_in_every_store(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_one_line_in_every_store(
+    where: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     limits = Limits(requests=Rate(3, 3600 * S), tokens=Rate(1000, 3600 * S), grain=500)
     store = stores(where, request, tmp_path)(limits)
     first = store.enter("m", "a", 400, 100)
@@ -114,8 +127,12 @@ def test_one_line_in_every_store(where: str, request: pytest.FixtureRequest, tmp
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_even_spacing_in_every_store(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    store = stores(where, request, tmp_path)(Limits(requests=Rate(10, 1000 * S), burst_ns=0, grain=500))
+def test_even_spacing_in_every_store(
+    where: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    store = stores(where, request, tmp_path)(
+        Limits(requests=Rate(10, 1000 * S), burst_ns=0, grain=500)
+    )
     assert isinstance(store.enter("m", "a", 1, 0), Grant)
     turns = [store.enter("m", ticket, 1, 0) for ticket in "bcd"]
     assert turns == pytest.approx([100 * S, 200 * S, 300 * S], rel=0.01)

@@ -27,11 +27,25 @@ AZURE = "https://me.openai.azure.com"
         ("http://host:443/v1", "host", 443, False, "/v1/chat/completions", "host:443"),
         ("http://host/x/y", "host", 80, False, "/x/y/v1/chat/completions", "host"),
         ("http://host/x/y/v1//", "host", 80, False, "/x/y/v1/chat/completions", "host"),
-        ("http://host/v1beta/chat/completions", "host", 80, False, "/v1beta/chat/completions", "host"),
+        (
+            "http://host/v1beta/chat/completions",
+            "host",
+            80,
+            False,
+            "/v1beta/chat/completions",
+            "host",
+        ),
         ("http://host/v1/models", "host", 80, False, "/v1/chat/completions", "host"),
         ("http://[::1]:8000/v1", "::1", 8000, False, "/v1/chat/completions", "[::1]:8000"),
         ("http://[fe80::1%eth0]", "fe80::1%eth0", 80, False, "/v1/chat/completions", "[fe80::1]"),
-        ("http://bücher.example", "xn--bcher-kva.example", 80, False, "/v1/chat/completions", "xn--bcher-kva.example"),
+        (
+            "http://bücher.example",
+            "xn--bcher-kva.example",
+            80,
+            False,
+            "/v1/chat/completions",
+            "xn--bcher-kva.example",
+        ),
         ("http://host?key=abc&x", "host", 80, False, "/v1/chat/completions?key=abc&x", "host"),
     ],
 )
@@ -64,7 +78,12 @@ def test_what_lives_beside_the_api() -> None:
             "/openai/deployments/D/chat/completions?api-version=1",
             "D",
         ),
-        (f"{AZURE}?api-version=1", {"deployment": "D"}, "/openai/deployments/D/chat/completions?api-version=1", "D"),
+        (
+            f"{AZURE}?api-version=1",
+            {"deployment": "D"},
+            "/openai/deployments/D/chat/completions?api-version=1",
+            "D",
+        ),
         (
             f"{AZURE}/openai/?api-version=1",
             {"deployment": "D"},
@@ -84,7 +103,10 @@ def test_azure(url: str, options: dict[str, str], chat: str, deployment: str) ->
 
 
 def test_azure_lists_models_beside_its_deployments() -> None:
-    assert Target.parse(f"{AZURE}/openai/deployments/D?api-version=1").models == "/openai/models?api-version=1"
+    assert (
+        Target.parse(f"{AZURE}/openai/deployments/D?api-version=1").models
+        == "/openai/models?api-version=1"
+    )
     with pytest.raises(TargetUnusable) as caught:
         Target.parse(f"{AZURE}/openai/deployments/D")
     assert "api-version" in caught.value.hint
@@ -121,7 +143,9 @@ def test_bad_urls_are_named(url: str) -> None:
 
 def test_user_and_password_become_basic_auth() -> None:
     target = Target.parse("http://us%40er:p%3Ass@host/v1?key=topsecret&api-version=7")
-    assert target.auth("ignored-key") == (("Authorization", "Basic " + base64.b64encode(b"us@er:p:ss").decode()),)
+    assert target.auth("ignored-key") == (
+        ("Authorization", "Basic " + base64.b64encode(b"us@er:p:ss").decode()),
+    )
     assert target.redacted == "http://***@host/v1?key=***&api-version=7"
     assert target.base_url == "http://host/v1"
     assert target.redact("no p%3Ass, no p:ss, no topsecret") == "no ***, no ***, no ***"
@@ -192,7 +216,9 @@ def test_no_userinfo_of_any_url_is_shown_even_in_errors(user: str, password: str
         ("X-Note", "a secret note", "a secret note"),
     ],
 )
-def test_what_a_header_carries_is_hidden_in_whatever_part_it_is_echoed(name: str, value: str, echoed: str) -> None:
+def test_what_a_header_carries_is_hidden_in_whatever_part_it_is_echoed(
+    name: str, value: str, echoed: str
+) -> None:
     target = Target.parse("http://127.0.0.1:9")
     secrets = header_secrets([(name, value)])
     assert echoed not in target.redact(f"wrong credentials: {echoed}, sorry", *secrets)

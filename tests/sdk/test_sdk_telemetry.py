@@ -13,7 +13,16 @@ from typing import Any
 import openai
 import pytest
 from canned import CHAT, CHAT_EVENTS, answer, events, serving
-from loadgen_sdk import Measurement, OpenTelemetry, Prometheus, Throttle, TokenPrice, WrongUse, instrument, labelled
+from loadgen_sdk import (
+    Measurement,
+    OpenTelemetry,
+    Prometheus,
+    Throttle,
+    TokenPrice,
+    WrongUse,
+    instrument,
+    labelled,
+)
 from loadgen_sdk.app.backlog import MOST_UNCOUNTED
 from loadgen_sdk.app.finishing import flush
 from refusals import refused
@@ -60,10 +69,17 @@ class Seen:
 
 
 def call(said: bytes, observer: Any, **options: Any) -> None:
-    with serving(said) as server, openai.OpenAI(base_url=server.url, api_key="sk-123456", max_retries=0) as own:
+    with (
+        serving(said) as server,
+        openai.OpenAI(base_url=server.url, api_key="sk-123456", max_retries=0) as own,
+    ):
         client = instrument(own, observer, **options)
         try:
-            list(client.chat.completions.create(model="m", messages=[{"role": "user", "content": SECRET}], stream=True))
+            list(
+                client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": SECRET}], stream=True
+                )
+            )
         except openai.BadRequestError:
             pass
 
@@ -72,7 +88,10 @@ def test_metrics_by_the_conventions() -> None:
     seen = Seen()
     call(events(*CHAT_EVENTS), seen.observer)
     found = seen.metrics()
-    units = {name: (one.unit, sum(point.count for point in one.data.data_points)) for name, one in found.items()}
+    units = {
+        name: (one.unit, sum(point.count for point in one.data.data_points))
+        for name, one in found.items()
+    }
     assert units == {
         "gen_ai.client.operation.duration": ("s", 1),
         "gen_ai.client.token.usage": ("{token}", 2),
@@ -110,12 +129,19 @@ def test_the_request_is_on_the_span_and_the_span_is_current_while_it_is_sent() -
     seen = Seen(content=True)
     current: list[Any] = []
 
-    two = [{"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": reason}
-           for i, text, reason in ((0, "yes", "stop"), (1, "no", "length"))]  # fmt: skip
-    with serving(answer({**CHAT, "choices": two})) as server, openai.OpenAI(base_url=server.url, api_key="k") as own:
+    two = [
+        {"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": reason}
+        for i, text, reason in ((0, "yes", "stop"), (1, "no", "length"))
+    ]
+    with (
+        serving(answer({**CHAT, "choices": two})) as server,
+        openai.OpenAI(base_url=server.url, api_key="k") as own,
+    ):
         send = own._client.send
         own._client.send = lambda *a, **k: current.append(trace.get_current_span()) or send(*a, **k)  # type: ignore
-        client = instrument(own, seen.observer, keep_content=True, throttle=Throttle(requests="1/s"))
+        client = instrument(
+            own, seen.observer, keep_content=True, throttle=Throttle(requests="1/s")
+        )
         with labelled(feature="search"):
             client.chat.completions.create(
                 model="m", messages=[], max_tokens=7, temperature=0.5, seed=3, n=2, stop=["secret"]
@@ -128,7 +154,10 @@ def test_the_request_is_on_the_span_and_the_span_is_current_while_it_is_sent() -
     assert span.attributes["loadgen.label.feature"] == "search"
     assert span.attributes["gen_ai.response.finish_reasons"] == ("stop", "length")
     said = json.loads(span.attributes["gen_ai.output.messages"])
-    assert [(one["parts"][0]["content"], one["finish_reason"]) for one in said] == [("yes", "stop"), ("no", "length")]
+    assert [(one["parts"][0]["content"], one["finish_reason"]) for one in said] == [
+        ("yes", "stop"),
+        ("no", "length"),
+    ]
 
 
 def test_the_time_to_the_first_chunk_is_the_servers_not_the_throttles() -> None:
@@ -148,7 +177,10 @@ def test_the_time_to_the_first_chunk_is_the_servers_not_the_throttles() -> None:
     thread.join()
     (span,) = seen.spans
     wait_s = told[0].wait_ms / 1e3
-    assert span.attributes["gen_ai.request.stream"] is True and span.attributes["loadgen.wait_s"] == wait_s > 0
+    assert (
+        span.attributes["gen_ai.request.stream"] is True
+        and span.attributes["loadgen.wait_s"] == wait_s > 0
+    )
     (first,) = seen.metrics()["gen_ai.client.operation.time_to_first_chunk"].data.data_points
     assert first.sum == span.attributes["gen_ai.response.time_to_first_chunk"]
     assert first.sum == pytest.approx(told[0].ttft_ms / 1e3 - wait_s)
@@ -159,9 +191,15 @@ def test_labels_on_metrics_are_those_named() -> None:
     with labelled(feature="search", user="u-1"):
         call(events(*CHAT_EVENTS), (seen.observer, Prometheus(registry, labels=("feature",))))
     (point,) = seen.metrics()["gen_ai.client.operation.duration"].data.data_points
-    assert point.attributes["loadgen.label.feature"] == "search" and "loadgen.label.user" not in point.attributes
+    assert (
+        point.attributes["loadgen.label.feature"] == "search"
+        and "loadgen.label.user" not in point.attributes
+    )
     page = generate_latest(registry).decode()
-    assert 'llm_client_requests_total{api="chat",error="",feature="search",model="m",status="ok"} 1.0' in page
+    assert (
+        'llm_client_requests_total{api="chat",error="",feature="search",model="m",status="ok"} 1.0'
+        in page
+    )
     assert "u-1" not in page
     with refused(WrongUse, "wrong_type"):
         Seen(metric_labels="feature")
@@ -172,11 +210,21 @@ def test_a_span_under_the_one_it_was_made_in() -> None:
     with seen.tracers.get_tracer("app").start_as_current_span("request"):
         call(events(*CHAT_EVENTS), seen.observer, prices=TokenPrice(1, 2))
     span, parent = seen.spans
-    assert (span.name, span.kind, span.parent.span_id) == ("chat m", SpanKind.CLIENT, parent.context.span_id)
+    assert (span.name, span.kind, span.parent.span_id) == (
+        "chat m",
+        SpanKind.CLIENT,
+        parent.context.span_id,
+    )
     assert parent.start_time <= span.start_time <= span.end_time <= parent.end_time
-    assert span.attributes["gen_ai.usage.input_tokens"] == 9 and span.attributes["gen_ai.usage.output_tokens"] == 3
+    assert (
+        span.attributes["gen_ai.usage.input_tokens"] == 9
+        and span.attributes["gen_ai.usage.output_tokens"] == 3
+    )
     assert span.attributes["gen_ai.response.finish_reasons"] == ("stop",)
-    assert span.attributes["gen_ai.provider.name"] == "acme" and span.attributes["loadgen.cost"] == 15e-6
+    assert (
+        span.attributes["gen_ai.provider.name"] == "acme"
+        and span.attributes["loadgen.cost"] == 15e-6
+    )
     assert [event.name for event in span.events] == ["first_token"]
     assert span.status.status_code is StatusCode.UNSET
 
@@ -184,26 +232,44 @@ def test_a_span_under_the_one_it_was_made_in() -> None:
 def test_calls_inside_agents_tools_and_workflows() -> None:
     seen = Seen()
     otel = seen.observer
-    with pytest.raises(LookupError), otel.workflow("checkout"), otel.agent("planner", id="a1", conversation="c9"):
+    with (
+        pytest.raises(LookupError),
+        otel.workflow("checkout"),
+        otel.agent("planner", id="a1", conversation="c9"),
+    ):
         call(events(*CHAT_EVENTS), otel)
         with otel.tool("search", call_id="t1") as span:
             span.set_attribute("own", 1)
             raise LookupError(SECRET)
     chat, tool, agent, workflow = seen.spans
     assert [one.name for one in (chat, tool, agent, workflow)] == [
-        "chat m", "execute_tool search", "invoke_agent planner", "invoke_workflow checkout",
-    ]  # fmt: skip
+        "chat m",
+        "execute_tool search",
+        "invoke_agent planner",
+        "invoke_workflow checkout",
+    ]
     assert chat.parent == tool.parent == agent.context and agent.parent == workflow.context
     assert dict(agent.attributes) == {
-        "gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "planner", "gen_ai.agent.id": "a1",
-        "gen_ai.conversation.id": "c9", "error.type": "LookupError",
-    }  # fmt: skip
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": "planner",
+        "gen_ai.agent.id": "a1",
+        "gen_ai.conversation.id": "c9",
+        "error.type": "LookupError",
+    }
     assert tool.attributes["gen_ai.tool.call.id"] == "t1" and tool.attributes["own"] == 1
     assert {one.kind for one in (tool, agent, workflow)} == {SpanKind.INTERNAL}
-    assert all(one.status.status_code is StatusCode.ERROR and SECRET not in one.to_json() for one in (tool, agent))
-    durations = {f"gen_ai.{name}.duration" for name in ("execute_tool", "invoke_agent", "invoke_workflow")}
+    assert all(
+        one.status.status_code is StatusCode.ERROR and SECRET not in one.to_json()
+        for one in (tool, agent)
+    )
+    durations = {
+        f"gen_ai.{name}.duration" for name in ("execute_tool", "invoke_agent", "invoke_workflow")
+    }
     assert durations < set(seen.metrics())
-    assert chat.instrumentation_scope.version and "opentelemetry.io/schemas" in chat.instrumentation_scope.schema_url
+    assert (
+        chat.instrumentation_scope.version
+        and "opentelemetry.io/schemas" in chat.instrumentation_scope.schema_url
+    )
 
 
 def test_failures_say_their_kind_and_never_the_text() -> None:
@@ -216,7 +282,9 @@ def test_failures_say_their_kind_and_never_the_text() -> None:
     assert SECRET not in span.to_json()
 
 
-@pytest.mark.parametrize(("keep", "export"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("keep", "export"), [(False, False), (True, False), (False, True), (True, True)]
+)
 def test_content_only_when_asked_for_on_both_sides(keep: bool, export: bool) -> None:
     seen = Seen(content=export)
     call(events(*CHAT_EVENTS), seen.observer, keep_content=keep)
@@ -248,7 +316,9 @@ def test_prometheus() -> None:
 
 
 def measurement(**fields: Any) -> Measurement:
-    return Measurement(api="chat", streamed=False, status="ok", started=1, started_unix_ns=1, model="m", **fields)
+    return Measurement(
+        api="chat", streamed=False, status="ok", started=1, started_unix_ns=1, model="m", **fields
+    )
 
 
 def counted(page: str) -> float:
@@ -272,7 +342,9 @@ def test_prometheus_counts_every_call_of_many_threads_at_every_reading() -> None
         for thread in threads:
             thread.join()
         told += 3 * count
-        assert counted(generate_latest(registry).decode()) == told  # what waited, and what the background is counting
+        assert (
+            counted(generate_latest(registry).decode()) == told
+        )  # what waited, and what the background is counting
         value = registry.get_sample_value(
             "llm_client_duration_seconds_count", {"api": "chat", "model": "m", "feature": "a"}
         )
@@ -322,13 +394,21 @@ def test_prometheus_in_processes_that_are_forked(tmp_path: Path, shared: bool) -
         print(counted())
     """
     environment = {**os.environ, **({"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)} if shared else {})}
-    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     # alone: a child goes on from what its parent had counted; shared: each adds to what all have
-    assert said.stdout.split() == (["12.0", "17.0", "17.0"] if shared else ["12.0", "12.0", "7.0"]), said.stderr
+    assert said.stdout.split() == (
+        ["12.0", "17.0", "17.0"] if shared else ["12.0", "12.0", "7.0"]
+    ), said.stderr
 
 
-@pytest.mark.parametrize(("make", "package"), [(OpenTelemetry, "opentelemetry"), (Prometheus, "prometheus_client")])
-def test_a_missing_package_is_named(make: Any, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("make", "package"), [(OpenTelemetry, "opentelemetry"), (Prometheus, "prometheus_client")]
+)
+def test_a_missing_package_is_named(
+    make: Any, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(WrongUse, match=r"pip install (opentelemetry-api|prometheus-client)"):
         make()
@@ -341,7 +421,9 @@ def test_every_reading_has_every_call_that_has_ended() -> None:
     class Exporter(MetricExporter):
         def export(self, data: Any, *_: Any, **__: Any) -> Any:
             (scope,) = data.resource_metrics[0].scope_metrics
-            durations = [one for one in scope.metrics if one.name == "gen_ai.client.operation.duration"]
+            durations = [
+                one for one in scope.metrics if one.name == "gen_ai.client.operation.duration"
+            ]
             told.append(sum(point.count for one in durations for point in one.data.data_points))
             assert "loadgen.client.uncounted" not in {one.name for one in scope.metrics}
             return MetricExportResult.SUCCESS
@@ -352,7 +434,9 @@ def test_every_reading_has_every_call_that_has_ended() -> None:
         def shutdown(self, timeout_millis: float = 30_000, **_: Any) -> None:
             pass
 
-    provider = MeterProvider([PeriodicExportingMetricReader(Exporter(), export_interval_millis=1e9)])
+    provider = MeterProvider(
+        [PeriodicExportingMetricReader(Exporter(), export_interval_millis=1e9)]
+    )
     observer = OpenTelemetry(meter_provider=provider, spans=False)
     for _ in range(MOST_UNCOUNTED + 1):
         observer(measurement(done=5))

@@ -1,5 +1,6 @@
 """Shape-only traces: no text in them, sessions and common beginnings found, a full disk survived; and recorded traffic
-replayed, whose shape is the recorded one."""
+replayed, whose shape is the recorded one.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def recorded(path: Path, *calls: dict[str, Any], api: str = "chat", **options: Any) -> list[dict[str, Any]]:
+def recorded(
+    path: Path, *calls: dict[str, Any], api: str = "chat", **options: Any
+) -> list[dict[str, Any]]:
     """What is written for these calls, answered alike."""
     said = answer(CHAT) if api == "chat" else answer(RESPONSE)
     with serving(said) as server, record_shape(path, **options) as shape:
@@ -58,9 +61,15 @@ def recorded(path: Path, *calls: dict[str, Any], api: str = "chat", **options: A
 
 def test_lengths_times_and_no_text(tmp_path: Path) -> None:
     path = tmp_path / "traffic.jsonl"
-    rows = recorded(path, {"messages": [message("user", "my secret question")], "user": "alice"}, salt="pepper")
-    assert [(row["input_length"], row["output_length"], row["input_source"]) for row in rows] == [(9, 3, "server")]
-    assert rows[0]["status"] == "ok" and rows[0]["stream"] is False and len(rows[0]["hash_ids"]) == 1
+    rows = recorded(
+        path, {"messages": [message("user", "my secret question")], "user": "alice"}, salt="pepper"
+    )
+    assert [(row["input_length"], row["output_length"], row["input_source"]) for row in rows] == [
+        (9, 3, "server")
+    ]
+    assert (
+        rows[0]["status"] == "ok" and rows[0]["stream"] is False and len(rows[0]["hash_ids"]) == 1
+    )
     raw = path.read_text()
     for secret in ("secret", "question", "alice", "sk-key", "Hello", "pepper"):
         assert secret not in raw
@@ -72,7 +81,9 @@ def test_a_conversation_is_known_by_its_beginning(tmp_path: Path) -> None:
     second = [*first, message("assistant", "Hello there."), message("user", "two")]
     third = [*second, message("assistant", "Hello there."), message("user", "three")]
     other = [message("system", SYSTEM), message("user", "somebody else")]
-    rows = recorded(tmp_path / "t.jsonl", *({"messages": said} for said in (first, second, other, third)))
+    rows = recorded(
+        tmp_path / "t.jsonl", *({"messages": said} for said in (first, second, other, third))
+    )
     assert [row["turn"] for row in rows] == [0, 1, 0, 2]
     sessions = [row["session_id"] for row in rows]
     assert sessions[0] == sessions[1] == sessions[3] != sessions[2]
@@ -82,13 +93,20 @@ def test_a_conversation_is_known_by_its_beginning(tmp_path: Path) -> None:
     assert shared == 2 and all(one[:shared] == hashes[0][:shared] for one in hashes)
     assert hashes[0][shared] != hashes[2][shared]
     for row in rows:
-        assert row["block_size"] == pytest.approx(row["input_length"] / len(row["hash_ids"]), abs=1e-3)
+        assert row["block_size"] == pytest.approx(
+            row["input_length"] / len(row["hash_ids"]), abs=1e-3
+        )
 
 
-@pytest.mark.skipif(not hasattr(openai.OpenAI(api_key="k"), "responses"), reason="an openai without responses")
+@pytest.mark.skipif(
+    not hasattr(openai.OpenAI(api_key="k"), "responses"), reason="an openai without responses"
+)
 def test_a_response_continues_the_one_it_names(tmp_path: Path) -> None:
     calls = [{"input": "one"}, {"input": "two", "previous_response_id": "c1"}]
-    assert [row["turn"] for row in recorded(tmp_path / "t.jsonl", *calls, api="responses")] == [0, 1]
+    assert [row["turn"] for row in recorded(tmp_path / "t.jsonl", *calls, api="responses")] == [
+        0,
+        1,
+    ]
 
 
 def test_salts_decide_whether_files_can_be_compared(tmp_path: Path) -> None:
@@ -132,7 +150,10 @@ def room_for(size: int) -> Iterator[None]:
 def test_what_waited_goes_out_when_there_is_room(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     shape = ShapeRecorder(path)
-    with serving(events(*CHAT_EVENTS)) as server, openai.OpenAI(base_url=server.url, api_key="k") as own:
+    with (
+        serving(events(*CHAT_EVENTS)) as server,
+        openai.OpenAI(base_url=server.url, api_key="k") as own,
+    ):
         measured = instrument(own, record=shape)
         with pytest.warns(RuntimeWarning, match="cannot write"):
             with room_for(0):
@@ -169,19 +190,33 @@ def test_a_recorded_application_replays_with_the_same_load_shape(tmp_path: Path)
 
     async def user(client: Any, number: int) -> None:
         await asyncio.sleep(0.02 * number)
-        said = [message("system", SYSTEM), message("user", f"question {number} " + "word " * draw.randint(5, 400))]
+        said = [
+            message("system", SYSTEM),
+            message("user", f"question {number} " + "word " * draw.randint(5, 400)),
+        ]
         for _ in range(draw.randint(1, 3)):
             prompts.append("\n".join(one["content"] for one in said))
             stream = await client.chat.completions.create(
-                model="sim", messages=said, max_tokens=draw.randint(4, 20), stream=True,
+                model="sim",
+                messages=said,
+                max_tokens=draw.randint(4, 20),
+                stream=True,
                 stream_options={"include_usage": True},
-            )  # fmt: skip
-            text = "".join([event.choices[0].delta.content or "" async for event in stream if event.choices])
-            said = [*said, message("assistant", text), message("user", "and more? " * draw.randint(1, 20))]
+            )
+            text = "".join(
+                [event.choices[0].delta.content or "" async for event in stream if event.choices]
+            )
+            said = [
+                *said,
+                message("assistant", text),
+                message("user", "and more? " * draw.randint(1, 20)),
+            ]
 
     async def application(url: str) -> None:
         with record_shape(path) as shape:
-            async with openai.AsyncOpenAI(base_url=url.removesuffix("/v1") + "/v1", api_key="k") as own:
+            async with openai.AsyncOpenAI(
+                base_url=url.removesuffix("/v1") + "/v1", api_key="k"
+            ) as own:
                 client = instrument(own, record=shape)
                 await asyncio.gather(*(user(client, number) for number in range(12)))
 
@@ -190,7 +225,9 @@ def test_a_recorded_application_replays_with_the_same_load_shape(tmp_path: Path)
         run = [sys.executable, "-m", "loadgen", "run", "--trace", str(path)]
         command = [*run, "--url", endpoint.url, "--out", str(tmp_path / "replay"), "--seed", "1"]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert ended.returncode in (0, 3), ended.stderr  # 3: a machine too busy for a sound measurement
+        assert ended.returncode in (0, 3), (
+            ended.stderr
+        )  # 3: a machine too busy for a sound measurement
     trace, result = traces.read_trace(path), loadgen.load(tmp_path / "replay")
     assert result.requests.ok == len(trace) == len(prompts)
     rows = result.rows.sort_by("slot").to_pydict()
@@ -200,7 +237,11 @@ def test_a_recorded_application_replays_with_the_same_load_shape(tmp_path: Path)
     # The same pairs of prompts begin alike, to within a block of what they shared.
     again = TracePrompts(trace, 1, 2, loadgen_tokens())
     texts = [again[number].prompt or "" for number in range(len(trace))]
-    recorded_shares = [len(set(trace.blocks(i)) & set(trace.blocks(j))) for i in range(len(trace)) for j in range(i)]
+    recorded_shares = [
+        len(set(trace.blocks(i)) & set(trace.blocks(j)))
+        for i in range(len(trace))
+        for j in range(i)
+    ]
     replayed = [common(texts[i], texts[j]) for i in range(len(trace)) for j in range(i)]  # type: ignore[arg-type]
     assert np.corrcoef(recorded_shares, replayed)[0, 1] > 0.99
 
@@ -232,7 +273,9 @@ def test_the_projects_own_client_records_too(tmp_path: Path) -> None:
 
     with serving(events(*CHAT_EVENTS)) as server:
         asyncio.run(go(server.url))
-    assert [(row["input_length"], row["output_length"], row["status"]) for row in lines(path)] == [(9, 3, "ok")] * 2
+    assert [(row["input_length"], row["output_length"], row["status"]) for row in lines(path)] == [
+        (9, 3, "ok")
+    ] * 2
 
 
 @pytest.mark.processes
@@ -246,7 +289,10 @@ def test_a_process_that_is_forked_has_sessions_of_its_own(tmp_path: Path) -> Non
 
     def record() -> None:
         shape = recorder.begin(1, {"messages": [{"role": "user", "content": "Hi"}]})
-        recorder.end(shape, Measurement(api="chat", streamed=False, status="ok", started=1, started_unix_ns=1))
+        recorder.end(
+            shape,
+            Measurement(api="chat", streamed=False, status="ok", started=1, started_unix_ns=1),
+        )
         recorder.flush()
 
     record()  # with the background thread running, and a row that a child must not write again
@@ -271,8 +317,17 @@ def test_only_the_labels_that_are_named_are_written(tmp_path: Path) -> None:
 
     with record_shape(tmp_path / "t.jsonl", labels=("feature",)) as recorder:
         shape = recorder.begin(1, {"prompt": "Hi"})
-        recorder.end(shape, Measurement(api="chat", streamed=False, status="ok", started=1, started_unix_ns=1,
-                                        labels={"feature": "search", "user": "u-1"}))  # fmt: skip
+        recorder.end(
+            shape,
+            Measurement(
+                api="chat",
+                streamed=False,
+                status="ok",
+                started=1,
+                started_unix_ns=1,
+                labels={"feature": "search", "user": "u-1"},
+            ),
+        )
     text = (tmp_path / "t.jsonl").read_text()
     assert '"labels":{"feature":"search"}' in text and "u-1" not in text
 

@@ -29,9 +29,13 @@ def test_a_retry_and_a_throttle_on_trio(trio: ModuleType) -> None:
     async def go(url: str) -> None:
         throttle = Throttle(concurrency=1)
         plain = openai.AsyncOpenAI(base_url=url, api_key="k", max_retries=0)
-        async with instrument(plain, told.append, retry=Retry(2, first_wait_s=0.001), throttle=throttle) as own:
+        async with instrument(
+            plain, told.append, retry=Retry(2, first_wait_s=0.001), throttle=throttle
+        ) as own:
             await own.chat.completions.create(**ASKED)
-            async with trio.open_nursery() as nursery:  # one at a time: each is woken by the one before
+            async with (
+                trio.open_nursery() as nursery
+            ):  # one at a time: each is woken by the one before
                 for _ in range(3):
                     nursery.start_soon(lambda: own.chat.completions.create(**ASKED))
         assert throttle.in_flight(key="k", model="m") == 0

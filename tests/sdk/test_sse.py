@@ -45,7 +45,10 @@ TABLE = {
     "LF": (b"data: a\n\ndata: b\n\n", [b"a", b"b"]),
     "CRLF": (b"data: a\r\n\r\ndata: b\r\n\r\n", [b"a", b"b"]),
     "CR": (b"data: a\r\rdata: b\r\r", [b"a", b"b"]),
-    "line ends mixed": (b"data: a\r\n\ndata: b\n\r\ndata: c\r\r\ndata: d\r\n\r\n", [b"a", b"b", b"c", b"d"]),
+    "line ends mixed": (
+        b"data: a\r\n\ndata: b\n\r\ndata: c\r\r\ndata: d\r\n\r\n",
+        [b"a", b"b", b"c", b"d"],
+    ),
     "no space": (b"data:a\n\n", [b"a"]),
     "two spaces": (b"data:  a\n\n", [b" a"]),
     "trailing blank is kept": (b'data: {"x":1} \n\n', [b'{"x":1} ']),
@@ -60,7 +63,10 @@ TABLE = {
     "colon in data": (b"data: a: b\n\n", [b"a: b"]),
     "BOM": (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
     "BOM twice is a field's name": (b"\xef\xbb\xbf\xef\xbb\xbfdata: a\n\n", []),
-    "U+2028, U+0085": ("data: a\u2028b\u0085c\x0bd\n\n".encode(), ["a\u2028b\u0085c\x0bd".encode()]),
+    "U+2028, U+0085": (
+        "data: a\u2028b\u0085c\x0bd\n\n".encode(),
+        ["a\u2028b\u0085c\x0bd".encode()],
+    ),
     "blank lines": (b"\n\n\ndata: a\n\n\n\n\ndata: b\n\n", [b"a", b"b"]),
     "no blank line at the end": (b"data: a\n\ndata: b\n", [b"a", b"b"]),
     "no line end at the end": (b"data: a\n\ndata: b", [b"a", b"b"]),
@@ -80,7 +86,18 @@ def test_table(name: str) -> None:
 
 
 LINES = st.sampled_from(
-    [b"data: x", b"data:y", b"data", b"data: ", b"event: n", b"event: message", b": c", b"", b"id: 1", b"\xef\xbb\xbf"]
+    [
+        b"data: x",
+        b"data:y",
+        b"data",
+        b"data: ",
+        b"event: n",
+        b"event: message",
+        b": c",
+        b"",
+        b"id: 1",
+        b"\xef\xbb\xbf",
+    ]
 )
 BODIES = st.one_of(
     st.lists(st.tuples(LINES, st.sampled_from([b"\n", b"\r\n", b"\r"]))).map(
@@ -97,7 +114,11 @@ def test_any_split_gives_the_same_events(body: bytes, places: list[int]) -> None
 
 
 def test_an_event_comes_with_the_byte_that_ends_it() -> None:
-    for body, ends in ((b"data: a\n\nd", 9), (b"data: a\r\n\r\nd", 10), (b"data: a\r\rd", 9)):  # a CR ends a line
+    for body, ends in (
+        (b"data: a\n\nd", 9),
+        (b"data: a\r\n\r\nd", 10),
+        (b"data: a\r\rd", 9),
+    ):  # a CR ends a line
         decoder = Decoder()
         assert [i for i in range(1, len(body) + 1) if decoder.feed(body[i - 1 : i])] == [ends], body
 

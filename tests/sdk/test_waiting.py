@@ -18,7 +18,8 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\
 @contextmanager
 def answering(*connections: Sequence[bytes]) -> Iterator[tuple[int, list[bytes]]]:
     """A server: its connections one after the other, with their answers, and then their end; its port, what it heard.
-    An empty answer is none."""
+    An empty answer is none.
+    """
     heard: list[bytes] = []
 
     def serve() -> None:
@@ -40,10 +41,15 @@ def test_one_connection_serves_several_questions_until_it_ends() -> None:
     with answering([OK, CHUNKED, CLOSES], [OK]) as (port, heard):
         asked = WaitingConnection("127.0.0.1", port, None, 20.0)
         for _ in range(4):
-            assert asked.ask("GET", "/page?x=1", {"Accept": "text/plain", "X-Of": "me"}, 100) == (200, b"ok")
+            assert asked.ask("GET", "/page?x=1", {"Accept": "text/plain", "X-Of": "me"}, 100) == (
+                200,
+                b"ok",
+            )
         asked.close()
     host = f"Host: 127.0.0.1:{port}\r\nAccept-Encoding: identity\r\n"
-    assert {*heard} == {f"GET /page?x=1 HTTP/1.1\r\n{host}Accept: text/plain\r\nX-Of: me\r\n\r\n".encode()}
+    assert {*heard} == {
+        f"GET /page?x=1 HTTP/1.1\r\n{host}Accept: text/plain\r\nX-Of: me\r\n\r\n".encode()
+    }
 
 
 def test_a_post_says_that_it_has_no_body_and_a_users_host_stands() -> None:
@@ -51,7 +57,9 @@ def test_a_post_says_that_it_has_no_body_and_a_users_host_stands() -> None:
         asked = WaitingConnection("localhost", port, None, 20.0)
         assert asked.ask("POST", "/stop", {"host": "other"}, 100) == (200, b"ok")
         asked.close()
-    assert heard == [b"POST /stop HTTP/1.1\r\nAccept-Encoding: identity\r\nContent-Length: 0\r\nhost: other\r\n\r\n"]
+    assert heard == [
+        b"POST /stop HTTP/1.1\r\nAccept-Encoding: identity\r\nContent-Length: 0\r\nhost: other\r\n\r\n"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +71,9 @@ def test_a_post_says_that_it_has_no_body_and_a_users_host_stands() -> None:
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 101, ValueError),
     ],
 )
-def test_what_is_no_answer_is_told_and_the_next_question_opens_anew(answer: bytes, error: type[Exception]) -> None:
+def test_what_is_no_answer_is_told_and_the_next_question_opens_anew(
+    answer: bytes, error: type[Exception]
+) -> None:
     with answering([answer], [OK]) as (port, _):
         asked = WaitingConnection("127.0.0.1", port, None, 20.0)
         with pytest.raises(error):

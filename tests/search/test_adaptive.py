@@ -38,9 +38,24 @@ pytestmark = pytest.mark.commands
 
 S = 1_000_000_000
 SIM = (
-    "search", "qa", "--continuous", "--url", "sim:gb300-vm", "--slo", "ttft:200ms:p90", "--slo", "tpot:200ms:p90",
-    "--isl", "3000", "--osl", "8", "--window", "20", "--progress", "off",
-)  # fmt: skip
+    "search",
+    "qa",
+    "--continuous",
+    "--url",
+    "sim:gb300-vm",
+    "--slo",
+    "ttft:200ms:p90",
+    "--slo",
+    "tpot:200ms:p90",
+    "--isl",
+    "3000",
+    "--osl",
+    "8",
+    "--window",
+    "20",
+    "--progress",
+    "off",
+)
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +84,16 @@ def test_a_load_grows_backs_off_and_is_sustained(found: tuple[Path, int]) -> Non
     assert result.sustained_s == 120
 
 
-def test_its_steps_are_the_stages_of_the_run_and_only_what_was_sustained_is_measured(found: tuple[Path, int]) -> None:
+def test_its_steps_are_the_stages_of_the_run_and_only_what_was_sustained_is_measured(
+    found: tuple[Path, int],
+) -> None:
     folder, _ = found
     header, rows, *_ = store.read_run(folder)
     result = stored(folder)
     last = header.stages[-1]
-    assert [stage.measured for stage in header.stages] == [False] * (len(header.stages) - 1) + [True]
+    assert [stage.measured for stage in header.stages] == [False] * (len(header.stages) - 1) + [
+        True
+    ]
     assert (last.name, last.rate) == ("sustain", result.answer.steady)
     assert last.end_ns is not None and last.end_ns - last.start_ns == 120 * S
     counts = np.bincount(rows["stage"], minlength=len(header.stages))
@@ -121,7 +140,11 @@ def test_a_search_in_one_run_that_was_stopped_gives_no_capacity_anywhere(
     assert "No load was shown to be sustained" in printed
     assert killed or "Begin again with" in printed
     size = ("size", "qa", str(folder), "--users", "5000", "--gpus", "4", "--accept-sample-prices")
-    for command in (("compare", str(folder), str(folder)), ("cost", str(folder), "--accept-sample-prices"), size):
+    for command in (
+        ("compare", str(folder), str(folder)),
+        ("cost", str(folder), "--accept-sample-prices"),
+        size,
+    ):
         assert exits(*command) == 3
         error = capsys.readouterr().err
         assert "stopped before it had sustained a load" in error
@@ -160,18 +183,33 @@ class Remembers:
 
 
 def test_the_records_give_the_decisions_that_were_made(tmp_path: Path) -> None:
-    asked = {"slo": ("ttft:200ms:p90",), "request_rate": 8, "seed": 3, "input_tokens": 3000, "output_tokens": 8}
+    asked = {
+        "slo": ("ttft:200ms:p90",),
+        "request_rate": 8,
+        "seed": 3,
+        "input_tokens": 3000,
+        "output_tokens": 8,
+    }
     workload, steers = adaptive_run.prepared(
         load("qa", None, read_flags(**asked), None), plan(start=8.0, window_s=10.0, sustain_s=20.0)
     )
     kept = Remembers(steers)
-    _, folder = run.execute(workload, Settings(url="sim:gb300-vm", out=tmp_path / "run"), steering=kept)
+    _, folder = run.execute(
+        workload, Settings(url="sim:gb300-vm", out=tmp_path / "run"), steering=kept
+    )
     again = adaptive_run.read(folder)
     assert again is not None and any(step.trial.early for step in again.steps)
 
     def decisions(steps: Any) -> list[Any]:
         return [
-            (step.stage, step.start_s, step.judged_from_s, step.trial.ask, step.trial.outcome, step.trial.why)
+            (
+                step.stage,
+                step.start_s,
+                step.judged_from_s,
+                step.trial.ask,
+                step.trial.outcome,
+                step.trial.why,
+            )
             for step in steps
         ]
 
@@ -181,19 +219,46 @@ def test_the_records_give_the_decisions_that_were_made(tmp_path: Path) -> None:
 def test_lanes_of_a_closed_loop(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code = exits(
-        "search", "qa", "--continuous", "--url", "sim:h100x8", "--seed", "1", "--over", "concurrency",
-        "--start", "2", "--isl", "2000", "--osl", "10",
-        "--slo", "ttft:300ms:p90", "--slo", "tpot:200ms:p90", "--window", "10", "-d", "30", "--progress", "off",
-        "-o", str(folder),
-    )  # fmt: skip
+        "search",
+        "qa",
+        "--continuous",
+        "--url",
+        "sim:h100x8",
+        "--seed",
+        "1",
+        "--over",
+        "concurrency",
+        "--start",
+        "2",
+        "--isl",
+        "2000",
+        "--osl",
+        "10",
+        "--slo",
+        "ttft:300ms:p90",
+        "--slo",
+        "tpot:200ms:p90",
+        "--window",
+        "10",
+        "-d",
+        "30",
+        "--progress",
+        "off",
+        "-o",
+        str(folder),
+    )
     result = stored(folder)
     assert code == 0
     assert result.answer.steady is not None and 38 <= result.answer.steady <= 43
     header, rows, *_ = store.read_run(folder)
-    for i, stage in enumerate(header.stages):  # lanes are taken over: no more than those of a stage are in flight
+    for i, stage in enumerate(
+        header.stages
+    ):  # lanes are taken over: no more than those of a stage are in flight
         own = rows[rows["stage"] == i]
         starts = np.sort(own["sent_ns"])
-        flying = np.searchsorted(starts, starts, "right") - np.searchsorted(np.sort(own["done_ns"]), starts, "right")
+        flying = np.searchsorted(starts, starts, "right") - np.searchsorted(
+            np.sort(own["done_ns"]), starts, "right"
+        )
         assert flying.max() <= (stage.concurrency or 0)
 
 
@@ -201,15 +266,27 @@ def test_lanes_of_a_closed_loop(tmp_path: Path) -> None:
 
 
 def plan(**changed: Any) -> AdaptivePlan:
-    values = {"over": "rate", "start": 1.0, "high": 1e6, "window_s": 60.0, "sustain_s": 600.0, "precision": 0.02}
+    values = {
+        "over": "rate",
+        "start": 1.0,
+        "high": 1e6,
+        "window_s": 60.0,
+        "sustain_s": 600.0,
+        "precision": 0.02,
+    }
     return AdaptivePlan(**{**values, "run_spread": 0.0, **changed})
 
 
-def served(*, limit: float, knee: float, growth: float = 0.004, most: int = 200_000, **changed: Any) -> Adaptive:
+def served(
+    *, limit: float, knee: float, growth: float = 0.004, most: int = 200_000, **changed: Any
+) -> Adaptive:
     """A controller after a run on a server that misses the SLO (1 s) above `limit`, and above `knee` fills slowly:
-    there TTFT grows by `growth` s per second, from 0.1 s, for as long as the load stays so high."""
+    there TTFT grows by `growth` s per second, from 0.1 s, for as long as the load stays so high.
+    """
     controller = Adaptive(
-        Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=S, quantile=0.95),))), plan(**changed), 60 * S
+        Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=S, quantile=0.95),))),
+        plan(**changed),
+        60 * S,
     )
     step, stage, start = controller.first, 0, 0
     waiting: list[tuple[int, np.void]] = []
@@ -223,7 +300,12 @@ def served(*, limit: float, knee: float, growth: float = 0.004, most: int = 200_
             above = max(full_s + (due - now) / S, 0.0) * growth if step.load > knee else 0.0
             ttft = 2.0 if step.load > limit else 0.1 * float(rng.uniform(0.9, 1.1)) + above
             row = np.zeros(1, ROW)
-            row["stage"], row["due_ns"], row["sent_ns"], row["first_token_ns"] = stage, due, due, due + round(ttft * S)
+            row["stage"], row["due_ns"], row["sent_ns"], row["first_token_ns"] = (
+                stage,
+                due,
+                due,
+                due + round(ttft * S),
+            )
             row["last_token_ns"] = row["end_ns"] = row["done_ns"] = due + round((ttft + 1) * S)
             row["output_tokens"], row["output_events"] = 10, 10
             waiting.append((int(row["done_ns"][0]), row[0]))
@@ -246,7 +328,11 @@ def test_a_load_that_grows_slowly_is_not_published() -> None:
     controller = served(limit=10.0, knee=6.0, growth=0.0001)
     answer = controller.search.answer
     assert answer.held is not None and answer.held > 7.5  # by the windows alone
-    refused = [step for step in controller.steps if step.trial.ask.kind == "sustain" and not step.trial.sustained]
+    refused = [
+        step
+        for step in controller.steps
+        if step.trial.ask.kind == "sustain" and not step.trial.sustained
+    ]
     assert refused and all("grows" in step.trial.sustained_why for step in refused)
     assert answer.sustained is True and answer.steady is not None and answer.steady <= 6
 
@@ -275,7 +361,9 @@ def test_no_step_begins_after_the_time_allowed() -> None:
 def dispatcher(arrival: Any) -> tuple[Dispatcher, Stage]:
     stage = Stage(name="x", arrival=arrival, duration_ns=100 * S, measured=False)
     one: Any = Fixed[int](value=1)
-    workload = Workload(name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,))
+    workload = Workload(
+        name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,)
+    )
     return Dispatcher(arrivals.build(workload, 1)), stage
 
 
@@ -318,9 +406,15 @@ def test_an_interrupted_run_says_what_it_knew(tmp_path: Path) -> None:
     four: Any = Fixed[int](value=4)
     slo = Slo(terms=(Term(metric="ttft", limit_ns=5 * S, quantile=0.9),))
     asked = Workload(
-        name="x", requests=Synthetic(input_tokens=four, output_tokens=four), stages=(stage,), slo=slo, seed=1
+        name="x",
+        requests=Synthetic(input_tokens=four, output_tokens=four),
+        stages=(stage,),
+        slo=slo,
+        seed=1,
     )
-    workload, steers = adaptive_run.prepared(asked, plan(start=20.0, window_s=1.0, sustain_s=60.0, high=21.0))
+    workload, steers = adaptive_run.prepared(
+        asked, plan(start=20.0, window_s=1.0, sustain_s=60.0, high=21.0)
+    )
 
     seen: list[list[str]] = []
     stops: list[Callable[[], None]] = []
@@ -330,9 +424,13 @@ def test_an_interrupted_run_says_what_it_knew(tmp_path: Path) -> None:
             stops.append(event.load.stop)
         if isinstance(event, StepBegun):  # the folder of a run that is killed now has its steps
             seen.append([stage.name for stage in store.read_run(tmp_path / "run").header.stages])
-            asyncio.get_running_loop().call_soon(stops[0])  # so in the second step, however long the first one took
+            asyncio.get_running_loop().call_soon(
+                stops[0]
+            )  # so in the second step, however long the first one took
 
-    summary, folder = run.execute(workload, Settings(out=tmp_path / "run", **NO_PAGES), (hear,), steering=steers)
+    summary, folder = run.execute(
+        workload, Settings(out=tmp_path / "run", **NO_PAGES), (hear,), steering=steers
+    )
     result = stored(folder)
     assert summary.run.state == "interrupted" and result.answer.reason == "interrupted"
     assert result.steps and result.steps[0].trial.outcome == "under"
@@ -371,13 +469,23 @@ def test_what_an_adaptive_run_cannot_have_is_said(
     assert f"--> {where}" in error and "hint:" in error
 
 
-def test_conversations_and_loads_without_an_slo_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exits("search", "agentic", "--continuous", "--url", "sim:gb300-vm", "--slo", "ttft:2s") == 2
+def test_conversations_and_loads_without_an_slo_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        exits("search", "agentic", "--continuous", "--url", "sim:gb300-vm", "--slo", "ttft:2s") == 2
+    )
     assert "conversations" in capsys.readouterr().err
     assert exits("search", "noisy-neighbour", "--continuous", "--url", "sim:gb300-vm") == 2
     error = capsys.readouterr().err
     assert "classes with SLOs of their own" in error and "no SLO" not in error
-    for flag in (("--window", "10s"), ("--strict",), ("--dry-run",), ("--junit", "x.xml"), ("--github",)):
+    for flag in (
+        ("--window", "10s"),
+        ("--strict",),
+        ("--dry-run",),
+        ("--junit", "x.xml"),
+        ("--github",),
+    ):
         assert exits("search", "qa", *flag) == 2
         error = capsys.readouterr().err
         assert f"--> {flag[0]}" in error and "--continuous" in error
@@ -396,7 +504,10 @@ def test_a_continuous_search_serves_builds_as_a_run_does(
     code = exits(*short, "--strict", "--junit", str(tmp_path / "j.xml"), "--github")
     assert (code, exits("report", str(out), "--strict", "--no-html")) == (code, code)
     cases = ElementTree.parse(tmp_path / "j.xml").getroot().iter("testcase")
-    said = {case.attrib["name"]: {child.tag for child in case} & {"error", "failure", "skipped"} for case in cases}
+    said = {
+        case.attrib["name"]: {child.tag for child in case} & {"error", "failure", "skipped"}
+        for case in cases
+    }
     assert "the measurement is valid" in said
     assert said["a load is sustained"] == {0: set(), 1: {"failure"}}.get(code, {"error"})
     assert "TTFT p90 at most 200 ms" in (tmp_path / "page.md").read_text()
@@ -404,22 +515,37 @@ def test_a_continuous_search_serves_builds_as_a_run_does(
 
 @pytest.mark.parametrize(
     ("reason", "code", "outcome"),
-    [("time", 3, "error"), ("interrupted", 3, "error"), ("stopped", 3, "error"), ("", 3, "error"),
-     ("invalid", 3, "error"), ("none", 1, "failed"), ("unconfirmed", 1, "failed"), ("found", 1, "failed")],
-)  # fmt: skip
+    [
+        ("time", 3, "error"),
+        ("interrupted", 3, "error"),
+        ("stopped", 3, "error"),
+        ("", 3, "error"),
+        ("invalid", 3, "error"),
+        ("none", 1, "failed"),
+        ("unconfirmed", 1, "failed"),
+        ("found", 1, "failed"),
+    ],
+)
 def test_a_search_that_was_stopped_is_neither_passed_nor_failed(
     found: tuple[Path, int], reason: str, code: int, outcome: str
 ) -> None:
     whole = stored(found[0])
     passed = adaptive_text.case(whole, "g", strict=True)
-    assert (passed.outcome, exit_code(whole, strict=True)) == ("passed", 0) and "was sustained for" in passed.text
+    assert (passed.outcome, exit_code(whole, strict=True)) == (
+        "passed",
+        0,
+    ) and "was sustained for" in passed.text
     answer = msgspec.structs.replace(whole.answer, reason=reason, steady=None, sustained=None)
     cut = msgspec.structs.replace(whole, answer=answer)
     case = adaptive_text.case(cut, "g", strict=False)
     assert (exit_code(cut, strict=False), case.outcome) == (code, outcome)
     assert case.text.startswith("No load was shown to be sustained")
-    inconclusive = msgspec.structs.replace(whole, answer=msgspec.structs.replace(whole.answer, sustained=None))
-    assert [adaptive_text.case(inconclusive, "g", strict=strict).outcome for strict in (False, True)] == [
+    inconclusive = msgspec.structs.replace(
+        whole, answer=msgspec.structs.replace(whole.answer, sustained=None)
+    )
+    assert [
+        adaptive_text.case(inconclusive, "g", strict=strict).outcome for strict in (False, True)
+    ] == [
         "skipped",
         "error",
     ]
@@ -461,5 +587,10 @@ def test_a_bundle_makes_the_steps_and_the_capacity_again(found: tuple[Path, int]
     folder, _ = found
     made = {one.name: one.data for one in remade(folder)}
     assert made[adaptive_run.FILE] == (folder / adaptive_run.FILE).read_bytes()
-    again, kept = (load_capacity(data) for data in (made["capacity.json"], (folder / "capacity.json").read_bytes()))
-    assert again == msgspec.structs.replace(kept, recipe=""), "what was asked is not among the records"
+    again, kept = (
+        load_capacity(data)
+        for data in (made["capacity.json"], (folder / "capacity.json").read_bytes())
+    )
+    assert again == msgspec.structs.replace(kept, recipe=""), (
+        "what was asked is not among the records"
+    )

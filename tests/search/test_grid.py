@@ -20,7 +20,20 @@ from loadgen.runs.levels import SweepCurve, SweepLevel
 from loadgen.search import grid, grid_kind, grid_text, sweep_run
 from loadgen.search.grid import CellCurve, GridCell, GridResult
 
-LOAD = ("sweep", "qa", "--url", "sim:gb300-vm", "-c", "1,4", "-n", "40", "--gpus", "4", "--warmup", "0")
+LOAD = (
+    "sweep",
+    "qa",
+    "--url",
+    "sim:gb300-vm",
+    "-c",
+    "1,4",
+    "-n",
+    "40",
+    "--gpus",
+    "4",
+    "--warmup",
+    "0",
+)
 
 
 def test_cells_are_every_pair_for_every_target() -> None:
@@ -28,7 +41,8 @@ def test_cells_are_every_pair_for_every_target() -> None:
     lengths = ["isl500-osl100-a", "isl500-osl200-a", "isl1000-osl100-a", "isl1000-osl200-a"]
     assert [cell.name for cell in found[:4]] == lengths
     assert (
-        found[-1].name == "isl1000-osl200-http-b-8000-v1" and found[-1].words == "ISL 1,000, OSL 200, http://b:8000/v1"
+        found[-1].name == "isl1000-osl200-http-b-8000-v1"
+        and found[-1].words == "ISL 1,000, OSL 200, http://b:8000/v1"
     )
     assert grid.cells(None, "7", ()) == [GridCell(osl=7)]
     assert grid.cells(None, None, ())[0].name == ""
@@ -40,22 +54,48 @@ def test_what_are_no_lengths(text: str) -> None:
         grid.cells(text, None, ())
 
 
-def cell(isl: int, target: str, *points: tuple[float, float, bool | None], slo: str = "") -> CellCurve:
+def cell(
+    isl: int, target: str, *points: tuple[float, float, bool | None], slo: str = ""
+) -> CellCurve:
     """A cell with a level for each (output tokens/s, tokens/s per user, whether the SLO was met)."""
     made = tuple(
         SweepLevel(
-            name=f"c{2**i}", load=f"{2**i} in flight", amount=2.0**i, ok=99, failed=0, requests_per_s=1.0,
-            output_per_s=output, per_gpu=None, per_user=per_user, ttft_p50=1.0, ttft_p99=2.0, tpot_p50=1.0,
-            tpot_p99=2.0, e2e_p50=9.0, unsupported=(), goodput=None, slo_met=met, valid=True, state="finished",
+            name=f"c{2**i}",
+            load=f"{2**i} in flight",
+            amount=2.0**i,
+            ok=99,
+            failed=0,
+            requests_per_s=1.0,
+            output_per_s=output,
+            per_gpu=None,
+            per_user=per_user,
+            ttft_p50=1.0,
+            ttft_p99=2.0,
+            tpot_p50=1.0,
+            tpot_p99=2.0,
+            e2e_p50=9.0,
+            unsupported=(),
+            goodput=None,
+            slo_met=met,
+            valid=True,
+            state="finished",
             simulated=False,
         )
         for i, (output, per_user, met) in enumerate(points)
-    )  # fmt: skip
+    )
     best = [level.name for level in made if level.slo_met]
     curve = SweepCurve(
-        workload="w", model="m", target=target, gpus=None, version="1", started="2026-01-01T00:00", slo=slo,
-        levels=made, knee="", best=best[-1] if best else "",
-    )  # fmt: skip
+        workload="w",
+        model="m",
+        target=target,
+        gpus=None,
+        version="1",
+        started="2026-01-01T00:00",
+        slo=slo,
+        levels=made,
+        knee="",
+        best=best[-1] if best else "",
+    )
     named = GridCell(isl=isl, target=target)
     return CellCurve(cell=named, folder=named.name, curve=curve)
 
@@ -87,13 +127,20 @@ def test_a_heat_map_is_of_the_highest_level_within_the_slo() -> None:
     assert cells_shown == [["500", "10.0"], ["900", "5.00"], ["2,000", "-"]]
     page = as_page.render(said)
     shades = re.findall(
-        r"<td[^>]* style=\"background:color-mix\(in srgb,var\(--c3\) (\d+)%,[a-z]+\)\">([^<]+)</td>", page
+        r"<td[^>]* style=\"background:color-mix\(in srgb,var\(--c3\) (\d+)%,[a-z]+\)\">([^<]+)</td>",
+        page,
     )
-    assert ("60", "10.0") in shades and ("30", "5.00") in shades and all(text != "-" for _, text in shades)
+    assert (
+        ("60", "10.0") in shades
+        and ("30", "5.00") in shades
+        and all(text != "-" for _, text in shades)
+    )
 
 
 @pytest.mark.commands
-def test_the_command_makes_a_grid_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_makes_a_grid_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "grid"
     assert exits(*LOAD, "--isl", "100,300", "--osl", "20", "--json", "-o", folder) == 0
     printed = capsys.readouterr()
@@ -148,18 +195,29 @@ def test_a_grid_that_is_not_whole_says_what_is_left_and_the_command(
     assert (found["left"], found["go_on"], found["missing"]) == (2, again, [])
     assert exits(*shlex.split(again)[1:], "--json") == 0
     out, err = capsys.readouterr()
-    assert json.loads(out)["left"] == 0 and re.findall(r"level (c\d+: \d of \d)", err) == ["c4: 1 of 2", "c4: 2 of 2"]
+    assert json.loads(out)["left"] == 0 and re.findall(r"level (c\d+: \d of \d)", err) == [
+        "c4: 1 of 2",
+        "c4: 2 of 2",
+    ]
 
 
 @pytest.mark.commands
 def test_targets_are_an_axis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load = tuple(word for word in LOAD if word not in ("--url", "sim:gb300-vm"))
-    assert exits(*load, "--target", "sim:gb300-vm,sim:h100x8", "--isl", "100", "-o", tmp_path / "g") == 0
+    assert (
+        exits(*load, "--target", "sim:gb300-vm,sim:h100x8", "--isl", "100", "-o", tmp_path / "g")
+        == 0
+    )
     out, _ = capsys.readouterr()
     assert "isl100-sim-h100x8" in {path.name for path in (tmp_path / "g").iterdir()}
-    assert "Output tokens/s per GPU of sim:h100x8" in out and "Output tokens/s per GPU of sim:gb300-vm" in out
+    assert (
+        "Output tokens/s per GPU of sim:h100x8" in out
+        and "Output tokens/s per GPU of sim:gb300-vm" in out
+    )
     assert grid_kind.listed(tmp_path / "g").simulated  # it looked at the target that no axis has
-    assert "simulated: gb300-vm, simulated: h100x8" in " ".join(out.split()), "the head named the first alone"
+    assert "simulated: gb300-vm, simulated: h100x8" in " ".join(out.split()), (
+        "the head named the first alone"
+    )
     assert exits("compare", tmp_path / "g", tmp_path / "g") == 2
     assert "name its runs, like" in capsys.readouterr().err
 
@@ -167,7 +225,9 @@ def test_targets_are_an_axis(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_cell_without_a_valid_level_is_not_one_that_missed_the_slo() -> None:
     one, other = cell(500, "", (10, 50, False), slo="s"), cell(900, "", (10, 50, None), slo="s")
     invalid = msgspec.structs.replace(other.curve.levels[0], valid=False)
-    other = msgspec.structs.replace(other, curve=msgspec.structs.replace(other.curve, levels=(invalid,)))
+    other = msgspec.structs.replace(
+        other, curve=msgspec.structs.replace(other.curve, levels=(invalid,))
+    )
     said = " ".join(grid_text.sentences(GridResult(workload="w", cells=(one, other))))
     assert said == "No level kept the SLO at ISL 500. No level is a valid measurement at ISL 900."
     undecided = cell(700, "", (10, 50, None), slo="s")
@@ -176,14 +236,32 @@ def test_a_cell_without_a_valid_level_is_not_one_that_missed_the_slo() -> None:
 
 
 @pytest.mark.commands
-def test_the_plan_is_told_before_with_time_and_money(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_is_told_before_with_time_and_money(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     prices = tmp_path / "prices.yaml"
     price = "{provider: P, model: m, per_million_input: 1, per_million_output: 2, source: x, as_of: 2026-01-01}"
     prices.write_text("currency: USD\nper_token:\n  - " + price)
-    asked = ("sweep", "qa", "--url", "http://127.0.0.1:9", "-m", "m", "--request-rate", "1,2", "-d", "30s")
+    asked = (
+        "sweep",
+        "qa",
+        "--url",
+        "http://127.0.0.1:9",
+        "-m",
+        "m",
+        "--request-rate",
+        "1,2",
+        "-d",
+        "30s",
+    )
     assert exits(*asked, "--isl", "100,200", "--osl", "10", "--dry-run", "--prices", prices) == 0
     assert "cost of all 4 runs: about" in capsys.readouterr().out
-    assert exits(*asked, "--isl", "100,200", "--osl", "10", "--prices", prices, "--max-cost", "0.00001") == 2
+    assert (
+        exits(
+            *asked, "--isl", "100,200", "--osl", "10", "--prices", prices, "--max-cost", "0.00001"
+        )
+        == 2
+    )
     assert "these 4 runs" in capsys.readouterr().err
 
 
@@ -205,10 +283,11 @@ def test_wrong_usage(flags: tuple[str, ...], said: str, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("valid", "met", "strict", "code"),
     [
-        ((True, False), (False, None), False, 0), ((False, False), (True, True), False, 3),
+        ((True, False), (False, None), False, 0),
+        ((False, False), (True, True), False, 3),
         ((True, True), (True, None), True, 3),
     ],
-)  # fmt: skip
+)
 def test_a_folder_that_is_read_exits_as_its_sweep_did(
     valid: tuple[bool, ...], met: tuple[bool | None, ...], strict: bool, code: int
 ) -> None:
@@ -220,4 +299,8 @@ def test_a_folder_that_is_read_exits_as_its_sweep_did(
     )
     curve = msgspec.structs.replace(one.curve, levels=levels)
     found = GridResult(workload="w", cells=(msgspec.structs.replace(one, curve=curve),))
-    assert sweep_run.code(curve, interrupted=False, strict=strict) == grid_kind.code(found, strict) == code
+    assert (
+        sweep_run.code(curve, interrupted=False, strict=strict)
+        == grid_kind.code(found, strict)
+        == code
+    )

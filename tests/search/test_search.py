@@ -102,10 +102,14 @@ def passes(rows: Any) -> bool:
 
 @pytest.mark.parametrize("passed", [True, False])
 @pytest.mark.parametrize("high", [1e6, 140.0])
-def test_an_outcome_tells_of_every_load_though_the_far_ones_are_not_computed(high: float, passed: bool) -> None:
+def test_an_outcome_tells_of_every_load_though_the_far_ones_are_not_computed(
+    high: float, passed: bool
+) -> None:
     belief = Belief(high / 1e4, high, sigma=0.01)
     z = (belief.theta[:, None] - math.log(100)) / belief.sigma
-    wanted = belief.weights * (load_search.LAPSE / 2 + (1 - load_search.LAPSE) * normal_cdf(z if passed else -z))
+    wanted = belief.weights * (
+        load_search.LAPSE / 2 + (1 - load_search.LAPSE) * normal_cdf(z if passed else -z)
+    )
     belief.tell(100, passed, load_search.LAPSE)
     assert np.allclose(belief.weights, wanted / wanted.sum(), rtol=1e-12, atol=0)
 
@@ -129,7 +133,9 @@ def test_looks_count_the_misses_of_each_request_once() -> None:
 
 
 @given(st.integers(1, 3000), st.sampled_from([0.5, 0.9, 0.99, 0.999]), st.data())
-def test_allowed_misses_are_those_that_leave_the_quantile_within(n: int, p: float, data: st.DataObject) -> None:
+def test_allowed_misses_are_those_that_leave_the_quantile_within(
+    n: int, p: float, data: st.DataObject
+) -> None:
     """The same as sorted[floor(n * p)] <= limit."""
     over = data.draw(st.integers(0, n))
     values = np.sort(np.array([1] * (n - over) + [3] * over))
@@ -196,7 +202,9 @@ def test_a_queue_that_grows_is_not_taken_for_steady() -> None:
 def test_unresolved_requests_count_as_misses() -> None:
     rows = queue(60, 3, 300)
     stuck = rows["due_ns"] > 60 * S
-    rows["done_ns"][stuck & (rows["slot"] % 50 == 0)] = 400 * S  # one in fifty never comes back in time
+    rows["done_ns"][stuck & (rows["slot"] % 50 == 0)] = (
+        400 * S
+    )  # one in fifty never comes back in time
     assert decided(rows)[0] != "under"
 
 
@@ -227,7 +235,9 @@ def test_the_interval_covers_the_truth_and_the_answer_is_near() -> None:
     covered = near = 0
     for seed in range(30):  # more of them: benchmarks/search_truth.py coverage
         theta = 100 * 2 ** float(seeds.stream(seed, "theta").uniform(-0.8, 0.8))
-        answer = psychometric(LoadSearch(low=50, high=200, precision=0.01), theta, 0.004, seed).answer
+        answer = psychometric(
+            LoadSearch(low=50, high=200, precision=0.01), theta, 0.004, seed
+        ).answer
         assert answer.interval is not None and answer.load is not None
         covered += answer.interval.low <= theta <= answer.interval.high
         near += abs(answer.load / theta - 1) <= 0.01
@@ -240,7 +250,9 @@ def test_the_interval_covers_the_truth_and_the_answer_is_near() -> None:
 def _tell(asking: LoadSearch, outcome: str, **changed: Any) -> NextTrial:
     ask = asking.ask()
     assert ask is not None
-    told = TrialResult(ask=ask, outcome=outcome, early=False, spent_s=100, offered=ask.load, noise=0.003)  # type: ignore[arg-type]
+    told = TrialResult(
+        ask=ask, outcome=outcome, early=False, spent_s=100, offered=ask.load, noise=0.003
+    )  # type: ignore[arg-type]
     asking.tell(msgspec.structs.replace(told, **changed))
     return ask
 
@@ -284,12 +296,16 @@ def test_a_point_outside_a_given_bracket_is_not_placed_inside(
     assert asking.told[-1].ask.load == last and len(asking.told) < 12
 
 
-def test_an_invalid_probe_is_tried_again_and_a_second_one_ends_the_search_with_what_it_knows() -> None:
+def test_an_invalid_probe_is_tried_again_and_a_second_one_ends_the_search_with_what_it_knows() -> (
+    None
+):
     asking = LoadSearch(low=1, high=1000, start=10)
     _tell(asking, "under")
     disturbed, again = _tell(asking, "invalid"), _tell(asking, "under")
     assert (again.load, again.number) == (disturbed.load, 2)
-    kept = [told for told in asking.told if told.outcome != "invalid"]  # what a search that is resumed begins with
+    kept = [
+        told for told in asking.told if told.outcome != "invalid"
+    ]  # what a search that is resumed begins with
     assert load_search.resume(LoadSearch(low=1, high=1000, start=10), kept).ask() == asking.ask()
     assert (_tell(asking, "invalid").load, _tell(asking, "invalid").load) == (40, 40)
     assert (asking.ask(), asking.answer.reason, asking.answer.held) == (None, "invalid", 20)
@@ -316,14 +332,20 @@ def test_what_is_known_after_many_trials_is_confirmed() -> None:
     while (ask := search.ask()) is not None:
         outcome: Outcome = "under" if ask.load < random.gauss(10.0, 0.4) else "over"
         early = outcome == "under" and ask.early_under
-        search.tell(TrialResult(ask=ask, outcome=outcome, early=early, spent_s=60.0, offered=ask.load, noise=0.03))
+        search.tell(
+            TrialResult(
+                ask=ask, outcome=outcome, early=early, spent_s=60.0, offered=ask.load, noise=0.03
+            )
+        )
     kinds = [result.ask.kind for result in search.told]
     assert "confirm" not in kinds[:ENOUGH] and kinds[ENOUGH] == "confirm"
     assert search.answer.reason == "coarse" and len(search.told) <= ENOUGH + CONFIRMATIONS
     assert search.answer.confirmed is not None and load_search.exit_code(search.answer) == 0
 
 
-@pytest.mark.parametrize(("limits", "reason"), [({"most_probes": 2}, "probes"), ({"most_s": 150.0}, "time")])
+@pytest.mark.parametrize(
+    ("limits", "reason"), [({"most_probes": 2}, "probes"), ({"most_s": 150.0}, "time")]
+)
 def test_limits(limits: dict[str, Any], reason: str) -> None:
     asking = LoadSearch(low=1, high=1000, start=10, **limits)
     _tell(asking, "under")
@@ -395,7 +417,9 @@ def test_probes_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None
     told = [runs.run(_ask(20.0)), runs.run(_ask(2000.0, 1))]
     assert [one.outcome for one in told] == ["under", "over"]
     assert told[1].early and told[1].spent_s < 60
-    assert [folder.name for folder in written] == [one.folder for one in told]  # each once, also what ended early
+    assert [folder.name for folder in written] == [
+        one.folder for one in told
+    ]  # each once, also what ended early
     stored = store.read_run(written[1])
     assert stored.header.state == "decided"
     assert 0 < stored.rows["due_ns"][stored.rows["sent_ns"] >= 0].max() < 60 * S
@@ -440,7 +464,7 @@ CLASSES = ["class qa", "class rag", "class summarization", "class agentic"]
         ("rag-pipeline", ["--slo", "ttft:30s"], ["ttft p95", "tasks"], "planned tasks"),
         ("mixed", [], CLASSES, "qa: TPOT p95"),
     ],
-)  # fmt: skip
+)
 def test_a_trial_is_judged_as_its_run_is(
     workload: str, slo: list[str], promised: list[str], missed: str, tmp_path: Path
 ) -> None:
@@ -448,12 +472,29 @@ def test_a_trial_is_judged_as_its_run_is(
     from loadgen.runs.levels import curve
 
     folder = tmp_path / "search"
-    asked = ["search", workload, "--url", "sim:gb300-vm", *slo, "-d", "20s", "--start", "16", "--seed", "3", "--json"]
+    asked = [
+        "search",
+        workload,
+        "--url",
+        "sim:gb300-vm",
+        *slo,
+        "-d",
+        "20s",
+        "--start",
+        "16",
+        "--seed",
+        "3",
+        "--json",
+    ]
     exits(*asked, "--max-probes", "5", "-o", str(folder))
     trials_of_it = experiment.told(folder)
-    summaries = {trial.folder: run_folder.kept_summary(folder / trial.folder) for trial in trials_of_it}
+    summaries = {
+        trial.folder: run_folder.kept_summary(folder / trial.folder) for trial in trials_of_it
+    }
     full = [trial for trial in trials_of_it if not trial.early]
-    assert [trial.outcome == "under" for trial in full] == [summaries[trial.folder].goodput.met for trial in full]
+    assert [trial.outcome == "under" for trial in full] == [
+        summaries[trial.folder].goodput.met for trial in full
+    ]
     assert {trial.outcome for trial in trials_of_it} == {"under", "over"}
     assert any(missed in trial.why for trial in trials_of_it)
     assert json.loads((folder / "search.json").read_bytes())["goal"] == promised
@@ -462,7 +503,8 @@ def test_a_trial_is_judged_as_its_run_is(
 
 
 @pytest.mark.parametrize(
-    ("workload", "trial_s"), [("qa", 600), ("rag-pipeline", 600), ("mixed", 900), ("coding-agent", 1800)]
+    ("workload", "trial_s"),
+    [("qa", 600), ("rag-pipeline", 600), ("mixed", 900), ("coding-agent", 1800)],
 )
 def test_a_trial_of_tasks_lasts_long_beside_one(workload: str, trial_s: int) -> None:
     """Trials of 600 s found 0.849 of coding-agent, whose tasks may take 180 s: four hours at 0.83 keep 88.5 of 90 %."""
@@ -477,7 +519,9 @@ def test_a_length_that_is_none_is_told_once(capsys: pytest.CaptureFixture[str]) 
 
 def test_few_requests_a_trial_take_more_trials() -> None:
     """One of 540 tasks varies by chance more than the precision: it takes all the trials that a search may make."""
-    agents, chat = (LoadSearch(low=1e-3, high=1e6, start=start, step=load_search.NEAR) for start in (0.9, 100.0))
+    agents, chat = (
+        LoadSearch(low=1e-3, high=1e6, start=start, step=load_search.NEAR) for start in (0.9, 100.0)
+    )
     assert ahead(agents, trial_s=600).trials >= ENOUGH > 2 * ahead(chat, trial_s=600).trials
     assert ahead(agents).trials == ahead(chat).trials
 
@@ -490,7 +534,9 @@ def test_a_load_whose_tasks_are_lost_is_not_simulated_to_its_end(tmp_path: Path)
     runs, ask = _probes(tmp_path, look_s=1.0), _ask(8.0)
     runs.make = lambda ask: trials.loaded(made, ask.load)
     for within_s, outcome in ((2, "over"), (600, "under")):
-        runs.goal = Goal(slo=Slo(task=TaskTerm(within_ns=within_s * S, share=0.9)), whole=("tasks",))
+        runs.goal = Goal(
+            slo=Slo(task=TaskTerm(within_ns=within_s * S, share=0.9)), whole=("tasks",)
+        )
         made = made.model_copy(update={"slo": runs.goal.slo})
         runs.watched = True
         watched = runs.run(ask)
@@ -504,7 +550,8 @@ def test_a_load_whose_tasks_are_lost_is_not_simulated_to_its_end(tmp_path: Path)
 
 def test_a_load_of_conversations_that_is_lost_is_not_simulated_to_its_end(tmp_path: Path) -> None:
     """Of tasks and conversations the number of requests is known: too many misses stay too many. Where the last of them
-    come when no conversation begins any more, the load that was offered is still that of all the time they began in."""
+    come when no conversation begins any more, the load that was offered is still that of all the time they began in.
+    """
     from loadgen.core.workload import load
 
     made = trials.probing(load("agentic"), 60 * S)
@@ -514,17 +561,28 @@ def test_a_load_of_conversations_that_is_lost_is_not_simulated_to_its_end(tmp_pa
     late = runs.run(ask)
     runs.watched = False
     whole = runs.run(ask)
-    assert (late.outcome, late.early, whole.early) == ("over", True, False) and 60 < late.spent_s < whole.spent_s
+    assert (late.outcome, late.early, whole.early) == (
+        "over",
+        True,
+        False,
+    ) and 60 < late.spent_s < whole.spent_s
     assert late.offered == whole.offered
     runs.watched, runs.goal = True, Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),)))
     for kind in ("bracket", "sustain"):
         lost = runs.run(msgspec.structs.replace(ask, kind=kind))
-        assert (lost.outcome, lost.early, lost.code) == ("over", True, "misses") and lost.spent_s < whole.spent_s / 2
+        assert (lost.outcome, lost.early, lost.code) == (
+            "over",
+            True,
+            "misses",
+        ) and lost.spent_s < whole.spent_s / 2
     probe = runs.run(ask)
     assert (probe.outcome, probe.early, probe.code) == ("over", True, "misses")
     summary = run_folder.kept_summary(tmp_path / probe.folder)
     assert summary.run.state == "decided"
-    assert summary.requests.scheduled == summary.requests.ok + summary.requests.cancelled + summary.requests.dropped
+    assert (
+        summary.requests.scheduled
+        == summary.requests.ok + summary.requests.cancelled + summary.requests.dropped
+    )
 
 
 @pytest.mark.parametrize(
@@ -532,7 +590,12 @@ def test_a_load_of_conversations_that_is_lost_is_not_simulated_to_its_end(tmp_pa
     [
         ("request_rate", "rag", "requests", "/s"),
         ("request_rate", "agentic", "conversations", " conversations/s"),
-        ("request_rate", "mixed", "starts", " starts/s"),  # conversations, and single requests beside them
+        (
+            "request_rate",
+            "mixed",
+            "starts",
+            " starts/s",
+        ),  # conversations, and single requests beside them
         ("concurrency", "agentic", "conversations", " in flight"),
     ],
 )
@@ -542,19 +605,37 @@ def test_a_load_of_conversations_is_not_written_as_one_of_requests(
     plan = experiment.ExperimentPlan(
         by="search", kind=kind, workload=workload, source_text="", target="", flags={}, seed=1
     )
-    assert experiment.unit_of(plan, counted) == unit and experiment.counted_by(load(workload)) == counted
+    assert (
+        experiment.unit_of(plan, counted) == unit
+        and experiment.counted_by(load(workload)) == counted
+    )
     under_the_table = text.units(unit)  # good requests/s stand beside loads in conversations/s
-    assert under_the_table.startswith("Latencies" if unit == "/s" else f"Load: {unit.strip()}. Latencies")
+    assert under_the_table.startswith(
+        "Latencies" if unit == "/s" else f"Load: {unit.strip()}. Latencies"
+    )
 
 
 def test_the_plan_says_by_which_rules_a_search_ran(tmp_path: Path) -> None:
     plan = experiment.ExperimentPlan(
-        by="search", kind="request_rate", workload="mlperf server", source_text="", target="", flags={}
+        by="search",
+        kind="request_rate",
+        workload="mlperf server",
+        source_text="",
+        target="",
+        flags={},
     )
     typed = ("loadgen", "search", "mlperf server.yaml")
-    of_search, ours = msgspec.structs.replace(plan, command=typed), msgspec.structs.replace(plan, rules="mlperf")
+    of_search, ours = (
+        msgspec.structs.replace(plan, command=typed),
+        msgspec.structs.replace(plan, rules="mlperf"),
+    )
     before_plans_did = msgspec.structs.replace(plan, command=("loadgen", "mlperf", "peak"))
-    assert [*map(experiment.is_mlperf, (plan, of_search, ours, before_plans_did))] == [False, False, True, True]
+    assert [*map(experiment.is_mlperf, (plan, of_search, ours, before_plans_did))] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     assert experiment.unit_of(ours, "requests") == " queries/s"
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(of_search))
     assert mlperf_added.sections(tmp_path, None) is None  # type: ignore[arg-type]
@@ -564,7 +645,9 @@ def test_the_plan_says_by_which_rules_a_search_ran(tmp_path: Path) -> None:
 
 def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:
     def dying(workload: Workload, given: Any, hearers: Any) -> Any:
-        summary, folder = run.execute(workload, given)  # as over HTTP, nobody is told rows: they are in the folder
+        summary, folder = run.execute(
+            workload, given
+        )  # as over HTTP, nobody is told rows: they are in the folder
         rows = store.read_run(folder).rows
         rows["status"][-200:], rows["kind"][-200:] = STATUS["failed"], KIND["connect"]
         for file in (folder / "requests").iterdir():
@@ -588,10 +671,18 @@ def test_a_probe_over_sockets_ends_early_in_all_workers(tmp_path: Path, workers:
         runs.settings = Settings(url=one.url, workers=workers, **NO_PAGES)
         told = runs.run(_ask(40.0))
     assert told.figures["simulated"]
-    assert (told.outcome, told.early) == ("over", True) or told.outcome == "invalid"  # a busy host's sender is late
-    if told.outcome == "over":  # the search ended it, not the user: what it stored is no interrupted run
+    assert (told.outcome, told.early) == (
+        "over",
+        True,
+    ) or told.outcome == "invalid"  # a busy host's sender is late
+    if (
+        told.outcome == "over"
+    ):  # the search ended it, not the user: what it stored is no interrupted run
         assert told.spent_s < 20  # of 60
-        assert manifest.decode((runs.folder / told.folder / "run.json").read_bytes()).state == "decided"
+        assert (
+            manifest.decode((runs.folder / told.folder / "run.json").read_bytes()).state
+            == "decided"
+        )
 
 
 def test_rows_are_seen_though_their_file_is_gone(tmp_path: Path) -> None:
@@ -626,18 +717,34 @@ def test_an_endpoint_that_is_gone_between_probes_leaves_what_is_known(
         by="search", kind="request_rate", workload="x", source_text="", target="t", flags={}
     )
     assert (
-        perform(asking, _probes(tmp_path, execute=once), plan, Show(quiet=True), unit="/s", as_json=False, trial_s=1)
+        perform(
+            asking,
+            _probes(tmp_path, execute=once),
+            plan,
+            Show(quiet=True),
+            unit="/s",
+            as_json=False,
+            trial_s=1,
+        )
         == 3
     )
     told = capsys.readouterr()
-    assert "could not be reached any more" in told.out and "at least 20" in told.out and "nothing listens" in told.err
+    assert (
+        "could not be reached any more" in told.out
+        and "at least 20" in told.out
+        and "nothing listens" in told.err
+    )
 
 
 def test_loads_change_what_they_should() -> None:
-    closed = _workload(1.0).model_copy(update={"stages": (Stage(name="l", arrival=Closed(concurrency=1), count=9),)})
+    closed = _workload(1.0).model_copy(
+        update={"stages": (Stage(name="l", arrival=Closed(concurrency=1), count=9),)}
+    )
     assert trials.loaded(closed, 7.0).stages[0].arrival == Closed(concurrency=7)
     warm = _workload(1.0)
-    warm = warm.model_copy(update={"stages": (warm.stages[0].model_copy(update={"measured": False}), *warm.stages)})
+    warm = warm.model_copy(
+        update={"stages": (warm.stages[0].model_copy(update={"measured": False}), *warm.stages)}
+    )
     changed = trials.loaded(warm, 5.0)
     assert [stage.arrival.rate for stage in changed.stages] == [1.0, 5.0]  # type: ignore[union-attr]
     assert len(trials.probing(warm, 9 * S).stages) == 1
@@ -653,9 +760,22 @@ def test_the_watch_of_mlperf_terms() -> None:
 # -- taken up again ----------------------------------------------------------------------------------------------------
 
 
-def test_a_search_is_taken_up_without_its_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_is_taken_up_without_its_flags(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = str(tmp_path / "s")
-    command = ["search", "qa", "--url", "sim:gb300-vm", "-d", "20s", "--slo", "ttft:400ms:p95", "--seed", "3"]
+    command = [
+        "search",
+        "qa",
+        "--url",
+        "sim:gb300-vm",
+        "-d",
+        "20s",
+        "--slo",
+        "ttft:400ms:p95",
+        "--seed",
+        "3",
+    ]
     command += ["--start", "100", "--precision", "20%"]
 
     assert exits(*command, "--max-probes", "2", "-o", folder) == 3
@@ -696,7 +816,11 @@ def test_a_search_is_taken_up_without_its_flags(tmp_path: Path, capsys: pytest.C
     ],
 )
 def test_what_is_sent_otherwise_is_another_experiment(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...], added: tuple[str, ...], said: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
+    added: tuple[str, ...],
+    said: str,
 ) -> None:
     """Runs of two kinds of requests in one folder would be read as one load, and none of them says so."""
     name, *options = command
@@ -715,7 +839,18 @@ def test_all_that_an_answer_hangs_on_is_stored() -> None:
 def test_a_search_on_a_simulated_target_begins_where_its_preset_is_full(tmp_path: Path) -> None:
     """The answer lies between the first two loads, and few trials are needed after them."""
     folder = tmp_path / "s"
-    asked = ["search", "qa", "--url", "sim:gb300-vm", "-d", "60s", "--slo", "ttft:2s:p95", "--seed", "3"]
+    asked = [
+        "search",
+        "qa",
+        "--url",
+        "sim:gb300-vm",
+        "-d",
+        "60s",
+        "--slo",
+        "ttft:2s:p95",
+        "--seed",
+        "3",
+    ]
     assert exits(*asked, "--out", str(folder)) == 0
     first, second, *others = experiment.told(folder)
     assert {first.outcome, second.outcome} == {"under", "over"}
@@ -727,10 +862,31 @@ def test_a_search_on_a_simulated_target_begins_where_its_preset_is_full(tmp_path
 
 
 def test_what_is_typed_again_stands_over_what_was_typed_before() -> None:
-    before = ["search", "qa", "--url=http://a", "-u", "http://b", "--slo", "ttft:2s", "-k", "--max-probes", "3"]
+    before = [
+        "search",
+        "qa",
+        "--url=http://a",
+        "-u",
+        "http://b",
+        "--slo",
+        "ttft:2s",
+        "-k",
+        "--max-probes",
+        "3",
+    ]
     assert typed_again(before, ["search", "--resume", "f", "--url", "http://c", "--insecure"]) == [
-        "search", "qa", "--slo", "ttft:2s", "--max-probes", "3", "--resume", "f", "--url", "http://c", "--insecure",
-    ]  # fmt: skip
+        "search",
+        "qa",
+        "--slo",
+        "ttft:2s",
+        "--max-probes",
+        "3",
+        "--resume",
+        "f",
+        "--url",
+        "http://c",
+        "--insecure",
+    ]
     hidden = [*before, "--header", "X-Key: ***"]
     with pytest.raises(UserError) as fault:
         typed_again(hidden, ["search", "--resume", "f"])
@@ -770,26 +926,60 @@ PLAIN = (places.DATA / "oracle" / "open.yaml").read_text()
 
 @pytest.mark.parametrize(("limit", "outcomes"), [("20s", []), ("1ms", ["over"])])
 def test_a_load_that_the_client_did_not_offer_is_no_evidence_unless_it_missed(
-    limit: str, outcomes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    limit: str,
+    outcomes: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("capped.yaml").write_text(PLAIN + "max_in_flight: 4\n")
-    asked = ["search", "capped.yaml", "--url", "sim:gb300-vm", "--slo", f"e2e:{limit}:p90", "-d", "10s", "--seed", "1"]
+    asked = [
+        "search",
+        "capped.yaml",
+        "--url",
+        "sim:gb300-vm",
+        "--slo",
+        f"e2e:{limit}:p90",
+        "-d",
+        "10s",
+        "--seed",
+        "1",
+    ]
     assert exits(*asked, "--low", "10", "--high", "40", "--max-probes", "1", "--out", "c") == 3
     assert [trial.outcome for trial in experiment.told(Path("c"))] == outcomes  # of valid ones
     assert ("dropped at a cap" in " ".join(capsys.readouterr().out.split())) is (not outcomes)
 
 
 @pytest.mark.parametrize(
-    "limit", [["--max-time", "25s"], ["--max-probes", "2"], ["--low", "8", "--high", "64", "--max-probes", "1"]]
+    "limit",
+    [
+        ["--max-time", "25s"],
+        ["--max-probes", "2"],
+        ["--low", "8", "--high", "64", "--max-probes", "1"],
+    ],
 )
 def test_a_stopped_search_sizes_no_machines(
-    limit: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    limit: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its rate is what held so far: cost, size and capacity say so, name the way on, and end with 3."""
     monkeypatch.chdir(tmp_path)
     Path("plain.yaml").write_text(PLAIN)
-    base = ["search", "plain.yaml", "--url", "sim:gb300-vm", "--slo", "tpot:20.6ms:p90", "-d", "10s", "--seed", "1"]
+    base = [
+        "search",
+        "plain.yaml",
+        "--url",
+        "sim:gb300-vm",
+        "--slo",
+        "tpot:20.6ms:p90",
+        "-d",
+        "10s",
+        "--seed",
+        "1",
+    ]
     assert exits(*base, *limit, "--gpus", "4", "--out", "c") == 3
     said = capsys.readouterr()
     stored = json.loads(Path("c/capacity.json").read_bytes())
@@ -818,17 +1008,28 @@ def test_a_search_killed_in_its_first_trial_is_told_as_stopped_by_every_command(
         raise SystemExit(137)  # no handler of the search sees it, as none sees SIGKILL
 
     plan = experiment.ExperimentPlan(
-        by="search", kind="request_rate", workload="w", source_text="", target="t", flags={},
+        by="search",
+        kind="request_rate",
+        workload="w",
+        source_text="",
+        target="t",
+        flags={},
         command=("loadgen", "search", "w"),
-    )  # fmt: skip
+    )
     Path("c").mkdir()
     runner = _probes(Path("c"), execute=killed)
     with pytest.raises(SystemExit):
         search = LoadSearch(low=1, high=10_000, start=20)
-        command.perform(search, runner, plan, Show("off", quiet=True), unit="/s", as_json=False, trial_s=10)
+        command.perform(
+            search, runner, plan, Show("off", quiet=True), unit="/s", as_json=False, trial_s=10
+        )
     assert capacity.load_capacity(Path("c", capacity.FILE).read_bytes()).state == "stopped"
     assert not Path("c", "search.json").exists()
-    for call in (["cost", "c", "--accept-sample-prices"], ["size", "qa", "c", "--users", "10"], ["compare", "c", "c"]):
+    for call in (
+        ["cost", "c", "--accept-sample-prices"],
+        ["size", "qa", "c", "--users", "10"],
+        ["compare", "c", "c"],
+    ):
         capsys.readouterr()
         assert exits(*call) == 3, call
         assert "--resume c" in capsys.readouterr().err, call
@@ -857,11 +1058,18 @@ def test_the_state_of_a_capacity_is_how_far_the_way_was_gone() -> None:
     assert state("found", msgspec.structs.replace(shown, sustained=True)) == "sustained"
     assert state("time", shown) == "confirmed"  # stopped after its confirmation
     unconfirmed = msgspec.structs.replace(shown, confirmed=False)
-    assert state("highest", unconfirmed) == "confirmed"  # `high` held at full length, and nothing above was asked for
-    assert [state(reason, unconfirmed) for reason in ("time", "probes", "interrupted", "gone", "invalid", "")] == [
-        "stopped"
-    ] * 6
-    assert [state(reason, None) for reason in ("time", "none", "unconfirmed")] == ["stopped", "none", "none"]
+    assert (
+        state("highest", unconfirmed) == "confirmed"
+    )  # `high` held at full length, and nothing above was asked for
+    assert [
+        state(reason, unconfirmed)
+        for reason in ("time", "probes", "interrupted", "gone", "invalid", "")
+    ] == ["stopped"] * 6
+    assert [state(reason, None) for reason in ("time", "none", "unconfirmed")] == [
+        "stopped",
+        "none",
+        "none",
+    ]
 
 
 def _told_at_20(folder: Path) -> TrialResult:
@@ -890,10 +1098,22 @@ def test_what_limits_a_search_is_the_lowest_load_that_missed_or_grew_over_any_le
     told: list[TrialResult] = []
 
     def limit(load: float, kind: load_search.Kind, outcome: Outcome, *, grows: str = "") -> str:
-        ask = NextTrial(number=len(told), load=load, kind=kind, early_under=False, lengths=1 + (kind == "sustain"))
+        ask = NextTrial(
+            number=len(told),
+            load=load,
+            kind=kind,
+            early_under=False,
+            lengths=1 + (kind == "sustain"),
+        )
         lasts, why = (False, grows) if grows else (None, "")
         one = TrialResult(
-            ask=ask, outcome=outcome, early=False, spent_s=1, offered=load, noise=0.01, why=f"m{len(told)}"
+            ask=ask,
+            outcome=outcome,
+            early=False,
+            spent_s=1,
+            offered=load,
+            noise=0.01,
+            why=f"m{len(told)}",
         )
         told.append(msgspec.structs.replace(one, sustained=lasts, sustained_why=why))
         return " ".join(sections._limit(told, {}))
@@ -915,13 +1135,17 @@ def test_a_stopped_search_has_one_lower_bound(tmp_path: Path) -> None:
     for one in (whole, msgspec.structs.replace(whole, ask=_ask(28.0, 1), early=True)):
         search.tell(one)
     search.stop("time")
-    found = capacity.load_capacity(experiment.outputs(tmp_path, search.told, search.answer)[capacity.FILE])
+    found = capacity.load_capacity(
+        experiment.outputs(tmp_path, search.told, search.answer)[capacity.FILE]
+    )
     assert (found.rate_per_s, found.state) == (20.0, "stopped")
     said = found_text(search.answer, search.told)
     assert "\nCapacity   not known; at least 20/s held so far\n" in said
 
 
-@pytest.mark.parametrize(("typed", "means"), [("5%", 0.05), ("0.05", 0.05), ("50 %", 0.5), ("0.2%", 0.002)])
+@pytest.mark.parametrize(
+    ("typed", "means"), [("5%", 0.05), ("0.05", 0.05), ("50 %", 0.5), ("0.2%", 0.002)]
+)
 def test_a_precision_is_a_percentage_or_a_share(typed: str, means: float) -> None:
     assert command._half_width(typed) == pytest.approx(means)
 
@@ -940,7 +1164,9 @@ def test_a_search_says_before_it_begins_what_it_will_take() -> None:
     )
     assert "4 h 48 min" in text.expected(search, 600, virtual=True, whole=True)
     real = text.expected(LoadSearch(low=1, high=1000, start=1, run_spread=None), 600, virtual=False)
-    assert real.startswith("about 24 trials, 2 h 51 min of load (") and real.endswith("at most 40 trials, 6 h 40 min")
+    assert real.startswith("about 24 trials, 2 h 51 min of load (") and real.endswith(
+        "at most 40 trials, 6 h 40 min"
+    )
     short = LoadSearch(low=1, high=1000, start=1, most_s=1800)
     assert text.expected(short, 600, virtual=False) == "at most 30 min 00 s"
     _tell(search, "under")
@@ -949,23 +1175,37 @@ def test_a_search_says_before_it_begins_what_it_will_take() -> None:
     assert text.expected(search, 600, virtual=True) == ""
 
 
-@pytest.mark.parametrize(("spent_s", "lengths", "early", "says"), [
-    (15.6, 1.0, False, "10.6 s after a load of 5.0 s"), (15.6, 2.0, False, ""), (9.0, 1.0, False, ""),
-    (15.6, 1.0, True, ""),
-])  # fmt: skip
-def test_a_trial_shorter_than_its_answers_is_said(spent_s: float, lengths: float, early: bool, says: str) -> None:
+@pytest.mark.parametrize(
+    ("spent_s", "lengths", "early", "says"),
+    [
+        (15.6, 1.0, False, "10.6 s after a load of 5.0 s"),
+        (15.6, 2.0, False, ""),
+        (9.0, 1.0, False, ""),
+        (15.6, 1.0, True, ""),
+    ],
+)
+def test_a_trial_shorter_than_its_answers_is_said(
+    spent_s: float, lengths: float, early: bool, says: str
+) -> None:
     """Trials of five seconds found 450/s of qa, whose answers take 28 s: the machine carries 135."""
     ask = NextTrial(number=0, load=126.0, kind="bracket", early_under=True, lengths=lengths)
-    told = TrialResult(ask=ask, outcome="under", early=early, spent_s=spent_s, offered=126.0, noise=0.1)
+    told = TrialResult(
+        ask=ask, outcome="under", early=early, spent_s=spent_s, offered=126.0, noise=0.1
+    )
     said = text.too_short(told, 5.0)
     assert says in said and bool(said) == bool(says) and ("--duration" in said) == bool(says)
 
 
 def test_two_capacities_that_are_compared_stand_there_with_their_intervals() -> None:
     """Does it still hold after the upgrade? 30.4 stood against 30.51, and not that both reach to 31.4."""
-    held = capacity.Capacity(rate_per_s=30.4, low_per_s=30.39, high_per_s=31.39, method="search", sustained=True)
+    held = capacity.Capacity(
+        rate_per_s=30.4, low_per_s=30.39, high_per_s=31.39, method="search", sustained=True
+    )
     assert "30.4 requests/s (30.39 to 31.39), sustained" in held.stands_for
-    assert "30.4 requests/s, sustained" in msgspec.structs.replace(held, low_per_s=None, high_per_s=None).stands_for
+    assert (
+        "30.4 requests/s, sustained"
+        in msgspec.structs.replace(held, low_per_s=None, high_per_s=None).stands_for
+    )
 
 
 def test_where_no_load_holds_the_search_says_so_and_not_that_it_was_stopped() -> None:
@@ -975,23 +1215,34 @@ def test_where_no_load_holds_the_search_says_so_and_not_that_it_was_stopped() ->
         few = ask.load < 0.01
         search.tell(
             TrialResult(
-                ask=ask, outcome="invalid" if few else "over", early=not few, spent_s=5, offered=ask.load, noise=0.1,
+                ask=ask,
+                outcome="invalid" if few else "over",
+                early=not few,
+                spent_s=5,
+                offered=ask.load,
+                noise=0.1,
                 code="too_few" if few else "misses",
             )
-        )  # fmt: skip
+        )
     assert search.answer.reason == "none" and search.answer.load is None
     assert load_search.exit_code(search.answer) == 1
     assert "no load holds" in " ".join(found_text(search.answer, search.told).split())
 
 
-@pytest.mark.parametrize(("code", "goes_on"), [("too_few", False), ("unfinished", False), ("sent_late", True)])
+@pytest.mark.parametrize(
+    ("code", "goes_on"), [("too_few", False), ("unfinished", False), ("sent_late", True)]
+)
 def test_a_search_whose_load_cannot_be_judged_is_not_gone_on_with(code: str, goes_on: bool) -> None:
     """Two trials of three requests ended it, and --resume made the same two again."""
     search = LoadSearch(low=1, high=1000, start=1)
     for _ in range(2):
         ask = search.ask()
         assert ask is not None
-        search.tell(TrialResult(ask=ask, outcome="invalid", early=False, spent_s=5, offered=1, noise=0.1, code=code))
+        search.tell(
+            TrialResult(
+                ask=ask, outcome="invalid", early=False, spent_s=5, offered=1, noise=0.1, code=code
+            )
+        )
     command = experiment.going_on(search.answer, search.told, "loadgen search --resume s")
     assert command == ("loadgen search --resume s" if goes_on else "")
     shown = found_text(search.answer, search.told)
@@ -1030,7 +1281,9 @@ def test_what_a_search_takes_is_known_within_a_factor_of_two(asked: dict[str, An
             passes = ask.load <= true_load * math.exp(chance.gauss(0, math.hypot(spread, 0.005)))
             early = not passes or ask.early_under
             spent_s = 600 * ask.lengths * (0.6 if early else 1.05)
-            _tell(search, "under" if passes else "over", early=early, spent_s=spent_s, sustained=True)
+            _tell(
+                search, "under" if passes else "over", early=early, spent_s=spent_s, sustained=True
+            )
         assert search.answer.reason in ("found", "coarse")
         for number, found in enumerate(foretold):
             lengths = sum(result.spent_s for result in search.told[number:]) / 600
@@ -1042,7 +1295,10 @@ def test_what_a_search_takes_is_known_within_a_factor_of_two(asked: dict[str, An
 
 def test_longer_trials_that_are_left_are_told_from_those_that_failed() -> None:
     """`search agentic`: five longer trials, told as one and a half before each of them."""
-    search, holds = LoadSearch(low=1e-3, high=1e6, start=12.64, step=load_search.NEAR, longer=2.0), 11.9
+    search, holds = (
+        LoadSearch(low=1e-3, high=1e6, start=12.64, step=load_search.NEAR, longer=2.0),
+        11.9,
+    )
     foretold = []
     while (ask := search.ask()) is not None:
         if ask.kind in ("confirm", "sustain"):

@@ -24,7 +24,9 @@ from loadgen.shell import completion, parsing
 from loadgen.shell.options import PACKAGED
 from loadgen.shell.run_options import COMMAND_OPTIONS, PANELS
 
-CONTRACT, WORKLOAD = (str(packaged(kind)[name]) for kind, name in (("contracts", "rag"), ("workloads", "qa")))
+CONTRACT, WORKLOAD = (
+    str(packaged(kind)[name]) for kind, name in (("contracts", "rag"), ("workloads", "qa"))
+)
 
 
 @pytest.mark.parametrize(
@@ -57,16 +59,36 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
         (["size", "rag", "vm", "--spare", "x"], "integer", "--help"),
         (["fit", "x", "--on-bad-row", "no"], "error: 'no' is not one of 'fail', 'skip'", "--help"),
         (["run", "rag", "more"], "more", "--help"),
-        (["run", "rag", "--max-tokens", "5"], "no flag is called --max-tokens", "did you mean --output-tokens?"),
-        (["mlperf", "offline", "-b", "llama2-70b", "--min-duration", "9ms"], "a test has at least a second", "10m"),
-        (["mlperf", "server", "--request-rate", "5"], "no flag is called --request-rate", "--target-qps"),
+        (
+            ["run", "rag", "--max-tokens", "5"],
+            "no flag is called --max-tokens",
+            "did you mean --output-tokens?",
+        ),
+        (
+            ["mlperf", "offline", "-b", "llama2-70b", "--min-duration", "9ms"],
+            "a test has at least a second",
+            "10m",
+        ),
+        (
+            ["mlperf", "server", "--request-rate", "5"],
+            "no flag is called --request-rate",
+            "--target-qps",
+        ),
         (["run", "rag", "--nosuchflag", "5"], "no flag is called --nosuchflag", " run --help-all"),
-        (["run", "rag", "--percentiles", "5"], "no flag is called --percentiles", "--set percentiles="),
+        (
+            ["run", "rag", "--percentiles", "5"],
+            "no flag is called --percentiles",
+            "--set percentiles=",
+        ),
         (["run", "rag", "--qps", "5"], "no flag is called --qps", "hint: --request-rate"),
         (["run", "rag", "--users", "5"], "no flag is called --users", "loadgen size"),
         (["run", "rag", "--port", "8000"], "no flag is called --port", "--url http://HOST:PORT"),
         (["export", "run", "--format", "csv"], "no flag is called --format", "--as"),
-        (["cost", "run", "--qps", "5"], "no flag is called --qps", "cost --help"),  # has no --request-rate
+        (
+            ["cost", "run", "--qps", "5"],
+            "no flag is called --qps",
+            "cost --help",
+        ),  # has no --request-rate
         (["run", "rag", "-d", "10", "min"], "min is one word too many", "one word: 10min"),
         (["sim", "gb300-vm"], "gb300-vm is one word too many", "--preset gb300-vm"),
         (["run", "rag", "--slo", "p95_ttft:2s"], "names no metric", 'did you mean "ttft:2s:p95"?'),
@@ -75,7 +97,11 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
         (["sweep", "rag", "-c", "1-8"], '"1-8" is no level', "1,2,4,...,64"),
         (["doctor", "http://h:8000"], "http://h:8000 is an endpoint", "--url http://h:8000"),
         (["run", "qa", "sim:gb300-vm"], "sim:gb300-vm is an endpoint", "--url sim:gb300-vm"),
-        (["run", "qa", "-c", "4", "http://h:8000"], "http://h:8000 is an endpoint", "--url http://h:8000"),
+        (
+            ["run", "qa", "-c", "4", "http://h:8000"],
+            "http://h:8000 is an endpoint",
+            "--url http://h:8000",
+        ),
         (["size", "rag", "here", "--users", "many"], '"many" is no whole number', "5000 or 5k"),
         (["run", "chatbot"], "no such workload", "loadgen validate chatbot"),
         (["run", CONTRACT], "a contract, not a workload", f"loadgen validate {CONTRACT}"),
@@ -103,7 +129,18 @@ def test_wrong_usage_is_a_fault_like_every_other(
 
 
 def test_all_faults_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    exits("run", "qa", "--slo", "ttft:2x", "--server", "unknown", "--workers", "0", "--extra-body", "[1]")
+    exits(
+        "run",
+        "qa",
+        "--slo",
+        "ttft:2x",
+        "--server",
+        "unknown",
+        "--workers",
+        "0",
+        "--extra-body",
+        "[1]",
+    )
     said = capsys.readouterr().err
     for flag in ("--slo ttft:2x", "--server unknown", "--workers 0", "--extra-body"):
         assert flag in said
@@ -116,13 +153,26 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("loadgen ")
     assert exits("run", "--help") == OK
     text = capsys.readouterr().out
-    for flag in ("--url", "--request-rate", "--concurrency", "--slo", "--json", "--dry-run", "--help-all"):
+    for flag in (
+        "--url",
+        "--request-rate",
+        "--concurrency",
+        "--slo",
+        "--json",
+        "--dry-run",
+        "--help-all",
+    ):
         assert flag in text
 
 
 @pytest.mark.processes
 def test_the_command_without_its_script() -> None:
-    done = subprocess.run([sys.executable, "-m", "loadgen", "run", "nope"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "loadgen", "run", "nope"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (USAGE, "")
     assert "--> nope" in done.stderr
 
@@ -130,11 +180,14 @@ def test_the_command_without_its_script() -> None:
 @pytest.mark.parametrize(
     ("given", "spread"),
     [
-        (["run", "--slo", "ttft:2s", "tpot:200ms"], ["run", "--slo", "ttft:2s", "--slo", "tpot:200ms"]),
+        (
+            ["run", "--slo", "ttft:2s", "tpot:200ms"],
+            ["run", "--slo", "ttft:2s", "--slo", "tpot:200ms"],
+        ),
         (["run", "--slo", "ttft:2s", "qa"], ["run", "--slo", "ttft:2s", "qa"]),
         (["run", "qa", "--url", "http://h:1"], ["run", "qa", "--url", "http://h:1"]),
     ],
-)  # fmt: skip
+)
 def test_spread(given: list[str], spread: list[str]) -> None:
     assert parsing.spread(given) == spread
 
@@ -143,7 +196,9 @@ def test_spread(given: list[str], spread: list[str]) -> None:
 def test_one_endpoint_is_not_silently_chosen_of_two() -> None:
     given = ["doctor", "--url", "http://127.0.0.1:1", "-u", "http://127.0.0.1:2"]
     code = "from loadgen.shell.app import main; main()"
-    ended = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *given], capture_output=True, text=True, check=False
+    )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "takes one endpoint" in ended.stderr
 
@@ -155,7 +210,9 @@ def test_dry_run_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.commands
-def test_progress_as_json_says_which_step_of_how_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_as_json_says_which_step_of_how_many(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = [
         "sweep",
         "qa",
@@ -169,13 +226,31 @@ def test_progress_as_json_says_which_step_of_how_many(tmp_path: Path, capsys: py
         str(tmp_path / "s"),
     ]
     assert exits(*command, "--progress", "json") == 0
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    lines = [
+        json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")
+    ]
     assert [list(line) for line in lines] == [["step"], ["finished"], ["step"], ["finished"]]
-    assert [(line["step"]["name"], line["step"]["step"], line["step"]["of"]) for line in lines[::2]] == [
-        ("level r10", 1, 2), ("level r20", 2, 2),
-    ]  # fmt: skip
+    assert [
+        (line["step"]["name"], line["step"]["step"], line["step"]["of"]) for line in lines[::2]
+    ] == [
+        ("level r10", 1, 2),
+        ("level r20", 2, 2),
+    ]
     assert lines[1]["finished"]["valid"] and lines[1]["finished"]["ttft_p50_ms"] > 0
-    search = ["search", "qa", "--url", "sim:gb300-vm", "-d", "20s", "--low", "20", "--high", "30", "--precision", "0.2"]
+    search = [
+        "search",
+        "qa",
+        "--url",
+        "sim:gb300-vm",
+        "-d",
+        "20s",
+        "--low",
+        "20",
+        "--high",
+        "30",
+        "--precision",
+        "0.2",
+    ]
     assert exits(*search, "-o", str(tmp_path / "p")) == 0
     told = capsys.readouterr().err
     assert re.search(r"trial 1: .*: 2 of about \d+", told)
@@ -188,7 +263,9 @@ def test_how_much_is_left() -> None:
     steps._began_ns -= 30_000_000_000
     first, second = steps.next(), steps.next()
     assert first["left_s"] is None and second["left_s"] == pytest.approx(90, abs=1)
-    assert re.fullmatch(r"c2: 2 of 4, about 1 min 30 s left, until \d\d:\d\d", step_words("c2", second))
+    assert re.fullmatch(
+        r"c2: 2 of 4, about 1 min 30 s left, until \d\d:\d\d", step_words("c2", second)
+    )
 
 
 def test_of_a_search_nobody_knows_how_many_probes_are_left() -> None:
@@ -201,7 +278,9 @@ def test_of_a_search_nobody_knows_how_many_probes_are_left() -> None:
     assert step_words("8/s", second) == "8/s: 2 of at most 40, about 30.0 s each"
     third = steps.next((8.4, 240.0))
     assert (third["step"], third["about"], third["left_s"]) == (3, 10, 240.0)
-    assert re.fullmatch(r"8/s: 3 of about 10, about 4 min 00 s left, until \d\d:\d\d", step_words("8/s", third))
+    assert re.fullmatch(
+        r"8/s: 3 of about 10, about 4 min 00 s left, until \d\d:\d\d", step_words("8/s", third)
+    )
 
 
 def test_a_step_that_is_known_to_be_longer_counts_for_more() -> None:
@@ -218,7 +297,10 @@ def test_a_progress_line_where_no_terminal_is() -> None:
     progress = Progress(10, None, out)
     counters = Counters()
     counters.ok, counters.in_flight = 3, 2
-    assert words(progress.facts(counters, progress._began_ns + 10**9)) == "3/10 done · 2 in flight · 0 events/s"
+    assert (
+        words(progress.facts(counters, progress._began_ns + 10**9))
+        == "3/10 done · 2 in flight · 0 events/s"
+    )
 
     async def follow() -> None:
         progress.follow(lambda: counters)
@@ -244,7 +326,9 @@ def helps(path: tuple[str, ...] = (), columns: int = 60) -> Iterator[tuple[tuple
 
 def test_every_help_fits_60_columns_and_has_an_example_that_its_command_takes() -> None:
     found = dict(helps())
-    assert list(found)[1:4] == [("doctor",), ("run",), ("report",)], "in the order in which people meet them"
+    assert list(found)[1:4] == [("doctor",), ("run",), ("report",)], (
+        "in the order in which people meet them"
+    )
     assert len(found) > 15
     for path, text in found.items():
         assert max(map(len, text.splitlines())) <= 60, path
@@ -253,7 +337,9 @@ def test_every_help_fits_60_columns_and_has_an_example_that_its_command_takes() 
         example = " ".join(text.partition("Example: ")[2].partition("\n\n")[0].split())
         assert example.startswith(" ".join(("loadgen", *path))), path
         flags = set(re.findall(r"(?<= )--?[a-z][a-z-]*", example))
-        assert flags <= set(re.findall(r"(?<=[ \[])--?[a-z][a-z-]*", text.replace(example, ""))), path
+        assert flags <= set(re.findall(r"(?<=[ \[])--?[a-z][a-z-]*", text.replace(example, ""))), (
+            path
+        )
 
 
 def test_every_help_is_at_most_40_lines_and_says_where_the_rest_is() -> None:
@@ -274,9 +360,16 @@ def test_a_help_has_panels_defaults_and_what_an_option_takes(
     monkeypatch.setenv("COLUMNS", "80")
     exits("run", "--help-all")
     text = capsys.readouterr().out
-    at = [text.index(f"\n{panel}:\n") for panel in ("Options", "Load", "Target", "SLO", "Output", "TLS", "Advanced")]
+    at = [
+        text.index(f"\n{panel}:\n")
+        for panel in ("Options", "Load", "Target", "SLO", "Output", "TLS", "Advanced")
+    ]
     assert at == sorted(at)
-    assert "  -c, --concurrency N " in text and "  --timeout TIME " in text and "[default: 600s]" in text
+    assert (
+        "  -c, --concurrency N " in text
+        and "  --timeout TIME " in text
+        and "[default: 600s]" in text
+    )
     assert "<" not in text.partition("Options:")[2]
 
 
@@ -290,13 +383,24 @@ def test_every_option_of_the_table_takes_something_named() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("typed", "completed"),
-    [("loadgen run --pro", ["--profile", "--progress", "--prometheus"]), ("loadgen run --url sim : gb2", ["gb200-vm"])],
+    [
+        ("loadgen run --pro", ["--profile", "--progress", "--prometheus"]),
+        ("loadgen run --url sim : gb2", ["gb200-vm"]),
+    ],
 )
 def test_the_shell_completes(typed: str, completed: list[str]) -> None:
-    words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_LOADGEN_COMPLETE": "complete_bash"}
+    words = {
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(typed.count(" ")),
+        "_LOADGEN_COMPLETE": "complete_bash",
+    }
     code = "import sys; sys.argv = ['loadgen']; from loadgen.shell.app import main; main()"
     run = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | words, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env=os.environ | words,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert run.stdout.split() == completed
 
@@ -328,7 +432,11 @@ def test_no_contract_is_offered_as_a_workload(
 @pytest.mark.parametrize(
     ("text", "what", "hint"),
     [
-        ("input_tokens: 5\noutput_tokens: 6\n", "input_tokens, output_tokens: stand under requests:", "requests: {"),
+        (
+            "input_tokens: 5\noutput_tokens: 6\n",
+            "input_tokens, output_tokens: stand under requests:",
+            "requests: {",
+        ),
         (
             "requests: {input_tokens: 1, output_tokens: 1}\nduration: 5s\n",
             "duration: stands under stages:",
@@ -355,11 +463,19 @@ def test_keys_beside_their_part_are_one_fault(
     [
         ("loadgen run --url sim : gb", 5, (["loadgen", "run", "--url", "sim:gb"], 3, "sim:")),
         ("loadgen run --url sim :", 4, (["loadgen", "run", "--url", "sim:"], 3, "sim:")),
-        ("loadgen run --url sim : gb --set ro", 7, (["loadgen", "run", "--url", "sim:gb", "--set", "ro"], 5, "")),
+        (
+            "loadgen run --url sim : gb --set ro",
+            7,
+            (["loadgen", "run", "--url", "sim:gb", "--set", "ro"], 5, ""),
+        ),
         ("loadgen run --set route = st", 5, (["loadgen", "run", "--set", "route=st"], 3, "route=")),
         ("loadgen run --pro", 2, (["loadgen", "run", "--pro"], 2, "")),
         ("loadgen run ", 2, (["loadgen", "run"], 2, "")),
-        ("loadgen run --url sim : gb300-vm ", 6, (["loadgen", "run", "--url", "sim:gb300-vm"], 4, "")),
+        (
+            "loadgen run --url sim : gb300-vm ",
+            6,
+            (["loadgen", "run", "--url", "sim:gb300-vm"], 4, ""),
+        ),
     ],
 )
 def test_words_that_bash_has_taken_apart_are_whole_again(line: str, at: int, words: object) -> None:
@@ -373,13 +489,23 @@ def test_values_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert completion.workloads("r") == ["rag", "rag-pipeline", "research-agent", "results/"]
     assert completion.workloads("mi") == ["mixed", "mine.yaml"]
     assert completion.contracts("chat") == ["chatbot"]
-    assert "sim:gb300-vm" in completion.targets("sim:gb3") and "sim:h100x8" not in completion.targets("sim:gb3")
+    assert "sim:gb300-vm" in completion.targets(
+        "sim:gb3"
+    ) and "sim:h100x8" not in completion.targets("sim:gb3")
     assert completion.servers("vl") == ["vllm"] and completion.terms("tp") == ["tpot:"]
-    assert "sim:gb300-vm" in completion.capacities("sim:gb") and completion.capacities("results/q") == ["results/qa-1/"]
-    assert completion.among(completion.presets)("gb300") == ["gb300-rack", "gb300-vm", "gb300-vm-128k"]
+    assert "sim:gb300-vm" in completion.capacities("sim:gb") and completion.capacities(
+        "results/q"
+    ) == ["results/qa-1/"]
+    assert completion.among(completion.presets)("gb300") == [
+        "gb300-rack",
+        "gb300-vm",
+        "gb300-vm-128k",
+    ]
     (tmp_path / "baselines" / "main").mkdir(parents=True)
     assert completion.kept("m") == ["main"]
-    assert completion.results("")[0] == "results/qa-1" and completion.results("results/q") == ["results/qa-1/"]
+    assert completion.results("")[0] == "results/qa-1" and completion.results("results/q") == [
+        "results/qa-1/"
+    ]
 
 
 def test_the_help_of_a_run_names_every_packaged_workload() -> None:

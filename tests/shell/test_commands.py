@@ -24,8 +24,21 @@ from loadgen.shell.overview import OPTIONS
 from loadgen.shell.run_options import COMMAND_OPTIONS
 
 GROUPS = ["start", "judge", "evidence", "money", "tools"]
-HEAVY = {"numpy", "pyarrow", "pydantic", "msgspec", "rich", "dataclasses", "logging", "pathlib", "tempfile"}
-SHELL = {"loadgen.shell", *(f"loadgen.shell.{name}" for name in ("app", "at_once", "ending", "overview", "streams"))}
+HEAVY = {
+    "numpy",
+    "pyarrow",
+    "pydantic",
+    "msgspec",
+    "rich",
+    "dataclasses",
+    "logging",
+    "pathlib",
+    "tempfile",
+}
+SHELL = {
+    "loadgen.shell",
+    *(f"loadgen.shell.{name}" for name in ("app", "at_once", "ending", "overview", "streams")),
+}
 
 
 @pytest.mark.parametrize("row", COMMANDS.own, ids=lambda row: row.name)
@@ -37,23 +50,31 @@ def test_every_row_leads_to_its_command(row: Any) -> None:
 
 def test_the_rows_stand_group_by_group() -> None:
     assert list(dict.fromkeys(row.group for row in COMMANDS.own)) == GROUPS
-    assert [row.group for row in COMMANDS.own] == sorted((row.group for row in COMMANDS.own), key=GROUPS.index)
+    assert [row.group for row in COMMANDS.own] == sorted(
+        (row.group for row in COMMANDS.own), key=GROUPS.index
+    )
     assert len({row.name for row in COMMANDS.own}) == len(COMMANDS.own)
 
 
 def test_there_are_at_most_18_commands() -> None:
-    assert len(COMMANDS.own) <= 18, "one more needs one less: what people have to choose from is the surface"
+    assert len(COMMANDS.own) <= 18, (
+        "one more needs one less: what people have to choose from is the surface"
+    )
 
 
 @pytest.mark.parametrize(("old", "now"), removed.COMMANDS.items())
-def test_a_command_that_is_gone_names_what_is_typed_now(old: str, now: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_is_gone_names_what_is_typed_now(
+    old: str, now: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert exits(old, "qa") == USAGE
     assert capsys.readouterr().err.splitlines()[-1] == f"hint: {now}"
     assert_taken(now, "")
 
 
 @pytest.mark.parametrize(("old", "now"), removed.OPTIONS.items())
-def test_an_option_that_is_gone_names_what_is_typed_now(old: str, now: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_that_is_gone_names_what_is_typed_now(
+    old: str, now: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert exits("run", "qa", old, "1") == USAGE
     said = capsys.readouterr().err.splitlines()
     assert (said[0], said[-1]) == (f"error: no flag is called {old}", f"hint: {now}")
@@ -73,7 +94,16 @@ def assert_taken(now: str, by: str) -> None:
 
 def test_a_run_has_at_most_55_options() -> None:
     """What a load can be is in its file: who adds one here takes another away, or makes it a key of --set."""
-    assert len([param for param in parsing.parser().commands["run"].params if param.param_type_name == "option"]) <= 55
+    assert (
+        len(
+            [
+                param
+                for param in parsing.parser().commands["run"].params
+                if param.param_type_name == "option"
+            ]
+        )
+        <= 55
+    )
 
 
 def test_the_help_lists_the_options_that_the_parser_takes() -> None:
@@ -88,11 +118,18 @@ def modules_after(*typed: str, completing: str = "") -> tuple[set[str], str]:
         "import sys\nfrom loadgen.shell.app import main\nsys.argv[0] = 'loadgen'\n"
         "try:\n    main()\nfinally:\n    print(*sys.modules, file=sys.stderr)"
     )
-    words = {"COMP_WORDS": completing, "COMP_CWORD": str(completing.count(" ")), "_LOADGEN_COMPLETE": "complete_bash"}
+    words = {
+        "COMP_WORDS": completing,
+        "COMP_CWORD": str(completing.count(" ")),
+        "_LOADGEN_COMPLETE": "complete_bash",
+    }
     done = subprocess.run(
         [sys.executable, "-c", code, *typed],
-        env=os.environ | (words if completing else {}), capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env=os.environ | (words if completing else {}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return set(done.stderr.splitlines()[-1].split()), done.stdout
 
 
@@ -127,10 +164,20 @@ def test_only_the_asked_command_is_imported() -> None:
 
 @pytest.mark.processes
 def test_a_plain_run_imports_nothing_of_other_runs() -> None:
-    modules, told = modules_after("run", "qa", "--url", "sim:gb300-vm", "-c", "4", "-n", "8", "--dry-run")
+    modules, told = modules_after(
+        "run", "qa", "--url", "sim:gb300-vm", "-c", "4", "-n", "8", "--dry-run"
+    )
     assert "4 in flight" in told
-    assert not modules & {"http.client", "email", "xml.etree.ElementTree", "loadgen.telemetry.otel", "typer"}
-    assert not modules & {f"loadgen.core.{name}" for name in ("workload.traces", "requests.trace_prompts")}
+    assert not modules & {
+        "http.client",
+        "email",
+        "xml.etree.ElementTree",
+        "loadgen.telemetry.otel",
+        "typer",
+    }
+    assert not modules & {
+        f"loadgen.core.{name}" for name in ("workload.traces", "requests.trace_prompts")
+    }
 
 
 @pytest.mark.processes
@@ -140,36 +187,74 @@ def test_a_command_ends_without_giving_its_memory_back() -> None:
         "import atexit\nfrom loadgen.shell.app import main\nclass Thing:\n    def __del__(self): print('gone')\n"
         "kept = Thing()\ntry:\n    main()\nfinally:\n    atexit.register(print, 'the end')"
     )
-    done = subprocess.run([sys.executable, "-c", code, "nothing"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "nothing"], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (USAGE, "the end\n")
 
 
 @pytest.mark.processes
 def test_options_of_every_kind_make_no_schema(tmp_path: Path) -> None:
-    """typer would: for --help, --version and every option with a value or a default, texts and numbers alike."""
+    """Typer would: for --help, --version and every option with a value or a default, texts and numbers alike."""
     (tmp_path / "r").mkdir()
     code = (
         "import sys\nfrom loadgen.shell.app import main\nsys.argv[0] = 'loadgen'\n"
         "try:\n    main()\nfinally:\n    print('pydantic' in sys.modules, file=sys.stderr)"
     )
-    for typed in (["report", "r", "--json", "--html", "p.html"], ["compare", "r", "r", "--in", "kept"]):
+    for typed in (
+        ["report", "r", "--json", "--html", "p.html"],
+        ["compare", "r", "r", "--in", "kept"],
+    ):
         done = subprocess.run(
             [sys.executable, "-P", "-c", code, *typed],
-            capture_output=True, text=True, cwd=tmp_path, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
         assert "no flag" not in done.stderr
         assert (done.returncode, done.stderr.splitlines()[-1]) == (USAGE, "False")
 
 
 GIVEN = [
-    ("--whole", "7"), ("--whole", "0"), ("--whole", "11"), ("--whole", "-3"), ("--whole", " 7 "), ("--whole", "7.0"),
-    ("--whole", "7.5"), ("--whole", "1_0"), ("--whole", "x"), ("--whole", ""), ("--whole", "٣"),
-    ("--number", "0.25"), ("--number", "1"), ("--number", "2.5"), ("--number", "1e-1"), ("--number", "nan"),
-    ("--number", "-1"), ("--number", ".5"), ("--number", "x"), ("--word", "x"), ("--word", ""), ("--word", "plain"),
-    ("--text", ""), ("--text", " a "), ("--file", "a/b"), ("--file", ""), ("--file", "."), ("--folder", "."),
-    ("--folder", __file__), ("--many", "a"), ("--many", ""), ("--many-files", "x"), ("--yes",), ("--off",), (),
-    ("a",), ("a", "b", "--whole", "3", "--many", "x", "--many", "y", "--number", "0.5"),
-]  # fmt: skip
+    ("--whole", "7"),
+    ("--whole", "0"),
+    ("--whole", "11"),
+    ("--whole", "-3"),
+    ("--whole", " 7 "),
+    ("--whole", "7.0"),
+    ("--whole", "7.5"),
+    ("--whole", "1_0"),
+    ("--whole", "x"),
+    ("--whole", ""),
+    ("--whole", "٣"),
+    ("--number", "0.25"),
+    ("--number", "1"),
+    ("--number", "2.5"),
+    ("--number", "1e-1"),
+    ("--number", "nan"),
+    ("--number", "-1"),
+    ("--number", ".5"),
+    ("--number", "x"),
+    ("--word", "x"),
+    ("--word", ""),
+    ("--word", "plain"),
+    ("--text", ""),
+    ("--text", " a "),
+    ("--file", "a/b"),
+    ("--file", ""),
+    ("--file", "."),
+    ("--folder", "."),
+    ("--folder", __file__),
+    ("--many", "a"),
+    ("--many", ""),
+    ("--many-files", "x"),
+    ("--yes",),
+    ("--off",),
+    (),
+    ("a",),
+    ("a", "b", "--whole", "3", "--many", "x", "--many", "y", "--number", "0.5"),
+]
 
 
 @pytest.mark.parametrize("typed", GIVEN, ids=" ".join)
@@ -199,17 +284,23 @@ def test_what_is_taken_as_it_stands_is_what_the_parser_makes_of_it(typed: tuple[
         except parsing.WrongUsage as error:
             found.append(error.format_message())
         else:
-            found.append({name: (type(value), value) for name, value in taken.items() if name != "taken"})
+            found.append(
+                {name: (type(value), value) for name, value in taken.items() if name != "taken"}
+            )
     assert found[0] == found[1]
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, str]], None]]:
+def fresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[dict[str, str]], None]]:
     """Installs the package of somebody else, with these commands; afterwards nobody remembers it."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
     with forgetting(COMMANDS, "greeter"):
-        yield lambda points: install(tmp_path, "greeter", {"greeter": GREETER}, {"loadgen.commands": points})
+        yield lambda points: install(
+            tmp_path, "greeter", {"greeter": GREETER}, {"loadgen.commands": points}
+        )
 
 
 GREETER = """
@@ -240,13 +331,18 @@ def test_a_command_of_another_package(fresh: Any, capsys: pytest.CaptureFixture[
     assert 'did you mean "greet"?' in capsys.readouterr().err
 
 
-def test_a_command_that_cannot_be_had_stops_no_other(fresh: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_cannot_be_had_stops_no_other(
+    fresh: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     fresh({"greet": "greeter:GONE", "run": "greeter:GREET"})
     assert exits("export", "--schema", "workload") == 0
     assert "plug-in" not in capsys.readouterr().err, "a name of ours looks for none"
     assert exits("--help") == 0
     said = capsys.readouterr()
     assert "Start:" in said.out and "greet " not in said.out
-    assert "greet of greeter 1.0 is left out" in said.err and "run of greeter 1.0 is left out" in said.err
+    assert (
+        "greet of greeter 1.0 is left out" in said.err
+        and "run of greeter 1.0 is left out" in said.err
+    )
     assert exits("greet") == USAGE
     assert "plug-in greet of greeter 1.0 failed" in capsys.readouterr().err

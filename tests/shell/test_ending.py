@@ -27,7 +27,9 @@ def ended(*arguments: str, shell: str = "", **more: str) -> subprocess.Completed
     words = [sys.executable, "-P", "-m", "loadgen", *arguments]
     script = 'set -o pipefail; "$@" ' + shell
     command = ["bash", "-c", script, "bash", *words] if shell else words
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", env=env, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", env=env, check=False
+    )
 
 
 @pytest.mark.processes
@@ -41,7 +43,9 @@ def test_closed_streams_do_not_end_a_run(tmp_path: Path, closed: str) -> None:
 @pytest.mark.processes
 def test_what_cannot_be_printed_is_told_without_a_traceback() -> None:
     done = ended("--version", shell="> /dev/full")
-    assert done.returncode == 2 and done.stderr.startswith("error: the host refused: no space left on device\nhint: ")
+    assert done.returncode == 2 and done.stderr.startswith(
+        "error: the host refused: no space left on device\nhint: "
+    )
     assert done.stderr.count("\n") == 2
 
 
@@ -58,7 +62,9 @@ def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path: Path, slo:
 
 @pytest.mark.processes
 def test_a_terminal_without_utf_8_is_told_the_same(tmp_path: Path) -> None:
-    done = ended(*RUN, "--out", str(tmp_path / "out"), PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C")
+    done = ended(
+        *RUN, "--out", str(tmp_path / "out"), PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C"
+    )
     assert (done.returncode, "bug" in done.stderr) == (0, False), done.stderr
 
 
@@ -68,7 +74,9 @@ def test_a_terminal_is_not_steered_by_a_text() -> None:
         "from loadgen.shell import streams as s; s.prepare()\n"
         "print('\\x1b]0;t\\x07 \\u202e \\x1b[1mbold\\x1b[0m \\x9b \\x1b[2J\\r')"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "\\x1b]0;t\\x07 \\u202e \x1b[1mbold\x1b[0m \\x9b \\x1b[2J\\r\n"
 
 
@@ -82,7 +90,11 @@ def test_a_terminal_is_not_steered_by_a_text() -> None:
     ],
 )
 def test_a_path_that_the_host_refuses_is_no_bug_of_ours(
-    tmp_path: Path, out: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    out: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as left:
@@ -114,16 +126,25 @@ def test_a_dry_run_sees_bad_paths_too(out: str) -> None:
         (("-c", "1" + "0" * 30), "--concurrency"),
     ],
 )
-def test_absurd_numbers_are_told(flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_absurd_numbers_are_told(
+    flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
         main(["run", "qa", "--url", "sim:gb300-vm", *flags])
     told = capsys.readouterr().err
     assert (left.value.code, said in told) == (2, True), told[:500]
 
 
-def test_a_deep_or_damaged_run_is_no_bug_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_deep_or_damaged_run_is_no_bug_of_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("run.json", "summary.json"):
-        for data in (b"[" * 100_000, b'{"schema": 1, "run": "\xff\xfe"}', b'{"schema": 1e400}', b""):
+        for data in (
+            b"[" * 100_000,
+            b'{"schema": 1, "run": "\xff\xfe"}',
+            b'{"schema": 1e400}',
+            b"",
+        ):
             (tmp_path / name).write_bytes(data)
             with pytest.raises(SystemExit) as left:
                 main(["report", str(tmp_path)])
@@ -136,7 +157,17 @@ def on_a_full_disk(most_bytes: int, requests: int, out: Path) -> subprocess.Comp
     limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     limited += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, {most_bytes})); "
     limited += "from loadgen.shell.app import main; main()"
-    words = [sys.executable, "-P", "-c", limited, *RUN[:4], "-n", str(requests), "--request-rate", "50"]
+    words = [
+        sys.executable,
+        "-P",
+        "-c",
+        limited,
+        *RUN[:4],
+        "-n",
+        str(requests),
+        "--request-rate",
+        "50",
+    ]
     return subprocess.run([*words, "--out", str(out)], capture_output=True, text=True, check=False)
 
 
@@ -149,7 +180,9 @@ def test_a_full_disk_is_said_with_what_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_disk_that_is_full_before_the_first_file_keeps_nothing_and_says_so(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_before_the_first_file_keeps_nothing_and_says_so(
+    tmp_path: Path,
+) -> None:
     done = on_a_full_disk(100, 5, tmp_path / "out")
     assert done.returncode == 2, done.stderr
     assert "make room" in done.stderr and "nothing was recorded" in done.stderr
@@ -169,7 +202,9 @@ def test_a_folder_that_was_moved_away_in_mid_run_is_said_to_be_gone(
     assert "moved or deleted" in told and f"--> {tmp_path / 'run'}\n" in told
 
 
-def test_a_signal_while_a_class_is_made_is_no_bug_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_while_a_class_is_made_is_no_bug_of_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Python 3.11 makes a RuntimeError of what `__set_name__` raises: an import of platform was cut off so."""
 
     class Named:
@@ -184,11 +219,15 @@ def test_a_signal_while_a_class_is_made_is_no_bug_of_ours(capsys: pytest.Capture
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_a_thread_that_arrow_cannot_start_is_no_bug_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_thread_that_arrow_cannot_start_is_no_bug_of_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     import pyarrow
 
     def work() -> int:
-        raise pyarrow.ArrowException("Unknown error: Failed to launch worker thread: Resource temporarily unavailable")
+        raise pyarrow.ArrowException(
+            "Unknown error: Failed to launch worker thread: Resource temporarily unavailable"
+        )
 
     with pytest.raises(SystemExit) as left:
         sys.exit(ending(work))
@@ -246,7 +285,9 @@ def test_an_interruption_as_a_loop_begins_waits_until_it_runs() -> None:
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
-def test_the_password_of_a_url_in_a_wrong_place_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_password_of_a_url_in_a_wrong_place_is_not_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Whatever repeats what was typed: the screen of a build is read by many."""
     for typed in ("run qa {}", "run {}/w.yaml", "run qa --dry-run --prometheus {}"):
         with pytest.raises(SystemExit) as left:
@@ -258,7 +299,9 @@ def test_the_password_of_a_url_in_a_wrong_place_is_not_shown(capsys: pytest.Capt
 @pytest.mark.parametrize("twice", [(signal.SIGHUP, signal.SIGTERM), (signal.SIGINT, signal.SIGINT)])
 @pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_signals_cancel_what_a_loop_does_and_raise_nothing_in_its_callbacks(
-    twice: tuple[int, int], make: Callable[[], asyncio.AbstractEventLoop], capfd: pytest.CaptureFixture[str]
+    twice: tuple[int, int],
+    make: Callable[[], asyncio.AbstractEventLoop],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Raised there, uvloop printed where it was, or was left as it ran and could not be closed: a bug in loadgen."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

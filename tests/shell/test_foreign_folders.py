@@ -63,10 +63,14 @@ def _edited(folder: Path, change: Callable[[dict[str, object]], None]) -> None:
 
 def _names_steer(folder: Path) -> None:
     def change(content: dict[str, object]) -> None:
-        run = content["run"] if isinstance(content["run"], dict) else content  # of summary.json, of run.json
+        run = (
+            content["run"] if isinstance(content["run"], dict) else content
+        )  # of summary.json, of run.json
         assert isinstance(run, dict)
         run |= {"name": STEERS, "version": STEERS, "workload": STEERS, "metadata": {STEERS: STEERS}}
-        content["targets"] = [dict.fromkeys(("model", "version", "engine", "precision", "name"), STEERS)]
+        content["targets"] = [
+            dict.fromkeys(("model", "version", "engine", "precision", "name"), STEERS)
+        ]
         if isinstance(target := content.get("target"), dict):
             target |= {name: STEERS for name in ("model", "server", "region") if name in target}
 
@@ -114,11 +118,15 @@ ZOO: dict[str, Callable[[Path], None]] = {
     "run.json cut": _cut,
     "run.json deep": lambda folder: _wrote(folder / "run.json", b"[" * 100_000),
     "run.json no text": lambda folder: _wrote(folder / "run.json", b"\xff\xfe\x00"),
-    "a schema of its own": lambda folder: _edited(folder, lambda content: content.update(schema=10**9)),
+    "a schema of its own": lambda folder: _edited(
+        folder, lambda content: content.update(schema=10**9)
+    ),
     "numbers of its own": lambda folder: _edited(
         folder, lambda content: content.update(turns=-(10**15), workers=10**9)
     ),
-    "parquet of noise": lambda folder: _wrote(next(folder.rglob("*.parquet")), b"PAR1" + bytes(range(256)) * 9),
+    "parquet of noise": lambda folder: _wrote(
+        next(folder.rglob("*.parquet")), b"PAR1" + bytes(range(256)) * 9
+    ),
 }
 
 
@@ -151,22 +159,35 @@ def _ends(*words: str) -> None:
 
 
 def test_every_command_is_here() -> None:
-    assert {row.name for row in COMMANDS.own} == {words[0] for words in TAKERS.values()} | NONE | {"ui"}
+    assert {row.name for row in COMMANDS.own} == {words[0] for words in TAKERS.values()} | NONE | {
+        "ui"
+    }
 
 
 @pytest.mark.parametrize("animal", ZOO)
 def test_no_command_leaves_the_folder_of_a_stranger(
-    animal: str, theirs: Path, sound: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    animal: str,
+    theirs: Path,
+    sound: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(places.ROOT)
     ZOO[animal](theirs)
     for words in TAKERS.values():
-        _ends(*(word.format(its=theirs, good=sound / "raw", out=theirs.parent / "out") for word in words))
+        _ends(
+            *(
+                word.format(its=theirs, good=sound / "raw", out=theirs.parent / "out")
+                for word in words
+            )
+        )
     told = "".join(capsys.readouterr())
     assert (theirs.parent / "secret").read_text() == SECRET
     assert SECRET not in told
     assert "\x1b" not in told and "\r" not in told
-    assert not any(line.lstrip().startswith("VALID: a forged verdict") for line in told.splitlines())
+    assert not any(
+        line.lstrip().startswith("VALID: a forged verdict") for line in told.splitlines()
+    )
     written = [path for path in (theirs.parent / "out").rglob("*") if path.is_file()]
     assert not any(SECRET.encode() in path.read_bytes() for path in written)
 
@@ -191,7 +212,9 @@ def test_a_page_is_written_over_a_link_and_not_through_it(tmp_path: Path) -> Non
     assert (tmp_path / "page").read_bytes() == b"new" and not (tmp_path / "page").is_symlink()
 
 
-def test_links_inside_a_folder_and_on_the_users_own_path_are_followed(theirs: Path, tmp_path: Path) -> None:
+def test_links_inside_a_folder_and_on_the_users_own_path_are_followed(
+    theirs: Path, tmp_path: Path
+) -> None:
     (theirs / "notes").symlink_to("run.json")
     (tmp_path / "disk").symlink_to(theirs)
     files.refuse_links(tmp_path / "disk")
@@ -220,7 +243,13 @@ def server(theirs: Path, sound: Path) -> Iterator[Server]:
 @pytest.mark.parametrize("animal", ZOO)
 def test_ui_survives_every_folder(animal: str, theirs: Path, server: Server) -> None:
     ZOO[animal](theirs)
-    for path in ("", "result?r=theirs", "compare?r=good&r=theirs", "live?r=theirs", f"result?r={quote('../secret')}"):
+    for path in (
+        "",
+        "result?r=theirs",
+        "compare?r=good&r=theirs",
+        "live?r=theirs",
+        f"result?r={quote('../secret')}",
+    ):
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
         connection.request("GET", f"/{server.word}/{path}")
         answer = connection.getresponse()
@@ -241,7 +270,13 @@ def _plan(folder: Path, *command: str) -> None:
 
     folder.mkdir()
     plan = experiment.ExperimentPlan(
-        by="search", kind="request_rate", workload="qa", source_text="", target="", flags={}, command=command
+        by="search",
+        kind="request_rate",
+        workload="qa",
+        source_text="",
+        target="",
+        flags={},
+        command=command,
     )
     (folder / experiment.PLAN).write_bytes(format.document(plan))
 
@@ -250,18 +285,30 @@ def _plan(folder: Path, *command: str) -> None:
     ("begun", "typed"),
     [
         (("search", "qa", "--slo", "ttft:2s"), ("search", "--resume", "{its}")),
-        (("mlperf", "server", "-b", "llama2-70b", "--find-peak"), ("mlperf", "server", "--resume", "{its}")),
+        (
+            ("mlperf", "server", "-b", "llama2-70b", "--find-peak"),
+            ("mlperf", "server", "--resume", "{its}"),
+        ),
         (("validate", "qa"), ("validate", "--extend", "{its}")),
     ],
 )
 @pytest.mark.parametrize(
     "where",
-    [("--url", THEIR_SERVER), (f"-u{THEIR_SERVER}",), (f"-ku{THEIR_SERVER}",), (f"--url={THEIR_SERVER}", "--model")],
+    [
+        ("--url", THEIR_SERVER),
+        (f"-u{THEIR_SERVER}",),
+        (f"-ku{THEIR_SERVER}",),
+        (f"--url={THEIR_SERVER}", "--model"),
+    ],
 )
 def test_no_key_goes_where_only_a_folder_says(
-    begun: tuple[str, ...], typed: tuple[str, ...], where: tuple[str, ...], sound: Path, tmp_path: Path,
+    begun: tuple[str, ...],
+    typed: tuple[str, ...],
+    where: tuple[str, ...],
+    sound: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     with socket.create_server(("127.0.0.1", 0)) as theirs:
         port = theirs.getsockname()[1]
@@ -274,7 +321,9 @@ def test_no_key_goes_where_only_a_folder_says(
         else:
             _plan(its, *command)
         with refused(UserError, "missing_option", where=typed[-2]) as fault:
-            parser()(now := [word.format(its=its) for word in typed], standalone_mode=False, obj=now)
+            parser()(
+                now := [word.format(its=its) for word in typed], standalone_mode=False, obj=now
+            )
         assert f"127.0.0.1:{port}" in fault.value.hint
         theirs.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -296,9 +345,21 @@ def test_what_reaches_out_is_never_taken_from_a_folder(flag: str) -> None:
 
 
 def test_what_says_how_much_is_taken_from_a_folder_and_another_command_is_not() -> None:
-    before = ["search", "qa", "--url", "sim:gb300-vm", "--slo", "ttft:2s", "--max-probes", "3", "--model"]
+    before = [
+        "search",
+        "qa",
+        "--url",
+        "sim:gb300-vm",
+        "--slo",
+        "ttft:2s",
+        "--max-probes",
+        "3",
+        "--model",
+    ]
     again = taken_up(before, ["search", "--resume", "f"], "--resume", Path("f"))
-    assert again == [*before, "--resume=f", "--resume", "f"], "the option without its value takes none of the user's"
+    assert again == [*before, "--resume=f", "--resume", "f"], (
+        "the option without its value takes none of the user's"
+    )
     with refused(UserError, "mismatch", where="--resume"):
         taken_up(["bundle", "x", "-o", "y"], ["search", "--resume", "f"], "--resume", Path("f"))
     assert to_say(["search", "qa", "-u", "http://h", "--api-key-file=k", "-n", "5"]) == [
@@ -314,7 +375,8 @@ def test_every_option_that_takes_an_address_or_a_file_of_keys_reaches_out() -> N
     places_named = {
         name
         for name, option in COMMAND_OPTIONS.items()
-        if (option.metavar or "").split(":")[-1] in ("URL", "FILE", "ADDRESS", "WHERE", "PORT", "FOLDER")
+        if (option.metavar or "").split(":")[-1]
+        in ("URL", "FILE", "ADDRESS", "WHERE", "PORT", "FOLDER")
     }
     assert places_named - data == {name for name in places_named if COMMAND_OPTIONS[name].reaches}
 
@@ -325,15 +387,23 @@ def test_a_page_of_somebody_else_is_named(theirs: Path, capsys: pytest.CaptureFi
     (theirs / "more" / "notes.HTM").write_text("<script>steal()</script>")
     _ends("report", str(theirs))
     said = capsys.readouterr().err
-    assert "note: more/notes.HTM in" in said and "report.html in" not in said, "that one is made anew"
+    assert "note: more/notes.HTM in" in said and "report.html in" not in said, (
+        "that one is made anew"
+    )
     (theirs / "more" / "notes.HTM").write_text(page.head() + "<script>steal()</script>")
     _ends("report", str(theirs))
-    assert "note: more" not in capsys.readouterr().err, "the browser runs no script in it but that of our pages"
+    assert "note: more" not in capsys.readouterr().err, (
+        "the browser runs no script in it but that of our pages"
+    )
 
 
 def test_a_page_runs_its_own_script_and_no_other() -> None:
     text = page.Page("title", "made by").render()
-    assert text.startswith(page.head()) and "script-src 'sha256-" in page.head() and "unsafe-inline'; s" in page.head()
+    assert (
+        text.startswith(page.head())
+        and "script-src 'sha256-" in page.head()
+        and "unsafe-inline'; s" in page.head()
+    )
     (script,) = re.findall("<script>(.*)</script>", text, re.DOTALL)
     hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{hashed}';" in page.policy()
@@ -351,9 +421,13 @@ def test_an_endpoint_that_a_contract_alone_names_gets_no_key(tmp_path: Path) -> 
         "name: c\nlevels: [{name: a, workload: qa, rate: 10/s, duration: 1m, must: [{errors: 1%}]}]\n"
         "answers: {dataset: q.jsonl, against: 'http://theirs:1', must: [{agreement_share: 5%}]}\n"
     )
-    checked = load_contract(tmp_path / "c.yaml", gpus=None, repeats=None, longest_ns=None, against=False)
+    checked = load_contract(
+        tmp_path / "c.yaml", gpus=None, repeats=None, longest_ns=None, against=False
+    )
     mine = Settings(url="http://mine:1", api_key=SECRET, headers=(("X-Api-Key", SECRET),))
     asked = command._Asked(checked, mine, Overrides(), None)
     theirs = command._other(asked, None, None, None, dry_run=False)
     assert (theirs.url, theirs.api_key, theirs.headers) == ("http://theirs:1", None, ())
-    assert command._other(asked, "http://theirs:1", None, None, dry_run=False).api_key == SECRET, "the user names it"
+    assert command._other(asked, "http://theirs:1", None, None, dry_run=False).api_key == SECRET, (
+        "the user names it"
+    )

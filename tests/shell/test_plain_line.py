@@ -15,21 +15,42 @@ from loadgen.shell.run_options import COMMAND_OPTIONS
 BY_KEY = {name: option for name, option in COMMAND_OPTIONS.items() if option.sets}
 FLAGS = [flag for option in COMMAND_OPTIONS.values() for flag in option.names]
 WORDS = (
-    "qa", "a b", "é", "auto", "off", "plain", "16", "1,2,4", "60s", "ttft:2s", "tpot:50ms", "http://h:1", "a=b",
-    "seed=1", "route=sticky", "sources=::1", "reset_cache=yes", "set", "",
-)  # fmt: skip
+    "qa",
+    "a b",
+    "é",
+    "auto",
+    "off",
+    "plain",
+    "16",
+    "1,2,4",
+    "60s",
+    "ttft:2s",
+    "tpot:50ms",
+    "http://h:1",
+    "a=b",
+    "seed=1",
+    "route=sticky",
+    "sources=::1",
+    "reset_cache=yes",
+    "set",
+    "",
+)
 
 
 def taken(values: dict[str, Any]) -> dict[str, Any]:
     """What a command is given of its flags; a list is a tuple where it has nothing."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
 
 
 def piece(drawn: random.Random) -> list[str]:
     name, word = drawn.choice(list(COMMAND_OPTIONS)), drawn.choice(WORDS)
     if not (names := COMMAND_OPTIONS[name].names) or drawn.random() < 0.1:
         return [word]
-    return [drawn.choice(names)] if COMMAND_OPTIONS[name].type is bool else [drawn.choice(names), word]
+    return (
+        [drawn.choice(names)] if COMMAND_OPTIONS[name].type is bool else [drawn.choice(names), word]
+    )
 
 
 def by_parser(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -57,7 +78,10 @@ def test_each_flag_alone(flag: str) -> None:
     for value in ([], ["json"], ["16"]):
         if (found := plainly([flag, *value])) is not None:
             table, own = by_parser([flag, *value])
-            read, told = (taken(chosen({**one, "set": ()}, COMMAND_OPTIONS, BY_KEY)) for one in (found[0], table))
+            read, told = (
+                taken(chosen({**one, "set": ()}, COMMAND_OPTIONS, BY_KEY))
+                for one in (found[0], table)
+            )
             assert (read, found[1]) == (told, own)
 
 
@@ -75,7 +99,19 @@ def test_what_people_type_is_plain(line: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["--help", "-c16", "--slo=ttft:2s", "-c -1", "-c", "-c 1 -c 2", "a b", "--gpus 4", "-- qa", "http://h", "--x"],
+    [
+        "--help",
+        "-c16",
+        "--slo=ttft:2s",
+        "-c -1",
+        "-c",
+        "-c 1 -c 2",
+        "a b",
+        "--gpus 4",
+        "-- qa",
+        "http://h",
+        "--x",
+    ],
 )
 def test_what_is_not_plain_is_for_the_parser(line: str) -> None:
     assert plainly(spread(line.split())) is None

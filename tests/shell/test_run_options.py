@@ -1,6 +1,7 @@
 """One table of options for the command line and Python: both refuse the same values in the same words.
 
-Every command takes what `run` takes, or a table here says why not."""
+Every command takes what `run` takes, or a table here says why not.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ from loadgen.core.workload import read_flags
 from loadgen.core.workload.flags import BY_KEY, FLAGS
 from loadgen.shell.run_options import COMMAND_OPTIONS, OPTIONS, settings
 
-SIM = {"url": "sim:gb300-vm", "concurrency": 2, "num_requests": 20, "input_tokens": 60, "output_tokens": 4, "seed": 1}
+SIM = {
+    "url": "sim:gb300-vm",
+    "concurrency": 2,
+    "num_requests": 20,
+    "input_tokens": 60,
+    "output_tokens": 4,
+    "seed": 1,
+}
 
 
 BAD: list[tuple[str, Any, str]] = [
@@ -96,7 +104,16 @@ BAD: list[tuple[str, Any, str]] = [
 
 
 ONLY_PYTHON = {"goodput", "num_warmups"}  # a second spelling of --slo and --warmup
-PLACED_ELSEWHERE = {"url", "targets", "server_metrics", "energy", "headers", "trace", "dataset", "system"}
+PLACED_ELSEWHERE = {
+    "url",
+    "targets",
+    "server_metrics",
+    "energy",
+    "headers",
+    "trace",
+    "dataset",
+    "system",
+}
 
 
 @pytest.mark.parametrize(("name", "value", "code"), BAD)
@@ -106,7 +123,10 @@ def test_both_faces_refuse_the_same_in_the_same_words(
     option, values = OPTIONS[name], value if isinstance(value, list) else [value]
     with refused(Faults, code) as faults:
         loadgen.run("qa", **{name: value})
-    assert str(faults.value).count(f"--> {option.place(name, '')}".rstrip()) >= 1 or name in PLACED_ELSEWHERE
+    assert (
+        str(faults.value).count(f"--> {option.place(name, '')}".rstrip()) >= 1
+        or name in PLACED_ELSEWHERE
+    )
     if name in ONLY_PYTHON:
         return
     typed = [f"--set={name}={one}" if option.sets else f"{option.names[0]}={one}" for one in values]
@@ -115,8 +135,22 @@ def test_both_faces_refuse_the_same_in_the_same_words(
 
 
 def test_every_option_has_a_bad_value_here() -> None:
-    no_wrong_text = {"model", "ray", "sources", "tokenizer", "insecure", "stream", "shape", "region", "out", "api_key",
-                     "embedded", "server_timing", "reset_cache", "slo_headers"}  # fmt: skip
+    no_wrong_text = {
+        "model",
+        "ray",
+        "sources",
+        "tokenizer",
+        "insecure",
+        "stream",
+        "shape",
+        "region",
+        "out",
+        "api_key",
+        "embedded",
+        "server_timing",
+        "reset_cache",
+        "slo_headers",
+    }
     assert {name for name, _, _ in BAD} == OPTIONS.keys() - no_wrong_text
 
 
@@ -195,17 +229,27 @@ def test_the_table_agrees_with_what_it_becomes() -> None:
     assert not read_flags(**dict.fromkeys(of_load - words, "1")).faults
     assert of_load == set(FLAGS)
     assert {name for name in of_load if OPTIONS[name].sets} == BY_KEY
-    assert {name for name in of_load if not OPTIONS[name].flags and not OPTIONS[name].sets} == ONLY_PYTHON
-    assert read_flags(slo="ttft:2s", duration=None, seed=3, url="x") == read_flags(slo=("ttft:2s",), seed=3)
+    assert {
+        name for name in of_load if not OPTIONS[name].flags and not OPTIONS[name].sets
+    } == ONLY_PYTHON
+    assert read_flags(slo="ttft:2s", duration=None, seed=3, url="x") == read_flags(
+        slo=("ttft:2s",), seed=3
+    )
 
 
 def test_the_signature_names_every_option() -> None:
     for function in (loadgen.run, loadgen.arun):
         parameters = inspect.signature(function).parameters
         assert list(parameters) == ["workload", *OPTIONS]
-        assert (parameters["route"].default, parameters["stream"].default, parameters["url"].default) == (
-            "auto", True, None,
-        )  # fmt: skip
+        assert (
+            parameters["route"].default,
+            parameters["stream"].default,
+            parameters["url"].default,
+        ) == (
+            "auto",
+            True,
+            None,
+        )
 
 
 # -- which command takes which ---------------------------------------------------------------------------------------
@@ -279,7 +323,9 @@ def test_a_command_takes_what_run_takes(command: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("command", ["run", "sweep", "search", "report", *NOT_STRICT])
-def test_strict_is_where_a_verdict_can_be_undecided(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_strict_is_where_a_verdict_can_be_undecided(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert exits(*command.split(), "--help-all") == 0
     assert ("--strict" in capsys.readouterr().out) == (command not in NOT_STRICT)
 
@@ -292,7 +338,17 @@ def small(**changed: Any) -> list[str]:
 
 
 def test_the_command_is_what_was_typed_without_its_secrets(tmp_path: Path) -> None:
-    typed = ["run", "qa", *small(), "-H", "X-Key: sesame", "--header=Y=sesame", "--slo", "ttft:2s", "tpot:200ms"]
+    typed = [
+        "run",
+        "qa",
+        *small(),
+        "-H",
+        "X-Key: sesame",
+        "--header=Y=sesame",
+        "--slo",
+        "ttft:2s",
+        "tpot:200ms",
+    ]
     assert exits(*typed, "-o", str(tmp_path / "a")) == 0
     stored = json.loads((tmp_path / "a" / "run.json").read_bytes())["command"]
     assert stored[:3] == ["loadgen", "run", "qa"] and stored[-4:-2] == ["ttft:2s", "tpot:200ms"]
@@ -321,15 +377,25 @@ def test_strict_makes_undecided_a_failure(
 
 
 def test_a_store_is_for_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["sweep", "qa", "-c", "1"], ["search", "qa", "--slo", "ttft:2s"], ["validate", "rag"]):
+    for command in (
+        ["sweep", "qa", "-c", "1"],
+        ["search", "qa", "--slo", "ttft:2s"],
+        ["validate", "rag"],
+    ):
         assert exits(*command, "--url", "sim:gb300-vm", "--out", f"file://{tmp_path}/s") == 2
         assert "only loadgen run copies" in capsys.readouterr().err
 
 
-def test_a_search_takes_lengths_traces_and_timeouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_takes_lengths_traces_and_timeouts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trace = tmp_path / "t.jsonl"
-    trace.write_text("".join(json.dumps({"timestamp": n * 100, "input_length": 30, "output_length": 3}) + "\n"
-                             for n in range(50)))  # fmt: skip
+    trace.write_text(
+        "".join(
+            json.dumps({"timestamp": n * 100, "input_length": 30, "output_length": 3}) + "\n"
+            for n in range(50)
+        )
+    )
     common = [
         "--url",
         "sim:gb300-vm",
@@ -347,12 +413,25 @@ def test_a_search_takes_lengths_traces_and_timeouts(tmp_path: Path, capsys: pyte
     exits("search", "--trace", str(trace), *common, "--timeout", "9s", "-o", str(tmp_path / "s"))
     plan = json.loads((tmp_path / "s" / "plan.json").read_bytes())
     assert plan["workload"] == str(trace) and plan["flags"]["timeout"] == "9s"
-    assert exits("search", "--trace", str(trace), *common, "--timeout", "8s", "-o", str(tmp_path / "s")) == 2
+    assert (
+        exits(
+            "search", "--trace", str(trace), *common, "--timeout", "8s", "-o", str(tmp_path / "s")
+        )
+        == 2
+    )
     assert "timeout" in capsys.readouterr().err
 
 
 def test_a_sweep_shows_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    call = ["sweep", "qa", *small(concurrency="1,2"), "--set", "stall_timeout=5s", "-o", str(tmp_path / "s")]
+    call = [
+        "sweep",
+        "qa",
+        *small(concurrency="1,2"),
+        "--set",
+        "stall_timeout=5s",
+        "-o",
+        str(tmp_path / "s"),
+    ]
     assert exits(*call, "--dry-run") == 0
     assert capsys.readouterr().out.count("workload: qa\n") == 2 and not (tmp_path / "s").exists()
 
@@ -365,10 +444,22 @@ def test_the_drain_of_mlperf_offline_can_be_bounded(tmp_path: Path) -> None:
     assert exits(*call, "--grace", "soon") == 2
 
 
-@pytest.mark.parametrize(("said", "code"), [("yes", 0), ("false", 0), ("maybe", 2), ("True", 2), ("", 2)])
+@pytest.mark.parametrize(
+    ("said", "code"), [("yes", 0), ("false", 0), ("maybe", 2), ("True", 2), ("", 2)]
+)
 def test_a_key_of_yes_or_no_takes_nothing_else(
     said: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["run", "qa", "--url", "sim:gb300-vm", "-n", "3", "--dry-run", "-o", str(tmp_path / "out")]
+    asked = [
+        "run",
+        "qa",
+        "--url",
+        "sim:gb300-vm",
+        "-n",
+        "3",
+        "--dry-run",
+        "-o",
+        str(tmp_path / "out"),
+    ]
     assert exits(*asked, "--set", f"reset_cache={said}") == code
     assert code == 0 or "known: yes, no" in capsys.readouterr().err

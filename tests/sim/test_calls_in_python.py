@@ -27,8 +27,18 @@ LOADS = {
     "closed loop, shared prefix": ("rag", {"concurrency": "64", "num_requests": 2000}, (), 0.5),
     "conversations": ("agentic", {"request_rate": "12", "num_requests": 600}, (), 1),
     "conversations, closed": ("agentic", {"concurrency": "50", "num_requests": 600}, (), 1),
-    "tasks": ("coding-agent", {"request_rate": "2", "num_requests": 60}, (), 60),  # each has lengths of its own
-    "replicas change": ("qa", {"request_rate": "60", "num_requests": 3000}, ((9_000 * MS, 1),), 0.5),
+    "tasks": (
+        "coding-agent",
+        {"request_rate": "2", "num_requests": 60},
+        (),
+        60,
+    ),  # each has lengths of its own
+    "replicas change": (
+        "qa",
+        {"request_rate": "60", "num_requests": 3000},
+        ((9_000 * MS, 1),),
+        0.5,
+    ),
 }
 
 
@@ -40,8 +50,12 @@ def test_no_step_and_no_request_is_carried_out_in_python(name: str) -> None:
     requests = build(workload, 1, 1, load_tokenizer(), 0, "chat")
     preset = load_preset("gb300-vm-128k")
     schedule = arrivals.build(workload, 1)
-    sizes = sizes_of(workload.requests, requests, preset.server.tokens_per_block, SimpleNamespace(values=False))
-    system = SimulatedSystem(costs=preset.costs, limits=preset.limits, speeds=preset.speeds, changes=changes)
+    sizes = sizes_of(
+        workload.requests, requests, preset.server.tokens_per_block, SimpleNamespace(values=False)
+    )
+    system = SimulatedSystem(
+        costs=preset.costs, limits=preset.limits, speeds=preset.speeds, changes=changes
+    )
     simulate(schedule, sizes, system)  # numpy and what is loaded at first use
     calls = 0
 

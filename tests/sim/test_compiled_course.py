@@ -24,7 +24,9 @@ if engine.module is None:
     pytest.skip("built by pip install where a C compiler is", allow_module_level=True)
 
 MS = 1_000_000
-COSTS = Costs(overhead_ns=10 * MS, weights_ns=5.3 * MS, kv_token_ns=20.7, token_ns=30_000.3, attended_ns=0.57)
+COSTS = Costs(
+    overhead_ns=10 * MS, weights_ns=5.3 * MS, kv_token_ns=20.7, token_ns=30_000.3, attended_ns=0.57
+)
 
 
 class Graphs:
@@ -44,10 +46,17 @@ class Graphs:
             return SINGLE
         slots = draw.randint(1, self.turns)
         later = range(1, slots)
-        after = [set[int](), *(set(draw.choices(range(turn), k=draw.choice([1, 1, 2, 3]))) for turn in later)]
-        followers = tuple(tuple(one for one in range(slots) if turn in after[one]) for turn in range(slots))
+        after = [
+            set[int](),
+            *(set(draw.choices(range(turn), k=draw.choice([1, 1, 2, 3]))) for turn in later),
+        ]
+        followers = tuple(
+            tuple(one for one in range(slots) if turn in after[one]) for turn in range(slots)
+        )
         pauses = [draw.choice([0, 0, 5 * MS, 60 * MS]) for _ in range(slots)]
-        leaving = Leaving(draw.randrange(slots), draw.randint(1, 30)) if draw.random() < 0.3 else None
+        leaving = (
+            Leaving(draw.randrange(slots), draw.randint(1, 30)) if draw.random() < 0.3 else None
+        )
         return Chain(tuple(map(len, after)), followers, pauses, leaving=leaving)
 
 
@@ -59,31 +68,55 @@ def stages_of(draw: random.Random, turns: int) -> list[StageSpan]:
     for index in range(draw.randint(1, 3)):
         lanes = draw.choice([0, 1, 3, 9])
         chains = draw.choice([4, 15, 30]) if not lanes or draw.random() < 0.6 else None
-        length = draw.choice([200, 900, 2000]) * MS if not lanes or chains is None or draw.random() < 0.3 else None
+        length = (
+            draw.choice([200, 900, 2000]) * MS
+            if not lanes or chains is None or draw.random() < 0.3
+            else None
+        )
         gaps = [draw.choice([0, 3 * MS, 40 * MS]) for _ in range(chains or 0)]
         spans.append(
             StageSpan(
-                index=index, name=str(index), measured=True, start_ns=begins, length_ns=length, first_chain=first,
-                chains=chains, lanes=lanes, offsets=np.array([] if lanes else np.cumsum(gaps), np.int64),
-                slots=None, turns=turns, ramp_ns=draw.choice([0, 100 * MS]) if lanes else 0,
+                index=index,
+                name=str(index),
+                measured=True,
+                start_ns=begins,
+                length_ns=length,
+                first_chain=first,
+                chains=chains,
+                lanes=lanes,
+                offsets=np.array([] if lanes else np.cumsum(gaps), np.int64),
+                slots=None,
+                turns=turns,
+                ramp_ns=draw.choice([0, 100 * MS]) if lanes else 0,
                 taken_over=min(before, lanes),
             )
-        )  # fmt: skip
+        )
         begins = None if begins is None or length is None else begins + length
         first, before = first + (1000 if chains is None else chains), lanes
     return spans
 
 
 def lengths_of(draw: random.Random, per_block: int, values: bool) -> Any:
-    longest = [8, 200, draw.choice([60, 200])]  # a lane whose prompts are all refused would not come to an end
-    sizes = [(draw.randint(1, longest[i % 3]), draw.choice([1, 2, 20, 90]), draw.randint(0, 3)) for i in range(50)]
+    longest = [
+        8,
+        200,
+        draw.choice([60, 200]),
+    ]  # a lane whose prompts are all refused would not come to an end
+    sizes = [
+        (draw.randint(1, longest[i % 3]), draw.choice([1, 2, 20, 90]), draw.randint(0, 3))
+        for i in range(50)
+    ]
 
     def of(number: int) -> Any:
         tokens, output, prefix = sizes[number % len(sizes)]
         if values and prefix == 3:
             parts = (tokens, 1 + tokens // 2, 7)[: 1 + number % 3]
             return sum(parts), 0, parts
-        return tokens, output, [(prefix, place) if prefix else place for place in range(tokens // per_block)]
+        return (
+            tokens,
+            output,
+            [(prefix, place) if prefix else place for place in range(tokens // per_block)],
+        )
 
     return of
 
@@ -92,16 +125,27 @@ def flown(seed: int, *, in_c: bool) -> Any:
     """What a course of any form has done, in C or in Python."""
     draw = random.Random(seed)
     turns = draw.choice([1, 1, 3, 6])
-    schedule = Schedule(stages=tuple(stages_of(draw, turns)), chains=Graphs(draw, turns) if turns > 1 else Singles())
+    schedule = Schedule(
+        stages=tuple(stages_of(draw, turns)), chains=Graphs(draw, turns) if turns > 1 else Singles()
+    )
     limits = ServerLimits(
-        max_batch_size=draw.randint(1, 8), max_num_tokens=draw.choice([8, 64, 500]), kv_blocks=draw.randint(20, 60),
-        tokens_per_block=draw.choice([1, 16]), max_seq_len=draw.choice([150, 320]),
-        chunked_prefill=draw.random() < 0.5, guaranteed=draw.random() < 0.5, block_reuse=draw.random() < 0.5,
-    )  # fmt: skip
+        max_batch_size=draw.randint(1, 8),
+        max_num_tokens=draw.choice([8, 64, 500]),
+        kv_blocks=draw.randint(20, 60),
+        tokens_per_block=draw.choice([1, 16]),
+        max_seq_len=draw.choice([150, 320]),
+        chunked_prefill=draw.random() < 0.5,
+        guaranteed=draw.random() < 0.5,
+        block_reuse=draw.random() < 0.5,
+    )
     sizes = lengths_of(draw, limits.tokens_per_block, draw.random() < 0.3)
     speeds = [1.0, 1.3, 0.8][: draw.randint(1, 3)]
     times = sorted(draw.choices(range(1, 40), k=4))
-    changes = [(at * 50 * MS, draw.randint(1, len(speeds))) for at in times] if draw.random() < 0.3 else []
+    changes = (
+        [(at * 50 * MS, draw.randint(1, len(speeds))) for at in times]
+        if draw.random() < 0.3
+        else []
+    )
     seen: list[Any] = []
 
     def ends(now_ns: int, rows: Any) -> bool:
@@ -111,24 +155,35 @@ def flown(seed: int, *, in_c: bool) -> Any:
     ended_by = draw.choice([2, 9, 10**9])
     looks = [Look(draw.choice([70, 300]) * MS, ends)] if draw.random() < 0.4 else []
     cls: Any = engine.Replica if in_c else PurePythonReplica
-    drain_ns, stop_ns = draw.choice([0, 300 * MS, NEVER]), draw.choice([NEVER, NEVER, 150 * MS, 700 * MS])
+    drain_ns, stop_ns = (
+        draw.choice([0, 300 * MS, NEVER]),
+        draw.choice([NEVER, NEVER, 150 * MS, 700 * MS]),
+    )
     course = Course(
-        schedule, sizes, [cls(COSTS.at_speed(speed), limits) for speed in speeds],
+        schedule,
+        sizes,
+        [cls(COSTS.at_speed(speed), limits) for speed in speeds],
         route(speeds, draw.choice(["round_robin", "weighted"])),
         LoadBounds(
-            max_in_flight=draw.choice([None, None, 2, 6]), max_in_prefill=draw.choice([None, None, 1, 3]),
-            timeout_ns=draw.choice([NEVER, 400 * MS, 2000 * MS]), drain_ns=10_000 * MS if looks else drain_ns,
+            max_in_flight=draw.choice([None, None, 2, 6]),
+            max_in_prefill=draw.choice([None, None, 1, 3]),
+            timeout_ns=draw.choice([NEVER, 400 * MS, 2000 * MS]),
+            drain_ns=10_000 * MS if looks else drain_ns,
             stop_ns=stop_ns,
         ),
-        looks=looks, changes=changes,
-    )  # fmt: skip
+        looks=looks,
+        changes=changes,
+    )
     if in_c:
         course.run()
     else:
         course.step_by_step()
     flights = course.flights
     rows = np.stack(list(flights.by_column().values()), 1).tolist()
-    replicas = [(list(one.ends), one.decoded, one.pauses, one.hits, one.misses, one.active) for one in course.replicas]
+    replicas = [
+        (list(one.ends), one.decoded, one.pauses, one.hits, one.misses, one.active)
+        for one in course.replicas
+    ]
     return rows, list(flights.unsent), list(flights.stretches), course.decided, seen, replicas
 
 
@@ -142,7 +197,9 @@ def test_what_cannot_be_is_refused() -> None:
     replica = engine.Replica(COSTS, ServerLimits(max_batch_size=4, max_num_tokens=64, kv_blocks=20))
     stage = (0, 100, 0, 1, 0, 0, np.zeros(1, np.int64))
 
-    def carried(columns: Any, *, stages: Any = (stage,), replicas: Any = (replica,), at: int = 0) -> Any:
+    def carried(
+        columns: Any, *, stages: Any = (stage,), replicas: Any = (replica,), at: int = 0
+    ) -> Any:
         none = np.zeros(0, np.int64)
         made = (stages, 1, 4, lambda first, count: columns, lambda number: 1 // 0)
         return engine.module.course(

@@ -23,7 +23,9 @@ if engine.module is None:
     pytest.skip("built by pip install where a C compiler is", allow_module_level=True)
 
 MS = 1_000_000
-COSTS = Costs(overhead_ns=10 * MS, weights_ns=5.3 * MS, kv_token_ns=20.7, token_ns=30_000.3, attended_ns=0.57)
+COSTS = Costs(
+    overhead_ns=10 * MS, weights_ns=5.3 * MS, kv_token_ns=20.7, token_ns=30_000.3, attended_ns=0.57
+)
 LIMITS = st.builds(
     ServerLimits,
     max_batch_size=st.integers(1, 8),
@@ -35,10 +37,33 @@ LIMITS = st.builds(
     guaranteed=st.booleans(),
     block_reuse=st.booleans(),
 )
-REQUEST = st.tuples(st.integers(0, 200 * MS), st.integers(1, 200), st.integers(0, 130), st.integers(0, 3))
-FIELDS = ("key", "due_ns", "input_tokens", "asked", "output_tokens", "total", "todo", "admitted_ns", "cached", "first")
+REQUEST = st.tuples(
+    st.integers(0, 200 * MS), st.integers(1, 200), st.integers(0, 130), st.integers(0, 3)
+)
+FIELDS = (
+    "key",
+    "due_ns",
+    "input_tokens",
+    "asked",
+    "output_tokens",
+    "total",
+    "todo",
+    "admitted_ns",
+    "cached",
+    "first",
+)
 FIELDS += ("from_iteration", "last", "state")
-STATE = ("active", "decoding", "decoded", "iteration", "end_ns", "context_requests", "context_tokens", "pauses", "hits")
+STATE = (
+    "active",
+    "decoding",
+    "decoded",
+    "iteration",
+    "end_ns",
+    "context_requests",
+    "context_tokens",
+    "pauses",
+    "hits",
+)
 STATE += ("misses", "queued", "next_due_ns", "blocks_used", "ends")
 
 
@@ -46,7 +71,9 @@ def blocks_of(prefix: int, tokens: int, per_block: int) -> list[Any]:
     return [(prefix, place) if prefix else place for place in range(tokens // per_block)]
 
 
-def script(cls: Any, limits: ServerLimits, asked: list[tuple[int, int, int, int]], cancelled: list[int]) -> list[Any]:
+def script(
+    cls: Any, limits: ServerLimits, asked: list[tuple[int, int, int, int]], cancelled: list[int]
+) -> list[Any]:
     """What a replica says after each step; after every so many ends some request is cancelled, done or not."""
     replica = cls(COSTS, limits)
     due, waiting = 0, []
@@ -75,7 +102,12 @@ def script(cls: Any, limits: ServerLimits, asked: list[tuple[int, int, int, int]
                 replica.reset_cache()
             said.append(replica.begin(end))
         said.append([(one.key, first, last) for one, first, last in replica.paused])
-        said.append([[*getattr(replica, name)] if name == "ends" else getattr(replica, name) for name in STATE])
+        said.append(
+            [
+                [*getattr(replica, name)] if name == "ends" else getattr(replica, name)
+                for name in STATE
+            ]
+        )
         said.append([replica.generated(one) for one in everyone])
     said += [[getattr(one, name) for name in FIELDS] for one in everyone]
     if replica.ends:
@@ -87,19 +119,28 @@ def script(cls: Any, limits: ServerLimits, asked: list[tuple[int, int, int, int]
 
 
 @settings(deadline=None, max_examples=60)
-@given(limits=LIMITS, asked=st.lists(REQUEST, min_size=1, max_size=25), cancelled=st.lists(st.integers(0, 30)))
+@given(
+    limits=LIMITS,
+    asked=st.lists(REQUEST, min_size=1, max_size=25),
+    cancelled=st.lists(st.integers(0, 30)),
+)
 def test_the_twins_say_the_same_at_each_step(
     limits: ServerLimits, asked: list[tuple[int, int, int, int]], cancelled: list[int]
 ) -> None:
-    assert script(engine.Replica, limits, asked, cancelled) == script(PurePythonReplica, limits, asked, cancelled)
+    assert script(engine.Replica, limits, asked, cancelled) == script(
+        PurePythonReplica, limits, asked, cancelled
+    )
 
 
 @settings(deadline=None, max_examples=40)
 @given(
-    limits=LIMITS, asked=st.lists(REQUEST, min_size=1, max_size=40), replicas=st.integers(1, 3),
-    drain_ns=st.sampled_from([0, 300 * MS, NEVER]), timeout_ns=st.sampled_from([600 * MS, NEVER]),
+    limits=LIMITS,
+    asked=st.lists(REQUEST, min_size=1, max_size=40),
+    replicas=st.integers(1, 3),
+    drain_ns=st.sampled_from([0, 300 * MS, NEVER]),
+    timeout_ns=st.sampled_from([600 * MS, NEVER]),
     stopped=st.sampled_from([None, 0.2, 0.7]),
-)  # fmt: skip
+)
 def test_an_open_loop_at_once_is_the_one_step_by_step(
     limits: ServerLimits,
     asked: list[tuple[int, int, int, int]],
@@ -110,9 +151,18 @@ def test_an_open_loop_at_once_is_the_one_step_by_step(
 ) -> None:
     offsets = np.cumsum([apart for apart, *_ in asked]).astype(np.int64)
     span = StageSpan(
-        index=0, name="", measured=True, start_ns=0, length_ns=int(offsets[-1]) + 1, first_chain=0, chains=len(asked),
-        lanes=0, offsets=offsets, slots=len(asked), turns=1,
-    )  # fmt: skip
+        index=0,
+        name="",
+        measured=True,
+        start_ns=0,
+        length_ns=int(offsets[-1]) + 1,
+        first_chain=0,
+        chains=len(asked),
+        lanes=0,
+        offsets=offsets,
+        slots=len(asked),
+        turns=1,
+    )
     schedule = Schedule(stages=(span,), chains=Singles())
 
     def sizes(number: int) -> Any:
@@ -128,9 +178,13 @@ def test_an_open_loop_at_once_is_the_one_step_by_step(
     course = Course(schedule, sizes, theirs, route(speeds, "round_robin"), bounds)
     course.run()
     rows = np.array(course.flights.sent).reshape(-1, 13)
-    if flights is None:  # a request is refused, or late, or waits for ever: all replicas are looked at together
+    if (
+        flights is None
+    ):  # a request is refused, or late, or waits for ever: all replicas are looked at together
         refused = not all(theirs[0].admissible(tokens) for _, tokens, *_ in asked)
-        stuck = any(one.queued for one in theirs) or len(rows) + len(course.flights.unsent) // 3 < len(asked)
+        stuck = any(one.queued for one in theirs) or len(rows) + len(
+            course.flights.unsent
+        ) // 3 < len(asked)
         ends = [row[11] if row[10] else theirs[row[2]].ends[max(row[3], row[5])] for row in rows]
         late = any(end >= row[1] + timeout_ns for row, end in zip(rows, ends, strict=True))
         assert refused or stuck or late
@@ -152,7 +206,9 @@ def test_what_a_request_holds_is_seen_by_the_collector() -> None:
         served: Any
 
     answer = Answer()
-    replica: Any = engine.Replica(COSTS, ServerLimits(max_batch_size=4, max_num_tokens=64, kv_blocks=20))
+    replica: Any = engine.Replica(
+        COSTS, ServerLimits(max_batch_size=4, max_num_tokens=64, kv_blocks=20)
+    )
     answer.served = replica.Request(answer, 0, 10, 3)
     replica.submit(answer.served)
     assert gc.is_tracked(answer.served) and answer in gc.get_referents(answer.served)
@@ -164,8 +220,14 @@ def test_what_a_request_holds_is_seen_by_the_collector() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    replica: Any = engine.Replica(COSTS, ServerLimits(max_batch_size=4, max_num_tokens=64, kv_blocks=20))
-    for wrong in (lambda: replica.submit(1), lambda: replica.begin("x"), lambda: replica.cancel(None)):
+    replica: Any = engine.Replica(
+        COSTS, ServerLimits(max_batch_size=4, max_num_tokens=64, kv_blocks=20)
+    )
+    for wrong in (
+        lambda: replica.submit(1),
+        lambda: replica.begin("x"),
+        lambda: replica.cancel(None),
+    ):
         with pytest.raises(TypeError):
             wrong()
     with pytest.raises(ValueError, match="not submitted"):
@@ -177,5 +239,13 @@ def test_what_cannot_be_is_refused() -> None:
         replica.carry(*columns, None, 0, NEVER, NEVER, 1)
     with pytest.raises(ZeroDivisionError):
         replica.carry(
-            np.zeros(1, np.int64), np.zeros(1, np.int64), None, None, lambda number: 1 // 0, 0, NEVER, NEVER, 1
+            np.zeros(1, np.int64),
+            np.zeros(1, np.int64),
+            None,
+            None,
+            lambda number: 1 // 0,
+            0,
+            NEVER,
+            NEVER,
+            1,
         )

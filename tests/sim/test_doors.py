@@ -36,21 +36,39 @@ from loadgen.sim.server.options import Options
 pytestmark = pytest.mark.processes
 
 SHORT = {"input_tokens": 20, "output_tokens": 5}
-USAGE = {"input_tokens": 20, "output_tokens": 5, "input_tokens_details": {"cached_tokens": 4},
-         "output_tokens_details": {"reasoning_tokens": 1}}  # fmt: skip
+USAGE = {
+    "input_tokens": 20,
+    "output_tokens": 5,
+    "input_tokens_details": {"cached_tokens": 4},
+    "output_tokens_details": {"reasoning_tokens": 1},
+}
 
 
 def workload(requests: dict[str, Any], count: int = 10, **more: Any) -> Any:
     stages = [{"arrival": {"poisson": "100/s"}, "count": count}]
-    return of_mapping({"name": "w", "requests": requests, "stages": stages, **more}, read_flags(seed=1))
+    return of_mapping(
+        {"name": "w", "requests": requests, "stages": stages, **more}, read_flags(seed=1)
+    )
 
 
 def run(
-    api: Any, said: bytes, folder: Path, requests: dict[str, Any] | None = None, stream: bool = False, **more: Any
+    api: Any,
+    said: bytes,
+    folder: Path,
+    requests: dict[str, Any] | None = None,
+    stream: bool = False,
+    **more: Any,
 ) -> tuple[Summary, list[Heard]]:
     with serving(said) as server:
-        asked = Settings(url=server.url, model="m", server="openai", api=api, stream=stream, out=folder / "out",
-                         server_metrics=("off",))  # fmt: skip
+        asked = Settings(
+            url=server.url,
+            model="m",
+            server="openai",
+            api=api,
+            stream=stream,
+            out=folder / "out",
+            server_metrics=("off",),
+        )
         summary, _ = execute(workload(requests or SHORT, **more), asked)
         return summary, server.heard
 
@@ -88,7 +106,12 @@ def test_streamed_responses_have_their_tokens_and_instants(tmp_path: Path) -> No
     assert summary.ttft_ms.count == 10 and summary.tokens.cached_share == pytest.approx(0.2)
     assert summary.tokens.reasoning == 10
     load = heard[-1]
-    assert load.path == "/v1/responses" and set(load.body) == {"model", "input", "stream", "max_output_tokens"}
+    assert load.path == "/v1/responses" and set(load.body) == {
+        "model",
+        "input",
+        "stream",
+        "max_output_tokens",
+    }
     assert (load.body["max_output_tokens"], load.body["stream"]) == (5, True)
 
 
@@ -110,7 +133,11 @@ def test_how_a_response_ends(last: dict[str, Any], ok: bool, tmp_path: Path) -> 
     failure = reading.judge(True, False, False)
     assert (failure is None) == ok
     if ok:
-        assert ("".join(reading.pieces or ()), reading.usage().cached, reading.response_id) == ("one two", 4, "resp_1")
+        assert ("".join(reading.pieces or ()), reading.usage().cached, reading.response_id) == (
+            "one two",
+            4,
+            "resp_1",
+        )
     if last["status"] == "failed":
         assert failure is not None and "out of memory" in failure.text
 
@@ -120,35 +147,67 @@ def message_event(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 MESSAGE: dict[str, Any] = {
-    "id": "msg_1", "type": "message", "role": "assistant", "content": [], "model": "m", "stop_reason": None,
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "content": [],
+    "model": "m",
+    "stop_reason": None,
     "stop_sequence": None,
-    "usage": {"input_tokens": 6, "cache_creation_input_tokens": 10, "cache_read_input_tokens": 4, "output_tokens": 1},
-}  # fmt: skip
+    "usage": {
+        "input_tokens": 6,
+        "cache_creation_input_tokens": 10,
+        "cache_read_input_tokens": 4,
+        "output_tokens": 1,
+    },
+}
 MESSAGES = (
     message_event("message_start", message=MESSAGE),
-    message_event("content_block_start", index=0, content_block={"type": "thinking", "thinking": "", "signature": ""}),
+    message_event(
+        "content_block_start",
+        index=0,
+        content_block={"type": "thinking", "thinking": "", "signature": ""},
+    ),
     message_event("ping"),
-    message_event("content_block_delta", index=0, delta={"type": "thinking_delta", "thinking": "hm"}),
-    message_event("content_block_delta", index=0, delta={"type": "signature_delta", "signature": "EqQB"}),
+    message_event(
+        "content_block_delta", index=0, delta={"type": "thinking_delta", "thinking": "hm"}
+    ),
+    message_event(
+        "content_block_delta", index=0, delta={"type": "signature_delta", "signature": "EqQB"}
+    ),
     message_event("content_block_stop", index=0),
     message_event("content_block_start", index=1, content_block={"type": "text", "text": ""}),
     message_event("content_block_delta", index=1, delta={"type": "text_delta", "text": "Hello"}),
     message_event("content_block_delta", index=1, delta={"type": "text_delta", "text": "!"}),
     message_event("content_block_stop", index=1),
-    message_event("content_block_start", index=2,
-                  content_block={"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {}}),
-    message_event("content_block_delta", index=2, delta={"type": "input_json_delta", "partial_json": ""}),
-    message_event("content_block_delta", index=2, delta={"type": "input_json_delta", "partial_json": '{"at": '}),
-    message_event("content_block_delta", index=2, delta={"type": "input_json_delta", "partial_json": '"SF"}'}),
+    message_event(
+        "content_block_start",
+        index=2,
+        content_block={"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {}},
+    ),
+    message_event(
+        "content_block_delta", index=2, delta={"type": "input_json_delta", "partial_json": ""}
+    ),
+    message_event(
+        "content_block_delta",
+        index=2,
+        delta={"type": "input_json_delta", "partial_json": '{"at": '},
+    ),
+    message_event(
+        "content_block_delta", index=2, delta={"type": "input_json_delta", "partial_json": '"SF"}'}
+    ),
     message_event("content_block_stop", index=2),
     message_event("message_delta", delta={"stop_reason": "tool_use"}, usage={"output_tokens": 5}),
     message_event("message_stop"),
-)  # fmt: skip
+)
 WHOLE = MESSAGE | {
     "stop_reason": "end_turn",
-    "content": [{"type": "thinking", "thinking": "hm", "signature": "EqQB"}, {"type": "text", "text": "Hello!"},
-                {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"at": "SF"}}],
-}  # fmt: skip
+    "content": [
+        {"type": "thinking", "thinking": "hm", "signature": "EqQB"},
+        {"type": "text", "text": "Hello!"},
+        {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"at": "SF"}},
+    ],
+}
 
 
 def read(*said: dict[str, Any], streamed: bool = True) -> Any:
@@ -165,12 +224,21 @@ def read(*said: dict[str, Any], streamed: bool = True) -> Any:
 
 
 @pytest.mark.parametrize("said", [MESSAGES, (WHOLE,)])
-def test_a_message_has_its_text_thinking_tool_call_and_counts(said: tuple[dict[str, Any], ...]) -> None:
-    for one in (read(*said), read(*said, streamed=False)):  # a gateway may leave out the names of the events
+def test_a_message_has_its_text_thinking_tool_call_and_counts(
+    said: tuple[dict[str, Any], ...],
+) -> None:
+    for one in (
+        read(*said),
+        read(*said, streamed=False),
+    ):  # a gateway may leave out the names of the events
         assert one.judge(True, False, True) is None
         assert ("".join(one.pieces), "".join(one.reasoning_pieces)) == ("Hello!", "hm")
         ((call),) = one.tool_calls()
-        assert (call["id"], call["name"], json.loads(call["arguments"])) == ("toolu_1", "get_weather", {"at": "SF"})
+        assert (call["id"], call["name"], json.loads(call["arguments"])) == (
+            "toolu_1",
+            "get_weather",
+            {"at": "SF"},
+        )
         usage = one.usage()
         assert (usage.input, usage.cached, usage.cache_written) == (20, 4, 10)
         assert usage.output == (5 if len(said) > 1 else 1)
@@ -183,11 +251,17 @@ def test_a_message_has_its_text_thinking_tool_call_and_counts(said: tuple[dict[s
 @pytest.mark.parametrize(
     ("last", "kind"),
     [
-        (message_event("error", error={"type": "overloaded_error", "message": "Overloaded"}), "error_event"),
-        (message_event("message_delta", delta={"stop_reason": "tired"}, usage={}), "no_finish_reason"),
+        (
+            message_event("error", error={"type": "overloaded_error", "message": "Overloaded"}),
+            "error_event",
+        ),
+        (
+            message_event("message_delta", delta={"stop_reason": "tired"}, usage={}),
+            "no_finish_reason",
+        ),
         (message_event("ping"), "no_finish_reason"),
     ],
-)  # fmt: skip
+)
 def test_how_a_message_fails(last: dict[str, Any], kind: str) -> None:
     for streamed in (True, False):
         failure = read(*MESSAGES[:9], last, streamed=streamed).judge(True, False, True)
@@ -199,30 +273,65 @@ def test_a_chat_is_sent_as_messages() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     said: list[dict[str, Any]] = [
         {"role": "system", "content": "be brief"},
-        {"role": "user", "content": [{"type": "text", "text": "see"},
-                                     {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "see"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+            ],
+        },
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "2"},
         {"role": "user", "content": "and now?"},
-    ]  # fmt: skip
-    tools = [{"type": "function", "function": {"name": "f", "description": "adds", "parameters": {"type": "object"}}}]
+    ]
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "f", "description": "adds", "parameters": {"type": "object"}},
+        }
+    ]
     extra = {"tools": tools, "tool_choice": "required", "stop": "\n", "temperature": 0}
     request = Request(id="r", messages=said, max_tokens=7, extra=extra)
     assert json.loads(body(request, QUIRKS["vllm"], "messages", "m", True)) == {
-        "model": "m", "max_tokens": 7, "stream": True, "system": "be brief", "temperature": 0,
-        "stop_sequences": ["\n"], "tool_choice": {"type": "any"},
+        "model": "m",
+        "max_tokens": 7,
+        "stream": True,
+        "system": "be brief",
+        "temperature": 0,
+        "stop_sequences": ["\n"],
+        "tool_choice": {"type": "any"},
         "tools": [{"name": "f", "description": "adds", "input_schema": {"type": "object"}}],
         "messages": [
-            {"role": "user", "content": [
-                {"type": "text", "text": "see"},
-                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}]},
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "2"}]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "see"},
+                    {
+                        "type": "image",
+                        "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"},
+                    },
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}}],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "2"}],
+            },
             {"role": "user", "content": "and now?"},
         ],
-    }  # fmt: skip
-    alone = json.loads(body(Request(id="r", prompt="hi"), QUIRKS["anthropic"], "messages", "m", False))
-    assert alone == {"model": "m", "max_tokens": 4096, "stream": False, "messages": [{"role": "user", "content": "hi"}]}
+    }
+    alone = json.loads(
+        body(Request(id="r", prompt="hi"), QUIRKS["anthropic"], "messages", "m", False)
+    )
+    assert alone == {
+        "model": "m",
+        "max_tokens": 4096,
+        "stream": False,
+        "messages": [{"role": "user", "content": "hi"}],
+    }
 
 
 def test_the_key_of_messages_goes_as_the_host_takes_it() -> None:
@@ -233,22 +342,38 @@ def test_the_key_of_messages_goes_as_the_host_takes_it() -> None:
     assert (other["x-api-key"], other["Authorization"]) == ("k", "Bearer k")
 
 
-def test_a_load_of_messages_has_its_tokens_tools_and_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_load_of_messages_has_its_tokens_tools_and_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     summary, heard = run("messages", events(*MESSAGES, done=False), tmp_path, stream=True)
     assert (summary.requests.ok, summary.tokens.output, summary.ttft_ms.count) == (10, 50, 10)
-    assert summary.tokens.cached_share == pytest.approx(0.2) and summary.requests.by_finish == {"tool_calls": 10}
+    assert summary.tokens.cached_share == pytest.approx(0.2) and summary.requests.by_finish == {
+        "tool_calls": 10
+    }
     load = heard[-1]
     assert load.path == "/v1/messages" and load.headers["anthropic-version"] == "2023-06-01"
     assert set(load.body or {}) == {"model", "messages", "stream", "max_tokens"}
     with start(Options(preset="h100x8")) as server:
         asked = Settings(url=server.url, api="messages", out=tmp_path / "turns", **NO_PAGES)
         turns = {"turns": {"count": 3, "tool_result_tokens": 7}}
-        talked, _ = execute(workload({"input_tokens": 200, "output_tokens": 5} | turns, count=4), asked)
+        talked, _ = execute(
+            workload({"input_tokens": 200, "output_tokens": 5} | turns, count=4), asked
+        )
         assert talked.requests.ok == 12 and (talked.tokens.cached or 0) > 0
-        forced = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}
+        forced = {
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "tool_choice": "required",
+        }
         for stream in (True, False):
             out = tmp_path / f"called-{stream}"
-            asked = Settings(url=server.url, api="messages", stream=stream, out=out, extra_body=forced, **NO_PAGES)
+            asked = Settings(
+                url=server.url,
+                api="messages",
+                stream=stream,
+                out=out,
+                extra_body=forced,
+                **NO_PAGES,
+            )
             called, _ = execute(workload(SHORT, count=4), asked)
             assert called.requests.by_finish == {"tool_calls": 4}
         assert exits("doctor", "--url", server.url, "--api", "messages") == 0
@@ -266,21 +391,32 @@ def test_a_conversation_of_responses_sends_only_what_is_new(tmp_path: Path) -> N
 
 
 def test_embeddings_have_a_latency_and_no_first_token(tmp_path: Path) -> None:
-    said = answer({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 20, "total_tokens": 20}})
+    said = answer(
+        {"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 20, "total_tokens": 20}}
+    )
     summary, heard = run("embeddings", said, tmp_path, slo={"ttft": "1s", "e2e": "5s"})
     assert (summary.requests.ok, summary.tokens.input, summary.tokens.output) == (10, 200, 0)
     assert (summary.e2e_ms.count, summary.ttft_ms.count) == (10, 0)
     shown = text.render(summary)
     assert (
         "there is no TTFT" in shown
-        and "SLO terms not judged: ttft: answers of embeddings have no tokens" in " ".join(shown.split())
+        and "SLO terms not judged: ttft: answers of embeddings have no tokens"
+        in " ".join(shown.split())
     )
     assert "usage_missing" not in [code.code for code in summary.verdict.warning_codes]
-    assert heard[-1].path == "/v1/embeddings" and set(heard[-1].body) == {"model", "input", "encoding_format"}
+    assert heard[-1].path == "/v1/embeddings" and set(heard[-1].body) == {
+        "model",
+        "input",
+        "encoding_format",
+    }
 
 
-def test_what_is_not_judged_asks_for_no_longer_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = answer({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 20, "total_tokens": 20}})
+def test_what_is_not_judged_asks_for_no_longer_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = answer(
+        {"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 20, "total_tokens": 20}}
+    )
     with serving(said) as server:
         asked = (
             "--url",
@@ -302,20 +438,33 @@ def test_what_is_not_judged_asks_for_no_longer_load(tmp_path: Path, capsys: pyte
 def test_an_answer_without_values_is_a_failure(tmp_path: Path) -> None:
     good = answer({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 20}})
     with serving(*[good] * 12, answer({"data": [], "usage": {"prompt_tokens": 20}})) as server:
-        asked = Settings(url=server.url, model="m", server="openai", api="embeddings", stream=False, out=tmp_path / "o",
-                         server_metrics=("off",))  # fmt: skip
+        asked = Settings(
+            url=server.url,
+            model="m",
+            server="openai",
+            api="embeddings",
+            stream=False,
+            out=tmp_path / "o",
+            server_metrics=("off",),
+        )
         summary, _ = execute(workload(SHORT, 30), asked)
     assert summary.requests.failed >= 10 and summary.requests.ok >= 1
 
 
 def test_rerank_sends_the_chunks_as_documents(tmp_path: Path) -> None:
     said = answer({"results": [{"index": 0, "relevance_score": 0.3}], "usage": {"total_tokens": 7}})
-    chunks = {"input_tokens": 100, "output_tokens": 1, "chunks": {"count": 4, "tokens": 20, "corpus": 9}}
+    chunks = {
+        "input_tokens": 100,
+        "output_tokens": 1,
+        "chunks": {"count": 4, "tokens": 20, "corpus": 9},
+    }
     summary, heard = run("rerank", said, tmp_path, chunks)
     count = load_tokenizer().count
     load = heard[-1].body
     assert summary.requests.ok == 10 and heard[-1].path == "/v1/rerank"
-    assert [count(document) for document in load["documents"]] == [20] * 4 and count(load["query"]) == 20
+    assert [count(document) for document in load["documents"]] == [20] * 4 and count(
+        load["query"]
+    ) == 20
     with pytest.raises(Fault, match="--> requests"):
         build(workload(SHORT), 1, 2, load_tokenizer(), 0, "rerank")
 
@@ -336,11 +485,17 @@ def test_images_are_of_their_size_and_no_two_are_alike() -> None:
             assert struct.unpack(">II", png[16:24]) == (100, 40)
             size = struct.unpack(">I", png[33:37])[0]
             assert len(zlib.decompress(png[41 : 41 + size])) == 40 * (1 + 3 * 100)
-            assert zlib.crc32(png[37 : 41 + size]) == struct.unpack(">I", png[41 + size : 45 + size])[0]
+            assert (
+                zlib.crc32(png[37 : 41 + size])
+                == struct.unpack(">I", png[41 + size : 45 + size])[0]
+            )
             urls.add(data)
     assert len(urls) == 6
     parts = body(prompts[0], QUIRKS["openai"], "responses", "m", False)
-    assert b'"type":"input_image","image_url":"data:image/png' in parts and b'"type":"input_text"' in parts
+    assert (
+        b'"type":"input_image","image_url":"data:image/png' in parts
+        and b'"type":"input_text"' in parts
+    )
     with pytest.raises(Fault, match=r"--> requests\.images"):
         build(asked, 1, 2, load_tokenizer(), 0, "completions")
 
@@ -348,19 +503,41 @@ def test_images_are_of_their_size_and_no_two_are_alike() -> None:
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("answers {rows} --api embeddings", "answers are scored as texts, and an answer of embeddings is numbers"),
+        (
+            "answers {rows} --api embeddings",
+            "answers are scored as texts, and an answer of embeddings is numbers",
+        ),
         ("mlperf offline -b llama2-70b --api rerank", "the rules are about generated tokens"),
-        ("mlperf accuracy -b llama2-70b --dataset {rows} --api embeddings", "accuracy is scored over texts"),
+        (
+            "mlperf accuracy -b llama2-70b --dataset {rows} --api embeddings",
+            "accuracy is scored over texts",
+        ),
         ("search qa --api embeddings --url sim:gb300-vm", "nothing of the SLO can be judged"),
-        ("validate chatbot --api embeddings --url sim:gb300-vm --dry-run", "have no tokens: ttft at p50 within 500 ms"),
-        ("run qa --api embeddings --url sim:gb300-vm --stop-when ttft:p50:1s", "this rule would never hold"),
-        ("run agentic --api embeddings --url sim:gb300-vm", "no text that a later request could go on from"),
-        ("run coding-agent --api rerank --url sim:gb300-vm", "no text that a later request could go on from"),
+        (
+            "validate chatbot --api embeddings --url sim:gb300-vm --dry-run",
+            "have no tokens: ttft at p50 within 500 ms",
+        ),
+        (
+            "run qa --api embeddings --url sim:gb300-vm --stop-when ttft:p50:1s",
+            "this rule would never hold",
+        ),
+        (
+            "run agentic --api embeddings --url sim:gb300-vm",
+            "no text that a later request could go on from",
+        ),
+        (
+            "run coding-agent --api rerank --url sim:gb300-vm",
+            "no text that a later request could go on from",
+        ),
         ("run qa --api rerank --url sim:gb300-vm", "there are no documents to rerank"),
     ],
 )
 def test_an_api_without_texts_is_refused_where_they_are_needed(
-    command: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str,
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
@@ -369,12 +546,28 @@ def test_an_api_without_texts_is_refused_where_they_are_needed(
     assert told in said and "Traceback" not in said and "hint: " in said
 
 
-def test_doctor_and_search_take_embeddings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_and_search_take_embeddings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with start(Options(ttft="5ms")) as endpoint:
         assert exits("doctor", "--url", endpoint.url, "--api", "rerank") == 0
     said = capsys.readouterr().out
-    assert "to the answer of rerank to a short text" in " ".join(said.split()) and "tokens arrive" not in said
-    asked = ["search", "qa", "--api", "embeddings", "--url", "sim:gb300-vm", "--slo", "e2e:60ms:p90", "--seed", "1"]
+    assert (
+        "to the answer of rerank to a short text" in " ".join(said.split())
+        and "tokens arrive" not in said
+    )
+    asked = [
+        "search",
+        "qa",
+        "--api",
+        "embeddings",
+        "--url",
+        "sim:gb300-vm",
+        "--slo",
+        "e2e:60ms:p90",
+        "--seed",
+        "1",
+    ]
     asked += ["-d", "20s", "--max-probes", "3", "--out", str(tmp_path / "s"), "--progress", "off"]
     assert exits(*asked) == 3, "no more probes were allowed"
     assert "e2e p90" in capsys.readouterr().out
@@ -392,8 +585,12 @@ def test_what_an_api_does_not_take_is_refused() -> None:
 
 
 @pytest.mark.parametrize("api", ["chat", "completions", "responses", "messages", "embeddings"])
-def test_a_prompt_has_the_tokens_that_were_asked_for_by_the_servers_count(tmp_path: Path, api: Any) -> None:
-    (tmp_path / "ids.jsonl").write_text('{"prompt": [11, 12, 13, 14, 15, 16, 17], "output_tokens": 5}\n')
+def test_a_prompt_has_the_tokens_that_were_asked_for_by_the_servers_count(
+    tmp_path: Path, api: Any
+) -> None:
+    (tmp_path / "ids.jsonl").write_text(
+        '{"prompt": [11, 12, 13, 14, 15, 16, 17], "output_tokens": 5}\n'
+    )
     counted: dict[str, set[int]] = {}
     server = shared()
     loads: dict[str, dict[str, Any]] = {"text": {"input_tokens": 130, "output_tokens": 5}}
@@ -402,7 +599,9 @@ def test_a_prompt_has_the_tokens_that_were_asked_for_by_the_servers_count(tmp_pa
     if api not in ("responses", "messages"):  # they have no field for them
         loads["ids"] = {"from": str(tmp_path / "ids.jsonl")}
     for name, requests in loads.items():
-        asked = Settings(url=server.url, api=api, stream=api != "embeddings", out=tmp_path / name, **NO_PAGES)
+        asked = Settings(
+            url=server.url, api=api, stream=api != "embeddings", out=tmp_path / name, **NO_PAGES
+        )
         summary, _ = execute(workload(requests, count=4), asked)
         assert summary.requests.ok == 4, summary.requests.by_error
         counted[name] = {entry.input_tokens for entry in log(server).requests if "-" in entry.id}

@@ -7,7 +7,17 @@ from collections import Counter
 import pytest
 
 from loadgen.core.errors import Faults, UserError
-from loadgen.sim.server.faults import COUNTED, NAMES, PLACED, TIMED, FaultPlan, PlannedFault, one, parse, parse_faults
+from loadgen.sim.server.faults import (
+    COUNTED,
+    NAMES,
+    PLACED,
+    TIMED,
+    FaultPlan,
+    PlannedFault,
+    one,
+    parse,
+    parse_faults,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +35,9 @@ def test_one_fault_as_written(text: str, expected: PlannedFault) -> None:
     assert one(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "explode", "truncate@soon", "truncate@-1", "no_done@3", "http_429@often"])
+@pytest.mark.parametrize(
+    "text", ["", "explode", "truncate@soon", "truncate@-1", "no_done@3", "http_429@often"]
+)
 def test_a_fault_that_is_none_is_one_clear_error(text: str) -> None:
     with pytest.raises(UserError) as caught:
         one(text, "X-Sim-Fault")
@@ -54,7 +66,9 @@ def test_shares_hold_and_a_request_always_draws_the_same() -> None:
     assert counts["truncate"] == pytest.approx(400, rel=0.15)
     assert counts["http_500"] == pytest.approx(1600, rel=0.1)
     assert drawn[4000:] == [plan.draw(number, 100) for number in range(4000, 8000)]
-    assert drawn != [parse("truncate:0.05,http_500:0.2", seed=10).draw(number, 100) for number in range(8000)]
+    assert drawn != [
+        parse("truncate:0.05,http_500:0.2", seed=10).draw(number, 100) for number in range(8000)
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(PLACED))

@@ -37,14 +37,18 @@ def test_laws_as_written(text: str, expected: Law) -> None:
     assert law(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "fast", "5 parsecs", "pareto:1ms,2", "normal:5ms", "lognormal:1ms,x", "-3ms"])
+@pytest.mark.parametrize(
+    "text", ["", "fast", "5 parsecs", "pareto:1ms,2", "normal:5ms", "lognormal:1ms,x", "-3ms"]
+)
 def test_a_law_that_is_none_is_one_clear_error(text: str) -> None:
     with pytest.raises(UserError) as caught:
         law(text, "--itl")
     assert caught.value.where == "--itl" and caught.value.hint
 
 
-@pytest.mark.parametrize(("step", "sizes"), [(1, [1] * 12), (5, [1, 5, 5, 1]), (11, [1, 11]), (50, [1, 11])])
+@pytest.mark.parametrize(
+    ("step", "sizes"), [(1, [1] * 12), (5, [1, 5, 5, 1]), (11, [1, 11]), (50, [1, 11])]
+)
 def test_first_token_alone_then_every_interval(step: int, sizes: list[int]) -> None:
     pace = Pace(**FIXED, step=step)
     pace.submit(7, "a", 10, 12)
@@ -129,7 +133,9 @@ def test_draws_follow_their_law_and_their_seed_alone() -> None:
     normal = [Law(kind="normal", at_ns=20 * MS, spread=2 * MS).draw(1, 2, i) for i in range(4000)]
     assert statistics.mean(normal) == pytest.approx(20 * MS, rel=0.01)
     assert statistics.stdev(normal) == pytest.approx(2 * MS, rel=0.05)
-    lognormal = [Law(kind="lognormal", at_ns=120 * MS, spread=0.25).draw(1, 2, i) for i in range(4000)]
+    lognormal = [
+        Law(kind="lognormal", at_ns=120 * MS, spread=0.25).draw(1, 2, i) for i in range(4000)
+    ]
     assert statistics.median(lognormal) == pytest.approx(120 * MS, rel=0.02)
     assert uniform(1, 2, 3) == uniform(1, 2, 3) != uniform(2, 2, 3)
 

@@ -52,7 +52,10 @@ def test_costs_are_the_roofline_of_their_constants() -> None:
     assert one.costs.weights_ns == pytest.approx(model.weight_bytes / bytes_per_s * 1e9)
     assert one.costs.kv_token_ns == pytest.approx(model.kv_token_bytes / bytes_per_s * 1e9)
     assert one.costs.token_ns == pytest.approx(model.token_flops / flops_per_s * 1e9)
-    held = one.limits.kv_blocks * one.limits.tokens_per_block * model.kv_token_bytes + model.memory_bytes
+    held = (
+        one.limits.kv_blocks * one.limits.tokens_per_block * model.kv_token_bytes
+        + model.memory_bytes
+    )
     assert 0.85 * 2 * 85.5e9 < held < 2 * 85.5e9
 
 
@@ -78,9 +81,14 @@ server: {max_seq_len: 8192}
     one = preset.load_preset(str(own))
     assert (one.name, one.model.name, one.gpu) == ("mine", "llama-3.1-8b", "GB300")
     assert one.hardware.overhead_ms == preset.SourcedNumber(value=5, source="given by the user")
-    assert one.model.block_parameters + 2 * one.model.hidden * one.model.vocab == pytest.approx(8.03e9, rel=1e-2)
+    assert one.model.block_parameters + 2 * one.model.hidden * one.model.vocab == pytest.approx(
+        8.03e9, rel=1e-2
+    )
     assert one.costs.token_ns < preset.load_preset("gb300-vm").costs.token_ns / 8
-    assert one.fitted_on.startswith("nothing: model.name,") and "hardware.overhead_ms are the user's" in one.fitted_on
+    assert (
+        one.fitted_on.startswith("nothing: model.name,")
+        and "hardware.overhead_ms are the user's" in one.fitted_on
+    )
 
 
 @pytest.mark.parametrize(

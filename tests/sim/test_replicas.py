@@ -47,8 +47,9 @@ def test_in_virtual_time_a_lost_replica_is_seen_and_how_long_it_took_to_come_bac
     assert set(np.unique(rows["replica"][rows["due_ns"] > 31 * 10**9])) == {0, 1, 2, 3}
     gone, come = json.loads((out / "summary.json").read_bytes())["recovery"]
     assert [(one["event"], one["spike"], one["after"], one["at_s"]) for one in (gone, come)] == [
-        ("loss", "4 replicas", "1 replica", 20.0), ("scale_up", "1 replica", "4 replicas", 30.0)
-    ]  # fmt: skip
+        ("loss", "4 replicas", "1 replica", 20.0),
+        ("scale_up", "1 replica", "4 replicas", 30.0),
+    ]
     assert "loss 4 replicas 1 replica 20.0 s" in shown and "its replica went away" in shown
     if arrival.startswith("poisson"):
         assert gone["broken"] and come["back_s"] > 0
@@ -57,8 +58,13 @@ def test_in_virtual_time_a_lost_replica_is_seen_and_how_long_it_took_to_come_bac
 
 
 @pytest.mark.processes
-def test_over_http_what_a_lost_replica_had_in_work_breaks_off_and_a_page_counts_them(tmp_path: Path) -> None:
-    with start(Options(preset=preset(tmp_path, "400ms: 1"))) as server, contextlib.ExitStack() as stack:
+def test_over_http_what_a_lost_replica_had_in_work_breaks_off_and_a_page_counts_them(
+    tmp_path: Path,
+) -> None:
+    with (
+        start(Options(preset=preset(tmp_path, "400ms: 1"))) as server,
+        contextlib.ExitStack() as stack,
+    ):
         sockets = [stack.enter_context(connect(server)) for _ in range(4)]
         for sock in sockets:
             sock.sendall(wire("POST", CHAT, chat(tokens=100)))
@@ -78,7 +84,11 @@ def test_over_http_what_a_lost_replica_had_in_work_breaks_off_and_a_page_counts_
 
 @pytest.mark.processes
 def test_what_is_no_number_of_these_replicas_is_refused(tmp_path: Path) -> None:
-    for changes, words in (("20s: 5", "more than the 4 replicas"), ("soon: 2", '"soon"'), ("20s: 0", "`int` >= 1")):
+    for changes, words in (
+        ("20s: 5", "more than the 4 replicas"),
+        ("soon: 2", '"soon"'),
+        ("20s: 0", "`int` >= 1"),
+    ):
         with pytest.raises(UserError) as refused:
             load_preset(preset(tmp_path, changes))
         assert words in str(refused.value), (changes, str(refused.value))

@@ -14,7 +14,9 @@ VM = "sim:gb300-vm"
 
 
 def filling(profile: str, url: str = VM, **flags: str) -> float:
-    workload = loading.load(profile, read_flags(request_rate="1", duration="60s", warmup="0", **flags))
+    workload = loading.load(
+        profile, read_flags(request_rate="1", duration="60s", warmup="0", **flags)
+    )
     rate = roofline.filling_rate(workload, Settings(url=url))
     assert rate is not None
     return rate
@@ -23,11 +25,17 @@ def filling(profile: str, url: str = VM, **flags: str) -> float:
 @pytest.mark.parametrize(
     ("profile", "url", "found"),
     [
-        ("qa", VM, 114.2), ("rag", VM, 33.9), ("summarization", VM, 40.3), ("agentic", VM, 12.8),
-        ("mixed", VM, 37.6), ("noisy-neighbour", VM, 38.7), ("rag-pipeline", VM, 8.0),
-        ("coding-agent", f"{VM}-128k", 0.89), ("research-agent", f"{VM}-128k", 0.76),
+        ("qa", VM, 114.2),
+        ("rag", VM, 33.9),
+        ("summarization", VM, 40.3),
+        ("agentic", VM, 12.8),
+        ("mixed", VM, 37.6),
+        ("noisy-neighbour", VM, 38.7),
+        ("rag-pipeline", VM, 8.0),
+        ("coding-agent", f"{VM}-128k", 0.89),
+        ("research-agent", f"{VM}-128k", 0.76),
     ],
-)  # fmt: skip
+)
 def test_a_machine_is_full_where_searches_find_it(profile: str, url: str, found: float) -> None:
     """Half of all runs of ten minutes pass there: search PROFILE --url sim:gb300-vm, 2026-11-27."""
     assert 0.85 * found < filling(profile, url) < 1.12 * found
@@ -35,7 +43,9 @@ def test_a_machine_is_full_where_searches_find_it(profile: str, url: str, found:
 
 def test_tasks_that_have_more_time_let_a_machine_carry_more() -> None:
     """As many answers are written side by side as leave each task its time."""
-    workload = loading.load("coding-agent", read_flags(request_rate="1", duration="60s", warmup="0"))
+    workload = loading.load(
+        "coding-agent", read_flags(request_rate="1", duration="60s", warmup="0")
+    )
     slo = workload.slo
     assert slo is not None and slo.task is not None
     rates = []
@@ -57,7 +67,9 @@ def test_what_a_machine_keeps_of_earlier_turns_it_does_not_compute_again() -> No
     workload = loading.load("agentic", read_flags(request_rate="1", duration="60s", warmup="0"))
     work = roofline._mean(roofline._sample(workload, Settings(url=VM)))
     assert work is not None
-    asked = sum(750 * turn + 250 * (turn - 1) + 750 for turn in range(1, 5))  # see workloads/agentic.yaml
+    asked = sum(
+        750 * turn + 250 * (turn - 1) + 750 for turn in range(1, 5)
+    )  # see workloads/agentic.yaml
     assert 0.5 * asked < work.computed < 0.9 * asked
     assert work.generated == 1000
 

@@ -20,10 +20,14 @@ def test_columns_are_those_of_an_array_of_rows(values: list[int], chosen: st.Dat
         rows[name] = given_values
     rows["lane"] = -1
     made = RowColumns(
-        len(values), dict.fromkeys(("slot", "request", "output_tokens", "replica"), given_values) | {"lane": -1}
+        len(values),
+        dict.fromkeys(("slot", "request", "output_tokens", "replica"), given_values) | {"lane": -1},
     )
     assert len(made) == len(values) and (made[:] == rows).all() and list(made) == list(rows)
-    assert all((made[name] == rows[name]).all() and made[name].dtype == ROW[name] for name in ROW.names or ())
+    assert all(
+        (made[name] == rows[name]).all() and made[name].dtype == ROW[name]
+        for name in ROW.names or ()
+    )
     start, end = sorted(chosen.draw(st.tuples(st.integers(0, 20), st.integers(0, 20))))
     assert (made.part(slice(start, end))[:] == rows[start:end]).all()
     assert (made[given_values > 3] == rows[given_values > 3]).all()
@@ -31,7 +35,9 @@ def test_columns_are_those_of_an_array_of_rows(values: list[int], chosen: st.Dat
 
 def test_what_is_one_value_or_given_twice_is_stored_once() -> None:
     due = np.arange(1000)
-    made = RowColumns(1000, {"due_ns": due, "sent_ns": due, "status": np.zeros(1000, np.int64), "lane": -1})
+    made = RowColumns(
+        1000, {"due_ns": due, "sent_ns": due, "status": np.zeros(1000, np.int64), "lane": -1}
+    )
     assert made["due_ns"] is made["sent_ns"]
     assert [made[name].strides for name in ("status", "lane", "slot")] == [(0,)] * 3
     with pytest.raises(ValueError, match="read-only"):

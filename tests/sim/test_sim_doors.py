@@ -45,10 +45,16 @@ def test_embeddings_of_texts_and_token_ids(endpoint: Embedded) -> None:
     status, answer = said(endpoint, "/v1/embeddings", input=["a b c", "d", "a b c"], dimensions=8)
     vectors = [one["embedding"] for one in answer["data"]]
     assert (status, answer["usage"]) == (200, {"prompt_tokens": 7, "total_tokens": 7})
-    assert [one["index"] for one in answer["data"]] == [0, 1, 2] and vectors[0] == vectors[2] != vectors[1]
+    assert [one["index"] for one in answer["data"]] == [0, 1, 2] and vectors[0] == vectors[
+        2
+    ] != vectors[1]
     assert sum(value * value for value in vectors[0]) == pytest.approx(1, abs=1e-5)
-    _, packed = said(endpoint, "/v1/embeddings", input="a b c", dimensions=8, encoding_format="base64")
-    assert struct.unpack("<8f", base64.b64decode(packed["data"][0]["embedding"])) == pytest.approx(vectors[0], abs=1e-6)
+    _, packed = said(
+        endpoint, "/v1/embeddings", input="a b c", dimensions=8, encoding_format="base64"
+    )
+    assert struct.unpack("<8f", base64.b64decode(packed["data"][0]["embedding"])) == pytest.approx(
+        vectors[0], abs=1e-6
+    )
     assert said(endpoint, "/v1/embeddings", input=[5, 6, 7])[1]["usage"]["prompt_tokens"] == 3
     assert len(said(endpoint, "/v1/embeddings", input="a")[1]["data"][0]["embedding"]) == 1024
 
@@ -89,28 +95,50 @@ def test_what_the_doors_refuse(endpoint: Embedded, path: str, body: dict[str, An
 @pytest.mark.processes
 def test_a_response_goes_on_from_an_earlier_one(endpoint: Embedded) -> None:
     _, first = said(endpoint, "/v1/responses", input="hello there", max_output_tokens=3)
-    assert (first["status"], first["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert (first["status"], first["incomplete_details"]) == (
+        "incomplete",
+        {"reason": "max_output_tokens"},
+    )
     usage = first["usage"]
-    _, second = said(endpoint, "/v1/responses", input=[{"role": "user", "content": "go on"}], max_output_tokens=2,
-                     previous_response_id=first["id"])  # fmt: skip
+    _, second = said(
+        endpoint,
+        "/v1/responses",
+        input=[{"role": "user", "content": "go on"}],
+        max_output_tokens=2,
+        previous_response_id=first["id"],
+    )
     assert second["usage"]["input_tokens"] == usage["input_tokens"] + usage["output_tokens"] + 2
     _, unstored = said(endpoint, "/v1/responses", input="hello", store=False)
-    assert said(endpoint, "/v1/responses", input="on", previous_response_id=unstored["id"])[0] == 400
+    assert (
+        said(endpoint, "/v1/responses", input="on", previous_response_id=unstored["id"])[0] == 400
+    )
 
 
 @pytest.mark.processes
-def test_a_streamed_response_has_numbered_events_and_the_text_of_the_whole_one(endpoint: Embedded) -> None:
+def test_a_streamed_response_has_numbered_events_and_the_text_of_the_whole_one(
+    endpoint: Embedded,
+) -> None:
     body = {"model": "m", "input": "tell me", "max_output_tokens": 5}
     _, _, chunks = ask(endpoint, "/v1/responses", {**body, "stream": True})
     events = [json.loads(chunk.partition(b"data: ")[2]) for chunk in chunks]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[0]["type"] == "response.created" and events[-1]["type"] == "response.incomplete"
-    text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
-    whole = said(endpoint, "/v1/responses", **{key: value for key, value in body.items() if key != "model"})[1]
-    assert text == whole["output"][0]["content"][0]["text"] == events[-1]["response"]["output"][0]["content"][0]["text"]
+    text = "".join(
+        event["delta"] for event in events if event["type"] == "response.output_text.delta"
+    )
+    whole = said(
+        endpoint, "/v1/responses", **{key: value for key, value in body.items() if key != "model"}
+    )[1]
+    assert (
+        text
+        == whole["output"][0]["content"][0]["text"]
+        == events[-1]["response"]["output"][0]["content"][0]["text"]
+    )
 
 
-def simulated(api: Any, requests: dict[str, Any], folder: Path, count: int = 40, **more: Any) -> Summary:
+def simulated(
+    api: Any, requests: dict[str, Any], folder: Path, count: int = 40, **more: Any
+) -> Summary:
     settings = Settings(url="sim:gb300-vm", api=api, stream=api == "responses", out=folder)
     return execute(workload(requests, count, **more), settings)[0]
 
@@ -119,7 +147,12 @@ def test_values_in_virtual_time_take_their_prefill(tmp_path: Path) -> None:
     embedded = simulated("embeddings", {"input_tokens": 1_000, "output_tokens": 9}, tmp_path / "e")
     ranked = simulated("rerank", RANKED, tmp_path / "r")
     for summary in (embedded, ranked):
-        assert (summary.requests.ok, summary.tokens.output, summary.ttft_ms.count, summary.e2e_ms.count) == (
+        assert (
+            summary.requests.ok,
+            summary.tokens.output,
+            summary.ttft_ms.count,
+            summary.e2e_ms.count,
+        ) == (
             40,
             0,
             0,
@@ -129,7 +162,8 @@ def test_values_in_virtual_time_take_their_prefill(tmp_path: Path) -> None:
     assert (embedded.tokens.input, ranked.tokens.input) == (40 * 1_000, 40 * 20 * 400)
     assert 20 < (embedded.e2e_ms.min or 0) < 100 < (ranked.e2e_ms.min or 0)
     assert (
-        simulated("embeddings", {"input_tokens": 1_000, "output_tokens": 9}, tmp_path / "e2").e2e_ms == embedded.e2e_ms
+        simulated("embeddings", {"input_tokens": 1_000, "output_tokens": 9}, tmp_path / "e2").e2e_ms
+        == embedded.e2e_ms
     )
 
 
@@ -137,7 +171,12 @@ def test_a_request_for_values_that_takes_too_long_has_one_record(tmp_path: Path)
     summary = simulated("rerank", RANKED, tmp_path / "r", 40, timeout="60ms")
     assert summary.requests.failed == summary.requests.scheduled == 40
     assert list(summary.requests.by_error) == ["timeout_total"]
-    assert simulated("embeddings", {"input_tokens": 5_000, "output_tokens": 1}, tmp_path / "e").requests.failed == 40
+    assert (
+        simulated(
+            "embeddings", {"input_tokens": 5_000, "output_tokens": 1}, tmp_path / "e"
+        ).requests.failed
+        == 40
+    )
 
 
 def test_sequences_of_one_request_share_a_replica_and_an_iteration() -> None:
@@ -160,9 +199,14 @@ def test_a_run_against_each_door_of_the_embedded_server(tmp_path: Path) -> None:
         ("rerank", RANKED | {"input_tokens": 6_010}),
         ("responses", SHORT | turns),
     ):
-        settings = Settings(api=api, stream=api == "responses", out=tmp_path / api, embedded=embedded, **NO_PAGES)  # type: ignore[arg-type]
+        settings = Settings(
+            api=api, stream=api == "responses", out=tmp_path / api, embedded=embedded, **NO_PAGES
+        )  # type: ignore[arg-type]
         summary, _ = execute(workload(requests, 12), settings)
-        assert (summary.requests.ok, summary.requests.failed) == (24 if api == "responses" else 12, 0)
+        assert (summary.requests.ok, summary.requests.failed) == (
+            24 if api == "responses" else 12,
+            0,
+        )
         assert "prompt_counts" not in " ".join(code.code for code in summary.verdict.warning_codes)
         if api == "rerank":
             assert summary.tokens.input == 12 * 20 * 310 and (summary.e2e_ms.min or 0) > 20 + 31

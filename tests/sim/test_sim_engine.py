@@ -26,8 +26,12 @@ from loadgen.sim.engine.replica import (
 from loadgen.sim.engine.routing import order
 
 MS = 1_000_000
-COSTS = Costs(overhead_ns=10 * MS, weights_ns=5 * MS, kv_token_ns=20.0, token_ns=30_000.0, attended_ns=0.5)
-WIDE = ServerLimits(max_batch_size=64, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096)
+COSTS = Costs(
+    overhead_ns=10 * MS, weights_ns=5 * MS, kv_token_ns=20.0, token_ns=30_000.0, attended_ns=0.5
+)
+WIDE = ServerLimits(
+    max_batch_size=64, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096
+)
 
 
 def drive(replica: Replica, requests: list[SimRequest]) -> list[SimRequest]:
@@ -50,7 +54,12 @@ def drive(replica: Replica, requests: list[SimRequest]) -> list[SimRequest]:
 def books_are_balanced(replica: Replica) -> None:
     assert (replica.active, replica.decoding, replica.queued, replica.blocks_used) == (0, 0, 0, 0)
     if isinstance(replica, PurePythonReplica):
-        assert not replica._running and not replica._buckets and not any(replica._phase) and replica._kv == 0
+        assert (
+            not replica._running
+            and not replica._buckets
+            and not any(replica._phase)
+            and replica._kv == 0
+        )
 
 
 # -- one iteration is the formula --------------------------------------------------------------------------------
@@ -59,8 +68,16 @@ def books_are_balanced(replica: Replica) -> None:
 @pytest.mark.parametrize(
     ("costs", "prompt", "expected_ns"),
     [
-        (COSTS, 100, 10 * MS + 5 * MS + 100 * 20),  # bytes bind: weights and the cache that is written
-        (COSTS, 500, 10 * MS + 500 * 30_000 + 500 * 250 * 0.5),  # FLOPs bind: tokens, and half of the square
+        (
+            COSTS,
+            100,
+            10 * MS + 5 * MS + 100 * 20,
+        ),  # bytes bind: weights and the cache that is written
+        (
+            COSTS,
+            500,
+            10 * MS + 500 * 30_000 + 500 * 250 * 0.5,
+        ),  # FLOPs bind: tokens, and half of the square
     ],
 )
 def test_a_prompt_alone_takes_the_roofline(costs: Costs, prompt: int, expected_ns: float) -> None:
@@ -95,13 +112,21 @@ def test_a_long_prompt_is_spread_over_iterations_and_does_not_stop_the_others() 
 
 def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
     limits = ServerLimits(
-        max_batch_size=64, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096,
+        max_batch_size=64,
+        max_num_tokens=512,
+        kv_blocks=4096,
+        tokens_per_block=16,
+        max_seq_len=4096,
         chunked_prefill=False,
-    )  # fmt: skip
+    )
     replica = Replica(COSTS, limits)
     requests = [SimRequest("a", 0, 10, 3), SimRequest("b", 0, 512, 1), SimRequest("c", 0, 10, 1)]
     drive(replica, requests)
-    assert [request.first for request in requests] == [0, 3, 4]  # b needs an empty iteration; c waits behind b
+    assert [request.first for request in requests] == [
+        0,
+        3,
+        4,
+    ]  # b needs an empty iteration; c waits behind b
     assert replica.admissible(512) and not replica.admissible(513)
 
 
@@ -109,20 +134,32 @@ def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
 
 
 def test_no_more_sequences_than_the_batch_holds() -> None:
-    limits = ServerLimits(max_batch_size=2, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096)
+    limits = ServerLimits(
+        max_batch_size=2, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096
+    )
     requests = [SimRequest(i, 0, 10, 5) for i in range(5)]
     drive(Replica(COSTS, limits), requests)
     # 0 alone at its arrival, 1 beside it; each next one takes the first free place, in order.
-    assert [(request.first, request.last) for request in requests] == [(0, 4), (1, 5), (5, 9), (6, 10), (10, 14)]
+    assert [(request.first, request.last) for request in requests] == [
+        (0, 4),
+        (1, 5),
+        (5, 9),
+        (6, 10),
+        (10, 14),
+    ]
 
 
 @pytest.mark.parametrize(("guaranteed", "at_once"), [(True, 2), (False, 8)])
 def test_blocks_are_reserved_or_taken_as_they_are_needed(guaranteed: bool, at_once: int) -> None:
     """128 blocks of 16; each request 256 + 700 tokens: 60 blocks reserved at once, or 16 at first."""
     limits = ServerLimits(
-        max_batch_size=64, max_num_tokens=4096, kv_blocks=128, tokens_per_block=16, max_seq_len=2048,
+        max_batch_size=64,
+        max_num_tokens=4096,
+        kv_blocks=128,
+        tokens_per_block=16,
+        max_seq_len=2048,
         guaranteed=guaranteed,
-    )  # fmt: skip
+    )
     replica = Replica(COSTS, limits)
     requests = [SimRequest(i, 0, 256, 700) for i in range(10)]
     for request in requests:
@@ -142,7 +179,9 @@ def test_blocks_are_reserved_or_taken_as_they_are_needed(guaranteed: bool, at_on
 
 
 def test_a_paused_sequence_goes_on_where_it_was_and_computes_its_tokens_again() -> None:
-    limits = ServerLimits(max_batch_size=8, max_num_tokens=512, kv_blocks=8, tokens_per_block=16, max_seq_len=128)
+    limits = ServerLimits(
+        max_batch_size=8, max_num_tokens=512, kv_blocks=8, tokens_per_block=16, max_seq_len=128
+    )
     replica = Replica(COSTS, limits)
     older, newer = SimRequest("older", 0, 60, 40), SimRequest("newer", 0, 60, 20)
     replica.submit(older)
@@ -164,8 +203,13 @@ def test_a_paused_sequence_goes_on_where_it_was_and_computes_its_tokens_again() 
 # -- prefix cache ------------------------------------------------------------------------------------------------
 
 REUSE = ServerLimits(
-    max_batch_size=8, max_num_tokens=512, kv_blocks=64, tokens_per_block=16, max_seq_len=512, block_reuse=True
-)  # fmt: skip
+    max_batch_size=8,
+    max_num_tokens=512,
+    kv_blocks=64,
+    tokens_per_block=16,
+    max_seq_len=512,
+    block_reuse=True,
+)
 
 
 def test_equal_beginnings_are_computed_once() -> None:
@@ -173,7 +217,9 @@ def test_equal_beginnings_are_computed_once() -> None:
     requests = [
         SimRequest("a", 0, 100, 2, list(range(6))),
         SimRequest("b", 10**9, 100, 2, [0, 1, 2, 13, 14, 15]),  # shares three blocks
-        SimRequest("c", 2 * 10**9, 96, 2, list(range(6))),  # all of it: but its last block is computed for its logits
+        SimRequest(
+            "c", 2 * 10**9, 96, 2, list(range(6))
+        ),  # all of it: but its last block is computed for its logits
     ]
     drive(replica, requests)
     assert [request.cached for request in requests] == [0, 48, 80]
@@ -183,7 +229,10 @@ def test_equal_beginnings_are_computed_once() -> None:
 def test_the_longest_unused_blocks_are_forgotten_first_and_those_in_use_never() -> None:
     replica = Replica(COSTS, REUSE)
     held = SimRequest("held", 0, 160, 200, list(range(10)))
-    others = [SimRequest(i, (i + 1) * 10**8, 160, 2, list(range(100 * i, 100 * i + 10))) for i in range(1, 7)]
+    others = [
+        SimRequest(i, (i + 1) * 10**8, 160, 2, list(range(100 * i, 100 * i + 10)))
+        for i in range(1, 7)
+    ]
     again = [
         SimRequest("first of them", 10**9, 160, 2, list(range(100, 110))),
         SimRequest("last of them", 12 * 10**8, 160, 2, list(range(600, 610))),
@@ -214,7 +263,10 @@ def test_a_block_is_forgotten_without_a_search_for_it() -> None:
     replica = PurePythonReplica(COSTS, REUSE)
     assert type(replica._cache) is OrderedDict
     cache = replica._cache = CountedCache()
-    requests = [PurePythonSimRequest(i, i * 10**8, 160, 2, list(range(100 * i, 100 * i + 10))) for i in range(200)]
+    requests = [
+        PurePythonSimRequest(i, i * 10**8, 160, 2, list(range(100 * i, 100 * i + 10)))
+        for i in range(200)
+    ]
     drive(replica, requests)
     assert (cache.searches, cache.taken) == (0, 10 * len(requests) - len(cache))
     assert cache.taken > 1900
@@ -224,22 +276,44 @@ def test_a_block_is_forgotten_without_a_search_for_it() -> None:
 # -- anything that may come --------------------------------------------------------------------------------------
 
 REQUESTS = st.lists(
-    st.tuples(st.integers(0, 2 * 10**9), st.integers(1, 200), st.integers(1, 120), st.integers(0, 3)),
-    min_size=1, max_size=40,
-)  # fmt: skip
+    st.tuples(
+        st.integers(0, 2 * 10**9), st.integers(1, 200), st.integers(1, 120), st.integers(0, 3)
+    ),
+    min_size=1,
+    max_size=40,
+)
 
 
-@given(asked=REQUESTS, blocks=st.integers(20, 60), guaranteed=st.booleans(), reuse=st.booleans(), data=st.data())
+@given(
+    asked=REQUESTS,
+    blocks=st.integers(20, 60),
+    guaranteed=st.booleans(),
+    reuse=st.booleans(),
+    data=st.data(),
+)
 def test_every_request_gets_its_tokens_and_every_block_comes_back(
-    asked: list[tuple[int, int, int, int]], blocks: int, guaranteed: bool, reuse: bool, data: st.DataObject
+    asked: list[tuple[int, int, int, int]],
+    blocks: int,
+    guaranteed: bool,
+    reuse: bool,
+    data: st.DataObject,
 ) -> None:
     limits = ServerLimits(
-        max_batch_size=6, max_num_tokens=64, kv_blocks=blocks, tokens_per_block=16, max_seq_len=320,
-        guaranteed=guaranteed, block_reuse=reuse,
-    )  # fmt: skip
+        max_batch_size=6,
+        max_num_tokens=64,
+        kv_blocks=blocks,
+        tokens_per_block=16,
+        max_seq_len=320,
+        guaranteed=guaranteed,
+        block_reuse=reuse,
+    )
     apart_ns = data.draw(st.sampled_from((0, 1, 20_000, 10**12)))
     fleet = Fleet(
-        costs=COSTS, limits=limits, speeds=(1.0, 0.8), interval=data.draw(st.integers(1, 5)), apart_ns=apart_ns
+        costs=COSTS,
+        limits=limits,
+        speeds=(1.0, 0.8),
+        interval=data.draw(st.integers(1, 5)),
+        apart_ns=apart_ns,
     )
     waiting = sorted(enumerate(asked), key=lambda item: (item[1][0], item[0]))
     left = {key: tokens for key, (_, _, tokens, _) in waiting}
@@ -263,7 +337,9 @@ def test_every_request_gets_its_tokens_and_every_block_comes_back(
             elif key in doomed:
                 fleet.cancel(key)
                 finished.add(key)
-    assert {key: got[key] for key in left if key not in doomed} == {k: n for k, n in left.items() if k not in doomed}
+    assert {key: got[key] for key in left if key not in doomed} == {
+        k: n for k, n in left.items() if k not in doomed
+    }
     assert finished == set(left)
     for replica in fleet.replicas:
         books_are_balanced(replica)
@@ -283,8 +359,12 @@ def test_the_events_of_an_iteration_leave_one_after_the_other() -> None:
     assert [one[:3] for one in together] == [one[:3] for one in apart] == [one[:3] for one in slow]
     ends = sorted({end for *_, end in together})
     places = {end: [at for *_, at in together].count(end) for end in ends}
-    assert [at for *_, at in apart] == [end + 100_000 * (place // 5) for end in ends for place in range(places[end])]
-    for one, at_once in zip(slow, together, strict=True):  # done within half an iteration, however slow
+    assert [at for *_, at in apart] == [
+        end + 100_000 * (place // 5) for end in ends for place in range(places[end])
+    ]
+    for one, at_once in zip(
+        slow, together, strict=True
+    ):  # done within half an iteration, however slow
         length = at_once[3] - max((end for end in ends if end < at_once[3]), default=0)
         assert at_once[3] <= one[3] < at_once[3] + length / 2
 
@@ -295,8 +375,12 @@ def test_the_events_of_an_iteration_leave_one_after_the_other() -> None:
 def test_without_batching_the_wait_is_that_of_md1() -> None:
     """M/D/1: mean wait rho D / (2 (1 - rho)). Waits of one run are correlated, so 60 independent runs are compared."""
     service = 10 * MS
-    costs = Costs(overhead_ns=service - 1, weights_ns=0.0, kv_token_ns=0.0, token_ns=0.0, attended_ns=0.0)
-    limits = ServerLimits(max_batch_size=1, max_num_tokens=16, kv_blocks=8, tokens_per_block=16, max_seq_len=64)
+    costs = Costs(
+        overhead_ns=service - 1, weights_ns=0.0, kv_token_ns=0.0, token_ns=0.0, attended_ns=0.0
+    )
+    limits = ServerLimits(
+        max_batch_size=1, max_num_tokens=16, kv_blocks=8, tokens_per_block=16, max_seq_len=64
+    )
     rho = 0.7
     means = []
     for seed in range(60):
@@ -347,8 +431,12 @@ def test_routing_gives_shares_of_the_speed_without_bunching() -> None:
     assert order(speeds, "round_robin") == [0, 1, 2]
     weighted = order(speeds, "weighted")
     counts = Counter(weighted)
-    assert [counts[i] / len(weighted) for i in range(3)] == pytest.approx([1 / 3, 1 / 6, 1 / 2], abs=1e-3)
-    for i, share in enumerate((1 / 3, 1 / 6, 1 / 2)):  # at no point more than a turn or so from its share
+    assert [counts[i] / len(weighted) for i in range(3)] == pytest.approx(
+        [1 / 3, 1 / 6, 1 / 2], abs=1e-3
+    )
+    for i, share in enumerate(
+        (1 / 3, 1 / 6, 1 / 2)
+    ):  # at no point more than a turn or so from its share
         taken = np.cumsum(np.array(weighted) == i)
         assert np.abs(taken - share * np.arange(1, len(weighted) + 1)).max() < 1.01
 

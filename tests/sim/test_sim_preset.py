@@ -45,9 +45,15 @@ def ask(
     connection = http.client.HTTPConnection(host, int(port), timeout=60)
     try:
         data = None if body is None else json.dumps(body)
-        connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
+        connection.request(
+            method, path, data, {name.replace("_", "-"): value for name, value in headers.items()}
+        )
         answer = connection.getresponse()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        return (
+            answer.status,
+            {name.lower(): value for name, value in answer.getheaders()},
+            answer.read(),
+        )
     finally:
         connection.close()
 
@@ -57,7 +63,9 @@ def completion(prompt: str, tokens: int = 4, **fields: Any) -> dict[str, Any]:
 
 
 def words(n: int, word: str = "token") -> str:
-    return f" {word}" * n  # six bytes a token with five letters: blocks are cut where the cache says they are
+    return (
+        f" {word}" * n
+    )  # six bytes a token with five letters: blocks are cut where the cache says they are
 
 
 @pytest.mark.processes
@@ -66,7 +74,9 @@ def test_a_stream_has_its_tokens_and_the_second_time_its_cache(endpoint: Embedde
     for _ in range(3):  # round robin over two replicas: the third comes to the first one's cache
         body = completion(words(320), 5, stream=True, stream_options={"include_usage": True})
         status, _, data = ask(endpoint, "POST", "/v1/completions", body)
-        events = [json.loads(line[6:]) for line in data.decode().split("\n") if line.startswith("data: {")]
+        events = [
+            json.loads(line[6:]) for line in data.decode().split("\n") if line.startswith("data: {")
+        ]
         usage = events[-1]["usage"]
         assert status == 200 and (usage["prompt_tokens"], usage["completion_tokens"]) == (320, 5)
         assert len([event for event in events if event["choices"]]) == 5
@@ -83,7 +93,9 @@ def test_iterations_are_drained_by_each_read(endpoint: Embedded) -> None:
     rows = json.loads(ask(endpoint, "GET", "/metrics")[2])
     assert len(rows) == 7 and [row["numCompletedRequests"] for row in rows] == [0] * 6 + [1]
     assert [row["inflightBatchingStats"]["numContextRequests"] for row in rows] == [1] + [0] * 6
-    assert all(row["iterLatencyMS"] > 0.2 and row["kvCacheStats"]["tokensPerBlock"] == 32 for row in rows)
+    assert all(
+        row["iterLatencyMS"] > 0.2 and row["kvCacheStats"]["tokensPerBlock"] == 32 for row in rows
+    )
     assert json.loads(ask(endpoint, "GET", "/metrics")[2]) == []
 
 
@@ -91,7 +103,11 @@ def test_iterations_are_drained_by_each_read(endpoint: Embedded) -> None:
 def test_prometheus_counts_what_was_answered_and_refused(endpoint: Embedded) -> None:
     def value(name: str) -> float:
         text = ask(endpoint, "GET", "/prometheus/metrics")[2].decode()
-        return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"trtllm_{name}{{"))
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in text.splitlines()
+            if line.startswith(f"trtllm_{name}{{")
+        )
 
     names = ("generation_tokens_total", "request_error_total", "e2e_request_latency_seconds_count")
     before = [value(name) for name in names]
@@ -108,8 +124,12 @@ def test_an_answer_is_clamped_to_the_context(endpoint: Embedded) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("version", "with_answer"), [("1.2.0", False), ("1.3.0rc2", True), ("2.0", True)])
-def test_where_timings_are_depends_on_the_version(quick: str, version: str, with_answer: bool) -> None:
+@pytest.mark.parametrize(
+    ("version", "with_answer"), [("1.2.0", False), ("1.3.0rc2", True), ("2.0", True)]
+)
+def test_where_timings_are_depends_on_the_version(
+    quick: str, version: str, with_answer: bool
+) -> None:
     with start(Options(preset=quick, version=version)) as made:
         assert json.loads(ask(made, "GET", "/version")[2]) == {"version": version}
         asked = completion(" timed", 3)
@@ -144,7 +164,9 @@ def test_several_processes_share_a_port_and_the_replicas(quick: str) -> None:
     ],
 )
 @pytest.mark.processes
-def test_what_cannot_be_served_is_said_at_the_start(quick: str, options: dict[str, Any], code: str) -> None:
+def test_what_cannot_be_served_is_said_at_the_start(
+    quick: str, options: dict[str, Any], code: str
+) -> None:
     if options["preset"] == "QUICK":
         options = options | {"preset": quick}
     with refused(TargetError, code):

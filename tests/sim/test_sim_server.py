@@ -34,19 +34,34 @@ END = b"0\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[Embedded]:
-    with start(Options(**FAST, log_events="all", log_bodies=True, max_seq_len=4096, max_body_bytes=1 << 20)) as made:
+    with start(
+        Options(**FAST, log_events="all", log_bodies=True, max_seq_len=4096, max_body_bytes=1 << 20)
+    ) as made:
         yield made
 
 
-def chat(tokens: int = 4, stream: bool = True, prompt: str = " tell me more", **fields: Any) -> dict[str, Any]:
-    body = {"model": "m", "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "ignore_eos": True}
+def chat(
+    tokens: int = 4, stream: bool = True, prompt: str = " tell me more", **fields: Any
+) -> dict[str, Any]:
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+    }
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return {key: value for key, value in (body | fields).items() if value is not ...}
 
 
 def completion(tokens: int = 4, prompt: Any = " tell me more", **fields: Any) -> dict[str, Any]:
-    body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    body = {
+        "model": "m",
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
     return {key: value for key, value in (body | fields).items() if value is not ...}
 
 
@@ -101,7 +116,9 @@ def answer(sock: socket.socket) -> tuple[int, dict[str, str], list[bytes]]:
         data = rest[need:]
 
 
-def ask(endpoint: Embedded, path: str, body: Any, **headers: str) -> tuple[int, dict[str, str], list[bytes]]:
+def ask(
+    endpoint: Embedded, path: str, body: Any, **headers: str
+) -> tuple[int, dict[str, str], list[bytes]]:
     with connect(endpoint) as sock:
         sock.sendall(wire("POST", path, body, **headers))
         return answer(sock)
@@ -131,7 +148,9 @@ def steady(chunk: bytes) -> str:
 
 
 def text(chunks: list[bytes]) -> str:
-    choices = [c for event in events(chunks) if isinstance(event, dict) for c in event.get("choices", ())]
+    choices = [
+        c for event in events(chunks) if isinstance(event, dict) for c in event.get("choices", ())
+    ]
     return "".join(c.get("text") or c.get("delta", {}).get("content") or "" for c in choices)
 
 
@@ -144,13 +163,20 @@ def test_a_chat_stream_byte_for_byte(endpoint: Embedded) -> None:
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     said = [steady(chunk) for chunk in chunks]
     start_ = 'data: {"id":"chatcmpl-N","object":"chat.completion.chunk","created":T,"model":"m","choices":['
-    assert said[0] == start_ + '{"index":0,"delta":{"role":"assistant"}}]} \n\n'  # the blank is theirs
+    assert (
+        said[0] == start_ + '{"index":0,"delta":{"role":"assistant"}}]} \n\n'
+    )  # the blank is theirs
     words = [re.search(r'"content":"( [a-z]{4})"', line)[1] for line in said[1:4]]  # type: ignore[index]
-    for word, line, finish in zip(words, said[1:4], ("", "", '"finish_reason":"length",'), strict=True):
+    for word, line, finish in zip(
+        words, said[1:4], ("", "", '"finish_reason":"length",'), strict=True
+    ):
         delta = f'{{"index":0,"delta":{{"content":"{word}","reasoning_content":""}},'
         assert line == start_ + delta + finish + '"avg_decoded_tokens_per_iter":1.0}]}\n\n'
     counts = f'{{"prompt_tokens":{TEMPLATE_TOKENS + 3},"total_tokens":{TEMPLATE_TOKENS + 6},"completion_tokens":3,'
-    assert said[4] == start_ + f'],"usage":{counts}"prompt_tokens_details":{{"cached_tokens":0}}}}}}\n\n'
+    assert (
+        said[4]
+        == start_ + f'],"usage":{counts}"prompt_tokens_details":{{"cached_tokens":0}}}}}}\n\n'
+    )
     assert said[5:] == ["data: [DONE]\n\n"]
 
 
@@ -160,9 +186,13 @@ def test_a_completion_stream_byte_for_byte(endpoint: Embedded) -> None:
     start_ = 'data: {"id":"cmpl-N","object":"text_completion","created":T,"model":"m","choices":['
     word = text(chunks[:1])
     rest = '"token_ids":null,"logprobs":null,"finish_reason":null,"stop_reason":null,"avg_decoded_tokens_per_iter":1.0}'
-    assert steady(chunks[0]) == start_ + f'{{"index":0,"text":"{word}",' + rest + '],"usage":null}\n\n'
+    assert (
+        steady(chunks[0]) == start_ + f'{{"index":0,"text":"{word}",' + rest + '],"usage":null}\n\n'
+    )
     assert events(chunks)[1]["choices"][0]["finish_reason"] == "length"
-    assert events(chunks)[2]["usage"]["prompt_tokens"] == 3  # include_usage is on once there are options
+    assert (
+        events(chunks)[2]["usage"]["prompt_tokens"] == 3
+    )  # include_usage is on once there are options
     assert chunks[3:] == [b"data: [DONE]\n\n"]
 
 
@@ -171,14 +201,22 @@ def test_usage_is_only_there_when_asked_for(endpoint: Embedded) -> None:
     plain = ask(endpoint, CHAT, chat(stream_options=...))[2]
     assert not [event for event in events(plain) if isinstance(event, dict) and event.get("usage")]
     running = ask(endpoint, CHAT, chat(3, stream_options={"continuous_usage_stats": True}))[2]
-    assert [e["usage"]["completion_tokens"] for e in events(running) if isinstance(e, dict)] == [0, 1, 2, 3, 3]
+    assert [e["usage"]["completion_tokens"] for e in events(running) if isinstance(e, dict)] == [
+        0,
+        1,
+        2,
+        3,
+        3,
+    ]
 
 
 @pytest.mark.processes
 def test_token_ids_instead_of_text(endpoint: Embedded) -> None:
     chunks = ask(endpoint, COMPLETIONS, completion(3, detokenize=False))[2]
     choices = [event["choices"][0] for event in events(chunks[:3])]
-    assert [len(c["token_ids"]) for c in choices] == [1, 1, 1] and {c["text"] for c in choices} == {""}
+    assert [len(c["token_ids"]) for c in choices] == [1, 1, 1] and {c["text"] for c in choices} == {
+        ""
+    }
 
 
 @pytest.mark.processes
@@ -195,7 +233,10 @@ def test_the_servers_own_timing_comes_after_done(endpoint: Embedded) -> None:
     chunks = ask(endpoint, CHAT, chat(), X_TRTLLM_return_metrics="1")[2]
     assert chunks[-2] == b"data: [DONE]\n\n"
     name, data = chunks[-1].decode().strip().split("\n")
-    assert name == "event: trtllm.perf_metrics" and "server_ttft;dur=" in json.loads(data[6:])["Server-Timing"]
+    assert (
+        name == "event: trtllm.perf_metrics"
+        and "server_ttft;dur=" in json.loads(data[6:])["Server-Timing"]
+    )
     headers = ask(endpoint, CHAT, chat(stream=False), X_TRTLLM_return_metrics="1")[1]
     assert "server_e2e;dur=" in headers["Server-Timing"]
 
@@ -204,7 +245,9 @@ def test_the_servers_own_timing_comes_after_done(endpoint: Embedded) -> None:
 def test_length_is_forced_drawn_or_clamped(endpoint: Embedded) -> None:
     ended = []
     for i in range(24):
-        asked = chat(50, stream=False, prompt=f" question number {i}", ignore_eos=..., min_tokens=20)
+        asked = chat(
+            50, stream=False, prompt=f" question number {i}", ignore_eos=..., min_tokens=20
+        )
         body = json.loads(ask(endpoint, CHAT, asked)[2][0])
         ended.append((body["choices"][0]["finish_reason"], body["usage"]["completion_tokens"]))
     early = [tokens for reason, tokens in ended if reason == "stop"]
@@ -219,7 +262,11 @@ def test_length_is_forced_drawn_or_clamped(endpoint: Embedded) -> None:
     ("path", "body", "told"),
     [
         (CHAT, chat(4, foo=1), {"error": "Object contains unknown field `foo`"}),
-        (COMPLETIONS, completion(4, max_completion_tokens=4), {"error": "unknown field `max_completion_tokens`"}),
+        (
+            COMPLETIONS,
+            completion(4, max_completion_tokens=4),
+            {"error": "unknown field `max_completion_tokens`"},
+        ),
         (CHAT, chat(4, max_completion_tokens=4), {"error": "one field"}),
         (CHAT, chat(stream=False, stream_options={}), {"error": "stream is true"}),
         (CHAT, chat(messages=[]), {"error": "empty"}),
@@ -233,11 +280,17 @@ def test_length_is_forced_drawn_or_clamped(endpoint: Embedded) -> None:
         (COMPLETIONS, completion(prompt=[]), {"error": "prompt"}),
         (COMPLETIONS, completion(prompt=[1, "a"]), {"error": "prompt"}),
         (CHAT, chat(0), {"message": "max_tokens", "code": 400, "object": "error"}),
-        (CHAT, chat(prompt=" long" * 5000), {"message": "max_num_tokens", "type": "BadRequestError", "param": None}),
+        (
+            CHAT,
+            chat(prompt=" long" * 5000),
+            {"message": "max_num_tokens", "type": "BadRequestError", "param": None},
+        ),
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_what_trtllm_serve_refuses(endpoint: Embedded, path: str, body: Any, told: dict[str, Any]) -> None:
+def test_what_trtllm_serve_refuses(
+    endpoint: Embedded, path: str, body: Any, told: dict[str, Any]
+) -> None:
     status, _, (said,) = ask(endpoint, path, body)
     error = json.loads(said)
     assert status == 400
@@ -251,8 +304,14 @@ def test_other_paths(endpoint: Embedded) -> None:
     assert json.loads(get(endpoint, "/version")) == {"version": Options().version}
     assert get(endpoint, "/health") == b""
     ask(endpoint, CHAT, chat())
-    assert json.loads(get(endpoint, "/metrics")) and json.loads(get(endpoint, "/metrics")) == []  # a read drains it
-    for method, path, status in (("GET", CHAT, 405), ("POST", "/v1/models", 405), ("GET", "/nope", 404)):
+    assert (
+        json.loads(get(endpoint, "/metrics")) and json.loads(get(endpoint, "/metrics")) == []
+    )  # a read drains it
+    for method, path, status in (
+        ("GET", CHAT, 405),
+        ("POST", "/v1/models", 405),
+        ("GET", "/nope", 404),
+    ):
         with connect(endpoint) as sock:
             sock.sendall(wire(method, path))
             assert answer(sock)[0] == status
@@ -268,7 +327,9 @@ def test_other_paths(endpoint: Embedded) -> None:
 def test_the_other_dialect(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("secret\n")
-    with start(Options(**FAST, dialect="openai", api_key_file=str(key), max_seq_len=1000)) as endpoint:
+    with start(
+        Options(**FAST, dialect="openai", api_key_file=str(key), max_seq_len=1000)
+    ) as endpoint:
         auth = {"authorization": "Bearer secret"}
         good = chat(model="sim", ignore_eos=..., max_tokens=..., max_completion_tokens=5)
         refusals = [
@@ -282,11 +343,20 @@ def test_the_other_dialect(tmp_path: Path) -> None:
             got, _, (said,) = ask(endpoint, CHAT, body, **headers)
             assert (got, json.loads(said)["error"]["code"]) == (status, code)
         said_events = events(ask(endpoint, CHAT, good, **auth)[2])
-        assert said_events[0]["choices"][0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
+        assert said_events[0]["choices"][0]["delta"] == {
+            "role": "assistant",
+            "content": "",
+            "refusal": None,
+        }
         *tokens, finish, usage, done = said_events[1:]
         assert all(event["choices"][0]["finish_reason"] is None for event in tokens)
-        assert finish["choices"][0]["delta"] == {} and finish["choices"][0]["finish_reason"] in ("stop", "length")
-        assert usage["usage"]["completion_tokens"] == len(tokens) <= 5 and done == b"data: [DONE]\n\n"
+        assert finish["choices"][0]["delta"] == {} and finish["choices"][0]["finish_reason"] in (
+            "stop",
+            "length",
+        )
+        assert (
+            usage["usage"]["completion_tokens"] == len(tokens) <= 5 and done == b"data: [DONE]\n\n"
+        )
 
 
 # Faults on demand
@@ -298,7 +368,10 @@ def raw(endpoint: Embedded, body: Any, fault: str, path: str = CHAT) -> tuple[by
         sock.sendall(wire("POST", path, body, x_sim_fault=fault))
         data = b""
         while not data.endswith(END):
-            if data and not select.select([sock], [], [], 0.3 if fault.startswith("stall") else 20)[0]:
+            if (
+                data
+                and not select.select([sock], [], [], 0.3 if fault.startswith("stall") else 20)[0]
+            ):
                 return data, "silent"
             try:
                 piece = sock.recv(1 << 20)
@@ -347,7 +420,9 @@ def test_each_fault_of_a_stream(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("fault", "status"), [("http_429@3s", 429), ("http_500", 500), ("http_503", 503)])
+@pytest.mark.parametrize(
+    ("fault", "status"), [("http_429@3s", 429), ("http_500", 500), ("http_503", 503)]
+)
 def test_faults_that_are_a_status(endpoint: Embedded, fault: str, status: int) -> None:
     got, headers, (said,) = ask(endpoint, CHAT, chat(), x_sim_fault=fault)
     assert got == json.loads(said)["code"] == status
@@ -363,7 +438,12 @@ def test_a_completion_says_done_twice_when_the_engine_fails(endpoint: Embedded) 
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("fault", "how"),
-    [("truncate", "closed"), ("reset_after", "reset"), ("reset_before", "reset"), ("close_delimited", "closed")],
+    [
+        ("truncate", "closed"),
+        ("reset_after", "reset"),
+        ("reset_before", "reset"),
+        ("close_delimited", "closed"),
+    ],
 )
 def test_faults_of_an_answer_in_one_piece(endpoint: Embedded, fault: str, how: str) -> None:
     data, ended = raw(endpoint, chat(stream=False), fault)
@@ -497,7 +577,11 @@ def test_a_client_that_leaves_frees_its_slot() -> None:
 
 @pytest.mark.processes
 def test_idle_connections_are_closed_after_their_time_if_they_were_used() -> None:
-    with start(Options(**FAST, idle_close="20ms")) as endpoint, connect(endpoint) as used, connect(endpoint) as fresh:
+    with (
+        start(Options(**FAST, idle_close="20ms")) as endpoint,
+        connect(endpoint) as used,
+        connect(endpoint) as fresh,
+    ):
         used.sendall(wire("GET", "/health"))
         answer(used)
         assert used.recv(1) == b""
@@ -532,7 +616,9 @@ def test_the_log_knows_every_event_and_what_was_planned(endpoint: Embedded) -> N
 @pytest.mark.processes
 def test_a_log_of_ends_is_written_when_it_stops(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    with embedded.start(Options(**FAST, log=str(path), log_events="ends", stream_interval=4)) as endpoint:
+    with embedded.start(
+        Options(**FAST, log=str(path), log_events="ends", stream_interval=4)
+    ) as endpoint:
         chunks = ask(endpoint, CHAT, chat(10))[2]
         ask(endpoint, CHAT, chat(10, stream=False))
     assert [len(text([chunk]).split()) for chunk in chunks[1:5]] == [1, 4, 4, 1]
@@ -563,7 +649,8 @@ def test_tls(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "wrong", [{"itl": "fast"}, {"faults": "explode"}, {"host": "256.1.1.1"}, {"api_key_file": "/nowhere"}]
+    "wrong",
+    [{"itl": "fast"}, {"faults": "explode"}, {"host": "256.1.1.1"}, {"api_key_file": "/nowhere"}],
 )
 def test_an_endpoint_that_cannot_start_says_why(wrong: dict[str, str]) -> None:
     with pytest.raises(TargetError, match=r"--> loadgen\.sim\.server\.process$"):
@@ -573,7 +660,9 @@ def test_an_endpoint_that_cannot_start_says_why(wrong: dict[str, str]) -> None:
 @pytest.mark.processes
 def test_the_endpoint_ends_with_its_parent() -> None:
     code = "import sys; from loadgen.sim.server.embedded import start; print(start().url, flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
         assert parent.stdout is not None
         host, port = parent.stdout.readline().decode().strip().split("//")[1].split(":")
         with socket.create_connection((host, int(port)), timeout=60) as sock:

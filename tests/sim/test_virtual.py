@@ -32,9 +32,15 @@ from loadgen.sim.engine.replica import Costs, ServerLimits
 from loadgen.sim.virtual_backend import SimulatedSystem, simulate
 
 MS = 1_000_000
-COSTS = Costs(overhead_ns=10 * MS, weights_ns=5 * MS, kv_token_ns=20.0, token_ns=30_000.0, attended_ns=0.5)
-TIGHT = ServerLimits(max_batch_size=6, max_num_tokens=64, kv_blocks=24, tokens_per_block=16, max_seq_len=320)
-WIDE = ServerLimits(max_batch_size=64, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096)
+COSTS = Costs(
+    overhead_ns=10 * MS, weights_ns=5 * MS, kv_token_ns=20.0, token_ns=30_000.0, attended_ns=0.5
+)
+TIGHT = ServerLimits(
+    max_batch_size=6, max_num_tokens=64, kv_blocks=24, tokens_per_block=16, max_seq_len=320
+)
+WIDE = ServerLimits(
+    max_batch_size=64, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096
+)
 
 
 def workload(tmp_path: Path, text: str) -> Workload:
@@ -44,7 +50,11 @@ def workload(tmp_path: Path, text: str) -> Workload:
 
 
 def visited(
-    rows: np.ndarray[Any, Any], sizes: Any, limits: ServerLimits, speeds: tuple[float, ...], interval: int
+    rows: np.ndarray[Any, Any],
+    sizes: Any,
+    limits: ServerLimits,
+    speeds: tuple[float, ...],
+    interval: int,
 ) -> dict[int, list[tuple[int, int]]]:
     """(instant, tokens) of every event, by the face that HTTP uses, given the instants at which requests arrived."""
     fleet = Fleet(costs=COSTS, limits=limits, speeds=speeds, interval=interval)
@@ -72,7 +82,11 @@ def visited(
     tight=st.booleans(),
 )
 def test_columns_are_what_a_visit_to_every_token_finds(
-    asked: list[tuple[int, int]], rate: int, interval: int, tight: bool, tmp_path_factory: pytest.TempPathFactory
+    asked: list[tuple[int, int]],
+    rate: int,
+    interval: int,
+    tight: bool,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """Both faces, and the arithmetic of gaps, largest gaps and timelines, pauses included."""
     stage = f"{{arrival: {{poisson: {rate}/s}}, count: {len(asked)}}}"
@@ -90,13 +104,22 @@ def test_columns_are_what_a_visit_to_every_token_finds(
         keep_events=True,
     )
     assert made.emitted is not None
-    emitted = {slot: one.tolist() for part in virtual_gaps.gaps(made.emitted) for slot, one in part.each()}
+    emitted = {
+        slot: one.tolist() for part in virtual_gaps.gaps(made.emitted) for slot, one in part.each()
+    }
     events = visited(made.rows, sizes, limits, speeds, interval)
     expected_gaps, bins = Histogram(), np.zeros(len(made.timeline[0]), np.int64)
     for row in made.rows:
         times = [at for at, _ in events[int(row["slot"])]]
-        assert sum(tokens for _, tokens in events[int(row["slot"])]) == row["output_tokens"] == asked[row["slot"]][1]
-        assert (times[0], times[-1]) == (row["first_token_ns"], row["last_token_ns"] if interval == 1 else times[-1])
+        assert (
+            sum(tokens for _, tokens in events[int(row["slot"])])
+            == row["output_tokens"]
+            == asked[row["slot"]][1]
+        )
+        assert (times[0], times[-1]) == (
+            row["first_token_ns"],
+            row["last_token_ns"] if interval == 1 else times[-1],
+        )
         assert times[-1] == row["end_ns"] == row["done_ns"]
         if not any(replica.pauses for replica in course.replicas):
             assert len(times) == row["output_events"]
@@ -106,7 +129,10 @@ def test_columns_are_what_a_visit_to_every_token_finds(
         expected_gaps.add(gaps)
         bins += np.bincount(np.array(times) // BIN_NS, minlength=len(bins))
     assert (made.gaps[0].counts == expected_gaps.counts).all()
-    assert (made.gaps[0].total_ns, made.gaps[0].largest_ns) == (expected_gaps.total_ns, expected_gaps.largest_ns)
+    assert (made.gaps[0].total_ns, made.gaps[0].largest_ns) == (
+        expected_gaps.total_ns,
+        expected_gaps.largest_ns,
+    )
     assert (made.timeline[0] == bins).all()
 
 
@@ -152,7 +178,9 @@ def test_the_same_seed_gives_the_same_rows(tmp_path: Path) -> None:
     assert (store.read_run(first).rows == store.read_run(second).rows).all()
 
 
-def test_conversations_wait_for_their_tools_and_find_their_history_in_the_cache(tmp_path: Path) -> None:
+def test_conversations_wait_for_their_tools_and_find_their_history_in_the_cache(
+    tmp_path: Path,
+) -> None:
     text = (
         "requests: {input_tokens: 300, output_tokens: 20, system_tokens: 64,"
         " turns: {count: 3, tool_result_tokens: 100, tool_time: 200ms}}\n"
@@ -193,7 +221,11 @@ def test_an_overloaded_server_is_given_up_on_and_the_cap_drops(tmp_path: Path) -
     summary, folder = ran(workload(tmp_path, text), tmp_path)
     rows = store.read_run(folder).rows
     cut = rows[rows["status"] == STATUS["unfinished"]]
-    assert summary.requests.scheduled == len(rows) == summary.requests.unfinished + summary.requests.dropped
+    assert (
+        summary.requests.scheduled
+        == len(rows)
+        == summary.requests.unfinished + summary.requests.dropped
+    )
     assert len(cut) == 2000 and summary.load.in_flight_max == 2000
     assert (cut["kind"] == KIND["unfinished"]).all() and (cut["done_ns"] == 15 * 10**9).all()
     begun = cut[cut["first_token_ns"] >= 0]
@@ -210,7 +242,10 @@ def test_prefill_has_two_places_in_virtual_time_too(tmp_path: Path) -> None:
     )
     summary, folder = ran(workload(tmp_path, text), tmp_path)
     rows = store.read_run(folder).rows
-    steps = sorted([(at, 1) for at in rows["due_ns"]] + [(at, 0) for at in rows["first_token_ns"]], key=lambda s: s)
+    steps = sorted(
+        [(at, 1) for at in rows["due_ns"]] + [(at, 0) for at in rows["first_token_ns"]],
+        key=lambda s: s,
+    )
     most = now = 0
     for _, begins in steps:
         now += 1 if begins else -1
@@ -230,7 +265,9 @@ def test_a_request_is_cut_at_its_own_timeout(tmp_path: Path) -> None:
     rows = store.read_run(folder).rows
     assert (rows["kind"] == KIND["timeout_total"]).all()
     over = rows["done_ns"] - rows["due_ns"] - 2 * 10**9
-    assert (over >= 0).all() and (over < 100 * MS).all()  # at the end of the iteration in which its time was over
+    assert (over >= 0).all() and (
+        over < 100 * MS
+    ).all()  # at the end of the iteration in which its time was over
 
 
 def test_the_load_of_conversations_ends_with_the_last_that_starts(tmp_path: Path) -> None:
@@ -253,7 +290,9 @@ def test_a_prompt_beyond_the_context_is_refused_and_an_answer_clamped(tmp_path: 
     )
     summary, folder = ran(workload(tmp_path, text), tmp_path)
     rows = store.read_run(folder).rows
-    output = {asked: rows[rows["built_tokens"] == asked]["output_tokens"] for asked in (100, 4000, 4096)}
+    output = {
+        asked: rows[rows["built_tokens"] == asked]["output_tokens"] for asked in (100, 4000, 4096)
+    }
     assert all(len(tokens) for tokens in output.values())
     assert (output[100] == 500).all() and (output[4000] == 96).all()
     assert summary.requests.failed == len(output[4096]) and "http_4xx" in summary.requests.by_error
@@ -272,13 +311,18 @@ def test_own_prompts_are_counted_and_repeated_rows_cached(tmp_path: Path) -> Non
 def test_a_trace_brings_its_shared_beginnings(tmp_path: Path) -> None:
     lines = [
         {"timestamp": 1000 * i, "input_length": n, "output_length": 5, "hash_ids": hashes}
-        for i, (n, hashes) in enumerate([(1500, [1, 2, 3]), (1200, [1, 2, 4]), (600, [1, 5]), (1024, [6, 7])])
+        for i, (n, hashes) in enumerate(
+            [(1500, [1, 2, 3]), (1200, [1, 2, 4]), (600, [1, 5]), (1024, [6, 7])]
+        )
     ]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
     text = "requests: {trace: t.jsonl}\nstages: [{arrival: {constant: 2/s}, count: 8}]"
     _, folder = ran(workload(tmp_path, text), tmp_path, f"sim:{_single(tmp_path)}")
     rows = np.sort(store.read_run(folder).rows, order="slot")
-    assert rows["input_tokens"].tolist() == [1500, 1200, 600, 1024] * 2 and (rows["output_tokens"] == 5).all()
+    assert (
+        rows["input_tokens"].tolist() == [1500, 1200, 600, 1024] * 2
+        and (rows["output_tokens"] == 5).all()
+    )
     # Hashes of 512 tokens: two in common, then one; when the trace comes again, it comes with other text.
     assert rows["cached_tokens"].tolist() == [0, 1024, 512, 0] * 2
 
@@ -291,7 +335,17 @@ def test_an_unknown_preset_is_a_fault_not_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_the_command_says_simulated_in_its_first_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "loadgen", "run", "qa", "--url", TARGET, "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "loadgen",
+        "run",
+        "qa",
+        "--url",
+        TARGET,
+        "--out",
+        str(tmp_path / "out"),
+    ]
     command[1:3] = ["-m", "loadgen"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -303,11 +357,26 @@ def test_the_first_lines_say_how_many_conversations_a_rate_of_them_is(
 ) -> None:
     from loadgen.shell.app import main
 
-    command = ["run", "agentic", "--url", TARGET, "--request-rate", "5", "-d", "4s", "--warmup", "0", "--seed", "1"]
+    command = [
+        "run",
+        "agentic",
+        "--url",
+        TARGET,
+        "--request-rate",
+        "5",
+        "-d",
+        "4s",
+        "--warmup",
+        "0",
+        "--seed",
+        "1",
+    ]
     for more in (["--dry-run"], ["-o", str(tmp_path / "run"), "--prometheus", ":9400"]):
         with pytest.raises(SystemExit):
             main([*command, *more])
         told = "".join(capsys.readouterr())
-        assert told.count("--prometheus sends nothing of a run in virtual time") == ("--prometheus" in more)
+        assert told.count("--prometheus sends nothing of a run in virtual time") == (
+            "--prometheus" in more
+        )
         (line,) = [line for line in told.splitlines() if line.startswith("load: ")]
         assert re.search(r"poisson 5/s: (\d+) conversations, (\d+) requests, 4 s", line)

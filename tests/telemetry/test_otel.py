@@ -21,7 +21,13 @@ from loadgen.telemetry import otel
 
 ANSWER = json.dumps(
     {
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}],
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "yes"},
+                "finish_reason": "stop",
+            }
+        ],
         "usage": {"prompt_tokens": 12, "completion_tokens": 1, "total_tokens": 13},
     }
 ).encode()
@@ -33,7 +39,9 @@ def test_each_request_has_a_trace_of_its_own_that_is_never_stored() -> None:
     lines = {context.header(slot) for context in (run, other) for slot in range(100)}
     assert len(lines) == 200
     for line in lines:
-        assert re.fullmatch(rb"traceparent: 00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-01\r\n", line)
+        assert re.fullmatch(
+            rb"traceparent: 00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-01\r\n", line
+        )
     assert TraceContext("qa-1").header(7) == run.header(7)
 
 
@@ -81,7 +89,19 @@ def collecting() -> Iterator[tuple[str, dict[str, list[bytes]], list[str]]]:
 def go(tmp_path: Path, url: str, what: str) -> int:
     file = tmp_path / "w.json"
     file.write_text(json.dumps({"name": "w", "requests": {"input_tokens": 12, "output_tokens": 1}}))
-    flags = ["--no-stream", "-c", "2", "-n", "30", "--warmup", "0", "--otel", what, "--progress", "off"]
+    flags = [
+        "--no-stream",
+        "-c",
+        "2",
+        "-n",
+        "30",
+        "--warmup",
+        "0",
+        "--otel",
+        what,
+        "--progress",
+        "off",
+    ]
     flags += ["--server-metrics", "off", "--energy", "off"]
     return exits("run", str(file), "--url", url, *flags, "--out", str(tmp_path / "run"))
 
@@ -89,13 +109,21 @@ def go(tmp_path: Path, url: str, what: str) -> int:
 @pytest.mark.processes
 def test_spans_are_under_the_traces_that_the_server_got(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
-    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+        ExportMetricsServiceRequest,
+    )
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     with collecting() as (url, bodies, traces):
         assert go(tmp_path, url, url) in (0, 3)  # a busy host's sender is late
     requests = [ExportTraceServiceRequest.FromString(body) for body in bodies["/v1/traces"]]
-    spans = [s for r in requests for of in r.resource_spans for scope in of.scope_spans for s in scope.spans]
+    spans = [
+        s
+        for r in requests
+        for of in r.resource_spans
+        for scope in of.scope_spans
+        for s in scope.spans
+    ]
     assert len(spans) == 30
     sent = {f"00-{span.trace_id.hex()}-{span.span_id.hex()}-01" for span in spans}
     assert sent == set(traces) and len(sent) == 30
@@ -104,22 +132,35 @@ def test_spans_are_under_the_traces_that_the_server_got(tmp_path: Path) -> None:
     assert attributes["gen_ai.request.model"].string_value == "m"
     assert attributes["gen_ai.usage.input_tokens"].int_value == 12
     assert all(
-        span.kind == span.SPAN_KIND_CLIENT and span.end_time_unix_nano > span.start_time_unix_nano for span in spans
+        span.kind == span.SPAN_KIND_CLIENT and span.end_time_unix_nano > span.start_time_unix_nano
+        for span in spans
     )
     metrics = [ExportMetricsServiceRequest.FromString(body) for body in bodies["/v1/metrics"]]
     last = {
-        m.name: m for r in metrics for of in r.resource_metrics for scope in of.scope_metrics for m in scope.metrics
+        m.name: m
+        for r in metrics
+        for of in r.resource_metrics
+        for scope in of.scope_metrics
+        for m in scope.metrics
     }
     (duration,) = last["gen_ai.client.operation.duration"].histogram.data_points
     assert duration.count == 30
-    assert {point.sum for point in last["gen_ai.client.token.usage"].histogram.data_points} == {30.0, 360.0}
+    assert {point.sum for point in last["gen_ai.client.token.usage"].histogram.data_points} == {
+        30.0,
+        360.0,
+    }
 
 
 @pytest.mark.processes
-def test_a_collector_that_is_away_disturbs_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_collector_that_is_away_disturbs_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     with collecting() as (url, _, traces):
-        assert go(tmp_path, url, "http://127.0.0.1:9") in (0, 3)  # 3: this host is too busy to measure with
+        assert go(tmp_path, url, "http://127.0.0.1:9") in (
+            0,
+            3,
+        )  # 3: this host is too busy to measure with
         assert len(traces) == 30
     assert "30 spans could not be delivered" in capfd.readouterr().err
 

@@ -46,7 +46,9 @@ def test_a_scrape_says_what_the_rows_say(tmp_path: Path) -> None:
     ok = written["status"] == 0
     assert found["loadgen_requests_total", ("status", "ok")] == ok.sum()
     assert found["loadgen_ttft_seconds_count",] == ok.sum()
-    assert found["loadgen_ttft_seconds_sum",] == pytest.approx(written.measure("ttft")[ok].sum() / 1e9)
+    assert found["loadgen_ttft_seconds_sum",] == pytest.approx(
+        written.measure("ttft")[ok].sum() / 1e9
+    )
     ttft_s = written.measure("ttft")[ok] / 1e9
     for edge in EDGES_S[6:]:
         at_most = found["loadgen_ttft_seconds_bucket", ("le", floatToGoString(edge))]
@@ -59,12 +61,18 @@ def test_a_scrape_says_what_the_rows_say(tmp_path: Path) -> None:
 def test_what_the_end_of_a_run_cut_off_has_not_failed(tmp_path: Path) -> None:
     """The report says unfinished, and the dashboard's panel of failures showed them."""
     rows = runs.rows(1, 300)
-    for place, status, kind in ((0, "failed", "reset"), (1, "unfinished", "unfinished"), (2, "lost", "worker_died")):
+    for place, status, kind in (
+        (0, "failed", "reset"),
+        (1, "unfinished", "unfinished"),
+        (2, "lost", "worker_died"),
+    ):
         rows["status"][place], rows["kind"][place] = STATUS[status], KIND[kind]
     with closing(RunCollector(runs.write(tmp_path / "r", rows))) as collector:
         found = _scraped(collector)
     assert found["loadgen_requests_total", ("status", "unfinished")] == 1
-    failed = {name[1][1]: value for name, value in found.items() if name[0] == "loadgen_failures_total"}
+    failed = {
+        name[1][1]: value for name, value in found.items() if name[0] == "loadgen_failures_total"
+    }
     assert failed == {"reset": 1, "worker_died": 1}
 
 
@@ -81,7 +89,9 @@ def test_dashboard_and_documentation_name_what_is_exported(tmp_path: Path) -> No
         exported |= {"loadgen_failures_total"}  # none failed
     queries = re.findall(r"loadgen_\w+", (DOCS / "grafana.json").read_text("utf-8"))
     assert set(queries) and set(queries) <= exported
-    table = (DOCS / "report.md").read_text("utf-8").partition("| metric | is |")[2].partition("\n\n")[0]
+    table = (
+        (DOCS / "report.md").read_text("utf-8").partition("| metric | is |")[2].partition("\n\n")[0]
+    )
     named = re.findall(r"`(loadgen_[\w{,}]+)", table)
     said = {name for text in named for name in braces(text)}
     assert said <= {re.sub("_(count|sum|bucket)$", "", name) for name in exported} | exported

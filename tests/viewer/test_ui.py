@@ -46,7 +46,10 @@ def _at(rate: float, factor: float) -> Summary:
     tokens = msgspec.structs.replace(RAG.tokens, steady_output_per_s=PER_REQUEST * factor)
     tpot = msgspec.structs.replace(RAG.tpot_ms, p50=(RAG.tpot_ms.p50 or 1.0) * factor)
     return msgspec.structs.replace(
-        RAG, tokens=tokens, tpot_ms=tpot, load=msgspec.structs.replace(RAG.load, arrival=f"poisson {rate:g}/s")
+        RAG,
+        tokens=tokens,
+        tpot_ms=tpot,
+        load=msgspec.structs.replace(RAG.load, arrival=f"poisson {rate:g}/s"),
     )
 
 
@@ -64,7 +67,9 @@ def results(tmp_path: Path) -> Path:
     for rate, factor in ((1, 1.0), (2, 1.5), (4, 2.0)):
         _store(root / "swept" / f"r{rate}", _at(rate, factor))
     (root / "swept" / "plan.json").write_text("{}")
-    rate = Capacity(rate_per_s=2.0, low_per_s=1.9, high_per_s=2.2, method="sweep", recipe="r", evidence="r2")
+    rate = Capacity(
+        rate_per_s=2.0, low_per_s=1.9, high_per_s=2.2, method="sweep", recipe="r", evidence="r2"
+    )
     (root / "swept" / "capacity.json").write_bytes(dump(rate))
     _store(root / "deep" / "er" / "run")
     (root / "damaged").mkdir()
@@ -78,7 +83,14 @@ def results(tmp_path: Path) -> Path:
 
 def test_everything_is_found_and_nothing_else(results: Path) -> None:
     found = {result.name: result for result in results_in(results)}
-    assert found.keys() == {"one-run", "<b>odd & name", "swept", "deep/er/run", "damaged", "going-on"}
+    assert found.keys() == {
+        "one-run",
+        "<b>odd & name",
+        "swept",
+        "deep/er/run",
+        "damaged",
+        "going-on",
+    }
     assert (found["swept"].kind, found["one-run"].kind) == ("sweep", "run")
     assert found["damaged"].curve is None and "cannot be read" in found["damaged"].word
     assert found["going-on"].going_on
@@ -92,20 +104,29 @@ def test_what_has_not_grown_for_long_is_not_going_on(results: Path) -> None:
 
 def test_a_search_without_an_answer_is_no_sweep(tmp_path: Path) -> None:
     _store(tmp_path / "s" / "r1")
-    plan = ExperimentPlan(by="search", kind="request_rate", workload="qa", source_text="", target="t", flags={})
+    plan = ExperimentPlan(
+        by="search", kind="request_rate", workload="qa", source_text="", target="t", flags={}
+    )
     (tmp_path / "s" / "plan.json").write_bytes(msgspec.json.encode(plan))
     assert [result.kind for result in results_in(tmp_path)] == ["search"]
 
 
-def test_runs_beside_a_damaged_plan_are_reported(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert parser()(["report", str(results / "swept"), "--no-html"], standalone_mode=False, obj=[]) == 0
+def test_runs_beside_a_damaged_plan_are_reported(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        parser()(["report", str(results / "swept"), "--no-html"], standalone_mode=False, obj=[])
+        == 0
+    )
     assert "4/s" in capsys.readouterr().out
 
 
 def test_the_interval_of_a_capacity_is_in_tokens_per_second(results: Path) -> None:
     (swept,) = (result for result in results_in(results) if result.name == "swept")
     assert swept.interval is not None
-    assert swept.interval[1:] == pytest.approx((PER_REQUEST * 1.5 / 2 * 1.9, PER_REQUEST * 1.5 / 2 * 2.2))
+    assert swept.interval[1:] == pytest.approx(
+        (PER_REQUEST * 1.5 / 2 * 1.9, PER_REQUEST * 1.5 / 2 * 2.2)
+    )
 
 
 def test_a_folder_of_several_commands_is_a_collection_and_a_sweep_is_none(results: Path) -> None:
@@ -114,22 +135,30 @@ def test_a_folder_of_several_commands_is_a_collection_and_a_sweep_is_none(result
     assert not is_collection(results / "nothing")
 
 
-def test_report_of_a_folder_writes_one_page(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_a_folder_writes_one_page(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert parser()(["report", str(results)], standalone_mode=False, obj=[]) == 0
     assert "swept" in capsys.readouterr().out
     page = (results / "report.html").read_text()
     charts = json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])
     assert charts[0]["y"]["label"] == "tokens/s per GPU"
     of_sweep = next(series for series in charts[0]["series"] if series.get("name") == "swept")
-    assert of_sweep["y"] == pytest.approx([PER_REQUEST * f / (RAG.target.gpus or 1) for f in (2.0, 1.5, 1.0)])
+    assert of_sweep["y"] == pytest.approx(
+        [PER_REQUEST * f / (RAG.target.gpus or 1) for f in (2.0, 1.5, 1.0)]
+    )
     assert of_sweep["labels"] == ["4/s", "2/s", "1/s"]  # as asked for, not as drawn by chance
     assert "<b>odd" not in page and "&lt;b&gt;odd &amp; name" in page
 
 
 def test_what_is_asked_for_is_drawn_and_listed(results: Path) -> None:
     found = results_in(results)
-    assert [result.name for result in results_page.chosen(found, Choice(names=("swept",)))] == ["swept"]
-    page = results_page.render("results", found, Choice(names=("swept",)), version="1", wanted="SWEPT", served=True)
+    assert [result.name for result in results_page.chosen(found, Choice(names=("swept",)))] == [
+        "swept"
+    ]
+    page = results_page.render(
+        "results", found, Choice(names=("swept",)), version="1", wanted="SWEPT", served=True
+    )
     assert 'value="swept" checked' in page and "result/one-run/" not in page
 
 
@@ -142,7 +171,9 @@ def server(results: Path) -> Iterator[Server]:
 def _get(server: Server, path: str, host: str = "", method: str = "GET") -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
     headers = {"Host": host} if host else {}
-    connection.request(method, path if path.startswith("/") else f"/{server.word}/{path}", headers=headers)
+    connection.request(
+        method, path if path.startswith("/") else f"/{server.word}/{path}", headers=headers
+    )
     answer = connection.getresponse()
     text = answer.read().decode()
     connection.close()
@@ -162,9 +193,18 @@ def test_it_is_on_loopback_and_its_pages_answer(server: Server) -> None:
 
 @pytest.mark.parametrize(
     ("path", "host"),
-    [("/", ""), ("/wrong/", ""), ("/../etc/passwd", ""), ("", "evil.example"), ("", "127.0.0.1"), ("", "localhost:1")],
+    [
+        ("/", ""),
+        ("/wrong/", ""),
+        ("/../etc/passwd", ""),
+        ("", "evil.example"),
+        ("", "127.0.0.1"),
+        ("", "localhost:1"),
+    ],
 )
-def test_nobody_without_the_word_or_from_elsewhere_gets_a_page(server: Server, path: str, host: str) -> None:
+def test_nobody_without_the_word_or_from_elsewhere_gets_a_page(
+    server: Server, path: str, host: str
+) -> None:
     status, page = _get(server, path, host)
     assert status == 403 and "swept" not in page
 
@@ -191,10 +231,16 @@ def _chart(page: str) -> dict[str, Any]:
 
 def _kept(limit_ms: float, **of_target: Any) -> Summary:
     """The example with another promise of TPOT, on another target."""
-    slo = tuple(msgspec.structs.replace(term, limit_ms=limit_ms) for term in RAG.goodput.slo if term.metric == "tpot")
+    slo = tuple(
+        msgspec.structs.replace(term, limit_ms=limit_ms)
+        for term in RAG.goodput.slo
+        if term.metric == "tpot"
+    )
     assert slo
     goodput = msgspec.structs.replace(RAG.goodput, slo=slo)
-    return msgspec.structs.replace(RAG, goodput=goodput, target=msgspec.structs.replace(RAG.target, **of_target))
+    return msgspec.structs.replace(
+        RAG, goodput=goodput, target=msgspec.structs.replace(RAG.target, **of_target)
+    )
 
 
 def test_one_chart_holds_one_kind_of_work(results: Path) -> None:
@@ -204,7 +250,10 @@ def test_one_chart_holds_one_kind_of_work(results: Path) -> None:
     found = results_in(results)
     short = results_page.chosen(found, Choice(work="one-run"))
     assert {result.name for result in short} == {"one-run", "<b>odd & name", "swept", "deep/er/run"}
-    assert [result.name for result in results_page.chosen(found, Choice(names=("one-run",), work="long"))] == ["long"]
+    assert [
+        result.name
+        for result in results_page.chosen(found, Choice(names=("one-run",), work="long"))
+    ] == ["long"]
     assert len(works(found)) == 2
     page = results_page.render("results", found, Choice(work="one-run"), version="1", served=True)
     (grey,) = re.findall(r'<tr class="soft".*?</tr>', page)
@@ -219,15 +268,22 @@ def test_every_limit_is_drawn_in_the_colour_of_its_result(tmp_path: Path) -> Non
     chart = _chart(results_page.render("r", found, version="1"))
     colors = {series["name"]: series["color"] for series in chart["series"] if series.get("name")}
     assert {(mark["label"], mark["color"]) for mark in chart["marks"]} == {
-        ("TPOT 80 ms", colors["a"]), ("TPOT 60 ms", colors["b"]),
-    }  # fmt: skip
+        ("TPOT 80 ms", colors["a"]),
+        ("TPOT 60 ms", colors["b"]),
+    }
     assert "bands" not in chart
     _store(tmp_path / "c", _kept(60, shape="H100"))
-    drawn = _chart(results_page.render("r", results_in(tmp_path), Choice(color="hardware"), version="1"))
+    drawn = _chart(
+        results_page.render("r", results_in(tmp_path), Choice(color="hardware"), version="1")
+    )
     named = {series["name"]: series["color"] for series in drawn["series"] if series.get("name")}
     assert named["H100: b"] == named["H100: c"] != named["A100: a"]
-    same = _chart(results_page.render("r", results_in(tmp_path), Choice(names=("b", "c")), version="1"))
-    assert [band["label"] for band in same["bands"]] == ["TPOT within 60 ms"] and "marks" not in same
+    same = _chart(
+        results_page.render("r", results_in(tmp_path), Choice(names=("b", "c")), version="1")
+    )
+    assert [band["label"] for band in same["bands"]] == [
+        "TPOT within 60 ms"
+    ] and "marks" not in same
 
 
 def test_money_is_an_axis_where_prices_are_and_what_has_none_is_named(tmp_path: Path) -> None:
@@ -243,11 +299,17 @@ def test_money_is_an_axis_where_prices_are_and_what_has_none_is_named(tmp_path: 
     assert 'value="usd"' not in bare and "No cost of" not in bare
 
 
-@pytest.mark.parametrize(("x", "y", "labels"), [
-    ("e2e", "all", ("E2E p50 in s", "tokens/s in all")), ("ttft", "gpu", ("TTFT p99 in ms", "tokens/s per GPU")),
-    ("nonsense", "", ("tokens/s of one user (1 / TPOT p50)", "tokens/s per GPU")),
-])  # fmt: skip
-def test_the_axes_are_those_that_were_chosen(server: Server, x: str, y: str, labels: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("x", "y", "labels"),
+    [
+        ("e2e", "all", ("E2E p50 in s", "tokens/s in all")),
+        ("ttft", "gpu", ("TTFT p99 in ms", "tokens/s per GPU")),
+        ("nonsense", "", ("tokens/s of one user (1 / TPOT p50)", "tokens/s per GPU")),
+    ],
+)
+def test_the_axes_are_those_that_were_chosen(
+    server: Server, x: str, y: str, labels: tuple[str, str]
+) -> None:
     chart = _chart(_get(server, f"?x={x}&y={y}")[1])
     assert (chart["x"]["label"], chart["y"]["label"]) == labels
 
@@ -264,8 +326,12 @@ def test_a_point_leads_to_the_page_of_its_run(server: Server) -> None:
 def test_the_page_of_a_result_leads_to_the_pages_of_its_runs(server: Server) -> None:
     """As a browser follows a link: relative to the address of the page."""
     status, page = _get(server, "result/swept/")
-    links = {link for chart in json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])
-             for series in chart["series"] for link in series.get("links", ())}  # fmt: skip
+    links = {
+        link
+        for chart in json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])
+        for series in chart["series"]
+        for link in series.get("links", ())
+    }
     assert status == 200 and links == {"r1/summary.json", "r2/summary.json", "r4/summary.json"}
     for link in links:
         status, page = _get(server, f"result/swept/{link}")
@@ -290,7 +356,9 @@ def test_a_list_with_a_run_that_goes_on_looks_again(results: Path) -> None:
     page = results_page.render("results", results_in(results), version="1", served=True)
     assert 'http-equiv="refresh"' in page
     grew(results / "going-on", time.time() - 60)
-    assert 'http-equiv="refresh"' not in results_page.render("r", results_in(results), version="1", served=True)
+    assert 'http-equiv="refresh"' not in results_page.render(
+        "r", results_in(results), version="1", served=True
+    )
 
 
 @pytest.mark.processes
@@ -298,7 +366,9 @@ def test_a_chart_is_walked_and_enlarged_by_keys_and_pointer(results: Path, tmp_p
     if find() is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
     page = tmp_path / "page.html"
-    page.write_text(results_page.render("results", results_in(results), Choice(names=("swept",)), version="1"))
+    page.write_text(
+        results_page.render("results", results_in(results), Choice(names=("swept",)), version="1")
+    )
     ticks = "[...document.querySelectorAll('figure svg text[text-anchor=middle]')].map(t => t.textContent).join()"
     hidden = "document.querySelector('.all').hidden"
     with Browser() as browser:
@@ -316,8 +386,18 @@ def test_a_chart_is_walked_and_enlarged_by_keys_and_pointer(results: Path, tmp_p
         browser.call("Input.dispatchKeyEvent", type="keyDown", key="Escape")
         assert browser.evaluate(ticks) == whole and browser.evaluate(hidden) is True
         for kind, x in (("mousePressed", 500), ("mouseMoved", 700), ("mouseReleased", 900)):
-            y = browser.evaluate("document.querySelector('figure svg').getBoundingClientRect().top + 100")
-            browser.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+            y = browser.evaluate(
+                "document.querySelector('figure svg').getBoundingClientRect().top + 100"
+            )
+            browser.call(
+                "Input.dispatchMouseEvent",
+                type=kind,
+                x=x,
+                y=y,
+                button="left",
+                buttons=1,
+                clickCount=1,
+            )
         assert browser.evaluate(ticks) != whole
         browser.evaluate("document.querySelector('.all').click()")
         assert browser.evaluate(ticks) == whole and browser.complaints == []
@@ -335,7 +415,12 @@ def test_it_fits_every_screen(results: Path, tmp_path: Path) -> None:
             browser.open(page)
             assert browser.complaints == [] and browser.requests == []
             assert browser.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
-            assert browser.evaluate("(s => s.scrollWidth - s.clientWidth)(document.querySelector('.scroll'))") <= 0
+            assert (
+                browser.evaluate(
+                    "(s => s.scrollWidth - s.clientWidth)(document.querySelector('.scroll'))"
+                )
+                <= 0
+            )
             outside = browser.evaluate(
                 "[...document.querySelectorAll('figure')].flatMap(f => { const box = f.getBoundingClientRect(); return "
                 "[...f.querySelectorAll('svg text')].filter(t => t.getBoundingClientRect().right > box.right + 1)"

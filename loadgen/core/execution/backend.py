@@ -38,7 +38,9 @@ def known(settings: Settings) -> KnownTarget | None:
 def serving(settings: Settings) -> Iterator[Settings]:
     """The settings with the URL of the target: where its backend starts one, that serves while inside."""
     row, context = settings.backend, contextlib.AbstractContextManager
-    serve = BACKENDS.function(row, row.serve, gives(context)) if row.serve else contextlib.nullcontext
+    serve = (
+        BACKENDS.function(row, row.serve, gives(context)) if row.serve else contextlib.nullcontext
+    )
     with serve(settings) as served:
         yield served
 
@@ -46,6 +48,10 @@ def serving(settings: Settings) -> Iterator[Settings]:
 @contextlib.contextmanager
 def senders(settings: Settings) -> Iterator[Senders]:
     """Who sends the load, while inside."""
-    row = next(row for row in BACKENDS.own if row.senders and (not row.flag or getattr(settings, row.flag) is not None))
+    row = next(
+        row
+        for row in BACKENDS.own
+        if row.senders and (not row.flag or getattr(settings, row.flag) is not None)
+    )
     with BACKENDS.function(row, row.senders)(settings) as found:
         yield found

@@ -22,7 +22,14 @@ from loadgen_sdk.dialects.plain_bodies import TOGETHER, PlainBodies, Together
 from loadgen_sdk.hashing import summed
 from loadgen_sdk.request import Completion, Request
 
-from loadgen.core.requests.prompts import KEPT, AssistantTurn, Digest, Prompts, SyntheticPrompts, many
+from loadgen.core.requests.prompts import (
+    KEPT,
+    AssistantTurn,
+    Digest,
+    Prompts,
+    SyntheticPrompts,
+    many,
+)
 from loadgen.core.results.record import Built
 
 BLOCK_BYTES = 1 << 20
@@ -36,13 +43,19 @@ UNKNOWN = Built(-1, "", -1)
 def built_of(request: Request) -> Built:
     """What is known of a request without its answer."""
     tokens = -1 if request.input_tokens is None else request.input_tokens
-    return Built(tokens, request.input_source or "", -1 if request.max_tokens is None else request.max_tokens)
+    return Built(
+        tokens, request.input_source or "", -1 if request.max_tokens is None else request.max_tokens
+    )
 
 
 def _calls(done: Completion) -> tuple[dict[str, Any], ...]:
     """The calls of tools in an answer, as the messages of later requests have them."""
     return tuple(
-        {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": call["name"], "arguments": call["arguments"]},
+        }
         for call in done.tool_calls
     )
 
@@ -76,7 +89,11 @@ class Bodies:
         self._prompts, self._prepare, self._linked = prompts, prepare, linked
         self._input_source = ""
         self._plain: PlainBodies | None = None  # where the compiled part makes them
-        if alike and isinstance(prompts, SyntheticPrompts) and (plain := prompts.plain_bodies(partial(prepare, 0))):
+        if (
+            alike
+            and isinstance(prompts, SyntheticPrompts)
+            and (plain := prompts.plain_bodies(partial(prepare, 0)))
+        ):
             self._plain, self._input_source = plain, prompts.input_source
         self._answer_ids: dict[int, str] = {}
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
@@ -84,21 +101,34 @@ class Bodies:
         self._end = 0
         self._blocks: dict[int, bytes] = {}  # of the file, by number
         self._most_blocks = most_blocks
-        self._stored = [array("q") for _ in range(stages)]  # rows of _ROW numbers, of ascending requests
+        self._stored = [
+            array("q") for _ in range(stages)
+        ]  # rows of _ROW numbers, of ascending requests
         self._real_history = prompts.history == "server"
-        self._replies: dict[int, dict[int, AssistantTurn]] = {}  # conversation -> place of a turn -> its answer
+        self._replies: dict[
+            int, dict[int, AssistantTurn]
+        ] = {}  # conversation -> place of a turn -> its answer
         self.digest = Digest(replies=not self._real_history)
         self.sent_bytes = Digest()  # of the bodies themselves
         self.late = 0
 
-    def build(self, stage: int, numbers: Iterator[int], *, most: int | None = None, cpu_s: float | None = None) -> int:
+    def build(
+        self,
+        stage: int,
+        numbers: Iterator[int],
+        *,
+        most: int | None = None,
+        cpu_s: float | None = None,
+    ) -> int:
         """Build the bodies of `numbers`, at most `most` and for at most `cpu_s` of CPU time; returns how many."""
         stored, before = self._stored[stage], self.ahead(stage)
         deadline = None if cpu_s is None else process_time() + cpu_s
         numbers = itertools.islice(numbers, most)
         made, size = (self._made, KEPT) if self._plain is None else (self._plain.made, TOGETHER)
         with open(self._fd, "wb", BLOCK_BYTES, closefd=False) as file:
-            while (deadline is None or process_time() < deadline) and (batch := list(itertools.islice(numbers, size))):
+            while (deadline is None or process_time() < deadline) and (
+                batch := list(itertools.islice(numbers, size))
+            ):
                 for part in made(batch, self._end):
                     file.write(part.bodies)
                     stored.frombytes(part.rows)
@@ -117,7 +147,9 @@ class Bodies:
             self._input_source = built.source or self._input_source
             at += len(body)
         hashes = summed(list(zip(batch, bodies, strict=True)))
-        yield Together(len(batch), b"".join(bodies), rows.tobytes(), self.digest.hashes(requests), hashes)
+        yield Together(
+            len(batch), b"".join(bodies), rows.tobytes(), self.digest.hashes(requests), hashes
+        )
 
     def ahead(self, stage: int) -> int:
         """How many bodies of a stage were built in advance, sent or not."""
@@ -146,7 +178,12 @@ class Bodies:
     @property
     def stored(self) -> tuple[list[array[int]], dict[int, bytes], int, Callable[[int, int], Built]]:
         """Where C finds a body without `take`: the last fields of a `Succession`."""
-        return self._stored, self._blocks, READ_BYTES, lambda tokens, asked: Built(tokens, self._input_source, asked)
+        return (
+            self._stored,
+            self._blocks,
+            READ_BYTES,
+            lambda tokens, asked: Built(tokens, self._input_source, asked),
+        )
 
     def _build_now(self, number: int, request: Request) -> tuple[bytes, Built]:
         return self._prepare(number, request), built_of(request)

@@ -36,7 +36,9 @@ DEPTH = 4  # bodies ready for a lane: the next ones come while answers do, up to
 LANES_HELD = 512  # bodies ready for all lanes together, where there are no more lanes than that
 PIPE_BYTES = 1 << 20
 READ_BYTES = 256 << 10  # read in one call: about 50 µs
-_FRAME = struct.Struct("<qiiiB")  # number, bytes that follow, built tokens, asked output, index into SOURCES
+_FRAME = struct.Struct(
+    "<qiiiB"
+)  # number, bytes that follow, built tokens, asked output, index into SOURCES
 
 
 class BodyPrefetch(Bodies):
@@ -50,12 +52,16 @@ class BodyPrefetch(Bodies):
         self._received_bytes = 0
         self._requested: set[int] = set()  # numbers requested from the builder and not received yet
         self._windows = [_window(part, span) for span in part.stages]
-        self._window_sizes: list[int] = [0] * len(part.stages)  # for each window: how many are requested or received
+        self._window_sizes: list[int] = [0] * len(
+            part.stages
+        )  # for each window: how many are requested or received
         self._buffer = bytearray()
         self._outgoing = bytearray()
         self._all_received: asyncio.Future[None] | None = None
         self._process = child_process.beside(
-            "loadgen.core.execution.body_prefetch", copy=partial(_build, prompts, prepare), files=True
+            "loadgen.core.execution.body_prefetch",
+            copy=partial(_build, prompts, prepare),
+            files=True,
         )  # that of a data set may be open
         assert self._process.stdin is not None and self._process.stdout is not None
         if isinstance(self._process, subprocess.Popen):
@@ -70,8 +76,15 @@ class BodyPrefetch(Bodies):
         self._write_requests()
         self._loop.add_reader(self._read_fd, self._read)
         for stage, span in enumerate(part.stages):
-            firsts = [range(lane, span.lanes * _depth(span), span.lanes) for lane in part.own_lanes(span)]
-            chains = sorted(chain for each in firsts for chain in each if span.chains is None or chain < span.chains)
+            firsts = [
+                range(lane, span.lanes * _depth(span), span.lanes) for lane in part.own_lanes(span)
+            ]
+            chains = sorted(
+                chain
+                for each in firsts
+                for chain in each
+                if span.chains is None or chain < span.chains
+            )
             self._request([part.first_number(span.first_chain + chain) for chain in chains])
             self._refill(stage)
 
@@ -82,7 +95,9 @@ class BodyPrefetch(Bodies):
         if self._requested:
             self._all_received = self._loop.create_future()
             used_s = -1.0
-            while not (await asyncio.wait([self._all_received], timeout=self._tuning.helper_frozen_s))[0]:
+            while not (
+                await asyncio.wait([self._all_received], timeout=self._tuning.helper_frozen_s)
+            )[0]:
                 before_s, used_s = used_s, child_process.cpu_s(self._process.pid)
                 if used_s == before_s:
                     self._process.kill()
@@ -124,7 +139,11 @@ class BodyPrefetch(Bodies):
         span = self._part.stages[stage]
         wanted = []
         if starts and turns > 1:
-            wanted += [one for one in self._part.following(number) if not self._prompts.follows_replies(one)]
+            wanted += [
+                one
+                for one in self._part.following(number)
+                if not self._prompts.follows_replies(one)
+            ]
         if number == self._part.first_number(chain):
             if span.lanes:
                 next_chain = chain + span.lanes * _depth(span)
@@ -216,14 +235,23 @@ def _window(part: Schedule, span: StageSpan) -> Iterator[int]:
 
 def linked(job: Job) -> bool:
     """Whether a later turn names the answer before it by its id, and sends only what is new."""
-    return job.settings.api == "responses" and getattr(job.workload.requests, "turns", None) is not None
+    return (
+        job.settings.api == "responses"
+        and getattr(job.workload.requests, "turns", None) is not None
+    )
 
 
 def preparer(job: Job, prompts: Prompts) -> Callable[[int, Request], bytes]:
     """A function that builds the body of a request of this job: the same bytes as the client's `prepare`."""
     each = [job.settings.of(endpoint) for endpoint in job.settings.endpoints]
     makers = [
-        maker(at.quirk, at.target.api, at.model, one.stream, extra_body=client_options(one, at)["extra_body"])
+        maker(
+            at.quirk,
+            at.target.api,
+            at.model,
+            one.stream,
+            extra_body=client_options(one, at)["extra_body"],
+        )
         for one, at in zip(each, job.found, strict=True)
     ]
     serving = step_targets.serving(job.settings, prompts)
@@ -254,7 +282,9 @@ def _build(prompts: Prompts, prepare: Callable[[int, Request], bytes]) -> None:
         for number, request in zip(numbers, many(prompts, numbers), strict=True):
             body = prepare(number, request)
             built = built_of(request)
-            header = _FRAME.pack(number, len(body), built.tokens, built.asked_output, SOURCES.index(built.source))
+            header = _FRAME.pack(
+                number, len(body), built.tokens, built.asked_output, SOURCES.index(built.source)
+            )
             _send(header + body)
         del pending[:complete]
 

@@ -13,7 +13,9 @@ from loadgen.core.requests import lengths
 from loadgen.core.requests.prompts import Prompts
 from loadgen.core.workload import Workload
 
-MOST_TOO_LONG = 0.5  # share of requests that a target would refuse, above which nothing is worth measuring
+MOST_TOO_LONG = (
+    0.5  # share of requests that a target would refuse, above which nothing is worth measuring
+)
 LONG = "gb300-vm-128k"  # a preset with a long context
 
 

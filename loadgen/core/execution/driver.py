@@ -25,7 +25,15 @@ from loadgen.core.execution import stop_signals
 from loadgen.core.execution.events import Counters, LoadStarted, RunningLoad, StepBegun, Tell
 from loadgen.core.execution.plan import Plan, cap
 from loadgen.core.execution.self_sampling import SECOND_NS, SelfSampling
-from loadgen.core.execution.share import AHEAD, LARGE_BLOCK, Equipment, Share, equipped, no_collector, return_blocks
+from loadgen.core.execution.share import (
+    AHEAD,
+    LARGE_BLOCK,
+    Equipment,
+    Share,
+    equipped,
+    no_collector,
+    return_blocks,
+)
 from loadgen.core.execution.target_selection import TargetSelection
 from loadgen.core.requests.trace_context import TraceContext
 from loadgen.core.results.record import CUTS, ROW, Built, row, unsent_row, usual_row
@@ -37,8 +45,12 @@ from loadgen.core.schedule.timetable import Schedule, shard
 BURST = 8  # requests started in one turn: a send takes about 20 µs, and reading must not wait long
 HOLD_NS = 5_000_000  # longest time without a turn of the event loop, which handles signals and the progress line
 FLUSH_NS = SECOND_NS // 2  # how often rows are written to disk
-FLOWS_NS = 2 * SECOND_NS  # how often histograms and timelines are written; a histogram is rewritten in full
-AFTER_STOP_NS = 30 * SECOND_NS  # longest time that requests in flight may go on after the user stopped the load
+FLOWS_NS = (
+    2 * SECOND_NS
+)  # how often histograms and timelines are written; a histogram is rewritten in full
+AFTER_STOP_NS = (
+    30 * SECOND_NS
+)  # longest time that requests in flight may go on after the user stopped the load
 SETTLE_NS = 20_000_000  # from the moment when everything is ready to instant 0
 
 
@@ -58,7 +70,8 @@ class Sender(Protocol):
         **more: Any,
     ) -> object:
         """`more`: `more` header lines; for requests of conversations and tasks also `sink` of output events;
-        `on_first`, which is told when the first output came."""
+        `on_first`, which is told when the first output came.
+        """
 
     def cancel(self, exchange: object, failure: Failure) -> None: ...
 
@@ -90,7 +103,9 @@ class DriveSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Driver:
     """One schedule, one client per target, one spool. `run` returns when every slot has a record."""
 
-    def __init__(self, schedule: Schedule, own: Equipment, settings: DriveSettings, *, start_ns: int) -> None:
+    def __init__(
+        self, schedule: Schedule, own: Equipment, settings: DriveSettings, *, start_ns: int
+    ) -> None:
         """`start_ns`: instant 0 of the schedule, on the monotonic clock."""
         clients, wire, drain_ns = own.clients, own.wire, settings.drain_ns
         self._schedule, self._session_header = schedule, settings.session_header
@@ -104,9 +119,16 @@ class Driver:
         self._bodies, self._clients, self._wire, self._spool = own.bodies, clients, wire, own.spool
         self._numbers_by_stage, self._head_lines = own.numbers, own.head_lines
         self._sent_by_stage = [0] * len(schedule.stages)
-        self._chain_step = [0 if span.chains is not None else span.lanes * schedule.turns for span in schedule.stages]
+        self._chain_step = [
+            0 if span.chains is not None else span.lanes * schedule.turns
+            for span in schedule.stages
+        ]
         self._selection = TargetSelection(
-            settings.route, len(clients), schedule.turns, lambda target: clients[target].in_flight, own.serving
+            settings.route,
+            len(clients),
+            schedule.turns,
+            lambda target: clients[target].in_flight,
+            own.serving,
         )
         self._stop_on_failure = settings.stop_on_failure
         self.start_ns, self._drain_ns = start_ns, drain_ns
@@ -126,7 +148,9 @@ class Driver:
         self.interrupted = False
         self.stopped = False  # because a target stopped answering
         self._cancelling = False  # we are cancelling the requests in flight
-        self._starting = False  # requests are started or ended in bulk: a completion must not start more
+        self._starting = (
+            False  # requests are started or ended in bulk: a completion must not start more
+        )
         wire.hold_ns = settings.hold_ns
         wire.wake = self._on_wake
         wire.tick = self._on_tick
@@ -155,28 +179,59 @@ class Driver:
 
     def _go_on_alone(self) -> None:
         """Let the lanes of a closed loop of single requests to one target go on without a call of this driver."""
-        of_pool, schedule, counters = getattr(self._clients[0], "follow", None), self._schedule, self.counters
-        alone = len(self._clients) == 1 and schedule.turns == 1 and self.steered is None and not self._caps_prefill
+        of_pool, schedule, counters = (
+            getattr(self._clients[0], "follow", None),
+            self._schedule,
+            self.counters,
+        )
+        alone = (
+            len(self._clients) == 1
+            and schedule.turns == 1
+            and self.steered is None
+            and not self._caps_prefill
+        )
         if of_pool is None or not alone or self._trace is not None or self._head_lines is not None:
             return
         started, ends_ns, left = self._dispatcher.lanes
-        of_pool(Succession(
-            self._ended, partial, Start, started, self._in_flight, ends_ns, left, schedule.stages, self._sent_by_stage,
-            counters, counters.recent_ttft_ns.append, self._spool.row, self._selection.refusals, self._bodies.take,
-            [each.flow for each in self._timelines], self.start_ns, self._worker, f"{self._run_id}-".encode("latin-1"),
-            *self._bodies.stored,
-        ))  # fmt: skip
+        of_pool(
+            Succession(
+                self._ended,
+                partial,
+                Start,
+                started,
+                self._in_flight,
+                ends_ns,
+                left,
+                schedule.stages,
+                self._sent_by_stage,
+                counters,
+                counters.recent_ttft_ns.append,
+                self._spool.row,
+                self._selection.refusals,
+                self._bodies.take,
+                [each.flow for each in self._timelines],
+                self.start_ns,
+                self._worker,
+                f"{self._run_id}-".encode("latin-1"),
+                *self._bodies.stored,
+            )
+        )
 
     @property
     def down(self) -> dict[int, float]:
         """Targets that stopped answering -> when they first did, s from the start."""
-        return {target: round((at_ns - self.start_ns) / SECOND_NS, 3) for target, at_ns in self._selection.down.items()}
+        return {
+            target: round((at_ns - self.start_ns) / SECOND_NS, 3)
+            for target, at_ns in self._selection.down.items()
+        }
 
     @property
     def steps(self) -> StepBegun | None:
         """Of a load that is decided while it goes: its stages so far."""
         steered = self.steered
-        return None if steered is None else StepBegun(tuple(steered.stages), self._dispatcher.schedule)
+        return (
+            None if steered is None else StepBegun(tuple(steered.stages), self._dispatcher.schedule)
+        )
 
     def give_up(self) -> None:
         """Stop because a target stopped answering and the run is configured to end in that case."""
@@ -255,7 +310,9 @@ class Driver:
         """What is said with a request of a conversation or task: its session, and where its user goes away."""
         more: dict[str, Any] = {}
         if self._session_header is not None:
-            more["more"] = f"{self._session_header}: {self._run_id}-{start.session}\r\n".encode("latin-1")
+            more["more"] = f"{self._session_header}: {self._run_id}-{start.session}\r\n".encode(
+                "latin-1"
+            )
         leaving = self._schedule.chains.of(start.session).leaving
         if leaving is not None and leaving.turn == start.turn:
             events_left = leaving.tokens
@@ -282,9 +339,9 @@ class Driver:
     def _build_ahead(self) -> bool:
         """Called when there is no traffic: build one body of a load without end. True if there may be more to do."""
         for stage, numbers in enumerate(self._numbers_by_stage):
-            if self._sent_by_stage[stage] + AHEAD > self._bodies.ahead(stage) and self._bodies.build(
-                stage, numbers, most=1
-            ):
+            if self._sent_by_stage[stage] + AHEAD > self._bodies.ahead(
+                stage
+            ) and self._bodies.build(stage, numbers, most=1):
                 return True
         return False
 
@@ -300,7 +357,16 @@ class Driver:
         self._in_flight.pop(number, None)
         counters = self.counters
         counters.in_flight -= 1
-        place = number, number, start.stage, self._worker, target, start.session, start.turn, start.lane
+        place = (
+            number,
+            number,
+            start.stage,
+            self._worker,
+            target,
+            start.session,
+            start.turn,
+            start.lane,
+        )
         failure = None
         if (usual := usual_row(place, done, self.start_ns, built)) is not None:
             written, ttft, ended = usual
@@ -311,7 +377,11 @@ class Driver:
             if failure is not None:
                 if failure.kind not in CUTS:
                     counters.failed += 1
-                if not self._cancelling and self._selection.failed(target, done, done.done) and self._stop_on_failure:
+                if (
+                    not self._cancelling
+                    and self._selection.failed(target, done, done.done)
+                    and self._stop_on_failure
+                ):
                     self.give_up()
             text = -1 if failure is None else self._spool.text(self._redact(failure.text))
             written = row(place, done, self.start_ns, text=text, built=built)
@@ -328,7 +398,11 @@ class Driver:
         step = 0 if failure is None else self._chain_step[start.stage]
         # of a stage without a count: the lane may go on to its next chain
         pause = self._selection.pause_ns(number - start.turn + step) if step else 0
-        why = "abandoned" if failure is not None and failure.kind == "abandoned" else "previous_turn_failed"
+        why = (
+            "abandoned"
+            if failure is not None and failure.kind == "abandoned"
+            else "previous_turn_failed"
+        )
         self._dispatcher.finished(number, ended, failure is None, pause, why)
         if self._starting:
             return
@@ -339,7 +413,16 @@ class Driver:
     def _record_unsent(self, start: Start) -> None:
         self.counters.dropped += 1
         number, target = start.number, self._selection.choose(start.number, -1)
-        place = number, number, start.stage, self._worker, target, start.session, start.turn, start.lane  # a `RowPlace`
+        place = (
+            number,
+            number,
+            start.stage,
+            self._worker,
+            target,
+            start.session,
+            start.turn,
+            start.lane,
+        )  # a `RowPlace`
         status = CUTS.get(start.dropped, "dropped")
         built = self._bodies.built(start.stage if self.steered is None else 0, start.number)
         written = unsent_row(place, start.due_ns, start.dropped, status, built)
@@ -348,7 +431,11 @@ class Driver:
             self._ended_rows.append(written)
 
     def _check_finished(self) -> None:
-        if self._dispatcher.done and not self._finished.done() and (self.steered is None or self.steered.over):
+        if (
+            self._dispatcher.done
+            and not self._finished.done()
+            and (self.steered is None or self.steered.over)
+        ):
             self._finish()
 
     def _look(self, steered: Steered, now: int) -> None:
@@ -364,7 +451,9 @@ class Driver:
             if (steps := self.steps) is not None:
                 self.on_step(steps)
         elif isinstance(move, End):
-            self._load_end_ns = self._drain_end_ns = now  # the steering has waited for what was in flight
+            self._load_end_ns = self._drain_end_ns = (
+                now  # the steering has waited for what was in flight
+            )
         self._set_wake_up()
 
     def _finish(self) -> None:
@@ -375,12 +464,19 @@ class Driver:
     def _end_drain(self) -> None:
         """The drain is over: cut what is in flight; record the slots that would have followed as never sent."""
         if self.interrupted:
-            self._cancel_all(Failure("interrupted", "not finished when the drain after the interruption ended"))
+            self._cancel_all(
+                Failure("interrupted", "not finished when the drain after the interruption ended")
+            )
             return
         self._dispatcher.stop()  # before the cut: it must not drop the turns after those that are cut
         self._starting = True
         drain = self._drain_ns / SECOND_NS
-        self._cancel_all(Failure("unfinished", f"in flight when the drain ended, {drain:g} s after the load (--grace)"))
+        self._cancel_all(
+            Failure(
+                "unfinished",
+                f"in flight when the drain ended, {drain:g} s after the load (--grace)",
+            )
+        )
         self._starting = False
         self._record_rest("unfinished")
 
@@ -391,7 +487,9 @@ class Driver:
         self._is_rest_recorded = True
         for start in self._dispatcher.unsent():
             self._record_unsent(
-                msgspec.structs.replace(start, dropped=kind) if start.dropped == "interrupted" else start
+                msgspec.structs.replace(start, dropped=kind)
+                if start.dropped == "interrupted"
+                else start
             )
 
     def _cancel_all(self, failure: Failure) -> None:
@@ -409,7 +507,9 @@ class Driver:
             self._look(steered, now)
         if now >= self._drain_end_ns and not self._dispatcher.done:
             due = self._dispatcher.next_ns()
-            if due is None or self.start_ns + due > now:  # what is due and not started is sent first, even if late
+            if (
+                due is None or self.start_ns + due > now
+            ):  # what is due and not started is sent first, even if late
                 self._drain_end_ns = FOREVER
                 self._end_drain()
         for timeline in self._timelines:
@@ -430,7 +530,9 @@ class Driver:
         for stage, timeline in enumerate(self._timelines):
             if timeline.used:
                 bins = timeline.bins[: timeline.used]
-                self._spool.flows(stage, timeline.gaps, bins, timeline.first, errors=timeline.errors)
+                self._spool.flows(
+                    stage, timeline.gaps, bins, timeline.first, errors=timeline.errors
+                )
                 timeline.stored()
 
     def _write_rest(self, now: int) -> None:
@@ -443,7 +545,9 @@ class Driver:
     def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")
         if not self._finished.done():
-            exception = error if isinstance(error, Exception) else RuntimeError(str(context.get("message")))
+            exception = (
+                error if isinstance(error, Exception) else RuntimeError(str(context.get("message")))
+            )
             self._finished.set_exception(exception)
 
 
@@ -470,7 +574,9 @@ def drive_settings(plan: Plan, share: int, shares: int) -> DriveSettings:
     return DriveSettings(
         route=settings.route,
         stop_on_failure=settings.on_target_failure == "stop",
-        hold_ns=0 if settings.client == "openai" else HOLD_NS,  # its tasks need turns of the event loop
+        hold_ns=0
+        if settings.client == "openai"
+        else HOLD_NS,  # its tasks need turns of the event loop
         drain_ns=workload.drain_ns,
         max_in_flight=cap(workload.max_in_flight, share, shares),
         max_in_prefill=cap(workload.max_in_prefill, share, shares),
@@ -482,7 +588,11 @@ def drive_settings(plan: Plan, share: int, shares: int) -> DriveSettings:
 
 
 async def work(
-    plan: Plan, share: int, shares: int, gate: Callable[[], Awaitable[int]], begun: Callable[[Driver], None]
+    plan: Plan,
+    share: int,
+    shares: int,
+    gate: Callable[[], Awaitable[int]],
+    begun: Callable[[Driver], None],
 ) -> Share:
     """Do one share of a plan in this process. Raises TargetError if a target cannot be used.
 

@@ -88,7 +88,8 @@ class LoadStarted(Struct, frozen=True):
 
 class Look(Struct, frozen=True):
     """Every `every_ns` of a load in virtual time, `ends` is shown the rows that have ended since it was shown some: the
-    instant, and the rows. True ends the load, as its outcome is certain; what is in flight may end within the drain."""
+    instant, and the rows. True ends the load, as its outcome is certain; what is in flight may end within the drain.
+    """
 
     every_ns: int
     ends: Callable[[int, NDArray[np.void]], bool]
@@ -102,7 +103,8 @@ class SimulationStarted(Struct, frozen=True):
 
 class Simulated(Struct, frozen=True):
     """A load in virtual time is over, and nothing of it is written: its `rows`, by column. Who has seen enough of it
-    adds the instant of that to `stops`: the load is then simulated to there, and told again."""
+    adds the instant of that to `stops`: the load is then simulated to there, and told again.
+    """
 
     rows: NDArray[np.void]
     stops: list[int]
@@ -117,7 +119,8 @@ class StepBegun(NamedTuple):
 
 class LoadEnded(Struct, frozen=True):
     """The load is over, or failed, or will not begin; told once after TargetsFound. Who has something to say in the
-    header gives it back with that; None: the run has failed."""
+    header gives it back with that; None: the run has failed.
+    """
 
     header: Header | None
 

@@ -56,7 +56,9 @@ def alone(folder: Path) -> Iterator[None]:
     with locked(folder) as mine:
         if not mine:
             hint = "wait until it has ended, or give another --out"
-            raise UserError("folder_in_use", "another command is at work in this folder", str(folder), hint)
+            raise UserError(
+                "folder_in_use", "another command is at work in this folder", str(folder), hint
+            )
         try:
             with store.nothing_left(folder):
                 yield

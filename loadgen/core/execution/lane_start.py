@@ -40,7 +40,9 @@ class Begin(Struct, frozen=True):
 def by_probe(first_ms: float | None, token_ms: float | None) -> AnswerTime:
     """The time that the probe's answers took: the first token, and each one after it, without load."""
     first_ns, token_ns = (first_ms or 0.0) * 1e6, (token_ms or 0.0) * 1e6
-    return AnswerTime(lambda lanes, input_tokens, output_tokens: first_ns + token_ns * output_tokens, "probe")
+    return AnswerTime(
+        lambda lanes, input_tokens, output_tokens: first_ns + token_ns * output_tokens, "probe"
+    )
 
 
 def resolve(
@@ -78,10 +80,16 @@ def resolve(
         if lanes > lanes_before and _has_own_start(stage, begin, leave_out):
             first = Closed.model_construct(concurrency=lanes, ramp_ns=begin.ramp_ns)
             length_ns = max(begin.ramp_ns or 0, SHORTEST_NS)
-            stages.append(Stage.model_construct(name=FIRST_ROUND, arrival=first, duration_ns=length_ns, measured=False))
+            stages.append(
+                Stage.model_construct(
+                    name=FIRST_ROUND, arrival=first, duration_ns=length_ns, measured=False
+                )
+            )
             begins.append(begin)
             begin = Begin(0, "stage")
-        changes: dict[str, Any] = {"arrival": Closed.model_construct(concurrency=lanes, ramp_ns=begin.ramp_ns)}
+        changes: dict[str, Any] = {
+            "arrival": Closed.model_construct(concurrency=lanes, ramp_ns=begin.ramp_ns)
+        }
         if leave_out and stage.measured and stage.duration_ns is not None:
             changes["duration_ns"] = stage.duration_ns + answer_ns
         stages.append(stage.model_copy(update=changes))
@@ -101,7 +109,9 @@ def _has_own_start(stage: Stage, begin: Begin, leave_out: bool) -> bool:
     """Whether the lanes of a stage begin in an unmeasured stage of their own, before it."""
     if not stage.measured:
         return (
-            begin.source != "asked" and stage.duration_ns is not None and (begin.ramp_ns or 0) > stage.duration_ns // 2
+            begin.source != "asked"
+            and stage.duration_ns is not None
+            and (begin.ramp_ns or 0) > stage.duration_ns // 2
         )
     return leave_out or (stage.duration_ns is not None and stage.count is None)
 
@@ -122,5 +132,8 @@ def words(ramp_s: float | None, source: str, lanes: int | None) -> str:
         return ""
     if not ramp_s:
         return "all lanes begin at once"
-    reason = {"probe": ", an answer's length by the probe", "preset": ", an answer's length by the preset"}
+    reason = {
+        "probe": ", an answer's length by the probe",
+        "preset": ", an answer's length by the preset",
+    }
     return f"lanes begin spread over {ramp_s:.3g} s{reason.get(source, '')}"

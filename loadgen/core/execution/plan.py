@@ -41,9 +41,15 @@ from loadgen.core.workload import Mix, Task, Workload, parts
 from loadgen.figures import needs
 from loadgen.plugins import UsedPlugin
 
-EVENTS_EACH = 10_000  # output events/s per worker for `auto`: about half of what a worker can handle
-LANES_EACH = 64  # closed-loop lanes per worker for `auto`: the rate of a closed loop is not known in advance
-MOST_PER_CORE = 8  # workers per core: more only use memory (60 to 100 MB each) and compete for the core
+EVENTS_EACH = (
+    10_000  # output events/s per worker for `auto`: about half of what a worker can handle
+)
+LANES_EACH = (
+    64  # closed-loop lanes per worker for `auto`: the rate of a closed loop is not known in advance
+)
+MOST_PER_CORE = (
+    8  # workers per core: more only use memory (60 to 100 MB each) and compete for the core
+)
 Route = Literal["auto", "round-robin", "least-in-flight", "sticky"]
 
 
@@ -78,12 +84,18 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes and waits of a run that a user never has to set."""
 
-    most_ahead: int = 100_000  # requests of a load, up to which all bodies are built before it starts
+    most_ahead: int = (
+        100_000  # requests of a load, up to which all bodies are built before it starts
+    )
     long_ns: int = 120_000_000_000  # length of a stage without a count, up to which the worker itself builds its bodies
     window: int = 2_000  # requests of an open loop whose bodies are built before they are sent, where a process builds
     segment_rows: int = SEGMENT_ROWS
-    compacted_rows: int = 20_000  # requests of a load, up to which its rows are compacted at its end, by no process
-    frozen_s: float = 30.0  # without a sign of life of a worker, which publishes its counters once a second
+    compacted_rows: int = (
+        20_000  # requests of a load, up to which its rows are compacted at its end, by no process
+    )
+    frozen_s: float = (
+        30.0  # without a sign of life of a worker, which publishes its counters once a second
+    )
     helper_frozen_s: float = FROZEN_S  # the same of the processes that build bodies and store rows
 
 
@@ -107,7 +119,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1  # 0: as many as the plan can use on this machine
     ray: str | None = None  # address of a Ray cluster for the workers, or auto; None: this machine
     sources: tuple[str, ...] = ()  # local addresses to send from
-    keep: Literal["raw", "gaps", "sample", "histogram"] = "raw"  # which rows to keep; gaps: all, and each gap
+    keep: Literal["raw", "gaps", "sample", "histogram"] = (
+        "raw"  # which rows to keep; gaps: all, and each gap
+    )
     out: Path | None = None
     store: str | None = None  # s3://..., az://..., ...: the finished folder is copied there
     gpus: int | None = None
@@ -117,20 +131,32 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     step_targets: Mapping[tuple[str, str], tuple[int, ...]] = msgspec.field(default_factory=dict)
     """(class, step of a task) -> its endpoints, by number; ("", ""): of all others; {}: each endpoint serves all."""
     route: Route = "auto"
-    server_metrics: tuple[str, ...] = ("auto",)  # or off, drain, or URLs of pages: `server_metrics.scraper`
-    session_header: str | None = None  # a header with the session of each request of a conversation or task
+    server_metrics: tuple[str, ...] = (
+        "auto",
+    )  # or off, drain, or URLs of pages: `server_metrics.scraper`
+    session_header: str | None = (
+        None  # a header with the session of each request of a conversation or task
+    )
     slo_headers: bool = False  # each request tells a gateway its SLO: `slo.SENT_AS`
     percentiles: tuple[float, ...] = ()  # further ones that the result shows, as shares
     server_timing: bool = False  # ask for the server's own account of each request
     reset_cache: bool = False  # empty the servers' prefix caches before the load
     traceparent: bool = False  # each request carries a W3C trace of its own
-    profile: ProfileAsked | None = None  # a part of the load around which the servers' profiler runs
-    energy: tuple[str, ...] = ("auto",)  # or off, nvidia-smi, or URLs of pages: `server_metrics.scraper`
+    profile: ProfileAsked | None = (
+        None  # a part of the load around which the servers' profiler runs
+    )
+    energy: tuple[str, ...] = (
+        "auto",
+    )  # or off, nvidia-smi, or URLs of pages: `server_metrics.scraper`
     on_target_failure: Literal["continue", "stop"] = "continue"
     metadata: tuple[tuple[str, str], ...] = ()
     command: tuple[str, ...] = ()
-    leave_out_first_round: bool = False  # the first request of each lane is not measured, also with a count
-    embedded: dict[str, Any] | None = None  # options of the embedded endpoint; None: a whole machine, by its model
+    leave_out_first_round: bool = (
+        False  # the first request of each lane is not measured, also with a count
+    )
+    embedded: dict[str, Any] | None = (
+        None  # options of the embedded endpoint; None: a whole machine, by its model
+    )
     tuning: Tuning = msgspec.field(default_factory=Tuning)
 
     @property
@@ -138,7 +164,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """The targets of the load; at least one."""
         if self.targets:
             return self.targets
-        only = Endpoint(url=self.url or "", api_key=self.api_key, gpus=self.gpus, shape=self.shape, region=self.region)
+        only = Endpoint(
+            url=self.url or "",
+            api_key=self.api_key,
+            gpus=self.gpus,
+            shape=self.shape,
+            region=self.region,
+        )
         return (only,)
 
     @property
@@ -170,11 +202,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def pages(self) -> PagesAsked:
         """Which pages of servers and hardware to read, and with which keys."""
         keys = tuple(endpoint.api_key for endpoint in self.endpoints)
-        return PagesAsked(self.server_metrics, keys, self.headers, self.tls, self.energy, self.server_timing)
+        return PagesAsked(
+            self.server_metrics, keys, self.headers, self.tls, self.energy, self.server_timing
+        )
 
     def of(self, endpoint: Endpoint) -> Settings:
         """These settings with `endpoint` as the only target, asked as it has to be."""
-        only = replace(self, url=endpoint.url, api_key=endpoint.api_key, targets=(), step_targets={})
+        only = replace(
+            self, url=endpoint.url, api_key=endpoint.api_key, targets=(), step_targets={}
+        )
         if not endpoint.serves:
             return only
         api = endpoint.api or self.api
@@ -192,7 +228,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     salt: str
     folder: Path
     run_id: str  # the name of the folder; a node of a cluster writes into another one
-    simulated: bool = False  # the target is a simulation of our own: the embedded endpoint, or virtual time
+    simulated: bool = (
+        False  # the target is a simulation of our own: the embedded endpoint, or virtual time
+    )
     known: KnownTarget | None = None  # what was known of it without asking it
     plugins: tuple[UsedPlugin, ...] = ()  # rows of other packages that its maker has used
 
@@ -221,7 +259,15 @@ def build_plan(job: Job) -> Plan:
     return Plan(
         job=job,
         timetable=arrivals.build(job.workload, job.seed),
-        requests=build(job.workload, job.seed, salt, tokenizer, template_tokens, job.settings.api, job.found[0].models),
+        requests=build(
+            job.workload,
+            job.seed,
+            salt,
+            tokenizer,
+            template_tokens,
+            job.settings.api,
+            job.found[0].models,
+        ),
         tokenizer=tokenizer,
     )
 
@@ -247,13 +293,25 @@ def prepare(
     """
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     job = Job(
-        workload=workload, settings=settings, found=found, seed=seed, salt=seeds.salt_of(seed, workload.salt),
-        folder=folder, run_id=folder.name, simulated=simulated, known=known, plugins=plugins.used(),
-    )  # fmt: skip
+        workload=workload,
+        settings=settings,
+        found=found,
+        seed=seed,
+        salt=seeds.salt_of(seed, workload.salt),
+        folder=folder,
+        run_id=folder.name,
+        simulated=simulated,
+        known=known,
+        plugins=plugins.used(),
+    )
     plan = build_plan(job)
-    plan = structs.replace(plan, too_long=too_long(plan.requests, plan.timetable.slots, shortest(found)))
+    plan = structs.replace(
+        plan, too_long=too_long(plan.requests, plan.timetable.slots, shortest(found))
+    )
     answer = answer or lane_start.by_probe(found[0].first_ms, found[0].token_ms)
-    started, begins = lane_start.resolve(workload, plan.requests, answer, leave_out=settings.leave_out_first_round)
+    started, begins = lane_start.resolve(
+        workload, plan.requests, answer, leave_out=settings.leave_out_first_round
+    )
     if started.stages != workload.stages:
         job = structs.replace(job, workload=started)
         plan = structs.replace(plan, job=job, timetable=arrivals.build(started, seed))
@@ -274,7 +332,8 @@ def workers(timetable: Schedule, requests: Prompts, workload: Workload, cores: i
     if any(span.dynamic for span in timetable.stages[:-1]):
         return 1
     output_tokens = [
-        requests.asked_output(number) or 0 for number in requests.numbers(min(timetable.slots or 100, 100))
+        requests.asked_output(number) or 0
+        for number in requests.numbers(min(timetable.slots or 100, 100))
     ]
     events = statistics.fmean(output_tokens) if output_tokens else 0.0
     useful = 1
@@ -284,7 +343,9 @@ def workers(timetable: Schedule, requests: Prompts, workload: Workload, cores: i
         else:
             rate = min(span.offered_rps or 0.0, span.slots or 0)
             useful = max(useful, math.ceil(rate * events / EVENTS_EACH))
-    return max(1, min(cores, useful, workload.max_in_flight or cores, workload.max_in_prefill or cores))
+    return max(
+        1, min(cores, useful, workload.max_in_flight or cores, workload.max_in_prefill or cores)
+    )
 
 
 def cap(most: int | None, share: int, shares: int) -> int | None:
@@ -296,15 +357,26 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
     """Raises Faults if the plan needs more workers, files or ports than there are. `here`: runs on this machine."""
     job, timetable = plan.job, plan.timetable
     settings, in_flight_limit = job.settings, job.workload.max_in_flight
-    faults: list[Fault] = [*resource_limits.unusable(settings.sources), *_faults_of_tasks(job.workload, settings)]
-    if plan.too_long is not None and (fault := plan.too_long.refused(job.workload, settings.shown)) is not None:
+    faults: list[Fault] = [
+        *resource_limits.unusable(settings.sources),
+        *_faults_of_tasks(job.workload, settings),
+    ]
+    if (
+        plan.too_long is not None
+        and (fault := plan.too_long.refused(job.workload, settings.shown)) is not None
+    ):
         faults.append(fault)
     if here and settings.workers > MOST_PER_CORE * resource_limits.cpus():
         cores = format.counted(resource_limits.cpus(), "core")
-        what = f"{format.counted(settings.workers, 'worker process', 'worker processes')} on {cores}"
+        what = (
+            f"{format.counted(settings.workers, 'worker process', 'worker processes')} on {cores}"
+        )
         faults.append(
             UserError(
-                "resource_limit", what, f"--workers {settings.workers}", "--workers auto: a core each, if there is work"
+                "resource_limit",
+                what,
+                f"--workers {settings.workers}",
+                "--workers auto: a core each, if there is work",
             )
         )
     caps = [("in prefill", job.workload.max_in_prefill, "--set max_in_prefill")]
@@ -314,7 +386,11 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
         if most is not None and most < settings.workers:
             workers = format.counted(settings.workers, "worker")
             what = f"{format.counted(most, 'request')} {where} cannot be spread over {workers}"
-            faults.append(UserError("out_of_range", what, flag, f"--workers {most} or fewer: each has its part"))
+            faults.append(
+                UserError(
+                    "out_of_range", what, flag, f"--workers {most} or fewer: each has its part"
+                )
+            )
     if here:
         faults += resource_limits.faults(
             total=resource_limits.connections(timetable, in_flight_limit),
@@ -332,25 +408,44 @@ def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserErr
     """What the tasks of a workload ask for and these settings do not give."""
     tasks = [part for part in parts(workload.requests).values() if isinstance(part, Task)]
     if any(task.known_tools for task in tasks) and settings.api not in ("chat", "messages"):
-        yield UserError("unsupported", "calls of tools are messages of a chat", f"--api {settings.api}", "--api chat")
+        yield UserError(
+            "unsupported",
+            "calls of tools are messages of a chat",
+            f"--api {settings.api}",
+            "--api chat",
+        )
     if any(task.abandoned for task in tasks) and not settings.stream:
         hint = "leave it out, or abandoned: out of the workload"
         yield UserError(
-            "unsupported", "nobody goes away in the middle of an answer that comes whole", "--no-stream", hint
+            "unsupported",
+            "nobody goes away in the middle of an answer that comes whole",
+            "--no-stream",
+            hint,
         )
     if workload.max_in_prefill is not None and not (settings.stream or settings.values):
         problem = "an answer that comes whole does not tell when its prefill was over"
-        yield UserError("unsupported", problem, "--no-stream", "stream, or leave max_in_prefill out")
+        yield UserError(
+            "unsupported", problem, "--no-stream", "stream, or leave max_in_prefill out"
+        )
     if settings.values:
         for rule in workload.stop_when:
             if rule.metric != "errors" and needs(rule.metric):
                 what = f"answers of {settings.api} have no tokens, so this rule would never hold"
-                yield UserError("unsupported", what, f"--stop-when {rule.metric}", "errors:20%, or e2e:p50:5s")
-    for name, asked in (("session_header", settings.session_header), ("slo_headers", settings.slo_headers)):
+                yield UserError(
+                    "unsupported", what, f"--stop-when {rule.metric}", "errors:20%, or e2e:p50:5s"
+                )
+    for name, asked in (
+        ("session_header", settings.session_header),
+        ("slo_headers", settings.slo_headers),
+    ):
         if asked and settings.client == "openai":
             problem = "the openai client sends no headers of single requests"
             yield UserError("unsupported", problem, f"--set {name}", "--set client=wire")
     classes = workload.requests.classes.values() if isinstance(workload.requests, Mix) else ()
-    if settings.slo_headers and not any(slo.sent_headers(one) for one in (workload.slo, *(c.slo for c in classes))):
+    if settings.slo_headers and not any(
+        slo.sent_headers(one) for one in (workload.slo, *(c.slo for c in classes))
+    ):
         problem = "no SLO of TTFT or TPOT, so there is none to tell a gateway"
-        yield UserError("missing_key", problem, "--set slo_headers", "--slo ttft:500ms:p95 --slo tpot:50ms:p95")
+        yield UserError(
+            "missing_key", problem, "--set slo_headers", "--slo ttft:500ms:p95 --slo tpot:50ms:p95"
+        )

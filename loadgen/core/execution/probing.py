@@ -23,7 +23,10 @@ Known = dict[Endpoint, ProbeResult]
 
 
 async def ask(
-    settings: Settings, target: Target, fetcher: Fetcher, samples: Sequence[tuple[str, int]] = SAMPLES
+    settings: Settings,
+    target: Target,
+    fetcher: Fetcher,
+    samples: Sequence[tuple[str, int]] = SAMPLES,
 ) -> ProbeResult:
     """Probe one target as a load will use it. Raises TargetUnusable. `samples`: prompts, and our count of each."""
     return await probe(
@@ -45,7 +48,9 @@ def client_options(settings: Settings, probed: ProbeResult) -> dict[str, Any]:
     """How a client asks this target: what the settings say, and what the probe found out."""
     headers, extra_body = settings.headers, settings.extra_body
     if settings.server_timing:
-        headers, extra_body = asking_for_timing(probed.quirk, headers, extra_body, stream=settings.stream)
+        headers, extra_body = asking_for_timing(
+            probed.quirk, headers, extra_body, stream=settings.stream
+        )
     return {
         "model": probed.model,
         "quirk": probed.quirk,
@@ -71,10 +76,16 @@ async def find(settings: Settings, timeout_s: float) -> ProbeResult:
         found = await ask(settings, target, fetcher)
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), shown, error.hint) from None
-    return found if fetcher.dns_ns is None else msgspec.structs.replace(found, dns_ms=fetcher.dns_ns / 1e6)
+    return (
+        found
+        if fetcher.dns_ns is None
+        else msgspec.structs.replace(found, dns_ms=fetcher.dns_ns / 1e6)
+    )
 
 
-async def find_all(settings: Settings, known: Known, timeout_s: float, tell: Tell) -> tuple[ProbeResult, ...]:
+async def find_all(
+    settings: Settings, known: Known, timeout_s: float, tell: Tell
+) -> tuple[ProbeResult, ...]:
     """Probe every endpoint that is not `known` yet, and add it there; results in the order of the endpoints.
 
     An answer may take `timeout_s`, as in the load; `tell` hears when the wait gets long. Raises the faults of all
@@ -89,7 +100,9 @@ async def find_all(settings: Settings, known: Known, timeout_s: float, tell: Tel
     waiting.cancel()
     by_endpoint = known | dict(zip(asked, answers, strict=True))
     faults: list[Fault] = []
-    first: dict[tuple[str, str | None, str | None], tuple[Endpoint, ProbeResult]] = {}  # by what they serve
+    first: dict[
+        tuple[str, str | None, str | None], tuple[Endpoint, ProbeResult]
+    ] = {}  # by what they serve
     for endpoint in endpoints:
         result = by_endpoint[endpoint]
         if isinstance(result, Fault):
@@ -97,13 +110,19 @@ async def find_all(settings: Settings, known: Known, timeout_s: float, tell: Tel
         elif isinstance(result, BaseException):
             raise result
         else:
-            alike = first.setdefault((endpoint.serves, endpoint.api, endpoint.model), (endpoint, result))
+            alike = first.setdefault(
+                (endpoint.serves, endpoint.api, endpoint.model), (endpoint, result)
+            )
             faults += _differences(*alike, endpoint, result)
     if len(faults) == 1:
         raise faults[0]
     if faults:
         raise Faults(faults)
-    known.update((endpoint, result) for endpoint, result in by_endpoint.items() if isinstance(result, ProbeResult))
+    known.update(
+        (endpoint, result)
+        for endpoint, result in by_endpoint.items()
+        if isinstance(result, ProbeResult)
+    )
     return tuple(known[endpoint] for endpoint in endpoints)
 
 
@@ -120,5 +139,10 @@ def _differences(
 
 def _served_model(result: ProbeResult) -> str:
     """The model that answers. If the server does not list the requested name, the names that it lists: some servers
-    accept any name."""
-    return result.model if result.model in result.models or not result.models else ", ".join(result.models)
+    accept any name.
+    """
+    return (
+        result.model
+        if result.model in result.models or not result.models
+        else ", ".join(result.models)
+    )

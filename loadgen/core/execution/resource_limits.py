@@ -38,7 +38,12 @@ def room() -> Room:
     ports = None
     try:
         low, high = map(int, (_PROC / "ip_local_port_range").read_text("utf-8").split())
-        ports = high - low + 1 - _reserved((_PROC / "ip_local_reserved_ports").read_text("utf-8"), low, high)
+        ports = (
+            high
+            - low
+            + 1
+            - _reserved((_PROC / "ip_local_reserved_ports").read_text("utf-8"), low, high)
+        )
     except (OSError, ValueError):
         pass  # not known here
     return Room(files=None if hard == resource.RLIM_INFINITY else hard, ports=ports)
@@ -66,14 +71,22 @@ def connections(timetable: Schedule, max_in_flight: int | None) -> int | None:
         if span.lanes:
             most = max(most, len(timetable.own_lanes(span)) * timetable.chains.side_by_side)
         elif max_in_flight is not None:
-            most = max(most, min(max_in_flight, timetable.own_chains(span) * timetable.chains.side_by_side))
+            most = max(
+                most, min(max_in_flight, timetable.own_chains(span) * timetable.chains.side_by_side)
+            )
         else:
             return None
     return most
 
 
 def faults(
-    *, total: int | None, workers: int, addresses: Sequence[str], sources: int, simulated: bool, room: Room
+    *,
+    total: int | None,
+    workers: int,
+    addresses: Sequence[str],
+    sources: int,
+    simulated: bool,
+    room: Room,
 ) -> Iterator[UserError]:
     """A fault, with a hint, for each limit that the plan exceeds.
 
@@ -105,7 +118,9 @@ def faults(
     each = -(-total // len(addresses))
     for address, targets in Counter(addresses).items():
         if each * targets > ports:
-            source_text = f"{sources} source addresses have" if sources > 1 else "one source address has"
+            source_text = (
+                f"{sources} source addresses have" if sources > 1 else "one source address has"
+            )
             yield UserError(
                 "resource_limit",
                 f"{each * targets:,} connections at once to {address}, but {source_text} {ports:,} local ports",
@@ -126,4 +141,6 @@ def unusable(sources: Sequence[str]) -> Iterator[UserError]:
         except OSError as error:
             reason = error.strerror or str(error)
             hint = f"an address of this machine: ip addr add {source}/32 dev …"
-            yield UserError("unusable_source", f"cannot send from it: {reason}", f"--set sources={source}", hint)
+            yield UserError(
+                "unusable_source", f"cannot send from it: {reason}", f"--set sources={source}", hint
+            )

@@ -25,7 +25,15 @@ from loadgen.core.execution.share import KEPT_BLOCK, Share, large, return_blocks
 from loadgen.core.execution.steering import MakeSteering
 from loadgen.core.followers import server_accounts
 from loadgen.core.followers.compactor_process import Compactor
-from loadgen.core.followers.hearers import CacheReset, HeaderFile, Names, Pages, Profiling, StopWatch, write_header
+from loadgen.core.followers.hearers import (
+    CacheReset,
+    HeaderFile,
+    Names,
+    Pages,
+    Profiling,
+    StopWatch,
+    write_header,
+)
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.requests import prompts
@@ -59,24 +67,41 @@ def execute(
     row = settings.backend
     if settings.profile is not None and row.virtual:
         raise UserError(
-            "unsupported", "a run in virtual time has no server whose profiler could run", "--profile", "leave it out"
+            "unsupported",
+            "a run in virtual time has no server whose profiler could run",
+            "--profile",
+            "leave it out",
         )
     remote = None if settings.store is None else object_store.open(settings.store)
     stored = None
     header_file = HeaderFile()
-    every: Sequence[events.Hearer] = (header_file, *hearers, Pages(), Profiling(), StopWatch(), CacheReset(), Names())
+    every: Sequence[events.Hearer] = (
+        header_file,
+        *hearers,
+        Pages(),
+        Profiling(),
+        StopWatch(),
+        CacheReset(),
+        Names(),
+    )
     tell = events.to_all(every)
     try:
         now = datetime.datetime.now().astimezone()
         with (
-            contextlib.nullcontext(own) if own else taken(settings.out, workload.name, now) as folder,
+            contextlib.nullcontext(own)
+            if own
+            else taken(settings.out, workload.name, now) as folder,
             header_file.of_a_load(folder),
         ):
             if row.run:
-                summary = BACKENDS.function(row, row.run, gives(Summary))(workload, settings, folder, tell, steering)
+                summary = BACKENDS.function(row, row.run, gives(Summary))(
+                    workload, settings, folder, tell, steering
+                )
             else:
                 probed = {} if known is None else known
-                summary = _over_http(workload, settings, folder, every, header_file, probed, steering)
+                summary = _over_http(
+                    workload, settings, folder, every, header_file, probed, steering
+                )
             if steering is not None:
                 steering.finish(folder)
         if remote is not None:
@@ -98,22 +123,37 @@ def _over_http(
 ) -> Summary:
     import uvloop
 
-    simulated, known_before, tell = settings.backend.simulated, backend.known(settings), events.to_all(hearers)
+    simulated, known_before, tell = (
+        settings.backend.simulated,
+        backend.known(settings),
+        events.to_all(hearers),
+    )
     with contextlib.ExitStack() as cleanup:
         settings = step_targets.resolved(workload, cleanup.enter_context(backend.serving(settings)))
         senders = cleanup.enter_context(backend.senders(settings))
-        runner, on_failure = asyncio.Runner(loop_factory=uvloop.new_event_loop), contextlib.ExitStack()
+        runner, on_failure = (
+            asyncio.Runner(loop_factory=uvloop.new_event_loop),
+            contextlib.ExitStack(),
+        )
         with runner, on_failure:
             found = runner.run(find_all(settings, known, workload.timeout_ns / 1e9, tell))
             on_failure.callback(tell, events.LoadEnded(None))
             tell(events.TargetsFound(folder, settings, found))
             plan, begins = prepare(
-                workload, settings, found, folder=folder, simulated=simulated, known=known_before, cores=senders.cores,
+                workload,
+                settings,
+                found,
+                folder=folder,
+                simulated=simulated,
+                known=known_before,
+                cores=senders.cores,
                 steering=steering,
-            )  # fmt: skip
+            )
             header = run_header.header(plan, workload, begins)
             notes = runner.run(senders.place(plan, tell))
-            header = events.completed(hearers, msgspec.structs.replace(header, notes=(*header.notes, *notes)))
+            header = events.completed(
+                hearers, msgspec.structs.replace(header, notes=(*header.notes, *notes))
+            )
             tell(events.RunPlanned(plan, header))
             slots, tuning = plan.timetable.slots, settings.tuning
             many = slots is None or slots > tuning.compacted_rows or steering is not None
@@ -126,7 +166,11 @@ def _over_http(
 
 
 def finish(
-    plan: Plan, header: manifest.Header, share: Share, compactor: Compactor, load: events.RunningLoad | None = None
+    plan: Plan,
+    header: manifest.Header,
+    share: Share,
+    compactor: Compactor,
+    load: events.RunningLoad | None = None,
 ) -> Summary:
     """Read everything back, write the final header and the summary, and delete what is no longer needed.
 
@@ -151,18 +195,24 @@ def finish(
     header = msgspec.structs.replace(header, notes=(*header.notes, *share.notes))
     for target, at_s in sorted(share.down.items()):
         name = header.targets[target].name or header.targets[target].url
-        header = run_header.noted(header, reasons.coded("target_gone", {"target": name, "at_s": at_s}))
+        header = run_header.noted(
+            header, reasons.coded("target_gone", {"target": name, "at_s": at_s})
+        )
     header = msgspec.structs.replace(
         header,
         ended=run_header.now(),
         state=_state(share, load),
         stopped_by=None if load is None else load.stopped_by,
-        fingerprints=msgspec.structs.replace(header.fingerprints, prompts=fingerprint, bodies=bodies),
+        fingerprints=msgspec.structs.replace(
+            header.fingerprints, prompts=fingerprint, bodies=bodies
+        ),
         cluster=share.cluster,
         host=msgspec.structs.replace(header.host, hot_path=share.hot_path or header.host.hot_path),
     )
     write_header(folder, header)
-    compactor_deletes_rows = header.keep != "raw" or any(segment.first for segment in segments(folder))
+    compactor_deletes_rows = header.keep != "raw" or any(
+        segment.first for segment in segments(folder)
+    )
     has_accounts = (folder / request_accounts.FILE).exists()
     compacted = compactor.finish() if compactor_deletes_rows or has_accounts else None
     if compacted and has_accounts and (unjoined := server_accounts.join(folder)) is not None:
@@ -187,4 +237,8 @@ def finish(
 def _state(share: Share, load: events.RunningLoad | None) -> str:
     if share.stopped or (load is not None and load.stopped_by):
         return "stopped"
-    return ("decided" if load is not None and load.decided else "interrupted") if share.interrupted else "finished"
+    return (
+        ("decided" if load is not None and load.decided else "interrupted")
+        if share.interrupted
+        else "finished"
+    )

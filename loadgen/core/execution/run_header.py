@@ -68,10 +68,16 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
     slo, unjudged = judged_slo(workload.slo, settings)
     classes, unjudged_of_classes = class_plans(workload, settings)
     unjudged |= unjudged_of_classes
-    source = "server" if all(result.usage for result in found if result.target.api == settings.api) else tokenizer.tag
+    source = (
+        "server"
+        if all(result.usage for result in found if result.target.api == settings.api)
+        else tokenizer.tag
+    )
     coded = _resonant(plan) | _undisclosed(plan)
     # how lanes begin by default is the target's doing: fingerprints are of what was asked
-    asked_timetable = timetable if asked.stages == workload.stages else arrivals.build(asked, job.seed)
+    asked_timetable = (
+        timetable if asked.stages == workload.stages else arrivals.build(asked, job.seed)
+    )
     return manifest.Header(
         schema_minor=SCHEMA_MINOR,
         run=job.run_id,
@@ -91,7 +97,9 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         client=settings.client,
         api=settings.api,
         stream=settings.stream,
-        slo=None if any(one.slo != slo for one in classes) else slo,  # else each class has that, or its own
+        slo=None
+        if any(one.slo != slo for one in classes)
+        else slo,  # else each class has that, or its own
         classes=classes,
         steps=tuple(_steps(workload, settings)),
         limits=ValidityLimits(**dict(iter(workload.limits))),
@@ -134,7 +142,12 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
 
 
 def of_steps(
-    header: manifest.Header, plan: Plan, stages: Sequence[Any], timetable: Schedule, *, goes_on: bool = False
+    header: manifest.Header,
+    plan: Plan,
+    stages: Sequence[Any],
+    timetable: Schedule,
+    *,
+    goes_on: bool = False,
 ) -> manifest.Header:
     """The header of a load that was decided while it went: its steps are its stages. The last one is measured.
 
@@ -144,14 +157,18 @@ def of_steps(
     last = replace(last, measured=True)
     if goes_on:
         last = replace(last, chains=None, slots=None)
-    timetable = replace(timetable, stages=(*(replace(span, measured=False) for span in before), last))
+    timetable = replace(
+        timetable, stages=(*(replace(span, measured=False) for span in before), last)
+    )
     workload = plan.job.workload.model_copy(update={"stages": tuple(stages)})
     return msgspec.structs.replace(
         header,
         stages=tuple(_stage_plan(workload, timetable, i) for i in range(len(stages))),
         fingerprints=header.fingerprints
         if goes_on
-        else msgspec.structs.replace(header.fingerprints, timetable=schedule.fingerprint(timetable)),
+        else msgspec.structs.replace(
+            header.fingerprints, timetable=schedule.fingerprint(timetable)
+        ),
     )
 
 
@@ -170,14 +187,18 @@ def _cache_bound(plan: Plan) -> float | None:
     asked, trace = plan.job.workload.requests, getattr(plan.requests, "trace", None)
     if trace is None or not isinstance(asked, FromTrace):
         return None
-    slots = plan.timetable.slots if asked.replay == "instants" else None  # rows of sessions are sent by session
+    slots = (
+        plan.timetable.slots if asked.replay == "instants" else None
+    )  # rows of sessions are sent by session
     found: float | None = trace.reused_share(slots)
     return found
 
 
 def noted(header: manifest.Header, words: dict[str, manifest.ReasonCode]) -> manifest.Header:
     """The header with more notes, in words and as codes."""
-    return msgspec.structs.replace(header, notes=(*header.notes, *words), note_codes={**header.note_codes, **words})
+    return msgspec.structs.replace(
+        header, notes=(*header.notes, *words), note_codes={**header.note_codes, **words}
+    )
 
 
 def now() -> str:
@@ -200,7 +221,11 @@ def _steps(workload: Workload, settings: Settings) -> Iterator[manifest.StepPlan
         nodes = TaskGraphs(part, 0)[0]
         for name, step in part.steps.items():
             turns = tuple(turn for turn, node in enumerate(nodes) if node.step == name)
-            thinking = ["thinking"] if step.think_time != type(step).model_fields["think_time"].default else []
+            thinking = (
+                ["thinking"]
+                if step.think_time != type(step).model_fields["think_time"].default
+                else []
+            )
             yield manifest.StepPlan(
                 name=name,
                 of_class=of_class,
@@ -261,7 +286,9 @@ def _resonant(plan: Plan) -> dict[str, manifest.ReasonCode]:
     if job.settings.route not in ("auto", "round-robin") or timetable.turns > 1:
         return {}
     targets = len(job.settings.endpoints)
-    found = resonance.found(job.workload.requests, plan.requests, targets, "target", timetable.slots)
+    found = resonance.found(
+        job.workload.requests, plan.requests, targets, "target", timetable.slots
+    )
     return reasons.coded("resonance", found)
 
 
@@ -286,9 +313,16 @@ def _host(hot_path: str) -> manifest.Host:
     cpu, memory, clock = "", None, ""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+            cpu = next(
+                (line.partition(":")[2].strip() for line in file if line.startswith("model name")),
+                "",
+            )
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        clock = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text("utf-8").strip()
+        clock = (
+            Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+            .read_text("utf-8")
+            .strip()
+        )
     except (OSError, ValueError):
         pass
     names = ("uvloop", "msgspec", "numpy", "openai", "tiktoken")
@@ -305,7 +339,9 @@ def _host(hot_path: str) -> manifest.Host:
     )
 
 
-def judged_slo(slo: Slo | None, settings: Settings) -> tuple[Slo | None, dict[str, manifest.ReasonCode]]:
+def judged_slo(
+    slo: Slo | None, settings: Settings
+) -> tuple[Slo | None, dict[str, manifest.ReasonCode]]:
     """The SLO that can be judged, and notes. Terms that the answers of this API do not have are left out."""
     if slo is None or settings.stream:
         return slo, {}
@@ -326,7 +362,9 @@ def class_plans(
     """The classes of the requests with the SLO that each is judged by, and notes."""
     plans: list[manifest.ClassPlan] = []
     notes: dict[str, manifest.ReasonCode] = {}
-    for name, one in workload.requests.classes.items() if isinstance(workload.requests, Mix) else ():
+    for name, one in (
+        workload.requests.classes.items() if isinstance(workload.requests, Mix) else ()
+    ):
         slo, unjudged = judged_slo(one.slo or workload.slo, settings)
         notes |= unjudged
         share = float(one.weight)
@@ -344,27 +382,36 @@ def _shares_prompts(requests: Any) -> bool:
     if isinstance(requests, Task) or hasattr(requests, "path") or hasattr(requests, "trace"):
         return True
     return any(
-        getattr(requests, name, None) for name in ("turns", "shared_prefix_tokens", "system_tokens", "cache", "chunks")
+        getattr(requests, name, None)
+        for name in ("turns", "shared_prefix_tokens", "system_tokens", "cache", "chunks")
     )
 
 
-def _stage_plan(workload: Workload, timetable: Schedule, index: int, begin: Begin | None = None) -> manifest.StagePlan:
+def _stage_plan(
+    workload: Workload, timetable: Schedule, index: int, begin: Begin | None = None
+) -> manifest.StagePlan:
     span, stage = timetable.stages[index], workload.stages[index]
     law = stage.arrival
     if isinstance(law, Closed) and begin is not None and begin.source != "asked":
-        law = law.model_copy(update={"ramp_ns": None})  # what the workload says is equal for all servers
+        law = law.model_copy(
+            update={"ramp_ns": None}
+        )  # what the workload says is equal for all servers
     return manifest.StagePlan(
         name=span.name,
         arrival=words(law, workload.max_in_prefill),
         closed=bool(span.lanes),
         measured=span.measured,
         start_ns=span.start_ns or 0,
-        end_ns=None if span.length_ns is None or span.start_ns is None else span.start_ns + span.length_ns,
+        end_ns=None
+        if span.length_ns is None or span.start_ns is None
+        else span.start_ns + span.length_ns,
         slots=span.slots,
         rate=getattr(stage.arrival, "rate", None),
         concurrency=span.lanes or None,
         first_slot=span.first_chain * span.turns,
-        chains=None if span.slots is None or span.slots == (span.chains or 0) * span.turns else span.chains,
+        chains=None
+        if span.slots is None or span.slots == (span.chains or 0) * span.turns
+        else span.chains,
         ramp_s=None if begin is None or begin.ramp_ns is None else begin.ramp_ns / 1e9,
         ramp_from="" if begin is None else begin.source,
     )
@@ -383,16 +430,26 @@ def words(arrival: Any, in_prefill: int | None = None) -> str:
     if isinstance(arrival, Gamma):
         return f"gamma {arrival.rate:g}/s, burstiness {arrival.burstiness:g}"
     if isinstance(arrival, Replay):
-        return f"trace {arrival.file.name}" + (f", {arrival.speed:g} times as fast" if arrival.speed != 1 else "")
-    return "everything at once" if arrival.rate == float("inf") else f"{arrival.tag} {arrival.rate:g}/s"
+        return f"trace {arrival.file.name}" + (
+            f", {arrival.speed:g} times as fast" if arrival.speed != 1 else ""
+        )
+    return (
+        "everything at once"
+        if arrival.rate == float("inf")
+        else f"{arrival.tag} {arrival.rate:g}/s"
+    )
 
 
-def bounds_of(stage: manifest.StagePlan, timetable: Schedule, index: int, workload: Workload) -> list[str]:
+def bounds_of(
+    stage: manifest.StagePlan, timetable: Schedule, index: int, workload: Workload
+) -> list[str]:
     """How much a stage sends, and for how long: 1,077 conversations, 4,308 requests, 180 s."""
     bounds = [] if stage.slots is None else [format.counted(stage.slots, "request")]
     if timetable.turns > 1 and (chains := timetable.stages[index].chains) is not None:
         of = workload.requests
-        noun = "task" if isinstance(of, Task) else "start" if isinstance(of, Mix) else "conversation"
+        noun = (
+            "task" if isinstance(of, Task) else "start" if isinstance(of, Mix) else "conversation"
+        )
         bounds.insert(0, format.counted(chains, noun))
     if stage.end_ns is not None:
         bounds.append(f"{(stage.end_ns - stage.start_ns) / 1e9:g} s")
@@ -410,7 +467,9 @@ def _lengths_words(workload: Workload, requests: Prompts, count: int | None) -> 
     first = lengths.of_first(requests, count)
     prompt_range = f"{_range(one.input_tokens for one in first.values())} prompt tokens"
     asked = [one.output_tokens for one in first.values()]
-    answers = f"{_range(asked)} asked for" if any(asked) else "answers as long as the server makes them"
+    answers = (
+        f"{_range(asked)} asked for" if any(asked) else "answers as long as the server makes them"
+    )
     contexts = lengths.contexts(first)
     largest = f", largest context {max(contexts):,}" if contexts else ""
     yield f"first {format.counted(len(first), 'request')}: {prompt_range}, {answers}{largest}"
@@ -446,22 +505,35 @@ def describe(workload: Workload, settings: Settings) -> Described:
     salt = seeds.salt_of(seed, workload.salt)
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
     requests = build(workload, seed, seeds.salt_number(salt), tokenizer, api=settings.api)
-    lines = [f"workload: {workload.name}", f"target: {settings.shown}", f"repeat with {seeds.words(seed, salt)}"]
+    lines = [
+        f"workload: {workload.name}",
+        f"target: {settings.shown}",
+        f"repeat with {seeds.words(seed, salt)}",
+    ]
     for index in range(len(timetable.stages)):
         stage = _stage_plan(workload, timetable, index)
         bounds = bounds_of(stage, timetable, index, workload)
-        lines.append(f"load: {stage.arrival}: {', '.join(bounds)}{'' if stage.measured else ', warm-up, not measured'}")
+        lines.append(
+            f"load: {stage.arrival}: {', '.join(bounds)}{'' if stage.measured else ', warm-up, not measured'}"
+        )
         law = workload.stages[index].arrival
         if isinstance(law, Closed) and law.ramp_ns is None and law.concurrency > 1:
-            lines.append("      its lanes begin spread over an answer's length, which the probe of the target tells")
+            lines.append(
+                "      its lanes begin spread over an answer's length, which the probe of the target tells"
+            )
     lines += _lengths_words(workload, requests, timetable.slots)
     load = forecast(timetable, mean_lengths(requests))
     lines.append(f"expected: about {load.words}")
     recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
     lines.append(f"recipe: {recipe}  timetable: {schedule.fingerprint(timetable)}")
-    lines += [f"note: {note}" for note in (*_replaced(workload), *requests.warnings(timetable.slots or 1000))]
+    lines += [
+        f"note: {note}"
+        for note in (*_replaced(workload), *requests.warnings(timetable.slots or 1000))
+    ]
     known = backend.known(settings)
     long = too_long(requests, timetable.slots, None if known is None else known.context)
     refused = None if long is None else long.refused(workload, settings.shown)
-    lines += [f"note: {long.words}; these will fail"] if long is not None and refused is None else []
+    lines += (
+        [f"note: {long.words}; these will fail"] if long is not None and refused is None else []
+    )
     return Described("\n".join(lines), load, refused)

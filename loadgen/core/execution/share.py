@@ -40,9 +40,13 @@ from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.workload import Closed
 
 AHEAD = 2_000  # bodies kept ready for a load without end, where no process builds them
-SPARE_OPEN = 32  # connections opened before an open-loop run, besides those that its first second needs
+SPARE_OPEN = (
+    32  # connections opened before an open-loop run, besides those that its first second needs
+)
 MOST_SPARE = 1_000  # most connections opened before an open-loop run
-BUILD_CPU_S = 20.0  # longest time to build bodies in advance; after it, the load starts with a part of them
+BUILD_CPU_S = (
+    20.0  # longest time to build bodies in advance; after it, the load starts with a part of them
+)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # what malloc.h calls them
 LARGE_BLOCK, KEPT_BLOCK = 1 << 17, 1 << 23
 
@@ -59,7 +63,9 @@ class Share(Struct, frozen=True, kw_only=True):
     late: int  # bodies that were built in the sending loop
     interrupted: bool
     stopped: bool = False  # because a target stopped answering
-    down: dict[int, float] = field(default_factory=dict)  # target -> when it stopped answering, s from the start
+    down: dict[int, float] = field(
+        default_factory=dict
+    )  # target -> when it stopped answering, s from the start
     notes: tuple[str, ...] = ()  # warnings about the workers' machines, found during the run
     cluster: Cluster | None = None  # where the workers were
     hot_path: str = ""  # as in `manifest.Host`
@@ -97,14 +103,21 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
         raise TargetError(error.code, str(error), "", error.hint) from None
     clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
     make_steering = plan.steering
-    beside = large(plan.timetable, settings.tuning) or (plan.timetable.slots is None and child_process.forks())
+    beside = large(plan.timetable, settings.tuning) or (
+        plan.timetable.slots is None and child_process.forks()
+    )
     if beside and settings.client == "wire" and make_steering is None:
         bodies: Bodies = BodyPrefetch(job, part, requests)
     else:
         alike = step_targets.serving(settings, requests) is None
-        bodies = Bodies(requests, preparer(job, requests), len(part.stages), linked=linked(job), alike=alike)
+        bodies = Bodies(
+            requests, preparer(job, requests), len(part.stages), linked=linked(job), alike=alike
+        )
     spool = Spool(job.folder, share, settings.tuning.segment_rows)
-    secrets = [*(endpoint.api_key for endpoint in settings.endpoints), *header_secrets(settings.headers)]
+    secrets = [
+        *(endpoint.api_key for endpoint in settings.endpoints),
+        *header_secrets(settings.headers),
+    ]
 
     def redact(text: str) -> str:
         for probed in job.found:
@@ -124,17 +137,34 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
         else:
             numbers = [part.stage_numbers(span) for span in part.stages]
             for stage, span in enumerate(part.stages):
-                bodies.build(stage, numbers[stage], most=AHEAD if span.chains is None else None, cpu_s=BUILD_CPU_S)
+                bodies.build(
+                    stage,
+                    numbers[stage],
+                    most=AHEAD if span.chains is None else None,
+                    cpu_s=BUILD_CPU_S,
+                )
         for client in clients:
             await client.open(-(-opened_ahead(part) // len(clients)))
-        senders = [OwnFlows(client, spool.events) for client in clients] if settings.keep == "gaps" else clients
+        senders = (
+            [OwnFlows(client, spool.events) for client in clients]
+            if settings.keep == "gaps"
+            else clients
+        )
         yield Equipment(
-            wire=wire, clients=senders, serving=step_targets.serving(settings, requests), bodies=bodies,
-            numbers=numbers, spool=spool, redact=redact, steer=steer,
+            wire=wire,
+            clients=senders,
+            serving=step_targets.serving(settings, requests),
+            bodies=bodies,
+            numbers=numbers,
+            spool=spool,
+            redact=redact,
+            steer=steer,
             head_lines=head_lines(workload, requests, slos=settings.slo_headers),
-        )  # fmt: skip
+        )
     except TargetUnusable as error:
-        raise TargetError(error.code, str(error), job.found[0].target.redacted, error.hint) from None
+        raise TargetError(
+            error.code, str(error), job.found[0].target.redacted, error.hint
+        ) from None
     finally:
         spool.close()
         bodies.close()
@@ -188,7 +218,11 @@ def large(timetable: Schedule, tuning: Tuning) -> bool:
 def opened_ahead(part: Schedule) -> int:
     """Connections to open before the start: one per lane, or an estimate; never more than there are requests."""
     lanes = max((len(part.own_lanes(span)) for span in part.stages if span.lanes), default=0)
-    rates = [rate for span in part.stages[:1] if (rate := span.offered_rps) is not None and math.isfinite(rate)]
+    rates = [
+        rate
+        for span in part.stages[:1]
+        if (rate := span.offered_rps) is not None and math.isfinite(rate)
+    ]
     guess = min(SPARE_OPEN + math.ceil(max(rates, default=0.0) / part.parts), MOST_SPARE)
     count = lanes * part.chains.side_by_side or guess
     return min(count, part.slots if part.slots is not None else count)
@@ -209,4 +243,6 @@ def _client(job: Job, index: int, keep_text: bool, wire: Wire) -> Any:
 
         return OpenAIClient(probed.target, **options)
     open_ahead = any(not isinstance(stage.arrival, Closed) for stage in job.workload.stages)
-    return Pool(probed.target, wire=wire, ahead=open_ahead, sources=settings.sources, raw=True, **options)
+    return Pool(
+        probed.target, wire=wire, ahead=open_ahead, sources=settings.sources, raw=True, **options
+    )

@@ -17,7 +17,12 @@ from loadgen.core.execution.events import Counters
 NUMBERS = ("sent", "ok", "failed", "dropped", "events", "in_flight")
 LATEST = 256  # number of latest TTFTs stored per worker
 _BLOCK = np.dtype(
-    [*((name, "<i8") for name in NUMBERS), ("at_ns", "<i8"), ("ttfts", "<i8"), ("ttft_ns", "<i8", (LATEST,))]
+    [
+        *((name, "<i8") for name in NUMBERS),
+        ("at_ns", "<i8"),
+        ("ttfts", "<i8"),
+        ("ttft_ns", "<i8", (LATEST,)),
+    ]
 )
 
 

@@ -30,7 +30,9 @@ class _Step(NamedTuple):
     @property
     def own(self) -> bool:
         """Whether it is not asked as the rest of the run is."""
-        return self.step.kind != "chat" or self.step.target is not None or self.step.model is not None
+        return (
+            self.step.kind != "chat" or self.step.target is not None or self.step.model is not None
+        )
 
     @property
     def label(self) -> str:
@@ -38,7 +40,9 @@ class _Step(NamedTuple):
         return self.step.target if isinstance(self.step.target, str) else self.name
 
 
-def resolved(workload: Workload, settings: Settings, env: Mapping[str, str] = os.environ) -> Settings:
+def resolved(
+    workload: Workload, settings: Settings, env: Mapping[str, str] = os.environ
+) -> Settings:
     """The settings with an endpoint for each way in which steps are asked: target, API and model. Raises Faults.
 
     Targets that steps ask by name are given all or none; where none is, one endpoint serves everything.
@@ -71,24 +75,37 @@ def resolved(workload: Workload, settings: Settings, env: Mapping[str, str] = os
         if target is not None and not isinstance(target, str):
             key = settings.api_key if target.api_key_env is None else env.get(target.api_key_env)
             if key is None and (variable := target.api_key_env) is not None:
-                where, hint = f"requests.steps.{one.name}.target.api_key_env", f"export {variable}=..."
-                faults.append(UserError("unset_variable", f"{variable} is not set", where, hint, key=variable))
+                where, hint = (
+                    f"requests.steps.{one.name}.target.api_key_env",
+                    f"export {variable}=...",
+                )
+                faults.append(
+                    UserError("unset_variable", f"{variable} is not set", where, hint, key=variable)
+                )
             those = [Endpoint(url=target.url, api_key=key)]
         if one.own:
             api = APIS.get(one.step.kind)
             several = len(those) > 1
             those = [
                 replace(
-                    base, api=api, model=one.step.model, serves=one.label,
-                    name=f"{one.label} {base.name or number}" if several and base.name != one.label else one.label,
+                    base,
+                    api=api,
+                    model=one.step.model,
+                    serves=one.label,
+                    name=f"{one.label} {base.name or number}"
+                    if several and base.name != one.label
+                    else one.label,
                 )
                 for number, base in enumerate(those, 1)
-            ]  # fmt: skip
+            ]
         places[one.of_class, one.name] = add(those)
     if settings.client == "openai" and any(endpoint.api for endpoint in endpoints):
         faults.append(
             UserError(
-                "unsupported", "no embeddings and rerank with the openai package", "--set client", "--set client=wire"
+                "unsupported",
+                "no embeddings and rerank with the openai package",
+                "--set client",
+                "--set client=wire",
             )
         )
     if faults:
@@ -113,11 +130,21 @@ def _steps(workload: Workload) -> Iterator[_Step]:
 
 
 def _faults(
-    steps: Sequence[_Step], wanted: set[str], given: Mapping[str, Sequence[Endpoint]], main: Sequence[Endpoint]
+    steps: Sequence[_Step],
+    wanted: set[str],
+    given: Mapping[str, Sequence[Endpoint]],
+    main: Sequence[Endpoint],
 ) -> Iterator[Fault]:
     for name in given.keys() - wanted:
-        hint = meant(name, sorted(wanted)) if wanted else "leave out the name: --url http://host:8000"
-        yield UserError("unknown_name", f'no step of this workload asks a target "{name}"', f"--url {name}=", hint)
+        hint = (
+            meant(name, sorted(wanted)) if wanted else "leave out the name: --url http://host:8000"
+        )
+        yield UserError(
+            "unknown_name",
+            f'no step of this workload asks a target "{name}"',
+            f"--url {name}=",
+            hint,
+        )
     for name in sorted(wanted - given.keys()) if given and not given.keys() - wanted else ():
         step = next(one.name for one in steps if one.step.target == name)
         what = f'step "{step}" asks the target "{name}", which is not given'
@@ -126,5 +153,8 @@ def _faults(
     if given and not main and lacking:
         hint = "--url http://host:8000, without a name"
         yield UserError(
-            "missing_option", f'step "{lacking[0]}" names no target, and none is given for the rest', "--url", hint
+            "missing_option",
+            f'step "{lacking[0]}" names no target, and none is given for the rest',
+            "--url",
+            hint,
         )

@@ -34,7 +34,11 @@ def calling(stop: Callable[[int], object]) -> Iterator[None]:
     def soon(number: int, _: object) -> None:
         loop.call_soon_threadsafe(stop, number)
 
-    before = {one: signal.signal(one, soon) for one in NUMBERS if signal.getsignal(one) is not signal.SIG_IGN}
+    before = {
+        one: signal.signal(one, soon)
+        for one in NUMBERS
+        if signal.getsignal(one) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:

@@ -19,7 +19,9 @@ from loadgen.core.slo import StopRule
 LOOK_NS = 1_000_000_000  # a look every so often
 
 
-async def watch(rules: Sequence[StopRule], folder: Path, started: LoadStarted, horizon_ns: int | None) -> None:
+async def watch(
+    rules: Sequence[StopRule], folder: Path, started: LoadStarted, horizon_ns: int | None
+) -> None:
     """Look at the requests that ended until a rule is broken, and then stop the load; or until the load is over."""
     rows = np.zeros(0, ROW)
     with contextlib.closing(Tail(folder)) as tail:

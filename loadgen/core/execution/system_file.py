@@ -101,17 +101,46 @@ class SystemUnderTest(Part):
 
 ASKED = {
     "MLPerf": (
-        "name", "status", "nodes", "host.processor", "host.sockets", "host.cores", "host.memory", "host.storage",
-        "host.network", "host.os", "accelerator.model", "accelerator.per_node", "accelerator.memory",
-        "accelerator.interconnect", "accelerator.cooling", "engine.name", "engine.version", "model.precision",
+        "name",
+        "status",
+        "nodes",
+        "host.processor",
+        "host.sockets",
+        "host.cores",
+        "host.memory",
+        "host.storage",
+        "host.network",
+        "host.os",
+        "accelerator.model",
+        "accelerator.per_node",
+        "accelerator.memory",
+        "accelerator.interconnect",
+        "accelerator.cooling",
+        "engine.name",
+        "engine.version",
+        "model.precision",
     ),
     "InferenceX": (
-        "accelerator.model", "accelerator.per_node", "nodes", "engine.name", "engine.image", "engine.arguments",
-        "model.weights", "model.precision", "model.speculation", "parallelism.tensor", "parallelism.expert",
+        "accelerator.model",
+        "accelerator.per_node",
+        "nodes",
+        "engine.name",
+        "engine.image",
+        "engine.arguments",
+        "model.weights",
+        "model.precision",
+        "model.speculation",
+        "parallelism.tensor",
+        "parallelism.expert",
         "parallelism.data_attention",
     ),
-    "a second measurement": ("accelerator.driver", "accelerator.power_limit_w", "engine.version", "model.kv_cache"),
-}  # fmt: skip
+    "a second measurement": (
+        "accelerator.driver",
+        "accelerator.power_limit_w",
+        "engine.version",
+        "model.kv_cache",
+    ),
+}
 """Who asks for which keys, of those above."""
 
 
@@ -120,7 +149,8 @@ OF_THE_TARGET = ("gpus", "shape", "region")
 
 class SystemSaid(NamedTuple):
     """What a system file says. `metadata`: its keys, as `system.accelerator.model`, and its own `metadata`; `target`:
-    those of OF_THE_TARGET."""
+    those of OF_THE_TARGET.
+    """
 
     metadata: dict[str, str]
     target: dict[str, Any]
@@ -139,7 +169,9 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> SystemSaid:
         raise Faults(in_order(source.faults))
     said = system.model_dump(exclude_none=True)
     target = {name: said.pop(name) for name in OF_THE_TARGET if name in said}
-    return SystemSaid(said.pop("metadata") | {SYSTEM + key: value for key, value in _flat(said)}, target)
+    return SystemSaid(
+        said.pop("metadata") | {SYSTEM + key: value for key, value in _flat(said)}, target
+    )
 
 
 def _flat(values: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
@@ -157,8 +189,14 @@ def missing(metadata: Mapping[str, str], target: TargetFacts) -> dict[str, list[
     """Who asks -> the keys that nobody says: neither the file nor the server nor the flags."""
     told = {key.removeprefix(SYSTEM) for key in metadata if key.startswith(SYSTEM)}
     of_target = {
-        "engine.name": target.server not in ("", "generic"), "engine.version": target.version,
-        "model.precision": target.precision, "accelerator.per_node": target.gpus,
-    }  # fmt: skip
+        "engine.name": target.server not in ("", "generic"),
+        "engine.version": target.version,
+        "model.precision": target.precision,
+        "accelerator.per_node": target.gpus,
+    }
     told |= {key for key, value in of_target.items() if value}
-    return {who: left for who, keys in ASKED.items() if (left := [key for key in keys if key not in told])}
+    return {
+        who: left
+        for who, keys in ASKED.items()
+        if (left := [key for key in keys if key not in told])
+    }

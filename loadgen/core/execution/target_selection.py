@@ -12,7 +12,9 @@ from loadgen_sdk.request import Completion
 
 DOWN_AFTER = 10  # successive requests without a byte of an answer
 SILENCE = frozenset(("dns", "connect", "tls", "reset", "timeout_total", "timeout_stall"))
-RETRY_NS = 1_000_000_000  # how often a target that is down is tried: by a lane, or by least-in-flight
+RETRY_NS = (
+    1_000_000_000  # how often a target that is down is tried: by a lane, or by least-in-flight
+)
 
 
 class TargetSelection:
@@ -23,7 +25,16 @@ class TargetSelection:
     except for one request every RETRY_NS; targets with equal numbers in flight take turns.
     """
 
-    __slots__ = ("_all", "_in_flight", "_retry_ns", "_serving", "_sticky", "_turns", "down", "refusals")
+    __slots__ = (
+        "_all",
+        "_in_flight",
+        "_retry_ns",
+        "_serving",
+        "_sticky",
+        "_turns",
+        "down",
+        "refusals",
+    )
 
     def __init__(
         self,
@@ -70,7 +81,9 @@ class TargetSelection:
         if self._in_flight is None:
             down = self.is_down(self.choose(number, -1))
         else:
-            down = all(map(self.is_down, self._all if self._serving is None else self._serving(number)))
+            down = all(
+                map(self.is_down, self._all if self._serving is None else self._serving(number))
+            )
         return RETRY_NS if down else 0
 
     def is_down(self, target: int) -> bool:

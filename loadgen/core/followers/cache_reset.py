@@ -19,7 +19,9 @@ SECONDS = 60.0  # a server may first write what it holds to another tier
 
 async def empty(settings: Settings, found: Sequence[ProbeResult]) -> None:
     """Empty the cache of every target. Raises the faults of those that have no such request, or refuse it."""
-    asked = await asyncio.gather(*(_empty(settings, result) for result in found), return_exceptions=True)
+    asked = await asyncio.gather(
+        *(_empty(settings, result) for result in found), return_exceptions=True
+    )
     faults = [fault for fault in asked if isinstance(fault, Fault)]
     for other in asked:
         if isinstance(other, BaseException) and not isinstance(other, Fault):
@@ -33,7 +35,10 @@ async def _empty(settings: Settings, found: ProbeResult) -> None:
     if not quirk.reset_path:
         hint = "leave reset_cache out; --salt fresh sends prompts that no cache knows, and a restart empties it"
         raise UserError(
-            "unsupported", f"{quirk.title} has no request that empties its prefix cache", target.redacted, hint
+            "unsupported",
+            f"{quirk.title} has no request that empties its prefix cache",
+            target.redacted,
+            hint,
         )
     fetcher = Fetcher(target, settings.tls.context() if target.tls else None, SECONDS)
     headers = (*target.auth(settings.api_key), *settings.headers, ("Content-Length", "0"))

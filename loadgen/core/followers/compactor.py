@@ -26,8 +26,12 @@ PARTS = 200  # the wait is the run time so far divided by this: the number of sm
 LONGEST_S = 60.0  # longest wait between two reads
 SAVE_SECONDS = 20.0  # between two writes of the accumulator to disk
 MERGE_ROWS = 1_000_000  # rows per row group of the merged file
-SAMPLE_ROWS = 100_000  # most rows of --keep sample; at least half as many once a run has had this many
-_SCATTER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: its multiples are evenly distributed modulo 2^64
+SAMPLE_ROWS = (
+    100_000  # most rows of --keep sample; at least half as many once a run has had this many
+)
+_SCATTER = np.uint64(
+    0x9E3779B97F4A7C15
+)  # 2^64 / golden ratio: its multiples are evenly distributed modulo 2^64
 
 
 class Keeping(Protocol):
@@ -101,10 +105,14 @@ class Raw:
 class Fold:
     """--keep sample or histogram: adds rows to an accumulator, and keeps a sample of them."""
 
-    def __init__(self, folder: Path, header: manifest.Header, sample_rows: int = SAMPLE_ROWS) -> None:
+    def __init__(
+        self, folder: Path, header: manifest.Header, sample_rows: int = SAMPLE_ROWS
+    ) -> None:
         self._folder, self._header, self._accumulator = folder, header, Accumulator(header)
         self._sample_rows = sample_rows
-        self._recorded: dict[int, NDArray[np.void]] = {}  # worker -> ranges of slots that have a row
+        self._recorded: dict[
+            int, NDArray[np.void]
+        ] = {}  # worker -> ranges of slots that have a row
         self._keep_sample = header.keep == "sample"
         self._sample: list[tuple[int, NDArray[np.void]]] = []  # worker, rows
         self._one_in = 1
@@ -118,14 +126,21 @@ class Fold:
             self._sample.append((segment.worker, self._in_sample(rows)))
             while sum(len(sampled_rows) for _, sampled_rows in self._sample) > self._sample_rows:
                 self._one_in *= 2
-                self._sample = [(worker, self._in_sample(sampled_rows)) for worker, sampled_rows in self._sample]
+                self._sample = [
+                    (worker, self._in_sample(sampled_rows)) for worker, sampled_rows in self._sample
+                ]
         if monotonic() > self._saved_at + SAVE_SECONDS:
             self._save()
 
     def _mark_recorded(self, worker: int, rows: NDArray[np.void]) -> None:
         """Store which slots have a row, in case the worker dies: see `results/slot_ranges.py`."""
-        known, added = self._recorded.get(worker, np.zeros(0, slot_ranges.RUN)), slot_ranges.of(rows, self._header)
-        self._recorded[worker] = slot_ranges.joined(np.concatenate((known, added)), self._header.turns)
+        known, added = (
+            self._recorded.get(worker, np.zeros(0, slot_ranges.RUN)),
+            slot_ranges.of(rows, self._header),
+        )
+        self._recorded[worker] = slot_ranges.joined(
+            np.concatenate((known, added)), self._header.turns
+        )
         store.replace(self._folder / "spool" / f"w{worker}.seen", self._recorded[worker].tobytes())
 
     def _in_sample(self, rows: NDArray[np.void]) -> NDArray[np.void]:
@@ -149,11 +164,16 @@ class Fold:
 
         tables = []
         for worker in sorted({worker for worker, _ in self._sample}):
-            rows = joined(sampled_rows for of_worker, sampled_rows in self._sample if of_worker == worker)
+            rows = joined(
+                sampled_rows for of_worker, sampled_rows in self._sample if of_worker == worker
+            )
             tables.append(parquet.to_table(rows, worker_texts(self._folder, worker)))
         if tables:
             (self._folder / "sample").mkdir(exist_ok=True)
-            parquet.write(self._folder / "sample" / store.MERGED, [pa.concat_tables(tables).unify_dictionaries()])
+            parquet.write(
+                self._folder / "sample" / store.MERGED,
+                [pa.concat_tables(tables).unify_dictionaries()],
+            )
 
 
 def _is_part_of(path: Path, segment: Segment) -> bool:

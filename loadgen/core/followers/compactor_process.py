@@ -32,14 +32,21 @@ class Compactor:
     died = ""
 
     def __init__(
-        self, folder: Path, long_s: float = LONG_S, *, frozen_s: float = FROZEN_S, beside: bool = True
+        self,
+        folder: Path,
+        long_s: float = LONG_S,
+        *,
+        frozen_s: float = FROZEN_S,
+        beside: bool = True,
     ) -> None:
         self._folder, self._frozen_s = folder, frozen_s
         self._process: subprocess.Popen[bytes] | None = None
         if not beside:
             return
         self._process = subprocess.Popen(
-            child_process.command("loadgen.core.followers.compactor_process", str(folder), str(long_s)),
+            child_process.command(
+                "loadgen.core.followers.compactor_process", str(folder), str(long_s)
+            ),
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
@@ -71,12 +78,16 @@ class Compactor:
                     self._process.kill()
                     self.died = f"did not move for {self._frozen_s:g} s and was killed"
         if (code := self._process.returncode) not in (0, NOT_BEGUN):
-            self.died = self.died or (f"was killed by signal {-code}" if code < 0 else f"failed with code {code}")
+            self.died = self.died or (
+                f"was killed by signal {-code}" if code < 0 else f"failed with code {code}"
+            )
         return code
 
 
 if __name__ == "__main__":
-    os.nice(5)  # lower priority than the load, but not the lowest: at its end the run waits for the merged file
+    os.nice(
+        5
+    )  # lower priority than the load, but not the lowest: at its end the run waits for the merged file
     if select.select([sys.stdin], [], [], float(sys.argv[2]))[0]:
         sys.exit(NOT_BEGUN)
     from loadgen.core.followers.compactor import record

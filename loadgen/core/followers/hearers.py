@@ -48,7 +48,10 @@ class HeaderFile:
                 write_header(plan.job.folder, msgspec.structs.replace(header, cluster=cluster))
             case events.StepBegun(stages, timetable) if self._planned is not None:
                 plan, header = self._planned
-                write_header(plan.job.folder, run_header.of_steps(header, plan, stages, timetable, goes_on=True))
+                write_header(
+                    plan.job.folder,
+                    run_header.of_steps(header, plan, stages, timetable, goes_on=True),
+                )
             case events.LoadStarted(_, load):
                 self.load = load
 
@@ -68,17 +71,25 @@ class Pages:
 
     def __init__(self) -> None:
         self._scraper: Scraper | None = None
-        self._silent: list[str] = []  # servers of whose requests accounts are asked, and whose answers have none
+        self._silent: list[
+            str
+        ] = []  # servers of whose requests accounts are asked, and whose answers have none
 
     def __call__(self, event: events.RunEvent) -> Header | None:
         match event:
             case events.TargetsFound(folder, settings, found):
                 self._scraper = Scraper(folder, settings.pages, found)
-                self._silent = [one.server for one in found if settings.server_timing and not one.account]
+                self._silent = [
+                    one.server for one in found if settings.server_timing and not one.account
+                ]
             case events.HeaderMade(header) if self._scraper is not None:
                 pages = self._scraper.found()
-                header = msgspec.structs.replace(header, server_pages=self._scraper.pages(), energy_pages=pages.energy)
-                lacking = {"server": self._silent[0]} if self._silent and not pages.accounts else None
+                header = msgspec.structs.replace(
+                    header, server_pages=self._scraper.pages(), energy_pages=pages.energy
+                )
+                lacking = (
+                    {"server": self._silent[0]} if self._silent and not pages.accounts else None
+                )
                 return run_header.noted(header, reasons.coded("server_timing_missing", lacking))
             case events.LoadStarted(start_ns) if self._scraper is not None:
                 self._scraper.begin(start_ns)
@@ -141,7 +152,10 @@ class CacheReset:
     def __call__(self, event: events.RunEvent) -> None:
         match event:
             case events.TargetsFound(_, settings, found) if settings.reset_cache:
-                self._settings, self._found = settings, [one for one in found if one.target.api not in VALUES]
+                self._settings, self._found = (
+                    settings,
+                    [one for one in found if one.target.api not in VALUES],
+                )
             case events.RunPlanned() if self._settings is not None:
                 asyncio.run(cache_reset.empty(self._settings, self._found))
 
@@ -170,20 +184,26 @@ class Names:
     In between nobody looks: the loop that sends does nothing else.
     """
 
-    def __init__(self, look_up: Callable[[Iterable[str]], dict[str, list[str]]] = addresses) -> None:
+    def __init__(
+        self, look_up: Callable[[Iterable[str]], dict[str, list[str]]] = addresses
+    ) -> None:
         self._look_up, self._start_ns = look_up, 0
         self._before: dict[str, list[str]] = {}
 
     def __call__(self, event: events.RunEvent) -> Header | None:
         match event:
             case events.TargetsFound(_, _, found):
-                self._before = self._look_up({one.target.host for one in found if one.dns_ms is not None})
+                self._before = self._look_up(
+                    {one.target.host for one in found if one.dns_ms is not None}
+                )
             case events.LoadStarted(start_ns):
                 self._start_ns = start_ns
             case events.LoadEnded(header) if header is not None:
                 for name, after in self._look_up(self._before).items():
                     before, at_s = self._before[name], (monotonic_ns() - self._start_ns) / 1e9
-                    if before and not {*before} & {*after}:  # a part of many may be what was told this time
+                    if before and not {*before} & {
+                        *after
+                    }:  # a part of many may be what was told this time
                         moved = {"name": name, "before": before, "after": after, "at_s": at_s}
                         header = run_header.noted(header, reasons.coded("name_moved", moved))
                 return header

@@ -83,18 +83,27 @@ def asked(text: str) -> ProfileAsked:
     stage, colon, length = text.partition(":")
     if not stage:
         raise units.Wrong(
-            "invalid_value", "names no stage", "steady, or the name of a stage, with a longest time: steady:10s"
+            "invalid_value",
+            "names no stage",
+            "steady, or the name of a stage, with a longest time: steady:10s",
         )
     return ProfileAsked(stage, units.duration_ns(length) if colon else None)
 
 
 def span(wanted: ProfileAsked, stages: Sequence[StagePlan]) -> tuple[int, int | None]:
     """From when to when, in ns from the start of the run. Raises UserError for a stage that the load does not have."""
-    chosen = [stage for stage in stages if (stage.measured if wanted.stage == STEADY else stage.name == wanted.stage)]
+    chosen = [
+        stage
+        for stage in stages
+        if (stage.measured if wanted.stage == STEADY else stage.name == wanted.stage)
+    ]
     if not chosen:
         known = ", ".join([STEADY, *dict.fromkeys(stage.name for stage in stages if stage.name)])
         raise UserError(
-            "unknown_name", f"the load has no stage {wanted.stage!r}", f"--profile {wanted.stage}", f"known: {known}"
+            "unknown_name",
+            f"the load has no stage {wanted.stage!r}",
+            f"--profile {wanted.stage}",
+            f"known: {known}",
         )
     begin, end = chosen[0].start_ns, chosen[-1].end_ns
     if wanted.longest_ns is not None:
@@ -111,7 +120,10 @@ class Profiler:
                 title = probe.quirk.title
                 known = ", ".join(row.title for row in QUIRKS.values() if row.profiler)
                 raise UserError(
-                    "unsupported", f"{title} has no profiler to start over HTTP", "--profile", f"known: {known}"
+                    "unsupported",
+                    f"{title} has no profiler to start over HTTP",
+                    "--profile",
+                    f"known: {known}",
                 )
         self._outcome, self._start_ns = ProfileOutcome(), 0
         self._process = subprocess.Popen(
@@ -124,10 +136,14 @@ class Profiler:
         for i, probe in enumerate(found):
             target = probe.target
             server = ProfiledServer(
-                host=target.host, port=target.port, tls=target.tls, shown=target.redacted,
-                start=target.beside("/start_profile"), stop=target.beside("/stop_profile"),
+                host=target.host,
+                port=target.port,
+                tls=target.tls,
+                shown=target.redacted,
+                start=target.beside("/start_profile"),
+                stop=target.beside("/stop_profile"),
                 headers=target_headers(pages, i, probe),
-            )  # fmt: skip
+            )
             servers.setdefault((server.host, server.port, server.start), server)
         self._send(ProfileJob(servers=tuple(servers.values()), tls=pages.tls))
         missing = self._heard().missing
@@ -141,7 +157,12 @@ class Profiler:
         """The load begins at this instant of the monotonic clock."""
         self._start_ns = start_ns
         begin, end = span(wanted, stages)
-        self._send(ProfileSpan(begin_s=(start_ns + begin) / 1e9, end_s=None if end is None else (start_ns + end) / 1e9))
+        self._send(
+            ProfileSpan(
+                begin_s=(start_ns + begin) / 1e9,
+                end_s=None if end is None else (start_ns + end) / 1e9,
+            )
+        )
 
     def close(self) -> None:
         """The load is over: stop what still runs. Waits until the servers have said that it stopped."""
@@ -161,7 +182,9 @@ class Profiler:
         notes: dict[str, ReasonCode] = {}
         if done.started_s is not None and done.stopped_s is not None and not done.failed:
             began = self._start_ns / 1e9
-            notes |= reasons.coded("profiled", {"from_s": done.started_s - began, "to_s": done.stopped_s - began})
+            notes |= reasons.coded(
+                "profiled", {"from_s": done.started_s - began, "to_s": done.stopped_s - began}
+            )
         for code, servers in (("profile_failed", done.failed), ("profile_left", done.left)):
             notes |= reasons.coded(code, {"servers": ", ".join(servers)} if servers else None)
         return notes
@@ -183,7 +206,9 @@ class Profiler:
 
 def _ask(server: ProfiledServer, context: Any, method: str, path: str, timeout_s: float) -> int:
     """The status of an answer; 0 for none."""
-    connection = WaitingConnection(server.host, server.port, context if server.tls else None, timeout_s)
+    connection = WaitingConnection(
+        server.host, server.port, context if server.tls else None, timeout_s
+    )
     try:
         return connection.ask(method, path, server.headers, MOST_BYTES)[0]
     except (OSError, ValueError):
@@ -203,7 +228,9 @@ def follow(source: Any, output: Any) -> None:
             output.flush()
 
     # OPTIONS carries out nothing: a path that is there answers with anything but 404
-    missing = [s.shown for s in job.servers if _ask(s, context, "OPTIONS", s.start, ASK_S) in (0, 404)]
+    missing = [
+        s.shown for s in job.servers if _ask(s, context, "OPTIONS", s.start, ASK_S) in (0, 404)
+    ]
     say(ProfileOutcome(missing=tuple(missing)))
     line = b"" if missing else source.readline()
     if not line:
@@ -214,20 +241,28 @@ def follow(source: Any, output: Any) -> None:
         say(ProfileOutcome())
         return
     started_s = monotonic()
-    failed = [s for s in job.servers if _ask(s, context, "POST", s.start, ASK_S) not in range(200, 300)]
-    select.select([source], [], [], None if when.end_s is None else max(when.end_s - monotonic(), 0))
+    failed = [
+        s for s in job.servers if _ask(s, context, "POST", s.start, ASK_S) not in range(200, 300)
+    ]
+    select.select(
+        [source], [], [], None if when.end_s is None else max(when.end_s - monotonic(), 0)
+    )
     stopped_s = monotonic()
     left = [s for s in job.servers if s not in failed and not _stopped(s, context)]
     say(
         ProfileOutcome(
-            started_s=started_s, stopped_s=stopped_s,
-            failed=tuple(server.shown for server in failed), left=tuple(server.shown for server in left),
+            started_s=started_s,
+            stopped_s=stopped_s,
+            failed=tuple(server.shown for server in failed),
+            left=tuple(server.shown for server in left),
         )
-    )  # fmt: skip
+    )
 
 
 def _stopped(server: ProfiledServer, context: Any) -> bool:
-    return any(_ask(server, context, "POST", server.stop, STOP_S) in range(200, 300) for _ in range(2))
+    return any(
+        _ask(server, context, "POST", server.stop, STOP_S) in range(200, 300) for _ in range(2)
+    )
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from loadgen_sdk.transport.wire import Tls
 
 EVERY_S = 1.0
-CPU_SHARE = 0.05  # of one core, for reading and parsing; to keep it, many long pages are read less often
+CPU_SHARE = (
+    0.05  # of one core, for reading and parsing; to keep it, many long pages are read less often
+)
 SLOWER = 3600  # every 2 s after an hour, every 11 s after ten hours: a run of days must not write gigabytes
 TIMEOUT_S = 2.0  # for a whole page: a server may send a byte now and then
 LONGEST_S = 2 * TIMEOUT_S  # that a page can hold up the reads of the others
@@ -66,7 +68,9 @@ class PageAddress(msgspec.Struct, frozen=True, kw_only=True):
     paths: tuple[str, ...]
     shown: tuple[str, ...]  # the URLs of `paths`, without secrets
     headers: dict[str, str] = {}
-    drains: bool = False  # also read JSON statistics that each read empties; only if the user asks for it
+    drains: bool = (
+        False  # also read JSON statistics that each read empties; only if the user asks for it
+    )
     kind: Kind = "metrics"
     names: dict[str, str] = {}  # under which its series of these names are stored
 
@@ -92,7 +96,8 @@ class FoundPages(NamedTuple):
 
 class PagesAsked(msgspec.Struct, frozen=True):
     """Which pages a run reads: `pages` as given to `--server-metrics`, `energy` to `--energy`, and a key (or None) per
-    target. `accounts`: of requests too, where a server keeps them on a page."""
+    target. `accounts`: of requests too, where a server keeps them on a page.
+    """
 
     pages: tuple[str, ...]
     keys: tuple[str | None, ...]
@@ -107,7 +112,11 @@ def places(asked: PagesAsked, probes: Sequence[ProbeResult]) -> tuple[PageAddres
 
     The key of a target is sent only to pages on the target's own host and port.
     """
-    return (*_metrics_places(asked, probes), *_energy_places(asked, probes), *_accounts_places(asked, probes))
+    return (
+        *_metrics_places(asked, probes),
+        *_energy_places(asked, probes),
+        *_accounts_places(asked, probes),
+    )
 
 
 def reads_smi(asked: PagesAsked, probes: Sequence[ProbeResult]) -> bool:
@@ -131,18 +140,28 @@ def _metrics_places(asked: PagesAsked, probes: Sequence[ProbeResult]) -> tuple[P
     urls = [page for page in asked.pages if page not in WORDS]
     if urls:
         each = len(urls) == len(probes)
-        return tuple(_address_of_url(url, i if each else None, asked, probes) for i, url in enumerate(urls))
+        return tuple(
+            _address_of_url(url, i if each else None, asked, probes) for i, url in enumerate(urls)
+        )
     drains = "drain" in asked.pages
 
     def paths(probe: ProbeResult) -> tuple[str, ...]:
-        return (probe.quirk.drained_path,) if drains and probe.quirk.drained_path else probe.quirk.metrics_paths
+        return (
+            (probe.quirk.drained_path,)
+            if drains and probe.quirk.drained_path
+            else probe.quirk.metrics_paths
+        )
 
     return _beside(asked, probes, paths, "metrics", drains=drains)
 
 
 def _energy_places(asked: PagesAsked, probes: Sequence[ProbeResult]) -> tuple[PageAddress, ...]:
-    urls = [_address_of_url(url, None, asked, probes) for url in asked.energy if url not in ENERGY_WORDS]
-    own = _beside(asked, probes, lambda probe: tuple(filter(None, (probe.quirk.energy_path,))), "energy")
+    urls = [
+        _address_of_url(url, None, asked, probes) for url in asked.energy if url not in ENERGY_WORDS
+    ]
+    own = _beside(
+        asked, probes, lambda probe: tuple(filter(None, (probe.quirk.energy_path,))), "energy"
+    )
     pages = [msgspec.structs.replace(place, kind="energy", drains=False) for place in urls]
     return (*pages, *(own if "auto" in asked.energy else ()))
 
@@ -151,7 +170,9 @@ def _accounts_places(asked: PagesAsked, probes: Sequence[ProbeResult]) -> tuple[
     """Each read of these pages empties them. They are read of a server whose answers have no account."""
 
     def paths(probe: ProbeResult) -> tuple[str, ...]:
-        return (probe.quirk.accounts_path,) if probe.quirk.accounts_path and not probe.account else ()
+        return (
+            (probe.quirk.accounts_path,) if probe.quirk.accounts_path and not probe.account else ()
+        )
 
     return _beside(asked, probes, paths, "accounts") if asked.accounts else ()
 
@@ -173,20 +194,30 @@ def _beside(
         if paths and not any(place.shown == shown for place in addresses):
             addresses.append(
                 PageAddress(
-                    target=i, host=target.host, port=target.port, tls=target.tls, drains=drains, kind=kind,
-                    paths=tuple(target.beside(path) for path in paths), shown=shown,
+                    target=i,
+                    host=target.host,
+                    port=target.port,
+                    tls=target.tls,
+                    drains=drains,
+                    kind=kind,
+                    paths=tuple(target.beside(path) for path in paths),
+                    shown=shown,
                     headers=target_headers(asked, i, probe),
                     names=series.names_for(probe.quirk.metrics) if kind == "metrics" else {},
                 )
-            )  # fmt: skip
+            )
     return tuple(addresses)
 
 
 def check(
-    asked: Sequence[str], flag: str = "--server-metrics", known: tuple[str, ...] = WORDS, alone: tuple[str, ...] = WORDS
+    asked: Sequence[str],
+    flag: str = "--server-metrics",
+    known: tuple[str, ...] = WORDS,
+    alone: tuple[str, ...] = WORDS,
 ) -> UserError | None:
     """The fault in the values of a flag that takes pages, or None. The message never repeats a URL: it may contain a
-    key. `known`: the words that it takes, of which those of `alone` exclude all else."""
+    key. `known`: the words that it takes, of which those of `alone` exclude all else.
+    """
     words = [value for value in asked if value in known]
     hint = f"{', '.join(known)}, or URLs of pages"
     if (lonely := [word for word in words if word in alone]) and len(asked) > 1:
@@ -199,17 +230,26 @@ def check(
             except ValueError:
                 valid = False
             if not valid:
-                return UserError("invalid_url", "no URL of a metrics page", flag, f"{hint}: http://host:8000/metrics")
+                return UserError(
+                    "invalid_url",
+                    "no URL of a metrics page",
+                    flag,
+                    f"{hint}: http://host:8000/metrics",
+                )
     return None
 
 
-def _address_of_url(url: str, target: int | None, asked: PagesAsked, probes: Sequence[ProbeResult]) -> PageAddress:
+def _address_of_url(
+    url: str, target: int | None, asked: PagesAsked, probes: Sequence[ProbeResult]
+) -> PageAddress:
     parts = urlsplit(url)
     host, tls = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if tls else 80)
     addresses = [(probe.target.host, probe.target.port) for probe in probes]
     own_target = addresses.index((host, port)) if (host, port) in addresses else None
-    headers = target_headers(asked, own_target, probes[own_target]) if own_target is not None else {}
+    headers = (
+        target_headers(asked, own_target, probes[own_target]) if own_target is not None else {}
+    )
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
         headers = {**headers, "Authorization": f"Basic {base64.b64encode(pair).decode()}"}
@@ -242,7 +282,9 @@ class Reader:
 
     def __init__(self, place: PageAddress, context: Any) -> None:
         self.place, self._has_asked = place, False
-        self._connection = WaitingConnection(place.host, place.port, context if place.tls else None, TIMEOUT_S)
+        self._connection = WaitingConnection(
+            place.host, place.port, context if place.tls else None, TIMEOUT_S
+        )
         self._iterations = series.Iterations()
         self._paths = list(zip(place.paths, place.shown, strict=True))
         self._written: dict[tuple[str, str], float] = {}
@@ -281,12 +323,19 @@ class Reader:
 
         With `every`, changed series that `series.passing` normally leaves out are included.
         """
-        wanted = {key: value for key, value in self._latest.items() if every or not series.passing(key[0])}
+        wanted = {
+            key: value for key, value in self._latest.items() if every or not series.passing(key[0])
+        }
         changed = {key: value for key, value in wanted.items() if self._written.get(key) != value}
         self._written |= changed
-        told = changed | {(series.TOOK, ""): round(took_s, 6), (series.UP, ""): float(bool(self._latest))}
+        told = changed | {
+            (series.TOOK, ""): round(took_s, 6),
+            (series.UP, ""): float(bool(self._latest)),
+        }
         one = partial(MetricSample, t_s=t_s, target=self.place.target, page=self.url)
-        return [one(name=name, labels=labels, value=value) for (name, labels), value in told.items()]
+        return [
+            one(name=name, labels=labels, value=value) for (name, labels), value in told.items()
+        ]
 
     def _values(self, data: bytes) -> dict[tuple[str, str], float]:
         place = self.place
@@ -298,7 +347,9 @@ class Reader:
         if data.lstrip()[:1] == b"[" and place.drains:
             return self._iterations.samples(data)
         read = series.samples(data.decode("utf-8", "replace"))
-        values = {(place.names.get(name, name), labels): value for (name, labels), value in read.items()}
+        values = {
+            (place.names.get(name, name), labels): value for (name, labels), value in read.items()
+        }
         return energy.known(values) if place.kind == "energy" else values
 
     def _fetch(self, path: str) -> bytes:
@@ -325,7 +376,10 @@ class SmiReader:
     def find(self) -> bool:
         with suppress(OSError):
             self._process = subprocess.Popen(
-                energy.SMI_COMMAND, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                energy.SMI_COMMAND,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
             )
             assert self._process.stdout is not None
             os.set_blocking(self._process.stdout.fileno(), False)
@@ -336,7 +390,9 @@ class SmiReader:
     def read(self) -> bool:
         """Take what was printed since the last read; False where nothing came for a while."""
         assert self._process is not None and self._process.stdout is not None
-        *lines, self._rest = (self._rest + (self._process.stdout.read() or b""))[-MOST_BYTES:].split(b"\n")
+        *lines, self._rest = (self._rest + (self._process.stdout.read() or b""))[
+            -MOST_BYTES:
+        ].split(b"\n")
         if printed := energy.of_smi(b"\n".join(lines).decode("utf-8", "replace")):
             self._latest, self._printed_s = self._latest | printed, monotonic()
         elif monotonic() > self._printed_s + energy.LONGEST_GAP_S:  # it prints by its own clock
@@ -345,9 +401,14 @@ class SmiReader:
 
     def news(self, t_s: float, took_s: float, *, every: bool) -> list[MetricSample]:
         """All values of the latest read: of few series, most of which change."""
-        told = self._latest | {(series.TOOK, ""): round(took_s, 6), (series.UP, ""): float(bool(self._latest))}
+        told = self._latest | {
+            (series.TOOK, ""): round(took_s, 6),
+            (series.UP, ""): float(bool(self._latest)),
+        }
         one = partial(MetricSample, t_s=t_s, target=None, page=self.url)
-        return [one(name=name, labels=labels, value=value) for (name, labels), value in told.items()]
+        return [
+            one(name=name, labels=labels, value=value) for (name, labels), value in told.items()
+        ]
 
     def close(self) -> None:
         if self._process is not None:
@@ -377,13 +438,20 @@ def follow(folder: Path, source: RawIOBase, output: IO[bytes]) -> None:
                 reader.close()
 
 
-def _follow(readers: list[Reader | SmiReader], folder: Path, source: RawIOBase, output: IO[bytes]) -> None:
+def _follow(
+    readers: list[Reader | SmiReader], folder: Path, source: RawIOBase, output: IO[bytes]
+) -> None:
     with ThreadPoolExecutor(max(len(readers), 1)) as pool:
         began = monotonic_ns()
         has_page = list(pool.map(lambda reader: reader.find(), readers))
         readers = [reader for reader, has in zip(readers, has_page, strict=True) if has]
         took_s = (monotonic_ns() - began) / 1e9
-        found = FoundPages(*(tuple(reader.url for reader in readers if reader.place.kind == kind) for kind in KINDS))
+        found = FoundPages(
+            *(
+                tuple(reader.url for reader in readers if reader.place.kind == kind)
+                for kind in KINDS
+            )
+        )
         with suppress(BrokenPipeError):
             output.write(msgspec.json.encode(found) + b"\n")
             output.flush()
@@ -393,24 +461,38 @@ def _follow(readers: list[Reader | SmiReader], folder: Path, source: RawIOBase, 
         start_ns = int(line)
         pages = [reader for reader in readers if reader.place.kind != "accounts"]
         with ExitStack() as files:
-            samples_file = files.enter_context(open(folder / series.FILE, "ab", opener=_private)) if pages else None
+            samples_file = (
+                files.enter_context(open(folder / series.FILE, "ab", opener=_private))
+                if pages
+                else None
+            )
             accounts_file = None
             if len(pages) < len(readers):
-                accounts_file = files.enter_context(open(folder / request_accounts.FILE, "ab", opener=_private))
+                accounts_file = files.enter_context(
+                    open(folder / request_accounts.FILE, "ab", opener=_private)
+                )
 
             def write(began: int, took_s: float, *, every: bool) -> None:
                 t_s = round((began - start_ns) / 1e9, 4)
                 if samples_file is not None:
-                    _write(samples_file, [s for reader in pages for s in reader.news(t_s, took_s, every=every)])
+                    _write(
+                        samples_file,
+                        [s for reader in pages for s in reader.news(t_s, took_s, every=every)],
+                    )
                 if accounts_file is not None:
-                    _write(accounts_file, [account for reader in readers for account in reader.accounts])
+                    _write(
+                        accounts_file,
+                        [account for reader in readers for account in reader.accounts],
+                    )
                     for reader in readers:
                         if isinstance(reader, Reader):
                             reader.accounts.clear()
 
             write(began, took_s, every=True)
             ended, due_s = False, max(start_ns / 1e9, monotonic())
-            reading: dict[int, Future[bool]] = {}  # place in `readers` -> its read; a page may be slow for ever
+            reading: dict[
+                int, Future[bool]
+            ] = {}  # place in `readers` -> its read; a page may be slow for ever
             while not ended:
                 ended = bool(select.select([source], [], [], max(due_s - monotonic(), 0))[0])
                 if ended:
@@ -449,7 +531,9 @@ class Scraper:
                 "loadgen.core.followers.scraper", str(folder), copy=partial(main, str(folder))
             )
         tls = asked.tls
-        job = ScrapeJob(places=addresses, verify=tls.verify, ca=tls.ca, cert=tls.cert, key=tls.key, smi=smi)
+        job = ScrapeJob(
+            places=addresses, verify=tls.verify, ca=tls.ca, cert=tls.cert, key=tls.key, smi=smi
+        )
         self._send(msgspec.json.encode(job) + b"\n")
 
     def pages(self) -> tuple[str, ...] | None:
@@ -502,7 +586,10 @@ def main(folder: str) -> None:
     """The process that `beside` starts."""
     os.nice(5)
     # unbuffered: select does not see what a buffer holds
-    with open(0, "rb", buffering=0, closefd=False) as source, open(1, "wb", closefd=False) as output:
+    with (
+        open(0, "rb", buffering=0, closefd=False) as source,
+        open(1, "wb", closefd=False) as output,
+    ):
         follow(Path(folder), source, output)
 
 

@@ -21,9 +21,13 @@ from loadgen.core.server_metrics import account_join, request_accounts
 from loadgen.core.server_metrics.request_accounts import RequestAccount
 
 COLUMNS = {
-    "queue": "server_queue_ns", "prefill": "server_prefill_ns", "transfer": "server_transfer_ns",
-    "decode": "server_decode_ns", "drafted": "draft_tokens", "accepted": "accepted_tokens",
-}  # fmt: skip
+    "queue": "server_queue_ns",
+    "prefill": "server_prefill_ns",
+    "transfer": "server_transfer_ns",
+    "decode": "server_decode_ns",
+    "drafted": "draft_tokens",
+    "accepted": "accepted_tokens",
+}
 """Field of an account -> column of the records."""
 
 
@@ -34,25 +38,39 @@ def join(folder: Path) -> dict[str, int] | None:
         accounts = list(decoded_lines(lines, RequestAccount))
     if not accounts or not file.exists():
         return None
-    columns = parquet.Frame([file], ["status", "target", "sent_ns", "first_token_ns", "last_token_ns"])
-    ours = np.stack([columns[name] for name in ("sent_ns", "first_token_ns", "last_token_ns")], axis=1)
+    columns = parquet.Frame(
+        [file], ["status", "target", "sent_ns", "first_token_ns", "last_token_ns"]
+    )
+    ours = np.stack(
+        [columns[name] for name in ("sent_ns", "first_token_ns", "last_token_ns")], axis=1
+    )
     target, known = columns["target"], (columns["status"] == OK) & (ours.min(axis=1) >= 0)
     values = {name: np.full(len(columns), -1, np.int64) for name in COLUMNS}
     joined = 0
     for number in sorted({account.target for account in accounts}):
         own = [account for account in accounts if account.target == number]
         places = np.flatnonzero(known & (target == number))
-        theirs = np.array([(account.arrival, account.first, account.last) for account in own], np.int64)
+        theirs = np.array(
+            [(account.arrival, account.first, account.last) for account in own], np.int64
+        )
         request_of = account_join.join(theirs, ours[places])
         if request_of is None:
             continue
         has_request = request_of >= 0
         joined += int(has_request.sum())
         for name, column in values.items():
-            column[places[request_of[has_request]]] = np.array([getattr(a, name) for a in own])[has_request]
+            column[places[request_of[has_request]]] = np.array([getattr(a, name) for a in own])[
+                has_request
+            ]
     if joined:
-        parquet.write(file, _rewritten(file, {COLUMNS[name]: column for name, column in values.items()}))
-    return {"unjoined": len(accounts) - joined, "accounts": len(accounts)} if joined < len(accounts) else None
+        parquet.write(
+            file, _rewritten(file, {COLUMNS[name]: column for name, column in values.items()})
+        )
+    return (
+        {"unjoined": len(accounts) - joined, "accounts": len(accounts)}
+        if joined < len(accounts)
+        else None
+    )
 
 
 def _rewritten(file: Path, columns: dict[str, NDArray[np.int64]]) -> Iterator[Any]:

@@ -18,7 +18,16 @@ import numpy as np
 from loadgen.core.limits import LONG_ANSWER, STALL_NS
 from loadgen.core.metrics import columns as by_column
 from loadgen.core.metrics import outcomes, tasks
-from loadgen.core.metrics.columns import FAILED, OK, UNDEFINED, UNFINISHED, Columns, class_of, defined, step_of
+from loadgen.core.metrics.columns import (
+    FAILED,
+    OK,
+    UNDEFINED,
+    UNFINISHED,
+    Columns,
+    class_of,
+    defined,
+    step_of,
+)
 from loadgen.core.metrics.drift import BLOCKS, FIRST_NS, SHOWN, BlockSamples
 from loadgen.core.metrics.tasks import TaskColumns
 from loadgen.core.metrics.windows import first_round, last_round
@@ -37,23 +46,41 @@ if TYPE_CHECKING:
     from loadgen.core.results.manifest import Header
     from loadgen.core.slo import Slo
 
-AMOUNTS = ("ok", "good", "input", "output", "flying")  # that come with time: requests, tokens, seconds in flight
-_COUNTED = [SOURCES.index("server"), SOURCES.index("tokenizer")]  # sources that know how many tokens an event carries
+AMOUNTS = (
+    "ok",
+    "good",
+    "input",
+    "output",
+    "flying",
+)  # that come with time: requests, tokens, seconds in flight
+_COUNTED = [
+    SOURCES.index("server"),
+    SOURCES.index("tokenizer"),
+]  # sources that know how many tokens an event carries
 _FORMAT = 1
-_CHECKED = b"LEDGER"  # then a CRC-32 of what follows; ledgers of older versions begin with their content
+_CHECKED = (
+    b"LEDGER"  # then a CRC-32 of what follows; ledgers of older versions begin with their content
+)
 
 
 _SAMPLE_OF = {row.name: row.sample for row in FIGURES.own if row.values}
 
 
 _TOKENS = (
-    "output_tokens", "input_tokens", "cached_tokens", "cache_written_tokens", "reasoning_tokens", "asked_output",
-)  # fmt: skip
+    "output_tokens",
+    "input_tokens",
+    "cached_tokens",
+    "cache_written_tokens",
+    "reasoning_tokens",
+    "asked_output",
+)
 
 
 def _sample_of(name: str) -> str:
     """Of which requests a figure has values, ok or sent; "" for a name of none."""
-    return _SAMPLE_OF.get(name) or next((row.sample for row in FIGURES.here() if row.name == name and row.values), "")
+    return _SAMPLE_OF.get(name) or next(
+        (row.sample for row in FIGURES.here() if row.name == name and row.values), ""
+    )
 
 
 def sampled() -> list[str]:
@@ -67,7 +94,18 @@ class Cell:
     An exact cell keeps its rows, as `columns`, and makes the samples and amounts of requests when they are asked for.
     """
 
-    __slots__ = ("_distributions", "amounts", "columns", "errors", "exact", "least", "most", "samples", "slo", "sums")
+    __slots__ = (
+        "_distributions",
+        "amounts",
+        "columns",
+        "errors",
+        "exact",
+        "least",
+        "most",
+        "samples",
+        "slo",
+        "sums",
+    )
 
     def __init__(self, slo: Slo | None = None, *, exact: bool = False) -> None:
         self.slo, self.exact = slo, exact
@@ -137,7 +175,10 @@ class Cell:
     def error(self, kind: str, count: int, due_ns: int, words: str) -> None:
         """Count failures of a kind; the text kept is that of the earliest, of several the first one added."""
         before = self.errors.get(kind, (0, 1 << 62, ""))
-        self.errors[kind] = (before[0] + count, *min(before[1:], (due_ns, words), key=itemgetter(0)))
+        self.errors[kind] = (
+            before[0] + count,
+            *min(before[1:], (due_ns, words), key=itemgetter(0)),
+        )
 
     def merge(self, other: Cell) -> None:
         """Add another cell to this one; the other does not change."""
@@ -162,14 +203,18 @@ class Cell:
             own.merge(amounts)
         self.columns += other.columns
 
-    def add(self, columns: Columns, texts: Sequence[str], metrics: Sequence[str], open_loop: bool) -> None:
+    def add(
+        self, columns: Columns, texts: Sequence[str], metrics: Sequence[str], open_loop: bool
+    ) -> None:
         """Add rows of one stage. `metrics`: those of which a cell that is not exact keeps a sample."""
         if self.exact:
             self.columns.append(columns)
         for block in filter(len, columns.blocks()):
             self._add(block, texts, metrics, open_loop)
 
-    def _add(self, columns: Columns, texts: Sequence[str], metrics: Sequence[str], open_loop: bool) -> None:
+    def _add(
+        self, columns: Columns, texts: Sequence[str], metrics: Sequence[str], open_loop: bool
+    ) -> None:
         if not self.exact:
             for metric in metrics:
                 self.sample(metric).add(_values(columns, metric))
@@ -196,14 +241,18 @@ class Cell:
             self._add_outcomes(columns, ok, self.slo)
 
     def _add_outcomes(self, columns: Columns, ok: NDArray[np.bool_], slo: Slo) -> None:
-        self.count("unfinished_over", (columns.where(UNFINISHED) & outcomes.is_counted(columns, slo)).sum())
+        self.count(
+            "unfinished_over", (columns.where(UNFINISHED) & outcomes.is_counted(columns, slo)).sum()
+        )
         self.count("good", outcomes.meets(columns, slo).sum())
         for i, term in enumerate(slo.terms):
             if per_request(term.metric):
                 values = defined(columns.measure(term.metric)[ok])
                 self.count(f"term{i}", len(values))
                 self.count(f"term{i}_over", (values > term.limit_ns).sum())
-                self.count(f"term{i}_unfinished_over", outcomes.is_over_when_cut(columns, term).sum())
+                self.count(
+                    f"term{i}_unfinished_over", outcomes.is_over_when_cut(columns, term).sum()
+                )
 
     def _add_times(self, columns: Columns, sent: NDArray[np.bool_], open_loop: bool) -> None:
         due = columns["due_ns"][columns.attempted]
@@ -226,7 +275,11 @@ class Cell:
 
     def _add_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         with_output = ok & ~columns.for_values
-        output, prompt, asked = columns["output_tokens"], columns["input_tokens"], columns["asked_output"]
+        output, prompt, asked = (
+            columns["output_tokens"],
+            columns["input_tokens"],
+            columns["asked_output"],
+        )
         for name in _TOKENS:
             self.known(name, columns[name][by_column.or_all(ok)])
         self.known("cached_base", prompt[ok & (columns["cached_tokens"] >= 0)])
@@ -253,11 +306,18 @@ class Cell:
         self.count("told_events", told_events.sum())
         self.count("told_streamed", told_streamed.sum())
         # an answer may have one token without text: the one that ends it, or any one of many
-        textless = (columns["finish_reason"][told] != FINISH["length"]) | (told_streamed >= LONG_ANSWER)
+        textless = (columns["finish_reason"][told] != FINISH["length"]) | (
+            told_streamed >= LONG_ANSWER
+        )
         self.count("surplus", np.maximum(told_streamed - told_events - textless, 0).sum())
         self.count("unsaid", (with_output & (columns["first_event_tokens"] == 0)).sum())
         built = columns["built_tokens"]
-        both_counted = with_output & (columns["input_source"] == SOURCES.index("server")) & (built > 0) & (prompt >= 0)
+        both_counted = (
+            with_output
+            & (columns["input_source"] == SOURCES.index("server"))
+            & (built > 0)
+            & (prompt >= 0)
+        )
         self.count("both", both_counted.sum())
         self.count("both_built", built[both_counted].sum(dtype=np.int64))
         self.count("both_said", prompt[both_counted].sum(dtype=np.int64))
@@ -280,16 +340,33 @@ class Cell:
             with_text = places[columns["text"][places] >= 0]
             candidates = with_text if len(with_text) else places
             first = candidates[np.argmin(columns["due_ns"][candidates])]
-            text, status, due_ns = (int(columns[name][first]) for name in ("text", "http_status", "due_ns"))
+            text, status, due_ns = (
+                int(columns[name][first]) for name in ("text", "http_status", "due_ns")
+            )
             words = texts[text] if 0 <= text < len(texts) else ""
             if KINDS[kind] == "worker_died":
                 for worker in np.unique(columns["worker"][places]).tolist():
                     self.count(f"dead_{worker}", 1)
             due_ns += 0 if words else LONGEST_NS
-            self.error(KINDS[kind], len(places), due_ns, words or (f"HTTP {status}" if status else ""))
+            self.error(
+                KINDS[kind], len(places), due_ns, words or (f"HTTP {status}" if status else "")
+            )
 
 
-_TOGETHER: tuple[Callable[[int, int], int], ...] = (min, min, max, max, max, max, add, max, add, add, add, add)
+_TOGETHER: tuple[Callable[[int, int], int], ...] = (
+    min,
+    min,
+    max,
+    max,
+    max,
+    max,
+    add,
+    max,
+    add,
+    add,
+    add,
+    add,
+)
 """For each of these columns: what two parts of a conversation make together."""
 
 
@@ -319,7 +396,9 @@ def _values(columns: Columns, metric: str) -> NDArray[np.int64]:
     return defined(values if chosen.all() else values[chosen])
 
 
-def _amounts(columns: Columns, name: str, slo: Slo | None) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]:
+def _amounts(
+    columns: Columns, name: str, slo: Slo | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]:
     """Start, end and amount of what AMOUNTS names."""
     ok = columns.where(OK)
     if name == "output":
@@ -333,7 +412,9 @@ def _amounts(columns: Columns, name: str, slo: Slo | None) -> tuple[NDArray[np.i
         known = by_column.or_all(ok & (columns["input_tokens"] >= 0))
         first = by_column.first_tokens(columns, known)
         return first, first, columns["input_tokens"][known]
-    ended = columns["end_ns"][by_column.or_all(outcomes.meets(columns, slo) if name == "good" and slo else ok)]
+    ended = columns["end_ns"][
+        by_column.or_all(outcomes.meets(columns, slo) if name == "good" and slo else ok)
+    ]
     return ended, ended, np.broadcast_to(np.int64(1), len(ended))
 
 
@@ -355,7 +436,9 @@ class Accumulator:
         self._plans = header.stages or (StagePlan(),)
         self._slo = header.slo
         self._turns = header.turns
-        slo_metrics = [term.metric for slo in header.slos for term in slo.terms if per_request(term.metric)]
+        slo_metrics = [
+            term.metric for slo in header.slos for term in slo.terms if per_request(term.metric)
+        ]
         self._part_metrics = tuple(dict.fromkeys((*SHOWN, *slo_metrics)))
         several = len(header.targets) if len(header.targets) > 1 else 0
         self.stages = [Cell(self._slo, exact=exact) for _ in self._plans]
@@ -367,7 +450,9 @@ class Accumulator:
         self.block_ns = FIRST_NS
         # number of a conversation -> what is known of its turns so far, in the order of TaskColumns
         self._open_conversations: dict[int, list[int]] = {}
-        self.taken: dict[int, int] = {}  # worker -> how many of its rows, from the first on, are in here; by the caller
+        self.taken: dict[
+            int, int
+        ] = {}  # worker -> how many of its rows, from the first on, are in here; by the caller
 
     def _pairs(self, slos: Sequence[Slo | None]) -> list[CellPair]:
         return [CellPair(Cell(slo, exact=self.exact), Cell(slo, exact=self.exact)) for slo in slos]
@@ -376,7 +461,11 @@ class Accumulator:
         """Add some rows. `texts`: error texts, indexed by `rows["text"]`."""
         metrics = sampled()
         for stage, (plan, cell) in enumerate(zip(self._plans, self.stages, strict=True)):
-            columns = Columns(rows, rows["stage"] == stage, keep_all=bool(self.targets or self.classes or self.steps))
+            columns = Columns(
+                rows,
+                rows["stage"] == stage,
+                keep_all=bool(self.targets or self.classes or self.steps),
+            )
             cell.add(columns, texts, metrics, not plan.closed)
             if not len(columns):
                 continue
@@ -388,9 +477,13 @@ class Accumulator:
                 self._add_by_time(columns)
             parts = [(self.targets, columns["target"])]
             if self.classes:
-                parts.append((self.classes, class_of(self._header, columns["request"] // self._turns)))
+                parts.append(
+                    (self.classes, class_of(self._header, columns["request"] // self._turns))
+                )
             if self.steps:
-                parts.append((self.steps, step_of(self._header, columns["request"], columns["turn"])))
+                parts.append(
+                    (self.steps, step_of(self._header, columns["request"], columns["turn"]))
+                )
             for pairs, part in parts:
                 for number, pair in enumerate(pairs):
                     of_part = Columns(columns, part == number)
@@ -411,7 +504,9 @@ class Accumulator:
             return
         while int(due.max()) >= self.block_ns * BLOCKS:
             self._join_blocks()
-        places = np.floor_divide(due, self.block_ns, out=np.empty(len(due), np.int8), casting="unsafe")
+        places = np.floor_divide(
+            due, self.block_ns, out=np.empty(len(due), np.int8), casting="unsafe"
+        )
         del due
         self._reach_block(int(places.max()))
         sizes = np.bincount(places, minlength=len(self.blocks))
@@ -458,7 +553,9 @@ class Accumulator:
             drawn = class_of(self._header, sessions[over])
             for index, cell in enumerate(classes):
                 own = drawn == index
-                _count_conversations(cell, TaskColumns(*(column[own] for column in ended)), end[own])
+                _count_conversations(
+                    cell, TaskColumns(*(column[own] for column in ended)), end[own]
+                )
 
     def cut(self, of_class: int | None = None) -> tuple[int, int]:
         """Measured conversations whose last turn was never scheduled: how many the end of the load cut, how many a
@@ -473,7 +570,9 @@ class Accumulator:
         ]
         if of_class is not None and sessions:
             drawn = class_of(self._header, np.array(sessions)).tolist()
-            sessions = [session for session, own in zip(sessions, drawn, strict=True) if own == of_class]
+            sessions = [
+                session for session, own in zip(sessions, drawn, strict=True) if own == of_class
+            ]
         cancelled = sum(self._open_conversations[session][2] for session in sessions)
         return len(sessions) - cancelled, cancelled
 
@@ -497,7 +596,11 @@ class Accumulator:
 
     def measured(self, measured: bool = True) -> Cell:
         """The cell of all measured stages, or of all others."""
-        cells = [cell for cell, plan in zip(self.stages, self._plans, strict=True) if plan.measured == measured]
+        cells = [
+            cell
+            for cell, plan in zip(self.stages, self._plans, strict=True)
+            if plan.measured == measured
+        ]
         return self._merged(cells)
 
     def _merged(self, cells: Sequence[Cell]) -> Cell:
@@ -510,7 +613,12 @@ class Accumulator:
 
     def of_targets(self, numbers: Sequence[int]) -> CellPair:
         """The cells of several targets."""
-        return CellPair(*(self._merged(cells) for cells in zip(*(self.targets[i] for i in numbers), strict=True)))
+        return CellPair(
+            *(
+                self._merged(cells)
+                for cells in zip(*(self.targets[i] for i in numbers), strict=True)
+            )
+        )
 
     def of_classes(self, numbers: Sequence[int]) -> CellPair:
         """The cells of several classes, without their SLOs."""
@@ -558,9 +666,16 @@ class Accumulator:
         if packed.format != _FORMAT or len(packed.cells) != len(cells):
             raise ValueError(f"no ledger of this run in format {_FORMAT}")
         for cell, stored in zip(cells, packed.cells, strict=True):
-            cell.sums, cell.least, cell.most, cell.errors = stored.sums, stored.least, stored.most, stored.errors
+            cell.sums, cell.least, cell.most, cell.errors = (
+                stored.sums,
+                stored.least,
+                stored.most,
+                stored.errors,
+            )
             cell.samples = _unpacked(stored.histograms)
-            cell.amounts = {name: TimeCurve.from_bytes(*curve) for name, curve in stored.curves.items()}
+            cell.amounts = {
+                name: TimeCurve.from_bytes(*curve) for name, curve in stored.curves.items()
+            }
         for requests, encoded in packed.blocks:
             block = BlockSamples(exact=False)
             block.requests, block.of = requests, _unpacked(encoded)
@@ -589,7 +704,9 @@ class _Packed(msgspec.Struct):
 
 
 def _packed(samples: dict[str, Values | Histogram]) -> dict[str, bytes]:
-    return {name: sample.to_bytes() for name, sample in samples.items() if isinstance(sample, Histogram)}
+    return {
+        name: sample.to_bytes() for name, sample in samples.items() if isinstance(sample, Histogram)
+    }
 
 
 def _unpacked(encoded: dict[str, bytes]) -> dict[str, Values | Histogram]:

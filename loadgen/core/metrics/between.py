@@ -84,7 +84,9 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
         why = "there is no time at which the load was only that of measured requests"
         return BetweenNodes(nodes=len(names), why=why)
     due_ns = requests["due_ns"]
-    times = np.empty(len(due_ns), np.int8)  # which of the shortest blocks each is due in; -1: in none
+    times = np.empty(
+        len(due_ns), np.int8
+    )  # which of the shortest blocks each is due in; -1: in none
     for rows in in_parts(len(due_ns)):
         due_s = due_ns[rows] / 1e9
         share = (due_s - steady.start_s) / steady.duration_s
@@ -116,21 +118,33 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> Betwee
         tables.append(_table(metric, components.components(means, counts, within)))
         found = _odd(metric, means.mean(axis=1), [names[i] for i in spoken])
         if found:  # by more than the load generator may have added to it, or to the others
-            added = _cells(part[own], times[own], _added(requests, metric)[inside][own] / 1e6, len(spoken))
+            added = _cells(
+                part[own], times[own], _added(requests, metric)[inside][own] / 1e6, len(spoken)
+            )
             own_ms = (added or cells)[0].mean(axis=1)
-            least_ms = dict(zip((names[i] for i in spoken), np.maximum(own_ms, own_ms.mean()), strict=True))
+            least_ms = dict(
+                zip((names[i] for i in spoken), np.maximum(own_ms, own_ms.mean()), strict=True)
+            )
             odd += [one for one in found if abs(one.mean_ms - one.others_ms) > least_ms[one.name]]
     if not tables:
         why = f"too few requests: {FEWEST} per {unit} in each of {BLOCKS[-1]} stretches of time are needed"
         return BetweenNodes(nodes=len(names), silent=silent, why=why)
     return BetweenNodes(
-        unit=unit, nodes=len(spoken), blocks=blocks_used, variances=tuple(tables), odd=tuple(odd), silent=silent, why=""
+        unit=unit,
+        nodes=len(spoken),
+        blocks=blocks_used,
+        variances=tuple(tables),
+        odd=tuple(odd),
+        silent=silent,
+        why="",
     )
 
 
 def without(found: BetweenNodes, unsound: Collection[str]) -> BetweenNodes:
     """Without the metrics that the run withholds."""
-    variances, odd = (tuple(one for one in of if one.metric not in unsound) for of in (found.variances, found.odd))
+    variances, odd = (
+        tuple(one for one in of if one.metric not in unsound) for of in (found.variances, found.odd)
+    )
     return msgspec.structs.replace(found, variances=variances, odd=odd)
 
 
@@ -159,7 +173,9 @@ def _cells(
         counts = np.bincount(cell, minlength=parts * blocks)
         if counts.min() >= FEWEST:
             means = np.bincount(cell, weights=values, minlength=parts * blocks) / counts
-            for rows in in_parts(len(values)):  # in place: each copy is as long as the run has requests
+            for rows in in_parts(
+                len(values)
+            ):  # in place: each copy is as long as the run has requests
                 values[rows] = (means[cell[rows]] - values[rows]) ** 2
             within = float(values.sum()) / (len(values) - parts * blocks)
             return means.reshape(parts, blocks), counts.reshape(parts, blocks), within
@@ -172,16 +188,26 @@ def _table(metric: str, found: components.Components) -> VarianceTable:
         metric=metric,
         mean_ms=found.mean,
         **{f"{name}_ms": value**0.5 for name, value in variances.items()},
-        **{f"{name}_share": value / found.total if found.total else 0.0 for name, value in variances.items()},
+        **{
+            f"{name}_share": value / found.total if found.total else 0.0
+            for name, value in variances.items()
+        },
     )
 
 
-ERRORS = {"ttft": ("send_lag", "stamp_error"), "tpot": ("tpot_error",), "e2e": ("send_lag", "last_token_error_ns")}
+ERRORS = {
+    "ttft": ("send_lag", "stamp_error"),
+    "tpot": ("tpot_error",),
+    "e2e": ("send_lag", "last_token_error_ns"),
+}
 """Metric -> what the load generator may have added to it: it sent late, or read late."""
 
 
 def _added(requests: JoinedColumns, metric: str) -> NDArray[np.int64]:
-    columns = (requests[name] if name.endswith("_ns") else requests.measure(name) for name in ERRORS[metric])
+    columns = (
+        requests[name] if name.endswith("_ns") else requests.measure(name)
+        for name in ERRORS[metric]
+    )
     return sum((np.maximum(each, 0) for each in columns), np.zeros(1, np.int64))
 
 
@@ -191,7 +217,9 @@ def _odd(metric: str, means: NDArray[np.float64], names: Sequence[str]) -> list[
     others = float(np.delete(means, places).mean())
     changes = {i: float(means[i]) / others - 1 for i in places if others}
     return [
-        OddNode(name=names[i], metric=metric, mean_ms=float(means[i]), others_ms=others, change=change)
+        OddNode(
+            name=names[i], metric=metric, mean_ms=float(means[i]), others_ms=others, change=change
+        )
         for i, change in changes.items()
         if abs(change) >= LEAST_CHANGE
     ]

@@ -53,7 +53,9 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
     resent: int
     by_error: dict[str, ErrorKind]
-    by_finish: dict[str, int] = {}  # ok requests by the reason that the server gave for the end, most frequent first
+    by_finish: dict[
+        str, int
+    ] = {}  # ok requests by the reason that the server gave for the end, most frequent first
 
     @property
     def decided(self) -> int:
@@ -63,9 +65,17 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def dropped_share(self) -> float:
         """Of the starts that were asked for: those that the client dropped at a cap; none where each followed a turn
-        that failed."""
-        starts, followed = self.scheduled - self.cancelled, self.by_error.get("previous_turn_failed")
-        return self.dropped / starts if starts and self.dropped > (followed.count if followed else 0) else 0.0
+        that failed.
+        """
+        starts, followed = (
+            self.scheduled - self.cancelled,
+            self.by_error.get("previous_turn_failed"),
+        )
+        return (
+            self.dropped / starts
+            if starts and self.dropped > (followed.count if followed else 0)
+            else 0.0
+        )
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +111,9 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     total_per_s_per_gpu: float | None = None
     steady_output_per_s_per_gpu: float | None = None
     steady_total_per_s_per_gpu: float | None = None
-    cache_written: int | None = None  # of the prompts, by servers that bill it; null where none says it
+    cache_written: int | None = (
+        None  # of the prompts, by servers that bill it; null where none says it
+    )
 
 
 class TaskGoodput(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +146,9 @@ class Sessions(msgspec.Struct, frozen=True, kw_only=True):
     ok: int
     ok_per_s: float | None
     steady_ok_per_s: float | None
-    duration_ms: Distribution  # from the due instant of the first request to the end of the last one
+    duration_ms: (
+        Distribution  # from the due instant of the first request to the end of the last one
+    )
     wait_ms: Distribution = Distribution()  # for first tokens, all requests of a task together
     longest_wait_ms: Distribution = Distribution()  # for a first token
     requests: float | None = None  # mean of a task, as the next three
@@ -166,7 +180,9 @@ class ClientUse(msgspec.Struct, frozen=True, kw_only=True):
     kernel_stamp_share: float | None
 
 
-def window(cell: Cell, everything: Sequence[Cell], full: tuple[int, int] = (-1, LONGEST_NS)) -> Window:
+def window(
+    cell: Cell, everything: Sequence[Cell], full: tuple[int, int] = (-1, LONGEST_NS)
+) -> Window:
     """The intervals that the rates of a cell are divided by, as `Window` defines them. `everything`: the cells of all
     stages. `full`: the time in which the load of the cell runs alone and in full, as `full_load`.
     """
@@ -210,9 +226,14 @@ def bytes(cell: Cell) -> Bytes:
 
 def requests(cell: Cell, unrecorded: int) -> RequestCounts:
     """Counts by status and by error kind, most frequent kind first. `unrecorded`: lost slots, which have no row."""
-    errors = {kind: ErrorKind(count=count, first_text=words) for kind, (count, _, words) in cell.errors.items()}
+    errors = {
+        kind: ErrorKind(count=count, first_text=words)
+        for kind, (count, _, words) in cell.errors.items()
+    }
     if unrecorded:
-        errors["no_record"] = ErrorKind(count=unrecorded, first_text="planned or sent, but no record of it was found")
+        errors["no_record"] = ErrorKind(
+            count=unrecorded, first_text="planned or sent, but no record of it was found"
+        )
     counts = {name: cell.sum(name) for name in (*STATUSES, "resent")}
     return RequestCounts(
         scheduled=cell.sum("rows") + unrecorded,
@@ -223,7 +244,9 @@ def requests(cell: Cell, unrecorded: int) -> RequestCounts:
 
 
 def _finishes(cell: Cell) -> Iterator[tuple[str, int]]:
-    counts = ((reason or "none", cell.sum(f"finish_{reason or 'none'}")) for reason in FINISH_REASONS)
+    counts = (
+        (reason or "none", cell.sum(f"finish_{reason or 'none'}")) for reason in FINISH_REASONS
+    )
     return ((reason, count) for reason, count in counts if count)
 
 
@@ -232,20 +255,36 @@ def _plus(a: float | None, b: float | None) -> float | None:
 
 
 def tokens(
-    cell: Cell, everything: Sequence[Cell], inside: Window, timeline: Sequence[NDArray[np.int64]], gpus: int | None
+    cell: Cell,
+    everything: Sequence[Cell],
+    inside: Window,
+    timeline: Sequence[NDArray[np.int64]],
+    gpus: int | None,
 ) -> Tokens:
     """The block `tokens`.
 
     `timeline`: per stage, output events per bin of time. Without any, the tokens of a request are spread evenly from
     its first to its last token.
     """
-    output, prompt, cached = (cell.sum_known(f"{side}_tokens") for side in ("output", "input", "cached"))
-    base, event_count, comparable = cell.sum_known("cached_base"), cell.sum("events"), cell.sum("comparable")
+    output, prompt, cached = (
+        cell.sum_known(f"{side}_tokens") for side in ("output", "input", "cached")
+    )
+    base, event_count, comparable = (
+        cell.sum_known("cached_base"),
+        cell.sum("events"),
+        cell.sum("comparable"),
+    )
     steady = inside.steady
     events = windows.steady_events(timeline, steady) if event_count else None
-    in_steady = amount_in([cell], "output", steady) if events is None else events * cell.sums["billed"] / event_count
+    in_steady = (
+        amount_in([cell], "output", steady)
+        if events is None
+        else events * cell.sums["billed"] / event_count
+    )
     steady_output = per_second(in_steady, steady) if output is not None else None
-    steady_input = per_second(amount_in([cell], "input", steady), steady) if prompt is not None else None
+    steady_input = (
+        per_second(amount_in([cell], "input", steady), steady) if prompt is not None else None
+    )
     rates = {
         "output_per_s": per_second(output, inside),
         "total_per_s": per_second(_plus(output, prompt), inside),
@@ -253,17 +292,25 @@ def tokens(
         "steady_total_per_s": _plus(steady_output, steady_input),
     }
     return Tokens(
-        input=prompt, output=output, cached=cached, cache_written=cell.sum_known("cache_written_tokens"),
-        reasoning=cell.sum_known("reasoning_tokens"), asked_output=cell.sum_known("asked_output"),
+        input=prompt,
+        output=output,
+        cached=cached,
+        cache_written=cell.sum_known("cache_written_tokens"),
+        reasoning=cell.sum_known("reasoning_tokens"),
+        asked_output=cell.sum_known("asked_output"),
         cached_share=cached / base if cached is not None and base else None,
         length_mismatch_share=cell.sums["unequal"] / comparable if comparable else None,
-        per_event=cell.sums["streamed"] / event_count if event_count else None, input_per_s=per_second(prompt, inside),
-        steady_input_per_s=steady_input, last_issued_output_per_s=per_second(output, inside.last_issued),
-        whole_output_per_s=whole_output_per_s(everything, inside), failed_input=cell.sum("failed_input"),
+        per_event=cell.sums["streamed"] / event_count if event_count else None,
+        input_per_s=per_second(prompt, inside),
+        steady_input_per_s=steady_input,
+        last_issued_output_per_s=per_second(output, inside.last_issued),
+        whole_output_per_s=whole_output_per_s(everything, inside),
+        failed_input=cell.sum("failed_input"),
         failed_output=cell.sum("failed_output"),
-        sources=Sources(input=_sources(cell, "input"), output=_sources(cell, "output")), **rates,
+        sources=Sources(input=_sources(cell, "input"), output=_sources(cell, "output")),
+        **rates,
         **{f"{name}_per_gpu": per_gpu(rate, gpus) for name, rate in rates.items()},
-    )  # fmt: skip
+    )
 
 
 _REST_ON_OUTPUT = (
@@ -293,19 +340,29 @@ def _sources(cell: Cell, side: str) -> dict[str, int]:
     return {tag: count for tag in tags if (count := cell.sum(f"{side}_source_{tag}"))}
 
 
-def tokens_over_time(measured: Cell, timeline: Sequence[NDArray[np.int64]]) -> Callable[[Span], float | None]:
+def tokens_over_time(
+    measured: Cell, timeline: Sequence[NDArray[np.int64]]
+) -> Callable[[Span], float | None]:
     """A function from an interval to the output tokens of measured requests that came in it.
 
     With a timeline, each output event counts as many tokens as the measured events carry on average. Without one, the
     tokens of each answer are spread evenly over it. The function returns None when no tokens were counted.
     """
-    events, billed, sums = measured.sum("events"), measured.sum("billed"), windows.event_sums(timeline)
+    events, billed, sums = (
+        measured.sum("events"),
+        measured.sum("billed"),
+        windows.event_sums(timeline),
+    )
     curve = measured.amount("output").curve() if sums is None and events else None
 
     def tokens_in(stretch: Span) -> float | None:
         if curve is not None:
             return curve.between(stretch.start_s, stretch.end_s)
-        return windows.events_between(sums, stretch) * billed / events if sums is not None and events else None
+        return (
+            windows.events_between(sums, stretch) * billed / events
+            if sums is not None and events
+            else None
+        )
 
     return tokens_in
 
@@ -329,7 +386,9 @@ def itl_absent(cell: Cell, inter_chunk: Distribution) -> str:
 def stalls(cell: Cell) -> Stalls:
     """Ok requests with a gap between output events of more than `limits.STALL_NS`."""
     stalled, ok = cell.sum("stalled"), cell.sum("ok")
-    return Stalls(over_ms=milliseconds(STALL_NS), requests=stalled, share=stalled / ok if ok else None)
+    return Stalls(
+        over_ms=milliseconds(STALL_NS), requests=stalled, share=stalled / ok if ok else None
+    )
 
 
 def sessions(cell: Cell, cut: tuple[int, int], inside: Window) -> Sessions | None:
@@ -345,14 +404,21 @@ def sessions(cell: Cell, cut: tuple[int, int], inside: Window) -> Sessions | Non
 
     count = whole - cell.sum("sessions_cancelled") - drained
     return Sessions(
-        count=count, cut=cut[0] + drained, abandoned=cell.sum("sessions_abandoned"), ok=good,
+        count=count,
+        cut=cut[0] + drained,
+        abandoned=cell.sum("sessions_abandoned"),
+        ok=good,
         ok_per_s=per_second(good, inside),
         steady_ok_per_s=per_second(amount_in([cell], "session", inside.steady), inside.steady),
-        duration_ms=cell.distribution("session"), wait_ms=cell.distribution("session_wait"),
-        longest_wait_ms=cell.distribution("session_longest_wait"), requests=mean("requests"),
-        input_tokens=mean("input"), cached_tokens=mean("cached") if cell.sum("cached_tokens_known") else None,
-        output_tokens=mean("output"), goodput=_task_goodput(cell, count, inside),
-    )  # fmt: skip
+        duration_ms=cell.distribution("session"),
+        wait_ms=cell.distribution("session_wait"),
+        longest_wait_ms=cell.distribution("session_longest_wait"),
+        requests=mean("requests"),
+        input_tokens=mean("input"),
+        cached_tokens=mean("cached") if cell.sum("cached_tokens_known") else None,
+        output_tokens=mean("output"),
+        goodput=_task_goodput(cell, count, inside),
+    )
 
 
 def _task_goodput(cell: Cell, count: int, inside: Window) -> TaskGoodput | None:
@@ -380,7 +446,9 @@ def client(cell: Cell, seconds: Sequence[Second], inside: Window, workers: int) 
     for second in seconds:
         cpu_s[second.worker] = max(cpu_s.get(second.worker, 0.0), second.cpu_s)
         peak[second.worker] = max(peak.get(second.worker, 0), second.peak_rss_bytes)
-    busiest, waited = (validity.worst(seconds, inside, share) for share in ("cpu_share", "waited_share"))
+    busiest, waited = (
+        validity.worst(seconds, inside, share) for share in ("cpu_share", "waited_share")
+    )
     answered = cell.sum("answered")
     return ClientUse(
         cpu_s=sum(cpu_s.values()) if seconds else None,
@@ -406,9 +474,14 @@ def prompt_disagreement(cell: Cell, template_tokens: int | None) -> float | None
 
 def repeated(cell: Cell) -> int:
     """Requests that were sent with a prompt that an earlier one had sent already; 0 where the rows were not kept."""
-    numbers = [np.zeros(0, np.int64), *(part["request"][part["sent_ns"] >= 0] for part in cell.columns)]
+    numbers = [
+        np.zeros(0, np.int64),
+        *(part["request"][part["sent_ns"] >= 0] for part in cell.columns),
+    ]
     sent = np.concatenate(numbers)
-    if len(sent) and int(sent.max()) - int(sent.min()) < 4 * len(sent) + 1000:  # as they are numbered: without a sort
+    if (
+        len(sent) and int(sent.max()) - int(sent.min()) < 4 * len(sent) + 1000
+    ):  # as they are numbered: without a sort
         seen = np.zeros(int(sent.max()) - int(sent.min()) + 1, bool)
         seen[sent - sent.min()] = True
         return len(sent) - int(np.count_nonzero(seen))

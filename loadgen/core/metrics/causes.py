@@ -49,7 +49,9 @@ FEWEST_READS = 3  # of the metrics pages that have to show it
 LONG = 4.0  # times the median prompt
 FEW_LONG, MANY_LONG = 0.005, 0.3  # share of prompts that are long
 LOOKED_AT = 300  # slow requests, and as many others, whose neighbours are looked at
-CAPPED = 0.5  # more of the readings than before, at which the hardware says why its clocks are lower
+CAPPED = (
+    0.5  # more of the readings than before, at which the hardware says why its clocks are lower
+)
 AS_LONG = 1.1  # times the prompts of the fast requests: as long as these
 GROWTH = 1.5  # of the median TTFT, from the first third of the time to the last
 
@@ -73,7 +75,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Case(msgspec.Struct, frozen=True):
     """The requests in order of their due instants, and what the detectors look at: TTFT without the lateness of the
-    client, and as slow none that was sent late by more than a fast answer takes."""
+    client, and as slow none that was sent late by more than a fast answer takes.
+    """
 
     rows: JoinedColumns
     ttft: Ints
@@ -83,17 +86,23 @@ class _Case(msgspec.Struct, frozen=True):
     span_s: float
     part: Ints  # target and replica
     stride: int  # one of so many requests is among the rows
-    excess: dict[str, float]  # part of TTFT -> its share of what the slow took longer; {}: too few are slow
+    excess: dict[
+        str, float
+    ]  # part of TTFT -> its share of what the slow took longer; {}: too few are slow
     pages: dict[str, series.MetricCurve]  # quantity of the servers' metrics pages -> its values
     header: Header
     samples: Sequence[MetricSample]  # of the pages of servers and hardware
 
 
 def explain(
-    measured: Sequence[Columns], header: Header, samples: Sequence[MetricSample] = (), unsound: Collection[str] = ()
+    measured: Sequence[Columns],
+    header: Header,
+    samples: Sequence[MetricSample] = (),
+    unsound: Collection[str] = (),
 ) -> Explanation:
     """The causes of the slow requests among the measured rows. `samples`: of the servers' metrics pages. `unsound`:
-    metrics that are withheld, so no evidence."""
+    metrics that are withheld, so no evidence.
+    """
     everything = JoinedColumns(measured, ok=True, keep=False)
     streamed = everything.measure("ttft") != UNDEFINED
     if np.count_nonzero(streamed) < FEWEST:
@@ -112,9 +121,19 @@ def explain(
     own_slow, own_fast, is_own = _slow(served, late)
     span = max(int(due[-1] - due[0]), 1)
     case = _Case(
-        rows, served, own_slow, own_fast, (due - due[0]) / span, span / 1e9, keys(rows), stride,
-        _excess(rows, served, late, own_slow, own_fast) if is_own else {}, series.curves(samples), header, samples,
-    )  # fmt: skip
+        rows,
+        served,
+        own_slow,
+        own_fast,
+        (due - due[0]) / span,
+        span / 1e9,
+        keys(rows),
+        stride,
+        _excess(rows, served, late, own_slow, own_fast) if is_own else {},
+        series.curves(samples),
+        header,
+        samples,
+    )
     left_out = (_power, _batch) if "tpot" in unsound else ()
     detectors = [detect for detect in (_DETECTORS if is_own else _OF_ALL) if detect not in left_out]
     found = [cause for detect in detectors if (cause := detect(case)) is not None]
@@ -135,7 +154,8 @@ def explain(
 
 def _late(rows: JoinedColumns) -> Ints:
     """How late each request was sent by the client's own doing. A client that was stopped opens connections late too:
-    no sooner than it sent what had been due before, on connections that were open."""
+    no sooner than it sent what had been due before, on connections that were open.
+    """
     able, due, sent = sendable(rows), rows["due_ns"], rows["sent_ns"]
     stopped_until = np.maximum.accumulate(np.where(rows["reused"] > 0, sent, 0))
     late: Ints = sent - able + np.clip(stopped_until - due, 0, able - due)
@@ -144,7 +164,8 @@ def _late(rows: JoinedColumns) -> Ints:
 
 def _slow(ttft: Ints, late: Ints) -> tuple[Mask, Mask, bool]:
     """Which requests are slow, which fast, of those not later than a fast answer takes; and whether the slow ones are
-    enough to be explained."""
+    enough to be explained.
+    """
     usual = np.quantile(ttft, FAST, method="lower")
     slow = (ttft > SLOW * usual) & (late <= usual)
     fast = (ttft <= np.median(ttft)) & ~slow & (late <= usual)
@@ -165,7 +186,9 @@ def stand_out(slow: int, requests: int) -> bool:
     return slow >= max(FEWEST_SLOW, requests // 100)
 
 
-def _excess(rows: JoinedColumns, ttft: Ints, late: Ints, slow: Mask, fast: Mask) -> dict[str, float]:
+def _excess(
+    rows: JoinedColumns, ttft: Ints, late: Ints, slow: Mask, fast: Mask
+) -> dict[str, float]:
     """What the slow requests took longer than the fast ones, as shares of the parts of TTFT. `late`: not in it."""
     parts = {"connect": rows["sent_ns"] - rows["due_ns"] - late}
     for name in ("queue", "prefill", "transfer"):
@@ -173,7 +196,10 @@ def _excess(rows: JoinedColumns, ttft: Ints, late: Ints, slow: Mask, fast: Mask)
         if (told >= 0).all():
             parts[name] = told
     parts["rest"] = ttft - sum(parts.values())
-    return {name: _longer(values, slow, fast) / _longer(ttft, slow, fast) for name, values in parts.items()}
+    return {
+        name: _longer(values, slow, fast) / _longer(ttft, slow, fast)
+        for name, values in parts.items()
+    }
 
 
 def _longer(values: Ints, slow: Mask, fast: Mask) -> float:
@@ -196,18 +222,26 @@ def _network(case: _Case) -> Cause | None:
     share = connect + (case.excess["rest"] if accounted else 0.0)
     if share < MOSTLY:
         return None
-    what = "waiting for a connection" if connect > share / 2 else "in the network, or before the server began to count"
+    what = (
+        "waiting for a connection"
+        if connect > share / 2
+        else "in the network, or before the server began to count"
+    )
     return _cause("network", share, f"{share:.0%} of what they took longer was spent {what}")
 
 
 def _held_back(case: _Case) -> Cause | None:
     """Answers that come whole, so that TTFT is the time of the whole answer."""
     rows = case.rows
-    share = float(((rows["last_token_ns"] == rows["first_token_ns"]) & (rows["output_tokens"] > 1)).mean())
-    text = (
-        f"{share:.0%} of the answers came whole: a proxy, a gateway or the server itself holds them back to their end"
+    share = float(
+        ((rows["last_token_ns"] == rows["first_token_ns"]) & (rows["output_tokens"] > 1)).mean()
     )
-    return None if share < CLEARLY else _cause("held_back", share, f"{text}, so TTFT is the time of all of it")
+    text = f"{share:.0%} of the answers came whole: a proxy, a gateway or the server itself holds them back to their end"
+    return (
+        None
+        if share < CLEARLY
+        else _cause("held_back", share, f"{text}, so TTFT is the time of all of it")
+    )
 
 
 def _startup(case: _Case) -> Cause | None:
@@ -226,8 +260,14 @@ def _stalls(case: _Case) -> Cause | None:
     first = np.concatenate([[0], np.flatnonzero(np.diff(at) > PAUSE_S) + 1])
     last = np.append(first[1:], len(at)) - 1
     sizes = last - first + 1
-    large = sizes >= max(3.0, 0.25 * float(np.median(sizes)))  # not the odd slow request between two bursts
-    starts, lengths, share = at[first[large]], (at[last] - at[first])[large], float(sizes[large].sum() / len(at))
+    large = sizes >= max(
+        3.0, 0.25 * float(np.median(sizes))
+    )  # not the odd slow request between two bursts
+    starts, lengths, share = (
+        at[first[large]],
+        (at[last] - at[first])[large],
+        float(sizes[large].sum() / len(at)),
+    )
     distances = np.diff(starts)
     if len(starts) < FEWEST_BURSTS or share < CLEARLY or lengths.sum() > BRIEF * case.span_s:
         return None
@@ -245,7 +285,11 @@ def _target(case: _Case) -> Cause | None:
     if share < CLEARLY or share < 1.5 * usual:
         return None
     name = part_name(int(names[worst]), case.header)
-    return _cause("target", share, f"{share:.0%} of them were at {name}, which serves {usual:.0%} of all requests")
+    return _cause(
+        "target",
+        share,
+        f"{share:.0%} of them were at {name}, which serves {usual:.0%} of all requests",
+    )
 
 
 def _power(case: _Case) -> Cause | None:
@@ -255,7 +299,10 @@ def _power(case: _Case) -> Cause | None:
     values, time = tpot[known].astype(float), case.time[known]
     best, factor, cut = 0.0, 1.0, 0.0
     for at in np.arange(0.15, 0.9, 0.05):
-        before, after = values[time < at - 0.03], values[time >= at + 0.03]  # the answers in between had some of both
+        before, after = (
+            values[time < at - 0.03],
+            values[time >= at + 0.03],
+        )  # the answers in between had some of both
         if min(len(before), len(after)) < FEWEST_SLOW:
             continue
         usual = float(np.median(before))
@@ -266,13 +313,17 @@ def _power(case: _Case) -> Cause | None:
         apart = min(float((before < middle).mean()), float((after > middle).mean()))
         if apart > best:
             best, factor, cut = apart, ratio, float(at)
-    more_asked = (case.time >= cut).mean() / max(1 - cut, 0.01) > STEADY * (case.time < cut).mean() / max(cut, 0.01)
+    more_asked = (case.time >= cut).mean() / max(1 - cut, 0.01) > STEADY * (
+        case.time < cut
+    ).mean() / max(cut, 0.01)
     if best < APART or more_asked:
         return None
     text = f"from {cut * case.span_s:.0f} s on every token took {factor - 1:.0%} longer, though no more was asked for"
     told = _capped(case, cut)
     return _cause(
-        "power", best, f"{text}: {told or 'the machine became slower (a power or thermal cap, or a neighbour)'}"
+        "power",
+        best,
+        f"{text}: {told or 'the machine became slower (a power or thermal cap, or a neighbour)'}",
     )
 
 
@@ -298,8 +349,14 @@ def _values(case: _Case, quantity: str) -> Sequence[float]:
 
 
 def _preemptions(case: _Case) -> Cause | None:
-    reads = sum(value > 0 for value in (*_values(case, series.PREEMPTED), *_values(case, series.PAUSED)))
-    share = case.excess.get("queue", 0.0) + case.excess.get("prefill", 0.0) if "queue" in case.excess else 1.0
+    reads = sum(
+        value > 0 for value in (*_values(case, series.PREEMPTED), *_values(case, series.PAUSED))
+    )
+    share = (
+        case.excess.get("queue", 0.0) + case.excess.get("prefill", 0.0)
+        if "queue" in case.excess
+        else 1.0
+    )
     if reads < FEWEST_READS:
         return None
     text = f"at {reads} reads of its metrics page the server had taken requests out of its batch for want of KV cache"
@@ -318,7 +375,9 @@ def _kv_cache(case: _Case) -> Cause | None:
 
 def _long_prompts(case: _Case) -> Cause | None:
     """Requests that have a prompt much longer than usual, or were sent while one was being read."""
-    tokens, sent, first = (case.rows[name] for name in ("input_tokens", "sent_ns", "first_token_ns"))
+    tokens, sent, first = (
+        case.rows[name] for name in ("input_tokens", "sent_ns", "first_token_ns")
+    )
     limit = LONG * float(np.median(tokens))
     long = np.flatnonzero(tokens > limit)
     if not FEW_LONG * len(tokens) <= len(long) <= MANY_LONG * len(tokens):
@@ -329,7 +388,9 @@ def _long_prompts(case: _Case) -> Cause | None:
         behind = 0
         for i in looked_at:
             there = long[case.part[long] == case.part[i]]
-            behind += bool(tokens[i] > limit or ((sent[there] < first[i]) & (first[there] > sent[i])).any())
+            behind += bool(
+                tokens[i] > limit or ((sent[there] < first[i]) & (first[there] > sent[i])).any()
+            )
         return behind / len(looked_at)
 
     slow, fast = share_behind(np.flatnonzero(case.slow)), share_behind(np.flatnonzero(case.fast))
@@ -366,8 +427,12 @@ def _growth(case: _Case) -> str:
 
 def _missed(case: _Case, metric: str, values: Ints) -> float:
     """The tightest limit of the SLO for this metric that these values miss, in ms; 0 where none is missed."""
-    terms = [term for term in (case.header.slo.terms if case.header.slo else ()) if term.metric == metric]
-    missed = [term.limit_ns for term in terms if (values > term.limit_ns).mean() > 1 - term.quantile]
+    terms = [
+        term for term in (case.header.slo.terms if case.header.slo else ()) if term.metric == metric
+    ]
+    missed = [
+        term.limit_ns for term in terms if (values > term.limit_ns).mean() > 1 - term.quantile
+    ]
     return min(missed, default=0) / 1e6
 
 
@@ -381,7 +446,9 @@ def _waits(case: _Case) -> Cause | None:
     if not (grew or missed) or queue < MOSTLY * whole:
         return None
     text = f"all requests waited in the server's queue, {f'{grew}; ' if grew else ''}{queue:,.0f} of a mean TTFT of"
-    return _cause("queue", queue / whole, f"{text} {whole:,.0f} ms: more was asked for than it carries")
+    return _cause(
+        "queue", queue / whole, f"{text} {whole:,.0f} ms: more was asked for than it carries"
+    )
 
 
 def _batch(case: _Case) -> Cause | None:
@@ -405,21 +472,29 @@ def _batch(case: _Case) -> Cause | None:
     if high_ms >= STEP * low_ms:
         between = (low_ms * high_ms) ** 0.5 * 1e6
         share = min(float((tpot[few] < between).mean()), float((tpot[many] > between).mean()))
-        text = (
-            f"a token took {low_ms:,.4g} ms while {low:,} answers were decoded at once, {high_ms:,.4g} ms with {high:,}"
+        text = f"a token took {low_ms:,.4g} ms while {low:,} answers were decoded at once, {high_ms:,.4g} ms with {high:,}"
+        said = _cause(
+            "batch",
+            share,
+            f"{text}, and {limit}: a lower rate, or more replicas, leaves fewer at once",
         )
-        said = _cause("batch", share, f"{text}, and {limit}: a lower rate, or more replicas, leaves fewer at once")
     else:
         usual = float(np.median(tpot))
         share = float((abs(tpot / usual - 1) < STEP - 1).mean())
         text = f"a token of nearly every answer took {usual / 1e6:,.4g} ms, with {low:,} to {high:,} decoded at once"
-        said = _cause("batch", share, f"{text}, and {limit}: too many at once, or the server's own speed", "possible")
+        said = _cause(
+            "batch",
+            share,
+            f"{text}, and {limit}: too many at once, or the server's own speed",
+            "possible",
+        )
     return said if share >= CLEARLY else None
 
 
 def _waits_in_prefill(case: _Case) -> bool:
     """Whether the account of the server counts waiting as prefill: it took the slow requests longer, though their
-    prompts are not longer than those of the fast ones. Dynamo's begins when a worker has the request."""
+    prompts are not longer than those of the fast ones. Dynamo's begins when a worker has the request.
+    """
     tokens = case.rows["input_tokens"]
     slow, fast = tokens[case.slow], tokens[case.fast]
     if "prefill" not in case.excess or int(min(slow.min(), fast.min())) < 0:
@@ -428,6 +503,16 @@ def _waits_in_prefill(case: _Case) -> bool:
 
 
 _DETECTORS: tuple[Callable[[_Case], Cause | None], ...] = (
-    _held_back, _network, _startup, _stalls, _target, _power, _preemptions, _kv_cache, _long_prompts, _queue, _batch,
-)  # fmt: skip
+    _held_back,
+    _network,
+    _startup,
+    _stalls,
+    _target,
+    _power,
+    _preemptions,
+    _kv_cache,
+    _long_prompts,
+    _queue,
+    _batch,
+)
 _OF_ALL = (_held_back, _power, _waits, _batch)  # where no request stands out

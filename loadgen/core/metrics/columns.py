@@ -29,10 +29,25 @@ if TYPE_CHECKING:
 OK, FAILED, DROPPED, CANCELLED, LOST, UNFINISHED = range(len(STATUSES))
 
 _KEPT = (
-    "status", "kind", "stage", "turn", "due_ns", "sent_ns", "first_token_ns", "last_token_ns", "end_ns", "done_ns",
-    "input_tokens", "output_tokens", "asked_output", "reasoning_tokens", "output_events", "first_event_tokens", "ttft",
+    "status",
+    "kind",
+    "stage",
+    "turn",
+    "due_ns",
+    "sent_ns",
+    "first_token_ns",
+    "last_token_ns",
+    "end_ns",
+    "done_ns",
+    "input_tokens",
+    "output_tokens",
+    "asked_output",
+    "reasoning_tokens",
+    "output_events",
+    "first_event_tokens",
+    "ttft",
     "tpot",
-)  # fmt: skip
+)
 
 
 def neighbours(rows: Any, part: slice) -> Any:
@@ -48,13 +63,19 @@ def together(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 def is_measured(header: Header, rows: NDArray[np.void]) -> NDArray[np.bool_]:
     """Which rows are of a measured stage."""
-    flags: NDArray[np.bool_] = np.array([stage.measured for stage in header.stages] or [True])[rows["stage"]]
+    flags: NDArray[np.bool_] = np.array([stage.measured for stage in header.stages] or [True])[
+        rows["stage"]
+    ]
     return flags
 
 
 def measured_gaps(header: Header, gaps: Sequence[Histogram]) -> Histogram:
     """The gaps between events of the measured stages; `gaps`: one histogram per stage."""
-    return pooled(histogram for i, histogram in enumerate(gaps) if not header.stages or header.stages[i].measured)
+    return pooled(
+        histogram
+        for i, histogram in enumerate(gaps)
+        if not header.stages or header.stages[i].measured
+    )
 
 
 def class_of(header: Header, starts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -69,7 +90,9 @@ def of_class(header: Header, name: str, rows: NDArray[np.void]) -> NDArray[np.bo
     return chosen
 
 
-def step_of(header: Header, requests: NDArray[np.int64], turns: NDArray[np.int64]) -> NDArray[np.int64]:
+def step_of(
+    header: Header, requests: NDArray[np.int64], turns: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """For each row the index of its step in `header.steps`, -1 for none. `requests`: numbers of the requests."""
     names = [plan.name for plan in header.classes] or [""]
     table = np.full((len(names), header.turns), -1)
@@ -91,7 +114,11 @@ class Columns:
     __slots__ = ("_keep", "_kept", "_length", "_rows", "_selected", "_within")
 
     def __init__(
-        self, rows: NDArray[np.void] | Columns, chosen: NDArray[np.bool_] | None = None, *, keep_all: bool = False
+        self,
+        rows: NDArray[np.void] | Columns,
+        chosen: NDArray[np.bool_] | None = None,
+        *,
+        keep_all: bool = False,
     ) -> None:
         self._rows = rows
         self._length = len(rows) if chosen is None else int(np.count_nonzero(chosen))
@@ -132,10 +159,18 @@ class Columns:
             return self[field][chosen]
         places: Any = chosen
         if self._selected is not None:
-            places = (self._selected.nonzero()[0] if self._selected.dtype == bool else self._selected)[places]
+            places = (
+                self._selected.nonzero()[0] if self._selected.dtype == bool else self._selected
+            )[places]
         first = int(places.min()) if self._within else 0
-        column = self._within(field, first, int(places.max()) + 1) if self._within else self._rows[field]
-        return column[places - first] if column.strides != (0,) else np.broadcast_to(column[:1], len(places))
+        column = (
+            self._within(field, first, int(places.max()) + 1) if self._within else self._rows[field]
+        )
+        return (
+            column[places - first]
+            if column.strides != (0,)
+            else np.broadcast_to(column[:1], len(places))
+        )
 
     def blocks(self) -> Iterator[Columns]:
         """The same rows in their order, of millions a part after the other: what is worked out of one stays small."""
@@ -193,18 +228,30 @@ class JoinedColumns:
     """
 
     def __init__(
-        self, parts: Sequence[Columns], *, ok: bool, order: NDArray[np.int64] | None = None, keep: bool = True
+        self,
+        parts: Sequence[Columns],
+        *,
+        ok: bool,
+        order: NDArray[np.int64] | None = None,
+        keep: bool = True,
     ) -> None:
         self._parts, self._keep = parts, keep
         oks = (part.where(OK) if ok else np.ones(1, bool) for part in parts)
         self._chosen: list[NDArray[Any] | slice] = [*map(or_all, oks)]
         self._order: NDArray[np.int64] | None = None
         if order is not None:
-            places = [np.arange(len(part))[chosen] for part, chosen in zip(parts, self._chosen, strict=True)]
+            places = [
+                np.arange(len(part))[chosen]
+                for part, chosen in zip(parts, self._chosen, strict=True)
+            ]
             firsts = np.cumsum([0, *map(len, places)])
             part_of = np.searchsorted(firsts, order, "right") - 1
-            self._chosen = [of_part[order[part_of == i] - firsts[i]] for i, of_part in enumerate(places)]
-            self._order = np.argsort(np.argsort(part_of, kind="stable"))  # back from part after part
+            self._chosen = [
+                of_part[order[part_of == i] - firsts[i]] for i, of_part in enumerate(places)
+            ]
+            self._order = np.argsort(
+                np.argsort(part_of, kind="stable")
+            )  # back from part after part
         self._kept: dict[str, NDArray[np.int64]] = {}
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:
@@ -220,7 +267,9 @@ class JoinedColumns:
     ) -> NDArray[np.int64]:
         if name in self._kept:
             return self._kept[name]
-        columns = [column(part, chosen) for part, chosen in zip(self._parts, self._chosen, strict=True)]
+        columns = [
+            column(part, chosen) for part, chosen in zip(self._parts, self._chosen, strict=True)
+        ]
         whole: NDArray[np.int64] = together(columns).astype(np.int64, copy=False)
         whole = whole if self._order is None else whole[self._order]
         if self._keep:
@@ -261,13 +310,20 @@ def streamed_tokens(columns: Columns) -> NDArray[np.int64]:
     """`measures.streamed_tokens` of every row; -1 where the output tokens were not counted."""
     if not len(columns) or int(columns["reasoning_tokens"].max()) <= 0:
         return columns["output_tokens"]
-    unstreamed = (columns["reasoning_tokens"] > 0) & (columns["first_token_ns"] == columns["first_answer_ns"])
-    token_counts: NDArray[np.int64] = columns["output_tokens"] - np.where(unstreamed, columns["reasoning_tokens"], 0)
+    unstreamed = (columns["reasoning_tokens"] > 0) & (
+        columns["first_token_ns"] == columns["first_answer_ns"]
+    )
+    token_counts: NDArray[np.int64] = columns["output_tokens"] - np.where(
+        unstreamed, columns["reasoning_tokens"], 0
+    )
     return token_counts
 
 
 def _divide(span: NDArray[np.int64], divisor: NDArray[np.int64]) -> NDArray[np.int64]:
-    by, small = np.maximum(divisor, 1), span.max(initial=0) < 1 << 53  # a float of which, cut, is exact, and faster
+    by, small = (
+        np.maximum(divisor, 1),
+        span.max(initial=0) < 1 << 53,
+    )  # a float of which, cut, is exact, and faster
     quotient: NDArray[np.int64] = np.floor(span / by).astype(np.int64) if small else span // by
     quotient[(divisor <= 0) | (span == UNDEFINED)] = UNDEFINED
     return quotient
@@ -281,7 +337,9 @@ def _later_tokens(columns: Columns) -> NDArray[np.int64]:
 def has_no_span(columns: Columns) -> NDArray[np.bool_]:
     """Which answers have tokens enough for a TPOT, and all of them at one instant: in one event, or in one write."""
     first = columns["first_token_ns"]
-    mask: NDArray[np.bool_] = (first >= 0) & (columns["last_token_ns"] == first) & (_later_tokens(columns) > 0)
+    mask: NDArray[np.bool_] = (
+        (first >= 0) & (columns["last_token_ns"] == first) & (_later_tokens(columns) > 0)
+    )
     return mask
 
 
@@ -324,7 +382,10 @@ def tpot(columns: Columns) -> NDArray[np.int64]:
 
 def tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
     span = _between("first_token_ns", "end_ns")(columns)
-    return _divide(np.where(columns["due_ns"] < 0, UNDEFINED, span), columns["output_tokens"].astype(np.int64) - 1)
+    return _divide(
+        np.where(columns["due_ns"] < 0, UNDEFINED, span),
+        columns["output_tokens"].astype(np.int64) - 1,
+    )
 
 
 def e2e_per_token(columns: Columns) -> NDArray[np.int64]:
@@ -333,7 +394,9 @@ def e2e_per_token(columns: Columns) -> NDArray[np.int64]:
 
 def acceptance(columns: Columns) -> NDArray[np.int64]:
     """Accepted by drafted tokens, in %, millionths; where something was drafted."""
-    drafted, accepted = (columns[f"{name}_tokens"].astype(np.int64) for name in ("draft", "accepted"))
+    drafted, accepted = (
+        columns[f"{name}_tokens"].astype(np.int64) for name in ("draft", "accepted")
+    )
     told = (drafted > 0) & (accepted >= 0)
     return np.where(told, accepted * 100_000_000 // np.maximum(drafted, 1), UNDEFINED)
 
@@ -342,7 +405,9 @@ def accepted_length(columns: Columns) -> NDArray[np.int64]:
     """Output tokens of a step of the model, in millionths; where something was drafted."""
     if int(columns["draft_tokens"].max(initial=0)) <= 0:
         return np.broadcast_to(np.int64(UNDEFINED), len(columns))
-    drafted, accepted = (columns[f"{name}_tokens"].astype(np.int64) for name in ("draft", "accepted"))
+    drafted, accepted = (
+        columns[f"{name}_tokens"].astype(np.int64) for name in ("draft", "accepted")
+    )
     output = columns["output_tokens"].astype(np.int64)
     told = (drafted > 0) & (accepted >= 0) & (output > accepted)
     return np.where(told, output * 1_000_000 // np.maximum(output - accepted, 1), UNDEFINED)
@@ -375,8 +440,12 @@ stamp_error = _where_first_token("stamp_error_ns")
 def tpot_error(columns: Columns) -> NDArray[np.int64]:
     """How wrong a TPOT can be: (first + last stamp error) / (n - n1). UNDEFINED where TPOT is, or an error unknown."""
     first, last = columns["stamp_error_ns"], columns["last_token_error_ns"]
-    unknown = (first < 0) | (last < 0) | (columns["first_token_ns"] < 0) | (columns["last_token_ns"] < 0)
-    return _divide(np.where(unknown | has_no_span(columns), UNDEFINED, first + last), _later_tokens(columns))
+    unknown = (
+        (first < 0) | (last < 0) | (columns["first_token_ns"] < 0) | (columns["last_token_ns"] < 0)
+    )
+    return _divide(
+        np.where(unknown | has_no_span(columns), UNDEFINED, first + last), _later_tokens(columns)
+    )
 
 
 def max_gap_error(columns: Columns) -> NDArray[np.int64]:
@@ -388,7 +457,9 @@ def max_gap(columns: Columns) -> NDArray[np.int64]:
     return np.where(columns["output_events"] < 2, UNDEFINED, columns["max_gap_ns"])
 
 
-def sendable(columns: Columns | JoinedColumns | Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+def sendable(
+    columns: Columns | JoinedColumns | Mapping[str, NDArray[np.int64]],
+) -> NDArray[np.int64]:
     """When each request could have been sent: when it was due, or its connection was there, if it needed a new one."""
     due, ready = columns["due_ns"], columns["ready_ns"]
     instants: NDArray[np.int64] = np.where(columns["reused"] > 0, due, np.maximum(due, ready))
@@ -412,10 +483,16 @@ def token_spans(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64],
     """
     known = columns.where(OK) & (columns["output_tokens"] >= 0) & (columns["end_ns"] >= 0)
     own = or_all(known)
-    return first_tokens(columns, own), first_tokens(columns, own, "last_token_ns"), columns["output_tokens"][own]
+    return (
+        first_tokens(columns, own),
+        first_tokens(columns, own, "last_token_ns"),
+        columns["output_tokens"][own],
+    )
 
 
-def first_tokens(columns: Columns, own: NDArray[np.bool_] | slice, name: str = "first_token_ns") -> NDArray[np.int64]:
+def first_tokens(
+    columns: Columns, own: NDArray[np.bool_] | slice, name: str = "first_token_ns"
+) -> NDArray[np.int64]:
     """Of some rows the instants of the first token, or others; of those that were not streamed the end."""
     found = columns[name][own]
     return np.where(found < 0, columns["end_ns"][own], found) if found.min(initial=0) < 0 else found

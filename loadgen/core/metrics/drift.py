@@ -36,7 +36,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     tpot_p50_ms: float | None = None
     tpot_p99_ms: float | None = None
     e2e_p99_ms: float | None = None
-    output_per_s: float | None = None  # null for a block that is not wholly inside the steady window
+    output_per_s: float | None = (
+        None  # null for a block that is not wholly inside the steady window
+    )
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +59,9 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
 def without_tpot(drift: Drift) -> Drift:
     """The drift without its TPOT figures, where those are withheld."""
-    blocks = tuple(msgspec.structs.replace(block, tpot_p50_ms=None, tpot_p99_ms=None) for block in drift.blocks)
+    blocks = tuple(
+        msgspec.structs.replace(block, tpot_p50_ms=None, tpot_p99_ms=None) for block in drift.blocks
+    )
     return msgspec.structs.replace(drift, tpot_p50=None, tpot_p99=None, blocks=blocks)
 
 
@@ -74,7 +78,9 @@ class BlockSamples:
 
     def __init__(self, *, exact: bool) -> None:
         self.requests = 0
-        self.of: dict[str, Values | Histogram] = {metric: Values() if exact else Histogram() for metric in SHOWN}
+        self.of: dict[str, Values | Histogram] = {
+            metric: Values() if exact else Histogram() for metric in SHOWN
+        }
 
     def merge(self, other: BlockSamples) -> None:
         """Add another block to this one; the other does not change."""
@@ -85,7 +91,10 @@ class BlockSamples:
 
 
 def of_blocks(
-    found: Sequence[BlockSamples], length_ns: int, steady: Span, tokens_in: Callable[[Span], float | None]
+    found: Sequence[BlockSamples],
+    length_ns: int,
+    steady: Span,
+    tokens_in: Callable[[Span], float | None],
 ) -> Drift:
     """The drift of a run.
 
@@ -125,7 +134,14 @@ def of_blocks(
     changes = {}
     if len(whole_blocks) >= FEWEST:
         third = len(whole_blocks) // 3
-        for name in ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "e2e_p99_ms", "output_per_s"):
+        for name in (
+            "ttft_p50_ms",
+            "ttft_p99_ms",
+            "tpot_p50_ms",
+            "tpot_p99_ms",
+            "e2e_p99_ms",
+            "output_per_s",
+        ):
             changes[name.removesuffix("_ms")] = _change(
                 [getattr(block, name) for block in whole_blocks[:third]],
                 [getattr(block, name) for block in whole_blocks[-third:]],

@@ -23,7 +23,11 @@ def of_run(samples: Sequence[MetricSample], summary: Summary) -> EnergyUse | Non
     used = energy.measured(samples, steady.start_s, steady.end_s)
     if used is None:
         return None
-    watts, tokens, requests = used.watts, summary.tokens.steady_output_per_s, summary.load.steady_completed_rps
+    watts, tokens, requests = (
+        used.watts,
+        summary.tokens.steady_output_per_s,
+        summary.load.steady_completed_rps,
+    )
     return msgspec.structs.replace(
         used,
         declared_watts=_declared(summary),
@@ -38,5 +42,7 @@ def _declared(summary: Summary) -> float | None:
     said = summary.run.metadata
     limit = said.get(f"{SYSTEM}accelerator.power_limit_w", "")
     nodes, each = said.get(f"{SYSTEM}nodes", "1"), said.get(f"{SYSTEM}accelerator.per_node", "")
-    gpus = summary.target.gpus or (int(nodes) * int(each) if nodes.isdigit() and each.isdigit() else None)
+    gpus = summary.target.gpus or (
+        int(nodes) * int(each) if nodes.isdigit() and each.isdigit() else None
+    )
     return float(limit) * gpus if limit.isdigit() and gpus else None

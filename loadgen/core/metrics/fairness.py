@@ -57,10 +57,14 @@ def of_classes(classes: Sequence[ClassSummary]) -> Fairness | None:
     """The block `fairness`; None for a single tenant."""
     by_name = {part.name: part for part in classes}
     found = tenants_of({part.name: part.tenant for part in classes})
-    tenants = tuple(_tenant(name, [by_name[each] for each in names]) for name, names in found.items())
+    tenants = tuple(
+        _tenant(name, [by_name[each] for each in names]) for name, names in found.items()
+    )
     if not tenants:
         return None
-    ok, good = ([getattr(tenant, name) for tenant in tenants] for name in ("ok_share", "good_share"))
+    ok, good = (
+        [getattr(tenant, name) for tenant in tenants] for name in ("ok_share", "good_share")
+    )
     shares = ok if None in good else good
     uneven = None not in shares and len(set(shares)) > 1
     return Fairness(
@@ -73,7 +77,9 @@ def of_classes(classes: Sequence[ClassSummary]) -> Fairness | None:
 
 def _tenant(name: str, parts: Sequence[ClassSummary]) -> TenantShare:
     decided = sum(part.requests.decided for part in parts)
-    good, counted = ([getattr(part.goodput, field) for part in parts] for field in ("good", "counted"))
+    good, counted = (
+        [getattr(part.goodput, field) for part in parts] for field in ("good", "counted")
+    )
     rates = [part.tokens.output_per_s for part in parts]
     known = None not in good and any(counted)
     return TenantShare(

@@ -54,7 +54,9 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rps: float | None = None  # good requests over the measured window
-    steady_rps: float | None = None  # the headline: the rate of requests due (closed loop: sent), times `share`
+    steady_rps: float | None = (
+        None  # the headline: the rate of requests due (closed loop: sent), times `share`
+    )
     share: float | None = None
     good: int | None = None
     counted: int | None = None
@@ -75,7 +77,9 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
         return self.has_slo and self.met is None and not self.not_judged
 
 
-def of_classes(classes: Sequence[Goodput], cell: Cell, inside: Window, whole: Cell | None = None) -> Goodput:
+def of_classes(
+    classes: Sequence[Goodput], cell: Cell, inside: Window, whole: Cell | None = None
+) -> Goodput:
     """That of a run whose classes have SLOs of their own: good is what is good under the SLO of its class.
 
     The terms stand with the classes; classes without an SLO are left out. `cell`: of all these classes together, a part
@@ -91,12 +95,18 @@ def of_classes(classes: Sequence[Goodput], cell: Cell, inside: Window, whole: Ce
         return None if None in values else sum(values)
 
     good, counted = total("good"), total("counted")
-    everyone = max(cell.sum("rows") - cell.sum("cancelled") - total("unfinished"), counted)  # of all classes
+    everyone = max(
+        cell.sum("rows") - cell.sum("cancelled") - total("unfinished"), counted
+    )  # of all classes
     return Goodput(
-        rps=total("rps"), steady_rps=_steady_rps(good, everyone, cell, inside, whole),
-        share=good / counted if counted and good is not None else None, good=good, counted=counted,
-        unfinished=total("unfinished"), met=met,
-    )  # fmt: skip
+        rps=total("rps"),
+        steady_rps=_steady_rps(good, everyone, cell, inside, whole),
+        share=good / counted if counted and good is not None else None,
+        good=good,
+        counted=counted,
+        unfinished=total("unfinished"),
+        met=met,
+    )
 
 
 def with_tasks(requests: Goodput, tasks: Sessions | None) -> Goodput:
@@ -104,22 +114,31 @@ def with_tasks(requests: Goodput, tasks: Sessions | None) -> Goodput:
     if tasks is None or tasks.goodput is None:
         return requests
     met = tasks.goodput.met
-    return msgspec.structs.replace(requests, met=together([requests.met, met]) if requests.has_slo else met)
+    return msgspec.structs.replace(
+        requests, met=together([requests.met, met]) if requests.has_slo else met
+    )
 
 
 def unjudged(part: Any, *, failed: bool) -> Any:
     """A run that is not valid, or a part of it, without what it says of its SLO: but for a miss, where what `failed` at
-    the server is all that is wrong with the run."""
+    the server is all that is wrong with the run.
+    """
 
     def without(found: Any, **more: Any) -> Any:
-        return msgspec.structs.replace(found, met=False if failed and found.met is False else None, **more)
+        return msgspec.structs.replace(
+            found, met=False if failed and found.met is False else None, **more
+        )
 
     goodput, tasks = part.goodput, getattr(part, "sessions", None)
     judged = without(goodput, slo=tuple(map(without, goodput.slo)))
     if judged.met is None and (goodput.has_slo or goodput.met is not None):
-        judged = msgspec.structs.replace(judged, not_judged="the run is not valid: see verdict.reasons")
+        judged = msgspec.structs.replace(
+            judged, not_judged="the run is not valid: see verdict.reasons"
+        )
     if tasks is not None and tasks.goodput is not None:
-        part = msgspec.structs.replace(part, sessions=msgspec.structs.replace(tasks, goodput=without(tasks.goodput)))
+        part = msgspec.structs.replace(
+            part, sessions=msgspec.structs.replace(tasks, goodput=without(tasks.goodput))
+        )
     return msgspec.structs.replace(part, goodput=judged)
 
 
@@ -148,15 +167,27 @@ def goodput(
     """
     if slo is None or (not slo.terms and slo.goodput_share is None):  # a promise about tasks alone
         return Goodput()
-    everyone = cell.sum("rows") - cell.sum("cancelled") + unrecorded - (0 if dropped_too else cell.sum("dropped"))
+    everyone = (
+        cell.sum("rows")
+        - cell.sum("cancelled")
+        + unrecorded
+        - (0 if dropped_too else cell.sum("dropped"))
+    )
     left_out = cell.sum("unfinished") - cell.sum("unfinished_over")
     counted, cut = everyone - left_out, is_undecided(cell.sum("unfinished"), everyone)
-    results = [_term_result(cell, i, term, gaps, everyone, cut, unsound) for i, term in enumerate(slo.terms)]
+    results = [
+        _term_result(cell, i, term, gaps, everyone, cut, unsound)
+        for i, term in enumerate(slo.terms)
+    ]
     share_met: bool | None = True
     no_tpot = any(_without_span(cell, term) for term in slo.terms)
     withheld = any(term.metric in unsound and term.metric not in POOLED for term in slo.terms)
     if slo.goodput_share is not None:
-        known = None if withheld else _judged_share(cell.sum("good"), counted, left_out, slo.goodput_share, cut)
+        known = (
+            None
+            if withheld
+            else _judged_share(cell.sum("good"), counted, left_out, slo.goodput_share, cut)
+        )
         share_met = None if known and no_tpot else known
     good = None if withheld or no_tpot else cell.sum("good")
     return Goodput(
@@ -172,7 +203,9 @@ def goodput(
     )
 
 
-def _steady_rps(good: int | None, counted: int, cell: Cell, inside: Window, whole: Cell | None = None) -> float | None:
+def _steady_rps(
+    good: int | None, counted: int, cell: Cell, inside: Window, whole: Cell | None = None
+) -> float | None:
     """The rate of requests due (closed loop: sent), times the share of them that is good."""
     due_per_s = instants_per_s(cell, "open_due" if cell.sum("open_due") else "sent", whole)
     known = good is not None and counted and due_per_s is not None and inside.steady.duration_s
@@ -180,7 +213,13 @@ def _steady_rps(good: int | None, counted: int, cell: Cell, inside: Window, whol
 
 
 def _term_result(
-    cell: Cell, i: int, term: Term, gaps: Histogram, everyone: int, cut: bool, unsound: Mapping[str, str]
+    cell: Cell,
+    i: int,
+    term: Term,
+    gaps: Histogram,
+    everyone: int,
+    cut: bool,
+    unsound: Mapping[str, str],
 ) -> TermResult:
     """The result of term `i`. `everyone`: all but cancelled requests. `cut`: too many are unfinished to decide by."""
     value: float | None = None
@@ -203,20 +242,32 @@ def _term_result(
         no_span = _without_span(cell, term)
         undecided = _undecided_reason(term.metric, values, ok, count, unsound, no_span)
     known_over = 0 if term.metric in POOLED else over
-    decided = _judged_with_cut(met, term.quantile, known_over, count, left_out + no_span, cut or no_span > 0)
+    decided = _judged_with_cut(
+        met, term.quantile, known_over, count, left_out + no_span, cut or no_span > 0
+    )
     if undecided:
         value, over, decided = None, 0, None
     elif decided is None and no_span:
         undecided = _came_at_once(no_span)
     elif decided is None:
-        undecided = "too many requests were unfinished when the drain ended: give a longer --grace, or none"
+        undecided = (
+            "too many requests were unfinished when the drain ended: give a longer --grace, or none"
+        )
     needed = SUPPORT.get(name(term.quantile)) or support(term.quantile)
     return TermResult(
-        metric=term.metric, quantile=term.quantile, limit_ms=milliseconds(term.limit_ns),
+        metric=term.metric,
+        quantile=term.quantile,
+        limit_ms=milliseconds(term.limit_ns),
         value_ms=None if value is None else milliseconds(value),
-        margin_ms=None if value is None else milliseconds(term.limit_ns - value), met=decided, over=over, count=count,
-        needed=needed, supported=count >= needed, undecided=undecided, unfinished=left_out,
-    )  # fmt: skip
+        margin_ms=None if value is None else milliseconds(term.limit_ns - value),
+        met=decided,
+        over=over,
+        count=count,
+        needed=needed,
+        supported=count >= needed,
+        undecided=undecided,
+        unfinished=left_out,
+    )
 
 
 def _without_span(cell: Cell, term: Term) -> int:
@@ -246,10 +297,16 @@ def _undecided_reason(
         return _came_at_once(no_span)
     if metric in ("tpot", "tpot_mlperf"):
         return "no answer had the two tokens of a TPOT"
-    return "no answer had two output events" if needs(metric) in ("tokens", "stream") else "no request has this figure"
+    return (
+        "no answer had two output events"
+        if needs(metric) in ("tokens", "stream")
+        else "no request has this figure"
+    )
 
 
-def _judged_with_cut(met: bool, quantile: float, over: int, count: int, left_out: int, undecided: bool) -> bool | None:
+def _judged_with_cut(
+    met: bool, quantile: float, over: int, count: int, left_out: int, undecided: bool
+) -> bool | None:
     """Whether a term is met, where `left_out` unfinished requests are not in `count`.
 
     False when it is missed even if all of them had been within the limit; None when it is `undecided` otherwise.
@@ -260,7 +317,9 @@ def _judged_with_cut(met: bool, quantile: float, over: int, count: int, left_out
     return met
 
 
-def _judged_share(good: int, counted: int, left_out: int, limit: float, undecided: bool) -> bool | None:
+def _judged_share(
+    good: int, counted: int, left_out: int, limit: float, undecided: bool
+) -> bool | None:
     """Whether the promised share of good requests was kept; None where the unfinished requests decide it."""
     if undecided and good + left_out >= limit * (counted + left_out):
         return None

@@ -27,13 +27,21 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Offered, achieved and completed load. The rate of n instants is (n - 1) / (last - first)."""
 
     arrival: str = ""  # as written in the workload: "poisson 10/s"
-    offered_rps: float | None = None  # rate of due instants; null in a closed loop, which has no offered load
+    offered_rps: float | None = (
+        None  # rate of due instants; null in a closed loop, which has no offered load
+    )
     achieved_rps: float | None = None  # rate of sent instants
     completed_rps: float | None = None  # ok requests over the measured window
-    steady_completed_rps: float | None = None  # ok requests that ended in the steady window, per second of it
-    in_flight_mean: float | None = None  # mean over the measured window; requests of all stages count
+    steady_completed_rps: float | None = (
+        None  # ok requests that ended in the steady window, per second of it
+    )
+    in_flight_mean: float | None = (
+        None  # mean over the measured window; requests of all stages count
+    )
     in_flight_max: int | None = None
-    gap_variation: float | None = None  # standard deviation / mean of real send gaps; open-loop stages only
+    gap_variation: float | None = (
+        None  # standard deviation / mean of real send gaps; open-loop stages only
+    )
     gap_variation_planned: float | None = None  # of the due instants of the same requests
 
 
@@ -53,17 +61,28 @@ def load(
     """
     variation: tuple[float | None, float | None] = None, None
     if cell.exact:
-        mean, largest = in_flight([columns for part in everything for columns in part.columns], inside)
+        mean, largest = in_flight(
+            [columns for part in everything for columns in part.columns], inside
+        )
         variation = _gap_variations(cell.columns, stages)
     else:
-        mean = None if inside.duration_s is None else amount_in(everything, "flying", inside) / inside.duration_s
+        mean = (
+            None
+            if inside.duration_s is None
+            else amount_in(everything, "flying", inside) / inside.duration_s
+        )
         largest = _most_in_flight(seconds, inside)
     return Load(
-        arrival=arrival, offered_rps=instants_per_s(cell, "open_due", whole),
-        achieved_rps=instants_per_s(cell, "sent", whole), completed_rps=per_second(cell.sum("ok"), inside),
-        steady_completed_rps=per_second(amount_in([cell], "ok", inside.steady), inside.steady), in_flight_mean=mean,
-        in_flight_max=largest, gap_variation=variation[0], gap_variation_planned=variation[1],
-    )  # fmt: skip
+        arrival=arrival,
+        offered_rps=instants_per_s(cell, "open_due", whole),
+        achieved_rps=instants_per_s(cell, "sent", whole),
+        completed_rps=per_second(cell.sum("ok"), inside),
+        steady_completed_rps=per_second(amount_in([cell], "ok", inside.steady), inside.steady),
+        in_flight_mean=mean,
+        in_flight_max=largest,
+        gap_variation=variation[0],
+        gap_variation_planned=variation[1],
+    )
 
 
 def instants_per_s(cell: Cell, instants: str, whole: Cell | None = None) -> float | None:
@@ -90,7 +109,9 @@ def _most_in_flight(seconds: Sequence[Second], inside: Window) -> int | None:
     return max((sum(workers.values()) for workers in by_second.values()), default=None)
 
 
-def in_flight(everything: Sequence[Columns], stretch: Span | Window) -> tuple[float | None, int | None]:
+def in_flight(
+    everything: Sequence[Columns], stretch: Span | Window
+) -> tuple[float | None, int | None]:
     """Mean and maximum number of requests in flight (sent and not done) in an interval.
 
     Exact, by a sweep over starts and ends. A request without an end (its worker died) counts as in flight until the end
@@ -103,22 +124,30 @@ def in_flight(everything: Sequence[Columns], stretch: Span | Window) -> tuple[fl
     for part in everything:
         sent, done = part["sent_ns"], part["done_ns"]
         pairs.append((part, or_all((sent >= 0) & (sent <= high) & ((done < 0) | (done >= low)))))
-    starts, ends = (np.concatenate([part[name][own] for part, own in pairs]) for name in ("sent_ns", "done_ns"))
+    starts, ends = (
+        np.concatenate([part[name][own] for part, own in pairs]) for name in ("sent_ns", "done_ns")
+    )
     endless = ends < 0
     ends[endless] = np.maximum(starts[endless], high)
     total_ns = np.int64(0)
     for rows in in_parts(len(ends)):
-        total_ns += np.maximum(np.minimum(ends[rows], high) - np.maximum(starts[rows], low), 0).sum()
+        total_ns += np.maximum(
+            np.minimum(ends[rows], high) - np.maximum(starts[rows], low), 0
+        ).sum()
     starts.sort()
     ends.sort()
     at_start = np.searchsorted(starts, low, "right") - np.searchsorted(ends, low, "right")
     first, last = np.searchsorted(starts, low, "left"), np.searchsorted(starts, high, "right")
     begins = np.arange(first, last, _STEP)
-    levels = begins + 1 - np.searchsorted(ends, starts[begins], "right")  # requests in flight right after each start
+    levels = (
+        begins + 1 - np.searchsorted(ends, starts[begins], "right")
+    )  # requests in flight right after each start
     maximum = max(int(at_start), int(levels.max(initial=0)))
     for begin in begins[levels + _STEP > maximum].tolist():
         chunk = starts[begin : min(begin + _STEP, last)]
-        levels = np.arange(begin + 1, begin + 1 + len(chunk)) - np.searchsorted(ends, chunk, "right")
+        levels = np.arange(begin + 1, begin + 1 + len(chunk)) - np.searchsorted(
+            ends, chunk, "right"
+        )
         maximum = max(maximum, int(levels.max()))
     return float(total_ns / (high - low)), maximum
 
@@ -140,13 +169,17 @@ def gap_variation(instants_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> 
     return float(together(pooled).std())
 
 
-def _gap_variations(parts: Sequence[Columns], stages: Sequence[StagePlan]) -> tuple[float | None, float | None]:
+def _gap_variations(
+    parts: Sequence[Columns], stages: Sequence[StagePlan]
+) -> tuple[float | None, float | None]:
     """The variation of real send gaps and of planned ones, of requests whose gaps are planned.
 
     Those are sent in an open loop, and they are first turns: later ones wait for the turn before.
     """
     closed = np.array([stage.closed for stage in stages] or [False])
-    of_arrivals = [(part["sent_ns"] >= 0) & ~closed[part["stage"]] & (part["turn"] == 0) for part in parts]
+    of_arrivals = [
+        (part["sent_ns"] >= 0) & ~closed[part["stage"]] & (part["turn"] == 0) for part in parts
+    ]
     pairs = [(part, or_all(own)) for part, own in zip(parts, of_arrivals, strict=True)]
     of_stage = np.concatenate([np.zeros(0, np.int16), *(part["stage"][own] for part, own in pairs)])
 
@@ -154,5 +187,7 @@ def _gap_variations(parts: Sequence[Columns], stages: Sequence[StagePlan]) -> tu
         return gap_variation(together([part[name][own] for part, own in pairs]), of_stage)
 
     of_sends = variation("sent_ns")
-    as_planned = all(np.array_equal(part["sent_ns"][own], part["due_ns"][own]) for part, own in pairs)
+    as_planned = all(
+        np.array_equal(part["sent_ns"][own], part["due_ns"][own]) for part, own in pairs
+    )
     return of_sends, of_sends if as_planned else variation("due_ns")

@@ -25,9 +25,13 @@ class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
     workers: int  # 0: lost before the load
     requests: int | None = None  # those that its workers were to send
     lost: int | None = None  # of these
-    late: int | None = None  # sent later than the send lag may be: `send_lag_share` of TTFT p50, else of E2E p50
+    late: int | None = (
+        None  # sent later than the send lag may be: `send_lag_share` of TTFT p50, else of E2E p50
+    )
     send_lag_ms: Distribution = Distribution()
-    cores: float | None = None  # that its workers used, on the mean of the full seconds of the measured window
+    cores: float | None = (
+        None  # that its workers used, on the mean of the full seconds of the measured window
+    )
     cpu_share_max: float | None = None  # of one core, the busiest second of one worker
     state: str = ""  # lost before the load, lost under load; "": neither
 
@@ -41,7 +45,10 @@ def of_cluster(
     machines: dict[str, list[Placed]] = {}
     for placed in header.cluster.workers:
         machines.setdefault(f"{placed.node} ({placed.address})", []).append(placed)
-    gone = tuple(MachineSummary(name=name, workers=0, state="lost before the load") for name in header.cluster.lost)
+    gone = tuple(
+        MachineSummary(name=name, workers=0, state="lost before the load")
+        for name in header.cluster.lost
+    )
     if len(machines) + len(gone) < 2:
         return ()
     scale = summary.ttft_ms.p50 if summary.ttft_ms.p50 is not None else summary.e2e_ms.p50
@@ -55,7 +62,12 @@ def of_cluster(
         lags = lag[chosen & (lag != UNDEFINED)]
         late = None if limit_ns is None else int((lags > limit_ns).sum())
         lost = int((status[chosen] == LOST).sum())
-        return {"requests": int(chosen.sum()), "lost": lost, "late": late, "send_lag_ms": exact(lags)}
+        return {
+            "requests": int(chosen.sum()),
+            "lost": lost,
+            "late": late,
+            "send_lag_ms": exact(lags),
+        }
 
     def of_one(name: str, workers: list[Placed]) -> MachineSummary:
         own = [placed.worker for placed in workers]

@@ -69,7 +69,9 @@ def least_max_gap(columns: Columns) -> NDArray[np.int64]:
     """Also the gap that was open at the cut."""
     last = columns["last_token_ns"]
     is_open = (last >= 0) & ~_has_ended(columns)
-    values: NDArray[np.int64] = np.maximum(columns["max_gap_ns"], np.where(is_open, columns["done_ns"] - last, 0))
+    values: NDArray[np.int64] = np.maximum(
+        columns["max_gap_ns"], np.where(is_open, columns["done_ns"] - last, 0)
+    )
     return values
 
 
@@ -121,6 +123,8 @@ def meets(columns: Columns, slo: Slo) -> NDArray[np.bool_]:
     for term in slo.terms:
         if per_request(term.metric):
             values = columns.measure(term.metric)
-            excused = (values == UNDEFINED) & (columns.for_values | (needs(term.metric) == "tokens"))
+            excused = (values == UNDEFINED) & (
+                columns.for_values | (needs(term.metric) == "tokens")
+            )
             good = good & (excused | ((values != UNDEFINED) & (values <= term.limit_ns)))
     return good

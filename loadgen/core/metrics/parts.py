@@ -38,7 +38,9 @@ class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
     arrival: str
     measured: bool
     concurrency: int | None
-    ramp_s: float | None = None  # the lanes of a closed loop begin spread over it; 0: in one instant
+    ramp_s: float | None = (
+        None  # the lanes of a closed loop begin spread over it; 0: in one instant
+    )
     ramp_from: str = ""  # asked, probe, preset, or stage: lanes are taken over; "": not known
     window: Window
     requests: RequestCounts
@@ -63,7 +65,9 @@ class TargetSummary(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: Distribution
     e2e_ms: Distribution
     goodput: Goodput
-    own_output_per_s: float | None = None  # over this target's own window: its first due instant to its last token
+    own_output_per_s: float | None = (
+        None  # over this target's own window: its first due instant to its last token
+    )
 
 
 class ClassSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +75,9 @@ class ClassSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     share: float  # of all starts, as asked: single requests, conversations and tasks
-    starts: int | None = None  # of this class; null: written before there were any but single requests
+    starts: int | None = (
+        None  # of this class; null: written before there were any but single requests
+    )
     model: str | None = None
     priority: int | None = None
     tenant: str | None = None
@@ -110,7 +116,9 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     of_class: str = ""  # "": all requests are of one kind
     kind: str = "chat"  # chat, embed, rerank
-    targets: tuple[str, ...] = ()  # names of those that serve such steps alone; empty: those of all other requests
+    targets: tuple[
+        str, ...
+    ] = ()  # names of those that serve such steps alone; empty: those of all other requests
     model: str | None = None
     requests: RequestCounts
     bytes: Bytes
@@ -171,18 +179,27 @@ class Parts(msgspec.Struct, frozen=True):
     ) -> dict[str, Any]:
         return {
             "requests": blocks.requests(cell, unrecorded),
-            "load": load(cell, everything, inside, arrival, self.header.stages, self.seconds, self.whole),
+            "load": load(
+                cell, everything, inside, arrival, self.header.stages, self.seconds, self.whole
+            ),
             "tokens": blocks.tokens(cell, everything, inside, timeline, gpus),
-            "goodput": goodput(cell, cell.slo, inside, gaps, unrecorded, self.undecided, whole=self.whole),
+            "goodput": goodput(
+                cell, cell.slo, inside, gaps, unrecorded, self.undecided, whole=self.whole
+            ),
             **{f"{metric}_ms": cell.distribution(metric) for metric in drift.SHOWN},
         }
 
-    def missed_without_dropped(self, accumulator: Accumulator, gaps: Histogram, inside: Window, lost: int) -> bool:
+    def missed_without_dropped(
+        self, accumulator: Accumulator, gaps: Histogram, inside: Window, lost: int
+    ) -> bool:
         """Whether the SLO, or that of a class, is missed also without the starts that the client dropped."""
         whole = (accumulator.measured(), gaps, lost, self.undecided)
-        of_classes = ((pair.measured, Histogram(), 0, self._by_part) for pair in accumulator.classes)
+        of_classes = (
+            (pair.measured, Histogram(), 0, self._by_part) for pair in accumulator.classes
+        )
         return any(
-            goodput(cell, cell.slo, inside, own_gaps, unrecorded, undecided, dropped_too=False).met is False
+            goodput(cell, cell.slo, inside, own_gaps, unrecorded, undecided, dropped_too=False).met
+            is False
             for cell, own_gaps, unrecorded, undecided in (whole, *of_classes)
         )
 
@@ -194,11 +211,15 @@ class Parts(msgspec.Struct, frozen=True):
     def of_target(self, target: TargetFacts, everything: CellPair, inside: Window) -> TargetSummary:
         """One of several targets, or all of a region."""
         cell = everything.measured
-        own_output_per_s = per_second(cell.sum_known("output_tokens"), blocks.window(cell, everything))
+        own_output_per_s = per_second(
+            cell.sum_known("output_tokens"), blocks.window(cell, everything)
+        )
         figures = self._of_part(everything, inside, target.gpus)
         return TargetSummary(target=target, own_output_per_s=own_output_per_s, **figures)
 
-    def of_class(self, plan: ClassPlan, everything: CellPair, inside: Window, cut: tuple[int, int]) -> ClassSummary:
+    def of_class(
+        self, plan: ClassPlan, everything: CellPair, inside: Window, cut: tuple[int, int]
+    ) -> ClassSummary:
         """One of several classes. `cut`: its conversations without an end."""
         figures = self._of_part(everything, inside, None)
         tasks = blocks.sessions(everything.measured, cut, inside)
@@ -210,21 +231,31 @@ class Parts(msgspec.Struct, frozen=True):
         self, model: str, everything: CellPair, inside: Window, classes: Sequence[ClassSummary]
     ) -> ModelSummary:
         """One of several models, with the cells of its classes together."""
-        good = of_classes([part.goodput for part in classes], everything.measured, inside, self.measured)
+        good = of_classes(
+            [part.goodput for part in classes], everything.measured, inside, self.measured
+        )
         figures = self._of_part(everything, inside, None) | {"goodput": good}
         return ModelSummary(model=model, classes=tuple(part.name for part in classes), **figures)
 
-    def of_step(self, plan: StepPlan, everything: CellPair, inside: Window, time: StepTime) -> StepSummary:
+    def of_step(
+        self, plan: StepPlan, everything: CellPair, inside: Window, time: StepTime
+    ) -> StepSummary:
         """One of the steps of tasks."""
         figures = self._of_part(everything, inside, None)
         del figures["goodput"]  # what was promised is promised of all requests, and of tasks
         targets = [self.header.targets[number] for number in plan.targets]
         names = tuple(target.name or target.url for target in targets if target.serves)
-        return StepSummary(**shared(plan, StepSummary) | {"targets": names}, **figures, **msgspec.structs.asdict(time))
+        return StepSummary(
+            **shared(plan, StepSummary) | {"targets": names},
+            **figures,
+            **msgspec.structs.asdict(time),
+        )
 
     def _of_part(self, everything: CellPair, inside: Window, gpus: int | None) -> dict[str, Any]:
         cell = everything.measured
-        parts = msgspec.structs.replace(self, seconds=(), undecided=self._by_part, whole=self.measured)
+        parts = msgspec.structs.replace(
+            self, seconds=(), undecided=self._by_part, whole=self.measured
+        )
         figures = parts.figures(cell, everything, inside, "", (), gpus, Histogram(), 0)
         for columns in cell.columns:
             columns.forget()
@@ -258,7 +289,9 @@ class Parts(msgspec.Struct, frozen=True):
             "nodes": together("node"),
             "classes": classes,
             "models": tuple(
-                self.of_model(name, accumulator.of_classes(numbers), inside, [classes[i] for i in numbers])
+                self.of_model(
+                    name, accumulator.of_classes(numbers), inside, [classes[i] for i in numbers]
+                )
                 for name, numbers in (by_model.items() if len(by_model) > 1 else ())
             ),
             "steps": tuple(
@@ -270,7 +303,11 @@ class Parts(msgspec.Struct, frozen=True):
 
 def shared(facts: msgspec.Struct, block: type[msgspec.Struct]) -> dict[str, Any]:
     """The values of the fields that a block of the summary has from facts of the header, under the same names."""
-    return {name: getattr(facts, name) for name in block.__struct_fields__ if name in facts.__struct_fields__}
+    return {
+        name: getattr(facts, name)
+        for name in block.__struct_fields__
+        if name in facts.__struct_fields__
+    }
 
 
 def whole_target(targets: Sequence[TargetFacts]) -> TargetFacts:
@@ -284,16 +321,24 @@ def whole_target(targets: Sequence[TargetFacts]) -> TargetFacts:
     if len(targets) == 1:
         return targets[0]
     gpus = [target.gpus for target in targets if target.gpus is not None]
-    values = {name: {getattr(target, name) for target in targets} for name in TargetFacts.__struct_fields__}
+    values = {
+        name: {getattr(target, name) for target in targets}
+        for name in TargetFacts.__struct_fields__
+    }
     common = {name: found.pop() for name, found in values.items() if len(found) == 1}
-    return TargetFacts(**common | {
-        "name": format.counted(len(targets), 'target'),
-        "gpus": sum(gpus) if len(gpus) == len(targets) else None,
-        "simulated": any(target.simulated for target in targets),
-    })  # fmt: skip
+    return TargetFacts(
+        **common
+        | {
+            "name": format.counted(len(targets), "target"),
+            "gpus": sum(gpus) if len(gpus) == len(targets) else None,
+            "simulated": any(target.simulated for target in targets),
+        }
+    )
 
 
-def _grouped(targets: Sequence[TargetFacts], by: Literal["region", "node"]) -> list[tuple[TargetFacts, list[int]]]:
+def _grouped(
+    targets: Sequence[TargetFacts], by: Literal["region", "node"]
+) -> list[tuple[TargetFacts, list[int]]]:
     """Per region or node the facts and the numbers of its targets; [] unless they are in several. "": not given."""
     numbers: dict[str, list[int]] = {}
     for i, target in enumerate(targets):
@@ -303,7 +348,9 @@ def _grouped(targets: Sequence[TargetFacts], by: Literal["region", "node"]) -> l
     return [(whole_target([targets[i] for i in own]), own) for own in numbers.values()]
 
 
-def rack_of(targets: Sequence[TargetSummary], single_clock_per_s: float | None) -> RackTokens | None:
+def rack_of(
+    targets: Sequence[TargetSummary], single_clock_per_s: float | None
+) -> RackTokens | None:
     """The block `rack`; None for a single target."""
     rates = [target.own_output_per_s or 0.0 for target in targets]
     if not rates:

@@ -74,10 +74,21 @@ def of_rows(
     slo = header.slo
     if slo is None or not (slo.terms or slo.goodput_share is not None):
         return ()
-    cuts = sorted([*_spikes(header.stages), *_of_replicas(measured, header, server_samples)], key=lambda cut: cut.at_ns)
-    worse = [c.before_ns if c.found.event == "spike" else c.at_ns for c in cuts if c.found.event != "scale_up"]
+    cuts = sorted(
+        [*_spikes(header.stages), *_of_replicas(measured, header, server_samples)],
+        key=lambda cut: cut.at_ns,
+    )
+    worse = [
+        c.before_ns if c.found.event == "spike" else c.at_ns
+        for c in cuts
+        if c.found.event != "scale_up"
+    ]
     return tuple(
-        _recovery(measured, slo, cut._replace(end_ns=min([cut.end_ns, *(at for at in worse if at > cut.at_ns)])))
+        _recovery(
+            measured,
+            slo,
+            cut._replace(end_ns=min([cut.end_ns, *(at for at in worse if at > cut.at_ns)])),
+        )
         for cut in cuts
     )
 
@@ -99,14 +110,21 @@ def _after_spikes(stages: Sequence[StagePlan]) -> Iterator[int]:
                 yield i
 
 
-def _of_replicas(measured: Sequence[Columns], header: Header, server_samples: Sequence[MetricSample]) -> Iterator[_Cut]:
+def _of_replicas(
+    measured: Sequence[Columns], header: Header, server_samples: Sequence[MetricSample]
+) -> Iterator[_Cut]:
     """The events of replicas and targets within the measured load."""
     due = [part["due_ns"] for part in measured if len(part["due_ns"])]
     if not due:
         return
     first, last = min(int(one.min()) for one in due), max(int(one.max()) for one in due)
     events: list[tuple[int, Event, str, str]] = [
-        (round(t_s * 1e9), "loss" if now < before else "scale_up", _replicas(before), _replicas(now))
+        (
+            round(t_s * 1e9),
+            "loss" if now < before else "scale_up",
+            _replicas(before),
+            _replicas(now),
+        )
         for (_, before), (t_s, now) in pairwise(series.replicas(server_samples))
         if before != now
     ]
@@ -114,7 +132,9 @@ def _of_replicas(measured: Sequence[Columns], header: Header, server_samples: Se
         gone = [code.values for code in header.note_codes.values() if code.code == "target_gone"]
         events = [(round(one["at_s"] * 1e9), "loss", str(one["target"]), "gone") for one in gone]
     for at_ns, event, before, after in sorted(one for one in events if first < one[0] <= last):
-        yield _Cut(Recovery(event=event, spike=before, after=after, at_s=at_ns / 1e9), -1, at_ns, last + 1)
+        yield _Cut(
+            Recovery(event=event, spike=before, after=after, at_s=at_ns / 1e9), -1, at_ns, last + 1
+        )
 
 
 def _replicas(count: float) -> str:
@@ -130,7 +150,10 @@ def _recovery(measured: Sequence[Columns], slo: Slo, cut: _Cut) -> Recovery:
     earlier = _groups(measured, cut.before_ns, cut.at_ns, slo)[1]
     in_trouble = not (earlier if cut.found.event == "spike" else earlier[-1:]).all()
     found = msgspec.structs.replace(
-        cut.found, seen_s=seen_s, spacing_s=seen_s / len(held), broken=bool(in_trouble or len(missed))
+        cut.found,
+        seen_s=seen_s,
+        spacing_s=seen_s / len(held),
+        broken=bool(in_trouble or len(missed)),
     )
     if not len(missed):
         return msgspec.structs.replace(found, back_s=0.0)
@@ -145,7 +168,12 @@ def _groups(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Due instants of the counted requests of a time, sorted, and whether each group of them holds the SLO."""
     chosen = [
-        (part, (part["due_ns"] >= start_ns) & (part["due_ns"] < end_ns) & outcomes.is_counted(part, slo))
+        (
+            part,
+            (part["due_ns"] >= start_ns)
+            & (part["due_ns"] < end_ns)
+            & outcomes.is_counted(part, slo),
+        )
         for part in measured
     ]
     due = np.concatenate([part["due_ns"][mask] for part, mask in chosen] or [np.zeros(0, np.int64)])
@@ -156,7 +184,10 @@ def _groups(
         return due[order], held
     sizes = np.diff([*starts, len(due)])
     terms = [(Slo(terms=(term,)), term.quantile) for term in slo.terms]
-    for part_of, share in [*terms, *([(slo, slo.goodput_share)] if slo.goodput_share is not None else [])]:
+    for part_of, share in [
+        *terms,
+        *([(slo, slo.goodput_share)] if slo.goodput_share is not None else []),
+    ]:
         good = np.concatenate([outcomes.meets(part, part_of)[mask] for part, mask in chosen])[order]
         held &= np.add.reduceat(~good, starts, dtype=np.int64) <= sizes * (1 - share) + 1e-9
     return due[order], held

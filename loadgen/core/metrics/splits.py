@@ -13,7 +13,14 @@ import msgspec
 import numpy as np
 
 from loadgen.core.limits import STALL_NS
-from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, class_of, or_all, sendable
+from loadgen.core.metrics.columns import (
+    UNDEFINED,
+    Columns,
+    JoinedColumns,
+    class_of,
+    or_all,
+    sendable,
+)
 from loadgen.core.results.record import ROW
 from loadgen.core.stats.quantiles import milliseconds
 
@@ -26,8 +33,10 @@ if TYPE_CHECKING:
 
 Near = Literal["p50", "p99", "slowest"]
 BANDS: dict[Near, tuple[float, float, int]] = {
-    "p50": (0.45, 0.55, 11), "p99": (0.985, 0.995, 100), "slowest": (0.99, 1.0, 100),
-}  # fmt: skip
+    "p50": (0.45, 0.55, 11),
+    "p99": (0.985, 0.995, 100),
+    "slowest": (0.99, 1.0, 100),
+}
 """Which requests stand for a quantile, by their rank as shares; and how many there must be to speak of it."""
 CLASSES = (0.25, 0.5, 0.75)  # of the prompt lengths, where classes of them end
 SHOWN = 5  # slowest requests that are listed, by TTFT and by E2E each
@@ -90,7 +99,9 @@ class SlowRequest(msgspec.Struct, frozen=True, kw_only=True):
     by: str  # ttft, e2e: by which it is one of the slowest
     slot: int
     id: str  # sent as X-Request-Id; "": not sent
-    session: int | None = None  # of a conversation or task, with its turn from 0; null of a request that stands alone
+    session: int | None = (
+        None  # of a conversation or task, with its turn from 0; null of a request that stands alone
+    )
     turn: int | None = None
     target: str = ""
     due_s: float
@@ -114,7 +125,10 @@ def of_rows(measured: Sequence[Columns], header: Header) -> Splits:
     for columns in measured:
         columns.forget()  # here a run of millions would hold most
     requests = JoinedColumns(measured, ok=True, keep=False)
-    has_account, queue_known = requests["server_prefill_ns"] >= 0, bool((requests["server_queue_ns"] >= 0).any())
+    has_account, queue_known = (
+        requests["server_prefill_ns"] >= 0,
+        bool((requests["server_queue_ns"] >= 0).any()),
+    )
     if not len(has_account):
         return Splits(why="no request ended ok")
     found = list(_groups(requests, header))
@@ -124,11 +138,19 @@ def of_rows(measured: Sequence[Columns], header: Header) -> Splits:
         values = requests.measure(metric)
         for i, (_, _, own) in enumerate(found):
             if metric == "ttft":
-                own = own & (values != UNDEFINED) & (has_account if (own & has_account).any() else True)
+                own = (
+                    own
+                    & (values != UNDEFINED)
+                    & (has_account if (own & has_account).any() else True)
+                )
             near[metric, i] = list(_near(values, due, own))
     del due, values
-    of_ttft = _gathered(requests, _OF_TTFT, [each for i in range(len(found)) for each in near["ttft", i]])
-    of_e2e = _gathered(requests, _OF_E2E, [each for i in range(len(found)) for each in near["e2e", i]])
+    of_ttft = _gathered(
+        requests, _OF_TTFT, [each for i in range(len(found)) for each in near["ttft", i]]
+    )
+    of_e2e = _gathered(
+        requests, _OF_E2E, [each for i in range(len(found)) for each in near["e2e", i]]
+    )
     groups = tuple(
         SplitGroup(
             by=by,
@@ -140,12 +162,21 @@ def of_rows(measured: Sequence[Columns], header: Header) -> Splits:
         for i, (by, name, own) in enumerate(found)
     )
     return Splits(
-        accounted=int(has_account.sum()), groups=groups, why=_why(bool(has_account.any()), queue_known, header)
+        accounted=int(has_account.sum()),
+        groups=groups,
+        why=_why(bool(has_account.any()), queue_known, header),
     )
 
 
 _ACCOUNT = ("queue", "prefill", "transfer")
-_OF_TTFT = ("due_ns", "sent_ns", "ready_ns", "reused", "ttft", *(f"server_{name}_ns" for name in _ACCOUNT))
+_OF_TTFT = (
+    "due_ns",
+    "sent_ns",
+    "ready_ns",
+    "reused",
+    "ttft",
+    *(f"server_{name}_ns" for name in _ACCOUNT),
+)
 _OF_E2E = ("ttft", "e2e", "max_gap_ns")
 
 Gathered = dict[str, "NDArray[np.int64]"]
@@ -166,13 +197,19 @@ def _gathered(
 
 def _why(has_account: bool, queue_known: bool, header: Header) -> str:
     if has_account:
-        return "" if queue_known else "the server does not say how long a request waits: its queue is in the rest"
+        return (
+            ""
+            if queue_known
+            else "the server does not say how long a request waits: its queue is in the rest"
+        )
     if header.server_timing:
         return "the server was asked for an account of its time (--server-timing) and gave none: docs/servers.md"
     return "the server gives no account of its time; some do with --server-timing: docs/servers.md"
 
 
-def _groups(requests: JoinedColumns, header: Header) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
+def _groups(
+    requests: JoinedColumns, header: Header
+) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
     """All requests, and where there are several: those of each target, class of requests, class of prompt length."""
     target, tokens = requests["target"], requests["input_tokens"]
     yield "all", "", np.ones(len(target), bool)
@@ -211,7 +248,9 @@ def _near(
     }
     if not places:
         return
-    parted.partition(sorted({place for first, end in places.values() for place in (first, end - 1)}))
+    parted.partition(
+        sorted({place for first, end in places.values() for place in (first, end - 1)})
+    )
     for at, (first, end) in places.items():
         least, largest = parted[first], parted[end - 1]
         before = int((parted < least).sum())
@@ -222,7 +261,10 @@ def _near(
 
 def _ttft(near: Gathered, at: Near) -> TtftSplit:
     able, whole = sendable(near), float(near["ttft"].mean())
-    parts = {"client": float((near["sent_ns"] - able).mean()), "connect": float((able - near["due_ns"]).mean())}
+    parts = {
+        "client": float((near["sent_ns"] - able).mean()),
+        "connect": float((able - near["due_ns"]).mean()),
+    }
     for name in _ACCOUNT:
         values = near[f"server_{name}_ns"]
         if (values >= 0).all():
@@ -237,29 +279,41 @@ def _e2e(near: Gathered, at: Near) -> E2eSplit:
     whole, stall = float(e2e.mean()), float(np.where(gap > STALL_NS, gap, 0).mean())
     first = float(np.where(ttft == UNDEFINED, e2e, ttft).mean())  # not streamed: the whole answer
     return E2eSplit(
-        at=at, requests=len(e2e), e2e_ms=milliseconds(whole), ttft_ms=milliseconds(first),
-        decode_ms=milliseconds(whole - first - stall), stall_ms=milliseconds(stall),
-    )  # fmt: skip
+        at=at,
+        requests=len(e2e),
+        e2e_ms=milliseconds(whole),
+        ttft_ms=milliseconds(first),
+        decode_ms=milliseconds(whole - first - stall),
+        stall_ms=milliseconds(stall),
+    )
 
 
-def slowest(measured: Sequence[Columns], others: Sequence[Columns], header: Header) -> tuple[SlowRequest, ...]:
+def slowest(
+    measured: Sequence[Columns], others: Sequence[Columns], header: Header
+) -> tuple[SlowRequest, ...]:
     """The slowest measured requests by TTFT, then those by E2E, the slowest first. `others`: the other stages' rows."""
     requests = JoinedColumns(measured, ok=True, keep=False)
     listed: list[tuple[str, int]] = []
     for by in ("ttft", "e2e"):
         values = requests.measure(by)
         least = np.partition(values, -SHOWN)[-SHOWN] if len(values) > SHOWN else UNDEFINED
-        known = np.flatnonzero((values >= least) & (values != UNDEFINED))  # of millions, only these are put in order
+        known = np.flatnonzero(
+            (values >= least) & (values != UNDEFINED)
+        )  # of millions, only these are put in order
         places = known[np.lexsort((requests["due_ns"][known], -values[known]))][:SHOWN]
         listed += [(by, place) for place in places.tolist()]
-    of_them = JoinedColumns(measured, ok=True, order=np.array([place for _, place in listed], np.int64))
+    of_them = JoinedColumns(
+        measured, ok=True, order=np.array([place for _, place in listed], np.int64)
+    )
     found = np.stack([of_them[name] for name in ("sent_ns", "target", "slot")], axis=1).tolist()
     counts = np.zeros((len(found), 2), np.int64)
     for block in (block for part in (*measured, *others) for block in part.blocks()):
         counts += np.array([_beside(block, *one) for one in found], np.int64).reshape(counts.shape)
     return tuple(
         _slow(by, place, of_them, flying, waiting, header)
-        for place, ((by, _), (flying, waiting)) in enumerate(zip(listed, counts.tolist(), strict=True))
+        for place, ((by, _), (flying, waiting)) in enumerate(
+            zip(listed, counts.tolist(), strict=True)
+        )
     )
 
 
@@ -267,12 +321,18 @@ def _beside(columns: Columns, sent_ns: int, target: int, slot: int) -> tuple[int
     """Of some rows, those in flight at a target at an instant but one, and the prompt tokens of those that waited."""
     start, done = columns["sent_ns"], columns["done_ns"]
     flying = np.flatnonzero((start >= 0) & (start <= sent_ns) & ((done < 0) | (done > sent_ns)))
-    flying = flying[(columns.take("target", flying) == target) & (columns.take("slot", flying) != slot)]
+    flying = flying[
+        (columns.take("target", flying) == target) & (columns.take("slot", flying) != slot)
+    ]
     prompts, first = columns.take("input_tokens", flying), columns.take("first_token_ns", flying)
-    return len(flying), int(prompts[((first < 0) | (first > sent_ns)) & (prompts >= 0)].sum(dtype=np.int64))
+    return len(flying), int(
+        prompts[((first < 0) | (first > sent_ns)) & (prompts >= 0)].sum(dtype=np.int64)
+    )
 
 
-def _slow(by: str, place: int, requests: JoinedColumns, in_flight: int, waiting: int, header: Header) -> SlowRequest:
+def _slow(
+    by: str, place: int, requests: JoinedColumns, in_flight: int, waiting: int, header: Header
+) -> SlowRequest:
     def of(name: str) -> int:
         return int(requests[name][place])
 
@@ -286,13 +346,24 @@ def _slow(by: str, place: int, requests: JoinedColumns, in_flight: int, waiting:
     able = int(sendable(requests)[place])
     facts = header.targets[of("target")] if len(header.targets) > 1 else None
     return SlowRequest(
-        by=by, slot=of("slot"), id=f"{header.run}-{of('slot')}" if header.client != "virtual" else "",
-        session=count("session"), turn=of("turn") if of("session") >= 0 else None,
-        target="" if facts is None else facts.name or facts.url, due_s=due / 1e9,
-        ttft_ms=ms(first - due) if first >= 0 else None, e2e_ms=milliseconds(of("end_ns") - due),
-        client_ms=milliseconds(sent - able), connect_ms=milliseconds(able - due), queue_ms=ms(of("server_queue_ns")),
-        prefill_ms=ms(of("server_prefill_ns")), decode_ms=ms(last - first) if first >= 0 else None,
-        max_gap_ms=milliseconds(of("max_gap_ns")), input_tokens=count("input_tokens"),
-        cached_tokens=count("cached_tokens"), output_tokens=count("output_tokens"), in_flight=in_flight,
+        by=by,
+        slot=of("slot"),
+        id=f"{header.run}-{of('slot')}" if header.client != "virtual" else "",
+        session=count("session"),
+        turn=of("turn") if of("session") >= 0 else None,
+        target="" if facts is None else facts.name or facts.url,
+        due_s=due / 1e9,
+        ttft_ms=ms(first - due) if first >= 0 else None,
+        e2e_ms=milliseconds(of("end_ns") - due),
+        client_ms=milliseconds(sent - able),
+        connect_ms=milliseconds(able - due),
+        queue_ms=ms(of("server_queue_ns")),
+        prefill_ms=ms(of("server_prefill_ns")),
+        decode_ms=ms(last - first) if first >= 0 else None,
+        max_gap_ms=milliseconds(of("max_gap_ns")),
+        input_tokens=count("input_tokens"),
+        cached_tokens=count("cached_tokens"),
+        output_tokens=count("output_tokens"),
+        in_flight=in_flight,
         waiting_input_tokens=waiting,
-    )  # fmt: skip
+    )

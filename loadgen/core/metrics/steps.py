@@ -47,19 +47,29 @@ def times(measured: Sequence[Columns], header: Header) -> list[StepTime]:
     return made
 
 
-def _of_class(rows: JoinedColumns, chosen: NDArray[np.bool_], steps: Sequence[StepPlan]) -> list[StepTime]:
+def _of_class(
+    rows: JoinedColumns, chosen: NDArray[np.bool_], steps: Sequence[StepPlan]
+) -> list[StepTime]:
     """The same of the steps of one class, whose rows are `chosen`."""
-    after = {turn: waits for step in steps for turn, waits in zip(step.turns, step.after, strict=True)}
+    after = {
+        turn: waits for step in steps for turn, waits in zip(step.turns, step.after, strict=True)
+    }
     turns = len(after)
     session, turn = rows["session"][chosen], rows["turn"][chosen]
     order = np.lexsort((turn, session))
     ok = (rows["status"][chosen] == OK)[order]
     _, starts, counts = np.unique(session[order], return_index=True, return_counts=True)
-    whole = (counts == turns) & np.logical_and.reduceat(ok, starts) if len(starts) else np.zeros(0, bool)
+    whole = (
+        (counts == turns) & np.logical_and.reduceat(ok, starts)
+        if len(starts)
+        else np.zeros(0, bool)
+    )
     places = (starts[whole][:, None] + np.arange(turns)).reshape(-1)
     if not len(places):
         return []
-    due, end = (rows[name][chosen][order][places].reshape(-1, turns) for name in ("due_ns", "end_ns"))
+    due, end = (
+        rows[name][chosen][order][places].reshape(-1, turns) for name in ("due_ns", "end_ns")
+    )
     everything = float((end[:, -1] - due[:, 0]).sum())
     waited_for = np.zeros(due.shape, bool)  # whether the task waited for this request
     waited_for[:, -1] = True
@@ -70,7 +80,9 @@ def _of_class(rows: JoinedColumns, chosen: NDArray[np.bool_], steps: Sequence[St
         spent[one] = (end[:, one] - due[:, one])[on_it].sum()
         if waits := list(after[one]):
             latest = np.argmax(end[:, waits], axis=1)
-            pauses[:, one] = due[:, one] - np.take_along_axis(end[:, waits], latest[:, None], axis=1)[:, 0]
+            pauses[:, one] = (
+                due[:, one] - np.take_along_axis(end[:, waits], latest[:, None], axis=1)[:, 0]
+            )
             paused[one] = pauses[:, one][on_it].sum()
             waited_for[np.flatnonzero(on_it), np.array(waits)[latest[on_it]]] = True
     made = []

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
-from loadgen.core.limits import CACHED_SHARE, COUNT_DISAGREEMENT, GAP_VARIATION, LENGTH_MISMATCH, SHORTENED
+from loadgen.core.limits import (
+    CACHED_SHARE,
+    COUNT_DISAGREEMENT,
+    GAP_VARIATION,
+    LENGTH_MISMATCH,
+    SHORTENED,
+)
 from loadgen.core.metrics.columns import Columns, or_all, together
 from loadgen.core.stats.quantiles import distance
 
@@ -28,7 +34,9 @@ _SIGMAS = 3.29  # the two-sided normal quantile of it
 LEAST = 30  # gaps, below which their law cannot be told
 CLOSE = 0.01  # a rate within so much of the one asked for is that rate, whatever chance allows
 
-Code = Literal["arrivals", "spacing", "rate", "lanes", "classes", "outputs", "prompts", "repeats", "cache"]
+Code = Literal[
+    "arrivals", "spacing", "rate", "lanes", "classes", "outputs", "prompts", "repeats", "cache"
+]
 
 
 class StimulusCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +50,9 @@ class StimulusCheck(msgspec.Struct, frozen=True, kw_only=True):
     p: float | None = None  # of `arrivals`: probability of gaps so far from their law, by chance
 
 
-def checks(header: Header, summary: Any, signs: Signs, columns: Sequence[Columns]) -> tuple[StimulusCheck, ...]:
+def checks(
+    header: Header, summary: Any, signs: Signs, columns: Sequence[Columns]
+) -> tuple[StimulusCheck, ...]:
     """The checks that this load has. `columns`: the measured rows; () where they were not kept."""
     if not signs.sends:
         return ()
@@ -68,8 +78,12 @@ def _arrivals(header: Header, summary: Any, columns: Sequence[Columns]) -> Itera
         return
     (stage,) = measured
     lanes, most = stage.concurrency, load.in_flight_max
-    if stage.closed and lanes and most is not None and columns:  # without rows, it is sampled once a second
-        yield StimulusCheck(code="lanes", asked=float(lanes), seen=float(most), ok=most >= lanes, n=sent)
+    if (
+        stage.closed and lanes and most is not None and columns
+    ):  # without rows, it is sampled once a second
+        yield StimulusCheck(
+            code="lanes", asked=float(lanes), seen=float(most), ok=most >= lanes, n=sent
+        )
     elif not stage.closed and stage.rate and load.achieved_rps is not None and sent > 0:
         by_chance = _SIGMAS * (planned if planned is not None else 1.0) / math.sqrt(sent)
         close = abs(load.achieved_rps / stage.rate - 1) <= max(CLOSE, by_chance)
@@ -109,7 +123,9 @@ def _mix(header: Header, summary: Any) -> Iterator[StimulusCheck]:
     parts = [(part.share, part.starts / everyone) for part in summary.classes]
     asked, seen = max(parts, key=lambda pair: abs(pair[1] - pair[0]))
     by_chance = _SIGMAS * math.sqrt(asked * (1 - asked) / everyone) + 1 / everyone
-    yield StimulusCheck(code="classes", asked=asked, seen=seen, ok=abs(seen - asked) <= by_chance, n=everyone)
+    yield StimulusCheck(
+        code="classes", asked=asked, seen=seen, ok=abs(seen - asked) <= by_chance, n=everyone
+    )
 
 
 def _tokens(header: Header, summary: Any, signs: Signs, *, kept: bool) -> Iterator[StimulusCheck]:
@@ -117,7 +133,9 @@ def _tokens(header: Header, summary: Any, signs: Signs, *, kept: bool) -> Iterat
     asked, got = float(signs.asked), float(signs.asked_got)
     if asked:
         as_long = got >= asked * (1 - SHORTENED)
-        same = tokens.length_mismatch_share is None or tokens.length_mismatch_share <= LENGTH_MISMATCH
+        same = (
+            tokens.length_mismatch_share is None or tokens.length_mismatch_share <= LENGTH_MISMATCH
+        )
         yield StimulusCheck(code="outputs", asked=asked, seen=got, ok=as_long and same, n=ok)
     if signs.disagreement is not None:
         agree = abs(signs.disagreement) <= COUNT_DISAGREEMENT
@@ -131,6 +149,12 @@ def _tokens(header: Header, summary: Any, signs: Signs, *, kept: bool) -> Iterat
         yield StimulusCheck(code="cache", seen=tokens.cached_share, ok=None, n=ok)
         return
     if kept:  # sums do not tell which prompts were sent before
-        yield StimulusCheck(code="repeats", asked=0.0, seen=float(signs.repeated), ok=not signs.repeated, n=signs.sends)
+        yield StimulusCheck(
+            code="repeats",
+            asked=0.0,
+            seen=float(signs.repeated),
+            ok=not signs.repeated,
+            n=signs.sends,
+        )
     cold = None if tokens.cached_share is None else tokens.cached_share <= CACHED_SHARE
     yield StimulusCheck(code="cache", asked=0.0, seen=tokens.cached_share, ok=cold, n=ok)

@@ -30,7 +30,9 @@ def breach(rules: Sequence[StopRule], rows: NDArray[np.void], now_ns: int) -> Re
 def has_ended(rows: NDArray[np.void]) -> NDArray[np.bool_]:
     """Which requests ended by themselves: not those that were never sent or that the end of the run cut."""
     status = rows["status"]
-    ended: NDArray[np.bool_] = (rows["done_ns"] >= 0) & (status != CANCELLED) & (status != UNFINISHED)
+    ended: NDArray[np.bool_] = (
+        (rows["done_ns"] >= 0) & (status != CANCELLED) & (status != UNFINISHED)
+    )
     return ended
 
 
@@ -44,12 +46,19 @@ def is_over(rule: StopRule, requests: Columns) -> NDArray[np.bool_]:
     return over
 
 
-def broken(rules: Sequence[StopRule], requests: int, over: Iterable[int], now_ns: int) -> ReasonCode | None:
+def broken(
+    rules: Sequence[StopRule], requests: int, over: Iterable[int], now_ns: int
+) -> ReasonCode | None:
     """The first rule that is broken. `requests`: how many ended in the window. `over`: how many count against each."""
     if requests < FEWEST:
         return None
     for rule, count in zip(rules, over, strict=True):
-        values = {"rule": rule.written, "requests": requests, "window_s": WINDOW_NS / 1e9, "at_s": now_ns / 1e9}
+        values = {
+            "rule": rule.written,
+            "requests": requests,
+            "window_s": WINDOW_NS / 1e9,
+            "at_s": now_ns / 1e9,
+        }
         if rule.quantile is None:
             if count >= rule.limit * requests:
                 return ReasonCode(code="stopped_by_errors", values={**values, "failed": count})

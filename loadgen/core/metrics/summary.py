@@ -122,7 +122,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     run: RunFacts
     target: TargetFacts
     rtt_ms: float | None
-    dns_ms: float | None = None  # names are looked up once, before the load; null: addresses, or not known
+    dns_ms: float | None = (
+        None  # names are looked up once, before the load; null: addresses, or not known
+    )
     window: Window
     bytes: Bytes
     fingerprints: Fingerprints
@@ -143,7 +145,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     inter_chunk_ms: Distribution
     itl_ms: Distribution | None
     itl_absent: str  # why itl_ms is null, in words
-    unsound: dict[str, str] = {}  # metric -> why its figures are null though there are samples: unsure arrival times
+    unsound: dict[
+        str, str
+    ] = {}  # metric -> why its figures are null though there are samples: unsure arrival times
     e2e_ms: Distribution
     max_gap_ms: Distribution
     stalls: Stalls
@@ -151,10 +155,16 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     send_lag_ms: Distribution
     client_lag_ms: Distribution
     stamp_error_ms: Distribution
-    event_error_ms: Distribution = Distribution()  # stamp error of every output event; empty in older runs
+    event_error_ms: Distribution = (
+        Distribution()
+    )  # stamp error of every output event; empty in older runs
     event_unsure_share: float | None = None  # of output events: came with later ones in one read
-    tpot_error_ms: Distribution = Distribution()  # (first + last stamp error) / (n - n1); empty in older runs
-    max_gap_error_ms: Distribution = Distribution()  # of the stamp at the end of a request's largest gap
+    tpot_error_ms: Distribution = (
+        Distribution()
+    )  # (first + last stamp error) / (n - n1); empty in older runs
+    max_gap_error_ms: Distribution = (
+        Distribution()
+    )  # of the stamp at the end of a request's largest gap
     goodput: Goodput
     sessions: Sessions | None  # null when no request belongs to a conversation
     client: ClientUse
@@ -164,18 +174,30 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[TargetSummary, ...] = ()  # one each, where targets name the node that they are on
     rack: RackTokens | None = None  # null with a single target
     between: BetweenNodes = BetweenNodes()
-    hardware: SeenHardware | None = None  # accelerators, driver, power limit that metrics pages name; null: none read
+    hardware: SeenHardware | None = (
+        None  # accelerators, driver, power limit that metrics pages name; null: none read
+    )
     classes: tuple[ClassSummary, ...] = ()  # empty where all requests are of one kind
     fairness: Fairness | None = None  # over tenants; null: there are no two
     models: tuple[ModelSummary, ...] = ()  # empty where classes do not ask for several
-    steps: tuple[StepSummary, ...] = ()  # of tasks; empty where there are none, or their numbers of requests are drawn
+    steps: tuple[
+        StepSummary, ...
+    ] = ()  # of tasks; empty where there are none, or their numbers of requests are drawn
     cache_reset: bool = False  # the servers' prefix caches were emptied before the load
-    chunks: ChunkReuse | None = None  # what prompts with retrieved chunks share; null: there are none
-    cache_asked: float | None = None  # beside tokens.cached_share: what the workload asked for with `cache`
-    cache_bound: float | None = None  # of a replayed trace: what a prefix cache without end would have known of it
+    chunks: ChunkReuse | None = (
+        None  # what prompts with retrieved chunks share; null: there are none
+    )
+    cache_asked: float | None = (
+        None  # beside tokens.cached_share: what the workload asked for with `cache`
+    )
+    cache_bound: float | None = (
+        None  # of a replayed trace: what a prefix cache without end would have known of it
+    )
     drift: Drift = Drift()
     sustainable: Sustainable = Sustainable()
-    recovery: tuple[Recovery, ...] = ()  # one for each spike, where there is an SLO and all rows were kept
+    recovery: tuple[
+        Recovery, ...
+    ] = ()  # one for each spike, where there is an SLO and all rows were kept
     speculation: Speculation | None = None  # null: nobody says that anything was drafted
     splits: Splits = Splits()
     slowest: tuple[SlowRequest, ...] = ()
@@ -183,10 +205,18 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     server: Served | None = None  # what the servers counted; null when no metrics page was read
     energy: EnergyUse | None = None  # what the accelerators used; null when nothing says it
     kept: str = "raw"  # which rows were kept: raw (all), sample, histogram (none)
-    figures: dict[str, Distribution] = {}  # those that have no field of their own: newer ones, and of other packages
-    machines: tuple[MachineSummary, ...] = ()  # those that sent the load, or were lost; empty: one did
-    within: dict[str, Interval] = {}  # path of a figure -> its interval by blocks of time; empty: too short, or no rows
-    percentiles: dict[str, dict[str, float]] = {}  # those that were asked for: field of a figure -> its name -> ms
+    figures: dict[
+        str, Distribution
+    ] = {}  # those that have no field of their own: newer ones, and of other packages
+    machines: tuple[
+        MachineSummary, ...
+    ] = ()  # those that sent the load, or were lost; empty: one did
+    within: dict[
+        str, Interval
+    ] = {}  # path of a figure -> its interval by blocks of time; empty: too short, or no rows
+    percentiles: dict[
+        str, dict[str, float]
+    ] = {}  # those that were asked for: field of a figure -> its name -> ms
 
 
 def summarize(
@@ -208,7 +238,16 @@ def summarize(
     """
     accumulator = Accumulator(header, exact=True)
     accumulator.add(rows, texts)
-    return build(header, accumulator, gaps, timeline, seconds, event_errors, server_samples, explained=explained)
+    return build(
+        header,
+        accumulator,
+        gaps,
+        timeline,
+        seconds,
+        event_errors,
+        server_samples,
+        explained=explained,
+    )
 
 
 def build(
@@ -246,33 +285,52 @@ def build(
     samples = {name: measured.distribution(name) for name in sampled()}
     samples |= {"inter_chunk": own_gaps.distribution(), "event_error": errors.distribution()}
     unsure_share = 1 - int(errors.counts[0]) / errors.count if errors.count else None
-    unsound = validity.withheld(header.limits, samples | {"gap_error": of_gaps(errors)}, unsure_share, seconds, inside)
-    unsound |= validity.contradicted(measured) | not_here(header.slos)  # however sure the stamps are
+    unsound = validity.withheld(
+        header.limits, samples | {"gap_error": of_gaps(errors)}, unsure_share, seconds, inside
+    )
+    unsound |= validity.contradicted(measured) | not_here(
+        header.slos
+    )  # however sure the stamps are
     itl_absent = blocks.itl_absent(measured, samples["inter_chunk"])
     undecided = ({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}) | unsound
     tokens_in = blocks.tokens_over_time(measured, own_timeline)
     arrival = ", then ".join(plans[i].arrival for i in chosen if plans[i].arrival)
     parts = Parts(header, seconds, undecided, measured)
-    whole = parts.figures(measured, everything, inside, arrival, own_timeline, target.gpus, own_gaps, lost)
+    whole = parts.figures(
+        measured, everything, inside, arrival, own_timeline, target.gpus, own_gaps, lost
+    )
 
     def of_stage(i: int) -> StageSummary:
         stage, cell = plans[i], cells[i]
         window = blocks.window(cell, [cell], blocks.full_load(cells, i, i))
         own, events = gaps[i] if i < len(gaps) else Histogram(), timeline[i : i + 1]
-        if cell is measured:  # the only measured stage: but for `whole`, its windows are those of the run
+        if (
+            cell is measured
+        ):  # the only measured stage: but for `whole`, its windows are those of the run
             output_per_s = blocks.whole_output_per_s(everything, window)
-            figures = {**whole, "tokens": msgspec.structs.replace(whole["tokens"], whole_output_per_s=output_per_s)}
+            figures = {
+                **whole,
+                "tokens": msgspec.structs.replace(whole["tokens"], whole_output_per_s=output_per_s),
+            }
         else:
-            figures = parts.figures(cell, everything, window, stage.arrival, events, target.gpus, own, unrecorded[i])
+            figures = parts.figures(
+                cell, everything, window, stage.arrival, events, target.gpus, own, unrecorded[i]
+            )
         facts = shared(stage, StageSummary)
         return StageSummary(window=window, inter_chunk_ms=own.distribution(), **facts, **figures)
 
-    step_times = steps.times(measured.columns, header) if accumulator.exact else [steps.UNKNOWN] * len(header.steps)
+    step_times = (
+        steps.times(measured.columns, header)
+        if accumulator.exact
+        else [steps.UNKNOWN] * len(header.steps)
+    )
     by_part = parts.by_part(accumulator, inside, step_times, target.model)
     tasks = blocks.sessions(measured, accumulator.cut(), inside)
     whole["goodput"] = with_tasks(whole["goodput"], tasks)
     if header.slo is None:
-        whole["goodput"] = of_classes([part.goodput for part in by_part["classes"]], measured, inside)
+        whole["goodput"] = of_classes(
+            [part.goodput for part in by_part["classes"]], measured, inside
+        )
     summary = Summary(
         schema=SCHEMA,
         schema_minor=SCHEMA_MINOR,
@@ -295,31 +353,61 @@ def build(
         client=blocks.client(measured, seconds, inside, header.workers),
         stages=tuple(of_stage(i) for i in range(len(header.stages))),
         hardware=hardware.of_samples(server_samples),
-        rack=rack_of(by_part["targets"], whole["tokens"].output_per_s) if interchangeable(header.targets) else None,
+        rack=rack_of(by_part["targets"], whole["tokens"].output_per_s)
+        if interchangeable(header.targets)
+        else None,
         **{name: getattr(header, name) for name in _FROM_HEADER},
         drift=drift.of_blocks(*accumulator.by_time(), inside.steady, tokens_in),
         speculation=speculation.of_rows(measured.columns, server_samples),
-        **_of_rows(everything, inside, header, server_samples, accumulator.exact, explained, unsound),
+        **_of_rows(
+            everything, inside, header, server_samples, accumulator.exact, explained, unsound
+        ),
         kept="raw" if accumulator.exact else header.keep,
-        **{**_of_figures(samples, header.percentiles, measured, own_gaps, itl_absent), **whole, **by_part},
+        **{
+            **_of_figures(samples, header.percentiles, measured, own_gaps, itl_absent),
+            **whole,
+            **by_part,
+        },
     )
     summary = withhold(summary)
-    inner = within.of_run(measured.columns, summary, header.slo, tokens_in) if explained and accumulator.exact else {}
-    summary = msgspec.structs.replace(summary, fairness=fairness.of_classes(summary.classes), within=inner)
-    summary = msgspec.structs.replace(summary, machines=machines.of_cluster(header, summary, measured.columns, seconds))
+    inner = (
+        within.of_run(measured.columns, summary, header.slo, tokens_in)
+        if explained and accumulator.exact
+        else {}
+    )
+    summary = msgspec.structs.replace(
+        summary, fairness=fairness.of_classes(summary.classes), within=inner
+    )
+    summary = msgspec.structs.replace(
+        summary, machines=machines.of_cluster(header, summary, measured.columns, seconds)
+    )
     missed = parts.missed_without_dropped(accumulator, own_gaps, inside, lost)
-    signs = _signs(everything, header, missed=missed, is_counted="tokens" not in unsound, exact=accumulator.exact)
+    signs = _signs(
+        everything,
+        header,
+        missed=missed,
+        is_counted="tokens" not in unsound,
+        exact=accumulator.exact,
+    )
     delivered = stimulus.checks(header, summary, signs, measured.columns) if explained else ()
     verdict = validity.of(header, summary, signs, seconds)
     return by_verdict(msgspec.structs.replace(summary, verdict=verdict, stimulus=delivered))
 
 
-def _signs(everything: CellPair, header: Header, *, missed: bool, is_counted: bool, exact: bool) -> Signs:
+def _signs(
+    everything: CellPair, header: Header, *, missed: bool, is_counted: bool, exact: bool
+) -> Signs:
     """What the verdict needs beside the summary. `missed`: the SLO, also without what the client dropped. `is_counted`:
-    tokens are counted, so that what was asked for can be held against what came. `exact`: there are records."""
+    tokens are counted, so that what was asked for can be held against what came. `exact`: there are records.
+    """
     measured = everything.measured
     own_ms, own = validity.own_part(measured.columns) if exact else (0.0, None)
-    died = {name.removeprefix("dead_") for cell in everything for name in cell.sums if name.startswith("dead_")}
+    died = {
+        name.removeprefix("dead_")
+        for cell in everything
+        for name in cell.sums
+        if name.startswith("dead_")
+    }
     return Signs(
         dead_workers=sorted(map(int, died)),
         unsaid=measured.sum("unsaid") > 0,
@@ -335,14 +423,26 @@ def _signs(everything: CellPair, header: Header, *, missed: bool, is_counted: bo
 
 
 def _of_figures(
-    samples: Mapping[str, Distribution], shares: Sequence[float], measured: Cell, gaps: Histogram, itl_absent: str
+    samples: Mapping[str, Distribution],
+    shares: Sequence[float],
+    measured: Cell,
+    gaps: Histogram,
+    itl_absent: str,
 ) -> dict[str, Any]:
     """The fields of the figures that have one, the block `figures` of the others, and the percentiles asked for."""
     found = [(row, samples[row.name]) for row in FIGURES.here() if row.name in samples]
     own = {row.field: distribution for row, distribution in found if not row.block}
-    rows = [row for row in FIGURES.at("latency") if shares and not (row.name == "itl" and itl_absent)]
-    of = {row.field: asked(gaps if row.sample == "gaps" else measured.sample(row.name), shares) for row in rows}
-    return own | {"figures": {row.field: each for row, each in found if row.block}, "percentiles": of}
+    rows = [
+        row for row in FIGURES.at("latency") if shares and not (row.name == "itl" and itl_absent)
+    ]
+    of = {
+        row.field: asked(gaps if row.sample == "gaps" else measured.sample(row.name), shares)
+        for row in rows
+    }
+    return own | {
+        "figures": {row.field: each for row, each in found if row.block},
+        "percentiles": of,
+    }
 
 
 def _of_rows(
@@ -385,7 +485,9 @@ def _unrecorded(
     rows = [cell.sum("rows") for cell in cells]
     if header.state != "running":
         return [max(0, (plan.slots or 0) - count) for plan, count in zip(plans, rows, strict=True)]
-    sent_by = {second.worker: second.sent for second in sorted(seconds, key=lambda second: second.t_s)}
+    sent_by = {
+        second.worker: second.sent for second in sorted(seconds, key=lambda second: second.t_s)
+    }
     sent = sum(sent_by.values()) + sum(cell.sum("dropped") for cell in cells)
     last = max((i for i, count in enumerate(rows) if count), default=0)
     return [max(0, sent - sum(rows)) if i == last else 0 for i in range(len(rows))]
@@ -393,12 +495,18 @@ def _unrecorded(
 
 def by_verdict(summary: Summary) -> Summary:
     """The summary as its verdict lets it be read: a run that is not valid has missed its SLO by failures alone, and not
-    by what was lost with a client that was killed."""
+    by what was lost with a client that was killed.
+    """
     if summary.verdict.valid:
         return summary
-    failed = validity.is_servers_fault(summary.verdict, summary.run.state == "cut_off" and summary.requests.lost)
+    failed = validity.is_servers_fault(
+        summary.verdict, summary.run.state == "cut_off" and summary.requests.lost
+    )
     parts = ("stages", "targets", "regions", "nodes", "classes", "models")
-    changes = {name: tuple(unjudged(part, failed=failed) for part in getattr(summary, name)) for name in parts}
+    changes = {
+        name: tuple(unjudged(part, failed=failed) for part in getattr(summary, name))
+        for name in parts
+    }
     summary = unjudged(summary, failed=failed)
     return msgspec.structs.replace(summary, **changes)
 
@@ -428,7 +536,9 @@ def withhold(summary: Summary) -> Summary:
     def without(part: Any) -> dict[str, Any]:
         values = {name: getattr(part, name) for name in part.__struct_fields__ if name in fields}
         changed: dict[str, Any] = {
-            name: value.withheld() for name, value in values.items() if isinstance(value, Distribution)
+            name: value.withheld()
+            for name, value in values.items()
+            if isinstance(value, Distribution)
         }
         if "tokens" in unsound:
             changed["tokens"] = blocks.without_output(part.tokens)
@@ -441,7 +551,9 @@ def withhold(summary: Summary) -> Summary:
         for row in FIGURES.here()
         if row.name in unsound and row.field in summary.figures
     }
-    changes["percentiles"] = {name: found for name, found in summary.percentiles.items() if name not in fields}
+    changes["percentiles"] = {
+        name: found for name, found in summary.percentiles.items() if name not in fields
+    }
     if "itl" in unsound:
         changes |= {"itl_ms": None, "itl_absent": summary.itl_absent or unsound["itl"]}
     if "stalls" in unsound:
@@ -455,7 +567,9 @@ def withhold(summary: Summary) -> Summary:
             changes["sessions"] = msgspec.structs.replace(summary.sessions, output_tokens=None)
     changes["between"] = between.without(summary.between, unsound)
     for name in ("stages", "targets", "regions", "nodes", "classes", "models", "steps"):
-        changes[name] = tuple(msgspec.structs.replace(part, **without(part)) for part in getattr(summary, name))
+        changes[name] = tuple(
+            msgspec.structs.replace(part, **without(part)) for part in getattr(summary, name)
+        )
     return msgspec.structs.replace(summary, **changes)
 
 
@@ -463,7 +577,9 @@ def _run_facts(header: Header) -> RunFacts:
     """The block `run` of the summary."""
     own = {
         "state": "cut_off" if header.state == "running" else header.state,
-        "salt": header.salt if header.schema_minor else "",  # that of older versions cannot be given again
+        "salt": header.salt
+        if header.schema_minor
+        else "",  # that of older versions cannot be given again
     }
     return RunFacts(id=header.run, **shared(header, RunFacts) | own)
 
@@ -488,5 +604,7 @@ def load_summary(data: bytes, where: str = "summary.json") -> Summary:
     verdict = validity.with_codes(summary.verdict)
     state = validity.state_reasons(summary.run.state)
     if verdict.valid and state:  # older versions called an interrupted run valid
-        verdict = validity.verdict(verdict.limits, state, verdict.warning_codes, verdict.caveat_codes)
+        verdict = validity.verdict(
+            verdict.limits, state, verdict.warning_codes, verdict.caveat_codes
+        )
     return by_verdict(msgspec.structs.replace(summary, verdict=verdict))

@@ -38,7 +38,9 @@ MAYBE = 0.05  # chance of a growth, of one series alone, below which it may be o
 MAYBE_GROWTH = 0.25  # of the mean: such a growth, if it may be one, is not called sustained either
 SEES = 1.0  # of the mean: where not even this growth would have been seen, nothing is said
 CLEARLY = 3.3  # standard deviations: hardly ever by chance, in all trials of a search
-LONGER = 2.0  # how many times as long as a run by the rules the confirmation of a sustained load lasts
+LONGER = (
+    2.0  # how many times as long as a run by the rules the confirmation of a sustained load lasts
+)
 _SERIES = ("requests in flight", "TTFT")
 
 
@@ -51,11 +53,15 @@ class Sustainable(msgspec.Struct, frozen=True, kw_only=True):
     end_s: float | None = None
     parts: int = 0  # targets or replicas tested
     growing: tuple[str, ...] = ()  # the names of those that grew, the one that grew most first
-    growth_share: float | None = None  # of the one that grew most, by the series that is named in `why`
+    growth_share: float | None = (
+        None  # of the one that grew most, by the series that is named in `why`
+    )
     visible_share: float | None = None  # smallest growth that would have been seen in each of them
 
 
-def of_rows(measured: Sequence[Columns], others: Sequence[Columns], inside: Window, header: Header) -> Sustainable:
+def of_rows(
+    measured: Sequence[Columns], others: Sequence[Columns], inside: Window, header: Header
+) -> Sustainable:
     """Judge the measured rows of a run; `others`: the rows of the other stages, which are in flight too."""
     stages = [stage for stage in header.stages if stage.measured]
     if reason := _not_judged(stages, header):
@@ -72,12 +78,16 @@ def of_rows(measured: Sequence[Columns], others: Sequence[Columns], inside: Wind
     return found
 
 
-def _over_time(measured: Sequence[Columns], others: Sequence[Columns], inside: Window, header: Header) -> Sustainable:
+def _over_time(
+    measured: Sequence[Columns], others: Sequence[Columns], inside: Window, header: Header
+) -> Sustainable:
     start_s, end_s = inside.steady.start_s, inside.steady.end_s
     if start_s is None or end_s is None:
         due_ns = together([part["due_ns"][part.attempted] for part in measured])
         if len(due_ns) and int(due_ns.max()) > int(due_ns.min()):
-            return Sustainable(why="too short: there is no time at which the load was only that of measured requests")
+            return Sustainable(
+                why="too short: there is no time at which the load was only that of measured requests"
+            )
         return Sustainable(why="all requests are due at one instant: nothing can grow over time")
     span = _Span((start_s + end_s) / 2 * 1e9, end_s * 1e9)
     e2e = together([metrics.defined(part.measure("e2e")[part.where(OK)]) for part in measured])
@@ -85,7 +95,9 @@ def _over_time(measured: Sequence[Columns], others: Sequence[Columns], inside: W
         return Sustainable(why="no request ended ok")
     stay_ns = float(np.median(e2e))
     if span.end_ns - span.start_ns < STAYS * stay_ns:
-        alone, stay, needed = map(format.duration, (end_s - start_s, stay_ns / 1e9, 2 * STAYS * stay_ns / 1e9))
+        alone, stay, needed = map(
+            format.duration, (end_s - start_s, stay_ns / 1e9, 2 * STAYS * stay_ns / 1e9)
+        )
         why = f"the load ran alone and in full for {alone}, requests last {stay} (p50), so {needed} of it are needed"
         return Sustainable(why=f"too short: {why}")
     return _judge(list(_parts(measured, others, span, header)), span)
@@ -109,14 +121,20 @@ def piled_up(measured: Sequence[Columns]) -> str:
     were due in the last quarter. Conversations and tasks are judged by the waits of their first turns alone.
     """
     names = ("due_ns", "sent_ns", "turn", "session", "first_token_ns", "end_ns", "done_ns")
-    due, sent, turn, session, first, end, done = (together([part[name] for part in measured]) for name in names)
+    due, sent, turn, session, first, end, done = (
+        together([part[name] for part in measured]) for name in names
+    )
     of_sessions = bool((session >= 0).any())
     begun = np.flatnonzero((sent >= 0) & ((session < 0) | (turn == 0)))
-    due, first, end, done = (each[begun[np.argsort(due[begun])]] for each in (due, first, end, done))
+    due, first, end, done = (
+        each[begun[np.argsort(due[begun])]] for each in (due, first, end, done)
+    )
     if len(due) < 2 or due[0] == due[-1]:
         return ""
     quarter_ns, gaps = (due[-1] - due[0]) / 4, np.diff(due)
-    bursts = max(1.0, float(gaps.var()) / float(gaps.mean()) ** 2)  # 1: of a Poisson load, or a steadier one
+    bursts = max(
+        1.0, float(gaps.var()) / float(gaps.mean()) ** 2
+    )  # 1: of a Poisson load, or a steadier one
     flying = (done < 0) | (done > due[-1])
     waiting = (first > due[-1]) | ((first < 0) & flying)
     ends = ("completed", "were in flight", "took", flying, end, math.inf if of_sessions else 0)
@@ -162,7 +180,9 @@ class _Part(msgspec.Struct, frozen=True):
     series: tuple[NDArray[np.float64], NDArray[np.float64]]  # block means, in the order of _SERIES
 
 
-def _parts(measured: Sequence[Columns], others: Sequence[Columns], span: _Span, header: Header) -> Iterator[_Part]:
+def _parts(
+    measured: Sequence[Columns], others: Sequence[Columns], span: _Span, header: Header
+) -> Iterator[_Part]:
     """The block means of each target, or of each replica where the rows name one."""
     due = together([part["due_ns"] for part in measured])
     place = np.empty(len(due), np.int8)
@@ -171,7 +191,9 @@ def _parts(measured: Sequence[Columns], others: Sequence[Columns], span: _Span, 
         place[these] = np.where((block >= 0) & (block < BLOCKS), block, -1)
     in_span = place >= 0
     place = place[in_span]
-    ttft = together([np.where(part.where(OK), part.measure("ttft"), metrics.UNDEFINED) for part in measured])[in_span]
+    ttft = together(
+        [np.where(part.where(OK), part.measure("ttft"), metrics.UNDEFINED) for part in measured]
+    )[in_span]
     instants = np.linspace(span.start_ns, span.end_ns, BLOCKS * INSTANTS + 1)[:-1]
     flying: dict[int, NDArray[np.int64]] = defaultdict(lambda: np.zeros(len(instants), np.int64))
     for part in (*measured, *others):
@@ -226,8 +248,12 @@ def part_name(key: int, header: Header) -> str:
 def _grouped(keys: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """The different keys in order, and the places of the rows of each, in their order."""
     names, of_row = numbered(keys)
-    few = len(names) <= 256  # then looked for one after the other: all at once are as long as a column
-    order = [] if few else np.split(np.argsort(of_row, kind="stable"), np.cumsum(np.bincount(of_row)))
+    few = (
+        len(names) <= 256
+    )  # then looked for one after the other: all at once are as long as a column
+    order = (
+        [] if few else np.split(np.argsort(of_row, kind="stable"), np.cumsum(np.bincount(of_row)))
+    )
     for place, name in enumerate(names.tolist()):
         yield name, np.flatnonzero(of_row == place) if few else order[place]
 
@@ -255,7 +281,9 @@ def _judge(parts: Sequence[_Part], span: _Span) -> Sustainable:
     least_visible: list[float] = []
     for i, part in enumerate(parts):
         visible = []
-        for name, series, found in zip(_SERIES, part.series, trends[2 * i : 2 * i + 2], strict=True):
+        for name, series, found in zip(
+            _SERIES, part.series, trends[2 * i : 2 * i + 2], strict=True
+        ):
             if found is None or found.level <= 0:
                 continue
             visible.append(found.visible / found.level)
@@ -268,9 +296,11 @@ def _judge(parts: Sequence[_Part], span: _Span) -> Sustainable:
     visible_share = max(least_visible)
     kind = "replica" if parts[0].name.startswith("replica") else "target"
     facts = {
-        "start_s": float(span.start_ns / 1e9), "end_s": float(span.end_ns / 1e9), "parts": len(parts),
+        "start_s": float(span.start_ns / 1e9),
+        "end_s": float(span.end_ns / 1e9),
+        "parts": len(parts),
         "visible_share": visible_share if math.isfinite(visible_share) else None,
-    }  # fmt: skip
+    }
     each = f" in each {kind}" if len(parts) > 1 else ""
     sees = f"a growth of {max(visible_share, GROWTH):.0%} of the mean or more would have been seen{each}"
     if grown:
@@ -280,7 +310,9 @@ def _judge(parts: Sequence[_Part], span: _Span) -> Sustainable:
         where = f" of {worst.part}" if worst.part else ""
         others = f" ({len(names)} of {len(parts)} {kind}s grow)" if len(parts) > 1 else ""
         why = f"{worst.series}{where} grows beyond chance: {_values(worst)} in {tested}{others}"
-        return Sustainable(sustained=False, why=why, growing=names, growth_share=worst.share, **facts)  # type: ignore[arg-type]
+        return Sustainable(
+            sustained=False, why=why, growing=names, growth_share=worst.share, **facts
+        )  # type: ignore[arg-type]
     if perhaps:
         most_grown = max(perhaps)
         where = f" of {most_grown.part}" if most_grown.part else ""

@@ -64,7 +64,9 @@ def of_requests(columns: Columns, turns: int) -> TaskTable:
     wait = np.maximum(np.where(wait == UNDEFINED, columns.measure("e2e")[order], wait), 0)
 
     def whole(how: np.ufunc, values: NDArray[Any]) -> NDArray[np.int64]:
-        return how.reduceat(values, starts).astype(np.int64) if len(starts) else np.zeros(0, np.int64)
+        return (
+            how.reduceat(values, starts).astype(np.int64) if len(starts) else np.zeros(0, np.int64)
+        )
 
     parts = TaskColumns(
         due=whole(np.minimum, columns.take("due_ns", order)),
@@ -77,9 +79,16 @@ def of_requests(columns: Columns, turns: int) -> TaskTable:
         longest_wait=whole(np.maximum, wait),
         requests=np.diff(starts, append=len(order)),
         **{
-            name: whole(np.add, np.maximum(columns.take(f"{name}_tokens", order).astype(np.int64), 0))
+            name: whole(
+                np.add, np.maximum(columns.take(f"{name}_tokens", order).astype(np.int64), 0)
+            )
             for name in ("input", "cached", "output")
         },
     )
     over = ends_chain(whole(np.maximum, columns.take("slot", order)), turns)
-    return TaskTable(sessions[starts].astype(np.int64), parts, whole(np.maximum, columns.take("end_ns", order)), over)
+    return TaskTable(
+        sessions[starts].astype(np.int64),
+        parts,
+        whole(np.maximum, columns.take("end_ns", order)),
+        over,
+    )

@@ -32,9 +32,13 @@ if TYPE_CHECKING:
     from loadgen.core.stats.quantiles import Distribution
 
 FEWEST = SUPPORT["p50"]  # requests of a valid run
-OF_THE_CLIENT = frozenset(("sent_late", "arrivals_unsure", "late_and_unsure", "client_in_ttft", "generator_busy"))
+OF_THE_CLIENT = frozenset(
+    ("sent_late", "arrivals_unsure", "late_and_unsure", "client_in_ttft", "generator_busy")
+)
 """Reasons that say that the load generator, not the server, may have determined the figures."""
-IDLE_SHARE = 0.5  # of a core: a worker that never used more was late because of something else on the host
+IDLE_SHARE = (
+    0.5  # of a core: a worker that never used more was late because of something else on the host
+)
 HELD_BACK = 0.5  # share of the events that came with others in one read, beyond which something holds them back...
 READ_AT_ONCE = 0.5  # ... where the client read what came within so much of the error
 WAITED_SHARE = 0.1  # of a second spent ready to run without a core, or writing records: enough to explain lateness
@@ -51,9 +55,15 @@ class Signs(msgspec.Struct, frozen=True):
     repeated: int
     asked: int  # output tokens asked for, of ok requests whose answers were counted too
     asked_got: int  # output tokens of the same requests
-    own_ms: float = 0.0  # of TTFT p50, what late sends and unsure stamps may have made of it: `own_part`
-    own: Distribution | None = None  # both errors of each request together, ms; None without records
-    missed: bool | None = None  # whether the SLO is missed also without the starts that the client dropped
+    own_ms: float = (
+        0.0  # of TTFT p50, what late sends and unsure stamps may have made of it: `own_part`
+    )
+    own: Distribution | None = (
+        None  # both errors of each request together, ms; None without records
+    )
+    missed: bool | None = (
+        None  # whether the SLO is missed also without the starts that the client dropped
+    )
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +76,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     limits: ValidityLimits
-    caveats: tuple[str, ...] = ()  # what belongs beside VALID: figures withheld, a load that is not the one asked for
+    caveats: tuple[
+        str, ...
+    ] = ()  # what belongs beside VALID: figures withheld, a load that is not the one asked for
     codes: tuple[ReasonCode, ...] = ()
     warning_codes: tuple[ReasonCode, ...] = ()
     caveat_codes: tuple[ReasonCode, ...] = ()
@@ -94,8 +106,11 @@ def verdict(
 
 def answered_share(verdict: Verdict) -> float:
     """The share of the output tokens asked for that the answers have, where so few are missing that it is the same work
-    1. Runs of unlike shares did different work, under one recipe."""
-    shares = (caveat.values.get("share") for caveat in verdict.caveat_codes if caveat.code == "shortened")
+    1. Runs of unlike shares did different work, under one recipe.
+    """
+    shares = (
+        caveat.values.get("share") for caveat in verdict.caveat_codes if caveat.code == "shortened"
+    )
     return next((float(share) for share in shares if share is not None), 1.0)
 
 
@@ -117,7 +132,9 @@ def warned(verdict: Verdict, code: str, values: dict[str, Any]) -> Verdict:
     """The verdict with one more warning."""
     reason = ReasonCode(code=code, values=values)
     return msgspec.structs.replace(
-        verdict, warnings=(*verdict.warnings, sentence(reason)), warning_codes=(*verdict.warning_codes, reason)
+        verdict,
+        warnings=(*verdict.warnings, sentence(reason)),
+        warning_codes=(*verdict.warning_codes, reason),
     )
 
 
@@ -137,13 +154,20 @@ def note(text: str) -> ReasonCode:
 
 def is_servers_fault(verdict: Verdict, killed: int) -> bool:
     """Whether requests that failed are all that makes a run INVALID: an SLO that it missed is missed all the same.
-    `killed`: so many were lost with the client."""
-    return not killed and bool(verdict.codes) and {reason.code for reason in verdict.codes} <= {"failures", "none_ok"}
+    `killed`: so many were lost with the client.
+    """
+    return (
+        not killed
+        and bool(verdict.codes)
+        and {reason.code for reason in verdict.codes} <= {"failures", "none_ok"}
+    )
 
 
 def worst(seconds: Sequence[Second], window: Window, share: str) -> Second | None:
     """The full second inside the measured window in which this share was largest; None without one."""
-    return max(inside(seconds, window), key=lambda second: getattr(second, share) or 0.0, default=None)
+    return max(
+        inside(seconds, window), key=lambda second: getattr(second, share) or 0.0, default=None
+    )
 
 
 def inside(seconds: Sequence[Second], window: Window) -> list[Second]:
@@ -151,7 +175,11 @@ def inside(seconds: Sequence[Second], window: Window) -> list[Second]:
     if window.start_s is None or window.end_s is None:
         return []
     low, high = window.start_s, window.end_s
-    return [s for s in seconds if s.span_s >= FULL_SECOND_S and s.t_s - s.span_s >= low and s.t_s <= high]
+    return [
+        s
+        for s in seconds
+        if s.span_s >= FULL_SECOND_S and s.t_s - s.span_s >= low and s.t_s <= high
+    ]
 
 
 def of(header: Header, summary: Any, signs: Signs, seconds: Sequence[Second]) -> Verdict:
@@ -160,12 +188,16 @@ def of(header: Header, summary: Any, signs: Signs, seconds: Sequence[Second]) ->
     return verdict(
         header.limits,
         _reasons(header, summary, signs, seconds),
-        _warnings(header, summary, signs, shortened=any(caveat.code == "shortened" for caveat in caveats)),
+        _warnings(
+            header, summary, signs, shortened=any(caveat.code == "shortened" for caveat in caveats)
+        ),
         caveats,
     )
 
 
-def _reasons(header: Header, summary: Any, signs: Signs, seconds: Sequence[Second]) -> Iterator[ReasonCode]:
+def _reasons(
+    header: Header, summary: Any, signs: Signs, seconds: Sequence[Second]
+) -> Iterator[ReasonCode]:
     """Why a run is INVALID.
 
     Lateness is measured against TTFT p50, or against E2E p50 where answers are not streamed and there is no TTFT.
@@ -195,10 +227,15 @@ def _reasons(header: Header, summary: Any, signs: Signs, seconds: Sequence[Secon
     if (
         is_sound
         and signs.own
-        and (over := _over(signs.own, basis, scale, limits.send_lag_share + limits.stamp_error_share))
+        and (
+            over := _over(signs.own, basis, scale, limits.send_lag_share + limits.stamp_error_share)
+        )
     ):
         yield _code("late_and_unsure", **over, **remedy)
-    if summary.ttft_ms.p50 is not None and signs.own_ms > limits.send_lag_share * summary.ttft_ms.p50:
+    if (
+        summary.ttft_ms.p50 is not None
+        and signs.own_ms > limits.send_lag_share * summary.ttft_ms.p50
+    ):
         of = {"value_ms": signs.own_ms, "share": signs.own_ms / summary.ttft_ms.p50, "basis": basis}
         yield _code("client_in_ttft", **of, basis_ms=scale, limit=limits.send_lag_share, **remedy)
     second = worst(seconds, summary.window, "cpu_share")
@@ -209,11 +246,23 @@ def _reasons(header: Header, summary: Any, signs: Signs, seconds: Sequence[Secon
         yield _code("dropped", **_dropped(requests), limit=limits.not_offered_share)
     failed = requests.failed + requests.lost
     if counted and failed / counted > limits.failure_share:
-        yield _code("failures", failed=failed, requests=counted, share=failed / counted, limit=limits.failure_share)
-    nodes = {one.worker: f"{one.node} ({one.address})" for one in header.cluster.workers} if header.cluster else {}
+        yield _code(
+            "failures",
+            failed=failed,
+            requests=counted,
+            share=failed / counted,
+            limit=limits.failure_share,
+        )
+    nodes = (
+        {one.worker: f"{one.node} ({one.address})" for one in header.cluster.workers}
+        if header.cluster
+        else {}
+    )
     for worker in signs.dead_workers:
         yield _code("worker_died", worker=worker, node=nodes.get(worker))
-    yield from state_reasons(summary.run.state) if header.stopped_by is None else (header.stopped_by,)
+    yield from (
+        state_reasons(summary.run.state) if header.stopped_by is None else (header.stopped_by,)
+    )
 
 
 def _code(code: str, **values: Any) -> ReasonCode:
@@ -225,24 +274,40 @@ def _dropped(requests: Any) -> dict[str, Any]:
     return {"dropped": requests.dropped, "requests": starts, "share": requests.dropped_share}
 
 
-def _over(error: Distribution, basis: str, scale: float | None, limit: float) -> dict[str, Any] | None:
+def _over(
+    error: Distribution, basis: str, scale: float | None, limit: float
+) -> dict[str, Any] | None:
     """How an error stands to the median of what it is an error of; None where it is within the limit."""
     decides = deciding(error)
     if decides is None or scale is None or decides[1] <= limit * scale:
         return None
     name, value = decides
     share = value / scale if scale > 0 else None
-    return {"quantile": name, "value_ms": value, "share": share, "basis": basis, "basis_ms": scale, "limit": limit}
+    return {
+        "quantile": name,
+        "value_ms": value,
+        "share": share,
+        "basis": basis,
+        "basis_ms": scale,
+        "limit": limit,
+    }
 
 
 def _remedy(seconds: Sequence[Second], window: Window) -> dict[str, Any]:
     """What to do about a client that was late."""
-    waited, written, busy = (worst(seconds, window, name) for name in ("waited_share", "write_share", "cpu_share"))
+    waited, written, busy = (
+        worst(seconds, window, name) for name in ("waited_share", "write_share", "cpu_share")
+    )
     waited_share = 0.0 if waited is None else waited.waited_share or 0.0
     if written is not None and written.write_share > max(WAITED_SHARE, waited_share):
         return {"remedy": "disk", "write_share": written.write_share, "at_s": written.t_s}
     if waited is not None and waited_share > WAITED_SHARE:
-        return {"remedy": "other_processes", "worker": waited.worker, "waited_share": waited_share, "at_s": waited.t_s}
+        return {
+            "remedy": "other_processes",
+            "worker": waited.worker,
+            "waited_share": waited_share,
+            "at_s": waited.t_s,
+        }
     if busy is not None and busy.cpu_share < IDLE_SHARE:
         return {"remedy": "host", "cpu_share": busy.cpu_share}
     return {"remedy": "lower_load"}
@@ -266,14 +331,21 @@ def own_part(rows: Sequence[Columns]) -> tuple[float, Distribution]:
 
 def contradicted(cell: Cell) -> dict[str, str]:
     """Metrics that rest on token counts -> why, where more answers than `CONTRADICTING_SHARE` contradict their stream
-    (`columns.understates`, `columns.overstates`)."""
+    (`columns.understates`, `columns.overstates`).
+    """
     counted, contradicting = cell.sum("counted"), cell.sum("contradicting")
     if contradicting <= limits.CONTRADICTING_SHARE * counted:
         return {}
     under = cell.sum("understated")
     values = {"contradicting": contradicting, "answers": counted, "share": contradicting / counted}
-    values |= {"understated": under, "overstated": contradicting - under, "limit": limits.CONTRADICTING_SHARE}
-    return dict.fromkeys(("tokens", *guarded("counts_contradict")), sentence(_code("counts_contradict", **values)))
+    values |= {
+        "understated": under,
+        "overstated": contradicting - under,
+        "limit": limits.CONTRADICTING_SHARE,
+    }
+    return dict.fromkeys(
+        ("tokens", *guarded("counts_contradict")), sentence(_code("counts_contradict", **values))
+    )
 
 
 def withheld(
@@ -317,17 +389,25 @@ def _caveats(header: Header, summary: Any, signs: Signs) -> Iterator[ReasonCode]
     for why, metrics in by_reason.items():
         yield _code("withheld", metrics=metrics, why=why)
     dropped = summary.requests.dropped_share
-    if dropped > limits.NOT_OFFERED and (signs.missed or dropped <= header.limits.not_offered_share):
+    if dropped > limits.NOT_OFFERED and (
+        signs.missed or dropped <= header.limits.not_offered_share
+    ):
         yield _code("not_offered", **_dropped(summary.requests))
     asked, got = signs.asked, signs.asked_got
     if got < asked * (1 - limits.SHORTENED):
         yield _code("shortened", asked=asked, got=got, share=got / asked)
 
 
-def _undisclosed(missing: Mapping[str, list[str]], seen: SeenHardware | None) -> dict[str, list[str]]:
+def _undisclosed(
+    missing: Mapping[str, list[str]], seen: SeenHardware | None
+) -> dict[str, list[str]]:
     """What nobody has said of the system, without what the metrics pages of the hardware say."""
     told = set() if seen is None else seen.told
-    return {who: left for who, keys in missing.items() if (left := [key for key in keys if key not in told])}
+    return {
+        who: left
+        for who, keys in missing.items()
+        if (left := [key for key in keys if key not in told])
+    }
 
 
 def _other_hardware(metadata: Mapping[str, str], seen: SeenHardware | None) -> Iterator[ReasonCode]:
@@ -346,7 +426,9 @@ def state_reasons(state: str) -> tuple[ReasonCode, ...]:
     return (_code(state),) if state in ("interrupted", "stopped") else ()
 
 
-def _warnings(header: Header, summary: Any, signs: Signs, *, shortened: bool) -> Iterator[ReasonCode]:
+def _warnings(
+    header: Header, summary: Any, signs: Signs, *, shortened: bool
+) -> Iterator[ReasonCode]:
     for text in header.notes:
         code = header.note_codes.get(text) or note(text)
         if code.code != "undisclosed":
@@ -363,7 +445,9 @@ def _warnings(header: Header, summary: Any, signs: Signs, *, shortened: bool) ->
         if value != default:
             yield _code("limit_changed", limit=field, value=value, default=default)
     yield from _of_token_counts(header, summary, signs, shortened=shortened)
-    told = any(code.code == "server_timing_missing" for code in header.note_codes.values())  # by the probe
+    told = any(
+        code.code == "server_timing_missing" for code in header.note_codes.values()
+    )  # by the probe
     no_account = summary.requests.ok and summary.kept == "raw" and not summary.splits.accounted
     if header.server_timing and no_account and not told:
         yield _code("server_timing_missing", server=summary.target.server or "it")
@@ -371,23 +455,40 @@ def _warnings(header: Header, summary: Any, signs: Signs, *, shortened: bool) ->
         yield _code("drafts_random")
     for term in summary.goodput.slo:
         if not term.supported and not term.undecided:
-            values = {"metric": term.metric, "percentile": term.quantile * 100, "samples": term.count}
+            values = {
+                "metric": term.metric,
+                "percentile": term.quantile * 100,
+                "samples": term.count,
+            }
             yield _code("slo_samples", **values, needed=term.needed)
     variation, planned = summary.load.gap_variation, summary.load.gap_variation_planned
     enough = signs.sends > limits.GAPS_NEEDED
-    if enough and variation is not None and planned is not None and abs(variation - planned) > limits.GAP_VARIATION:
+    if (
+        enough
+        and variation is not None
+        and planned is not None
+        and abs(variation - planned) > limits.GAP_VARIATION
+    ):
         yield _code("gaps_differ", variation=variation, planned=planned)
     yield from _not_steady(header, summary, signs.sends)
 
 
 def _unfinished(header: Header, summary: Any) -> Iterator[ReasonCode]:
     """That the end of the drain cut requests; and that no SLO term can be called met, where they are many."""
-    unfinished, everyone = summary.requests.unfinished, summary.requests.scheduled - summary.requests.cancelled
+    unfinished, everyone = (
+        summary.requests.unfinished,
+        summary.requests.scheduled - summary.requests.cancelled,
+    )
     if unfinished:
         cut = {"unfinished": unfinished, "requests": everyone, "share": unfinished / everyone}
         values = {**cut, "drain_s": header.grace_s}
         if outcomes.is_undecided(unfinished, everyone):
-            yield _code("unfinished_undecided", **values, limit=limits.UNFINISHED_SHARE, timeout_s=header.timeout_s)
+            yield _code(
+                "unfinished_undecided",
+                **values,
+                limit=limits.UNFINISHED_SHARE,
+                timeout_s=header.timeout_s,
+            )
         else:
             yield _code("unfinished", **values)
 
@@ -399,33 +500,50 @@ def _not_steady(header: Header, summary: Any, sends: int) -> Iterator[ReasonCode
         yield _code("lanes_unfilled", requests=sends, lanes=lanes, needed=5 * lanes)
         return
     load = summary.load
-    lasted = load.achieved_rps is not None and sends > lanes if lanes else load.offered_rps is not None
+    lasted = (
+        load.achieved_rps is not None and sends > lanes if lanes else load.offered_rps is not None
+    )
     if lasted and summary.window.steady.duration_s is None:
         yield _code("never_steady", because="lanes" if lanes else "warmup")
 
 
-def _of_token_counts(header: Header, summary: Any, signs: Signs, *, shortened: bool) -> Iterator[ReasonCode]:
+def _of_token_counts(
+    header: Header, summary: Any, signs: Signs, *, shortened: bool
+) -> Iterator[ReasonCode]:
     """Token counts that are missing, estimated or contradictory, or of tokens that a cache served."""
     tokens, ok, sources = summary.tokens, summary.requests.ok, summary.tokens.sources
-    if header.usage_asked and (missing := ok - sources.output.get("unasked", 0) - sources.output.get("server", 0)):
+    if header.usage_asked and (
+        missing := ok - sources.output.get("unasked", 0) - sources.output.get("server", 0)
+    ):
         yield _code("usage_missing", missing=missing, ok=ok)
     if estimated := max(sources.input.get("estimate", 0), sources.output.get("estimate", 0)):
         yield _code("counts_estimated", estimated=estimated, ok=ok)
     if signs.disagreement is not None and abs(signs.disagreement) > limits.COUNT_DISAGREEMENT:
         values = {"share": signs.disagreement, "limit": limits.COUNT_DISAGREEMENT}
-        yield _code("prompt_counts_differ", **values, template_known=header.template_tokens is not None)
+        yield _code(
+            "prompt_counts_differ", **values, template_known=header.template_tokens is not None
+        )
     asked_share = header.cache_asked
     if asked_share is not None and tokens.cached_share is None:
         yield _code("cache_unsaid", asked=asked_share)
     elif asked_share is not None and abs(tokens.cached_share - asked_share) > limits.CACHED_SHARE:
-        yield _code("cache_differs", asked=asked_share, share=tokens.cached_share, limit=limits.CACHED_SHARE)
-    elif tokens.cached_share is not None and tokens.cached_share > limits.CACHED_SHARE and not header.shares_prompts:
+        yield _code(
+            "cache_differs", asked=asked_share, share=tokens.cached_share, limit=limits.CACHED_SHARE
+        )
+    elif (
+        tokens.cached_share is not None
+        and tokens.cached_share > limits.CACHED_SHARE
+        and not header.shares_prompts
+    ):
         yield _code("cached", share=tokens.cached_share)
     differ = None if shortened else tokens.length_mismatch_share
     if differ is not None and differ > limits.LENGTH_MISMATCH:
         yield _code("lengths_differ", share=differ, limit=limits.LENGTH_MISMATCH)
     bundled = (
-        summary.itl_absent and summary.tpot_ms.count and "itl" not in summary.unsound and (tokens.per_event or 0) > 1
+        summary.itl_absent
+        and summary.tpot_ms.count
+        and "itl" not in summary.unsound
+        and (tokens.per_event or 0) > 1
     )
     if bundled and signs.unsaid:
         yield _code("first_event_unknown")

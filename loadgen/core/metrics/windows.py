@@ -74,7 +74,9 @@ def last_round(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool
     if not plan.concurrency or plan.first_slot is None or plan.slots is None:
         return np.zeros(len(columns), bool)
     chains = plan.slots // turns if plan.chains is None else plan.chains
-    last: NDArray[np.bool_] = columns["slot"] >= plan.first_slot + (chains - plan.concurrency) * turns
+    last: NDArray[np.bool_] = (
+        columns["slot"] >= plan.first_slot + (chains - plan.concurrency) * turns
+    )
     last &= ends_chain(columns["slot"], turns) | (columns["session"] < 0)
     last &= columns.where(OK)
     return last
@@ -95,7 +97,9 @@ def within(instants_ns: NDArray[np.int64], stretch: Span | Window) -> NDArray[np
     """Which instants lie in an interval, both ends included: a mask of the same length."""
     if stretch.start_s is None or stretch.end_s is None:
         return np.zeros(len(instants_ns), bool)
-    return (instants_ns >= round(stretch.start_s * 1e9)) & (instants_ns <= round(stretch.end_s * 1e9))
+    return (instants_ns >= round(stretch.start_s * 1e9)) & (
+        instants_ns <= round(stretch.end_s * 1e9)
+    )
 
 
 def steady_events(timeline: Sequence[NDArray[np.int64]], stretch: Span) -> float | None:
@@ -123,7 +127,9 @@ def events_between(sums: NDArray[np.int64], stretch: Span | Window) -> float:
     """Number of events in an interval, from the result of `event_sums`; 0 for an empty interval."""
     if stretch.start_s is None or stretch.end_s is None:
         return 0.0
-    low, high = (_at(sums, instant_s * 1e9 / BIN_NS) for instant_s in (stretch.start_s, stretch.end_s))
+    low, high = (
+        _at(sums, instant_s * 1e9 / BIN_NS) for instant_s in (stretch.start_s, stretch.end_s)
+    )
     return high - low
 
 

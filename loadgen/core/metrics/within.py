@@ -26,7 +26,10 @@ from loadgen.figures import FIGURES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BLOCKS = (20, 10)  # per run: more blocks miss long disturbances, fewer estimate the spread badly; the wider is used
+BLOCKS = (
+    20,
+    10,
+)  # per run: more blocks miss long disturbances, fewer estimate the spread badly; the wider is used
 PIECES = 20  # pieces of the steady window, for the error of a rate
 MOST = 100_000  # requests of which a block error is made; of more, every second, third ... in order of due instant
 METHOD = "blocks of time"
@@ -56,17 +59,23 @@ def in_order(columns: Columns, values: NDArray[Any], chosen: NDArray[np.bool_]) 
     return ordered
 
 
-def _thinned(parts: Sequence[Columns], orders: Sequence[NDArray[np.int64]], figure: str) -> NDArray[np.int64]:
+def _thinned(
+    parts: Sequence[Columns], orders: Sequence[NDArray[np.int64]], figure: str
+) -> NDArray[np.int64]:
     """The values of ok requests that have one, in the `orders` of the parts; of more than MOST every second, third."""
     measured = [part.measure(figure) for part in parts]
-    known = [part.where(OK) & (values != UNDEFINED) for part, values in zip(parts, measured, strict=True)]
+    known = [
+        part.where(OK) & (values != UNDEFINED) for part, values in zip(parts, measured, strict=True)
+    ]
     places = [order[chosen[order]] for order, chosen in zip(orders, known, strict=True)]
     stride = max(-(-sum(map(len, places)) // MOST), 1)
     of_parts = zip(measured, places, accumulate(map(len, places), initial=0), strict=False)
     return np.concatenate([values[of[-first % stride :: stride]] for values, of, first in of_parts])
 
 
-def rank_error(values: NDArray[np.float64], ordered: NDArray[np.float64], p: float, blocks: int) -> float:
+def rank_error(
+    values: NDArray[np.float64], ordered: NDArray[np.float64], p: float, blocks: int
+) -> float:
     """Standard error of the log of a quantile by the share of values above it. `ordered`: the same values, sorted.
 
     The share is computed block by block, and its error is carried over to values through the ordered sample.
@@ -111,7 +120,9 @@ def share(marks: Sequence[NDArray[np.float64]], value: float) -> Known | None:
         return None
     known = by_means(everything)
     least = least_share_error(float(everything.sum()), n)
-    return Known(value, max(least, known.error if known else 0.0), known.freedom if known else BLOCKS[1] - 1)
+    return Known(
+        value, max(least, known.error if known else 0.0), known.freedom if known else BLOCKS[1] - 1
+    )
 
 
 def least_share_error(marked: float, n: int) -> float:
@@ -137,7 +148,10 @@ def pieces_of(steady: Span) -> list[Span]:
 
 
 def of_run(
-    parts: Sequence[Columns], summary: Any, slo: Slo | None, tokens_in: Callable[[Span], float | None]
+    parts: Sequence[Columns],
+    summary: Any,
+    slo: Slo | None,
+    tokens_in: Callable[[Span], float | None],
 ) -> dict[str, Interval]:
     """Intervals of the figures of a run by their path, of those that its summary has.
 
@@ -150,17 +164,30 @@ def of_run(
         return {}
     if summary.requests.ok < 4 * max(BLOCKS):
         return {}
-    return {path: interval for path, interval in _of_run(parts, summary, slo, tokens_in) if interval is not None}
+    return {
+        path: interval
+        for path, interval in _of_run(parts, summary, slo, tokens_in)
+        if interval is not None
+    }
 
 
 def _of_run(
-    parts: Sequence[Columns], summary: Any, slo: Slo | None, tokens_in: Callable[[Span], float | None]
+    parts: Sequence[Columns],
+    summary: Any,
+    slo: Slo | None,
+    tokens_in: Callable[[Span], float | None],
 ) -> Iterator[tuple[str, Interval | None]]:
     quantiles = dict(QUANTILES)
     orders = [np.argsort(part["due_ns"], kind="stable") for part in parts]
     for row in FIGURES.here():
-        shown: Distribution | None = summary.figures.get(row.field) if row.block else getattr(summary, row.field)
-        told = [(q, value) for q in row.compared if shown is not None and (value := getattr(shown, q) or 0.0) > 0]
+        shown: Distribution | None = (
+            summary.figures.get(row.field) if row.block else getattr(summary, row.field)
+        )
+        told = [
+            (q, value)
+            for q in row.compared
+            if shown is not None and (value := getattr(shown, q) or 0.0) > 0
+        ]
         if not row.values or not told:
             continue
         values = np.maximum(_thinned(parts, orders, row.name).astype(np.float64), 1.0)
@@ -169,7 +196,9 @@ def _of_run(
             known = None
             if len(values) >= max(4 * max(BLOCKS), SUPPORT[q]):
                 error = max(rank_error(values, ordered, quantiles[q], blocks) for blocks in BLOCKS)
-                freedom = max(min(BLOCKS[1], blocks_beyond(values, ordered, quantiles[q])) - 1.0, 1.0)
+                freedom = max(
+                    min(BLOCKS[1], blocks_beyond(values, ordered, quantiles[q])) - 1.0, 1.0
+                )
                 known = Known(math.log(value), error, freedom)
             yield f"{row.path}.{q}", None if known is None else known.interval(math.exp)
     value = summary.tokens.steady_output_per_s
@@ -179,5 +208,10 @@ def _of_run(
         found = rate([(tokens or 0.0) / seconds for tokens in rates], value)
         yield "tokens.steady_output_per_s", None if found is None else found.interval(math.exp)
     if slo is not None and summary.goodput.share is not None:
-        found = share([marks(part, outcomes.meets(part, slo), slo) for part in parts], summary.goodput.share)
-        yield "goodput.share", None if found is None else found.interval(lambda value: min(max(value, 0.0), 1.0))
+        found = share(
+            [marks(part, outcomes.meets(part, slo), slo) for part in parts], summary.goodput.share
+        )
+        yield (
+            "goodput.share",
+            None if found is None else found.interval(lambda value: min(max(value, 0.0), 1.0)),
+        )

@@ -35,14 +35,31 @@ def build(
     requests = workload.requests
     if hasattr(requests, "classes"):
         parts = [
-            build(one, seed, seeds.derived(salt, "class", index), tokenizer, template_tokens, api, models)
+            build(
+                one,
+                seed,
+                seeds.derived(salt, "class", index),
+                tokenizer,
+                template_tokens,
+                api,
+                models,
+            )
             for index, one in enumerate(requests.classes.values())
         ]
         return MixPrompts(requests.classes, seed, parts)
-    if api in VALUES and (hasattr(requests, "steps") or getattr(requests, "turns", None) is not None):
-        hint = "kind: embed or kind: rerank in a step of a task" if hasattr(requests, "steps") else "leave out turns"
+    if api in VALUES and (
+        hasattr(requests, "steps") or getattr(requests, "turns", None) is not None
+    ):
+        hint = (
+            "kind: embed or kind: rerank in a step of a task"
+            if hasattr(requests, "steps")
+            else "leave out turns"
+        )
         raise UserError(
-            "unsupported", f"an answer of {api} is no text that a later request could go on from", f"--api {api}", hint
+            "unsupported",
+            f"an answer of {api} is no text that a later request could go on from",
+            f"--api {api}",
+            hint,
         )
     if hasattr(requests, "trace") and api != "rerank":
         from loadgen.core.requests.trace_prompts import TracePrompts
@@ -60,6 +77,9 @@ def build(
         raise UserError("missing_key", "there are no documents to rerank", "requests", hint)
     if requests.images is not None and api not in ("chat", "responses", "messages"):
         raise UserError(
-            "unsupported", f"images cannot be sent to {api}", "requests.images", "--api chat, responses or messages"
+            "unsupported",
+            f"images cannot be sent to {api}",
+            "requests.images",
+            "--api chat, responses or messages",
         )
     return SyntheticPrompts(requests, seed, salt, tokenizer, template_tokens, api)

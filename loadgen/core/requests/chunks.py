@@ -27,7 +27,9 @@ class Corpus:
     def _of(self, number: int) -> tuple[int, ...]:
         chosen: dict[int, None] = {}
         for attempt in range(ATTEMPTS):
-            bits = np.frombuffer(draw(self._key, f"chunks {attempt}", number, 8 * self._count), "<u8")
+            bits = np.frombuffer(
+                draw(self._key, f"chunks {attempt}", number, 8 * self._count), "<u8"
+            )
             drawn = np.searchsorted(self._ends, (bits >> 11) * 2.0**-53, side="right")
             chosen |= dict.fromkeys(np.minimum(drawn, len(self._ends) - 1).tolist())
             if len(chosen) >= self._count:
@@ -44,7 +46,9 @@ class Corpus:
         reused = leading = 0
         for number in range(n):
             chunks = self.of(number)
-            up_to_each = list(accumulate(chunks, lambda before, chunk: hash((before, chunk)), initial=0))[1:]
+            up_to_each = list(
+                accumulate(chunks, lambda before, chunk: hash((before, chunk)), initial=0)
+            )[1:]
             reused += sum(chunk in known for chunk in chunks)
             leading += sum(beginning in beginnings for beginning in up_to_each)
             known.update(chunks)

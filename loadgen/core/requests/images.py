@@ -20,13 +20,18 @@ SQUARE = 16  # pixels on a side
 def png(key: bytes, index: int, width: int, height: int) -> bytes:
     """An RGB image of this size."""
     across, down = -(-width // SQUARE), -(-height // SQUARE)
-    colours = np.frombuffer(draw(key, "image", index, across * down * 3), np.uint8).reshape(down, across, 3)
+    colours = np.frombuffer(draw(key, "image", index, across * down * 3), np.uint8).reshape(
+        down, across, 3
+    )
     pixels = np.repeat(np.repeat(colours, SQUARE, axis=0), SQUARE, axis=1)[:height, :width]
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, width * 3)], axis=1)  # filter: none
+    rows = np.concatenate(
+        [np.zeros((height, 1), np.uint8), pixels.reshape(height, width * 3)], axis=1
+    )  # filter: none
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 1)), (b"IEND", b""))
     chunks = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts
     )
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 

@@ -32,7 +32,9 @@ def law(length: Any) -> Law:
             return lambda key, purpose, index: value
         case "uniform":
             low, span = length.min, length.max - length.min + 1
-            return lambda key, purpose, index: low + int.from_bytes(draw(key, purpose, index, 16), "little") % span
+            return lambda key, purpose, index: (
+                low + int.from_bytes(draw(key, purpose, index, 16), "little") % span
+            )
         case "normal":
             return _truncated(length, lambda z: length.mean + length.stddev * z)
         case "lognormal":
@@ -68,7 +70,11 @@ def together(length: Any, key: bytes, purpose: str, numbers: Sequence[int]) -> l
         shaped = np.exp(np.minimum(log_mean(length) + length.sigma * z, 700.0))
     rounded = np.rint(shaped)
     low, high = _bounds(length)
-    unsure = (np.abs(np.abs(shaped - rounded) - 0.5) < _ROUNDING_MARGIN) | (rounded < low) | (rounded > high)
+    unsure = (
+        (np.abs(np.abs(shaped - rounded) - 0.5) < _ROUNDING_MARGIN)
+        | (rounded < low)
+        | (rounded > high)
+    )
     values: list[int] = np.where(unsure, 0, rounded).astype(np.int64).tolist()
     for position in np.flatnonzero(unsure).tolist():
         values[position] = draw_length(key, purpose, numbers[position])
@@ -81,7 +87,10 @@ def log_mean(length: Any) -> float:
 
 
 def _bounds(length: Any) -> tuple[int, int]:
-    return 1 if length.min is None else length.min, MOST_TOKENS if length.max is None else length.max
+    return (
+        1 if length.min is None else length.min,
+        MOST_TOKENS if length.max is None else length.max,
+    )
 
 
 def _truncated(length: Any, shape: Callable[[float], float]) -> Law:
@@ -116,7 +125,9 @@ def _weighted(values: Sequence[int], weights: Iterable[float]) -> Law:
 
 def key(*parts: int) -> bytes:
     """32 bytes derived from a seed, or from seed and salt. The 1 in the text is the version of the drawing method."""
-    return hashlib.blake2b(" ".join(map(str, ("loadgen prompts 1", *parts))).encode(), digest_size=32).digest()
+    return hashlib.blake2b(
+        " ".join(map(str, ("loadgen prompts 1", *parts))).encode(), digest_size=32
+    ).digest()
 
 
 def draw(key: bytes, purpose: str, index: int, size: int) -> bytes:

@@ -40,7 +40,9 @@ def of_first(prompts: Prompts, requests: int | None) -> dict[int, AskedLengths]:
 
 
 def contexts(
-    first: dict[int, AskedLengths], template_tokens: int | None = None, token_ratio: float | None = None
+    first: dict[int, AskedLengths],
+    template_tokens: int | None = None,
+    token_ratio: float | None = None,
 ) -> list[int]:
     """Prompt and answer of each request together, in tokens as a server counts them; not of those for values.
 
@@ -48,7 +50,9 @@ def contexts(
     """
     ratio, template = token_ratio or 1.0, template_tokens or 0
     return [
-        round(one.input_tokens * ratio) + template + one.output_tokens for one in first.values() if not one.for_values
+        round(one.input_tokens * ratio) + template + one.output_tokens
+        for one in first.values()
+        if not one.for_values
     ]
 
 

@@ -36,7 +36,11 @@ class MixPrompts:
         self.history = "server" if any(part.history == "server" for part in parts) else "scripted"
         self.shares = [float(one.weight) for one in classes.values()]  # of all starts
         self._extras = [
-            {name: value for name in ("model", "priority") if (value := getattr(one, name)) is not None}
+            {
+                name: value
+                for name in ("model", "priority")
+                if (value := getattr(one, name)) is not None
+            }
             for one in classes.values()
         ]
 
@@ -83,7 +87,9 @@ class MixPrompts:
     def numbers(self, count: int) -> Iterator[int]:
         if self.turns == 1:
             return iter(range(count))
-        return itertools.islice((number for start in itertools.count() for number in self._of_start(start)), count)
+        return itertools.islice(
+            (number for start in itertools.count() for number in self._of_start(start)), count
+        )
 
     def _of_start(self, start: int) -> Iterator[int]:
         """The numbers of the requests of a start."""
@@ -113,7 +119,11 @@ class MixPrompts:
 
     def warnings(self, n: int) -> list[str]:
         named = zip(self.names, self.parts, self.shares, strict=True)
-        return [f"class {name}: {words}" for name, part, share in named for words in part.warnings(round(n * share))]
+        return [
+            f"class {name}: {words}"
+            for name, part, share in named
+            for words in part.warnings(round(n * share))
+        ]
 
 
 def step_of(prompts: Prompts, number: int) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """A natural text for prompts, from which passages of a number of tokens are taken: L. Carroll, "Alice" (1865). Pure
-after it was read."""
+after it was read.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,9 @@ HEAD = 4  # content tokens in which unique prompts differ (metrics.md)
 FIRST = 64  # requests in the fingerprint of an endless load
 SAMPLE = 256  # conversations whose lengths are checked for warnings
 KEPT = 8  # requests that are built, encoded and hashed together: more would not stay in the processor's cache
-KEPT_BYTES = 1 << 23  # of a data set: the rows of a larger file are read again, each by each request of it
+KEPT_BYTES = (
+    1 << 23
+)  # of a data set: the rows of a larger file are read again, each by each request of it
 CHECKED = 16  # requests that are built and counted for warnings, with tokenizers that need counting
 
 
@@ -84,7 +86,12 @@ class Prompts(Protocol):
 
 _ONE_TOKEN = SimpleNamespace(tag="fixed", value=1)
 NO_LENGTHS = SimpleNamespace(
-    turns=None, input_tokens=_ONE_TOKEN, output_tokens=_ONE_TOKEN, shared_prefix_tokens=0, system_tokens=0, prefixes=1
+    turns=None,
+    input_tokens=_ONE_TOKEN,
+    output_tokens=_ONE_TOKEN,
+    shared_prefix_tokens=0,
+    system_tokens=0,
+    prefixes=1,
 )
 """Of prompts whose lengths come from somewhere else: a trace, the steps of a task."""
 
@@ -101,7 +108,13 @@ class SyntheticPrompts:
     """
 
     def __init__(
-        self, requests: Any, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0, api: str = "chat"
+        self,
+        requests: Any,
+        seed: int,
+        salt: int,
+        tokenizer: Tokenizer,
+        template_tokens: int = 0,
+        api: str = "chat",
     ) -> None:
         self._api = api
         self._images: Any = getattr(requests, "images", None)
@@ -112,29 +125,49 @@ class SyntheticPrompts:
         self.history: str = turns.history if turns else "scripted"
         self._length_laws = {"input": requests.input_tokens, "output": requests.output_tokens}
         self._length_laws["tool"] = turns.tool_result_tokens if turns else _ONE_TOKEN
-        self._input_length, self._output_length = law(requests.input_tokens), law(requests.output_tokens)
+        self._input_length, self._output_length = (
+            law(requests.input_tokens),
+            law(requests.output_tokens),
+        )
         self._tool_result = law(turns.tool_result_tokens) if turns else None
         self._prefix_tokens: int = requests.shared_prefix_tokens
         self._prefixes: int = requests.prefixes
         self._cached: float | None = getattr(requests, "cache", None)
-        self._chunks = Corpus(requests.chunks, self._lengths_key) if getattr(requests, "chunks", None) else None
+        self._chunks = (
+            Corpus(requests.chunks, self._lengths_key)
+            if getattr(requests, "chunks", None)
+            else None
+        )
         self._system_tokens: int = requests.system_tokens
         self._tokenizer, self.input_source = tokenizer, tokenizer.tag
-        self._natural = NaturalText(tokenizer) if getattr(requests, "prompts", "") == "natural" else None
-        self._starts, self._words, self._word_count = tokenizer.starts, tokenizer.words, len(tokenizer.words)
+        self._natural = (
+            NaturalText(tokenizer) if getattr(requests, "prompts", "") == "natural" else None
+        )
+        self._starts, self._words, self._word_count = (
+            tokenizer.starts,
+            tokenizer.words,
+            len(tokenizer.words),
+        )
         # number -> (step * number + offset) mod combinations is one to one, also in its low digits
         self._combinations = len(self._starts) * len(self._words) ** (HEAD - 1)
         self._offset = int.from_bytes(draw(self._texts_key, "offset", 0, 16), "little")
         self._step = int.from_bytes(draw(self._texts_key, "step", 0, 16), "little") | 1
         while math.gcd(self._step, self._combinations) != 1:
             self._step += 2
-        self._step, self._offset = self._step % self._combinations, self._offset % self._combinations  # small numbers
+        self._step, self._offset = (
+            self._step % self._combinations,
+            self._offset % self._combinations,
+        )  # small numbers
         self._shared_text = functools.lru_cache(maxsize=256)(self._exact_text)
-        self._said_before = functools.lru_cache(maxsize=1024)(self._exact_text)  # each later turn has it again
+        self._said_before = functools.lru_cache(maxsize=1024)(
+            self._exact_text
+        )  # each later turn has it again
         self._id = self._texts_key.hex()[:8]
         begins_alike = self._chunks is not None or self._prefix_tokens or self._cached is not None
         self._of_own_words = tokenizer.additive and self._natural is None and not begins_alike
-        of_more = self._system_tokens or self.turns > 1 or self._images is not None or api == "rerank"
+        of_more = (
+            self._system_tokens or self.turns > 1 or self._images is not None or api == "rerank"
+        )
         self.of_one_text = requests is not NO_LENGTHS and (api == "embeddings" or not of_more)
 
     def __getitem__(self, number: int) -> Request:
@@ -146,30 +179,47 @@ class SyntheticPrompts:
         """What makes bodies as `make` does, many at a time. None where texts are not own words, or ask for values."""
         if not (self.of_one_text and self._of_own_words) or self._api in VALUES:
             return None
-        spans, by_number = spans_of([*self._words, *self._starts]), (self._step, self._offset, self._combinations)
+        spans, by_number = (
+            spans_of([*self._words, *self._starts]),
+            (self._step, self._offset, self._combinations),
+        )
         return plain_bodies(spans, len(self._starts), by_number, make, self._drawn_together)
 
     def _drawn_together(self, numbers: list[int]) -> tuple[list[int], list[bytes], list[int]]:
         """Of requests of own words: their tokens, the bytes that draw the words behind the first, the output asked."""
         tokens, key = self.drawn("input", numbers), self._texts_key
         sizes = [2 * (n - HEAD) for n in tokens]
-        bits = [draw(key, "user", n, size) if size > 0 else b"" for n, size in zip(numbers, sizes, strict=True)]
+        bits = [
+            draw(key, "user", n, size) if size > 0 else b""
+            for n, size in zip(numbers, sizes, strict=True)
+        ]
         return tokens, bits, self.drawn("output", numbers)
 
     def texts(self, numbers: Iterable[int]) -> Iterator[Request]:
         """The requests of these numbers, where each is `of_one_text`."""
-        name, source, values, key = self._id, self._tokenizer.tag, self._api in VALUES, self._lengths_key
+        name, source, values, key = (
+            self._id,
+            self._tokenizer.tag,
+            self._api in VALUES,
+            self._lengths_key,
+        )
         first_message, length = self._first_message, self._output_length
         for number in numbers:
             text, tokens = first_message(number)
             asked = None if values else length(key, "output", number)
             yield Request(
-                id=f"{name}-{number}", prompt=text, max_tokens=asked, input_tokens=tokens, input_source=source
+                id=f"{name}-{number}",
+                prompt=text,
+                max_tokens=asked,
+                input_tokens=tokens,
+                input_source=source,
             )
 
     def turn_with(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
         if missing := set(range(number % self.turns)) - replies.keys():
-            raise ValueError(f"turn {number % self.turns} follows the replies of turns {sorted(missing)} too")
+            raise ValueError(
+                f"turn {number % self.turns} follows the replies of turns {sorted(missing)} too"
+            )
         return self._request(number, replies)
 
     def follows_replies(self, number: int) -> bool:
@@ -190,17 +240,27 @@ class SyntheticPrompts:
         return tokens
 
     def asked_output(self, number: int) -> int:
-        return 0 if self._api in VALUES else self._output_length(self._lengths_key, "output", number)
+        return (
+            0 if self._api in VALUES else self._output_length(self._lengths_key, "output", number)
+        )
 
     def drawn(self, what: str, numbers: Sequence[int]) -> list[int]:
         """The tokens of the `input` of each of these conversations, or of the `output` of each of these requests, or of
-        the `tool` result before each, faster than singly."""
+        the `tool` result before each, faster than singly.
+        """
         tokens = together(self._length_laws[what], self._lengths_key, what, numbers)
-        return list(map(self._without_template, tokens)) if what == "input" and self._template else tokens
+        return (
+            list(map(self._without_template, tokens))
+            if what == "input" and self._template
+            else tokens
+        )
 
     def group_of(self, conversation: int) -> int:
         """The number of the shared prefix that a conversation (or a single request) begins with, below `prefixes`."""
-        return int.from_bytes(draw(self._lengths_key, "which prefix", conversation, 8), "little") % self._prefixes
+        return (
+            int.from_bytes(draw(self._lengths_key, "which prefix", conversation, 8), "little")
+            % self._prefixes
+        )
 
     def shared_tokens(self, conversation: int) -> int:
         """With how many tokens a conversation begins that all of its prefix group begin with.
@@ -222,13 +282,17 @@ class SyntheticPrompts:
 
     def chunk_reuse(self, n: int) -> tuple[float, float] | None:
         """Of the chunks of the first n prompts, the share that an earlier prompt had, and that one had after the same
-        chunks. None without retrieval."""
+        chunks. None without retrieval.
+        """
         return None if self._chunks is None else self._chunks.reuse(n)
 
     def warnings(self, n: int) -> list[str]:
         messages = []
         conversations = range(min(-(-n // self.turns), SAMPLE))
-        unique = min((self._first_message_tokens(one) - self.shared_tokens(one) for one in conversations), default=HEAD)
+        unique = min(
+            (self._first_message_tokens(one) - self.shared_tokens(one) for one in conversations),
+            default=HEAD,
+        )
         if unique < HEAD:
             messages.append(
                 f"some prompts have only {format.counted(max(0, unique), 'token')} of their own, {HEAD} are needed to "
@@ -236,7 +300,9 @@ class SyntheticPrompts:
             )
         if not self._tokenizer.additive:
             sample = range(min(n, CHECKED))
-            inexact = sum(self[number].input_tokens != self.asked_input(number) for number in sample)
+            inexact = sum(
+                self[number].input_tokens != self.asked_input(number) for number in sample
+            )
             if inexact:
                 messages.append(
                     f"{inexact} of the first {len(sample)} prompts could not be given exactly the tokens asked for "
@@ -254,16 +320,25 @@ class SyntheticPrompts:
             system, system_n = self._shared_text("system", 0, self._system_tokens)
             messages.append({"role": "system", "content": system})
             prompt_tokens += system_n
-        messages.append({"role": "user", "content": content if self._images is None else self._parts(number, content)})
+        messages.append(
+            {
+                "role": "user",
+                "content": content if self._images is None else self._parts(number, content),
+            }
+        )
         for earlier in range(number - turn, number):
             if replies is None:
                 reply, reply_n = self._said_before("reply", earlier, self.asked_output(earlier))
             else:
                 reply, reply_n = replies[earlier % self.turns].text, 0
-            result, result_n = self._said_before("tool", earlier + 1, self._tool_result_tokens(earlier + 1))
+            result, result_n = self._said_before(
+                "tool", earlier + 1, self._tool_result_tokens(earlier + 1)
+            )
             prompt_tokens += reply_n + result_n
             messages += {"role": "assistant", "content": reply}, {"role": "user", "content": result}
-        counted = replies is None and self._images is None  # what an image counts is the server's matter
+        counted = (
+            replies is None and self._images is None
+        )  # what an image counts is the server's matter
         return Request(
             id=f"{self._id}-{number}",
             messages=messages,
@@ -279,10 +354,16 @@ class SyntheticPrompts:
         texts = [self._shared_text("chunk", chunk, chunks.tokens) for chunk in chunks.of(number)]
         own = self._first_message_tokens(number) - sum(tokens for _, tokens in texts)
         text, tokens = self._exact_text("user", number, own, self._unique_head(number, own))
-        tokens = sum(tokens + of_document for _, of_document in texts)  # the query goes with each document
+        tokens = sum(
+            tokens + of_document for _, of_document in texts
+        )  # the query goes with each document
         extra = {"documents": [text for text, _ in texts]}
         return Request(
-            id=f"{self._id}-{number}", prompt=text, input_tokens=tokens, input_source=self._tokenizer.tag, extra=extra
+            id=f"{self._id}-{number}",
+            prompt=text,
+            input_tokens=tokens,
+            input_source=self._tokenizer.tag,
+            extra=extra,
         )
 
     def sequences(self, number: int) -> tuple[int, ...]:
@@ -297,11 +378,17 @@ class SyntheticPrompts:
         """The parts of a message with images: no two images are alike."""
         urls = (
             images.data_url(
-                self._texts_key, number * self._images.count + index, self._images.width, self._images.height
+                self._texts_key,
+                number * self._images.count + index,
+                self._images.width,
+                self._images.height,
             )
             for index in range(self._images.count)
         )
-        return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]
+        return [
+            {"type": "text", "text": text},
+            *({"type": "image_url", "image_url": {"url": url}} for url in urls),
+        ]
 
     def _first_message_tokens(self, conversation: int) -> int:
         return self._without_template(self._input_length(self._lengths_key, "input", conversation))
@@ -316,21 +403,35 @@ class SyntheticPrompts:
             return self._random_text("user", conversation, n, self._unique_head(conversation, n)), n
         prefix, prefix_n = "", 0
         if self._chunks is not None:
-            texts = [self._shared_text("chunk", chunk, self._chunks.tokens) for chunk in self._chunks.of(conversation)]
-            prefix, prefix_n = " ".join(text for text, _ in texts) + " ", sum(tokens for _, tokens in texts)
+            texts = [
+                self._shared_text("chunk", chunk, self._chunks.tokens)
+                for chunk in self._chunks.of(conversation)
+            ]
+            prefix, prefix_n = (
+                " ".join(text for text, _ in texts) + " ",
+                sum(tokens for _, tokens in texts),
+            )
             n -= prefix_n
         elif shared_n := self.shared_of(n):
             prefix, prefix_n = self._shared_text("prefix", self.group_of(conversation), shared_n)
             if n == shared_n:
                 return prefix, prefix_n
             prefix, n = prefix + " ", n - shared_n
-        return self._exact_text("user", conversation, n, self._unique_head(conversation, n), prefix, prefix_n)
+        return self._exact_text(
+            "user", conversation, n, self._unique_head(conversation, n), prefix, prefix_n
+        )
 
     def _tool_result_tokens(self, number: int) -> int:
         return self._tool_result(self._lengths_key, "tool", number) if self._tool_result else 0
 
     def _exact_text(
-        self, purpose: str, index: int, n: int, head: Sequence[str] = (), before: str = "", before_n: int = 0
+        self,
+        purpose: str,
+        index: int,
+        n: int,
+        head: Sequence[str] = (),
+        before: str = "",
+        before_n: int = 0,
     ) -> tuple[str, int]:
         """Return `before` followed by a text of n tokens that starts with `head`, and the tokens of both together.
 
@@ -358,7 +459,9 @@ class SyntheticPrompts:
                 best, best_n = text, counted
         return best, best_n
 
-    def _random_text(self, purpose: str, index: int, pieces: int, head: Sequence[str], before: str = "") -> str:
+    def _random_text(
+        self, purpose: str, index: int, pieces: int, head: Sequence[str], before: str = ""
+    ) -> str:
         tail = pieces - len(head)
         if tail <= 0:
             return before + "".join(head[:pieces])
@@ -366,13 +469,20 @@ class SyntheticPrompts:
         if self._natural is not None:
             start = int.from_bytes(draw(self._texts_key, purpose + " passage", index, 4), "little")
             passage, tail = self._natural.passage(start, tail)
-        return self._write("".join((before, *head, passage)), draw(self._texts_key, purpose, index, 2 * tail))
+        return self._write(
+            "".join((before, *head, passage)), draw(self._texts_key, purpose, index, 2 * tail)
+        )
 
     def _unique_head(self, index: int, n: int) -> list[str]:
         """The first words of a unique part (at most HEAD): different for every index, as far as n words allow."""
         words, count, starts = self._words, self._word_count, self._starts
         rest, first = divmod((self._step * index + self._offset) % self._combinations, len(starts))
-        head = [starts[first], words[rest % count], words[rest // count % count], words[rest // count**2 % count]]
+        head = [
+            starts[first],
+            words[rest % count],
+            words[rest // count % count],
+            words[rest // count**2 % count],
+        ]
         return head if n >= HEAD else head[:n]
 
 
@@ -387,19 +497,25 @@ class FilePrompts:
     history = "scripted"
 
     def __init__(self, requests: Any, seed: int, tokenizer: Tokenizer) -> None:
-        from loadgen.core.workload.dataset import read_rows  # not needed by workers without a data set
+        from loadgen.core.workload.dataset import (
+            read_rows,  # not needed by workers without a data set
+        )
 
         self.rows = read_rows(requests.path)
         # a row of a small file is read and checked once, not by each request that repeats it
         self._row = (
-            functools.cache(self.rows.__getitem__) if self.rows.starts[-1] <= KEPT_BYTES else self.rows.__getitem__
+            functools.cache(self.rows.__getitem__)
+            if self.rows.starts[-1] <= KEPT_BYTES
+            else self.rows.__getitem__
         )
         self._tokenizer = tokenizer
         self._output_length = law(requests.output_tokens) if requests.output_tokens else None
         self._lengths_key = key(seed)
         self._order: np.ndarray[Any, np.dtype[np.int64]] | None = None
         if requests.order == "shuffled":
-            ranks = np.frombuffer(draw(self._lengths_key, "order", 0, 8 * len(self.rows)), dtype="<u8")
+            ranks = np.frombuffer(
+                draw(self._lengths_key, "order", 0, 8 * len(self.rows)), dtype="<u8"
+            )
             self._order = np.argsort(ranks, kind="stable")
 
     def __getitem__(self, number: int) -> Request:
@@ -453,7 +569,9 @@ class FilePrompts:
                 "server's prefix cache will notice"
             )
         if self.rows.ignored:
-            messages.append(f"fields of {self.rows.path.name} that are not sent: {', '.join(self.rows.ignored)}")
+            messages.append(
+                f"fields of {self.rows.path.name} that are not sent: {', '.join(self.rows.ignored)}"
+            )
         return messages
 
 
@@ -467,12 +585,18 @@ def many(prompts: Prompts, numbers: Iterable[int]) -> Iterator[Request]:
 def counted(request: Request, tokenizer: Tokenizer) -> int | None:
     """Content tokens of a request, without those of the chat template; None if a part of it is not text."""
     if request.prompt is not None:
-        return tokenizer.count(request.prompt) if isinstance(request.prompt, str) else len(request.prompt)
+        return (
+            tokenizer.count(request.prompt)
+            if isinstance(request.prompt, str)
+            else len(request.prompt)
+        )
     n = 0
     for message in request.messages or ():
         content = message.get("content")
         for part in content if isinstance(content, list) else [{"type": "text", "text": content}]:
-            text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+            text = (
+                part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+            )
             if not isinstance(text, str):
                 return None
             n += tokenizer.count(text)
@@ -508,7 +632,14 @@ class Digest:
                     prompt = json_text.ready(prompt)
             elif not self.replies:
                 messages = [message for message in messages if message.get("role") != "assistant"]
-            content = number, request.max_tokens, request.exact_output, messages, prompt, request.extra
+            content = (
+                number,
+                request.max_tokens,
+                request.exact_output,
+                messages,
+                prompt,
+                request.extra,
+            )
             kept.append((0, _encode(content)))
         return hashing.summed(kept)
 

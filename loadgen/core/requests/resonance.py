@@ -15,14 +15,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SMALL = 4  # a common factor up to here is named only where the shares are known to differ
-UNEQUAL = 0.01  # difference of the heaviest share from the mean, from which shares are said to differ
+UNEQUAL = (
+    0.01  # difference of the heaviest share from the mean, from which shares are said to differ
+)
 
 
 def samples(requests: Any, prompts: Any) -> int | None:
     """After how many requests the data set begins again; None where it does not. `requests`: as in the workload."""
     if hasattr(requests, "path"):
         return len(prompts.rows)
-    columns: list[Any] = [getattr(requests, name, None) for name in ("input_tokens", "output_tokens")]
+    columns: list[Any] = [
+        getattr(requests, name, None) for name in ("input_tokens", "output_tokens")
+    ]
     lengths = [len(column.values) for column in columns if getattr(column, "tag", "") == "listed"]
     return math.lcm(*lengths) if len(lengths) == 2 else None
 
@@ -33,7 +37,9 @@ def weights(requests: Any) -> NDArray[np.int64] | None:
     return np.array(lengths.values, np.int64) if getattr(lengths, "tag", "") == "listed" else None
 
 
-def found(requests: Any, prompts: Any, servers: int, kind: str, planned: int | None) -> dict[str, Any] | None:
+def found(
+    requests: Any, prompts: Any, servers: int, kind: str, planned: int | None
+) -> dict[str, Any] | None:
     """What round robin does to the shares of so many servers, as the values of the code "resonance"; None: nothing.
 
     `kind`: replica or target. `planned`: requests of the run, None where that is not known.
@@ -54,6 +60,10 @@ def found(requests: Any, prompts: Any, servers: int, kind: str, planned: int | N
     elif factor <= SMALL:
         return None
     return {
-        "samples": count, "servers": servers, "kind": kind, "factor": factor, "each": count // factor,
+        "samples": count,
+        "servers": servers,
+        "kind": kind,
+        "factor": factor,
+        "each": count // factor,
         "heaviest": heaviest,
-    }  # fmt: skip
+    }

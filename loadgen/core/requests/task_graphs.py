@@ -47,14 +47,20 @@ class TaskGraphs:
     def __init__(self, task: Task, seed: int) -> None:
         self.task, self.width = task, task.width
         self._key = key(seed)
-        self._counts = {name: (law(step.turns), law(step.parallel)) for name, step in task.steps.items()}
+        self._counts = {
+            name: (law(step.turns), law(step.parallel)) for name, step in task.steps.items()
+        }
         self._think = {name: _delay(step.think_time) for name, step in task.steps.items()}
-        self._output = {name: law(step.output_tokens) for name, step in task.steps.items() if step.output_tokens}
+        self._output = {
+            name: law(step.output_tokens) for name, step in task.steps.items() if step.output_tokens
+        }
         self._kinds = {name: _choice(step.tool) for name, step in task.steps.items() if step.tool}
         self._tool_times = {kind: _delay(tool.time) for kind, tool in task.tools.items()}
         known = task.known_tools
         self._results = {
-            name for name, step in task.steps.items() if step.tool and all(kind in known for kind in step.tool)
+            name
+            for name, step in task.steps.items()
+            if step.tool and all(kind in known for kind in step.tool)
         }  # the steps whose tools give a result that is sent on
         self._order = task.order
         self._graph = functools.lru_cache(maxsize=GRAPHS_KEPT)(self._draw)
@@ -70,7 +76,10 @@ class TaskGraphs:
     def leaving(self, number: int) -> Leaving | None:
         """Where the user of this task goes away; None for one that stays to the end."""
         share = self.task.abandoned
-        if not share or int.from_bytes(draw(self._key, "leaves", number, 8), "little") * 2.0**-64 >= share:
+        if (
+            not share
+            or int.from_bytes(draw(self._key, "leaves", number, 8), "little") * 2.0**-64 >= share
+        ):
             return None
         choice = int.from_bytes(draw(self._key, "leaves at", number, 16), "little")
         chats = [turn for turn in range(len(self[number])) if self.output_tokens(number, turn)]
@@ -82,12 +91,16 @@ class TaskGraphs:
         ends: dict[str, tuple[int, ...]] = {}  # step -> the last request of each of its copies
         for name in self._order:
             step = self.task.steps[name]
-            turns, copies = (count(self._key, f"{what} {name}", number) for count, what in self._of(name))
+            turns, copies = (
+                count(self._key, f"{what} {name}", number) for count, what in self._of(name)
+            )
             before = tuple(turn for other in step.after for turn in ends[other])
             lasts = []
             for _ in range(copies):
                 for turn in range(turns):
-                    nodes.append(self._node(number, nodes, name, step, before if not turn else None, ends))
+                    nodes.append(
+                        self._node(number, nodes, name, step, before if not turn else None, ends)
+                    )
                 lasts.append(len(nodes) - 1)
             ends[name] = tuple(lasts)
         return tuple(nodes)
@@ -97,14 +110,24 @@ class TaskGraphs:
         return (turns, "turns"), (parallel, "parallel")
 
     def _node(
-        self, number: int, nodes: list[Node], name: str, step: TaskStep, before: tuple[int, ...] | None,
+        self,
+        number: int,
+        nodes: list[Node],
+        name: str,
+        step: TaskStep,
+        before: tuple[int, ...] | None,
         ends: dict[str, tuple[int, ...]],
-    ) -> Node:  # fmt: skip
+    ) -> Node:
         """`nodes`: those so far. `before`: what the first request of a step waits for; None for its later ones."""
         first, turn, steps = before is not None, len(nodes), self.task.steps
         after = before if before is not None else (turn - 1,)
         for_values = step.kind != "chat"
-        goes_on = before and step.context != "new" and not for_values and steps[step.after[0]].kind == "chat"
+        goes_on = (
+            before
+            and step.context != "new"
+            and not for_values
+            and steps[step.after[0]].kind == "chat"
+        )
         begins = first and not goes_on
         context = -1 if begins else ends[step.after[0]][0] if first else turn - 1
         with_result = name in self._results
@@ -126,7 +149,17 @@ class TaskGraphs:
             pause_ns = self._tool_times[tool](self._key, "tool time", place)
         if message and after:
             pause_ns += self._think[name](self._key, "think time", place)
-        return Node(name, after, context, joined, tool if with_result else "", message, pause_ns, asks, first)
+        return Node(
+            name,
+            after,
+            context,
+            joined,
+            tool if with_result else "",
+            message,
+            pause_ns,
+            asks,
+            first,
+        )
 
 
 def _delay(delay: Any) -> Law:
@@ -139,4 +172,6 @@ def _delay(delay: Any) -> Law:
 
 def _choice(weights: dict[str, float]) -> Law:
     """A law of the place of one of these names, drawn by weight."""
-    return law(SimpleNamespace(tag="empirical", values=range(len(weights)), weights=list(weights.values())))
+    return law(
+        SimpleNamespace(tag="empirical", values=range(len(weights)), weights=list(weights.values()))
+    )

@@ -46,21 +46,31 @@ class TaskPrompts(SyntheticPrompts):
     request has a result of.
     """
 
-    def __init__(self, task: Task, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0) -> None:
+    def __init__(
+        self, task: Task, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0
+    ) -> None:
         super().__init__(NO_LENGTHS, seed, salt, tokenizer, template_tokens)
         self.graphs = TaskGraphs(task, seed)
         self.turns, self.history = self.graphs.width, task.history
         self._task = task
-        self._messages = {name: law(step.input_tokens) for name, step in task.steps.items() if step.input_tokens}
+        self._messages = {
+            name: law(step.input_tokens) for name, step in task.steps.items() if step.input_tokens
+        }
         known = task.known_tools
         self._results = {kind: law(tool.result_tokens) for kind, tool in known.items()}
         self._tools = [self._definition(kind, tool.schema_tokens) for kind, tool in known.items()]
         self._tools_tokens = sum(tool.schema_tokens for tool in known.values())
-        self._corpora = {name: _corpus(step, self._lengths_key) for name, step in task.steps.items() if step.documents}
+        self._corpora = {
+            name: _corpus(step, self._lengths_key)
+            for name, step in task.steps.items()
+            if step.documents
+        }
         self._documents = {name: law(task.steps[name].documents.count) for name in self._corpora}  # type: ignore[union-attr]
         self._output = self.graphs.output_tokens
         self._lengths = functools.lru_cache(LENGTHS_KEPT)(self._drawn)
-        self._scripted = functools.lru_cache(CONTEXTS_KEPT)(functools.partial(self._new_or_longer, replies={}))
+        self._scripted = functools.lru_cache(CONTEXTS_KEPT)(
+            functools.partial(self._new_or_longer, replies={})
+        )
 
     def __getitem__(self, number: int) -> Request:
         return self._built(number, {})
@@ -120,10 +130,14 @@ class TaskPrompts(SyntheticPrompts):
     def follows_replies(self, number: int) -> bool:
         task, turn = self.turn_of(number)
         node = self.graphs[task][turn]
-        return self.history == "server" and (node.context >= 0 or len(node.joined) > 0)  # never one for values
+        return self.history == "server" and (
+            node.context >= 0 or len(node.joined) > 0
+        )  # never one for values
 
     def numbers(self, count: int) -> Iterator[int]:
-        return islice((number for task in itertools.count() for number in self.numbers_of(task)), count)
+        return islice(
+            (number for task in itertools.count() for number in self.numbers_of(task)), count
+        )
 
     def numbers_of(self, task: int) -> Iterator[int]:
         """The numbers of the requests of a task."""
@@ -176,7 +190,9 @@ class TaskPrompts(SyntheticPrompts):
         node = graph[turn]
         step = self._task.steps[node.step]
         if step.best is not None and node.first:
-            ranked = next(one for one in node.after if self._task.steps[graph[one].step].kind == "rerank")
+            ranked = next(
+                one for one in node.after if self._task.steps[graph[one].step].kind == "rerank"
+            )
             chunks, tokens = self._documents_of(task, ranked)
             return chunks[: step.best], tokens
         if step.documents is None or not node.first:
@@ -204,7 +220,9 @@ class TaskPrompts(SyntheticPrompts):
             return self._for_values(number, task, turn)
         context = self._context(task, turn, replies)
         extra: dict[str, Any] = {"tools": self._tools} if self._tools else {}
-        calls_tool = any(node.context == turn and node.tool for node in self.graphs[task])  # its result comes next
+        calls_tool = any(
+            node.context == turn and node.tool for node in self.graphs[task]
+        )  # its result comes next
         if self._task.tool_choice is not None and calls_tool:
             extra["tool_choice"] = self._task.tool_choice
         return Request(
@@ -223,7 +241,9 @@ class TaskPrompts(SyntheticPrompts):
         text, tokens = self._message(task, turn)
         documents = self._document_texts(task, turn)
         if documents:
-            tokens = sum(tokens + of_document for _, of_document in documents)  # the query goes with each document
+            tokens = sum(
+                tokens + of_document for _, of_document in documents
+            )  # the query goes with each document
         return Request(
             id=f"{self._id}-{number}",
             prompt=text,
@@ -239,20 +259,28 @@ class TaskPrompts(SyntheticPrompts):
         """The messages of a request, from the beginning of its context on."""
         return self._new_or_longer(task, turn, replies) if replies else self._scripted(task, turn)
 
-    def _new_or_longer(self, task: int, turn: int, replies: Mapping[int, AssistantTurn]) -> _Context:
+    def _new_or_longer(
+        self, task: int, turn: int, replies: Mapping[int, AssistantTurn]
+    ) -> _Context:
         node, place = self.graphs[task][turn], task * self.turns + turn
-        results: list[tuple[str, str, int]] = []  # what was called, its result, and content tokens of that
+        results: list[
+            tuple[str, str, int]
+        ] = []  # what was called, its result, and content tokens of that
         for one in node.joined:
             reply, tokens = self._reply(task, one, replies)
             results.append((self.graphs[task][one].step, reply.text, tokens))
         if node.tool:
-            text, tokens = self._said_before("tool", place, self._results[node.tool](self._lengths_key, "tool", place))
+            text, tokens = self._said_before(
+                "tool", place, self._results[node.tool](self._lengths_key, "tool", place)
+            )
             results.append((node.tool, text, tokens))
         said = self._document_texts(task, turn)
         if node.message or node.asks >= 0:
             said.append(self._message(task, turn))
         if node.context < 0:
-            return self._new_context(node, [*said, *((text, tokens) for _, text, tokens in results)])
+            return self._new_context(
+                node, [*said, *((text, tokens) for _, text, tokens in results)]
+            )
         before = self._context(task, node.context, replies)
         reply, tokens = self._reply(task, node.context, replies)
         messages = [*before.messages, *self._answered(place, reply, results)]
@@ -270,7 +298,9 @@ class TaskPrompts(SyntheticPrompts):
         messages.append({"role": "user", "content": "\n\n".join(text for text, _ in said)})
         return _Context(messages, system_tokens + sum(tokens for _, tokens in said))
 
-    def _reply(self, task: int, turn: int, replies: Mapping[int, AssistantTurn]) -> tuple[AssistantTurn, int]:
+    def _reply(
+        self, task: int, turn: int, replies: Mapping[int, AssistantTurn]
+    ) -> tuple[AssistantTurn, int]:
         """The answer of an earlier request, real or from the seed, and its content tokens where it is from the seed."""
         place = task * self.turns + turn
         real = replies.get(turn)
@@ -279,7 +309,9 @@ class TaskPrompts(SyntheticPrompts):
         text, tokens = self._said_before("reply", place, self._output(task, turn))
         return AssistantTurn(text), tokens
 
-    def _answered(self, place: int, reply: AssistantTurn, results: list[tuple[str, str, int]]) -> list[dict[str, Any]]:
+    def _answered(
+        self, place: int, reply: AssistantTurn, results: list[tuple[str, str, int]]
+    ) -> list[dict[str, Any]]:
         """The message of the assistant, with a call for each result, and the results."""
         if not results:
             return [{"role": "assistant", "content": reply.text}]
@@ -291,10 +323,14 @@ class TaskPrompts(SyntheticPrompts):
             # an answer without a call stands as the argument of the first one
             arguments = {"input": reply.text} if not reply.calls and not i else {}
             function = {"name": name, "arguments": json.dumps(arguments)}
-            identity = draw(self._texts_key, f"call {i}", place, 5).hex()[:9]  # some templates want nine characters
+            identity = draw(self._texts_key, f"call {i}", place, 5).hex()[
+                :9
+            ]  # some templates want nine characters
             calls.append({"id": identity, "type": "function", "function": function})
         content = reply.text if reply.calls and reply.text else None
-        messages: list[dict[str, Any]] = [{"role": "assistant", "content": content, "tool_calls": calls}]
+        messages: list[dict[str, Any]] = [
+            {"role": "assistant", "content": content, "tool_calls": calls}
+        ]
         for call, (_, text, _) in zip(calls, results, strict=True):
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
         return messages
@@ -303,8 +339,15 @@ class TaskPrompts(SyntheticPrompts):
         """The definition of a tool, of so many tokens as compact JSON; its description has what the rest leaves."""
 
         def with_description(text: str) -> dict[str, Any]:
-            parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-            return {"type": "function", "function": {"name": kind, "description": text, "parameters": parameters}}
+            parameters = {
+                "type": "object",
+                "properties": {"input": {"type": "string"}},
+                "required": ["input"],
+            }
+            return {
+                "type": "function",
+                "function": {"name": kind, "description": text, "parameters": parameters},
+            }
 
         def counted(definition: dict[str, Any]) -> int:
             return self._tokenizer.count(json.dumps(definition, separators=(",", ":")))

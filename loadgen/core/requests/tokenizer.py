@@ -117,7 +117,9 @@ def _cl100k(folder: Path) -> Encode:
         end = offset + 1 + packed[offset]
         ranks[packed[offset + 1 : end]] = len(ranks)
         offset = end
-    return tiktoken.Encoding(PACKAGED, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=SPECIAL).encode_ordinary
+    return tiktoken.Encoding(
+        PACKAGED, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=SPECIAL
+    ).encode_ordinary
 
 
 def unpacked(path: Path, sha256: str) -> bytes:
@@ -130,7 +132,10 @@ def unpacked(path: Path, sha256: str) -> bytes:
         ) from None
     if hashlib.sha256(content).hexdigest() != sha256:
         raise UserError(
-            "changed_file", "the packaged vocabulary is not the one that belongs to this version", str(path), hint
+            "changed_file",
+            "the packaged vocabulary is not the one that belongs to this version",
+            str(path),
+            hint,
         )
     return content
 
@@ -142,14 +147,18 @@ def local(path: Path) -> Tokenizer:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise UserError(of_reading(error), f"no tokenizer there: {error.strerror}", str(file), hint) from None
+        raise UserError(
+            of_reading(error), f"no tokenizer there: {error.strerror}", str(file), hint
+        ) from None
     import tokenizers
 
     try:
         model = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exception for any unreadable input
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError("wrong_format", f"not a tokenizer.json: {message}", str(file), hint) from None
+        raise UserError(
+            "wrong_format", f"not a tokenizer.json: {message}", str(file), hint
+        ) from None
     model.no_truncation()
     model.no_padding()
 
@@ -158,12 +167,17 @@ def local(path: Path) -> Tokenizer:
         return ids
 
     def lengths(texts: list[str]) -> list[int]:
-        return [len(encode(text)) for text in texts]  # a batch would start threads: no process could build bodies then
+        return [
+            len(encode(text)) for text in texts
+        ]  # a batch would start threads: no process could build bodies then
 
     starts, words = _one_token_words(_candidates(model.get_vocab()), lengths)
     if not words or not starts:
         raise UserError(
-            "unsupported", "this tokenizer has no word of two letters or more that is one token", str(file), hint
+            "unsupported",
+            "this tokenizer has no word of two letters or more that is one token",
+            str(file),
+            hint,
         )
     return Tokenizer(
         tag="tokenizer",
@@ -184,7 +198,9 @@ def _candidates(vocabulary: dict[str, int]) -> list[str]:
     return list(dict.fromkeys(match[1] for match in matches if match))[:16_384]
 
 
-def _one_token_words(candidates: list[str], lengths: Callable[[list[str]], list[int]]) -> tuple[list[str], list[str]]:
+def _one_token_words(
+    candidates: list[str], lengths: Callable[[list[str]], list[int]]
+) -> tuple[list[str], list[str]]:
     """Return (starts, words) of the candidates that are one token each inside a text.
 
     A word is tested twice after an anchor word, a start before a tested word.
@@ -195,7 +211,9 @@ def _one_token_words(candidates: list[str], lengths: Callable[[list[str]], list[
     anchor = candidates[single_lengths.index(min(single_lengths))]
     anchor_tokens = min(single_lengths)
     lengths_inside = lengths([f"{anchor} {word} {word}" for word in candidates])
-    words = [word for word, n in zip(candidates, lengths_inside, strict=True) if n == anchor_tokens + 2]
+    words = [
+        word for word, n in zip(candidates, lengths_inside, strict=True) if n == anchor_tokens + 2
+    ]
     if not words:
         return [], []
     lengths_as_start = lengths([f"{word} {words[0]}" for word in words])

@@ -85,7 +85,9 @@ class TracePrompts(SyntheticPrompts):
 
     def __getitem__(self, number: int) -> Request:
         cycle, row = self.place(number)
-        session, turn = (-1, 0) if self._sessions is None else self._of_session(self._sessions, number)
+        session, turn = (
+            (-1, 0) if self._sessions is None else self._of_session(self._sessions, number)
+        )
         tokens_left = self.asked_input(number)
         pieces: list[str] = []
         for position, block in enumerate(self.trace.blocks(row)):
@@ -97,7 +99,9 @@ class TracePrompts(SyntheticPrompts):
             pieces.append(self._own_text(number, tokens_left))
         text, prompt_tokens = "".join(pieces), self.asked_input(number)
         if not pieces:
-            text, prompt_tokens = self._exact_text("user", number, tokens_left, self._unique_head(number, tokens_left))
+            text, prompt_tokens = self._exact_text(
+                "user", number, tokens_left, self._unique_head(number, tokens_left)
+            )
         elif not self._tokenizer.additive:
             prompt_tokens = self._tokenizer.count(text)
         return Request(
@@ -115,7 +119,11 @@ class TracePrompts(SyntheticPrompts):
         """The fields of the body that a row of the trace asks for."""
         asked = int(self.trace.asked[row])
         fields = self.trace.fields[asked] if asked >= 0 else {}
-        return {name: value for name, value in fields.items() if name != "model" or value in self._models}
+        return {
+            name: value
+            for name, value in fields.items()
+            if name != "model" or value in self._models
+        }
 
     def asked_input(self, number: int) -> int:
         return max(1, int(self.trace.input_tokens[self.place(number)[1]]) - self._template)
@@ -130,20 +138,30 @@ class TracePrompts(SyntheticPrompts):
         messages = []
         if n > len(self.trace):
             asked = format.counted(n, "request")
-            messages.append(f"{asked} from a trace of {len(self.trace):,}: it comes again with other text")
+            messages.append(
+                f"{asked} from a trace of {len(self.trace):,}: it comes again with other text"
+            )
         if self._sessions is not None and not len(self.trace.hashes):
-            messages.append("the trace does not say what prompts share: later ones of a session begin with other text")
+            messages.append(
+                "the trace does not say what prompts share: later ones of a session begin with other text"
+            )
         if self.trace.skipped:
-            skipped = format.counted(self.trace.skipped, "row of the trace had", "rows of the trace had")
+            skipped = format.counted(
+                self.trace.skipped, "row of the trace had", "rows of the trace had"
+            )
             messages.append(f"{skipped} no answer: left out")
         if self.trace.bad_rows:
-            bad = format.counted(self.trace.bad_rows, "bad row of the trace is", "bad rows of the trace are")
+            bad = format.counted(
+                self.trace.bad_rows, "bad row of the trace is", "bad rows of the trace are"
+            )
             messages.append(f"{bad} left out, the first {self.trace.first_bad}")
         if names := sorted({name for fields in self.trace.fields for name in fields}):
             messages.append(f"rows of the trace ask for {', '.join(names)}, which is sent")
         models = {str(fields["model"]) for fields in self.trace.fields if "model" in fields}
         if unlisted := sorted(models.difference(self._models)):
-            messages.append(f"the server lists no {', '.join(unlisted)}: rows that ask for it go to the run's model")
+            messages.append(
+                f"the server lists no {', '.join(unlisted)}: rows that ask for it go to the run's model"
+            )
         return messages
 
     def _block_text(self, cycle: int, block: int, n: int, first: bool) -> str:

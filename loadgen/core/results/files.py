@@ -21,12 +21,16 @@ def replace(path: Path, data: bytes, *, shared: bool = False) -> None:
     user's umask says.
     """
     scratch = path.with_name(path.name + ".new")
-    scratch.unlink(missing_ok=True)  # left by a killed process, or a link that somebody has laid there
+    scratch.unlink(
+        missing_ok=True
+    )  # left by a killed process, or a link that somebody has laid there
     try:
         with open(scratch, "xb", opener=None if shared else private) as file:
             file.write(data)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk does not say which file was too much
+        error.filename = error.filename or str(
+            path
+        )  # a full disk does not say which file was too much
         scratch.unlink(missing_ok=True)
         raise
     scratch.replace(path)
@@ -52,7 +56,9 @@ def refuse_links(folder: Path, *, deep: bool = True) -> None:
                 what = f"a link that leads out of the folder: {name} -> {end}; nothing was read"
                 raise UserError("unsafe_file", what, str(folder), _COPY)
         elif not entry.is_dir() and not entry.is_file():
-            raise UserError("unsafe_file", f"a pipe or device, no file: {name}", str(folder), "remove it")
+            raise UserError(
+                "unsafe_file", f"a pipe or device, no file: {name}", str(folder), "remove it"
+            )
 
 
 _COPY = "where you trust it: cp -rL FOLDER COPY puts the files themselves in the place of links"

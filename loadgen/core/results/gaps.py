@@ -30,7 +30,9 @@ class RequestGaps(NamedTuple):
 
     def each(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Slot, and the gaps of its request."""
-        return zip(self.slots.tolist(), np.split(self.values, np.cumsum(self.counts)[:-1]), strict=False)
+        return zip(
+            self.slots.tolist(), np.split(self.values, np.cumsum(self.counts)[:-1]), strict=False
+        )
 
 
 def spooled(folder: Path, part_bytes: int = GROUP_BYTES) -> Iterator[RequestGaps]:
@@ -53,7 +55,9 @@ def _whole(data: bytes) -> tuple[RequestGaps, int]:
         heads.append(at)
         at = end
     head = np.array(heads, np.int64)
-    steps = np.diff(numbers[:at], prepend=0)  # of each request but its slot, its count, its first instant
+    steps = np.diff(
+        numbers[:at], prepend=0
+    )  # of each request but its slot, its count, its first instant
     values = np.delete(steps, np.concatenate((head, head + 1, head + 2)))
     return RequestGaps(numbers[head], numbers[head + 1] - 1, values), at * 8
 

@@ -37,7 +37,9 @@ class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""  # of the server: "0.32.0"
     engine: str = ""  # that runs the model behind the server: "pytorch"
     precision: str = ""  # of weights, and of the KV cache where it says so: "nvfp4, KV cache fp8"
-    serves: str = ""  # the name by which steps of tasks ask for it; "": it serves all that ask for no other
+    serves: str = (
+        ""  # the name by which steps of tasks ask for it; "": it serves all that ask for no other
+    )
 
     @property
     def software(self) -> list[str]:
@@ -76,9 +78,15 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None  # nominal, requests (conversations) per second
     concurrency: int | None = None  # lanes of a closed loop
     first_slot: int | None = None  # number of its first slot; null: written before schema_minor 1
-    chains: int | None = None  # tasks, conversations and single requests that start in it; null: `slots / turns`
-    ramp_s: float | None = None  # closed loop: its lanes begin evenly spread over this time; 0: all at once
-    ramp_from: str = ""  # where ramp_s is from: asked, probe, preset, stage (it takes lanes over); "": not known
+    chains: int | None = (
+        None  # tasks, conversations and single requests that start in it; null: `slots / turns`
+    )
+    ramp_s: float | None = (
+        None  # closed loop: its lanes begin evenly spread over this time; 0: all at once
+    )
+    ramp_from: str = (
+        ""  # where ramp_s is from: asked, probe, preset, stage (it takes lanes over); "": not known
+    )
 
 
 class ClassPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +172,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     start_bound_ms: float = 0.0
     drift_ms: float | None = None
     workers: tuple[Placed, ...] = ()
-    lost: tuple[str, ...] = ()  # nodes that were lost before the load, since the last run of the command
+    lost: tuple[
+        str, ...
+    ] = ()  # nodes that were lost before the load, since the last run of the command
 
 
 class ReasonCode(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,7 +204,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     ended: str = ""
     state: str = "running"  # running (or killed), finished, interrupted (by the user), stopped, decided (by a search)
     version: str = ""  # of loadgen
-    plugins: tuple[PluginUsed, ...] = ()  # rows of other packages that were used until the load began
+    plugins: tuple[
+        PluginUsed, ...
+    ] = ()  # rows of other packages that were used until the load began
     command: tuple[str, ...] = ()  # secrets removed
     workload: str = ""
     source_text: str = ""  # of the workload file, `${VAR}` not expanded
@@ -212,28 +224,48 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     limits: ValidityLimits = ValidityLimits()
     stages: tuple[StagePlan, ...] = ()
     classes: tuple[ClassPlan, ...] = ()  # empty: all requests are of one kind
-    adaptive: AdaptivePlan | None = None  # null: the load was decided before it began. Else its steps are `stages`
-    steps: tuple[StepPlan, ...] = ()  # of tasks; empty where there are none, or their numbers of requests are drawn
+    adaptive: AdaptivePlan | None = (
+        None  # null: the load was decided before it began. Else its steps are `stages`
+    )
+    steps: tuple[
+        StepPlan, ...
+    ] = ()  # of tasks; empty where there are none, or their numbers of requests are drawn
     fingerprints: Fingerprints = Fingerprints()
     rtt_ms: float | None = None  # connect time without load
-    dns_ms: float | None = None  # what the lookup of a target's name took before the load, the longest; null: addresses
+    dns_ms: float | None = (
+        None  # what the lookup of a target's name took before the load, the longest; null: addresses
+    )
     tokenizer: str = ""
     tokenizer_tag: str = ""  # estimate, tokenizer
     tokenizer_sha256: str = ""  # of the tokenizer file; "": the packaged vocabulary
-    template_tokens: int | None = None  # tokens that the chat template adds, by the two-length probe; null: not known
+    template_tokens: int | None = (
+        None  # tokens that the chat template adds, by the two-length probe; null: not known
+    )
     usage_asked: bool = True
     session_header: str | None = None  # the header that named the session of each request
     slo_headers: bool = False  # each request told a gateway its SLO
     server_timing: bool = False  # the server was asked for its own account of each request
     random_words: bool = False  # prompts are made of words drawn at random
-    shares_prompts: bool = False  # the workload shares prefixes or sends history again, so cached tokens are expected
-    cache_reset: bool = False  # the servers' prefix caches were emptied between the probe and the load
-    chunks: ChunkReuse | None = None  # what the prompts of a workload with retrieved chunks share; null: it has none
-    cache_asked: float | None = None  # share of prompt tokens that the servers' caches were to know; null: not asked
-    cache_bound: float | None = None  # share of a trace's prompt tokens that came before in it; null: not told
+    shares_prompts: bool = (
+        False  # the workload shares prefixes or sends history again, so cached tokens are expected
+    )
+    cache_reset: bool = (
+        False  # the servers' prefix caches were emptied between the probe and the load
+    )
+    chunks: ChunkReuse | None = (
+        None  # what the prompts of a workload with retrieved chunks share; null: it has none
+    )
+    cache_asked: float | None = (
+        None  # share of prompt tokens that the servers' caches were to know; null: not asked
+    )
+    cache_bound: float | None = (
+        None  # share of a trace's prompt tokens that came before in it; null: not told
+    )
     max_in_flight: int | None = None
     max_in_prefill: int | None = None  # null also in runs before minor version 8
-    grace_s: float | None = None  # how long the drain may last: as asked with `grace`, else as `timeout`
+    grace_s: float | None = (
+        None  # how long the drain may last: as asked with `grace`, else as `timeout`
+    )
     timeout_s: float | None = None
     stall_timeout_s: float | None = None
     turns: int = 1  # places of a conversation or task in the numbers of slots: the most turns that one may have
@@ -241,7 +273,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     percentiles: tuple[float, ...] = ()  # further ones, as shares, that the user asked for
     keep: str = "raw"  # which rows are kept: raw (all), sample, histogram (none)
     energy_pages: tuple[str, ...] = ()  # pages about the power of the hardware that are read
-    server_pages: tuple[str, ...] | None = None  # URLs of the servers' metrics pages that are read; null: not searched
+    server_pages: tuple[str, ...] | None = (
+        None  # URLs of the servers' metrics pages that are read; null: not searched
+    )
     host: Host = Host()
     cluster: Cluster | None = None  # null: the workers ran on `host`
     notes: tuple[
@@ -259,7 +293,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def slos(self) -> tuple[Slo, ...]:
         """That of the run, and those of its classes."""
-        return tuple(slo for slo in (self.slo, *(plan.slo for plan in self.classes)) if slo is not None)
+        return tuple(
+            slo for slo in (self.slo, *(plan.slo for plan in self.classes)) if slo is not None
+        )
 
 
 def interchangeable(targets: Sequence[TargetFacts]) -> bool:
@@ -274,7 +310,9 @@ class Second(msgspec.Struct, frozen=True, kw_only=True):
     worker: int = 0
     span_s: float = 1.0  # length of the sample; a full second is 0.9 s or more
     cpu_share: float = 0.0  # of one core
-    waited_share: float | None = None  # of the sample: ready to run, but another thread had the core (Linux only)
+    waited_share: float | None = (
+        None  # of the sample: ready to run, but another thread had the core (Linux only)
+    )
     write_share: float = 0.0  # of the sample: writing records, in which nothing is sent
     cpu_s: float = 0.0
     peak_rss_bytes: int = 0
@@ -332,11 +370,16 @@ def _refuse_newer(data: bytes, schema: int, where: str, what: str, hint: str) ->
     except (ValueError, RecursionError) as error:
         raise UserError("wrong_format", f"not {what}: {error}", where, hint) from None
     if found_schema > schema:
-        what = f"written by a newer loadgen (schema {found_schema}, this version reads up to {schema})"
+        what = (
+            f"written by a newer loadgen (schema {found_schema}, this version reads up to {schema})"
+        )
         raise UserError("newer_version", what, where, "update loadgen: pip install -U loadgen")
     if found_schema < 1:
         raise UserError(
-            "damaged_file", f"schema {found_schema} does not exist", where, "the file was changed or damaged"
+            "damaged_file",
+            f"schema {found_schema} does not exist",
+            where,
+            "the file was changed or damaged",
         )
 
 

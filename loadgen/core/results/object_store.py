@@ -25,13 +25,17 @@ class Depot:
         """Copy a finished run. Raises TargetError when that fails; the local folder is then the only copy."""
         files = (path for path in folder.rglob("*") if path.is_file())
         try:
-            for file in sorted(files, key=lambda file: (file == folder / MARK, file)):  # it shows that all is there
+            for file in sorted(
+                files, key=lambda file: (file == folder / MARK, file)
+            ):  # it shows that all is there
                 target = f"{self._path}/{file.relative_to(folder).as_posix()}"
                 self._system.makedirs(target.rpartition("/")[0], exist_ok=True)
                 self._system.put_file(str(file), target)
         except Exception as error:  # of whichever storage library
             hint = f"the results are in {folder}: copy them"
-            raise TargetError("unwritable_file", f"not stored: {_message(error)}", f"--out {self._url}", hint) from None
+            raise TargetError(
+                "unwritable_file", f"not stored: {_message(error)}", f"--out {self._url}", hint
+            ) from None
 
 
 def open(url: str) -> Depot:
@@ -52,7 +56,9 @@ def open(url: str) -> Depot:
         raise
     except Exception as error:  # of whichever storage library
         hint = "credentials, bucket and path?"
-        raise UserError("unwritable_file", f"cannot be written: {_message(error)}", where, hint) from None
+        raise UserError(
+            "unwritable_file", f"cannot be written: {_message(error)}", where, hint
+        ) from None
     return Depot(url, system, path)
 
 
@@ -75,7 +81,13 @@ def _system(url: str, where: str) -> tuple[Any, str]:
         filesystem, path = fs.FileSystem.from_uri(url)
         return ArrowFSWrapper(filesystem), path
     except Exception:  # pyarrow does not support the scheme either
-        package = {"s3": "s3fs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "gs": "gcsfs"}.get(scheme)
+        package = {
+            "s3": "s3fs",
+            "az": "adlfs",
+            "abfs": "adlfs",
+            "abfss": "adlfs",
+            "gs": "gcsfs",
+        }.get(scheme)
         hint = f"pip install {package}" if package else _SCHEMES
         what = f"nothing here can write {scheme}://: {missing}"
         raise UserError("not_installed", what, where, hint, key=package or "fsspec") from None

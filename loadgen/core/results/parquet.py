@@ -48,7 +48,10 @@ def to_table(rows: NDArray[np.void], texts: list[str]) -> Any:
         else:
             column = nullable(values)
         columns[name] = column
-    fields = [pa.field(name, columns[name].type, metadata={"meaning": meaning}) for name, _, meaning in FIELDS]
+    fields = [
+        pa.field(name, columns[name].type, metadata={"meaning": meaning})
+        for name, _, meaning in FIELDS
+    ]
     return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields))
 
 
@@ -63,7 +66,9 @@ def nullable(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> An
     import pyarrow as pa
 
     bitmap = None if valid is None or valid.all() else _bits(valid)
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [bitmap, pa.py_buffer(values)])
+    return pa.Array.from_buffers(
+        pa.from_numpy_dtype(values.dtype), len(values), [bitmap, pa.py_buffer(values)]
+    )
 
 
 def _strings(words: Sequence[str], index: NDArray[Any]) -> Any:
@@ -93,14 +98,18 @@ def write(path: Path, tables: Iterable[Any]) -> None:
         for table in tables:
             # no dictionary of instants and numbers, of which hardly two are alike: it takes as long as all else
             few = [field.name for field in table.schema if str(field.type) != "int64"]
-            writer = writer or pq.ParquetWriter(file, table.schema, compression="zstd", use_dictionary=few)
+            writer = writer or pq.ParquetWriter(
+                file, table.schema, compression="zstd", use_dictionary=few
+            )
             writer.write_table(table)
         assert writer is not None
         writer.close()
     scratch.replace(path)
 
 
-def from_parquet(files: list[Path], only: Sequence[str] | None = None) -> tuple[NDArray[np.void], list[str]]:
+def from_parquet(
+    files: list[Path], only: Sequence[str] | None = None
+) -> tuple[NDArray[np.void], list[str]]:
     """The inverse of `to_table`, over several files: rows and error texts.
 
     With `only`, reads these columns; all others have their value for unknown (-1 or 0).
@@ -128,7 +137,9 @@ class Frame:
     millions of rows needs a fraction of the memory of its rows.
     """
 
-    def __init__(self, files: list[Path], only: Sequence[str] | None = None, *, by_stage: bool = False) -> None:
+    def __init__(
+        self, files: list[Path], only: Sequence[str] | None = None, *, by_stage: bool = False
+    ) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -137,12 +148,23 @@ class Frame:
         with self._readable(0):
             # not by a path, nor ahead: that is read with the pool that pyarrow began with, which keeps it
             self._sources = [pa.OSFile(str(file)) for file in files]
-            self._files = [pq.ParquetFile(file, read_dictionary=["text"], pre_buffer=False) for file in self._sources]
-        self._groups = [(i, group) for i, file in enumerate(self._files) for group in range(file.num_row_groups)]
-        self._said: dict[int, tuple[int, dict[str, Any]]] = {}  # of a group: its rows, and of its columns
-        self._known: dict[tuple[str, int], tuple[int, int] | None] = {}  # column, group -> its least and largest value
+            self._files = [
+                pq.ParquetFile(file, read_dictionary=["text"], pre_buffer=False)
+                for file in self._sources
+            ]
+        self._groups = [
+            (i, group) for i, file in enumerate(self._files) for group in range(file.num_row_groups)
+        ]
+        self._said: dict[
+            int, tuple[int, dict[str, Any]]
+        ] = {}  # of a group: its rows, and of its columns
+        self._known: dict[
+            tuple[str, int], tuple[int, int] | None
+        ] = {}  # column, group -> its least and largest value
         self._kept: dict[str, _Column] = {}  # the one asked for last at the end
-        self._like: dict[str, str] = {}  # column -> the first one that was read of those that are the same in the file
+        self._like: dict[
+            str, str
+        ] = {}  # column -> the first one that was read of those that are the same in the file
         self._columns = set(self._files[0].schema_arrow.names if only is None else only)
         self._codes: dict[str, int] = {}  # of the error texts found so far
         self._texts: list[str] | None = None if "text" in self._columns else []
@@ -159,7 +181,10 @@ class Frame:
                 found.append((only, group, self._metadata(group)[0], slice(None)))
             else:
                 stages = self._read("stage", group)
-                found += [(one, group, count, stages == one) for one, count in enumerate(np.bincount(stages).tolist())]
+                found += [
+                    (one, group, count, stages == one)
+                    for one, count in enumerate(np.bincount(stages).tolist())
+                ]
         pieces, end = [], 0
         for _, group, count, own in sorted(found, key=lambda one: one[:2]):
             pieces.append((group, end, end := end + count, own))
@@ -188,21 +213,33 @@ class Frame:
     def within(self, name: str, first: int, end: int) -> NDArray[Any]:
         """The values of a column from one row to another; what is the same in all of them has the memory of one."""
         if name not in self._columns:
-            return np.broadcast_to(np.array(-1 if ROW[name].kind == "i" else 0, ROW[name]), end - first)
+            return np.broadcast_to(
+                np.array(-1 if ROW[name].kind == "i" else 0, ROW[name]), end - first
+            )
         if name == "text":
             _ = self.texts  # which numbers them in the order of the rows
-        groups = {group for group, at, until, _ in self._pieces if at < min(end, until) and until > first}
+        groups = {
+            group for group, at, until, _ in self._pieces if at < min(end, until) and until > first
+        }
         same = {self._only_value(name, group) for group in groups}
         if len(same) == 1 and None not in same:
             return np.broadcast_to(np.array(same.pop(), ROW[name]), end - first)
         name = self._like.get(name) or self._like.setdefault(name, self._first_like(name))
-        kept = self._kept.pop(name, None) or _Column(np.empty(self._length, self._smallest(name)), set())
+        kept = self._kept.pop(name, None) or _Column(
+            np.empty(self._length, self._smallest(name)), set()
+        )
         self._kept[name] = kept
-        while len(self._kept) > 1 and sum(one.values.nbytes for one in self._kept.values()) > KEPT_BYTES * len(self):
+        while len(self._kept) > 1 and sum(
+            one.values.nbytes for one in self._kept.values()
+        ) > KEPT_BYTES * len(self):
             del self._kept[next(iter(self._kept))]
         for group in sorted(groups - kept.filled):
             only = self._only_value(name, group)
-            found = self._read(name, group) if only is None else np.broadcast_to(only, self._metadata(group)[0])
+            found = (
+                self._read(name, group)
+                if only is None
+                else np.broadcast_to(only, self._metadata(group)[0])
+            )
             for at, until, own in (piece[1:] for piece in self._pieces if piece[0] == group):
                 kept.values[at:until] = found[own]
             kept.filled.add(group)
@@ -217,34 +254,55 @@ class Frame:
             with self._readable(file):
                 said = self._files[file].metadata.row_group(number)
                 columns = map(said.column, range(said.num_columns))
-                self._said[group] = said.num_rows, {column.path_in_schema: column for column in columns}
+                self._said[group] = (
+                    said.num_rows,
+                    {column.path_in_schema: column for column in columns},
+                )
         return self._said[group]
 
     def _smallest(self, name: str) -> np.dtype[Any]:
         """The smallest type that holds a column, by its statistics."""
         ends = [self._ends(name, group) for group in range(len(self._groups))]
         least = [min(one[0], -1 - one[1]) for one in ends if one is not None]
-        return np.min_scalar_type(min(least)) if len(least) == len(ends) and ROW[name].kind == "i" else ROW[name]
+        return (
+            np.min_scalar_type(min(least))
+            if len(least) == len(ends) and ROW[name].kind == "i"
+            else ROW[name]
+        )
 
     def _first_like(self, name: str) -> str:
         """A column that was read before and has the same bytes in the file, or this one. Of a simulated run every
-        request is sent when it is due, and its answer ends with its last token: a third of the columns are others."""
-        known = [one for one in dict.fromkeys(self._like.values()) if ROW[one] == ROW[name] == np.int64]
+        request is sent when it is due, and its answer ends with its last token: a third of the columns are others.
+        """
+        known = [
+            one for one in dict.fromkeys(self._like.values()) if ROW[one] == ROW[name] == np.int64
+        ]
         for group, (file, _) in enumerate(self._groups if known else ()):
             with self._readable(file), open(self._paths[file], "rb") as stored:
                 chunks = self._metadata(group)[1]
-                known = [one for one in known if _is_same(stored, chunks.get(name), chunks.get(one))]
+                known = [
+                    one for one in known if _is_same(stored, chunks.get(name), chunks.get(one))
+                ]
         return known[0] if known else name
 
     def _read(self, name: str, group: int) -> NDArray[Any]:
         file, number = self._groups[group]
         with self._readable(file):
             # without threads: of one column there is nothing to share out
-            column = self._files[file].read_row_group(number, [name], use_threads=False).column(0).combine_chunks()
+            column = (
+                self._files[file]
+                .read_row_group(number, [name], use_threads=False)
+                .column(0)
+                .combine_chunks()
+            )
             found = _to_row_values(name, column, self._codes)
-            said = self._ends(name, group) if ROW[name].kind == "i" else None  # by which the rows were given their type
+            said = (
+                self._ends(name, group) if ROW[name].kind == "i" else None
+            )  # by which the rows were given their type
             if said is not None and not said[0] <= int(found.min()) <= int(found.max()) <= said[1]:
-                raise KeyError(f"{name}: values beyond {said[0]} to {said[1]}, which the file says of them")
+                raise KeyError(
+                    f"{name}: values beyond {said[0]} to {said[1]}, which the file says of them"
+                )
         if name != "text" and len(found) and (found == found[0]).all():
             self._known[name, group] = int(found[0]), int(found[0])
         return found
@@ -267,9 +325,16 @@ class Frame:
 
         try:
             yield
-        except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:  # two: damaged names of columns
+        except (
+            pa.ArrowException,
+            OSError,
+            UnicodeDecodeError,
+            KeyError,
+        ) as error:  # two: damaged names of columns
             where = self._paths[first] if len(self._paths) == 1 or first else self._paths[0].parent
-            hint = "copy the run's folder again; summary.json, if it is there, still holds its figures"
+            hint = (
+                "copy the run's folder again; summary.json, if it is there, still holds its figures"
+            )
             raise unreadable("records", error, where, hint) from None
 
     @property
@@ -315,22 +380,31 @@ def _is_same(file: BinaryIO, one: Any, other: Any) -> bool:
     """Whether two columns of a group are the same bytes."""
     if one is None or other is None or one.total_compressed_size != other.total_compressed_size:
         return False
-    first, second = (chunk.dictionary_page_offset or chunk.data_page_offset for chunk in (one, other))
+    first, second = (
+        chunk.dictionary_page_offset or chunk.data_page_offset for chunk in (one, other)
+    )
     size, descriptor = one.total_compressed_size, file.fileno()
     return os.pread(descriptor, size, first) == os.pread(descriptor, size, second)
 
 
 def _by_statistics(name: str, rows: int, chunks: dict[str, Any]) -> tuple[int, int] | None:
     """The least and the largest value of a column in a group of rows, where its statistics say so; of names only where
-    there is one, of texts only where there is none."""
+    there is one, of texts only where there is none.
+    """
     facts = chunks[name].statistics if name in chunks else None
     if facts is None or not facts.has_null_count:
         return None
     if facts.null_count == rows:
         return (-1, -1) if ROW[name].kind == "i" else None
-    if name == "text" or not facts.has_min_max or (name in NAMES and (facts.null_count or facts.min != facts.max)):
+    if (
+        name == "text"
+        or not facts.has_min_max
+        or (name in NAMES and (facts.null_count or facts.min != facts.max))
+    ):
         return None
-    least, largest = (_codes(name, [one], {})[0] if name in NAMES else int(one) for one in (facts.min, facts.max))
+    least, largest = (
+        _codes(name, [one], {})[0] if name in NAMES else int(one) for one in (facts.min, facts.max)
+    )
     return (min(least, -1) if facts.null_count else least), largest
 
 
@@ -353,7 +427,9 @@ def _codes(name: str, words: Sequence[str], texts: dict[str, int]) -> list[int]:
     """The codes of words of a column, and at the end that of a row without one."""
     if name == "text":
         return [*(texts.setdefault(word, len(texts)) for word in words), -1]
-    unknown = STATUSES.index("lost") if name == "status" else 0  # a status of a later version must not read as ok
+    unknown = (
+        STATUSES.index("lost") if name == "status" else 0
+    )  # a status of a later version must not read as ok
     code_of = {word: i for i, word in enumerate(NAMES[name])}
     return [*(code_of.get(word, unknown) for word in words), unknown]
 

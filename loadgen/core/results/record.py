@@ -18,14 +18,28 @@ from loadgen_sdk.request import Completion
 from numpy.typing import NDArray
 
 SCHEMA = 1  # version of records and header; a reader refuses newer ones
-WITH_UNFINISHED = 2  # the schema of a run with unfinished requests: readers of schema 1 would take them for ok
-SCHEMA_MINOR = 10  # grows with new columns, statuses, fields and nulls: docs/summary.md, "What came when"
+WITH_UNFINISHED = (
+    2  # the schema of a run with unfinished requests: readers of schema 1 would take them for ok
+)
+SCHEMA_MINOR = (
+    10  # grows with new columns, statuses, fields and nulls: docs/summary.md, "What came when"
+)
 
 STATUSES = ("ok", "failed", "dropped", "cancelled", "lost", "unfinished")
 """The index of a status is its code in a record. Append only."""
 CUTS = {"interrupted": "cancelled", "abandoned": "cancelled", "unfinished": "unfinished"}
 """Kind -> status of what was ended on this side: by the user, by a user of the load who went away, by the drain."""
-FINISH_REASONS = ("", "stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "other")
+FINISH_REASONS = (
+    "",
+    "stop",
+    "length",
+    "tool_calls",
+    "function_call",
+    "content_filter",
+    "abort",
+    "error",
+    "other",
+)
 SOURCES = ("", "server", "tokenizer", "estimate", "events")
 
 FIELDS: tuple[tuple[str, str, str], ...] = (
@@ -53,33 +67,61 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("done_ns", "i8", "end of the body, or the instant of the failure"),
     ("client_lag_ns", "i8", "first token: kernel stamp to read"),
     ("stamp_error_ns", "i8", "first token: how wrong its stamp can be"),
-    ("last_token_error_ns", "i8", "last token: how wrong its stamp can be; -1 unknown (older runs)"),
+    (
+        "last_token_error_ns",
+        "i8",
+        "last token: how wrong its stamp can be; -1 unknown (older runs)",
+    ),
     ("max_gap_ns", "i8", "largest gap between output events"),
-    ("max_gap_error_ns", "i8", "largest gap: how wrong the stamp at its end can be; -1 unknown (older runs)"),
+    (
+        "max_gap_error_ns",
+        "i8",
+        "largest gap: how wrong the stamp at its end can be; -1 unknown (older runs)",
+    ),
     ("input_tokens", "i4", "prompt tokens, -1 unknown"),
     ("output_tokens", "i4", "generated tokens, -1 unknown"),
-    ("cached_tokens", "i4", "prompt tokens served from the prefix cache, -1 when the server does not say"),
+    (
+        "cached_tokens",
+        "i4",
+        "prompt tokens served from the prefix cache, -1 when the server does not say",
+    ),
     ("reasoning_tokens", "i4", "of the output, -1 when the server does not say"),
     ("built_tokens", "i4", "content tokens of the prompt as built, -1 unknown"),
     ("asked_output", "i4", "output tokens asked for, -1 when no length was asked"),
-    ("first_event_tokens", "i4", "tokens of the first output event, 0 when the server does not say"),
+    (
+        "first_event_tokens",
+        "i4",
+        "tokens of the first output event, 0 when the server does not say",
+    ),
     ("output_events", "i4", "events that carried output"),
     ("input_source", "u1", "index into SOURCES"),
     ("output_source", "u1", "index into SOURCES"),
     ("bytes_sent", "i8", "on the wire, head and body"),
     ("bytes_received", "i8", "on the wire, head and body"),
-    ("resent", "u1", "times it was sent again after a reset with no response byte on a reused connection"),
+    (
+        "resent",
+        "u1",
+        "times it was sent again after a reset with no response byte on a reused connection",
+    ),
     ("reused", "u1", "1 when sent on a connection that had served before"),
     ("kernel_stamp", "u1", "1 when arrival instants come from the kernel"),
     ("text", "i4", "index into the run's error texts, -1 none"),
     ("replica", "i2", "index of the simulated replica that served it, -1 unknown"),
-    ("server_queue_ns", "i8", "by the server's account: before it began to work on it; -1 not told, as in those below"),
+    (
+        "server_queue_ns",
+        "i8",
+        "by the server's account: before it began to work on it; -1 not told, as in those below",
+    ),
     ("server_prefill_ns", "i8", "from there to the first token"),
     ("server_transfer_ns", "i8", "of the KV cache between servers"),
     ("server_decode_ns", "i8", "from the first token to the last one"),
     ("draft_tokens", "i4", "tokens that speculation proposed, -1 not told"),
     ("accepted_tokens", "i4", "of those, the ones that were right, -1 not told"),
-    ("cache_written_tokens", "i4", "prompt tokens that the server says it wrote to its cache, -1 not told"),
+    (
+        "cache_written_tokens",
+        "i4",
+        "prompt tokens that the server says it wrote to its cache, -1 not told",
+    ),
     ("tcp_ns", "i8", "how long TCP took of a connection that it was the first on; -1 it was not"),
     ("tls_ns", "i8", "the same of its TLS handshake, 0 without TLS"),
 )
@@ -152,7 +194,9 @@ class RowPlace(NamedTuple):
     lane: int
 
 
-def row(place: tuple[int, ...], done: Completion, start_ns: int, *, text: int, built: Built) -> bytes:
+def row(
+    place: tuple[int, ...], done: Completion, start_ns: int, *, text: int, built: Built
+) -> bytes:
     """The bytes of one ROW for a request that was sent.
 
     `start_ns`: instant 0 of the run on the clock of `done`; `text`: index of the error text, -1 for none.
@@ -224,7 +268,13 @@ def row(place: tuple[int, ...], done: Completion, start_ns: int, *, text: int, b
 usual_row: Callable[[tuple[int, ...], Any, int, Built], tuple[bytes, int, int] | None]
 """Of an exchange: its row, the time of its first token (-1 without) and its end; None: for `row` to make. Only in C."""
 if hasattr(_compiled, "usual_row"):  # a wheel of its own may be older
-    _compiled.rows("".join(_LETTER[code] for _, code, _ in FIELDS), FINISH, FINISH["other"], SOURCE["server"], HEADER)
+    _compiled.rows(
+        "".join(_LETTER[code] for _, code, _ in FIELDS),
+        FINISH,
+        FINISH["other"],
+        SOURCE["server"],
+        HEADER,
+    )
     usual_row = _compiled.usual_row
 else:
     usual_row = lambda *_: None  # noqa: E731
@@ -242,11 +292,40 @@ class Built(msgspec.Struct, frozen=True, gc=False):
     asked_output: int
 
 
-def unsent_row(place: tuple[int, ...], due_ns: int, kind: str, status: str, built: Built, text: int = -1) -> bytes:
+def unsent_row(
+    place: tuple[int, ...], due_ns: int, kind: str, status: str, built: Built, text: int = -1
+) -> bytes:
     """The bytes of one ROW for a slot that was never sent. `due_ns`: from the start of the run, -1 if never due."""
     never = (-1,) * 9
     counts = (-1, -1, -1, -1, built.tokens, built.asked_output, 0, 0, 0, 0)
     return pack(
-        *place, STATUS[status], KIND[kind], 0, 0, due_ns, *never, 0, 0, 0, 0, 0, *counts, 0, 0, 0, 0, 0, text, -1,
-        -1, -1, -1, -1, -1, -1, -1, -1, -1,
-    )  # fmt: skip
+        *place,
+        STATUS[status],
+        KIND[kind],
+        0,
+        0,
+        due_ns,
+        *never,
+        0,
+        0,
+        0,
+        0,
+        0,
+        *counts,
+        0,
+        0,
+        0,
+        0,
+        0,
+        text,
+        -1,
+        -1,
+        -1,
+        -1,
+        -1,
+        -1,
+        -1,
+        -1,
+        -1,
+        -1,
+    )

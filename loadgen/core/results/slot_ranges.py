@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from loadgen.core.results.manifest import Header
 
-RUN = np.dtype([("stage", "<i2"), ("lane", "<i4"), ("step", "<i8"), ("first", "<i8"), ("last", "<i8")])
+RUN = np.dtype(
+    [("stage", "<i2"), ("lane", "<i4"), ("step", "<i8"), ("first", "<i8"), ("last", "<i8")]
+)
 """One range: the slots first, first + step, ... last of one stage and lane (lane -1: open loop)."""
 
 
@@ -61,9 +63,15 @@ def among(runs: NDArray[np.void], numbers: NDArray[np.int64]) -> NDArray[np.bool
     if not len(runs) or not len(numbers):
         return np.zeros(len(numbers), np.bool_)
     step, first = runs["step"], runs["first"]
-    low = np.maximum(-((first - numbers[0]) // step), 0)  # the least k with first + k * step >= the least number
+    low = np.maximum(
+        -((first - numbers[0]) // step), 0
+    )  # the least k with first + k * step >= the least number
     high = (np.minimum(runs["last"], numbers[-1]) - first) // step
     counts = np.maximum(high - low + 1, 0)
     range_index = np.repeat(np.arange(len(runs)), counts)
-    k = np.arange(len(range_index)) - np.repeat(np.cumsum(counts) - counts, counts) + low[range_index]
+    k = (
+        np.arange(len(range_index))
+        - np.repeat(np.cumsum(counts) - counts, counts)
+        + low[range_index]
+    )
     return np.isin(numbers, first[range_index] + k * step[range_index])

@@ -26,14 +26,20 @@ from loadgen.core.server_metrics import series
 from loadgen.core.stats.quantiles import Histogram, bucket
 
 SEGMENT_ROWS = 100_000  # rows in one file of the spool: 20 MB
-DIFFERENT_TEXTS = 10_000  # error texts that a worker stores; later ones are counted without their text
-HEAT_EDGES_NS: NDArray[np.int64] = np.logspace(4, 11, 85).astype(np.int64)  # 10 µs to 100 s, 12 per decade
+DIFFERENT_TEXTS = (
+    10_000  # error texts that a worker stores; later ones are counted without their text
+)
+HEAT_EDGES_NS: NDArray[np.int64] = np.logspace(4, 11, 85).astype(
+    np.int64
+)  # 10 µs to 100 s, 12 per decade
 HEAT = np.dtype([("until_ns", "<i8"), ("counts", "<i8", (len(HEAT_EDGES_NS) + 1,))])
 """Gaps between output events, counted by length, since the previous record. `until_ns`: from the start of the run.
 
 `counts`: below the first edge of HEAT_EDGES_NS, between two edges, above the last edge.
 """
-GROWING_BINS = 1_000  # last bins of a timeline, which may still change: an event is counted within 10 s
+GROWING_BINS = (
+    1_000  # last bins of a timeline, which may still change: an event is counted within 10 s
+)
 STAMPS = "stamps-"  # with the stage's number: no dot, since readers of schema 1.0 take w0.NAME.S for a timeline
 _HEAT_STARTS = np.concatenate(([0], bucket(HEAT_EDGES_NS)))
 
@@ -115,7 +121,9 @@ class Spool:
 
     def _open(self, name: str) -> int:
         path = self._folder / "spool" / f"w{self._worker}.{name}"
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE)
+        return os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE
+        )
 
     def _count_texts(self, descriptor: int) -> int:
         """Number of error texts already in the file. Ends a last line that a killed worker left unfinished."""
@@ -127,7 +135,10 @@ class Spool:
     def events(self, name: str, instants: array[int]) -> None:
         """The output events of a request (see `gaps.py`). Its name ends with its slot."""
         if len(instants) > 1:
-            self._new_events += (array("q", (int(name.rpartition("-")[2]), len(instants))), instants)
+            self._new_events += (
+                array("q", (int(name.rpartition("-")[2]), len(instants))),
+                instants,
+            )
 
     def text(self, text: str) -> int:
         """The number of an error text; equal texts share a number. -1 for a new text after DIFFERENT_TEXTS texts."""
@@ -146,10 +157,15 @@ class Spool:
     def flush(self) -> None:
         """Write the collected data. Rows go last, so that the text and the events of a stored row are stored."""
         if self._new_texts:
-            _write(self._text_fd, b"".join(msgspec.json.encode(text) + b"\n" for text in self._new_texts))
+            _write(
+                self._text_fd,
+                b"".join(msgspec.json.encode(text) + b"\n" for text in self._new_texts),
+            )
             self._new_texts.clear()
         if self._new_events:
-            with open(self._folder / "spool" / f"w{self._worker}.events", "ab", opener=private) as file:
+            with open(
+                self._folder / "spool" / f"w{self._worker}.events", "ab", opener=private
+            ) as file:
                 file.writelines(self._new_events)
             self._new_events.clear()
         if self._new_rows:
@@ -162,7 +178,10 @@ class Spool:
                 self._row_fd = self._open(f"{self._segment_start:012d}.rows")
                 self._rows_in_segment = 0
         if self._new_seconds:
-            _write(self._second_fd, b"".join(msgspec.json.encode(second) + b"\n" for second in self._new_seconds))
+            _write(
+                self._second_fd,
+                b"".join(msgspec.json.encode(second) + b"\n" for second in self._new_seconds),
+            )
             self._new_seconds.clear()
 
     def flows(
@@ -249,7 +268,9 @@ def worker_texts(folder: Path, worker: int) -> list[str]:
     """The error texts of a worker; the index is the number that rows refer to. "" for a damaged line."""
     texts: list[str] = []
     path = folder / "spool" / f"w{worker}.texts"
-    for line in path.read_bytes().splitlines() if path.is_file() else ():  # killed before it was made
+    for line in (
+        path.read_bytes().splitlines() if path.is_file() else ()
+    ):  # killed before it was made
         try:
             texts.append(msgspec.json.decode(line, type=str))
         except (ValueError, RecursionError):

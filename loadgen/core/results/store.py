@@ -52,7 +52,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 MERGED = "requests.parquet"
-LAZY_ROWS = 1_000_000  # above this, a summary is computed from columns on disk instead of rows in memory
+LAZY_ROWS = (
+    1_000_000  # above this, a summary is computed from columns on disk instead of rows in memory
+)
 LEDGER = "ledger"
 
 
@@ -65,7 +67,9 @@ class Stored(NamedTuple):
     timeline: list[NDArray[np.int64]]
     seconds: list[manifest.Second]
     texts: list[str]
-    event_errors: list[Histogram]  # per stage, stamp errors of output events; empty histograms in older runs
+    event_errors: list[
+        Histogram
+    ]  # per stage, stamp errors of output events; empty histograms in older runs
 
 
 def read_run(folder: Path, *, most: float = inf, by_stage: bool = True) -> Stored:
@@ -80,11 +84,17 @@ def read_run(folder: Path, *, most: float = inf, by_stage: bool = True) -> Store
         hint = "give the folder that `loadgen run` named in its first lines"
         if not folder.is_dir():
             raise nothing_there(folder, hint)
-        raise UserError("no_result", "not the folder of a run: it has no run.json", str(folder), hint)
+        raise UserError(
+            "no_result", "not the folder of a run: it has no run.json", str(folder), hint
+        )
     header = manifest.decode(path.read_bytes(), str(path))
     with undamaged(folder):
         merged = folder / "requests" / MERGED
-        if most < inf and merged.exists() and len(frame := Frame([merged], by_stage=by_stage)) > most:
+        if (
+            most < inf
+            and merged.exists()
+            and len(frame := Frame([merged], by_stage=by_stage)) > most
+        ):
             check_due(rows := cast("NDArray[np.void]", frame))
             texts = frame.texts
         else:
@@ -120,7 +130,10 @@ def undamaged(folder: Path) -> Iterator[None]:
     except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
         what = f"a file of this run is damaged: {error}"
         raise UserError(
-            "damaged_file", what, str(folder), "the summary that the run has printed is in its summary.json"
+            "damaged_file",
+            what,
+            str(folder),
+            "the summary that the run has printed is in its summary.json",
         ) from None
 
 
@@ -169,7 +182,9 @@ def _read_seconds(folder: Path) -> list[manifest.Second]:
 def _read_rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:
     """Rows of all workers and their error texts: of the spool, and of Parquet where segments are deleted."""
     merged = folder / "requests" / MERGED
-    if merged.exists():  # it has all rows; beside it may be what a killed process could not remove any more
+    if (
+        merged.exists()
+    ):  # it has all rows; beside it may be what a killed process could not remove any more
         return from_parquet([merged])
     spooled = segments(folder)
     files = sorted((folder / "requests").glob("*.parquet"))
@@ -191,7 +206,9 @@ def _read_rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:
         append(rows, own_texts)
         texts += own_texts
         end = 0  # of the rows of deleted segments found so far
-        for file in sorted((folder / "requests").glob(f"w{worker}-*.parquet")):  # rows of deleted segments
+        for file in sorted(
+            (folder / "requests").glob(f"w{worker}-*.parquet")
+        ):  # rows of deleted segments
             first = int(file.stem.partition("-")[2])
             if end <= first < own[0].first:
                 rows, file_texts = from_parquet([file])
@@ -201,7 +218,9 @@ def _read_rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:
     return (joined(parts) if len(parts) > 1 else parts[0]), texts
 
 
-def rows_after(folder: Path, taken: Mapping[int, int]) -> Iterator[tuple[NDArray[np.void], list[str]]]:
+def rows_after(
+    folder: Path, taken: Mapping[int, int]
+) -> Iterator[tuple[NDArray[np.void], list[str]]]:
     """Rows of the spool, and the error texts they refer to, without the first `taken[worker]` rows of each worker."""
     for segment in segments(folder):
         first = max(taken.get(segment.worker, 0) - segment.first, 0)
@@ -237,7 +256,10 @@ def nothing_left(folder: Path) -> Iterator[None]:
 def drop_spool(folder: Path) -> None:
     """Delete the spool after a clean end. Its seconds go to `seconds.jsonl`; its rows are in Parquet already."""
     seconds = sorted(_read_seconds(folder), key=lambda second: (second.t_s, second.worker))
-    replace(folder / "seconds.jsonl", b"".join(msgspec.json.encode(second) + b"\n" for second in seconds))
+    replace(
+        folder / "seconds.jsonl",
+        b"".join(msgspec.json.encode(second) + b"\n" for second in seconds),
+    )
     for file in (folder / "spool").iterdir():
         file.unlink()
     (folder / "spool").rmdir()

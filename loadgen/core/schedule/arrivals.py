@@ -48,35 +48,63 @@ def build(workload: Workload, seed: int) -> Schedule:
     """
     made = of_requests(workload.requests, seed)
     schedule_seed = workload.schedule_seed
-    measured_poisson = [i for i, s in enumerate(workload.stages) if s.measured and isinstance(s.arrival, Poisson)]
-    explicit_seed_stage = measured_poisson[0] if measured_poisson and schedule_seed is not None else -1
+    measured_poisson = [
+        i for i, s in enumerate(workload.stages) if s.measured and isinstance(s.arrival, Poisson)
+    ]
+    explicit_seed_stage = (
+        measured_poisson[0] if measured_poisson and schedule_seed is not None else -1
+    )
     spans: list[StageSpan] = []
     start_ns: int | None = 0
     first_chain = 0
     for index, stage in enumerate(workload.stages):
         base_seed = seed if schedule_seed is None else schedule_seed
-        loadgen_seed = base_seed if index == explicit_seed_stage else seeds.derived(base_seed, "arrivals", index)
+        loadgen_seed = (
+            base_seed
+            if index == explicit_seed_stage
+            else seeds.derived(base_seed, "arrivals", index)
+        )
         span = _span(
-            stage, made, index=index, start_ns=start_ns, first_chain=first_chain, seed=base_seed,
-            loadgen_seed=loadgen_seed, taken_over=_lanes_left(spans[-1]) if spans else 0,
-        )  # fmt: skip
+            stage,
+            made,
+            index=index,
+            start_ns=start_ns,
+            first_chain=first_chain,
+            seed=base_seed,
+            loadgen_seed=loadgen_seed,
+            taken_over=_lanes_left(spans[-1]) if spans else 0,
+        )
         spans.append(span)
-        start_ns = None if start_ns is None or span.dynamic or span.length_ns is None else start_ns + span.length_ns
+        start_ns = (
+            None
+            if start_ns is None or span.dynamic or span.length_ns is None
+            else start_ns + span.length_ns
+        )
         first_chain += RESERVED if span.chains is None else span.chains
     return Schedule(stages=tuple(spans), chains=made)
 
 
 def _span(
-    stage: Stage, made: Chains, *, index: int, start_ns: int | None, first_chain: int, seed: int, loadgen_seed: int,
+    stage: Stage,
+    made: Chains,
+    *,
+    index: int,
+    start_ns: int | None,
+    first_chain: int,
+    seed: int,
+    loadgen_seed: int,
     taken_over: int,
-) -> StageSpan:  # fmt: skip
+) -> StageSpan:
     if isinstance(stage.arrival, Closed):
         if stage.duration_ns is None and stage.count is None:
             raise ValueError(f"stage {stage.name!r} has neither a duration nor a count")
         lanes, offsets = stage.arrival.concurrency, np.zeros(0, np.int64)
         length_ns, count = stage.duration_ns, stage.count
     else:
-        lanes, (offsets, length_ns) = 0, _arrivals(stage, seeds.stream(seed, "arrivals", index), loadgen_seed)
+        lanes, (offsets, length_ns) = (
+            0,
+            _arrivals(stage, seeds.stream(seed, "arrivals", index), loadgen_seed),
+        )
         count = len(offsets)
     return StageSpan(
         index=index,
@@ -107,15 +135,23 @@ def at_load(stage: Stage, load: float) -> Stage:
     return stage.model_copy(update={"arrival": law.model_copy(update=changed)})
 
 
-def extended(schedule: Schedule, stage: Stage, seed: int, *, start_ns: int, first_chain: int) -> Schedule:
+def extended(
+    schedule: Schedule, stage: Stage, seed: int, *, start_ns: int, first_chain: int
+) -> Schedule:
     """The schedule with one more stage, whose arrivals are a function of the seed and of how many stages there are."""
     last, index = schedule.stages[-1], len(schedule.stages)
     assert last.start_ns is not None and last.length_ns is not None
     follows = start_ns == last.start_ns + last.length_ns
     span = _span(
-        stage, schedule.chains, index=index, start_ns=start_ns, first_chain=first_chain, seed=seed,
-        loadgen_seed=seeds.derived(seed, "arrivals", index), taken_over=_lanes_left(last) if follows else 0,
-    )  # fmt: skip
+        stage,
+        schedule.chains,
+        index=index,
+        start_ns=start_ns,
+        first_chain=first_chain,
+        seed=seed,
+        loadgen_seed=seeds.derived(seed, "arrivals", index),
+        taken_over=_lanes_left(last) if follows else 0,
+    )
     return replace(schedule, stages=(*schedule.stages, span))
 
 
@@ -127,9 +163,12 @@ def _arrivals(stage: Stage, rng: np.random.Generator, loadgen_seed: int) -> Arri
             return constant(rate, **bounds)
         case Poisson(rate=rate) if (least := stage.at_least) is not None:
             return poisson_at_least(
-                rate, seed=loadgen_seed, min_duration_ns=least.duration_ns, min_count=least.count,
+                rate,
+                seed=loadgen_seed,
+                min_duration_ns=least.duration_ns,
+                min_count=least.count,
                 multiple_of=least.passes_of,
-            )  # fmt: skip
+            )
         case Poisson(rate=rate):
             return poisson(rate, seed=loadgen_seed, **bounds)
         case Gamma(rate=rate, burstiness=burstiness):
@@ -159,18 +198,26 @@ def constant(rate: float, *, duration_ns: int | None = None, count: int | None =
     if count is not None:
         max_count = min(max_count, count)
     # Multiply by 1e9 first: the product is exact. Adding up rounded gaps would accumulate their errors.
-    return _truncate(np.rint(np.arange(max_count + 1) * 1e9 / rate).astype(np.int64), duration_ns, count)
+    return _truncate(
+        np.rint(np.arange(max_count + 1) * 1e9 / rate).astype(np.int64), duration_ns, count
+    )
 
 
-def poisson(rate: float, *, seed: int, duration_ns: int | None = None, count: int | None = None) -> Arrivals:
+def poisson(
+    rate: float, *, seed: int, duration_ns: int | None = None, count: int | None = None
+) -> Arrivals:
     """MLPerf LoadGen's Poisson schedule for `schedule_rng_seed = seed`: first arrival at 0, exponential gaps.
 
     The duration or the count ends it, whichever comes first.
     """
-    return _truncate(_cumulative_offsets(_loadgen_gaps(rate, seed), rate, duration_ns, count), duration_ns, count)
+    return _truncate(
+        _cumulative_offsets(_loadgen_gaps(rate, seed), rate, duration_ns, count), duration_ns, count
+    )
 
 
-def poisson_at_least(rate: float, *, seed: int, min_duration_ns: int, min_count: int, multiple_of: int) -> Arrivals:
+def poisson_at_least(
+    rate: float, *, seed: int, min_duration_ns: int, min_count: int, multiple_of: int
+) -> Arrivals:
     """The same draw as `poisson` under LoadGen's stop rule.
 
     Arrivals go on until the last offset reaches the minimum duration *and* the count reaches the minimum. The count is
@@ -304,7 +351,9 @@ def _cumulative_offsets(
     blocks = [np.zeros(1, np.int64)]
     n_offsets, last_ns = 1, 0
     while (count is None or n_offsets <= count) and (duration_ns is None or last_ns < duration_ns):
-        block = last_ns + np.cumsum(gaps(_BLOCK if count is None else min(_BLOCK, count + 1 - n_offsets)))
+        block = last_ns + np.cumsum(
+            gaps(_BLOCK if count is None else min(_BLOCK, count + 1 - n_offsets))
+        )
         blocks.append(block)
         n_offsets, last_ns = n_offsets + len(block), int(block[-1])
     return np.concatenate(blocks)
@@ -316,4 +365,6 @@ def _truncate(offsets: Offsets, duration_ns: int | None, count: int | None) -> A
     if count is not None and count < kept:
         kept = count
     end_ns = int(offsets[kept]) if kept < len(offsets) else int(offsets[-1])
-    return Arrivals(offsets[:kept].copy(), end_ns if duration_ns is None else min(end_ns, duration_ns))
+    return Arrivals(
+        offsets[:kept].copy(), end_ns if duration_ns is None else min(end_ns, duration_ns)
+    )

@@ -17,7 +17,17 @@ from loadgen.core import seeds
 from loadgen.core.requests.laws import log_mean
 from loadgen.core.requests.task_graphs import Leaving, TaskGraphs
 from loadgen.core.units import LONGEST_NS
-from loadgen.core.workload import Empirical, Fixed, FromTrace, LogNormal, Mix, Normal, Synthetic, Task, Uniform
+from loadgen.core.workload import (
+    Empirical,
+    Fixed,
+    FromTrace,
+    LogNormal,
+    Mix,
+    Normal,
+    Synthetic,
+    Task,
+    Uniform,
+)
 
 if TYPE_CHECKING:
     from loadgen.core.workload.trace_sessions import TraceSessions
@@ -136,7 +146,9 @@ class Conversations(Struct, frozen=True):
             blocks = np.concatenate([self._block(block) for block in range(first_block, end_block)])
             pause_ns[:, 1:] = blocks[first - first_block * self.together :][:count]
         after = np.tile(np.arange(self.turns) - 1, count)
-        return ChainColumns(self.sizes(first, count), np.ones(count, np.bool_), after, pause_ns.reshape(-1))
+        return ChainColumns(
+            self.sizes(first, count), np.ones(count, np.bool_), after, pause_ns.reshape(-1)
+        )
 
     def _block(self, block: int) -> Ints:
         """The pauses of block number `block`, in ns. Shape (together, turns - 1)."""
@@ -166,7 +178,9 @@ class Tasks:
         )
 
     def sizes(self, first: int, count: int) -> Ints:
-        return np.array([len(self._graphs[chain]) for chain in range(first, first + count)], np.int64)
+        return np.array(
+            [len(self._graphs[chain]) for chain in range(first, first + count)], np.int64
+        )
 
     def slots(self, first: int, count: int) -> int:
         return int(self.sizes(first, count).sum())
@@ -214,7 +228,9 @@ class TraceChains:
         return ChainColumns(
             sizes=self.sizes(first, count),
             is_session=self._sessions.is_session[sessions],
-            after=np.array([max(before, default=-1) for graph in graphs for before in graph.waits], np.int64),
+            after=np.array(
+                [max(before, default=-1) for graph in graphs for before in graph.waits], np.int64
+            ),
             pause_ns=np.array([pause for graph in graphs for pause in graph.pauses], np.int64),
         )
 
@@ -303,7 +319,9 @@ def _draw_delays(delay: Any, rng: np.random.Generator, shape: tuple[int, int]) -
     raise ValueError(f"no delay {delay!r}")
 
 
-def _draw_within(draw: Callable[[int], NDArray[np.float64]], bounds: Any, shape: tuple[int, int]) -> Ints:
+def _draw_within(
+    draw: Callable[[int], NDArray[np.float64]], bounds: Any, shape: tuple[int, int]
+) -> Ints:
     """Values of `draw`, rounded and within the bounds.
 
     Values outside are drawn again; what is still outside after 64 attempts is clipped to the bounds.

@@ -45,10 +45,14 @@ class _OpenChain:
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
-        self.waits = array("h", chain.waits)  # _STARTED for slots that are due, in flight, dropped or ended
+        self.waits = array(
+            "h", chain.waits
+        )  # _STARTED for slots that are due, in flight, dropped or ended
         self.waits[0] = _STARTED
         self.pending = 1  # slots due or in flight
-        self.latest_ns: dict[int, int] = {}  # turn of a join -> the latest end of those that it waits for, so far
+        self.latest_ns: dict[
+            int, int
+        ] = {}  # turn of a join -> the latest end of those that it waits for, so far
         self.is_over = False  # nothing of it starts any more
 
     def rest(self) -> list[int]:
@@ -82,26 +86,42 @@ class Dispatcher:
     """
 
     def __init__(
-        self, schedule: Schedule, *, max_in_flight: int | None = None, max_in_prefill: int | None = None
+        self,
+        schedule: Schedule,
+        *,
+        max_in_flight: int | None = None,
+        max_in_prefill: int | None = None,
     ) -> None:
         self.schedule = schedule
         self._max_in_flight = _NEVER if max_in_flight is None else max_in_flight
         self._max_in_prefill = _NEVER if max_in_prefill is None else max_in_prefill
         self._in_prefill: set[int] = set()
-        self._held: deque[tuple[int, int, int, int, int]] = deque()  # as in `_heap`: they wait for a place in prefill
+        self._held: deque[tuple[int, int, int, int, int]] = (
+            deque()
+        )  # as in `_heap`: they wait for a place in prefill
         self._freed_ns = 0  # when such a place was freed last
         self._turns = schedule.turns
-        self._open: dict[int, _OpenChain] = {}  # conversations and tasks that have begun and are not over
+        self._open: dict[
+            int, _OpenChain
+        ] = {}  # conversations and tasks that have begun and are not over
         self._in_flight: dict[int, Start] = {}
         # (due, number, stage, turn, lane) of slots that waited for another slot, and of the first slots of lanes
         self._heap: list[tuple[int, int, int, int, int]] = []
         self._dropped: deque[Start] = deque()
         self._stopped = False
         self._lanes_stopped: list[Start] = []
-        self._stage_ends_ns: list[int] = []  # per begun stage: from this instant its lanes start nothing
-        self._chains_left: list[int] = []  # per begun stage: own unfinished chains, if a closed loop with a count
-        self._at_work: list[int] = []  # per begun stage: own lanes, or conversations of an open loop, not yet ended
-        self._waiting_lanes: deque[tuple[int, int, int]] = deque()  # (stage, lane, earliest due): no place is free
+        self._stage_ends_ns: list[
+            int
+        ] = []  # per begun stage: from this instant its lanes start nothing
+        self._chains_left: list[
+            int
+        ] = []  # per begun stage: own unfinished chains, if a closed loop with a count
+        self._at_work: list[
+            int
+        ] = []  # per begun stage: own lanes, or conversations of an open loop, not yet ended
+        self._waiting_lanes: deque[tuple[int, int, int]] = (
+            deque()
+        )  # (stage, lane, earliest due): no place is free
         self._current: StageSpan
         self._offsets_read = self._due_index = 0
         self._begun = 0  # chains of the stages that `end_stage` has ended
@@ -146,7 +166,12 @@ class Dispatcher:
         out: list[Start] = []
         if self._stopped:
             return out
-        heap, dropped, in_flight, cap = self._heap, self._dropped, self._in_flight, self._max_in_flight
+        heap, dropped, in_flight, cap = (
+            self._heap,
+            self._dropped,
+            self._in_flight,
+            self._max_in_flight,
+        )
         held, in_prefill, prefill_cap = self._held, self._in_prefill, self._max_in_prefill
         while len(out) < limit:
             if dropped:
@@ -184,7 +209,10 @@ class Dispatcher:
             session = -1
             if self._turns > 1:
                 made = self._open[chain].chain if turn else self.schedule.chains.of(chain)
-                session, number = chain if made.is_session else -1, self.schedule.number(chain, turn, made)
+                session, number = (
+                    chain if made.is_session else -1,
+                    self.schedule.number(chain, turn, made),
+                )
             if lane < 0 and (len(in_flight) >= cap or len(in_prefill) >= prefill_cap):
                 why = "in_flight_cap" if len(in_flight) >= cap else "prefill_cap"
                 start = Start(number, stage, session, turn, lane, due, why)
@@ -201,7 +229,12 @@ class Dispatcher:
         return out
 
     def finished(
-        self, number: int, now_ns: int, ok: bool, pause_ns: int = 0, why: str = "previous_turn_failed"
+        self,
+        number: int,
+        now_ns: int,
+        ok: bool,
+        pause_ns: int = 0,
+        why: str = "previous_turn_failed",
     ) -> None:
         """Report that the request of slot `number` has ended at `now_ns`.
 
@@ -223,12 +256,16 @@ class Dispatcher:
         span = self.schedule.stages[stage]
         chain = number // self._turns + span.lanes
         due = now_ns + pause_ns
-        goes_on = due < self._stage_ends_ns[stage] and (span.chains is None or chain < span.first_chain + span.chains)
+        goes_on = due < self._stage_ends_ns[stage] and (
+            span.chains is None or chain < span.first_chain + span.chains
+        )
         if goes_on:
             heapq.heappush(self._heap, (due, chain * self._turns, stage, 0, lane))
         if span.chains is not None:
             self._chains_left[stage] -= 1
-            if span is self._current and (not self._chains_left[stage] or (not goes_on and self._hands_over(stage))):
+            if span is self._current and (
+                not self._chains_left[stage] or (not goes_on and self._hands_over(stage))
+            ):
                 self._end_stage_at(now_ns)
         if not goes_on:
             self._leave(stage, due)
@@ -269,7 +306,9 @@ class Dispatcher:
             for turn in task.chain.followers[start.turn]:
                 task.waits[turn] -= 1
                 latest_ns = now_ns
-                if task.chain.waits[turn] > 1:  # ends are reported in the order in which they were read
+                if (
+                    task.chain.waits[turn] > 1
+                ):  # ends are reported in the order in which they were read
                     latest_ns = task.latest_ns[turn] = max(now_ns, task.latest_ns.get(turn, now_ns))
                 due = latest_ns + task.chain.pauses[turn]
                 if task.waits[turn] == 0 and due < end:
@@ -302,7 +341,9 @@ class Dispatcher:
             turns += [entry[3] for entry in due]
         for turn in sorted(turns):
             number = self.schedule.number(chain, turn, task.chain)
-            self._dropped.append(msgspec.structs.replace(start, number=number, turn=turn, due_ns=now_ns, dropped=why))
+            self._dropped.append(
+                msgspec.structs.replace(start, number=number, turn=turn, due_ns=now_ns, dropped=why)
+            )
 
     def _end_at_cap(self, start: Start, due_ns: int) -> None:
         """A start was dropped because too many requests are in flight: so is the rest of its conversation or task."""
@@ -334,7 +375,10 @@ class Dispatcher:
                 if sum(self._at_work[: waiting_stage + 1]) >= len(self.schedule.own_lanes(span)):
                     return
                 self._at_work[waiting_stage] += 1
-                heapq.heappush(self._heap, (due, (span.first_chain + lane) * self._turns, waiting_stage, 0, lane))
+                heapq.heappush(
+                    self._heap,
+                    (due, (span.first_chain + lane) * self._turns, waiting_stage, 0, lane),
+                )
             self._waiting_lanes.popleft()
 
     def end_stage(self, now_ns: int) -> None:
@@ -344,14 +388,19 @@ class Dispatcher:
         """
         span = self._current
         if span.lanes:
-            last = max((start.number for start in self._in_flight.values() if start.stage == span.index), default=-1)
+            last = max(
+                (start.number for start in self._in_flight.values() if start.stage == span.index),
+                default=-1,
+            )
             waiting = [entry for entry in (*self._heap, *self._held) if entry[2] == span.index]
             self._heap[:] = [entry for entry in self._heap if entry[2] != span.index]
             _keep(self._held, [entry for entry in self._held if entry[2] != span.index])
             heapq.heapify(self._heap)
             last = max([last, *(entry[1] - span.lanes for entry in waiting)])
             self._begun = max(self._begun, last + 1)
-            self._waiting_lanes = deque(entry for entry in self._waiting_lanes if entry[0] != span.index)
+            self._waiting_lanes = deque(
+                entry for entry in self._waiting_lanes if entry[0] != span.index
+            )
             self._stage_ends_ns[span.index] = now_ns
             for _ in waiting:
                 self._leave(span.index, now_ns)
@@ -361,12 +410,16 @@ class Dispatcher:
             self._begun = span.first_chain + begun
             self._next_due = _NEVER
         assert span.start_ns is not None and span.length_ns is not None
-        self.schedule = timetable.ended(self.schedule, min(now_ns, span.start_ns + span.length_ns), begun)
+        self.schedule = timetable.ended(
+            self.schedule, min(now_ns, span.start_ns + span.length_ns), begun
+        )
         self._current = self.schedule.stages[-1]
 
     def begin_stage(self, stage: Stage, seed: int, now_ns: int) -> None:
         """Begin another stage now, after `end_stage`."""
-        self.schedule = arrivals.extended(self.schedule, stage, seed, start_ns=now_ns, first_chain=self._begun)
+        self.schedule = arrivals.extended(
+            self.schedule, stage, seed, start_ns=now_ns, first_chain=self._begun
+        )
         self._begin_stage(len(self.schedule.stages) - 1, now_ns)
 
     def stop(self) -> None:
@@ -374,9 +427,13 @@ class Dispatcher:
         if self._stopped:
             return
         self._stopped = True
-        self._stage_ends_ns[:] = [0] * len(self._stage_ends_ns)  # nor does a lane go on by itself: see `lanes`
+        self._stage_ends_ns[:] = [0] * len(
+            self._stage_ends_ns
+        )  # nor does a lane go on by itself: see `lanes`
         # Lanes whose request in flight is a single one: what they would have sent next. Taken now, before completions.
-        self._lanes_stopped = [start for start in self._in_flight.values() if start.lane >= 0 and start.session < 0]
+        self._lanes_stopped = [
+            start for start in self._in_flight.values() if start.lane >= 0 and start.session < 0
+        ]
 
     def unsent(self) -> Iterator[Start]:
         """After `stop`: every scheduled slot that did not start, once, with the reason.
@@ -398,12 +455,16 @@ class Dispatcher:
             span = next(one for one in reversed(self.schedule.stages) if one.first_chain <= session)
             lane = (session - span.first_chain) % span.lanes if span.lanes else -1
             if lane < 0 or _sends_all(span):
-                yield from (self._interrupted(span, session, turn, lane, -1) for turn in task.rest())
+                yield from (
+                    self._interrupted(span, session, turn, lane, -1) for turn in task.rest()
+                )
             if lane >= 0:
                 yield from self._unsent_of_lane(span, lane, session + span.lanes)
         for start in self._lanes_stopped:
             span = self.schedule.stages[start.stage]
-            yield from self._unsent_of_lane(span, start.lane, start.number // self._turns + span.lanes)
+            yield from self._unsent_of_lane(
+                span, start.lane, start.number // self._turns + span.lanes
+            )
         for stage, lane, _ in self._waiting_lanes:
             span = self.schedule.stages[stage]
             yield from self._unsent_of_lane(span, lane, span.first_chain + lane)
@@ -425,7 +486,9 @@ class Dispatcher:
         self._due_block: list[int] = []
         self._due_index = self._offsets_read = 0
         self._next_due = _NEVER
-        self._stage_ends_ns.append(start_ns + span.length_ns if span.lanes and span.length_ns is not None else _NEVER)
+        self._stage_ends_ns.append(
+            start_ns + span.length_ns if span.lanes and span.length_ns is not None else _NEVER
+        )
         self._chains_left.append(schedule.own_chains(span) if span.dynamic else 0)
         self._at_work.append(0)
         if span.lanes:
@@ -438,7 +501,9 @@ class Dispatcher:
                 if places > 0:
                     places -= 1
                     self._at_work[index] += 1
-                    heapq.heappush(self._heap, (due, (span.first_chain + lane) * self._turns, index, 0, lane))
+                    heapq.heappush(
+                        self._heap, (due, (span.first_chain + lane) * self._turns, index, 0, lane)
+                    )
                 else:
                     self._waiting_lanes.append((index, lane, due))
         else:
@@ -448,7 +513,9 @@ class Dispatcher:
             self._advance()
         if span.length_ns is not None:
             self._end_stage_at(start_ns + span.length_ns)
-        if span.dynamic and not self._chains_left[index]:  # this share has no lane: there are more workers than lanes
+        if (
+            span.dynamic and not self._chains_left[index]
+        ):  # this share has no lane: there are more workers than lanes
             self._end_stage_at(start_ns)
 
     def _end_stage_at(self, at_ns: int) -> None:
@@ -473,20 +540,28 @@ class Dispatcher:
     def _interrupted(self, span: StageSpan, chain: int, turn: int, lane: int, due_ns: int) -> Start:
         made = self.schedule.chains.of(chain)
         number = self.schedule.number(chain, turn, made)
-        return Start(number, span.index, chain if made.is_session else -1, turn, lane, due_ns, "interrupted")
+        return Start(
+            number, span.index, chain if made.is_session else -1, turn, lane, due_ns, "interrupted"
+        )
 
-    def _interrupt_chain(self, span: StageSpan, chain: int, lane: int, due_ns: int) -> Iterator[Start]:
+    def _interrupt_chain(
+        self, span: StageSpan, chain: int, lane: int, due_ns: int
+    ) -> Iterator[Start]:
         for turn in range(len(self.schedule.chains.of(chain).waits)):
             yield self._interrupted(span, chain, turn, lane, -1 if turn else due_ns)
 
-    def _unsent_of_lane(self, span: StageSpan, lane: int, first_chain: int, due_ns: int = -1) -> Iterator[Start]:
+    def _unsent_of_lane(
+        self, span: StageSpan, lane: int, first_chain: int, due_ns: int = -1
+    ) -> Iterator[Start]:
         """The chains of a lane from this one on; none where a duration ends the stage."""
         if _sends_all(span):
             for chain in range(first_chain, span.first_chain + (span.chains or 0), span.lanes):
                 yield from self._interrupt_chain(span, chain, lane, due_ns)
                 due_ns = -1
 
-    def _unsent_of_stage(self, span: StageSpan, start_ns: int | None, first_index: int) -> Iterator[Start]:
+    def _unsent_of_stage(
+        self, span: StageSpan, start_ns: int | None, first_index: int
+    ) -> Iterator[Start]:
         """The chains of this share in an open-loop stage, from `first_index` on, as interrupted slots."""
         chain = span.first_chain + self.schedule.part + first_index * self.schedule.parts
         for offset in self.schedule.own_offsets(span)[first_index:]:
@@ -495,7 +570,9 @@ class Dispatcher:
             chain += self.schedule.parts
 
 
-def _keep(held: deque[tuple[int, int, int, int, int]], rest: list[tuple[int, int, int, int, int]]) -> None:
+def _keep(
+    held: deque[tuple[int, int, int, int, int]], rest: list[tuple[int, int, int, int, int]]
+) -> None:
     held.clear()
     held.extend(rest)
 

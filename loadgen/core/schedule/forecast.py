@@ -28,11 +28,15 @@ class Forecast(NamedTuple):
         """The forecast as text."""
         count = self.requests
         if count is None:
-            parts = [f"{self.input_tokens:,.0f} prompt and {self.output_tokens:,.0f} output tokens a request"]
+            parts = [
+                f"{self.input_tokens:,.0f} prompt and {self.output_tokens:,.0f} output tokens a request"
+            ]
         else:
             tokens = f"{count * self.input_tokens:,.0f} prompt and {count * self.output_tokens:,.0f} output tokens"
             parts = [f"{count:,.0f} requests", tokens]
-        return ", ".join([*parts, *([] if self.seconds is None else [format.duration(self.seconds)])])
+        return ", ".join(
+            [*parts, *([] if self.seconds is None else [format.duration(self.seconds)])]
+        )
 
 
 def total(loads: Sequence[Forecast]) -> Forecast:

@@ -65,7 +65,9 @@ class Steered:
         if move is not None:
             self._end_stage(now_ns)
         if isinstance(move, LoadStep):
-            stage = self.stages[0].model_copy(update={"name": move.name, "duration_ns": move.length_ns})
+            stage = self.stages[0].model_copy(
+                update={"name": move.name, "duration_ns": move.length_ns}
+            )
             self.stages.append(at_load(stage, move.load))
             self._dispatcher.begin_stage(self.stages[-1], self._seed, now_ns)
             self._resting = False

@@ -39,7 +39,9 @@ class Slot(NamedTuple, Generic[T]):
 
     number: T
     due_ns: T  # from the start of the run, or of the stage if the stage has no fixed start
-    after: T  # number of the slot that must end first; where several must, the last of them in order
+    after: (
+        T  # number of the slot that must end first; where several must, the last of them in order
+    )
     pause_ns: T  # between the end of that slot and the start of this one
     stage: T
     session: T  # number of the conversation or task; -1 for a single request
@@ -53,8 +55,12 @@ class StageSpan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     index: int
     name: str
     measured: bool
-    start_ns: int | None  # from the start of the run; None: when all slots of the previous stage have finished
-    length_ns: int | None  # None: until all its slots have finished. A closed loop with a count may end earlier.
+    start_ns: (
+        int | None
+    )  # from the start of the run; None: when all slots of the previous stage have finished
+    length_ns: (
+        int | None
+    )  # None: until all its slots have finished. A closed loop with a count may end earlier.
     first_chain: int
     chains: int | None  # of the whole stage, not of one share; None: as many as fit into its length
     lanes: int
@@ -62,7 +68,9 @@ class StageSpan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     slots: int | None  # of all its chains
     turns: int
     ramp_ns: int = 0  # the lanes that take over from no other begin evenly spread over this time
-    taken_over: int = 0  # lanes of the closed-loop stage before: as many lanes here begin when those have ended
+    taken_over: int = (
+        0  # lanes of the closed-loop stage before: as many lanes here begin when those have ended
+    )
 
     def begins_ns(self, lane: Any) -> Any:
         """When a lane sends its first request, in ns from the start of the stage. `lane` is a number or an array.
@@ -109,19 +117,28 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if self.turns == 1:
             return sum(self.own_chains(span) for span in self.stages)
         sizes = [self.chains.sizes(span.first_chain, span.chains or 0) for span in self.stages]
-        return sum(int(of_stage[self._is_own(span)].sum()) for span, of_stage in zip(self.stages, sizes, strict=True))
+        return sum(
+            int(of_stage[self._is_own(span)].sum())
+            for span, of_stage in zip(self.stages, sizes, strict=True)
+        )
 
     def _is_own(self, span: StageSpan) -> NDArray[np.bool_]:
         """Which chains of a stage with a count belong to this share."""
         chain = np.arange(span.chains or 0)
-        own: NDArray[np.bool_] = (chain % span.lanes if span.lanes else chain) % self.parts == self.part
+        own: NDArray[np.bool_] = (
+            chain % span.lanes if span.lanes else chain
+        ) % self.parts == self.part
         return own
 
     @property
     def horizon_ns(self) -> int | None:
         """The latest end of the last stage, in ns from the start of the run; None if it depends on completions."""
         last = self.stages[-1]
-        return None if last.start_ns is None or last.length_ns is None else last.start_ns + last.length_ns
+        return (
+            None
+            if last.start_ns is None or last.length_ns is None
+            else last.start_ns + last.length_ns
+        )
 
     def own_chains(self, span: StageSpan) -> int:
         """Number of chains of a stage that belong to this share. The stage must have a count."""
@@ -145,7 +162,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def stage_numbers(self, span: StageSpan) -> Iterator[int]:
         """The slot numbers of one stage, ascending; endless if the duration alone limits the stage."""
         step, alone = span.lanes or self.parts, self.turns == 1
-        own_indexes = self.own_lanes(span) if span.lanes else range(self.part, self.parts, self.parts)
+        own_indexes = (
+            self.own_lanes(span) if span.lanes else range(self.part, self.parts, self.parts)
+        )
         base = 0
         while own_indexes and (span.chains is None or base < span.chains):
             for index in own_indexes:
@@ -192,7 +211,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         stage_columns = []
         for span in self.stages:
             if span.chains is None:
-                raise ValueError(f"stage {span.name!r} is bounded by its duration alone: it has no columns")
+                raise ValueError(
+                    f"stage {span.name!r} is bounded by its duration alone: it has no columns"
+                )
             stage_columns.append(_slot_columns(self, span, 0, span.chains, self._is_own(span)))
         return Slot(*(np.concatenate(column) for column in zip(*stage_columns, strict=True)))
 
@@ -214,9 +235,10 @@ def ended(schedule: Schedule, at_ns: int, chains: int) -> Schedule:
     changed: dict[str, Any] = {"length_ns": at_ns - last.start_ns}
     if not last.lanes:
         changed |= {
-            "offsets": last.offsets[:chains], "chains": chains,
+            "offsets": last.offsets[:chains],
+            "chains": chains,
             "slots": schedule.chains.slots(last.first_chain, chains),
-        }  # fmt: skip
+        }
     return replace(schedule, stages=(*schedule.stages[:-1], replace(last, **changed)))
 
 
@@ -246,17 +268,30 @@ def fingerprint(schedule: Schedule) -> str:
         raise ValueError("the fingerprint is that of the whole timetable, not of a share")
     digest = hashlib.blake2b(digest_size=16)
     for span in schedule.stages:
-        digest.update(f"{span.start_ns} {span.length_ns} {span.chains} {span.lanes} {span.turns};".encode())
+        digest.update(
+            f"{span.start_ns} {span.length_ns} {span.chains} {span.lanes} {span.turns};".encode()
+        )
         chains = min(1024, RESERVED) if span.chains is None else span.chains
         for first in range(0, chains, _HASH_BLOCK):
             block = _slot_columns(schedule, span, first, min(_HASH_BLOCK, chains - first))
-            for column in (block.due_ns, block.after, block.pause_ns, block.stage, block.session, block.turn):
+            for column in (
+                block.due_ns,
+                block.after,
+                block.pause_ns,
+                block.stage,
+                block.session,
+                block.turn,
+            ):
                 digest.update(np.ascontiguousarray(column, "<i8").data)
     return digest.hexdigest()
 
 
 def _slot_columns(
-    schedule: Schedule, span: StageSpan, first: int, count: int, keep: NDArray[np.bool_] | None = None
+    schedule: Schedule,
+    span: StageSpan,
+    first: int,
+    count: int,
+    keep: NDArray[np.bool_] | None = None,
 ) -> Slot[Ints]:
     """The slots of the stage's chains first … first + count - 1; with `keep`, of the chains where it is True."""
     turns, made = schedule.turns, schedule.chains.columns(span.first_chain + first, count)
@@ -265,7 +300,10 @@ def _slot_columns(
     turn = np.arange(len(of_chain)) - starts[of_chain]
     is_end = made.is_session[of_chain] & (turn + 1 == made.sizes[of_chain])
     chain = np.arange(first, first + count, dtype=np.int64)
-    due, after = np.full(count, -1, np.int64), np.full(count, -1, np.int64)  # of the first slot of each chain
+    due, after = (
+        np.full(count, -1, np.int64),
+        np.full(count, -1, np.int64),
+    )  # of the first slot of each chain
     start = span.start_ns or 0
     if span.lanes:
         begins = chain < span.lanes
@@ -273,7 +311,9 @@ def _slot_columns(
         before = span.first_chain + chain - span.lanes
         after = np.where(begins, -1, before * turns)
         if turns > 1 and not begins.all():
-            earlier = schedule.chains.columns(span.first_chain + max(first - span.lanes, 0), count).is_session
+            earlier = schedule.chains.columns(
+                span.first_chain + max(first - span.lanes, 0), count
+            ).is_session
             skipped = max(span.lanes - first, 0)  # chains here that follow none
             after[skipped:] += np.where(earlier[: count - skipped], turns - 1, 0)
     else:

@@ -36,7 +36,9 @@ def join(theirs: NDArray[np.int64], ours: NDArray[np.int64]) -> NDArray[np.int64
     apart = theirs[known] - offset - ours[roughly[known]]
     usual = np.median(apart, axis=0).astype(np.int64)
     spread = int(np.median(np.abs(apart - usual).max(axis=1)))
-    return _assign(theirs - offset - usual, ours, min(max(SPREADS * spread, LEAST_NS), MOST_APART_NS))
+    return _assign(
+        theirs - offset - usual, ours, min(max(SPREADS * spread, LEAST_NS), MOST_APART_NS)
+    )
 
 
 def _offsets(theirs: NDArray[np.int64], ours: NDArray[np.int64]) -> list[int]:

@@ -27,10 +27,25 @@ _SMI_FIELDS = {
     "memory.used": "nvidia_smi_memory_used_mib",
     "clocks_throttle_reasons.active": "nvidia_smi_throttle_reasons",  # the name that all driver versions take
 }
-SMI_COMMAND = (SMI, f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader,nounits", "-lms", "1000")
+SMI_COMMAND = (
+    SMI,
+    f"--query-gpu={','.join(_SMI_FIELDS)}",
+    "--format=csv,noheader,nounits",
+    "-lms",
+    "1000",
+)
 
-JOULES, WATTS, LIMIT, CLOCK, MEMORY, THROTTLE = "joules", "watts", "limit_watts", "clock_mhz", "memory_mib", "throttle"
-SOURCES: dict[str, dict[str, tuple[str, float]]] = {  # source -> quantity -> its name there, and what makes its unit
+JOULES, WATTS, LIMIT, CLOCK, MEMORY, THROTTLE = (
+    "joules",
+    "watts",
+    "limit_watts",
+    "clock_mhz",
+    "memory_mib",
+    "throttle",
+)
+SOURCES: dict[
+    str, dict[str, tuple[str, float]]
+] = {  # source -> quantity -> its name there, and what makes its unit
     "energy_metrics": {JOULES: ("trtllm_energy_joules_total", 1.0)},
     "dcgm": {
         JOULES: ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1e-3),
@@ -114,7 +129,11 @@ class _Line(msgspec.Struct, frozen=True):
 
 def known(values: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
     """What is of use on a page of Prometheus text; a node exporter has two thousand series more. Raises ValueError."""
-    found = {(_OTHER_NAMES.get(name, name), of): value for (name, of), value in values.items() if name in _NAMES}
+    found = {
+        (_OTHER_NAMES.get(name, name), of): value
+        for (name, of), value in values.items()
+        if name in _NAMES
+    }
     if not found:
         raise ValueError("nothing about energy on it")
     return found
@@ -158,13 +177,19 @@ def _number(text: str) -> float | None:
 # -- a run -----------------------------------------------------------------------------------------------------------
 
 
-def measured(samples: Sequence[MetricSample], start_s: float | None, end_s: float | None) -> EnergyUse | None:
+def measured(
+    samples: Sequence[MetricSample], start_s: float | None, end_s: float | None
+) -> EnergyUse | None:
     """What was used from `start_s` to `end_s` of a run; None where no page of hardware was read.
 
     The per-token figures are the caller's: this room knows nothing of the load.
     """
     pages, lines = _lines(samples)
-    sources = [source for source, names in SOURCES.items() if any(name in lines for name, _ in names.values())]
+    sources = [
+        source
+        for source, names in SOURCES.items()
+        if any(name in lines for name, _ in names.values())
+    ]
     host = [line for name in HOST for line in lines.get(name, {}).values()]
     if not sources and not host:
         return None
@@ -183,7 +208,10 @@ def measured(samples: Sequence[MetricSample], start_s: float | None, end_s: floa
 
 
 def _of_source(
-    source: str, lines: Mapping[str, Mapping[tuple[str, str], _Line]], window: tuple[float, float], seen: EnergyUse
+    source: str,
+    lines: Mapping[str, Mapping[tuple[str, str], _Line]],
+    window: tuple[float, float],
+    seen: EnergyUse,
 ) -> EnergyUse | None:
     names = SOURCES[source]
 
@@ -191,7 +219,11 @@ def _of_source(
         name, _ = names.get(quantity, ("", 1.0))
         return list(lines.get(name, {}).values())
 
-    amount = _sum(_of_counter(line, *window, names[JOULES][1]) for line in of(JOULES)) if of(JOULES) else None
+    amount = (
+        _sum(_of_counter(line, *window, names[JOULES][1]) for line in of(JOULES))
+        if of(JOULES)
+        else None
+    )
     if amount is None and of(WATTS):
         amount = _sum(_of_watts(line, *window) for line in of(WATTS))
     if amount is None:
@@ -199,7 +231,11 @@ def _of_source(
     length_s = window[1] - window[0]
     clocks = [value for line in of(CLOCK) for value in _inside(line, window)]
     marks = _marks(of(THROTTLE), window)
-    shares = {name: sum(bool(mark & mask) for mark in marks) / len(marks) for name, mask in REASONS.items() if marks}
+    shares = {
+        name: sum(bool(mark & mask) for mark in marks) / len(marks)
+        for name, mask in REASONS.items()
+        if marks
+    }
     return msgspec.structs.replace(
         seen,
         source=source,
@@ -217,7 +253,9 @@ def _of_source(
     )
 
 
-def _lines(samples: Sequence[MetricSample]) -> tuple[list[PageReading], dict[str, dict[tuple[str, str], _Line]]]:
+def _lines(
+    samples: Sequence[MetricSample],
+) -> tuple[list[PageReading], dict[str, dict[tuple[str, str], _Line]]]:
     """The pages with something of SOURCES or HOST, and their series: the value at every read that succeeded."""
     ours = {sample.page for sample in samples if sample.name in _NAMES}
     current: dict[tuple[str, str, str], float] = {}
@@ -235,7 +273,9 @@ def _lines(samples: Sequence[MetricSample]) -> tuple[list[PageReading], dict[str
                     line = lines.setdefault(name, {}).setdefault((page, of), _Line([], []))
                     line.t_s.append(sample.t_s)
                     line.values.append(value)
-    return [PageReading(url=page, reads=len(of), failed=of.count(0.0)) for page, of in ups.items()], lines
+    return [
+        PageReading(url=page, reads=len(of), failed=of.count(0.0)) for page, of in ups.items()
+    ], lines
 
 
 def _of_counter(line: _Line, start_s: float, end_s: float, unit: float = 1.0) -> Amount | None:
@@ -291,7 +331,9 @@ def _sum(amounts: Iterable[Amount | None]) -> Amount | None:
 
 
 def _inside(line: _Line, window: tuple[float, float]) -> list[float]:
-    return [value for t, value in zip(line.t_s, line.values, strict=True) if window[0] <= t <= window[1]]
+    return [
+        value for t, value in zip(line.t_s, line.values, strict=True) if window[0] <= t <= window[1]
+    ]
 
 
 def _added(lines: Sequence[_Line], window: tuple[float, float]) -> list[float]:
@@ -321,6 +363,11 @@ def capped(samples: Sequence[MetricSample], start_s: float, end_s: float) -> dic
     """Reason -> share of the readings of this time at which some device was held back by it."""
     _, lines = _lines(samples)
     for names in SOURCES.values():
-        if THROTTLE in names and (marks := _marks([*lines.get(names[THROTTLE][0], {}).values()], (start_s, end_s))):
-            return {name: sum(bool(mark & mask) for mark in marks) / len(marks) for name, mask in REASONS.items()}
+        if THROTTLE in names and (
+            marks := _marks([*lines.get(names[THROTTLE][0], {}).values()], (start_s, end_s))
+        ):
+            return {
+                name: sum(bool(mark & mask) for mark in marks) / len(marks)
+                for name, mask in REASONS.items()
+            }
     return {}

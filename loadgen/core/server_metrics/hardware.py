@@ -13,9 +13,11 @@ import msgspec
 from loadgen.core.server_metrics.series import MetricSample
 
 LIMITS = (
-    "DCGM_FI_DEV_POWER_MGMT_LIMIT", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT",
-    "nvidia_smi_enforced_power_limit_watts", "nvidia_smi_power_limit_watts",
-)  # fmt: skip
+    "DCGM_FI_DEV_POWER_MGMT_LIMIT",
+    "DCGM_FI_DEV_ENFORCED_POWER_LIMIT",
+    "nvidia_smi_enforced_power_limit_watts",
+    "nvidia_smi_power_limit_watts",
+)
 MODELS = ("modelName", "name")  # labels: of DCGM's exporter, of nvidia_smi_gpu_info
 DRIVERS = ("DCGM_FI_DRIVER_VERSION", "driver_version")
 DEVICES = ("UUID", "uuid", "gpu")
@@ -36,7 +38,13 @@ class SeenHardware(msgspec.Struct, frozen=True, kw_only=True):
     def words(self) -> list[str]:
         """For people: `8 x NVIDIA H200`, `driver 580.65.06`, `power limit 700 W each`."""
         low, high = self.power_limit_w, self.power_limit_most_w
-        limit = "" if low is None or high is None else f"{low:g} W each" if low == high else f"{low:g} to {high:g} W"
+        limit = (
+            ""
+            if low is None or high is None
+            else f"{low:g} W each"
+            if low == high
+            else f"{low:g} to {high:g} W"
+        )
         return [
             f"{self.accelerators} x {self.model or 'accelerators without a name'}",
             *([f"driver {self.driver}"] if self.driver else []),
@@ -47,9 +55,11 @@ class SeenHardware(msgspec.Struct, frozen=True, kw_only=True):
     def told(self) -> set[str]:
         """The keys of a description of the system (`execution/system_file.py`) that are known by it."""
         known = {
-            "accelerator.model": self.model, "accelerator.driver": self.driver,
-            "accelerator.power_limit_w": self.power_limit_w, "accelerator.per_node": self.accelerators,
-        }  # fmt: skip
+            "accelerator.model": self.model,
+            "accelerator.driver": self.driver,
+            "accelerator.power_limit_w": self.power_limit_w,
+            "accelerator.per_node": self.accelerators,
+        }
         return {key for key, value in known.items() if value}
 
 

@@ -41,11 +41,14 @@ def accounts(data: bytes, target: int) -> list[RequestAccount]:
 
 def _account(record: Mapping[str, Any], target: int) -> RequestAccount:
     """One record. A disaggregated server nests one of the prefill and one of the decoding; only differences on one of
-    the two clocks are durations."""
+    the two clocks are durations.
+    """
     before, after = (_at(record, f"{part}_perf_metrics") or record for part in ("ctx", "gen"))
     prefill, decode = (_at(part, "perf_metrics", "timing_metrics") for part in (before, after))
     speculation = _at(after, "perf_metrics", "speculative_decoding")
-    arrival, scheduled, first = (_ns(prefill, f"{name}_time") for name in ("arrival", "first_scheduled", "first_token"))
+    arrival, scheduled, first = (
+        _ns(prefill, f"{name}_time") for name in ("arrival", "first_scheduled", "first_token")
+    )
     heard = _ns(record, "disagg_server_arrival_time")
     heard = _ns(prefill, "server_arrival_time") if heard < 0 else heard
     return RequestAccount(
@@ -55,7 +58,9 @@ def _account(record: Mapping[str, Any], target: int) -> RequestAccount:
         last=_ns(decode, "last_token_time"),
         queue=_less(scheduled, arrival),
         prefill=_less(first, scheduled),
-        transfer=_less(_ns(decode, "kv_cache_transfer_end"), _ns(decode, "kv_cache_transfer_start")),
+        transfer=_less(
+            _ns(decode, "kv_cache_transfer_end"), _ns(decode, "kv_cache_transfer_start")
+        ),
         decode=_less(_ns(decode, "last_token_time"), _ns(decode, "first_token_time")),
         drafted=_count(speculation, "total_draft_tokens"),
         accepted=_count(speculation, "total_accepted_draft_tokens"),
@@ -77,7 +82,11 @@ def _ns(value: Mapping[str, Any], name: str) -> int:
 
 def _count(value: Mapping[str, Any], name: str) -> int:
     tokens = value.get(name)
-    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0 else UNKNOWN
+    return (
+        tokens
+        if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0
+        else UNKNOWN
+    )
 
 
 def _less(end: int, start: int) -> int:

@@ -26,30 +26,64 @@ ITERATION = "trtllm_iteration:"  # prefix for the names of TensorRT-LLM's JSON s
 AGREE = 0.02  # two counts of the same tokens that differ by more than this share disagree
 
 (
-    RUNNING, WAITING, KV_USE, HITS, OUTPUT, INPUT, CACHED, CACHE_HITS, CACHE_QUERIES, DONE, PAUSED, PREEMPTED, REPLICAS,
-    DRAFTS, DRAFTED, ACCEPTED, ACCEPTED_AT, ACCEPT_SHARE, ACCEPT_LENGTH,
-) = METRICS  # fmt: skip
+    RUNNING,
+    WAITING,
+    KV_USE,
+    HITS,
+    OUTPUT,
+    INPUT,
+    CACHED,
+    CACHE_HITS,
+    CACHE_QUERIES,
+    DONE,
+    PAUSED,
+    PREEMPTED,
+    REPLICAS,
+    DRAFTS,
+    DRAFTED,
+    ACCEPTED,
+    ACCEPTED_AT,
+    ACCEPT_SHARE,
+    ACCEPT_LENGTH,
+) = METRICS
 """PAUSED: now without room in the KV cache; PREEMPTED: so far taken out of the batch for it; REPLICAS: ready now. Of
 speculation so far: drafts, their tokens, those accepted, and those by `position`; else a share or a length of late."""
 
 SIMULATED = "simulated"  # in the place of a page: how many replicas a run in virtual time has, where that changes
 OURS = "loadgen:"  # prefix for the names of a server that a plug-in knows: its page is stored under them
 KNOWN: dict[str, tuple[str, ...]] = {
-    quantity: (*(name for row in SERVERS.own for name in row.metrics.get(quantity, ())), OURS + quantity)
+    quantity: (
+        *(name for row in SERVERS.own for name in row.metrics.get(quantity, ())),
+        OURS + quantity,
+    )
     for quantity in METRICS
 }
 """Quantity -> the names it has on different servers."""
 _SHARES = (KV_USE, HITS, ACCEPT_SHARE, ACCEPT_LENGTH)  # of several pages the mean, not the sum
 _COUNTERS = (
-    OUTPUT, INPUT, CACHED, CACHE_HITS, CACHE_QUERIES, DONE, PREEMPTED, DRAFTS, DRAFTED, ACCEPTED, ACCEPTED_AT,
-)  # fmt: skip
+    OUTPUT,
+    INPUT,
+    CACHED,
+    CACHE_HITS,
+    CACHE_QUERIES,
+    DONE,
+    PREEMPTED,
+    DRAFTS,
+    DRAFTED,
+    ACCEPTED,
+    ACCEPTED_AT,
+)
 QUANTITY_OF = {name: quantity for quantity, names in KNOWN.items() for name in names}
 
 
 def names_for(metrics: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Of a server's metrics by quantity: under which name each is stored that KNOWN has not."""
     pairs = ((name, quantity) for quantity, names in metrics.items() for name in names)
-    return {name: OURS + quantity for name, quantity in pairs if name not in QUANTITY_OF and quantity in METRICS}
+    return {
+        name: OURS + quantity
+        for name, quantity in pairs
+        if name not in QUANTITY_OF and quantity in METRICS
+    }
 
 
 class MetricSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +121,9 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     waiting_max: int | None = None
     kv_use_max: float | None = None  # share from 0 to 1, on the fullest page
     hit_share: float | None = None  # share from 0 to 1, at the last read
-    cached_share: float | None = None  # of the prompt tokens since the first read; else `hit_share`; null: not said
+    cached_share: float | None = (
+        None  # of the prompt tokens since the first read; else `hit_share`; null: not said
+    )
 
 
 class MetricCurve(msgspec.Struct, frozen=True):
@@ -122,14 +158,25 @@ def _of_any_page(text: str) -> Iterable[tuple[str, str, float]]:
 
     try:
         for family in text_string_to_metric_families(text):
-            yield from ((sample.name, labels(sample.labels), float(sample.value)) for sample in family.samples)
-    except (IndexError, KeyError, TypeError, OverflowError) as error:  # of the parser, on some texts that are none
+            yield from (
+                (sample.name, labels(sample.labels), float(sample.value))
+                for sample in family.samples
+            )
+    except (
+        IndexError,
+        KeyError,
+        TypeError,
+        OverflowError,
+    ) as error:  # of the parser, on some texts that are none
         raise ValueError(f"no page of metrics: {error!r}") from None
 
 
 def labels(pairs: dict[str, str]) -> str:
     """Labels as a Prometheus page writes them between braces: `name="value"` pairs with commas between."""
-    escaped = ((k, v.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for k, v in pairs.items())
+    escaped = (
+        (k, v.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n"))
+        for k, v in pairs.items()
+    )
     return ",".join(f'{name}="{value}"' for name, value in escaped)
 
 
@@ -153,19 +200,30 @@ class Iterations:
             rows = msgspec.json.decode(data, type=list[dict[str, Any]])
         except (ValueError, RecursionError) as error:
             raise ValueError(f"no list of iterations: {error}") from None
-        numbers = sorted({int(row["iter"]) for row in rows if isinstance(row.get("iter"), int | float)})
+        numbers = sorted(
+            {int(row["iter"]) for row in rows if isinstance(row.get("iter"), int | float)}
+        )
         for previous, number in pairwise([*([] if self._last is None else [self._last]), *numbers]):
             self._missed += max(number - previous - 1, 0)
         self._last = numbers[-1] if numbers else self._last
         self._read += len(rows)
-        values = {(ITERATION + "read_total", ""): float(self._read), (ITERATION + "missed_total", ""): self._missed}
+        values = {
+            (ITERATION + "read_total", ""): float(self._read),
+            (ITERATION + "missed_total", ""): self._missed,
+        }
         if rows:
             values |= {(ITERATION + name, ""): value for name, value in _numeric_leaves(rows[-1])}
             cache = ITERATION + "kvCacheStats."
-            used_blocks, max_blocks = (values.get((f"{cache}{key}NumBlocks", "")) for key in ("used", "max"))
+            used_blocks, max_blocks = (
+                values.get((f"{cache}{key}NumBlocks", "")) for key in ("used", "max")
+            )
             if used_blocks is not None and max_blocks:
                 values[cache + "usedShare", ""] = used_blocks / max_blocks
-            latencies_ms = [row["iterLatencyMS"] for row in rows if isinstance(row.get("iterLatencyMS"), int | float)]
+            latencies_ms = [
+                row["iterLatencyMS"]
+                for row in rows
+                if isinstance(row.get("iterLatencyMS"), int | float)
+            ]
             if latencies_ms:
                 values[ITERATION + "iterLatencyMS", ""] = sum(latencies_ms) / len(latencies_ms)
         return values
@@ -233,10 +291,15 @@ def gauges(latest: Iterable[MetricSample]) -> dict[str, float]:
         quantity = QUANTITY_OF.get(sample.name)
         if quantity is not None and quantity not in _COUNTERS:
             values.setdefault(quantity, []).append(sample.value)
-    return {name: sum(all_of) / (len(all_of) if name in _SHARES else 1) for name, all_of in values.items()}
+    return {
+        name: sum(all_of) / (len(all_of) if name in _SHARES else 1)
+        for name, all_of in values.items()
+    }
 
 
-def summarize(metric_samples: Sequence[MetricSample], client_output_tokens: int | None) -> Served | None:
+def summarize(
+    metric_samples: Sequence[MetricSample], client_output_tokens: int | None
+) -> Served | None:
     """The block `server` of a summary; None if no page was read."""
     ups_of_page: dict[str, list[float]] = {}
     for sample in metric_samples:
@@ -255,11 +318,17 @@ def summarize(metric_samples: Sequence[MetricSample], client_output_tokens: int 
         return round(max(value for _, value in points)) if points else None
 
     hit_share = points_of[HITS][-1][1] if points_of.get(HITS) else None
-    shares = (_part(increase(CACHED), increase(INPUT)), _part(increase(CACHE_HITS), increase(CACHE_QUERIES)))
+    shares = (
+        _part(increase(CACHED), increase(INPUT)),
+        _part(increase(CACHE_HITS), increase(CACHE_QUERIES)),
+    )
     fullest = [sample.value for sample in metric_samples if QUANTITY_OF.get(sample.name) == KV_USE]
 
     return Served(
-        pages=tuple(PageReading(url=url, reads=len(ups), failed=ups.count(0.0)) for url, ups in ups_of_page.items()),
+        pages=tuple(
+            PageReading(url=url, reads=len(ups), failed=ups.count(0.0))
+            for url, ups in ups_of_page.items()
+        ),
         output_tokens=increase(OUTPUT),
         client_output_tokens=client_output_tokens,
         input_tokens=increase(INPUT),
@@ -277,15 +346,22 @@ def _part(some: int | None, of: int | None) -> float | None:
     return some / of if some is not None and of else None
 
 
-def cache_disputed(served: Served, asked: float | None, answers: float | None) -> dict[str, Any] | None:
+def cache_disputed(
+    served: Served, asked: float | None, answers: float | None
+) -> dict[str, Any] | None:
     """The values of the code "cache_disputed": what the servers' counters say of a cache is not what was asked for,
-    or, where the answers say it too, not what they say. None: it agrees, or nothing was asked for."""
+    or, where the answers say it too, not what they say. None: it agrees, or nothing was asked for.
+    """
     if served.cached_share is None or asked is None:
         return None
     beside = asked if answers is None else answers
     if abs(served.cached_share - beside) <= CACHED_SHARE:
         return None
-    return {"share": served.cached_share, "beside": beside, "of": "cache_asked" if answers is None else "cache_answers"}
+    return {
+        "share": served.cached_share,
+        "beside": beside,
+        "of": "cache_asked" if answers is None else "cache_answers",
+    }
 
 
 def disputed(served: Served) -> dict[str, Any] | None:
@@ -294,9 +370,11 @@ def disputed(served: Served) -> dict[str, Any] | None:
     if share is None or abs(share) <= AGREE:
         return None
     return {
-        "server_tokens": served.output_tokens, "client_tokens": served.client_output_tokens, "share": share,
+        "server_tokens": served.output_tokens,
+        "client_tokens": served.client_output_tokens,
+        "share": share,
         "cause": "others" if share > 0 else "restarted",
-    }  # fmt: skip
+    }
 
 
 def disagreement(served: Served) -> float | None:
@@ -331,7 +409,9 @@ def _quantities(metric_samples: Sequence[MetricSample]) -> dict[str, list[tuple[
             if sample.value:
                 pages_read.add(sample.page)
                 page_answered = True
-            if page_answered and (i + 1 == len(metric_samples) or metric_samples[i + 1].t_s != sample.t_s):
+            if page_answered and (
+                i + 1 == len(metric_samples) or metric_samples[i + 1].t_s != sample.t_s
+            ):
                 page_answered = False
                 for name, values in current.items():
                     total = sum(values.values())

@@ -24,7 +24,9 @@ class Amounts:
     def __init__(self) -> None:
         self._parts: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]] = []
 
-    def add(self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], amount: NDArray[Any]) -> None:
+    def add(
+        self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], amount: NDArray[Any]
+    ) -> None:
         """Add amounts, each spread evenly from its start to its end; instants may give one array for both."""
         self._parts.append((start_ns, end_ns, amount))
 
@@ -44,7 +46,9 @@ class Amounts:
         total = 0.0
         for start, end, amount in self._parts:
             if start is end:
-                inside = (amount[at][(end[at] > low) & (end[at] <= high)] for at in in_parts(len(end)))
+                inside = (
+                    amount[at][(end[at] > low) & (end[at] <= high)] for at in in_parts(len(end))
+                )
                 total += float(sum(int(each.sum(dtype=np.int64)) for each in inside))
             else:
                 came = np.empty(len(end))
@@ -61,7 +65,9 @@ class Amounts:
         return curve
 
 
-def _came(start: NDArray[np.int64], end: NDArray[np.int64], amount: NDArray[Any], low: int, high: int) -> Any:
+def _came(
+    start: NDArray[np.int64], end: NDArray[np.int64], amount: NDArray[Any], low: int, high: int
+) -> Any:
     length = end - start
     inside = np.clip(np.minimum(end, high) - np.maximum(start, low), 0, None)
     at_once = (end > low) & (end <= high)
@@ -83,7 +89,9 @@ class TimeCurve:
         self.level = np.zeros(BINS)  # sum of each change of slope times its instant
         self.lumps = np.zeros(BINS)  # amounts that came at one instant
 
-    def add(self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], amount: NDArray[Any]) -> None:
+    def add(
+        self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], amount: NDArray[Any]
+    ) -> None:
         """Add amounts, each spread evenly from its start to its end; an interval too short counts at its end."""
         if len(start_ns) == 0:
             return
@@ -124,7 +132,9 @@ class TimeCurve:
         if start_s is None or end_s is None:
             return 0.0
         edges = np.arange(BINS + 1) * self.bin_s
-        slope, level, lumps = (np.concatenate(([0.0], np.cumsum(values))) for values in self._arrays())
+        slope, level, lumps = (
+            np.concatenate(([0.0], np.cumsum(values))) for values in self._arrays()
+        )
         cumulative = edges * slope - level + lumps
         low, high = np.interp([start_s, end_s], edges, cumulative)
         return float(high - low)

@@ -13,7 +13,8 @@ from loadgen.core.stats.intervals import LEVEL, t_quantile
 
 class Components(Struct, frozen=True):
     """Variances that add up to that of one value: of the part it is from, of the time (which all parts share), of the
-    part's own course over time, and of what is left between values of one part and time. Negative estimates are 0."""
+    part's own course over time, and of what is left between values of one part and time. Negative estimates are 0.
+    """
 
     mean: float
     between: float

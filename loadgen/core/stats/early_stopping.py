@@ -15,7 +15,11 @@ def at_most(n: int, t: int, q: float) -> float:
     Summed from the term t downwards; the terms fall fast where the result is small.
     """
     log_term = (
-        math.lgamma(n + 1) - math.lgamma(t + 1) - math.lgamma(n - t + 1) + t * math.log(q) + (n - t) * math.log1p(-q)
+        math.lgamma(n + 1)
+        - math.lgamma(t + 1)
+        - math.lgamma(n - t + 1)
+        + t * math.log(q)
+        + (n - t) * math.log1p(-q)
     )
     total = term = 1.0
     for k in range(t, 0, -1):
@@ -33,7 +37,9 @@ def needed(t: int, p: float = 0.99, c: float = 0.99) -> int:
     It is h + t for the smallest h with P[Binomial(h + t, 1 - p) <= t] < 1 - c. Source: loadgen/early_stopping.cc
     (`MinPassingQueriesFinder`).
     """
-    low = math.ceil(t * p / (1 - p)) if t else 0  # with a smaller h, t is not even below its expected value
+    low = (
+        math.ceil(t * p / (1 - p)) if t else 0
+    )  # with a smaller h, t is not even below its expected value
     high = max(1, low)
     while at_most(high + t, t, 1 - p) >= 1 - c:
         low, high = high + 1, 2 * high

@@ -43,7 +43,9 @@ class Interval(msgspec.Struct, frozen=True):
 
     def each(self, change: Callable[[float], float]) -> Interval:
         """Value and ends changed alike, by a function that rises."""
-        return replace(self, **{name: change(getattr(self, name)) for name in ("value", "low", "high")})
+        return replace(
+            self, **{name: change(getattr(self, name)) for name in ("value", "low", "high")}
+        )
 
     @property
     def half_width(self) -> float:
@@ -63,8 +65,18 @@ def z_quantile(level: float) -> float:
     return NormalDist().inv_cdf((1 + level) / 2)
 
 
-_ERFC = (-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587,
-         -0.82215223, 0.17087277)  # fmt: skip
+_ERFC = (
+    -1.26551223,
+    1.00002368,
+    0.37409196,
+    0.09678418,
+    -0.18628806,
+    0.27886807,
+    -1.13520398,
+    1.48851587,
+    -0.82215223,
+    0.17087277,
+)
 
 
 def normal_cdf(z: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -114,7 +126,16 @@ def _beta(x: float, a: float, b: float) -> float:
         return 0.0 if x <= 0 else 1.0
     if x > (a + 1) / (a + b + 2):
         return 1 - _beta(1 - x, b, a)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
+    front = (
+        math.exp(
+            math.lgamma(a + b)
+            - math.lgamma(a)
+            - math.lgamma(b)
+            + a * math.log(x)
+            + b * math.log1p(-x)
+        )
+        / a
+    )
     tiny = 1e-300
     c, d = 1.0, 1 / max(tiny, 1 - (a + b) * x / (a + 1))
     fraction = d
@@ -145,7 +166,11 @@ def replications(values: ArrayLike, level: float = LEVEL) -> Interval:
     data = np.asarray(values, float)
     n = len(data)
     mean = float(data.mean()) if n else math.nan
-    half = math.inf if n < 2 else t_quantile(0.5 + level / 2, n - 1) * float(data.std(ddof=1)) / math.sqrt(n)
+    half = (
+        math.inf
+        if n < 2
+        else t_quantile(0.5 + level / 2, n - 1) * float(data.std(ddof=1)) / math.sqrt(n)
+    )
     return _symmetric(mean, half, n, "replications", level)
 
 
@@ -159,7 +184,9 @@ def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEV
     data = np.asarray(values, float)
     count = min(batches, len(data))
     if count < 2:
-        return _symmetric(float(data.mean()) if len(data) else math.nan, math.inf, count, "batch means", level)
+        return _symmetric(
+            float(data.mean()) if len(data) else math.nan, math.inf, count, "batch means", level
+        )
     size = len(data) // count
     means = data[len(data) - size * count :].reshape(count, size).mean(axis=1)
     unwidened = replications(means, level)
@@ -207,7 +234,9 @@ def correlation(values: NDArray[np.float64]) -> float:
     return min(0.95, float((centred[1:] * centred[:-1]).sum()) / square)
 
 
-def ratio(above: ArrayLike, below: ArrayLike, *, paired: bool = False, level: float = LEVEL) -> Interval:
+def ratio(
+    above: ArrayLike, below: ArrayLike, *, paired: bool = False, level: float = LEVEL
+) -> Interval:
     """mean(above) / mean(below) of independent samples, or of pairs, with an interval by Fieller's theorem.
 
     The interval is unbounded where the mean of `below` may be zero. Raises ValueError for pairs of unequal number.
@@ -215,7 +244,11 @@ def ratio(above: ArrayLike, below: ArrayLike, *, paired: bool = False, level: fl
     numerators, denominators = np.asarray(above, float), np.asarray(below, float)
     n, m = len(numerators), len(denominators)
     if n < 2 or m < 2:
-        value = float(numerators.mean() / denominators.mean()) if n and m and denominators.mean() else math.nan
+        value = (
+            float(numerators.mean() / denominators.mean())
+            if n and m and denominators.mean()
+            else math.nan
+        )
         return _symmetric(value, math.inf, min(n, m), "ratio", level)
     if paired and n != m:
         raise ValueError(f"{n} values cannot be paired with {m}")
@@ -302,7 +335,12 @@ def widened(interval: Interval, per_run: Sequence[float], *, log: bool = False) 
     """
     value, low, high = interval
     data = np.asarray(per_run, float)
-    if len(data) < 2 or not np.isfinite(data).all() or not math.isfinite(value) or (log and min(*data, value) <= 0):
+    if (
+        len(data) < 2
+        or not np.isfinite(data).all()
+        or not math.isfinite(value)
+        or (log and min(*data, value) <= 0)
+    ):
         return interval
     half = replications(np.log(data) if log else data, interval.level).half_width
     below, above = value - half, value + half
@@ -334,7 +372,9 @@ def transient(values: ArrayLike) -> int | None:
     return place if place < half else None
 
 
-def growth(values: Sequence[float] | NDArray[np.float64], ahead: float, level: float = 0.99) -> tuple[float, float]:
+def growth(
+    values: Sequence[float] | NDArray[np.float64], ahead: float, level: float = 0.99
+) -> tuple[float, float]:
     """The growth of evenly spaced values up to `ahead` steps after the last one, and the upper bound of that growth.
 
     A straight line by least squares; its error is widened for the correlation of the residuals. With fewer than four
@@ -348,5 +388,7 @@ def growth(values: Sequence[float] | NDArray[np.float64], ahead: float, level: f
     spread = float((x * x).sum())
     slope = float((x * data).sum()) / spread
     residuals = data - data.mean() - slope * x
-    error = math.sqrt(float((residuals * residuals).sum()) / (n - 2) / spread * inflation(residuals))
+    error = math.sqrt(
+        float((residuals * residuals).sum()) / (n - 2) / spread * inflation(residuals)
+    )
     return slope * ahead, (slope + t_quantile(level, n - 2) * error) * ahead

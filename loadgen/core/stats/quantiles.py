@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 BLOCK_ROWS = 131_072  # a column of so many rows is in the cache of a processor
 
-QUANTILES: tuple[tuple[str, float], ...] = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p99_9", 0.999))
+QUANTILES: tuple[tuple[str, float], ...] = (
+    ("p50", 0.5),
+    ("p90", 0.9),
+    ("p95", 0.95),
+    ("p99", 0.99),
+    ("p99_9", 0.999),
+)
 
 SUPPORT: dict[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99_9": 6636}
 """Number of samples from which a quantile is *supported*: there LoadGen's early stopping allows one over the limit."""
@@ -109,11 +115,17 @@ def of_gaps(stamp_errors: Histogram) -> Distribution:
 
     One wrong stamp makes two gaps wrong, so quantile p of the gaps' errors is quantile 1 - (1 - p) / 2 of the stamps'.
     """
-    errors = {key: milliseconds(stamp_errors.quantile((1 + p) / 2)) for key, p in QUANTILES if stamp_errors.count}
+    errors = {
+        key: milliseconds(stamp_errors.quantile((1 + p) / 2))
+        for key, p in QUANTILES
+        if stamp_errors.count
+    }
     return msgspec.structs.replace(stamp_errors.distribution(), **errors)
 
 
-def _distribution(sample: Values | Histogram, n: int, mean: float, least: int, largest: int) -> Distribution:
+def _distribution(
+    sample: Values | Histogram, n: int, mean: float, least: int, largest: int
+) -> Distribution:
     return Distribution(
         count=n,
         mean=milliseconds(mean),
@@ -124,11 +136,15 @@ def _distribution(sample: Values | Histogram, n: int, mean: float, least: int, l
     )
 
 
-BOUND = 0.001  # largest relative error of a quantile of a histogram, for values from 1 ns to LARGEST_NS
+BOUND = (
+    0.001  # largest relative error of a quantile of a histogram, for values from 1 ns to LARGEST_NS
+)
 RATIO = 1.0019  # between the edges of a bucket: (RATIO - 1) / (RATIO + 1) is 0.00095; the rest is for rounding
 LARGEST_NS = 10**14  # 28 hours; larger values share one bucket, and only their maximum is exact
 _PER_LOG2 = 1 / math.log2(RATIO)
-SIZE = 2 + math.ceil(math.log2(LARGEST_NS) * _PER_LOG2)  # bucket 0 holds values <= 0; some 17,000 buckets, 136 kB
+SIZE = 2 + math.ceil(
+    math.log2(LARGEST_NS) * _PER_LOG2
+)  # bucket 0 holds values <= 0; some 17,000 buckets, 136 kB
 _FORMAT = 1
 _NONE_YET = 2**63 - 1
 
@@ -164,7 +180,9 @@ class Values:
     def add(self, values_ns: NDArray[np.int64]) -> None:
         """Add the values of an int64 array."""
         small = len(values_ns) and values_ns.min() >= 0 and values_ns.max() < 1 << 31
-        self._parts.append(values_ns.astype(np.int32) if small else values_ns)  # half as large, and sooner in order
+        self._parts.append(
+            values_ns.astype(np.int32) if small else values_ns
+        )  # half as large, and sooner in order
         self._in_order = False
 
     def merge(self, other: Values) -> None:
@@ -197,7 +215,8 @@ class Values:
         values = self._parts[0]
         largest = int(values[-1])
         total = sum(
-            int(part.sum(dtype=np.int64)) for part in np.array_split(values, 1 + n * largest // 2**62)
+            int(part.sum(dtype=np.int64))
+            for part in np.array_split(values, 1 + n * largest // 2**62)
         )  # each within int64
         return _distribution(self, n, total / n, int(values[0]), largest)
 
@@ -269,7 +288,11 @@ class Histogram:
     def distribution(self) -> Distribution:
         """The distribution, with quantiles within BOUND; count, mean, min and max are exact."""
         n = self.count
-        return _distribution(self, n, self.total_ns / n, self.least_ns, self.largest_ns) if n else Distribution()
+        return (
+            _distribution(self, n, self.total_ns / n, self.least_ns, self.largest_ns)
+            if n
+            else Distribution()
+        )
 
     def to_bytes(self) -> bytes:
         """Little-endian int64: format, sum, minimum, maximum, then the counts up to the last one that is not zero."""
@@ -286,7 +309,9 @@ class Histogram:
         if numbers[0] != _FORMAT or (numbers[4:] < 0).any():
             raise ValueError(f"no histogram of format {_FORMAT}")
         histogram = cls()
-        histogram.total_ns, histogram.least_ns, histogram.largest_ns = (int(number) for number in numbers[1:4])
+        histogram.total_ns, histogram.least_ns, histogram.largest_ns = (
+            int(number) for number in numbers[1:4]
+        )
         histogram.counts[: len(numbers) - 4] = numbers[4:]
         return histogram
 
@@ -313,10 +338,16 @@ def distance(
 
     `at`, `below`: the chance of a value up to each one, and of one below it; the same for a law without steps.
     """
-    lasts = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)  # of each value
+    lasts = np.append(
+        np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1
+    )  # of each value
     farthest = reached = 0.0
-    for last in np.array_split(lasts, 1 + len(lasts) // BLOCK_ROWS):  # of millions a part after the other
+    for last in np.array_split(
+        lasts, 1 + len(lasts) // BLOCK_ROWS
+    ):  # of millions a part after the other
         known, after = ordered[last], (last + 1) / len(ordered)
         before, reached = np.append(reached, after[:-1]), float(after[-1])
-        farthest = max(farthest, np.abs(after - at(known)).max(), np.abs(before - below(known)).max())
+        farthest = max(
+            farthest, np.abs(after - at(known)).max(), np.abs(before - below(known)).max()
+        )
     return float(farthest)

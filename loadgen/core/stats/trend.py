@@ -58,9 +58,13 @@ def of(series: Sequence[NDArray[np.float64]], level: float = LEVEL) -> list[Tren
     """The trend of each series; None for one with fewer than FEWEST blocks. Blocks without a value are NaN."""
     lines = [_line(one) for one in series]
     common = _common_correlation(lines) if len(series) >= MANY else None
-    pairs = [None if line is None else (_slope(line, common), _steps(line.values)) for line in lines]
+    pairs = [
+        None if line is None else (_slope(line, common), _steps(line.values)) for line in lines
+    ]
     count = sum(pair is not None for pair in pairs)
-    chances = sorted((min(1.0, 2 * min(test.chance for test in pair)), i) for i, pair in enumerate(pairs) if pair)
+    chances = sorted(
+        (min(1.0, 2 * min(test.chance for test in pair)), i) for i, pair in enumerate(pairs) if pair
+    )
     growing = set()
     for rank, (chance, i) in enumerate(chances):
         if chance > level / (count - rank):
@@ -74,7 +78,9 @@ def of(series: Sequence[NDArray[np.float64]], level: float = LEVEL) -> list[Tren
             continue
         visible = min(test.visible(level / (2 * count)) for test in pair)
         known = series[i][np.isfinite(series[i])]
-        trends.append(Trend(pair[0].growth, visible, float(known.mean()), chance_of[i], i in growing))
+        trends.append(
+            Trend(pair[0].growth, visible, float(known.mean()), chance_of[i], i in growing)
+        )
     return trends
 
 
@@ -87,7 +93,9 @@ class _Test(Struct, frozen=True):
     def chance(self) -> float:
         if self.growth <= 0:
             return 1.0
-        return 1 - intervals.t_below(self.growth / self.error, self.freedom) if self.error > 0 else 0.0
+        return (
+            1 - intervals.t_below(self.growth / self.error, self.freedom) if self.error > 0 else 0.0
+        )
 
     def visible(self, level: float) -> float:
         if self.error == 0:
@@ -118,7 +126,11 @@ def _line(series: NDArray[np.float64]) -> _Line | None:
     if n < FEWEST:
         return None
     values = series[places].astype(float)
-    values = np.where(np.abs(values - values.mean()) <= 1e-9 * max(abs(float(values.mean())), 1e-9), values[0], values)
+    values = np.where(
+        np.abs(values - values.mean()) <= 1e-9 * max(abs(float(values.mean())), 1e-9),
+        values[0],
+        values,
+    )
     x = (places - places.mean()) / float(places[-1] - places[0])
     spread = float((x * x).sum())
     slope = float((x * values).sum()) / spread
@@ -132,7 +144,9 @@ def _line(series: NDArray[np.float64]) -> _Line | None:
     return _Line(values, slope, spread, square, r)
 
 
-def _bend(values: NDArray[np.float64], x: NDArray[np.float64], spread: float) -> NDArray[np.float64]:
+def _bend(
+    values: NDArray[np.float64], x: NDArray[np.float64], spread: float
+) -> NDArray[np.float64]:
     """What a parabola by least squares adds to the straight line, with the part of x² that no line has (mean of x: 0).
 
     In sums: those of `np.polyfit` (LAPACK) differ in their last digits from one processor to the next.
@@ -140,7 +154,9 @@ def _bend(values: NDArray[np.float64], x: NDArray[np.float64], spread: float) ->
     square = x * x
     square = square - square.mean()
     square = square - x * (float((square * x).sum()) / spread)
-    bend: NDArray[np.float64] = square * (float((square * values).sum()) / float((square * square).sum()))
+    bend: NDArray[np.float64] = square * (
+        float((square * values).sum()) / float((square * square).sum())
+    )
     return bend
 
 
@@ -149,7 +165,9 @@ def _common_correlation(lines: Sequence[_Line | None]) -> float:
 
     The least correlated of many series looks so by chance. Its own correlation would call it growing too often.
     """
-    correlations = [line.correlation for line in lines if line is not None and line.correlation is not None]
+    correlations = [
+        line.correlation for line in lines if line is not None and line.correlation is not None
+    ]
     return float(np.mean(correlations)) if correlations else 0.0
 
 
@@ -157,7 +175,10 @@ def _slope(line: _Line, common: float | None) -> _Test:
     n, r = len(line.values), line.correlation
     if r is None:
         return _Test(line.slope, 0.0, n - CURVE - 1)
-    r = min(max(math.tanh(math.atanh(r) + ERRORS / math.sqrt(n - 3)), common or 0.0), LARGEST_CORRELATION)
+    r = min(
+        max(math.tanh(math.atanh(r) + ERRORS / math.sqrt(n - 3)), common or 0.0),
+        LARGEST_CORRELATION,
+    )
     inflation = (1 + r) / (1 - r)
     error = math.sqrt(line.square / (n - CURVE - 1) / line.spread * inflation)
     # where the correlation is that of many series, only the size of the noise is guessed from this one

@@ -5,9 +5,22 @@ values: nothing is drawn, no prompt is made, no clock is read. What the words me
 """
 
 from loadgen.core.slo import Slo, Term
-from loadgen.core.workload.fields import Delay, Empirical, Fixed, Length, Listed, LogNormal, Normal, Uniform
+from loadgen.core.workload.fields import (
+    Delay,
+    Empirical,
+    Fixed,
+    Length,
+    Listed,
+    LogNormal,
+    Normal,
+    Uniform,
+)
 from loadgen.core.workload.file_schema import json_schema, schema_of
-from loadgen.core.workload.fingerprints import recipe_fingerprint, request_fingerprint, work_fingerprint
+from loadgen.core.workload.fingerprints import (
+    recipe_fingerprint,
+    request_fingerprint,
+    work_fingerprint,
+)
 from loadgen.core.workload.flags import Overrides, levels, read_flags
 from loadgen.core.workload.loading import load, of_trace, packaged
 from loadgen.core.workload.overrides import placed

@@ -40,15 +40,28 @@ def rows_of(file: Path) -> Iterator[Placed]:
     with file.open("rb") as opened:
         row = _format(file, opened.read(4096))
     if row is None:
-        raise UserError("wrong_format", "of several files one is JSONL", str(file), "all in the same format")
+        raise UserError(
+            "wrong_format", "of several files one is JSONL", str(file), "all in the same format"
+        )
     yield from formats.call(row, "dataset", file)
 
 
 def _format(file: Path, begin: bytes) -> FormatRow | None:
     """The format of a file, by its first bytes or its name; None of JSONL. Plug-ins are asked for other names only."""
     begin, suffix = begin.removeprefix(codecs.BOM_UTF8).lstrip(), file.suffix.lower()
-    rows = formats.having("dataset") if suffix not in (*SUFFIXES, "") else (r for r in FORMATS.own if r.dataset)
-    return next((row for row in rows if suffix in row.suffixes or begin.startswith(row.begins or (b"\0\0",))), None)
+    rows = (
+        formats.having("dataset")
+        if suffix not in (*SUFFIXES, "")
+        else (r for r in FORMATS.own if r.dataset)
+    )
+    return next(
+        (
+            row
+            for row in rows
+            if suffix in row.suffixes or begin.startswith(row.begins or (b"\0\0",))
+        ),
+        None,
+    )
 
 
 # -- Hugging Face ----------------------------------------------------------------------------------------------------
@@ -65,7 +78,9 @@ def files_of(path: Path) -> tuple[list[Path], str]:
         raise UserError("invalid_value", "not the name of a data set", name, hint)
     data_set, config, split = match[1], match[2] or "", match[3] or ""
     patterns = [f"*{suffix}" for suffix in SUFFIXES]
-    found = _cached(data_set) or _data_in(hub.fetched(data_set, "dataset", patterns, f"{HUB}{data_set}"))
+    found = _cached(data_set) or _data_in(
+        hub.fetched(data_set, "dataset", patterns, f"{HUB}{data_set}")
+    )
     files = [file for file in found if not config or config in file.relative_to(found[file]).parts]
     parts = {file: set(re.split(r"[-_./]", str(file.relative_to(found[file])))) for file in files}
     if not split:
@@ -75,19 +90,29 @@ def files_of(path: Path) -> tuple[list[Path], str]:
         known = ", ".join(sorted({str(file.relative_to(found[file])) for file in found})[:8])
         raise UserError("unknown_name", "no such part of the data set", name, f"its files: {known}")
     commit = hub.commit_of(chosen[0])
-    said = f"{data_set}{f' at {commit[:12]}' if commit else ''}{f', split {split}' if split else ''}"
+    said = (
+        f"{data_set}{f' at {commit[:12]}' if commit else ''}{f', split {split}' if split else ''}"
+    )
     return chosen, f"{said}: {', '.join(file.name for file in chosen[:4])}"
 
 
 def _cached(data_set: str) -> dict[Path, Path]:
     """The data files of a data set in the caches of this host, each with the folder that its name begins at."""
     snapshot = hub.cached(data_set, "dataset")
-    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or hub.home() / "datasets") / data_set.replace("/", "___")
+    prepared = Path(
+        os.environ.get("HF_DATASETS_CACHE") or hub.home() / "datasets"
+    ) / data_set.replace("/", "___")
     return (_data_in(snapshot) if snapshot is not None else {}) or _data_in(prepared)
 
 
 def _data_in(folder: Path) -> dict[Path, Path]:
-    files = (file for file in sorted(folder.rglob("*")) if file.suffix in SUFFIXES and file.is_file())
-    kept = {file: folder for file in files if file.name not in _NOT_DATA and not file.name.startswith("cache-")}
+    files = (
+        file for file in sorted(folder.rglob("*")) if file.suffix in SUFFIXES and file.is_file()
+    )
+    kept = {
+        file: folder
+        for file in files
+        if file.name not in _NOT_DATA and not file.name.startswith("cache-")
+    }
     best = next((suffix for suffix in SUFFIXES if any(file.suffix == suffix for file in kept)), "")
     return {file: folder for file in kept if file.suffix == best}

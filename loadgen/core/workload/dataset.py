@@ -58,7 +58,9 @@ KNOWN = ("prompt", "messages", *LENGTHS, *PASSED, "extra_body")
 
 # Other names, of data sets and tools, where a row has neither `prompt` nor `messages`; the first that is there counts.
 CONVERSATIONS = ("conversations", "conversation")  # of ShareGPT: {"from": "human", "value": "..."}
-TURNS = "turns"  # of SPEED-Bench, Spec-Bench and MT-Bench: what a user says, one text after the other
+TURNS = (
+    "turns"  # of SPEED-Bench, Spec-Bench and MT-Bench: what a user says, one text after the other
+)
 PROMPTS = ("question", "instruction", "query", "text_input", "user", "input", "text")
 SYSTEMS = ("system_prompt", "system")
 ANSWERS = ("answer", "response", "output", "completion")
@@ -70,14 +72,19 @@ SPEAKERS = {
 BATCH = {"custom_id", "method", "url", "body"}  # of a row of OpenAI's batch files
 
 
-Prompt = Annotated[str, Meta(min_length=1)] | Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+Prompt = (
+    Annotated[str, Meta(min_length=1)]
+    | Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+)
 Length = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 
 
 class BadRow(Wrong):
     """A line is not valid; `column` counts bytes from 1, 0 means the whole row."""
 
-    def __init__(self, code: Code, problem: str, hint: str = "", key: str = "", *, column: int = 0) -> None:
+    def __init__(
+        self, code: Code, problem: str, hint: str = "", key: str = "", *, column: int = 0
+    ) -> None:
         super().__init__(code, problem, hint, key)
         self.column = column
 
@@ -120,7 +127,9 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return parse_row(self.line(index))
         except (OSError, BadRow) as error:
-            raise UserError("changed_file", f"the file changed during the run: {error}", str(self.path)) from None
+            raise UserError(
+                "changed_file", f"the file changed during the run: {error}", str(self.path)
+            ) from None
 
     def line(self, index: int) -> bytes:
         """The bytes of row `index`. Raises OSError."""
@@ -129,7 +138,9 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
             return os.pread(self.spool.descriptor, end - start, start)
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
-            return os.pread(descriptor, end - start, start).split(b"\n", 1)[0]  # blank lines may follow it
+            return os.pread(descriptor, end - start, start).split(b"\n", 1)[
+                0
+            ]  # blank lines may follow it
         finally:
             os.close(descriptor)
 
@@ -140,7 +151,9 @@ class _Spool:
     _made = itertools.count()
 
     def __init__(self) -> None:
-        name = f"{os.environ.get('TMPDIR') or '/tmp'}/loadgen-{os.getpid()}-{next(self._made)}.jsonl"
+        name = (
+            f"{os.environ.get('TMPDIR') or '/tmp'}/loadgen-{os.getpid()}-{next(self._made)}.jsonl"
+        )
         self.descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         os.unlink(name)
         weakref.finalize(self, os.close, self.descriptor)
@@ -176,16 +189,26 @@ class _Check:
             raise Faults(self.faults)
         if not self.starts:
             raise UserError(
-                "empty_file", "no requests in the file", str(self._path), 'write one per line, like {"prompt": "Hello"}'
+                "empty_file",
+                "no requests in the file",
+                str(self._path),
+                'write one per line, like {"prompt": "Hello"}',
             )
         self.starts.append(end)
         left_out = ""
         if self._left_out:
-            left_out = f"{self._path.name}: left out {self._left_out:,} in which nobody asks anything"
+            left_out = (
+                f"{self._path.name}: left out {self._left_out:,} in which nobody asks anything"
+            )
         read_as = [f"{self._path.name}: {words}" for words in self._read_as]
         notes = tuple(filter(None, (said, *read_as, left_out)))
         return Rows(
-            path=self._path, sha256=sha256, starts=self.starts, ignored=tuple(self._ignored), notes=notes, spool=spool
+            path=self._path,
+            sha256=sha256,
+            starts=self.starts,
+            ignored=tuple(self._ignored),
+            notes=notes,
+            spool=spool,
         )
 
 
@@ -198,15 +221,21 @@ def read_rows(path: str | Path) -> Rows:
     files, said = data_files.files_of(path)
     try:
         states = [file.stat() for file in files]
-        return _read_cached(path, tuple(files), said, tuple((state.st_size, state.st_mtime_ns) for state in states))
+        return _read_cached(
+            path, tuple(files), said, tuple((state.st_size, state.st_mtime_ns) for state in states)
+        )
     except OSError as error:
         raise UserError(
-            of_reading(error), f"cannot read the requests: {error.strerror}", str(error.filename or path)
+            of_reading(error),
+            f"cannot read the requests: {error.strerror}",
+            str(error.filename or path),
         ) from None
 
 
 @functools.lru_cache(maxsize=4)
-def _read_cached(path: Path, files: tuple[Path, ...], said: str, states: tuple[tuple[int, int], ...]) -> Rows:
+def _read_cached(
+    path: Path, files: tuple[Path, ...], said: str, states: tuple[tuple[int, int], ...]
+) -> Rows:
     if len(files) == 1 and data_files.is_jsonl(files[0]):
         return _lines(files[0], said)
     return _converted(path, files, said)
@@ -238,7 +267,9 @@ def _converted(path: Path, files: Iterable[Path], said: str) -> Rows:
             try:
                 line = msgspec.json.encode(row)
             except (TypeError, ValueError) as error:
-                raise UserError("unsupported", f"holds what JSON has no form for: {error}", where) from None
+                raise UserError(
+                    "unsupported", f"holds what JSON has no form for: {error}", where
+                ) from None
             os.pwrite(spool.descriptor, line, end)
             check.add(line, end, where)
             if check.starts and check.starts[-1] == end:  # neither left out nor a fault
@@ -258,11 +289,17 @@ def placed(file: Path) -> Iterator[data_files.Placed]:
                     row = msgspec.json.decode(line)
                 except (ValueError, RecursionError) as error:
                     raise UserError(
-                        "invalid_syntax", f"not JSON: {error}", f"{file}:{number}", "one JSON object per line"
+                        "invalid_syntax",
+                        f"not JSON: {error}",
+                        f"{file}:{number}",
+                        "one JSON object per line",
                     ) from None
                 if not isinstance(row, dict):
                     raise UserError(
-                        "wrong_type", "not a JSON object", f"{file}:{number}", 'objects like {"prompt": "..."}'
+                        "wrong_type",
+                        "not a JSON object",
+                        f"{file}:{number}",
+                        'objects like {"prompt": "..."}',
                     )
                 yield f"{file}:{number}", row
 
@@ -273,22 +310,34 @@ def parse_row(line: bytes) -> DatasetRow:
         line.decode()  # first, because the JSON decoder counts a bad byte from the start of its string
         row = msgspec.json.decode(line)
     except UnicodeDecodeError as error:
-        raise BadRow("wrong_encoding", "not UTF-8", "save the file as UTF-8", column=error.start + 1) from None
+        raise BadRow(
+            "wrong_encoding", "not UTF-8", "save the file as UTF-8", column=error.start + 1
+        ) from None
     except RecursionError:
         raise BadRow("too_large", "nested too deeply") from None
     except msgspec.DecodeError as error:
         byte_offset = re.search(r"\(byte (\d+)\)", str(error))
         message = re.sub(r" \(byte \d+\)", "", str(error)).removeprefix("JSON is malformed: ")
-        message = message.replace("Input data was truncated", "the line ends before the object does")
+        message = message.replace(
+            "Input data was truncated", "the line ends before the object does"
+        )
         column = int(byte_offset[1]) + 1 if byte_offset else 0
-        raise BadRow("invalid_syntax", f"not JSON: {message}", "one JSON object per line", column=column) from None
+        raise BadRow(
+            "invalid_syntax", f"not JSON: {message}", "one JSON object per line", column=column
+        ) from None
     if not isinstance(row, dict):
-        raise BadRow("wrong_type", "not a JSON object", 'write {"prompt": "..."} or {"messages": [...]}')
+        raise BadRow(
+            "wrong_type", "not a JSON object", 'write {"prompt": "..."} or {"messages": [...]}'
+        )
     row, read_as, answer = _under_our_names(row)
     if {"timestamp", "input_length"} <= row.keys():
-        raise BadRow("wrong_format", "a row of a trace, not a prompt", "--trace FILE replays a trace")
+        raise BadRow(
+            "wrong_format", "a row of a trace, not a prompt", "--trace FILE replays a trace"
+        )
     if ("prompt" in row) == ("messages" in row):
-        problem = "both `prompt` and `messages`" if "prompt" in row else "neither `prompt` nor `messages`"
+        problem = (
+            "both `prompt` and `messages`" if "prompt" in row else "neither `prompt` nor `messages`"
+        )
         similar = next((word for key in row if (word := closest(key, ("prompt", "messages")))), "")
         mistyped = similar and similar not in row
         others = "; or a name that data sets use: conversations, question, instruction, text"
@@ -322,9 +371,18 @@ def _under_our_names(row: dict[str, Any]) -> tuple[dict[str, Any], str, str]:
         if isinstance(row.get(key), list):
             messages, answer = _first_question(row[key], key)
             rest = {name: value for name, value in row.items() if name != key}
-            return rest | {"messages": messages}, f"the first question of each of its `{key}`, answered as long", answer
+            return (
+                rest | {"messages": messages},
+                f"the first question of each of its `{key}`, answered as long",
+                answer,
+            )
     turns = row.get(TURNS)
-    if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns) and turns[0]:
+    if (
+        isinstance(turns, list)
+        and turns
+        and all(isinstance(turn, str) for turn in turns)
+        and turns[0]
+    ):
         rest = {name: value for name, value in row.items() if name != TURNS}
         return rest | {"prompt": turns[0]}, f"the first of each of its `{TURNS}`", ""
     prompt = next((key for key in PROMPTS if isinstance(row.get(key), str) and row[key]), None)
@@ -337,9 +395,17 @@ def _under_our_names(row: dict[str, Any]) -> tuple[dict[str, Any], str, str]:
     made: dict[str, Any] = {"prompt": text}
     system = next((key for key in SYSTEMS if isinstance(row.get(key), str) and row[key]), None)
     if system is not None:
-        made = {"messages": [{"role": "system", "content": row[system]}, {"role": "user", "content": text}]}
+        made = {
+            "messages": [
+                {"role": "system", "content": row[system]},
+                {"role": "user", "content": text},
+            ]
+        }
         used, read_as = [*used, system], f"{read_as}, system prompts `{system}`"
-    answered = next((key for key in ANSWERS if key not in used and isinstance(row.get(key), str) and row[key]), None)
+    answered = next(
+        (key for key in ANSWERS if key not in used and isinstance(row.get(key), str) and row[key]),
+        None,
+    )
     if answered is not None:
         used, read_as = [*used, answered], f"{read_as}, answers are as long as `{answered}`"
     rest = {name: value for name, value in row.items() if name not in used}
@@ -353,7 +419,10 @@ def _batch(row: dict[str, Any]) -> dict[str, Any]:
         raise BadRow("unsupported", f"a batch row for {shortened(url)}", hint)
     if not isinstance(body, dict):
         raise BadRow(
-            "wrong_type", f"body is {shortened(body)}", 'an object, like {"model": "...", "messages": [...]}', "body"
+            "wrong_type",
+            f"body is {shortened(body)}",
+            'an object, like {"model": "...", "messages": [...]}',
+            "body",
         )
     return body
 
@@ -379,10 +448,18 @@ def _first_question(turns: list[Any], key: str) -> tuple[list[dict[str, str]], s
                 f"{key}[{number}]",
             )
         if not isinstance(text, str):
-            raise BadRow("wrong_type", f"{key}[{number}] says {shortened(text)}", "a text", f"{key}[{number}]")
+            raise BadRow(
+                "wrong_type",
+                f"{key}[{number}] says {shortened(text)}",
+                "a text",
+                f"{key}[{number}]",
+            )
         if role == "assistant" and messages and messages[-1]["role"] == "user":
             return messages, text
-        if text and (role == "system" or (role == "user" and not any(one["role"] == "user" for one in messages))):
+        if text and (
+            role == "system"
+            or (role == "user" and not any(one["role"] == "user" for one in messages))
+        ):
             messages.append({"role": role, "content": text})
     if not messages or messages[-1]["role"] != "user":
         raise NoQuestion("missing_value", "nobody asks anything")
@@ -414,13 +491,20 @@ def _messages(value: Any) -> list[dict[str, Any]]:
         raise BadRow("wrong_type", f"messages is {shortened(value)}", hint, "messages")
     for i, message in enumerate(value):
         if not isinstance(message, dict):
-            raise BadRow("wrong_type", f"messages[{i}] is {shortened(message)}", hint, f"messages[{i}]")
+            raise BadRow(
+                "wrong_type", f"messages[{i}] is {shortened(message)}", hint, f"messages[{i}]"
+            )
         if not isinstance(message.get("role"), str):
             raise BadRow(
-                "wrong_type", f"messages[{i}].role is {shortened(message.get('role'))}", hint, f"messages[{i}].role"
+                "wrong_type",
+                f"messages[{i}].role is {shortened(message.get('role'))}",
+                hint,
+                f"messages[{i}].role",
             )
         content = message.get("content")
-        if not isinstance(content, str | list) and not (content is None and "tool_calls" in message):
+        if not isinstance(content, str | list) and not (
+            content is None and "tool_calls" in message
+        ):
             raise BadRow(
                 "wrong_type",
                 f"messages[{i}].content is {shortened(content)}",

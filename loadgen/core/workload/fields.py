@@ -71,7 +71,9 @@ class Part(Plain):
             position = where(source.file, data.keys_at[key], child(data.path, key))
             hint, intended = meant(key, known, cls.synonyms), closest(key, known, cls.synonyms)
             values = {"meant": child(data.path, intended)} if intended else {}
-            source.faults.append(UserError("unknown_key", f'unknown key "{key}"', position, hint, values=values))
+            source.faults.append(
+                UserError("unknown_key", f'unknown key "{key}"', position, hint, values=values)
+            )
         return {key: value for key, value in data.items() if key in known} if unknown else data
 
     @classmethod
@@ -131,7 +133,13 @@ def one_of(noun: str, *members: type[Tagged], bare: tuple[type, ...] = ()) -> An
     tags = [member.tag for member in members]
 
     def selected_tag(value: Any) -> str | None:
-        tag = value.tag if isinstance(value, Tagged) else next(iter(value), None) if isinstance(value, dict) else None
+        tag = (
+            value.tag
+            if isinstance(value, Tagged)
+            else next(iter(value), None)
+            if isinstance(value, dict)
+            else None
+        )
         if tag in tags and not (isinstance(value, dict) and len(value) > 1):
             return tag
         return "fixed" if isinstance(value, bare) and not isinstance(value, bool) else None
@@ -144,7 +152,9 @@ def one_of(noun: str, *members: type[Tagged], bare: tuple[type, ...] = ()) -> An
     return Annotated[union, Discriminator(selected_tag, NOTHING_FITS, known), member]
 
 
-def _value_with_unit(parse: Callable[[str], Any], kinds: tuple[type, ...], hint: str) -> BeforeValidator:
+def _value_with_unit(
+    parse: Callable[[str], Any], kinds: tuple[type, ...], hint: str
+) -> BeforeValidator:
     """Return a validator of a value with a unit. A text is parsed by `parse`.
 
     A value of another type in `kinds`: in a file it is parsed as text, so only 0 passes; from Python it is kept.
@@ -185,7 +195,10 @@ Duration = Annotated[
     Field(ge=0),
     _value_with_unit(units.duration_ns, (int, float), units.DURATION_HINT),
     JsonSchema(
-        anyOf=[{"type": "string", "pattern": units.DURATION_PATTERN, "examples": ["30s", "250ms"]}, {"const": 0}]
+        anyOf=[
+            {"type": "string", "pattern": units.DURATION_PATTERN, "examples": ["30s", "250ms"]},
+            {"const": 0},
+        ]
     ),
 ]
 _PER_S = _value_with_unit(units.rate_per_s, (int, float), units.RATE_HINT)
@@ -232,7 +245,11 @@ class Fixed(Tagged, Generic[Q]):
     def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
         tagged = super().as_written(schema)
         bare = tagged["properties"][cls.tag]["anyOf"][0]
-        return {"title": tagged.pop("title"), "description": tagged.pop("description"), "anyOf": [bare, tagged]}
+        return {
+            "title": tagged.pop("title"),
+            "description": tagged.pop("description"),
+            "anyOf": [bare, tagged],
+        }
 
 
 class _Range(Tagged):
@@ -266,7 +283,8 @@ class Normal(_Range, Generic[Q, M]):
 
 class LogNormal(_Range, Generic[Q, M]):
     """exp(N(ln median, sigma)), rounded and held like `normal`. Written with `median` or with `mean` (of the unheld
-    law: median = mean / exp(sigma^2 / 2))."""
+    law: median = mean / exp(sigma^2 / 2)).
+    """
 
     tag = "lognormal"
     median: M | None = None
@@ -279,11 +297,15 @@ class LogNormal(_Range, Generic[Q, M]):
     def _one_center(self) -> LogNormal[Q, M]:
         if (self.median is None) == (self.mean is None):
             raise units.Wrong(
-                "conflict", "needs exactly one of median and mean", "lognormal: {median: 300, sigma: 0.8}"
+                "conflict",
+                "needs exactly one of median and mean",
+                "lognormal: {median: 300, sigma: 0.8}",
             )
         if not (self.median or self.mean):
             raise units.Wrong(
-                "out_of_range", "needs a median or mean above zero", "lognormal: {median: 300, sigma: 0.8}"
+                "out_of_range",
+                "needs a median or mean above zero",
+                "lognormal: {median: 300, sigma: 0.8}",
             )
         return self
 
@@ -298,9 +320,15 @@ class _Values(Tagged, Generic[Q]):
     @classmethod
     def _file(cls, data: Any, info: ValidationInfo) -> Any:
         body = cls.unwrap(data)
-        if isinstance(body, dict) and isinstance(body.get("values"), str) and isinstance(info.context, Source):
+        if (
+            isinstance(body, dict)
+            and isinstance(body.get("values"), str)
+            and isinstance(info.context, Source)
+        ):
             replacement = {"values": _read_column(info.context.folder / body["values"])}
-            if isinstance(body, Map):  # keep the positions of the keys, so that unknown keys are still reported
+            if isinstance(
+                body, Map
+            ):  # keep the positions of the keys, so that unknown keys are still reported
                 body.update(replacement)
                 return data
             return {**body, **replacement}
@@ -319,7 +347,8 @@ class _Values(Tagged, Generic[Q]):
 
 class Empirical(_Values[Q], Generic[Q]):
     """One of the values, drawn with its weight (equal weights if none are given). Values may stand in a file, one per
-    line, named relative to the workload."""
+    line, named relative to the workload.
+    """
 
     tag = "empirical"
     weights: tuple[Annotated[float, Strict(), Field(ge=0, le=1e12)], ...] | None = None
@@ -338,7 +367,8 @@ class Empirical(_Values[Q], Generic[Q]):
 
 class Listed(_Values[Q], Generic[Q]):
     """The values one after the other, request by request, and from the first again: a data set's lengths in its order.
-    Values may stand in a file, as with `empirical`."""
+    Values may stand in a file, as with `empirical`.
+    """
 
     tag = "listed"
 
@@ -359,17 +389,36 @@ def _read_column(path: Path) -> list[Any]:
 
 OneTokenOrMore = Annotated[Tokens, Field(ge=1)]  # keeps the name `Tokens` in the schema
 if TYPE_CHECKING:
-    Length = Fixed[int] | Uniform[int] | Normal[int, float] | LogNormal[int, float] | Empirical[int] | Listed[int]
+    Length = (
+        Fixed[int]
+        | Uniform[int]
+        | Normal[int, float]
+        | LogNormal[int, float]
+        | Empirical[int]
+        | Listed[int]
+    )
     """A distribution of token counts, each at least 1. A plain number in YAML is `Fixed`."""
     Delay = Fixed[int] | Uniform[int] | Normal[int, int] | LogNormal[int, int] | Empirical[int]
     """A distribution of durations in ns, with the same shapes except `listed`."""
 else:
     _N = OneTokenOrMore
     Length = one_of(
-        "length", Fixed[_N], Uniform[_N], Normal[_N, Amount], LogNormal[_N, Amount], Empirical[_N], Listed[_N],
+        "length",
+        Fixed[_N],
+        Uniform[_N],
+        Normal[_N, Amount],
+        LogNormal[_N, Amount],
+        Empirical[_N],
+        Listed[_N],
         bare=(int, float),
-    )  # fmt: skip
+    )
     _D = Duration
     Delay = one_of(
-        "delay", Fixed[_D], Uniform[_D], Normal[_D, _D], LogNormal[_D, _D], Empirical[_D], bare=(int, float, str)
+        "delay",
+        Fixed[_D],
+        Uniform[_D],
+        Normal[_D, _D],
+        LogNormal[_D, _D],
+        Empirical[_D],
+        bare=(int, float, str),
     )

@@ -49,18 +49,29 @@ def request_fingerprint(workload: Workload, count_source: str, tokenizer_sha256:
 
 def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dict[str, Any]:
     excluded = {"name", "description", "seed", "schedule_seed", "salt", "source_text", "stop_when"}
-    recipe = {name: _dumped(getattr(workload, name)) for name in Written.model_fields if name not in excluded}
+    recipe = {
+        name: _dumped(getattr(workload, name))
+        for name in Written.model_fields
+        if name not in excluded
+    }
     if recipe["grace_ns"] is None:  # so that fingerprints from when 30 s was the default stay equal
         recipe["grace_ns"] = 30 * units.NS_PER_S
-    if recipe["max_in_prefill"] is None:  # so that fingerprints from before there was such a cap stay equal
+    if (
+        recipe["max_in_prefill"] is None
+    ):  # so that fingerprints from before there was such a cap stay equal
         del recipe["max_in_prefill"]
     for one in recipe["requests"].get("classes", {}).values():
-        for name in ("tenant", "headers"):  # so that fingerprints from before there were any stay equal
+        for name in (
+            "tenant",
+            "headers",
+        ):  # so that fingerprints from before there were any stay equal
             if not one[name]:
                 del one[name]
     for stage in recipe["stages"]:
         del stage["name"]
-        if stage["at_least"] is None:  # so that fingerprints from before `at_least` existed stay equal
+        if (
+            stage["at_least"] is None
+        ):  # so that fingerprints from before `at_least` existed stay equal
             del stage["at_least"]
     # so that fingerprints from before these limits existed stay equal
     for name in ("event_error_share", "tpot_error_share", "not_offered_share"):
@@ -74,20 +85,32 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
             del requests["prompts"]
         if requests.get("replay") == "instants":  # as of a class before sessions could be replayed
             del requests["replay"]
-        for name in requests.keys() & {"path", "trace"}:  # the hash of the file in place of its name
+        for name in requests.keys() & {
+            "path",
+            "trace",
+        }:  # the hash of the file in place of its name
             requests[name] = _content(Path(requests[name]))
-        for name in ("cache", "chunks", "images"):  # so that fingerprints from before these existed stay equal
+        for name in (
+            "cache",
+            "chunks",
+            "images",
+        ):  # so that fingerprints from before these existed stay equal
             if requests.get(name, 0) is None:
                 del requests[name]
         for step in requests.get("steps", {}).values():
             del step["target"], step["model"]  # where it is sent, as a run's own target
-            for name in ("documents", "best"):  # so that fingerprints from before these and other kinds stay equal
+            for name in (
+                "documents",
+                "best",
+            ):  # so that fingerprints from before these and other kinds stay equal
                 if step[name] is None:
                     del step[name]
             if step["kind"] == "chat":
                 del step["kind"]
     for slo in (recipe["slo"], *(one["slo"] for one in classes)):
-        if slo is not None and slo["task"] is None:  # so that fingerprints from before `task` existed stay equal
+        if (
+            slo is not None and slo["task"] is None
+        ):  # so that fingerprints from before `task` existed stay equal
             del slo["task"]
     for stage_recipe, stage in zip(recipe["stages"], workload.stages, strict=True):
         stage_recipe["law"] = stage.arrival.tag
@@ -99,7 +122,9 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
         if isinstance(stage.arrival, Closed) and stage.arrival.ramp_ns == 0:
             del stage_recipe["arrival"]["closed"]["ramp_ns"]
     recipe["count_source"] = count_source
-    if tokenizer_sha256:  # the packaged vocabulary is left out, as it was before tokenizer files counted
+    if (
+        tokenizer_sha256
+    ):  # the packaged vocabulary is left out, as it was before tokenizer files counted
         recipe["tokenizer"] = tokenizer_sha256
     return recipe
 

@@ -56,10 +56,21 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Fault, ...] = ()
 
 
-BY_KEY = frozenset({
-    "burstiness", "concurrency_ramp", "limit", "max_in_prefill", "on_bad_row", "schedule_seed", "stall_timeout",
-    "trace_loop", "trace_replay", "trace_slice", "trace_speed",
-})  # fmt: skip
+BY_KEY = frozenset(
+    {
+        "burstiness",
+        "concurrency_ramp",
+        "limit",
+        "max_in_prefill",
+        "on_bad_row",
+        "schedule_seed",
+        "stall_timeout",
+        "trace_loop",
+        "trace_replay",
+        "trace_slice",
+        "trace_speed",
+    }
+)
 """What a command line gives as `--set NAME=VALUE`."""
 
 
@@ -86,13 +97,19 @@ def read_flags(**options: Any) -> Overrides:
     values: dict[str, Any] = {}
     faults: list[Fault] = []
     for name, given in of_the_load(options).items():
-        for text in (given,) if isinstance(given, str) or not isinstance(given, Sequence) else given:
+        for text in (
+            (given,) if isinstance(given, str) or not isinstance(given, Sequence) else given
+        ):
             try:
                 values |= _read_flag(name, str(text).strip(), values)
             except units.Wrong as wrong:
                 faults.append(
                     UserError(
-                        wrong.code, f'"{text}" {wrong}', place(name, text), wrong.hint, key=PYTHON_ONLY.get(name, "")
+                        wrong.code,
+                        f'"{text}" {wrong}',
+                        place(name, text),
+                        wrong.hint,
+                        key=PYTHON_ONLY.get(name, ""),
                     )
                 )
     return Overrides(**values, faults=tuple(faults))
@@ -131,7 +148,9 @@ def _count(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
             hint = f"a whole number, {minimum} or more, in digits: 8000, not 8k"
             raise units.Wrong("invalid_value", "is not a number of that kind", hint)
         if maximum is not None and int(text) > maximum:
-            raise units.Wrong("out_of_range", "is too many", f"a whole number from {minimum} to {maximum:,}")
+            raise units.Wrong(
+                "out_of_range", "is too many", f"a whole number from {minimum} to {maximum:,}"
+            )
         return int(text)
 
     return parse_count
@@ -146,7 +165,9 @@ def _seed(text: str) -> int:
 def _salt(text: str) -> str:
     if not re.fullmatch(SALT_PATTERN, text):
         raise units.Wrong(
-            "invalid_value", "is not a salt", "a word of letters, digits, . _ -, or fresh: a new one in every run"
+            "invalid_value",
+            "is not a salt",
+            "a word of letters, digits, . _ -, or fresh: a new one in every run",
         )
     return text
 
@@ -163,7 +184,9 @@ def _positive(hint: str) -> Callable[[str], float]:
 def _word(meanings: Mapping[str, str]) -> Callable[[str], str]:
     def parse_word(text: str) -> str:
         if text not in meanings:
-            known = ", ".join(f"{word} ({meaning})" if meaning else word for word, meaning in meanings.items())
+            known = ", ".join(
+                f"{word} ({meaning})" if meaning else word for word, meaning in meanings.items()
+            )
             raise units.Wrong("unknown_name", "is not known", f"known: {known}")
         return text
 
@@ -205,8 +228,12 @@ def _term(text: str, bare: str | None) -> tuple[str, Any, float | None]:
         return metric, units.share(limit_text), None
     if metric not in metrics():
         at = re.search(r"[._-]?(p[0-9]+)[._-]?", name)  # p95_ttft, ttft.p95
-        similar = closest(name.replace(at[0], "") if at else name, (*metrics(), *METRIC_ALIASES, "goodput"))
-        meant = f'did you mean "{similar}:{limit_text}{f":{at[1]}" if at else ""}"? ' if similar else ""
+        similar = closest(
+            name.replace(at[0], "") if at else name, (*metrics(), *METRIC_ALIASES, "goodput")
+        )
+        meant = (
+            f'did you mean "{similar}:{limit_text}{f":{at[1]}" if at else ""}"? ' if similar else ""
+        )
         raise units.Wrong("unknown_name", f'names no metric: "{name}"', meant + known)
     limit, colon, quantile_text = limit_text.partition(":")
     quantile = units.quantile(quantile_text) if colon else None
@@ -220,7 +247,9 @@ def _limit(text: str) -> dict[str, float]:
     name, _, value = text.partition(":")
     if name not in Limits.model_fields:
         known = ", ".join(Limits.model_fields)
-        raise units.Wrong("unknown_name", f'names no limit: "{name}"', f"known: {known}; like send_lag_share:10%")
+        raise units.Wrong(
+            "unknown_name", f'names no limit: "{name}"', f"known: {known}; like send_lag_share:10%"
+        )
     return {name: units.share(value)}
 
 
@@ -244,7 +273,10 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "trace_loop": _count(1, 1_000_000),
     "on_bad_row": _word({"fail": "", "skip": "leave the row out, and count it"}),
     "trace_replay": _word(
-        {"instants": "each request when it came", "sessions": "after what it waited for, and the recorded pause"}
+        {
+            "instants": "each request when it came",
+            "sessions": "after what it waited for, and the recorded pause",
+        }
     ),
     "input_tokens": _count(1, units.MOST_TOKENS),
     "output_tokens": _count(1, units.MOST_TOKENS),

@@ -20,9 +20,15 @@ def cached(repository: str, kind: str) -> Path | None:
 
     The folder is named by its commit.
     """
-    folder = Path(os.environ.get("HF_HUB_CACHE") or home() / "hub") / f"{kind}s--{repository.replace('/', '--')}"
+    folder = (
+        Path(os.environ.get("HF_HUB_CACHE") or home() / "hub")
+        / f"{kind}s--{repository.replace('/', '--')}"
+    )
     main = folder / "refs" / "main"
-    if main.is_file() and (named := folder / "snapshots" / main.read_text("utf-8").strip()).is_dir():
+    if (
+        main.is_file()
+        and (named := folder / "snapshots" / main.read_text("utf-8").strip()).is_dir()
+    ):
         return named
     snapshots = sorted((folder / "snapshots").glob("*"), key=lambda one: one.stat().st_mtime)
     return snapshots[-1] if snapshots else None
@@ -35,7 +41,9 @@ def fetched(repository: str, kind: str, patterns: Sequence[str], where: str) -> 
     except ImportError:
         typed = f"hf download {'--repo-type dataset ' if kind == 'dataset' else ''}{repository}"
         hint = f"pip install 'loadgen[hub]' fetches it; or fetch it elsewhere: {typed}"
-        raise UserError("not_downloaded", f"this {kind} is not in the cache of this host", where, hint) from None
+        raise UserError(
+            "not_downloaded", f"this {kind} is not in the cache of this host", where, hint
+        ) from None
     try:
         return Path(snapshot_download(repository, repo_type=kind, allow_patterns=list(patterns)))
     except Exception as error:  # of the network, the hub and its client, of many kinds

@@ -62,12 +62,17 @@ def of_trace(trace: str | Path, overrides: Overrides = NONE, base: str | None = 
     parts = f"requests: {{trace: {quoted_path}}}\nstages: [{{arrival: {{trace: {quoted_path}}}}}]\n"
     if base is None:
         name = path.name.partition(".")[0] or "trace"
-        return _checked(f"name: {json.dumps(name)}\n{parts}", str(trace), path.parent, overrides, {})
+        return _checked(
+            f"name: {json.dumps(name)}\n{parts}", str(trace), path.parent, overrides, {}
+        )
     overrides = _as_its_block(base, overrides)
     of_the_trace = {
-        name: getattr(overrides, name) for name in ("trace_slice", "trace_loop", "on_bad_row", "trace_replay")
+        name: getattr(overrides, name)
+        for name in ("trace_slice", "trace_loop", "on_bad_row", "trace_replay")
     }
-    replayed = _checked(f"name: trace\n{parts}", str(trace), path.parent, Overrides(**of_the_trace), {})
+    replayed = _checked(
+        f"name: trace\n{parts}", str(trace), path.parent, Overrides(**of_the_trace), {}
+    )
     changes = {"requests": replayed.requests, "stages": replayed.stages}
     return load(base, overrides, changes=changes)
 
@@ -76,7 +81,11 @@ def _as_its_block(base: str, overrides: Overrides) -> Overrides:
     """The flags, with what the `trace:` block of a workload says of the playing of a trace where they do not."""
     top, faults = read_yaml(text_of(base), base, os.environ)
     block = top.get("trace") if not faults and isinstance(top, Mapping) else None
-    said = {key: value for key, value in block.items() if key != "file"} if isinstance(block, Mapping) else {}
+    said = (
+        {key: value for key, value in block.items() if key != "file"}
+        if isinstance(block, Mapping)
+        else {}
+    )
     if unknown := [key for key in said if key not in IN_TRACE]:
         what, hint = f"trace has no key {unknown[0]}", f"known: {', '.join(IN_TRACE)}"
         raise Faults([UserError("unknown_key", what, base, hint)])
@@ -86,7 +95,9 @@ def _as_its_block(base: str, overrides: Overrides) -> Overrides:
     return replace(overrides, **values, faults=(*overrides.faults, *of_block.faults))
 
 
-def of_mapping(workload: Mapping[str, Any], overrides: Overrides = NONE, label: str = "(mapping)") -> Workload:
+def of_mapping(
+    workload: Mapping[str, Any], overrides: Overrides = NONE, label: str = "(mapping)"
+) -> Workload:
     """Like `load`, from a mapping written as in a file; paths are relative to the current folder. Raises `Faults`.
 
     `label`: where faults are said to be; of what flags alone make, those flags.
@@ -99,7 +110,9 @@ def of_mapping(workload: Mapping[str, Any], overrides: Overrides = NONE, label: 
 
 def _check_is_file(path: Path, flag: str, what: str, hint: str) -> None:
     if path.is_dir():
-        raise Faults([UserError("unreadable_file", f"is a folder, not a {what}", f"{flag} {path}", hint)])
+        raise Faults(
+            [UserError("unreadable_file", f"is a folder, not a {what}", f"{flag} {path}", hint)]
+        )
     if not path.is_file():
         raise Faults([UserError("missing_file", f"no such {what}", f"{flag} {path}", hint)])
 
@@ -107,7 +120,9 @@ def _check_is_file(path: Path, flag: str, what: str, hint: str) -> None:
 DURATION_NS = 60 * NS_PER_S  # of a load of two lengths, where nothing else says when it ends
 
 
-def of_dataset(dataset: str | Path, overrides: Overrides = NONE, base: str | None = None) -> Workload:
+def of_dataset(
+    dataset: str | Path, overrides: Overrides = NONE, base: str | None = None
+) -> Workload:
     """Return the workload that sends the rows of a data set, changed by the flags.
 
     base: a workload file or name that gives everything but the requests. Raises `Faults`.
@@ -121,12 +136,17 @@ def of_dataset(dataset: str | Path, overrides: Overrides = NONE, base: str | Non
     if base is None:
         called = Path(name.partition(":")[2] or name).stem
         return of_mapping({"name": called, **requests}, overrides, f"--dataset {name}")
-    one = of_mapping({"name": "data", **requests, "stages": [{"arrival": {"closed": 1}, "count": 1}]})
+    one = of_mapping(
+        {"name": "data", **requests, "stages": [{"arrival": {"closed": 1}, "count": 1}]}
+    )
     return load(base, overrides, changes={"requests": one.requests})
 
 
 def given(
-    path_or_name: str | None, trace: str | Path | None, overrides: Overrides, dataset: str | Path | None = None
+    path_or_name: str | None,
+    trace: str | Path | None,
+    overrides: Overrides,
+    dataset: str | Path | None = None,
 ) -> Workload:
     """The workload of a command line: a file or a name, a trace or a data set, or both; or two lengths.
 
@@ -134,7 +154,9 @@ def given(
     """
     if trace is not None and dataset is not None:
         what = "a trace brings its own requests"
-        raise Faults([UserError("conflict", what, f"--dataset {dataset}", "give --trace or --dataset")])
+        raise Faults(
+            [UserError("conflict", what, f"--dataset {dataset}", "give --trace or --dataset")]
+        )
     if trace is not None:
         return of_trace(trace, overrides, path_or_name)
     if dataset is not None:
@@ -145,14 +167,25 @@ def given(
             name = f"{overrides.input_tokens} in, {overrides.output_tokens} out"
             if overrides.duration is None and overrides.num_requests is None:
                 overrides = replace(overrides, duration=DURATION_NS)
-            return of_mapping({"name": name, "requests": lengths}, overrides, "--input-tokens, --output-tokens")
+            return of_mapping(
+                {"name": name, "requests": lengths}, overrides, "--input-tokens, --output-tokens"
+            )
         if overrides.input_tokens is not None or overrides.output_tokens is not None:
-            one, other = ("--input-tokens", "--output-tokens")[:: 1 if overrides.output_tokens is None else -1]
+            one, other = ("--input-tokens", "--output-tokens")[
+                :: 1 if overrides.output_tokens is None else -1
+            ]
             hint = f"add {other}, or name a workload whose other lengths stay"
-            raise Faults([*overrides.faults, UserError("missing_option", f"no workload, and {one} alone", one, hint)])
+            raise Faults(
+                [
+                    *overrides.faults,
+                    UserError("missing_option", f"no workload, and {one} alone", one, hint),
+                ]
+            )
         data = "--dataset FILE, --trace FILE, or --input-tokens and --output-tokens"
         hint = f"give a file, one of {', '.join(packaged())}, {data}"
-        raise Faults(list(overrides.faults) or [UserError("missing_option", "no workload", "WORKLOAD", hint)])
+        raise Faults(
+            list(overrides.faults) or [UserError("missing_option", "no workload", "WORKLOAD", hint)]
+        )
     return load(path_or_name, overrides)
 
 
@@ -185,7 +218,9 @@ def _checked(
 def packaged(kind: str = "workloads") -> dict[str, Path]:
     """The packaged workloads, or contracts: name → path."""
     package = Path(__file__).parent.parent.parent
-    inside = package / "data" / kind  # exists in a wheel; in a checkout the folder is beside the package
+    inside = (
+        package / "data" / kind
+    )  # exists in a wheel; in a checkout the folder is beside the package
     folder = inside if inside.is_dir() else package.parent / kind
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
@@ -222,11 +257,20 @@ def _read_text(file: Path, as_given: str) -> str:
 
     try:
         if file.is_file() and (file.suffix in _PROMPT_SUFFIXES or _is_json_list(file)):
-            hint = f"--dataset {as_given}; with arrivals and lengths it is a trace: --trace {as_given}"
+            hint = (
+                f"--dataset {as_given}; with arrivals and lengths it is a trace: --trace {as_given}"
+            )
             raise UserError("wrong_format", "a file of prompts is no workload", as_given, hint)
-        text = read_text(file, as_given, "workload", missing, "a file of prompts is given with --dataset")
+        text = read_text(
+            file, as_given, "workload", missing, "a file of prompts is given with --dataset"
+        )
         if re.search(r"(?m)^levels:", text):
-            raise UserError("wrong_format", "a contract, not a workload", as_given, f"loadgen validate {as_given}")
+            raise UserError(
+                "wrong_format",
+                "a contract, not a workload",
+                as_given,
+                f"loadgen validate {as_given}",
+            )
         return text
     except UserError as error:
         raise Faults([error]) from None
@@ -240,7 +284,11 @@ def read_text(file: Path, shown: str, kind: str, missing: Callable[[], str], hin
     try:
         data = file.read_bytes() if file.stat().st_size <= 1 << 20 else None
     except OSError as error:
-        problem = f"no such {kind}" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        problem = (
+            f"no such {kind}"
+            if isinstance(error, FileNotFoundError)
+            else f"cannot be read: {error.strerror}"
+        )
         raise UserError(of_reading(error), problem, shown, missing()) from None
     if data is None:
         raise UserError("too_large", f"more than 1 MiB: not a {kind}", shown, hint)
@@ -249,5 +297,8 @@ def read_text(file: Path, shown: str, kind: str, missing: Callable[[], str], hin
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(
-            "wrong_encoding", "not a text file (UTF-8)", f"{shown}:{line}", f"a {kind} is plain text in YAML"
+            "wrong_encoding",
+            "not a text file (UTF-8)",
+            f"{shown}:{line}",
+            f"a {kind} is plain text in YAML",
         ) from None

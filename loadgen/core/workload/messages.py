@@ -28,10 +28,15 @@ def in_order(faults: list[Fault]) -> list[Fault]:
     mistyped = {fault.values.get("meant") for fault in faults}
     by_place: dict[tuple[str, str], tuple[Fault, Place]] = {}
     for fault, at in places:
-        missing = fault.key if fault.code == "missing_key" else ""  # several keys can be missing at one position
+        missing = (
+            fault.key if fault.code == "missing_key" else ""
+        )  # several keys can be missing at one position
         if not missing or missing not in mistyped:
             by_place.setdefault((fault.where, missing), (fault, at))
-    return [fault for fault, _ in sorted(by_place.values(), key=lambda told: (told[1].line, told[1].column))]
+    return [
+        fault
+        for fault, _ in sorted(by_place.values(), key=lambda told: (told[1].line, told[1].column))
+    ]
 
 
 def validated(model: type[M], document: Any, source: Source) -> M | None:
@@ -76,7 +81,9 @@ def fault(error: Any, top: Map, file: str) -> Fault:
     if loc and isinstance(loc[-1], int) and isinstance(holder, str) and kind != NOTHING_FITS:
         shown = f'value {loc[-1] + 1} in "{text}" '
     if error["input"] is None and not spot.text and kind != "missing":
-        return UserError("missing_value", f"{path} has no value", at, _example(path.rpartition(".")[2]))
+        return UserError(
+            "missing_value", f"{path} has no value", at, _example(path.rpartition(".")[2])
+        )
     if kind == "missing":
         key = str(loc[-1])
         return UserError("missing_key", f'missing "{key}"', at, _example(key), key=child(path, key))
@@ -90,7 +97,10 @@ def fault(error: Any, top: Map, file: str) -> Fault:
         if isinstance(holder, Map) and holder:
             word = next(iter(holder))
             return UserError(
-                "unknown_name", f'unknown {noun} "{word}"', where(file, holder.keys_at[word], path), meant(word, known)
+                "unknown_name",
+                f'unknown {noun} "{word}"',
+                where(file, holder.keys_at[word], path),
+                meant(word, known),
             )
         return UserError("wrong_type", f"{shown}is not {a_noun}", at, _example(noun, known))
     if kind == "value_error" and isinstance(context.get("error"), units.Wrong):
@@ -144,7 +154,11 @@ def locate(top: Map, loc: tuple[str | int, ...]) -> tuple[Spot, str, Any]:
     holder: Any = top
     for step in loc:
         if isinstance(holder, Map) and isinstance(step, str):
-            spellings = (key for key in holder if step in (key, METRIC_ALIASES.get(key), _OTHER_SPELLINGS.get(key)))
+            spellings = (
+                key
+                for key in holder
+                if step in (key, METRIC_ALIASES.get(key), _OTHER_SPELLINGS.get(key))
+            )
             if (key := next(spellings, None)) is not None:
                 spot, path, holder = holder.values_at[key], child(path, key), holder[key]
         elif isinstance(holder, Seq) and isinstance(step, int) and step < len(holder):

@@ -46,10 +46,14 @@ _LOAD_HINT = "give --request-rate 10 (open loop) or --concurrency 8 (closed loop
 MOST_STAGES = 1_000
 MOST_PLANNED = 200_000_000  # starts of an open loop: 1.6 GB, and some more while they are drawn
 MOST_TASKS = 500_000  # tasks, also among classes: each is drawn before the start, some 7 µs for each of its requests
-_BOUND_HINT = "give --duration 30s or --num-requests 200, or write duration: or count: into the stage"
+_BOUND_HINT = (
+    "give --duration 30s or --num-requests 200, or write duration: or count: into the stage"
+)
 
 
-def apply(workload: Workload, flags: Overrides, faults: list[Fault], file: str, top: Map) -> Workload:
+def apply(
+    workload: Workload, flags: Overrides, faults: list[Fault], file: str, top: Map
+) -> Workload:
     """Return the workload as changed by the flags. Conflicts are appended to `faults`. Rules: docs/workloads.md."""
     changes: dict[str, Any] = {
         "requests": _requests(workload.requests, flags, faults),
@@ -72,8 +76,14 @@ def apply(workload: Workload, flags: Overrides, faults: list[Fault], file: str, 
     measured = [stage.name or "load" for stage in workload.stages if stage.measured]
     if len(measured) > 1 and (flags.request_rate is not None or flags.concurrency is not None):
         changes["replaced"] = tuple(measured)
-    if isinstance(workload.requests, Synthetic) and workload.requests.cache is not None and workload.salt is None:
-        changes.setdefault("salt", seeds.FRESH)  # a server must not know the prompts from an earlier run
+    if (
+        isinstance(workload.requests, Synthetic)
+        and workload.requests.cache is not None
+        and workload.salt is None
+    ):
+        changes.setdefault(
+            "salt", seeds.FRESH
+        )  # a server must not know the prompts from an earlier run
     if flags.salt is not None and isinstance(workload.requests, FromFile):
         problem = "a salt changes generated prompts; those of a file are sent as they stand"
         faults.append(UserError("conflict", problem, f"--salt {flags.salt}", "leave the flag out"))
@@ -102,12 +112,23 @@ def _requests(
         for name, tokens in (("input", flags.input_tokens), ("output", flags.output_tokens)):
             if tokens is not None:
                 problem = f"the lengths are those of the {owner}"
-                faults.append(UserError("conflict", problem, f"--{name}-tokens {tokens}", "leave the flag out"))
+                faults.append(
+                    UserError(
+                        "conflict", problem, f"--{name}-tokens {tokens}", "leave the flag out"
+                    )
+                )
         return requests
     if flags.input_tokens is not None:
         if isinstance(requests, FromFile):
             problem = "the prompts come from a file: their length is what it is"
-            faults.append(UserError("conflict", problem, f"--input-tokens {flags.input_tokens}", "leave the flag out"))
+            faults.append(
+                UserError(
+                    "conflict",
+                    problem,
+                    f"--input-tokens {flags.input_tokens}",
+                    "leave the flag out",
+                )
+            )
         changes["input_tokens"] = Fixed[OneTokenOrMore].model_construct(value=flags.input_tokens)
     if flags.output_tokens is not None:
         changes["output_tokens"] = Fixed[OneTokenOrMore].model_construct(value=flags.output_tokens)
@@ -116,17 +137,30 @@ def _requests(
 
 def _of_trace(flags: Overrides) -> dict[str, Any]:
     """What the flags say of a trace, for its requests and for its arrivals."""
-    said = {"slice_ns": flags.trace_slice, "on_bad_row": flags.on_bad_row, "replay": flags.trace_replay}
+    said = {
+        "slice_ns": flags.trace_slice,
+        "on_bad_row": flags.on_bad_row,
+        "replay": flags.trace_replay,
+    }
     return {name: value for name, value in said.items() if value is not None}
 
 
-def _faults_without_a_trace(requests: Any, stages: Sequence[Stage], flags: Overrides) -> list[Fault]:
+def _faults_without_a_trace(
+    requests: Any, stages: Sequence[Stage], flags: Overrides
+) -> list[Fault]:
     arrivals = any(isinstance(stage.arrival, Replay) for stage in stages)
     replays = arrivals or isinstance(requests, FromTrace)
-    given = {"speed": flags.trace_speed, "loop": flags.trace_loop} | ({} if replays else _of_trace(flags))
+    given = {"speed": flags.trace_speed, "loop": flags.trace_loop} | (
+        {} if replays else _of_trace(flags)
+    )
     problem = "the arrivals are not those of a trace" if replays else "no trace is replayed"
     hint = "give --trace FILE, and neither --request-rate nor --concurrency"
-    key_of = {"slice_ns": "trace_slice", "replay": "trace_replay", "speed": "trace_speed", "loop": "trace_loop"}
+    key_of = {
+        "slice_ns": "trace_slice",
+        "replay": "trace_replay",
+        "speed": "trace_speed",
+        "loop": "trace_loop",
+    }
     return [
         UserError("no_effect", problem, f"--set {key_of.get(name, name)}", hint)
         for name, value in given.items()
@@ -148,9 +182,18 @@ def _merged_slo(workload: Workload, flags: Overrides, faults: list[Fault]) -> Sl
         quantile_of_term = quantile or (file_term.quantile if file_term else 0.99)
         terms[name] = Term(metric=name, limit_ns=ns, quantile=quantile_of_term)
     if not terms:
-        problem, hint = "a share of good requests, and nothing that says when one is good", "add --slo ttft:2s"
+        problem, hint = (
+            "a share of good requests, and nothing that says when one is good",
+            "add --slo ttft:2s",
+        )
         faults.append(UserError("no_slo", problem, f"--slo goodput:{flags.goodput_share}", hint))
-    goodput = flags.goodput_share if flags.goodput_share is not None else slo.goodput_share if slo else None
+    goodput = (
+        flags.goodput_share
+        if flags.goodput_share is not None
+        else slo.goodput_share
+        if slo
+        else None
+    )
     return Slo(
         terms=tuple(terms[name] for name in metrics() if name in terms),
         goodput_share=goodput,
@@ -158,7 +201,9 @@ def _merged_slo(workload: Workload, flags: Overrides, faults: list[Fault]) -> Sl
     )
 
 
-def _stages(workload: Written, flags: Overrides, faults: list[Fault], file: str, top: Map) -> tuple[Stage, ...]:
+def _stages(
+    workload: Written, flags: Overrides, faults: list[Fault], file: str, top: Map
+) -> tuple[Stage, ...]:
     law = _arrival_of_flags(flags, faults)
     if faults and not workload.stages:  # the flags ask for a load but are faulty
         return ()
@@ -166,7 +211,12 @@ def _stages(workload: Written, flags: Overrides, faults: list[Fault], file: str,
         spot, path, _ = locate(top, ("stages",))
         hint = f"at most {MOST_STAGES:,}; a load that changes all the time is a trace (--trace)"
         faults.append(
-            UserError("too_large", format.counted(len(workload.stages), "stage"), where(file, spot, path), hint)
+            UserError(
+                "too_large",
+                format.counted(len(workload.stages), "stage"),
+                where(file, spot, path),
+                hint,
+            )
         )
         return ()
     stages = [_replaying(stage, flags) for stage in _with_names(workload.stages, faults, file, top)]
@@ -183,7 +233,9 @@ def _stages(workload: Written, flags: Overrides, faults: list[Fault], file: str,
     if flags.warmup_ns is not None or flags.warmup_count is not None:
         stages = _with_warmup(stages, flags)
     requests = workload.requests
-    if isinstance(requests, FromFile | FromTrace) or any(isinstance(s.arrival, Replay) for s in stages):
+    if isinstance(requests, FromFile | FromTrace) or any(
+        isinstance(s.arrival, Replay) for s in stages
+    ):
         if isinstance(requests, FromTrace):
             requests = requests.model_copy(update=_of_trace(flags))
             stages = [_as_the_requests(stage, requests) for stage in stages]
@@ -192,14 +244,19 @@ def _stages(workload: Written, flags: Overrides, faults: list[Fault], file: str,
     return tuple(stages)
 
 
-def _arrival_of_flags(flags: Overrides, faults: list[Fault]) -> Constant | Poisson | Gamma | Closed | None:
+def _arrival_of_flags(
+    flags: Overrides, faults: list[Fault]
+) -> Constant | Poisson | Gamma | Closed | None:
     rate, burstiness, concurrency = flags.request_rate, flags.burstiness, flags.concurrency
     if concurrency is not None and (rate is not None or burstiness is not None):
         other_flag = "--request-rate" if rate is not None else "--set burstiness"
         problem = f"--concurrency is a closed loop, {other_flag} an open one: not both"
         faults.append(
             UserError(
-                "conflict", problem, f"--concurrency {concurrency} {other_flag}", "to cap an open loop: --max-in-flight"
+                "conflict",
+                problem,
+                f"--concurrency {concurrency} {other_flag}",
+                "to cap an open loop: --max-in-flight",
             )
         )
         return None
@@ -210,7 +267,11 @@ def _arrival_of_flags(flags: Overrides, faults: list[Fault]) -> Constant | Poiss
     if math.isinf(rate):
         if burstiness is not None:
             problem = "everything at once has no gaps to be bursty"
-            faults.append(UserError("conflict", problem, "--request-rate inf --set burstiness", "give a finite rate"))
+            faults.append(
+                UserError(
+                    "conflict", problem, "--request-rate inf --set burstiness", "give a finite rate"
+                )
+            )
         return Constant.model_construct(rate=rate)
     if burstiness is None or burstiness == 1:
         return Poisson.model_construct(rate=rate)
@@ -249,13 +310,19 @@ def _with_ramp(stages: list[Stage], ramp_ns: int, faults: list[Fault]) -> list[S
     if not any(isinstance(stage.arrival, Closed) for stage in stages):
         problem = "only the lanes of a closed loop begin one after the other"
         faults.append(
-            UserError("no_effect", problem, place("concurrency_ramp", f"{ramp_ns / 1e9:g}s"), "add --concurrency 8")
+            UserError(
+                "no_effect",
+                problem,
+                place("concurrency_ramp", f"{ramp_ns / 1e9:g}s"),
+                "add --concurrency 8",
+            )
         )
     return [
         stage.model_copy(update={"arrival": stage.arrival.model_copy(update={"ramp_ns": ramp_ns})})
-        if isinstance(stage.arrival, Closed) else stage
+        if isinstance(stage.arrival, Closed)
+        else stage
         for stage in stages
-    ]  # fmt: skip
+    ]
 
 
 def _replaying(stage: Stage, flags: Overrides) -> Stage:
@@ -271,21 +338,36 @@ def _as_the_requests(stage: Stage, requests: FromTrace) -> Stage:
     """A stage whose arrivals are those of the sessions of a trace, where the requests are."""
     if not isinstance(stage.arrival, Replay):
         return stage
-    return stage.model_copy(update={"arrival": stage.arrival.model_copy(update={"replay": requests.replay})})
+    return stage.model_copy(
+        update={"arrival": stage.arrival.model_copy(update={"replay": requests.replay})}
+    )
 
 
 def _with_burstiness(stage: Stage, burstiness: float, faults: list[Fault]) -> Stage:
     law = stage.arrival
     if isinstance(law, Poisson | Gamma | Constant) and not math.isinf(law.rate):
         if stage.at_least is None:
-            return stage.model_copy(update={"arrival": Gamma.model_construct(rate=law.rate, burstiness=burstiness)})
-        problem = f'stage "{stage.name}" has minimums (at_least), which only Poisson arrivals can meet'
+            return stage.model_copy(
+                update={"arrival": Gamma.model_construct(rate=law.rate, burstiness=burstiness)}
+            )
+        problem = (
+            f'stage "{stage.name}" has minimums (at_least), which only Poisson arrivals can meet'
+        )
         faults.append(
-            UserError("conflict", problem, place("burstiness", f"{burstiness:g}"), "add --duration or --num-requests")
+            UserError(
+                "conflict",
+                problem,
+                place("burstiness", f"{burstiness:g}"),
+                "add --duration or --num-requests",
+            )
         )
     elif stage.measured:
         problem = f'stage "{stage.name}" has no steady rate to be bursty'
-        faults.append(UserError("no_effect", problem, place("burstiness", f"{burstiness:g}"), "add --request-rate"))
+        faults.append(
+            UserError(
+                "no_effect", problem, place("burstiness", f"{burstiness:g}"), "add --request-rate"
+            )
+        )
     return stage
 
 
@@ -304,11 +386,18 @@ def _with_warmup(stages: list[Stage], flags: Overrides) -> list[Stage]:
         law = Poisson.model_construct(rate=law.from_rate)
     if isinstance(law, Replay):
         law = Poisson.model_construct(rate=min(1e6, _trace_of(law).rate * law.speed))
-    return [Stage.model_construct(name="warm-up", arrival=law, duration_ns=ns, count=count, measured=False), *measured]
+    return [
+        Stage.model_construct(
+            name="warm-up", arrival=law, duration_ns=ns, count=count, measured=False
+        ),
+        *measured,
+    ]
 
 
 def _with_missing_counts(
-    stages: list[Stage], requests: Synthetic | FromFile | FromTrace | Task | Mix, faults: list[Fault]
+    stages: list[Stage],
+    requests: Synthetic | FromFile | FromTrace | Task | Mix,
+    faults: list[Fault],
 ) -> list[Stage]:
     """Set the missing count: the rows of the file for a single measured stage, all of the trace for a replay stage."""
     measured = [stage for stage in stages if stage.measured]
@@ -317,7 +406,11 @@ def _with_missing_counts(
         if isinstance(requests, FromTrace):
             rows = len(_starts_of(requests))
         elif isinstance(requests, FromFile):
-            rows = _rows_of(requests.path) if any(one.duration_ns is None for one in measured) else None
+            rows = (
+                _rows_of(requests.path)
+                if any(one.duration_ns is None for one in measured)
+                else None
+            )
         result = []
         for stage in stages:
             count = None
@@ -329,7 +422,10 @@ def _with_missing_counts(
             result.append(stage.model_copy(update={"count": count}) if count else stage)
         return result
     # the file is at fault, and not a stage that has no end without it
-    return [stage if stage.duration_ns or stage.count else stage.model_copy(update={"count": 1}) for stage in stages]
+    return [
+        stage if stage.duration_ns or stage.count else stage.model_copy(update={"count": 1})
+        for stage in stages
+    ]
 
 
 def _rows_of(path: Path) -> int:
@@ -359,7 +455,10 @@ def _with_names(stages: tuple[Stage, ...], faults: list[Fault], file: str, top: 
             problem = f'two stages are called "{stage.name}"'
             faults.append(
                 UserError(
-                    "duplicate", problem, where(file, spot, path), "rows refer to stages by name: give each its own"
+                    "duplicate",
+                    problem,
+                    where(file, spot, path),
+                    "rows refer to stages by name: give each its own",
                 )
             )
         used_names.setdefault(stage.name, index)
@@ -381,7 +480,9 @@ def _planned_starts(stage: Stage) -> float:
         return 0
     if stage.count is None and isinstance(law, Replay):
         trace, starts = _trace_of(law), len(_starts_of(law))
-        return min(starts * law.loop, trace.rate * law.speed * (stage.duration_ns or 0) / 1e9 + starts)
+        return min(
+            starts * law.loop, trace.rate * law.speed * (stage.duration_ns or 0) / 1e9 + starts
+        )
     if stage.count is not None or stage.duration_ns is None:
         return stage.count or 0
     assert not isinstance(law, Replay)
@@ -391,7 +492,9 @@ def _planned_starts(stage: Stage) -> float:
 
 def _draws_tasks(requests: Any) -> bool:
     of_classes = parts(requests).values()
-    return any(isinstance(part, Task) or getattr(part, "replay", "") == "sessions" for part in of_classes)
+    return any(
+        isinstance(part, Task) or getattr(part, "replay", "") == "sessions" for part in of_classes
+    )
 
 
 def _faults_of_stages(stages: list[Stage], of_tasks: bool, file: str, top: Map) -> list[Fault]:
@@ -401,20 +504,28 @@ def _faults_of_stages(stages: list[Stage], of_tasks: bool, file: str, top: Map) 
             problem = "no load: no stages in the file, and no flag gives one"
             return [UserError("no_load", problem, file, _LOAD_HINT)]
         spot, path, _ = locate(top, ("stages",))
-        return [UserError("no_load", "no load: no stage is measured", where(file, spot, path), _LOAD_HINT)]
+        return [
+            UserError(
+                "no_load", "no load: no stage is measured", where(file, spot, path), _LOAD_HINT
+            )
+        ]
     planned = sum(map(_planned_starts, stages))
-    if of_tasks and (tasks := sum(max(stage.count or 0, _planned_starts(stage)) for stage in stages)) > MOST_TASKS:
+    if (
+        of_tasks
+        and (tasks := sum(max(stage.count or 0, _planned_starts(stage)) for stage in stages))
+        > MOST_TASKS
+    ):
         problem = f"{tasks:,.0f} tasks to draw before the start, at most {MOST_TASKS:,}"
         hint = "a lower count, or a closed loop with a duration alone, which draws as it goes"
         return [UserError("too_large", problem, file, hint)]
     if planned > MOST_PLANNED:
         problem = f"{planned:,.0f} requests to plan: their instants alone take {planned * 8 / 1e9:,.1f} GB"
-        hint = (
-            f"a lower rate or a shorter duration (at most {MOST_PLANNED:,}); a closed loop (--concurrency) plans none"
-        )
+        hint = f"a lower rate or a shorter duration (at most {MOST_PLANNED:,}); a closed loop (--concurrency) plans none"
         return [UserError("too_large", problem, file, hint)]
     faults: list[Fault] = []
-    index_of_name = {stage.get("name"): index for index, stage in enumerate(top.get("stages") or ())}
+    index_of_name = {
+        stage.get("name"): index for index, stage in enumerate(top.get("stages") or ())
+    }
     for number, stage in enumerate(stages):
         spot, path, _ = locate(top, ("stages", index_of_name.get(stage.name, number)))
         at_once = isinstance(stage.arrival, Constant) and math.isinf(stage.arrival.rate)
@@ -422,13 +533,20 @@ def _faults_of_stages(stages: list[Stage], of_tasks: bool, file: str, top: Map) 
             problem = f'stage "{stage.name}" sends everything at once, and does not say how many'
             faults.append(
                 UserError(
-                    "endless", problem, where(file, spot, path), "give --num-requests 200 (--warmup 20req), or count:"
+                    "endless",
+                    problem,
+                    where(file, spot, path),
+                    "give --num-requests 200 (--warmup 20req), or count:",
                 )
             )
         elif stage.duration_ns is None and stage.count is None and stage.at_least is None:
             problem = f'stage "{stage.name}" never ends: it has neither duration nor count'
             faults.append(UserError("endless", problem, where(file, spot, path), _BOUND_HINT))
-        elif isinstance(law := stage.arrival, Closed) and stage.duration_ns and (law.ramp_ns or 0) >= stage.duration_ns:
+        elif (
+            isinstance(law := stage.arrival, Closed)
+            and stage.duration_ns
+            and (law.ramp_ns or 0) >= stage.duration_ns
+        ):
             problem = f'stage "{stage.name}" ends after {stage.duration_ns / 1e9:g} s, before all its lanes have begun'
             hint = f"a ramp (--set concurrency_ramp) of less than that; it is {(law.ramp_ns or 0) / 1e9:g} s"
             faults.append(UserError("out_of_range", problem, where(file, spot, path), hint))

@@ -58,23 +58,37 @@ from loadgen.plain_reading import (
 
 TIMEOUT_NS = 600 * units.NS_PER_S  # the default of the openai client
 MOST_LANES = 1_000_000
-STALL_TIMEOUT_NS = 120 * units.NS_PER_S  # longest silence in a stream: a cold prefill of a long prompt takes a minute
+STALL_TIMEOUT_NS = (
+    120 * units.NS_PER_S
+)  # longest silence in a stream: a cold prefill of a long prompt takes a minute
 Lanes = Annotated[int, Strict(), Field(ge=1, le=MOST_LANES)]
 TENANT_HEADERS = ("x-gateway-inference-fairness-id", "x-llm-d-inference-fairness-id")
 """By which gateways share capacity among tenants: the inference extension of the Gateway API; llm-d from 0.8 on."""
-_OF_THE_CLIENT = {"host", "content-length", "transfer-encoding", "content-type", "accept", "connection", "x-request-id"}
+_OF_THE_CLIENT = {
+    "host",
+    "content-length",
+    "transfer-encoding",
+    "content-type",
+    "accept",
+    "connection",
+    "x-request-id",
+}
 _SECRETS = {"authorization", "proxy-authorization", "cookie", "api-key", "x-api-key"}
 
 
 def _header_of_a_class(name: str) -> str:
     if name.lower() in _SECRETS:
-        raise units.Wrong("unsupported", "is a secret, and a workload is kept with its results", "--api-key-file")
+        raise units.Wrong(
+            "unsupported", "is a secret, and a workload is kept with its results", "--api-key-file"
+        )
     if name.lower() in _OF_THE_CLIENT:
         raise units.Wrong("unsupported", "is written by the client", "leave it out")
     return name
 
 
-HeaderName = Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}$"), AfterValidator(_header_of_a_class)]
+HeaderName = Annotated[
+    str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}$"), AfterValidator(_header_of_a_class)
+]
 HeaderText = Annotated[str, Field(pattern=r"^[!-~](?:[ -~]{0,500}[!-~])?$")]
 
 # ----------------------------------------------------------------------------------------------------------- requests
@@ -99,9 +113,17 @@ def _cache(value: Any, info: ValidationInfo) -> float:
         return value
     if value in ("cold", "warm"):
         return float(value == "warm")
-    if isinstance(value, dict) and list(value) == ["hit_rate"] and isinstance(value["hit_rate"], str):
+    if (
+        isinstance(value, dict)
+        and list(value) == ["hit_rate"]
+        and isinstance(value["hit_rate"], str)
+    ):
         return units.share(value["hit_rate"])
-    raise units.Wrong("unknown_name", "is no state of a cache", "cache: cold, cache: warm, or cache: {hit_rate: 60%}")
+    raise units.Wrong(
+        "unknown_name",
+        "is no state of a cache",
+        "cache: cold, cache: warm, or cache: {hit_rate: 60%}",
+    )
 
 
 _HIT_RATE = {"type": "string", "pattern": units.SHARE_PATTERN}
@@ -125,17 +147,25 @@ CacheState = Annotated[
 class Chunks(Part):
     """Retrieval: each prompt begins with some chunks of a corpus, drawn by popularity (Zipf), no chunk twice."""
 
-    synonyms: ClassVar[dict[str, str]] = {"size": "tokens", "documents": "count", "exponent": "zipf"}
+    synonyms: ClassVar[dict[str, str]] = {
+        "size": "tokens",
+        "documents": "count",
+        "exponent": "zipf",
+    }
     count: Annotated[int, Strict(), Field(ge=1, le=1_000)] = 3
     tokens: OneTokenOrMore = 384  # of each
     corpus: Annotated[int, Strict(), Field(ge=1, le=10_000_000)] = 10_000  # chunks in it
-    zipf: Annotated[float, Strict(), Field(ge=0, le=10)] = 1.0  # chunk k is drawn as 1 / k^zipf; 0: evenly
+    zipf: Annotated[float, Strict(), Field(ge=0, le=10)] = (
+        1.0  # chunk k is drawn as 1 / k^zipf; 0: evenly
+    )
 
     @model_validator(mode="after")
     def _drawable(self) -> Chunks:
         if self.count > self.corpus:
             raise units.Wrong(
-                "out_of_range", f"draws {self.count} different chunks from {self.corpus}", "a larger corpus"
+                "out_of_range",
+                f"draws {self.count} different chunks from {self.corpus}",
+                "a larger corpus",
             )
         return self
 
@@ -187,10 +217,16 @@ class Synthetic(Part):
 
     @model_validator(mode="after")
     def _cache_alone(self) -> Synthetic:
-        others = (("shared_prefix_tokens", self.shared_prefix_tokens), ("turns", self.turns), ("chunks", self.chunks))
+        others = (
+            ("shared_prefix_tokens", self.shared_prefix_tokens),
+            ("turns", self.turns),
+            ("chunks", self.chunks),
+        )
         if self.cache is not None and (what := next((name for name, value in others if value), "")):
             raise units.Wrong(
-                "conflict", f"has both cache and {what}", "cache makes the shared beginnings; keep one of the two"
+                "conflict",
+                f"has both cache and {what}",
+                "cache makes the shared beginnings; keep one of the two",
             )
         return self
 
@@ -202,14 +238,22 @@ class Synthetic(Part):
         if self.chunks is not None:
             taken = self.chunks.count * self.chunks.tokens
             if self.shared_prefix_tokens or self.turns:
-                raise units.Wrong("conflict", "has chunks beside shared_prefix_tokens or turns", "keep one of them")
+                raise units.Wrong(
+                    "conflict",
+                    "has chunks beside shared_prefix_tokens or turns",
+                    "keep one of them",
+                )
             if shortest <= taken:
                 problem = f"has {self.chunks.count} chunks of {self.chunks.tokens} tokens in prompts of {shortest or 1}"
                 hint = f"input_tokens: more than {taken}, as a number or with a min: the rest asks"
                 raise units.Wrong("out_of_range", problem, hint)
         if shortest and self.shared_prefix_tokens > shortest:
-            problem = f"shares a prefix of {self.shared_prefix_tokens} tokens in prompts of {shortest}"
-            raise units.Wrong("out_of_range", problem, "shared_prefix_tokens is a part of input_tokens")
+            problem = (
+                f"shares a prefix of {self.shared_prefix_tokens} tokens in prompts of {shortest}"
+            )
+            raise units.Wrong(
+                "out_of_range", problem, "shared_prefix_tokens is a part of input_tokens"
+            )
         return self
 
 
@@ -218,7 +262,9 @@ def _existing_file(value: Any, info: ValidationInfo) -> Any:
     if not isinstance(info.context, Source):
         return value
     if not isinstance(value, str) or not value:
-        raise units.Wrong("wrong_type", "is not the name of a file", "requests: {from: prompts.jsonl}")
+        raise units.Wrong(
+            "wrong_type", "is not the name of a file", "requests: {from: prompts.jsonl}"
+        )
     if value.startswith("hf:"):  # a data set of Hugging Face: found when it is read
         return Path(value)
     path = info.context.folder / value
@@ -245,7 +291,9 @@ def _time_slice(value: Any, info: ValidationInfo) -> tuple[int, int | None]:
         return begin, end
     if not isinstance(value, str):
         raise units.Wrong(
-            "wrong_type", "is no part of a time", "slice: 10m..20m, counted from the first request of the trace"
+            "wrong_type",
+            "is no part of a time",
+            "slice: 10m..20m, counted from the first request of the trace",
         )
     return units.time_slice(value)
 
@@ -255,7 +303,9 @@ TimeSlice = Annotated[
     PlainValidator(_time_slice),
     PlainSerializer(list),
     JsonSchema(
-        type="string", pattern=r"^[^.]*(\.[0-9]+)?[a-z]*\.\.[^.]*(\.[0-9]+)?[a-z]*$", examples=["10m..20m", "..1h"]
+        type="string",
+        pattern=r"^[^.]*(\.[0-9]+)?[a-z]*\.\.[^.]*(\.[0-9]+)?[a-z]*$",
+        examples=["10m..20m", "..1h"],
     ),
 ]
 OnBadRow = Literal["fail", "skip"]
@@ -267,9 +317,13 @@ class FromTrace(Part):
 
     synonyms: ClassVar[dict[str, str]] = {"path": "trace", "file": "trace"}
     trace: Annotated[Path, BeforeValidator(_existing_file)]
-    slice_ns: TimeSlice | None = Field(None, validation_alias="slice")  # only what came in this time
+    slice_ns: TimeSlice | None = Field(
+        None, validation_alias="slice"
+    )  # only what came in this time
     on_bad_row: OnBadRow = "fail"  # skip: rows with faults are left out and counted
-    replay: TraceReplay = "instants"  # sessions: a request waits for those of its session that it waited for
+    replay: TraceReplay = (
+        "instants"  # sessions: a request waits for those of its session that it waited for
+    )
 
 
 def _request_kind(value: Any) -> str:
@@ -321,12 +375,15 @@ class Ramp(Tagged):
 
 class Closed(Tagged):
     """`concurrency` lanes, each sending its next request when its last one is done; lanes begin one after the other,
-    evenly over `ramp`: by default the length of an answer, `0s`: all at once."""
+    evenly over `ramp`: by default the length of an answer, `0s`: all at once.
+    """
 
     tag = "closed"
     short = "concurrency"
     concurrency: Lanes
-    ramp_ns: Annotated[Duration | None, Field(validation_alias="ramp")] = None  # None: an answer's length
+    ramp_ns: Annotated[Duration | None, Field(validation_alias="ramp")] = (
+        None  # None: an answer's length
+    )
 
 
 class Replay(Tagged):
@@ -356,9 +413,14 @@ else:
 
 class AtLeast(Part):
     """Minimums in place of bounds, as MLPerf has them: the stage goes on until the last arrival is at or after the
-    duration *and* there are so many, then up to a whole multiple of `passes_of` (the size of a data set)."""
+    duration *and* there are so many, then up to a whole multiple of `passes_of` (the size of a data set).
+    """
 
-    synonyms: ClassVar[dict[str, str]] = {"num_requests": "count", "requests": "count", "time": "duration"}
+    synonyms: ClassVar[dict[str, str]] = {
+        "num_requests": "count",
+        "requests": "count",
+        "time": "duration",
+    }
     duration_ns: Duration = Field(0, validation_alias="duration")
     count: Whole = 1
     passes_of: Whole = 1
@@ -367,7 +429,8 @@ class AtLeast(Part):
 class Stage(Part):
     """A part of the run with one arrival law. It ends after its duration or after `count` requests (conversations,
     where there are turns), whichever comes first, or by the minimums of `at_least` (Poisson only); once a workload is
-    loaded, at least one of the three is set."""
+    loaded, at least one of the three is set.
+    """
 
     synonyms: ClassVar[dict[str, str]] = {
         "rate": "arrival",
@@ -396,7 +459,9 @@ class Stage(Part):
         if self.at_least is not None:
             hint = "at_least: {duration: 600s, passes_of: 24576} stands alone, under arrival: {poisson: ...}"
             if not isinstance(self.arrival, Poisson):
-                raise units.Wrong("unsupported", "has minimums (at_least), but its arrivals are not poisson", hint)
+                raise units.Wrong(
+                    "unsupported", "has minimums (at_least), but its arrivals are not poisson", hint
+                )
             if self.duration_ns is not None or self.count is not None:
                 raise units.Wrong("conflict", "has both minimums (at_least) and bounds", hint)
         return self
@@ -413,7 +478,11 @@ class Stage(Part):
         if not isinstance(data, Map) or "warmup" not in data:
             return data
         if "measured" in data:
-            raise units.Wrong("conflict", "says both measured and warmup", "keep one: warmup: true is measured: false")
+            raise units.Wrong(
+                "conflict",
+                "says both measured and warmup",
+                "keep one: warmup: true is measured: false",
+            )
         warmup = data["warmup"]
         stage = data.renamed({"warmup": "measured"})
         stage["measured"] = not warmup if isinstance(warmup, bool) else warmup
@@ -421,9 +490,18 @@ class Stage(Part):
 
     @classmethod
     def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        schema["properties"]["warmup"] = {"type": "boolean", "description": "true: the same as measured: false"}
-        words = "so many times the load of the stage before: in place of arrival, duration and count"
-        schema["properties"]["spike"] = {"type": "string", "pattern": spikes.SPIKE_PATTERN, "description": words}
+        schema["properties"]["warmup"] = {
+            "type": "boolean",
+            "description": "true: the same as measured: false",
+        }
+        words = (
+            "so many times the load of the stage before: in place of arrival, duration and count"
+        )
+        schema["properties"]["spike"] = {
+            "type": "string",
+            "pattern": spikes.SPIKE_PATTERN,
+            "description": words,
+        }
         schema["required"].remove("arrival")
         one = [{"required": [key]} for key in ("arrival", "spike")]
         return {**schema, "not": {"required": ["measured", "warmup"]}, "oneOf": one}
@@ -438,7 +516,9 @@ _OfOneKind = (
     | Annotated[FromTrace, Tag("FromTrace")]
     | Annotated[Task, Tag("Task")]
 )
-_KINDS: dict[str, type[Part]] = {kind.__name__: kind for kind in (Synthetic, FromFile, FromTrace, Task)}
+_KINDS: dict[str, type[Part]] = {
+    kind.__name__: kind for kind in (Synthetic, FromFile, FromTrace, Task)
+}
 _ONE_KIND = Picked(lambda value: _KINDS.get(_request_kind(value)))
 
 
@@ -448,7 +528,9 @@ def _weight(value: Any) -> float | str:
         units.share(value)
         return value
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise units.Wrong("invalid_value", "is not a weight", "a number above zero, or a percentage: weight: 60%")
+        raise units.Wrong(
+            "invalid_value", "is not a weight", "a number above zero, or a percentage: weight: 60%"
+        )
     return float(value)
 
 
@@ -460,7 +542,10 @@ class RequestClass(Part):
         float | str,
         PlainValidator(_weight),
         JsonSchema(
-            anyOf=[{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": units.SHARE_PATTERN}]
+            anyOf=[
+                {"type": "number", "exclusiveMinimum": 0},
+                {"type": "string", "pattern": units.SHARE_PATTERN},
+            ]
         ),
     ]
     # as above: generated, conversations, tasks, a file or a trace
@@ -473,7 +558,9 @@ class RequestClass(Part):
     def _no_sessions_of_a_trace(cls, requests: Any) -> Any:
         if isinstance(requests, FromTrace) and requests.replay == "sessions":
             raise units.Wrong(
-                "unsupported", "replays the sessions of a trace as one class of several", "replay: instants"
+                "unsupported",
+                "replays the sessions of a trace as one class of several",
+                "replay: instants",
             )
         return requests
 
@@ -494,7 +581,8 @@ class RequestClass(Part):
 
 class Mix(Part):
     """Several classes in one run. Of which class the n-th start (a request, a conversation, a task) is, is a pure
-    function of the seed and n."""
+    function of the seed and n.
+    """
 
     classes: Annotated[
         dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")], RequestClass],
@@ -509,7 +597,9 @@ class Mix(Part):
         percentages = [units.share(weight) for weight in weights if isinstance(weight, str)]
         if percentages and len(percentages) < len(weights):
             raise units.Wrong(
-                "conflict", "mix percentages and relative weights", "weight: 60% in each class, or weight: 6 in each"
+                "conflict",
+                "mix percentages and relative weights",
+                "weight: 60% in each class, or weight: 6 in each",
             )
         if percentages and abs(math.fsum(percentages) - 1) > 1e-9:
             problem = f"have weights that add up to {math.fsum(percentages) * 100:g} %, not 100 %"
@@ -533,7 +623,10 @@ Limits: Any = create_model(
     __base__=Part,
     __module__=__name__,
     __doc__="The limits of the verdict (metrics.md), as shares.",
-    **cast(Any, {limit.name: (Share, limit.default) for limit in msgspec.structs.fields(ValidityLimits)}),
+    **cast(
+        Any,
+        {limit.name: (Share, limit.default) for limit in msgspec.structs.fields(ValidityLimits)},
+    ),
 )
 
 
@@ -552,32 +645,53 @@ def _no_part_outside(data: Map) -> None:
     for part, of in (("requests", Synthetic.keys()), ("stages", [*Stage.keys(), *laws])):
         if outside := [key for key in data if key in {*of} - {*Written.keys(), *Written.synonyms}]:
             example = "stages: [{arrival: {poisson: 10/s}, duration: 60s}], or arrival: {closed: 8}"
-            example = f"requests: {{{', '.join(f'{key}: ...' for key in outside)}}}" if part == "requests" else example
-            what = f"{', '.join(outside)}: {'stand' if len(outside) > 1 else 'stands'} under {part}:"
+            example = (
+                f"requests: {{{', '.join(f'{key}: ...' for key in outside)}}}"
+                if part == "requests"
+                else example
+            )
+            what = (
+                f"{', '.join(outside)}: {'stand' if len(outside) > 1 else 'stands'} under {part}:"
+            )
             raise units.Wrong("unknown_key", what, f"write {example}")
 
 
 OF_ITS_REQUESTS = ("slice", "on_bad_row", "replay")
 OF_ITS_ARRIVALS = ("slice", "on_bad_row", "speed", "loop")
-IN_TRACE = dict.fromkeys(("file", *OF_ITS_REQUESTS, *OF_ITS_ARRIVALS))  # the keys of a `trace:` block
+IN_TRACE = dict.fromkeys(
+    ("file", *OF_ITS_REQUESTS, *OF_ITS_ARRIVALS)
+)  # the keys of a `trace:` block
 
 
 def _with_trace(data: Map) -> Map:
     """A workload whose `trace: FILE` or `trace: {file: FILE, speed: 2, ...}` is written as requests and stages."""
     block = {"file": data["trace"]} if isinstance(data["trace"], str) else data["trace"]
     if not isinstance(block, dict) or "file" not in block:
-        raise units.Wrong("missing_key", "the trace has no file", "trace: {file: traffic.jsonl}, or --trace FILE")
+        raise units.Wrong(
+            "missing_key", "the trace has no file", "trace: {file: traffic.jsonl}, or --trace FILE"
+        )
     if unknown := [key for key in block if key not in IN_TRACE]:
-        raise units.Wrong("unknown_key", f"trace has no key {unknown[0]}", f"known: {', '.join(IN_TRACE)}")
+        raise units.Wrong(
+            "unknown_key", f"trace has no key {unknown[0]}", f"known: {', '.join(IN_TRACE)}"
+        )
     for other in ("requests", "classes", "stages"):
         if other in data:
             hint = "a trace brings its own; apart they are written as requests: {trace: ...} and arrival: {trace: ...}"
             raise units.Wrong("conflict", f"has both trace and {other}", hint)
     written = data.renamed({"trace": "requests"})
-    written["requests"] = {"trace": block["file"], **{key: block[key] for key in OF_ITS_REQUESTS if key in block}}
-    arrival = {"file": block["file"], **{key: block[key] for key in OF_ITS_ARRIVALS if key in block}}
+    written["requests"] = {
+        "trace": block["file"],
+        **{key: block[key] for key in OF_ITS_REQUESTS if key in block},
+    }
+    arrival = {
+        "file": block["file"],
+        **{key: block[key] for key in OF_ITS_ARRIVALS if key in block},
+    }
     written["stages"] = [{"arrival": {"trace": arrival}}]
-    written.keys_at["stages"], written.values_at["stages"] = data.keys_at["trace"], data.values_at["trace"]
+    written.keys_at["stages"], written.values_at["stages"] = (
+        data.keys_at["trace"],
+        data.values_at["trace"],
+    )
     return written
 
 
@@ -610,7 +724,9 @@ class Written(Part):
     # valid). A closed loop by `count` ends with its last answer
     grace_ns: Grace = Field(default=cast(Any, None), validation_alias="grace")
     # of a request, from due to the end of its body
-    timeout_ns: Annotated[Duration, Field(gt=0)] = Field(default=TIMEOUT_NS, validation_alias="timeout")
+    timeout_ns: Annotated[Duration, Field(gt=0)] = Field(
+        default=TIMEOUT_NS, validation_alias="timeout"
+    )
     # longest silence inside a response
     stall_timeout_ns: Annotated[Duration, Field(gt=0)] = Field(
         default=STALL_TIMEOUT_NS, validation_alias="stall_timeout"
@@ -649,7 +765,9 @@ class Written(Part):
         if not isinstance(data, Map) or "classes" not in data:
             return data
         if "requests" in data:
-            raise units.Wrong("conflict", "has both requests and classes", "each class has requests of its own")
+            raise units.Wrong(
+                "conflict", "has both requests and classes", "each class has requests of its own"
+            )
         written = data.renamed({"classes": "requests"})
         written["requests"] = {"classes": data["classes"]}
         return written
@@ -659,7 +777,9 @@ class Workload(Written):
     """A checked workload. Durations are integer ns, rates floats per second; `seed` None: draw a fresh one."""
 
     source_text: str = ""  # the file as written, variables unexpanded
-    replaced: tuple[str, ...] = ()  # measured stages of the file, in whose place one of the command line stands
+    replaced: tuple[
+        str, ...
+    ] = ()  # measured stages of the file, in whose place one of the command line stands
 
     @property
     def drain_ns(self) -> int:

@@ -42,13 +42,17 @@ class WrittenTaskTerm(Part):
     """What was promised of tasks and conversations as a whole."""
 
     within_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="within")
-    wait_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="wait")  # for each first token
+    wait_ns: Annotated[Duration, Field(gt=0)] | None = Field(
+        None, validation_alias="wait"
+    )  # for each first token
     goodput: Share = 0.99  # of the tasks that keep both
 
     @model_validator(mode="after")
     def _has_a_limit(self) -> WrittenTaskTerm:
         if self.within_ns is None and self.wait_ns is None:
-            raise units.Wrong("missing_value", "has no limit", "task: {within: 90s, wait: 2s, goodput: 95%}")
+            raise units.Wrong(
+                "missing_value", "has no limit", "task: {within: 90s, wait: 2s, goodput: 95%}"
+            )
         return self
 
 
@@ -99,7 +103,9 @@ class _WrittenSlo(Part):
         seen = set[str]()
         for key in data:
             if (name := METRIC_ALIASES.get(key, key)) in seen:
-                raise units.Wrong("duplicate", f"has {name} twice", f"{key} is another name of {name}")
+                raise units.Wrong(
+                    "duplicate", f"has {name} twice", f"{key} is another name of {name}"
+                )
             seen.add(name)
         return data.renamed(METRIC_ALIASES)
 
@@ -111,12 +117,19 @@ class _WrittenSlo(Part):
 
     def checked(self) -> Slo:
         written = {name: term for name, term in self if isinstance(term, WrittenTerm)}
-        terms = [Term(metric=m, limit_ns=t.limit_ns, quantile=t.quantile or self.at) for m, t in written.items()]
+        terms = [
+            Term(metric=m, limit_ns=t.limit_ns, quantile=t.quantile or self.at)
+            for m, t in written.items()
+        ]
         task = None
         if self.task is not None:
-            task = TaskTerm(within_ns=self.task.within_ns, wait_ns=self.task.wait_ns, share=self.task.goodput)
+            task = TaskTerm(
+                within_ns=self.task.within_ns, wait_ns=self.task.wait_ns, share=self.task.goodput
+            )
         if not terms and (task is None or self.goodput is not None):
-            raise units.Wrong("missing_value", "has no term", "slo: {ttft: 2s, tpot: 200ms, at: p99}")
+            raise units.Wrong(
+                "missing_value", "has no term", "slo: {ttft: 2s, tpot: 200ms, at: p99}"
+            )
         return Slo(terms=tuple(terms), goodput_share=self.goodput, task=task)
 
 
@@ -142,7 +155,9 @@ def checked_slo(value: Any, info: ValidationInfo) -> Slo | None:
     faults_before = len(info.context.faults)
     figures = tuple(dict.fromkeys((*metrics(), *info.context.figures)))
     written = written_slo(figures).model_validate(value, context=info.context)
-    return written.checked() if len(info.context.faults) == faults_before else None  # the fault is in the list already
+    return (
+        written.checked() if len(info.context.faults) == faults_before else None
+    )  # the fault is in the list already
 
 
 class _SloSchema:
@@ -156,4 +171,6 @@ class _SloSchema:
         return {"anyOf": [handler(twins().core_schema(ours)), {"type": "null"}]}
 
 
-WorkloadSlo = Annotated[Slo | None, PlainValidator(checked_slo), PlainSerializer(msgspec.to_builtins), _SloSchema()]
+WorkloadSlo = Annotated[
+    Slo | None, PlainValidator(checked_slo), PlainSerializer(msgspec.to_builtins), _SloSchema()
+]

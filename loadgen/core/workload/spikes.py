@@ -22,7 +22,11 @@ def written_out(stages: Seq) -> Seq:
         if isinstance(stage, Map) and "spike" in stage:
             try:
                 stage = _of_spike(stage, result[-1] if result else None)
-                unnamed = sum("spike" in one and "name" not in one for one in stages[:number] if isinstance(one, Map))
+                unnamed = sum(
+                    "spike" in one and "name" not in one
+                    for one in stages[:number]
+                    if isinstance(one, Map)
+                )
                 if "name" not in stage:
                     stage["name"] = f"spike-{unnamed + 1}" if unnamed else "spike"
                     stage.keys_at["name"] = stage.values_at["name"] = stage.keys_at["arrival"]
@@ -41,23 +45,34 @@ def _of_spike(stage: Map, before: Any) -> Map:
         raise units.Wrong("invalid_value", "has a spike that is none", _HINT)
     units.duration_ns(match["duration"])
     spike = stage.renamed({"spike": "arrival"})
-    spike["arrival"] = _times(float(match["times"]), before.get("arrival") if isinstance(before, Map) else None)
+    spike["arrival"] = _times(
+        float(match["times"]), before.get("arrival") if isinstance(before, Map) else None
+    )
     spike["duration"] = match["duration"]
-    spike.keys_at["duration"], spike.values_at["duration"] = stage.keys_at["spike"], stage.values_at["spike"]
+    spike.keys_at["duration"], spike.values_at["duration"] = (
+        stage.keys_at["spike"],
+        stage.values_at["spike"],
+    )
     return spike
 
 
 def _times(times: float, arrival: Any) -> dict[str, Any]:
     """An arrival law at so many times its load, as it would be written."""
-    law, value = next(iter(arrival.items()), ("", None)) if isinstance(arrival, dict) else ("", None)
+    law, value = (
+        next(iter(arrival.items()), ("", None)) if isinstance(arrival, dict) else ("", None)
+    )
     key = _LOADS.get(law, "")
     load = value.get(key) if isinstance(value, dict) else value
     if load is None or load == "inf":
         hint = f"a stage before it with arrival: {{poisson: 10/s}} (or {', '.join(list(_LOADS))})"
-        raise units.Wrong("conflict", "has a spike without a load before it that could be multiplied", hint)
+        raise units.Wrong(
+            "conflict", "has a spike without a load before it that could be multiplied", hint
+        )
     if law == "closed":
         if not isinstance(load, int):
-            raise units.Wrong("wrong_type", "has a spike over what is no number of requests in flight", _HINT)
+            raise units.Wrong(
+                "wrong_type", "has a spike over what is no number of requests in flight", _HINT
+            )
         return {law: {"concurrency": round(load * times), "ramp": "0s"}}  # a spike begins at once
     rate = f"{units.rate_per_s(str(load)) * times:.12g}/s"
     return {law: {**value, key: rate} if isinstance(value, dict) else {key: rate}}

@@ -28,13 +28,22 @@ from loadgen.core.workload.fields import (
     Tokens,
 )
 from loadgen.core.workload.yaml_marks import Map, Seq, Spot, child, where
-from loadgen.plain_reading import BeforeValidator, Field, Strict, ValidationInfo, field_validator, model_validator
+from loadgen.plain_reading import (
+    BeforeValidator,
+    Field,
+    Strict,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 MOST_REQUESTS = 10_000  # of one task
 MOST_DOCUMENTS = 1_000
 TARGET_NAME = r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$"  # that a URL cannot be taken for
 SMALLEST_SCHEMA = 48  # tokens of the definition of a tool without a description
-_MakeFault = Callable[[Code, str, str, str, str], Fault]  # of a step: its name, the key in it, problem and hint
+_MakeFault = Callable[
+    [Code, str, str, str, str], Fault
+]  # of a step: its name, the key in it, problem and hint
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"  # what servers take as the name of a function
 
 
@@ -58,17 +67,25 @@ class Documents(Part):
     count: Length = Fixed[OneTokenOrMore].model_construct(value=20)
     tokens: OneTokenOrMore = 384  # of each
     corpus: Annotated[int, Strict(), Field(ge=1, le=10_000_000)] = 10_000  # chunks in it
-    zipf: Annotated[float, Strict(), Field(ge=0, le=10)] = 1.0  # chunk k in proportion to 1 / k^zipf; 0: evenly
+    zipf: Annotated[float, Strict(), Field(ge=0, le=10)] = (
+        1.0  # chunk k in proportion to 1 / k^zipf; 0: evenly
+    )
 
     @model_validator(mode="after")
     def _drawable(self) -> Documents:
         largest = most(self.count)
         if largest is None or largest > MOST_DOCUMENTS:
             raise units.Wrong(
-                "out_of_range", f"has a count that may be over {MOST_DOCUMENTS}", "count: {uniform: {min: 3, max: 20}}"
+                "out_of_range",
+                f"has a count that may be over {MOST_DOCUMENTS}",
+                "count: {uniform: {min: 3, max: 20}}",
             )
         if largest > self.corpus:
-            raise units.Wrong("out_of_range", f"draws {largest} different chunks from {self.corpus}", "a larger corpus")
+            raise units.Wrong(
+                "out_of_range",
+                f"draws {largest} different chunks from {self.corpus}",
+                "a larger corpus",
+            )
         return self
 
 
@@ -76,7 +93,9 @@ class StepTarget(Part):
     """The endpoint of a step, where the workload itself names it."""
 
     url: Annotated[str, Field(min_length=1)]
-    api_key_env: str | None = None  # the environment variable with its key; None: the key of the run
+    api_key_env: str | None = (
+        None  # the environment variable with its key; None: the key of the run
+    )
 
 
 class TaskStep(Part):
@@ -112,7 +131,12 @@ class TaskStep(Part):
     tool: Annotated[
         dict[str, Positive] | None,
         BeforeValidator(lambda value: {value: 1.0} if isinstance(value, str) else value),
-        JsonSchema(anyOf=[{"type": "string"}, {"type": "object", "additionalProperties": {"type": "number"}}]),
+        JsonSchema(
+            anyOf=[
+                {"type": "string"},
+                {"type": "object", "additionalProperties": {"type": "number"}},
+            ]
+        ),
     ] = None
     # what a rerank ranks; what stands at the start of a chat's message
     documents: Documents | None = None
@@ -129,7 +153,9 @@ class TaskStep(Part):
     @classmethod
     def _bounded(cls, value: Any) -> Any:
         if most(value) is None:
-            raise units.Wrong("endless", "has no upper end", "{lognormal: {median: 8, sigma: 0.5, max: 30}}")
+            raise units.Wrong(
+                "endless", "has no upper end", "{lognormal: {median: 8, sigma: 0.5, max: 30}}"
+            )
         return value
 
 
@@ -158,7 +184,11 @@ class Task(Part):
     @model_validator(mode="before")
     @classmethod
     def _is_a_graph(cls, data: Any, info: ValidationInfo) -> Any:
-        if isinstance(info.context, Source) and isinstance(data, Map) and isinstance(data.get("steps"), Map):
+        if (
+            isinstance(info.context, Source)
+            and isinstance(data, Map)
+            and isinstance(data.get("steps"), Map)
+        ):
             tools = data.get("tools", {})
             known = tools if isinstance(tools, dict) else {}
             info.context.faults.extend(_faults(data["steps"], known, info.context))
@@ -167,11 +197,15 @@ class Task(Part):
     @model_validator(mode="after")
     def _fits(self) -> Task:
         if self.width > MOST_REQUESTS:
-            problem = f"may have {format.counted(self.width, 'request')}, more than {MOST_REQUESTS:,}"
+            problem = (
+                f"may have {format.counted(self.width, 'request')}, more than {MOST_REQUESTS:,}"
+            )
             raise units.Wrong("too_large", problem, "lower the max of turns or parallel")
         if self.tool_choice is not None and not self.known_tools:
             raise units.Wrong(
-                "missing_key", "has tool_choice, and no tools", "tools: {search: {time: 1s, result_tokens: 500}}"
+                "missing_key",
+                "has tool_choice, and no tools",
+                "tools: {search: {time: 1s, result_tokens: 500}}",
             )
         return self
 
@@ -189,7 +223,9 @@ class Task(Part):
     @property
     def width(self) -> int:
         """The most requests that a task may have."""
-        return sum((most(step.turns) or 0) * (most(step.parallel) or 0) for step in self.steps.values())
+        return sum(
+            (most(step.turns) or 0) * (most(step.parallel) or 0) for step in self.steps.values()
+        )
 
     @property
     def side_by_side(self) -> int:
@@ -200,14 +236,22 @@ class Task(Part):
             before[name] = set(after).union(*(before[one] for one in after))
         copies = {name: most(step.parallel) or 0 for name, step in self.steps.items()}
         return max(
-            sum(n for other, n in copies.items() if other not in before[name] and name not in before[other])
+            sum(
+                n
+                for other, n in copies.items()
+                if other not in before[name] and name not in before[other]
+            )
             for name in copies
         )
 
     @property
     def order(self) -> tuple[str, ...]:
         """The names of the steps, each after those that it waits for."""
-        return tuple(TopologicalSorter({name: step.after for name, step in self.steps.items()}).static_order())
+        return tuple(
+            TopologicalSorter(
+                {name: step.after for name, step in self.steps.items()}
+            ).static_order()
+        )
 
 
 def _faults(steps: Map, tools: Any, source: Source) -> Iterator[Fault]:
@@ -224,7 +268,11 @@ def _faults(steps: Map, tools: Any, source: Source) -> Iterator[Fault]:
     unknown = {(name, one) for name, names in after.items() for one in names if one not in steps}
     for name, one in sorted(unknown):
         yield fault(
-            "unknown_name", name, "after", f'step "{name}" waits for "{one}", which is no step', meant(one, list(steps))
+            "unknown_name",
+            name,
+            "after",
+            f'step "{name}" waits for "{one}", which is no step',
+            meant(one, list(steps)),
         )
     for name in steps:
         yield from _faults_of_step(name, steps[name], steps, tools, fault)
@@ -235,26 +283,44 @@ def _faults(steps: Map, tools: Any, source: Source) -> Iterator[Fault]:
     except CycleError as error:
         cycle = error.args[1]
         problem = f"steps wait for each other, so none of them can begin: {' after '.join(reversed(cycle))}"
-        yield fault("cycle", cycle[0], "after", problem, "a step waits for steps that come before it")
+        yield fault(
+            "cycle", cycle[0], "after", problem, "a step waits for steps that come before it"
+        )
         return
-    first, last = ([name for name in steps if name not in others] for others in _waiting_and_awaited(after))
+    first, last = (
+        [name for name in steps if name not in others] for others in _waiting_and_awaited(after)
+    )
     if len(first) > 1:
-        problem = f'a task begins with one step, and both "{first[0]}" and "{first[1]}" wait for none'
+        problem = (
+            f'a task begins with one step, and both "{first[0]}" and "{first[1]}" wait for none'
+        )
         yield fault("unsupported", first[1], "after", problem, f"after: {first[0]}")
     if len(last) > 1:
         problem = f'a task ends with one step, and nothing waits for "{last[0]}" and "{last[1]}"'
         yield fault(
-            "unsupported", last[0], "", problem, f"let one wait for all others: after: [{', '.join(last[:-1])}]"
+            "unsupported",
+            last[0],
+            "",
+            problem,
+            f"let one wait for all others: after: [{', '.join(last[:-1])}]",
         )
     for name, does in ((first[0], "begins"), (last[0], "ends")):
         if isinstance(steps[name], Map) and steps[name].get("parallel", 1) != 1:
-            problem = f'a task {does} with one request, and "{name}" runs several times side by side'
-            hint = "a step before it" if does == "begins" else "a step after it, which waits for all of them"
+            problem = (
+                f'a task {does} with one request, and "{name}" runs several times side by side'
+            )
+            hint = (
+                "a step before it"
+                if does == "begins"
+                else "a step after it, which waits for all of them"
+            )
             yield fault("unsupported", name, "parallel", problem, hint)
 
 
 def _waiting_and_awaited(after: dict[str, list[str]]) -> tuple[set[str], set[str]]:
-    return {name for name, names in after.items() if names}, {one for names in after.values() for one in names}
+    return {name for name, names in after.items() if names}, {
+        one for names in after.values() for one in names
+    }
 
 
 def _names(step: Any) -> list[str]:
@@ -269,41 +335,68 @@ def _names(step: Any) -> list[str]:
     )
 
 
-def _faults_of_step(name: str, step: Any, steps: Map, tools: Any, fault: _MakeFault) -> Iterator[Fault]:
+def _faults_of_step(
+    name: str, step: Any, steps: Map, tools: Any, fault: _MakeFault
+) -> Iterator[Fault]:
     if not isinstance(step, Map):
         return
     after, tool = _names(step), step.get("tool")
     kinds = [tool] if isinstance(tool, str) else list(tool) if isinstance(tool, Map) else []
     for kind in kinds:
         if kind not in tools:
-            known = meant(kind, list(tools)) if tools else f"tools: {{{kind}: {{time: 1s, result_tokens: 500}}}}"
+            known = (
+                meant(kind, list(tools))
+                if tools
+                else f"tools: {{{kind}: {{time: 1s, result_tokens: 500}}}}"
+            )
             yield fault("unknown_name", name, "tool", f'unknown tool "{kind}"', known)
     before = [steps[one] for one in after if isinstance(steps.get(one), Map)]
     of_chats = [_kind(one) == "chat" for one in before]
     begins = not after or "context" in step or _kind(step) != "chat" or not all(of_chats[:1])
     message, several = "input_tokens" in step, step.get("turns", 1) != 1
-    with_result = ["result_tokens" in tools[kind] for kind in kinds if isinstance(tools.get(kind), Map)]
+    with_result = [
+        "result_tokens" in tools[kind] for kind in kinds if isinstance(tools.get(kind), Map)
+    ]
     known_tool = any(with_result)
     if known_tool and not all(with_result):
-        yield fault("conflict", name, "tool", "tools with and without result_tokens", "a step of each")
+        yield fault(
+            "conflict", name, "tool", "tools with and without result_tokens", "a step of each"
+        )
     if not message and not after:
         problem = f'step "{name}" begins the task, without a message'
         yield fault("missing_key", name, "input_tokens", problem, "input_tokens: 500")
-    elif _kind(step) == "chat" and not message and not known_tool and (several or (len(after) < 2 and not begins)):
+    elif (
+        _kind(step) == "chat"
+        and not message
+        and not known_tool
+        and (several or (len(after) < 2 and not begins))
+    ):
         later = "" if len(after) < 2 and not begins else " after its first request"
         hint = "input_tokens: 500 (a message), or tool: (the result of one)"
-        yield fault("missing_key", name, "input_tokens", f'step "{name}" sends nothing new{later}', hint)
+        yield fault(
+            "missing_key", name, "input_tokens", f'step "{name}" sends nothing new{later}', hint
+        )
     if "think_time" in step and not message:
         yield fault(
-            "conflict", name, "think_time", "nobody thinks before the result of a tool", "the time of a tool is its own"
+            "conflict",
+            name,
+            "think_time",
+            "nobody thinks before the result of a tool",
+            "the time of a tool is its own",
         )
     if not begins and "system_tokens" in step:
-        problem = f'step "{name}" continues the context of "{after[0]}", which has its system message'
+        problem = (
+            f'step "{name}" continues the context of "{after[0]}", which has its system message'
+        )
         yield fault("conflict", name, "system_tokens", problem, "leave it out, or add context: new")
     if not begins and before and before[0].get("parallel", 1) != 1:
         problem = f'step "{name}" cannot continue the context of "{after[0]}", which runs several times side by side'
         yield fault(
-            "conflict", name, "after", problem, "name first the step whose context goes on, or add context: new"
+            "conflict",
+            name,
+            "after",
+            problem,
+            "name first the step whose context goes on, or add context: new",
         )
     yield from _faults_of_kind(name, step, before, fault)
 
@@ -312,20 +405,44 @@ def _faults_of_kind(name: str, step: Map, before: list[Map], fault: _MakeFault) 
     """What a step says that those of its kind do not have, or does not say that they need."""
     kind = _kind(step)
     if kind == "chat" and "output_tokens" not in step:
-        yield fault("missing_key", name, "output_tokens", f'step "{name}" has no output_tokens', "output_tokens: 300")
+        yield fault(
+            "missing_key",
+            name,
+            "output_tokens",
+            f'step "{name}" has no output_tokens',
+            "output_tokens: 300",
+        )
     if kind in ("embed", "rerank"):
-        lacking = [key for key in ("output_tokens", "system_tokens", "turns", "context", "best") if key in step]
-        for key in lacking if kind == "rerank" else [*lacking, *(["documents"] if "documents" in step else [])]:
-            yield fault("no_effect", name, key, f"a step of kind {kind} has no {key}", "leave it out")
+        lacking = [
+            key
+            for key in ("output_tokens", "system_tokens", "turns", "context", "best")
+            if key in step
+        ]
+        for key in (
+            lacking
+            if kind == "rerank"
+            else [*lacking, *(["documents"] if "documents" in step else [])]
+        ):
+            yield fault(
+                "no_effect", name, key, f"a step of kind {kind} has no {key}", "leave it out"
+            )
         if kind == "rerank" and "documents" not in step:
             problem = f'step "{name}" has no documents to rank'
-            yield fault("missing_key", name, "documents", problem, "documents: {count: 20, tokens: 384}")
+            yield fault(
+                "missing_key", name, "documents", problem, "documents: {count: 20, tokens: 384}"
+            )
     ranked = any(_kind(one) == "rerank" for one in before)
     if kind == "chat" and "best" in step and not ranked:
         hint = "after: the step that ranks, or documents: {}"
         yield fault("missing_key", name, "best", "there is no rerank right before it", hint)
     if kind == "chat" and "best" in step and "documents" in step:
-        yield fault("conflict", name, "best", "has both best and documents", "best takes those of the rerank before it")
+        yield fault(
+            "conflict",
+            name,
+            "best",
+            "has both best and documents",
+            "best takes those of the rerank before it",
+        )
 
 
 def _kind(step: Map) -> str:

@@ -37,10 +37,15 @@ def read(path: Path, take: Take) -> str:
             names = {column.strip().lower(): column for column in file.schema_arrow.names}
             found = trace_formats.of_columns(list(names))
             if found is None:
-                problem = f"not a trace that is known here: its columns are {', '.join(list(names)[:12])}"
+                problem = (
+                    f"not a trace that is known here: its columns are {', '.join(list(names)[:12])}"
+                )
                 raise UserError("wrong_format", problem, str(path), trace_formats.known())
             if "hash_ids" in names:
-                problem, hint = "hash_ids in Parquet are not read", "write the trace as JSONL, which keeps its prefixes"
+                problem, hint = (
+                    "hash_ids in Parquet are not read",
+                    "write the trace as JSONL, which keeps its prefixes",
+                )
                 raise UserError("unsupported", problem, str(path), hint)
             told = [column for column in (found.session, found.took) if column in names]
             columns = [names[column] for column in (*found.columns, *told)]
@@ -50,18 +55,30 @@ def read(path: Path, take: Take) -> str:
                     continue
                 is_date = pa.types.is_timestamp(kind) and column.strip().lower() != found.took
                 if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or is_date):
-                    problem, hint = f"the column {column} holds {kind}", "numbers, or dates for the time"
+                    problem, hint = (
+                        f"the column {column} holds {kind}",
+                        "numbers, or dates for the time",
+                    )
                     raise UserError("wrong_type", problem, str(path), hint, key=column)
             whole_ns = 1_000_000_000 if found.in_seconds else 1_000_000
-            places = [columns.index(names[one]) if one in told else -1 for one in (found.session, found.took)]
+            places = [
+                columns.index(names[one]) if one in told else -1
+                for one in (found.session, found.took)
+            ]
             _take_all(file.iter_batches(BATCH, columns=columns), columns, whole_ns, places, take)
             return found.tool
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last: a damaged name of a column
+    except (
+        OSError,
+        pa.ArrowException,
+        UnicodeDecodeError,
+    ) as error:  # the last: a damaged name of a column
         problem = f"the Parquet file is cut short or damaged: {str(error).splitlines()[0]}"
         raise UserError("damaged_file", problem, str(path), "copy it again") from None
 
 
-def _take_all(batches: Iterator[Any], columns: list[str], whole_ns: int, told: Sequence[int], take: Take) -> None:
+def _take_all(
+    batches: Iterator[Any], columns: list[str], whole_ns: int, told: Sequence[int], take: Take
+) -> None:
     """`whole_ns`: of 1 in a column of whole numbers. told: the places of session and length of time, -1 for none."""
     number, first_ns, latest_ns = 1, None, -(2**63)
     for batch in batches:
@@ -74,7 +91,9 @@ def _take_all(batches: Iterator[Any], columns: list[str], whole_ns: int, told: S
             first_ns = int(at_ns[sound][0])
         near = np.abs(at_ns - float(first_ns or 0)) <= LONGEST_NS
         # the latest time of the sound rows before each one
-        before = np.maximum.accumulate(np.concatenate([[latest_ns], np.where(sound & near, at_ns, -(2**63))]))
+        before = np.maximum.accumulate(
+            np.concatenate([[latest_ns], np.where(sound & near, at_ns, -(2**63))])
+        )
         forward = at_ns >= before[:-1]
         kept = sound & near & forward
         latest_ns = int(before[-1])
@@ -86,20 +105,34 @@ def _take_all(batches: Iterator[Any], columns: list[str], whole_ns: int, told: S
                 (timed[row], "invalid_value", columns[0], f"{columns[0]} is missing or no number"),
                 (counted[row], "invalid_value", columns[1], _no_count(columns[1], 1)),
                 (answered[row], "invalid_value", columns[2], _no_count(columns[2], 0)),
-                (lasted[row], "invalid_value", columns[told[1]], f"{columns[told[1]]} is no length of time"),
-                (near[row], "out_of_range", columns[0], "the time is more than a year from that of the first row"),
+                (
+                    lasted[row],
+                    "invalid_value",
+                    columns[told[1]],
+                    f"{columns[told[1]]} is no length of time",
+                ),
+                (
+                    near[row],
+                    "out_of_range",
+                    columns[0],
+                    "the time is more than a year from that of the first row",
+                ),
                 (forward[row], "unordered", columns[0], f"the time goes back by {back_s:,.6g} s"),
             )
             _, code, column, problem = next(reason for reason in reasons if not reason[0])
             faults.append((number + row, Wrong(code, problem, "", column)))
         sessions, took_ns = _told(batch, told, kept)
-        rows = TraceColumns(at_ns[kept], read[kept], write[kept], sessions=sessions, took_ns=took_ns)
+        rows = TraceColumns(
+            at_ns[kept], read[kept], write[kept], sessions=sessions, took_ns=took_ns
+        )
         if not take(rows, len(bad), faults):
             return
         number += len(kept)
 
 
-def _told(batch: Any, places: Sequence[int], kept: NDArray[np.bool_]) -> tuple[list[str], list[int]]:
+def _told(
+    batch: Any, places: Sequence[int], kept: NDArray[np.bool_]
+) -> tuple[list[str], list[int]]:
     """Sessions and lengths of time of the rows that are kept; what a row does not tell is "" or -1."""
     session, took = places
     rows = np.flatnonzero(kept)
@@ -122,7 +155,7 @@ def _no_count(column: str, least: int) -> str:
 
 
 def _times(column: pa.Array, whole_ns: int) -> tuple[Ints, NDArray[np.bool_]]:
-    """ns of each row, and whether it has a time."""
+    """Ns of each row, and whether it has a time."""
     import pyarrow as pa
 
     present = _present(column)

@@ -38,9 +38,13 @@ def opened(path: Path, longest: int = LONGEST_LINE) -> Iterator[Iterator[tuple[i
         raise UserError("wrong_encoding", "not a text file (UTF-8)", str(path), known()) from None
     except OSError as error:
         if compression is None or error.errno is not None:
-            raise UserError(of_reading(error), f"cannot read the trace: {error.strerror or error}", str(path)) from None
+            raise UserError(
+                of_reading(error), f"cannot read the trace: {error.strerror or error}", str(path)
+            ) from None
         problem = f"the {compression} file is cut short or damaged"
-        raise UserError("damaged_file", problem, str(path), "copy it again, or unpack it by hand") from None
+        raise UserError(
+            "damaged_file", problem, str(path), "copy it again, or unpack it by hand"
+        ) from None
 
 
 def documents(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
@@ -78,12 +82,19 @@ def _beginning(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(4)
     except OSError as error:
-        raise UserError(of_reading(error), f"cannot read the trace: {error.strerror}", str(path)) from None
+        raise UserError(
+            of_reading(error), f"cannot read the trace: {error.strerror}", str(path)
+        ) from None
 
 
 def _numbered(text: io.TextIOWrapper, path: Path, longest: int) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(iter(partial(text.readline, longest + 1), ""), 1):
         if len(line) > longest:
-            raise UserError("too_large", f"a line of more than {longest:,} characters", f"{path}:{number}", known())
+            raise UserError(
+                "too_large",
+                f"a line of more than {longest:,} characters",
+                f"{path}:{number}",
+                known(),
+            )
         if not line.isspace():
             yield number, line

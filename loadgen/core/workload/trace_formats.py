@@ -38,7 +38,9 @@ class TraceRow(NamedTuple):
     hashes: Sequence[int] = ()
     block: float = 0.0  # tokens per hash; 0: use the size inferred for the whole file
     session: str = ""  # of an agent: a sub-agent has its own
-    group: str = ""  # the whole session, where the trace names it beside its parts; "": as `session`
+    group: str = (
+        ""  # the whole session, where the trace names it beside its parts; "": as `session`
+    )
     took_ns: int = -1  # from the request to the end of its answer; -1: not told, as is the next
     pause_ns: int = -1  # from the end of the answer before in this session
     label: str = ""  # the kind of request that it is, by what its application called it
@@ -79,7 +81,9 @@ def of_json(first: Mapping[str, Any]) -> TraceFormat | None:
         if (found := _told(row, first)) is not None:
             return found
     if first.keys() & {"messages", "prompt", "conversations"}:
-        raise Wrong("wrong_format", "these are prompts, not a trace", "prompts of your own: --dataset FILE")
+        raise Wrong(
+            "wrong_format", "these are prompts, not a trace", "prompts of your own: --dataset FILE"
+        )
     others = (_told(row, first) for row in FORMATS.others() if row.trace)
     return next((found for found in others if found is not None), None)
 
@@ -91,7 +95,9 @@ def _told(row: FormatRow, first: Mapping[str, Any]) -> TraceFormat | None:
 
 def of_columns(columns: Sequence[str]) -> FormatRow | None:
     """The format of a table, by the names of its columns in small letters."""
-    return next((row for row in formats.having("columns") if set(row.columns) <= set(columns)), None)
+    return next(
+        (row for row in formats.having("columns") if set(row.columns) <= set(columns)), None
+    )
 
 
 def of_csv(header: str) -> TraceFormat | None:
@@ -100,9 +106,13 @@ def of_csv(header: str) -> TraceFormat | None:
     if (found := of_columns(columns)) is None:
         return None
     places = [columns.index(column) for column in found.columns]
-    places += [columns.index(column) if column in columns else -1 for column in (found.session, found.took)]
+    places += [
+        columns.index(column) if column in columns else -1 for column in (found.session, found.took)
+    ]
     parse_time = FORMATS.function(found, found.time)
-    return TraceFormat(found.tool, functools.partial(_csv_row, found, places, len(columns), parse_time))
+    return TraceFormat(
+        found.tool, functools.partial(_csv_row, found, places, len(columns), parse_time)
+    )
 
 
 def json_object(line: str) -> dict[str, Any]:
@@ -129,11 +139,15 @@ def _csv_row(
         raise Wrong("invalid_syntax", f"not CSV: {error}", "") from None
     if len(values) < fields:
         raise Wrong("missing_value", f"{len(values)} fields, the first line names {fields}", "")
-    at, read, write, session, took = (values[place].strip() if place >= 0 else "" for place in places)
+    at, read, write, session, took = (
+        values[place].strip() if place >= 0 else "" for place in places
+    )
     input_tokens = token_count(number(read), found.columns[1], 1)
     output_tokens = token_count(number(write), found.columns[2], 0)
     took_ns = length_of_time_ns(number(took), found.took) if took else -1
-    return (TraceRow(parse_time(at), input_tokens, output_tokens, session=session, took_ns=took_ns),)
+    return (
+        TraceRow(parse_time(at), input_tokens, output_tokens, session=session, took_ns=took_ns),
+    )
 
 
 def number(text: str) -> int | float | str:
@@ -146,10 +160,14 @@ def number(text: str) -> int | float | str:
 
 
 def length_of_time_ns(value: Any, name: str, scale: float = 1e9) -> int:
-    """ns of a number in units of `scale` ns. Raises Wrong."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Ns of a number in units of `scale` ns. Raises Wrong."""
+    is_number = (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    )
     if not is_number or not 0 <= value * scale < LATEST_NS:
-        raise Wrong("invalid_value", f"{name} is {shortened(value)}", "a length of time, zero or more", name)
+        raise Wrong(
+            "invalid_value", f"{name} is {shortened(value)}", "a length of time, zero or more", name
+        )
     ns: int = round(value * scale)
     return ns
 

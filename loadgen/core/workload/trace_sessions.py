@@ -38,7 +38,9 @@ class TraceSessions:
         """Raises UserError where the trace does not say how long answers took, or a session is too long."""
         self._trace = trace
         alone = trace.group < 0
-        named = np.where(alone, int(trace.group.max(initial=-1)) + 1 + np.arange(len(trace)), trace.group)
+        named = np.where(
+            alone, int(trace.group.max(initial=-1)) + 1 + np.arange(len(trace)), trace.group
+        )
         _, first, inverse = np.unique(named, return_index=True, return_inverse=True)
         number = np.argsort(np.argsort(first))[inverse]  # of the session of each row
         self._rows: Ints = np.argsort(number, kind="stable")
@@ -70,8 +72,15 @@ class TraceSessions:
     def _check(self, number: Ints) -> None:
         path = str(self._trace.path)
         if self.turns > MOST_REQUESTS:
-            problem = f"a session of the trace has {self.turns:,} requests, at most {MOST_REQUESTS:,}"
-            raise UserError("too_large", problem, path, "--set trace_slice=..10m, or --set trace_replay=instants")
+            problem = (
+                f"a session of the trace has {self.turns:,} requests, at most {MOST_REQUESTS:,}"
+            )
+            raise UserError(
+                "too_large",
+                problem,
+                path,
+                "--set trace_slice=..10m, or --set trace_replay=instants",
+            )
         later = np.ones(len(self._rows), bool)
         later[self._starts] = False
         asks = np.zeros(len(self), bool)  # sessions of which the end of an answer is needed
@@ -90,7 +99,12 @@ class TraceSessions:
         rows = self.rows(session)
         at, took, pause, agents = (
             column[rows].tolist()
-            for column in (self._trace.due_ns, self._trace.took_ns, self._trace.pause_ns, self._trace.session)
+            for column in (
+                self._trace.due_ns,
+                self._trace.took_ns,
+                self._trace.pause_ns,
+                self._trace.session,
+            )
         )
         ends = [start + max(length, 0) for start, length in zip(at, took, strict=True)]
         waits: list[set[int]] = [set() for _ in rows]
@@ -107,12 +121,16 @@ class TraceSessions:
             sent = main[: bisect_left(main, places[0])]
             over = [place for place in sent if ends[place] <= at[places[0]]]
             waits[places[0]].add((over or sent)[-1])
-            joins = main[max(bisect_left(main, places[-1]), bisect_left(main_at, ends[places[-1]])) :]
+            joins = main[
+                max(bisect_left(main, places[-1]), bisect_left(main_at, ends[places[-1]])) :
+            ]
             if joins:
                 waits[joins[0]].add(places[-1])
         last = len(rows) - 1
         awaited = set[int]().union(*waits)
-        waits[last] |= {place for place in range(last) if place not in awaited}  # a session ends with one request
+        waits[last] |= {
+            place for place in range(last) if place not in awaited
+        }  # a session ends with one request
         pauses = [0] * len(rows)
         for place, before in enumerate(waits):
             if pause[place] >= 0 and len(before) == 1:
@@ -135,8 +153,6 @@ def starts_of(by: FromTrace | Replay) -> Trace | TraceSessions:
     """
     trace = replayed(by)
     if trace.untimed and by.replay != "sessions":
-        problem = (
-            f"{trace.untimed:,} of {len(trace):,} rows have no timestamp, but the pause before them in their session"
-        )
+        problem = f"{trace.untimed:,} of {len(trace):,} rows have no timestamp, but the pause before them in their session"
         raise UserError("unsupported", problem, str(trace.path), "--set trace_replay=sessions")
     return sessions_of(trace) if by.replay == "sessions" else trace

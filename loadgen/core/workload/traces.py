@@ -28,12 +28,29 @@ from loadgen.core.workload.schema import FromTrace, Replay
 from loadgen.core.workload.trace_formats import TraceColumns, TraceFormat, TraceRow
 
 MOST_ROWS = 20_000_000
-BLOCKS = (16, 32, 64, 128, 256, 512, 1024)  # possible tokens per hash, for formats that do not define it
+BLOCKS = (
+    16,
+    32,
+    64,
+    128,
+    256,
+    512,
+    1024,
+)  # possible tokens per hash, for formats that do not define it
 LOOKED_AT = 2_000  # rows used to infer the tokens per hash
 TOGETHER = 4_096  # lines read at a time
 
 Ints = NDArray[np.int64]
-_COLUMNS = ("input_tokens", "output_tokens", "session", "group", "took_ns", "pause_ns", "label", "asked")
+_COLUMNS = (
+    "input_tokens",
+    "output_tokens",
+    "session",
+    "group",
+    "took_ns",
+    "pause_ns",
+    "label",
+    "asked",
+)
 Slice = tuple[int, int | None]  # ns from the first arrival; None: to the end
 
 
@@ -56,7 +73,9 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
     took_ns: Ints  # from the request to the end of its answer; -1 if not told, as is the next
     pause_ns: Ints  # from the end of the answer before in its session
     label: Ints  # number of the kind of request in `labels`, -1 if the trace does not name one
-    asked: Ints  # number of the further fields of its body in `fields`, -1 if the trace asks for none
+    asked: (
+        Ints  # number of the further fields of its body in `fields`, -1 if the trace asks for none
+    )
     labels: tuple[str, ...] = ()
     fields: tuple[dict[str, Any], ...] = ()
     untimed: int = 0  # rows that only say what they wait for
@@ -68,7 +87,9 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         return len(self.due_ns)
 
     def blocks(self, index: int) -> Sequence[int]:
-        found: list[int] = self.hashes[int(self.starts[index]) : int(self.starts[index + 1])].tolist()
+        found: list[int] = self.hashes[
+            int(self.starts[index]) : int(self.starts[index + 1])
+        ].tolist()
         return found
 
     def reused_share(self, first: int | None = None) -> float | None:
@@ -77,11 +98,17 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         That is what a prefix cache without end would know. None without hashes.
         """
         last = len(self) if first is None else min(first, len(self))
-        known, counts = np.unique(self.hashes[int(self.starts[0]) : int(self.starts[last])], return_counts=True)
+        known, counts = np.unique(
+            self.hashes[int(self.starts[0]) : int(self.starts[last])], return_counts=True
+        )
         if not len(known):
             return None
         tokens = np.array([self.tokens_of[number] for number in known.tolist()])
-        return min(1.0, float((tokens * (counts - 1)).sum()) / float(self.input_tokens[:last].sum(dtype=np.int64)))
+        return min(
+            1.0,
+            float((tokens * (counts - 1)).sum())
+            / float(self.input_tokens[:last].sum(dtype=np.int64)),
+        )
 
     @property
     def end_ns(self) -> int:
@@ -107,7 +134,10 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         if first >= last:
             problem = f"no requests in this part of the trace, which is {self.due_ns[-1] / 1e9:,.1f} s long"
             raise UserError(
-                "empty_file", problem, str(self.path), "trace_slice 10m..20m is counted from its first request"
+                "empty_file",
+                problem,
+                str(self.path),
+                "trace_slice 10m..20m is counted from its first request",
             )
         columns = {name: getattr(self, name)[first:last] for name in _COLUMNS}
         due_ns, starts = self.due_ns[first:last] - self.due_ns[first], self.starts[first : last + 1]
@@ -123,7 +153,9 @@ def read_trace(path: str | Path, *, part: Slice | None = None, skip_bad: bool = 
     try:
         state = path.stat()
     except OSError as error:
-        raise UserError(of_reading(error), f"cannot read the trace: {error.strerror}", str(path)) from None
+        raise UserError(
+            of_reading(error), f"cannot read the trace: {error.strerror}", str(path)
+        ) from None
     trace = _read_cached(path, state.st_size, state.st_mtime_ns, skip_bad)
     return trace if part is None else trace.within(*part)
 
@@ -158,11 +190,17 @@ def _read_lines(path: Path, lines: Iterator[tuple[int, str]], skip_bad: bool) ->
     is_json = first[1].lstrip().startswith("{")
     try:
         line = first[1]
-        found = trace_formats.of_json(trace_formats.json_object(line)) if is_json else trace_formats.of_csv(line)
+        found = (
+            trace_formats.of_json(trace_formats.json_object(line))
+            if is_json
+            else trace_formats.of_csv(line)
+        )
     except Wrong as wrong:
         raise UserError(wrong.code, str(wrong), f"{path}:1", wrong.hint) from None
     if found is None:
-        raise UserError("wrong_format", "not a trace that is known here", f"{path}:1", trace_formats.known())
+        raise UserError(
+            "wrong_format", "not a trace that is known here", f"{path}:1", trace_formats.known()
+        )
     index = _Index(path, skip_bad, in_order=found.in_order)
     _add_rows(index, found, itertools.chain([first], lines) if is_json else lines)
     return index.trace(found.name)
@@ -171,7 +209,9 @@ def _read_lines(path: Path, lines: Iterator[tuple[int, str]], skip_bad: bool) ->
 def _limited(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     for number, line in lines:
         if number > MOST_ROWS:
-            raise UserError("too_large", f"more than {MOST_ROWS:,} lines", "the trace", "cut it into parts")
+            raise UserError(
+                "too_large", f"more than {MOST_ROWS:,} lines", "the trace", "cut it into parts"
+            )
         yield number, line
 
 
@@ -212,7 +252,11 @@ class _Told:
 
     def of(self, rows: int) -> NDArray[Any]:
         """The column of all rows."""
-        return np.broadcast_to(np.int64(self._unknown), rows) if self._values is None else _view(self._values)
+        return (
+            np.broadcast_to(np.int64(self._unknown), rows)
+            if self._values is None
+            else _view(self._values)
+        )
 
 
 class _Index:
@@ -221,9 +265,19 @@ class _Index:
     def __init__(self, path: Path, skip_bad: bool, *, in_order: bool) -> None:
         self.path, self._skip_bad, self._in_order = path, skip_bad, in_order
         self._at, self._read, self._write = array("q"), array("i"), array("i")
-        self._session, self._group, self._took, self._pause, self._label, self._asked = (_Told(-1) for _ in range(6))
+        self._session, self._group, self._took, self._pause, self._label, self._asked = (
+            _Told(-1) for _ in range(6)
+        )
         self._block = _Told(0, "d")
-        self._told = (self._session, self._group, self._block, self._took, self._pause, self._label, self._asked)
+        self._told = (
+            self._session,
+            self._group,
+            self._block,
+            self._took,
+            self._pause,
+            self._label,
+            self._asked,
+        )
         self._sessions: dict[str, int] = {}
         self._labels: dict[str, int] = {}
         self._fields: dict[str, int] = {}
@@ -237,16 +291,37 @@ class _Index:
 
     def add(self, row: TraceRow) -> None:
         """Add a row that was checked by itself. Raises Wrong where its time does not fit those before it."""
-        at_ns, input_tokens, output_tokens, hashes, block, session, group, took_ns, pause_ns, label, fields, timed = row
+        (
+            at_ns,
+            input_tokens,
+            output_tokens,
+            hashes,
+            block,
+            session,
+            group,
+            took_ns,
+            pause_ns,
+            label,
+            fields,
+            timed,
+        ) = row
         group = group or session
         if self._first_ns is None:
             self._first_ns = self._latest_ns = at_ns
         if at_ns < self._latest_ns and self._in_order:
             problem = f"the time goes back by {(self._latest_ns - at_ns) / 1e9:,.6g} s"
-            raise Wrong("unordered", problem, "sort the rows by time, or leave such rows out: on_bad_row skip")
+            raise Wrong(
+                "unordered",
+                problem,
+                "sort the rows by time, or leave such rows out: on_bad_row skip",
+            )
         if abs(at_ns - self._first_ns) > LONGEST_NS:
             problem = f"the time is {abs(at_ns - self._first_ns) / 86_400e9:,.0f} days from that of the first row"
-            raise Wrong("out_of_range", problem, "a trace of at most a year; are these milliseconds, or seconds?")
+            raise Wrong(
+                "out_of_range",
+                problem,
+                "a trace of at most a year; are these milliseconds, or seconds?",
+            )
         self._latest_ns = at_ns
         if output_tokens < 1:  # BurstGPT marks failures this way; there is no output to request
             self._skipped += 1
@@ -262,7 +337,9 @@ class _Index:
         self._took.add(took_ns, before)
         self._pause.add(pause_ns, before)
         self._label.add(self._labels.setdefault(label, len(self._labels)) if label else -1, before)
-        self._asked.add(self._fields.setdefault(fields, len(self._fields)) if fields else -1, before)
+        self._asked.add(
+            self._fields.setdefault(fields, len(self._fields)) if fields else -1, before
+        )
         if hashes and self._starts is None:
             self._starts = array("q", [0]) * (before + 1)
         if self._starts is not None:
@@ -276,7 +353,9 @@ class _Index:
     def follows(self, at_ns: Ints) -> bool:
         """Whether these times go on from those so far, so that `add_columns` may take them."""
         first_ns = int(at_ns[0]) if self._first_ns is None else self._first_ns
-        ascend = bool((np.diff(at_ns, prepend=self._latest_ns if self._at else at_ns[0]) >= 0).all())
+        ascend = bool(
+            (np.diff(at_ns, prepend=self._latest_ns if self._at else at_ns[0]) >= 0).all()
+        )
         return ascend and int(at_ns[-1]) - first_ns <= LONGEST_NS
 
     def add_columns(self, columns: TraceColumns) -> None:
@@ -287,7 +366,9 @@ class _Index:
         answered = write > 0
         if not answered.all():
             counts = np.array(hash_counts, np.int64) if hashes else np.zeros(len(at_ns), np.int64)
-            hashes = np.array(hashes, np.int64)[np.repeat(answered, counts)].tolist() if hashes else ()
+            hashes = (
+                np.array(hashes, np.int64)[np.repeat(answered, counts)].tolist() if hashes else ()
+            )
             hash_counts = counts[answered].tolist() if hashes else ()
         before = len(self._at)
         self._first_ns = int(at_ns[0]) if self._first_ns is None else self._first_ns
@@ -298,7 +379,10 @@ class _Index:
         added = len(self._at) - before
         named = {
             column: [value for value, kept in zip(values, answered.tolist(), strict=True) if kept]
-            for column, values in ((self._session, [self._number(name) for name in sessions]), (self._took, took_ns))
+            for column, values in (
+                (self._session, [self._number(name) for name in sessions]),
+                (self._took, took_ns),
+            )
             if len(values)
         }
         if self._session in named:
@@ -315,7 +399,9 @@ class _Index:
             self._starts.frombytes((len(self._hashes) + ends).astype(np.int64).tobytes())
             self._hashes.extend(hashes)
 
-    def add_checked(self, columns: TraceColumns, bad: int, faults: Sequence[tuple[int, Wrong]]) -> bool:
+    def add_checked(
+        self, columns: TraceColumns, bad: int, faults: Sequence[tuple[int, Wrong]]
+    ) -> bool:
         """Add rows of a table. `faults`: of the first of the `bad` rows, by row number. Returns whether to go on."""
         for number, wrong in faults:
             if self.is_enough(wrong, f"{self.path}, row {number:,}"):
@@ -336,20 +422,35 @@ class _Index:
         if self._faults and not self._skip_bad:
             raise Faults(self._faults)
         if not self._at:
-            reason = f": {format.counted(self._skipped, 'row')} without an answer" if self._skipped else ""
             reason = (
-                f": {format.counted(self._bad, 'bad row')}, and no other" if self._bad and not self._skipped else reason
+                f": {format.counted(self._skipped, 'row')} without an answer"
+                if self._skipped
+                else ""
             )
-            raise UserError("empty_file", f"no requests in the trace{reason}", str(self.path), trace_formats.known())
+            reason = (
+                f": {format.counted(self._bad, 'bad row')}, and no other"
+                if self._bad and not self._skipped
+                else reason
+            )
+            raise UserError(
+                "empty_file",
+                f"no requests in the trace{reason}",
+                str(self.path),
+                trace_formats.known(),
+            )
         n = len(self._at)
         at_ns, read, write = (_view(column) for column in (self._at, self._read, self._write))
         session, group, block, took, pause, label, asked = (told.of(n) for told in self._told)
-        starts = np.broadcast_to(np.int64(0), n + 1) if self._starts is None else _view(self._starts)
+        starts = (
+            np.broadcast_to(np.int64(0), n + 1) if self._starts is None else _view(self._starts)
+        )
         hashes = _view(self._hashes)
         if (at_ns[1:] < at_ns[:-1]).any():
             order = np.argsort(at_ns, kind="stable")
             columns = (at_ns, read, write, session, block, group, took, pause, label, asked)
-            at_ns, read, write, session, block, group, took, pause, label, asked = (one[order] for one in columns)
+            at_ns, read, write, session, block, group, took, pause, label, asked = (
+                one[order] for one in columns
+            )
             hashes, starts = _reordered(hashes, starts, order)
         at_ns -= at_ns[0]
         return Trace(
@@ -385,10 +486,14 @@ def _reordered(hashes: Ints, starts: Ints, order: Ints) -> tuple[Ints, Ints]:
     counts = np.diff(starts)[order]
     ends = np.cumsum(counts)
     from_start = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
-    return hashes[np.repeat(starts[:-1][order], counts) + from_start], np.concatenate([np.zeros(1, np.int64), ends])
+    return hashes[np.repeat(starts[:-1][order], counts) + from_start], np.concatenate(
+        [np.zeros(1, np.int64), ends]
+    )
 
 
-def _tokens_of(hashes: Ints, starts: Ints, input_tokens: NDArray[np.int32], block: NDArray[Any]) -> dict[int, int]:
+def _tokens_of(
+    hashes: Ints, starts: Ints, input_tokens: NDArray[np.int32], block: NDArray[Any]
+) -> dict[int, int]:
     """Tokens that each hash covers, by the request that has it first: a block, or what is left of the prompt."""
     if not len(hashes):
         return {}
@@ -396,7 +501,9 @@ def _tokens_of(hashes: Ints, starts: Ints, input_tokens: NDArray[np.int32], bloc
     row = np.searchsorted(starts, first, side="right") - 1
     size = np.where(block[row] > 0, block[row], _infer_block_tokens(np.diff(starts), input_tokens))
     position = first - starts[row]
-    begin, end = (np.minimum(input_tokens[row], np.rint(place * size)) for place in (position, position + 1))
+    begin, end = (
+        np.minimum(input_tokens[row], np.rint(place * size)) for place in (position, position + 1)
+    )
     covered = np.maximum(1, end - begin).astype(np.int64)
     return dict(zip(known.tolist(), covered.tolist(), strict=True))
 

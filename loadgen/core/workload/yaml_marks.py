@@ -19,7 +19,9 @@ MOST_NODES = 100_000  # counted after aliases: ten nested lists of ten aliases w
 DEEPEST = 50
 
 _INT = re.compile(r"[-+]?[0-9]{1,300}|0x[0-9a-fA-F]{1,200}|0o[0-7]{1,200}")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_FLOAT = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
 _REFERENCE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-[^{}]*)?\}")
 
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -30,7 +32,9 @@ def plain_yaml(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader=Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError("invalid_syntax", f"not YAML: {' '.join(str(error).split())}", where) from None
+        raise UserError(
+            "invalid_syntax", f"not YAML: {' '.join(str(error).split())}", where
+        ) from None
 
 
 class Spot(NamedTuple):
@@ -57,7 +61,11 @@ class Map(dict[str, Any]):
         copy.path = self.path
         for key, value in self.items():
             name = names.get(key, key)
-            copy[name], copy.keys_at[name], copy.values_at[name] = value, self.keys_at[key], self.values_at[key]
+            copy[name], copy.keys_at[name], copy.values_at[name] = (
+                value,
+                self.keys_at[key],
+                self.values_at[key],
+            )
         return copy
 
 
@@ -79,11 +87,19 @@ def where(file: str, spot: Spot, path: str) -> Place:
     return Place(file, spot.line, spot.column, path)
 
 
-SMALLEST = "the smallest workload: name: truth, and requests: {input_tokens: 150, output_tokens: 200}"
+SMALLEST = (
+    "the smallest workload: name: truth, and requests: {input_tokens: 150, output_tokens: 200}"
+)
 
 
 def read_yaml(
-    text: str, file: str, env: Mapping[str, str], *, kind: str = "workload", smallest: str = SMALLEST, list_as: str = ""
+    text: str,
+    file: str,
+    env: Mapping[str, str],
+    *,
+    kind: str = "workload",
+    smallest: str = SMALLEST,
+    list_as: str = "",
 ) -> tuple[Map, list[Fault]]:
     """Return the top mapping of `text` and the faults found in it (repeated keys, unset variables).
 
@@ -133,8 +149,15 @@ def _refuse_depth(text: str, file: str) -> None:
                 depth -= 1
             if depth > DEEPEST:
                 spot = Spot(event.start_mark.line + 1, event.start_mark.column + 1)
-                raise _alone("too_large", "nested too deeply", where(file, spot, ""), f"at most {DEEPEST} levels")
-    except yaml.MarkedYAMLError as error:  # libyaml 0.2.6 has a limit of its own, and meets it ahead of the events
+                raise _alone(
+                    "too_large",
+                    "nested too deeply",
+                    where(file, spot, ""),
+                    f"at most {DEEPEST} levels",
+                )
+    except (
+        yaml.MarkedYAMLError
+    ) as error:  # libyaml 0.2.6 has a limit of its own, and meets it ahead of the events
         if error.problem == "exceeded maximum nesting depth" and error.problem_mark is not None:
             _refuse_depth(text[: error.problem_mark.index], file)
         raise
@@ -145,7 +168,11 @@ def _spot(node: yaml.Node) -> Spot:
     return Spot(node.start_mark.line + 1, node.start_mark.column + 1, text)
 
 
-_OPENED = {"flow sequence": "the list [", "flow mapping": "the mapping {", "quoted scalar": "the quote"}
+_OPENED = {
+    "flow sequence": "the list [",
+    "flow mapping": "the mapping {",
+    "quoted scalar": "the quote",
+}
 """What the parser was within -> what was opened, in words."""
 
 
@@ -166,12 +193,16 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, file: str, kind: str) -> Fau
     elif opened := next((what for name, what in _OPENED.items() if name in str(error.context)), ""):
         begun = error.context_mark
         at = f" at {begun.line + 1}:{begun.column + 1}" if begun else ""
-        hint = f"close {opened}{at}" + ("" if "quote" in opened else ", and put commas between its entries")
+        hint = f"close {opened}{at}" + (
+            "" if "quote" in opened else ", and put commas between its entries"
+        )
     elif "block" in str(error.context):
         hint = "check the indentation: entries of one level begin in one column"
     elif error.context:
         hint = str(error.context)
-    return UserError("invalid_syntax", f"not valid YAML: {error.problem}", where(file, spot, ""), hint)
+    return UserError(
+        "invalid_syntax", f"not valid YAML: {error.problem}", where(file, spot, ""), hint
+    )
 
 
 def resolve(text: str) -> Any:
@@ -183,7 +214,9 @@ def resolve(text: str) -> Any:
     if _INT.fullmatch(text):
         return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
     if _FLOAT.fullmatch(text):
-        return float(re.sub(r"\.(?=[inIN])", "", text))  # Python spells .inf and .nan without the dot
+        return float(
+            re.sub(r"\.(?=[inIN])", "", text)
+        )  # Python spells .inf and .nan without the dot
     return text
 
 
@@ -225,13 +258,22 @@ class _Walk:
                 continue
             spot = _spot(key_node)
             if not isinstance(key_node, yaml.ScalarNode):
-                self.fault(UserError("wrong_type", "a key must be a single word", where(self.file, spot, path)))
+                self.fault(
+                    UserError(
+                        "wrong_type", "a key must be a single word", where(self.file, spot, path)
+                    )
+                )
                 continue
             key = key_node.value
             if key in result:
                 hint = f"the first is on line {result.keys_at[key].line}; keep one"
                 self.fault(
-                    UserError("duplicate", f'"{key}" is given twice', where(self.file, spot, child(path, key)), hint)
+                    UserError(
+                        "duplicate",
+                        f'"{key}" is given twice',
+                        where(self.file, spot, child(path, key)),
+                        hint,
+                    )
                 )
                 continue
             result[key] = self.value(value_node, child(path, key), depth + 1)
@@ -244,14 +286,23 @@ class _Walk:
         """YAML's `<<`: add the keys of the merged mappings that are not set yet; the first mapping wins."""
         for node in source.value if isinstance(source, yaml.SequenceNode) else [source]:
             if not isinstance(node, yaml.MappingNode):
-                self.fault(UserError("wrong_type", '"<<" merges mappings only', where(self.file, _spot(node), path)))
+                self.fault(
+                    UserError(
+                        "wrong_type",
+                        '"<<" merges mappings only',
+                        where(self.file, _spot(node), path),
+                    )
+                )
                 continue
             self.spend(node, path, depth + 1)
             other = self.mapping(node, path, depth + 1)
             for key, value in other.items():
                 if key not in into:
                     into[key] = value
-                    into.keys_at[key], into.values_at[key] = other.keys_at[key], other.values_at[key]
+                    into.keys_at[key], into.values_at[key] = (
+                        other.keys_at[key],
+                        other.values_at[key],
+                    )
 
     def scalar(self, node: yaml.ScalarNode, path: str) -> Any:
         text = node.value
@@ -275,13 +326,20 @@ class _Walk:
             if value is None:
                 what = f"the environment variable {name} is not set"
                 hint = f"export {name}=..., or give a default: ${{{name}:-value}}"
-                self.fault(UserError("unset_variable", what, where(self.file, spot, path), hint, key=name))
+                self.fault(
+                    UserError("unset_variable", what, where(self.file, spot, path), hint, key=name)
+                )
                 return ""
             return value
 
         if _REFERENCE.sub("", node.value).count("${"):
             problem = f'"{node.value}" is not a reference to a variable'
             self.fault(
-                UserError("invalid_value", problem, where(self.file, spot, path), "write ${NAME} or ${NAME:-default}")
+                UserError(
+                    "invalid_value",
+                    problem,
+                    where(self.file, spot, path),
+                    "write ${NAME} or ${NAME:-default}",
+                )
             )
         return _REFERENCE.sub(value_of, node.value)

@@ -67,7 +67,9 @@ class Fleet:
         self.replicas = [Replica(costs.at_speed(speed), limits) for speed in speeds]
         self.iterations: deque[Iteration] = deque(maxlen=KEPT)
         self._interval, self._apart_ns = interval, apart_ns
-        self._leaving: list[deque[Emission]] = [deque() for _ in speeds]  # per replica, in order of due time
+        self._leaving: list[deque[Emission]] = [
+            deque() for _ in speeds
+        ]  # per replica, in order of due time
         self._heads: list[tuple[int, int]] = []  # heap of (due time of its next emission, replica)
         self._route = route(speeds, routing)
         self.serving, self.lost = len(speeds), list[Any]()
@@ -78,7 +80,9 @@ class Fleet:
         self._begun = [0] * len(speeds)
         self._requests: dict[Hashable, tuple[SimRequest, int]] = {}
         # Per replica: decoding requests by the iteration (modulo `interval`) in which they emit.
-        self._phases: list[list[dict[SimRequest, None]]] = [[{} for _ in range(interval)] for _ in speeds]
+        self._phases: list[list[dict[SimRequest, None]]] = [
+            [{} for _ in range(interval)] for _ in speeds
+        ]
 
     @property
     def active(self) -> int:
@@ -93,7 +97,9 @@ class Fleet:
     @property
     def blocks_used_share(self) -> float:
         """Used share of the key-value cache, from 0 to 1, over all replicas."""
-        return sum(replica.blocks_used for replica in self.replicas) / (self.limits.kv_blocks * len(self.replicas))
+        return sum(replica.blocks_used for replica in self.replicas) / (
+            self.limits.kv_blocks * len(self.replicas)
+        )
 
     @property
     def hit_share(self) -> float:
@@ -103,7 +109,12 @@ class Fleet:
         return hits / lookups if lookups else 0.0
 
     def submit(
-        self, now_ns: int, key: Hashable, input_tokens: int, output_tokens: int, blocks: Sequence[Hashable] = ()
+        self,
+        now_ns: int,
+        key: Hashable,
+        input_tokens: int,
+        output_tokens: int,
+        blocks: Sequence[Hashable] = (),
     ) -> SimRequest:
         """A request arrives; `blocks` are the hashes of its prompt's full blocks.
 
@@ -111,14 +122,18 @@ class Fleet:
         cached. Raises ValueError for a key in use, for less than one output token, and as `Replica.submit` does.
         """
         if output_tokens < 1 or key in self._requests:
-            raise ValueError(f"needs a new key and at least one output token: {key!r}, {output_tokens}")
+            raise ValueError(
+                f"needs a new key and at least one output token: {key!r}, {output_tokens}"
+            )
         request = SimRequest(key, now_ns, input_tokens, output_tokens, blocks)
         self._submit_together([request])
         return request
 
     def prefill(self, now_ns: int, keys: Sequence[Hashable], lengths: Sequence[int]) -> SimRequest:
         """Several sequences arrive at one replica, of which each ends with its prefill. Returns the first one's."""
-        requests = [SimRequest(key, now_ns, tokens, 1) for key, tokens in zip(keys, lengths, strict=True)]
+        requests = [
+            SimRequest(key, now_ns, tokens, 1) for key, tokens in zip(keys, lengths, strict=True)
+        ]
         self._submit_together(requests)
         return requests[0]
 
@@ -133,7 +148,9 @@ class Fleet:
             replica.submit(request)
             self._requests[request.key] = request, at
         if replica.end_ns == NEVER:
-            self._begin(at, max(requests[0].due_ns, self._last[at]), [])  # idle: no sequence can be paused
+            self._begin(
+                at, max(requests[0].due_ns, self._last[at]), []
+            )  # idle: no sequence can be paused
 
     def next_ns(self) -> int | None:
         """The end of the next iteration, or an emission or a change that is due before it; None: no requests."""
@@ -159,7 +176,9 @@ class Fleet:
             self._finish(at, end, emissions)
             self._begin(at, end, emissions)
             if emissions and self._apart_ns:
-                self._queue_emissions(at, end, min(self._apart_ns, length // (2 * len(emissions))), emissions)
+                self._queue_emissions(
+                    at, end, min(self._apart_ns, length // (2 * len(emissions))), emissions
+                )
             else:
                 due_emissions += emissions
         heads, replicas_due = self._heads, 0
@@ -224,7 +243,9 @@ class Fleet:
             self._last[at] = now_ns
             if not replica.queued:
                 return
-            now_ns = replica.next_due_ns  # it came while the replica was idle, before the caller asked again
+            now_ns = (
+                replica.next_due_ns
+            )  # it came while the replica was idle, before the caller asked again
             replica.begin(now_ns)
         self._begun[at] = now_ns
         heapq.heappush(self._ends, (replica.end_ns, at))
@@ -255,7 +276,17 @@ class Fleet:
         context = (replica.context_requests, replica.context_tokens)
         self.iterations.append(
             Iteration(
-                iteration, at, end - self._begun[at], *context, generating, len(replica.paused), replica.active,
-                replica.queued, len(done), replica.blocks_used, replica.hits, replica.misses,
+                iteration,
+                at,
+                end - self._begun[at],
+                *context,
+                generating,
+                len(replica.paused),
+                replica.active,
+                replica.queued,
+                len(done),
+                replica.blocks_used,
+                replica.hits,
+                replica.misses,
             )
-        )  # fmt: skip
+        )

@@ -22,7 +22,9 @@ Emission = tuple[Any, int, bool, int]
 """`(key, tokens, finished, due_ns)`: request, number of tokens, whether this is its last emission, planned time."""
 
 _MASK = (1 << 64) - 1
-_GAPS = 4096  # pre-drawn random inter-token times: one draw per token would cost more than the token
+_GAPS = (
+    4096  # pre-drawn random inter-token times: one draw per token would cost more than the token
+)
 
 
 def duration_ns(text: str, where: str = "") -> int:
@@ -76,7 +78,9 @@ def law(text: str, where: str = "") -> Law:
     if not colon:
         return Law(at_ns=duration_ns(text, where))
     if kind not in ("fixed", "normal", "lognormal"):
-        raise UserError("unknown_name", f'unknown law "{kind}"', where, "known: fixed, normal, lognormal")
+        raise UserError(
+            "unknown_name", f'unknown law "{kind}"', where, "known: fixed, normal, lognormal"
+        )
     at, _, spread = rest.partition(",")
     if kind == "fixed":
         return Law(at_ns=duration_ns(rest, where))
@@ -88,7 +92,10 @@ def law(text: str, where: str = "") -> Law:
         sigma = -1.0
     if not 0.0 <= sigma < 10.0:
         raise UserError(
-            "invalid_value", f'not a deviation of the logarithm: "{spread}"', where, "write it as lognormal:120ms,0.25"
+            "invalid_value",
+            f'not a deviation of the logarithm: "{spread}"',
+            where,
+            "write it as lognormal:120ms,0.25",
         )
     return Law(kind=kind, at_ns=duration_ns(at, where), spread=sigma)
 
@@ -96,7 +103,9 @@ def law(text: str, where: str = "") -> Law:
 class _Stream:
     __slots__ = ("arrival", "input_tokens", "key", "left", "next", "number", "started")
 
-    def __init__(self, key: Hashable | None, number: int, arrival: int, input_tokens: int, left: int) -> None:
+    def __init__(
+        self, key: Hashable | None, number: int, arrival: int, input_tokens: int, left: int
+    ) -> None:
         self.key = key  # None: cancelled; its entry in heap or queue is skipped
         self.number = number
         self.arrival = arrival
@@ -129,11 +138,16 @@ class Pace:
     ) -> None:
         if lockstep and (itl.kind != "fixed" or itl.at_ns <= 0):
             raise UserError(
-                "conflict", "lockstep needs a fixed inter-token time above 0", "--lockstep", "for example --itl 20ms"
+                "conflict",
+                "lockstep needs a fixed inter-token time above 0",
+                "--lockstep",
+                "for example --itl 20ms",
             )
         if step < 1 or (slots is not None and slots < 1):
             raise UserError(
-                "out_of_range", "stream interval and slots must be at least 1", "--stream-interval, --slots"
+                "out_of_range",
+                "stream interval and slots must be at least 1",
+                "--stream-interval, --slots",
             )
         self._ttft, self._per_input_token_ns, self._seed = ttft, per_input_token_ns, seed
         self._step, self._slots, self._flood = step, slots, flood
@@ -156,9 +170,13 @@ class Pace:
         Raises ValueError if `key` is in use or `output_tokens` is below 1.
         """
         if output_tokens < 1 or key in self._streams:
-            raise ValueError(f"needs a new key and at least one output token: {key!r}, {output_tokens}")
+            raise ValueError(
+                f"needs a new key and at least one output token: {key!r}, {output_tokens}"
+            )
         self._now = now_ns
-        stream = self._streams[key] = _Stream(key, self._number, now_ns, input_tokens, output_tokens)
+        stream = self._streams[key] = _Stream(
+            key, self._number, now_ns, input_tokens, output_tokens
+        )
         self._number += 1
         if self._slots is None or self.active < self._slots:
             self._start(stream, now_ns)

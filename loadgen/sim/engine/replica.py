@@ -29,7 +29,9 @@ class Costs(Struct, frozen=True, kw_only=True):
                        token * tokens computed + attended * sum over them of the tokens each attends to)
     """
 
-    overhead_ns: float  # kernel launches, scheduling, sampling: per iteration, independent of the batch
+    overhead_ns: (
+        float  # kernel launches, scheduling, sampling: per iteration, independent of the batch
+    )
     weights_ns: float  # weight bytes / effective bandwidth
     kv_token_ns: float  # key-value bytes of one token / effective bandwidth
     token_ns: float  # 2 FLOPs per parameter / effective rate
@@ -62,12 +64,19 @@ class PurePythonSimRequest:
     """One sequence in a replica. Callers may read `key`, `cached`, and the iterations `first` and `last`."""
 
     def __init__(
-        self, key: Any, due_ns: int, input_tokens: int, output_tokens: int, blocks: Sequence[Hashable] = ()
+        self,
+        key: Any,
+        due_ns: int,
+        input_tokens: int,
+        output_tokens: int,
+        blocks: Sequence[Hashable] = (),
     ) -> None:
         self.key, self.due_ns = key, due_ns
         self.at = 0  # index of the replica; for the caller's use
         self.input_tokens = input_tokens
-        self.asked = self.output_tokens = output_tokens  # as requested; as generated, which may be fewer
+        self.asked = self.output_tokens = (
+            output_tokens  # as requested; as generated, which may be fewer
+        )
         self.blocks = blocks  # one hash per full block of the prompt, covering the prompt up to that block's end
         # Tokens to prefill (after a pause these include the generated ones), and how many of them are left.
         self.total = self.left = input_tokens
@@ -75,7 +84,9 @@ class PurePythonSimRequest:
         self.held = 0  # unshared blocks, taken at admission
         self.pinned: Sequence[Hashable] = ()  # shared blocks in use
         self.admitted_ns = -1  # time of the first admission
-        self.cached = -1  # prompt tokens found in the cache at first admission; -1: not yet admitted
+        self.cached = (
+            -1
+        )  # prompt tokens found in the cache at first admission; -1: not yet admitted
         self.first = -1  # iteration that gave its first token
         self.from_iteration = -1  # iteration that gave its first token since it was last admitted
         self.last = -1  # iteration of its last token, once it decodes
@@ -114,10 +125,18 @@ class PurePythonReplica:
         self._under_way = False  # between `begin` and `finish`
         self._kv = 0  # tokens in the key-value cache, of decoding sequences
         self._blocks_used = 0  # without the pinned, shared blocks
-        self._partial: PurePythonSimRequest | None = None  # prefilled in part; served before the queue
-        self._ready: list[PurePythonSimRequest] = []  # their prefill ends with the current iteration
-        self._running: dict[PurePythonSimRequest, None] = {}  # decoding requests, in order of admission
-        self._buckets: dict[int, list[PurePythonSimRequest]] = {}  # requests by the iteration of their last token
+        self._partial: PurePythonSimRequest | None = (
+            None  # prefilled in part; served before the queue
+        )
+        self._ready: list[
+            PurePythonSimRequest
+        ] = []  # their prefill ends with the current iteration
+        self._running: dict[
+            PurePythonSimRequest, None
+        ] = {}  # decoding requests, in order of admission
+        self._buckets: dict[
+            int, list[PurePythonSimRequest]
+        ] = {}  # requests by the iteration of their last token
         # Number of decoding sequences by phase: they need a new block when iteration % tokens_per_block is the phase.
         self._phase = [0] * limits.tokens_per_block
         self._pinned: dict[Hashable, int] = {}  # shared blocks in use -> number of users
@@ -151,7 +170,9 @@ class PurePythonReplica:
     def admissible(self, input_tokens: int) -> bool:
         """Whether a prompt of this length can be served at all."""
         limits = self._limits
-        return input_tokens < limits.max_seq_len and (limits.chunked_prefill or input_tokens <= limits.max_num_tokens)
+        return input_tokens < limits.max_seq_len and (
+            limits.chunked_prefill or input_tokens <= limits.max_num_tokens
+        )
 
     def submit(self, request: PurePythonSimRequest) -> None:
         """A request arrives that is `admissible`. Requests must arrive in order of `due_ns`."""
@@ -172,7 +193,9 @@ class PurePythonReplica:
                     grow = self._make_room()
                 self._blocks_used += grow
         decoding = self.decoding
-        budget = 0 if self.paused else limits.max_num_tokens - decoding  # a sequence just paused is not readmitted yet
+        budget = (
+            0 if self.paused else limits.max_num_tokens - decoding
+        )  # a sequence just paused is not readmitted yet
         context_tokens = context_requests = 0
         tokens_read = self._kv + decoding
         attended = float(tokens_read)
@@ -180,7 +203,11 @@ class PurePythonReplica:
         while budget > 0:
             request = self._partial
             if request is None:
-                if not waiting or self.active >= limits.max_batch_size or waiting[0].due_ns > now_ns:
+                if (
+                    not waiting
+                    or self.active >= limits.max_batch_size
+                    or waiting[0].due_ns > now_ns
+                ):
                     break
                 request = waiting[0]
                 if not limits.chunked_prefill and request.left > budget:
@@ -211,7 +238,11 @@ class PurePythonReplica:
         self.context_tokens, self.context_requests = context_tokens, context_requests
         memory_ns = costs.weights_ns + tokens_read * costs.kv_token_ns
         compute_ns = (decoding + context_tokens) * costs.token_ns + attended * costs.attended_ns
-        self.end_ns = now_ns + int(costs.overhead_ns + (memory_ns if memory_ns > compute_ns else compute_ns)) + 1
+        self.end_ns = (
+            now_ns
+            + int(costs.overhead_ns + (memory_ns if memory_ns > compute_ns else compute_ns))
+            + 1
+        )
         self.ends.append(self.end_ns)
         self._under_way = True
         return True
@@ -280,7 +311,9 @@ class PurePythonReplica:
         """Tokens that a request has got by the end of the last finished iteration."""
         if request.state == DECODING or (request.state == DONE and request.last >= 0):
             before = request.output_tokens - request.todo
-            return before + max(0, min(self.iteration - 1, request.last) - request.from_iteration + 1)
+            return before + max(
+                0, min(self.iteration - 1, request.last) - request.from_iteration + 1
+            )
         return request.output_tokens - request.todo
 
     def reset_cache(self) -> None:
@@ -332,7 +365,9 @@ class PurePythonReplica:
         """
         pinned, cache = self._pinned, self._cache
         shared = list(request.pinned)
-        for block in request.blocks[len(shared) : request.input_tokens // self._limits.tokens_per_block]:
+        for block in request.blocks[
+            len(shared) : request.input_tokens // self._limits.tokens_per_block
+        ]:
             if block in pinned or block in cache:
                 break
             pinned[block] = 1
@@ -357,7 +392,9 @@ class PurePythonReplica:
         for request in done:
             request.state = DONE
             del running[request]
-            cached = request.total + request.todo - 1  # the last token's key and value are never computed
+            cached = (
+                request.total + request.todo - 1
+            )  # the last token's key and value are never computed
             self._kv -= cached
             own_blocks = request.held
             if not limits.guaranteed:
@@ -372,7 +409,9 @@ class PurePythonReplica:
 
     def _remove_decoding(self, request: PurePythonSimRequest) -> None:
         """Remove a decoding sequence from the batch before its end; `iteration` iterations have finished."""
-        steps = min(self.iteration - 1, request.last) - request.from_iteration  # tokens decoded after the first one
+        steps = (
+            min(self.iteration - 1, request.last) - request.from_iteration
+        )  # tokens decoded after the first one
         bucket = self._buckets[request.last]
         bucket.remove(request)
         if not bucket:
@@ -396,7 +435,9 @@ class PurePythonReplica:
         self._blocks_used -= own_blocks
         if request.pinned:
             pinned, cache = self._pinned, self._cache
-            for block in reversed(request.pinned):  # evict the end of a prefix first: its beginning is more useful
+            for block in reversed(
+                request.pinned
+            ):  # evict the end of a prefix first: its beginning is more useful
                 uses = pinned[block] - 1
                 if uses:
                     pinned[block] = uses

@@ -22,7 +22,9 @@ BITS = {"nvfp4": 4.5, "fp8": 8.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.0, "int4
 
 Routing = Literal["round_robin", "weighted"]
 Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
-Positive = Annotated[float, msgspec.Meta(ge=1e-9, le=1e12)]  # so that no cost of an iteration is 0 or infinite
+Positive = Annotated[
+    float, msgspec.Meta(ge=1e-9, le=1e12)
+]  # so that no cost of an iteration is 0 or infinite
 AtLeastZero = Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -105,13 +107,17 @@ class PresetServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_tokens: int
     max_seq_len: Annotated[int, msgspec.Meta(ge=2)]
     tokens_per_block: Count = 32
-    kv_cache_share: float = 0.95  # free_gpu_memory_fraction: share of the memory that weights and reserve leave free
+    kv_cache_share: float = (
+        0.95  # free_gpu_memory_fraction: share of the memory that weights and reserve leave free
+    )
     reserve_gib: float = 6.0  # per GPU: activations, graphs, runtime
     scheduler: Literal["max_utilization", "guaranteed_no_evict"] = "max_utilization"
     chunked_prefill: bool = True
     block_reuse: bool = True
     stream_interval: Count = 1
-    emit_us: AtLeastZero = 0.0  # over HTTP: mean time between the events of one iteration, sent one by one
+    emit_us: AtLeastZero = (
+        0.0  # over HTTP: mean time between the events of one iteration, sent one by one
+    )
     source: str = ""
 
 
@@ -128,12 +134,18 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: Model
     hardware: Hardware
     server: PresetServer
-    assumed_input_tokens: SourcedNumber  # mean prompt length of the runs used for the fit; assumed, not published
+    assumed_input_tokens: (
+        SourcedNumber  # mean prompt length of the runs used for the fit; assumed, not published
+    )
     fitted_on: str
-    valid_from_sequences: SourcedNumber  # per replica; below it no published number constrains the model
+    valid_from_sequences: (
+        SourcedNumber  # per replica; below it no published number constrains the model
+    )
     vm_speeds: tuple[Positive, ...] = ()  # of each VM, relative to their mean; empty: all 1
     routing: Routing = "round_robin"
-    replicas_at: dict[str, Count] = {}  # how many replicas serve from these times on: `{20s: 3, 60s: 4}`
+    replicas_at: dict[
+        str, Count
+    ] = {}  # how many replicas serve from these times on: `{20s: 3, 60s: 4}`
     notes: tuple[str, ...] = ()
 
     @property
@@ -164,7 +176,11 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def changes(self) -> tuple[tuple[int, int], ...]:
         """When, in ns, the number of replicas changes, and to what, in order. Raises UserError."""
-        return tuple(sorted((duration_ns(at, "replicas_at"), count) for at, count in self.replicas_at.items()))
+        return tuple(
+            sorted(
+                (duration_ns(at, "replicas_at"), count) for at, count in self.replicas_at.items()
+            )
+        )
 
     @property
     def costs(self) -> Costs:
@@ -188,7 +204,9 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         sequences = min(max(1.0, lanes / self.replicas), self.server.max_batch_size)
         held_tokens = sequences * (input_tokens + output_tokens / 2)
         memory_ns = costs.weights_ns + costs.kv_token_ns * held_tokens
-        compute_ns = sequences * (costs.token_ns + costs.attended_ns * (input_tokens + output_tokens / 2))
+        compute_ns = sequences * (
+            costs.token_ns + costs.attended_ns * (input_tokens + output_tokens / 2)
+        )
         iteration_ns = costs.overhead_ns + max(memory_ns, compute_ns)
         prompt_ns = input_tokens * (costs.token_ns + costs.attended_ns * input_tokens / 2)
         return output_tokens * iteration_ns + sequences * prompt_ns
@@ -197,7 +215,9 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def limits(self) -> ServerLimits:
         server = self.server
         per_gpu = self.hardware.memory_gib.value - server.reserve_gib
-        free = (per_gpu * self.gpus_per_replica * GIB - self.model.memory_bytes) * server.kv_cache_share
+        free = (
+            per_gpu * self.gpus_per_replica * GIB - self.model.memory_bytes
+        ) * server.kv_cache_share
         return ServerLimits(
             max_batch_size=server.max_batch_size,
             max_num_tokens=server.max_num_tokens,
@@ -233,7 +253,10 @@ def _read(name: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
         raise UserError("cycle", "a preset that extends itself", where, "")
     if not is_user_file and name not in names():
         raise UserError(
-            "unknown_name", f'unknown preset "{name}"', where, f"{meant(name, names())}; or the path of a YAML file"
+            "unknown_name",
+            f'unknown preset "{name}"',
+            where,
+            f"{meant(name, names())}; or the path of a YAML file",
         )
     try:
         text = path.read_text("utf-8")
@@ -243,16 +266,25 @@ def _read(name: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
         raise UserError("invalid_syntax", f"not YAML: {error}", str(path)) from None
     value = plain_yaml(text, str(path))
     if not isinstance(value, dict):
-        raise UserError("wrong_type", "not a preset: it must be a mapping", str(path), "see docs/simulation.md")
+        raise UserError(
+            "wrong_type", "not a preset: it must be a mapping", str(path), "see docs/simulation.md"
+        )
     extends = value.pop("extends", None)
     if is_user_file:
         value.setdefault("name", path.stem)
     if extends is None:
         return value
     if not isinstance(extends, str):
-        raise UserError("wrong_type", "extends must be the name of a preset", str(path), f"known: {', '.join(names())}")
+        raise UserError(
+            "wrong_type",
+            "extends must be the name of a preset",
+            str(path),
+            f"known: {', '.join(names())}",
+        )
     base = _read(extends, f"{path} (extends)", (*seen, name))
-    parts = {part: value[part] for part in ("model", "hardware") if isinstance(value.get(part), dict)}
+    parts = {
+        part: value[part] for part in ("model", "hardware") if isinstance(value.get(part), dict)
+    }
     changed = ", ".join(f"{part}.{key}" for part, keys in parts.items() for key in keys)
     if is_user_file and changed and "fitted_on" not in value:
         fitted_on = f"{extends}, which was fitted on {base.get('fitted_on')}"
@@ -291,7 +323,9 @@ def _check(value: dict[str, Any], where: str) -> Preset:
         path = path.strip("`") or "$"
         kind = _STRUCT_AT.get(path, SourcedNumber)
         place = f"{where} ({path.removeprefix('$.')})" if path != "$" else where
-        hint = f"known: {', '.join(kind.__struct_fields__)}" if "field" in message else _choices(path)
+        hint = (
+            f"known: {', '.join(kind.__struct_fields__)}" if "field" in message else _choices(path)
+        )
         code: Code = "invalid_value"
         if "field" in message:  # the only two of its messages with that word
             code = "missing_key" if "missing" in message else "unknown_key"
@@ -308,7 +342,11 @@ def _choices(path: str) -> str:
     parent, _, name = path.rpartition(".")
     kind = _STRUCT_AT.get(parent)
     words = get_args(get_type_hints(kind).get(name)) if kind else ()
-    return f"known: {', '.join(words)}" if words and all(isinstance(word, str) for word in words) else ""
+    return (
+        f"known: {', '.join(words)}"
+        if words and all(isinstance(word, str) for word in words)
+        else ""
+    )
 
 
 def _find_faults(preset: Preset) -> list[str]:
@@ -330,5 +368,7 @@ def _find_faults(preset: Preset) -> list[str]:
     limits = preset.limits
     if limits.kv_blocks * limits.tokens_per_block < server.max_seq_len:
         capacity_tokens = limits.kv_blocks * limits.tokens_per_block
-        faults.append(f"beside the weights there is room for {capacity_tokens:,} tokens, less than server.max_seq_len")
+        faults.append(
+            f"beside the weights there is room for {capacity_tokens:,} tokens, less than server.max_seq_len"
+        )
     return faults

@@ -60,7 +60,9 @@ class ParsedRequest(msgspec.Struct, kw_only=True, gc=False):
     blocks: tuple[int, ...] = ()  # hashes of the prompt's blocks, for the prefix cache
     cached_tokens: int = 0  # prompt tokens found in the cache; known with the first token
     tool: str = ""  # the tool that the answer calls; "": it is text
-    sequences: tuple[int, ...] = ()  # tokens of each sequence that is prefilled, where no token is generated
+    sequences: tuple[
+        int, ...
+    ] = ()  # tokens of each sequence that is prefilled, where no token is generated
     asked: Any = None  # the decoded body, where more of it is needed for the answer
     content: bytes = b""  # of a response: its prompt, with what was said before it
 
@@ -77,7 +79,9 @@ def malformed(dialect: Dialect, text: str) -> Refusal:
     return Refusal(400, _json({"error": text})) if dialect == "trtllm" else refused(dialect, text)
 
 
-def refused(dialect: Dialect, text: str, param: str = "", status: int = 400, code: str = "") -> Refusal:
+def refused(
+    dialect: Dialect, text: str, param: str = "", status: int = 400, code: str = ""
+) -> Refusal:
     """An error of the server itself. `param` and `code` are of the public API."""
     return Refusal(status, error(dialect, text, status, param, code))
 
@@ -87,17 +91,27 @@ def error(dialect: Dialect, text: str, status: int, param: str = "", code: str =
     if dialect == "trtllm":
         names = {400: "BadRequestError", 404: "NotFoundError", 429: "RateLimitError"}
         kind = names.get(status, "InternalServerError")
-        return _json({"object": "error", "message": text, "type": kind, "param": None, "code": status})
-    kind = {429: "rate_limit_error"}.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        return _json(
+            {"object": "error", "message": text, "type": kind, "param": None, "code": status}
+        )
+    kind = {429: "rate_limit_error"}.get(
+        status, "server_error" if status >= 500 else "invalid_request_error"
+    )
     code = code or {401: "invalid_api_key", 429: "rate_limit_exceeded"}.get(status, "")
-    return _json({"error": {"message": text, "type": kind, "param": param or None, "code": code or None}})
+    return _json(
+        {"error": {"message": text, "type": kind, "param": param or None, "code": code or None}}
+    )
 
 
 def no_route(dialect: Dialect, status: int, allowed: str = "") -> Refusal:
     """404 for an unknown path, 405 for a wrong method. In trtllm-serve its web framework writes this response."""
     text = {404: "Not Found", 405: "Method Not Allowed"}[status]
     headers = (("allow", allowed),) if allowed else ()
-    return Refusal(status, _json({"detail": text}) if dialect == "trtllm" else error(dialect, text, status), headers)
+    return Refusal(
+        status,
+        _json({"detail": text}) if dialect == "trtllm" else error(dialect, text, status),
+        headers,
+    )
 
 
 # Answering ------------------------------------------------------------------------------------------------------------
@@ -143,7 +157,10 @@ class Script:
         self._no_usage = {"usage": None} if (not chat if trtllm else ask.include_usage) else {}
         # The public API sends the finish reason of a chat in a separate event.
         self._separate_finish = chat and not trtllm
-        self._call_start, self._call_end = _json('{"input": "')[1:-1], _json('"}')[1:-1]  # around the words, escaped
+        self._call_start, self._call_end = (
+            _json('{"input": "')[1:-1],
+            _json('"}')[1:-1],
+        )  # around the words, escaped
         before, after = _split(self._token(MARK, None))
         self._before, self._after = b"data: " + before, after + b"\n\n"
         self._finish = self._after
@@ -164,9 +181,20 @@ class Script:
             choice |= {"finish_reason": finish} if finish else {}
             choice["avg_decoded_tokens_per_iter"] = 1.0
         elif self._chat:
-            choice = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+            choice = {
+                "index": 0,
+                "delta": {"content": text},
+                "logprobs": None,
+                "finish_reason": None,
+            }
         elif self._trtllm:  # with every key
-            choice = {"index": 0, "text": text, "token_ids": None, "logprobs": None, "finish_reason": finish}
+            choice = {
+                "index": 0,
+                "text": text,
+                "token_ids": None,
+                "logprobs": None,
+                "finish_reason": finish,
+            }
             if not self._ask.detokenize:
                 choice["text"], choice["token_ids"] = "", [text]
             choice |= {"stop_reason": None, "avg_decoded_tokens_per_iter": 1.0}
@@ -187,7 +215,11 @@ class Script:
         """
         words = self.words(start, stop)
         if self._ask.tool:
-            words = (self._call_start if start == 0 else b"") + words + (self._call_end if last else b"")
+            words = (
+                (self._call_start if start == 0 else b"")
+                + words
+                + (self._call_end if last else b"")
+            )
         event = self._before + words + filler + (self._finish if last else self._after)
         if not self._ask.continuous_usage:
             return event
@@ -215,7 +247,11 @@ class Script:
             return []
         if self._trtllm:
             usage = {"usage": self._usage(0)} if self._ask.continuous_usage else {}
-            value = {**self._start, "choices": [{"index": 0, "delta": self._opens({"role": "assistant"})}], **usage}
+            value = {
+                **self._start,
+                "choices": [{"index": 0, "delta": self._opens({"role": "assistant"})}],
+                **usage,
+            }
             return [b"data: " + _json(value) + b" \n\n"]
         delta = self._opens({"role": "assistant", "content": "", "refusal": None})
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -225,22 +261,36 @@ class Script:
         """The first delta of an answer, with the id and the name of the tool if it calls one."""
         if not self._ask.tool:
             return delta
-        call = {"index": 0, "id": self._call_id, "type": "function", "function": {"name": self._ask.tool}}
+        call = {
+            "index": 0,
+            "id": self._call_id,
+            "type": "function",
+            "function": {"name": self._ask.tool},
+        }
         return {**delta, "content": None, "tool_calls": [call]}
 
     @property
     def _call_id(self) -> str:
         return f"call_{self._ask.digest[:8].hex()}"
 
-    def closing(self, output_tokens: int, finish: bool = True, metrics: dict[str, float] | None = None) -> list[bytes]:
+    def closing(
+        self, output_tokens: int, finish: bool = True, metrics: dict[str, float] | None = None
+    ) -> list[bytes]:
         """Events after the last token event, without `[DONE]`: a separate finish reason, usage (with `metrics`)."""
         events = []
         if self._separate_finish and finish:
-            choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": self._ask.finish_reason}
+            choice = {
+                "index": 0,
+                "delta": {},
+                "logprobs": None,
+                "finish_reason": self._ask.finish_reason,
+            }
             events.append(_event({**self._start, "choices": [choice], **self._no_usage}))
         if self._ask.include_usage:
             timed = {"metrics": metrics} if metrics else {}
-            events.append(_event({**self._start, "choices": [], "usage": self._usage(output_tokens), **timed}))
+            events.append(
+                _event({**self._start, "choices": [], "usage": self._usage(output_tokens), **timed})
+            )
         return events
 
     def whole(
@@ -264,11 +314,21 @@ class Script:
                 choice["message"] |= {"content": None, "tool_calls": calls}
         else:
             choice["text"] = text
-            choice |= {} if ask.detokenize else {"token_ids": [int(number) for number in words.split(b",")]}
+            choice |= (
+                {}
+                if ask.detokenize
+                else {"token_ids": [int(number) for number in words.split(b",")]}
+            )
         choice |= {"logprobs": None, "finish_reason": ask.finish_reason if finish else None}
         if self._trtllm:
-            choice |= {"stop_reason": None, "disaggregated_params": None, "avg_decoded_tokens_per_iter": 1.0}
-        choice |= {"meta_info": {**meta_info, "cached_tokens": ask.cached_tokens}} if meta_info else {}
+            choice |= {
+                "stop_reason": None,
+                "disaggregated_params": None,
+                "avg_decoded_tokens_per_iter": 1.0,
+            }
+        choice |= (
+            {"meta_info": {**meta_info, "cached_tokens": ask.cached_tokens}} if meta_info else {}
+        )
         value = {**self._start, "choices": [choice], "usage": self._usage(counted)}
         value |= {"metrics": metrics} if metrics else {}
         return _json(value | {"object": "chat.completion"} if self._chat else value)
@@ -280,7 +340,10 @@ class Script:
         """
         if self._trtllm and self._chat:
             return [], False
-        return [error_event("the simulated engine failed"), *([DONE, DONE] if self._trtllm else [DONE])], True
+        return [
+            error_event("the simulated engine failed"),
+            *([DONE, DONE] if self._trtllm else [DONE]),
+        ], True
 
 
 def _event(value: dict[str, Any]) -> bytes:
@@ -296,7 +359,9 @@ def _split(value: dict[str, Any]) -> tuple[bytes, bytes]:
     """The JSON of `value` before and after MARK. For a list of token ids the quotes are removed too."""
     mark = MARK.encode()
     # search from the right: the model's name comes first and may contain anything
-    before, _, after = _json(value).replace(b'["' + mark + b'"]', b"[" + mark + b"]").rpartition(mark)
+    before, _, after = (
+        _json(value).replace(b'["' + mark + b'"]', b"[" + mark + b"]").rpartition(mark)
+    )
     return before, after
 
 
@@ -306,7 +371,13 @@ def _split(value: dict[str, Any]) -> tuple[bytes, bytes]:
 def models(dialect: Dialect, model: str, created: int, max_context: int) -> bytes:
     """`GET /v1/models`."""
     owner = "tensorrt_llm" if dialect == "trtllm" else "loadgen-sim"
-    row = {"id": model, "object": "model", "created": created, "owned_by": owner, "max_model_len": max_context}
+    row = {
+        "id": model,
+        "object": "model",
+        "created": created,
+        "owned_by": owner,
+        "max_model_len": max_context,
+    }
     return _json({"object": "list", "data": [row]})
 
 

@@ -54,7 +54,9 @@ class Embedded:
 def start(options: Options | None = None) -> Embedded:
     """Start the endpoint in a new child process and return when it listens. Raises TargetError if it does not start."""
     command = child_process.command("loadgen.sim.server.process")
-    if threading.current_thread() is threading.main_thread():  # the kernel watches the starting thread, not the process
+    if (
+        threading.current_thread() is threading.main_thread()
+    ):  # the kernel watches the starting thread, not the process
         command.append("--die-with-parent")
     child = subprocess.Popen(
         command,

@@ -55,7 +55,10 @@ _APIS: dict[str, dialect.Api] = {
 _PAGES = frozenset(("/v1/models", "/health", "/version", "/metrics", "/_log", "/_stats"))
 _RESETS = frozenset(("/reset_prefix_cache", "/flush_cache"))
 _PROFILER = frozenset(("/start_profile", "/stop_profile"))
-_TIMED_WITH_ANSWER = (1, 3)  # TensorRT-LLM since this version; before it, timings are at /perf_metrics
+_TIMED_WITH_ANSWER = (
+    1,
+    3,
+)  # TensorRT-LLM since this version; before it, timings are at /perf_metrics
 
 
 class SimServer:
@@ -92,7 +95,9 @@ class SimServer:
         self._timed, self._pages = False, _PAGES
         if options.dialect == "trtllm":
             self._timed = _release(options.version) >= _TIMED_WITH_ANSWER
-            self._pages |= {"/prometheus/metrics", "/energy_metrics"} | (set() if self._timed else {"/perf_metrics"})
+            self._pages |= {"/prometheus/metrics", "/energy_metrics"} | (
+                set() if self._timed else {"/perf_metrics"}
+            )
         self._began_ns = time.monotonic_ns()
         self.plan = faults.parse(options.faults, options.seed)
         self.log = SendLog(options.log_events)
@@ -107,7 +112,9 @@ class SimServer:
             if options.log:
                 open(options.log, "wb").close()  # fail now rather than after the run
         except OSError as error:
-            raise UserError(of_reading(error), f"cannot use a file: {error.strerror}", str(error.filename)) from None
+            raise UserError(
+                of_reading(error), f"cannot use a file: {error.strerror}", str(error.filename)
+            ) from None
         self._idle_close_ns = duration_ns(options.idle_close, "--idle-close")
         self._connections: dict[int, Connection] = {}
         self._kept = KeptResponses()
@@ -123,7 +130,9 @@ class SimServer:
         speeds = system.speeds[options.core :: options.cores]
         if not speeds or (system.changes and options.cores > 1):
             what = f"{options.cores} processes for {system.replicas} replicas"
-            raise UserError("out_of_range", what, "--cores", "one each at most; with replicas_at one in all")
+            raise UserError(
+                "out_of_range", what, "--cores", "one each at most; with replicas_at one in all"
+            )
         limits, server = system.limits, system.server
         self.rules = msgspec.structs.replace(
             self.rules,
@@ -132,7 +141,9 @@ class SimServer:
             max_num_tokens=0 if limits.chunked_prefill else limits.max_num_tokens,
             tokens_per_block=limits.tokens_per_block if limits.block_reuse else 0,
         )
-        blocks_of(b"", 0, self.rules.tokens_per_block)  # imports what it needs: no request must wait for that
+        blocks_of(
+            b"", 0, self.rules.tokens_per_block
+        )  # imports what it needs: no request must wait for that
         self._per_event = server.stream_interval
         self._precisions = (system.model.weights, system.model.kv_cache)
         return Fleet(
@@ -152,11 +163,16 @@ class SimServer:
             found = socket.getaddrinfo(options.host, options.port, type=stream, flags=passive)
             family, _, _, _, address = found[0]
             shared = options.cores > 1
-            self._listener = socket.create_server(address[:2], family=family, backlog=4096, reuse_port=shared)
+            self._listener = socket.create_server(
+                address[:2], family=family, backlog=4096, reuse_port=shared
+            )
         except OSError as error:
             where = f"{options.host}:{options.port}"
             raise TargetError(
-                "cannot_listen", f"cannot listen: {error}", where, "another --port, or 0 for any free one"
+                "cannot_listen",
+                f"cannot listen: {error}",
+                where,
+                "another --port, or 0 for any free one",
             ) from None
         self._listener.setblocking(False)
         self._tls = tls.context(options.cert, options.key) if options.cert else None
@@ -173,7 +189,9 @@ class SimServer:
             self._poll.register(self._timer.fileno(), select.POLLIN | _ET)
         except OSError:
             pass  # no timerfd: use the poll timeout, which is less precise
-        self._wake_receiver, self._wake_sender = socket.socketpair()  # a signal handler writes to it to end the poll
+        self._wake_receiver, self._wake_sender = (
+            socket.socketpair()
+        )  # a signal handler writes to it to end the poll
         self._wake_receiver.setblocking(False)
         self._wake_sender.setblocking(False)
         self._poll.register(self._wake_receiver.fileno(), select.POLLIN)
@@ -247,11 +265,15 @@ class SimServer:
         if now < self._tidied_ns + TIDY_S * 1e9:
             return
         self._tidied_ns = now
-        for connection in [c for c in self._connections.values() if c.overdue(now, self._idle_close_ns)]:
+        for connection in [
+            c for c in self._connections.values() if c.overdue(now, self._idle_close_ns)
+        ]:
             connection.close()
 
     def watch_writable(self, connection: Connection, wanted: bool) -> None:
-        self._poll.modify(connection.fd, select.POLLIN | select.POLLOUT if wanted else select.POLLIN)
+        self._poll.modify(
+            connection.fd, select.POLLIN | select.POLLOUT if wanted else select.POLLIN
+        )
 
     def gone(self, connection: Connection) -> None:
         self._poll.unregister(connection.fd)
@@ -269,7 +291,12 @@ class SimServer:
             self._reply(connection, incoming, refusal.status, refusal.body, headers=refusal.headers)
         except Exception:  # a bug of this server must not end other streams
             traceback.print_exc()
-            self._reply(connection, incoming, 500, dialect.error(self.rules.dialect, "a bug of the simulation", 500))
+            self._reply(
+                connection,
+                incoming,
+                500,
+                dialect.error(self.rules.dialect, "a bug of the simulation", 500),
+            )
 
     def _reply(
         self,
@@ -281,7 +308,9 @@ class SimServer:
         headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         keep_alive = incoming.keep_alive
-        start = head(status, content_type if body else "", len(body), headers=headers, keep_alive=keep_alive)
+        start = head(
+            status, content_type if body else "", len(body), headers=headers, keep_alive=keep_alive
+        )
         connection.write(start if incoming.method == "HEAD" else start + body)
         connection.answered(keep_alive)
 
@@ -300,18 +329,29 @@ class SimServer:
             raise dialect.no_route(self.rules.dialect, 404)
         if incoming.method != allowed and not (incoming.method == "HEAD" and allowed == "GET"):
             raise dialect.no_route(self.rules.dialect, 405, allowed)
-        if self._key and (api or path.startswith("/v1/")) and incoming.headers.get(b"authorization") != self._key:
-            text = "Incorrect API key provided. You can obtain a key from whoever runs this endpoint."
+        if (
+            self._key
+            and (api or path.startswith("/v1/"))
+            and incoming.headers.get(b"authorization") != self._key
+        ):
+            text = (
+                "Incorrect API key provided. You can obtain a key from whoever runs this endpoint."
+            )
             raise dialect.refused("openai", text, status=401)
         if api:
             self._answer_generation(connection, incoming, api)
         elif profiles:
-            self._profiling, self._profiles = path == "/start_profile", self._profiles + (path == "/start_profile")
+            self._profiling, self._profiles = (
+                path == "/start_profile",
+                self._profiles + (path == "/start_profile"),
+            )
             self._reply(connection, incoming, 200, b"")
         elif resets:
             self._reply(connection, incoming, *self._reset_cache(path))
         elif path == "/energy_metrics" and not self.options.watts:
-            self._reply(connection, incoming, 503, b'{"error":"Energy monitoring is not available"}')
+            self._reply(
+                connection, incoming, 503, b'{"error":"Energy monitoring is not available"}'
+            )
         else:
             self._reply(connection, incoming, 200, *self._page(path))
 
@@ -319,7 +359,10 @@ class SimServer:
         """Empty the prefix cache, if there is one: as TensorRT-LLM and vLLM, or as SGLang, which refuses under load."""
         fleet = self.fleet
         if self.options.cores > 1:
-            return 400, b'{"success":false,"error":"each process has replicas of its own: simulate with one"}'
+            return (
+                400,
+                b'{"success":false,"error":"each process has replicas of its own: simulate with one"}',
+            )
         if fleet is not None and path == "/flush_cache" and (fleet.active or fleet.queued):
             return 400, b"Cache not flushed because there are pending requests."
         for replica in fleet.replicas if fleet is not None else ():
@@ -330,7 +373,9 @@ class SimServer:
         """Body and content type of a page that is read with GET."""
         if path == "/v1/models":
             rules = self.rules
-            return dialect.models(rules.dialect, rules.model, int(time.time()), rules.max_seq_len), JSON
+            return dialect.models(
+                rules.dialect, rules.model, int(time.time()), rules.max_seq_len
+            ), JSON
         if path == "/version":
             return msgspec.json.encode({"version": self.options.version}), JSON
         if path == "/prometheus/metrics":
@@ -338,16 +383,24 @@ class SimServer:
             return text.encode(), "text/plain; version=0.0.4"
         if path == "/energy_metrics":
             joules = self.options.watts * (time.monotonic_ns() - self._began_ns) / 1e9
-            return msgspec.json.encode({"total_energy_j": round(joules, 4), "query_time": time.perf_counter()}), JSON
+            return msgspec.json.encode(
+                {"total_energy_j": round(joules, 4), "query_time": time.perf_counter()}
+            ), JSON
         if path == "/perf_metrics":
             return msgspec.json.encode(self.tally.drain()), JSON
         if path == "/metrics":
             rows = []
             if self.fleet is not None:
-                rows = [iteration_stats(iteration, self.fleet) for iteration in self.fleet.iterations]
+                rows = [
+                    iteration_stats(iteration, self.fleet) for iteration in self.fleet.iterations
+                ]
                 self.fleet.iterations.clear()
             elif self.events > self._drained:
-                rows = [dialect.iteration_stats(self.events, self.pace.active, self.pace.queued, self.completed)]
+                rows = [
+                    dialect.iteration_stats(
+                        self.events, self.pace.active, self.pace.queued, self.completed
+                    )
+                ]
             self._drained = self.events
             return msgspec.json.encode(rows), JSON
         if path == "/_log":
@@ -372,7 +425,11 @@ class SimServer:
         }
 
     def _log_request(
-        self, incoming: Incoming, status: int, parsed: dialect.ParsedRequest | None = None, fault: str = ""
+        self,
+        incoming: Incoming,
+        status: int,
+        parsed: dialect.ParsedRequest | None = None,
+        fault: str = "",
     ) -> None:
         number = self._number
         self._number += 1
@@ -390,11 +447,15 @@ class SimServer:
                 input_tokens=parsed.input_tokens if parsed else 0,
                 output_tokens=parsed.output_tokens if parsed else 0,
                 fault=fault,
-                body_sha256=hashlib.sha256(incoming.body).hexdigest() if self.options.log_bodies else "",
+                body_sha256=hashlib.sha256(incoming.body).hexdigest()
+                if self.options.log_bodies
+                else "",
             )
         )
 
-    def _answer_generation(self, connection: Connection, incoming: Incoming, api: dialect.Api) -> None:
+    def _answer_generation(
+        self, connection: Connection, incoming: Incoming, api: dialect.Api
+    ) -> None:
         parsed = self._parsed(incoming.body, api)
         fault = self._fault(incoming, parsed)
         fault_name = fault.name if fault else ""
@@ -407,7 +468,9 @@ class SimServer:
         if fault and fault_name.startswith("http_"):
             status = int(fault_name[-3:])
             self._log_request(incoming, status, parsed, fault_name)
-            retry_headers = (("retry-after", f"{max(1, round(fault.at / 1e9))}"),) if status == 429 else ()
+            retry_headers = (
+                (("retry-after", f"{max(1, round(fault.at / 1e9))}"),) if status == 429 else ()
+            )
             body = dialect.error(self.rules.dialect, f"simulated {status}", status)
             self._reply(connection, incoming, status, body, headers=retry_headers)
             return
@@ -416,7 +479,9 @@ class SimServer:
         number = self._number
         script = self._script(parsed, number)
         per_event, timed = self._per_event, self._timed
-        answer = SimAnswer(connection, incoming, parsed, script, number, per_event, fault, timed=timed)
+        answer = SimAnswer(
+            connection, incoming, parsed, script, number, per_event, fault, timed=timed
+        )
         connection.answer = answer
         self._log_request(incoming, 200, parsed, fault_name)
         if fault and fault_name == "slow_first_byte":
@@ -429,7 +494,11 @@ class SimServer:
             return parse_response(body, self.rules, self._kept)
         if api == "embeddings" or api == "rerank":
             return parse_values(body, api, self.rules)
-        return parse_message(body, self.rules) if api == "messages" else parse_request(body, api, self.rules)
+        return (
+            parse_message(body, self.rules)
+            if api == "messages"
+            else parse_request(body, api, self.rules)
+        )
 
     def _script(self, parsed: dialect.ParsedRequest, number: int) -> Any:
         """The bytes of the answer to a request; a response is kept for those that go on from it."""
@@ -443,7 +512,9 @@ class SimServer:
             self._kept.keep(script.id, parsed)
         return script
 
-    def _fault(self, incoming: Incoming, parsed: dialect.ParsedRequest) -> faults.PlannedFault | None:
+    def _fault(
+        self, incoming: Incoming, parsed: dialect.ParsedRequest
+    ) -> faults.PlannedFault | None:
         requested_fault = incoming.headers.get(b"x-sim-fault")
         if requested_fault is None:
             return self.plan.draw(self._number, parsed.output_tokens)
@@ -484,14 +555,22 @@ class SimServer:
         for answer, tokens, finished, due in self.pace.advance(now_ns):
             tokens_sent, connection, first_event = answer.made, answer.connection, answer.sent
             if connection.closed or connection.answer is not answer:
-                if connection.closed or not isinstance(answer, Sequence) or connection.answer is not answer.answer:
+                if (
+                    connection.closed
+                    or not isinstance(answer, Sequence)
+                    or connection.answer is not answer.answer
+                ):
                     continue  # it ended after this emission was planned
                 sequence, answer = answer, answer.answer
                 answer.sequences.remove(sequence)
                 if answer.sequences:
                     continue
             if answer.plain and tokens_sent and tokens == 1 and not finished:
-                data = answer.head + WORDS[answer.digest[tokens_sent & 63] ^ (tokens_sent >> 6 & 255)] + answer.tail
+                data = (
+                    answer.head
+                    + WORDS[answer.digest[tokens_sent & 63] ^ (tokens_sent >> 6 & 255)]
+                    + answer.tail
+                )
                 answer.made = tokens_sent + 1
                 answer.sent = first_event + 1
                 self.events += 1
@@ -501,7 +580,9 @@ class SimServer:
                 continue
             if not tokens_sent and answer.served is not None:
                 answer.ask.cached_tokens = answer.served.cached
-            data, end = answer.next(tokens, finished, due)  # its timings are planned times, not send times
+            data, end = answer.next(
+                tokens, finished, due
+            )  # its timings are planned times, not send times
             new_events = answer.sent - first_event
             self.events += new_events
             if answer.fault.name == "split":
@@ -517,7 +598,9 @@ class SimServer:
                 self.completed += 1
                 arrival, served = answer.incoming.arrival_ns, answer.served
                 admitted = served.admitted_ns if served is not None else arrival
-                self.tally.finished(answer.number, arrival, admitted, answer.first_ns or due, due, answer.ask)
+                self.tally.finished(
+                    answer.number, arrival, admitted, answer.first_ns or due, due, answer.ask
+                )
             if end:
                 self._end(answer, end)
         while self.fleet is not None and self.fleet.lost:
@@ -550,7 +633,13 @@ class SimServer:
                 file.write(self.log.drain())
         for connection in list(self._connections.values()):
             connection.close()
-        for resource in (self._listener, self._wake_receiver, self._wake_sender, self._timer, self._poll):
+        for resource in (
+            self._listener,
+            self._wake_receiver,
+            self._wake_sender,
+            self._timer,
+            self._poll,
+        ):
             if resource is not None and hasattr(resource, "close"):  # select.poll has none
                 resource.close()
 
@@ -560,6 +649,9 @@ def _release(version: str) -> tuple[int, ...]:
     parts = version.split(".")[:2]
     if len(parts) < 2 or not all(part.isdecimal() for part in parts):
         raise UserError(
-            "invalid_value", f'"{version}" is not a version', "--trtllm-version", "for example 1.3.0, or 1.2.0"
+            "invalid_value",
+            f'"{version}" is not a version',
+            "--trtllm-version",
+            "for example 1.3.0, or 1.2.0",
         )
     return tuple(int(part) for part in parts)

@@ -45,7 +45,9 @@ NAMES: dict[str, str] = {
 TIMED = {"http_429": 1_000_000_000, "slow_first_byte": 1_000_000_000}
 """Faults whose `@` is a duration, with the default in ns."""
 
-PLACED = frozenset(("reset_after", "truncate", "stall", "malformed", "error_event", "engine_error", "oversized"))
+PLACED = frozenset(
+    ("reset_after", "truncate", "stall", "malformed", "error_event", "engine_error", "oversized")
+)
 """Faults that happen at a token; without `@` the token is drawn."""
 
 COUNTED: dict[str, int] = {"wrong_count": -1, "clamp": 8}
@@ -94,7 +96,9 @@ def one(text: str, where: str = "") -> PlannedFault:
     """Parse one fault of a header or flag: `truncate`, `truncate@3`, `http_429@2s`. Raises UserError."""
     name, at_sign, at = (part.strip() for part in text.partition("@"))
     if name not in NAMES:
-        raise UserError("unknown_name", f'unknown fault "{name}"', where, "known: " + ", ".join(NAMES))
+        raise UserError(
+            "unknown_name", f'unknown fault "{name}"', where, "known: " + ", ".join(NAMES)
+        )
     if name in TIMED:
         return PlannedFault(name, duration_ns(at, where) if at_sign else TIMED[name])
     if not at_sign:
@@ -104,7 +108,10 @@ def one(text: str, where: str = "") -> PlannedFault:
         raise UserError("unsupported", f'"{name}" takes no "@"', where, f"only these do: {known}")
     if not at.isascii() or not at.isdigit() or len(at) > 9:
         raise UserError(
-            "invalid_value", f'not a token index: "{at}"', where, f"write it as {name}@3; 0 is the first token"
+            "invalid_value",
+            f'not a token index: "{at}"',
+            where,
+            f"write it as {name}@3; 0 is the first token",
         )
     return PlannedFault(name, int(at))
 
@@ -136,11 +143,21 @@ def parse_faults(shares: Mapping[str, Any], seed: int = 0, where: str = "faults"
             entries.append((fault, share))
         else:
             errors.append(
-                UserError("out_of_range", f'share of "{text}" is {value!r}', where, "a share is a number from 0 to 1")
+                UserError(
+                    "out_of_range",
+                    f'share of "{text}" is {value!r}',
+                    where,
+                    "a share is a number from 0 to 1",
+                )
             )
     if not errors and sum(share for _, share in entries) > 1.0 + 1e-9:
         errors.append(
-            UserError("out_of_range", "the shares add up to more than 1", where, "a request has at most one fault")
+            UserError(
+                "out_of_range",
+                "the shares add up to more than 1",
+                where,
+                "a request has at most one fault",
+            )
         )
     if errors:
         raise Faults(errors)

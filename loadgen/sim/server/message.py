@@ -16,7 +16,9 @@ class Incoming(msgspec.Struct, gc=False):
     body: bytes
     keep_alive: bool
     arrival_ns: int
-    refused: int = 0  # error status on the HTTP level: 400, 413, 431; the connection closes after it
+    refused: int = (
+        0  # error status on the HTTP level: 400, 413, 431; the connection closes after it
+    )
 
 
 def head(

@@ -37,7 +37,10 @@ class _Said(msgspec.Struct):
         if isinstance(self.content, str):
             return [self.content]
         return [
-            text for block in self.content for text in (block.text, _text(block.content), _text(block.input)) if text
+            text
+            for block in self.content
+            for text in (block.text, _text(block.content), _text(block.input))
+            if text
         ]
 
 
@@ -70,7 +73,13 @@ _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 def _text(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(_text(one.get("text")) for one in value if isinstance(one, dict))
-    return value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value).decode()
+    return (
+        value
+        if isinstance(value, str)
+        else ""
+        if value is None
+        else msgspec.json.encode(value).decode()
+    )
 
 
 def _error(status: int, text: str) -> dict[str, Any]:
@@ -94,8 +103,12 @@ def parse_message(body: bytes, rules: RequestRules) -> ParsedRequest:
         raise _refusal("messages: at least one message is required")
     said = [_Said(role="system", content=request.system), *request.messages]
     described = [tool.description for tool in request.tools if tool.description]
-    tokens = TEMPLATE_TOKENS + sum(map(count_tokens, (*described, *(text for one in said for text in one.texts))))
-    content = "".join((*described, *("".join((*one.texts, one.role)) for one in said))).encode("utf-8", "surrogatepass")
+    tokens = TEMPLATE_TOKENS + sum(
+        map(count_tokens, (*described, *(text for one in said for text in one.texts)))
+    )
+    content = "".join((*described, *("".join((*one.texts, one.role)) for one in said))).encode(
+        "utf-8", "surrogatepass"
+    )
     digest = hashlib.blake2b(rules.seed.to_bytes(8, "little") + content, digest_size=64).digest()
     try:
         check_model(request.model, rules)
@@ -103,7 +116,9 @@ def parse_message(body: bytes, rules: RequestRules) -> ParsedRequest:
     except Refusal as refused:
         found = msgspec.json.decode(refused.body)
         inner = found.get("error", found)
-        raise _refusal(inner["message"] if isinstance(inner, dict) else str(inner), refused.status) from None
+        raise _refusal(
+            inner["message"] if isinstance(inner, dict) else str(inner), refused.status
+        ) from None
     tool = _called_tool(request)
     return ParsedRequest(
         api="messages",
@@ -141,7 +156,10 @@ class MessageScript:
         delta = _event("content_block_delta", index=0, delta={"type": kind, name: MARK})
         self._before, self._after = delta.split(MARK.encode())
         self._around = (b'{\\"input\\": \\"', b'\\"}') if ask.tool else (b"", b"")
-        self.head = b"%x\r\n%b" % (len(self._before) + len(WORDS[0]) + len(self._after), self._before)
+        self.head = b"%x\r\n%b" % (
+            len(self._before) + len(WORDS[0]) + len(self._after),
+            self._before,
+        )
         self.tail = self._after + b"\r\n"
 
     def _usage(self, output_tokens: int) -> dict[str, Any]:
@@ -156,16 +174,27 @@ class MessageScript:
 
     def _message(self, content: list[Any], stop: str | None, output_tokens: int) -> dict[str, Any]:
         return {
-            "id": self._id, "type": "message", "role": "assistant", "model": self._ask.model, "content": content,
-            "stop_reason": stop, "stop_sequence": None, "usage": self._usage(output_tokens),
-        }  # fmt: skip
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._ask.model,
+            "content": content,
+            "stop_reason": stop,
+            "stop_sequence": None,
+            "usage": self._usage(output_tokens),
+        }
 
     def _block(self, text: str) -> dict[str, Any]:
         """The block of the answer: `text` is its text, or what the tool is given."""
         if not self._ask.tool:
             return {"type": "text", "text": text}
         given = {"input": text} if text else {}
-        return {"type": "tool_use", "id": f"toolu_{self._id}", "name": self._ask.tool, "input": given}
+        return {
+            "type": "tool_use",
+            "id": f"toolu_{self._id}",
+            "name": self._ask.tool,
+            "input": given,
+        }
 
     @property
     def _stop(self) -> str:
@@ -182,7 +211,14 @@ class MessageScript:
     def event(self, start: int, stop: int, last: bool, filler: bytes = b"") -> bytes:
         """The event with tokens `start` to `stop`; `filler`: additional text."""
         opens, closes = self._around[0] * (start == 0), self._around[1] * last
-        return self._before + opens + words(self._ask.digest, start, stop) + filler + closes + self._after
+        return (
+            self._before
+            + opens
+            + words(self._ask.digest, start, stop)
+            + filler
+            + closes
+            + self._after
+        )
 
     def closing(self, output_tokens: int, finish: bool = True, metrics: Any = None) -> list[bytes]:
         """Events after the last text; without `finish` the message does not say why it has ended."""
@@ -193,10 +229,14 @@ class MessageScript:
             _event("message_stop"),
         ]
 
-    def whole(self, counted: int, finish: bool = True, metrics: Any = None, meta_info: Any = None) -> bytes:
+    def whole(
+        self, counted: int, finish: bool = True, metrics: Any = None, meta_info: Any = None
+    ) -> bytes:
         """The JSON body of a message that is not streamed; its usage reports `counted` output tokens."""
         text = words(self._ask.digest, 0, self._ask.output_tokens).decode()
-        return msgspec.json.encode(self._message([self._block(text)], self._stop if finish else None, counted))
+        return msgspec.json.encode(
+            self._message([self._block(text)], self._stop if finish else None, counted)
+        )
 
     def failure(self) -> tuple[list[bytes], bool]:
         """The events that end a stream when the engine fails, and whether the body still ends properly."""
@@ -204,4 +244,10 @@ class MessageScript:
 
 
 def _event(type: str, **fields: Any) -> bytes:
-    return b"event: " + type.encode() + b"\ndata: " + msgspec.json.encode({"type": type, **fields}) + b"\n\n"
+    return (
+        b"event: "
+        + type.encode()
+        + b"\ndata: "
+        + msgspec.json.encode({"type": type, **fields})
+        + b"\n\n"
+    )

@@ -18,8 +18,38 @@ KEPT = 10_000  # request records kept until they are read
 
 _SECONDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60)
 _BUCKETS: dict[str, tuple[float, ...]] = {
-    "time_to_first_token_seconds": (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10),
-    "time_per_output_token_seconds": (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5),
+    "time_to_first_token_seconds": (
+        0.001,
+        0.005,
+        0.01,
+        0.02,
+        0.04,
+        0.06,
+        0.08,
+        0.1,
+        0.25,
+        0.5,
+        0.75,
+        1,
+        2.5,
+        5,
+        10,
+    ),
+    "time_per_output_token_seconds": (
+        0.01,
+        0.025,
+        0.05,
+        0.075,
+        0.1,
+        0.15,
+        0.2,
+        0.3,
+        0.4,
+        0.5,
+        0.75,
+        1,
+        2.5,
+    ),
     "e2e_request_latency_seconds": _SECONDS,
     "request_queue_time_seconds": _SECONDS,
     "request_prefill_time_seconds": _SECONDS,
@@ -68,7 +98,13 @@ class Tally:
         self._sums = dict.fromkeys(_BUCKETS, 0.0)
 
     def finished(
-        self, number: int, arrival_ns: int, admitted_ns: int, first_ns: int, last_ns: int, request: Any
+        self,
+        number: int,
+        arrival_ns: int,
+        admitted_ns: int,
+        first_ns: int,
+        last_ns: int,
+        request: Any,
     ) -> None:
         """A request has been answered. Times are on the server's clock."""
         tokens, cached = request.output_tokens, request.cached_tokens
@@ -106,10 +142,15 @@ class Tally:
         self.records.clear()
         return records
 
-    def prometheus(self, engine: Pace | Fleet, model: str, weights: str = "", kv_cache: str = "") -> str:
+    def prometheus(
+        self, engine: Pace | Fleet, model: str, weights: str = "", kv_cache: str = ""
+    ) -> str:
         """The text of `GET /prometheus/metrics`. `weights`, `kv_cache`: the precisions of a preset's model."""
         labels = f'model_name="{model}",engine_type="simulated"'
-        gauges: dict[str, float] = {"num_requests_running": engine.active, "num_requests_waiting": engine.queued}
+        gauges: dict[str, float] = {
+            "num_requests_running": engine.active,
+            "num_requests_waiting": engine.queued,
+        }
         if isinstance(engine, Fleet):
             gauges["kv_cache_utilization"] = engine.blocks_used_share
             gauges["kv_cache_hit_rate"] = engine.hit_share
@@ -129,12 +170,21 @@ class Tally:
 
         def add_metric(name: str, kind: str, values: Mapping[str, float]) -> None:
             lines.append(f"# TYPE trtllm_{name} {kind}")
-            lines.extend(f"trtllm_{name}{{{labels}{more}}} {value:.10g}" for more, value in values.items())
+            lines.extend(
+                f"trtllm_{name}{{{labels}{more}}} {value:.10g}" for more, value in values.items()
+            )
 
         if isinstance(engine, Fleet) and engine.counted:  # as a gateway before them tells it
-            lines += ["# TYPE inference_pool_ready_pods gauge", f"inference_pool_ready_pods {engine.serving}"]
+            lines += [
+                "# TYPE inference_pool_ready_pods gauge",
+                f"inference_pool_ready_pods {engine.serving}",
+            ]
         if weights:
-            add_metric("model_config_info", "gauge", {f',quantization="{weights}",kv_cache_dtype="{kv_cache}"': 1})
+            add_metric(
+                "model_config_info",
+                "gauge",
+                {f',quantization="{weights}",kv_cache_dtype="{kv_cache}"': 1},
+            )
         for kind, values in (("gauge", gauges), ("counter", counters)):
             for name, value in values.items():
                 add_metric(name, kind, {"": value})

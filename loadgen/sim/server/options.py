@@ -25,28 +25,40 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     dialect: Literal["trtllm", "openai"] = "trtllm"
     model: str = "sim"
     version: str = "1.3.0"  # of TensorRT-LLM: returned by /version; decides where timings are (1.3: in the response)
-    preset: str = ""  # physical engine (presets/); overrides ttft to lockstep, max_seq_len, max_num_tokens
+    preset: str = (
+        ""  # physical engine (presets/); overrides ttft to lockstep, max_seq_len, max_num_tokens
+    )
     ttft: str = "lognormal:120ms,0.25"
     itl: str = "5ms"
     per_input_token: str = "0"  # added to the time to first token for each prompt token
     stream_interval: int = 1  # tokens per event after the first
-    slots: int | None = None  # requests served at once; others wait in order of arrival; None: no limit
+    slots: int | None = (
+        None  # requests served at once; others wait in order of arrival; None: no limit
+    )
     lockstep: bool = False  # all streams emit on multiples of `itl`, as a batching engine does
     flood: bool = False  # no time between tokens, FLOOD_EVENTS in one write
     max_seq_len: int = 131_072
-    max_num_tokens: int = 0  # longest prompt, as without chunked prefill; 0: only max_seq_len limits it
+    max_num_tokens: int = (
+        0  # longest prompt, as without chunked prefill; 0: only max_seq_len limits it
+    )
     seed: int = 0
-    worse: float = 0.0  # share of the words of its answers that differ from those of a server without it
+    worse: float = (
+        0.0  # share of the words of its answers that differ from those of a server without it
+    )
     watts: float = 0.0  # constant power that /energy_metrics counts; 0: it says that it has none
     faults: str = ""
     api_key_file: str = ""  # requests to /v1/ with another key than the one in this file get 401
     cert: str = ""  # PEM files; both given: TLS
     key: str = ""
-    log_events: Literal["none", "ends", "all"] = "none"  # which sends are logged: none, first and last, all
+    log_events: Literal["none", "ends", "all"] = (
+        "none"  # which sends are logged: none, first and last, all
+    )
     log: str = ""  # file for the log, written at the end; if empty, GET /_log returns it
     log_bodies: bool = False  # the log contains the SHA-256 of every request body
     idle_close: str = "5s"  # uvicorn's keep-alive time, which trtllm-serve uses
     max_body_bytes: int = 64 << 20
     cores: int = 1  # processes that share the port; a preset's replicas are divided among them
     core: int = 0  # index of this process
-    buffer_bytes: int = 8 << 20  # response bytes buffered for a slow reader; beyond it, the reader is reset and counted
+    buffer_bytes: int = (
+        8 << 20
+    )  # response bytes buffered for a slow reader; beyond it, the reader is reset and counted

@@ -33,7 +33,9 @@ def serve(options: Options, stdin: int = -1) -> int:
         options, others = _several(options)
     server = SimServer(options)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it
+        if (
+            number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+        ):  # as `nohup` has it
             signal.signal(number, server.stop)
     gc.freeze()  # objects of the start live on; finished connections and responses have no cycles
     print(msgspec.json.encode({"url": server.url, "pid": os.getpid()}).decode(), flush=True)
@@ -56,10 +58,15 @@ def _several(options: Options) -> tuple[Options, list[Embedded]]:
     with socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET) as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
-            reserved.bind((options.host, options.port))  # reserve the port, so that all processes use the same one
+            reserved.bind(
+                (options.host, options.port)
+            )  # reserve the port, so that all processes use the same one
         except OSError as error:
             raise TargetError(
-                "cannot_listen", f"cannot listen: {error}", f"{options.host}:{options.port}", "another --port"
+                "cannot_listen",
+                f"cannot listen: {error}",
+                f"{options.host}:{options.port}",
+                "another --port",
             ) from None
         first = msgspec.structs.replace(options, port=reserved.getsockname()[1])
         others: list[Embedded] = []

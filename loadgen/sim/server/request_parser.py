@@ -26,7 +26,9 @@ class RequestRules(msgspec.Struct, frozen=True, kw_only=True):
     dialect: Dialect = "trtllm"
     model: str = "sim"
     max_seq_len: int = 131_072
-    max_num_tokens: int = 0  # longest prompt without chunked prefill; 0: chunked, only max_seq_len limits it
+    max_num_tokens: int = (
+        0  # longest prompt without chunked prefill; 0: chunked, only max_seq_len limits it
+    )
     seed: int = 0
     worse: float = 0.0  # share of the words of a text that differ from those of a server without it
     tokens_per_block: int = 0  # block size of the prefix cache; 0: no prefix cache
@@ -138,7 +140,10 @@ _IGNORED: dict[str, dict[Any, str]] = {
         "mm_processor_kwargs thinking",
     },
     "trtllm completions": {
-        bool: "return_context_logits", bool | None: "echo", int | None: "logprobs", str | None: "suffix",
+        bool: "return_context_logits",
+        bool | None: "echo",
+        int | None: "logprobs",
+        str | None: "suffix",
     },
     "openai chat": {
         bool | None: "logprobs parallel_tool_calls store",
@@ -147,7 +152,7 @@ _IGNORED: dict[str, dict[Any, str]] = {
         Any: "metadata modalities prediction response_format",
     },
     "openai completions": {bool | None: "echo", int | None: "logprobs", str | None: "suffix"},
-}  # fmt: skip
+}
 """The fields that are accepted and have no effect here, by dialect and API, and by type."""
 
 
@@ -155,13 +160,23 @@ def reader(asked: type[msgspec.Struct], *ignored: Mapping[Any, str]) -> Any:
     """The decoder of the bodies of one API: it accepts the fields of `asked` and the ignored ones, by their types, and
     no other.
     """
-    fields = [(name, kind, None) for kinds in ignored for kind, names in kinds.items() for name in names.split()]
-    accepted = msgspec.defstruct("Body", fields, bases=(asked,), kw_only=True, forbid_unknown_fields=True)
+    fields = [
+        (name, kind, None)
+        for kinds in ignored
+        for kind, names in kinds.items()
+        for name in names.split()
+    ]
+    accepted = msgspec.defstruct(
+        "Body", fields, bases=(asked,), kw_only=True, forbid_unknown_fields=True
+    )
     return msgspec.json.Decoder(accepted).decode
 
 
 def _reader(dialect: Dialect, api: Api, asked: type[_Asked]) -> Any:
-    return reader(asked, *(kinds for key, kinds in _IGNORED.items() if key in ("", dialect, f"{dialect} {api}")))
+    return reader(
+        asked,
+        *(kinds for key, kinds in _IGNORED.items() if key in ("", dialect, f"{dialect} {api}")),
+    )
 
 
 _READERS = {
@@ -203,7 +218,10 @@ def parse_request(body: bytes, api: Api, rules: RequestRules) -> ParsedRequest:
     limit = request.max_tokens
     if api == "chat" and request.max_completion_tokens is not None:
         if limit is not None:
-            raise malformed(rules.dialect, "max_tokens and max_completion_tokens are one field: send one of them")
+            raise malformed(
+                rules.dialect,
+                "max_tokens and max_completion_tokens are one field: send one of them",
+            )
         limit = request.max_completion_tokens
     if (request.n or 1) != 1:
         raise refused(rules.dialect, "n > 1 is not simulated", "n")
@@ -211,9 +229,15 @@ def parse_request(body: bytes, api: Api, rules: RequestRules) -> ParsedRequest:
         raise refused(rules.dialect, f"max_tokens must be at least 1, got {limit}", "max_tokens")
     if rules.dialect == "openai":
         if options is not None and options.continuous_usage_stats is not None:
-            raise refused("openai", "Unknown parameter: 'stream_options.continuous_usage_stats'.", "stream_options")
+            raise refused(
+                "openai",
+                "Unknown parameter: 'stream_options.continuous_usage_stats'.",
+                "stream_options",
+            )
         if request.return_meta_info and request.stream:
-            raise refused("openai", "return_meta_info is not supported with streaming.", "return_meta_info")
+            raise refused(
+                "openai", "return_meta_info is not supported with streaming.", "return_meta_info"
+            )
         check_model(request.model, rules)
     input_tokens, content = _prompt(request, api, rules.dialect)
     hasher = hashlib.blake2b(rules.seed.to_bytes(8, "little"), digest_size=64)
@@ -298,7 +322,9 @@ def _prompt(request: Any, api: Api, dialect: Dialect) -> tuple[int, bytes]:
         add(tool.function.description)
     for message in request.messages:
         content = message.content
-        for text in (content,) if isinstance(content, str) else [part.text for part in content or ()]:
+        for text in (
+            (content,) if isinstance(content, str) else [part.text for part in content or ()]
+        ):
             add(text)
         for call in message.tool_calls or ():
             add(call.function.arguments)
@@ -310,7 +336,10 @@ def _prompt(request: Any, api: Api, dialect: Dialect) -> tuple[int, bytes]:
 def _other_words(digest: bytes, share: float) -> bytes:
     """The digest of the same text with this share of its words exchanged; the text decides which."""
     draws = hashlib.blake2b(digest, digest_size=64).digest()
-    return bytes(word ^ 0x55 if draw < share * 256 else word for word, draw in zip(digest, draws, strict=True))
+    return bytes(
+        word ^ 0x55 if draw < share * 256 else word
+        for word, draw in zip(digest, draws, strict=True)
+    )
 
 
 def length_of(
@@ -337,8 +366,14 @@ def length_of(
     max_tokens = min(room if limit is None else limit, room)  # trtllm-serve clamps without an error
     if getattr(request, "ignore_eos", False):
         if max_tokens > TOO_MANY_TOKENS:
-            raise refused(rules.dialect, f"an answer of {max_tokens} tokens is not simulated", "max_tokens")
+            raise refused(
+                rules.dialect, f"an answer of {max_tokens} tokens is not simulated", "max_tokens"
+            )
         return max_tokens, "length"
-    share = 0.6 + int.from_bytes(digest[:4], "little") / 2**32  # 0.6 to 1.6: about 40 % end before the limit
+    share = (
+        0.6 + int.from_bytes(digest[:4], "little") / 2**32
+    )  # 0.6 to 1.6: about 40 % end before the limit
     natural = max(1, round(share * (limit or NATURAL_TOKENS)), getattr(request, "min_tokens", 0))
-    return (natural, "stop") if natural < max_tokens else (min(max_tokens, TOO_MANY_TOKENS), "length")
+    return (
+        (natural, "stop") if natural < max_tokens else (min(max_tokens, TOO_MANY_TOKENS), "length")
+    )

@@ -55,9 +55,18 @@ class SimAnswer:
         self.head, self.tail, self.digest = script.head, script.tail, ask.digest
         self.fault = fault or PlannedFault("")
         self.made = self.sent = self.first_ns = 0
-        self.keep_alive = incoming.keep_alive and self.fault.name not in ("close_delimited", "connection_close")
+        self.keep_alive = incoming.keep_alive and self.fault.name not in (
+            "close_delimited",
+            "connection_close",
+        )
         # Most token events are exactly head + word + tail; the server's fast path uses that.
-        self.plain = bool(script.head) and ask.stream and ask.detokenize and not ask.continuous_usage and fault is None
+        self.plain = (
+            bool(script.head)
+            and ask.stream
+            and ask.detokenize
+            and not ask.continuous_usage
+            and fault is None
+        )
         self._script, self._per_event = script, per_event
         self._timed = timed and incoming.headers.get(b"x-trtllm-return-metrics") == b"1"
         self.sequences: list[Sequence] = []  # where it takes several
@@ -84,7 +93,9 @@ class SimAnswer:
             head, tail, digest = self.head, self.tail, self.digest
             self.sent += tokens
             stop = first + tokens
-            return b"".join([head + WORDS[digest[i & 63] ^ (i >> 6 & 255)] + tail for i in range(first, stop)]), ""
+            return b"".join(
+                [head + WORDS[digest[i & 63] ^ (i >> 6 & 255)] + tail for i in range(first, stop)]
+            ), ""
         self.first_ns = self.first_ns or now_ns
         events, end = self._events(first, finished, now_ns)
         if self.fault.name == "close_delimited":
@@ -115,7 +126,9 @@ class SimAnswer:
                 return events + last_events, "answered" if ends_properly else "close"
         if not finished:
             return events, ""
-        events += script.closing(self._counted(), finish=name != "no_finish", metrics=self._metrics(now_ns))
+        events += script.closing(
+            self._counted(), finish=name != "no_finish", metrics=self._metrics(now_ns)
+        )
         if name != "no_done" and script.done:
             events.append(script.done)
         if self._timed:
@@ -129,10 +142,16 @@ class SimAnswer:
         return self.made + WRONG_COUNT if self.fault.at < 0 else self.fault.at
 
     def _queue_ns(self) -> int:
-        return max(0, self.served.admitted_ns - self.incoming.arrival_ns) if self.served is not None else 0
+        return (
+            max(0, self.served.admitted_ns - self.incoming.arrival_ns)
+            if self.served is not None
+            else 0
+        )
 
     def _timing(self, now_ns: int) -> dict[str, str]:
-        return dialect.perf_headers(self.incoming.arrival_ns, self.first_ns or now_ns, now_ns, self._queue_ns())
+        return dialect.perf_headers(
+            self.incoming.arrival_ns, self.first_ns or now_ns, now_ns, self._queue_ns()
+        )
 
     def _metrics(self, now_ns: int) -> dict[str, float] | None:
         return dialect.metrics(*self._instants(now_ns)) if self.ask.include_metrics else None
@@ -145,9 +164,13 @@ class SimAnswer:
         name = self.fault.name
         self.made, self.sent = self.ask.output_tokens, 1
         counted = self._counted()
-        meta_info = dialect.meta_info(*self._instants(now_ns)) if self.ask.return_meta_info else None
+        meta_info = (
+            dialect.meta_info(*self._instants(now_ns)) if self.ask.return_meta_info else None
+        )
         metrics = self._metrics(now_ns)
-        body = self._script.whole(counted, finish=name != "no_finish", metrics=metrics, meta_info=meta_info)
+        body = self._script.whole(
+            counted, finish=name != "no_finish", metrics=metrics, meta_info=meta_info
+        )
         if name == "malformed":
             body = body[:-5]
         elif name == "oversized":

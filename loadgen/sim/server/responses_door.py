@@ -39,7 +39,11 @@ class _Item(msgspec.Struct):
 
     @property
     def texts(self) -> list[str]:
-        said = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+        said = (
+            [self.content]
+            if isinstance(self.content, str)
+            else [part.text for part in self.content]
+        )
         return [text for text in (*said, self.arguments, self.output) if text]
 
 
@@ -89,8 +93,14 @@ def parse_response(body: bytes, rules: RequestRules, kept: KeptResponses) -> Par
     check_model(request.model, rules)
     limit = request.max_output_tokens
     if limit is not None and limit < 1:
-        raise refused(rules.dialect, f"max_output_tokens must be at least 1, got {limit}", "max_output_tokens")
-    items = [_Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
+        raise refused(
+            rules.dialect, f"max_output_tokens must be at least 1, got {limit}", "max_output_tokens"
+        )
+    items = (
+        [_Item(role="user", content=request.input)]
+        if isinstance(request.input, str)
+        else request.input
+    )
     if not any(item.texts for item in items):
         raise malformed(rules.dialect, "input must not be empty")
     before, tokens = b"", TEMPLATE_TOKENS
@@ -99,7 +109,9 @@ def parse_response(body: bytes, rules: RequestRules, kept: KeptResponses) -> Par
             before, tokens = kept[request.previous_response_id]
         except KeyError:
             text = f"Previous response with id '{request.previous_response_id}' not found."
-            raise refused(rules.dialect, text, "previous_response_id", code="previous_response_not_found") from None
+            raise refused(
+                rules.dialect, text, "previous_response_id", code="previous_response_not_found"
+            ) from None
     if request.instructions:
         items = [_Item(role="system", content=request.instructions), *items]
     said = "".join("".join((*item.texts, item.role)) for item in items)
@@ -140,7 +152,9 @@ class ResponseScript:
         self._events += 1
         return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(value) + b"\n\n"
 
-    def _response(self, status: str, output_tokens: int | None = None, **fields: Any) -> dict[str, Any]:
+    def _response(
+        self, status: str, output_tokens: int | None = None, **fields: Any
+    ) -> dict[str, Any]:
         """The object of the response; `output_tokens`: as its usage has them, None before the end."""
         asked = self._ask.asked
         usage = None
@@ -153,18 +167,33 @@ class ResponseScript:
                 "total_tokens": self._ask.input_tokens + output_tokens,
             }
         return {
-            "id": self.id, "object": "response", "created_at": self._created, "status": status, "error": None,
-            "incomplete_details": None, "model": self._ask.model, "output": [],
-            "previous_response_id": asked.previous_response_id, "max_output_tokens": asked.max_output_tokens,
-            "store": asked.store is not False, "usage": usage, **fields,
-        }  # fmt: skip
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "model": self._ask.model,
+            "output": [],
+            "previous_response_id": asked.previous_response_id,
+            "max_output_tokens": asked.max_output_tokens,
+            "store": asked.store is not False,
+            "usage": usage,
+            **fields,
+        }
 
     def _part(self, text: str) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
     def _message(self, status: str, text: str | None) -> dict[str, Any]:
         content = [] if text is None else [self._part(text)]
-        return {"id": self._item, "type": "message", "status": status, "role": "assistant", "content": content}
+        return {
+            "id": self._item,
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": content,
+        }
 
     @property
     def _place(self) -> dict[str, Any]:
@@ -176,7 +205,11 @@ class ResponseScript:
         return [
             self._event("response.created", response=begun),
             self._event("response.in_progress", response=begun),
-            self._event("response.output_item.added", output_index=0, item=self._message("in_progress", None)),
+            self._event(
+                "response.output_item.added",
+                output_index=0,
+                item=self._message("in_progress", None),
+            ),
             self._event("response.content_part.added", **self._place, part=self._part("")),
         ]
 
@@ -191,7 +224,9 @@ class ResponseScript:
         ended = [
             self._event("response.output_text.done", **self._place, text=text, logprobs=[]),
             self._event("response.content_part.done", **self._place, part=self._part(text)),
-            self._event("response.output_item.done", output_index=0, item=self._message(self._status, text)),
+            self._event(
+                "response.output_item.done", output_index=0, item=self._message(self._status, text)
+            ),
         ]
         if finish:
             kind = f"response.{self._status}"
@@ -203,10 +238,18 @@ class ResponseScript:
         return "incomplete" if self._ask.finish_reason == "length" else "completed"
 
     def _ended(self, output_tokens: int, text: str) -> dict[str, Any]:
-        why = {"incomplete_details": {"reason": "max_output_tokens"}} if self._status == "incomplete" else {}
-        return self._response(self._status, output_tokens, output=[self._message(self._status, text)], **why)
+        why = (
+            {"incomplete_details": {"reason": "max_output_tokens"}}
+            if self._status == "incomplete"
+            else {}
+        )
+        return self._response(
+            self._status, output_tokens, output=[self._message(self._status, text)], **why
+        )
 
-    def whole(self, counted: int, finish: bool = True, metrics: Any = None, meta_info: Any = None) -> bytes:
+    def whole(
+        self, counted: int, finish: bool = True, metrics: Any = None, meta_info: Any = None
+    ) -> bytes:
         """The JSON body of a response that is not streamed; its usage reports `counted` output tokens."""
         text = words(self._ask.digest, 0, self._ask.output_tokens).decode()
         if not finish:

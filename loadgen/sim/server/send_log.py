@@ -79,4 +79,6 @@ def parse_log(data: bytes) -> SentRequests:
     table = np.frombuffer(rest, "<i8").reshape(-1, len(COLUMNS))
     if len(table) != head.events:
         raise ValueError(f"the log should have {head.events} events and has {len(table)}")
-    return SentRequests(head.requests, *(np.ascontiguousarray(table[:, i]) for i in range(len(COLUMNS))))
+    return SentRequests(
+        head.requests, *(np.ascontiguousarray(table[:, i]) for i in range(len(COLUMNS)))
+    )

@@ -20,7 +20,10 @@ def context(cert: str, key: str) -> ssl.SSLContext:
         ssl_context.load_cert_chain(cert, key or None)
     except (OSError, ssl.SSLError) as error:
         raise UserError(
-            "unreadable_file", f"cannot load the certificate: {error}", f"{cert}, {key}", "two PEM files that match"
+            "unreadable_file",
+            f"cannot load the certificate: {error}",
+            f"{cert}, {key}",
+            "two PEM files that match",
         ) from None
     ssl_context.sslsocket_class = TlsSocket
     return ssl_context

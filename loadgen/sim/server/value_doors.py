@@ -50,7 +50,9 @@ _READERS: dict[str, Any] = {
 }
 
 
-def parse_values(body: bytes, api: Literal["embeddings", "rerank"], rules: RequestRules) -> ParsedRequest:
+def parse_values(
+    body: bytes, api: Literal["embeddings", "rerank"], rules: RequestRules
+) -> ParsedRequest:
     """The request in `body`. Raises Refusal for everything that this server refuses."""
     try:
         request = _READERS[api](body)
@@ -88,9 +90,14 @@ def _of_inputs(request: _Embeddings, rules: RequestRules) -> tuple[int, ...]:
     elif given and all(isinstance(token, int) for token in given):
         given = [[token for token in given if isinstance(token, int)]]
     if not given or any(isinstance(one, int) or not one for one in given):
-        raise malformed(rules.dialect, "input must be a text, a list of token ids, or a list of these; none empty")
+        raise malformed(
+            rules.dialect,
+            "input must be a text, a list of token ids, or a list of these; none empty",
+        )
     if request.dimensions is not None and not 1 <= request.dimensions <= MOST_DIMENSIONS:
-        raise refused(rules.dialect, f"dimensions must be from 1 to {MOST_DIMENSIONS}", "dimensions")
+        raise refused(
+            rules.dialect, f"dimensions must be from 1 to {MOST_DIMENSIONS}", "dimensions"
+        )
     request.input = given
     return tuple(_tokens(one) for one in given)
 
@@ -117,15 +124,24 @@ class ValueScript:
     def __init__(self, ask: ParsedRequest, dialect: Dialect, number: int, created: int) -> None:
         self._ask, self.dialect, self._number = ask, dialect, number
 
-    def whole(self, counted: int, finish: bool = True, metrics: Any = None, meta_info: Any = None) -> bytes:
+    def whole(
+        self, counted: int, finish: bool = True, metrics: Any = None, meta_info: Any = None
+    ) -> bytes:
         """The JSON body. Without `finish` it has no values; its usage reports `counted` tokens too many."""
         tokens = self._ask.input_tokens + counted
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        values = (self._vectors() if self._ask.api == "embeddings" else self._ranks()) if finish else []
+        values = (
+            (self._vectors() if self._ask.api == "embeddings" else self._ranks()) if finish else []
+        )
         if self._ask.api == "embeddings":
             answer = {"object": "list", "data": values, "model": self._ask.model, "usage": usage}
         else:
-            answer = {"id": f"rerank-{self._number}", "model": self._ask.model, "usage": usage, "results": values}
+            answer = {
+                "id": f"rerank-{self._number}",
+                "model": self._ask.model,
+                "usage": usage,
+                "results": values,
+            }
         return msgspec.json.encode(answer)
 
     def _vectors(self) -> list[dict[str, Any]]:
@@ -136,7 +152,9 @@ class ValueScript:
         size = asked.dimensions or DIMENSIONS
         vectors = []
         for index, given in enumerate(asked.input):
-            drawn = np.frombuffer(hashlib.shake_128(msgspec.json.encode(given)).digest(2 * size), "<i2")
+            drawn = np.frombuffer(
+                hashlib.shake_128(msgspec.json.encode(given)).digest(2 * size), "<i2"
+            )
             odd = drawn + 0.5
             vector = odd / np.sqrt((odd * odd).sum())
             value: Any = vector.round(6).tolist()
@@ -150,7 +168,9 @@ class ValueScript:
         asked = self._ask.asked
         ranks = []
         for index, text in enumerate(asked.documents):
-            drawn = hashlib.blake2b(f"{asked.query}\0{text}".encode("utf-8", "surrogatepass"), digest_size=4).digest()
+            drawn = hashlib.blake2b(
+                f"{asked.query}\0{text}".encode("utf-8", "surrogatepass"), digest_size=4
+            ).digest()
             rank: dict[str, Any] = {
                 "index": index,
                 "document": {"text": text},

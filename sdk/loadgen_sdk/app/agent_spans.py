@@ -35,7 +35,12 @@ OPERATIONS = (AGENT, TOOL, WORKFLOW)
 
 @contextmanager
 def operation_span(
-    trace: Any, tracer: Any, durations: Mapping[str, Any], operation: Operation, name: str, attributes: dict[str, Any]
+    trace: Any,
+    tracer: Any,
+    durations: Mapping[str, Any],
+    operation: Operation,
+    name: str,
+    attributes: dict[str, Any],
 ) -> Iterator[Any]:
     """A current span of kind INTERNAL around a block, and its duration. What the block raises goes through: the span
     gets its class as `error.type`, never its text. tracer None: no span. Yields the span, for attributes of one's own.
@@ -45,9 +50,13 @@ def operation_span(
     span, started = trace.INVALID_SPAN, perf_counter_ns()
     if tracer is not None:
         kind = trace.SpanKind.INTERNAL
-        span = tracer.start_span(f"{operation.name} {name}", kind=kind, attributes={**shared, **given})
+        span = tracer.start_span(
+            f"{operation.name} {name}", kind=kind, attributes={**shared, **given}
+        )
     try:
-        with trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+        with trace.use_span(
+            span, end_on_exit=False, record_exception=False, set_status_on_exception=False
+        ):
             yield span
     except BaseException as error:
         shared["error.type"] = type(error).__qualname__

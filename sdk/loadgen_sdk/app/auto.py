@@ -37,9 +37,24 @@ log = logging.getLogger("loadgen_sdk")
 NAMES = ("openai", "anthropic", "litellm")
 VARIABLE = "LOADGEN_SDK_AUTO"
 
-_REPLACED = ("chat", "beta", "completions", "responses", "embeddings", "batches", "messages", "images", "audio",
-             "with_raw_response", "with_streaming_response", "copy", "with_options", "max_retries", "_process_response",
-             OPTIONS)  # fmt: skip
+_REPLACED = (
+    "chat",
+    "beta",
+    "completions",
+    "responses",
+    "embeddings",
+    "batches",
+    "messages",
+    "images",
+    "audio",
+    "with_raw_response",
+    "with_streaming_response",
+    "copy",
+    "with_options",
+    "max_retries",
+    "_process_response",
+    OPTIONS,
+)
 """The attributes of a client that `install` sets."""
 
 
@@ -60,8 +75,14 @@ class Auto:
         """Python asks this before it imports a module: one of these packages is wrapped as soon as it is loaded."""
         if name not in NAMES:
             return None
-        finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
+        finders = (
+            finder
+            for finder in sys.meta_path
+            if finder is not self and hasattr(finder, "find_spec")
+        )
+        spec = next(
+            filter(None, (finder.find_spec(name, path, target) for finder in finders)), None
+        )
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
@@ -90,10 +111,15 @@ class Auto:
         @functools.wraps(make)
         def instrumented(client: Any, *args: Any, **kwargs: Any) -> None:
             make(client, *args, **kwargs)
-            if OPTIONS in vars(client):  # a subclass calls the constructor of its base, which is wrapped too
+            if OPTIONS in vars(
+                client
+            ):  # a subclass calls the constructor of its base, which is wrapped too
                 return
             plain = {name: vars(client)[name] for name in _REPLACED if name in vars(client)}
-            self._clients[client] = {**plain, "max_retries": client.max_retries}  # openai's own is a property
+            self._clients[client] = {
+                **plain,
+                "max_retries": client.max_retries,
+            }  # openai's own is a property
             try:
                 install(client, client, self._options)
             except Exception:  # a class of a shape that nobody has thought of: it works as before
@@ -148,11 +174,20 @@ def auto(
     For frameworks that make their own clients. The arguments are those of `instrument`. Call it before they do; one
     `auto` at a time. Raises WrongUse when none of these packages is installed, or `auto` is on already.
     """
-    if all(sys.modules.get(name) is None and importlib.util.find_spec(name) is None for name in NAMES):
-        raise WrongUse("not_installed", f"auto() measures clients of {', '.join(NAMES)}: none of them is installed")
-    policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels, budget)
+    if all(
+        sys.modules.get(name) is None and importlib.util.find_spec(name) is None for name in NAMES
+    ):
+        raise WrongUse(
+            "not_installed",
+            f"auto() measures clients of {', '.join(NAMES)}: none of them is installed",
+        )
+    policy = make_policy(
+        on_measurement, prices, throttle, retry, record, keep_content, labels, budget
+    )
     if _active and _active[0].running:
-        raise WrongUse("conflict", "auto() is on already", "stop() the first one, or give it every observer")
+        raise WrongUse(
+            "conflict", "auto() is on already", "stop() the first one, or give it every observer"
+        )
     _active[:] = [Auto(Options(policy, ask_usage, Switch()))]
     return _active[0]
 
@@ -171,7 +206,10 @@ def from_environment() -> None:
     try:
         auto([_observer(word) for word in os.environ[VARIABLE].split(",") if word.strip()])
     except Exception as error:
-        print(f"loadgen_sdk: {VARIABLE}={os.environ[VARIABLE]} is without effect: {error}", file=sys.stderr)
+        print(
+            f"loadgen_sdk: {VARIABLE}={os.environ[VARIABLE]} is without effect: {error}",
+            file=sys.stderr,
+        )
 
 
 def _observer(word: str) -> Observer:

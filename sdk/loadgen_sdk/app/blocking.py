@@ -52,9 +52,13 @@ class BlockingClient:
         """Resolve the host and probe the server now instead of at the first call. Raises TargetUnusable."""
         self._wait(self.client.open())
 
-    def complete(self, request: Askable, *, labels: Labels | None = None, raise_on_failure: bool = False) -> Completion:
+    def complete(
+        self, request: Askable, *, labels: Labels | None = None, raise_on_failure: bool = False
+    ) -> Completion:
         """Send a request and wait for it. A failed request returns a Completion with its `failure`, or raises it."""
-        return self._wait(self.client.complete(request, labels=labels, raise_on_failure=raise_on_failure))
+        return self._wait(
+            self.client.complete(request, labels=labels, raise_on_failure=raise_on_failure)
+        )
 
     def stream(self, request: Askable, *, labels: Labels | None = None) -> Iterator[Event]:
         """Yield output events as they arrive; raises RequestFailed after them. Leaving the loop ends the request."""
@@ -77,7 +81,12 @@ class BlockingClient:
             listener.result()
             take_latest(context)
         finally:
-            if not listener.done() and tasks and tasks[0] is not None and not self._loop.is_closed():
+            if (
+                not listener.done()
+                and tasks
+                and tasks[0] is not None
+                and not self._loop.is_closed()
+            ):
                 self._loop.call_soon_threadsafe(tasks[0].cancel, LOOP_LEFT)
             else:
                 listener.cancel()

@@ -157,7 +157,11 @@ class Budget:
     def __init__(self, limit: str, *, shared: Any = None) -> None:
         match = _WRITTEN.fullmatch(limit.strip()) if isinstance(limit, str) else None
         if match is None:
-            raise WrongUse("invalid_value", f"{limit!r} is no budget", 'budget="50 USD/day"; or /hour, /month, or none')
+            raise WrongUse(
+                "invalid_value",
+                f"{limit!r} is no budget",
+                'budget="50 USD/day"; or /hour, /month, or none',
+            )
         self.limit = float(match[1].replace(",", "").replace("_", ""))
         self.currency, self._period_form = match[2], _PERIODS[match[3] or ""]
         self._text, self._own, self._store = limit.strip(), MemoryLedger(), _ledger(shared)
@@ -176,13 +180,13 @@ class Budget:
             raise BudgetExceeded(problem, self.limit, 0.0)
         answer = self._add(period, cost, self.limit)
         if not answer.booked:
-            problem = (
-                f"a call of about {cost:.4g} {self.currency} is refused: {answer.spent:.4g} of {self._text} is spent"
-            )
+            problem = f"a call of about {cost:.4g} {self.currency} is refused: {answer.spent:.4g} of {self._text} is spent"
             raise BudgetExceeded(problem, self.limit, answer.spent)
         return BudgetHold(self, period, cost)
 
-    def booker(self, blocking: bool) -> Callable[[float | None, str], BudgetHold | Awaitable[BudgetHold]]:
+    def booker(
+        self, blocking: bool
+    ) -> Callable[[float | None, str], BudgetHold | Awaitable[BudgetHold]]:
         """`book`, or in an event loop where it may wait for a store, the same in a thread."""
         if blocking or self._store is None:
             return self.book
@@ -208,7 +212,9 @@ class Budget:
                 self._down_until = monotonic_ns() + DOWN_NS
                 if not self._warned:
                     self._warned = True
-                    log.warning("a budget is not shared with other processes: %s: %s", self._store, error)
+                    log.warning(
+                        "a budget is not shared with other processes: %s: %s", self._store, error
+                    )
         return self._own.add(period, amount, limit)
 
 
@@ -228,9 +234,19 @@ def checked_budget(budget: Given, currencies: set[str], *, priced: bool) -> Budg
     if isinstance(budget, str):
         budget = Budget(budget)
     if not isinstance(budget, Budget):
-        raise WrongUse("wrong_type", f"budget is a {type(budget).__name__}", 'give budget="50 USD/day"')
+        raise WrongUse(
+            "wrong_type", f"budget is a {type(budget).__name__}", 'give budget="50 USD/day"'
+        )
     if not priced:
-        raise WrongUse("missing_option", "a budget without prices would never be used up", "give prices= as well")
+        raise WrongUse(
+            "missing_option",
+            "a budget without prices would never be used up",
+            "give prices= as well",
+        )
     if others := sorted(currencies - {"", budget.currency}):
-        raise WrongUse("conflict", f"a budget in {budget.currency}, and prices in {', '.join(others)}", "one currency")
+        raise WrongUse(
+            "conflict",
+            f"a budget in {budget.currency}, and prices in {', '.join(others)}",
+            "one currency",
+        )
     return budget

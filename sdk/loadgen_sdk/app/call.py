@@ -65,7 +65,9 @@ class Setting(msgspec.Struct):
     package: str = "openai"  # whose exceptions the application expects
     timeout_s: float | None = None  # of the client: no call waits longer for its throttle
     url_secrets: tuple[str, ...] = ()
-    covers_inner: bool = False  # calls made within its calls (LiteLLM calls openai) are no calls of their own
+    covers_inner: bool = (
+        False  # calls made within its calls (LiteLLM calls openai) are no calls of their own
+    )
     warned: bool = False  # of a blocking client in an event loop
     warned_blind: bool = False
     switch: Switch = ALWAYS_ON
@@ -92,7 +94,8 @@ class Setting(msgspec.Struct):
 class Observed(msgspec.Struct, frozen=True):
     """What was seen of the last attempt of a call. The fields are those of `Measurement`; choices: the answers.
 
-    Give its fields by name; only `ObservedCall` gives them by place, as it is quicker."""
+    Give its fields by name; only `ObservedCall` gives them by place, as it is quicker.
+    """
 
     sent: int = NEVER
     first_token: int = NEVER
@@ -165,7 +168,9 @@ class Call:
     def throttle_arguments(self, max_wait_s: float | None) -> dict[str, Any]:
         """The keyword arguments for `Throttle.acquire`."""
         throttle = self.policy.throttle
-        tokens = self._estimated_tokens() if throttle is not None and throttle.counts_tokens else (0, 0)
+        tokens = (
+            self._estimated_tokens() if throttle is not None and throttle.counts_tokens else (0, 0)
+        )
         return {
             "key": self.setting.key or str(self._arguments.get("api_key") or ""),
             "model": self.model,
@@ -197,7 +202,9 @@ class Call:
     def _settle(self, cost: float | None, failure: Failure | None) -> None:
         """What was booked becomes what it cost. Not known: 0 if it was refused or never arrived, else the estimate."""
         if self.hold is not None:
-            unpaid = failure is not None and (failure.http_status >= 400 or failure.kind in NEVER_ARRIVED)
+            unpaid = failure is not None and (
+                failure.http_status >= 400 or failure.kind in NEVER_ARRIVED
+            )
             if cost is not None or unpaid:
                 self.hold.settle(cost or 0.0)
             self.hold = None
@@ -213,7 +220,8 @@ class Call:
     ) -> float | None:
         """The attempt has failed. Returns the seconds until the next; None: there is none, and the call is to be
         reported. code: of the error. final: there is no other attempt whatever
-        the failure, as output has reached the caller or the throttle gave no permit."""
+        the failure, as output has reached the caller or the throttle gave no permit.
+        """
         refused = failure.http_status in REFUSED
         self.head_received(headers, refused=refused)
         retry, wait_s = self.policy.retry, None
@@ -236,13 +244,17 @@ class Call:
     def _public(self, failure: Failure, code: str) -> Failure:
         """`failure` as measurements carry it. The server's text may quote the prompt: kept only if asked for."""
         if self.policy.keep_content:
-            return Failure(failure.kind, self.setting.redact(failure.text)[:500], failure.http_status)
+            return Failure(
+                failure.kind, self.setting.redact(failure.text)[:500], failure.http_status
+            )
         return without_server_text(failure, code)
 
     def _attempt_ended(self, at: int, failure: Failure | None, wait_s: float = 0.0) -> None:
         started = self.attempt_started
         if started != NEVER and (not self.attempts or self.attempts[-1].started != started):
-            self.attempts += (Attempt(started=started, ended=at, failure=failure, waited_ms=wait_s * 1e3),)
+            self.attempts += (
+                Attempt(started=started, ended=at, failure=failure, waited_ms=wait_s * 1e3),
+            )
 
     def _give_back(self, tokens: int | None, output_tokens: int | None = None) -> None:
         if self.permit is not None:
@@ -259,21 +271,38 @@ class Call:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def report(
-        self, status: Status, failure: Failure | None, observed: Observed, *, done: int, code: str = ""
+        self,
+        status: Status,
+        failure: Failure | None,
+        observed: Observed,
+        *,
+        done: int,
+        code: str = "",
     ) -> Measurement:
         """The call is over. `observed`: in its last attempt; code: of its error."""
         self.reported = True
         if failure is not None:
             failure = self._public(failure, code)
-        policy, headers, instants, streamed = self.policy, read_once(self._head), self.instants, self.streamed
+        policy, headers, instants, streamed = (
+            self.policy,
+            read_once(self._head),
+            self.instants,
+            self.streamed,
+        )
         usage = observed.usage
         input_tokens, output_tokens, cached = usage.input, usage.output, usage.cached
         self._attempt_ended(done, failure)
         cost, total, counted = None, None, output_tokens is not None
-        if input_tokens is not None and output_tokens is not None and self.api != "batches":  # other prices, limits
+        if (
+            input_tokens is not None and output_tokens is not None and self.api != "batches"
+        ):  # other prices, limits
             total = input_tokens + output_tokens
-            if (price := price_of(policy.prices, observed.response_model or self.model, self.model)) is not None:
-                cost = price.cost(input_tokens, output_tokens, cached or 0, usage.cache_written or 0)
+            if (
+                price := price_of(policy.prices, observed.response_model or self.model, self.model)
+            ) is not None:
+                cost = price.cost(
+                    input_tokens, output_tokens, cached or 0, usage.cache_written or 0
+                )
         if self.permit is not None:
             self._give_back(total, output_tokens)
         if self.hold is not None:
@@ -322,7 +351,9 @@ class Call:
 
     def _content(self, choices: tuple[Choice, ...]) -> Content:
         names = ("messages", "prompt", "input")
-        sent = next((value for name in names if (value := given(self._arguments, name)) is not None), None)
+        sent = next(
+            (value for name in names if (value := given(self._arguments, name)) is not None), None
+        )
         return Content(input=sent, output=choices[0].text if choices else "", choices=choices)
 
 

@@ -18,7 +18,14 @@ import msgspec
 
 from ..dialects.quirks import QUIRKS, SERVERS, Api, Quirk, names
 from ..dialects.reader import Flow
-from ..errors import BudgetExceeded, ClientError, RequestFailed, ThrottleTimeout, WrongUse, refuse_unknown
+from ..errors import (
+    BudgetExceeded,
+    ClientError,
+    RequestFailed,
+    ThrottleTimeout,
+    WrongUse,
+    refuse_unknown,
+)
 from ..prices import Prices
 from ..request import Completion, Failure, Request
 from ..transport.exchange import Exchange
@@ -64,15 +71,25 @@ def as_request(prompt: Askable) -> Request:
         return prompt
     request_id = secrets.token_hex(8)
     if isinstance(prompt, str):
-        return Request(id=request_id, messages=[{"role": "user", "content": prompt}], exact_output=False)
-    if isinstance(prompt, Sequence) and prompt and all(isinstance(message, dict) for message in prompt):
+        return Request(
+            id=request_id, messages=[{"role": "user", "content": prompt}], exact_output=False
+        )
+    if (
+        isinstance(prompt, Sequence)
+        and prompt
+        and all(isinstance(message, dict) for message in prompt)
+    ):
         return Request(id=request_id, messages=[*prompt], exact_output=False)
     raise WrongUse(
-        "wrong_type", f"cannot ask a {type(prompt).__name__}", 'give a text, messages ([{"role": …}]), or a Request'
+        "wrong_type",
+        f"cannot ask a {type(prompt).__name__}",
+        'give a text, messages ([{"role": …}]), or a Request',
     )
 
 
-def _put_event(queue: asyncio.Queue[Event | Completion], text: str, reasoning: str, at: int) -> None:
+def _put_event(
+    queue: asyncio.Queue[Event | Completion], text: str, reasoning: str, at: int
+) -> None:
     queue.put_nowait(Event(text, reasoning, at))
 
 
@@ -99,12 +116,28 @@ class ClientOptions(SendingOptions, total=False):
     fallback: Fallback | None
 
 
-POLICY = ("on_measurement", "prices", "throttle", "retry", "record", "keep_content", "labels", "budget")
+POLICY = (
+    "on_measurement",
+    "prices",
+    "throttle",
+    "retry",
+    "record",
+    "keep_content",
+    "labels",
+    "budget",
+)
 DEFAULTS: dict[str, Any] = dict.fromkeys(ClientOptions.__annotations__) | {
-    "api": "chat", "server": "auto", "stream": True, "headers": (), "timeout_ns": TIMEOUT_NS,
-    "stall_timeout_ns": STALL_TIMEOUT_NS, "continuous_usage": False, "ahead": False, "sources": (),
+    "api": "chat",
+    "server": "auto",
+    "stream": True,
+    "headers": (),
+    "timeout_ns": TIMEOUT_NS,
+    "stall_timeout_ns": STALL_TIMEOUT_NS,
+    "continuous_usage": False,
+    "ahead": False,
+    "sources": (),
     "keep_content": False,
-}  # fmt: skip
+}
 
 
 def _ns(name: str, seconds: float | None, otherwise: int) -> int:
@@ -133,14 +166,18 @@ class Client:
         given: dict[str, Any] = {**DEFAULTS, **options}
         model, quirk, server = given["model"], given["quirk"], given["server"]
         timeout_ns = _ns("timeout_s", given["timeout_s"], given["timeout_ns"])
-        stall_timeout_ns = _ns("stall_timeout_s", given["stall_timeout_s"], given["stall_timeout_ns"])
+        stall_timeout_ns = _ns(
+            "stall_timeout_s", given["stall_timeout_s"], given["stall_timeout_ns"]
+        )
         given_url = isinstance(target, str)
         if isinstance(target, str):
             kind = None if server == "auto" else server
             target = Target.parse(target, api=given["api"], server=kind, deployment=model or "")
         if server != "auto":
             if (known := SERVERS.find(server)) is None:
-                raise WrongUse("unknown_name", f"unknown server {server!r}", f"known: {', '.join(names())}")
+                raise WrongUse(
+                    "unknown_name", f"unknown server {server!r}", f"known: {', '.join(names())}"
+                )
             quirk = quirk or known
         self.policy = make_policy(**{name: given[name] for name in POLICY})
         self.target, self.model, self.quirk = target, model or "", quirk or QUIRKS["generic"]
@@ -153,7 +190,9 @@ class Client:
             timeout_s=self.timeout_s,
             url_secrets=target.secrets,
         )
-        asked = {name: given[name] for name in ("server", "stream", "api_key", "headers", "extra_body")}
+        asked = {
+            name: given[name] for name in ("server", "stream", "api_key", "headers", "extra_body")
+        }
         self._probe_options = asked if quirk is None or not model else None
         self._proxy = proxy_for(target, given["proxy"])
         self._opening = asyncio.Lock()
@@ -218,7 +257,9 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    async def stream(self, request: Askable, *, labels: Labels | None = None) -> AsyncGenerator[Event, None]:
+    async def stream(
+        self, request: Askable, *, labels: Labels | None = None
+    ) -> AsyncGenerator[Event, None]:
         """Yield the output events of a Request, a text or messages as they arrive. Opens the client if needed.
 
         Raises RequestFailed when the request is not ok, after the events that did arrive. A failure before the first
@@ -259,7 +300,9 @@ class Client:
             completion = await self._complete(asked, labels)
         else:
             send = partial(self._complete, asked, labels)
-            completion = await fallback.completed(send, partial(fallback.client.complete, asked, labels=labels))
+            completion = await fallback.completed(
+                send, partial(fallback.client.complete, asked, labels=labels)
+            )
         if raise_on_failure and (failure := completion.failure) is not None:
             raise RequestFailed(failure.kind, failure.text, failure.http_status)
         return completion
@@ -276,7 +319,11 @@ class Client:
     ) -> AsyncGenerator[Event | Completion, None]:
         """Yield the output events, if they are wanted, of every attempt, and at last the Completion of the last one."""
         self._check_usable()
-        prompt = {"messages": request.messages, "prompt": request.prompt, "max_tokens": request.max_tokens}
+        prompt = {
+            "messages": request.messages,
+            "prompt": request.prompt,
+            "max_tokens": request.max_tokens,
+        }
         call = Call(
             self._setting,
             self.target.api,
@@ -311,7 +358,9 @@ class Client:
                         yield item
             except BaseException as error:
                 self._pool.cancel(exchange, _CALLER_LEFT)
-                while completion is None:  # `cancel` has queued it, behind the events that were not read
+                while (
+                    completion is None
+                ):  # `cancel` has queued it, behind the events that were not read
                     item = queue.get_nowait()
                     completion = item if isinstance(item, Completion) else None
                 call.instants = flow.each_instant()
@@ -325,7 +374,9 @@ class Client:
                 call.head_received(headers)
                 again_s = None
             else:  # its text may quote the key
-                failure = Failure(failure.kind, self._setting.redact(failure.text), failure.http_status)
+                failure = Failure(
+                    failure.kind, self._setting.redact(failure.text), failure.http_status
+                )
                 completion = msgspec.structs.replace(completion, failure=failure)
                 again_s = call.attempt_failed(failure, headers, at=completion.done, final=delivered)
             if again_s is None:
@@ -343,7 +394,9 @@ class Client:
                 await self.open()
             call.model = self.model
             if self.policy.throttle is not None:
-                call.permit = await self.policy.throttle.acquire(**call.throttle_arguments(self.timeout_s))
+                call.permit = await self.policy.throttle.acquire(
+                    **call.throttle_arguments(self.timeout_s)
+                )
                 self._check_usable()
             if self.policy.budget is not None:
                 booked = self.policy.budget.booker(False)(call.estimated_cost(), call.model)
@@ -355,7 +408,9 @@ class Client:
             kinds = {ThrottleTimeout: "timeout_total", BudgetExceeded: "over_budget"}
             kind = kinds.get(type(error), "connect")
             failure = Failure(kind, self.target.redact(str(error))) if failed else _CALLER_LEFT
-            call.report("failed" if failed else "cancelled", failure, Observed(), done=monotonic_ns())
+            call.report(
+                "failed" if failed else "cancelled", failure, Observed(), done=monotonic_ns()
+            )
             raise
 
     def _abandoned(self, call: Call, completion: Completion, error: BaseException) -> None:
@@ -364,7 +419,10 @@ class Client:
             later(partial(self._abandoned, call, completion, error))
             return
         call.head_received(completion.headers or {})
-        cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt) and LOOP_LEFT not in error.args
+        cancelled = (
+            isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
+            and LOOP_LEFT not in error.args
+        )
         left: Status = "cancelled" if cancelled else "abandoned"
         self._report(call, completion, "ok" if completion.failure is None else left)
 
@@ -383,7 +441,9 @@ class Client:
             server_timing=completion.server_timing,
             kernel_stamps=completion.kernel_stamp,
             usage=completion.usage,
-            choices=(Choice(text=text, finish_reason=completion.finish_reason, tool_calls=tool_calls),),
+            choices=(
+                Choice(text=text, finish_reason=completion.finish_reason, tool_calls=tool_calls),
+            ),
         )
         call.report(status, completion.failure, observed, done=completion.done)
 
@@ -397,7 +457,12 @@ def _signature() -> inspect.Signature:
     """What `help` and notebooks show and complete; type checkers read ClientOptions."""
     own, kinds = inspect.signature(Client.__init__), ClientOptions.__annotations__
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kinds[name].__forward_arg__)
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=kinds[name].__forward_arg__,
+        )
         for name, default in DEFAULTS.items()
     ]
     return own.replace(parameters=[own.parameters["self"], own.parameters["target"], *options])

@@ -73,7 +73,10 @@ def _asyncio_wakeup() -> tuple[Callable[[], None], Wait]:
 
 
 def _trio_wakeup(trio: Any) -> tuple[Callable[[], None], Wait]:
-    token, events = trio.lowlevel.current_trio_token(), [trio.Event()]  # an event of trio is set once
+    token, events = (
+        trio.lowlevel.current_trio_token(),
+        [trio.Event()],
+    )  # an event of trio is set once
 
     def set_event() -> None:
         events[0].set()

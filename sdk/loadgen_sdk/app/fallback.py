@@ -17,7 +17,8 @@ from .steps import Steps, repeatable, runner
 
 class Circuit:
     """A circuit breaker, without IO. After so many failed calls in a row it is open for a while; then one call tries:
-    it closes the circuit by an answer, and opens it again by a failure. Instants are monotonic ns."""
+    it closes the circuit by an answer, and opens it again by a failure. Instants are monotonic ns.
+    """
 
     def __init__(self, failures: int, rest_ns: int) -> None:
         self._most, self._rest_ns = failures, rest_ns
@@ -67,10 +68,17 @@ class Fallback:
     """
 
     def __init__(
-        self, client: Any, *, model: str | Mapping[str, str] | None = None, failures: int = 5, rest_s: float = 30.0
+        self,
+        client: Any,
+        *,
+        model: str | Mapping[str, str] | None = None,
+        failures: int = 5,
+        rest_s: float = 30.0,
     ) -> None:
         if isinstance(failures, bool) or not isinstance(failures, int) or failures < 1:
-            raise WrongUse("out_of_range", f"failures={failures!r}", "give a whole number, at least 1")
+            raise WrongUse(
+                "out_of_range", f"failures={failures!r}", "give a whole number, at least 1"
+            )
         if not isinstance(rest_s, int | float) or not 0 <= rest_s < 1e9:
             raise WrongUse("out_of_range", f"rest_s={rest_s!r}", "give seconds, 0 or more")
         self.client, self._model = client, model
@@ -78,10 +86,19 @@ class Fallback:
 
     def model_for(self, model: Any) -> Any:
         """What the second endpoint is asked for."""
-        return self._model.get(model, model) if isinstance(self._model, Mapping) else self._model or model
+        return (
+            self._model.get(model, model)
+            if isinstance(self._model, Mapping)
+            else self._model or model
+        )
 
     def covering(
-        self, send: Callable[..., Any], path: str, name: str, blocking: bool, failure_of: Callable[[Any], Failure]
+        self,
+        send: Callable[..., Any],
+        path: str,
+        name: str,
+        blocking: bool,
+        failure_of: Callable[[Any], Failure],
     ) -> Callable[..., Any]:
         """`send`, the method of the first client at this path, with the same method of the second behind it."""
 
@@ -120,7 +137,9 @@ class Fallback:
                     return completion
         return await other()
 
-    def takes_over(self, error: BaseException, failure_of: Callable[[Any], Failure], delivered: bool = False) -> bool:
+    def takes_over(
+        self, error: BaseException, failure_of: Callable[[Any], Failure], delivered: bool = False
+    ) -> bool:
         """Whether the second endpoint takes the call that ended so at the first, which is told to the circuit."""
         if isinstance(error, ThrottleTimeout) or not isinstance(error, Exception):
             self.circuit.undone()
@@ -147,8 +166,12 @@ def checked_fallback(fallback: Any, kind: Callable[[Any], object], client: Any) 
     if fallback is None:
         return None
     if not isinstance(fallback, Fallback):
-        raise WrongUse("wrong_type", f"fallback is a {type(fallback).__name__}", "give Fallback(client)")
+        raise WrongUse(
+            "wrong_type", f"fallback is a {type(fallback).__name__}", "give Fallback(client)"
+        )
     if kind(fallback.client) != kind(client):
         names = f"{type(fallback.client).__name__} behind a {type(client).__name__}"
-        raise WrongUse("wrong_type", f"a {names}", "give clients of one package, both blocking or both async")
+        raise WrongUse(
+            "wrong_type", f"a {names}", "give clients of one package, both blocking or both async"
+        )
     return fallback

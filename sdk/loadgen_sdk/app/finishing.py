@@ -37,7 +37,9 @@ def later(work: Callable[[], object]) -> None:
     if not _State.started:
         _State.started = True
         try:
-            _thread.start_new_thread(_run, (_State.queue,))  # `threading.Thread.start` would take locks
+            _thread.start_new_thread(
+                _run, (_State.queue,)
+            )  # `threading.Thread.start` would take locks
         except RuntimeError:  # the interpreter is going down
             _State.started = False
 

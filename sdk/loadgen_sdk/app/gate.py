@@ -12,9 +12,19 @@ from .rate_limit_headers import Level, level, retry_after_s
 
 FOREVER = 1 << 62
 MAX_PAUSE_S = 60.0  # a server that asks for a longer pause is asked again after this time
-EARLIER_BOOT_NS = 1_000_000_000  # shared bookings later than now by this much are of an earlier boot of this host
-_PERIODS_NS = {"s": 10**9, "sec": 10**9, "second": 10**9, "min": 60 * 10**9, "minute": 60 * 10**9, "m": 60 * 10**9,
-               "h": 3600 * 10**9, "hour": 3600 * 10**9}  # fmt: skip
+EARLIER_BOOT_NS = (
+    1_000_000_000  # shared bookings later than now by this much are of an earlier boot of this host
+)
+_PERIODS_NS = {
+    "s": 10**9,
+    "sec": 10**9,
+    "second": 10**9,
+    "min": 60 * 10**9,
+    "minute": 60 * 10**9,
+    "m": 60 * 10**9,
+    "h": 3600 * 10**9,
+    "hour": 3600 * 10**9,
+}
 
 
 class Rate(NamedTuple):
@@ -36,7 +46,11 @@ def rate(text: str | int | float, what: str) -> Rate:
     if period is None or math.isnan(limit):
         raise WrongUse("invalid_value", f"{what}={text!r} is no rate", hint)
     if limit <= 0 or math.isinf(limit):
-        problem = f"{what}={text!r} would let nothing through" if limit <= 0 else f"{what}=inf limits nothing"
+        problem = (
+            f"{what}={text!r} would let nothing through"
+            if limit <= 0
+            else f"{what}=inf limits nothing"
+        )
         raise WrongUse("out_of_range", problem, f"{hint}, or leave it out")
     if limit < 1 and what == "requests":  # the window must have room for one request
         return Rate(1.0, round(period / limit))
@@ -101,7 +115,9 @@ class _Window:
     def correct(self, booked_at: int, difference: float) -> None:
         """What was booked at `booked_at` was really `difference` more."""
         index = bisect_left(self._times, booked_at, self._head)
-        if index < len(self._times) and self._same_entry(booked_at, self._times[index]):  # else it left the window
+        if index < len(self._times) and self._same_entry(
+            booked_at, self._times[index]
+        ):  # else it left the window
             self._amounts[index] += difference
             self._add(difference)
 
@@ -110,7 +126,11 @@ class _Window:
         self._paid_until += amount * self._rate.period_ns / self._rate.limit
 
     def _same_entry(self, at: int, booked_at: int) -> bool:
-        return at // self._grain_ns == booked_at // self._grain_ns if self._grain_ns else at == booked_at
+        return (
+            at // self._grain_ns == booked_at // self._grain_ns
+            if self._grain_ns
+            else at == booked_at
+        )
 
     def state(self) -> list[Any]:
         """What another process needs to go on."""
@@ -120,13 +140,19 @@ class _Window:
         times, amounts, paid_until = state
         if times and times[-1] > now + EARLIER_BOOT_NS:
             times, amounts, paid_until = [], [], 0.0
-        self._head, self._times, self._amounts, self._paid_until = 0, [*times], [*amounts], float(paid_until)
+        self._head, self._times, self._amounts, self._paid_until = (
+            0,
+            [*times],
+            [*amounts],
+            float(paid_until),
+        )
         self._sum = math.fsum(amounts)
 
 
 class _ServerBucket:
     """A limit as the server counts it. Its reset header is the time until the bucket is full again, so `limit -
-    remaining` come back in that time, evenly. Without a limit (0) nothing is known to come back before the reset."""
+    remaining` come back in that time, evenly. Without a limit (0) nothing is known to come back before the reset.
+    """
 
     def __init__(self, level: Level, now: int, longest_ns: int) -> None:
         self._limit, self._left, self._at = level.limit, level.remaining, now
@@ -147,7 +173,10 @@ class _ServerBucket:
 
     def book(self, now: int, amount: float) -> None:
         if self._ns_each:
-            self._left, self._at = min(self._limit, self._left + (now - self._at) / self._ns_each), now
+            self._left, self._at = (
+                min(self._limit, self._left + (now - self._at) / self._ns_each),
+                now,
+            )
         elif now >= min(self._full_at, self._latest):
             self._left = math.inf  # nothing is known of the time after the reset
         self._left -= amount
@@ -227,7 +256,10 @@ class Gate:
         amounts = amounts_of(tokens, output)
         for name, bucket in self._server.items():
             bucket.book(now, amounts[name])
-        return Booking(amounts, {name: window.book(now, amounts[name]) for name, window in self._windows.items()})
+        return Booking(
+            amounts,
+            {name: window.book(now, amounts[name]) for name, window in self._windows.items()},
+        )
 
     def leave(self, booking: Booking, tokens: float | None, output: float | None = None) -> None:
         """A call has ended. `tokens`: what it used (None: keep the estimate); `output`: of them, None: not known."""
@@ -236,7 +268,9 @@ class Gate:
             self.correct(booking, tokens, output)
 
     def correct(self, booking: Booking, tokens: float, output: float | None = None) -> None:
-        used = amounts_of(tokens, output if output is not None else min(tokens, booking.amounts["output_tokens"]))
+        used = amounts_of(
+            tokens, output if output is not None else min(tokens, booking.amounts["output_tokens"])
+        )
         for name, window in self._windows.items():
             if used[name] != booking.amounts[name]:
                 window.correct(booking.at[name], used[name] - booking.amounts[name])
@@ -272,4 +306,9 @@ class Gate:
 
 
 def amounts_of(tokens: float, output: float) -> dict[str, float]:
-    return {"requests": 1, "tokens": tokens, "input_tokens": tokens - output, "output_tokens": output}
+    return {
+        "requests": 1,
+        "tokens": tokens,
+        "input_tokens": tokens - output,
+        "output_tokens": output,
+    }

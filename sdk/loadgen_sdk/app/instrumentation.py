@@ -60,8 +60,13 @@ def instrument(
 
     Raises WrongUse when `client` is not such a client or an argument is invalid.
     """
-    policy = make_policy(on_measurement, prices, throttle, retry, record, keep_content, labels, budget)
-    options = _merged(vars(client).get(OPTIONS) if hasattr(client, "__dict__") else None, Options(policy, ask_usage))
+    policy = make_policy(
+        on_measurement, prices, throttle, retry, record, keep_content, labels, budget
+    )
+    options = _merged(
+        vars(client).get(OPTIONS) if hasattr(client, "__dict__") else None,
+        Options(policy, ask_usage),
+    )
     if isinstance(client, ModuleType) and client.__name__ == "litellm":
         if fallback is not None:
             hint = "LiteLLM's Router has fallbacks of its own"
@@ -98,7 +103,11 @@ def _merged(inner: Options | None, given: Options) -> Options:
     for name in ("throttle", "retry", "record", "budget"):
         first, second = getattr(old, name), getattr(new, name)
         if first is not None and second is not None and first is not second:
-            raise WrongUse("conflict", f"this client has a {name} already, and gets another one", f"give {name} once")
+            raise WrongUse(
+                "conflict",
+                f"this client has a {name} already, and gets another one",
+                f"give {name} once",
+            )
     policy = Policy(
         observers=(*old.observers, *new.observers),
         prices=old.prices if new.prices is None else new.prices,
@@ -109,4 +118,8 @@ def _merged(inner: Options | None, given: Options) -> Options:
         labels={**old.labels, **new.labels},
         budget=new.budget or old.budget,
     )
-    return Options(policy, inner.ask_usage if given.ask_usage is None else given.ask_usage, fallback=inner.fallback)
+    return Options(
+        policy,
+        inner.ask_usage if given.ask_usage is None else given.ask_usage,
+        fallback=inner.fallback,
+    )

@@ -19,10 +19,25 @@ from ..prices import warn_once
 from ..request import NEVER, Failure
 from .renamed import gone
 
-Api = Literal["chat", "completions", "responses", "messages", "embeddings", "rerank", "batches", "images", "speech",
-              "transcriptions"]  # fmt: skip
-WRITING = frozenset(("chat", "completions", "responses", "messages"))  # the APIs whose answers are written
-TEXT = WRITING | {"embeddings", "rerank"}  # those whose prompts are text, of which traces keep the shape
+Api = Literal[
+    "chat",
+    "completions",
+    "responses",
+    "messages",
+    "embeddings",
+    "rerank",
+    "batches",
+    "images",
+    "speech",
+    "transcriptions",
+]
+WRITING = frozenset(
+    ("chat", "completions", "responses", "messages")
+)  # the APIs whose answers are written
+TEXT = WRITING | {
+    "embeddings",
+    "rerank",
+}  # those whose prompts are text, of which traces keep the shape
 Status = Literal["ok", "failed", "cancelled", "abandoned"]
 
 
@@ -48,7 +63,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
     """The texts of a call, kept only on request: `input` as given (messages, prompt or input), `output` the text of the
-    first answer, `choices` every answer with its finish reason and tool calls."""
+    first answer, `choices` every answer with its finish reason and tool calls.
+    """
 
     input: Any
     output: str
@@ -80,9 +96,13 @@ class Measurement(msgspec.Struct, frozen=True):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None  # of the input tokens
-    cache_written_tokens: int | None = None  # of the input tokens, by servers that bill what goes into their cache
+    cache_written_tokens: int | None = (
+        None  # of the input tokens, by servers that bill what goes into their cache
+    )
     reasoning_tokens: int | None = None  # of the output tokens
-    token_source: Literal["server", "events", ""] = ""  # of the output count; "events": one token per event assumed
+    token_source: Literal["server", "events", ""] = (
+        ""  # of the output count; "events": one token per event assumed
+    )
     cost: float | None = None  # in the currency of the price given; None without price or counts
     attempts: tuple[Attempt, ...] = ()
     hidden_retries: int = 0  # made by the wrapped client inside the attempts
@@ -97,7 +117,9 @@ class Measurement(msgspec.Struct, frozen=True):
     kernel_stamps: bool = False  # the instants are kernel stamps, not the times of the reads
     content: Content | None = None
     labels: dict[str, str] = {}  # see `labelled`
-    parameters: dict[str, int | float] = {}  # numbers of the request: temperature, max_tokens, seed, n, ...
+    parameters: dict[
+        str, int | float
+    ] = {}  # numbers of the request: temperature, max_tokens, seed, n, ...
 
     @property
     def ttft_ms(self) -> float | None:
@@ -120,8 +142,12 @@ class Measurement(msgspec.Struct, frozen=True):
         if self.output_tokens is None:
             return None
         reasoning = self.reasoning_tokens or 0
-        n = measures.streamed_tokens(self.output_tokens, reasoning, self.first_token, self.first_answer)
-        return _ms(measures.tpot(self.first_token, self.last_token, n, self.first_event_tokens or 1))
+        n = measures.streamed_tokens(
+            self.output_tokens, reasoning, self.first_token, self.first_answer
+        )
+        return _ms(
+            measures.tpot(self.first_token, self.last_token, n, self.first_event_tokens or 1)
+        )
 
     @property
     def e2e_ms(self) -> float | None:
@@ -155,26 +181,52 @@ class Measurement(msgspec.Struct, frozen=True):
         """Every field and every figure, of failed calls too, as plain values: for JSON, a log line, a table."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         figures = {name: getattr(self, name) for name in FIGURES}
-        return fields | {name: [*value] if isinstance(value, tuple) else value for name, value in figures.items()}
+        return fields | {
+            name: [*value] if isinstance(value, tuple) else value for name, value in figures.items()
+        }
 
     def to_json(self) -> str:
         """`to_dict` as JSON."""
         return msgspec.json.encode(self.to_dict()).decode()
 
 
-FIGURES = ("ttft_ms", "ttft_from_sent_ms", "first_answer_ms", "tpot_ms", "e2e_ms", "wait_ms", "inter_chunk_ms",
-           "itl_ms", "retries")  # fmt: skip
+FIGURES = (
+    "ttft_ms",
+    "ttft_from_sent_ms",
+    "first_answer_ms",
+    "tpot_ms",
+    "e2e_ms",
+    "wait_ms",
+    "inter_chunk_ms",
+    "itl_ms",
+    "retries",
+)
 """The properties of a Measurement that `to_dict` adds to its fields."""
 
-PARAMETERS = frozenset(("temperature", "top_p", "max_tokens", "max_completion_tokens", "max_output_tokens", "seed", "n",
-                        "frequency_penalty", "presence_penalty"))  # fmt: skip
+PARAMETERS = frozenset(
+    (
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "seed",
+        "n",
+        "frequency_penalty",
+        "presence_penalty",
+    )
+)
 
 
 def parameters_of(arguments: Mapping[str, Any]) -> dict[str, int | float]:
     """The numbers of a request that telemetry shows. Never a text."""
     if PARAMETERS.isdisjoint(arguments):
         return {}
-    return {name: arguments[name] for name in PARAMETERS.intersection(arguments) if type(arguments[name]) in _NUMBERS}
+    return {
+        name: arguments[name]
+        for name in PARAMETERS.intersection(arguments)
+        if type(arguments[name]) in _NUMBERS
+    }
 
 
 _NUMBERS = (int, float)  # a bool is none
@@ -189,7 +241,9 @@ def without_server_text(failure: Failure, code: str = "") -> Failure:
     """`failure` without what the server wrote: the text becomes the error's code, or the status."""
     if failure.kind in _LOCAL_KINDS:
         return failure
-    if not (0 < len(code) <= 64 and code.replace("_", "").replace("-", "").replace(".", "").isalnum()):
+    if not (
+        0 < len(code) <= 64 and code.replace("_", "").replace("-", "").replace(".", "").isalnum()
+    ):
         code = f"HTTP {failure.http_status}" if failure.http_status else failure.kind
     return Failure(failure.kind, code, failure.http_status)
 
@@ -213,7 +267,11 @@ def measurement_of(answer: object) -> Measurement | None:
         if isinstance(found, Measurement):
             return found
         inner = vars(answer) if hasattr(answer, "__dict__") else {}
-        names = [name for name in inner if name == "_raw_stream" or name.endswith(("Manager__stream", "__raw_stream"))]
+        names = [
+            name
+            for name in inner
+            if name == "_raw_stream" or name.endswith(("Manager__stream", "__raw_stream"))
+        ]
         if not names:
             return None
         answer = inner[names[0]]
@@ -252,7 +310,11 @@ def _attached(owner: Any) -> Measurement:
 
 
 def _is_pydantic_1(kind: type) -> bool:
-    bases = (base for base in kind.__mro__ if base.__name__ == "BaseModel" and base.__module__.startswith("pydantic"))
+    bases = (
+        base
+        for base in kind.__mro__
+        if base.__name__ == "BaseModel" and base.__module__.startswith("pydantic")
+    )
     old = any(not hasattr(base, "model_validate") for base in bases)
     if len(_pydantic_1) < MOST_KINDS:
         _pydantic_1[kind] = old
@@ -283,7 +345,10 @@ def _waiting_contexts(task: asyncio.Task[Any] | None, most: int) -> Iterator[Con
                 yield from _waiting_contexts(outer, most - 1)
 
 
-_COPIES = sys.version_info < (3, 12)  # `asyncio.wait_for` runs what it waits for in a task of its own
+_COPIES = sys.version_info < (
+    3,
+    12,
+)  # `asyncio.wait_for` runs what it waits for in a task of its own
 _RELEASE_WAITER = getattr(asyncio.tasks, "_release_waiter", None)
 
 

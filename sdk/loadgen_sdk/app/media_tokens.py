@@ -61,7 +61,9 @@ class Patches(NamedTuple):
         scale = min(1.0, room.longest / max(width, height))
         if math.ceil(width * scale / 32) * math.ceil(height * scale / 32) > room.patches:
             scale = math.sqrt(32 * 32 * room.patches / (width * height))
-            scale *= min(math.floor(side * scale / 32) / (side * scale / 32) for side in (width, height))
+            scale *= min(
+                math.floor(side * scale / 32) / (side * scale / 32) for side in (width, height)
+            )
         patches = math.prod(math.ceil(round(side * scale / 32, 6)) for side in (width, height))
         return math.ceil(round(min(room.patches, patches) * self.factor, 6))
 
@@ -83,7 +85,13 @@ class Squares(NamedTuple):
         return squares(bisect_right(range(1, longer + 1), self.most, key=squares))
 
 
-OLDER_CLAUDE = ("claude-2", "claude-3", "claude-haiku-4", "claude-opus-4", "claude-sonnet-4")  # before 4.7
+OLDER_CLAUDE = (
+    "claude-2",
+    "claude-3",
+    "claude-haiku-4",
+    "claude-opus-4",
+    "claude-sonnet-4",
+)  # before 4.7
 PICTURES: dict[str, Tiles | Patches | Squares] = {
     "": Tiles(85, 170),  # a model of another name: as gpt-4o
     "claude": Squares(2576, 4784),

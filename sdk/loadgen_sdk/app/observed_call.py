@@ -33,7 +33,9 @@ from .steps import Steps, isawaitable, repeatable, run_async, run_blocking, runn
 
 log = logging.getLogger("loadgen_sdk")
 
-RAW_HEADER = "X-Stainless-Raw-Response"  # the header by which with_raw_response asks for the whole response
+RAW_HEADER = (
+    "X-Stainless-Raw-Response"  # the header by which with_raw_response asks for the whole response
+)
 LABELS = "loadgen_labels"  # the argument of a call that is ours; every other one, `labels` too, is the package's
 _ABANDONED = Failure("interrupted", "the application stopped listening")
 _NOT_GIVEN = object()
@@ -51,17 +53,25 @@ class ObservedCall:
     hidden_retries = 0  # made by the package inside the attempts
     raw: Any = None  # the raw response, if the application holds it
     response: Any = None  # the HTTP library's, until the package has made an answer of it
-    raw_asked = unread = False  # the application called with_raw_response, or with_streaming_response
+    raw_asked = unread = (
+        False  # the application called with_raw_response, or with_streaming_response
+    )
     hides_usage = False  # the event with the token count is there only because we asked for it
     left_by_reader = False  # what reads the stream for the application has given it up
-    get_stream: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference to the stream, once there is one
+    get_stream: Callable[[], Any] = staticmethod(
+        lambda: None
+    )  # a weak reference to the stream, once there is one
     _outer: ObservedCall | None = None
     _current_span: AbstractContextManager[object] | None = None
 
-    def __init__(self, api: Api, setting: Setting, kwargs: dict[str, Any], labels: Any = None) -> None:
+    def __init__(
+        self, api: Api, setting: Setting, kwargs: dict[str, Any], labels: Any = None
+    ) -> None:
         self.streamed = streamed = bool(kwargs.get("stream"))
         model = kwargs.get("model") or ""
-        self.call = Call(setting, api, model if type(model) is str else str(model), kwargs, streamed, labels)
+        self.call = Call(
+            setting, api, model if type(model) is str else str(model), kwargs, streamed, labels
+        )
         self.tracker = OutputTracker(api, streamed, setting.policy.keep_content)
         self.call.instants = self.tracker.instants
         if (headers := kwargs.get("extra_headers")) and (form := headers.get(RAW_HEADER)):
@@ -70,7 +80,9 @@ class ObservedCall:
         if streamed and setting.ask_usage and api in ("chat", "completions"):
             options, more = kwargs.get("stream_options"), kwargs.get("extra_body")
             options = options if isinstance(options, Mapping) else {}
-            if not options.get("include_usage") and not (isinstance(more, Mapping) and "stream_options" in more):
+            if not options.get("include_usage") and not (
+                isinstance(more, Mapping) and "stream_options" in more
+            ):
                 kwargs["stream_options"] = {**options, "include_usage": True}
                 self.hides_usage = True
 
@@ -91,7 +103,9 @@ class ObservedCall:
     def throttle_arguments(self, timeout: Any) -> dict[str, Any]:
         """The keyword arguments for `Throttle.acquire`. timeout: of the call."""
         client_s = self.call.setting.timeout_s
-        return self.call.throttle_arguments(client_s if timeout is _NOT_GIVEN else seconds_of(timeout, client_s))
+        return self.call.throttle_arguments(
+            client_s if timeout is _NOT_GIVEN else seconds_of(timeout, client_s)
+        )
 
     @property
     def reported(self) -> bool:
@@ -102,7 +116,9 @@ class ObservedCall:
 
         None: there is no further attempt, and the measurement has been reported, if it was a call at all.
         """
-        if isinstance(error, TypeError) and not self.call.has_head:  # wrong arguments: there was no call
+        if (
+            isinstance(error, TypeError) and not self.call.has_head
+        ):  # wrong arguments: there was no call
             self.call.withdraw()
             return None
         try:
@@ -175,7 +191,9 @@ class ObservedCall:
             self._report("ok", None, result)
         elif hasattr(result, "_iterator"):
             stream = _unwrapped(result)
-            self.get_stream = weakref.ref(stream)  # a cycle would delay the end of an abandoned stream
+            self.get_stream = weakref.ref(
+                stream
+            )  # a cycle would delay the end of an abandoned stream
             twin = copy.copy(stream)
             twin._iterator = None
             events = _own_iterator(stream, twin)
@@ -219,7 +237,9 @@ class ObservedCall:
             self.tracker.finished = monotonic_ns()
             self._report("ok" if consumed else "abandoned", None if consumed else _ABANDONED)
 
-    def _report(self, status: Status, failure: Failure | None, answer: Any = None, code: str = "") -> None:
+    def _report(
+        self, status: Status, failure: Failure | None, answer: Any = None, code: str = ""
+    ) -> None:
         call = self.call
         # one step, for all threads: a destructor hands the end to another one, while this one closes
         if call.reported or vars(self).setdefault("_told_by", mine := object()) is not mine:
@@ -239,7 +259,9 @@ class ObservedCall:
                 tracker.first_answer,
                 last,
                 last if last > tracker.finished else tracker.finished,
-                tracker.first_event_tokens if self.streamed else usage.output or 0,  # all came at once
+                tracker.first_event_tokens
+                if self.streamed
+                else usage.output or 0,  # all came at once
                 tracker.finish_reason,
                 self.hidden_retries,
                 tracker.response_model,
@@ -321,12 +343,15 @@ def measured(
 
     arguments_of: finds the request's arguments in those of the method; None: they are the same.
     """
-
     policy = setting.policy
     throttle, budget = policy.throttle, policy.budget
     book = None if budget is None else budget.booker(blocking)
-    acquire = None if throttle is None else throttle.acquire_blocking if blocking else throttle.acquire
-    plain = acquire is None and book is None and policy.retry is None  # one attempt, and no wait before it
+    acquire = (
+        None if throttle is None else throttle.acquire_blocking if blocking else throttle.acquire
+    )
+    plain = (
+        acquire is None and book is None and policy.retry is None
+    )  # one attempt, and no wait before it
     reads_twice = not plain or policy.record is not None or policy.keep_content
 
     def begin(kwargs: dict[str, Any]) -> ObservedCall | None:
@@ -344,7 +369,9 @@ def measured(
         try:
             if reads_twice:
                 repeatable(kwargs)
-            return ObservedCall(api, setting, kwargs if arguments_of is None else arguments_of(kwargs), labels)
+            return ObservedCall(
+                api, setting, kwargs if arguments_of is None else arguments_of(kwargs), labels
+            )
         except Exception:  # a fault of ours is none of the application's
             log.exception("a call is not measured")
             return None
@@ -355,7 +382,9 @@ def measured(
         if (observed := begin(kwargs)) is None:
             return method(*args, **kwargs)
         if not plain or observed.raw_asked:
-            return run_blocking(_attempts(observed, partial(method, *args, **kwargs), acquire, book, blocking))
+            return run_blocking(
+                _attempts(observed, partial(method, *args, **kwargs), acquire, book, blocking)
+            )
         try:
             with observed:
                 answer = method(*args, **kwargs)
@@ -369,7 +398,9 @@ def measured(
             answer = method(*args, **kwargs)
             return await answer if isawaitable(answer) else answer
         if not plain or observed.raw_asked:
-            return await run_async(_attempts(observed, partial(method, *args, **kwargs), acquire, book, blocking))
+            return await run_async(
+                _attempts(observed, partial(method, *args, **kwargs), acquire, book, blocking)
+            )
         try:
             with observed:
                 answer = method(*args, **kwargs)
@@ -403,7 +434,9 @@ def _attempts(
                 arguments = observed.throttle_arguments(send.keywords.get("timeout", _NOT_GIVEN))
                 observed.call.permit = yield partial(acquire, **arguments)
             if book is not None and observed.call.is_budgeted:
-                observed.call.hold = yield partial(book, observed.call.estimated_cost(), observed.call.model)
+                observed.call.hold = yield partial(
+                    book, observed.call.estimated_cost(), observed.call.model
+                )
             with observed:
                 answer = yield send
             break
@@ -440,7 +473,9 @@ def _timeout_of(package: Any, error: ThrottleTimeout) -> BaseException:
             self.request, self.code, self.param, self.type, self.body = None, None, None, None, None
 
         bases = (ThrottleTimeout, package.APITimeoutError)
-        kind = _timeout_kinds[package] = type("ThrottleTimeout", bases, {"__init__": without_request})
+        kind = _timeout_kinds[package] = type(
+            "ThrottleTimeout", bases, {"__init__": without_request}
+        )
     return kind(error)
 
 
@@ -501,7 +536,9 @@ def _watch_response(response: Any, events: Any, observed: ObservedCall) -> None:
         setattr(response, name, partial(_close_response, observed, weakref.ref(events), close))
 
 
-def _close_response(observed: ObservedCall, events: Callable[[], Any], close: Callable[[], Any]) -> Any:
+def _close_response(
+    observed: ObservedCall, events: Callable[[], Any], close: Callable[[], Any]
+) -> Any:
     """`close` of a response. Its events close it themselves when they end: they are running then, or over."""
     reading = events()
     if reading is None or _is_suspended(reading) is False:
@@ -528,11 +565,15 @@ def _is_suspended(events: Any) -> bool | None:
     """Of a generator, of either kind: whether it can go on. None: it is none."""
     for kind in ("gi", "ag"):
         if hasattr(events, f"{kind}_frame"):
-            return getattr(events, f"{kind}_frame") is not None and not getattr(events, f"{kind}_running")
+            return getattr(events, f"{kind}_frame") is not None and not getattr(
+                events, f"{kind}_running"
+            )
     return None
 
 
-async def _close_unfit_async(observed: ObservedCall, reading: Any, error: BaseException, close: Any) -> None:
+async def _close_unfit_async(
+    observed: ObservedCall, reading: Any, error: BaseException, close: Any
+) -> None:
     try:
         if observed.tracker.is_near_its_end:
             async for event in reading:
@@ -546,7 +587,8 @@ async def _close_unfit_async(observed: ObservedCall, reading: Any, error: BaseEx
 
 def _raised_by_reader(error: BaseException, stream: Any) -> bool:
     """Whether what reads `stream` for the application, as `chat.completions.stream`, has raised `error`: the answer is
-    not what was asked for. Its end, with the tokens, is still to be read then."""
+    not what was asked for. Its end, with the tokens, is still to be read then.
+    """
     trace = error.__traceback__
     while trace is not None:
         if _reads(trace.tb_frame, stream):
@@ -587,7 +629,9 @@ class ObservedEvents:
         self._single: Any = None  # the generator behind `next` and `anext`
 
     def __iter__(self) -> Iterator[Any]:
-        return _events(self._events, self._observed, self)  # `for event in litellm.completion(…)` holds no stream
+        return _events(
+            self._events, self._observed, self
+        )  # `for event in litellm.completion(…)` holds no stream
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return _async_events(self._events, self._observed, self)
@@ -654,7 +698,9 @@ def _events(events: Iterator[Any], observed: ObservedCall, owner: object = None)
         raise
 
 
-async def _async_events(events: AsyncIterator[Any], observed: ObservedCall, owner: object = None) -> AsyncIterator[Any]:
+async def _async_events(
+    events: AsyncIterator[Any], observed: ObservedCall, owner: object = None
+) -> AsyncIterator[Any]:
     observe, clock, hides_usage = observed.tracker.observe, monotonic_ns, observed.hides_usage
     try:
         async for event in events:

@@ -39,9 +39,13 @@ class OutputTracker:
     @property
     def observe(self) -> Callable[[Any, int], None]:
         """Takes one event of a stream, and the instant of its arrival."""
-        observers = {"responses": self._observe_event, "messages": self._observe_block,
-                     "images": self._observe_media, "transcriptions": self._observe_media,
-                     "chat": self._observe_usual}  # fmt: skip
+        observers = {
+            "responses": self._observe_event,
+            "messages": self._observe_block,
+            "images": self._observe_media,
+            "transcriptions": self._observe_media,
+            "chat": self._observe_usual,
+        }
         return observers.get(self._api, self._observe_chunk)
 
     @property
@@ -76,7 +80,8 @@ class OutputTracker:
 
     def _observe_usual(self, chunk: Any, at: int) -> None:
         """One event of chat. Most are a piece of one answer's text, and no more: the fields of those are read past
-        pydantic, whose every look-up takes as long as all of this."""
+        pydantic, whose every look-up takes as long as all of this.
+        """
         try:
             fields = chunk.__dict__
             (choice,) = fields["choices"]
@@ -104,7 +109,9 @@ class OutputTracker:
                 elif text is None or self._is_chat:
                     if delta.tool_calls or delta.function_call or getattr(delta, "refusal", None):
                         output = answer = True
-                    elif getattr(delta, "reasoning_content", None) or getattr(delta, "reasoning", None):
+                    elif getattr(delta, "reasoning_content", None) or getattr(
+                        delta, "reasoning", None
+                    ):
                         output = True
                 if reason := choice.finish_reason:
                     self.finish_reason = reason
@@ -125,7 +132,9 @@ class OutputTracker:
                     self.first_event_tokens = usage.completion_tokens or 0
             if not self.response_id:
                 self.response_id, self.response_model = chunk.id or "", chunk.model or ""
-            self._is_going_on = self.first_answer >= 0 and bool(self.response_id) and self.contents is None
+            self._is_going_on = (
+                self.first_answer >= 0 and bool(self.response_id) and self.contents is None
+            )
         except Exception:
             pass
 
@@ -139,7 +148,12 @@ class OutputTracker:
                     self.first_answer = at
                 if self.contents is not None and kind == "response.output_text.delta":
                     self.contents.add_text(event.delta)
-            elif kind in ("response.completed", "response.incomplete", "response.failed", "response.created"):
+            elif kind in (
+                "response.completed",
+                "response.incomplete",
+                "response.failed",
+                "response.created",
+            ):
                 self._read_response(event.response)
                 if kind != "response.created":
                     self.finished = at
@@ -241,16 +255,24 @@ class OutputTracker:
         return Usage(_count(counts.get(prompt)), output, cached, reasoning, written)
 
 
-_CHAT_USAGE = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
+_CHAT_USAGE = (
+    "prompt_tokens",
+    "completion_tokens",
+    "prompt_tokens_details",
+    "completion_tokens_details",
+)
 _RESPONSE_USAGE = ("input_tokens", "output_tokens", "input_tokens_details", "output_tokens_details")
 _USAGE = dict.fromkeys(("responses", "batches", "images", "transcriptions"), _RESPONSE_USAGE)
 _MESSAGES_INPUT = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-_counted_batches: set[str] = set()  # whose tokens have been told: an application asks again and again
+_counted_batches: set[str] = (
+    set()
+)  # whose tokens have been told: an application asks again and again
 
 
 def _fields(counts: Any) -> Mapping[str, Any]:
     """The fields of an object by name, those that pydantic keeps apart too. pydantic takes 1 µs to say by `getattr`
-    that it has none of this name."""
+    that it has none of this name.
+    """
     fields: Mapping[str, Any] = getattr(counts, "__dict__", _NONE)
     extra = getattr(counts, "__pydantic_extra__", None)
     return {**extra, **fields} if extra else fields
@@ -297,7 +319,9 @@ class Contents:
             answer.finish_reason = choice.finish_reason or answer.finish_reason
             for number, tool in enumerate(getattr(part, "tool_calls", None) or ()):
                 place = getattr(tool, "index", None)
-                answer.add_tool(number if place is None else place, tool.id, getattr(tool, "function", None))
+                answer.add_tool(
+                    number if place is None else place, tool.id, getattr(tool, "function", None)
+                )
 
     def add_response(self, response: Any, finish_reason: str, *, with_text: bool) -> None:
         """An answer of the responses API."""
@@ -323,7 +347,9 @@ class Contents:
         tool = self._answers[0].tools.get(place)
         if tool is not None:
             arguments = getattr(delta, "input", None)
-            tool["arguments"] += getattr(delta, "partial_json", None) or (json.dumps(arguments) if arguments else "")
+            tool["arguments"] += getattr(delta, "partial_json", None) or (
+                json.dumps(arguments) if arguments else ""
+            )
 
     def choices(self, finish_reason: str) -> tuple[Choice, ...]:
         answers = (self._answers[index] for index in sorted(self._answers))

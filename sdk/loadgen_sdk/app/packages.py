@@ -44,18 +44,36 @@ class Package(NamedTuple):
 
 PACKAGES = (
     Package(
-        "openai", "OpenAI", "AsyncOpenAI", ("OpenAI", "AsyncOpenAI", "AzureOpenAI", "AsyncAzureOpenAI"),
-        (("chat.completions", "chat"), ("beta.chat.completions", "chat"), ("completions", "completions"),
-         ("responses", "responses"), ("embeddings", "embeddings"), ("batches", "batches"), ("images", "images"),
-         ("audio.speech", "speech"), ("audio.transcriptions", "transcriptions"),
-         ("audio.translations", "transcriptions")),
+        "openai",
+        "OpenAI",
+        "AsyncOpenAI",
+        ("OpenAI", "AsyncOpenAI", "AzureOpenAI", "AsyncAzureOpenAI"),
+        (
+            ("chat.completions", "chat"),
+            ("beta.chat.completions", "chat"),
+            ("completions", "completions"),
+            ("responses", "responses"),
+            ("embeddings", "embeddings"),
+            ("batches", "batches"),
+            ("images", "images"),
+            ("audio.speech", "speech"),
+            ("audio.transcriptions", "transcriptions"),
+            ("audio.translations", "transcriptions"),
+        ),
     ),
     Package(
-        "anthropic", "Anthropic", "AsyncAnthropic", ("Anthropic", "AsyncAnthropic"),
-        (("messages", "messages"), ("beta.messages", "messages"), ("messages.batches", "batches"),
-         ("beta.messages.batches", "batches")),
+        "anthropic",
+        "Anthropic",
+        "AsyncAnthropic",
+        ("Anthropic", "AsyncAnthropic"),
+        (
+            ("messages", "messages"),
+            ("beta.messages", "messages"),
+            ("messages.batches", "batches"),
+            ("beta.messages.batches", "batches"),
+        ),
     ),
-)  # fmt: skip
+)
 LITELLM: tuple[tuple[str, Api, bool, tuple[str, str]], ...] = (
     ("completion", "chat", True, ("model", "messages")),
     ("acompletion", "chat", False, ("model", "messages")),
@@ -81,10 +99,14 @@ def package_of(client: Any) -> tuple[Package, bool]:
         for name in (package.blocking, package.waiting):
             if module is not None and isinstance(client, getattr(module, name)):
                 return package, name == package.blocking
-    what = f"the class {client.__name__}" if isinstance(client, type) else f"a {type(client).__name__}"
+    what = (
+        f"the class {client.__name__}" if isinstance(client, type) else f"a {type(client).__name__}"
+    )
     classes = ", ".join(name for package in PACKAGES for name in package.classes)
     raise WrongUse(
-        "wrong_type", f"{what} is no OpenAI client, nor one of another known package", f"give an object of {classes}"
+        "wrong_type",
+        f"{what} is no OpenAI client, nor one of another known package",
+        f"give an object of {classes}",
     )
 
 
@@ -100,7 +122,9 @@ def install(result: Any, client: Any, options: Options) -> None:
     url = getattr(client, "base_url", None)
     setting = Setting(
         policy,
-        server=f"{url.host}:{url.port or (443 if url.scheme == 'https' else 80)}" if url is not None else "",
+        server=f"{url.host}:{url.port or (443 if url.scheme == 'https' else 80)}"
+        if url is not None
+        else "",
         key=str(getattr(client, "api_key", "") or ""),
         ask_usage=asks_usage(options),
         package=package.name,
@@ -109,9 +133,13 @@ def install(result: Any, client: Any, options: Options) -> None:
     )
     for name in {path.partition(".")[0] for path, _ in package.resources}:
         if (resource := getattr(client, name, None)) is not None:
-            attributes[name] = type(resource)(result)  # a new object: that of `client` stays unwrapped
+            attributes[name] = type(resource)(
+                result
+            )  # a new object: that of `client` stays unwrapped
     for path, api in package.resources:
-        resource = functools.reduce(lambda owner, name: getattr(owner, name, None), path.split("."), result)
+        resource = functools.reduce(
+            lambda owner, name: getattr(owner, name, None), path.split("."), result
+        )
         if resource is not None:
             _wrap(resource, api, setting, blocking, path, options.fallback)
     for name in _VARIANTS:
@@ -130,7 +158,9 @@ def asks_usage(options: Options) -> bool:
     return options.policy.prices is not None if options.ask_usage is None else options.ask_usage
 
 
-def _wrap(resource: Any, api: Api, setting: Setting, blocking: bool, path: str, fallback: Fallback | None) -> None:
+def _wrap(
+    resource: Any, api: Api, setting: Setting, blocking: bool, path: str, fallback: Fallback | None
+) -> None:
     for name in _METHODS.get(api, _CREATE):
         if (method := getattr(resource, name, None)) is not None:
             send = measured(_bound_late(resource, name, method), api, setting, blocking)
@@ -203,7 +233,9 @@ def measured_router(router: type, options: Options) -> type:
             for name, api, blocking, places in LITELLM:
                 if (method := getattr(made, name, None)) is not None:
                     model_first = ("model", next(place for place in places if place != "model"))
-                    vars(made)[name] = _measured_function(method, api, setting, blocking, model_first)
+                    vars(made)[name] = _measured_function(
+                        method, api, setting, blocking, model_first
+                    )
             return made
 
         def __instancecheck__(cls, made: object) -> bool:
@@ -212,16 +244,30 @@ def measured_router(router: type, options: Options) -> type:
         def __getattr__(cls, name: str) -> Any:
             return getattr(router, name)
 
-    return Kind(router.__name__, (), {"__doc__": router.__doc__, "__qualname__": router.__qualname__})
+    return Kind(
+        router.__name__, (), {"__doc__": router.__doc__, "__qualname__": router.__qualname__}
+    )
 
 
 def _litellm_setting(options: Options) -> Setting:
     ask_usage = asks_usage(options)
-    return Setting(options.policy, "", "", ask_usage, package="litellm", covers_inner=True, switch=options.switch)
+    return Setting(
+        options.policy,
+        "",
+        "",
+        ask_usage,
+        package="litellm",
+        covers_inner=True,
+        switch=options.switch,
+    )
 
 
 def _measured_function(
-    function: Callable[..., Any], api: Api, setting: Setting, blocking: bool, places: tuple[str, str]
+    function: Callable[..., Any],
+    api: Api,
+    setting: Setting,
+    blocking: bool,
+    places: tuple[str, str],
 ) -> Callable[..., Any]:
     def steps(**kwargs: Any) -> Steps[Any]:
         answer = yield partial(function, **kwargs)

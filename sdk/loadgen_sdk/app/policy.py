@@ -31,7 +31,9 @@ log = logging.getLogger("loadgen_sdk")
 Observer = Callable[[Measurement], object]
 Observers = Observer | Iterable[Observer] | None
 
-_running: set[asyncio.Task[Any]] = set()  # of observers that are coroutines: a loop keeps only weak references
+_running: set[asyncio.Task[Any]] = (
+    set()
+)  # of observers that are coroutines: a loop keeps only weak references
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -129,15 +131,27 @@ def make_policy(
     for observer in observers:
         if not callable(observer):
             raise WrongUse(
-                "wrong_type", f"on_measurement is a {type(observer).__name__}", "give a function of one Measurement"
+                "wrong_type",
+                f"on_measurement is a {type(observer).__name__}",
+                "give a function of one Measurement",
             )
     if throttle is not None and not isinstance(throttle, Throttle):
-        raise WrongUse("wrong_type", f"throttle is a {type(throttle).__name__}", 'give Throttle(requests="600/min")')
+        raise WrongUse(
+            "wrong_type",
+            f"throttle is a {type(throttle).__name__}",
+            'give Throttle(requests="600/min")',
+        )
     if retry is not None and not isinstance(retry, Retry):
         raise WrongUse("wrong_type", f"retry is a {type(retry).__name__}", "give Retry(attempts=3)")
     if record is not None and not hasattr(record, "begin"):
-        raise WrongUse("wrong_type", f"record is a {type(record).__name__}", 'give record_shape("traffic.jsonl")')
+        raise WrongUse(
+            "wrong_type",
+            f"record is a {type(record).__name__}",
+            'give record_shape("traffic.jsonl")',
+        )
     prices, own_labels = checked_prices(prices), checked_labels(labels)
-    named = () if prices is None else (prices,) if isinstance(prices, TokenPrice) else prices.values()
+    named = (
+        () if prices is None else (prices,) if isinstance(prices, TokenPrice) else prices.values()
+    )
     money = checked_budget(budget, {price.currency for price in named}, priced=prices is not None)
     return Policy(observers, prices, throttle, retry, record, keep_content, own_labels, money)

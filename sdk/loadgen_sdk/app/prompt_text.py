@@ -14,12 +14,38 @@ import msgspec
 
 from .media_tokens import UNKNOWN_SIZE, file_tokens, picture_size, picture_tokens, sound_tokens
 
-CHARS_PER_TOKEN = 4  # for English in common vocabularies; an estimate that the answer's usage corrects
+CHARS_PER_TOKEN = (
+    4  # for English in common vocabularies; an estimate that the answer's usage corrects
+)
 EXPECTED_OUTPUT = 256  # tokens, when the call sets no limit
-_PROMPT = ("instructions", "system", "messages", "prompt", "input")  # arguments, in the order of the prompt
-_SCHEMAS = ("tools", "functions", "response_format", "text", "text_format")  # sent as JSON; they count, as text
-_TEXT_FIELDS = ("name", "text", "thinking", "content", "output", "refusal", "arguments", "input", "summary",
-                "tool_calls", "function_call", "function")  # fmt: skip
+_PROMPT = (
+    "instructions",
+    "system",
+    "messages",
+    "prompt",
+    "input",
+)  # arguments, in the order of the prompt
+_SCHEMAS = (
+    "tools",
+    "functions",
+    "response_format",
+    "text",
+    "text_format",
+)  # sent as JSON; they count, as text
+_TEXT_FIELDS = (
+    "name",
+    "text",
+    "thinking",
+    "content",
+    "output",
+    "refusal",
+    "arguments",
+    "input",
+    "summary",
+    "tool_calls",
+    "function_call",
+    "function",
+)
 _OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -49,7 +75,9 @@ def estimated_tokens(arguments: Mapping[str, Any], *, writes: bool = True) -> tu
     """
     output = 0
     if writes:
-        limits = (arguments[name] for name in _OUTPUT_LIMITS if isinstance(arguments.get(name), int))
+        limits = (
+            arguments[name] for name in _OUTPUT_LIMITS if isinstance(arguments.get(name), int)
+        )
         output = int(next(limits, EXPECTED_OUTPUT))
     return read_prompt(arguments).tokens + output, output
 
@@ -57,7 +85,10 @@ def estimated_tokens(arguments: Mapping[str, Any], *, writes: bool = True) -> tu
 def read_prompt(arguments: Mapping[str, Any]) -> Prompt:
     """The prompt of a call with these arguments: instructions or system, messages, prompt, input, and schemas."""
     model = str(arguments.get("model") or "")
-    chars, tokens = sum(_schema_chars(arguments[name]) for name in _SCHEMAS if arguments.get(name)), 0
+    chars, tokens = (
+        sum(_schema_chars(arguments[name]) for name in _SCHEMAS if arguments.get(name)),
+        0,
+    )
     parts: dict[str, list[tuple[str, ...]]] = {}
     for name in _PROMPT:
         if (value := given(arguments, name)) is None:
@@ -85,12 +116,19 @@ def given(arguments: Mapping[str, Any], name: str) -> Any:
 
 def _plain_text(value: Any) -> tuple[str, ...] | None:
     """The texts of what most prompts consist of, a text or a message with a role and a text, without the walk of
-    `_pieces`, which finds the same; None for what is more."""
+    `_pieces`, which finds the same; None for what is more.
+    """
     text: Any = value
     role: Any = "-"
     if type(value) is dict and len(value) == 2:
         text, role = value.get("content"), value.get("role")
-    if type(text) is not str or type(role) is not str or not text or not role or text.startswith("data:"):
+    if (
+        type(text) is not str
+        or type(role) is not str
+        or not text
+        or not role
+        or text.startswith("data:")
+    ):
         return None
     return (text,) if text is value else (role, text)
 
@@ -114,9 +152,13 @@ def _pieces(value: Any, model: str) -> Iterator[Piece]:
                 yield Piece(str(label))
             for name in _TEXT_FIELDS:
                 if inner := value.get(name):
-                    plain = name in ("input", "arguments") and isinstance(inner, Mapping)  # of a tool: any JSON
+                    plain = name in ("input", "arguments") and isinstance(
+                        inner, Mapping
+                    )  # of a tool: any JSON
                     yield from (Piece(str(inner)),) if plain else _pieces(inner, model)
-    elif (dump := getattr(value, "model_dump", None)) is not None or (dump := getattr(value, "dict", None)) is not None:
+    elif (dump := getattr(value, "model_dump", None)) is not None or (
+        dump := getattr(value, "dict", None)
+    ) is not None:
         yield from _pieces(dump(), model)
     else:
         yield Piece(str(value))
@@ -138,7 +180,9 @@ def _data_url(url: str, model: str, detail: str = "") -> Piece:
 
 def _picture_piece(base64: str, model: str, detail: str) -> Piece:
     size = picture_size(base64) or UNKNOWN_SIZE
-    return Piece(f"[picture: {size[0]} x {size[1]}, {len(base64)}]", picture_tokens(model, size, detail))
+    return Piece(
+        f"[picture: {size[0]} x {size[1]}, {len(base64)}]", picture_tokens(model, size, detail)
+    )
 
 
 def _picture(part: Mapping[str, Any], model: str) -> Iterator[Piece]:
@@ -163,7 +207,9 @@ def _sound(part: Mapping[str, Any], model: str) -> Iterator[Piece]:
 
 def _file(part: Mapping[str, Any], model: str) -> Iterator[Piece]:
     """`file` of chat, `input_file` of responses, `document` of Anthropic."""
-    fields = next((part[name] for name in ("file", "source") if isinstance(part.get(name), Mapping)), part)
+    fields = next(
+        (part[name] for name in ("file", "source") if isinstance(part.get(name), Mapping)), part
+    )
     data = fields.get("file_data") or fields.get("data")
     if fields.get("type") == "text" or fields.get("content"):
         yield from _pieces(data or fields.get("content"), model)

@@ -18,7 +18,12 @@ EPOCH_S = 1e9  # a number of seconds as large as this is an instant (after 2001)
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
 
 
-TIMING_HEADERS = ("server-timing", "openai-processing-ms", "x-ms-region", "x-envoy-upstream-service-time")
+TIMING_HEADERS = (
+    "server-timing",
+    "openai-processing-ms",
+    "x-ms-region",
+    "x-envoy-upstream-service-time",
+)
 """Response headers with the server's own timing. Headers of the form `x-…-time` and `x-…-ms` count as well."""
 _ANTHROPICS = {"request-id": "x-request-id"} | {
     f"anthropic-ratelimit-{of}-{what}": f"x-ratelimit-{what}-{of}"
@@ -53,7 +58,9 @@ class _UsefulNames(dict[bytes | str, str]):
     def __missing__(self, raw_name: bytes | str) -> str:
         name = (raw_name if isinstance(raw_name, str) else raw_name.decode("latin-1")).lower()
         name = _ANTHROPICS.get(name, name)
-        used = name in (REQUEST_ID, SHOULD_RETRY) or name.startswith(("retry-after", "x-ratelimit-"))
+        used = name in (REQUEST_ID, SHOULD_RETRY) or name.startswith(
+            ("retry-after", "x-ratelimit-")
+        )
         name = name if used or _is_timing(name) else ""
         if len(self) < MOST_NAMES:
             self[raw_name] = name
@@ -126,7 +133,9 @@ def duration_ns(text: str) -> int:
     seconds = number(text, 0)
     if not seconds and "T" in text:
         try:
-            seconds = datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()  # Python 3.10 knows no Z
+            seconds = datetime.fromisoformat(
+                text.replace("Z", "+00:00")
+            ).timestamp()  # Python 3.10 knows no Z
         except ValueError:
             return 0
     return round(_from_now_s(seconds / 1000 if seconds >= EPOCH_S * 1000 else seconds) * 1e9)

@@ -19,7 +19,9 @@ def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> T:
             for old in names.keys() & kwargs.keys():
-                raise WrongUse("unknown_name", f"{old}= is called {names[old]}= now", f"write {names[old]}=")
+                raise WrongUse(
+                    "unknown_name", f"{old}= is called {names[old]}= now", f"write {names[old]}="
+                )
             return function(*args, **kwargs)
 
         return checked

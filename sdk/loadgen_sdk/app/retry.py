@@ -19,12 +19,26 @@ from .renamed import gone, renamed
 log = logging.getLogger("loadgen_sdk")
 
 RETRIED = frozenset(
-    ("dns", "connect", "reset", "timeout_total", "timeout_stall", "empty", "truncated", "http_429", "http_5xx")
+    (
+        "dns",
+        "connect",
+        "reset",
+        "timeout_total",
+        "timeout_stall",
+        "empty",
+        "truncated",
+        "http_429",
+        "http_5xx",
+    )
 )
 """Kinds of failure that a retry may cure. `http_4xx` is retried only with a status in RETRIED_STATUS."""
 RETRIED_STATUS = frozenset((408, 409, 425))
 FINAL_STATUS = frozenset((501, 505, 511))  # 5xx statuses that a retry cannot cure
-FINAL_WORDS = ("insufficient_quota", "billing", "credit balance")  # texts of a 429 that waiting does not cure
+FINAL_WORDS = (
+    "insufficient_quota",
+    "billing",
+    "credit balance",
+)  # texts of a 429 that waiting does not cure
 LONGEST_ASKED_S = 60.0  # a call whose server asks for a longer wait is given up
 
 
@@ -58,15 +72,25 @@ class Retry:
         seed: int | None = None,
     ) -> None:
         if not isinstance(attempts, int) or attempts < 1:
-            raise WrongUse("out_of_range", f"{attempts!r} attempts", "at least 1: the first try counts")
+            raise WrongUse(
+                "out_of_range", f"{attempts!r} attempts", "at least 1: the first try counts"
+            )
         if not 0 < first_wait_s <= max_wait_s:
             raise WrongUse(
-                "out_of_range", f"waits from {first_wait_s} s to {max_wait_s} s", "0 < first_wait_s <= max_wait_s"
+                "out_of_range",
+                f"waits from {first_wait_s} s to {max_wait_s} s",
+                "0 < first_wait_s <= max_wait_s",
             )
         if budget < 0 or reserve < 0:
-            raise WrongUse("out_of_range", f"a budget of {budget} and a reserve of {reserve}", "0 or more")
+            raise WrongUse(
+                "out_of_range", f"a budget of {budget} and a reserve of {reserve}", "0 or more"
+            )
         if retry_if is not None and not callable(retry_if):
-            raise WrongUse("wrong_type", f"retry_if is a {type(retry_if).__name__}", "give a function of one Failure")
+            raise WrongUse(
+                "wrong_type",
+                f"retry_if is a {type(retry_if).__name__}",
+                "give a function of one Failure",
+            )
         self.attempts, self.first_wait_s, self.max_wait_s = attempts, first_wait_s, max_wait_s
         self.budget, self.reserve = budget, reserve
         self._retry_if = retry_if
@@ -104,7 +128,9 @@ class Retry:
             if self._balance < 1:
                 return None
             self._balance -= 1
-            backoff_s = self._random.uniform(0, min(self.max_wait_s, self.first_wait_s * 2.0 ** (made - 1)))
+            backoff_s = self._random.uniform(
+                0, min(self.max_wait_s, self.first_wait_s * 2.0 ** (made - 1))
+            )
         return max(backoff_s, asked_s or 0.0)
 
     def _may_help(self, failure: Failure, server_says: bool | None) -> bool:

@@ -57,7 +57,9 @@ class SharedGate:
 
     def correct(self, grant: Grant, tokens: float, output: float | None) -> None:
         """A call has really used this. `output` None: not known."""
-        self._gate.correct(Booking(amounts_of(grant.tokens, grant.output), grant.at), tokens, output)
+        self._gate.correct(
+            Booking(amounts_of(grant.tokens, grant.output), grant.at), tokens, output
+        )
 
     def cancel(self, ticket: str) -> None:
         """The process waits no longer. A grant that it did not fetch counts as a request without tokens."""
@@ -74,7 +76,14 @@ class SharedGate:
 
     def restore(self, state: dict[str, Any], now: int) -> None:
         self._gate.restore(state, now)
-        self._line = [(str(ticket), float(tokens), float(output)) for ticket, tokens, output in state.get("line", ())]
+        self._line = [
+            (str(ticket), float(tokens), float(output))
+            for ticket, tokens, output in state.get("line", ())
+        ]
         ready = {str(ticket): Grant(*grant) for ticket, grant in state.get("ready", {}).items()}
         oldest = now - KEPT_NS
-        self._ready = {ticket: grant for ticket, grant in ready.items() if max(grant.at.values(), default=0) > oldest}
+        self._ready = {
+            ticket: grant
+            for ticket, grant in ready.items()
+            if max(grant.at.values(), default=0) > oldest
+        }

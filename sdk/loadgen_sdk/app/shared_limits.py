@@ -83,7 +83,11 @@ class FileStore:
                 try:
                     gate.restore(msgspec.msgpack.decode(old), now)
                 except (ValueError, TypeError, LookupError, AttributeError) as error:
-                    log.warning("limits are not shared with other processes: %s is damaged: %s", self._path, error)
+                    log.warning(
+                        "limits are not shared with other processes: %s is damaged: %s",
+                        self._path,
+                        error,
+                    )
                     gate = SharedGate(self._limits)
             answer = step(gate, now)
             new = msgspec.msgpack.encode(gate.state())
@@ -113,7 +117,9 @@ def locked_file(path: str) -> Iterator[FileIO]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"another process has locked it for {LOCK_WAIT_S} s") from None
+                    raise TimeoutError(
+                        f"another process has locked it for {LOCK_WAIT_S} s"
+                    ) from None
                 time.sleep(LOCK_POLL_S)
         try:
             yield file
@@ -123,12 +129,17 @@ def locked_file(path: str) -> Iterator[FileIO]:
 
 class RedisStore:
     """One key of Redis per key and model (`loadgen_sdk:NAME:...`), which a script there reads and writes: one round
-    trip a step. Redis forgets a state that nobody needs."""
+    trip a step. Redis forgets a state that nobody needs.
+    """
 
     def __init__(self, url: str, limits: Limits, kept_ns: int) -> None:
         self._redis, self._name, self.errors = redis_client(url, "limits")
         self._script = self._redis.register_script(SCRIPT)
-        self._where, self._rules, self._kept_ms = redacted(url), _rules(limits), max(1, kept_ns // 1_000_000)
+        self._where, self._rules, self._kept_ms = (
+            redacted(url),
+            _rules(limits),
+            max(1, kept_ns // 1_000_000),
+        )
 
     def __str__(self) -> str:
         return self._where
@@ -149,7 +160,10 @@ class RedisStore:
 
     def _step(self, name: str, *arguments: Any) -> Any:
         step, *rest = arguments
-        return self._script(keys=[f"loadgen_sdk:{self._name}:{name}"], args=[step, self._rules, self._kept_ms, *rest])
+        return self._script(
+            keys=[f"loadgen_sdk:{self._name}:{name}"],
+            args=[step, self._rules, self._kept_ms, *rest],
+        )
 
 
 def is_redis(where: Any) -> bool:
@@ -165,7 +179,9 @@ def redis_client(url: str, what: str) -> tuple[Any, str, tuple[type[Exception], 
         raise WrongUse("not_installed", problem, "pip install redis") from None
     address, _, name = url.partition("#")
     try:
-        client = redis.Redis.from_url(address, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S)
+        client = redis.Redis.from_url(
+            address, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
+        )
     except ValueError as error:
         problem = f"shared={redacted(url)!r}: {error}"
         raise WrongUse("invalid_url", problem, 'shared="redis://HOST:6379/0#NAME"') from None
@@ -179,7 +195,9 @@ def _rules(limits: Limits) -> str:
         burst = -1 if limits.burst_ns is None else limits.burst_ns / 1000
         period = rate.period_ns / 1000
         grain = period / limits.grain if limits.grain else 1
-        rules.append({"name": name, "limit": rate.limit, "period": period, "burst": burst, "grain": grain})
+        rules.append(
+            {"name": name, "limit": rate.limit, "period": period, "burst": burst, "grain": grain}
+        )
     return json.dumps(rules)
 
 
@@ -191,10 +209,13 @@ def redacted(url: str) -> str:
 
 class SharedLimits:
     """The limits of one Throttle in a store. A store that fails is logged once; the steps then answer None, and the
-    process keeps the limits by itself and asks again a little later."""
+    process keeps the limits by itself and asks again a little later.
+    """
 
     def __init__(self, where: Any, limits: Limits, kept_ns: int) -> None:
-        self._store: Store = RedisStore(where, limits, kept_ns) if is_redis(where) else FileStore(where, limits)
+        self._store: Store = (
+            RedisStore(where, limits, kept_ns) if is_redis(where) else FileStore(where, limits)
+        )
         self._down_until = 0
         self._warned = False
 
@@ -225,5 +246,7 @@ class SharedLimits:
             self._down_until = monotonic_ns() + DOWN_NS
             if not self._warned:
                 self._warned = True
-                log.warning("limits are not shared with other processes: %s: %s", self._store, error)
+                log.warning(
+                    "limits are not shared with other processes: %s: %s", self._store, error
+                )
             return None

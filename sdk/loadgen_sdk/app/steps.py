@@ -25,7 +25,9 @@ def repeatable(arguments: dict[str, Any]) -> None:
             arguments[name] = list(value)
 
 
-_PLAIN = frozenset((str, list, dict, int, float, bool, type(None)))  # are no iterators: the quick answer
+_PLAIN = frozenset(
+    (str, list, dict, int, float, bool, type(None))
+)  # are no iterators: the quick answer
 
 
 def run_blocking(steps: Steps[T]) -> T:

@@ -19,7 +19,16 @@ from .. import measures
 from ..errors import WrongUse
 from ..request import NEVER
 from ..version import __version__
-from .agent_spans import AGENT, OPERATIONS, SCHEMA_URL, SECONDS, TOOL, WORKFLOW, Operation, operation_span
+from .agent_spans import (
+    AGENT,
+    OPERATIONS,
+    SCHEMA_URL,
+    SECONDS,
+    TOOL,
+    WORKFLOW,
+    Operation,
+    operation_span,
+)
 from .backlog import MOST_UNCOUNTED, Backlog
 from .finishing import flush
 from .measurement import Choice, Measurement
@@ -34,13 +43,37 @@ if TYPE_CHECKING:
 log = logging.getLogger("loadgen_sdk")
 
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
-TPOT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+TPOT_SECONDS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+)
 """Bucket bounds. The first are those of the conventions; the second begin where fast servers are."""
 
-_OPERATIONS = {"chat": "chat", "completions": "text_completion", "responses": "chat", "messages": "chat",
-               "embeddings": "embeddings", "batches": "batches",
-               "images": "generate_content", "speech": "generate_content",
-               "transcriptions": "generate_content"}  # fmt: skip
+_OPERATIONS = {
+    "chat": "chat",
+    "completions": "text_completion",
+    "responses": "chat",
+    "messages": "chat",
+    "embeddings": "embeddings",
+    "batches": "batches",
+    "images": "generate_content",
+    "speech": "generate_content",
+    "transcriptions": "generate_content",
+}
 _PARAMETERS = {
     "temperature": "gen_ai.request.temperature",
     "top_p": "gen_ai.request.top_p",
@@ -85,11 +118,17 @@ class OpenTelemetry:
             from opentelemetry import context, metrics, trace
         except ImportError:
             raise WrongUse(
-                "not_installed", "opentelemetry-api is not installed", "pip install opentelemetry-api"
+                "not_installed",
+                "opentelemetry-api is not installed",
+                "pip install opentelemetry-api",
             ) from None
         meter = metrics.get_meter("loadgen_sdk", __version__, meter_provider, SCHEMA_URL)
         self._trace, self._context = trace, context
-        self._tracer = trace.get_tracer("loadgen_sdk", __version__, tracer_provider, SCHEMA_URL) if spans else None
+        self._tracer = (
+            trace.get_tracer("loadgen_sdk", __version__, tracer_provider, SCHEMA_URL)
+            if spans
+            else None
+        )
         self._provider, self._content = provider, content
         self._said: set[str] = set()  # of other instrumentations
         self._metric_labels = _label_names(metric_labels, "metric_labels")
@@ -100,19 +139,36 @@ class OpenTelemetry:
             )
 
         operation = "gen_ai.client.operation"
-        self._duration = histogram(f"{operation}.duration", "s", "GenAI operation duration.", SECONDS)
-        self._tokens = histogram("gen_ai.client.token.usage", "{token}", "Input and output tokens used.", TOKENS)
-        first_text, gap_text = "From the request to the first output.", "Between successive output events."
+        self._duration = histogram(
+            f"{operation}.duration", "s", "GenAI operation duration.", SECONDS
+        )
+        self._tokens = histogram(
+            "gen_ai.client.token.usage", "{token}", "Input and output tokens used.", TOKENS
+        )
+        first_text, gap_text = (
+            "From the request to the first output.",
+            "Between successive output events.",
+        )
         self._first = histogram(f"{operation}.time_to_first_chunk", "s", first_text, SECONDS)
-        self._chunk = histogram(f"{operation}.time_per_output_chunk", "s", gap_text, SECONDS) if chunks else None
+        self._chunk = (
+            histogram(f"{operation}.time_per_output_chunk", "s", gap_text, SECONDS)
+            if chunks
+            else None
+        )
         self._tpot = histogram(
-            "loadgen.client.time_per_output_token", "s", "Per output token after the first event.", TPOT_SECONDS
+            "loadgen.client.time_per_output_token",
+            "s",
+            "Per output token after the first event.",
+            TPOT_SECONDS,
         )
         self._backlog = Backlog(self._count)
         # It has no value: a reader asks observable instruments first, and this one counts what is not counted yet.
-        meter.create_observable_counter("loadgen.client.uncounted", callbacks=[self._before_reading])
+        meter.create_observable_counter(
+            "loadgen.client.uncounted", callbacks=[self._before_reading]
+        )
         self._durations = {
-            one.name: histogram(one.metric, "s", f"Duration of {one.name}.", one.bounds) for one in OPERATIONS
+            one.name: histogram(one.metric, "s", f"Duration of {one.name}.", one.bounds)
+            for one in OPERATIONS
         }
 
     def workflow(self, name: str) -> AbstractContextManager[Any]:
@@ -120,30 +176,51 @@ class OpenTelemetry:
         return self._around(WORKFLOW, name, {})
 
     def agent(
-        self, name: str, *, id: str | None = None, conversation: str | None = None, model: str | None = None
+        self,
+        name: str,
+        *,
+        id: str | None = None,
+        conversation: str | None = None,
+        model: str | None = None,
     ) -> AbstractContextManager[Any]:
         """`with telemetry.agent("planner"):` a span `invoke_agent NAME` around the calls and tools of an agent that
-        runs in this process."""
-        more = {"gen_ai.agent.id": id, "gen_ai.conversation.id": conversation, "gen_ai.request.model": model}
+        runs in this process.
+        """
+        more = {
+            "gen_ai.agent.id": id,
+            "gen_ai.conversation.id": conversation,
+            "gen_ai.request.model": model,
+        }
         return self._around(AGENT, name, {**more, "gen_ai.provider.name": self._provider})
 
-    def tool(self, name: str, *, call_id: str | None = None, type: str = "function") -> AbstractContextManager[Any]:
+    def tool(
+        self, name: str, *, call_id: str | None = None, type: str = "function"
+    ) -> AbstractContextManager[Any]:
         """`with telemetry.tool("search", call_id=call.id):` a span `execute_tool NAME` around a tool that an answer
-        asked for. Its arguments and its result are not written."""
+        asked for. Its arguments and its result are not written.
+        """
         return self._around(TOOL, name, {"gen_ai.tool.call.id": call_id, "gen_ai.tool.type": type})
 
-    def _around(self, operation: Operation, name: str, attributes: dict[str, Any]) -> AbstractContextManager[Any]:
+    def _around(
+        self, operation: Operation, name: str, attributes: dict[str, Any]
+    ) -> AbstractContextManager[Any]:
         """What these three give yields the span, for attributes of one's own. An exception goes through: the span has
-        its class, never its text."""
-        return operation_span(self._trace, self._tracer, self._durations, operation, name, attributes)
+        its class, never its text.
+        """
+        return operation_span(
+            self._trace, self._tracer, self._durations, operation, name, attributes
+        )
 
     def begin_call(self, call: Call) -> CallSpan | None:
         """Start the span of a call. What is returned comes back to `__call__`."""
         if (other := _other_instrumentation(call.setting.package)) is not None:
             if other not in self._said:
                 self._said.add(other)
-                log.warning("%s reports the calls of %s: OpenTelemetry() of loadgen_sdk leaves them to it", other,
-                            call.setting.package)  # fmt: skip
+                log.warning(
+                    "%s reports the calls of %s: OpenTelemetry() of loadgen_sdk leaves them to it",
+                    other,
+                    call.setting.package,
+                )
             return CallSpan()
         if self._tracer is None:
             return None
@@ -193,9 +270,13 @@ class OpenTelemetry:
             if measurement.tpot_ms is not None:
                 self._tpot.record(measurement.tpot_ms / 1e3, shared, context)
         if measurement.input_tokens is not None:
-            self._tokens.record(measurement.input_tokens, {**shared, "gen_ai.token.type": "input"}, context)
+            self._tokens.record(
+                measurement.input_tokens, {**shared, "gen_ai.token.type": "input"}, context
+            )
         if measurement.output_tokens and measurement.token_source == "server":
-            self._tokens.record(measurement.output_tokens, {**shared, "gen_ai.token.type": "output"}, context)
+            self._tokens.record(
+                measurement.output_tokens, {**shared, "gen_ai.token.type": "output"}, context
+            )
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Count every call that has ended, and wait for what the background thread has begun. False: it took longer."""
@@ -204,7 +285,13 @@ class OpenTelemetry:
 
     def _attributes(self, call: Call | Measurement) -> dict[str, Any]:
         host, _, port = call.server.rpartition(":")
-        named = "anthropic" if call.api == "messages" else "azure.ai.openai" if ".azure.com" in host else "openai"
+        named = (
+            "anthropic"
+            if call.api == "messages"
+            else "azure.ai.openai"
+            if ".azure.com" in host
+            else "openai"
+        )
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": _OPERATIONS[call.api],
             "gen_ai.provider.name": self._provider or named,
@@ -218,7 +305,11 @@ class OpenTelemetry:
     def _end_span(self, measurement: Measurement, span: Any) -> None:
         first_chunk_ms = measurement.ttft_from_sent_ms if measurement.streamed else None
         content = measurement.content
-        reasons = [choice.finish_reason for choice in content.choices if choice.finish_reason] if content else []
+        reasons = (
+            [choice.finish_reason for choice in content.choices if choice.finish_reason]
+            if content
+            else []
+        )
         reasons = reasons or ([measurement.finish_reason] if measurement.finish_reason else [])
         optional = {
             "gen_ai.response.model": measurement.response_model,
@@ -229,7 +320,9 @@ class OpenTelemetry:
             "gen_ai.usage.cache_read.input_tokens": measurement.cached_tokens,
             "gen_ai.usage.cache_creation.input_tokens": measurement.cache_written_tokens,
             "gen_ai.usage.reasoning.output_tokens": measurement.reasoning_tokens,
-            "gen_ai.response.time_to_first_chunk": None if first_chunk_ms is None else first_chunk_ms / 1e3,
+            "gen_ai.response.time_to_first_chunk": None
+            if first_chunk_ms is None
+            else first_chunk_ms / 1e3,
             "http.request.resend_count": measurement.retries or None,
             "loadgen.wait_s": None if measurement.wait_ms is None else measurement.wait_ms / 1e3,
             "loadgen.cost": measurement.cost,
@@ -241,28 +334,44 @@ class OpenTelemetry:
         }
         if self._content and content is not None:
             attributes["gen_ai.input.messages"] = json.dumps(_messages(content.input), default=str)
-            attributes["gen_ai.output.messages"] = json.dumps([_output_message(choice) for choice in content.choices])
+            attributes["gen_ai.output.messages"] = json.dumps(
+                [_output_message(choice) for choice in content.choices]
+            )
         span.set_attributes(attributes)
         started_ns = measurement.started_unix_ns
         if measurement.first_token != NEVER and measurement.streamed:
-            span.add_event("first_token", timestamp=started_ns + measurement.first_token - measurement.started)
+            span.add_event(
+                "first_token", timestamp=started_ns + measurement.first_token - measurement.started
+            )
         for number, attempt in enumerate(measurement.attempts[:-1], 1):
             kind = attempt.failure.kind if attempt.failure is not None else ""
-            retry_info = {"attempt": number, "error.type": kind, "waited_s": attempt.waited_ms / 1e3}
-            span.add_event("retry", retry_info, timestamp=started_ns + attempt.ended - measurement.started)
+            retry_info = {
+                "attempt": number,
+                "error.type": kind,
+                "waited_s": attempt.waited_ms / 1e3,
+            }
+            span.add_event(
+                "retry", retry_info, timestamp=started_ns + attempt.ended - measurement.started
+            )
         if measurement.status == "failed":
-            span.set_status(self._trace.StatusCode.ERROR, _error_type(measurement))  # never the text: it may quote
+            span.set_status(
+                self._trace.StatusCode.ERROR, _error_type(measurement)
+            )  # never the text: it may quote
         span.end(started_ns + measurement.done - measurement.started)
 
 
 _OTHERS = {
-    "openai": (("opentelemetry.instrumentation.openai", "OpenAIInstrumentor"),  # OpenLLMetry
-               ("opentelemetry.instrumentation.openai_v2", "OpenAIInstrumentor"),
-               ("openinference.instrumentation.openai", "OpenAIInstrumentor")),
-    "anthropic": (("opentelemetry.instrumentation.anthropic", "AnthropicInstrumentor"),
-                  ("openinference.instrumentation.anthropic", "AnthropicInstrumentor")),
+    "openai": (
+        ("opentelemetry.instrumentation.openai", "OpenAIInstrumentor"),  # OpenLLMetry
+        ("opentelemetry.instrumentation.openai_v2", "OpenAIInstrumentor"),
+        ("openinference.instrumentation.openai", "OpenAIInstrumentor"),
+    ),
+    "anthropic": (
+        ("opentelemetry.instrumentation.anthropic", "AnthropicInstrumentor"),
+        ("openinference.instrumentation.anthropic", "AnthropicInstrumentor"),
+    ),
     "litellm": (("openinference.instrumentation.litellm", "LiteLLMInstrumentor"),),
-}  # fmt: skip
+}
 """Other instrumentations of a package: module and class. Each has one object, which knows whether it is active."""
 
 
@@ -301,8 +410,12 @@ class _Current:
 
 
 def _label_names(names: Sequence[str], what: str) -> tuple[str, ...]:
-    if isinstance(names, str) or not all(isinstance(name, str) and name.isidentifier() for name in names):
-        raise WrongUse("wrong_type", f"{what}={names!r}", f'give the names of labels: {what}=("feature",)')
+    if isinstance(names, str) or not all(
+        isinstance(name, str) and name.isidentifier() for name in names
+    ):
+        raise WrongUse(
+            "wrong_type", f"{what}={names!r}", f'give the names of labels: {what}=("feature",)'
+        )
     return tuple(names)
 
 
@@ -328,12 +441,16 @@ class Prometheus:
     Raises WrongUse when prometheus-client is not installed.
     """
 
-    def __init__(self, registry: CollectorRegistry | None = None, *, labels: Sequence[str] = ()) -> None:
+    def __init__(
+        self, registry: CollectorRegistry | None = None, *, labels: Sequence[str] = ()
+    ) -> None:
         try:
             import prometheus_client as client
         except ImportError:
             raise WrongUse(
-                "not_installed", "prometheus-client is not installed", "pip install prometheus-client"
+                "not_installed",
+                "prometheus-client is not installed",
+                "pip install prometheus-client",
             ) from None
         self._labels = _label_names(labels, "labels")
         labels_by = ("api", "model", *self._labels)
@@ -345,7 +462,9 @@ class Prometheus:
 
         def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Any:
             name = f"llm_client_{name}_seconds"
-            self._metrics.append(client.Histogram(name, text, labels_by, buckets=bounds, registry=None))
+            self._metrics.append(
+                client.Histogram(name, text, labels_by, buckets=bounds, registry=None)
+            )
             return self._metrics[-1]
 
         self._requests = counter("requests", "Calls that ended.", (*labels_by, "status", "error"))
@@ -353,8 +472,12 @@ class Prometheus:
         self._retries = counter("retries", "Attempts after the first.")
         self._cost = counter("cost", "Cost of the calls.")
         self._duration = histogram("duration", "From call to end.", SECONDS)
-        self._ttft = histogram("time_to_first_token", "From call to first output, streams.", SECONDS)
-        self._tpot = histogram("time_per_output_token", "Per output token after the first, streams.", TPOT_SECONDS)
+        self._ttft = histogram(
+            "time_to_first_token", "From call to first output, streams.", SECONDS
+        )
+        self._tpot = histogram(
+            "time_per_output_token", "Per output token after the first, streams.", TPOT_SECONDS
+        )
         most = 1 if "PROMETHEUS_MULTIPROC_DIR" in os.environ else MOST_UNCOUNTED
         self._backlog = Backlog(self._count, most)
         (client.REGISTRY if registry is None else registry).register(self)
@@ -375,12 +498,19 @@ class Prometheus:
             yield from metric.collect()
 
     def _count(self, measurement: Measurement) -> None:
-        labels_by = (measurement.api, measurement.model, *(measurement.labels.get(name, "") for name in self._labels))
+        labels_by = (
+            measurement.api,
+            measurement.model,
+            *(measurement.labels.get(name, "") for name in self._labels),
+        )
         series = _series
         series(self._requests, *labels_by, measurement.status, _error_type(measurement)).inc()
         series(self._duration, *labels_by).observe((measurement.done - measurement.started) / 1e9)
         if measurement.streamed:
-            for histogram, ms in ((self._ttft, measurement.ttft_ms), (self._tpot, measurement.tpot_ms)):
+            for histogram, ms in (
+                (self._ttft, measurement.ttft_ms),
+                (self._tpot, measurement.tpot_ms),
+            ):
                 if ms is not None:
                     series(histogram, *labels_by).observe(ms / 1e3)
         output = measurement.output_tokens if measurement.token_source == "server" else None

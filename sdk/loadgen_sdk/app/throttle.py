@@ -52,7 +52,11 @@ def priority(level: int) -> Iterator[None]:
     One level is worth 10 s of waiting: a call that has waited longer than that is not overtaken.
     """
     if isinstance(level, bool) or not isinstance(level, int):
-        raise WrongUse("wrong_type", f"priority({level!r})", "give a whole number; 0 is the default, higher goes first")
+        raise WrongUse(
+            "wrong_type",
+            f"priority({level!r})",
+            "give a whole number; 0 is the default, higher goes first",
+        )
     token = _priority.set(level)
     try:
         yield
@@ -65,7 +69,9 @@ class Permit:
 
     __slots__ = ("_booking", "_gate_queue", "_grant", "_heeds", "over")
 
-    def __init__(self, gate_queue: _GateQueue, booking: Booking, grant: Grant | None, heeds: bool) -> None:
+    def __init__(
+        self, gate_queue: _GateQueue, booking: Booking, grant: Grant | None, heeds: bool
+    ) -> None:
         self._gate_queue, self._booking, self._grant = gate_queue, booking, grant
         self._heeds, self.over = heeds, False
 
@@ -82,7 +88,8 @@ class Permit:
 
     def done(self, tokens: int | None = None, output_tokens: int | None = None) -> None:
         """The call is over. tokens: what it really used, input and output, to correct the estimate; output_tokens: of
-        them. May be called twice."""
+        them. May be called twice.
+        """
         if self.over:
             return
         self.over = True
@@ -109,9 +116,19 @@ class _GateQueue:
     processes, in whose line this one has a single place, for the first of its callers.
     """
 
-    def __init__(self, gate: Gate, heeds: bool, name: str, shared: SharedLimits | None, throttler: Any) -> None:
-        self.gate, self._heeds, self._name, self._shared, self.throttler = gate, heeds, name, shared, throttler
-        self._gate_lock = threading.Lock()  # held while the store is asked: never taken in an event loop then
+    def __init__(
+        self, gate: Gate, heeds: bool, name: str, shared: SharedLimits | None, throttler: Any
+    ) -> None:
+        self.gate, self._heeds, self._name, self._shared, self.throttler = (
+            gate,
+            heeds,
+            name,
+            shared,
+            throttler,
+        )
+        self._gate_lock = (
+            threading.Lock()
+        )  # held while the store is asked: never taken in an event loop then
         self._lock = threading.Lock()  # of the waiters
         self._waiters: list[_Waiter] = []  # a heap
         self.is_shared = shared is not None
@@ -119,17 +136,27 @@ class _GateQueue:
         self._in_line = False
 
     def permit(
-        self, wake: Callable[[], object], wait: Callable[[float | None], Any], tokens: float, output: float,
-        limit_s: float | None, deadline: int | None, aside: Callable[..., Any] | None = None,
-    ) -> Steps[Permit]:  # fmt: skip
+        self,
+        wake: Callable[[], object],
+        wait: Callable[[float | None], Any],
+        tokens: float,
+        output: float,
+        limit_s: float | None,
+        deadline: int | None,
+        aside: Callable[..., Any] | None = None,
+    ) -> Steps[Permit]:
         """Wait in the queue until a call is allowed. `wait`: for `wake`, at most so many seconds; `aside`: does what
-        may take long where it holds up nobody."""
+        may take long where it holds up nobody.
+        """
         waiter = _Waiter(wake, _priority.get())
         with self._lock:
             heapq.heappush(self._waiters, waiter)
         try_enter = partial(self._try_enter, waiter, tokens, output)
         try:
-            while not isinstance(answer := try_enter() if aside is None else (yield partial(aside, try_enter)), Permit):
+            while not isinstance(
+                answer := try_enter() if aside is None else (yield partial(aside, try_enter)),
+                Permit,
+            ):
                 if deadline is not None:
                     answer = min(answer, deadline - monotonic_ns())
                     if answer <= 0:
@@ -148,13 +175,19 @@ class _GateQueue:
     def waiting(self) -> int:
         return sum(not waiter.gone for waiter in self._waiters)
 
-    def leave(self, booking: Booking, grant: Grant | None, tokens: float | None, output: float | None) -> None:
+    def leave(
+        self, booking: Booking, grant: Grant | None, tokens: float | None, output: float | None
+    ) -> None:
         self._aside(partial(self._leave, booking, grant, tokens, output))
 
-    def _leave(self, booking: Booking, grant: Grant | None, tokens: float | None, output: float | None) -> None:
+    def _leave(
+        self, booking: Booking, grant: Grant | None, tokens: float | None, output: float | None
+    ) -> None:
         with self._gate_lock:
             self.gate.leave(booking, tokens, output)
-            if self._shared is not None and grant is not None and tokens is not None:  # None: the estimate stays
+            if (
+                self._shared is not None and grant is not None and tokens is not None
+            ):  # None: the estimate stays
                 self._shared.correct(self._name, grant, tokens, output)
         self._wake_first()
 
@@ -167,12 +200,22 @@ class _GateQueue:
             if obeyed and self._shared is not None:
                 self._shared.pause(self._name, obeyed)
         if asked >= LOGGED_NS:
-            cut = f"; calls go on after {obeyed / 1e9:g} s (limit max_pause_s)" if obeyed < asked else ""
-            log.warning("the server asks for no call of %s for %g s%s", self._name or "any key", asked / 1e9, cut)
+            cut = (
+                f"; calls go on after {obeyed / 1e9:g} s (limit max_pause_s)"
+                if obeyed < asked
+                else ""
+            )
+            log.warning(
+                "the server asks for no call of %s for %g s%s",
+                self._name or "any key",
+                asked / 1e9,
+                cut,
+            )
 
     def _aside(self, work: Callable[[], object]) -> None:
         """Do `work` now, or in the background: in a destructor the code below may hold the very lock that it takes, and
-        in an event loop a store may take too long."""
+        in an event loop a store may take too long.
+        """
         if collecting() or (self.is_shared and event_loop.is_running()):
             later(work)
         else:
@@ -185,7 +228,9 @@ class _GateQueue:
                 return FOREVER
         with self._gate_lock:
             now, grant = monotonic_ns(), None
-            if self._shared is not None and not (again_at := self.gate.ask_beside_windows(now, tokens, output)):
+            if self._shared is not None and not (
+                again_at := self.gate.ask_beside_windows(now, tokens, output)
+            ):
                 answer = self._shared.enter(self._name, self._ticket, tokens, output)
                 self._in_line = isinstance(answer, int)
                 if isinstance(answer, int):
@@ -280,21 +325,35 @@ class Throttle:
             )
         if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
             raise WrongUse(
-                "out_of_range", f"concurrency={concurrency!r} would let nothing through", "at least 1, or leave it out"
+                "out_of_range",
+                f"concurrency={concurrency!r} would let nothing through",
+                "at least 1, or leave it out",
             )
         if isinstance(each, str) or not set(each) <= {"key", "model"}:
             raise WrongUse("unknown_name", f"each={each!r}", 'a tuple of "key" and "model"')
-        for name, seconds in (("burst_s", burst_s), ("max_wait_s", max_wait_s), ("max_pause_s", max_pause_s)):
-            if seconds is not None and not (isinstance(seconds, int | float) and 0 <= seconds < 1e9):
+        for name, seconds in (
+            ("burst_s", burst_s),
+            ("max_wait_s", max_wait_s),
+            ("max_pause_s", max_pause_s),
+        ):
+            if seconds is not None and not (
+                isinstance(seconds, int | float) and 0 <= seconds < 1e9
+            ):
                 raise WrongUse("out_of_range", f"{name}={seconds!r}", "give seconds, 0 or more")
         if pacer not in (None, "asyncio-throttle"):
-            raise WrongUse("unknown_name", f"pacer={pacer!r}", 'give "asyncio-throttle", or leave it out')
+            raise WrongUse(
+                "unknown_name", f"pacer={pacer!r}", 'give "asyncio-throttle", or leave it out'
+            )
         given = {
-            "requests": None if is_throttler else requests, "tokens": tokens, "input_tokens": input_tokens,
+            "requests": None if is_throttler else requests,
+            "tokens": tokens,
+            "input_tokens": input_tokens,
             "output_tokens": output_tokens,
-        }  # fmt: skip
+        }
         rates = {name: rate(text, name) for name, text in given.items() if text is not None}
-        self._make_throttler: Callable[[], Any] | None = (lambda: requests) if is_throttler else None
+        self._make_throttler: Callable[[], Any] | None = (
+            (lambda: requests) if is_throttler else None
+        )
         if pacer is not None:
             if "requests" not in rates:
                 raise WrongUse(
@@ -304,7 +363,9 @@ class Throttle:
                 )
             if shared is not None or burst_s is not None:
                 raise WrongUse(
-                    "conflict", "asyncio-throttle keeps a plain limit of one event loop", "leave out shared and burst_s"
+                    "conflict",
+                    "asyncio-throttle keeps a plain limit of one event loop",
+                    "leave out shared and burst_s",
                 )
             from asyncio_throttle.throttler import Throttler
 
@@ -361,12 +422,16 @@ class Throttle:
         if queue.throttler is not None:
             await self._pass_throttler(queue, limit_s)
         aside = event_loop.in_thread if queue.is_shared else None
-        return await run_async(queue.permit(wake, wait, tokens, output_tokens, limit_s, deadline, aside))
+        return await run_async(
+            queue.permit(wake, wait, tokens, output_tokens, limit_s, deadline, aside)
+        )
 
     async def _pass_throttler(self, queue: _GateQueue, limit_s: float | None) -> None:
         if asyncio._get_running_loop() is None:
             raise WrongUse(
-                "event_loop", "asyncio-throttle waits in asyncio alone", 'leave out pacer="asyncio-throttle"'
+                "event_loop",
+                "asyncio-throttle waits in asyncio alone",
+                'leave out pacer="asyncio-throttle"',
             )
         try:
             async with timeout(limit_s):
@@ -386,7 +451,9 @@ class Throttle:
         """`acquire` for a thread. Raises WrongUse when requests are limited by an asyncio Throttler."""
         if self._make_throttler is not None:
             raise WrongUse(
-                "event_loop", "an asyncio Throttler cannot make a thread wait", 'give requests="10/s" instead'
+                "event_loop",
+                "an asyncio Throttler cannot make a thread wait",
+                'give requests="10/s" instead',
             )
         event = threading.Event()
 
@@ -395,10 +462,14 @@ class Throttle:
             event.clear()
 
         queue = self._gate_queue(key, model)
-        return run_blocking(queue.permit(event.set, wait, tokens, output_tokens, *self._deadline(max_wait_s)))
+        return run_blocking(
+            queue.permit(event.set, wait, tokens, output_tokens, *self._deadline(max_wait_s))
+        )
 
     if not TYPE_CHECKING:  # a type checker knows no old names
-        __getattr__ = gone(slot="with await throttle.acquire(…)", slot_blocking="with throttle.acquire_blocking(…)")
+        __getattr__ = gone(
+            slot="with await throttle.acquire(…)", slot_blocking="with throttle.acquire_blocking(…)"
+        )
 
     def _gate_queue(self, key: str, model: str) -> _GateQueue:
         values = {"key": key, "model": model}

@@ -53,9 +53,20 @@ class CallShape:
     nothing.
     """
 
-    __slots__ = ("delay_ns", "hashes", "messages", "previous_id", "prompt", "started", "tokens", "turn")
+    __slots__ = (
+        "delay_ns",
+        "hashes",
+        "messages",
+        "previous_id",
+        "prompt",
+        "started",
+        "tokens",
+        "turn",
+    )
 
-    def __init__(self, started: int, prompt: Prompt, messages: str | None, previous_id: str) -> None:
+    def __init__(
+        self, started: int, prompt: Prompt, messages: str | None, previous_id: str
+    ) -> None:
         self.started = started
         self.prompt: Prompt | None = prompt  # given up as soon as it is hashed
         self.messages = messages
@@ -77,20 +88,38 @@ class ShapeRecorder:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, salt: str | bytes | None = None, labels: Sequence[str] = ()
+        self,
+        path: str | os.PathLike[str],
+        *,
+        salt: str | bytes | None = None,
+        labels: Sequence[str] = (),
     ) -> None:
         self.path = Path(path)
         if isinstance(labels, str) or not all(isinstance(name, str) for name in labels):
-            raise WrongUse("wrong_type", f"labels={labels!r}", 'give the names of labels to write: labels=("feature",)')
+            raise WrongUse(
+                "wrong_type",
+                f"labels={labels!r}",
+                'give the names of labels to write: labels=("feature",)',
+            )
         self._labels = tuple(labels)
-        secret = secrets.token_bytes(16) if salt is None else salt.encode() if isinstance(salt, str) else bytes(salt)
+        secret = (
+            secrets.token_bytes(16)
+            if salt is None
+            else salt.encode()
+            if isinstance(salt, str)
+            else bytes(salt)
+        )
         if not secret:
             raise WrongUse(
-                "out_of_range", "an empty salt hides nothing", "leave it out, or give the same secret to every process"
+                "out_of_range",
+                "an empty salt hides nothing",
+                "leave it out, or give the same secret to every process",
             )
         self._key = hashlib.blake2b(secret, digest_size=32).digest()
         try:
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._fd = os.open(
+                self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
+            )
         except OSError as error:
             what = f"cannot record to {self.path}: {error.strerror}"
             raise WrongUse("unwritable_file", what, "give a file that can be written") from None
@@ -125,14 +154,18 @@ class ShapeRecorder:
     def end(self, sighting: CallShape, measurement: Measurement) -> None:
         """The call has ended: its row is queued, and written when it is time. `sighting`: what `begin` returned."""
         self._backlog.add(partial(self._add_row, sighting, measurement))
-        if measurement.done >= self._handed_over + FLUSH_NS:  # to wake a thread takes longer than all else here
+        if (
+            measurement.done >= self._handed_over + FLUSH_NS
+        ):  # to wake a thread takes longer than all else here
             self._handed_over = measurement.done
             later(self._backlog.count_all)
 
     def _hash(self, shape: CallShape) -> None:
         assert shape.prompt is not None
         texts, shape.prompt = shape.prompt.texts, None
-        encoded = [text.encode("utf-8", "surrogatepass") for several in texts.values() for text in several]
+        encoded = [
+            text.encode("utf-8", "surrogatepass") for several in texts.values() for text in several
+        ]
         shape.hashes = self._blocks(_MESSAGE_SEPARATOR.join(encoded))
         if shape.messages is not None:
             messages = texts.get(shape.messages, [])
@@ -164,7 +197,9 @@ class ShapeRecorder:
         with self._lock:
             if turn is not None and measurement.response_id:
                 self._remember(self._digest(b"id" + measurement.response_id.encode()), turn)
-            if len(self._rows) >= KEPT_ROWS:  # the newest row is dropped: the oldest may be partly written
+            if (
+                len(self._rows) >= KEPT_ROWS
+            ):  # the newest row is dropped: the oldest may be partly written
                 self.lost += 1
             else:
                 self._rows.append(msgspec.json.encode(row) + b"\n")
@@ -189,7 +224,10 @@ class ShapeRecorder:
             if unwritten:
                 self.lost += unwritten
                 self._rows.clear()
-                warn(f"{unwritten} calls are missing in {self.path}: it could not be written", stacklevel=3)
+                warn(
+                    f"{unwritten} calls are missing in {self.path}: it could not be written",
+                    stacklevel=3,
+                )
             os.close(self._fd)
             self._fd = -1
             atexit.unregister(self.close)
@@ -214,11 +252,17 @@ class ShapeRecorder:
         block_hashes, chain, key = [], b"", self._key
         for offset in range(0, len(text), BLOCK_BYTES):
             block = text[offset : offset + BLOCK_BYTES]
-            chain = hashlib.blake2b(chain + len(block).to_bytes(2, "little") + block, digest_size=16, key=key).digest()
-            block_hashes.append(int.from_bytes(chain[:6], "little"))  # 48 bits: exact in every JSON reader
+            chain = hashlib.blake2b(
+                chain + len(block).to_bytes(2, "little") + block, digest_size=16, key=key
+            ).digest()
+            block_hashes.append(
+                int.from_bytes(chain[:6], "little")
+            )  # 48 bits: exact in every JSON reader
         return block_hashes
 
-    def _find_turn(self, started: int, messages: list[str], previous_id: str) -> tuple[_Turn, int | None]:
+    def _find_turn(
+        self, started: int, messages: list[str], previous_id: str
+    ) -> tuple[_Turn, int | None]:
         """The turn that this call is in its conversation, and the ns since the previous turn ended (None: unknown).
 
         The previous turn is the one named by `previous_response_id`, else the longest earlier call that is a beginning
@@ -241,7 +285,9 @@ class ShapeRecorder:
                 turn = _Turn(parent.session, parent.turn + 1)
             if prefix_hashes:
                 self._remember(prefix_hashes[-1], turn)
-        delay_ns = started - parent.ended if parent is not None and 0 <= parent.ended <= started else None
+        delay_ns = (
+            started - parent.ended if parent is not None and 0 <= parent.ended <= started else None
+        )
         return turn, delay_ns
 
     def _remember(self, prefix_hash: bytes, turn: _Turn) -> None:

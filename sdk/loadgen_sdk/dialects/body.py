@@ -42,18 +42,27 @@ def body(
     removes a field, any other value replaces. An output limit in them, in either spelling, replaces ours.
     Raises TargetUnusable for a prompt of token ids if the API or the server does not accept it.
     """
-    extra = merge(request.extra, extra_body) if request.extra and extra_body else extra_body or request.extra
+    extra = (
+        merge(request.extra, extra_body)
+        if request.extra and extra_body
+        else extra_body or request.extra
+    )
     max_tokens = request.max_tokens
     user_limit_fields = [field for field in MAX_FIELDS if field in extra] if extra else []
     if user_limit_fields:
         max_tokens = extra[user_limit_fields[0]]
     if api == "messages":
         return _encode(
-            merge({"model": model, **message_fields(request, stream, max_tokens)}, message_extra(extra or {}))
+            merge(
+                {"model": model, **message_fields(request, stream, max_tokens)},
+                message_extra(extra or {}),
+            )
         )
     if api == "responses" or api in VALUES:
         made = (
-            _response_fields(request, stream, max_tokens) if api == "responses" else _value_fields(request, quirk, api)
+            _response_fields(request, stream, max_tokens)
+            if api == "responses"
+            else _value_fields(request, quirk, api)
         )
         return _encode(merge({"model": model, **made}, extra))
     fields: dict[str, Any] = {"model": model}
@@ -68,7 +77,9 @@ def body(
         fields["stream_options"] = dict(quirk.stream_options)
         if continuous_usage and quirk.continuous_usage:
             fields["stream_options"]["continuous_usage_stats"] = True
-    if max_tokens is not None:  # without a limit, forcing a length would generate up to the server's own limit
+    if (
+        max_tokens is not None
+    ):  # without a limit, forcing a length would generate up to the server's own limit
         if not user_limit_fields:
             fields[quirk.limit_field(api, model)] = max_tokens
         for field in quirk.forces if request.exact_output else ():
@@ -86,10 +97,20 @@ def maker(
     continuous_usage: bool = False,
 ) -> Callable[[Request], bytes]:
     """`body` of a request, for one kind of server. What bodies have in common but for their prompt is made once."""
-    ends: dict[tuple[int | None, bool], tuple[bytes, bytes] | None] = {}  # what is before and behind a prompt
+    ends: dict[
+        tuple[int | None, bool], tuple[bytes, bytes] | None
+    ] = {}  # what is before and behind a prompt
 
     def whole(request: Request) -> bytes:
-        return body(request, quirk, api, model, stream, extra_body=extra_body, continuous_usage=continuous_usage)
+        return body(
+            request,
+            quirk,
+            api,
+            model,
+            stream,
+            extra_body=extra_body,
+            continuous_usage=continuous_usage,
+        )
 
     def make(request: Request) -> bytes:
         prompt = request.prompt
@@ -100,7 +121,9 @@ def maker(
         if found is None:
             if len(ends) >= MOST_ENDS:
                 ends.clear()
-            ends[what] = _ends(whole, request) if what in ends else None  # the first may be the only one
+            ends[what] = (
+                _ends(whole, request) if what in ends else None
+            )  # the first may be the only one
             return whole(request)
         return found[0] + _encode(prompt if len(prompt) < LONG else ready(prompt)) + found[1]
 
@@ -138,11 +161,16 @@ def _response_fields(request: Request, stream: bool, max_tokens: int | None) -> 
     """The fields of the Responses API. It has none that force a length; texts only, no token ids."""
     if isinstance(request.prompt, list):
         raise TargetUnusable(
-            "unsupported", "a prompt of token ids cannot be sent as a response", "use --api completions"
+            "unsupported",
+            "a prompt of token ids cannot be sent as a response",
+            "use --api completions",
         )
     said: Any = ready(request.prompt)
     if request.messages is not None:
-        said = [message | {"content": _response_content(message.get("content"))} for message in request.messages]
+        said = [
+            message | {"content": _response_content(message.get("content"))}
+            for message in request.messages
+        ]
     limit = {} if max_tokens is None else {"max_output_tokens": max_tokens}
     return {"input": said, "stream": stream, **limit}
 
@@ -168,12 +196,18 @@ def _value_fields(request: Request, quirk: Quirk, api: Api) -> dict[str, Any]:
     if api == "embeddings":
         return {"input": ready(prompt), "encoding_format": "float"}
     if isinstance(prompt, list):
-        raise TargetUnusable("unsupported", "a query of token ids cannot be reranked", "give the prompt as text")
+        raise TargetUnusable(
+            "unsupported", "a query of token ids cannot be reranked", "give the prompt as text"
+        )
     return {"query": prompt, "documents": [prompt]}  # the probe has no other
 
 
 def asking_for_timing(
-    quirk: Quirk, headers: Sequence[tuple[str, str]], extra_body: Mapping[str, Any] | None, *, stream: bool
+    quirk: Quirk,
+    headers: Sequence[tuple[str, str]],
+    extra_body: Mapping[str, Any] | None,
+    *,
+    stream: bool,
 ) -> tuple[tuple[tuple[str, str], ...], dict[str, Any] | None]:
     """The user's headers and body fields, and those that ask this kind of server for its account of each request."""
     fields = merge(quirk.timing_fields if quirk.timing_streams or not stream else {}, extra_body)
@@ -216,10 +250,14 @@ def _prompt(request: Request, quirk: Quirk) -> str | list[int]:
     if prompt is not None:
         if quirk.prompt_ids:
             return prompt
-        raise TargetUnusable("unsupported", f"{quirk.title} takes no token ids as prompt", "give the prompt as text")
+        raise TargetUnusable(
+            "unsupported", f"{quirk.title} takes no token ids as prompt", "give the prompt as text"
+        )
     if request.messages is None:
         raise ValueError(f"request {request.id} has neither messages nor a prompt")
-    return "\n".join(text for message in request.messages if (text := _text(message.get("content"))))
+    return "\n".join(
+        text for message in request.messages if (text := _text(message.get("content")))
+    )
 
 
 def _text(content: Any) -> str:
@@ -227,4 +265,8 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
-    return "".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return "".join(
+        part["text"]
+        for part in parts
+        if isinstance(part, dict) and isinstance(part.get("text"), str)
+    )

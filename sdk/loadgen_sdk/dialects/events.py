@@ -41,7 +41,9 @@ class ChoiceFields(msgspec.Struct, gc=False):
     token_ids: list[int] | None = None
     message: DeltaFields | None = None
     meta_info: msgspec.Raw = ABSENT  # SGLang's account of a whole answer
-    speculative_decoding: msgspec.Raw = ABSENT  # TensorRT-LLM's of 1.4, with per_request_spec_decode_stats
+    speculative_decoding: msgspec.Raw = (
+        ABSENT  # TensorRT-LLM's of 1.4, with per_request_spec_decode_stats
+    )
 
 
 class CountDetails(msgspec.Struct, gc=False):
@@ -64,7 +66,11 @@ class UsageFields(msgspec.Struct, gc=False):
     cache_creation_input_tokens: int | None = None  # of messages, and of gateways in front of them
 
     def output(self) -> int | None:
-        return token_count(self.output_tokens if self.completion_tokens is msgspec.UNSET else self.completion_tokens)
+        return token_count(
+            self.output_tokens
+            if self.completion_tokens is msgspec.UNSET
+            else self.completion_tokens
+        )
 
     def usage(self) -> Usage:
         before = self.prompt_tokens_details or self.input_tokens_details
@@ -73,7 +79,9 @@ class UsageFields(msgspec.Struct, gc=False):
         if before is not None and before.cache_write_tokens is not None:
             written = before.cache_write_tokens
         return Usage(
-            input=token_count(self.input_tokens if self.prompt_tokens is msgspec.UNSET else self.prompt_tokens),
+            input=token_count(
+                self.input_tokens if self.prompt_tokens is msgspec.UNSET else self.prompt_tokens
+            ),
             output=self.output(),
             cached=None if before is None else token_count(before.cached_tokens),
             reasoning=None if after is None else token_count(after.reasoning_tokens),
@@ -109,7 +117,8 @@ NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 
 def decode_odd(text: bytes) -> Any:
     """The value of JSON as servers write it: also with half of a surrogate pair, which becomes U+FFFD (an answer was
-    cut there), and with numbers beyond a double. Raises one of NOT_JSON."""
+    cut there), and with numbers beyond a double. Raises one of NOT_JSON.
+    """
     try:
         return decode_any(text)
     except msgspec.MsgspecError:
@@ -146,7 +155,9 @@ def _lenient_counts(value: Any) -> UsageFields:
             cached_tokens=token_count(nested_value(value, "prompt_tokens_details", "cached_tokens"))
         ),
         completion_tokens_details=CountDetails(
-            reasoning_tokens=token_count(nested_value(value, "completion_tokens_details", "reasoning_tokens"))
+            reasoning_tokens=token_count(
+                nested_value(value, "completion_tokens_details", "reasoning_tokens")
+            )
         ),
     )
 
@@ -165,7 +176,9 @@ def nested_value(value: dict[str, Any], outer: str, name: str) -> Any:
 
 
 def token_count(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value < 1 << 31 else None  # a bool is none, and JSON has no other int
+    return (
+        value if type(value) is int and 0 <= value < 1 << 31 else None
+    )  # a bool is none, and JSON has no other int
 
 
 pure_token_count = token_count
@@ -198,7 +211,14 @@ def lenient_event(value: dict[str, Any]) -> EventFields:
         if isinstance(item, str):
             return item
         if isinstance(item, list):  # content as parts
-            return "".join(p["text"] for p in item if isinstance(p, dict) and isinstance(p.get("text"), str)) or None
+            return (
+                "".join(
+                    p["text"]
+                    for p in item
+                    if isinstance(p, dict) and isinstance(p.get("text"), str)
+                )
+                or None
+            )
         return None
 
     def raw(item: Any) -> msgspec.Raw:
@@ -220,17 +240,21 @@ def lenient_event(value: dict[str, Any]) -> EventFields:
             token_ids=ids(item.get("token_ids")),
         )
 
-    choices = [
-        ChoiceFields(
-            delta=delta(choice.get("delta")),
-            text=text(choice.get("text")),
-            finish_reason=text(choice.get("finish_reason")),
-            token_ids=ids(choice.get("token_ids")),
-            message=delta(choice.get("message")),
-        )
-        for choice in value.get("choices") or ()
-        if isinstance(choice, dict)
-    ] if isinstance(value.get("choices"), list) else None  # fmt: skip
+    choices = (
+        [
+            ChoiceFields(
+                delta=delta(choice.get("delta")),
+                text=text(choice.get("text")),
+                finish_reason=text(choice.get("finish_reason")),
+                token_ids=ids(choice.get("token_ids")),
+                message=delta(choice.get("message")),
+            )
+            for choice in value.get("choices") or ()
+            if isinstance(choice, dict)
+        ]
+        if isinstance(value.get("choices"), list)
+        else None
+    )
     usage = None if value.get("usage") is None else _lenient_counts(value["usage"])
     names = ("error", "message", "detail", "timings", "nvext", "metrics")
     others: dict[str, Any] = {name: raw(value.get(name)) for name in names}

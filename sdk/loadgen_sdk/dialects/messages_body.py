@@ -16,9 +16,20 @@ NO_LIMIT_TOKENS = 4096  # `max_tokens` is required: sent where nobody gave a lim
 def message_fields(request: Request, stream: bool, max_tokens: int | None) -> dict[str, Any]:
     """`messages`, `system`, `max_tokens`, `stream`. The API has no field that forces a length; texts, no token ids."""
     if isinstance(request.prompt, list):
-        raise TargetUnusable("unsupported", "a prompt of token ids cannot be sent as a message", "--api completions")
-    said = [{"role": "user", "content": request.prompt}] if request.messages is None else request.messages
-    system = [text for one in said if one.get("role") in ("system", "developer") for text in _texts(one.get("content"))]
+        raise TargetUnusable(
+            "unsupported", "a prompt of token ids cannot be sent as a message", "--api completions"
+        )
+    said = (
+        [{"role": "user", "content": request.prompt}]
+        if request.messages is None
+        else request.messages
+    )
+    system = [
+        text
+        for one in said
+        if one.get("role") in ("system", "developer")
+        for text in _texts(one.get("content"))
+    ]
     messages: list[dict[str, Any]] = []
     for one in said:
         if one.get("role") in ("system", "developer"):
@@ -54,7 +65,11 @@ def _message(message: Mapping[str, Any]) -> tuple[str, Any]:
     """Role and content of a message of a chat: calls of tools and their results are blocks."""
     content, role = message.get("content"), str(message.get("role"))
     if role == "tool":
-        result = {"type": "tool_result", "tool_use_id": message.get("tool_call_id"), "content": content}
+        result = {
+            "type": "tool_result",
+            "tool_use_id": message.get("tool_call_id"),
+            "content": content,
+        }
         return "user", [result]
     calls = message.get("tool_calls")
     if isinstance(calls, list) and calls:

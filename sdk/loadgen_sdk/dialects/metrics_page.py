@@ -14,7 +14,9 @@ _SAMPLE = re.compile(
     rf"({_NAME})(?:\{{(.*)\}})? "
     r"([-+]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][-+]?[0-9]{1,4})?|Inf|NaN))"
 )
-_TOLD = re.compile(rf"# (?:HELP ({_NAME})(?: .*)?|TYPE ({_NAME}) (counter|gauge|summary|histogram|untyped))")
+_TOLD = re.compile(
+    rf"# (?:HELP ({_NAME})(?: .*)?|TYPE ({_NAME}) (counter|gauge|summary|histogram|untyped))"
+)
 _LABEL = '([a-zA-Z_][a-zA-Z0-9_]*)="[^"\\\\]*"'
 _LABELS = re.compile(rf"{_LABEL}(?:,{_LABEL})*")
 _ONE_LABEL = re.compile(_LABEL)
@@ -53,4 +55,8 @@ def plain_samples(text: str) -> list[tuple[str, str, float]] | None:
 def _are_plain(labels: str) -> bool:
     names = _ONE_LABEL.findall(labels)
     is_whole = _LABELS.fullmatch(labels) is not None
-    return is_whole and len({*names}) == len(names) and not any(name.startswith("__") for name in names)
+    return (
+        is_whole
+        and len({*names}) == len(names)
+        and not any(name.startswith("__") for name in names)
+    )

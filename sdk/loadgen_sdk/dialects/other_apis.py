@@ -47,7 +47,9 @@ def of_other_api(value: dict[str, Any]) -> EventFields | None:
 
 def is_response(value: dict[str, Any]) -> bool:
     kind = value.get("type")
-    return value.get("object") == "response" or (isinstance(kind, str) and kind.startswith("response."))
+    return value.get("object") == "response" or (
+        isinstance(kind, str) and kind.startswith("response.")
+    )
 
 
 _RESPONSE_DELTAS = {
@@ -76,7 +78,9 @@ def of_response(value: dict[str, Any]) -> EventFields:
         return EventFields()
     if status == "failed":
         return EventFields(
-            error=msgspec.Raw(msgspec.json.encode(response.get("error") or {"message": "the response failed"}))
+            error=msgspec.Raw(
+                msgspec.json.encode(response.get("error") or {"message": "the response failed"})
+            )
         )
     items = [item for item in response.get("output") or () if isinstance(item, dict)]
     finish = "tool_calls" if any(item.get("type") == "function_call" for item in items) else "stop"
@@ -93,11 +97,21 @@ def _whole_message(items: list[dict[str, Any]]) -> DeltaFields:
     """What an answer that was not streamed says: its text, its reasoning, and its tool calls."""
 
     def texts(kind: str) -> str | None:
-        parts = [part for item in items if item.get("type") == kind for part in item.get("content") or ()]
-        return "".join(str(part["text"]) for part in parts if isinstance(part, dict) and part.get("text")) or None
+        parts = [
+            part for item in items if item.get("type") == kind for part in item.get("content") or ()
+        ]
+        return (
+            "".join(
+                str(part["text"]) for part in parts if isinstance(part, dict) and part.get("text")
+            )
+            or None
+        )
 
     calls = [
-        {"id": item.get("call_id"), "function": {"name": item.get("name"), "arguments": item.get("arguments")}}
+        {
+            "id": item.get("call_id"),
+            "function": {"name": item.get("name"), "arguments": item.get("arguments")},
+        }
         for item in items
         if item.get("type") == "function_call"
     ]
@@ -106,14 +120,26 @@ def _whole_message(items: list[dict[str, Any]]) -> DeltaFields:
 
 
 _OF_MESSAGES = {
-    "message", "message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta",
-    "message_stop", "ping", "error",
-}  # fmt: skip
+    "message",
+    "message_start",
+    "content_block_start",
+    "content_block_delta",
+    "content_block_stop",
+    "message_delta",
+    "message_stop",
+    "ping",
+    "error",
+}
 _MESSAGE_DELTAS = {"text_delta": ("text", "content"), "thinking_delta": ("thinking", "reasoning")}
 _STOPS = {
-    "end_turn": "stop", "stop_sequence": "stop", "pause_turn": "stop", "max_tokens": "length",
-    "model_context_window_exceeded": "length", "tool_use": "tool_calls", "refusal": "content_filter",
-}  # fmt: skip
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "pause_turn": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
 
 
 def of_message(value: dict[str, Any]) -> EventFields:
@@ -124,10 +150,18 @@ def of_message(value: dict[str, Any]) -> EventFields:
     kind, delta = value["type"], value.get("delta")
     delta = delta if isinstance(delta, dict) else {}
     if kind == "error":
-        return EventFields(error=msgspec.Raw(msgspec.json.encode(value.get("error") or {"message": "an error event"})))
+        return EventFields(
+            error=msgspec.Raw(
+                msgspec.json.encode(value.get("error") or {"message": "an error event"})
+            )
+        )
     if kind == "message_start":
         message = value.get("message")
-        return EventFields(usage=_message_counts(message)) if isinstance(message, dict) else EventFields()
+        return (
+            EventFields(usage=_message_counts(message))
+            if isinstance(message, dict)
+            else EventFields()
+        )
     if kind == "content_block_start":
         block = value.get("content_block")
         if isinstance(block, dict) and block.get("type") == "tool_use":
@@ -139,13 +173,20 @@ def of_message(value: dict[str, Any]) -> EventFields:
             part: dict[str, Any] = {field: delta[name]}
             return EventFields(choices=[ChoiceFields(delta=DeltaFields(**part))])
         arguments = delta.get("partial_json")
-        return _call_piece(value.get("index"), {"function": {"arguments": arguments}}) if arguments else EventFields()
+        return (
+            _call_piece(value.get("index"), {"function": {"arguments": arguments}})
+            if arguments
+            else EventFields()
+        )
     if kind == "message_delta" or kind == "message":
         whole = kind == "message"
         reason = (value if whole else delta).get("stop_reason")
         finish = _STOPS.get(reason, reason) if isinstance(reason, str) else None
         said = _content_of_message(value) if whole else []
-        choices = [*(ChoiceFields(message=part) for part in said), ChoiceFields(finish_reason=finish)]
+        choices = [
+            *(ChoiceFields(message=part) for part in said),
+            ChoiceFields(finish_reason=finish),
+        ]
         return EventFields(choices=choices, usage=_message_counts(value))
     return EventFields()
 
@@ -162,7 +203,9 @@ def _call_piece(index: Any, call: dict[str, Any]) -> EventFields:
 def _content_of_message(value: dict[str, Any]) -> list[DeltaFields]:
     """What a message that was not streamed says: its thinking, its text, and its tool calls."""
     content = value.get("content")
-    blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+    blocks = (
+        [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+    )
 
     def texts(name: str) -> str | None:
         return "".join(block[name] for block in blocks if isinstance(block.get(name), str)) or None

@@ -17,7 +17,11 @@ def kind_of(error: Exception) -> tuple[str, str, int]:
     if "APIError" in kinds and isinstance(status, int) and status >= 300:
         kind = next((kind for least, kind in _KINDS_BY_STATUS if status >= least), "malformed")
         body = getattr(getattr(error, "response", None), "content", b"")
-        return "http_429" if status == 429 else kind, error_text(body) or f"HTTP {status} without a body", status
+        return (
+            "http_429" if status == 429 else kind,
+            error_text(body) or f"HTTP {status} without a body",
+            status,
+        )
     if "APIError" in kinds and "APIConnectionError" not in kinds:
         body, message = getattr(error, "body", None), getattr(error, "message", "")
         message = body if isinstance(body, str) else message
@@ -25,12 +29,22 @@ def kind_of(error: Exception) -> tuple[str, str, int]:
     causes = list(_causes(error))
     names = {type(cause).__name__ for cause in causes}
     text = str(causes[-1]) or str(error) or type(error).__name__
-    if any(kind.__name__ == "SSLError" for cause in causes for kind in type(cause).__mro__):  # of the module ssl
+    if any(
+        kind.__name__ == "SSLError" for cause in causes for kind in type(cause).__mro__
+    ):  # of the module ssl
         return "tls", text, 0
     if "RemoteProtocolError" in names:
         messages = " ".join(map(str, causes))
         cut = "peer closed" in messages or "incomplete" in messages
-        return "reset" if "without sending a response" in messages else "truncated" if cut else "malformed", text, 0
+        return (
+            "reset"
+            if "without sending a response" in messages
+            else "truncated"
+            if cut
+            else "malformed",
+            text,
+            0,
+        )
     for kind, names_of_kind in _KINDS_BY_CAUSE:
         if names & names_of_kind:
             return kind, text, 0

@@ -14,7 +14,10 @@ from ..words import MOST_WORDS, SPAN_BYTES, Spans
 from .body import MOST_ENDS, around
 
 _encode = msgspec.json.Encoder().encode
-TOGETHER, MEAN_TOKENS = 64, 256  # bodies that are made in one call, of so many tokens: more would leave the cache
+TOGETHER, MEAN_TOKENS = (
+    64,
+    256,
+)  # bodies that are made in one call, of so many tokens: more would leave the cache
 FEW = 8  # of longer ones
 MOST_COMBINATIONS = 1 << 63
 _bodies = getattr(module, "bodies", None)  # a wheel of its own may be older than it
@@ -36,9 +39,13 @@ class Together(NamedTuple):
 class PlainBodies:
     """Makes the bodies of requests, by their numbers."""
 
-    def __init__(self, words: tuple[Any, ...], drawn: Drawn, ends: Callable[[int], tuple[bytes, bytes]]) -> None:
+    def __init__(
+        self, words: tuple[Any, ...], drawn: Drawn, ends: Callable[[int], tuple[bytes, bytes]]
+    ) -> None:
         self._words, self._drawn, self._size = words, drawn, FEW
-        self._around = lru_cache(maxsize=MOST_ENDS)(lambda asked: (asked, _told(asked), *ends(asked)))
+        self._around = lru_cache(maxsize=MOST_ENDS)(
+            lambda asked: (asked, _told(asked), *ends(asked))
+        )
 
     def made(self, numbers: list[int], at: int) -> Iterator[Together]:
         """The bodies of requests. `at`: where the first of them stands."""
@@ -46,7 +53,10 @@ class PlainBodies:
         while numbers:
             part, numbers = numbers[: self._size], numbers[self._size :]
             tokens, bits, asked = self._drawn(part)
-            made = Together(len(part), *_bodies(self._words, part, tokens, bits, list(map(self._around, asked)), at))
+            made = Together(
+                len(part),
+                *_bodies(self._words, part, tokens, bits, list(map(self._around, asked)), at),
+            )
             self._size = TOGETHER if sum(tokens) <= MEAN_TOKENS * len(part) else FEW  # next time
             at += len(made.bodies)
             yield made

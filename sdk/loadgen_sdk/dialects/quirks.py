@@ -31,7 +31,9 @@ class Sign(msgspec.Struct, frozen=True):
 
     where: str  # one of SOURCES
     pattern: str
-    rank: int = 1  # smaller first: 0 of a gateway, behind which there are others; 2 of what others say too
+    rank: int = (
+        1  # smaller first: 0 of a gateway, behind which there are others; 2 of what others say too
+    )
 
 
 SOURCES = ("models", "head", "version", "health", "props", "openapi")
@@ -51,13 +53,19 @@ class Quirk(msgspec.Struct, frozen=True, kw_only=True):
     signs: tuple[Sign, ...] = ()
     hosts: tuple[str, ...] = ()  # of a service: it is asked nothing beside its API
     # what is sent
-    stream_options: tuple[tuple[str, bool], ...] = (("include_usage", True),)  # inside `stream_options`, when streaming
+    stream_options: tuple[tuple[str, bool], ...] = (
+        ("include_usage", True),
+    )  # inside `stream_options`, when streaming
     max_field: str = "max_tokens"
     reasoning_max_field: str = "max_tokens"  # in chat, for models that REASONING_MODEL matches
     forces: tuple[str, ...] = ()  # the fields that force the exact output length; (): not possible
-    continuous_usage: bool = False  # accepts stream_options.continuous_usage_stats: cumulative usage on every event
+    continuous_usage: bool = (
+        False  # accepts stream_options.continuous_usage_stats: cumulative usage on every event
+    )
     prompt_ids: bool = True  # completions accept a list of token ids as prompt
-    chat_ids: bool = False  # a chat accepts token ids in the place of its messages, as `prompt_token_ids`
+    chat_ids: bool = (
+        False  # a chat accepts token ids in the place of its messages, as `prompt_token_ids`
+    )
     checks_model: bool = True  # an unknown model name is an error; False: any name is served
     reuse_s: float = 4.0  # reuse no connection that was idle for longer: most of these servers close it after 5 s
     reset_path: str = ""  # POST to this path empties the prefix cache; "": there is no such request
@@ -65,17 +73,31 @@ class Quirk(msgspec.Struct, frozen=True, kw_only=True):
     profiler: str = ""  # what it needs so that /start_profile answers; "": it has none
     # its own account of a request
     timing_headers: tuple[tuple[str, str], ...] = ()  # ask for it
-    timing_fields: dict[str, Any] = {}  # the same as fields of the body; neither: it gives one unasked, or not at all
-    timing_streams: bool = True  # False: a stream that asks for it is refused, only whole answers have it
-    account: tuple[tuple[str, str], ...] = ()  # form in an answer -> module:function that reads it (server_account.py)
-    accounts_path: str = ""  # a page of accounts, which each read empties, of a server whose answers have none
+    timing_fields: dict[
+        str, Any
+    ] = {}  # the same as fields of the body; neither: it gives one unasked, or not at all
+    timing_streams: bool = (
+        True  # False: a stream that asks for it is refused, only whole answers have it
+    )
+    account: tuple[
+        tuple[str, str], ...
+    ] = ()  # form in an answer -> module:function that reads it (server_account.py)
+    accounts_path: str = (
+        ""  # a page of accounts, which each read empties, of a server whose answers have none
+    )
     # what it says of itself
-    facts_path: str = ""  # a page beside /version and the list of models: its version, engine and precision
+    facts_path: str = (
+        ""  # a page beside /version and the list of models: its version, engine and precision
+    )
     version_field: str = ""  # of a JSON page, where /version says nothing
     engine_pattern: str = ""  # whose first group is the engine behind it, anywhere in the page
     # its metrics
-    metrics_paths: tuple[str, ...] = ()  # relative to the server's prefix; the first that answers is used
-    drained_path: str = ""  # a page of metrics that each read empties: read only if the user asks for it
+    metrics_paths: tuple[
+        str, ...
+    ] = ()  # relative to the server's prefix; the first that answers is used
+    drained_path: str = (
+        ""  # a page of metrics that each read empties: read only if the user asks for it
+    )
     energy_path: str = ""
     metrics_prefix: str = ""  # of the names of its metrics
     metrics: dict[str, tuple[str, ...]] = {}  # quantity of METRICS -> its names here
@@ -87,15 +109,35 @@ class Quirk(msgspec.Struct, frozen=True, kw_only=True):
 
     def limit_field(self, api: Api, model: str) -> str:
         """Name of the field that limits the output of `model` on `api`."""
-        reasoning = api == "chat" and self.reasoning_max_field != self.max_field and REASONING_MODEL.search(model)
+        reasoning = (
+            api == "chat"
+            and self.reasoning_max_field != self.max_field
+            and REASONING_MODEL.search(model)
+        )
         return self.reasoning_max_field if reasoning else self.max_field
 
 
 METRICS = (
-    "running", "waiting", "kv_use", "hit_share", "output_tokens", "input_tokens", "cached_tokens", "cache_hits",
-    "cache_queries", "requests_ok", "paused", "preempted", "replicas", "drafts",
-    "drafted_tokens", "accepted_tokens", "accepted_by_position", "accepted_share", "accepted_length",
-)  # fmt: skip
+    "running",
+    "waiting",
+    "kv_use",
+    "hit_share",
+    "output_tokens",
+    "input_tokens",
+    "cached_tokens",
+    "cache_hits",
+    "cache_queries",
+    "requests_ok",
+    "paused",
+    "preempted",
+    "replicas",
+    "drafts",
+    "drafted_tokens",
+    "accepted_tokens",
+    "accepted_by_position",
+    "accepted_share",
+    "accepted_length",
+)
 """What is known of a server by its metrics. Shares are from 0 to 1; tokens, cache, requests, drafts and `preempted`
 count; of `paused` and `replicas` there are so many now."""
 
@@ -105,10 +147,10 @@ _QUIET = (("include_usage", True), ("include_obfuscation", False))  # else rando
 _ITERATION = "trtllm_iteration:"  # prefix for the names of TensorRT-LLM's JSON statistics
 _ACCOUNTS = "loadgen_sdk.dialects.server_account"
 
-# fmt: off
 _ROWS = (
     Quirk(  # the header has no effect unless the server runs with return_perf_metrics: true
-        name="trtllm", title="TensorRT-LLM trtllm-serve",
+        name="trtllm",
+        title="TensorRT-LLM trtllm-serve",
         signs=(
             Sign("models", r'"owned_by"\s*:\s*"tensorrt_llm"'),
             Sign(
@@ -116,19 +158,28 @@ _ROWS = (
                 r'"/(?:_internal/tokenize|energy_metrics|steady_clock_offset|kv_cache_events|cluster_info)"',
             ),
         ),
-        forces=_EXACT, continuous_usage=True, checks_model=False, chat_ids=True,
+        forces=_EXACT,
+        continuous_usage=True,
+        checks_model=False,
+        chat_ids=True,
         reset_path="/reset_prefix_cache",
         reset_hint="only some versions of trtllm-serve have it (NVIDIA/TensorRT-LLM#14970, #15313): else restart it",
         profiler="a release that has these (1.3)",
         timing_headers=(("X-TRTLLM-return-metrics", "1"),),
         account=(
-            ("trtllm.perf_metrics", f"{_ACCOUNTS}:trtllm"), ("server-timing", f"{_ACCOUNTS}:trtllm"),
+            ("trtllm.perf_metrics", f"{_ACCOUNTS}:trtllm"),
+            ("server-timing", f"{_ACCOUNTS}:trtllm"),
             ("speculative_decoding", f"{_ACCOUNTS}:trtllm_drafts"),
         ),
         accounts_path="/perf_metrics",
-        facts_path="/prometheus/metrics", engine_pattern=r'engine_type="([^"\n]{1,60})"',
-        metrics_paths=("/prometheus/metrics",),  # never /metrics: that is JSON there, and every read empties it
-        drained_path="/metrics", energy_path="/energy_metrics", metrics_prefix="trtllm_",
+        facts_path="/prometheus/metrics",
+        engine_pattern=r'engine_type="([^"\n]{1,60})"',
+        metrics_paths=(
+            "/prometheus/metrics",
+        ),  # never /metrics: that is JSON there, and every read empties it
+        drained_path="/metrics",
+        energy_path="/energy_metrics",
+        metrics_prefix="trtllm_",
         metrics={
             "running": ("trtllm_num_requests_running", f"{_ITERATION}numActiveRequests"),
             "waiting": ("trtllm_num_requests_waiting", f"{_ITERATION}numQueuedRequests"),
@@ -141,21 +192,28 @@ _ROWS = (
             "requests_ok": ("trtllm_request_success_total",),
             "paused": (f"{_ITERATION}inflightBatchingStats.numPausedRequests",),
         },
-        on_unknown_field="400", on_unknown_model="served", cached_told="always",
+        on_unknown_field="400",
+        on_unknown_model="served",
+        cached_told="always",
         timing_told="event after `[DONE]`, `server-timing` header, when asked",
     ),
     Quirk(  # the field has no effect unless the server runs with --enable-per-request-metrics
-        name="vllm", title="vLLM",
+        name="vllm",
+        title="vLLM",
         signs=(
             Sign("models", r'"owned_by"\s*:\s*"vllm"'),
             Sign("openapi", r'"/v1/score"|"/tokenizer_info"|vLLM', rank=2),
         ),
-        forces=_EXACT, continuous_usage=True,
+        forces=_EXACT,
+        continuous_usage=True,
         reset_path="/reset_prefix_cache",
         reset_hint="start it with VLLM_SERVER_DEV_MODE=1; requests in flight keep their blocks",
         profiler="start it with VLLM_TORCH_PROFILER_DIR or --profiler-config",
-        timing_fields={"include_metrics": True}, account=(("metrics", f"{_ACCOUNTS}:vllm"),),
-        facts_path="/metrics", metrics_paths=("/metrics",), metrics_prefix="vllm",
+        timing_fields={"include_metrics": True},
+        account=(("metrics", f"{_ACCOUNTS}:vllm"),),
+        facts_path="/metrics",
+        metrics_paths=("/metrics",),
+        metrics_prefix="vllm",
         metrics={
             "running": ("vllm:num_requests_running",),
             "waiting": ("vllm:num_requests_waiting",),
@@ -164,7 +222,10 @@ _ROWS = (
             "input_tokens": ("vllm:prompt_tokens_total",),
             "cached_tokens": ("vllm:prompt_tokens_cached_total",),
             "cache_hits": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
-            "cache_queries": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+            "cache_queries": (
+                "vllm:prefix_cache_queries_total",
+                "vllm:gpu_prefix_cache_queries_total",
+            ),
             "requests_ok": ("vllm:request_success_total",),
             "preempted": ("vllm:num_preemptions_total",),
             "drafts": ("vllm:spec_decode_num_drafts_total",),
@@ -172,20 +233,31 @@ _ROWS = (
             "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens_total",),
             "accepted_by_position": ("vllm:spec_decode_num_accepted_tokens_per_pos_total",),
         },
-        on_unknown_field="ignored", on_unknown_model="404", cached_told="`--enable-prompt-tokens-details`",
+        on_unknown_field="ignored",
+        on_unknown_model="404",
+        cached_told="`--enable-prompt-tokens-details`",
         timing_told="`--enable-per-request-metrics`",
     ),
     Quirk(  # its times are in the answer only where the server runs with --enable-metrics
-        name="sglang", title="SGLang",
+        name="sglang",
+        title="SGLang",
         signs=(
             Sign("models", r'"owned_by"\s*:\s*"sglang"'),
             Sign("openapi", r'"/(?:flush_cache|get_model_info|get_server_info)"'),
         ),
-        forces=_EXACT, continuous_usage=True, checks_model=False,
-        reset_path="/flush_cache", reset_hint="it flushes only while no request runs or waits",
+        forces=_EXACT,
+        continuous_usage=True,
+        checks_model=False,
+        reset_path="/flush_cache",
+        reset_hint="it flushes only while no request runs or waits",
         profiler="start it with SGLANG_TORCH_PROFILER_DIR",
-        timing_fields={"return_meta_info": True}, timing_streams=False, account=(("meta_info", f"{_ACCOUNTS}:sglang"),),
-        facts_path="/get_server_info", version_field="version", metrics_paths=("/metrics",), metrics_prefix="sglang",
+        timing_fields={"return_meta_info": True},
+        timing_streams=False,
+        account=(("meta_info", f"{_ACCOUNTS}:sglang"),),
+        facts_path="/get_server_info",
+        version_field="version",
+        metrics_paths=("/metrics",),
+        metrics_prefix="sglang",
         metrics={
             "running": ("sglang:num_running_reqs",),
             "waiting": ("sglang:num_queue_reqs",),
@@ -198,19 +270,26 @@ _ROWS = (
             "accepted_share": ("sglang:spec_accept_rate",),
             "accepted_length": ("sglang:spec_accept_length",),
         },
-        on_unknown_field="ignored", on_unknown_model="served", cached_told="`--enable-cache-report`",
+        on_unknown_field="ignored",
+        on_unknown_model="served",
+        cached_told="`--enable-cache-report`",
         timing_told="`meta_info` of whole answers, when asked",
     ),
     Quirk(
-        name="dynamo", title="NVIDIA Dynamo",
+        name="dynamo",
+        title="NVIDIA Dynamo",
         signs=(
             Sign("models", r'"owned_by"\s*:\s*"nvidia"[^}]*"context_window"'),
             Sign("health", r"dyn://"),
         ),
-        forces=_EXACT, continuous_usage=True,
-        timing_fields={"nvext": {"extra_fields": ["timing"]}}, account=(("nvext", f"{_ACCOUNTS}:dynamo"),),
-        facts_path="/health", engine_pattern=r"dyn://[\w-]+\.(tensorrt_llm|trtllm|vllm|sglang|mocker)\.",
-        metrics_paths=("/metrics",), metrics_prefix="dynamo_",
+        forces=_EXACT,
+        continuous_usage=True,
+        timing_fields={"nvext": {"extra_fields": ["timing"]}},
+        account=(("nvext", f"{_ACCOUNTS}:dynamo"),),
+        facts_path="/health",
+        engine_pattern=r"dyn://[\w-]+\.(tensorrt_llm|trtllm|vllm|sglang|mocker)\.",
+        metrics_paths=("/metrics",),
+        metrics_prefix="dynamo_",
         metrics={
             "running": ("dynamo_frontend_inflight_requests",),
             "waiting": ("dynamo_frontend_queued_requests",),
@@ -218,18 +297,26 @@ _ROWS = (
             "input_tokens": ("dynamo_frontend_input_sequence_tokens_sum",),
             "cached_tokens": ("dynamo_frontend_cached_tokens_sum",),
         },
-        on_unknown_field="400", on_unknown_model="404", cached_told="where the engine tells",
+        on_unknown_field="400",
+        on_unknown_model="404",
+        cached_told="where the engine tells",
         timing_told="`nvext.timing`, when asked",
     ),
     Quirk(  # it has no min_tokens
-        name="llamacpp", title="llama.cpp llama-server",
+        name="llamacpp",
+        title="llama.cpp llama-server",
         signs=(
             Sign("models", r'"owned_by"\s*:\s*"llamacpp"'),
             Sign("head", r"(?m)^server: llama\.cpp"),
             Sign("props", r'"default_generation_settings"'),
         ),
-        forces=("ignore_eos",), checks_model=False, account=(("timings", f"{_ACCOUNTS}:llamacpp"),),
-        facts_path="/props", version_field="build_info", metrics_paths=("/metrics",), metrics_prefix="llamacpp",
+        forces=("ignore_eos",),
+        checks_model=False,
+        account=(("timings", f"{_ACCOUNTS}:llamacpp"),),
+        facts_path="/props",
+        version_field="build_info",
+        metrics_paths=("/metrics",),
+        metrics_prefix="llamacpp",
         metrics={
             "running": ("llamacpp:requests_processing",),
             "waiting": ("llamacpp:requests_deferred",),
@@ -238,42 +325,68 @@ _ROWS = (
             "input_tokens": ("llamacpp:prompt_tokens_total",),
             "cached_tokens": ("llamacpp:prompt_tokens_cached_total",),
         },
-        on_unknown_field="ignored", on_unknown_model="served", cached_told="always", timing_told="`timings`, always",
+        on_unknown_field="ignored",
+        on_unknown_model="served",
+        cached_told="always",
+        timing_told="`timings`, always",
     ),
     Quirk(
-        name="transformers", title="transformers serve",
+        name="transformers",
+        title="transformers serve",
         signs=(Sign("openapi", r'(?s)"/load_model"(?=.*"/reset")'),),
-        prompt_ids=False, on_unknown_field="422", on_unknown_model="400", cached_told="never",
+        prompt_ids=False,
+        on_unknown_field="422",
+        on_unknown_model="400",
+        cached_told="never",
     ),
     Quirk(
-        name="openai", title="OpenAI", hosts=("api.openai.com",),
+        name="openai",
+        title="OpenAI",
+        hosts=("api.openai.com",),
         signs=(Sign("head", r"(?m)^openai-(?:version|organization|processing-ms):"),),
-        stream_options=_QUIET, reasoning_max_field=_COMPLETION,
-        on_unknown_field="400", on_unknown_model="404", cached_told="always", timing_told="`openai-processing-ms`",
+        stream_options=_QUIET,
+        reasoning_max_field=_COMPLETION,
+        on_unknown_field="400",
+        on_unknown_model="404",
+        cached_told="always",
+        timing_told="`openai-processing-ms`",
     ),
     Quirk(
-        name="azure", title="Azure OpenAI", signs=(Sign("head", r"(?m)^(?:apim-request-id|x-ms-region):"),),
-        reasoning_max_field=_COMPLETION, on_unknown_field="400", on_unknown_model="404",
+        name="azure",
+        title="Azure OpenAI",
+        signs=(Sign("head", r"(?m)^(?:apim-request-id|x-ms-region):"),),
+        reasoning_max_field=_COMPLETION,
+        on_unknown_field="400",
+        on_unknown_model="404",
     ),
     Quirk(  # by --api messages alone: it has no field that forces a length
-        name="anthropic", title="Anthropic", hosts=("api.anthropic.com",),
-        signs=(Sign("head", r"(?m)^anthropic-(?:organization-id|ratelimit-\S+):"),), prompt_ids=False,
-        on_unknown_field="400", on_unknown_model="404", cached_told="always",
+        name="anthropic",
+        title="Anthropic",
+        hosts=("api.anthropic.com",),
+        signs=(Sign("head", r"(?m)^anthropic-(?:organization-id|ratelimit-\S+):"),),
+        prompt_ids=False,
+        on_unknown_field="400",
+        on_unknown_model="404",
+        cached_told="always",
     ),
     Quirk(  # usually a gateway: the server behind it decides what a field does
-        name="generic", title="an OpenAI-compatible server of unknown make",
-        signs=(Sign("head", r"(?m)^x-litellm-", rank=0),), reasoning_max_field=_COMPLETION,
-        metrics_paths=("/prometheus/metrics", "/metrics"), on_unknown_field="passed on",
+        name="generic",
+        title="an OpenAI-compatible server of unknown make",
+        signs=(Sign("head", r"(?m)^x-litellm-", rank=0),),
+        reasoning_max_field=_COMPLETION,
+        metrics_paths=("/prometheus/metrics", "/metrics"),
+        on_unknown_field="passed on",
         metrics={  # the inference extension of the Gateway API and llm-d, vLLM's production stack, SGLang's router
             "replicas": (
-                "inference_pool_ready_pods", "vllm:healthy_pods_total",
-                "sgl_router_active_workers", "kube_deployment_status_replicas_available",
+                "inference_pool_ready_pods",
+                "vllm:healthy_pods_total",
+                "sgl_router_active_workers",
+                "kube_deployment_status_replicas_available",
             ),
         },
     ),
 )
 
-# fmt: on
 SERVERS: OpenTable[Quirk] = OpenTable("loadgen_sdk.servers", Quirk, _ROWS)
 
 QUIRKS: dict[str, Quirk] = {row.name: row for row in SERVERS.own}

@@ -37,7 +37,9 @@ from .other_apis import of_other_api, with_choices
 from .sse import Named
 
 ENDINGS = frozenset(("stop", "length", "tool_calls", "function_call", "content_filter"))
-_PLAIN_BYTES = bytes(byte for byte in range(0x20, 0x100) if byte not in b'"\\')  # in a JSON string without escapes
+_PLAIN_BYTES = bytes(
+    byte for byte in range(0x20, 0x100) if byte not in b'"\\'
+)  # in a JSON string without escapes
 
 
 def is_plain_text(text: bytes) -> bool:
@@ -112,7 +114,9 @@ class Flow:
 
     def each_instant(self) -> list[int]:
         """The instant of every output event, in order."""
-        return sorted([*self.instants, *(stamp for stamp, many in self.together for _ in range(many))])
+        return sorted(
+            [*self.instants, *(stamp for stamp, many in self.together for _ in range(many))]
+        )
 
 
 ENOUGH = 1 << 60  # templates: no more is learned
@@ -155,7 +159,9 @@ class Reading:
         "usage_counts",
     )
 
-    def __init__(self, flow: Flow, keep_text: bool = False, sink: Any = None, *, few: bool = False) -> None:
+    def __init__(
+        self, flow: Flow, keep_text: bool = False, sink: Any = None, *, few: bool = False
+    ) -> None:
         """`few`: so few events are to come that a template would cost more than it saves."""
         self.flow = flow
         self.first_event = self.first_token = self.first_answer = self.last_token = self.end = NEVER
@@ -165,16 +171,22 @@ class Reading:
         self.finish_reason = ""
         self.error = ""
         self.malformed = ""
-        self.usage_counts: UsageFields | None = None  # the last ones with output tokens that came, else the first
+        self.usage_counts: UsageFields | None = (
+            None  # the last ones with output tokens that came, else the first
+        )
         self.pieces: list[str] | None = [] if keep_text else None
         self.reasoning_pieces: list[str] | None = [] if keep_text else None
         self.server_timing: dict[str, Any] | None = None
         self.response_id = ""  # this and the tool calls are read only if texts are kept
         self.tool_deltas: list[msgspec.Raw] = []
-        self.template: tuple[bytes, bytes] | None = None  # bytes before and after the text of a plain event: `_learn`
+        self.template: tuple[bytes, bytes] | None = (
+            None  # bytes before and after the text of a plain event: `_learn`
+        )
         self.plain_events = 0  # events that were found by a template
         self.learned = ENOUGH if few else 0  # templates so far
-        self.sink = sink  # called with (text, reasoning, stamp) for each output event; None on the hot path
+        self.sink = (
+            sink  # called with (text, reasoning, stamp) for each output event; None on the hot path
+        )
 
     @property
     def last_token_error(self) -> int:
@@ -257,12 +269,23 @@ class Reading:
         if choice is None or choice.finish_reason or b"\\" in payload or b"\n" in payload:
             return
         part = choice.delta or choice.message
-        text = (part.content or part.reasoning_content or part.reasoning) if part is not None else choice.text
+        text = (
+            (part.content or part.reasoning_content or part.reasoning)
+            if part is not None
+            else choice.text
+        )
         if not text:
             return
         if event.usage is not None:
             return
-        for raw in (event.error, event.message, event.detail, event.timings, event.nvext, event.metrics):
+        for raw in (
+            event.error,
+            event.message,
+            event.detail,
+            event.timings,
+            event.nvext,
+            event.metrics,
+        ):
             if raw is not ABSENT and is_set(raw):
                 return
         string = b'"%s"' % text.encode()
@@ -329,7 +352,9 @@ class Reading:
                         if choice.meta_info is not ABSENT:
                             self._keep_timing("meta_info", bytes(choice.meta_info))
                         if choice.speculative_decoding is not ABSENT:
-                            self._keep_timing("speculative_decoding", bytes(choice.speculative_decoding))
+                            self._keep_timing(
+                                "speculative_decoding", bytes(choice.speculative_decoding)
+                            )
                 if output:
                     previous_output = self.last_token
                     if previous_output >= 0:
@@ -348,9 +373,17 @@ class Reading:
                         self._learn(event, payload)  # type: ignore[arg-type]
             if event.usage is not None:
                 self._read_usage(event.usage)
-            if event.error is not ABSENT or event.message is not ABSENT or event.detail is not ABSENT:
+            if (
+                event.error is not ABSENT
+                or event.message is not ABSENT
+                or event.detail is not ABSENT
+            ):
                 self._read_error(event, payload)
-            if event.timings is not ABSENT or event.nvext is not ABSENT or event.metrics is not ABSENT:
+            if (
+                event.timings is not ABSENT
+                or event.nvext is not ABSENT
+                or event.metrics is not ABSENT
+            ):
                 self._read_timing(event)
 
     def _classify_without_text(
@@ -381,20 +414,29 @@ class Reading:
         for choice in choices:
             delta = choice.delta or choice.message
             text = (delta.content if delta is not None else choice.text) or ""
-            reasoning = (delta.reasoning_content or delta.reasoning or "") if delta is not None else ""
+            reasoning = (
+                (delta.reasoning_content or delta.reasoning or "") if delta is not None else ""
+            )
             self.sink(text, reasoning, stamp)
 
     def _read_usage(self, counts: UsageFields) -> None:
         """Keep the last usage with output tokens, else the first. With the first output event it gives n1 of TPOT."""
         output = counts.output()
-        if counts.input_tokens is None and counts.prompt_tokens is msgspec.UNSET and self.usage_counts is not None:
-            before = self.usage_counts  # a message says the prompt at its start, and the output at its end
+        if (
+            counts.input_tokens is None
+            and counts.prompt_tokens is msgspec.UNSET
+            and self.usage_counts is not None
+        ):
+            before = (
+                self.usage_counts
+            )  # a message says the prompt at its start, and the output at its end
             counts = msgspec.structs.replace(
                 counts,
                 prompt_tokens=before.prompt_tokens,
                 input_tokens=before.input_tokens,
                 input_tokens_details=counts.input_tokens_details or before.input_tokens_details,
-                cache_creation_input_tokens=counts.cache_creation_input_tokens or before.cache_creation_input_tokens,
+                cache_creation_input_tokens=counts.cache_creation_input_tokens
+                or before.cache_creation_input_tokens,
             )
         if not output:
             self.usage_counts = self.usage_counts or counts
@@ -412,7 +454,9 @@ class Reading:
             if payload.event.endswith(b"metrics"):
                 self._keep_timing(payload.event.decode("latin-1"), payload.data)
                 return None
-        text = (payload.data if isinstance(payload, Named) else payload).strip()  # a named event counts by its data
+        text = (
+            payload.data if isinstance(payload, Named) else payload
+        ).strip()  # a named event counts by its data
         if text == b"[DONE]":
             return None
         try:
@@ -429,7 +473,9 @@ class Reading:
         if not (is_set(event.error) or is_set(event.message) or is_set(event.detail)):
             return
         if bytes(event.error) not in EMPTY or not (event.choices or event.usage is not None):
-            self.error = self.error or error_text(payload if isinstance(payload, bytes) else payload.data)
+            self.error = self.error or error_text(
+                payload if isinstance(payload, bytes) else payload.data
+            )
 
     def _read_timing(self, event: EventFields) -> None:
         for name in ("timings", "nvext", "metrics"):
@@ -456,7 +502,8 @@ class Reading:
                     continue
                 index = piece.get("index")
                 call = calls.setdefault(
-                    index if isinstance(index, int) else position, {"id": "", "name": "", "arguments": ""}
+                    index if isinstance(index, int) else position,
+                    {"id": "", "name": "", "arguments": ""},
                 )
                 function = piece.get("function")
                 function = function if isinstance(function, dict) else {}
@@ -475,7 +522,11 @@ class Reading:
         counts = self.usage_counts
         if counts is None:
             return False
-        told = counts.output_tokens if counts.completion_tokens is msgspec.UNSET else counts.completion_tokens
+        told = (
+            counts.output_tokens
+            if counts.completion_tokens is msgspec.UNSET
+            else counts.completion_tokens
+        )
         return told is not None and counts.output() is None
 
     def judge(self, framing_ended: bool, until_close: bool, streamed: bool) -> Failure | None:
@@ -487,13 +538,19 @@ class Reading:
         if self.error:
             return Failure("error_event", self.error[:ERROR_TEXT_CHARS])
         if not framing_ended or (until_close and streamed and not self.finish_reason):
-            return Failure("truncated", f"the body ended early, after {self.output_events} output events")
+            return Failure(
+                "truncated", f"the body ended early, after {self.output_events} output events"
+            )
         if self.malformed:
             return Failure("malformed", self.malformed[:ERROR_TEXT_CHARS])
         if self.first_event < 0:
             return Failure("empty", "an answer without a single event")
         if self.finish_reason not in ENDINGS:
-            reason = f"finish reason {self.finish_reason[:60]!r}" if self.finish_reason else "no finish reason"
+            reason = (
+                f"finish reason {self.finish_reason[:60]!r}"
+                if self.finish_reason
+                else "no finish reason"
+            )
             return Failure("no_finish_reason", f"{reason} after {self.output_events} output events")
         return None
 

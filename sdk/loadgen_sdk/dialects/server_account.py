@@ -25,7 +25,9 @@ class ServerAccount(NamedTuple):
 
     queue: int = UNKNOWN  # from its arrival until the server began to work on it
     prefill: int = UNKNOWN  # from there to the first token
-    transfer: int = UNKNOWN  # of the KV cache, from the server of the prefill to that of the decoding
+    transfer: int = (
+        UNKNOWN  # of the KV cache, from the server of the prefill to that of the decoding
+    )
     decode: int = UNKNOWN  # from the first token to the last one
     cached: int = UNKNOWN  # prompt tokens found in its cache
     drafted: int = UNKNOWN  # tokens that speculation proposed
@@ -47,8 +49,16 @@ def server_account(timing: Mapping[str, Any]) -> ServerAccount:
     """
     found = NO_ACCOUNT
     for name, form in timing.items():
-        if isinstance(form, Mapping | str) and (read := _reader(name)) and (account := read(form)) != NO_ACCOUNT:
-            found = account if found is NO_ACCOUNT else ServerAccount(*map(_first_known, found, account))
+        if (
+            isinstance(form, Mapping | str)
+            and (read := _reader(name))
+            and (account := read(form)) != NO_ACCOUNT
+        ):
+            found = (
+                account
+                if found is NO_ACCOUNT
+                else ServerAccount(*map(_first_known, found, account))
+            )
     return found
 
 
@@ -66,7 +76,9 @@ def _reader(form: str) -> Callable[[Mapping[str, Any] | str], ServerAccount] | N
 
 
 def _careful(
-    read: Callable[[Mapping[str, Any] | str], ServerAccount], told: set[str], form: Mapping[str, Any] | str
+    read: Callable[[Mapping[str, Any] | str], ServerAccount],
+    told: set[str],
+    form: Mapping[str, Any] | str,
 ) -> ServerAccount:
     """What a plug-in reads; where it fails, that is told once, and a load goes on."""
     try:
@@ -81,11 +93,17 @@ def _careful(
 def _ns(milliseconds: Any) -> int:
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float):
         return UNKNOWN
-    return round(milliseconds * _MS) if math.isfinite(milliseconds) and milliseconds >= 0 else UNKNOWN
+    return (
+        round(milliseconds * _MS) if math.isfinite(milliseconds) and milliseconds >= 0 else UNKNOWN
+    )
 
 
 def _count(tokens: Any) -> int:
-    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0 else UNKNOWN
+    return (
+        tokens
+        if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0
+        else UNKNOWN
+    )
 
 
 def _less(whole: int, part: int) -> int:
@@ -127,7 +145,8 @@ def trtllm_drafts(form: Mapping[str, Any] | str) -> ServerAccount:
     if isinstance(form, str):
         return NO_ACCOUNT
     return ServerAccount(
-        drafted=_count(form.get("total_draft_tokens")), accepted=_count(form.get("total_accepted_draft_tokens"))
+        drafted=_count(form.get("total_draft_tokens")),
+        accepted=_count(form.get("total_accepted_draft_tokens")),
     )
 
 
@@ -139,8 +158,12 @@ def vllm(form: Mapping[str, Any] | str) -> ServerAccount:
     queue, prefill, decode = (_ns(form.get(name)) for name in names)
     drafts = form.get("speculative_decoding")  # of 0.29 on, with --per-request-spec-decode-metrics
     drafts = drafts if isinstance(drafts, Mapping) else {}
-    drafted, accepted = (_count(drafts.get(f"num_{name}_tokens")) for name in ("draft", "accepted_draft"))
-    return ServerAccount(queue=queue, prefill=prefill, decode=decode, drafted=drafted, accepted=accepted)
+    drafted, accepted = (
+        _count(drafts.get(f"num_{name}_tokens")) for name in ("draft", "accepted_draft")
+    )
+    return ServerAccount(
+        queue=queue, prefill=prefill, decode=decode, drafted=drafted, accepted=accepted
+    )
 
 
 def dynamo(form: Mapping[str, Any] | str) -> ServerAccount:
@@ -186,7 +209,11 @@ def sglang(form: Mapping[str, Any] | str) -> ServerAccount:
 
 
 def _of_seconds(seconds: Any) -> int:
-    return _ns(seconds * 1e3) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else UNKNOWN
+    return (
+        _ns(seconds * 1e3)
+        if isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        else UNKNOWN
+    )
 
 
 HEADER = "server-timing"

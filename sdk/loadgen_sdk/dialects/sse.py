@@ -37,7 +37,9 @@ class Decoder:
 
     def __init__(self) -> None:
         self._unparsed = b""
-        self._earlier: list[bytes] = []  # the reads before `_unparsed` of an event that takes many: joined once
+        self._earlier: list[
+            bytes
+        ] = []  # the reads before `_unparsed` of an event that takes many: joined once
         self._earlier_bytes = 0
         self._after_cr = False
         self.started = False
@@ -73,7 +75,11 @@ class Decoder:
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if self._unparsed:
             unparsed = self._unparsed
-            if self.started and b"\n\n" not in data and not (data[:1] == b"\n" and unparsed.endswith(b"\n")):
+            if (
+                self.started
+                and b"\n\n" not in data
+                and not (data[:1] == b"\n" and unparsed.endswith(b"\n"))
+            ):
                 self._keep(unparsed, data)  # the event goes on: no byte of it is copied again
                 return []
             data = b"".join((*self._earlier, unparsed, data))

@@ -21,9 +21,13 @@ from .probe import FailedOnce, Headers, HttpAnswer
 
 MAX_BODY_BYTES = 4 << 20
 PAGE_S = 60.0  # longest wait for a page: list of models, version
-_BROKEN_HINT = "the server, or a proxy before it, gave up in the middle of an answer: see their logs"
+_BROKEN_HINT = (
+    "the server, or a proxy before it, gave up in the middle of an answer: see their logs"
+)
 _HTTP_2_HINT = "this client speaks HTTP/1.1: let the server speak it too, or a proxy before it"
-_CERTIFICATE_HINT = "give the authority's certificate with --cacert, or --insecure if you know this server"
+_CERTIFICATE_HINT = (
+    "give the authority's certificate with --cacert, or --insecure if you know this server"
+)
 
 
 class Fetcher:
@@ -43,12 +47,18 @@ class Fetcher:
         most_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         self._most_bytes = most_bytes
-        self._target, self._timeout_s, self._connect_s = target, timeout_s, min(connect_s, timeout_s)
+        self._target, self._timeout_s, self._connect_s = (
+            target,
+            timeout_s,
+            min(connect_s, timeout_s),
+        )
         self._tls = (tls or ssl.create_default_context()) if target.tls else None
         self._proxy = proxy
         self._peer = (target.host, target.port) if proxy is None else (proxy.host, proxy.port)
         self._address: str | None = None
-        self.dns_ns: int | None = None  # how long the host's name took to be looked up; None: not yet, or an address
+        self.dns_ns: int | None = (
+            None  # how long the host's name took to be looked up; None: not yet, or an address
+        )
 
     async def connect(self) -> int:
         """Open one TCP connection and drop it. Returns the ns it took, without name resolution."""
@@ -86,22 +96,32 @@ class Fetcher:
                     if size > self._most_bytes:
                         most = f"{self._most_bytes >> 20} MiB"
                         raise TargetUnusable(
-                            "invalid_answer", f"{target.redacted} sends more than {most} to a probe", "check the URL"
+                            "invalid_answer",
+                            f"{target.redacted} sends more than {most} to a probe",
+                            "check the URL",
                         )
         except Malformed as error:
             if str(error) == HTTP_2:
-                raise TargetUnusable("wrong_protocol", f"{target.address}: {HTTP_2}", _HTTP_2_HINT) from None
+                raise TargetUnusable(
+                    "wrong_protocol", f"{target.address}: {HTTP_2}", _HTTP_2_HINT
+                ) from None
             hint = "check the port" if target.tls else "does it want https:// ?"
-            raise FailedOnce("wrong_protocol", f"{target.address} does not speak HTTP/1.1", hint) from None
+            raise FailedOnce(
+                "wrong_protocol", f"{target.address} does not speak HTTP/1.1", hint
+            ) from None
         except TimeoutError:
             what = f"{target.redacted} gave no whole answer within {timeout_s:g} s"
             raise TargetUnusable("timeout", what, "is the server stuck or overloaded?") from None
         except OSError as error:
             reason = error.strerror or "the connection broke"
-            raise FailedOnce("reset", f"{target.address}: {reason}", _BROKEN_HINT if size else "") from None
+            raise FailedOnce(
+                "reset", f"{target.address}: {reason}", _BROKEN_HINT if size else ""
+            ) from None
         finally:
             writer.transport.abort()
-        return HttpAnswer(response.status, response.headers, b"".join(pieces), monotonic_ns() - started)
+        return HttpAnswer(
+            response.status, response.headers, b"".join(pieces), monotonic_ns() - started
+        )
 
     def _cut_short(self, method: str, size: int) -> FailedOnce:
         """The server closed the connection after `size` bytes. With 0 bytes, it may expect TLS."""
@@ -110,7 +130,9 @@ class Fetcher:
             what = f"{target.address} closed the connection in the middle of its answer to {method}"
             return FailedOnce("reset", what, _BROKEN_HINT)
         hint = "see the server's log" if target.tls else "does it want https:// ?"
-        return FailedOnce("reset", f"{target.address} closed the connection without an answer to {method}", hint)
+        return FailedOnce(
+            "reset", f"{target.address} closed the connection without an answer to {method}", hint
+        )
 
     async def _resolve(self) -> str:
         """The first address of the host that accepts a connection."""
@@ -124,7 +146,9 @@ class Fetcher:
             raise self._unresolved("no answer from DNS") from None
         except (OSError, UnicodeError) as error:
             raise self._unresolved(getattr(error, "strerror", "") or "unknown") from None
-        failure = TargetUnusable("dns", f"the host {self._peer[0]!r} has no address", "check the host's name")
+        failure = TargetUnusable(
+            "dns", f"the host {self._peer[0]!r} has no address", "check the host's name"
+        )
         for address in dict.fromkeys(str(address[0]) for _, address in found):
             try:
                 _, writer = await self._open(address, None)
@@ -144,10 +168,14 @@ class Fetcher:
             async with timeout(self._connect_s):
                 server_name = target.host if tls else None
                 if self._proxy is None or tls is None:
-                    return await asyncio.open_connection(address, self._peer[1], ssl=tls, server_hostname=server_name)
+                    return await asyncio.open_connection(
+                        address, self._peer[1], ssl=tls, server_hostname=server_name
+                    )
                 if sys.version_info < (3, 11):  # noqa: UP036
                     raise TargetUnusable(
-                        "wrong_platform", "a probe through a proxy needs Python 3.11", "give model and server"
+                        "wrong_platform",
+                        "a probe through a proxy needs Python 3.11",
+                        "give model and server",
                     )
                 reader, writer = await asyncio.open_connection(address, self._peer[1])
                 writer.write(self._proxy.connect_request(target))
@@ -164,10 +192,18 @@ class Fetcher:
             raise TargetUnusable("tls", what, _CERTIFICATE_HINT) from None
         except ssl.SSLError as error:
             if "NO_APPLICATION_PROTOCOL" in str(error):
-                raise TargetUnusable("wrong_protocol", f"{target.address}: {HTTP_2}", _HTTP_2_HINT) from None
-            hint = "it seems to speak plain http://" if "WRONG_VERSION" in str(error) else "check --cert and the port"
+                raise TargetUnusable(
+                    "wrong_protocol", f"{target.address}: {HTTP_2}", _HTTP_2_HINT
+                ) from None
+            hint = (
+                "it seems to speak plain http://"
+                if "WRONG_VERSION" in str(error)
+                else "check --cert and the port"
+            )
             reason = (error.reason or "handshake failed").lower().replace("_", " ")
-            raise TargetUnusable("tls", f"TLS with {target.address} failed: {reason}", hint) from None
+            raise TargetUnusable(
+                "tls", f"TLS with {target.address} failed: {reason}", hint
+            ) from None
         except TimeoutError:
             hint = "does it want http:// ?" if tls else "check host, port and firewall"
             what = f"no {'TLS' if tls else 'answer'} from {target.address} within {self._connect_s:g} s"
@@ -187,9 +223,7 @@ class Fetcher:
                 return ""
         except WrongUse:
             pass  # one that cannot be used is not used either
-        return (
-            "the proxy of the environment is not used: a load goes straight to the server, from a host that reaches it"
-        )
+        return "the proxy of the environment is not used: a load goes straight to the server, from a host that reaches it"
 
     def _unresolved(self, reason: str) -> TargetUnusable:
         hint = self._unused_proxy() or "check the host's name"

@@ -65,30 +65,51 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     version: str  # of the server; "": not reported
     evidence: tuple[str, ...]  # why it is taken for that kind of server, as texts
     rtt_ms: float  # median TCP connect time without load
-    dns_ms: float | None = None  # what looking up the host's name took; None: an address, or not known
+    dns_ms: float | None = (
+        None  # what looking up the host's name took; None: an address, or not known
+    )
     template_tokens: int | None  # tokens that the server adds to a prompt: chat template, BOS
-    token_ratio: float | None  # the server's token count divided by ours, for the sample prompts; 1.0: same count
+    token_ratio: (
+        float | None
+    )  # the server's token count divided by ours, for the sample prompts; 1.0: same count
     usage: bool | None  # answers of this kind (streamed or not) carry a token count
     exact: bool | None  # the number of output tokens was the requested one; None: not counted
-    tokens_per_event: float | None  # above 1: the server bundles tokens, so gaps between events are not ITL
+    tokens_per_event: (
+        float | None
+    )  # above 1: the server bundles tokens, so gaps between events are not ITL
     warnings: tuple[str, ...]
     simulated: bool = False  # it reports to be the simulated server (`loadgen sim`)
     engine: str = ""  # behind the server, as it says; "": not reported
     precision: str = ""  # of weights and KV cache, as it says; "": not reported
-    first_ms: float | None = None  # time of an answer of one token, without load and with a short prompt
-    token_ms: float | None = None  # time of each further token; None: not to be told from the two answers
-    max_context: int | None = None  # tokens of prompt and answer together that its list of models says it takes
-    account: bool = False  # its answers carry its own account of their time (dialects/server_account.py)
+    first_ms: float | None = (
+        None  # time of an answer of one token, without load and with a short prompt
+    )
+    token_ms: float | None = (
+        None  # time of each further token; None: not to be told from the two answers
+    )
+    max_context: int | None = (
+        None  # tokens of prompt and answer together that its list of models says it takes
+    )
+    account: bool = (
+        False  # its answers carry its own account of their time (dialects/server_account.py)
+    )
 
 
 CONTEXT_FIELDS = ("max_model_len", "context_window", "context_length", "max_context_length")
 """What servers call their context in the list of models: vLLM and SGLang; Dynamo and Groq; OpenRouter; Mistral."""
 
 
-_FURTHER_SOURCES = ("health", "props", "openapi")  # requested only if the other answers match no rule
+_FURTHER_SOURCES = (
+    "health",
+    "props",
+    "openapi",
+)  # requested only if the other answers match no rule
 _PATHS = {"version": "/version", "health": "/health", "props": "/props", "openapi": "/openapi.json"}
 FACTS_S = 5.0  # longest wait for the page that tells engine and precision
-WAIT_S, LONGEST_WAIT_S = 1.0, 5.0  # where a rate limit was used up: the limit may be one or two a second
+WAIT_S, LONGEST_WAIT_S = (
+    1.0,
+    5.0,
+)  # where a rate limit was used up: the limit may be one or two a second
 TRIES = 4  # attempts of a request: a server that fails one in ten is refused by one probe in some thousands
 
 
@@ -119,7 +140,9 @@ async def probe(
     rtt_ms = await _rtt_ms(connect)
     host = "azure" if target.azure else _of_host(target.host)
     version_path = "" if host else target.beside(_PATHS["version"])
-    models_answer, version = await asyncio.gather(asker.get(target.models), asker.get_optional(version_path))
+    models_answer, version = await asyncio.gather(
+        asker.get(target.models), asker.get_optional(version_path)
+    )
     if models_answer.status in (401, 403) or (models_answer.status == 503 and not model):
         asker.refuse(models_answer, model or "")
     name, evidence = await _identify(asker, server, host, models_answer, version)
@@ -138,9 +161,13 @@ async def probe(
     if models_answer.status >= 300:
         evidence.append(f"its list of models answers {models_answer.status}")
     facts = await asker.facts(quirk, _version(version), hosted=bool(host))
-    short, long, quirk = await _generations(asker, quirk, chosen_model, [text for text, _ in samples], evidence)
+    short, long, quirk = await _generations(
+        asker, quirk, chosen_model, [text for text, _ in samples], evidence
+    )
     usage = long.usage()
-    template, ratio = _template_overhead([short.usage().input, usage.input], [count for _, count in samples])
+    template, ratio = _template_overhead(
+        [short.usage().input, usage.input], [count for _, count in samples]
+    )
     user_sets_limit = any(field in (extra_body or {}) for field in MAX_FIELDS)
     exact = None if user_sets_limit or usage.output is None else usage.output == ASKED_TOKENS
     tokens_per_event = _tokens_per_event(long, usage) if stream else None
@@ -179,7 +206,9 @@ async def _generations(
     try:
         short, long = await asker.generate_both(quirk, model, prompts)
     except _WantsOtherLimitField:
-        quirk = msgspec.structs.replace(quirk, reasoning_max_field=MAX_FIELDS[1], max_field=MAX_FIELDS[1])
+        quirk = msgspec.structs.replace(
+            quirk, reasoning_max_field=MAX_FIELDS[1], max_field=MAX_FIELDS[1]
+        )
         evidence.append("it refuses max_tokens and takes max_completion_tokens")
         short, long = await asker.generate_both(quirk, model, prompts)
     return short, long, quirk
@@ -211,7 +240,12 @@ class _Asker:
         extra_body: Mapping[str, Any] | None,
         wait: Callable[[float], Awaitable[object]],
     ) -> None:
-        self.target, self._exchange, self._stream, self._extra_body = target, exchange, stream, extra_body
+        self.target, self._exchange, self._stream, self._extra_body = (
+            target,
+            exchange,
+            stream,
+            extra_body,
+        )
         self._wait = wait
         self._headers = tuple(merged(target.auth(api_key), headers))
         names = [name for name, _ in headers if name.lower() in CREDENTIALS - {"authorization"}]
@@ -225,7 +259,9 @@ class _Asker:
 
     def ask_for_timing(self, quirk: Quirk) -> None:
         """Ask for the server's own account of each request from now on."""
-        self._headers, self._extra_body = asking_for_timing(quirk, self._headers, self._extra_body, stream=self._stream)
+        self._headers, self._extra_body = asking_for_timing(
+            quirk, self._headers, self._extra_body, stream=self._stream
+        )
 
     def warnings(self) -> list[str]:
         """What the user should know of the requests that were made."""
@@ -233,7 +269,9 @@ class _Asker:
         if self.unsent_key:
             told.append(f"the key is not sent: the header {self.unsent_key} was given in its place")
         if self.failures:
-            told.append(f"{len(self.failures)} probing requests failed before one went well: {self.failures[0]}")
+            told.append(
+                f"{len(self.failures)} probing requests failed before one went well: {self.failures[0]}"
+            )
         return told
 
     async def get(self, path: str) -> HttpAnswer:
@@ -246,7 +284,9 @@ class _Asker:
         return await self._get(path)
 
     async def _get(self, path: str) -> HttpAnswer:
-        return await self._exchange("GET", path, merged([("Accept", "application/json")], self._headers), b"")
+        return await self._exchange(
+            "GET", path, merged([("Accept", "application/json")], self._headers), b""
+        )
 
     async def get_optional(self, path: str) -> HttpAnswer:
         """GET `path`. Returns an empty answer (status 0) if it cannot be had or `path` is ""."""
@@ -274,12 +314,21 @@ class _Asker:
             return ""
         request = Request(id="probe", prompt="hello", max_tokens=1)
         answer = await self._post(body(request, quirk, self.target.api, "unnamed", False))
-        match = re.search(r"pinned to '([^']+)'", error_text(answer.body)) if answer.status == 400 else None
+        match = (
+            re.search(r"pinned to '([^']+)'", error_text(answer.body))
+            if answer.status == 400
+            else None
+        )
         return match[1] if match else ""
 
-    async def generate_both(self, quirk: Quirk, model: str, prompts: Sequence[str]) -> list[Reading]:
+    async def generate_both(
+        self, quirk: Quirk, model: str, prompts: Sequence[str]
+    ) -> list[Reading]:
         """Generate one token for the first prompt, and ASKED_TOKENS for the second, at the same time."""
-        generations = (self._generate(quirk, model, *pair) for pair in zip(prompts, (1, ASKED_TOKENS), strict=True))
+        generations = (
+            self._generate(quirk, model, *pair)
+            for pair in zip(prompts, (1, ASKED_TOKENS), strict=True)
+        )
         # Wait for both, so that the error shown does not depend on timing.
         results = await asyncio.gather(*generations, return_exceptions=True)
         for result in results:
@@ -306,7 +355,11 @@ class _Asker:
         reading = Reading(Flow())
         if answer.status != 200:
             refusal = error_text(answer.body)
-            if answer.status == 400 and "max_completion_tokens" in refusal and quirk.max_field != MAX_FIELDS[1]:
+            if (
+                answer.status == 400
+                and "max_completion_tokens" in refusal
+                and quirk.max_field != MAX_FIELDS[1]
+            ):
                 raise _WantsOtherLimitField
             if answer.status == 400 and "output limit was reached" in refusal:
                 return reading  # a reasoning model that needs more tokens: the target works
@@ -314,10 +367,14 @@ class _Asker:
         streamed = answer.headers.get("content-type", "").startswith("text/event-stream")
         decoder = Decoder()
         try:
-            reading.take([*decoder.feed(answer.body), *decoder.end()] if streamed else [answer.body], 0)
+            reading.take(
+                [*decoder.feed(answer.body), *decoder.end()] if streamed else [answer.body], 0
+            )
         except EventTooLarge as error:
             raise TargetUnusable(
-                "invalid_answer", f"{self.target.path} streams {error}", "check that this is the API's URL"
+                "invalid_answer",
+                f"{self.target.path} streams {error}",
+                "check that this is the API's URL",
             ) from None
         timing = {HEADER: answer.headers.get(HEADER), **(reading.server_timing or {})}
         self.account = self.account or server_account(timing).timed
@@ -340,7 +397,11 @@ class _Asker:
             hint = "a proxy is in between and wants a login"
         elif status in (400, 404, 422) and model and _about_model(error, model):
             code, message = "unknown_model", f"{url} does not serve the model {model!r}: {error}"
-            hint = f"choose with --model: {_shown_models(models)}" if models else "name one that it serves with --model"
+            hint = (
+                f"choose with --model: {_shown_models(models)}"
+                if models
+                else "name one that it serves with --model"
+            )
             if list(models) == [model]:
                 hint = "its list names this model alone: see the server's log, or try another --api"
         elif status in (404, 405):
@@ -362,7 +423,9 @@ class _Asker:
             hint = "it may still be loading its model: try again when it is ready"
         elif 300 <= status < 400:
             location = self.clean(answer.headers.get("location", "").partition("?")[0])
-            message = f"{url} answers {status}, a redirect" + (f" to {location}" if location else "")
+            message = f"{url} answers {status}, a redirect" + (
+                f" to {location}" if location else ""
+            )
             hint = "give the URL it leads to"
         if not _may_pass(status):
             raise TargetUnusable(code, message, hint)
@@ -422,9 +485,13 @@ async def _identify(
     match = _match_signs(SERVERS.own, texts)
     if server != "auto":
         differs = match is not None and match[0] not in (server, "generic")
-        return server, ["named by the user"] + ([f"but it looks like {match[0]}"] if match and differs else [])
+        return server, ["named by the user"] + (
+            [f"but it looks like {match[0]}"] if match and differs else []
+        )
     if not match:
-        pages = (asker.get_optional(asker.target.beside(_PATHS[source])) for source in _FURTHER_SOURCES)
+        pages = (
+            asker.get_optional(asker.target.beside(_PATHS[source])) for source in _FURTHER_SOURCES
+        )
         texts |= zip(_FURTHER_SOURCES, map(_text, await asyncio.gather(*pages)), strict=True)
         match = _match_signs(SERVERS.own, texts) or _match_signs(tuple(SERVERS.others()), texts)
     if match:
@@ -491,18 +558,28 @@ def _default_model(
         return base_models[0]
     if models:
         raise TargetUnusable(
-            "no_model", f"the server has {len(models)} models", f"choose with --model: {_shown_models(models)}"
+            "no_model",
+            f"the server has {len(models)} models",
+            f"choose with --model: {_shown_models(models)}",
         )
     if odd := len(_listed(models_answer)):
         what = f"{'the name' if odd == 1 else 'each name'} in the server's list of models has control characters"
-        raise TargetUnusable("no_model", what, "name the model with --model; this server's list cannot be shown")
+        raise TargetUnusable(
+            "no_model", what, "name the model with --model; this server's list cannot be shown"
+        )
     status = models_answer.status
     if status >= 500:
-        hint = "is the server up? a proxy may answer for it. With --model NAME the list is not needed"
-        raise TargetUnusable("no_model", f"the server answers {status} when asked for its models", hint)
+        hint = (
+            "is the server up? a proxy may answer for it. With --model NAME the list is not needed"
+        )
+        raise TargetUnusable(
+            "no_model", f"the server answers {status} when asked for its models", hint
+        )
     why = "lists no models" if status == 200 else f"answers {status} when asked for its models"
     path = "check the path of the URL, or " if status == 404 else ""
-    hint = f"{path}name the model with --model" + ("" if quirk.checks_model else "; this server takes any name")
+    hint = f"{path}name the model with --model" + (
+        "" if quirk.checks_model else "; this server takes any name"
+    )
     raise TargetUnusable("no_model", f"the server {why}, and none was named", hint)
 
 
@@ -512,7 +589,9 @@ def _shown_models(models: tuple[str, ...]) -> str:
 
 def _about_model(error: str, model: str) -> bool:
     quoted = any(f"{mark}{model}{mark}" in error for mark in "'\"`")
-    return quoted or bool(re.search(r"(?i)\b(?:model|deployment)\b.{0,80}\b(?:not|unknown|exist)", error))
+    return quoted or bool(
+        re.search(r"(?i)\b(?:model|deployment)\b.{0,80}\b(?:not|unknown|exist)", error)
+    )
 
 
 def _version(answer: HttpAnswer) -> str:
@@ -520,7 +599,9 @@ def _version(answer: HttpAnswer) -> str:
     return shown(match[1]) if match else ""
 
 
-def _template_overhead(inputs: Sequence[int | None], counts: Sequence[int]) -> tuple[int | None, float | None]:
+def _template_overhead(
+    inputs: Sequence[int | None], counts: Sequence[int]
+) -> tuple[int | None, float | None]:
     """(tokens that the server adds to a prompt, its tokens per token of ours) from the counts of two prompts."""
     short, long = inputs
     if short is None or long is None or counts[0] == counts[1]:
@@ -540,20 +621,34 @@ def _token_ms(took_ns: Mapping[int, int], tokens: int | None) -> float | None:
 
 def _tokens_per_event(reading: Reading, usage: Usage) -> float | None:
     streamed_tokens = (usage.output or 0) - (usage.reasoning or 0)
-    return streamed_tokens / reading.output_events if streamed_tokens > 0 and reading.output_events else None
+    return (
+        streamed_tokens / reading.output_events
+        if streamed_tokens > 0 and reading.output_events
+        else None
+    )
 
 
-def _warnings(quirk: Quirk, exact: bool | None, answer: Reading, tokens_per_event: float | None) -> list[str]:
+def _warnings(
+    quirk: Quirk, exact: bool | None, answer: Reading, tokens_per_event: float | None
+) -> list[str]:
     warnings, usage = [], answer.usage()
     if answer.usage_is_absurd:
-        warnings.append("its usage says a number of tokens that no answer can have: not believed, counted here instead")
+        warnings.append(
+            "its usage says a number of tokens that no answer can have: not believed, counted here instead"
+        )
     elif usage.output is None:
-        warnings.append("its answers carry no usage: output tokens will be counted here, as an estimate")
+        warnings.append(
+            "its answers carry no usage: output tokens will be counted here, as an estimate"
+        )
     if exact is False and quirk.forces:
         asked = f"{ASKED_TOKENS} tokens were asked for and forced"
         warnings.append(f"{asked}, {usage.output} came: lengths are not exact here")
     elif not quirk.forces:
-        warnings.append(f"{quirk.title} has no way to force the output length: answers may end early")
+        warnings.append(
+            f"{quirk.title} has no way to force the output length: answers may end early"
+        )
     if tokens_per_event is not None and tokens_per_event > 1.5:
-        warnings.append("it sends several tokens per event: gaps between events are not inter-token latency")
+        warnings.append(
+            "it sends several tokens per event: gaps between events are not inter-token latency"
+        )
     return warnings

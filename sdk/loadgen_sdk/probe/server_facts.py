@@ -14,7 +14,15 @@ from ..dialects.quirks import Quirk
 
 _INFO = re.compile(r"(?m)^[A-Za-z_:][\w:]*_info\{([^\n]*)\}\s")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\\n]|\\.){0,200})"')
-_WEIGHTS = ("quantization", "quant_algo", "quant_method", "weights_dtype", "dtype", "torch_dtype", "model_ftype")
+_WEIGHTS = (
+    "quantization",
+    "quant_algo",
+    "quant_method",
+    "weights_dtype",
+    "dtype",
+    "torch_dtype",
+    "model_ftype",
+)
 _KV_CACHE = ("kv_cache_dtype", "cache_dtype", "kv_cache_quant_algo")
 _UNTOLD = ("", "none", "null", "auto", "unknown")
 
@@ -37,7 +45,10 @@ def server_facts(quirk: Quirk, version: str, page: str) -> ServerFacts:
 
 def _precision(values: Mapping[str, str]) -> str:
     weights, kv_cache = (
-        next((_short(values[name]) for name in names if values.get(name, "").lower() not in _UNTOLD), "")
+        next(
+            (_short(values[name]) for name in names if values.get(name, "").lower() not in _UNTOLD),
+            "",
+        )
         for names in (_WEIGHTS, _KV_CACHE)
     )
     return ", ".join(filter(None, (weights, f"KV cache {kv_cache}" if kv_cache else "")))
@@ -45,7 +56,9 @@ def _precision(values: Mapping[str, str]) -> str:
 
 def _labels(page: str) -> dict[str, str]:
     """The labels of all info metrics."""
-    return {name: value for match in _INFO.finditer(page) for name, value in _LABEL.findall(match[1])}
+    return {
+        name: value for match in _INFO.finditer(page) for name, value in _LABEL.findall(match[1])
+    }
 
 
 def _json_values(page: str) -> dict[str, str]:
@@ -53,7 +66,11 @@ def _json_values(page: str) -> dict[str, str]:
         value = msgspec.json.decode(page)
     except (ValueError, RecursionError):
         return {}
-    return {name: text for name, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
+    return (
+        {name: text for name, text in value.items() if isinstance(text, str)}
+        if isinstance(value, dict)
+        else {}
+    )
 
 
 def _short(text: str) -> str:

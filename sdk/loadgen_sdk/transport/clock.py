@@ -57,7 +57,9 @@ class TimerFd:
             raise OSError("timerfd is Linux's own")
         libc = ctypes.CDLL(None, use_errno=True)
         if sys.version_info >= (3, 13):
-            self._fd = os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
+            self._fd = os.timerfd_create(
+                time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC
+            )
         else:
             self._fd = int(libc.timerfd_create(_CLOCK_MONOTONIC, _NONBLOCK_CLOEXEC))
             if self._fd < 0:
@@ -69,7 +71,9 @@ class TimerFd:
         self._pointer = ctypes.byref(self._spec)
 
     def arm(self, monotonic_ns: int) -> None:
-        self._value.sec, self._value.nsec = divmod(monotonic_ns if monotonic_ns > 0 else 1, 1_000_000_000)
+        self._value.sec, self._value.nsec = divmod(
+            monotonic_ns if monotonic_ns > 0 else 1, 1_000_000_000
+        )
         if self._settime(self._fd, _ABSTIME, self._pointer, None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 

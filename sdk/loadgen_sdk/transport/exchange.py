@@ -21,7 +21,9 @@ from .plain import whole_chunks
 
 MAX_WHOLE_BYTES = 64 << 20  # an answer that is not a stream is kept until it is complete
 MAX_ERROR_BYTES = 64 << 10
-LAST_EVENTS = 4  # so many before the end an answer is urgent again: the next request of the lane waits for it
+LAST_EVENTS = (
+    4  # so many before the end an answer is urgent again: the next request of the lane waits for it
+)
 UNKNOWN_EVENTS = 1 << 40
 
 OnDone = Callable[[Completion], None]
@@ -135,9 +137,7 @@ class Exchange:
         self.patient = False  # the reads that follow may be kept for a while, and plain events counted: see `Inbox`
         self.template: tuple[bytes, bytes] | None = None
         self.at_start = False  # the next byte is the first one of a chunk, and of an event
-        self.split = (
-            False  # the server writes a chunk in parts, and may send one when the other is acknowledged: by a read
-        )
+        self.split = False  # the server writes a chunk in parts, and may send one when the other is acknowledged: by a read
         self.is_event_stream = False
         self.response = Response()
         self.decoder = Decoder()
@@ -158,7 +158,12 @@ class Exchange:
                     self.response.reusable = False
                 return True
         response, reading = self.response, self.reading
-        self.patient = self.is_event_stream and response.chunked and reading.first_token >= 0 and self.sink is None
+        self.patient = (
+            self.is_event_stream
+            and response.chunked
+            and reading.first_token >= 0
+            and self.sink is None
+        )
         self.template = reading.template if self.at_start else None
         self.split = self.split or (self.patient and not self.at_start)
         return False
@@ -171,7 +176,9 @@ class Exchange:
         if not self.patient or self.template is None or self.split:
             return 0
         return (
-            self.asked_output - self.reading.output_events if self.asked_output > 0 else UNKNOWN_EVENTS
+            self.asked_output - self.reading.output_events
+            if self.asked_output > 0
+            else UNKNOWN_EVENTS
         ) - LAST_EVENTS
 
     def _take_run(self, reads: list[int | Bundle], size: int, read_at: int) -> None:
@@ -193,7 +200,9 @@ class Exchange:
             self.reading.take_run(alone)
         self.progress = read_at
 
-    def _take_read(self, data: bytes, stamp: int, read_at: int, empty_at: int, from_kernel: bool) -> bool:
+    def _take_read(
+        self, data: bytes, stamp: int, read_at: int, empty_at: int, from_kernel: bool
+    ) -> bool:
         """Process one read. Returns True when the answer is over."""
         response, reading = self.response, self.reading
         self.bytes_received += len(data)
@@ -210,7 +219,9 @@ class Exchange:
                     self.client_lag = read_at - stamp
                     if self.on_first is not None:
                         self.on_first(reading.first_token)
-            elif chunks == 1 and (response.chunked or events_in(events) == 1):  # one write of the server
+            elif chunks == 1 and (
+                response.chunked or events_in(events) == 1
+            ):  # one write of the server
                 reading.take(events, stamp)
             else:
                 self._take_carefully(events, stamp, empty_at, chunks == 1)
@@ -234,15 +245,23 @@ class Exchange:
             self.kernel_stamp = from_kernel
             headers = response.headers
             content_type = headers.get("content-type", "")
-            self.is_event_stream = response.status < 300 and content_type.startswith("text/event-stream")
-            if response.status < 300 and "content-encoding" in headers and (encoding := _encoding(headers)):
+            self.is_event_stream = response.status < 300 and content_type.startswith(
+                "text/event-stream"
+            )
+            if (
+                response.status < 300
+                and "content-encoding" in headers
+                and (encoding := _encoding(headers))
+            ):
                 raise Malformed(f"a body in Content-Encoding {encoding}, which was not asked for")
             self.at_start = response.chunked
         if not (self.is_event_stream and response.chunked):
             return self._decode(data)
         chunks = 0
         events: list[Events] = []
-        if not self.at_start and 0 < (missing := response.missing) < len(data):  # the rest of an earlier read's chunk
+        if not self.at_start and 0 < (missing := response.missing) < len(
+            data
+        ):  # the rest of an earlier read's chunk
             chunks, events = self._decode(data[:missing])
             data = data[missing:]
         if self.at_start:
@@ -263,9 +282,13 @@ class Exchange:
         events: list[Events] = []
         if self.is_event_stream:
             if body_parts:
-                events += self.decoder.feed(body_parts[0] if len(body_parts) == 1 else b"".join(body_parts))
+                events += self.decoder.feed(
+                    body_parts[0] if len(body_parts) == 1 else b"".join(body_parts)
+                )
             response = self.response
-            self.at_start = response.chunked and response.between_chunks and self.decoder.between_events
+            self.at_start = (
+                response.chunked and response.between_chunks and self.decoder.between_events
+            )
             return len(body_parts), events
         if not body_parts:
             return 0, events
@@ -273,7 +296,9 @@ class Exchange:
         self._keep_body(body_part)
         return len(body_parts), []
 
-    def _take_carefully(self, events: list[Events], stamp: int, earliest: int, single: bool) -> None:
+    def _take_carefully(
+        self, events: list[Events], stamp: int, earliest: int, single: bool
+    ) -> None:
         """Pass on the events of a read with the number of those whose stamp, the newest packet's, may be too late.
 
         One chunk of the body (`single`) is taken as one write of the server, whatever it holds. With several chunks, or
@@ -298,13 +323,20 @@ class Exchange:
         elif response.status >= 300:  # an error status of the server, even if its body is cut short
             self._close(stamp, self._http_failure())
         elif self.reading.error:  # the server sent an error event before it closed
-            self._close(stamp, Failure("error_event", self.reading.error[:ERROR_TEXT_CHARS], response.status))
+            self._close(
+                stamp,
+                Failure("error_event", self.reading.error[:ERROR_TEXT_CHARS], response.status),
+            )
         elif response.status and not reset:
             self._close(stamp, Failure("truncated", self._where_it_ended(), response.status))
         elif response.status:
-            self._close(stamp, Failure("reset", f"{reset}, {self._where_it_ended()}", response.status))
+            self._close(
+                stamp, Failure("reset", f"{reset}, {self._where_it_ended()}", response.status)
+            )
         elif self.bytes_received and not reset:
-            self._close(stamp, Failure("truncated", "the connection ended within the response head"))
+            self._close(
+                stamp, Failure("truncated", "the connection ended within the response head")
+            )
         else:
             self._close(stamp, Failure("reset", reset or "closed before any byte of an answer"))
 
@@ -333,7 +365,9 @@ class Exchange:
             reading.take([b"".join(self.body_parts)], stamp)
             if reading.first_token >= 0:
                 self.client_lag = read_at - stamp
-                reading.first_event_tokens = reading.usage().output or 0  # the whole answer came at once
+                reading.first_event_tokens = (
+                    reading.usage().output or 0
+                )  # the whole answer came at once
         failure = reading.judge(True, response.until_close, self.is_event_stream)
         self._close(stamp, failure)
 
@@ -341,14 +375,18 @@ class Exchange:
         status, encoding = self.response.status, _encoding(self.response.headers)
         text = error_text(b"".join(self.body_parts)) or f"HTTP {status} without a body"
         if encoding:
-            text = f"HTTP {status}, its body in Content-Encoding {encoding}, which was not asked for"
+            text = (
+                f"HTTP {status}, its body in Content-Encoding {encoding}, which was not asked for"
+            )
         if status == 429:
             return Failure("http_429", text, status)
         if status >= 500:
             return Failure("http_5xx", text, status)
         if status >= 400:
             return Failure("http_4xx", text, status)
-        return Failure("malformed", f"HTTP {status}, a redirect, which a load test does not follow", status)
+        return Failure(
+            "malformed", f"HTTP {status}, a redirect, which a load test does not follow", status
+        )
 
     def _close(self, stamp: int, failure: Failure | None) -> None:
         self.done = stamp

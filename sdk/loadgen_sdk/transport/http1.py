@@ -34,7 +34,9 @@ def head(method: str, path: str, headers: list[tuple[str, str]]) -> bytes:
     return ("\r\n".join(lines) + "\r\n").encode("latin-1")
 
 
-def merged(ours: Iterable[tuple[str, str]], users: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def merged(
+    ours: Iterable[tuple[str, str]], users: Iterable[tuple[str, str]]
+) -> list[tuple[str, str]]:
     """Header lines in which the user's replace ours of the same name.
 
     A user's own credentials (any header of CREDENTIALS) replace our keys: a key from the environment is not meant for a
@@ -76,7 +78,9 @@ class Head(NamedTuple):
     idle_limit_s: float | None
 
 
-HEADS: dict[bytes, Head] = {}  # cache: a server repeats its head, byte by byte, until the date in it changes
+HEADS: dict[
+    bytes, Head
+] = {}  # cache: a server repeats its head, byte by byte, until the date in it changes
 
 
 def _parsed_head(data: bytes) -> Head:
@@ -84,7 +88,9 @@ def _parsed_head(data: bytes) -> Head:
     lines = data.decode("latin-1").split("\r\n")
     version, _, after = lines[0].partition(" ")
     code = after.partition(" ")[0]
-    if not version.startswith("HTTP/1.") or not (_is_decimal(code) and len(code) == 3 and code >= "200"):
+    if not version.startswith("HTTP/1.") or not (
+        _is_decimal(code) and len(code) == 3 and code >= "200"
+    ):
         raise Malformed(f"status line {lines[0][:80]!r}")
     headers: dict[str, str] = {}
     for line in lines[1:]:
@@ -107,7 +113,9 @@ def _parsed_head(data: bytes) -> Head:
             elif key == "timeout":
                 idle_limit_s = float(value)
     mode, length = _framing(int(code), headers)
-    return Head(int(code), headers, mode, length, reusable and mode != "close", uses_left, idle_limit_s)
+    return Head(
+        int(code), headers, mode, length, reusable and mode != "close", uses_left, idle_limit_s
+    )
 
 
 def _framing(status: int, headers: dict[str, str]) -> tuple[str, int]:
@@ -166,7 +174,9 @@ class Response:
     def feed(self, data: bytes) -> list[bytes]:
         mode = self._mode
         if mode == "chunked":
-            if not self._bytes_left and not self._unparsed:  # the usual case: a read is exactly one chunk
+            if (
+                not self._bytes_left and not self._unparsed
+            ):  # the usual case: a read is exactly one chunk
                 line_end = data.find(b"\r\n")
                 length = CHUNK_SIZES.get(data[:line_end])
                 if length and len(data) == line_end + length + 4 and data.endswith(b"\r\n"):
@@ -197,12 +207,19 @@ class Response:
     @property
     def between_chunks(self) -> bool:
         """Whether the bytes so far end with a whole chunk and the body goes on. True for bodies without chunks."""
-        return not (self._bytes_left or self._unparsed or self.complete) or self._mode in ("length", "close")
+        return not (self._bytes_left or self._unparsed or self.complete) or self._mode in (
+            "length",
+            "close",
+        )
 
     @property
     def missing(self) -> int:
         """How many bytes of the current chunk, with its line end, are still to come; 0 if that is not known."""
-        return self._bytes_left - len(self._unparsed) if self._bytes_left and self._mode == "chunked" else 0
+        return (
+            self._bytes_left - len(self._unparsed)
+            if self._bytes_left and self._mode == "chunked"
+            else 0
+        )
 
     def _finish(self, surplus: bytes) -> None:
         self._mode = "end"
@@ -214,12 +231,16 @@ class Response:
     def take_head(self, data: bytes) -> bytes:
         """Read the head or a part of it; returns what follows it. `status` stays 0 until it is complete."""
         data = self._unparsed + data if self._unparsed else data
-        while data.startswith(b"HTTP/1.1 1") and (end := data.find(b"\r\n\r\n")) >= 0:  # skip interim answers (1xx)
+        while (
+            data.startswith(b"HTTP/1.1 1") and (end := data.find(b"\r\n\r\n")) >= 0
+        ):  # skip interim answers (1xx)
             data = data[end + 4 :]
         end = data.find(b"\r\n\r\n")
         if end < 0:
             if not b"HTTP/1.".startswith(data[:7]):
-                if data[:2] == b"\0\0" and data[3:4] == b"\4":  # a frame of settings, with which HTTP/2 begins
+                if (
+                    data[:2] == b"\0\0" and data[3:4] == b"\4"
+                ):  # a frame of settings, with which HTTP/2 begins
                     raise Malformed(HTTP_2)
                 raise Malformed(f"not an HTTP/1.x answer: {data[:60]!r}")
             if b"\n\n" in data:
@@ -236,7 +257,15 @@ class Response:
             if len(HEADS) >= 64:
                 HEADS.clear()
             HEADS[lines] = head
-        self.status, self.headers, self._mode, self._bytes_left, self.reusable, self.uses_left, self.idle_limit_s = head
+        (
+            self.status,
+            self.headers,
+            self._mode,
+            self._bytes_left,
+            self.reusable,
+            self.uses_left,
+            self.idle_limit_s,
+        ) = head
         self.chunked = self._mode == "chunked"
         self.until_close = self._mode == "close"
         if self._mode == "end":

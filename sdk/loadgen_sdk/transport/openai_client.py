@@ -65,7 +65,12 @@ class OpenAIClient:
         self._keep_text = keep_text
         self._tls: ssl.SSLContext | bool = (tls or Tls()).context() if target.tls else False
         self.prepare = maker(  # the same bytes that our own client sends
-            quirk, target.api, model, stream, extra_body=extra_body, continuous_usage=continuous_usage
+            quirk,
+            target.api,
+            model,
+            stream,
+            extra_body=extra_body,
+            continuous_usage=continuous_usage,
         )
         self._api: Any = None
         self._tasks: dict[Exchange, asyncio.Task[None]] = {}
@@ -84,12 +89,18 @@ class OpenAIClient:
                 "not_installed", "--client openai needs the openai package", "pip install openai"
             ) from None
         limits = type(DEFAULT_CONNECTION_LIMITS)(
-            max_connections=None, max_keepalive_connections=None, keepalive_expiry=self.quirk.reuse_s
+            max_connections=None,
+            max_keepalive_connections=None,
+            keepalive_expiry=self.quirk.reuse_s,
         )
         timeout = openai.Timeout(None, connect=CONNECT_S)
         headers = dict(merged(self.target.auth(self._api_key), self._headers))
         named = {name.lower() for name in headers}
-        unwanted = [name for name in ("authorization", "openai-organization", "openai-project") if name not in named]
+        unwanted = [
+            name
+            for name in ("authorization", "openai-organization", "openai-project")
+            if name not in named
+        ]
 
         async def trace_request(request: Any) -> None:
             for name in unwanted:  # the package adds these from its own settings and environment
@@ -141,9 +152,17 @@ class OpenAIClient:
         `asked_output` is for clients that read sockets themselves.
         """
         exchange = Exchange(
-            request, b"", body, due, on_done, flow, stream=self._streaming, keep_text=self._keep_text, sink=sink,
+            request,
+            b"",
+            body,
+            due,
+            on_done,
+            flow,
+            stream=self._streaming,
+            keep_text=self._keep_text,
+            sink=sink,
             on_first=on_first,
-        )  # fmt: skip
+        )
         run = self._run(exchange, _headers(name or (request.id if request else ""), more))
         task = self._tasks[exchange] = asyncio.get_running_loop().create_task(run)
 
@@ -166,7 +185,10 @@ class OpenAIClient:
             self._tasks[exchange].cancel()
 
     async def _run(self, exchange: Exchange, headers: dict[str, str]) -> None:
-        deadline = asyncio.get_running_loop().time() + (exchange.due + self._timeout_ns - monotonic_ns()) / 1e9
+        deadline = (
+            asyncio.get_running_loop().time()
+            + (exchange.due + self._timeout_ns - monotonic_ns()) / 1e9
+        )
         failure: Failure | None
         try:
             async with asyncio.timeout_at(deadline) as limit:
@@ -177,17 +199,23 @@ class OpenAIClient:
                     unanswered = exchange.reused and exchange.sent >= 0 and exchange.first_byte < 0
                     if not (unanswered and kind_of(error)[0] == "reset"):
                         raise
-                    exchange.resent = 1  # the server had closed the idle connection: metrics.md allows one resend
+                    exchange.resent = (
+                        1  # the server had closed the idle connection: metrics.md allows one resend
+                    )
                     await self._attempt(exchange, headers, limit, deadline)
             failure = exchange.reading.judge(True, False, self._streaming)
         except TimeoutError:
             if limit.when() == deadline:
-                failure = Failure("timeout_total", f"not finished {self._timeout_ns / 1e9:g} s after it was due")
+                failure = Failure(
+                    "timeout_total", f"not finished {self._timeout_ns / 1e9:g} s after it was due"
+                )
             else:
                 failure = Failure("timeout_stall", f"no event for {self._stall_ns / 1e9:g} s")
         except asyncio.CancelledError:
             failure = exchange.failure or _CANCELLED
-        except Exception as error:  # an exception of the package is a failed request; it must not end the run
+        except (
+            Exception
+        ) as error:  # an exception of the package is a failed request; it must not end the run
             failure = self._failure_of(error, exchange)
         exchange.done, exchange.failure, exchange.ready = monotonic_ns(), failure, exchange.sent
         exchange.reused = exchange.reused and exchange.sent >= 0
@@ -207,7 +235,9 @@ class OpenAIClient:
             at = monotonic_ns()
             exchange.response.status = 200
             reading.take([_json(answer)], at)
-            reading.first_event_tokens = reading.usage().output or 0  # the whole answer came at once
+            reading.first_event_tokens = (
+                reading.usage().output or 0
+            )  # the whole answer came at once
             return
         exchange.response.status = answer.response.status_code
         try:

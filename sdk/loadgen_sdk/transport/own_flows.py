@@ -22,12 +22,21 @@ class OwnFlows:
     def __init__(self, client: Any, keep: Callable[[str, array[int]], None]) -> None:
         self._client, self._keep = client, keep
         self._moved_at_ns = 0
-        self._open: dict[str, tuple[Flow, Flow, array[int]]] = {}  # its own flow, the one it was given, its instants
+        self._open: dict[
+            str, tuple[Flow, Flow, array[int]]
+        ] = {}  # its own flow, the one it was given, its instants
 
     def send(
-        self, request: Any, body: bytes, due: int, on_done: Callable[[Completion], None], flow: Flow, *, name: str,
+        self,
+        request: Any,
+        body: bytes,
+        due: int,
+        on_done: Callable[[Completion], None],
+        flow: Flow,
+        *,
+        name: str,
         **more: Any,
-    ) -> object:  # fmt: skip
+    ) -> object:
         """As of the client; each name once."""
 
         def done(completion: Completion) -> None:

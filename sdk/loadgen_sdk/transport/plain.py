@@ -26,7 +26,11 @@ def plain_read(data: bytes, before: bytes, after: bytes) -> tuple[int, int]:
     size = len(data)
     first_line = _first_lines.get(size) or _first_line(size)
     text_at = len(first_line) + len(before)
-    if data.startswith(first_line) and data.startswith(before, len(first_line)) and data.endswith(b"\n\n\r\n"):
+    if (
+        data.startswith(first_line)
+        and data.startswith(before, len(first_line))
+        and data.endswith(b"\n\n\r\n")
+    ):
         text = data[text_at : -4 - len(after)]
         if data.endswith(after, text_at, -4) and (text in _texts or _is_new_plain_text(text)):
             return 1, 1

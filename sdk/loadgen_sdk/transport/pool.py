@@ -34,7 +34,9 @@ OPEN_PER_TICK = 32  # most connections opened ahead of need per tick
 CONNECT_NS = 10_000_000_000  # limit for one address; then the next address is tried
 BEING_MADE = ("connecting", "tunnel", "handshake")
 LOOK_NS = 1_000_000_000  # a round over the requests in flight; one sent during it is looked at in the next
-KEEP_ALIVE_MARGIN_S = 1.0  # a connection is reused until this long before the server's own idle limit
+KEEP_ALIVE_MARGIN_S = (
+    1.0  # a connection is reused until this long before the server's own idle limit
+)
 TIMEOUT_NS = 600 * 1_000_000_000
 STALL_TIMEOUT_NS = 120 * 1_000_000_000
 
@@ -42,7 +44,10 @@ STALL_TIMEOUT_NS = 120 * 1_000_000_000
 STALE_NS = 1_000_000  # no server waits less than this for a request before it answers 408
 HELD_EVENTS = 4  # an answer with fewer events to come is not held: moving it there and back costs as much as a read
 LARGE_READ = 2048  # bytes, of many events: to wait for more of them would save nothing
-TIMED_OUT_IDLE = (b"HTTP/1.1 408", b"HTTP/1.0 408")  # how some servers close a connection that was idle for long
+TIMED_OUT_IDLE = (
+    b"HTTP/1.1 408",
+    b"HTTP/1.0 408",
+)  # how some servers close a connection that was idle for long
 
 
 class SendingOptions(TypedDict, total=False):
@@ -87,12 +92,16 @@ class Pool:
     the way to the endpoint.
     """
 
-    def __init__(self, target: Target, *, model: str, quirk: Quirk, **options: Unpack[PoolOptions]) -> None:
+    def __init__(
+        self, target: Target, *, model: str, quirk: Quirk, **options: Unpack[PoolOptions]
+    ) -> None:
         refuse_unknown(options, PoolOptions, "Pool()")
         self.target, self.model, self.quirk = target, model, quirk
         self._streaming = stream = options.get("stream", True)
         extra, continuous = options.get("extra_body"), options.get("continuous_usage", False)
-        self.prepare = maker(quirk, target.api, model, stream, extra_body=extra, continuous_usage=continuous)
+        self.prepare = maker(
+            quirk, target.api, model, stream, extra_body=extra, continuous_usage=continuous
+        )
         """A request's body for this endpoint, as bytes. Build it before the request is due."""
         self._open_ahead = options.get("ahead", False)
         self._sources = tuple(options.get("sources", ()))
@@ -133,14 +142,18 @@ class Pool:
         self._reuse_ns = int(quirk.reuse_s * 1e9)
         self._addresses: list[tuple[int, tuple[object, ...]]] = []
         self._preferred_address = 0  # index of the address to try first: the one that worked last
-        self._refusing: set[int] = set()  # addresses that failed since the last successful connection
+        self._refusing: set[int] = (
+            set()
+        )  # addresses that failed since the last successful connection
         self._idle: deque[ClientConnection] = deque()
         self._connecting: deque[ClientConnection] = deque()
         self._spares = 0  # connecting ahead of need
         self._wanted_spares = SPARE
         self._sent_this_tick = 0
         self._busiest_tick = 0
-        self._in_flight: dict[Exchange, None] = {}  # in the order of sending; what has ended is not kept alive
+        self._in_flight: dict[
+            Exchange, None
+        ] = {}  # in the order of sending; what has ended is not kept alive
         self._round: deque[Exchange] = deque()  # those that are still to be looked at: see `tick`
         self._open_done: asyncio.Future[None] | None = None
         self._left_to_open = 0
@@ -225,7 +238,12 @@ class Pool:
         exchange = Exchange(
             request,
             b"%sX-Request-Id: %s\r\n%sContent-Length: %d\r\n\r\n"
-            % (self._head, (name or (request.id if request else "")).encode("latin-1", "replace"), more, len(body)),
+            % (
+                self._head,
+                (name or (request.id if request else "")).encode("latin-1", "replace"),
+                more,
+                len(body),
+            ),
             body,
             due,
             on_done,
@@ -295,22 +313,38 @@ class Pool:
             tries = exchange.tries if exchange is not None else 0
             if tries >= len(self._addresses):
                 if exchange is not None:
-                    self._end(exchange, monotonic_ns(), Failure("connect", "no address of the host could be connected"))
+                    self._end(
+                        exchange,
+                        monotonic_ns(),
+                        Failure("connect", "no address of the host could be connected"),
+                    )
                 return
             index = (self._preferred_address + tries) % len(self._addresses)
             if exchange is not None:
                 exchange.tries += 1
             try:
-                source = self._sources[self.connections_opened % len(self._sources)] if self._sources else ""
+                source = (
+                    self._sources[self.connections_opened % len(self._sources)]
+                    if self._sources
+                    else ""
+                )
                 connection = self.wire.open(
-                    self._addresses[index], index, self, self._tls, self.target.host, source, self._tunnel
+                    self._addresses[index],
+                    index,
+                    self,
+                    self._tls,
+                    self.target.host,
+                    source,
+                    self._tunnel,
                 )
             except OSError as error:
                 if exchange is None:
                     self._refused(index, "connect", error.strerror or str(error))
                     return
                 if exchange.tries >= len(self._addresses):
-                    self._end(exchange, monotonic_ns(), Failure("connect", error.strerror or str(error)))
+                    self._end(
+                        exchange, monotonic_ns(), Failure("connect", error.strerror or str(error))
+                    )
                     return
                 continue
             self.connections_opened += 1
@@ -421,7 +455,9 @@ class Pool:
             and first[1] < exchange.sent + STALE_NS
             and first[0].startswith(TIMED_OUT_IDLE)
         ):
-            self.wire.close(connection)  # the server gave up the idle connection before it saw this request
+            self.wire.close(
+                connection
+            )  # the server gave up the idle connection before it saw this request
             connection.busy = None
             self._resend(exchange)
             return
@@ -434,7 +470,9 @@ class Pool:
                 self.wire.hold(connection, calm_events)
 
     def over(self, connection: ClientConnection) -> None:
-        if (freed := self._free(connection, self._idle, self._in_flight, self._awaited)) is not None:
+        if (
+            freed := self._free(connection, self._idle, self._in_flight, self._awaited)
+        ) is not None:
             if not self._raw:
                 freed.tell()
                 return
@@ -454,7 +492,9 @@ class Pool:
                 self._keep_idle(connection)
         else:
             self.wire.close(connection)
-        self._report(exchange)  # after the connection is free: the next request of the lane may use it
+        self._report(
+            exchange
+        )  # after the connection is free: the next request of the lane may use it
 
     def _tell(self, exchange: Exchange) -> None:
         if not self._raw:
@@ -468,7 +508,9 @@ class Pool:
         connection.busy = None
         if not isinstance(exchange, Exchange):
             return
-        was_idle = connection.idle_since > connection.connecting_since  # it was not opened for this request
+        was_idle = (
+            connection.idle_since > connection.connecting_since
+        )  # it was not opened for this request
         if was_idle and not exchange.bytes_received and not exchange.resent:
             self._resend(exchange)
             return
@@ -477,7 +519,8 @@ class Pool:
 
     def _resend(self, exchange: Exchange) -> None:
         """The server closed an idle connection as the request was on its way: once more, on a new connection, with the
-        original due instant."""
+        original due instant.
+        """
         exchange.resent += 1
         exchange.fresh()
         exchange.tries = 0
@@ -494,7 +537,9 @@ class Pool:
             overdue.append(exchange)
         for exchange in overdue:
             timeout_s = self._timeout_ns / 1e9
-            self.cancel(exchange, Failure("timeout_total", f"not finished {timeout_s:g} s after it was due"))
+            self.cancel(
+                exchange, Failure("timeout_total", f"not finished {timeout_s:g} s after it was due")
+            )
         if not self._round:
             self._round = deque(self._in_flight)
         # A few in each tick: all of them within LOOK_NS, or four times per stall timeout.
@@ -502,17 +547,22 @@ class Pool:
         while self._round and left:
             exchange = self._round.popleft()
             connection = exchange.connection
-            if not isinstance(connection, ClientConnection):  # it is over, or has just failed to connect
+            if not isinstance(
+                connection, ClientConnection
+            ):  # it is over, or has just failed to connect
                 continue
             left -= 1
             self.wire.hand_over(connection)
             if exchange.over:
                 continue
             if exchange.progress and now - exchange.progress >= self._stall_ns:
-                self.cancel(exchange, Failure("timeout_stall", f"no event for {self._stall_ns / 1e9:g} s"))
+                self.cancel(
+                    exchange, Failure("timeout_stall", f"no event for {self._stall_ns / 1e9:g} s")
+                )
         connecting = self._connecting
         while connecting and (
-            connecting[0].state not in BEING_MADE or now - connecting[0].connecting_since > CONNECT_NS
+            connecting[0].state not in BEING_MADE
+            or now - connecting[0].connecting_since > CONNECT_NS
         ):
             connection = connecting.popleft()
             if connection.state in BEING_MADE:

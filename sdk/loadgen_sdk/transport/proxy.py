@@ -33,7 +33,11 @@ class Proxy(NamedTuple):
 def refusal(answer: bytes) -> str:
     """What a proxy's answer to CONNECT says against the tunnel; "" when it is open."""
     status = answer.partition(b"\r\n")[0].decode("latin-1")
-    return "" if status.split(" ")[1:2] == ["200"] else f"the proxy refused the tunnel: {status[:100]!r}"
+    return (
+        ""
+        if status.split(" ")[1:2] == ["200"]
+        else f"the proxy refused the tunnel: {status[:100]!r}"
+    )
 
 
 def proxy_for(target: Target, url: str | None) -> Proxy | None:

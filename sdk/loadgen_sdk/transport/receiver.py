@@ -32,12 +32,16 @@ from .plain import plain_read
 READ_BYTES = 32 << 10
 MOST_READY = 1024  # most sockets that one poll reports
 MAPPING_NS = 5_000  # if reading the two clocks took longer (the process was preempted), their offset is not used
-POLL_EVERY_NS = 1_000_000  # longest time between two polls while answers are awaited: see `empty_at`
+POLL_EVERY_NS = (
+    1_000_000  # longest time between two polls while answers are awaited: see `empty_at`
+)
 # The same after more than BUSY_READS reads since that poll was last planned: each read is also a poll, and arming a
 # kernel timer costs as much as a read.
 BUSY_POLL_EVERY_NS = 2_000_000
 BUSY_READS = 4
-READ_FIRST = 32  # with more sockets ready than this, a request that is due is sent before they are read
+READ_FIRST = (
+    32  # with more sockets ready than this, a request that is due is sent before they are read
+)
 HOLD_MS = 1  # longest wait for urgent sockets while others are held
 HOLD_NS = 1_000_000  # time between two polls of the held sockets; half of it when something else has woken this process
 LOOK_NS = 100_000_000  # how often it is decided whether to hold
@@ -137,7 +141,9 @@ class Receiver:
     `polls` and `reads` count them.
     """
 
-    def __init__(self, poll: select.epoll, held: select.epoll, timer: Timer, queue: deque[Any]) -> None:
+    def __init__(
+        self, poll: select.epoll, held: select.epoll, timer: Timer, queue: deque[Any]
+    ) -> None:
         self._poll, self._held = poll, held
         self._timer = timer
         self._queue = queue
@@ -220,7 +226,9 @@ class Receiver:
         """
         return -1
 
-    def free(self, inbox: Any, idle: deque[Any], in_flight: dict[Any, None], awaited: set[object]) -> Any:
+    def free(
+        self, inbox: Any, idle: deque[Any], in_flight: dict[Any, None], awaited: set[object]
+    ) -> Any:
         """Make a connection idle, and its exchange ready to be told, where that is all there is to do; only in C.
 
         The exchange; None: all is left as it was.
@@ -292,7 +300,12 @@ class Receiver:
                     self.armed_for = min(self.poll_at, due_at)
                     self._timer.arm(self.armed_for)
             self.now = now
-            if others or queue or now >= until or (not self.ready and not (holding and wait_ms < 0)):
+            if (
+                others
+                or queue
+                or now >= until
+                or (not self.ready and not (holding and wait_ms < 0))
+            ):
                 return others
 
     def go(
@@ -404,7 +417,11 @@ class Receiver:
         if inbox.template is not None and not reads:
             chunks, events = plain_read(data, *inbox.template)
             if events:
-                inbox.run.append(stamp if events == 1 else (stamp, events, stamp - empty_at if chunks > 1 else -1))
+                inbox.run.append(
+                    stamp
+                    if events == 1
+                    else (stamp, events, stamp - empty_at if chunks > 1 else -1)
+                )
                 inbox.run_bytes += len(data)
                 inbox.run_read_at = read_at
                 if inbox.held:

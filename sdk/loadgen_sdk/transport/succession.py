@@ -36,7 +36,9 @@ class Succession(NamedTuple):
     start_ns: int
     worker: int
     name: bytes  # of a request, before its number
-    rows: list[Any]  # by stage: an array of five numbers a body, ascending: its request, offset, length, tokens, output
+    rows: list[
+        Any
+    ]  # by stage: an array of five numbers a body, ascending: its request, offset, length, tokens, output
     blocks: dict[int, bytes]  # of the file of bodies, by number, each of `block_bytes` at most
     block_bytes: int
     known: Callable[[int, int], Any]

@@ -21,7 +21,15 @@ from ..redaction import HIDDEN, redact, shown
 
 _SHOWN_QUERY = frozenset(("api-version",))
 _AZURE_HOSTS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
-_ENDPOINTS = ("/chat/completions", "/completions", "/responses", "/messages", "/embeddings", "/rerank", "/models")
+_ENDPOINTS = (
+    "/chat/completions",
+    "/completions",
+    "/responses",
+    "/messages",
+    "/embeddings",
+    "/rerank",
+    "/models",
+)
 MESSAGES_HOST, MESSAGES_VERSION = "api.anthropic.com", "2023-06-01"
 _DEPLOYMENT = re.compile(r"^(?P<root>.*?)/openai/deployments/(?P<name>[^/]+)$")
 _VERSION = re.compile(r"/v\d+(?:alpha|beta)?\d*$")
@@ -44,7 +52,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     redacted: str  # the URL as it may be shown
 
     @classmethod
-    def parse(cls, url: str, *, api: Api = "chat", server: str | None = None, deployment: str = "") -> Target:
+    def parse(
+        cls, url: str, *, api: Api = "chat", server: str | None = None, deployment: str = ""
+    ) -> Target:
         """Read `http[s]://[user:password@]host[:port][/prefix][/v1][?query]`; a full endpoint path is accepted too.
 
         With `server="azure"` or an Azure host, the path is `/openai/deployments/D?api-version=...` (also built from
@@ -53,7 +63,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         """
         url = url.strip()
         if not url:
-            raise TargetUnusable("invalid_url", "the URL is empty", "give one, such as http://localhost:8000")
+            raise TargetUnusable(
+                "invalid_url", "the URL is empty", "give one, such as http://localhost:8000"
+            )
         shown_url = url if not re.search(r"[@?#]", url) else "the URL"
         if match := re.search(r"[\s\x00-\x1f\x7f\\]", url):
             raise TargetUnusable(
@@ -67,18 +79,30 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
             hint = f"begin it with http:// or https://{like}"
             raise TargetUnusable("invalid_url", f"{shown_url!r} has no scheme", hint)
         if scheme.lower() not in ("http", "https"):
-            scheme_text = f"scheme {scheme!r}" if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]{0,15}", scheme) else "scheme"
+            scheme_text = (
+                f"scheme {scheme!r}"
+                if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]{0,15}", scheme)
+                else "scheme"
+            )
             hint = "use http:// or https://"
             if "unix" in scheme.lower():
                 hint = "let the server listen on a port, or: socat TCP-LISTEN:8000,fork UNIX-CONNECT:/path"
-            raise TargetUnusable("invalid_url", f"the URL's {scheme_text} is not one this client speaks", hint)
+            raise TargetUnusable(
+                "invalid_url", f"the URL's {scheme_text} is not one this client speaks", hint
+            )
         if "#" in url:
             raise TargetUnusable(
-                "invalid_url", "the URL has a # in it", "write it as %23 where it belongs to a password, else remove it"
+                "invalid_url",
+                "the URL has a # in it",
+                "write it as %23 where it belongs to a password, else remove it",
             )
-        if "@" in re.sub(r"^[^/?]*", "", url.partition("://")[2]):  # part of a password would be shown as the host
+        if "@" in re.sub(
+            r"^[^/?]*", "", url.partition("://")[2]
+        ):  # part of a password would be shown as the host
             raise TargetUnusable(
-                "invalid_url", "the URL has an @ behind its host", "write / ? @ inside a password as %2F %3F %40"
+                "invalid_url",
+                "the URL has an @ behind its host",
+                "write / ? @ inside a password as %2F %3F %40",
             )
         try:
             parts = urlsplit(url)
@@ -90,13 +114,19 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
                 "write http://host:8000, IPv6 as http://[::1]:8000",
             ) from None
         if not host:
-            raise TargetUnusable("invalid_url", f"{shown_url!r} names no host", "write http://host:8000")
+            raise TargetUnusable(
+                "invalid_url", f"{shown_url!r} names no host", "write http://host:8000"
+            )
         host = _idna(host)
         tls = scheme.lower() == "https"
         if port is None:
             port = 443 if tls else 80
         if not port:
-            raise TargetUnusable("invalid_url", "port 0 cannot be connected to", "give the port the server listens on")
+            raise TargetUnusable(
+                "invalid_url",
+                "port 0 cannot be connected to",
+                "give the port the server listens on",
+            )
         basic, secrets = userinfo(parts.netloc)
         shown_query, query_secrets = _query(parts.query)
         path = quote(parts.path, safe="/%:@!$&'()*+,;=~-._").rstrip("/")
@@ -141,7 +171,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def models(self) -> str:
-        base = f"{self.root}/openai" if self.deployment else self.base  # a deployment has no list of models of its own
+        base = (
+            f"{self.root}/openai" if self.deployment else self.base
+        )  # a deployment has no list of models of its own
         return f"{base}/models{self.query}"
 
     def beside(self, name: str) -> str:
@@ -150,7 +182,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def host_header(self) -> str:
-        return _authority(self.host.partition("%")[0], None if self.port == (443 if self.tls else 80) else self.port)
+        return _authority(
+            self.host.partition("%")[0],
+            None if self.port == (443 if self.tls else 80) else self.port,
+        )
 
     @property
     def address(self) -> str:
@@ -173,14 +208,18 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         key = (api_key or "").strip()
         if not key.isascii() or not (key.isprintable()):
             raise TargetUnusable(
-                "invalid_value", "the API key has characters that a header cannot carry", "check the file or variable"
+                "invalid_value",
+                "the API key has characters that a header cannot carry",
+                "check the file or variable",
             )
         headers = [("Authorization", self.basic)] if self.basic else []
         if self.api == "messages":
             headers.append(("anthropic-version", MESSAGES_VERSION))
             if key and key[:7].lower() != "bearer ":
                 headers.append(("x-api-key", key))
-                if self.host == MESSAGES_HOST:  # it takes a bearer token for something else than a key
+                if (
+                    self.host == MESSAGES_HOST
+                ):  # it takes a bearer token for something else than a key
                     return tuple(headers)
         if key[:7].lower() == "bearer ":
             key = key[7:].strip()
@@ -195,12 +234,15 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
         The secrets of this URL, the given ones and everything that looks like a key are hidden.
         """
-        return shown(redact(text, (*self.secrets, *_spellings(secret for secret in more if secret))))
+        return shown(
+            redact(text, (*self.secrets, *_spellings(secret for secret in more if secret)))
+        )
 
 
 def header_secrets(headers: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """What of a user's headers must not be shown: every value; of credentials and cookies also each part by itself (the
-    token without its scheme, user and password of a Basic one, the value of a cookie), since a server may echo that."""
+    token without its scheme, user and password of a Basic one, the value of a cookie), since a server may echo that.
+    """
     found: list[str] = []
     for name, value in headers:
         found.append(value)
@@ -223,7 +265,13 @@ def _spellings(secrets: Iterable[str]) -> tuple[str, ...]:
     """Each secret unchanged, trimmed, percent-decoded, percent-encoded, and as in a JSON string."""
     spellings: dict[str, None] = {}
     for secret in secrets:
-        for spelling in (secret, secret.strip(), unquote(secret), quote(secret, safe=""), json.dumps(secret)[1:-1]):
+        for spelling in (
+            secret,
+            secret.strip(),
+            unquote(secret),
+            quote(secret, safe=""),
+            json.dumps(secret)[1:-1],
+        ):
             if spelling:
                 spellings[spelling] = None
     return tuple(spellings)
@@ -291,4 +339,6 @@ def _idna(host: str) -> str:
 
 
 def _character_name(character: str) -> str:
-    return {" ": "a space", "\t": "a tab", "\\": "a backslash"}.get(character, "a control character")
+    return {" ": "a space", "\t": "a tab", "\\": "a backslash"}.get(
+        character, "a control character"
+    )

@@ -21,11 +21,15 @@ class WaitingConnection:
     `context`: of TLS; None for plain TCP. `timeout_s`: for a whole answer: a server may send a byte now and then.
     """
 
-    def __init__(self, host: str, port: int, context: ssl.SSLContext | None, timeout_s: float) -> None:
+    def __init__(
+        self, host: str, port: int, context: ssl.SSLContext | None, timeout_s: float
+    ) -> None:
         self._host, self._port, self._context, self._timeout_s = host, port, context, timeout_s
         self._socket: socket.socket | None = None
 
-    def ask(self, method: str, path: str, headers: Mapping[str, str], most_bytes: int) -> tuple[int, bytes]:
+    def ask(
+        self, method: str, path: str, headers: Mapping[str, str], most_bytes: int
+    ) -> tuple[int, bytes]:
         """The status and the body of an answer. Raises OSError, and ValueError for what is no answer, or too long.
 
         ConnectionError: the server closed the connection before it answered.
@@ -61,11 +65,17 @@ class WaitingConnection:
             self._socket = None
 
     def _opened(self) -> socket.socket:
-        host = self._host.encode() if self._host.isascii() else self._host  # text imports the tables of IDNA
+        host = (
+            self._host.encode() if self._host.isascii() else self._host
+        )  # text imports the tables of IDNA
         found: socket.socket = socket.create_connection((host, self._port), self._timeout_s)  # type: ignore[arg-type]
         try:
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return found if self._context is None else self._context.wrap_socket(found, server_hostname=self._host)
+            return (
+                found
+                if self._context is None
+                else self._context.wrap_socket(found, server_hostname=self._host)
+            )
         except BaseException:
             found.close()
             raise
@@ -73,7 +83,10 @@ class WaitingConnection:
     def _question(self, method: str, path: str, headers: Mapping[str, str]) -> bytes:
         usual = 80 if self._context is None else 443
         name = f"[{self._host}]" if ":" in self._host else self._host
-        ours = {"Host": name if self._port == usual else f"{name}:{self._port}", "Accept-Encoding": "identity"}
+        ours = {
+            "Host": name if self._port == usual else f"{name}:{self._port}",
+            "Accept-Encoding": "identity",
+        }
         ours |= {"Content-Length": "0"} if method == "POST" else {}
         users = {one.lower() for one in headers}
         lines = [*(pair for pair in ours.items() if pair[0].lower() not in users), *headers.items()]

@@ -38,12 +38,16 @@ from .proxy import refusal
 from .receiver import Inbox, Receiver, error_text
 
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h; the socket module does not name it
-IP_BIND_ADDRESS_NO_PORT = 24  # linux/in.h: connect chooses the port, so several targets can share one port
+IP_BIND_ADDRESS_NO_PORT = (
+    24  # linux/in.h: connect chooses the port, so several targets can share one port
+)
 TICK_NS = 100_000_000  # housekeeping: timeouts, idle connections
 # The shortest wait that epoll supports. It is used only when `Wire.idle` has work for idle moments. Otherwise the wait
 # has no timeout: arming a kernel timer for each wait costs more than the read, and our own timer ends it at the tick.
 HOLD_POLL_MS = 1
-BACKLOG_LIMIT = 20_000  # reads waiting to be decoded; at this number no more is read until some are decoded
+BACKLOG_LIMIT = (
+    20_000  # reads waiting to be decoded; at this number no more is read until some are decoded
+)
 FOREVER = 1 << 62
 
 _IN_PROGRESS = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINPROGRESS)
@@ -70,7 +74,9 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
                 context.load_cert_chain(self.cert, self.key)
         except (OSError, ssl.SSLError) as error:
             raise TargetUnusable(
-                "unreadable_file", f"cannot use {self.cert or self.ca} for TLS: {error}", "give PEM files"
+                "unreadable_file",
+                f"cannot use {self.cert or self.ca} for TLS: {error}",
+                "give PEM files",
             ) from None
         if not self.verify:
             context.check_hostname = False
@@ -139,14 +145,18 @@ class Wire:
         if not hasattr(select, "epoll"):
             what = "load is sent from Linux only: it takes epoll and the kernel's time stamps"
             raise TargetUnusable(
-                "wrong_platform", what, "a container or WSL2 is Linux; what is stored can be read here"
+                "wrong_platform",
+                what,
+                "a container or WSL2 is Linux; what is stored can be read here",
             )
         self._loop = loop
         self._poll = select.epoll()
         self._held = select.epoll()
         self._timer: Timer = timer(loop)
         self._connections: dict[int, ClientConnection] = {}
-        self._queue: deque[ClientConnection] = deque()  # connections whose reads are to be handed over
+        self._queue: deque[ClientConnection] = (
+            deque()
+        )  # connections whose reads are to be handed over
         self._receiver = Receiver(self._poll, self._held, self._timer, self._queue)
         self.release = self._receiver.release  # what comes next of this connection is urgent again
         self.carry, self.free = self._receiver.carry, self._receiver.free
@@ -210,7 +220,9 @@ class Wire:
         connection.tunnel = tunnel
         if tls is not None:
             connection.tls_in, connection.tls_out = ssl.MemoryBIO(), ssl.MemoryBIO()
-            connection.tls = tls.wrap_bio(connection.tls_in, connection.tls_out, server_hostname=name)
+            connection.tls = tls.wrap_bio(
+                connection.tls_in, connection.tls_out, server_hostname=name
+            )
         self._connections[connection.fd] = connection
         self._receiver.add(connection)
         self._poll.register(connection.fd, select.EPOLLIN | select.EPOLLOUT)
@@ -350,7 +362,11 @@ class Wire:
 
     def hand_over(self, connection: ClientConnection) -> None:
         """Give the peer now what a patient connection has kept."""
-        if connection.tls is None and not connection.closed and (reads := self._receiver.take(connection)):
+        if (
+            connection.tls is None
+            and not connection.closed
+            and (reads := self._receiver.take(connection))
+        ):
             connection.peer.arrived(connection, reads)
 
     def _hand_over(self, connection: ClientConnection) -> None:
@@ -369,7 +385,9 @@ class Wire:
     def _connection_ended(self, connection: ClientConnection, stamp: int, error: str) -> None:
         if connection.state in ("connecting", "tunnel", "handshake"):
             kind = "tls" if connection.state == "handshake" else "connect"
-            self.give_up(connection, kind, error or "the connection was closed while it was being made")
+            self.give_up(
+                connection, kind, error or "the connection was closed while it was being made"
+            )
             return
         peer = connection.peer
         connection.state = "gone"
@@ -394,7 +412,9 @@ class Wire:
             connection.open = True
             if connection.tunnel:
                 connection.state = "tunnel"
-                connection.sock.send(connection.tunnel)  # the first bytes of a connection: they always find room
+                connection.sock.send(
+                    connection.tunnel
+                )  # the first bytes of a connection: they always find room
                 connection.tunnel = b""
             elif connection.tls is not None:
                 connection.state = "handshake"
@@ -539,13 +559,19 @@ async def resolve(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
     threads cannot be forked.
     """
     loop = asyncio.get_running_loop()
-    name = host.encode() if host.isascii() else host  # for a text the tables of IDNA would be imported
+    name = (
+        host.encode() if host.isascii() else host
+    )  # for a text the tables of IDNA would be imported
     find = functools.partial(socket.getaddrinfo, name, port, type=socket.SOCK_STREAM)
     try:
         infos = find(flags=socket.AI_NUMERICHOST)  # an address is its own
     except OSError:
         of_uvloop = type(loop).__module__.startswith("uvloop")
-        infos = await (_in_a_thread(find) if of_uvloop else loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        infos = await (
+            _in_a_thread(find)
+            if of_uvloop
+            else loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        )
     return list(dict.fromkeys((family, address) for family, _, _, _, address in infos))
 
 

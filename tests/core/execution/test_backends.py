@@ -57,11 +57,18 @@ def test_a_url_finds_its_backend(url: str | None, name: str, shown: str) -> None
 
 
 def test_a_scheme_that_no_backend_has() -> None:
-    for given in ({"url": "grpc://me:secret@host:1"}, {"url": ["http://host", "grpc://me:secret@host:1"]}):
+    for given in (
+        {"url": "grpc://me:secret@host:1"},
+        {"url": ["http://host", "grpc://me:secret@host:1"]},
+    ):
         with pytest.raises((UserError, Faults)) as raised:
             settings(given)
         text = str(raised.value)
-        assert "error: no backend has the scheme grpc:\n" in text and "  --> --url" in text and "secret" not in text
+        assert (
+            "error: no backend has the scheme grpc:\n" in text
+            and "  --> --url" in text
+            and "secret" not in text
+        )
         assert "hint: known: http:, https:, sim:; without --url: embedded simulation" in text
 
 
@@ -72,7 +79,11 @@ def test_what_is_known_without_asking() -> None:
     assert real.context == virtual.context is not None and real.words == virtual.words
     assert real.virtual_url == virtual.virtual_url == "sim:gb300-vm"
     plain = backend.known(Settings(embedded={"ttft": "1ms"}))
-    assert plain is not None and (plain.name, plain.context, plain.virtual_url) == ("embedded simulation", None, "")
+    assert plain is not None and (plain.name, plain.context, plain.virtual_url) == (
+        "embedded simulation",
+        None,
+        "",
+    )
 
 
 KITCHEN = """
@@ -97,7 +108,9 @@ def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package with a backend that starts a target is installed."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
-    install(tmp_path, "kitchen", {"kitchen": KITCHEN}, {"loadgen.backends": {"kitchen": "kitchen:ROW"}})
+    install(
+        tmp_path, "kitchen", {"kitchen": KITCHEN}, {"loadgen.backends": {"kitchen": "kitchen:ROW"}}
+    )
     with forgetting(BACKENDS, "kitchen"):
         yield
 
@@ -105,17 +118,23 @@ def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.processes
 def test_a_backend_of_another_package_starts_the_target(kitchen: None, tmp_path: Path) -> None:
     asked = {"concurrency": 1, "num_requests": 3, "warmup": 0}
-    result = loadgen.run("qa", url="kitchen:soup", input_tokens=8, output_tokens=4, out=tmp_path / "run", **asked)  # type: ignore[arg-type]
+    result = loadgen.run(
+        "qa", url="kitchen:soup", input_tokens=8, output_tokens=4, out=tmp_path / "run", **asked
+    )  # type: ignore[arg-type]
     header = read_run(tmp_path / "run").header
     target = header.targets[0]
-    assert (target.name, target.model, target.simulated) == ("kitchen: soup", "soup", True), "it says that it is"
+    assert (target.name, target.model, target.simulated) == ("kitchen: soup", "soup", True), (
+        "it says that it is"
+    )
     assert "it was started for this run" in header.notes
     assert result.summary.requests.ok == 3
 
 
 def test_a_backend_of_another_package_is_found_by_its_scheme(kitchen: None) -> None:
     assert backends.find("http://host") is BACKENDS.own[1]
-    assert "plugins" not in vars(BACKENDS) and "_plugins" not in vars(BACKENDS), "a scheme of ours looks for none"
+    assert "plugins" not in vars(BACKENDS) and "_plugins" not in vars(BACKENDS), (
+        "a scheme of ours looks for none"
+    )
     assert Endpoint(url="kitchen:soup").shown == "the kitchen's soup"
     with pytest.raises((UserError, Faults), match="kitchen:; without --url"):
         settings({"url": "grpc:x"})

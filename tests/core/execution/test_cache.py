@@ -28,8 +28,12 @@ def workload(folder: Path, more: str, shape: str = SHAPE, **flags: str) -> Workl
     return load(str(folder / "w.yaml"), read_flags(**flags))
 
 
-@pytest.mark.parametrize(("cache", "share"), [("cold", 0.0), ("warm", 1.0), ("{hit_rate: 60%}", 0.6)])
-def test_prompts_share_what_is_asked_for_and_the_server_sees_it(tmp_path: Path, cache: str, share: float) -> None:
+@pytest.mark.parametrize(
+    ("cache", "share"), [("cold", 0.0), ("warm", 1.0), ("{hit_rate: 60%}", 0.6)]
+)
+def test_prompts_share_what_is_asked_for_and_the_server_sees_it(
+    tmp_path: Path, cache: str, share: float
+) -> None:
     one = workload(tmp_path, f", prefixes: 2, cache: {cache}", seed="3")
     prompts = build(one, 3, 1, load_tokenizer(), 8)
     texts = [prompts[number].prompt for number in range(40)]
@@ -47,9 +51,13 @@ def test_prompts_share_what_is_asked_for_and_the_server_sees_it(tmp_path: Path, 
     assert len(set(texts)) == 40
     summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     assert summary.cache_asked == share
-    assert summary.tokens.cached_share == pytest.approx(share, abs=0.05)  # whole blocks, and each group grows
+    assert summary.tokens.cached_share == pytest.approx(
+        share, abs=0.05
+    )  # whole blocks, and each group grows
     assert "cache_differs" not in [code.code for code in summary.verdict.warning_codes]
-    assert f"{share:.0%}".rstrip("%") in text.render(summary) and "asked for)" in text.render(summary)
+    assert f"{share:.0%}".rstrip("%") in text.render(summary) and "asked for)" in text.render(
+        summary
+    )
 
 
 def test_a_cache_that_is_too_small_is_told(tmp_path: Path) -> None:
@@ -62,12 +70,14 @@ def test_a_cache_that_is_too_small_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "code"),
     [
-        (", cache: hot", "unknown_name"), (", cache: 0.6", "unknown_name"),
-        (", cache: {hit_rate: 0.6}", "unknown_name"), (", cache: {hit_rate: 160%}", "out_of_range"),
+        (", cache: hot", "unknown_name"),
+        (", cache: 0.6", "unknown_name"),
+        (", cache: {hit_rate: 0.6}", "unknown_name"),
+        (", cache: {hit_rate: 160%}", "out_of_range"),
         (", cache: warm, shared_prefix_tokens: 5", "conflict"),
         (", cache: warm, turns: {count: 2, tool_result_tokens: 5}", "conflict"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_it_is_said(tmp_path: Path, more: str, code: str) -> None:
     with refused(Faults, code):
         workload(tmp_path, more)
@@ -77,7 +87,10 @@ def test_the_salt_is_fresh_unless_given_and_the_recipe_has_the_share(tmp_path: P
     assert workload(tmp_path, ", cache: cold").salt == "fresh"
     assert workload(tmp_path, ", cache: cold", salt="blue").salt == "blue"
     assert workload(tmp_path, "").salt is None
-    of = [recipe_fingerprint(workload(tmp_path, more), "server") for more in ("", ", cache: cold", ", cache: warm")]
+    of = [
+        recipe_fingerprint(workload(tmp_path, more), "server")
+        for more in ("", ", cache: cold", ", cache: warm")
+    ]
     assert len(set(of)) == 3
 
 
@@ -96,7 +109,9 @@ def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_p
     texts = [str(prompts[number].prompt) for number in range(40)]
     assert {tokenizer.count(text) for text in texts} == {1302 - 8} and len(set(texts)) == 40
     first = {of[0]: text.split(" ")[:384] for of, text in zip(chunks, texts, strict=False)}
-    assert all(text.split(" ")[:384] == first[of[0]] for of, text in zip(chunks, texts, strict=False))
+    assert all(
+        text.split(" ")[:384] == first[of[0]] for of, text in zip(chunks, texts, strict=False)
+    )
     summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     before: set[int] = set()
     reused = 0
@@ -107,9 +122,7 @@ def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_p
     assert summary.chunks.reused_share == pytest.approx(reused / 900)
     assert 0 < summary.chunks.leading_share < summary.chunks.reused_share
     known: set[tuple[int, tuple[int, ...]]] = set()
-    leading = (
-        0  # at each of the four replicas, which take turns: a prefix cache knows what stands after the same chunks
-    )
+    leading = 0  # at each of the four replicas, which take turns: a prefix cache knows what stands after the same chunks
     for number, of in enumerate(chunks):
         beginnings = {(number % 4, of[:end]) for end in (1, 2, 3)}
         leading += len(beginnings & known)
@@ -177,9 +190,14 @@ def test_the_servers_counters_are_asked_too() -> None:
             ]
         ]
 
-    vllm = summarize(page(vllm__prefix_cache_hits_total=(50, 350), vllm__prefix_cache_queries_total=(100, 600)), None)
+    vllm = summarize(
+        page(vllm__prefix_cache_hits_total=(50, 350), vllm__prefix_cache_queries_total=(100, 600)),
+        None,
+    )
     assert vllm is not None and vllm.cached_share == 0.6
-    counts = summarize(page(sglang__cached_tokens_total=(0, 100), sglang__prompt_tokens_total=(0, 400)), None)
+    counts = summarize(
+        page(sglang__cached_tokens_total=(0, 100), sglang__prompt_tokens_total=(0, 400)), None
+    )
     assert counts is not None and counts.cached_share == 0.25
     rate = summarize(page(trtllm_kv_cache_hit_rate=(0.1, 0.5)), None)
     assert rate is not None and rate.cached_share == 0.5
@@ -189,8 +207,12 @@ def test_the_servers_counters_are_asked_too() -> None:
     assert cache_disputed(counts, 0.6, None) == {"share": 0.25, "beside": 0.6, "of": "cache_asked"}
 
 
-@pytest.mark.parametrize(("tokens", "asked"), [(150, 0.6), (150, 1.0), (1302, 0.6), (2000, 0.6), (2000, 0.0)])
-def test_of_each_profile_the_whole_blocks_are_found_again(tmp_path: Path, tokens: int, asked: float) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "asked"), [(150, 0.6), (150, 1.0), (1302, 0.6), (2000, 0.6), (2000, 0.0)]
+)
+def test_of_each_profile_the_whole_blocks_are_found_again(
+    tmp_path: Path, tokens: int, asked: float
+) -> None:
     """Of short prompts that is less than was asked for, and the run says so."""
     shape = f"input_tokens: {tokens}, output_tokens: 20"
     cache = {0.6: "{hit_rate: 60%}", 1.0: "warm", 0.0: "cold"}[asked]
@@ -210,8 +232,17 @@ def test_a_simulated_server_really_empties_its_prefix_cache(tmp_path: Path) -> N
     from loadgen.sim.server.options import Options
 
     shares: dict[str, float | None] = {}
-    one = workload(tmp_path, "", "input_tokens: 700, output_tokens: 4", seed="3", num_requests="12", request_rate="40")
-    (tmp_path / "one.yaml").write_text("extends: gb300-vm\nname: one\ngpus_per_vm: 1\n")  # no replica that knows less
+    one = workload(
+        tmp_path,
+        "",
+        "input_tokens: 700, output_tokens: 4",
+        seed="3",
+        num_requests="12",
+        request_rate="40",
+    )
+    (tmp_path / "one.yaml").write_text(
+        "extends: gb300-vm\nname: one\ngpus_per_vm: 1\n"
+    )  # no replica that knows less
     with start(Options(preset=str(tmp_path / "one.yaml"))) as server:
         for name, more in {
             "first": {},
@@ -219,7 +250,9 @@ def test_a_simulated_server_really_empties_its_prefix_cache(tmp_path: Path) -> N
             "trtllm": {"reset_cache": True},
             "sglang": {"reset_cache": True, "server": "sglang"},
         }.items():
-            summary, _ = execute(one, Settings(url=server.url, out=tmp_path / name, **NO_PAGES, **more))  # type: ignore[arg-type]
+            summary, _ = execute(
+                one, Settings(url=server.url, out=tmp_path / name, **NO_PAGES, **more)
+            )  # type: ignore[arg-type]
             assert summary.requests.ok == 12 and summary.cache_reset == bool(more)
             shares[name] = summary.tokens.cached_share
     assert shares["first"] == shares["trtllm"] == shares["sglang"] == 0

@@ -54,14 +54,27 @@ class Sheet:
         self.told = True
         now = monotonic_ns()
         came = now if output and failure is None else -1
-        stamps = {"first_token": came, "first_answer": came, "last_token": came, "end": came, "done": now}
+        stamps = {
+            "first_token": came,
+            "first_answer": came,
+            "last_token": came,
+            "end": came,
+            "done": now,
+        }
         count = Usage(input=20, output=output)
         self.on_done(
             Completion(
-                request=None, due=self.due, ready=self.sent, sent=self.sent, text=text, usage=count, failure=failure,
-                finish_reason="" if failure else "length", **stamps,
+                request=None,
+                due=self.due,
+                ready=self.sent,
+                sent=self.sent,
+                text=text,
+                usage=count,
+                failure=failure,
+                finish_reason="" if failure else "length",
+                **stamps,
             )
-        )  # fmt: skip
+        )
 
 
 class Paper:
@@ -71,7 +84,15 @@ class Paper:
         self.answer, self.sheets = answer, list[Sheet]()
 
     def send(
-        self, request: None, body: bytes, due: int, on_done: Any, flow: Any, *, name: str, asked_output: int
+        self,
+        request: None,
+        body: bytes,
+        due: int,
+        on_done: Any,
+        flow: Any,
+        *,
+        name: str,
+        asked_output: int,
     ) -> Sheet:
         sheet = Sheet(body, due, on_done)
         self.sheets.append(sheet)
@@ -112,7 +133,10 @@ def workload(tmp_path: Path, more: str = "", **flags: str) -> Workload:
 
 
 def run(
-    folder: Path, made: Workload, answer: OneShot, during: Callable[[Driver, Paper], None] | None = None
+    folder: Path,
+    made: Workload,
+    answer: OneShot,
+    during: Callable[[Driver, Paper], None] | None = None,
 ) -> tuple[Stored, Paper, schedule.Schedule, Driver]:
     """Drive a workload to its end; what was recorded."""
 
@@ -121,7 +145,9 @@ def run(
         client = Paper(answer)
         requests = build(made, 7, 1, tokenizer.load_tokenizer(None))
         bodies = Bodies(
-            requests, lambda _, request: str(request.messages or request.prompt).encode(), len(timetable.stages)
+            requests,
+            lambda _, request: str(request.messages or request.prompt).encode(),
+            len(timetable.stages),
         )
         numbers = [timetable.stage_numbers(span) for span in timetable.stages]
         for stage, span in enumerate(timetable.stages):
@@ -155,14 +181,23 @@ def run(
 def outcomes(stored: Stored) -> Counter[tuple[str, str]]:
     rows = stored.rows
     assert len(np.unique(rows["slot"])) == len(rows), "a slot has two records"
-    return Counter((STATUSES[s], KINDS[k]) for s, k in zip(rows["status"].tolist(), rows["kind"].tolist(), strict=True))
+    return Counter(
+        (STATUSES[s], KINDS[k])
+        for s, k in zip(rows["status"].tolist(), rows["kind"].tolist(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("answer", [at_once, soon])
 @pytest.mark.parametrize(
-    "flags", [{"request_rate": "50000", "num_requests": "3000"}, {"concurrency": "7", "num_requests": "3000"}]
+    "flags",
+    [
+        {"request_rate": "50000", "num_requests": "3000"},
+        {"concurrency": "7", "num_requests": "3000"},
+    ],
 )
-def test_every_slot_is_sent_once_with_its_own_body(tmp_path: Path, answer: OneShot, flags: dict[str, str]) -> None:
+def test_every_slot_is_sent_once_with_its_own_body(
+    tmp_path: Path, answer: OneShot, flags: dict[str, str]
+) -> None:
     stored, client, _, drive = run(tmp_path, workload(tmp_path, **flags), answer)
     assert outcomes(stored) == {("ok", ""): 3000}
     assert len({sheet.body for sheet in client.sheets}) == 3000
@@ -172,7 +207,9 @@ def test_every_slot_is_sent_once_with_its_own_body(tmp_path: Path, answer: OneSh
 
 
 def test_failures_at_once_are_records_like_any_other(tmp_path: Path) -> None:
-    stored, _, _, drive = run(tmp_path, workload(tmp_path, concurrency="3", num_requests="5000"), refused)
+    stored, _, _, drive = run(
+        tmp_path, workload(tmp_path, concurrency="3", num_requests="5000"), refused
+    )
     assert outcomes(stored) == {("failed", "connect"): 5000}
     assert set(stored.texts) == {"Too many open files"}
     assert drive.counters.in_flight == 0
@@ -187,7 +224,9 @@ def test_an_answer_without_a_token_has_no_latency(tmp_path: Path) -> None:
 
 
 def test_the_cap_drops_and_never_delays(tmp_path: Path) -> None:
-    made = workload(tmp_path, request_rate="20000", num_requests="400", max_in_flight="5", grace="0")
+    made = workload(
+        tmp_path, request_rate="20000", num_requests="400", max_in_flight="5", grace="0"
+    )
     stored, client, _, _ = run(tmp_path, made, never)
     assert outcomes(stored) == {("unfinished", "unfinished"): 5, ("dropped", "in_flight_cap"): 395}
     assert len(client.sheets) == 5
@@ -201,15 +240,29 @@ TURNS = "  turns: {{count: 3, tool_result_tokens: 5, tool_time: {pause}{history}
 
 def test_the_end_of_the_drain_leaves_no_slot_without_a_record(tmp_path: Path) -> None:
     """First turns answered, second turns a day away: when the drain ends nothing is in flight."""
-    made = workload(tmp_path, TURNS.format(pause="24h", history=""), request_rate="20000", num_requests="40", grace="0")
+    made = workload(
+        tmp_path,
+        TURNS.format(pause="24h", history=""),
+        request_rate="20000",
+        num_requests="40",
+        grace="0",
+    )
     stored, client, timetable, _ = run(tmp_path, made, at_once)
     assert timetable.slots == 120
     assert outcomes(stored) == {("ok", ""): 40, ("unfinished", "unfinished"): 80}
     assert len(client.sheets) == 40
 
 
-def test_what_the_end_of_the_drain_cuts_is_unfinished_and_no_later_turn_is_dropped(tmp_path: Path) -> None:
-    made = workload(tmp_path, TURNS.format(pause="0s", history=""), request_rate="20000", num_requests="40", grace="0")
+def test_what_the_end_of_the_drain_cuts_is_unfinished_and_no_later_turn_is_dropped(
+    tmp_path: Path,
+) -> None:
+    made = workload(
+        tmp_path,
+        TURNS.format(pause="0s", history=""),
+        request_rate="20000",
+        num_requests="40",
+        grace="0",
+    )
     stored, client, _, _ = run(tmp_path, made, never)
     assert outcomes(stored) == {("unfinished", "unfinished"): 120}
     assert "--grace" in stored.texts[0]
@@ -238,7 +291,9 @@ def test_a_signal_in_the_drain_ends_it_at_once(tmp_path: Path) -> None:
 
 
 def test_a_failed_turn_drops_the_rest_of_its_conversation_and_no_other(tmp_path: Path) -> None:
-    made = workload(tmp_path, TURNS.format(pause="0s", history=""), concurrency="2", num_requests="10")
+    made = workload(
+        tmp_path, TURNS.format(pause="0s", history=""), concurrency="2", num_requests="10"
+    )
 
     def some(client: Paper, sheet: Sheet) -> None:
         sheet.end(Failure("truncated", "cut") if len(client.sheets) == 2 else None)
@@ -254,7 +309,10 @@ def test_a_failed_turn_drops_the_rest_of_its_conversation_and_no_other(tmp_path:
 @pytest.mark.parametrize("history", ["scripted", "server"])
 def test_a_conversation_sends_its_history(tmp_path: Path, history: str) -> None:
     made = workload(
-        tmp_path, TURNS.format(pause="0s", history=f", history: {history}"), concurrency="1", num_requests="4"
+        tmp_path,
+        TURNS.format(pause="0s", history=f", history: {history}"),
+        concurrency="1",
+        num_requests="4",
     )
 
     def reply(client: Paper, sheet: Sheet) -> None:
@@ -272,7 +330,9 @@ def test_a_conversation_sends_its_history(tmp_path: Path, history: str) -> None:
 
 
 def test_a_closed_loop_ends_with_its_duration(tmp_path: Path) -> None:
-    stored, client, timetable, _ = run(tmp_path, workload(tmp_path, concurrency="4", duration="0.2s"), soon)
+    stored, client, timetable, _ = run(
+        tmp_path, workload(tmp_path, concurrency="4", duration="0.2s"), soon
+    )
     assert timetable.slots is None
     assert outcomes(stored) == {("ok", ""): len(client.sheets)}
     assert len(client.sheets) > 100
@@ -339,7 +399,9 @@ def test_time_that_others_had_our_core_is_counted() -> None:
         begun, before = process_time_ns(), waiting.ns()
         assert before is not None
         while (now := waiting.ns()) is not None and now < before + 10_000_000:
-            assert process_time_ns() - begun < 20 * SECOND_NS, "two that share a core, and neither ever waited"
+            assert process_time_ns() - begun < 20 * SECOND_NS, (
+                "two that share a core, and neither ever waited"
+            )
     finally:
         other.kill()
         other.wait()
@@ -383,11 +445,16 @@ print(memory.mallinfo2().mapped - before >= size)
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc 2.33 and later can tell")
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc 2.33 and later can tell"
+)
 @pytest.mark.parametrize("sending", [False, True])
 def test_large_blocks_lie_outside_the_heap_while_requests_are_sent(sending: bool) -> None:
     """Within it they leave holes: the memory of a long run grew by 10 MB an hour."""
     done = subprocess.run(
-        [sys.executable, "-c", LARGE, *["sending"] * sending], check=True, capture_output=True, text=True
+        [sys.executable, "-c", LARGE, *["sending"] * sending],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert done.stdout.strip() == str(sending)

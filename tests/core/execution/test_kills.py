@@ -30,17 +30,45 @@ ORPHANS_S = 15.0
 LOAD = ("--request-rate", "150/s", "--warmup", "0", "--workers", "2", "--grace", "1s")
 COMMANDS = {
     "run": ("run", "{workload}", *LOAD, "-n", "1500"),
-    "soak": ("run", "{workload}", *LOAD, "-d", "10m"),  # a load without an end in sight, as a soak test is
+    "soak": (
+        "run",
+        "{workload}",
+        *LOAD,
+        "-d",
+        "10m",
+    ),  # a load without an end in sight, as a soak test is
     "sweep": (
-        "sweep", "{workload}", "--request-rate", "50,75,100", "-d", "2s", "--warmup", "0", "--grace", "1s",
-        "--seed", "5",
+        "sweep",
+        "{workload}",
+        "--request-rate",
+        "50,75,100",
+        "-d",
+        "2s",
+        "--warmup",
+        "0",
+        "--grace",
+        "1s",
+        "--seed",
+        "5",
     ),
     "search": (
-        "search", "{workload}", "--slo", "ttft:1s:p90", "--start", "50", "--max-probes", "3", "-d", "3s",
-        "--grace", "1s", "--seed", "5",
+        "search",
+        "{workload}",
+        "--slo",
+        "ttft:1s:p90",
+        "--start",
+        "50",
+        "--max-probes",
+        "3",
+        "-d",
+        "3s",
+        "--grace",
+        "1s",
+        "--seed",
+        "5",
     ),
     "validate": ("validate", "{contract}", "--seed", "5"),
-}  # fmt: skip
+}
 WORKLOAD = """
 name: kills
 requests: {input_tokens: 60, output_tokens: 30}
@@ -66,12 +94,18 @@ def endpoint() -> Iterator[Embedded]:
 @pytest.mark.parametrize(
     ("command", "killed", "keep", "seed"),
     [
-        ("run", "all", "histogram", 1), ("soak", "main", "raw", 2), ("soak", "worker", "sample", 3),
-        ("soak", "compactor", "histogram", 4), ("sweep", "all", "raw", 5), ("search", "main", "raw", 6),
+        ("run", "all", "histogram", 1),
+        ("soak", "main", "raw", 2),
+        ("soak", "worker", "sample", 3),
+        ("soak", "compactor", "histogram", 4),
+        ("sweep", "all", "raw", 5),
+        ("search", "main", "raw", 6),
         ("validate", "all", "raw", 7),
     ],
-)  # fmt: skip
-def test_some_kills(tmp_path: Path, endpoint: Embedded, command: str, killed: str, keep: str, seed: int) -> None:
+)
+def test_some_kills(
+    tmp_path: Path, endpoint: Embedded, command: str, killed: str, keep: str, seed: int
+) -> None:
     check(tmp_path, endpoint, command, killed, keep, seed)
 
 
@@ -80,26 +114,39 @@ def test_some_kills(tmp_path: Path, endpoint: Embedded, command: str, killed: st
 @pytest.mark.kills
 @pytest.mark.parametrize(
     ("command", "keep"),
-    [(command, keep) for command in COMMANDS for keep in (KEEPS if command in ("run", "soak") else ("raw",))],
+    [
+        (command, keep)
+        for command in COMMANDS
+        for keep in (KEEPS if command in ("run", "soak") else ("raw",))
+    ],
 )
 @pytest.mark.parametrize("seed", range(50))
-def test_fifty_instants(tmp_path: Path, endpoint: Embedded, command: str, keep: str, seed: int) -> None:
+def test_fifty_instants(
+    tmp_path: Path, endpoint: Embedded, command: str, keep: str, seed: int
+) -> None:
     check(tmp_path, endpoint, command, KILLED[seed % len(KILLED)], keep, seed)
 
 
-def check(folder: Path, endpoint: Embedded, command: str, killed: str, keep: str, seed: int) -> None:
+def check(
+    folder: Path, endpoint: Embedded, command: str, killed: str, keep: str, seed: int
+) -> None:
     draw = random.Random(f"{command} {keep} {seed}")
     out = folder / "out"
     (folder / "c.yaml").write_text(CONTRACT)
     (folder / "w.yaml").write_text(WORKLOAD)
-    words = [word.format(contract=folder / "c.yaml", workload=folder / "w.yaml") for word in COMMANDS[command]]
+    words = [
+        word.format(contract=folder / "c.yaml", workload=folder / "w.yaml")
+        for word in COMMANDS[command]
+    ]
     flags = ["--url", endpoint.url, "--out", str(out), "--server-metrics", "off", "--energy", "off"]
     flags += ["--keep", keep] if command in ("run", "soak") else []
     log(endpoint)
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "loadgen", *words, *flags],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=folder,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+    )
     wait(lambda: any(out.rglob("w0.rows")) or process.poll() is not None)
     pause(draw.uniform(0.2, 25.0 if command == "soak" and seed >= 10 else 4.0))
     family = [process.pid, *children(process.pid)]
@@ -120,8 +167,12 @@ def check(folder: Path, endpoint: Embedded, command: str, killed: str, keep: str
     wait(lambda: not any(map(alive, family)) or monotonic() > deadline)
     assert not [pid for pid in family if alive(pid)], "a process goes on"
 
-    if not out.exists():  # killed or broken off before the load: it could not begin, and leaves no folder
-        ends = (3, 130) if killed == "worker" else (130,)  # 3: the command saw it before it was broken off
+    if (
+        not out.exists()
+    ):  # killed or broken off before the load: it could not begin, and leaves no folder
+        ends = (
+            (3, 130) if killed == "worker" else (130,)
+        )  # 3: the command saw it before it was broken off
         assert process.returncode in ends and not answered(log(endpoint), at_ns), err.decode()
         return
     assert any(out.rglob("w*.rows")) or any(out.rglob("summary.json")), err.decode()
@@ -140,8 +191,11 @@ def check(folder: Path, endpoint: Embedded, command: str, killed: str, keep: str
             flags[flags.index("--out") + 1] += "-again"
         again = subprocess.run(
             [sys.executable, "-P", "-m", "loadgen", *words, *flags],
-            capture_output=True, text=True, cwd=folder, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            check=False,
+        )
         assert again.returncode in (0, 1, 3), again.stderr
         assert "bug" not in again.stderr
 
@@ -156,7 +210,11 @@ def answered(seen: SentRequests, before_ns: float) -> int:
 def chosen(killed: str, main: int, draw: random.Random) -> list[int]:
     """The processes to kill."""
     own = children(main)
-    named = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in own if Path(f"/proc/{pid}").exists()}
+    named = {
+        pid: Path(f"/proc/{pid}/cmdline").read_bytes()
+        for pid in own
+        if Path(f"/proc/{pid}").exists()
+    }
     if killed == "all":
         return [main, *own]
     if killed == "main":

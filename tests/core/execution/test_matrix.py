@@ -46,10 +46,16 @@ STALL_MS = 500
 ASKED_MS = 20  # how often the endpoint is asked for the time
 HELD_UP = 100  # of its answers: two seconds where nothing else runs
 AT = {
-    "http_429": ("", "@250ms"), "slow_first_byte": ("@20ms", "@60ms"), "reset_after": ("@0", "@1", "@3", "@7"),
-    "truncate": ("@0", "@1", "@3", "@7"), "stall": ("@0", "@1", "@3", "@7"), "malformed": ("@0", "@3", "@7"),
-    "error_event": ("@0", "@3", "@7"), "engine_error": ("@0", "@3", "@7"), "oversized": ("@0", "@3", "@7"),
-}  # fmt: skip
+    "http_429": ("", "@250ms"),
+    "slow_first_byte": ("@20ms", "@60ms"),
+    "reset_after": ("@0", "@1", "@3", "@7"),
+    "truncate": ("@0", "@1", "@3", "@7"),
+    "stall": ("@0", "@1", "@3", "@7"),
+    "malformed": ("@0", "@3", "@7"),
+    "error_event": ("@0", "@3", "@7"),
+    "engine_error": ("@0", "@3", "@7"),
+    "oversized": ("@0", "@3", "@7"),
+}
 FAULTS = [name + at for name in NAMES for at in AT.get(name, ("",))]
 ASKED = {  # how it is asked: settings
     "chat": {},
@@ -72,12 +78,19 @@ class Cell(NamedTuple):
     client: str
 
 
-CELLS = [Cell(load, workers, client) for load in LOADS for workers in (1, 2) for client in ("wire", "openai")]
+CELLS = [
+    Cell(load, workers, client)
+    for load in LOADS
+    for workers in (1, 2)
+    for client in ("wire", "openai")
+]
 KINDS_OF_FAULT = [
     (fault, asked)
     for fault in FAULTS
     for asked in ASKED
-    if not (asked == "whole" and fault in ("stall@1", "stall@3", "stall@7"))  # without a token they are all stall@0
+    if not (
+        asked == "whole" and fault in ("stall@1", "stall@3", "stall@7")
+    )  # without a token they are all stall@0
 ]
 
 
@@ -107,11 +120,19 @@ def expected(one: LoggedRequest, asked: str, client: str) -> str:
     if (name, asked, client) == ("empty", "whole", "openai"):
         return "malformed"  # the package finds no JSON in it
     kind = {
-        "http_429": "http_429", "http_500": "http_5xx", "http_503": "http_5xx", "empty": "empty",
-        "reset_before": "reset", "reset_after": "reset", "truncate": "truncated", "stall": "timeout_stall",
-        "malformed": "malformed", "error_event": "error_event", "engine_error": "truncated",
+        "http_429": "http_429",
+        "http_500": "http_5xx",
+        "http_503": "http_5xx",
+        "empty": "empty",
+        "reset_before": "reset",
+        "reset_after": "reset",
+        "truncate": "truncated",
+        "stall": "timeout_stall",
+        "malformed": "malformed",
+        "error_event": "error_event",
+        "engine_error": "truncated",
         "no_finish": "no_finish_reason",
-    }.get(name, "")  # fmt: skip
+    }.get(name, "")
     if (name, asked) == ("stall", "whole"):
         return "timeout_total"  # a stream can stall; of a whole answer only its time is known
     if asked == "completions" and name == "engine_error":
@@ -127,7 +148,9 @@ def test_there_are_a_hundred_kinds_of_fault() -> None:
 
 
 def test_each_kind_of_fault_is_in_one_group() -> None:
-    assert sorted((fault, asked) for faults, asked in groups() for fault in faults) == sorted(KINDS_OF_FAULT)
+    assert sorted((fault, asked) for faults, asked in groups() for fault in faults) == sorted(
+        KINDS_OF_FAULT
+    )
 
 
 @pytest.mark.processes
@@ -135,10 +158,13 @@ def test_each_kind_of_fault_is_in_one_group() -> None:
 def test_some_cells(tmp_path: Path, faults: tuple[str, ...], asked: str) -> None:
     """Every load by our wire, one by the openai package too, and every second group with two workers: each load by our
     wire, one by the package. A worker is told its client and its slots; all else of the two is one code. Of a group
-    each fault strikes in at least two of the requests of four cells: which it strikes is a function of their number."""
+    each fault strikes in at least two of the requests of four cells: which it strikes is a function of their number.
+    """
     number = list(groups()).index((faults, asked))
     loads = list(LOADS)
-    cells = [Cell(load, 1, "wire") for load in loads] + [Cell(loads[(number + number // 3) % 3], 1, "openai")]
+    cells = [Cell(load, 1, "wire") for load in loads] + [
+        Cell(loads[(number + number // 3) % 3], 1, "openai")
+    ]
     if number % 2 == 1:
         cells.append(Cell(loads[number // 2 % 3], 2, ("wire", "openai")[number // 7]))
     check(tmp_path, faults, asked, cells)
@@ -155,21 +181,38 @@ def test_all_cells(tmp_path: Path, fault: str, asked: str) -> None:
 def check(folder: Path, faults: tuple[str, ...], asked: str, cells: list[Cell]) -> None:
     plan = ",".join(f"{fault}:{min(0.09, 0.5 / len(faults)):.3f}" for fault in faults)
     struck: set[str] = set()
-    with start(Options(ttft="4ms", itl="0.5ms", log_bodies=True, **after_the_probe(plan))) as endpoint:
+    with start(
+        Options(ttft="4ms", itl="0.5ms", log_bodies=True, **after_the_probe(plan))
+    ) as endpoint:
         known: Known = {}
-        if not (runs := folder.parent / "warm").exists():  # the first run of a process keeps a pipe for its event loops
+        if not (
+            runs := folder.parent / "warm"
+        ).exists():  # the first run of a process keeps a pipe for its event loops
             runs.mkdir()
             for client in ("wire", "openai"):  # and the package is imported under no load
                 execute(
-                    runs, endpoint.url, known, faults[0].startswith("stall"), asked, CELLS[0]._replace(client=client)
+                    runs,
+                    endpoint.url,
+                    known,
+                    faults[0].startswith("stall"),
+                    asked,
+                    CELLS[0]._replace(client=client),
                 )
         for cell in cells:
-            struck |= one_cell(folder / "-".join(map(str, cell)), endpoint.url, known, faults, asked, cell)
+            struck |= one_cell(
+                folder / "-".join(map(str, cell)), endpoint.url, known, faults, asked, cell
+            )
     assert struck == {fault.partition("@")[0] for fault in faults}
 
 
 def execute(
-    folder: Path, url: str, known: Known, stalls: bool, asked: str, cell: Cell, hear: Hearer = lambda _: None
+    folder: Path,
+    url: str,
+    known: Known,
+    stalls: bool,
+    asked: str,
+    cell: Cell,
+    hear: Hearer = lambda _: None,
 ) -> tuple[Summary, NDArray[np.void]]:
     flags, more = LOADS[cell.load]
     file = folder / "w.yaml"
@@ -180,16 +223,25 @@ def execute(
     }
     workload = load(str(file), read_flags(seed="7", warmup="0", **times, **flags))
     settings: dict[str, Any] = {
-        "url": url, "model": "sim", "server": "trtllm", "out": folder / "out",
-        "workers": cell.workers, "client": cell.client,
-    }  # fmt: skip
-    if (cell.load, cell.client) != ("sessions", "openai"):  # a reader of pages goes beside some of them
+        "url": url,
+        "model": "sim",
+        "server": "trtllm",
+        "out": folder / "out",
+        "workers": cell.workers,
+        "client": cell.client,
+    }
+    if (cell.load, cell.client) != (
+        "sessions",
+        "openai",
+    ):  # a reader of pages goes beside some of them
         settings |= NO_PAGES
     summary, out = run.execute(workload, Settings(**settings | ASKED[asked]), (hear,), known=known)
     return summary, store.read_run(out).rows
 
 
-def one_cell(folder: Path, url: str, known: Known, faults: tuple[str, ...], asked: str, cell: Cell) -> set[str]:
+def one_cell(
+    folder: Path, url: str, known: Known, faults: tuple[str, ...], asked: str, cell: Cell
+) -> set[str]:
     """The names of the faults that struck, also those of a try that was made again."""
     stalls = faults[0].startswith("stall")
     folder.mkdir()
@@ -216,12 +268,16 @@ def one_cell(folder: Path, url: str, known: Known, faults: tuple[str, ...], aske
     )
 
     log = parse_log(read(url, "/_log")).requests
-    struck = {int(one.id.rpartition("-")[2]): one for one in log if one.id}  # the last try of each counts
+    struck = {
+        int(one.id.rpartition("-")[2]): one for one in log if one.id
+    }  # the last try of each counts
     kind_of = dict(zip(slots, (KINDS[kind] for kind in rows["kind"].tolist()), strict=True))
     wanted = {slot: expected(one, asked, cell.client) for slot, one in struck.items()}
     wanted |= {slot: "previous_turn_failed" for slot in slots if slot not in struck}
     (start_ns,) = starts
-    for row in rows[rows["kind"] == KINDS.index("timeout_stall")]:  # the endpoint itself had no time: no fault of ours
+    for row in rows[
+        rows["kind"] == KINDS.index("timeout_stall")
+    ]:  # the endpoint itself had no time: no fault of ours
         last = np.searchsorted(answers, start_ns + row["done_ns"] - [STALL_MS * 10**6, 0])
         if not struck[row["slot"]].fault and np.diff(last) < STALL_MS // ASKED_MS // 3:
             wanted[row["slot"]] = "timeout_stall"
@@ -229,9 +285,13 @@ def one_cell(folder: Path, url: str, known: Known, faults: tuple[str, ...], aske
     failed = [slot for slot in slots if wanted[slot] not in ("", "previous_turn_failed")]
     for slot in slots:  # a turn is dropped when, and only when, one before it failed
         before = range(slot - slot % 3, slot) if cell.load == "sessions" else ()
-        assert (wanted[slot] == "previous_turn_failed") == any(earlier in failed for earlier in before)
+        assert (wanted[slot] == "previous_turn_failed") == any(
+            earlier in failed for earlier in before
+        )
 
-    healthy = rows[(rows["status"] == 0) & [slot in struck and not struck[slot].fault for slot in slots]]
+    healthy = rows[
+        (rows["status"] == 0) & [slot in struck and not struck[slot].fault for slot in slots]
+    ]
     assert len(healthy) >= 3
     assert (healthy["output_tokens"] == TOKENS).all()
     due, end = (np.searchsorted(answers, start_ns + healthy[at]) for at in ("due_ns", "end_ns"))
@@ -280,4 +340,7 @@ def read(url: str, page: str) -> bytes:
 
 def wait_for_no_connection(url: str) -> bool:
     """Whether the endpoint sees every connection of the run closed. Its own clock: it counts while it answers."""
-    return any(json.loads(read(url, "/_stats"))["connections"] <= 1 for _ in zip(range(200), count(), strict=False))
+    return any(
+        json.loads(read(url, "/_stats"))["connections"] <= 1
+        for _ in zip(range(200), count(), strict=False)
+    )

@@ -32,7 +32,9 @@ def file(tmp_path: Path) -> Path:
 
 def test_the_timetable_meets_both_minimums_in_whole_passes(file: Path) -> None:
     planned = arrivals.build(load(str(file)), 1).stages[0]
-    expected = arrivals.poisson_at_least(100.0, seed=7, min_duration_ns=2 * 10**9, min_count=20, multiple_of=30)
+    expected = arrivals.poisson_at_least(
+        100.0, seed=7, min_duration_ns=2 * 10**9, min_count=20, multiple_of=30
+    )
     assert planned.offsets.tolist() == expected.offsets.tolist()
     assert len(planned.offsets) % 30 == 0
     assert planned.offsets[-1] >= 2 * 10**9
@@ -42,8 +44,12 @@ def test_the_timetable_meets_both_minimums_in_whole_passes(file: Path) -> None:
 def test_listed_lengths_come_in_order_as_pairs_and_again(file: Path) -> None:
     made = build(load(str(file)), 3, 4, tokenizer.load_tokenizer())
     assert [(made[i].input_tokens, made[i].max_tokens) for i in range(5)] == [
-        (10, 5), (20, 6), (30, 7), (10, 5), (20, 6)
-    ]  # fmt: skip
+        (10, 5),
+        (20, 6),
+        (30, 7),
+        (10, 5),
+        (20, 6),
+    ]
     assert made[0].prompt != made[3].prompt
 
 

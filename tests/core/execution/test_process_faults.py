@@ -56,7 +56,9 @@ def of(module: str, parent: int) -> int:
 @pytest.mark.processes
 @pytest.mark.parametrize("keep", ["raw", "sample", "histogram"])
 def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: Embedded, keep: str) -> None:
-    process = cli(tmp_path, "--url", endpoint.url, "--concurrency", "4", "--duration", "2s", "--keep", keep)
+    process = cli(
+        tmp_path, "--url", endpoint.url, "--concurrency", "4", "--duration", "2s", "--keep", keep
+    )
     rows_written(tmp_path, 100)
     os.kill(of("followers.compactor_process", process.pid), signal.SIGKILL)
     code, out, err = ended(process)
@@ -96,7 +98,9 @@ def test_a_frozen_worker_is_ended_and_named(tmp_path: Path, endpoint: Embedded) 
     (tmp_path / "w.yaml").write_text("name: t\nrequests: {input_tokens: 20, output_tokens: 8}\n")
 
     def freeze(_: Any) -> None:
-        (pid,) = (pid for pid in children(os.getpid()) if b"backends.worker\x00" in worker_of(pid, 0))
+        (pid,) = (
+            pid for pid in children(os.getpid()) if b"backends.worker\x00" in worker_of(pid, 0)
+        )
         asyncio.get_running_loop().call_later(0.5, os.kill, pid, signal.SIGSTOP)
 
     def worker_of(pid: int, number: int) -> bytes:
@@ -104,7 +108,10 @@ def test_a_frozen_worker_is_ended_and_named(tmp_path: Path, endpoint: Embedded) 
         holds = (os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
         return line if any(name.endswith(f"w{number}.rows") for name in holds) else b""
 
-    made = load(str(tmp_path / "w.yaml"), read_flags(seed="7", warmup="0", request_rate="200", num_requests="300"))
+    made = load(
+        str(tmp_path / "w.yaml"),
+        read_flags(seed="7", warmup="0", request_rate="200", num_requests="300"),
+    )
     settings = replace(to(endpoint, tmp_path), workers=2, tuning=Tuning(frozen_s=3.0))
     summary, out = run.execute(made, settings, when_started(freeze))
     found = outcomes(store.read_run(out).rows)
@@ -114,12 +121,17 @@ def test_a_frozen_worker_is_ended_and_named(tmp_path: Path, endpoint: Embedded) 
 
 
 @pytest.mark.processes
-def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(tmp_path: Path, endpoint: Embedded) -> None:
+def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(
+    tmp_path: Path, endpoint: Embedded
+) -> None:
     """Frozen before it has read its job, which is longer than a pipe holds."""
     (tmp_path / "w.yaml").write_text(
         f"name: t\ndescription: {'x' * 100_000}\nrequests: {{input_tokens: 20, output_tokens: 8}}\n"
     )
-    made = load(str(tmp_path / "w.yaml"), read_flags(seed="7", warmup="0", request_rate="200", num_requests="300"))
+    made = load(
+        str(tmp_path / "w.yaml"),
+        read_flags(seed="7", warmup="0", request_rate="200", num_requests="300"),
+    )
     settings = replace(to(endpoint, tmp_path), workers=2, tuning=Tuning(frozen_s=0.5))
     with (
         frozen_at_birth("backends.worker", 2) as pids,
@@ -133,20 +145,45 @@ def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(tmp_path: Path, e
 @pytest.mark.processes
 def test_a_frozen_compactor_is_ended_and_said(tmp_path: Path, endpoint: Embedded) -> None:
     (tmp_path / "w.yaml").write_text("name: t\nrequests: {input_tokens: 20, output_tokens: 8}\n")
-    made = load(str(tmp_path / "w.yaml"), read_flags(seed="7", warmup="0", request_rate="200", num_requests="100"))
-    settings = replace(to(endpoint, tmp_path), keep="histogram", tuning=Tuning(helper_frozen_s=0.5, compacted_rows=0))
-    freeze = when_started(lambda _: os.kill(of("followers.compactor_process", os.getpid()), signal.SIGSTOP))
+    made = load(
+        str(tmp_path / "w.yaml"),
+        read_flags(seed="7", warmup="0", request_rate="200", num_requests="100"),
+    )
+    settings = replace(
+        to(endpoint, tmp_path),
+        keep="histogram",
+        tuning=Tuning(helper_frozen_s=0.5, compacted_rows=0),
+    )
+    freeze = when_started(
+        lambda _: os.kill(of("followers.compactor_process", os.getpid()), signal.SIGSTOP)
+    )
     summary, _ = run.execute(made, settings, freeze)
     assert summary.requests.ok == 100
-    assert says(summary.verdict.warning_codes, "store_died", why="did not move for 0.5 s and was killed")
+    assert says(
+        summary.verdict.warning_codes, "store_died", why="did not move for 0.5 s and was killed"
+    )
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, "1"), (signal.SIGHUP, "2")])  # SIGINT: test_run.py
-def test_other_signals_are_one_ctrl_c(tmp_path: Path, endpoint: Embedded, number: int, workers: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "workers"), [(signal.SIGTERM, "1"), (signal.SIGHUP, "2")]
+)  # SIGINT: test_run.py
+def test_other_signals_are_one_ctrl_c(
+    tmp_path: Path, endpoint: Embedded, number: int, workers: str
+) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
     try:
-        process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "4000", "--workers", workers)
+        process = cli(
+            tmp_path,
+            "--url",
+            endpoint.url,
+            "--request-rate",
+            "200",
+            "-n",
+            "4000",
+            "--workers",
+            workers,
+        )
     finally:
         signal.signal(signal.SIGHUP, before)
     rows_written(tmp_path, 20)
@@ -162,9 +199,15 @@ def test_other_signals_are_one_ctrl_c(tmp_path: Path, endpoint: Embedded, number
 @pytest.mark.processes
 def test_signals_behind_the_load_disturb_no_worker(tmp_path: Path, endpoint: Embedded) -> None:
     """A worker is interrupted again and again until it is gone; it still says what its share came to."""
-    process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "100", "-n", "4000", "--workers", "2")
+    process = cli(
+        tmp_path, "--url", endpoint.url, "--request-rate", "100", "-n", "4000", "--workers", "2"
+    )
     rows_written(tmp_path, 10)
-    pids = [pid for pid in children(process.pid) if "backends.worker" in Path(f"/proc/{pid}/cmdline").read_text()]
+    pids = [
+        pid
+        for pid in children(process.pid)
+        if "backends.worker" in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
     while process.poll() is None:
         for pid in pids:
             with suppress(ProcessLookupError):
@@ -176,14 +219,22 @@ def test_signals_behind_the_load_disturb_no_worker(tmp_path: Path, endpoint: Emb
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_an_interrupt_before_the_load_leaves_nothing(tmp_path: Path, endpoint: Embedded, workers: str) -> None:
-    process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "50", "-n", "4000", "--workers", workers)
-    while not (tmp_path / "out" / "run.json").exists() and process.poll() is None:  # before the first worker starts
+def test_an_interrupt_before_the_load_leaves_nothing(
+    tmp_path: Path, endpoint: Embedded, workers: str
+) -> None:
+    process = cli(
+        tmp_path, "--url", endpoint.url, "--request-rate", "50", "-n", "4000", "--workers", workers
+    )
+    while (
+        not (tmp_path / "out" / "run.json").exists() and process.poll() is None
+    ):  # before the first worker starts
         select.select([], [], [], 0.001)
     process.send_signal(signal.SIGTERM)
     code, _, err = ended(process)
     assert (code, "interrupted" in err, "Traceback" in err) == (130, True, False), err
-    begun = (tmp_path / "out" / "summary.json").exists()  # a busy host delivers the signal after the load has begun
+    begun = (
+        tmp_path / "out" / "summary.json"
+    ).exists()  # a busy host delivers the signal after the load has begun
     assert begun == (tmp_path / "out").exists()
 
 
@@ -204,11 +255,25 @@ main()
 
 
 @pytest.mark.processes
-def test_an_interrupt_right_before_the_load_leaves_nothing(tmp_path: Path, endpoint: Embedded) -> None:
+def test_an_interrupt_right_before_the_load_leaves_nothing(
+    tmp_path: Path, endpoint: Embedded
+) -> None:
     """It was heard when the load was said to have begun: a folder without a summary stayed."""
-    words = [sys.executable, "-P", "-c", INTERRUPTED_AS_THE_LOAD_BEGINS, "run", "qa", "--url", endpoint.url]
+    words = [
+        sys.executable,
+        "-P",
+        "-c",
+        INTERRUPTED_AS_THE_LOAD_BEGINS,
+        "run",
+        "qa",
+        "--url",
+        endpoint.url,
+    ]
     process = subprocess.Popen(
-        [*words, "-n", "400", "-o", "out"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*words, "-n", "400", "-o", "out"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     code, _, err = ended(process)
     assert (code, "interrupted" in err, "Traceback" in err) == (130, True, False), err
@@ -217,7 +282,9 @@ def test_an_interrupt_right_before_the_load_leaves_nothing(tmp_path: Path, endpo
 
 @pytest.mark.processes
 def test_nohup_stays_nohup(tmp_path: Path, endpoint: Embedded) -> None:
-    process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "100", "-n", "100", before=("nohup",))
+    process = cli(
+        tmp_path, "--url", endpoint.url, "--request-rate", "100", "-n", "100", before=("nohup",)
+    )
     rows_written(tmp_path, 10)
     process.send_signal(signal.SIGHUP)
     code, out, err = ended(process)
@@ -229,7 +296,9 @@ def test_nohup_stays_nohup(tmp_path: Path, endpoint: Embedded) -> None:
 def test_two_runs_with_one_folder_get_one_each(tmp_path: Path, endpoint: Embedded) -> None:
     """The second begins while the first has not even probed its target."""
     with taken(tmp_path / "out", "first", datetime.now()) as first:
-        code, _, err = ended(cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "100"))
+        code, _, err = ended(
+            cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "100")
+        )
         assert code in (0, 3), err
         assert (first, [*first.iterdir()]) == (tmp_path / "out", [])
     (second,) = (path.parent for path in tmp_path.glob("out-*/summary.json"))
@@ -239,7 +308,9 @@ def test_two_runs_with_one_folder_get_one_each(tmp_path: Path, endpoint: Embedde
 @pytest.mark.processes
 def test_results_are_for_their_user_alone(tmp_path: Path, endpoint: Embedded) -> None:
     """Of a run that keeps histograms; of one that keeps rows: the run under nohup."""
-    code, _, err = ended(cli(tmp_path, "--url", endpoint.url, "-c", "2", "-n", "20", "--keep", "histogram"))
+    code, _, err = ended(
+        cli(tmp_path, "--url", endpoint.url, "-c", "2", "-n", "20", "--keep", "histogram")
+    )
     assert code in (0, 3), err
     are_for_their_user_alone(tmp_path)
 
@@ -250,7 +321,9 @@ def are_for_their_user_alone(folder: Path) -> None:
     assert [path for path in files if path.stat().st_mode & 0o077] == []
 
 
-@pytest.mark.parametrize("told", [b"", b"\x09", (100).to_bytes(8, "little") + b"cut", bytes(8), bytes(8) + b"0 2"])
+@pytest.mark.parametrize(
+    "told", [b"", b"\x09", (100).to_bytes(8, "little") + b"cut", bytes(8), bytes(8) + b"0 2"]
+)
 def test_a_worker_whose_command_ended_before_it_was_told_its_work_says_nothing(
     told: bytes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

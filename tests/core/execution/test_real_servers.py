@@ -24,20 +24,30 @@ TOOL = {
     "function": {
         "name": "look_up",
         "description": "Look up a word.",
-        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"word": {"type": "string"}},
+            "required": ["word"],
+        },
     },
 }
 SCHEMA = {
-    "type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"],
+    "type": "object",
+    "properties": {"yes": {"type": "boolean"}},
+    "required": ["yes"],
     "additionalProperties": False,  # random weights go on as long as they may
-}  # fmt: skip
+}
 
 pytestmark = [pytest.mark.optional, pytest.mark.processes, pytest.mark.real_servers]
 
 
 @pytest.fixture(scope="module", params=ROWS, ids=lambda row: row.name)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
-    if missing := lacks(request.param) or (request.param.behind and lacks(BY_NAME[request.param.behind])):
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Started]:
+    if missing := lacks(request.param) or (
+        request.param.behind and lacks(BY_NAME[request.param.behind])
+    ):
         pytest.skip(f"{request.param.name}: {missing}")
     with started(request.param, tmp_path_factory.mktemp("server")) as made:
         yield made
@@ -65,13 +75,19 @@ def begun(server: Started, out: Path, *flags: str) -> subprocess.Popen[str]:
 
 def said(*words: str, codes: tuple[int, ...] = (0, 1, 3)) -> str:
     """What `loadgen WORDS` prints, which has to end with one of these codes."""
-    done = subprocess.run([*LOADGEN, *words], capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode in codes, f"{done.returncode}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+    done = subprocess.run(
+        [*LOADGEN, *words], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode in codes, (
+        f"{done.returncode}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+    )
     assert "Traceback" not in done.stderr
     return done.stdout
 
 
-def ran(server: Started, out: Path, workload: str, *flags: str, codes: tuple[int, ...] = (0, 1, 3)) -> dict[str, Any]:
+def ran(
+    server: Started, out: Path, workload: str, *flags: str, codes: tuple[int, ...] = (0, 1, 3)
+) -> dict[str, Any]:
     """The summary of a run."""
     said("run", workload, *target(server), *flags, "--progress", "off", "-o", str(out), codes=codes)
     found: dict[str, Any] = json.loads((out / "summary.json").read_bytes())
@@ -95,7 +111,10 @@ def test_doctor_knows_it(server: Started) -> None:
         pytest.skip("it refuses so many questions")
     told = json.loads(said("doctor", *target(server), "--json", codes=(0, 1)))
     found = {finding["check"]: finding for finding in told["findings"]}
-    assert found["make"]["found"].startswith(QUIRKS[server.row.kind].title) or server.row.kind == "generic"
+    assert (
+        found["make"]["found"].startswith(QUIRKS[server.row.kind].title)
+        or server.row.kind == "generic"
+    )
     assert found["model"]["state"] in ("ok", "note")
     if "exact" in server.row.can:
         assert found["length"]["state"] == "ok", found["length"]
@@ -124,14 +143,19 @@ def test_a_gateway_that_holds_events_back_is_told(server: Started, tmp_path: Pat
     (finding,) = [one for one in told["findings"] if one["check"] == "streaming"]
     assert finding["state"] == "warning" and "TTFT is late" in finding["meaning"], finding
     found = ran(server, tmp_path / "out", "qa", *LOAD, "-c", "2", "-n", "24")
-    assert any("TTFT may hold that wait" in caveat for caveat in found["verdict"]["caveats"]), found["verdict"]
+    assert any("TTFT may hold that wait" in caveat for caveat in found["verdict"]["caveats"]), (
+        found["verdict"]
+    )
 
 
 @pytest.mark.parametrize("profile", ["qa", "rag", "summarization", "agentic", "coding-agent"])
 def test_each_profile(server: Started, tmp_path: Path, profile: str) -> None:
     """Also the long contexts of agents; their prefixes come from the cache where the server has one."""
     needs(server, "profiles")
-    few = {"agentic": ("-n", "2", *FEW[2:]), "coding-agent": ("-n", "1", "-c", "1", "--warmup", "0")}.get(profile, FEW)
+    few = {
+        "agentic": ("-n", "2", *FEW[2:]),
+        "coding-agent": ("-n", "1", "-c", "1", "--warmup", "0"),
+    }.get(profile, FEW)
     found = ran(server, tmp_path / "out", profile, *few)
     assert requests(tmp_path / "out")["failed"] == 0
     if profile == "agentic" and "cached" in server.row.can:
@@ -139,7 +163,9 @@ def test_each_profile(server: Started, tmp_path: Path, profile: str) -> None:
         assert later
         for row in later:  # the conversation before it was in the cache, save a last block
             assert 0.4 * row["input_tokens"] < row["cached_tokens"] <= row["input_tokens"], row
-        assert found["tokens"]["cached"] == sum(row["cached_tokens"] for row in rows(tmp_path / "out"))
+        assert found["tokens"]["cached"] == sum(
+            row["cached_tokens"] for row in rows(tmp_path / "out")
+        )
 
 
 def buckets(out: Path, name: str) -> tuple[dict[float, float], dict[float, float]]:
@@ -168,7 +194,9 @@ def around_the_middle(before: dict[float, float], after: dict[float, float]) -> 
 def test_what_it_counts_itself(server: Started, tmp_path: Path) -> None:
     """Tokens are those of its own counters, TTFT and TPOT those of its histograms, of the same requests."""
     needs(server, "counters")
-    ran(server, tmp_path / "first", "qa", *LOAD, "-c", "1", "-n", "1")  # a counter is on the page when it has counted
+    ran(
+        server, tmp_path / "first", "qa", *LOAD, "-c", "1", "-n", "1"
+    )  # a counter is on the page when it has counted
     found = ran(server, tmp_path / "out", "agentic", "-n", "6", *FEW[2:])
     theirs = found["server"]
     ours = {f"{part}_tokens": found["tokens"][part] for part in ("input", "output", "cached")}
@@ -179,38 +207,90 @@ def test_what_it_counts_itself(server: Started, tmp_path: Path) -> None:
     assert theirs["input_tokens"] and theirs["output_tokens"]
     for metric, histogram in server.row.histograms:
         low, high = around_the_middle(*buckets(tmp_path / "out", histogram))
-        assert found[metric] and found[metric]["p50"] is not None, f"{metric} withheld: {found['verdict']['reasons']}"
+        assert found[metric] and found[metric]["p50"] is not None, (
+            f"{metric} withheld: {found['verdict']['reasons']}"
+        )
         assert low <= found[metric]["p50"] / 1e3 <= high, metric
 
 
 def test_tools_in_a_stream(server: Started, tmp_path: Path) -> None:
     needs(server, "tools")
     data = tmp_path / "tools.jsonl"
-    asked = {"messages": [{"role": "user", "content": "Look up river."}], "max_tokens": 24, "tools": [TOOL]}
-    choices: list[dict[str, Any]] = [{}] if server.row.kind != "llamacpp" else [{}, {"tool_choice": "required"}]
-    data.write_text("".join(json.dumps(asked | choice) + "\n" for choice in choices for _ in range(3)))
-    ran(server, tmp_path / "out", "qa", "--dataset", str(data), "-c", "2", "-n", str(3 * len(choices)), "--warmup", "0")
+    asked = {
+        "messages": [{"role": "user", "content": "Look up river."}],
+        "max_tokens": 24,
+        "tools": [TOOL],
+    }
+    choices: list[dict[str, Any]] = (
+        [{}] if server.row.kind != "llamacpp" else [{}, {"tool_choice": "required"}]
+    )
+    data.write_text(
+        "".join(json.dumps(asked | choice) + "\n" for choice in choices for _ in range(3))
+    )
+    ran(
+        server,
+        tmp_path / "out",
+        "qa",
+        "--dataset",
+        str(data),
+        "-c",
+        "2",
+        "-n",
+        str(3 * len(choices)),
+        "--warmup",
+        "0",
+    )
     assert requests(tmp_path / "out")["failed"] == 0
-    assert all(row["output_tokens"] > 0 and row["output_events"] > 0 for row in rows(tmp_path / "out"))
+    assert all(
+        row["output_tokens"] > 0 and row["output_events"] > 0 for row in rows(tmp_path / "out")
+    )
 
 
 def test_structured_output(server: Started, tmp_path: Path) -> None:
     needs(server, "schema")
     data = tmp_path / "schema.jsonl"
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
-    asked = {"messages": [{"role": "user", "content": "Is it?"}], "max_tokens": 40, "response_format": form}
+    asked = {
+        "messages": [{"role": "user", "content": "Is it?"}],
+        "max_tokens": 40,
+        "response_format": form,
+    }
     data.write_text((json.dumps(asked) + "\n") * 4)
     words = ["answers", str(data), "--url", server.url, *server.flags, "--keep-content", "-c", "2"]
     said(*words, "-o", str(tmp_path / "out"))
-    texts = [json.loads(line)["a"] for line in (tmp_path / "out/texts.jsonl").read_text().splitlines()]
+    texts = [
+        json.loads(line)["a"] for line in (tmp_path / "out/texts.jsonl").read_text().splitlines()
+    ]
     assert [type(json.loads(text)["yes"]) for text in texts] == [bool] * 4
 
 
 def test_a_search(server: Started, tmp_path: Path) -> None:
     """Short probes: it ends, with a load or with the reason why there is none."""
     needs(server, "exact")
-    words = ["search", "qa", *target(server), "--isl", "20", "--osl", "8", "--over", "concurrency", "--low", "1"]
-    words += ["--high", "8", "-d", "4s", "--max-probes", "4", "--no-sustain", "--slo", "ttft:2s:p50"]
+    words = [
+        "search",
+        "qa",
+        *target(server),
+        "--isl",
+        "20",
+        "--osl",
+        "8",
+        "--over",
+        "concurrency",
+        "--low",
+        "1",
+    ]
+    words += [
+        "--high",
+        "8",
+        "-d",
+        "4s",
+        "--max-probes",
+        "4",
+        "--no-sustain",
+        "--slo",
+        "ttft:2s:p50",
+    ]
     said(*words, "-o", str(tmp_path / "out"))
     assert (tmp_path / "out/probes.jsonl").read_text()
 
@@ -222,7 +302,20 @@ def test_a_contract_is_planned(server: Started, tmp_path: Path) -> None:
 def test_an_overload_is_explained(server: Started, tmp_path: Path) -> None:
     """Far more than it answers at once: the later requests wait, and the report says for what."""
     needs(server, "slots")
-    flags = ("--isl", "20", "--osl", "24", "--request-rate", "200", "-n", "240", "--warmup", "0", "--timeout", "200s")
+    flags = (
+        "--isl",
+        "20",
+        "--osl",
+        "24",
+        "--request-rate",
+        "200",
+        "-n",
+        "240",
+        "--warmup",
+        "0",
+        "--timeout",
+        "200s",
+    )
     found = ran(server, tmp_path / "out", "qa", *flags, "--server-timing")
     assert requests(tmp_path / "out")["failed"] == 0
     assert [cause["code"] for cause in found["causes"]["causes"]] == ["queue"], found["causes"]
@@ -240,7 +333,9 @@ def test_a_cancel_drains_and_reports(server: Started, tmp_path: Path) -> None:
 
 
 def test_a_wrong_model_is_refused_or_said(server: Started, tmp_path: Path) -> None:
-    process = begun(server, tmp_path / "out", "-c", "1", "-n", "2", "--model", "no-such-model-anywhere")
+    process = begun(
+        server, tmp_path / "out", "-c", "1", "-n", "2", "--model", "no-such-model-anywhere"
+    )
     _, err = process.communicate(timeout=120)
     assert "bug" not in err and "Traceback" not in err
     assert process.returncode == 3 or "answers to any model name" in err, err
@@ -248,7 +343,9 @@ def test_a_wrong_model_is_refused_or_said(server: Started, tmp_path: Path) -> No
 
 def test_an_overflow_is_counted(server: Started, tmp_path: Path) -> None:
     """Prompts that no model of these tests can take: each is refused, or cut by the server; none hangs."""
-    process = begun(server, tmp_path / "out", "-c", "2", "-n", "4", "--isl", "140000", "--timeout", "90s")
+    process = begun(
+        server, tmp_path / "out", "-c", "2", "-n", "4", "--isl", "140000", "--timeout", "90s"
+    )
     _, err = process.communicate(timeout=400)
     assert process.returncode in (0, 1, 2, 3), err
     assert "bug" not in err
@@ -258,7 +355,14 @@ def test_an_overflow_is_counted(server: Started, tmp_path: Path) -> None:
 
 def test_a_server_that_is_killed_and_comes_back(server: Started, tmp_path: Path) -> None:
     process = begun(
-        server, tmp_path / "out", "--request-rate", "10", "-d", "20s", "--set", "on_target_failure=continue"
+        server,
+        tmp_path / "out",
+        "--request-rate",
+        "10",
+        "-d",
+        "20s",
+        "--set",
+        "on_target_failure=continue",
     )
     rows_written(tmp_path, 20, process)
     server.kill()
@@ -271,7 +375,14 @@ def test_a_server_that_is_killed_and_comes_back(server: Started, tmp_path: Path)
     assert process.returncode != 2 and (tmp_path / "out" / "summary.json").exists(), err
     counts = requests(tmp_path / "out")
     assert counts["ok"] > 0 and counts["failed"] > 0, err
-    assert set(counts["by_error"]) <= {"connect", "reset", "truncated", "http_5xx", "http_4xx", "timeout_total"}
+    assert set(counts["by_error"]) <= {
+        "connect",
+        "reset",
+        "truncated",
+        "http_5xx",
+        "http_4xx",
+        "timeout_total",
+    }
 
 
 def test_two_precisions_of_one_model_are_told_apart(tmp_path: Path) -> None:
@@ -281,10 +392,15 @@ def test_two_precisions_of_one_model_are_told_apart(tmp_path: Path) -> None:
         pytest.skip(missing)
 
     def as_(precision: str) -> Any:
-        return started(row._replace(start=(f"{row.start[0]} --dtype {precision}",)), tmp_path / precision)
+        return started(
+            row._replace(start=(f"{row.start[0]} --dtype {precision}",)), tmp_path / precision
+        )
 
     with as_("float32") as exact, as_("bfloat16") as rounded:
-        asked = [{"prompt": f"Write about river and stone, number {i}.", "max_tokens": 48} for i in range(60)]
+        asked = [
+            {"prompt": f"Write about river and stone, number {i}.", "max_tokens": 48}
+            for i in range(60)
+        ]
 
         def answers(name: str, url: str, *flags: str) -> int:
             data = tmp_path / f"{name}.jsonl"
@@ -295,7 +411,10 @@ def test_two_precisions_of_one_model_are_told_apart(tmp_path: Path) -> None:
             return subprocess.run(command, check=False, timeout=600).returncode
 
         assert answers("references", exact.url, "--keep-content") == 0
-        texts = [json.loads(line)["a"] for line in (tmp_path / "references/texts.jsonl").read_text().splitlines()]
+        texts = [
+            json.loads(line)["a"]
+            for line in (tmp_path / "references/texts.jsonl").read_text().splitlines()
+        ]
         asked = [{**row, "reference": text} for row, text in zip(asked, texts, strict=True) if text]
         assert answers("rounded", rounded.url, "--against", exact.url, "--within", "10%") == 1
         assert answers("same", exact.url, "--against", exact.url, "--within", "10%") == 0

@@ -29,7 +29,9 @@ def calls(folder: Path, requests: int) -> Counter[str]:
     flags = read_flags(seed="1", warmup="0", num_requests=str(requests), concurrency="8")
     one = load(str(folder / "w.yaml"), flags)
     endpoint = shared(Options(ttft="0.5ms", itl="0.1ms"))
-    settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=folder / "out", **NO_PAGES)
+    settings = Settings(
+        url=endpoint.url, model="sim", server="trtllm", out=folder / "out", **NO_PAGES
+    )
     found: Counter[str] = Counter()
 
     def count(frame: FrameType, event: str, called: Any) -> None:
@@ -49,9 +51,12 @@ def calls(folder: Path, requests: int) -> Counter[str]:
 
 
 @pytest.mark.processes
-def test_a_request_is_encoded_once_and_hashed_twice_and_arms_no_timer_of_its_own(tmp_path: Path) -> None:
+def test_a_request_is_encoded_once_and_hashed_twice_and_arms_no_timer_of_its_own(
+    tmp_path: Path,
+) -> None:
     """Of two runs, so that what a run costs by itself does not count. Of the two encodings one is the body, the other
-    what the fingerprint of the prompts is made of; so with the digests, of which one is of the body."""
+    what the fingerprint of the prompts is made of; so with the digests, of which one is of the body.
+    """
     calls(tmp_path / "first", 16)  # imports, and what is kept from one run to the next
     few, many = calls(tmp_path / "few", 100), calls(tmp_path / "many", 900)
 
@@ -60,7 +65,9 @@ def test_a_request_is_encoded_once_and_hashed_twice_and_arms_no_timer_of_its_own
 
     assert each("encode") < 2.1 and each("blake2b") < 2.1 and each("socket.sendmsg") < 1.1
     decoded = 0.1 if compiled.module is not None else 6.1
-    assert each("Decoder.decode") < decoded, "an event is decoded once: role, four tokens, usage; or in C"
+    assert each("Decoder.decode") < decoded, (
+        "an event is decoded once: role, four tokens, usage; or in C"
+    )
     assert each("epoll.poll") < 2 and each("timerfd_settime") < 1
     assert each("") < FRAMES
     assert sum(map(each, many.keys() | few.keys())) < CALLS

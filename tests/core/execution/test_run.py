@@ -68,25 +68,38 @@ def go(
     **flags: str,
 ) -> tuple[Summary, Stored]:
     flags = {"seed": "7", "warmup": "0"} | flags
-    made = load(file(folder, more), read_flags(**{name: value for name, value in flags.items() if value is not None}))
+    made = load(
+        file(folder, more),
+        read_flags(**{name: value for name, value in flags.items() if value is not None}),
+    )
     where = {"url": url, "model": "sim", "server": "trtllm", "out": folder / "out"}
     told = Settings(**(where | NO_PAGES | (settings or {})))
     summary, out = run.execute(made, told, when_started(begun or (lambda _: None)))
     stored = store.read_run(out)
     assert not (out / "spool").exists()
     assert [path.name for path in (out / "requests").iterdir()] == ["requests.parquet"]
-    assert json.loads((out / "summary.json").read_bytes())["requests"]["scheduled"] == summary.requests.scheduled
+    assert (
+        json.loads((out / "summary.json").read_bytes())["requests"]["scheduled"]
+        == summary.requests.scheduled
+    )
     return summary, stored
 
 
 def outcomes(rows: np.ndarray) -> Counter[tuple[str, str]]:
     assert len(np.unique(rows["slot"])) == len(rows), "a slot has two records"
-    return Counter((STATUSES[s], KINDS[k]) for s, k in zip(rows["status"].tolist(), rows["kind"].tolist(), strict=True))
+    return Counter(
+        (STATUSES[s], KINDS[k])
+        for s, k in zip(rows["status"].tolist(), rows["kind"].tolist(), strict=True)
+    )
 
 
 def after_the_probe(plan: str) -> dict[str, Any]:
     """Options of an endpoint with these faults, seeded so that the probe's few requests meet none of them."""
-    seed = next(seed for seed in count() if not any(parse(plan, seed).draw(number, 8) for number in range(6)))
+    seed = next(
+        seed
+        for seed in count()
+        if not any(parse(plan, seed).draw(number, 8) for number in range(6))
+    )
     return {"faults": plan, "seed": seed}
 
 
@@ -103,30 +116,59 @@ def adds_up(summary: Summary) -> bool:
 
 # -- records -----------------------------------------------------------------------------------------------------
 
-STRIKE = {name: 0.04 for name in NAMES if name not in ("stall", "http_429", "slow_first_byte", "oversized")}
+STRIKE = {
+    name: 0.04
+    for name in NAMES
+    if name not in ("stall", "http_429", "slow_first_byte", "oversized")
+}
 EXPECTED = {
-    "http_500": "http_5xx", "http_503": "http_5xx", "empty": "empty", "reset_before": "reset", "reset_after": "reset",
-    "truncate": "truncated", "malformed": "malformed", "error_event": "error_event", "engine_error": "truncated",
+    "http_500": "http_5xx",
+    "http_503": "http_5xx",
+    "empty": "empty",
+    "reset_before": "reset",
+    "reset_after": "reset",
+    "truncate": "truncated",
+    "malformed": "malformed",
+    "error_event": "error_event",
+    "engine_error": "truncated",
     "no_finish": "no_finish_reason",
-}  # fmt: skip
+}
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("load", [{"request_rate": "500"}, {"concurrency": "9"}])
-def test_every_slot_has_one_record_whatever_the_server_does(tmp_path: Path, load: dict[str, str]) -> None:
+def test_every_slot_has_one_record_whatever_the_server_does(
+    tmp_path: Path, load: dict[str, str]
+) -> None:
     plan = ",".join(f"{name}:{share}" for name, share in STRIKE.items())
     with start(Options(**FAST, **after_the_probe(plan), log_bodies=True)) as endpoint:
-        summary, stored = go(tmp_path, endpoint.url, num_requests="200", settings={"server": "trtllm"}, **load)
+        summary, stored = go(
+            tmp_path, endpoint.url, num_requests="200", settings={"server": "trtllm"}, **load
+        )
         seen = [request for request in log(endpoint).requests if request.id]
     found = outcomes(stored.rows)
     assert summary.requests.scheduled == 200 == sum(found.values())
     assert adds_up(summary)
     # The endpoint's own list of what it did to whom, by the name that each request carries; the last try counts.
-    struck = {int(request.id.rpartition("-")[2]): EXPECTED.get(request.fault, "") for request in seen}
-    told = dict(zip(stored.rows["slot"].tolist(), (KINDS[k] for k in stored.rows["kind"].tolist()), strict=True))
+    struck = {
+        int(request.id.rpartition("-")[2]): EXPECTED.get(request.fault, "") for request in seen
+    }
+    told = dict(
+        zip(
+            stored.rows["slot"].tolist(),
+            (KINDS[k] for k in stored.rows["kind"].tolist()),
+            strict=True,
+        )
+    )
     assert told == struck
-    assert summary.requests.resent == sum(request.fault == "idle_reset" and not request.status for request in seen)
-    assert summary.requests.failed == sum(count for (status, _), count in found.items() if status == "failed") > 10
+    assert summary.requests.resent == sum(
+        request.fault == "idle_reset" and not request.status for request in seen
+    )
+    assert (
+        summary.requests.failed
+        == sum(count for (status, _), count in found.items() if status == "failed")
+        > 10
+    )
     assert {kind: one.count for kind, one in summary.requests.by_error.items()} == {
         kind: count for (_, kind), count in found.items() if kind
     }
@@ -143,7 +185,9 @@ def test_a_clean_run_says_what_the_server_says(tmp_path: Path, endpoint: Embedde
     assert len(bodies(endpoint)) == 60
     assert (rows["output_tokens"] == 8).all()
     assert (rows["asked_output"] == 8).all()
-    assert (rows["input_tokens"] == 20).all()  # by the server's count, which holds the 8 tokens of its template
+    assert (
+        rows["input_tokens"] == 20
+    ).all()  # by the server's count, which holds the 8 tokens of its template
     assert (rows["built_tokens"] == 20 - TEMPLATE_TOKENS).all()
     assert (rows["output_events"] == 8).all()
     assert summary.tokens.output == 480
@@ -164,16 +208,24 @@ def test_closed_loop_by_time_and_conversations(tmp_path: Path, endpoint: Embedde
     assert set(outcomes(rows)) == {("ok", "")}
     assert set(rows["turn"].tolist()) == {0, 1, 2}
     by_turn = [rows["input_tokens"][rows["turn"] == turn].mean() for turn in range(3)]
-    assert by_turn[0] + 13 <= by_turn[1] <= by_turn[2] - 13  # each sends the reply of 8 and the result of 5 again
+    assert (
+        by_turn[0] + 13 <= by_turn[1] <= by_turn[2] - 13
+    )  # each sends the reply of 8 and the result of 5 again
     (tmp_path / "b").mkdir()
     _, stored = go(
-        tmp_path / "b", endpoint.url, more=turns.replace("server", "scripted"), concurrency="4", num_requests="6"
+        tmp_path / "b",
+        endpoint.url,
+        more=turns.replace("server", "scripted"),
+        concurrency="4",
+        num_requests="6",
     )
     assert outcomes(stored.rows) == {("ok", ""): 18}
 
 
 @pytest.mark.processes
-def test_whole_answers_are_not_judged_by_what_only_streams_have(tmp_path: Path, endpoint: Embedded) -> None:
+def test_whole_answers_are_not_judged_by_what_only_streams_have(
+    tmp_path: Path, endpoint: Embedded
+) -> None:
     more = "slo: {ttft: 10s, tpot: 1ms, goodput: 90%}\n"
     flags = {"request_rate": "500", "num_requests": "30"}
     summary, _ = go(tmp_path, endpoint.url, more=more, settings={"stream": False}, **flags)
@@ -186,7 +238,9 @@ def test_whole_answers_are_not_judged_by_what_only_streams_have(tmp_path: Path, 
 @pytest.mark.processes
 def test_the_cap_drops(tmp_path: Path) -> None:
     with start(Options(ttft="400ms", itl="0")) as endpoint:
-        summary, stored = go(tmp_path, endpoint.url, request_rate="2000", num_requests="100", max_in_flight="10")
+        summary, stored = go(
+            tmp_path, endpoint.url, request_rate="2000", num_requests="100", max_in_flight="10"
+        )
     assert outcomes(stored.rows) == {("ok", ""): 10, ("dropped", "in_flight_cap"): 90}
     assert (summary.requests.dropped, summary.requests.scheduled) == (90, 100)
 
@@ -194,7 +248,8 @@ def test_the_cap_drops(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_the_steps_of_connecting_are_told_apart(tmp_path: Path, endpoint: Embedded) -> None:
     """The first request of each connection has TCP and the handshake; without TLS there is none, and an address has no
-    name to look up."""
+    name to look up.
+    """
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     issued = authority.issue_cert("localhost")
@@ -204,10 +259,16 @@ def test_the_steps_of_connecting_are_told_apart(tmp_path: Path, endpoint: Embedd
     options = Options(cert=str(tmp_path / "cert.pem"), key=str(tmp_path / "key.pem"), **FAST)
     with start(options) as secure:
         url = secure.url.replace("127.0.0.1", "localhost")
-        summary, stored = go(tmp_path, url, settings={"tls": Tls(ca=str(tmp_path / "ca.pem"))}, **load)
+        summary, stored = go(
+            tmp_path, url, settings={"tls": Tls(ca=str(tmp_path / "ca.pem"))}, **load
+        )
     first = stored.rows["reused"] == 0
-    assert (first == (stored.rows["tls_ns"] > 0)).all() and (first == (stored.rows["tcp_ns"] > 0)).all()
-    assert summary.figures["tls_ms"].count == summary.figures["tcp_ms"].count == int(first.sum()) >= 1
+    assert (first == (stored.rows["tls_ns"] > 0)).all() and (
+        first == (stored.rows["tcp_ns"] > 0)
+    ).all()
+    assert (
+        summary.figures["tls_ms"].count == summary.figures["tcp_ms"].count == int(first.sum()) >= 1
+    )
     assert (summary.dns_ms or 0) > 0
     words = text.render(summary)
     assert "the name's lookup before it" in words and "TLS handshake" in words
@@ -219,7 +280,9 @@ def test_the_steps_of_connecting_are_told_apart(tmp_path: Path, endpoint: Embedd
 
 def in_prefill(rows: Any) -> int:
     """The most requests that were sent and had no first token."""
-    steps = sorted([(at, 1) for at in rows["sent_ns"]] + [(at, -1) for at in rows["first_token_ns"]])
+    steps = sorted(
+        [(at, 1) for at in rows["sent_ns"]] + [(at, -1) for at in rows["first_token_ns"]]
+    )
     return int(np.cumsum([change for _, change in steps]).max())
 
 
@@ -227,18 +290,30 @@ def in_prefill(rows: Any) -> int:
 @pytest.mark.parametrize(("client", "workers"), [("wire", 1), ("wire", 2), ("openai", 1)])
 def test_lanes_wait_for_a_place_in_prefill(tmp_path: Path, client: str, workers: int) -> None:
     """Two at a time for 10 ms each, then 480 ms of answer: all eight lanes are at work, and nothing counts as late."""
-    load = {"concurrency": "8", "concurrency_ramp": "0", "num_requests": "24", "max_in_prefill": "2"}
+    load = {
+        "concurrency": "8",
+        "concurrency_ramp": "0",
+        "num_requests": "24",
+        "max_in_prefill": "2",
+    }
     with start(Options(ttft="10ms", itl="60ms")) as endpoint:
-        summary, stored = go(tmp_path, endpoint.url, settings={"client": client, "workers": workers}, **load)
+        summary, stored = go(
+            tmp_path, endpoint.url, settings={"client": client, "workers": workers}, **load
+        )
     assert outcomes(stored.rows) == {("ok", ""): 24}
     assert in_prefill(stored.rows) == 2 and (summary.load.in_flight_max or 0) > 4
     assert "at most 2 in prefill" in summary.load.arrival
 
 
 @pytest.mark.processes
-def test_a_cap_on_prefill_needs_streams_and_a_place_for_each_worker(tmp_path: Path, endpoint: Embedded) -> None:
+def test_a_cap_on_prefill_needs_streams_and_a_place_for_each_worker(
+    tmp_path: Path, endpoint: Embedded
+) -> None:
     load = {"concurrency": "4", "num_requests": "8", "max_in_prefill": "1"}
-    for settings, words in (({"stream": False}, "does not tell when its prefill"), ({"workers": 2}, "spread over 2")):
+    for settings, words in (
+        ({"stream": False}, "does not tell when its prefill"),
+        ({"workers": 2}, "spread over 2"),
+    ):
         with pytest.raises(Faults, match=words):
             go(tmp_path, endpoint.url, settings=settings, **load)
 
@@ -249,16 +324,29 @@ def test_the_openai_package_drives_the_same_load(tmp_path: Path, endpoint: Embed
     for client in ("wire", "openai"):
         folder = tmp_path / client
         folder.mkdir()
-        _, stored = go(folder, endpoint.url, concurrency="3", num_requests="20", settings={"client": client})
+        _, stored = go(
+            folder, endpoint.url, concurrency="3", num_requests="20", settings={"client": client}
+        )
         rows = stored.rows[np.argsort(stored.rows["slot"])]
         assert outcomes(rows) == {("ok", ""): 20}
-        columns = ("output_tokens", "input_tokens", "output_events", "finish_reason", "built_tokens", "asked_output")
-        found.append(([rows[name].tolist() for name in columns], stored.header.fingerprints.timetable))
+        columns = (
+            "output_tokens",
+            "input_tokens",
+            "output_events",
+            "finish_reason",
+            "built_tokens",
+            "asked_output",
+        )
+        found.append(
+            ([rows[name].tolist() for name in columns], stored.header.fingerprints.timetable)
+        )
     assert found[0] == found[1]
 
 
 @pytest.mark.processes
-def test_the_same_seed_sends_the_same_bytes_and_another_salt_other_texts(tmp_path: Path, endpoint: Embedded) -> None:
+def test_the_same_seed_sends_the_same_bytes_and_another_salt_other_texts(
+    tmp_path: Path, endpoint: Embedded
+) -> None:
     """The seed alone fixes what arrives; without one, the seed that was drawn and stored does."""
 
     def received(name: str, **flags: Any) -> tuple[Any, Any]:
@@ -272,7 +360,11 @@ def test_the_same_seed_sends_the_same_bytes_and_another_salt_other_texts(tmp_pat
     again, repeated = received("again", seed=str(header.seed), settings={"workers": 2})
     assert first == again
     assert len(first) == 20
-    assert (header.seed, header.salt, header.fingerprints) == (repeated.seed, repeated.salt, repeated.fingerprints)
+    assert (header.seed, header.salt, header.fingerprints) == (
+        repeated.seed,
+        repeated.salt,
+        repeated.fingerprints,
+    )
     other, salted = received("other", seed=str(header.seed), salt="blue")
     assert not set(first) & set(other)
     assert salted.salt == "blue"
@@ -287,17 +379,39 @@ def test_the_same_seed_sends_the_same_bytes_and_another_salt_other_texts(tmp_pat
 
 
 def cli(
-    folder: Path, *flags: str, env: dict[str, str] | None = None, pages: bool = False, before: tuple[str, ...] = ()
+    folder: Path,
+    *flags: str,
+    env: dict[str, str] | None = None,
+    pages: bool = False,
+    before: tuple[str, ...] = (),
 ) -> subprocess.Popen[bytes]:
     """`loadgen run` as a user starts it; `pages`: it reads those of the server, too; `before`: what starts it."""
     if not pages:
         flags = (*flags, "--server-metrics", "off", "--energy", "off")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "AZURE_"))}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OPENAI_", "AZURE_"))
+    }
     return subprocess.Popen(
-        [*before, sys.executable, "-m", "loadgen", "run", file(folder), "--warmup", "0", "--out",
-         str(folder / "out"), *flags],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, env=clean | (env or {}),
-    )  # fmt: skip
+        [
+            *before,
+            sys.executable,
+            "-m",
+            "loadgen",
+            "run",
+            file(folder),
+            "--warmup",
+            "0",
+            "--out",
+            str(folder / "out"),
+            *flags,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+        env=clean | (env or {}),
+    )
 
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
@@ -308,7 +422,9 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
 def rows_written(folder: Path, least: int, run: subprocess.Popen[str] | None = None) -> int:
     """Wait until the spool holds this many rows, watching the files grow, or the run ends; how many there are."""
     for _ in range(60_000):
-        count = sum(path.stat().st_size for path in folder.glob("out/spool/w*.rows")) // ROW.itemsize
+        count = (
+            sum(path.stat().st_size for path in folder.glob("out/spool/w*.rows")) // ROW.itemsize
+        )
         if count >= least or (run is not None and run.poll() is not None):
             return count
         select.select([], [], [], 0.005)
@@ -320,10 +436,16 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="re
 
 @pytest.mark.processes
 @pytest.mark.parametrize("load", [("--request-rate", "200", "-n", "400"), ("-c", "6", "-d", "3s")])
-def test_a_worker_that_dies_leaves_its_rest_as_lost(tmp_path: Path, endpoint: Embedded, load: tuple[str, ...]) -> None:
+def test_a_worker_that_dies_leaves_its_rest_as_lost(
+    tmp_path: Path, endpoint: Embedded, load: tuple[str, ...]
+) -> None:
     process = cli(tmp_path, "--url", endpoint.url, "--workers", "2", *load)
     rows_written(tmp_path, 40)
-    workers = [pid for pid in children(process.pid) if "backends.worker" in Path(f"/proc/{pid}/cmdline").read_text()]
+    workers = [
+        pid
+        for pid in children(process.pid)
+        if "backends.worker" in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
     assert len(workers) == 2
     os.kill(workers[0], signal.SIGKILL)
     code, out, err = ended(process)
@@ -348,7 +470,9 @@ def test_a_worker_that_dies_leaves_its_rest_as_lost(tmp_path: Path, endpoint: Em
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_interrupted_once_it_drains_and_reports(tmp_path: Path, endpoint: Embedded, workers: str) -> None:
+def test_interrupted_once_it_drains_and_reports(
+    tmp_path: Path, endpoint: Embedded, workers: str
+) -> None:
     flags = ("--request-rate", "200", "-n", "4000", "--workers", workers)
     process = cli(tmp_path, "--url", endpoint.url, *flags)
     rows_written(tmp_path, 20)
@@ -369,12 +493,23 @@ def test_interrupted_once_it_drains_and_reports(tmp_path: Path, endpoint: Embedd
 def test_interrupted_twice_it_leaves(tmp_path: Path) -> None:
     with start(Options(**FAST, **after_the_probe("stall@0:0.5"))) as endpoint:
         process = cli(
-            tmp_path, "--url", endpoint.url, "--model", "sim", "--server", "trtllm", "--request-rate", "100",
-            "-n", "1000",
-        )  # fmt: skip
+            tmp_path,
+            "--url",
+            endpoint.url,
+            "--model",
+            "sim",
+            "--server",
+            "trtllm",
+            "--request-rate",
+            "100",
+            "-n",
+            "1000",
+        )
         rows_written(tmp_path, 5)
         process.send_signal(signal.SIGINT)
-        rows_written(tmp_path, 500)  # what will not be sent is recorded at once; those that stall are still in flight
+        rows_written(
+            tmp_path, 500
+        )  # what will not be sent is recorded at once; those that stall are still in flight
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         code, _, err = ended(process)
@@ -386,9 +521,13 @@ def test_interrupted_twice_it_leaves(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("workers", "rows"), [("1", 500), ("2", 50)])
-def test_killed_it_leaves_a_readable_folder(tmp_path: Path, endpoint: Embedded, workers: str, rows: int) -> None:
+def test_killed_it_leaves_a_readable_folder(
+    tmp_path: Path, endpoint: Embedded, workers: str, rows: int
+) -> None:
     log(endpoint)
-    process = cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "4000", "--workers", workers)
+    process = cli(
+        tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "4000", "--workers", workers
+    )
     rows_written(tmp_path, rows)
     others = children(process.pid)
     killed_ns = monotonic_ns()
@@ -398,12 +537,17 @@ def test_killed_it_leaves_a_readable_folder(tmp_path: Path, endpoint: Embedded, 
         gone(pid)
     stored = store.read_run(tmp_path / "out")
     assert (stored.header.state, stored.header.host.hot_path) == ("running", compiled.RUNS)
-    assert set(outcomes(stored.rows)) <= {("ok", ""), ("cancelled", "interrupted")}  # orphaned workers stop at once
+    assert set(outcomes(stored.rows)) <= {
+        ("ok", ""),
+        ("cancelled", "interrupted"),
+    }  # orphaned workers stop at once
     written = set(stored.rows["slot"].tolist())
     seen = [request for request in log(endpoint).requests if request.id]
     old = {int(one.id.rpartition("-")[2]) for one in seen if one.arrival_ns < killed_ns - 2 * 10**9}
     assert old <= written
-    assert len(old) > 20 or workers == "2"  # each takes some 7 ms, so all these were finished two seconds before
+    assert (
+        len(old) > 20 or workers == "2"
+    )  # each takes some 7 ms, so all these were finished two seconds before
     _, out, err = ended(
         subprocess.Popen(
             [sys.executable, "-m", "loadgen", "report", str(tmp_path / "out")],
@@ -437,16 +581,34 @@ def test_nothing_secret_stays_anywhere(tmp_path: Path, user: str) -> None:
     """The key is the endpoint's only without a user in the URL, which is the other way to be somebody."""
     (tmp_path / "key").write_text(KEY + "\n")
     guard = {} if user else {"api_key_file": str(tmp_path / "key")}
-    with start(Options(**FAST, dialect="openai", **guard, **after_the_probe("http_500:0.3"))) as made:
+    with start(
+        Options(**FAST, dialect="openai", **guard, **after_the_probe("http_500:0.3"))
+    ) as made:
         url = made.url.replace("http://", f"http://{user}") + f"/?code={QUERY}"
         process = cli(
-            tmp_path, "--url", url, "--api-key-file", str(tmp_path / "key"), "--server", "openai", "--header",
-            f"X-Sim-Note: {HEADER}", "--request-rate", "400", "-n", "40", pages=True,
-        )  # fmt: skip
+            tmp_path,
+            "--url",
+            url,
+            "--api-key-file",
+            str(tmp_path / "key"),
+            "--server",
+            "openai",
+            "--header",
+            f"X-Sim-Note: {HEADER}",
+            "--request-rate",
+            "400",
+            "-n",
+            "40",
+            pages=True,
+        )
         code, out, err = ended(process)
         assert code == 3, err
     assert len(store.read_run(tmp_path / "out").rows) == 40
-    texts = [out.encode(), err.encode(), *(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file())]
+    texts = [
+        out.encode(),
+        err.encode(),
+        *(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()),
+    ]
     assert len(texts) >= 5, err
     for secret in (KEY, PASSWORD, HEADER, QUERY):
         assert not [text for text in texts if secret.encode() in text], secret
@@ -474,23 +636,46 @@ def test_what_a_server_echoes_is_not_shown_either(tmp_path: Path) -> None:
         port = int(server.stdout.readline())
         (tmp_path / "key").write_text(KEY)
         process = cli(
-            tmp_path, "--url", f"http://user:{PASSWORD}@127.0.0.1:{port}/", "--model", "m", "--server", "vllm",
-            "-n", "3", "--header", f"X-Note: {HEADER}", "--request-rate", "100",
-            "--api-key-file", str(tmp_path / "key"), pages=True,
-        )  # fmt: skip
+            tmp_path,
+            "--url",
+            f"http://user:{PASSWORD}@127.0.0.1:{port}/",
+            "--model",
+            "m",
+            "--server",
+            "vllm",
+            "-n",
+            "3",
+            "--header",
+            f"X-Note: {HEADER}",
+            "--request-rate",
+            "100",
+            "--api-key-file",
+            str(tmp_path / "key"),
+            pages=True,
+        )
         code, out, err = ended(process)
     finally:
         server.kill()
         server.communicate()
     assert code == 3
-    texts = [out.encode(), err.encode(), *(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file())]
+    texts = [
+        out.encode(),
+        err.encode(),
+        *(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()),
+    ]
     for secret in (KEY, PASSWORD, HEADER):
         assert not [text for text in texts if secret.encode() in text], (secret, err)
 
 
 def refused(folder: Path, url: str, **settings: Any) -> TargetError:
     with pytest.raises(TargetError) as caught:
-        go(folder, url, num_requests="5", concurrency="1", settings={"model": None, "server": "auto"} | settings)
+        go(
+            folder,
+            url,
+            num_requests="5",
+            concurrency="1",
+            settings={"model": None, "server": "auto"} | settings,
+        )
     assert caught.value.exit_code == 3
     assert "Traceback" not in str(caught.value)
     return caught.value
@@ -502,7 +687,9 @@ def test_targets_that_cannot_be_used_are_told_at_once(tmp_path: Path, endpoint: 
     assert refused(tmp_path, "http://no-such-host.invalid:8000").code == "dns"
     assert refused(tmp_path, endpoint.url.replace("http", "https")).code == "tls"
     (tmp_path / "key").write_text(KEY)
-    with start(Options(**FAST, dialect="openai", model="sim", api_key_file=str(tmp_path / "key"))) as guarded:
+    with start(
+        Options(**FAST, dialect="openai", model="sim", api_key_file=str(tmp_path / "key"))
+    ) as guarded:
         for key in (None, "sk-wrong-wrong"):
             error = refused(tmp_path, guarded.url, api_key=key)
             assert error.code == "unauthorized"
@@ -510,17 +697,24 @@ def test_targets_that_cannot_be_used_are_told_at_once(tmp_path: Path, endpoint: 
         error = refused(tmp_path, guarded.url, api_key=KEY, model="no-such-model", server="openai")
         assert error.code == "unknown_model"
         summary, _ = go(
-            tmp_path, guarded.url, num_requests="5", concurrency="1",
+            tmp_path,
+            guarded.url,
+            num_requests="5",
+            concurrency="1",
             settings={"api_key": KEY, "model": None, "server": "openai"},
-        )  # fmt: skip
+        )
         assert summary.requests.ok == 5
 
 
 @pytest.mark.processes
 def test_a_server_that_fails_now_and_then_is_measured_not_refused() -> None:
-    with start(Options(**FAST, faults="reset_before:0.04,http_429:0.03,truncate:0.03", seed=3)) as endpoint:
+    with start(
+        Options(**FAST, faults="reset_before:0.04,http_429:0.03,truncate:0.03", seed=3)
+    ) as endpoint:
         for _ in range(25):
-            assert asyncio.run(find(Settings(url=endpoint.url, server="trtllm"), 10.0)).model == "sim"
+            assert (
+                asyncio.run(find(Settings(url=endpoint.url, server="trtllm"), 10.0)).model == "sim"
+            )
 
 
 @pytest.mark.processes
@@ -592,10 +786,29 @@ def test_wrong_workloads_never_reach_a_server(tmp_path: Path) -> None:
 def test_no_process_of_a_run_executes_code_from_the_current_folder(tmp_path: Path) -> None:
     """The simulated server, two workers, the scraper, the compactor: one of these two is imported by each."""
     for name in ("numpy.py", "subprocess.py"):
-        (tmp_path / name).write_text("import os\nopen(os.path.dirname(__file__) + '/executed', 'w')\n")
-    load = ["run", "qa", "-n", "4", "-c", "2", "--workers", "2", "--output-tokens", "4", "--out", str(tmp_path / "out")]
+        (tmp_path / name).write_text(
+            "import os\nopen(os.path.dirname(__file__) + '/executed', 'w')\n"
+        )
+    load = [
+        "run",
+        "qa",
+        "-n",
+        "4",
+        "-c",
+        "2",
+        "--workers",
+        "2",
+        "--output-tokens",
+        "4",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     ended = subprocess.run(
-        [sys.executable, "-P", "-m", "loadgen", *load], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-m", "loadgen", *load],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert "4 ok" in ended.stdout, ended.stderr
     assert not (tmp_path / "executed").exists()
@@ -609,10 +822,14 @@ def test_the_key_of_a_header_goes_out_instead_of_the_environments(
     """On the first question of the probe, on every request of the load, and on the metrics pages."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-environment")
     (tmp_path / "key").write_text("sk-header-header")
-    with start(Options(**FAST, dialect="openai", model="sim", api_key_file=str(tmp_path / "key"))) as guarded:
+    with start(
+        Options(**FAST, dialect="openai", model="sim", api_key_file=str(tmp_path / "key"))
+    ) as guarded:
         header = "Authorization: Bearer sk-header-header"
         code, out, err = ended(
-            cli(tmp_path, "--url", guarded.url, "-n", "4", "-c", "2", "--header", header, pages=True)
+            cli(
+                tmp_path, "--url", guarded.url, "-n", "4", "-c", "2", "--header", header, pages=True
+            )
         )
     assert code in (0, 3), err
     assert "4 ok" in out, err

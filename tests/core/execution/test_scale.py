@@ -51,7 +51,13 @@ def workload(folder: Path, turns: int = 0, **flags: str) -> Workload:
 
 def to(server: embedded.Embedded, out: Path, **more: Any) -> Settings:
     return Settings(
-        url=server.url, model="sim", server="trtllm", out=out, server_metrics=("off",), energy=("off",), **more
+        url=server.url,
+        model="sim",
+        server="trtllm",
+        out=out,
+        server_metrics=("off",),
+        energy=("off",),
+        **more,
     )
 
 
@@ -66,7 +72,9 @@ LOADS: list[tuple[int, dict[str, str], int]] = [
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("turns", "flags", "most"), LOADS)
-def test_one_or_many_workers_send_the_same(tmp_path: Path, turns: int, flags: dict[str, str], most: int) -> None:
+def test_one_or_many_workers_send_the_same(
+    tmp_path: Path, turns: int, flags: dict[str, str], most: int
+) -> None:
     seen: list[Any] = []
     for workers in (1, most):
         server = shared()
@@ -109,12 +117,18 @@ def test_merged_quantiles_are_those_of_the_whole(values: list[int], parts: int) 
     lazily=some.booleans(),
 )
 @settings(max_examples=6, deadline=None)
-def test_files_of_many_workers_say_what_one_would(seed: int, count: int, workers: int, lazily: bool) -> None:
+def test_files_of_many_workers_say_what_one_would(
+    seed: int, count: int, workers: int, lazily: bool
+) -> None:
     """Through all that a record goes through: spool, recorder, one Parquet file, summary. In no order, some failed."""
     draw = np.random.default_rng(seed)
     whole = rows(seed, count)
     failed = draw.random(count) < 0.1
-    whole["status"][failed], whole["kind"][failed], whole["text"][failed] = FAILED, KINDS.index("reset"), 0
+    whole["status"][failed], whole["kind"][failed], whole["text"][failed] = (
+        FAILED,
+        KINDS.index("reset"),
+        0,
+    )
     whole["worker"] = draw.integers(0, workers, count)
     with tempfile.TemporaryDirectory() as scratch, open(os.devnull) as ended:
         folder = Path(scratch)
@@ -147,7 +161,9 @@ def test_the_parts_of_the_cap_are_the_cap(most: int, workers: int) -> None:
 def test_the_cap_holds_over_workers(tmp_path: Path) -> None:
     with start(Options(ttft="3s")) as server:
         told = to(server, tmp_path / "out", workers=2)
-        made = workload(tmp_path, request_rate="inf", num_requests="40", max_in_flight="5", grace="0.2s")
+        made = workload(
+            tmp_path, request_rate="inf", num_requests="40", max_in_flight="5", grace="0.2s"
+        )
         summary, _ = run.execute(made, told)
     assert summary.requests.dropped == 35
     assert summary.load.in_flight_max == 5
@@ -166,7 +182,11 @@ def test_the_cap_holds_over_workers(tmp_path: Path) -> None:
         ({"request_rate": "100000", "duration": "1s", "max_in_flight": "3"}, False, 3),
         ({"concurrency": "2", "num_requests": "50"}, False, 1),
         ({"concurrency": "400", "duration": "5s"}, False, 7),
-        ({"concurrency": "400", "num_requests": "900", "warmup": "400req"}, False, 1),  # a boundary that all share
+        (
+            {"concurrency": "400", "num_requests": "900", "warmup": "400req"},
+            False,
+            1,
+        ),  # a boundary that all share
     ],
 )
 def test_auto(tmp_path: Path, flags: dict[str, str], simulated: bool, expected: int) -> None:
@@ -192,12 +212,20 @@ AMPLE = Room(files=100_000, ports=28_000)
         ({"total": 20_000}, Room(files=None, ports=None), []),
         ({"total": 20_000, "workers": 1}, Room(files=20_000, ports=None), ["--workers 2"]),
         ({"total": 20_000, "workers": 2}, Room(files=20_000, ports=None), []),
-        ({"total": 20_000, "workers": 2, "simulated": True}, Room(files=20_000, ports=None), ["loadgen sim"]),
+        (
+            {"total": 20_000, "workers": 2, "simulated": True},
+            Room(files=20_000, ports=None),
+            ["loadgen sim"],
+        ),
         ({"total": 60_000}, AMPLE, ["3 addresses"]),
         ({"total": 60_000, "sources": 3}, AMPLE, []),
         ({"total": 60_000, "addresses": ["a:1", "b:1", "c:1"]}, AMPLE, []),
         ({"total": 60_000, "addresses": ["a:1", "a:1", "c:1"]}, AMPLE, ["2 addresses"]),
-        ({"total": 60_000, "workers": 1}, Room(files=20_000, ports=28_000), ["--workers 4", "--set sources"]),
+        (
+            {"total": 60_000, "workers": 1},
+            Room(files=20_000, ports=28_000),
+            ["--workers 4", "--set sources"],
+        ),
     ],
 )
 def test_files_and_ports_are_counted(need: dict[str, Any], room: Room, said: list[str]) -> None:
@@ -215,7 +243,8 @@ def test_what_the_system_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("", 0), ("32768,40000-40010", 12), ("1-32767,70000", 0), ("1-99999", 28_232)]
+    ("text", "expected"),
+    [("", 0), ("32768,40000-40010", 12), ("1-32767,70000", 0), ("1-99999", 28_232)],
 )
 def test_reserved_ports(text: str, expected: int) -> None:
     assert resource_limits._reserved(text, 32_768, 60_999) == expected
@@ -239,7 +268,10 @@ def test_too_much_for_this_machine_is_said_before_the_first_request(tmp_path: Pa
     server = shared()
     command = [sys.executable, "-m", "loadgen", "run", "qa", "--url", server.url, *options]
     done = subprocess.run(
-        ["sh", "-c", 'ulimit -n 100; exec "$@"', "sh", *command], capture_output=True, text=True, check=False
+        ["sh", "-c", 'ulimit -n 100; exec "$@"', "sh", *command],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     received = log(server)
     assert done.returncode == 2, done.stderr
@@ -287,7 +319,9 @@ def test_it_sends_from_the_addresses_named(tmp_path: Path) -> None:
             if int(there.rpartition(":")[2], 16) == int(port):
                 seen.append(socket.inet_ntoa(bytes.fromhex(here.rpartition(":")[0])[::-1]))
 
-    summary, _ = run.execute(workload(tmp_path, concurrency="6", num_requests="30"), told, when_started(look))
+    summary, _ = run.execute(
+        workload(tmp_path, concurrency="6", num_requests="30"), told, when_started(look)
+    )
     assert summary.requests.ok == 30
     assert {"127.0.0.2", "127.0.0.3"} <= set(seen)
     assert seen.count("127.0.0.2") == seen.count("127.0.0.3") == 3
@@ -317,6 +351,8 @@ def test_several_workers_can_be_followed(tmp_path: Path) -> None:
     assert board.counters().sent > 0
     links = [Path("/proc/self/fd", number) for number in os.listdir("/proc/self/fd")]
     held = [str(link.readlink()) for link in links if link.is_symlink()]
-    assert [name for name in held if name.startswith(str(out))] == [], "who heard of the load holds none of its files"
+    assert [name for name in held if name.startswith(str(out))] == [], (
+        "who heard of the load holds none of its files"
+    )
     assert not (out / "spool").exists()
     assert json.loads((out / "run.json").read_bytes())["workers"] == 2

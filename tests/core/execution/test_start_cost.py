@@ -35,23 +35,49 @@ print(json.dumps([code, begun, sorted(unneeded & {*sys.modules})]), file=sys.std
 @pytest.mark.processes
 def test_a_short_run_begins_no_second_interpreter_and_imports_what_it_needs(tmp_path: Path) -> None:
     with embedded.start(Options(ttft="5ms", itl="1ms")) as server:
-        words = ["run", "qa", "--url", server.url, "-n", "8", "-c", "4", "--osl", "4", "--warmup", "50ms"]
+        words = [
+            "run",
+            "qa",
+            "--url",
+            server.url,
+            "-n",
+            "8",
+            "-c",
+            "4",
+            "--osl",
+            "4",
+            "--warmup",
+            "50ms",
+        ]
         done = subprocess.run(
             [sys.executable, "-P", "-c", WATCHED, *words, "--out", str(tmp_path / "r")],
-            capture_output=True, text=True, check=False, env={"HOME": str(tmp_path)},
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"HOME": str(tmp_path)},
+        )
     code, begun, unneeded = json.loads(done.stderr.splitlines()[-1])
     assert code in (0, 3)
     # the reader of the page; a bare interpreter, which waits until the run is a long one; the builder of bodies
     assert begun == ["os.fork", "subprocess.Popen", "os.fork"]
-    pages = [json.loads(line) for line in (tmp_path / "r" / "server.jsonl").read_text().splitlines()]
+    pages = [
+        json.loads(line) for line in (tmp_path / "r" / "server.jsonl").read_text().splitlines()
+    ]
     assert pages[0]["t_s"] < 0 < pages[-1]["t_s"], "it read before and after the load"
-    assert unneeded == [], "of pydantic: a sound file is read without it, and checked values are copied without it"
+    assert unneeded == [], (
+        "of pydantic: a sound file is read without it, and checked values are copied without it"
+    )
 
 
-@pytest.mark.parametrize(("load", "opened"), [({"num_requests": 64}, 64), ({"num_requests": 300}, 256), ({}, 256)])
-def test_no_more_connections_are_opened_than_there_are_requests(load: dict[str, int], opened: int) -> None:
-    workload = loading.load("qa", read_flags(concurrency=256, warmup=0, **(load or {"duration": "9s"})))
+@pytest.mark.parametrize(
+    ("load", "opened"), [({"num_requests": 64}, 64), ({"num_requests": 300}, 256), ({}, 256)]
+)
+def test_no_more_connections_are_opened_than_there_are_requests(
+    load: dict[str, int], opened: int
+) -> None:
+    workload = loading.load(
+        "qa", read_flags(concurrency=256, warmup=0, **(load or {"duration": "9s"}))
+    )
     assert share.opened_ahead(arrivals.build(workload, 1)) == opened
 
 
@@ -74,7 +100,9 @@ __main__.main()
 
 @pytest.mark.processes
 def test_no_depth_of_calls_maps_memory_anew_for_each_of_them() -> None:
-    done = subprocess.run([sys.executable, "-P", "-c", DEEP], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", DEEP], capture_output=True, text=True, check=True
+    )
     assert int(done.stdout) < 100, "pages of memory for 300 calls at one depth"
 
 
@@ -107,7 +135,12 @@ print(type(made).__name__, type(other).__name__)
 @pytest.mark.processes
 def test_a_copy_has_nothing_of_its_parent_and_is_made_only_of_one_thread(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-c", COPIED], capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path
+        [sys.executable, "-P", "-c", COPIED],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        cwd=tmp_path,
     )
     seen, told = done.stdout.split("\n", 1)
     word, read, alone, files = json.loads(seen)

@@ -52,20 +52,33 @@ def rows(n: int, failed: int = 0, slow: int = 0, at_s: float = 5.0) -> np.ndarra
         (rows(100, failed=20), "stopped_by_errors"),
         (rows(100, slow=49), None),
         (rows(100, slow=50), "stopped_by_latency"),
-        (rows(100, failed=15, slow=36), "stopped_by_latency"),  # a failed request is over every limit
+        (
+            rows(100, failed=15, slow=36),
+            "stopped_by_latency",
+        ),  # a failed request is over every limit
         (rows(100, failed=100, at_s=30), None),  # too long ago
     ],
 )
-def test_a_rule_looks_at_the_requests_that_ended_last(records: np.ndarray, code: str | None) -> None:
+def test_a_rule_looks_at_the_requests_that_ended_last(
+    records: np.ndarray, code: str | None
+) -> None:
     reason = breach((ERRORS, SLOW), records, 8 * S if records["done_ns"][0] == 5 * S else 100 * S)
     assert (reason and reason.code) == code
 
 
 def test_the_first_look_that_breaks_a_rule_decides() -> None:
-    both = np.concatenate([rows(100, at_s=1), rows(60, failed=60, at_s=12.5), rows(60, failed=60, at_s=14.5)])
+    both = np.concatenate(
+        [rows(100, at_s=1), rows(60, failed=60, at_s=12.5), rows(60, failed=60, at_s=14.5)]
+    )
     found = first_breach((ERRORS,), both, S)
     assert found is not None and found[0] == 13 * S
-    assert found[1].values == {"rule": "errors:20%", "requests": 60, "window_s": 10.0, "at_s": 13.0, "failed": 60}
+    assert found[1].values == {
+        "rule": "errors:20%",
+        "requests": 60,
+        "window_s": 10.0,
+        "at_s": 13.0,
+        "failed": 60,
+    }
 
 
 RULES = [ERRORS, SLOW, stop_rule("errors:60%"), stop_rule("ttft:p90:2.5s"), stop_rule("e2e:p50:3s")]
@@ -77,18 +90,29 @@ RULES = [ERRORS, SLOW, stop_rule("errors:60%"), stop_rule("ttft:p90:2.5s"), stop
     count=st.integers(0, 400),
     bad=st.floats(0, 0.6),
 )
-def test_the_first_breach_is_that_of_a_watch(chosen: list[StopRule], seed: int, count: int, bad: float) -> None:
+def test_the_first_breach_is_that_of_a_watch(
+    chosen: list[StopRule], seed: int, count: int, bad: float
+) -> None:
     draw = np.random.default_rng(seed)
     made = rows(count)
     made["done_ns"] = made["end_ns"] = draw.integers(-1, 30, count) * S
     made["first_token_ns"] = draw.integers(-1, 5, count) * S
-    made["status"] = np.where(draw.random(count) < bad, draw.integers(0, len(STATUSES), count), STATUS["ok"])
-    looks = ((now_ns, breach(chosen, made, now_ns)) for now_ns in range(S, int(made["done_ns"].max(initial=0)) + 1, S))
-    assert first_breach(chosen, made, S) == next(((now_ns, reason) for now_ns, reason in looks if reason), None)
+    made["status"] = np.where(
+        draw.random(count) < bad, draw.integers(0, len(STATUSES), count), STATUS["ok"]
+    )
+    looks = (
+        (now_ns, breach(chosen, made, now_ns))
+        for now_ns in range(S, int(made["done_ns"].max(initial=0)) + 1, S)
+    )
+    assert first_breach(chosen, made, S) == next(
+        ((now_ns, reason) for now_ns, reason in looks if reason), None
+    )
 
 
 @pytest.mark.parametrize("rules", [(), (ERRORS,), (ERRORS, SLOW)])
-def test_each_row_is_looked_at_once_however_often_the_watch_looks(rules: tuple[StopRule, ...]) -> None:
+def test_each_row_is_looked_at_once_however_often_the_watch_looks(
+    rules: tuple[StopRule, ...],
+) -> None:
     made = np.concatenate([rows(100, at_s=at_s) for at_s in range(1, 61)]).view(CountedRows)
     seen = []
     for step_ns in (S, S // 10):
@@ -107,12 +131,17 @@ def test_what_was_never_sent_has_not_ended() -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("errors", "is no rule"), ("errors:2", "is not a percentage"), ("errors:120%", "is more than 100%"),
-        ("errors:0%", "stops every run"), ("ttft:30s", "is no rule"), ("tfft:p50:30s", "is no rule"),
-        ("ttft:p50:30", "is a duration without its unit"), ("time_to_first_token:p50:30s", ""),
+        ("errors", "is no rule"),
+        ("errors:2", "is not a percentage"),
+        ("errors:120%", "is more than 100%"),
+        ("errors:0%", "stops every run"),
+        ("ttft:30s", "is no rule"),
+        ("tfft:p50:30s", "is no rule"),
+        ("ttft:p50:30", "is a duration without its unit"),
+        ("time_to_first_token:p50:30s", ""),
         ("ttft:p100:30s", "is not a percentile"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_a_rule_is_said(text: str, what: str) -> None:
     if not what:
         assert load("qa", read_flags(stop_when=[text])).stop_when == (stop_rule("ttft:p50:30s"),)
@@ -128,25 +157,39 @@ def test_a_file_says_it_too_and_the_recipe_stays(tmp_path: Path) -> None:
     )
     one = load(str(tmp_path / "w.yaml"))
     assert one.stop_when == (ERRORS,)
-    assert recipe_fingerprint(one, "server") == recipe_fingerprint(one.model_copy(update={"stop_when": ()}), "server")
+    assert recipe_fingerprint(one, "server") == recipe_fingerprint(
+        one.model_copy(update={"stop_when": ()}), "server"
+    )
     (tmp_path / "w.yaml").write_text((tmp_path / "w.yaml").read_text().replace("20%", "20"))
     with pytest.raises(Faults, match=r"w\.yaml:3:13"):
         load(str(tmp_path / "w.yaml"))
 
 
 def test_in_virtual_time_the_load_ends_where_the_rule_is_broken(tmp_path: Path) -> None:
-    one = load("qa", read_flags(request_rate="400", duration="120s", seed="1", stop_when=["ttft:p50:3s"], warmup="0"))
+    one = load(
+        "qa",
+        read_flags(
+            request_rate="400", duration="120s", seed="1", stop_when=["ttft:p50:3s"], warmup="0"
+        ),
+    )
     summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     stored = store.read_run(folder)
     reason = summary.verdict.codes[0]
-    assert (summary.run.state, reason.code, exit_code(summary)) == ("stopped", "stopped_by_latency", 3)
+    assert (summary.run.state, reason.code, exit_code(summary)) == (
+        "stopped",
+        "stopped_by_latency",
+        3,
+    )
     assert stored.header.stopped_by == reason
     at_ns = round(reason.values["at_s"] * S)
     assert 0 < at_ns < 120 * S
     sent = stored.rows["sent_ns"] >= 0
     assert stored.rows["due_ns"][sent].max() <= at_ns
     assert set(stored.rows["status"][~sent].tolist()) == {STATUS["cancelled"]}
-    again, _ = execute(one.model_copy(update={"stop_when": ()}), Settings(url="sim:gb300-vm", out=tmp_path / "whole"))
+    again, _ = execute(
+        one.model_copy(update={"stop_when": ()}),
+        Settings(url="sim:gb300-vm", out=tmp_path / "whole"),
+    )
     assert again.run.state == "finished" and again.requests.scheduled == len(stored.rows)
 
 
@@ -157,11 +200,21 @@ def test_in_virtual_time_turns_and_closed_loops_are_ended_while_they_are_simulat
     """Once, and at the instant at which looks at the whole run find the rule broken."""
     load_of = {"request_rate": "20"} if profile == "agentic" else {"concurrency": "2000"}
     rules = ["ttft:p50:100ms" if profile == "agentic" else "ttft:p50:1ms"]
-    one = load(profile, read_flags(**load_of, duration="60s", seed="1", stop_when=rules, warmup="0"))
+    one = load(
+        profile, read_flags(**load_of, duration="60s", seed="1", stop_when=rules, warmup="0")
+    )
     told: list[RunEvent] = []
-    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"), [told.append])
-    assert (summary.run.state, sum(isinstance(event, Simulated) for event in told)) == ("stopped", 1)
-    _, whole = execute(one.model_copy(update={"stop_when": ()}), Settings(url="sim:gb300-vm", out=tmp_path / "whole"))
+    summary, folder = execute(
+        one, Settings(url="sim:gb300-vm", out=tmp_path / "out"), [told.append]
+    )
+    assert (summary.run.state, sum(isinstance(event, Simulated) for event in told)) == (
+        "stopped",
+        1,
+    )
+    _, whole = execute(
+        one.model_copy(update={"stop_when": ()}),
+        Settings(url="sim:gb300-vm", out=tmp_path / "whole"),
+    )
     found = first_breach(one.stop_when, store.read_run(whole).rows, S)
     assert found is not None and store.read_run(folder).header.stopped_by == found[1]
 
@@ -171,9 +224,16 @@ def test_in_virtual_time_turns_and_closed_loops_are_ended_while_they_are_simulat
 def test_over_http_errors_end_the_run_soon(tmp_path: Path, workers: int) -> None:
     with start(Options(ttft="5ms", itl="0.1ms", faults="http_503:0.5", seed=3)) as endpoint:
         flags = read_flags(
-            request_rate="60", duration="60s", num_requests="3000", seed="3", warmup="0", stop_when=["errors:20%"]
+            request_rate="60",
+            duration="60s",
+            num_requests="3000",
+            seed="3",
+            warmup="0",
+            stop_when=["errors:20%"],
         )
-        settings = Settings(url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", **NO_PAGES)
+        settings = Settings(
+            url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", **NO_PAGES
+        )
         summary, folder = execute(load("qa", flags), structs.replace(settings, workers=workers))
     assert summary.run.state == "stopped"
     assert "stopped_by_errors" in [code.code for code in summary.verdict.codes]

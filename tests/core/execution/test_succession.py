@@ -31,10 +31,15 @@ from loadgen.core.results.spool import Spool
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import load, read_flags
 
-pytestmark = pytest.mark.skipif(compiled.module is None, reason="only the compiled part goes on by itself")
+pytestmark = pytest.mark.skipif(
+    compiled.module is None, reason="only the compiled part goes on by itself"
+)
 END = b"0\r\n\r\n"
 EVENT = b'{"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":%s}],"usage":%s}'
-WORD, COUNTS = b'{"content":"a"},"finish_reason":%s', b'{"prompt_tokens":20,"completion_tokens":%d,"total_tokens":9}'
+WORD, COUNTS = (
+    b'{"content":"a"},"finish_reason":%s',
+    b'{"prompt_tokens":20,"completion_tokens":%d,"total_tokens":9}',
+)
 WORDS = [EVENT % (WORD % b"null", b"null")] * 3 + [EVENT % (WORD % b'"stop"', b"null")]
 USUAL = [*chunked([*WORDS, EVENT % (WORD % b"null", COUNTS % 4), b"[DONE]"]), END]
 ANSWERS = {
@@ -44,7 +49,9 @@ ANSWERS = {
     "an error in it": as_reads([*chunked([*WORDS, b'{"error":{"message":"no"}}']), END], 9),
     "refused": [b"HTTP/1.1 503 No\r\nContent-Length: 2\r\n\r\nno"],
     "cut": [*as_reads(USUAL, 4)[:1], b""],
-    "closing": [b"".join(as_reads(USUAL, 9)).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)],
+    "closing": [
+        b"".join(as_reads(USUAL, 9)).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
+    ],
 }
 STAGES = {
     "counted": {"concurrency": "3", "num_requests": "9"},
@@ -65,16 +72,28 @@ class Load:
         made = load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
         timetable = arrivals.build(made, 7)
         self.wire = Wire(asyncio.get_running_loop())
-        self.pool = Pool(Target.parse("http://127.0.0.1:9"), model="m", quirk=QUIRKS["vllm"], wire=self.wire, raw=True)
+        self.pool = Pool(
+            Target.parse("http://127.0.0.1:9"),
+            model="m",
+            quirk=QUIRKS["vllm"],
+            wire=self.wire,
+            raw=True,
+        )
         requests = build(made, 7, 1, tokenizer.load_tokenizer(None))
-        self.bodies = Bodies(requests, lambda _, request: self.pool.prepare(request), len(timetable.stages))
+        self.bodies = Bodies(
+            requests, lambda _, request: self.pool.prepare(request), len(timetable.stages)
+        )
         for stage, span in enumerate(timetable.stages):
             self.bodies.build(stage, timetable.stage_numbers(span), most=30)
         self.spool, self.rows, self.at = Spool(folder, 0), list[bytes](), 0
         self.spool.row = self.rows.append
-        self.own = Equipment(wire=self.wire, clients=[self.pool], bodies=self.bodies, numbers=[], spool=self.spool)
+        self.own = Equipment(
+            wire=self.wire, clients=[self.pool], bodies=self.bodies, numbers=[], spool=self.spool
+        )
         self.begun = monotonic_ns() - 10**9
-        self.drive = Driver(timetable, self.own, DriveSettings(drain_ns=10**9, run_id="r"), start_ns=self.begun)
+        self.drive = Driver(
+            timetable, self.own, DriveSettings(drain_ns=10**9, run_id="r"), start_ns=self.begun
+        )
         if not alone:
             self.wire.follow(None)
         self.pairs = [socket.socketpair() for _ in range(24)]  # more than break
@@ -91,7 +110,9 @@ class Load:
 
     def answer(self, which: int, reads: list[bytes]) -> None:
         """One of the requests in flight is answered, a millisecond after the one before."""
-        flights = [getattr(exchange, "connection", None) for _, exchange in self.drive._in_flight.values()]
+        flights = [
+            getattr(exchange, "connection", None) for _, exchange in self.drive._in_flight.values()
+        ]
         busy = [connection for connection in flights if isinstance(connection, ClientConnection)]
         if not busy:
             return
@@ -121,15 +142,31 @@ class Load:
                 written.append(b"")
         failed = rows["status"] != 0  # those that end by the clock
         rows["done_ns"][failed] = 0
-        flights = [(exchange.due, exchange.deadline, exchange.asked_output) for exchange in self.pool._in_flight]
+        flights = [
+            (exchange.due, exchange.deadline, exchange.asked_output)
+            for exchange in self.pool._in_flight
+        ]
         return [
-            dispatcher.started, dispatcher._heap, dispatcher._chains_left, dispatcher._at_work, dispatcher.next_ns(),
+            dispatcher.started,
+            dispatcher._heap,
+            dispatcher._chains_left,
+            dispatcher._at_work,
+            dispatcher.next_ns(),
             [getattr(counters, name) for name in ("sent", "ok", "failed", "in_flight", "dropped")],
-            list(counters.recent_ttft_ns), rows.tobytes(), written, flights, sorted(self.drive._in_flight),
-            len(self.pool._idle), len(self.wire.awaited), self.pool._sent_this_tick, self.drive._sent_by_stage,
-            [(each.flow.gaps[:], each.flow.instants[:]) for each in self.drive._timelines], self.bodies.late,
-            [connection.served for connection in self.pool._idle], dispatcher.done,
-        ]  # fmt: skip
+            list(counters.recent_ttft_ns),
+            rows.tobytes(),
+            written,
+            flights,
+            sorted(self.drive._in_flight),
+            len(self.pool._idle),
+            len(self.wire.awaited),
+            self.pool._sent_this_tick,
+            self.drive._sent_by_stage,
+            [(each.flow.gaps[:], each.flow.instants[:]) for each in self.drive._timelines],
+            self.bodies.late,
+            [connection.served for connection in self.pool._idle],
+            dispatcher.done,
+        ]
 
     def close(self) -> None:
         self.wire.shut()
@@ -170,14 +207,20 @@ def test_any_answers_in_any_order_leave_the_same_state(tmp_path: Path, stages: s
             with twins(folder, STAGES[stages]) as made:
                 usual = ["usual"] * (4 * case) + ["two reads"] * 2
                 for step in range(16):
-                    what = draw.choice([*usual, *ANSWERS, "refusals", *(["stop"] if step > 9 else [])])
+                    what = draw.choice(
+                        [*usual, *ANSWERS, "refusals", *(["stop"] if step > 9 else [])]
+                    )
                     which = draw.randrange(6)
                     for one in made:
                         do(one, what, which)
                     first, second = (one.state() for one in made)
                     moved = made[1].begun - made[0].begun
-                    second[9] = [(due - moved, deadline - moved, asked) for due, deadline, asked in second[9]]
-                    second[15] = [(gaps, [at - moved for at in instants]) for gaps, instants in second[15]]
+                    second[9] = [
+                        (due - moved, deadline - moved, asked) for due, deadline, asked in second[9]
+                    ]
+                    second[15] = [
+                        (gaps, [at - moved for at in instants]) for gaps, instants in second[15]
+                    ]
                     assert first == second, (case, step, what)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

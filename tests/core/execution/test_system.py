@@ -28,15 +28,25 @@ def test_the_example_has_every_key_and_nothing_is_missing_then() -> None:
     told, target = system_file.load(EXAMPLE)
     keys = {key.removeprefix("system.") for key in told} | target.keys()
     parts = {
-        "host": system_file.HostsOfServers, "accelerator": system_file.Accelerator, "engine": system_file.Engine,
-        "model": system_file.ServedModel, "parallelism": system_file.Parallelism,
-    }  # fmt: skip
+        "host": system_file.HostsOfServers,
+        "accelerator": system_file.Accelerator,
+        "engine": system_file.Engine,
+        "model": system_file.ServedModel,
+        "parallelism": system_file.Parallelism,
+    }
     every = {f"{name}.{key}" for name, part in parts.items() for key in part.model_fields}
     every |= system_file.SystemUnderTest.model_fields.keys() - parts.keys() - {"metadata"}
-    assert told["ticket"] == "PERF-42" and target == {"gpus": 8, "shape": "hgx-h200-8", "region": "eu-west"}
+    assert told["ticket"] == "PERF-42" and target == {
+        "gpus": 8,
+        "shape": "hgx-h200-8",
+        "region": "eu-west",
+    }
     assert every - keys == {"parallelism.prefill_accelerators", "parallelism.decode_accelerators"}
     assert {key for asked in system_file.ASKED.values() for key in asked} <= every
-    assert told["system.accelerator.driver"] == "580.65" and told["system.parallelism.data_attention"] == "no"
+    assert (
+        told["system.accelerator.driver"] == "580.65"
+        and told["system.parallelism.data_attention"] == "no"
+    )
     assert system_file.missing(told, TargetFacts()) == {}
 
 
@@ -49,7 +59,9 @@ def test_what_nobody_says_is_named_and_what_the_server_says_counts(tmp_path: Pat
     assert "status" in missing["MLPerf"] and "host.memory" in missing["MLPerf"]
     assert "parallelism.tensor" in missing["InferenceX"]
     everything = {key for keys in missing.values() for key in keys}
-    assert everything.isdisjoint({"name", "accelerator.model", "engine.name", "engine.version", "model.precision"})
+    assert everything.isdisjoint(
+        {"name", "accelerator.model", "engine.name", "engine.version", "model.precision"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +77,9 @@ def test_what_nobody_says_is_named_and_what_the_server_says_counts(tmp_path: Pat
         ("", "empty_file", "1:1"),
     ],
 )
-def test_a_wrong_file_is_told_with_its_place(tmp_path: Path, text: str, code: str, place: str) -> None:
+def test_a_wrong_file_is_told_with_its_place(
+    tmp_path: Path, text: str, code: str, place: str
+) -> None:
     file = tmp_path / "system.yaml"
     file.write_text(text)
     with refused(Faults, code, where=f"system.yaml:{place}") as found:
@@ -81,10 +95,14 @@ def test_a_run_stores_and_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "System     name=node-7, accelerator.model=NVIDIA H200, accelerator.per_node=8" in told
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["run"]["metadata"] == {
-        "system.name": "node-7", "system.accelerator.model": "NVIDIA H200", "system.accelerator.per_node": "8",
+        "system.name": "node-7",
+        "system.accelerator.model": "NVIDIA H200",
+        "system.accelerator.per_node": "8",
         "ticket": "7",
-    }  # fmt: skip
-    (named,) = (code for code in summary["verdict"]["warning_codes"] if code["code"] == "undisclosed")
+    }
+    (named,) = (
+        code for code in summary["verdict"]["warning_codes"] if code["code"] == "undisclosed"
+    )
     assert "host.processor" in named["values"]["missing"]["MLPerf"]
 
 
@@ -121,17 +139,30 @@ def test_a_page_of_dcgm_names_accelerators_driver_and_power_limit() -> None:
     found = hardware.of_samples(_samples("http://node-7:9400/metrics", DCGM))
     assert found is not None
     assert found.words == ["8 x NVIDIA H200", "driver 580.65.06", "power limit 700 W each"]
-    two = [*_samples("http://a/metrics", DCGM), *_samples("http://b/metrics", DCGM.replace("} 700", "} 600"))]
+    two = [
+        *_samples("http://a/metrics", DCGM),
+        *_samples("http://b/metrics", DCGM.replace("} 700", "} 600")),
+    ]
     both = hardware.of_samples(two)
-    assert both is not None and both.accelerators == 16 and both.words[2] == "power limit 600 to 700 W"
+    assert (
+        both is not None and both.accelerators == 16 and both.words[2] == "power limit 600 to 700 W"
+    )
     other = hardware.of_samples(_samples("http://c/metrics", SMI))
     assert other is not None and other.words == ["1 x NVIDIA B200", "driver 570.1"]
-    assert hardware.of_samples(_samples("http://d/metrics", "vllm:num_requests_running 3\n")) is None
+    assert (
+        hardware.of_samples(_samples("http://d/metrics", "vllm:num_requests_running 3\n")) is None
+    )
 
 
 def test_what_the_hardware_says_is_not_missing_and_what_it_says_otherwise_is_warned_of() -> None:
     """The page of DCGM fills in the driver that nobody said; and the 500 W that the file says are not its 700 W."""
-    missing = {"a second measurement": ["accelerator.driver", "accelerator.power_limit_w", "model.kv_cache"]}
+    missing = {
+        "a second measurement": [
+            "accelerator.driver",
+            "accelerator.power_limit_w",
+            "model.kv_cache",
+        ]
+    }
     coded = reasons.coded("undisclosed", {"missing": missing})
     told = {"system.accelerator.power_limit_w": "500", "system.accelerator.driver": "580.65"}
     header = runs.header("r", 200, notes=tuple(coded), note_codes=coded, metadata=told)
@@ -140,7 +171,13 @@ def test_what_the_hardware_says_is_not_missing_and_what_it_says_otherwise_is_war
     seen = summarize(header, rows, server_samples=_samples("http://node-7:9400/metrics", DCGM))
     by_code = {code.code: code.values for code in seen.verdict.warning_codes}
     assert by_code["undisclosed"]["missing"] == {"a second measurement": ["model.kv_cache"]}
-    assert by_code["hardware_differs"] == {"key": "accelerator.power_limit_w", "said": "500", "seen": "700"}
+    assert by_code["hardware_differs"] == {
+        "key": "accelerator.power_limit_w",
+        "said": "500",
+        "seen": "700",
+    }
     before = {code.code: code.values for code in plain.verdict.warning_codes}
     assert before["undisclosed"]["missing"] == missing and "hardware_differs" not in before
-    assert "Hardware   8 x NVIDIA H200, driver 580.65.06, power limit 700 W each" in text.render(seen)
+    assert "Hardware   8 x NVIDIA H200, driver 580.65.06, power limit 700 W each" in text.render(
+        seen
+    )

@@ -41,9 +41,13 @@ def workload(tmp_path: Path, turns: int = 0, **flags: str) -> run.Workload:
 @pytest.mark.parametrize("route", ["round-robin", "sticky", "least-in-flight"])
 def test_routes(tmp_path: Path, route: str) -> None:
     ends = (Endpoint(url=shared().url, name="one"), Endpoint(url=shared(number=1).url, name="two"))
-    settings = Settings(url=ends[0].url, targets=ends, route=route, out=tmp_path / "out", **NO_PAGES)  # type: ignore[arg-type]
+    settings = Settings(
+        url=ends[0].url, targets=ends, route=route, out=tmp_path / "out", **NO_PAGES
+    )  # type: ignore[arg-type]
     turns = 3 if route == "sticky" else 0
-    summary, folder = run.execute(workload(tmp_path, turns, concurrency="4", num_requests="20"), settings)
+    summary, folder = run.execute(
+        workload(tmp_path, turns, concurrency="4", num_requests="20"), settings
+    )
     rows = store.read_run(folder).rows
     assert summary.requests.ok == len(rows) == (60 if turns else 20)
     assert {part.target.name for part in summary.targets} == {"one", "two"}
@@ -56,15 +60,21 @@ def test_routes(tmp_path: Path, route: str) -> None:
     assert summary.rack.sum_of_rates_per_s == pytest.approx(sum(rate or 0.0 for rate in own))
     assert summary.rack.single_clock_per_s == summary.tokens.output_per_s
     lines = text.render(summary).splitlines()
-    totals = [line for line in lines if "each over its own time" in line or "over one clock" in line]
-    assert len(totals) == 2 and len({len(line) for line in totals}) == 1  # named, and one below the other
+    totals = [
+        line for line in lines if "each over its own time" in line or "over one clock" in line
+    ]
+    assert (
+        len(totals) == 2 and len({len(line) for line in totals}) == 1
+    )  # named, and one below the other
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("policy", ["continue", "stop"])
 def test_one_dies(tmp_path: Path, policy: str) -> None:
     with start(QUICK) as two:
-        settings = Settings(on_target_failure=policy, out=tmp_path / "out", **NO_PAGES, **beside(two))  # type: ignore[arg-type]
+        settings = Settings(
+            on_target_failure=policy, out=tmp_path / "out", **NO_PAGES, **beside(two)
+        )  # type: ignore[arg-type]
         made = workload(tmp_path, concurrency="2", num_requests="200")
         summary, folder = run.execute(made, settings, when_started(lambda _: two.stop()))
     rows = store.read_run(folder).rows
@@ -83,8 +93,12 @@ def test_one_dies(tmp_path: Path, policy: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("concurrency", "route"), [("4", "round-robin"), ("4", "least-in-flight"), ("3", "sticky")])
-def test_one_that_is_dead_does_not_drown_the_others(tmp_path: Path, concurrency: str, route: str) -> None:
+@pytest.mark.parametrize(
+    ("concurrency", "route"), [("4", "round-robin"), ("4", "least-in-flight"), ("3", "sticky")]
+)
+def test_one_that_is_dead_does_not_drown_the_others(
+    tmp_path: Path, concurrency: str, route: str
+) -> None:
     """A refused connection takes no time: lanes that tried again at once would make thousands of failures a second."""
     with start(QUICK) as two:
         settings = Settings(route=route, out=tmp_path / "out", **NO_PAGES, **beside(two))  # type: ignore[arg-type]
@@ -92,15 +106,23 @@ def test_one_that_is_dead_does_not_drown_the_others(tmp_path: Path, concurrency:
         summary, folder = run.execute(made, settings, when_started(lambda _: two.stop()))
     assert summary.targets[0].requests.failed == 0 and summary.targets[0].requests.ok > 50
     if concurrency == "4":  # lanes that are bound to a target, or may choose
-        rows = store.read_run(folder).rows  # of all stages: a lane's first round, not measured, may be long here
-        assert 5 <= int(((rows["target"] == 1) & (rows["status"] == STATUSES.index("failed"))).sum()) < 40
+        rows = store.read_run(
+            folder
+        ).rows  # of all stages: a lane's first round, not measured, may be long here
+        assert (
+            5
+            <= int(((rows["target"] == 1) & (rows["status"] == STATUSES.index("failed"))).sum())
+            < 40
+        )
 
 
 @pytest.mark.processes
 def test_when_one_worker_stops_all_do(tmp_path: Path) -> None:
     """By number all requests to the dead target are the second worker's: the other would go on for the whole minute."""
     with start(QUICK) as two:
-        settings = Settings(on_target_failure="stop", workers=2, out=tmp_path / "out", **NO_PAGES, **beside(two))
+        settings = Settings(
+            on_target_failure="stop", workers=2, out=tmp_path / "out", **NO_PAGES, **beside(two)
+        )
         made = workload(tmp_path, request_rate="20", duration="60s", warmup="0")
         summary, folder = run.execute(made, settings, when_started(lambda _: two.stop()))
     rows = store.read_run(folder).rows
@@ -136,7 +158,11 @@ def test_the_least_busy_that_answers_is_chosen() -> None:
     assert told == [False] * (DOWN_AFTER - 1) + [True] + [False] * 3
     assert routes.down == {1: 100}
     assert {routes.choose(n, 200) for n in range(9)} == {2}
-    assert [routes.choose(n, 100 + RETRY_NS) for n in range(3)] == [1, 2, 2]  # one looks whether it is back
+    assert [routes.choose(n, 100 + RETRY_NS) for n in range(3)] == [
+        1,
+        2,
+        2,
+    ]  # one looks whether it is back
     routes.answered(1)
     assert routes.choose(0, 101 + RETRY_NS) == 1
     assert routes.down == {1: 100}  # that it was down is not forgotten
@@ -183,7 +209,9 @@ def test_a_command_probes_its_targets_once(tmp_path: Path) -> None:
     server = shared()
     known: dict[Endpoint, ProbeResult] = {}
     for name in ("a", "b"):
-        summary, _ = run.execute(made, Settings(url=server.url, out=tmp_path / name, **NO_PAGES), known=known)
+        summary, _ = run.execute(
+            made, Settings(url=server.url, out=tmp_path / name, **NO_PAGES), known=known
+        )
         assert summary.requests.ok == 2
         received.append(len(log(server).requests))
     assert received[0] > 2 == received[1]

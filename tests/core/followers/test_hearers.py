@@ -87,7 +87,12 @@ def test_what_a_run_in_virtual_time_tells(tmp_path: Path) -> None:
     heard: list[tuple[str, str]] = []
     settings = Settings(url="sim:gb300-vm", out=tmp_path / "run")
     run.execute(load("qa", read_flags(**FLAGS)), settings, [Recorder("me", heard)])
-    assert [event for _, event in heard] == ["RunPlanned", "SimulationStarted", "Simulated", "RunEnded"]
+    assert [event for _, event in heard] == [
+        "RunPlanned",
+        "SimulationStarted",
+        "Simulated",
+        "RunEnded",
+    ]
 
 
 @pytest.mark.processes
@@ -110,18 +115,39 @@ def test_who_refuses_a_run_ends_it_for_all(tmp_path: Path, at: type, before: int
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        (["10.0.0.1"], ["10.0.0.2"], "h.test was 10.0.0.1 before the load and 10.0.0.2 at its end, "),
+        (
+            ["10.0.0.1"],
+            ["10.0.0.2"],
+            "h.test was 10.0.0.1 before the load and 10.0.0.2 at its end, ",
+        ),
         (["10.0.0.1"], [], "h.test was 10.0.0.1 before the load and no address at its end, "),
-        (["10.0.0.1", "10.0.0.2"], ["10.0.0.3", "10.0.0.2"], ""),  # one of many: what a resolver tells takes turns
+        (
+            ["10.0.0.1", "10.0.0.2"],
+            ["10.0.0.3", "10.0.0.2"],
+            "",
+        ),  # one of many: what a resolver tells takes turns
         ([], ["10.0.0.1"], ""),
     ],
 )
-def test_a_name_that_means_another_address_after_the_load(before: list[str], after: list[str], said: str) -> None:
-    unknown: dict[str, Any] = dict.fromkeys(("template_tokens", "token_ratio", "usage", "exact", "tokens_per_event"))
+def test_a_name_that_means_another_address_after_the_load(
+    before: list[str], after: list[str], said: str
+) -> None:
+    unknown: dict[str, Any] = dict.fromkeys(
+        ("template_tokens", "token_ratio", "usage", "exact", "tokens_per_event")
+    )
     found = ProbeResult(
-        target=Target.parse("http://h.test:8000"), server="vllm", quirk=QUIRKS["vllm"], model="m", models=(),
-        version="", evidence=(), rtt_ms=0.1, dns_ms=1.0, warnings=(), **unknown,
-    )  # fmt: skip
+        target=Target.parse("http://h.test:8000"),
+        server="vllm",
+        quirk=QUIRKS["vllm"],
+        model="m",
+        models=(),
+        version="",
+        evidence=(),
+        rtt_ms=0.1,
+        dns_ms=1.0,
+        warnings=(),
+        **unknown,
+    )
     meant = iter((before, after))
     names = Names(lambda asked: dict.fromkeys(asked, next(meant)))
     names(TargetsFound(Path(), Settings(), (found,)))

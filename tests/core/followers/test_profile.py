@@ -1,5 +1,6 @@
 """`--profile`: the servers' profiler runs around a part of the load, is stopped after it whatever happens, and is
-refused where a server has none."""
+refused where a server has none.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +32,12 @@ WORKLOAD = {
         {"name": "before", "arrival": {"constant": "20/s"}, "duration": "1s"},
         {"name": "profiled", "arrival": {"constant": "20/s"}, "duration": "1s"},
     ],
-}  # fmt: skip
+}
 STAGES = [
-    StagePlan(name="warm-up", measured=False, start_ns=0, end_ns=5), StagePlan(name="a", start_ns=5, end_ns=9),
+    StagePlan(name="warm-up", measured=False, start_ns=0, end_ns=5),
+    StagePlan(name="a", start_ns=5, end_ns=9),
     StagePlan(name="b", start_ns=9),
-]  # fmt: skip
+]
 
 
 def wait_until_profiling(url: str, wanted: bool, until: float) -> None:
@@ -63,7 +65,13 @@ def test_a_part_of_the_load_is_named_and_may_be_cut_short() -> None:
 @pytest.mark.processes
 def test_the_profiler_runs_around_a_stage_and_the_verdict_says_so(tmp_path: Path) -> None:
     with start(Options(ttft="5ms", itl="1ms")) as server:
-        run = loadgen.run(WORKLOAD, url=server.url, profile="profiled", out=tmp_path / "run", limit="failure_share:9%")
+        run = loadgen.run(
+            WORKLOAD,
+            url=server.url,
+            profile="profiled",
+            out=tmp_path / "run",
+            limit="failure_share:9%",
+        )
         after = stats(server.url)
     assert (after["profiling"], after["profiles"]) == (0, 1)
     (code,) = [code for code in run.summary.verdict.warning_codes if code.code == "profiled"]
@@ -75,12 +83,31 @@ def test_the_profiler_runs_around_a_stage_and_the_verdict_says_so(tmp_path: Path
 def test_it_is_never_left_running_after_an_abort(tmp_path: Path, end: signal.Signals) -> None:
     with start(Options(ttft="5ms", itl="1ms")) as server:
         file = tmp_path / "long.yaml"
-        file.write_text(json.dumps({**WORKLOAD, "stages": [{"arrival": {"constant": "20/s"}, "duration": "60s"}]}))
+        file.write_text(
+            json.dumps(
+                {**WORKLOAD, "stages": [{"arrival": {"constant": "20/s"}, "duration": "60s"}]}
+            )
+        )
         run = subprocess.Popen(
-            [sys.executable, "-m", "loadgen", "run", str(file), "--url", server.url, "--profile", "steady",
-             "--out", str(tmp_path / "run"), "--progress", "off"],
-            env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "loadgen",
+                "run",
+                str(file),
+                "--url",
+                server.url,
+                "--profile",
+                "steady",
+                "--out",
+                str(tmp_path / "run"),
+                "--progress",
+                "off",
+            ],
+            env=os.environ,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         until = monotonic() + 120
         wait_until_profiling(server.url, True, until)
         run.send_signal(end)
@@ -94,8 +121,12 @@ def test_a_server_without_one_is_refused_before_the_load(tmp_path: Path) -> None
         loadgen.run(WORKLOAD, embedded={"dialect": "openai"}, profile="steady", out=tmp_path / "a")
     with start(Options(dialect="openai")) as server, refused(Fault, "unsupported"):
         loadgen.run(
-            WORKLOAD, url=server.url, server="vllm", extra_body={"ignore_eos": None, "min_tokens": None},
-            profile="steady", out=tmp_path / "b",
-        )  # fmt: skip
+            WORKLOAD,
+            url=server.url,
+            server="vllm",
+            extra_body={"ignore_eos": None, "min_tokens": None},
+            profile="steady",
+            out=tmp_path / "b",
+        )
     with refused(Fault, "unsupported", "--profile"):
         loadgen.run(WORKLOAD, url="sim:gb300-vm", profile="steady", out=tmp_path / "c")

@@ -72,7 +72,15 @@ def test_a_page_is_its_samples() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["", "<html><body>no</body></html>", '{"detail": "Not Found"}', "a 1\nb", "x{y=1} 2", "# TYPE a gauge\n"]
+    "page",
+    [
+        "",
+        "<html><body>no</body></html>",
+        '{"detail": "Not Found"}',
+        "a 1\nb",
+        "x{y=1} 2",
+        "# TYPE a gauge\n",
+    ],
 )
 def test_what_is_no_page_is_refused(page: str) -> None:
     with pytest.raises(ValueError):
@@ -89,7 +97,12 @@ def test_any_text_is_samples_or_no_page(page: str) -> None:
 
 def row(number: int, active: int = 2) -> dict[str, Any]:
     blocks = {"usedNumBlocks": 25, "maxNumBlocks": 100, "cacheHitRate": 0.5}
-    return {"iter": number, "iterLatencyMS": 10.0 * number, "numActiveRequests": active, "kvCacheStats": blocks}
+    return {
+        "iter": number,
+        "iterLatencyMS": 10.0 * number,
+        "numActiveRequests": active,
+        "kvCacheStats": blocks,
+    }
 
 
 def test_drained_iterations_and_those_that_another_reader_took() -> None:
@@ -100,7 +113,10 @@ def test_drained_iterations_and_those_that_another_reader_took() -> None:
     assert first["trtllm_iteration:kvCacheStats.usedShare", ""] == 0.25
     assert page.samples(b"[]")["trtllm_iteration:missed_total", ""] == 0
     last = page.samples(json.dumps([row(7)]).encode())
-    assert (last["trtllm_iteration:read_total", ""], last["trtllm_iteration:missed_total", ""]) == (4, 3)
+    assert (last["trtllm_iteration:read_total", ""], last["trtllm_iteration:missed_total", ""]) == (
+        4,
+        3,
+    )
     with pytest.raises(ValueError, match="no list of iterations"):
         page.samples(b'[1, "x"]')
 
@@ -108,7 +124,9 @@ def test_drained_iterations_and_those_that_another_reader_took() -> None:
 # -- a run ---------------------------------------------------------------------------------------------------------
 
 
-def said(*reads: tuple[float, dict[str, float] | None], page: str = "http://a/metrics") -> list[MetricSample]:
+def said(
+    *reads: tuple[float, dict[str, float] | None], page: str = "http://a/metrics"
+) -> list[MetricSample]:
     """Samples as `Reader.news` writes them: of each read what changed, and `up`. None: the read failed."""
     found: list[MetricSample] = []
     last: dict[str, float] = {}
@@ -116,7 +134,9 @@ def said(*reads: tuple[float, dict[str, float] | None], page: str = "http://a/me
         new = {name: value for name, value in (values or {}).items() if last.get(name) != value}
         last |= new
         for name, value in (*new.items(), (UP, float(values is not None))):
-            found.append(MetricSample(t_s=t_s, target=0, page=page, name=name, labels="", value=value))
+            found.append(
+                MetricSample(t_s=t_s, target=0, page=page, name=name, labels="", value=value)
+            )
     return found
 
 
@@ -133,7 +153,12 @@ def test_counters_count_from_the_first_read_and_through_a_restart() -> None:
     )
     told = series.summarize(found, 350)
     assert told is not None
-    assert (told.output_tokens, told.running_max, told.pages[0].reads, told.pages[0].failed) == (350, 7, 5, 1)
+    assert (told.output_tokens, told.running_max, told.pages[0].reads, told.pages[0].failed) == (
+        350,
+        7,
+        5,
+        1,
+    )
     assert series.disputed(told) is None
     assert series.curves(found)[OUTPUT].values == pytest.approx((100 / 1.1, 100, 50))
     assert series.curves(found)[RUNNING] == series.MetricCurve((-0.1, 1.0, 3.0, 4.0), (0, 7, 7, 1))
@@ -145,21 +170,34 @@ def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
     found = sorted([*first, *other], key=lambda one: one.t_s)
     told = series.summarize(found, 100)
     assert told is not None and told.output_tokens == 60
-    assert series.disputed(told) == {"server_tokens": 60, "client_tokens": 100, "share": -0.4, "cause": "restarted"}
+    assert series.disputed(told) == {
+        "server_tokens": 60,
+        "client_tokens": 100,
+        "share": -0.4,
+        "cause": "restarted",
+    }
 
 
 def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
     stored = store.read_run(runs.write(tmp_path / "r"))
     made = figures(*stored[:5])
     kv = "vllm:kv_cache_usage_perc"
-    found = said(*((t / 4 - 0.5, {TOKENS: 50 * t, RUN: t % 9, kv: t % 10 / 10}) for t in range(1000)))
+    found = said(
+        *((t / 4 - 0.5, {TOKENS: 50 * t, RUN: t % 9, kv: t % 10 / 10}) for t in range(1000))
+    )
     charts = {chart.title: chart for chart in run_charts.server(made, series.curves(found))}
-    assert list(charts) == ["Requests in the server", "Output tokens per second, by both", "Caches of the server"]
+    assert list(charts) == [
+        "Requests in the server",
+        "Output tokens per second, by both",
+        "Caches of the server",
+    ]
     tokens, ours = charts["Output tokens per second, by both"].series
     assert set(tokens.y) == {200} and len(tokens.x) <= MOST_BINS and min(tokens.x) >= 0
     assert max(tokens.x) <= made.length_s
     whole = [value for values in made.output.series.values() for value in values]
-    assert sum(v or 0 for v in ours.y) / len(ours.y) == pytest.approx(sum(v or 0 for v in whole) / len(whole), rel=0.1)
+    assert sum(v or 0 for v in ours.y) / len(ours.y) == pytest.approx(
+        sum(v or 0 for v in whole) / len(whole), rel=0.1
+    )
     assert list(run_charts.server(made, {})) == []
 
 
@@ -182,16 +220,23 @@ KEY = "sk-very-secret-key"
 
 
 def asked(url: str, server: str, *words: str) -> tuple[scraper.PageAddress, ...]:
-    settings = Settings(url=url, targets=(Endpoint(url=url, api_key=KEY),), server_metrics=words or ("auto",))
-    found: Any = types.SimpleNamespace(target=Target.parse(url), server=server, quirk=QUIRKS[server])
+    settings = Settings(
+        url=url, targets=(Endpoint(url=url, api_key=KEY),), server_metrics=words or ("auto",)
+    )
+    found: Any = types.SimpleNamespace(
+        target=Target.parse(url), server=server, quirk=QUIRKS[server]
+    )
     return scraper.places(settings.pages, [found])
 
 
 def test_a_server_under_two_keys_has_one_page() -> None:
     urls = ("http://h:8000/v1", "http://h:8000/v1", "http://h:8000/other/v1", "http://h:8001/v1")
-    settings = Settings(url=urls[0], targets=tuple(Endpoint(url=url, api_key=str(i)) for i, url in enumerate(urls)))
+    settings = Settings(
+        url=urls[0], targets=tuple(Endpoint(url=url, api_key=str(i)) for i, url in enumerate(urls))
+    )
     found: list[Any] = [
-        types.SimpleNamespace(target=Target.parse(url), server="vllm", quirk=QUIRKS["vllm"]) for url in urls
+        types.SimpleNamespace(target=Target.parse(url), server="vllm", quirk=QUIRKS["vllm"])
+        for url in urls
     ]
     assert [place.target for place in scraper.places(settings.pages, found)] == [0, 2, 3]
 
@@ -227,7 +272,9 @@ def test_the_key_goes_to_the_host_that_it_belongs_to_and_nowhere_else() -> None:
         assert place.headers.get("Authorization") == expected
 
 
-@pytest.mark.parametrize("words", [("auto", "off"), ("ftp://h/metrics",), ("metrics",), ("http://",), ("http://h:0/",)])
+@pytest.mark.parametrize(
+    "words", [("auto", "off"), ("ftp://h/metrics",), ("metrics",), ("http://",), ("http://h:0/",)]
+)
 def test_a_word_that_is_none_is_refused_before_anything_is_sent(words: tuple[str, ...]) -> None:
     fault = scraper.check(words)
     assert fault is not None and fault.where == "--server-metrics" and fault.hint
@@ -239,14 +286,30 @@ def test_a_word_that_is_none_is_refused_before_anything_is_sent(words: tuple[str
 
 
 def go(folder: Path, url: str, *flags: str) -> int:
-    load = ("--request-rate", "inf", "-n", "12", "--isl", "20", "--osl", "8", "--warmup", "0", "--seed", "7")
+    load = (
+        "--request-rate",
+        "inf",
+        "-n",
+        "12",
+        "--isl",
+        "20",
+        "--osl",
+        "8",
+        "--warmup",
+        "0",
+        "--seed",
+        "7",
+    )
     return exits("run", "qa", "--url", url, "--out", str(folder), *load, *flags)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_run_beside_which_the_page_is_read(
-    tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    workers: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with start(Options(ttft="5ms", itl="1ms")) as one, start(Options(ttft="5ms", itl="1ms")) as two:
@@ -257,12 +320,18 @@ def test_a_run_beside_which_the_page_is_read(
     told = result.summary.server
     assert told is not None and len(told.pages) == 2
     assert told.output_tokens == told.client_output_tokens == 12 * 8
-    assert told.requests_ok == 12 and all(page.reads >= 2 and not page.failed for page in told.pages)
+    assert told.requests_ok == 12 and all(
+        page.reads >= 2 and not page.failed for page in told.pages
+    )
     assert "96 output tokens by its own count, the client as many" in out
     table = result.server
     assert table.column_names == ["t_s", "target", "page", "name", "labels", "value"]
     assert table["t_s"][0].as_py() < 0 and set(table["target"].to_pylist()) == {0, 1}
-    assert all(KEY.encode() not in file.read_bytes() for file in (tmp_path / "r").rglob("*") if file.is_file())
+    assert all(
+        KEY.encode() not in file.read_bytes()
+        for file in (tmp_path / "r").rglob("*")
+        if file.is_file()
+    )
     assert "What the server says of itself" in run_page.render(result.summary)
 
 
@@ -276,10 +345,18 @@ def test_a_plain_page_is_read_without_what_other_pages_need() -> None:
     )
     with start(Options()) as server:
         port = str(Target.parse(server.url).port)
-        told = subprocess.run([sys.executable, "-c", read, port], capture_output=True, text=True, check=True).stdout
+        told = subprocess.run(
+            [sys.executable, "-c", read, port], capture_output=True, text=True, check=True
+        ).stdout
     found, *modules = told.split()
     assert found == "True"
-    assert not {*modules} & {"http.client", "email", "http.server", "prometheus_client", "encodings.idna"}
+    assert not {*modules} & {
+        "http.client",
+        "email",
+        "http.server",
+        "prometheus_client",
+        "encodings.idna",
+    }
 
 
 @pytest.mark.processes
@@ -296,10 +373,14 @@ def test_without_a_page_one_word(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_stored_run_is_read_with_what_the_server_said_even_cut_off(tmp_path: Path) -> None:
     folder = runs.write(tmp_path / "r")
     lines = said((0.0, {TOKENS: 0, RUN: 1, "vllm:kv_cache_usage_perc": 0.25}), (2.0, {TOKENS: 10}))
-    data = b"".join(json.dumps({f: getattr(x, f) for f in x.__struct_fields__}).encode() + b"\n" for x in lines)
+    data = b"".join(
+        json.dumps({f: getattr(x, f) for f in x.__struct_fields__}).encode() + b"\n" for x in lines
+    )
     (folder / series.FILE).write_bytes(data[:-9])
     summary = run_folder.summary(folder)
     assert summary.server is not None and summary.server.kv_use_max == 0.25
-    assert runs.says(summary.verdict.warning_codes, "server_counts") == (summary.server.output_tokens is not None)
+    assert runs.says(summary.verdict.warning_codes, "server_counts") == (
+        summary.server.output_tokens is not None
+    )
     assert "KV cache 25.0 % full at most" in " ".join(text.render(summary).split())
     assert not {KV_USE, HITS} & set(series.curves([]))

@@ -49,17 +49,23 @@ def test_outliers_are_those_of_the_published_example() -> None:
     """NIST/SEMATECH e-Handbook 1.3.5.17.3 (Rosner's data): three of at most ten, 6.01, 5.42 and 5.34."""
     values = [float(word) for word in ROSNER.split()]
     assert [values[place] for place in outliers(values, 10)] == [6.01, 5.42, 5.34]
-    assert outliers([1.0, 1.0, 1.0, 9.0], 1) == [3] and outliers([1.0, 1.0], 1) == [] == outliers([2.0] * 9, 1)
+    assert outliers([1.0, 1.0, 1.0, 9.0], 1) == [3] and outliers([1.0, 1.0], 1) == [] == outliers(
+        [2.0] * 9, 1
+    )
 
 
 def test_outliers_where_there_are_none_are_named_as_often_as_the_level_says() -> None:
     draw = np.random.default_rng(5)
     for parts in (4, 18, 72):
-        named = sum(bool(outliers(draw.normal(10, 1, parts), max(1, parts // 10))) for _ in range(300))
+        named = sum(
+            bool(outliers(draw.normal(10, 1, parts), max(1, parts // 10))) for _ in range(300)
+        )
         assert named <= 30, (parts, named)  # 5 % of 300 are 15; 30 is 4 standard deviations above
 
 
-def _rows(targets: int, factor: dict[int, float], *, seed: int = 1, per: int = 400, wave: float = 0.0) -> NDArray[Any]:
+def _rows(
+    targets: int, factor: dict[int, float], *, seed: int = 1, per: int = 400, wave: float = 0.0
+) -> NDArray[Any]:
     """`per` requests to each target over 200 s, TPOT 10 ms times its factor, one node's own noise and a common wave."""
     draw = np.random.default_rng(seed)
     n = targets * per
@@ -74,18 +80,26 @@ def _rows(targets: int, factor: dict[int, float], *, seed: int = 1, per: int = 4
     scale = np.array([own[i] * factor.get(i, 1.0) for i in range(targets)])[found["target"]]
     common = 1 + wave * np.sin(found["due_ns"] / (50 * S) * 2 * np.pi)
     gap = (10 * MS * scale * common * draw.lognormal(0, 0.1, n)).astype(np.int64)
-    stream(found, (100 * MS * draw.lognormal(0, 0.2, n)).astype(np.int64), gap, np.full(n, MS // 20))
+    stream(
+        found, (100 * MS * draw.lognormal(0, 0.2, n)).astype(np.int64), gap, np.full(n, MS // 20)
+    )
     return found
 
 
 def _summary(rows: NDArray[Any], **facts: tuple[str, ...]) -> Summary:
     count = int(rows["target"].max()) + 1
     targets = tuple(
-        TargetFacts(url=f"http://vm-{i:02}", name=f"vm-{i:02}", **{name: values[i] for name, values in facts.items()})
+        TargetFacts(
+            url=f"http://vm-{i:02}",
+            name=f"vm-{i:02}",
+            **{name: values[i] for name, values in facts.items()},
+        )
         for i in range(count)
     )
     stage = StagePlan(name="load", arrival="poisson 10/s", slots=len(rows), rate=10.0)
-    return summarize(Header(run="r", state="finished", stages=(stage,), targets=targets, rtt_ms=0.2), rows)
+    return summarize(
+        Header(run="r", state="finished", stages=(stage,), targets=targets, rtt_ms=0.2), rows
+    )
 
 
 def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
@@ -126,7 +140,12 @@ def test_a_node_stands_out_by_more_than_the_client_itself_may_have_added(
 
 def test_compare_says_which_node_of_a_side_stands_out() -> None:
     sides = [
-        Side(name=name, runs=(ComparedRun(name=name, summary=_summary(_rows(18, factor)), header=None, rows=None),))
+        Side(
+            name=name,
+            runs=(
+                ComparedRun(name=name, summary=_summary(_rows(18, factor)), header=None, rows=None),
+            ),
+        )
         for name, factor in (("before", {}), ("after", {7: 1.08}))
     ]
     notes = [note for note in compare(sides).notes if "stands out" in note]
@@ -153,7 +172,11 @@ def test_too_few_answers_are_said_and_not_judged() -> None:
     found = _summary(rows).between
     assert found.silent == ("vm-02",) and found.nodes == 3
     few = _summary(_rows(4, {}, per=3)).between
-    assert few.variances == () and few.silent == () and "fewer than two targets have 10 ok requests" in few.why
+    assert (
+        few.variances == ()
+        and few.silent == ()
+        and "fewer than two targets have 10 ok requests" in few.why
+    )
 
 
 def test_targets_of_one_node_are_taken_together(tmp_path: Path) -> None:
@@ -162,7 +185,9 @@ def test_targets_of_one_node_are_taken_together(tmp_path: Path) -> None:
     summary = _summary(_rows(18, {6: 1.1, 7: 1.1}), node=nodes)
     assert [part.target.node for part in summary.nodes] == [f"node-{i}" for i in range(9)]
     assert sum(part.requests.ok for part in summary.nodes) == summary.requests.ok
-    assert summary.between.unit == "node" and {one.name for one in summary.between.odd} == {"node-3"}
+    assert summary.between.unit == "node" and {one.name for one in summary.between.odd} == {
+        "node-3"
+    }
     assert "\nnode " in text.render(summary)
     file = tmp_path / "t.yaml"
     file.write_text("- {url: 'http://a:1', node: rack1-07}\n- {url: 'http://b:1', node: [x]}\n")
@@ -172,13 +197,28 @@ def test_targets_of_one_node_are_taken_together(tmp_path: Path) -> None:
     assert load_targets(file, env={})[0].node == "rack1-07"
 
 
-def test_a_simulated_rack_is_compared_by_replica(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_simulated_rack_is_compared_by_replica(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The preset's VMs differ by some 3 %, as the published logs do: none stands out of that."""
     out = tmp_path / "r"
-    call = ["run", "qa", "--url", "sim:gb300-rack", "--request-rate", "150/s", "--duration", "30s", "--seed", "3"]
+    call = [
+        "run",
+        "qa",
+        "--url",
+        "sim:gb300-rack",
+        "--request-rate",
+        "150/s",
+        "--duration",
+        "30s",
+        "--seed",
+        "3",
+    ]
     parser()([*call, "-o", str(out)], standalone_mode=False, obj=[])
     found = load_summary((out / "summary.json").read_bytes()).between
     assert found.unit == "replica" and found.nodes == 72 and found.odd == ()
     tpot = next(one for one in found.variances if one.metric == "tpot")
-    assert tpot.between_share > 0.9 and tpot.between_ms == pytest.approx(0.031 * tpot.mean_ms, rel=0.2)
+    assert tpot.between_share > 0.9 and tpot.between_ms == pytest.approx(
+        0.031 * tpot.mean_ms, rel=0.2
+    )
     assert re.search(r"between .*\n.* replicas ", capsys.readouterr().out)

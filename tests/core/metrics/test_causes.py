@@ -56,7 +56,9 @@ def test_without_the_servers_account_a_queue_is_only_possible() -> None:
     said = BENCHMARK.judged("queue", 3, account=False)
     assert (said.causes[0].code, said.causes[0].sure) == ("queue", "possible")
     assert BENCHMARK.judged("client", 3, account=False).causes[0].sure == "likely"
-    slow_network = BENCHMARK.judged("network", 4, account=False)  # not to be told from a slow server
+    slow_network = BENCHMARK.judged(
+        "network", 4, account=False
+    )  # not to be told from a slow server
     assert "network" not in [cause.code for cause in slow_network.causes]
 
 
@@ -97,11 +99,21 @@ def late(rows: NDArray[np.void], every_s: float, longest_ms: float) -> None:
         rows[column] += np.where(rows[column] >= 0, lag_ns, 0)
 
 
-LATER = ("first_byte_ns", "first_event_ns", "first_token_ns", "first_answer_ns", "last_token_ns", "end_ns", "done_ns")
+LATER = (
+    "first_byte_ns",
+    "first_event_ns",
+    "first_token_ns",
+    "first_answer_ns",
+    "last_token_ns",
+    "end_ns",
+    "done_ns",
+)
 
 
 @pytest.mark.parametrize("account", [True, False])
-def test_a_client_that_is_stopped_again_and_again_is_blamed_and_not_the_server(account: bool) -> None:
+def test_a_client_that_is_stopped_again_and_again_is_blamed_and_not_the_server(
+    account: bool,
+) -> None:
     """What it sent late comes in bursts at a fixed distance: nothing holds the server up."""
     rows, samples = BENCHMARK.simulate("clean", 3)
     late(rows, 15, 1500)
@@ -133,10 +145,14 @@ def test_new_connections_of_a_client_that_was_stopped_are_no_network() -> None:
     rows, samples = BENCHMARK.simulate("clean", 3)
     late(rows, 15, 1500)
     rows = np.sort(rows, order="due_ns")
-    new = (rows["due_ns"] % 15_000_000_000 > 300_000_000) & (np.arange(len(rows)) % 7 > 0)  # the first had open ones
+    new = (rows["due_ns"] % 15_000_000_000 > 300_000_000) & (
+        np.arange(len(rows)) % 7 > 0
+    )  # the first had open ones
     rows["reused"] = ~new
     rows["ready_ns"] = np.where(new, rows["sent_ns"], rows["due_ns"])
-    assert [cause.code for cause in explain([Columns(rows)], Header(), samples).causes] == ["client"]
+    assert [cause.code for cause in explain([Columns(rows)], Header(), samples).causes] == [
+        "client"
+    ]
 
 
 def test_an_overload_without_an_account_in_which_all_waited_alike_is_possible() -> None:
@@ -159,7 +175,9 @@ def test_answers_that_come_whole_are_held_back() -> None:
     rows, samples = BENCHMARK.simulate("clean", 3)
     rows["first_token_ns"] = rows["first_answer_ns"] = rows["last_token_ns"]
     said = explain([Columns(rows)], Header(), samples, ("tpot",))
-    assert said.causes[0].code == "held_back" and said.text.startswith("Likely: 100% of the answers came whole")
+    assert said.causes[0].code == "held_back" and said.text.startswith(
+        "Likely: 100% of the answers came whole"
+    )
 
 
 def test_what_is_withheld_is_no_evidence() -> None:
@@ -168,9 +186,12 @@ def test_what_is_withheld_is_no_evidence() -> None:
 
 
 @pytest.mark.parametrize(("last_ms", "named"), [(2_700, True), (1_400, False)])
-def test_an_overload_in_which_all_waited_about_as_long_is_a_queue(last_ms: int, named: bool) -> None:
+def test_an_overload_in_which_all_waited_about_as_long_is_a_queue(
+    last_ms: int, named: bool
+) -> None:
     """240 requests in 1.2 s to a vLLM with 8 sequences: TTFT was 1.1 s early and 2.7 s late, so none took three times
-    as long as the fast ones. Where TTFT does not grow, a queue that was there from the start breaks no promise."""
+    as long as the fast ones. Where TTFT does not grow, a queue that was there from the start breaks no promise.
+    """
     rows, samples = BENCHMARK.simulate("clean", 3)
     rows = np.sort(rows[rows["first_token_ns"] > 0], order="due_ns")
     waited = np.linspace(1_100, last_ms, len(rows)).astype("i8") * 1_000_000
@@ -181,7 +202,9 @@ def test_an_overload_in_which_all_waited_about_as_long_is_a_queue(last_ms: int, 
     assert [cause.code for cause in said.causes] == ["queue"] * named, said
     assert said.slow == 0
     if named:
-        assert "which grew: median TTFT" in said.text and said.text.startswith("Likely: all requests waited")
+        assert "which grew: median TTFT" in said.text and said.text.startswith(
+            "Likely: all requests waited"
+        )
 
 
 def test_few_requests_explain_nothing() -> None:
@@ -192,7 +215,15 @@ def test_few_requests_explain_nothing() -> None:
 
 def test_the_paragraph_stands_above_the_verdict(tmp_path: Path) -> None:
     """More than four GPUs serve: the queue grows from the beginning."""
-    run = loadgen.run("rag", url="sim:gb300-vm", request_rate=100, duration="60s", warmup=0, seed=1, out=tmp_path / "r")
+    run = loadgen.run(
+        "rag",
+        url="sim:gb300-vm",
+        request_rate=100,
+        duration="60s",
+        warmup=0,
+        seed=1,
+        out=tmp_path / "r",
+    )
     assert run.summary.causes.causes[0].code == "queue"
     above = " ".join(str(run).rsplit("VALID", 1)[0].split())
     assert "Likely: " in above and "queue, which grew" in above
@@ -201,14 +232,34 @@ def test_the_paragraph_stands_above_the_verdict(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rate", "length", "code", "words"),
     [
-        ("33", ("-d", "5m"), "batch", "Likely: a token took"),  # begins empty: less is decoded at first
-        ("28", ("-d", "5m", "--warmup", "3m"), "batch", "Possible: a token of nearly every answer took"),
-        ("80", ("-d", "5m", "--warmup", "3m"), "queue", "Likely: all requests waited in the server's queue"),
+        (
+            "33",
+            ("-d", "5m"),
+            "batch",
+            "Likely: a token took",
+        ),  # begins empty: less is decoded at first
+        (
+            "28",
+            ("-d", "5m", "--warmup", "3m"),
+            "batch",
+            "Possible: a token of nearly every answer took",
+        ),
+        (
+            "80",
+            ("-d", "5m", "--warmup", "3m"),
+            "queue",
+            "Likely: all requests waited in the server's queue",
+        ),
         ("10", ("-d", "5m"), "", ""),
     ],
 )
 def test_a_promise_that_all_miss_alike_has_a_cause_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], rate: str, length: tuple[str, ...], code: str, words: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    rate: str,
+    length: tuple[str, ...],
+    code: str,
+    words: str,
 ) -> None:
     slo = ("--slo", "ttft:2s:p95", "--slo", "tpot:45ms:p95")
     with pytest.raises(SystemExit):
@@ -231,6 +282,8 @@ def test_a_promise_that_all_miss_alike_has_a_cause_too(
     said = json.loads((tmp_path / "r" / "summary.json").read_bytes())["causes"]
     assert said["text"].startswith(words) and bool(said["text"]) == bool(words)
     assert (
-        words in " ".join(capsys.readouterr().out.split()) if words else "It was not: 0 of " in capsys.readouterr().out
+        words in " ".join(capsys.readouterr().out.split())
+        if words
+        else "It was not: 0 of " in capsys.readouterr().out
     )
     assert [cause["code"] for cause in said["causes"]][:1] == [code] * bool(code)

@@ -30,9 +30,14 @@ def test_its_ends_hold_every_index_of_shares_within_their_intervals_and_are_reac
         shares = [Interval((low + high) / 2, low, high) for low, high in ends]
         found = jain_bounds(shares)
         assert found is not None and found.low <= found.value <= found.high <= 1 + 1e-12
-        grid = [jain(values) or 1 for values in itertools.product(*(np.linspace(pair[0], pair[1], 9) for pair in ends))]
+        grid = [
+            jain(values) or 1
+            for values in itertools.product(*(np.linspace(pair[0], pair[1], 9) for pair in ends))
+        ]
         assert found.high >= max(grid) - 1e-4, "the most even shares"
-        in_order = all(one[1] <= other[1] for one, other in itertools.pairwise(sorted(ends.tolist())))
+        in_order = all(
+            one[1] <= other[1] for one, other in itertools.pairwise(sorted(ends.tolist()))
+        )
         assert not in_order or found.low <= min(grid) + 1e-12, "the most uneven ones"
     assert jain_bounds([Interval(0, 0, 0.1), Interval(0, 0, 0.1)]) is None
 
@@ -44,10 +49,20 @@ def test_classes_of_one_tenant_are_one_and_one_without_is_its_own() -> None:
 
 def test_who_got_least_is_named() -> None:
     shares = (
-        TenantShare(name="x", classes=("a", "c"), decided=100, ok_share=1.0, good_share=0.5, output_per_s=10.0),
+        TenantShare(
+            name="x",
+            classes=("a", "c"),
+            decided=100,
+            ok_share=1.0,
+            good_share=0.5,
+            output_per_s=10.0,
+        ),
         TenantShare(name="y", classes=("b",), decided=10, ok_share=1.0, good_share=1.0),
     )
     found = Fairness(tenants=shares, ok_index=1.0, good_index=0.9, worst="x")
     lines = text.render(Report(title="", made_by="", sections=(tenants(found),)))
-    assert "1.000 by the share answered; 0.900 by the share within the SLO. Least got x." in " ".join(lines.split())
+    assert (
+        "1.000 by the share answered; 0.900 by the share within the SLO. Least got x."
+        in " ".join(lines.split())
+    )
     assert not tenants(None).parts

@@ -43,10 +43,14 @@ def test_every_row_resolves_and_stands_in_the_summary() -> None:
 
 
 def test_the_document_is_what_the_rows_say() -> None:
-    assert make_figures.PAGE.read_text("utf-8") == make_figures.page(), "python tests/make_figures.py"
+    assert make_figures.PAGE.read_text("utf-8") == make_figures.page(), (
+        "python tests/make_figures.py"
+    )
 
 
-def test_a_figure_of_another_package_stands_in_every_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_of_another_package_stands_in_every_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One module: a row and its function. It works on the stored rows of a run of another day too."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
@@ -55,26 +59,48 @@ def test_a_figure_of_another_package_stands_in_every_place(tmp_path: Path, monke
     before = summarize(header, rows, *rest)
     assert "thinking_ms" not in before.figures
     with forgetting(FIGURES, "thinking"):
-        install(tmp_path, "thinking", {"thinking": MODULE}, {"loadgen.figures": {"thinking": "thinking:ROW"}})
+        install(
+            tmp_path,
+            "thinking",
+            {"thinking": MODULE},
+            {"loadgen.figures": {"thinking": "thinking:ROW"}},
+        )
         summary = summarize(header, rows, *rest)
         found = summary.figures["thinking_ms"]
         assert found.count == summary.requests.ok
-        assert found.p50 is not None and registry.figure(summary, "figures.thinking_ms.p50") == found.p50
+        assert (
+            found.p50 is not None
+            and registry.figure(summary, "figures.thinking_ms.p50") == found.p50
+        )
         assert load_summary(dump_summary(summary)) == summary
-        assert "Time to think" in text.render(summary) and "Time to think" in run_page.render(summary)
+        assert "Time to think" in text.render(summary) and "Time to think" in run_page.render(
+            summary
+        )
         assert "figures.thinking_ms.p50" in registry.shown()
         known = registry.metric("figures.thinking_ms.p50")
-        assert known is not None and (known.name, known.unit, known.better) == ("Time to think p50", "ms", -1)
+        assert known is not None and (known.name, known.unit, known.better) == (
+            "Time to think p50",
+            "ms",
+            -1,
+        )
         assert stop_rule("thinking:p50:2s").metric == "thinking"
-        promised = summarize(replace(header, slo=Slo(terms=(Term(metric="thinking", limit_ns=1),))), rows, *rest)
+        promised = summarize(
+            replace(header, slo=Slo(terms=(Term(metric="thinking", limit_ns=1),))), rows, *rest
+        )
         (term,) = promised.goodput.slo
         assert term.met is False and term.promise.startswith("Time to think p99")
-        assert [case.name for case in cases([("r", promised)])][1] == "Time to think p99 at most 1e-06 ms"
+        assert [case.name for case in cases([("r", promised)])][
+            1
+        ] == "Time to think p99 at most 1e-06 ms"
         assert [row.name for row in FIGURES.at("prometheus")][-1] == "thinking"
-    assert {path.rpartition(".")[0] for path in set(summary.within) - set(before.within)} == {"figures.thinking_ms"}
+    assert {path.rpartition(".")[0] for path in set(summary.within) - set(before.within)} == {
+        "figures.thinking_ms"
+    }
     assert replace(summary, figures=before.figures, within=before.within) == before
     with none():
-        assert "thinking_ms" in text.render(summary), "a result is readable where the package is not"
+        assert "thinking_ms" in text.render(summary), (
+            "a result is readable where the package is not"
+        )
 
 
 @pytest.fixture
@@ -83,14 +109,21 @@ def thinking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with forgetting(FIGURES, "thinking"):
-        install(tmp_path, "thinking", {"thinking": MODULE}, {"loadgen.figures": {"thinking": "thinking:ROW"}})
+        install(
+            tmp_path,
+            "thinking",
+            {"thinking": MODULE},
+            {"loadgen.figures": {"thinking": "thinking:ROW"}},
+        )
         yield
 
 
 def test_a_bundle_names_the_package_whose_figure_it_cannot_make_again(
     thinking: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    loadgen.run("qa", url="sim:gb300-vm", request_rate=20, num_requests=50, seed=1, out=tmp_path / "r")
+    loadgen.run(
+        "qa", url="sim:gb300-vm", request_rate=20, num_requests=50, seed=1, out=tmp_path / "r"
+    )
     bundle(tmp_path / "r", tmp_path / "b.zip")
     capsys.readouterr()
     assert exits("verify", tmp_path / "b.zip", "--plugins", "--json") == 0
@@ -100,7 +133,10 @@ def test_a_bundle_names_the_package_whose_figure_it_cannot_make_again(
     without = json.loads(capsys.readouterr().out)
     assert (without["verified"], without["differences"]) == ("part", [])
     assert list(without["not_made"]) == ["summary.json: figures.thinking_ms"]
-    assert "thinking 1.0, which is not loaded here" in without["not_made"]["summary.json: figures.thinking_ms"]
+    assert (
+        "thinking 1.0, which is not loaded here"
+        in without["not_made"]["summary.json: figures.thinking_ms"]
+    )
 
 
 def test_a_stored_term_opens_without_the_package_of_its_figure(
@@ -109,15 +145,25 @@ def test_a_stored_term_opens_without_the_package_of_its_figure(
     """What was judged stays as it was; what is made again of the records is undecided, and says why."""
     folder = tmp_path / "r"
     slo = ("--slo", "ttft:2s:p50", "--slo", "thinking:2s:p50")
-    assert exits("run", "qa", "--url", "sim:gb300-vm", "-n", 50, "--request-rate", 20, "-o", folder, *slo) == 0
+    assert (
+        exits(
+            "run", "qa", "--url", "sim:gb300-vm", "-n", 50, "--request-rate", 20, "-o", folder, *slo
+        )
+        == 0
+    )
     capsys.readouterr()
     with none():
         stored = load_summary((folder / "summary.json").read_bytes())
         (judged,) = (term for term in stored.goodput.slo if term.metric == "thinking")
         assert judged.met is True
-        assert judged.promise == "figure thinking of a package that is not loaded here p50 at most 2,000 ms"
+        assert (
+            judged.promise
+            == "figure thinking of a package that is not loaded here p50 at most 2,000 ms"
+        )
         assert exits("report", folder) == 0
-        assert "figure thinking of a package that is not loaded here p50" in " ".join(capsys.readouterr().out.split())
+        assert "figure thinking of a package that is not loaded here p50" in " ".join(
+            capsys.readouterr().out.split()
+        )
         goodput = loadgen.load(folder).summary.goodput
     (made_again,) = (term for term in goodput.slo if term.metric == "thinking")
     assert made_again.met is goodput.met is goodput.good is None
@@ -147,7 +193,10 @@ def test_a_contract_promises_a_figure_of_another_package(
 ) -> None:
     (tmp_path / "c.yaml").write_text(CONTRACT.replace("LIMIT", limit))
     out = tmp_path / "v"
-    assert exits("validate", tmp_path / "c.yaml", "--url", "sim:gb300-vm", "--seed", 1, "-o", out) == code
+    assert (
+        exits("validate", tmp_path / "c.yaml", "--url", "sim:gb300-vm", "--seed", 1, "-o", out)
+        == code
+    )
     shown = capsys.readouterr().out
     assert "thinking at p50 within" in shown and "thinking at p50 in the last" in shown
     assert "thinking: first answer - first token" in (out / "verdict.html").read_text("utf-8")

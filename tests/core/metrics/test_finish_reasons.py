@@ -23,7 +23,12 @@ def test_finish_reasons_of_ok_requests_are_a_table(tmp_path: Path) -> None:
     found["status"][0] = STATUSES.index("failed")
     folder = runs.write(tmp_path / "r", found)
     requests = run_folder.open_run(folder).summary.requests
-    assert list(requests.by_finish.items()) == [("length", 152), ("stop", 39), ("none", 5), ("content_filter", 3)]
+    assert list(requests.by_finish.items()) == [
+        ("length", 152),
+        ("stop", 39),
+        ("none", 5),
+        ("content_filter", 3),
+    ]
     assert sum(requests.by_finish.values()) == requests.ok
     said = kind.report(kind.value(folder))
     lines = [" ".join(line.split()) for line in as_text.render(said).splitlines()]

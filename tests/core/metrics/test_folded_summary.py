@@ -59,11 +59,19 @@ def conversations() -> tuple[Any, ...]:
     rows["output_events"] = rows["output_tokens"] = 20
     rows["input_tokens"], rows["built_tokens"] = 50, 45
     rows["input_source"] = rows["output_source"] = SOURCES.index("server")
-    stream(rows, draw.integers(50, 400, 180) * MS, draw.integers(5, 15, 180) * MS, draw.integers(10, 90, 180) * 1000)
+    stream(
+        rows,
+        draw.integers(50, 400, 180) * MS,
+        draw.integers(5, 15, 180) * MS,
+        draw.integers(10, 90, 180) * 1000,
+    )
     failed = np.isin(rows["session"], [7, 20]) & (rows["turn"] == 1)
     after = np.isin(rows["session"], [7, 20]) & (rows["turn"] == 2)
     rows["status"][failed], rows["kind"][failed] = STATUSES.index("failed"), KINDS.index("http_5xx")
-    rows["status"][after], rows["kind"][after] = STATUSES.index("dropped"), KINDS.index("previous_turn_failed")
+    rows["status"][after], rows["kind"][after] = (
+        STATUSES.index("dropped"),
+        KINDS.index("previous_turn_failed"),
+    )
     unsent = [name for name in rows.dtype.names if name.endswith("_ns") and name != "due_ns"]
     for name in unsent:
         rows[name][after] = -1
@@ -73,7 +81,9 @@ def conversations() -> tuple[Any, ...]:
     for name in ("first_token_ns", "first_answer_ns", "last_token_ns", "end_ns"):
         rows[name][cut] = -1
     rows["finish_reason"][cut] = 0
-    rows["done_ns"][cut] = rows["due_ns"][cut] + rows["session"][cut] % 2 * S  # every second one is over 300 ms
+    rows["done_ns"][cut] = (
+        rows["due_ns"][cut] + rows["session"][cut] % 2 * S
+    )  # every second one is over 300 ms
     for name in unsent:
         rows[name][cut & (rows["turn"] == 2)] = -1
     rows = rows[~((rows["session"] >= 58) & (rows["turn"] == 2))]
@@ -120,13 +130,19 @@ def alike(a: Any, b: Any, path: str = "") -> None:
 
 
 @pytest.mark.parametrize("which", range(5))
-def test_a_summary_that_is_only_judged_lacks_what_readers_ask_for_and_nothing_else(which: int) -> None:
+def test_a_summary_that_is_only_judged_lacks_what_readers_ask_for_and_nothing_else(
+    which: int,
+) -> None:
     header, rows, *rest = examples()[which]
-    whole, judged = (summarize(header, rows, *rest, explained=explained) for explained in (True, False))
+    whole, judged = (
+        summarize(header, rows, *rest, explained=explained) for explained in (True, False)
+    )
     of_readers = ("sustainable", "splits", "slowest", "between", "causes", "within", "stimulus")
     defaults = {name: getattr(judged, name) for name in of_readers}
     assert msgspec.structs.replace(whole, **defaults) == judged
-    assert not any((judged.slowest, judged.causes.text, judged.within, judged.stimulus, judged.splits.groups))
+    assert not any(
+        (judged.slowest, judged.causes.text, judged.within, judged.stimulus, judged.splits.groups)
+    )
     assert any(getattr(whole, name) != value for name, value in defaults.items())
 
 
@@ -137,12 +153,16 @@ def test_what_is_folded_says_what_the_rows_say(which: int, parts: int) -> None:
     real = summarize(header, rows, gaps, timeline, seconds, texts)
     found = build(header, folded(header, rows, texts, parts), gaps, timeline, seconds)
     assert found.sustainable.sustained is None and "not kept" in found.sustainable.why
-    assert not found.splits.groups and found.splits.why and not found.slowest and not found.causes.text
+    assert (
+        not found.splits.groups and found.splits.why and not found.slowest and not found.causes.text
+    )
     assert not found.within
     not_kept = ("sustainable", "splits", "slowest", "causes", "within")
     found = msgspec.structs.replace(found, **{name: getattr(real, name) for name in not_kept})
     of_rows = ("arrivals", "spacing", "lanes", "repeats")
-    real = msgspec.structs.replace(real, stimulus=tuple(one for one in real.stimulus if one.code not in of_rows))
+    real = msgspec.structs.replace(
+        real, stimulus=tuple(one for one in real.stimulus if one.code not in of_rows)
+    )
     alike(msgspec.to_builtins(real), msgspec.to_builtins(found))
     assert found.requests == real.requests
     assert found.verdict.reasons == real.verdict.reasons
@@ -157,7 +177,10 @@ def test_an_empty_run() -> None:
 
 def test_what_is_no_ledger_is_refused() -> None:
     sound = Accumulator(HEADER).to_bytes()
-    damaged = [sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :] for at in range(6, len(sound), len(sound) // 50)]
+    damaged = [
+        sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :]
+        for at in range(6, len(sound), len(sound) // 50)
+    ]
     for data in (b"", b"\x00", Accumulator(Header()).to_bytes(), *damaged, sound[:-1]):
         with pytest.raises(ValueError, match="ledger"):
             Accumulator.from_bytes(data, HEADER)
@@ -180,7 +203,9 @@ def test_a_curve_of_any_length_takes_the_same_room(hours: float) -> None:
     low, high = span_s * 0.2, span_s * 0.8
     length = np.maximum(end - start, 1)
     share = np.clip(np.minimum(end, high * 1e9) - np.maximum(start, low * 1e9), 0, None) / length
-    exact = float((np.where(end > start, share, (start >= low * 1e9) & (start <= high * 1e9)) * amount).sum())
+    exact = float(
+        (np.where(end > start, share, (start >= low * 1e9) & (start <= high * 1e9)) * amount).sum()
+    )
     assert whole.between(low, high) == pytest.approx(exact, rel=0.005)
     assert parts[0].between(low, high) == pytest.approx(whole.between(low, high), rel=1e-6)
     assert whole.between(0, span_s + 100) == pytest.approx(amount.sum(), rel=1e-6)
@@ -193,7 +218,12 @@ def slower(change: float, seconds: int) -> Summary:
     rows["output_events"] = rows["output_tokens"] = 5
     rows["output_source"] = SOURCES.index("server")
     growth = 1 + change * np.arange(len(rows)) / len(rows)
-    stream(rows, (100 * MS * growth).astype(np.int64), np.full(len(rows), 10 * MS), np.full(len(rows), 20_000))
+    stream(
+        rows,
+        (100 * MS * growth).astype(np.int64),
+        np.full(len(rows), 10 * MS),
+        np.full(len(rows), 20_000),
+    )
     return summarize(Header(state="finished", stages=(StagePlan(name="load"),)), rows)
 
 
@@ -204,7 +234,9 @@ def test_drift_is_found_and_only_what_drifts() -> None:
     assert found.ttft_p99 == pytest.approx((1 + 0.5 * 5 / 6) / (1 + 0.5 / 6) - 1, abs=0.02)
     assert found.output_per_s == pytest.approx(0, abs=0.01)
     assert found.blocks[3].output_per_s == pytest.approx(500, rel=0.01)
-    said = next(line for line in text.render(slower(0.5, 60)).splitlines() if line.startswith("Drift"))
+    said = next(
+        line for line in text.render(slower(0.5, 60)).splitlines() if line.startswith("Drift")
+    )
     assert f"TTFT p50 {(found.ttft_p50 or 0) * 100:+.1f} %" in said
     steady = slower(0.0, 60).drift
     assert (steady.ttft_p50, steady.ttft_p99, steady.tpot_p99) == (0, 0, 0)
@@ -226,7 +258,11 @@ def test_blocks_are_as_short_as_they_may_be(last_s: int) -> None:
 
 
 def test_in_flight_is_the_sum_over_workers_of_the_same_second() -> None:
-    samples = [Second(t_s=t + 0.01 * w, worker=w, in_flight=10 * w + t) for t in range(1, 5) for w in range(3)]
+    samples = [
+        Second(t_s=t + 0.01 * w, worker=w, in_flight=10 * w + t)
+        for t in range(1, 5)
+        for w in range(3)
+    ]
     rows = make_examples.blank(2)
     rows["due_ns"] = [0, 10 * S]
     rows["sent_ns"], rows["last_token_ns"] = rows["due_ns"], rows["due_ns"] + S
@@ -238,22 +274,35 @@ def test_in_flight_is_the_sum_over_workers_of_the_same_second() -> None:
 # -- whole runs ----------------------------------------------------------------------------------------------------
 
 
-def go(folder: Path, keep: str, workers: int = 1, segment_rows: int = 100, **flags: str) -> tuple[Summary, Path]:
+def go(
+    folder: Path, keep: str, workers: int = 1, segment_rows: int = 100, **flags: str
+) -> tuple[Summary, Path]:
     folder.mkdir(exist_ok=True)
     file = folder / "w.yaml"
     file.write_text(
         "name: long\nrequests: {input_tokens: 8, output_tokens: 4, turns: {count: 2, tool_result_tokens: 3}}\n"
     )
-    made = load(str(file), read_flags(**({"seed": "7", "warmup": "20req", "slo": ("ttft:60s",)} | flags)))
+    made = load(
+        str(file), read_flags(**({"seed": "7", "warmup": "20req", "slo": ("ttft:60s",)} | flags))
+    )
     told = Settings(
-        url=shared().url, model="sim", server="trtllm", out=folder / "out", keep=keep, workers=workers, route="sticky",
-        tuning=Tuning(segment_rows=segment_rows), **NO_PAGES,
-    )  # fmt: skip
+        url=shared().url,
+        model="sim",
+        server="trtllm",
+        out=folder / "out",
+        keep=keep,
+        workers=workers,
+        route="sticky",
+        tuning=Tuning(segment_rows=segment_rows),
+        **NO_PAGES,
+    )
     return run.execute(made, told)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("keep", "workers"), [("raw", 1), ("sample", 2), ("histogram", 1), ("histogram", 2)])
+@pytest.mark.parametrize(
+    ("keep", "workers"), [("raw", 1), ("sample", 2), ("histogram", 1), ("histogram", 2)]
+)
 def test_what_is_kept(tmp_path: Path, keep: str, workers: int) -> None:
     summary, out = go(tmp_path, keep, workers, 30, request_rate="300", num_requests="150")
     assert summary.requests.ok == summary.requests.scheduled == 300
@@ -285,16 +334,28 @@ def test_segments_come_and_go(tmp_path: Path) -> None:
     taken = 0
     for _ in range(7):
         for _ in range(4):
-            spool.row(unsent_row(RowPlace(next(place), 0, 0, 3, 0, -1, 0, -1), 5, "in_flight_cap", "dropped", UNKNOWN))
+            spool.row(
+                unsent_row(
+                    RowPlace(next(place), 0, 0, 3, 0, -1, 0, -1),
+                    5,
+                    "in_flight_cap",
+                    "dropped",
+                    UNKNOWN,
+                )
+            )
         spool.flush()
-        for segment in segments(tmp_path)[:-1]:  # what the recorder does with those that are complete
+        for segment in segments(tmp_path)[
+            :-1
+        ]:  # what the recorder does with those that are complete
             rows = np.fromfile(segment.path, ROW)
             keeping.take(segment, segment.first, rows[:4])
             keeping.take(segment, segment.first + 4, rows[4:])
             keeping.done(segment)
             segment.path.unlink()
             taken += len(rows)
-        assert len(np.unique(store.read_run(tmp_path).rows["slot"])) == len(store.read_run(tmp_path).rows)
+        assert len(np.unique(store.read_run(tmp_path).rows["slot"])) == len(
+            store.read_run(tmp_path).rows
+        )
     spool.close()
     assert taken == 24
     assert sorted(store.read_run(tmp_path).rows["slot"].tolist()) == list(range(28))
@@ -320,7 +381,11 @@ def test_rows_that_the_compactor_had_not_saved_are_counted(tmp_path: Path) -> No
             spool.row(row.tobytes())
         spool.flush()
         first, *more = segments(tmp_path)
-        if part in {1, 3, 4}:  # it reads the second part (and saves), the fourth (a file is full), the fifth
+        if part in {
+            1,
+            3,
+            4,
+        }:  # it reads the second part (and saves), the fourth (a file is full), the fifth
             for segment in (first, *more):
                 new = np.fromfile(segment.path, ROW)[max(0, taken - segment.first) :]
                 fold.take(segment, taken, new)
@@ -360,14 +425,22 @@ def test_a_worker_that_dies_without_rows_kept(tmp_path: Path) -> None:
         loop = asyncio.get_running_loop()
         mine = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
         pids = [int(pid) for pid in Path(mine).read_text().split()]
-        workers = [pid for pid in pids if "backends.worker" in Path(f"/proc/{pid}/cmdline").read_text()]
+        workers = [
+            pid for pid in pids if "backends.worker" in Path(f"/proc/{pid}/cmdline").read_text()
+        ]
         loop.call_later(1.2, os.kill, workers[1], signal.SIGKILL)
 
     file = tmp_path / "w.yaml"
     file.write_text("name: long\nrequests: {input_tokens: 8, output_tokens: 4}\n")
     made = load(str(file), read_flags(seed="7", warmup="0", request_rate="100", num_requests="300"))
     told = Settings(
-        url=shared().url, model="sim", server="trtllm", out=tmp_path / "out", keep="histogram", workers=2, **NO_PAGES
+        url=shared().url,
+        model="sim",
+        server="trtllm",
+        out=tmp_path / "out",
+        keep="histogram",
+        workers=2,
+        **NO_PAGES,
     )
     summary, _ = run.execute(made, told, when_started(kill))
     requests = summary.requests

@@ -30,7 +30,11 @@ def summary_of(*workers: Placed, lost: tuple[str, ...] = ()) -> Summary:
     found["sent_ns"][last] = found["due_ns"][last] + 50 * MS
     gone = last & (np.arange(400) >= 360)
     found["status"][gone], found["sent_ns"][gone] = LOST, -1
-    seconds = [Second(t_s=float(t), worker=w, cpu_share=0.1 * (w + 1)) for t in range(2, 30) for w in range(4)]
+    seconds = [
+        Second(t_s=float(t), worker=w, cpu_share=0.1 * (w + 1))
+        for t in range(2, 30)
+        for w in range(4)
+    ]
     cluster = Cluster(address="auto", nodes=3, workers=workers, lost=lost)
     return summarize(header("r", 400, workers=4, cluster=cluster), found, seconds=seconds)
 
@@ -41,7 +45,12 @@ SEVERAL = (placed(0, "a"), placed(1, "a"), placed(2, "b"), placed(3, "c #1", los
 def test_each_machine_has_its_requests_its_lateness_and_its_cores() -> None:
     summary = summary_of(*SEVERAL, lost=("d (10.0.0.4)",))
     first, second, third, gone = summary.machines
-    assert [one.name for one in summary.machines] == ["a (10.0.0.1)", "b (10.0.0.1)", "c #1 (10.0.0.1)", "d (10.0.0.4)"]
+    assert [one.name for one in summary.machines] == [
+        "a (10.0.0.1)",
+        "b (10.0.0.1)",
+        "c #1 (10.0.0.1)",
+        "d (10.0.0.4)",
+    ]
     assert (first.workers, first.requests, first.lost, first.late) == (2, 200, 0, 0)
     assert (third.requests, third.lost, third.late, third.send_lag_ms.p50) == (100, 10, 90, 50.0)
     assert sum(one.requests or 0 for one in summary.machines) == summary.requests.scheduled
@@ -54,7 +63,9 @@ def test_each_machine_has_its_requests_its_lateness_and_its_cores() -> None:
 def test_text_page_and_json_say_the_same() -> None:
     summary = summary_of(*SEVERAL, lost=("d (10.0.0.4)",))
     told = text.render(summary)
-    [line] = [line for line in told.splitlines() if line.startswith("c #1 (10.0.0.1), lost under load")]
+    [line] = [
+        line for line in told.splitlines() if line.startswith("c #1 (10.0.0.1), lost under load")
+    ]
     assert line.split()[-8:] == ["1", "100", "10", "90", "50.0", "~50.0", "0.400", "40.0", "%"][-8:]
     assert "d (10.0.0.4), lost before the load" in told
     assert "c #1 (10.0.0.1), lost under load" in run_page.render(summary)
@@ -65,4 +76,6 @@ def test_text_page_and_json_say_the_same() -> None:
 
 def test_one_machine_has_no_table() -> None:
     assert summary_of(*(placed(worker, "a") for worker in range(4))).machines == ()
-    assert "lost under load" not in text.render(summary_of(*(placed(worker, "a") for worker in range(4))))
+    assert "lost under load" not in text.render(
+        summary_of(*(placed(worker, "a") for worker in range(4)))
+    )

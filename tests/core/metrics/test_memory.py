@@ -30,8 +30,14 @@ def cell() -> Cell:
 
 
 CASES: dict[str, tuple[Callable[[Cell], object], float]] = {
-    "distribution": (lambda of: Values.of(np.array_split(of.columns[0]["done_ns"], 9), COUNT).distribution(), 1.2),
-    "in flight": (lambda of: in_flight(of.columns, Span(start_s=0.0, end_s=60.0, duration_s=60.0)), 3.5),
+    "distribution": (
+        lambda of: Values.of(np.array_split(of.columns[0]["done_ns"], 9), COUNT).distribution(),
+        1.2,
+    ),
+    "in flight": (
+        lambda of: in_flight(of.columns, Span(start_s=0.0, end_s=60.0, duration_s=60.0)),
+        3.5,
+    ),
     "gaps": (lambda of: gap_variation(of.columns[0]["done_ns"], of.columns[0]["stage"]), 2.6),
     "ended": (lambda of: of.amount("ok").between(0.0, 50.0), 1.9),
     "input": (lambda of: of.amount("input").between(0.0, 50.0), 3.6),
@@ -42,7 +48,15 @@ CASES: dict[str, tuple[Callable[[Cell], object], float]] = {
 def test_few_arrays_are_as_long_as_the_run(name: str) -> None:
     work, most = CASES[name]
     of = cell()
-    for field in ("sent_ns", "done_ns", "first_token_ns", "end_ns", "status", "stage", "input_tokens"):
+    for field in (
+        "sent_ns",
+        "done_ns",
+        "first_token_ns",
+        "end_ns",
+        "status",
+        "stage",
+        "input_tokens",
+    ):
         of.columns[0][field]  # kept as those of a file are
     tracemalloc.start()
     work(of)

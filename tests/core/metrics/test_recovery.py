@@ -45,7 +45,9 @@ def rows_of(late: tuple[float, float] | None, until_s: float, stages: Sequence[S
         ttft[(due > late[0] - 1e-6) & (due < late[1] - 1e-6)] = 2 * S
     for name in ("first_token_ns", "first_answer_ns", "last_token_ns", "end_ns", "done_ns"):
         rows[name] = rows["due_ns"] + ttft
-    return rows[np.random.default_rng(1).permutation(len(rows))]  # rows of several workers come in any order
+    return rows[
+        np.random.default_rng(1).permutation(len(rows))
+    ]  # rows of several workers come in any order
 
 
 def found(
@@ -68,7 +70,9 @@ def figures_of(start_s: float, end_s: float, stages: Sequence[StagePlan]) -> Fig
 
 
 def test_the_slo_is_back_with_the_first_request_after_the_last_group_that_misses_it() -> None:
-    (one,) = found((12, 29))  # groups of 20 requests last 2 s: the last one with a miss is that from 28 to 30 s
+    (one,) = found(
+        (12, 29)
+    )  # groups of 20 requests last 2 s: the last one with a miss is that from 28 to 30 s
     assert (one.spike, one.after, one.at_s) == ("poisson 30/s", "poisson 10/s", 20)
     assert (one.broken, one.back_s) == (True, 10.0)
     assert recovery_words.back(one) == "held again after 10.0 s"
@@ -86,7 +90,9 @@ def test_a_share_that_the_quantile_allows_to_be_late_breaks_nothing() -> None:
     allowed = Slo(terms=(Term(metric="ttft", limit_ns=S, quantile=0.9),))
     assert found((30, 30.2), slo=allowed)[0].broken is False  # 2 of a group of 20
     assert found((30, 30.3), slo=allowed)[0].back_s == 12.0
-    assert found((30, 30.2), slo=Slo(goodput_share=0.95))[0].broken is False  # no term: every ok request is good
+    assert (
+        found((30, 30.2), slo=Slo(goodput_share=0.95))[0].broken is False
+    )  # no term: every ok request is good
 
 
 def test_the_slo_may_hold_at_once_or_all_the_time_or_there_is_nothing_to_tell() -> None:
@@ -102,7 +108,9 @@ def test_only_a_fall_of_the_measured_load_is_the_end_of_a_spike() -> None:
 
     before, spike, after = STAGES
     assert falls(*STAGES) == [2] and falls(spike, after, spike, after) == [1, 3]
-    assert falls(before, spike) == falls(msgspec.structs.replace(spike, measured=False), after) == []
+    assert (
+        falls(before, spike) == falls(msgspec.structs.replace(spike, measured=False), after) == []
+    )
     lanes = [StagePlan(closed=True, concurrency=n) for n in (8, 24, 8)]
     assert falls(*lanes) == [2] and falls(spike, lanes[0]) == []
 
@@ -144,22 +152,35 @@ def test_the_way_back_of_one_event_ends_where_the_next_makes_it_worse() -> None:
     assert (spike.event, spike.back_s, spike.seen_s) == ("spike", 0.0, pytest.approx(9.9))
     assert (lost.event, lost.back_s) == ("loss", 4.0)
     before, _ = found((25, 26), said=[*ready(-1, 4), *ready(8, 3)])
-    assert (before.event, before.seen_s) == ("loss", pytest.approx(1.9)), "to the beginning of the spike"
+    assert (before.event, before.seen_s) == ("loss", pytest.approx(1.9)), (
+        "to the beginning of the spike"
+    )
 
 
 def test_a_target_that_stopped_answering_is_a_loss_and_events_before_the_load_are_none() -> None:
     codes = {"words": ReasonCode(code="target_gone", values={"target": "b", "at_s": 30.0})}
     (one,) = found((30, 31), codes=codes, stages=STAGES[:1])
-    assert (one.event, one.spike, one.after, one.at_s, one.back_s) == ("loss", "b", "gone", 30.0, 2.0)
+    assert (one.event, one.spike, one.after, one.at_s, one.back_s) == (
+        "loss",
+        "b",
+        "gone",
+        30.0,
+        2.0,
+    )
     assert found((30, 31), said=[*ready(-2, 1), *ready(-1, 4)], stages=STAGES[:1]) == ()
     drawn = next(charts.recovery(figures_of(30, 31, STAGES[:1]), (one,)))
-    assert [mark.x for mark in drawn.marks] == [30.0, 32.0] and drawn.title == "Requests within the SLO"
+    assert [mark.x for mark in drawn.marks] == [
+        30.0,
+        32.0,
+    ] and drawn.title == "Requests within the SLO"
     assert min(value for value in drawn.series[0].y if value is not None) == 0.5
 
 
 def written(tmp_path: Path, stages: str) -> Any:
     file = tmp_path / "w.yaml"
-    file.write_text(f"name: w\nrequests: {{input_tokens: 50, output_tokens: 20}}\nstages:\n{stages}")
+    file.write_text(
+        f"name: w\nrequests: {{input_tokens: 50, output_tokens: 20}}\nstages:\n{stages}"
+    )
     return load(str(file))
 
 
@@ -171,16 +192,27 @@ def test_a_spike_is_the_stage_before_at_so_many_times_its_load(tmp_path: Path) -
         "  - {arrival: {closed: 8}, duration: 5s}\n  - {spike: 2x for 5s, warmup: true}\n",
     ).stages
     assert [stage.arrival for stage in stages[:4]] == [
-        Poisson(rate=10), Poisson(rate=30), Gamma(rate=2, burstiness=0.5), Gamma(rate=3, burstiness=0.5)
-    ]  # fmt: skip
+        Poisson(rate=10),
+        Poisson(rate=30),
+        Gamma(rate=2, burstiness=0.5),
+        Gamma(rate=3, burstiness=0.5),
+    ]
     assert isinstance(stages[5].arrival, Closed) and stages[5].arrival.concurrency == 16
-    assert [stage.duration_ns for stage in (stages[1], stages[3], stages[5])] == [60 * S, 60 * S, 5 * S]
+    assert [stage.duration_ns for stage in (stages[1], stages[3], stages[5])] == [
+        60 * S,
+        60 * S,
+        5 * S,
+    ]
     assert [(stage.name, stage.measured) for stage in stages[1::2]] == [
-        ("spike", True), ("more", True), ("spike-2", False)
-    ]  # fmt: skip
+        ("spike", True),
+        ("more", True),
+        ("spike-2", False),
+    ]
 
 
-def test_a_load_of_the_command_line_in_place_of_a_spike_is_said(tmp_path: Path, capsys: Any) -> None:
+def test_a_load_of_the_command_line_in_place_of_a_spike_is_said(
+    tmp_path: Path, capsys: Any
+) -> None:
     """Only the docs said so: the run looked like one of the file."""
     written(tmp_path, "  - {arrival: {poisson: 10/s}, duration: 30s}\n  - spike: 3x for 60s\n")
     command = ["run", str(tmp_path / "w.yaml"), "--url", "sim:gb300-vm", "--request-rate", "5"]
@@ -189,7 +221,9 @@ def test_a_load_of_the_command_line_in_place_of_a_spike_is_said(tmp_path: Path, 
     words = "one load of the command line in place of 2 stages of the file: load, spike"
     told = capsys.readouterr()
     assert f"note: {words}" in told.err and f"! {words}" in told.out
-    assert words in json.loads((tmp_path / "r" / "summary.json").read_bytes())["verdict"]["warnings"]
+    assert (
+        words in json.loads((tmp_path / "r" / "summary.json").read_bytes())["verdict"]["warnings"]
+    )
     with pytest.raises(SystemExit):
         main([*command, "--dry-run"])
     assert words in capsys.readouterr().out
@@ -202,7 +236,10 @@ def test_a_load_of_the_command_line_in_place_of_a_spike_is_said(tmp_path: Path, 
         ("{spike: 1x for 60s}", "a spike that is none"),
         ("{spike: 3x for 60}", "without its unit"),
         ("{spike: 3x for 60s, count: 5}", "a spike and an arrival"),
-        ("{arrival: {ramp: {from: 1/s, to: 2/s}}, duration: 5s}\n  - spike: 3x for 60s", "without a load before it"),
+        (
+            "{arrival: {ramp: {from: 1/s, to: 2/s}}, duration: 5s}\n  - spike: 3x for 60s",
+            "without a load before it",
+        ),
     ],
 )
 def test_what_is_no_spike_is_refused_where_it_stands(tmp_path: Path, bad: str, words: str) -> None:
@@ -212,7 +249,9 @@ def test_what_is_no_spike_is_refused_where_it_stands(tmp_path: Path, bad: str, w
 
 
 @pytest.mark.commands
-def test_a_simulated_server_that_is_overrun_comes_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_simulated_server_that_is_overrun_comes_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "spiky.yaml"
     file.write_text(
         "name: spiky\nrequests: {input_tokens: 2000, output_tokens: 100}\nslo: {ttft: 500ms}\nseed: 1\nstages:\n"
@@ -229,14 +268,29 @@ def test_a_simulated_server_that_is_overrun_comes_back(tmp_path: Path, capsys: p
     with pytest.raises(SystemExit):
         main(["report", str(tmp_path / "r")])
     page = (tmp_path / "r" / "report.html").read_text("utf-8")
-    assert "Back within the SLO" in page and "held again after" in page and "Requests within the SLO" in page
+    assert (
+        "Back within the SLO" in page
+        and "held again after" in page
+        and "Requests within the SLO" in page
+    )
     contract = tmp_path / "c.yaml"
     contract.write_text(
         f"name: c\nslo: {{ttft: 500ms}}\nlevels:\n- name: a\n  workload: {file.name}\n  must:\n"
         "  - recovery: 60s\n  should:\n  - recovery: 500ms\n"
     )
     with pytest.raises(SystemExit) as ending:
-        main(["validate", str(contract), "--url", "sim:h100x8", "--out", str(tmp_path / "v"), "--seed", "1"])
+        main(
+            [
+                "validate",
+                str(contract),
+                "--url",
+                "sim:h100x8",
+                "--out",
+                str(tmp_path / "v"),
+                "--seed",
+                "1",
+            ]
+        )
     assert ending.value.code == 0
     (level,) = json.loads((tmp_path / "v" / "verdict.json").read_text())["levels"]
     assert [term["verdict"] for term in level["terms"]] == ["PASS", "FAIL"]

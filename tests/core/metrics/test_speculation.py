@@ -46,17 +46,24 @@ def pages(*reads: dict[str, float]) -> list[MetricSample]:
         for key, value in {**values, "up": 1}.items():
             name, _, place = key.partition("/")
             labels = f'engine="0",position="{place}"' if place else ""
-            said.append(MetricSample(t_s=t_s, target=0, page="p", name=name, labels=labels, value=value))
+            said.append(
+                MetricSample(t_s=t_s, target=0, page="p", name=name, labels=labels, value=value)
+            )
     return said
 
 
 VLLM = "vllm:spec_decode_num_"
 COUNTED = [
-    {f"{VLLM}drafts_total": n, f"{VLLM}draft_tokens_total": 3 * n, f"{VLLM}accepted_tokens_total": 1.5 * n,
-     f"{VLLM}accepted_tokens_per_pos_total/0": 0.8 * n, f"{VLLM}accepted_tokens_per_pos_total/1": 0.5 * n,
-     f"{VLLM}accepted_tokens_per_pos_total/2": 0.2 * n}
+    {
+        f"{VLLM}drafts_total": n,
+        f"{VLLM}draft_tokens_total": 3 * n,
+        f"{VLLM}accepted_tokens_total": 1.5 * n,
+        f"{VLLM}accepted_tokens_per_pos_total/0": 0.8 * n,
+        f"{VLLM}accepted_tokens_per_pos_total/1": 0.5 * n,
+        f"{VLLM}accepted_tokens_per_pos_total/2": 0.2 * n,
+    }
     for n in (1000, 1000, 1400, 2000)
-]  # fmt: skip
+]
 
 
 def summary(made: Any, said: Sequence[MetricSample] = (), *, random_words: bool = True) -> Summary:
@@ -68,22 +75,39 @@ def summary(made: Any, said: Sequence[MetricSample] = (), *, random_words: bool 
 def test_a_request_has_its_share_and_the_tokens_of_a_step() -> None:
     made = rows([60, 90, 0, -1], [30, 75, 0, -1])
     found = speculation.of_rows([Columns(made)], ())
-    assert found == Speculation(requests=2, drafted=150, accepted=105, acceptance=0.7, length=200 / 95)
+    assert found == Speculation(
+        requests=2, drafted=150, accepted=105, acceptance=0.7, length=200 / 95
+    )
     figures = summary(made).figures
-    assert figures["acceptance"].count == 2 and figures["acceptance"].max == pytest.approx(75 / 90 * 100)
-    assert figures["accepted_length"].max == pytest.approx(100 / 25) and figures["accepted_length"].count == 2
-    assert speculation.of_rows([Columns(rows([0, -1], [0, -1]))], pages({"vllm:num_requests_running": 1})) is None
+    assert figures["acceptance"].count == 2 and figures["acceptance"].max == pytest.approx(
+        75 / 90 * 100
+    )
+    assert (
+        figures["accepted_length"].max == pytest.approx(100 / 25)
+        and figures["accepted_length"].count == 2
+    )
+    assert (
+        speculation.of_rows(
+            [Columns(rows([0, -1], [0, -1]))], pages({"vllm:num_requests_running": 1})
+        )
+        is None
+    )
 
 
 def test_the_pages_count_drafts_and_what_was_accepted_by_position() -> None:
     found = speculation.of_rows([], pages(*COUNTED))
     assert found is not None and found.requests == 0
-    assert found.server_acceptance == pytest.approx(0.5) and found.server_length == pytest.approx(2.5)
+    assert found.server_acceptance == pytest.approx(0.5) and found.server_length == pytest.approx(
+        2.5
+    )
     assert found.by_position == pytest.approx((0.8, 0.5, 0.2))
 
 
 def test_a_page_that_says_it_of_late_gives_the_mean_over_the_load() -> None:
-    gauges = [{"sglang:spec_accept_rate": share, "sglang:spec_accept_length": 1 + 4 * share} for share in (0, 0.5, 0.7)]
+    gauges = [
+        {"sglang:spec_accept_rate": share, "sglang:spec_accept_length": 1 + 4 * share}
+        for share in (0, 0.5, 0.7)
+    ]
     found = speculation.of_rows([], pages(*gauges))
     assert found is not None and found.server_acceptance == pytest.approx(0.6)
     assert found.by_position == ()
@@ -93,22 +117,37 @@ def test_it_is_told_with_a_warning_where_words_are_random() -> None:
     made = summary(rows([60] * 40, [30] * 40), pages(*COUNTED))
     said = " ".join(text.render(made).split())
     assert "accounts of 40 requests 2,400 1,200 50.0 % 1.43" in said and "3 20.0 %" in said
-    assert "says nothing of real text" in said and "drafts_random" in {code.code for code in made.verdict.warning_codes}
+    assert "says nothing of real text" in said and "drafts_random" in {
+        code.code for code in made.verdict.warning_codes
+    }
     quiet = summary(rows([60] * 40, [30] * 40), random_words=False)
-    assert "drafts_random" not in {code.code for code in quiet.verdict.warning_codes} and quiet.speculation is not None
+    assert (
+        "drafts_random" not in {code.code for code in quiet.verdict.warning_codes}
+        and quiet.speculation is not None
+    )
     assert "Speculative" not in text.render(summary(rows([-1] * 40, [-1] * 40)))
 
 
 def test_vllm_says_it_of_a_request() -> None:
-    form = {"queue_time_ms": 1.0, "speculative_decoding": {"num_draft_tokens": 9, "num_accepted_draft_tokens": 4}}
+    form = {
+        "queue_time_ms": 1.0,
+        "speculative_decoding": {"num_draft_tokens": 9, "num_accepted_draft_tokens": 4},
+    }
     account = server_account({"metrics": form})
     assert (account.drafted, account.accepted, account.queue) == (9, 4, 1_000_000)
-    assert server_account({"metrics": {"queue_time_ms": 1.0, "speculative_decoding": 3}}).drafted == -1
+    assert (
+        server_account({"metrics": {"queue_time_ms": 1.0, "speculative_decoding": 3}}).drafted == -1
+    )
 
 
 @pytest.mark.parametrize("length", [1, 5, 400, 60_000])
 def test_natural_prompts_are_of_their_length_and_no_two_begin_alike(length: int) -> None:
-    requests = {"input_tokens": length, "output_tokens": 5, "prompts": "natural", "shared_prefix_tokens": length // 4}
+    requests = {
+        "input_tokens": length,
+        "output_tokens": 5,
+        "prompts": "natural",
+        "shared_prefix_tokens": length // 4,
+    }
     stages = [{"arrival": {"poisson": "5/s"}, "count": 9}]
     workload = of_mapping({"name": "w", "requests": requests, "stages": stages}, read_flags(seed=1))
     tokenizer = load_tokenizer()
@@ -116,7 +155,9 @@ def test_natural_prompts_are_of_their_length_and_no_two_begin_alike(length: int)
     assert {tokenizer.count(text) for text in made} == {length} and len(set(made)) == 3
     assert length < 400 or all(" the " in text and " Alice " in text for text in made)
     assert len({text[:200] for text in made}) == (1 if length >= 400 else 3)  # the shared quarter
-    random_too = of_mapping({"name": "w", "requests": requests | {"prompts": "random"}, "stages": stages}, read_flags())
+    random_too = of_mapping(
+        {"name": "w", "requests": requests | {"prompts": "random"}, "stages": stages}, read_flags()
+    )
     plain = {name: value for name, value in requests.items() if name != "prompts"}
     without = of_mapping({"name": "w", "requests": plain, "stages": stages}, read_flags())
     prints = [recipe_fingerprint(one, "server") for one in (random_too, without, workload)]
@@ -124,8 +165,16 @@ def test_natural_prompts_are_of_their_length_and_no_two_begin_alike(length: int)
 
 
 def test_a_file_of_speed_bench_is_read(tmp_path: Path) -> None:
-    row = {"question_id": "q1", "category": "coding", "sub_category": "", "turns": ["Write a loop.", "Now in C."],
-           "source": "x", "src_id": "1", "difficulty": "", "multiturn": True}  # fmt: skip
+    row = {
+        "question_id": "q1",
+        "category": "coding",
+        "sub_category": "",
+        "turns": ["Write a loop.", "Now in C."],
+        "source": "x",
+        "src_id": "1",
+        "difficulty": "",
+        "multiturn": True,
+    }
     found = dataset.parse_row(json.dumps(row).encode())
     assert (found.prompt, found.read_as) == ("Write a loop.", "the first of each of its `turns`")
     with pytest.raises(dataset.BadRow):

@@ -27,7 +27,8 @@ PARTS = ("client_ms", "connect_ms", "queue_ms", "prefill_ms", "transfer_ms", "re
 
 def rows(n: int = 1000, **columns: Any) -> np.ndarray[Any, Any]:
     """Ok requests due every 10 ms: 1 ms late, 2 ms for a connection, in the server's queue for as many ms as their
-    number modulo 100, 30 ms of prefill, 4 ms of network; then 100 ms of decoding."""
+    number modulo 100, 30 ms of prefill, 4 ms of network; then 100 ms of decoding.
+    """
     made = np.zeros(n, ROW)
     number = np.arange(n)
     made["slot"] = made["request"] = number
@@ -62,7 +63,12 @@ def test_the_parts_add_up_to_the_mean_near_the_quantile() -> None:
     assert (p99.at, p99.requests) == ("p99", 10) and 97.9 < (p99.queue_ms or 0) <= 99
     assert (slowest.at, slowest.requests, slowest.queue_ms) == ("slowest", 10, 99)
     for split in group.ttft:
-        assert (split.client_ms, split.connect_ms, split.prefill_ms, split.rest_ms) == (1, 2, 30, pytest.approx(4))
+        assert (split.client_ms, split.connect_ms, split.prefill_ms, split.rest_ms) == (
+            1,
+            2,
+            30,
+            pytest.approx(4),
+        )
         assert split.transfer_ms is None
         assert sum(getattr(split, part) or 0 for part in PARTS) == pytest.approx(split.ttft_ms)
 
@@ -75,7 +81,9 @@ def test_a_connection_that_was_there_is_not_waited_for() -> None:
 
 def test_stalls_are_a_part_of_their_own() -> None:
     made = rows(max_gap_ns=np.where(np.arange(1000) % 50 == 0, 1500 * MS, 10 * MS))
-    made["end_ns"] = made["last_token_ns"] = made["done_ns"] = made["first_token_ns"] + 90 * MS + made["max_gap_ns"]
+    made["end_ns"] = made["last_token_ns"] = made["done_ns"] = (
+        made["first_token_ns"] + 90 * MS + made["max_gap_ns"]
+    )
     p50, p99, slowest = summary(made).splits.groups[0].e2e
     assert p50.stall_ms == 0 and slowest.stall_ms == 1500 == p99.stall_ms
     for split in (p50, p99, slowest):
@@ -95,7 +103,9 @@ def test_what_cannot_be_split_is_said(columns: dict[str, int], asked: bool, word
     made = summary(rows(**columns), server_timing=asked)
     split = made.splits.groups[0].ttft[0]
     assert split.queue_ms is None and split.client_ms == 1
-    assert split.client_ms + split.connect_ms + (split.prefill_ms or 0) + split.rest_ms == pytest.approx(split.ttft_ms)
+    assert split.client_ms + split.connect_ms + (
+        split.prefill_ms or 0
+    ) + split.rest_ms == pytest.approx(split.ttft_ms)
     assert re.search(words, made.splits.why)
     codes = [code.code for code in made.verdict.warning_codes]
     assert ("server_timing_missing" in codes) == (
@@ -110,9 +120,14 @@ def test_targets_and_prompt_lengths_have_splits_of_their_own() -> None:
     splits = summary(made, targets=(TargetFacts(name="fast"), TargetFacts(name="slow"))).splits
     names = [(group.by, group.name, group.requests) for group in splits.groups]
     assert names == [
-        ("all", "", 1000), ("target", "fast", 500), ("target", "slow", 500), ("prompt", "up to 101 tokens", 250),
-        ("prompt", "102 to 102 tokens", 250), ("prompt", "103 to 103 tokens", 250), ("prompt", "over 103 tokens", 250),
-    ]  # fmt: skip
+        ("all", "", 1000),
+        ("target", "fast", 500),
+        ("target", "slow", 500),
+        ("prompt", "up to 101 tokens", 250),
+        ("prompt", "102 to 102 tokens", 250),
+        ("prompt", "103 to 103 tokens", 250),
+        ("prompt", "over 103 tokens", 250),
+    ]
     fast, slow = (group.ttft[0] for group in splits.groups[1:3])
     assert slow.rest_ms - fast.rest_ms == pytest.approx(50)
 
@@ -152,20 +167,28 @@ def test_of_the_slowest_requests_alone_all_is_read() -> None:
     CountedRows.seen.clear()
     shown = slowest([measured], [others], Header(run="r"))
     assert CountedRows.seen["picked"] < 10 * len(made)
-    assert shown == slowest([Columns(made, made["slot"] % 2 == 0, keep_all=True)], [others], Header(run="r"))
+    assert shown == slowest(
+        [Columns(made, made["slot"] % 2 == 0, keep_all=True)], [others], Header(run="r")
+    )
 
 
 def test_a_simulated_run_is_split_exactly_and_shown(tmp_path: Path) -> None:
-    run = loadgen.run("qa", url="sim:gb300-vm", request_rate=60, num_requests=300, seed=1, out=tmp_path / "run")
+    run = loadgen.run(
+        "qa", url="sim:gb300-vm", request_rate=60, num_requests=300, seed=1, out=tmp_path / "run"
+    )
     [group, *_] = run.summary.splits.groups
     for split in group.ttft:
         assert split.rest_ms == pytest.approx(0, abs=1e-5) and split.client_ms == 0
-        assert (split.queue_ms or 0) + (split.prefill_ms or 0) == pytest.approx(split.ttft_ms, abs=1e-5)
+        assert (split.queue_ms or 0) + (split.prefill_ms or 0) == pytest.approx(
+            split.ttft_ms, abs=1e-5
+        )
     text = str(run)
     assert "TTFT goes into, ms" in text and "slowest by TTFT" in text
     why = run_page.render(run.summary).split('id="why"')[1].split("<h2")[0]
     assert "TTFT goes into, ms" in why and "slowest by E2E" in why
-    assert why.count("prefill ") == 10 and why.count("decode ") == 10  # in the waterfall of each of the ten
+    assert (
+        why.count("prefill ") == 10 and why.count("decode ") == 10
+    )  # in the waterfall of each of the ten
 
 
 @pytest.mark.processes
@@ -178,14 +201,18 @@ def test_without_records_there_are_no_splits(tmp_path: Path) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=300), st.randoms(use_true_random=False))
-def test_those_near_a_quantile_are_as_of_the_whole_order(few_values: list[int], draw: random.Random) -> None:
+def test_those_near_a_quantile_are_as_of_the_whole_order(
+    few_values: list[int], draw: random.Random
+) -> None:
     """Only these are put in order, among many equal values."""
     values = np.array(few_values, np.int64)
     due = np.array([draw.randrange(5) for _ in few_values], np.int64)
     own = np.flatnonzero(values > 0)
     ordered = own[np.lexsort((due[own], values[own]))]
     wanted = {
-        at: ordered[(first := min(int(len(own) * low), len(own) - 1)) : max(int(len(own) * high), first + 1)].tolist()
+        at: ordered[
+            (first := min(int(len(own) * low), len(own) - 1)) : max(int(len(own) * high), first + 1)
+        ].tolist()
         for at, (low, high, fewest) in BANDS.items()
         if len(own) >= fewest
     }

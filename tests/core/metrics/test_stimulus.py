@@ -19,14 +19,17 @@ S = 1_000_000_000
 
 
 def checked(found: Any, **changed: object) -> dict[str, StimulusCheck]:
-    return {check.code: check for check in summarize(runs.header("r", len(found), **changed), found).stimulus}
+    return {
+        check.code: check
+        for check in summarize(runs.header("r", len(found), **changed), found).stimulus
+    }
 
 
 def test_a_sound_poisson_load_is_as_asked_whatever_its_seed() -> None:
     """A check of a sound run may fail once in a thousand times."""
     wrong = sum(
         check.ok is False for seed in range(40) for check in checked(rows(seed, 600, 10.0)).values()
-    )  # fmt: skip
+    )
     assert wrong <= 1
     found = checked(rows(1, 600, 10.0))
     assert {"arrivals", "spacing", "rate", "prompts", "repeats", "cache"} <= found.keys()
@@ -57,7 +60,13 @@ def _prompts(found: Any) -> None:
 
 @pytest.mark.parametrize(
     ("change", "code"),
-    [(_even, "arrivals"), (_bursts, "arrivals"), (_late, "spacing"), (_cached, "cache"), (_prompts, "prompts")],
+    [
+        (_even, "arrivals"),
+        (_bursts, "arrivals"),
+        (_late, "spacing"),
+        (_cached, "cache"),
+        (_prompts, "prompts"),
+    ],
 )
 def test_a_load_that_is_another_one_is_told(change: Any, code: str) -> None:
     found = rows(1, 600, 10.0)
@@ -71,12 +80,18 @@ def test_a_rate_that_was_not_reached() -> None:
     stages = (StagePlan(name="load", arrival="poisson 15/s", slots=600, rate=15.0),)
     told = checked(rows(1, 600, 10.0), stages=stages)
     assert (told["rate"].ok, told["arrivals"].ok) == (False, False)
-    assert words.rows(told.values())[2][1:] == ("15.0/s", f"{told['rate'].seen:.1f}/s", "NOT AS ASKED")
+    assert words.rows(told.values())[2][1:] == (
+        "15.0/s",
+        f"{told['rate'].seen:.1f}/s",
+        "NOT AS ASKED",
+    )
 
 
 def test_lanes_that_never_were_at_work() -> None:
     for lanes, ok in ((5, True), (500, False)):
-        stages = (StagePlan(name="load", arrival=f"{lanes} in flight", closed=True, concurrency=lanes),)
+        stages = (
+            StagePlan(name="load", arrival=f"{lanes} in flight", closed=True, concurrency=lanes),
+        )
         told = checked(rows(1, 600, 10.0), stages=stages)
         assert told["lanes"].ok is ok and "arrivals" not in told
 
@@ -87,7 +102,9 @@ def test_a_declared_share_of_prompts_is_no_fault_and_an_unknown_cache_is_unknown
     told = checked(found, shares_prompts=True)
     assert told["cache"].ok is None and "repeats" not in told
     found["cached_tokens"] = -1
-    assert checked(found)["cache"] == StimulusCheck(code="cache", asked=0.0, seen=None, ok=None, n=600)
+    assert checked(found)["cache"] == StimulusCheck(
+        code="cache", asked=0.0, seen=None, ok=None, n=600
+    )
 
 
 def _short(found: Any) -> None:
@@ -111,7 +128,9 @@ def test_answers_that_are_shorter_and_prompts_that_were_sent_before(change: Any,
 
 
 @pytest.mark.parametrize(("cached", "ok"), [(75, True), (45, False), (-1, None)])
-def test_a_share_of_cached_tokens_that_was_asked_for_is_looked_for(cached: int, ok: bool | None) -> None:
+def test_a_share_of_cached_tokens_that_was_asked_for_is_looked_for(
+    cached: int, ok: bool | None
+) -> None:
     """Half of 150 prompt tokens were to come from the cache; 30 % is another load, and a silent server is unknown."""
     found = rows(1, 600, 10.0)
     found["cached_tokens"] = cached

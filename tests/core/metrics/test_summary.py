@@ -65,11 +65,24 @@ slot stage status    due  ready sent first answer last end  done  out reason n1 
 9    1     lost      3800 3800  3800 -1    -1     -1   -1   -1    -1  -1     0  0      -1  -1     -1    -
 """
 COLUMNS = {
-    "due": "due_ns", "ready": "ready_ns", "sent": "sent_ns", "first": "first_token_ns", "answer": "first_answer_ns",
-    "last": "last_token_ns", "end": "end_ns", "done": "done_ns", "out": "output_tokens", "reason": "reasoning_tokens",
-    "n1": "first_event_tokens", "events": "output_events", "in": "input_tokens", "cached": "cached_tokens",
-    "asked": "asked_output", "slot": "slot", "stage": "stage",
-}  # fmt: skip
+    "due": "due_ns",
+    "ready": "ready_ns",
+    "sent": "sent_ns",
+    "first": "first_token_ns",
+    "answer": "first_answer_ns",
+    "last": "last_token_ns",
+    "end": "end_ns",
+    "done": "done_ns",
+    "out": "output_tokens",
+    "reason": "reasoning_tokens",
+    "n1": "first_event_tokens",
+    "events": "output_events",
+    "in": "input_tokens",
+    "cached": "cached_tokens",
+    "asked": "asked_output",
+    "slot": "slot",
+    "stage": "stage",
+}
 
 
 def hand_rows() -> NDArray[np.void]:
@@ -85,7 +98,9 @@ def hand_rows() -> NDArray[np.void]:
             else:
                 field = COLUMNS[name]
                 row[field] = int(cell) * (MS if field.endswith("_ns") and cell != "-1" else 1)
-    rows["kind"][6:] = [KINDS.index(kind) for kind in ("http_5xx", "in_flight_cap", "interrupted", "worker_died")]
+    rows["kind"][6:] = [
+        KINDS.index(kind) for kind in ("http_5xx", "in_flight_cap", "interrupted", "worker_died")
+    ]
     rows["http_status"][6] = 503
     rows["text"][7] = 1
     rows["worker"][9] = 2
@@ -130,7 +145,11 @@ def figures(distribution: Any) -> tuple[int, list[float]]:
         ("tpot_ms", 4, [10, 50, 100]),
         ("tpot_mlperf_ms", 4, [100 / 109, 50, 50.25]),  # 201/4, 300/6, 100/109, 300/30
         ("e2e_ms", 5, [50, 400, 500]),  # 302, 500, 402, 400, 50
-        ("connect_ms", 8, [0, 0, 0]),  # all that were sent; a connection that was ready before its time took nothing
+        (
+            "connect_ms",
+            8,
+            [0, 0, 0],
+        ),  # all that were sent; a connection that was ready before its time took nothing
         ("send_lag_ms", 8, [0, 0, 2]),
     ],
 )
@@ -160,7 +179,11 @@ def test_counts_windows_load_and_tokens_by_hand() -> None:
     }
     assert (s.bytes.sent, s.bytes.received) == (90, 900)
     w = s.window
-    assert (w.start_s, w.end_s, w.duration_s) == (1.0, 3.76, 2.76)  # last token of all: the cancelled one's
+    assert (w.start_s, w.end_s, w.duration_s) == (
+        1.0,
+        3.76,
+        2.76,
+    )  # last token of all: the cancelled one's
     assert (w.steady.start_s, w.steady.end_s, w.whole.end_s) == (1.0, 3.8, 3.8)
     assert w.last_issued.duration_s is None  # the one sent last never ended
     # in flight: 304 + 503 + 400 + 400 + 50 + 10 + 60 of 2,760 ms; request 2 is in flight until 2,003, 3 from 2,002
@@ -182,27 +205,44 @@ def test_counts_windows_load_and_tokens_by_hand() -> None:
     assert t.sources.input == {"server": 3, "estimate": 1, "none": 1}
     assert t.sources.output == {"server": 5}
     assert s.tpot_undefined == 1
-    assert (s.itl_ms, s.itl_absent) == (None, "no answer had two output events")  # no histogram was given
+    assert (s.itl_ms, s.itl_absent) == (
+        None,
+        "no answer had two output events",
+    )  # no histogram was given
 
 
 def test_goodput_by_hand() -> None:
     g = hand().goodput
     # TTFT at most 250: not 3. TPOT at most 100: all that have one. Good: 1, 2, 4, 5 of 8; the cancelled one left out.
-    assert (g.good, g.counted, g.share, g.met) == (4, 8, 0.5, None) and g.not_judged, "the run is not valid"
+    assert (g.good, g.counted, g.share, g.met) == (4, 8, 0.5, None) and g.not_judged, (
+        "the run is not valid"
+    )
     assert g.rps == pytest.approx(4 / 2.76)
     assert g.steady_rps == pytest.approx(4 / 2.8)
     ttft, tpot = g.slo
     # 50, 100, 101, 200, 302, then three that never came: place floor(8 * 0.5) = 4
-    assert (ttft.value_ms, ttft.margin_ms, ttft.met, ttft.over, ttft.count) == (302, -52, None, 4, 8)
+    assert (ttft.value_ms, ttft.margin_ms, ttft.met, ttft.over, ttft.count) == (
+        302,
+        -52,
+        None,
+        4,
+        8,
+    )
     # 10, 11.1, 50, 100, never, never, never: place 3, exactly at the limit
     assert (tpot.value_ms, tpot.margin_ms, tpot.met, tpot.over, tpot.count) == (100, 0, None, 3, 7)
     assert (tpot.needed, tpot.supported) == (11, False)
 
 
 def test_slots_without_a_record_are_lost() -> None:
-    header = msgspec.structs.replace(HEADER, stages=(HEADER.stages[0], StagePlan(name="main", slots=12)))
+    header = msgspec.structs.replace(
+        HEADER, stages=(HEADER.stages[0], StagePlan(name="main", slots=12))
+    )
     s = summarize(header, hand_rows())
-    assert (s.requests.scheduled, s.requests.lost, s.requests.by_error["no_record"].count) == (12, 4, 3)
+    assert (s.requests.scheduled, s.requests.lost, s.requests.by_error["no_record"].count) == (
+        12,
+        4,
+        3,
+    )
     assert (s.goodput.counted, s.goodput.good) == (11, 4)
 
 
@@ -214,7 +254,11 @@ def test_of_a_run_that_was_cut_off_what_was_sent_and_has_no_record_is_lost() -> 
     sent = len(rows) - 1  # one was dropped
     samples = [Second(t_s=2, worker=1, sent=3), Second(t_s=1, sent=4), Second(t_s=2, sent=sent)]
     s = summarize(header, rows, seconds=samples)
-    assert (s.requests.scheduled, s.requests.lost, s.requests.by_error["no_record"].count) == (12, 4, 3)
+    assert (s.requests.scheduled, s.requests.lost, s.requests.by_error["no_record"].count) == (
+        12,
+        4,
+        3,
+    )
     assert (s.goodput.counted, s.goodput.good) == (11, 4)
     assert summarize(header, rows).requests.scheduled == 9, "nothing is known of what was sent"
     assert s.run.state == "cut_off"
@@ -224,7 +268,15 @@ def test_of_a_run_that_was_cut_off_what_was_sent_and_has_no_record_is_lost() -> 
 def test_the_order_of_rows_and_shards_does_not_matter() -> None:
     draw = np.random.default_rng(3)
     rows = np.concatenate([hand_rows()] * 20)
-    for field in ("due_ns", "ready_ns", "sent_ns", "first_token_ns", "last_token_ns", "end_ns", "done_ns"):
+    for field in (
+        "due_ns",
+        "ready_ns",
+        "sent_ns",
+        "first_token_ns",
+        "last_token_ns",
+        "end_ns",
+        "done_ns",
+    ):
         shifted = rows[field] + np.repeat(np.arange(20) * 5_000 * MS, 10)
         rows[field] = np.where(rows[field] < 0, -1, shifted)
     events = draw.exponential(9 * MS, 500).astype(np.int64)
@@ -246,7 +298,9 @@ def test_conversations_are_ok_when_every_turn_is() -> None:
     rows["sent_ns"], rows["end_ns"] = rows["due_ns"], rows["due_ns"] + 500 * MS
     rows["last_token_ns"] = rows["first_token_ns"] = rows["done_ns"] = rows["end_ns"]
     rows["status"][3], rows["status"][5] = STATUSES.index("failed"), STATUSES.index("cancelled")
-    cut = summarize(Header(turns=3), rows).sessions  # the same rows, had there been a third turn to come
+    cut = summarize(
+        Header(turns=3), rows
+    ).sessions  # the same rows, had there been a third turn to come
     assert cut is not None and (cut.count, cut.cut, cut.ok) == (0, 2, 0)
     sessions = summarize(Header(turns=2), rows).sessions
     assert sessions is not None
@@ -257,11 +311,16 @@ def test_conversations_are_ok_when_every_turn_is() -> None:
 def test_targets_share_one_clock_and_their_rates_add_up() -> None:
     rows = hand_rows()
     rows["target"] = rows["slot"] % 2
-    targets = (TargetFacts(url="http://a", gpus=4, model="m"), TargetFacts(url="http://b", gpus=8, model="m"))
+    targets = (
+        TargetFacts(url="http://a", gpus=4, model="m"),
+        TargetFacts(url="http://b", gpus=8, model="m"),
+    )
     s = summarize(msgspec.structs.replace(HEADER, targets=targets), rows)
     assert (s.target.gpus, s.target.model, s.target.url) == (12, "m", "")
     assert [part.requests.scheduled for part in s.targets] == [4, 5]
-    assert sum(part.tokens.output_per_s or 0 for part in s.targets) == pytest.approx(s.tokens.output_per_s)
+    assert sum(part.tokens.output_per_s or 0 for part in s.targets) == pytest.approx(
+        s.tokens.output_per_s
+    )
     assert sum(part.goodput.good or 0 for part in s.targets) == s.goodput.good
 
 
@@ -291,7 +350,9 @@ def sound(n: int = 1000) -> NDArray[np.void]:
 
 
 def judged(
-    change: dict[str, tuple[int, Any]] | None = None, seconds: list[Second] | None = None, **header: Any
+    change: dict[str, tuple[int, Any]] | None = None,
+    seconds: list[Second] | None = None,
+    **header: Any,
 ) -> Summary:
     """A sound run with fields of its first k rows changed: {field: (k, value)}."""
     rows = sound()
@@ -299,7 +360,13 @@ def judged(
         rows[field][:k] = value
     gaps = Histogram()
     gaps.add(np.full(4000, 10 * MS))
-    return summarize(Header(**({"state": "finished", "template_tokens": 0} | header)), rows, [gaps], [], seconds or [])
+    return summarize(
+        Header(**({"state": "finished", "template_tokens": 0} | header)),
+        rows,
+        [gaps],
+        [],
+        seconds or [],
+    )
 
 
 FAILED, LOST = STATUSES.index("failed"), STATUSES.index("lost")
@@ -311,19 +378,49 @@ BUSY = Second(t_s=5.0, worker=3, cpu_share=0.91)
     ("change", "seconds", "header", "reason"),
     [
         ({}, [], {}, None),
-        ({"sent_ns": (10, LATE + 5 * MS)}, [], {}, None),  # p99 of 1,000 is at place 990, the tenth from above
+        (
+            {"sent_ns": (10, LATE + 5 * MS)},
+            [],
+            {},
+            None,
+        ),  # p99 of 1,000 is at place 990, the tenth from above
         ({"sent_ns": (9, LATE[:9] + 6 * MS)}, [], {}, None),
-        ({"sent_ns": (10, LATE + 6 * MS)}, [], {}, ("sent_late", {"quantile": "p99", "value_ms": 6.0, "limit": 0.05})),
-        ({"sent_ns": (10, LATE + 6 * MS)}, [], {"limits": ValidityLimits(send_lag_share=0.06)}, None),
+        (
+            {"sent_ns": (10, LATE + 6 * MS)},
+            [],
+            {},
+            ("sent_late", {"quantile": "p99", "value_ms": 6.0, "limit": 0.05}),
+        ),
+        (
+            {"sent_ns": (10, LATE + 6 * MS)},
+            [],
+            {"limits": ValidityLimits(send_lag_share=0.06)},
+            None,
+        ),
         ({"stamp_error_ns": (10, 5 * MS)}, [], {}, None),
-        ({"stamp_error_ns": (10, 6 * MS)}, [], {}, ("arrivals_unsure", {"quantile": "p99", "value_ms": 6.0})),
+        (
+            {"stamp_error_ns": (10, 6 * MS)},
+            [],
+            {},
+            ("arrivals_unsure", {"quantile": "p99", "value_ms": 6.0}),
+        ),
         ({"client_lag_ns": (500, 90 * MS)}, [], {}, None),  # the verdict uses the stamp error
-        ({}, [BUSY], {}, ("generator_busy", {"worker": 3, "cpu_share": 0.91, "at_s": 5.0, "limit": 0.9})),
+        (
+            {},
+            [BUSY],
+            {},
+            ("generator_busy", {"worker": 3, "cpu_share": 0.91, "at_s": 5.0, "limit": 0.9}),
+        ),
         ({}, [msgspec.structs.replace(BUSY, cpu_share=0.9)], {}, None),
         ({}, [msgspec.structs.replace(BUSY, span_s=0.4)], {}, None),  # not a full second
         ({}, [msgspec.structs.replace(BUSY, t_s=12.0)], {}, None),  # after the window
         ({"status": (10, FAILED)}, [], {}, None),
-        ({"status": (11, FAILED)}, [], {}, ("failures", {"failed": 11, "requests": 1000, "limit": 0.01})),
+        (
+            {"status": (11, FAILED)},
+            [],
+            {},
+            ("failures", {"failed": 11, "requests": 1000, "limit": 0.01}),
+        ),
         ({"status": (1000, FAILED)}, [], {}, ("none_ok", {"requests": 1000})),
         (
             {"status": (1, LOST), "kind": (1, KINDS.index("worker_died"))},
@@ -334,7 +431,10 @@ BUSY = Second(t_s=5.0, worker=3, cpu_share=0.91)
     ],
 )
 def test_each_limit_from_both_sides(
-    change: dict[str, Any], seconds: list[Second], header: dict[str, Any], reason: tuple[str, dict[str, Any]] | None
+    change: dict[str, Any],
+    seconds: list[Second],
+    header: dict[str, Any],
+    reason: tuple[str, dict[str, Any]] | None,
 ) -> None:
     s = judged(change, seconds, **header)
     assert s.verdict.valid is (reason is None), s.verdict.reasons
@@ -351,15 +451,20 @@ def test_each_limit_from_both_sides(
         (0.4, 0.5, {"remedy": "other_processes", "worker": 3, "waited_share": 0.5}),
     ],
 )
-def test_why_it_was_late(cpu_share: float, waited_share: float | None, remedy: dict[str, Any]) -> None:
+def test_why_it_was_late(
+    cpu_share: float, waited_share: float | None, remedy: dict[str, Any]
+) -> None:
     second = Second(t_s=5.0, worker=3, cpu_share=cpu_share, waited_share=waited_share)
-    s = judged({"sent_ns": (10, LATE + 6 * MS)}, [second, Second(t_s=7.0, cpu_share=0.1, waited_share=0.0)])
+    s = judged(
+        {"sent_ns": (10, LATE + 6 * MS)}, [second, Second(t_s=7.0, cpu_share=0.1, waited_share=0.0)]
+    )
     assert says(s.verdict.codes[:1], "sent_late", **remedy)
     assert s.client.waited_share_max == waited_share
 
 
 @pytest.mark.parametrize(
-    ("write_share", "waited_share", "remedy"), [(0.1, 0, "host"), (0.2, 0, "disk"), (0.2, 0.2, "other_processes")]
+    ("write_share", "waited_share", "remedy"),
+    [(0.1, 0, "host"), (0.2, 0, "disk"), (0.2, 0.2, "other_processes")],
 )
 def test_records_that_take_long_to_write_are_the_cause_of_late_sends(
     write_share: float, waited_share: float, remedy: str
@@ -375,20 +480,40 @@ def test_records_that_take_long_to_write_are_the_cause_of_late_sends(
 @pytest.mark.parametrize(
     ("change", "header", "warning"),
     [
-        ({"output_source": (3, SOURCES.index("tokenizer"))}, {}, ("usage_missing", {"missing": 3, "ok": 1000})),
+        (
+            {"output_source": (3, SOURCES.index("tokenizer"))},
+            {},
+            ("usage_missing", {"missing": 3, "ok": 1000}),
+        ),
         ({"output_source": (3, SOURCES.index("tokenizer"))}, {"usage_asked": False}, None),
-        ({"input_source": (7, SOURCES.index("estimate"))}, {}, ("counts_estimated", {"estimated": 7, "ok": 1000})),
+        (
+            {"input_source": (7, SOURCES.index("estimate"))},
+            {},
+            ("counts_estimated", {"estimated": 7, "ok": 1000}),
+        ),
         ({"input_tokens": (1000, 102)}, {}, None),
-        ({"input_tokens": (1000, 103)}, {}, ("prompt_counts_differ", {"share": about(0.03), "template_known": True})),
+        (
+            {"input_tokens": (1000, 103)},
+            {},
+            ("prompt_counts_differ", {"share": about(0.03), "template_known": True}),
+        ),
         ({"input_tokens": (1000, 103)}, {"template_tokens": 3}, None),
-        ({"input_tokens": (1000, 103)}, {"template_tokens": None}, ("prompt_counts_differ", {"template_known": False})),
+        (
+            {"input_tokens": (1000, 103)},
+            {"template_tokens": None},
+            ("prompt_counts_differ", {"template_known": False}),
+        ),
         ({"cached_tokens": (1000, 5)}, {}, None),
         ({"cached_tokens": (1000, 6)}, {}, ("cached", {"share": about(0.06)})),
         ({"cached_tokens": (1000, 60)}, {"shares_prompts": True}, None),
         ({"output_tokens": (20, 4)}, {}, None),
         ({"output_tokens": (21, 4)}, {}, ("lengths_differ", {"share": about(0.021)})),
         ({"request": (4, 9)}, {}, ("prompts_repeated", {"requests": 4})),
-        ({"sent_ns": (1000, 100 * MS + np.arange(1000) // 100 * 1000 * MS)}, {}, ("gaps_differ", {})),
+        (
+            {"sent_ns": (1000, 100 * MS + np.arange(1000) // 100 * 1000 * MS)},
+            {},
+            ("gaps_differ", {}),
+        ),
         (
             {},
             {"notes": ("the server does not check model names",)},
@@ -409,7 +534,15 @@ def test_records_that_take_long_to_write_are_the_cause_of_late_sends(
             {},
             ("first_event_unknown", {}),
         ),
-        ({"output_tokens": (1000, 10), "asked_output": (1000, 10), "first_event_tokens": (1000, 2)}, {}, None),
+        (
+            {
+                "output_tokens": (1000, 10),
+                "asked_output": (1000, 10),
+                "first_event_tokens": (1000, 2),
+            },
+            {},
+            None,
+        ),
     ],
 )
 def test_each_warning_from_both_sides(
@@ -423,13 +556,17 @@ def test_each_warning_from_both_sides(
 # -- each family has a guard of its own -----------------------------------------------------------------------------
 
 
-def stopped_client(*, stop_ms: int = 100, every_ms: int = 300, answers: int = 60, tokens: int = 200) -> Summary:
+def stopped_client(
+    *, stop_ms: int = 100, every_ms: int = 300, answers: int = 60, tokens: int = 200
+) -> Summary:
     """Answers with true gaps of 5 ms, read by a client that stands still for `stop_ms` in every `every_ms`.
 
     The bytes go through the exchange that reads them in a run. What arrives while the client stands still is one read
     afterwards, with the stamp of the newest packet, as the kernel merges it.
     """
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
 
     def chunk(text: bytes) -> bytes:
         return b"%x\r\n%s\r\n" % (len(text), text)
@@ -447,22 +584,38 @@ def stopped_client(*, stop_ms: int = 100, every_ms: int = 300, answers: int = 60
         reads: dict[int, list[tuple[int, bytes]]] = {}
         for at, data in arrivals:
             phase = at % (every_ms * MS)
-            reads.setdefault(at if phase >= stop_ms * MS else at - phase + stop_ms * MS, []).append((at, data))
+            reads.setdefault(at if phase >= stop_ms * MS else at - phase + stop_ms * MS, []).append(
+                (at, data)
+            )
         done: list[Completion] = []
         exchange = Exchange(None, b"", b"", due, done.append, timeline.flow, stream=True)
         exchange.ready = exchange.sent = due
         for read_at, packets in reads.items():
             stood_still = read_at % (every_ms * MS) == stop_ms * MS
             empty_at = read_at - (stop_ms * MS if stood_still else 200_000)
-            exchange.arrived([(b"".join(data for _, data in packets), packets[-1][0], read_at, empty_at, True)])
+            exchange.arrived(
+                [(b"".join(data for _, data in packets), packets[-1][0], read_at, empty_at, True)]
+            )
         exchange.tell()
         place = RowPlace(number, number, 0, 0, 0, -1, 0, -1)
         rows.append(record.row(place, done[0], 0, text=-1, built=Built(9, "tokenizer", tokens)))
-    assert timeline.fold() == sum(timeline.bins) == timeline.gaps.count + len(rows) == timeline.errors.count
+    assert (
+        timeline.fold()
+        == sum(timeline.bins)
+        == timeline.gaps.count + len(rows)
+        == timeline.errors.count
+    )
     made = np.frombuffer(b"".join(rows), record.ROW).copy()
-    terms = tuple(Term(metric=metric, limit_ns=300 * MS, quantile=0.5) for metric in ("ttft", "tpot", "itl", "max_gap"))
-    header = Header(state="finished", template_tokens=0, slo=Slo(terms=terms), percentiles=(0.5, 0.255))
-    return summarize(header, made, [timeline.gaps], [timeline.bins[: timeline.used]], (), (), [timeline.errors])
+    terms = tuple(
+        Term(metric=metric, limit_ns=300 * MS, quantile=0.5)
+        for metric in ("ttft", "tpot", "itl", "max_gap")
+    )
+    header = Header(
+        state="finished", template_tokens=0, slo=Slo(terms=terms), percentiles=(0.5, 0.255)
+    )
+    return summarize(
+        header, made, [timeline.gaps], [timeline.bins[: timeline.used]], (), (), [timeline.errors]
+    )
 
 
 def test_a_client_that_stands_still_prints_no_gaps_as_sound() -> None:
@@ -472,16 +625,31 @@ def test_a_client_that_stands_still_prints_no_gaps_as_sound() -> None:
     assert s.event_error_ms.p99 and s.event_error_ms.p99 > 90
     assert s.event_unsure_share == pytest.approx(0.31, abs=0.03)
     assert s.itl_ms is None and s.itl_absent == s.unsound["itl"]
-    assert (s.inter_chunk_ms.p99, s.inter_chunk_ms.count, s.max_gap_ms.p50) == (None, 60 * 199, None)
+    assert (s.inter_chunk_ms.p99, s.inter_chunk_ms.count, s.max_gap_ms.p50) == (
+        None,
+        60 * 199,
+        None,
+    )
     assert (s.stalls.requests, s.stalls.share) == (None, None)
     assert s.tpot_ms.p50 == pytest.approx(5, rel=0.02)  # the errors of two stamps of 200 are small
     assert [term.met for term in s.goodput.slo] == [True, True, None, None]
     assert (s.goodput.met, s.goodput.undecided, s.goodput.good) == (None, True, None)
     assert (exit_code(s), exit_code(s, strict=True)) == (0, 3)
     page = " ".join(text.render(s).split())
-    assert "VALID, with a reservation:" in page and "withheld: arrival times are unsure: p99 error of the gaps" in page
-    assert s.percentiles.keys() == {"ttft_ms", "ttft_from_sent_ms", "first_answer_ms", "tpot_ms", "e2e_ms"}
-    assert s.percentiles["tpot_ms"]["p50"] == s.tpot_ms.p50 and s.percentiles["tpot_ms"]["p25_5"] > 0
+    assert (
+        "VALID, with a reservation:" in page
+        and "withheld: arrival times are unsure: p99 error of the gaps" in page
+    )
+    assert s.percentiles.keys() == {
+        "ttft_ms",
+        "ttft_from_sent_ms",
+        "first_answer_ms",
+        "tpot_ms",
+        "e2e_ms",
+    }
+    assert (
+        s.percentiles["tpot_ms"]["p50"] == s.tpot_ms.p50 and s.percentiles["tpot_ms"]["p25_5"] > 0
+    )
     assert "asked for, ms p50 p25.5 samples" in page
     assert "SLO UNDECIDED" in page and "measurement is sound" not in page
     again = load_summary(dump_summary(s))
@@ -496,13 +664,22 @@ def test_events_that_come_together_are_no_fault_of_this_host(lag_ms: float) -> N
     error.add(np.full(1000, 392 * MS))
     none.add(np.zeros(1000, np.int64))
     samples = {"client_lag": lag.distribution(), "gap_error": error.distribution()}
-    samples |= dict.fromkeys(("inter_chunk", "max_gap", "max_gap_error", "tpot", "tpot_error"), none.distribution())
-    busy = [Second(t_s=float(t), cpu_share=0.2, cpu_s=0.2, peak_rss_bytes=1, waited_share=0.3) for t in range(1, 9)]
-    said = validity.withheld(ValidityLimits(), samples, 0.97, busy, Window(start_s=0.0, end_s=9.0))["inter_chunk"]
+    samples |= dict.fromkeys(
+        ("inter_chunk", "max_gap", "max_gap_error", "tpot", "tpot_error"), none.distribution()
+    )
+    busy = [
+        Second(t_s=float(t), cpu_share=0.2, cpu_s=0.2, peak_rss_bytes=1, waited_share=0.3)
+        for t in range(1, 9)
+    ]
+    said = validity.withheld(ValidityLimits(), samples, 0.97, busy, Window(start_s=0.0, end_s=9.0))[
+        "inter_chunk"
+    ]
     assert "392 ms stands against the gaps' p50 (0 ms)" in said and "against a" not in said
     assert ("holds events back, and TTFT may hold that wait" in said) is (lag_ms < 1)
     assert ("off its core" in said) is (lag_ms > 1)
-    few = validity.withheld(ValidityLimits(), samples, 0.1, busy, Window(start_s=0.0, end_s=9.0))["inter_chunk"]
+    few = validity.withheld(ValidityLimits(), samples, 0.1, busy, Window(start_s=0.0, end_s=9.0))[
+        "inter_chunk"
+    ]
     assert "off its core" in few
 
 
@@ -528,7 +705,9 @@ def test_a_client_that_reads_at_once_keeps_its_gaps() -> None:
 
 def test_a_rare_stop_spoils_the_largest_gap_and_not_the_gaps() -> None:
     s = stopped_client(stop_ms=20, every_ms=5000, answers=200, tokens=400)
-    assert set(s.unsound) == {"max_gap"} and says(s.verdict.caveat_codes, "withheld", metrics=["max_gap"])
+    assert set(s.unsound) == {"max_gap"} and says(
+        s.verdict.caveat_codes, "withheld", metrics=["max_gap"]
+    )
     assert s.itl_ms is not None and s.itl_ms.p99 == pytest.approx(5, rel=0.001)
 
 
@@ -538,13 +717,23 @@ def test_tpot_has_its_own_error() -> None:
     s = judged({"last_token_error_ns": (1000, 2 * MS), "stamp_error_ns": (1000, MS)})
     assert set(s.unsound) == {"tpot", "tpot_mlperf"} and s.verdict.valid
     (withheld,) = s.verdict.caveat_codes
-    assert withheld.code == "withheld" and set(withheld.values["metrics"]) == {"tpot", "tpot_mlperf"}
+    assert withheld.code == "withheld" and set(withheld.values["metrics"]) == {
+        "tpot",
+        "tpot_mlperf",
+    }
     assert "0.75 ms" in s.unsound["tpot"] and "7.5 %" in s.unsound["tpot"]
     assert (s.tpot_ms.p50, s.tpot_mlperf_ms.p50, s.drift.tpot_p50) == (None, None, None)
     assert s.itl_ms is not None
     looser = {"limits": ValidityLimits(tpot_error_share=0.08)}
-    assert judged({"last_token_error_ns": (1000, 2 * MS), "stamp_error_ns": (1000, MS)}, **looser).unsound == {}
-    assert judged({"last_token_error_ns": (1000, -1), "stamp_error_ns": (1000, 4 * MS)}).unsound == {}  # not known
+    assert (
+        judged(
+            {"last_token_error_ns": (1000, 2 * MS), "stamp_error_ns": (1000, MS)}, **looser
+        ).unsound
+        == {}
+    )
+    assert (
+        judged({"last_token_error_ns": (1000, -1), "stamp_error_ns": (1000, 4 * MS)}).unsound == {}
+    )  # not known
 
 
 @pytest.mark.parametrize(
@@ -570,12 +759,19 @@ def test_the_highest_supported_quantile_decides(n: int, late: int, quantile: str
     assert not quantile or says(verdict.codes[:1], "sent_late", quantile=quantile), verdict.reasons
 
 
-@pytest.mark.parametrize(("late", "unsure", "is_valid"), [(6, 6, False), (2, 2, True), (12, 0, False), (0, 12, False)])
-def test_of_few_requests_the_median_itself_is_judged(late: int, unsure: int, is_valid: bool) -> None:
+@pytest.mark.parametrize(
+    ("late", "unsure", "is_valid"), [(6, 6, False), (2, 2, True), (12, 0, False), (0, 12, False)]
+)
+def test_of_few_requests_the_median_itself_is_judged(
+    late: int, unsure: int, is_valid: bool
+) -> None:
     """32 requests of a client that was stopped a quarter of the time: a third of them late, TTFT p50 11 % too long."""
     rows = sound(32)
     rows["first_token_ns"] = rows["due_ns"] + np.arange(84, 116) * MS
-    for name, chosen in (("sent_ns", slice(0, late)), ("stamp_error_ns", slice(late, late + unsure))):
+    for name, chosen in (
+        ("sent_ns", slice(0, late)),
+        ("stamp_error_ns", slice(late, late + unsure)),
+    ):
         rows[name][chosen] += 45 * MS
         rows["first_token_ns"][chosen] += 45 * MS
     verdict = summarize(Header(state="finished"), rows).verdict
@@ -584,16 +780,21 @@ def test_of_few_requests_the_median_itself_is_judged(late: int, unsure: int, is_
 
 
 @pytest.mark.parametrize(
-    ("late", "unsure", "apart", "is_valid"), [(7, 7, False, True), (7, 7, True, False), (3, 3, True, True)]
+    ("late", "unsure", "apart", "is_valid"),
+    [(7, 7, False, True), (7, 7, True, False), (3, 3, True, True)],
 )
 def test_late_sends_and_unsure_stamps_of_unlike_requests_are_judged_together(
     late: int, unsure: int, apart: bool, is_valid: bool
 ) -> None:
     """Of 160 requests fewer than 5 % were late, and as many unsure; where they are not the same ones, more than 5 % of
-    the figures are wrong by 12 % of the TTFT."""
+    the figures are wrong by 12 % of the TTFT.
+    """
     rows = sound(160)
     first = late if apart else 0
-    for name, chosen in (("sent_ns", slice(0, late)), ("stamp_error_ns", slice(first, first + unsure))):
+    for name, chosen in (
+        ("sent_ns", slice(0, late)),
+        ("stamp_error_ns", slice(first, first + unsure)),
+    ):
         rows[name][chosen] += 12 * MS
         rows["first_token_ns"][chosen] += 12 * MS
     verdict = summarize(Header(state="finished"), rows).verdict
@@ -611,7 +812,11 @@ def test_a_term_that_no_request_can_have_is_undecided() -> None:
     rows["output_tokens"] = rows["output_events"] = rows["asked_output"] = 1
     rows["last_token_ns"] = rows["first_token_ns"]
     slo = Slo(
-        terms=(Term(metric="tpot", limit_ns=MS), Term(metric="itl", limit_ns=MS), Term(metric="ttft", limit_ns=MS))
+        terms=(
+            Term(metric="tpot", limit_ns=MS),
+            Term(metric="itl", limit_ns=MS),
+            Term(metric="ttft", limit_ns=MS),
+        )
     )
     s = summarize(Header(state="finished", slo=slo), rows)
     assert [term.met for term in s.goodput.slo] == [None, None, False]
@@ -621,7 +826,9 @@ def test_a_term_that_no_request_can_have_is_undecided() -> None:
     assert s.goodput.undecided and exit_code(s) == 0 and exit_code(s, strict=True) == 3
     assert "MISSED" not in text.render(s)
     rows["status"] = FAILED
-    assert summarize(Header(slo=Slo(terms=slo.terms[:1])), rows).goodput.met is False, "failed requests are over"
+    assert summarize(Header(slo=Slo(terms=slo.terms[:1])), rows).goodput.met is False, (
+        "failed requests are over"
+    )
 
 
 def test_answers_shorter_than_asked_stand_beside_valid() -> None:
@@ -635,7 +842,9 @@ def test_answers_shorter_than_asked_stand_beside_valid() -> None:
 def test_itl_is_the_gaps_only_when_events_carry_one_token() -> None:
     assert judged().itl_ms == judged().inter_chunk_ms
     assert (
-        judged({"output_tokens": (1000, 6), "asked_output": (1000, 6), "finish_reason": (1000, STOP)}).itl_ms
+        judged(
+            {"output_tokens": (1000, 6), "asked_output": (1000, 6), "finish_reason": (1000, STOP)}
+        ).itl_ms
         is not None
     )  # the end token has no text
     assert judged({"output_tokens": (1000, 10)}).itl_absent == "events carry 2.00 tokens on average"
@@ -661,7 +870,9 @@ def test_steady_tokens_come_from_the_timeline() -> None:
         (False, True, None, 0),
     ],
 )
-def test_exit_codes_in_their_precedence(interrupted: bool, valid: bool, met: bool | None, code: int) -> None:
+def test_exit_codes_in_their_precedence(
+    interrupted: bool, valid: bool, met: bool | None, code: int
+) -> None:
     found = hand()
     changed = msgspec.structs.replace(
         found,
@@ -688,7 +899,10 @@ def test_the_examples_are_what_the_script_writes(name: str) -> None:
 def test_a_header_survives_its_file_and_an_older_one_is_filled_up() -> None:
     assert decode(encode(HEADER)) == HEADER
     assert decode(b'{"schema": 1, "run": "x", "unknown": [1]}') == Header(run="x")
-    assert [second.t_s for second in decode_seconds(b'{"t_s": 1.0}\n{"t_s": 2.0}\n{"t_s": 3')] == [1, 2]
+    assert [second.t_s for second in decode_seconds(b'{"t_s": 1.0}\n{"t_s": 2.0}\n{"t_s": 3')] == [
+        1,
+        2,
+    ]
 
 
 @pytest.mark.parametrize("read", [load_summary, decode])
@@ -715,7 +929,10 @@ def test_a_summary_that_was_cut_says_how_it_is_made_again() -> None:
     """It said "give the folder that a run has written", of such a folder."""
     with refused(UserError, "wrong_format") as caught:
         load_summary(b'{"schema": 1, "ru')
-    assert caught.value.what.startswith("not a summary of a run") and "loadgen report" in caught.value.hint
+    assert (
+        caught.value.what.startswith("not a summary of a run")
+        and "loadgen report" in caught.value.hint
+    )
 
 
 # -- the document --------------------------------------------------------------------------------------------------
@@ -739,18 +956,29 @@ def unfolded(pattern: str) -> list[str]:
 
 def test_every_field_is_documented_and_nothing_else() -> None:
     text = (places.ROOT / "docs" / "summary.md").read_text()
-    sections = {part.split("\n", 1)[0].strip(): part for part in re.split(r"^##+ ", text, flags=re.M)[1:]}
+    sections = {
+        part.split("\n", 1)[0].strip(): part for part in re.split(r"^##+ ", text, flags=re.M)[1:]
+    }
     del sections["Figures"]  # made from their rows
-    heads = {name: re.findall(r"^- ((?:`[\w{},]+`(?:, )?)+)", part, flags=re.M) for name, part in sections.items()}
+    heads = {
+        name: re.findall(r"^- ((?:`[\w{},]+`(?:, )?)+)", part, flags=re.M)
+        for name, part in sections.items()
+    }
     names = {name: re.findall(r"`([^`]+)`", " ".join(found)) for name, found in heads.items()}
-    documented = {name: sorted(itertools.chain(*map(unfolded, found))) for name, found in names.items() if found}
+    documented = {
+        name: sorted(itertools.chain(*map(unfolded, found)))
+        for name, found in names.items()
+        if found
+    }
     namespace = {kind.__name__: sorted(kind.__struct_fields__) for kind in structs(Summary)}
     assert documented == namespace
 
 
 def test_every_code_has_words_and_a_place_in_the_document() -> None:
     text = (places.ROOT / "docs" / "summary.md").read_text()
-    listed = set(re.findall(r"`(\w+)`", text[text.index("| codes of |") : text.index("`note`: a remark")]))
+    listed = set(
+        re.findall(r"`(\w+)`", text[text.index("| codes of |") : text.index("`note`: a remark")])
+    )
     only_words = {
         "counts_contradict",
         "events_unsure",
@@ -765,7 +993,10 @@ def test_every_code_has_words_and_a_place_in_the_document() -> None:
 def test_a_code_whose_values_do_not_fit_its_words_is_its_name() -> None:
     """Of a damaged run.json: it was "a bug in loadgen"."""
     assert reasons.sentence(ReasonCode(code="failures", values={})) == "failures"
-    assert reasons.sentence(ReasonCode(code="failures", values={"failed": "many", "requests": []})) == "failures"
+    assert (
+        reasons.sentence(ReasonCode(code="failures", values={"failed": "many", "requests": []}))
+        == "failures"
+    )
 
 
 def test_the_headline_goodput_is_the_offered_rate_times_the_share() -> None:
@@ -778,4 +1009,6 @@ def test_the_headline_goodput_is_the_offered_rate_times_the_share() -> None:
         assert shown.steady and shown.goodput == pytest.approx(offered * summary.goodput.share)
         assert shown.requests == summary.load.steady_completed_rps != summary.load.completed_rps
         said = format.rate(shown.goodput)
-        assert f"goodput {said}" in text.render(summary) and f"goodput {said}" in run_page.render(summary)
+        assert f"goodput {said}" in text.render(summary) and f"goodput {said}" in run_page.render(
+            summary
+        )

@@ -48,7 +48,9 @@ GOAL = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=2 * S),)))
 # -- the test of a trend -----------------------------------------------------------------------------------------------
 
 
-def wandering(rng: np.random.Generator, count: int, memory_s: float, length: int = 300) -> np.ndarray:  # type: ignore[type-arg]
+def wandering(
+    rng: np.random.Generator, count: int, memory_s: float, length: int = 300
+) -> np.ndarray:  # type: ignore[type-arg]
     """Block means of first-order autoregressive noise, a value a second, of standard deviation 1."""
     kept = math.exp(-1 / memory_s)
     shocks = rng.standard_normal((count, length)) * math.sqrt(1 - kept * kept)
@@ -60,8 +62,12 @@ def wandering(rng: np.random.Generator, count: int, memory_s: float, length: int
     return values[:, : length // blocks * blocks].reshape(count, blocks, -1).mean(axis=2)
 
 
-@pytest.mark.parametrize(("memory_s", "series", "runs"), [(0.5, 2, 100), (0.5, 40, 8), (10, 2, 100), (10, 40, 8)])
-def test_noise_without_growth_is_called_growth_in_one_run_of_a_hundred(memory_s: float, series: int, runs: int) -> None:
+@pytest.mark.parametrize(
+    ("memory_s", "series", "runs"), [(0.5, 2, 100), (0.5, 40, 8), (10, 2, 100), (10, 40, 8)]
+)
+def test_noise_without_growth_is_called_growth_in_one_run_of_a_hundred(
+    memory_s: float, series: int, runs: int
+) -> None:
     rng = seeds.stream(3, f"{memory_s} {series}")
     alarms = 0
     for _ in range(runs):
@@ -168,15 +174,21 @@ def short(load: float, seed: int) -> Any:
 
 def test_a_load_too_short_for_a_trend_is_not_sustained_where_far_fewer_end_than_are_due() -> None:
     """A probe of 15 s confirmed 6.6/s of a server that completed 5.27. What is in flight of a server that keeps up is
-    explained by what requests take."""
-    said = {load: [sustainable.piled_up([Columns(short(load, seed))]) for seed in range(30)] for load in (0.9, 2)}
+    explained by what requests take.
+    """
+    said = {
+        load: [sustainable.piled_up([Columns(short(load, seed))]) for seed in range(30)]
+        for load in (0.9, 2)
+    }
     assert not any(said[0.9])
     assert sum("completed less than was offered" in why for why in said[2]) > 8
     assert judged(short(2, 1), rate=6.6).why == said[2][1] != ""
 
 
 @pytest.mark.parametrize("sessions", [False, True])
-def test_a_load_too_short_for_its_long_answers_is_not_sustained_where_its_last_quarter_waits(sessions: bool) -> None:
+def test_a_load_too_short_for_its_long_answers_is_not_sustained_where_its_last_quarter_waits(
+    sessions: bool,
+) -> None:
     """At 60/s of 27 the page said "too short": each longer run would have lasted longer, and been too short again."""
 
     def long_answers(load: float) -> Any:
@@ -188,13 +200,20 @@ def test_a_load_too_short_for_its_long_answers_is_not_sustained_where_its_last_q
         return rows
 
     found = judged(long_answers(2))
-    assert found.sustained is False and "requests waited for their first token at the end of the load" in found.why
+    assert (
+        found.sustained is False
+        and "requests waited for their first token at the end of the load" in found.why
+    )
     keeps_up = judged(long_answers(0.9))
     assert keeps_up.sustained is None
-    assert keeps_up.why.startswith("too short: the load ran alone and in full for 3 min 00 s, requests last 5 min 0")
+    assert keeps_up.why.startswith(
+        "too short: the load ran alone and in full for 3 min 00 s, requests last 5 min 0"
+    )
     later = long_answers(2)
     later["turn"] = sessions
-    assert judged(later).sustained is (None if sessions else False), "later turns are due when answers end"
+    assert judged(later).sustained is (None if sessions else False), (
+        "later turns are due when answers end"
+    )
     assert judged(long_answers(2), closed=True).sustained is None, "lanes do not pile up"
 
 
@@ -203,7 +222,9 @@ def test_nothing_is_called_sustained_where_requests_failed() -> None:
     rows = queues([0.5])
     rows["status"][::50] = STATUS["failed"]
     found = judged(rows)
-    assert found.sustained is None and "requests failed, and what leaves a queue unserved" in found.why
+    assert (
+        found.sustained is None and "requests failed, and what leaves a queue unserved" in found.why
+    )
     assert found.visible_share is not None
 
 
@@ -270,7 +291,11 @@ def test_a_peak_that_grows_is_refused_and_the_steady_knee_stands_beside_it() -> 
     assert 96 * 0.985 <= answer.steady <= 96 < answer.not_steady <= answer.steady * 1.011
     assert answer.sustained is True
     text = found_text(answer, [], simulated=True)
-    assert "Held once" in text and "Steady" in text and "every term held over 2 times the length" in text
+    assert (
+        "Held once" in text
+        and "Steady" in text
+        and "every term held over 2 times the length" in text
+    )
 
 
 def test_without_a_longer_trial_a_peak_is_by_the_rules_only_and_the_minutes_are_told() -> None:
@@ -305,7 +330,9 @@ def test_the_watch_sees_one_replica_that_grows() -> None:
 # -- intervals ---------------------------------------------------------------------------------------------------------
 
 
-def covered(spread: float, *, run_spread: float | None, count: int, sampling: float = 0.002) -> tuple[int, float]:
+def covered(
+    spread: float, *, run_spread: float | None, count: int, sampling: float = 0.002
+) -> tuple[int, float]:
     """How many of so many searches have the truth in their interval, when each run has a level of its own."""
     hits, probes = 0, 0
     for seed in range(count):
@@ -340,9 +367,7 @@ def test_intervals_cover_the_truth_where_runs_differ(run_spread: float | None) -
 
 
 def test_the_interval_of_a_repeating_server_is_not_widened() -> None:
-    narrow, wide = (
-        searched_interval(run_spread) for run_spread in (0.0, 0.03)
-    )  # fmt: skip
+    narrow, wide = (searched_interval(run_spread) for run_spread in (0.0, 0.03))
     assert wide > 2 * narrow
 
 
@@ -362,19 +387,27 @@ def test_the_text_says_what_an_interval_covers_the_largest_first() -> None:
     assert measured.run_spread is not None and measured.run_spread_from == "learned"
     assert "--run-spread" in search_text.covers(measured, False)
     as_told = searched(steady=200, run_spread=0.03).answer
-    assert "3.0%" in search_text.covers(as_told, False) and "as told" in search_text.covers(as_told, False)
+    assert "3.0%" in search_text.covers(as_told, False) and "as told" in search_text.covers(
+        as_told, False
+    )
     none = searched(steady=200, run_spread=0.0).answer
     assert "0.0% (as told)" in search_text.covers(none, False)
 
 
-@pytest.mark.parametrize(("trial_s", "within"), [(600, "2 min 43 s (usual: 12 min 00 s)"), (2700, "12 min 12 s")])
+@pytest.mark.parametrize(
+    ("trial_s", "within"), [(600, "2 min 43 s (usual: 12 min 00 s)"), (2700, "12 min 12 s")]
+)
 def test_an_interval_says_which_changes_it_was_long_enough_for(trial_s: float, within: str) -> None:
     """Trials of ten minutes meet no spell that comes back each half hour: the interval does not hold for it."""
     words = search_text.covers(searched(steady=200, run_spread=None, trial_s=trial_s).answer, False)
     assert f"for what comes back within {within}" in words
-    assert ("slow spells of minutes that come back less often were not looked for" in words) is (trial_s < 2700)
+    assert ("slow spells of minutes that come back less often were not looked for" in words) is (
+        trial_s < 2700
+    )
     assert ("trials of 45 min 00 s look for all of them: -d" in words) is (trial_s < 2700)
-    assert "comes back" not in search_text.covers(searched(steady=200).answer, True), "a model does not change"
+    assert "comes back" not in search_text.covers(searched(steady=200).answer, True), (
+        "a model does not change"
+    )
 
 
 # -- resonance ---------------------------------------------------------------------------------------------------------
@@ -382,13 +415,24 @@ def test_an_interval_says_which_changes_it_was_long_enough_for(trial_s: float, w
 
 def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
     lengths = tuple([200, 100, 100] * 8)
-    data = Synthetic(input_tokens=Listed[int](values=lengths), output_tokens=Listed[int](values=lengths))
+    data = Synthetic(
+        input_tokens=Listed[int](values=lengths), output_tokens=Listed[int](values=lengths)
+    )
     found = resonance.found(data, None, 6, "replica", 1000)
-    assert found == {"samples": 24, "servers": 6, "kind": "replica", "factor": 6, "each": 4, "heaviest": 0.5}
+    assert found == {
+        "samples": 24,
+        "servers": 6,
+        "kind": "replica",
+        "factor": 6,
+        "each": 4,
+        "heaviest": 0.5,
+    }
     (text,) = coded("resonance", found)
     assert "50.0%" in text
     assert resonance.found(data, None, 5, "replica", 1000) is None  # no common factor
-    drawn = Synthetic(input_tokens=Empirical[int](values=lengths), output_tokens=Empirical[int](values=lengths))
+    drawn = Synthetic(
+        input_tokens=Empirical[int](values=lengths), output_tokens=Empirical[int](values=lengths)
+    )
     assert resonance.found(drawn, None, 6, "replica", 1000) is None  # no cycle
     assert resonance.found(data, None, 6, "replica", 24) is None  # one pass: nothing repeats
     assert resonance.found(data, None, 1, "target", 1000) is None
@@ -422,24 +466,58 @@ def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
     assert (result.valid, result.sustained, result.rules_only) == (True, False, True)
     assert summary.sustainable.growing == ("replica 3",)
     out = " ".join(as_text.render(mlperf_text.report(result)).split())
-    assert "VALID by the rules only: NOT sustained" in out and "replica 3 grows beyond chance" in out
-    nothing_grew = msgspec.structs.replace(result, sustained=None, sustained_why="nothing grows", longer_minutes=24.0)
+    assert (
+        "VALID by the rules only: NOT sustained" in out and "replica 3 grows beyond chance" in out
+    )
+    nothing_grew = msgspec.structs.replace(
+        result, sustained=None, sustained_why="nothing grows", longer_minutes=24.0
+    )
     out = " ".join(as_text.render(mlperf_text.report(nothing_grew)).split())
     assert "not held for twice as long - in this run: nothing grows - whether it goes on" in out
     stored = mlperf_run.read(folder)
     assert (stored.sustained, stored.sustained_why) == (False, summary.sustainable.why)
 
 
-@pytest.mark.parametrize(("seed", "lower"), [("1", False), ("3", True)])  # whether the confirmed load is not sustained
+@pytest.mark.parametrize(
+    ("seed", "lower"), [("1", False), ("3", True)]
+)  # whether the confirmed load is not sustained
 def test_the_search_finds_the_steady_knee_and_the_capacity_says_so(
     seed: str, lower: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--slo", "ttft:2s", "--slo", "tpot:60ms:p95", "--low", "20", "--high", "40", "--duration", "200s"]
-    flags += ["--precision", "0.05", "--seed", seed, "--url", "sim:gb300-vm", "--out", str(tmp_path / "s")]
+    flags = [
+        "--slo",
+        "ttft:2s",
+        "--slo",
+        "tpot:60ms:p95",
+        "--low",
+        "20",
+        "--high",
+        "40",
+        "--duration",
+        "200s",
+    ]
+    flags += [
+        "--precision",
+        "0.05",
+        "--seed",
+        seed,
+        "--url",
+        "sim:gb300-vm",
+        "--out",
+        str(tmp_path / "s"),
+    ]
     assert exits("search", "rag", *flags) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert ("Held once" if lower else "Confirmed") in out and "Steady" in out and "2 times the length" in out
-    assert out.index("the model is wrong by 5 to 25 %") < out.index("sample orders") < out.index("search's own noise")
+    assert (
+        ("Held once" if lower else "Confirmed") in out
+        and "Steady" in out
+        and "2 times the length" in out
+    )
+    assert (
+        out.index("the model is wrong by 5 to 25 %")
+        < out.index("sample orders")
+        < out.index("search's own noise")
+    )
     found = load_capacity((tmp_path / "s" / "capacity.json").read_bytes())
     answer = json.loads((tmp_path / "s" / "search.json").read_text())["answer"]
     assert found.sustained is answer["sustained"] and found.sustained_why
@@ -447,13 +525,30 @@ def test_the_search_finds_the_steady_knee_and_the_capacity_says_so(
     assert answer["steady"] is not None and answer["steady"] <= answer["confirmed"]
     assert (answer["not_steady"] is not None) is lower
     if lower:
-        assert found.rate_per_s < answer["not_steady"] == found.high_per_s, "no higher than what was seen to grow"
+        assert found.rate_per_s < answer["not_steady"] == found.high_per_s, (
+            "no higher than what was seen to grow"
+        )
 
 
 def test_a_run_without_a_time_of_its_own_is_not_called_one_instant(tmp_path: Path) -> None:
     """The warm-up is in flight as long as measured requests are due: there are no steady figures, and no growth."""
-    main_arguments = ["run", "rag", "--url", "sim:gb300-vm", "--seed", "1", "-n", "60", "-o", str(tmp_path / "r")]
+    main_arguments = [
+        "run",
+        "rag",
+        "--url",
+        "sim:gb300-vm",
+        "--seed",
+        "1",
+        "-n",
+        "60",
+        "-o",
+        str(tmp_path / "r"),
+    ]
     with pytest.raises(SystemExit):
         main(main_arguments)
     sustained = json.loads((tmp_path / "r" / "summary.json").read_text())["sustainable"]
-    assert sustained["sustained"] is None and "one instant" not in sustained["why"] and "too short" in sustained["why"]
+    assert (
+        sustained["sustained"] is None
+        and "one instant" not in sustained["why"]
+        and "too short" in sustained["why"]
+    )

@@ -38,7 +38,10 @@ pytestmark = pytest.mark.commands
 
 MS, S = 1_000_000, 1_000_000_000
 SLO = Slo(
-    terms=(Term(metric="ttft", limit_ns=2 * S, quantile=0.95), Term(metric="e2e", limit_ns=60 * S, quantile=0.95))
+    terms=(
+        Term(metric="ttft", limit_ns=2 * S, quantile=0.95),
+        Term(metric="e2e", limit_ns=60 * S, quantile=0.95),
+    )
 )
 HEADER = Header(
     run="r",
@@ -58,7 +61,9 @@ def some(ok: int, unfinished: int, over: int = 0) -> NDArray[np.void]:
     rows["output_events"] = rows["output_tokens"] = rows["asked_output"] = 20
     rows["input_tokens"], rows["built_tokens"] = 50, 45
     rows["input_source"] = rows["output_source"] = SOURCES.index("server")
-    stream(rows, np.full(len(rows), 100 * MS), np.full(len(rows), 10 * MS), np.full(len(rows), 30_000))
+    stream(
+        rows, np.full(len(rows), 100 * MS), np.full(len(rows), 10 * MS), np.full(len(rows), 30_000)
+    )
     cut = rows[ok:]
     cut["status"], cut["kind"] = STATUSES.index("unfinished"), KINDS.index("unfinished")
     cut["end_ns"], cut["finish_reason"], cut["done_ns"] = -1, 0, 100 * S
@@ -89,7 +94,12 @@ def one(**fields: int) -> Columns:
     return Columns(row)
 
 
-STREAMING = {"first_token_ns": S, "first_answer_ns": S, "last_token_ns": 9 * S, "max_gap_ns": 500 * MS}
+STREAMING = {
+    "first_token_ns": S,
+    "first_answer_ns": S,
+    "last_token_ns": 9 * S,
+    "max_gap_ns": 500 * MS,
+}
 
 
 @pytest.mark.parametrize(
@@ -101,10 +111,20 @@ STREAMING = {"first_token_ns": S, "first_answer_ns": S, "last_token_ns": 9 * S, 
         ("ttft", S // 2, STREAMING, True),
         ("ttft", S, {"sent_ns": -1, "done_ns": -1}, False),  # never sent: nothing is known
         ("ttft_from_sent", 9 * S, {"sent_ns": 2 * S}, False),
-        ("first_answer", 9 * S, STREAMING | {"first_answer_ns": -1}, True),  # it has only reasoned so far
+        (
+            "first_answer",
+            9 * S,
+            STREAMING | {"first_answer_ns": -1},
+            True,
+        ),  # it has only reasoned so far
         ("e2e", 9 * S, STREAMING, True),
         ("e2e", 11 * S, STREAMING, False),
-        ("e2e", 9 * S, STREAMING | {"finish_reason": 1, "end_ns": 8 * S}, False),  # only the end of the body is missing
+        (
+            "e2e",
+            9 * S,
+            STREAMING | {"finish_reason": 1, "end_ns": 8 * S},
+            False,
+        ),  # only the end of the body is missing
         ("tpot", 80 * MS, STREAMING, True),  # 9 s for at most 100 more tokens
         ("tpot", 100 * MS, STREAMING, False),
         ("tpot", 80 * MS, STREAMING | {"asked_output": -1}, False),  # no bound is known
@@ -120,7 +140,9 @@ def test_a_request_is_over_a_term_as_far_as_is_known(
 ) -> None:
     found = outcomes.is_over_when_cut(one(**fields), Term(metric=metric, limit_ns=limit_ns))
     assert found.tolist() == [over]
-    assert not outcomes.is_over_when_cut(one(**fields, status=1), Term(metric=metric, limit_ns=limit_ns)).any()
+    assert not outcomes.is_over_when_cut(
+        one(**fields, status=1), Term(metric=metric, limit_ns=limit_ns)
+    ).any()
 
 
 def test_unfinished_is_neither_ok_nor_failed_and_the_sum_stays() -> None:
@@ -131,21 +153,39 @@ def test_unfinished_is_neither_ok_nor_failed_and_the_sum_stays() -> None:
     assert summary.verdict.valid and exit_code(summary) == OK
     ttft, e2e = summary.goodput.slo
     assert (ttft.over, ttft.count, ttft.unfinished, ttft.met) == (4, 1004, 6, True)
-    assert (e2e.over, e2e.count, e2e.unfinished, e2e.met) == (0, 1000, 10, True)  # 30 s at the cut, the limit is 60 s
-    assert (summary.goodput.good, summary.goodput.counted, summary.goodput.unfinished) == (1000, 1004, 6)
-    assert says(summary.verdict.warning_codes, "unfinished", unfinished=10, requests=1010, drain_s=30)
+    assert (e2e.over, e2e.count, e2e.unfinished, e2e.met) == (
+        0,
+        1000,
+        10,
+        True,
+    )  # 30 s at the cut, the limit is 60 s
+    assert (summary.goodput.good, summary.goodput.counted, summary.goodput.unfinished) == (
+        1000,
+        1004,
+        6,
+    )
+    assert says(
+        summary.verdict.warning_codes, "unfinished", unfinished=10, requests=1010, drain_s=30
+    )
     printed = text.render(summary)
-    assert "10 unfinished" in printed and "0 failed" in printed and "6 unfinished left out" in printed
+    assert (
+        "10 unfinished" in printed and "0 failed" in printed and "6 unfinished left out" in printed
+    )
 
 
 def test_above_one_percent_no_term_is_met_and_the_verdict_names_the_flag() -> None:
     summary = summary_of(1000, 11)
-    assert summary.goodput.met is None and [term.met for term in summary.goodput.slo] == [None, None]
+    assert summary.goodput.met is None and [term.met for term in summary.goodput.slo] == [
+        None,
+        None,
+    ]
     assert summary.goodput.has_slo and summary.verdict.valid and exit_code(summary) == OK
     assert says(summary.verdict.warning_codes, "unfinished_undecided", timeout_s=600)
     printed = text.render(summary)
     assert "SLO UNDECIDED" in printed and "MISSED" not in printed
-    assert run_headline.sentence(summary).startswith("SLO undecided: 11 of 1,011 requests were unfinished")
+    assert run_headline.sentence(summary).startswith(
+        "SLO undecided: 11 of 1,011 requests were unfinished"
+    )
 
 
 def test_what_is_missed_however_the_unfinished_end_is_missed() -> None:
@@ -165,13 +205,17 @@ def test_a_share_of_good_requests_is_undecided_in_the_same_way() -> None:
 
 def test_a_run_of_which_the_drain_cut_everything_is_not_valid() -> None:
     summary = summary_of(0, 40)
-    assert not summary.verdict.valid and says(summary.verdict.codes, "all_unfinished", unfinished=40)
+    assert not summary.verdict.valid and says(
+        summary.verdict.codes, "all_unfinished", unfinished=40
+    )
 
 
 def test_a_search_counts_the_same_misses() -> None:
     rows = some(1000, 10, 4)
     misses = Goal(slo=SLO).misses(rows)
-    assert misses.sum(axis=1).tolist() == [term.over for term in summarize(HEADER, rows).goodput.slo]
+    assert misses.sum(axis=1).tolist() == [
+        term.over for term in summarize(HEADER, rows).goodput.slo
+    ]
 
 
 # -- interrupted runs --------------------------------------------------------------------------------------------------
@@ -181,21 +225,34 @@ def test_an_interrupted_run_is_not_valid_and_says_so() -> None:
     summary = summary_of(1000, 0, state="interrupted")
     assert not summary.verdict.valid and says(summary.verdict.codes, "interrupted")
     assert exit_code(summary) == INTERRUPTED  # of the run itself
-    older = msgspec.structs.replace(summary, verdict=msgspec.structs.replace(summary.verdict, valid=True, reasons=()))
+    older = msgspec.structs.replace(
+        summary, verdict=msgspec.structs.replace(summary.verdict, valid=True, reasons=())
+    )
     read = load_summary(dump_summary(older))
     assert not read.verdict.valid and read.verdict.reasons == summary.verdict.reasons
-    assert summary_of(1000, 0, state="decided").verdict.valid  # a search ended it: nobody broke it off
+    assert summary_of(
+        1000, 0, state="decided"
+    ).verdict.valid  # a search ended it: nobody broke it off
 
 
-def test_a_stored_interrupted_run_is_reported_as_not_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stored_interrupted_run_is_reported_as_not_valid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "run"
-    assert exits("run", "qa", "--url", "sim:gb300-vm", "-n", "20", "--seed", "1", "-o", str(folder)) == OK
+    assert (
+        exits("run", "qa", "--url", "sim:gb300-vm", "-n", "20", "--seed", "1", "-o", str(folder))
+        == OK
+    )
     header = manifest.decode((folder / "run.json").read_bytes())
-    (folder / "run.json").write_bytes(manifest.encode(msgspec.structs.replace(header, state="interrupted")))
+    (folder / "run.json").write_bytes(
+        manifest.encode(msgspec.structs.replace(header, state="interrupted"))
+    )
     capsys.readouterr()
     assert exits("report", str(folder), "--no-html") == UNSOUND
     out = capsys.readouterr().out
-    assert "INVALID" in out and "interrupted" in out and "VALID: the measurement is sound" not in out
+    assert (
+        "INVALID" in out and "interrupted" in out and "VALID: the measurement is sound" not in out
+    )
 
 
 # -- stored and shown --------------------------------------------------------------------------------------------------
@@ -206,13 +263,29 @@ def test_the_status_is_stored_and_an_unknown_one_is_never_ok(tmp_path: Path) -> 
 
     table = to_table(some(3, 2), [])
     pq.write_table(table, tmp_path / "a.parquet")
-    assert from_parquet([tmp_path / "a.parquet"])[0]["status"].tolist() == [0, 0, 0, UNFINISHED, UNFINISHED]
-    words = [word.replace("unfinished", "of a later version") for word in table["status"].to_pylist()]
+    assert from_parquet([tmp_path / "a.parquet"])[0]["status"].tolist() == [
+        0,
+        0,
+        0,
+        UNFINISHED,
+        UNFINISHED,
+    ]
+    words = [
+        word.replace("unfinished", "of a later version") for word in table["status"].to_pylist()
+    ]
     import pyarrow as pa
 
-    later = table.set_column(table.schema.get_field_index("status"), "status", pa.array(words).dictionary_encode())
+    later = table.set_column(
+        table.schema.get_field_index("status"), "status", pa.array(words).dictionary_encode()
+    )
     pq.write_table(later, tmp_path / "b.parquet")
-    assert from_parquet([tmp_path / "b.parquet"])[0]["status"].tolist() == [0, 0, 0, columns.LOST, columns.LOST]
+    assert from_parquet([tmp_path / "b.parquet"])[0]["status"].tolist() == [
+        0,
+        0,
+        0,
+        columns.LOST,
+        columns.LOST,
+    ]
 
 
 def test_the_drain_is_counted_down_and_can_be_ended() -> None:
@@ -228,11 +301,26 @@ def test_the_drain_is_counted_down_and_can_be_ended() -> None:
 
 
 def run_rag(folder: Path, *flags: str) -> int:
-    load = ("--request-rate", "20", "-d", "60s", "--warmup", "0", "--slo", "ttft:2s:p95", "--slo", "tpot:60ms:p95")
-    return exits("run", "rag", "--url", "sim:gb300-vm", "--seed", "1", *load, "-o", str(folder), *flags)
+    load = (
+        "--request-rate",
+        "20",
+        "-d",
+        "60s",
+        "--warmup",
+        "0",
+        "--slo",
+        "ttft:2s:p95",
+        "--slo",
+        "tpot:60ms:p95",
+    )
+    return exits(
+        "run", "rag", "--url", "sim:gb300-vm", "--seed", "1", *load, "-o", str(folder), *flags
+    )
 
 
-def test_a_run_drains_until_its_answers_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_drains_until_its_answers_are_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Answers of rag take 50 s and longer at this load: a drain of 30 s called them failed."""
     assert run_rag(tmp_path / "whole") == OK
     whole = load_summary((tmp_path / "whole" / "summary.json").read_bytes())
@@ -245,13 +333,21 @@ def test_a_run_drains_until_its_answers_are_done(tmp_path: Path, capsys: pytest.
     printed = capsys.readouterr().out
     cut = load_summary((tmp_path / "cut" / "summary.json").read_bytes())
     assert cut.requests.unfinished > 100 and cut.requests.failed == 0
-    assert cut.requests.ok + cut.requests.unfinished == cut.requests.scheduled == whole.requests.scheduled
+    assert (
+        cut.requests.ok + cut.requests.unfinished
+        == cut.requests.scheduled
+        == whole.requests.scheduled
+    )
     assert cut.goodput.met is None and "UNDECIDED" in printed and "--grace" in printed
     stored = manifest.decode((tmp_path / "cut" / "run.json").read_bytes())
     assert stored.schema == 2  # so that a reader of before refuses what it would take for ok
     assert exits("report", str(tmp_path / "cut")) == OK
     page = (tmp_path / "cut" / "report.html").read_text()
-    assert "unfinished when the drain ended" in page and "every one of" not in page and "UNDECIDED" in page
+    assert (
+        "unfinished when the drain ended" in page
+        and "every one of" not in page
+        and "UNDECIDED" in page
+    )
     for form in ("guidellm", "vllm", "aiperf", "mlcommons"):
         capsys.readouterr()
         assert exits("export", str(tmp_path / "cut"), "--as", form) == OK
@@ -289,24 +385,49 @@ def test_a_contract_is_inconclusive_where_its_own_grace_cut_too_much(
 ) -> None:
     contract = tmp_path / "c.yaml"
     contract.write_text(CONTRACT.format(grace="grace: 10s"))
-    assert exits("validate", str(contract), "--url", "sim:gb300-vm", "-o", str(tmp_path / "a"), "--json") == UNSOUND
+    assert (
+        exits(
+            "validate", str(contract), "--url", "sim:gb300-vm", "-o", str(tmp_path / "a"), "--json"
+        )
+        == UNSOUND
+    )
     verdict = json.loads(capsys.readouterr().out)
     for term in verdict["levels"][0]["terms"]:
-        assert term["verdict"] == "INCONCLUSIVE" and "unfinished" in term["reason"] and "grace" in term["reason"]
+        assert (
+            term["verdict"] == "INCONCLUSIVE"
+            and "unfinished" in term["reason"]
+            and "grace" in term["reason"]
+        )
     contract.write_text(CONTRACT.format(grace=""))
     exits("validate", str(contract), "--url", "sim:gb300-vm", "-o", str(tmp_path / "b"), "--json")
     verdict = json.loads(capsys.readouterr().out)
     assert verdict["levels"][0]["ok"] == verdict["levels"][0]["requests"]
-    assert {term["term"].split()[0]: term["verdict"] for term in verdict["levels"][0]["terms"]}["errors"] == "PASS"
+    assert {term["term"].split()[0]: term["verdict"] for term in verdict["levels"][0]["terms"]}[
+        "errors"
+    ] == "PASS"
 
 
 def test_a_search_stops_at_a_probe_that_its_own_grace_left_undecided(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = exits(
-        "search", "rag", "--url", "sim:gb300-vm", "--slo", "ttft:2s:p95", "--seed", "1", "-d", "40s", "--grace", "1s",
-        "--start", "8", "-o", str(tmp_path / "v"),
-    )  # fmt: skip
+        "search",
+        "rag",
+        "--url",
+        "sim:gb300-vm",
+        "--slo",
+        "ttft:2s:p95",
+        "--seed",
+        "1",
+        "-d",
+        "40s",
+        "--grace",
+        "1s",
+        "--start",
+        "8",
+        "-o",
+        str(tmp_path / "v"),
+    )
     printed = capsys.readouterr().out
     assert code == UNSOUND and "unfinished" in printed and "--grace" in printed
 
@@ -326,23 +447,47 @@ def test_search_report_cost_and_capacity_say_one_thing(
         return capsys.readouterr().out
 
     found = said(
-        "search", profile, "--url", "sim:gb300-vm", "--slo", "ttft:2s:p95", "--slo", "tpot:60ms:p95",
-        "-o", str(folder), "--gpus", "4", "--seed", "1", "-d", "45s",
-        "--precision", "0.2", "--start", PROFILES[profile],
-    )  # fmt: skip
+        "search",
+        profile,
+        "--url",
+        "sim:gb300-vm",
+        "--slo",
+        "ttft:2s:p95",
+        "--slo",
+        "tpot:60ms:p95",
+        "-o",
+        str(folder),
+        "--gpus",
+        "4",
+        "--seed",
+        "1",
+        "-d",
+        "45s",
+        "--precision",
+        "0.2",
+        "--start",
+        PROFILES[profile],
+    )
     assert "found, and confirmed" in found
     unit = " conversations/s" if profile == "agentic" else "/s"
     load = _number(rf"^Half pass +([\d.]+){unit}", found)
     confirmed = _number(rf"^(?:Confirmed|Held once) +([\d.]+){unit}", found)
     steady = _number(rf"^Steady +([\d.]+){unit}", found)
     of_steady = " ".join(found.partition("\nSteady")[2].partition("\nSpent")[0].split())
-    assert "the load that loadgen cost and loadgen size use, with the steady tokens of that run" in of_steady
+    assert (
+        "the load that loadgen cost and loadgen size use, with the steady tokens of that run"
+        in of_steady
+    )
 
     reported = said("report", str(folder))
     assert _number(rf"^Half pass +([\d.]+){unit}", reported) == load
     assert _number(rf"^(?:Confirmed|Held once) +([\d.]+){unit}", reported) == confirmed
     page = (folder / "report.html").read_text()
-    assert f"by search: {steady:g}{unit}, " in page and f"{confirmed:g}" in page and f"{load:g}" in page
+    assert (
+        f"by search: {steady:g}{unit}, " in page
+        and f"{confirmed:g}" in page
+        and f"{load:g}" in page
+    )
 
     stored = json.loads((folder / "capacity.json").read_text())
     evidence = store.read_run(folder / stored["evidence"])
@@ -350,8 +495,16 @@ def test_search_report_cost_and_capacity_say_one_thing(
     for pattern, line in zip(
         (r"capacity by search: ([\d.]+)", r"([\d.]+) \w+/s on \d+ GPUs,\s+capacity"),
         (
-            said("cost", str(folder), "--accept-sample-prices", "--price", f"{folder.name}=oracle-gb300"),
-            said("size", profile, str(folder), "--request-rate", "100", "-o", str(tmp_path / "sized")),
+            said(
+                "cost",
+                str(folder),
+                "--accept-sample-prices",
+                "--price",
+                f"{folder.name}=oracle-gb300",
+            ),
+            said(
+                "size", profile, str(folder), "--request-rate", "100", "-o", str(tmp_path / "sized")
+            ),
         ),
         strict=True,
     ):

@@ -60,7 +60,9 @@ def test_a_rate_by_pieces_by_hand() -> None:
     assert known is not None
     half = t_quantile(0.975, 19) * math.sqrt(20 / 19) / math.sqrt(20) / 10
     found = known.interval(math.exp)
-    assert (found.value, found.low, found.high) == pytest.approx((10, 10 * math.exp(-half), 10 * math.exp(half)))
+    assert (found.value, found.low, found.high) == pytest.approx(
+        (10, 10 * math.exp(-half), 10 * math.exp(half))
+    )
     assert within.rate([0.0] * 20, 1.0) is None
 
 
@@ -78,12 +80,19 @@ def ran(folder: Path, output_tokens: int, length: str = "60s") -> Summary:
         f"name: w\nrequests: {{input_tokens: {{uniform: {{min: 50, max: 900}}}}, output_tokens: {output_tokens}}}\n"
         f"stages: [{{arrival: {{poisson: 20/s}}, duration: {length}}}]\nslo: {{ttft: 1s}}\nseed: 1\n"
     )
-    return execute(load(str(folder / "w.yaml")), Settings(url="sim:gb300-vm", out=folder / "out"))[0]
+    return execute(load(str(folder / "w.yaml")), Settings(url="sim:gb300-vm", out=folder / "out"))[
+        0
+    ]
 
 
 def test_text_and_json_say_the_same_and_a_short_run_says_nothing(tmp_path: Path) -> None:
     long = ran(tmp_path / "long", 10)
-    assert set(long.within) >= {"ttft_ms.p50", "e2e_ms.p50", "tokens.steady_output_per_s", "goodput.share"}
+    assert set(long.within) >= {
+        "ttft_ms.p50",
+        "e2e_ms.p50",
+        "tokens.steady_output_per_s",
+        "goodput.share",
+    }
     for path, one in long.within.items():
         assert one.low <= one.value <= one.high and one.level == 0.95, path
     assert long.within["ttft_ms.p50"].value == pytest.approx(long.ttft_ms.p50)

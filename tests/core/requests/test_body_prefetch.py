@@ -36,7 +36,9 @@ def workload(folder: Path, turns: str = "", **flags: str) -> Workload:
     folder.mkdir(exist_ok=True)
     file = folder / "w.yaml"
     length = "{uniform: {min: 16, max: 48}}"  # 8 of them are the template of the simulated server
-    requests = turns if turns.startswith("{") else f"{{input_tokens: {length}, output_tokens: 4{turns}}}"
+    requests = (
+        turns if turns.startswith("{") else f"{{input_tokens: {length}, output_tokens: 4{turns}}}"
+    )
     file.write_text(f"name: many\nrequests: {requests}\n")
     return load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
 
@@ -46,9 +48,15 @@ def go(
 ) -> tuple[Any, Counter[str], store.Stored]:
     made = workload(folder, turns, **flags)
     server = shared(Options(ttft="8ms", itl="0.2ms", log_bodies=True))
-    told = Settings(url=server.url, model="sim", server="trtllm", out=folder / "out", tuning=tuning, **NO_PAGES)
+    told = Settings(
+        url=server.url, model="sim", server="trtllm", out=folder / "out", tuning=tuning, **NO_PAGES
+    )
     summary, out = run.execute(made, told, when_started(begun or (lambda _: None)))
-    return summary, Counter(one.body_sha256 for one in log(server).requests if one.id), store.read_run(out)
+    return (
+        summary,
+        Counter(one.body_sha256 for one in log(server).requests if one.id),
+        store.read_run(out),
+    )
 
 
 def test_bodies_are_read_back_in_any_order() -> None:
@@ -56,11 +64,17 @@ def test_bodies_are_read_back_in_any_order() -> None:
     made = load("qa", read_flags(num_requests="400", request_rate="inf"))
     prompts = build(made, 7, 1, load_tokenizer(None))
     draw = random.Random(1)
-    written = [draw.randbytes(draw.choice([0, 1, 300, 3000, 4096, 4097, 40_000])) for _ in range(400)]
+    written = [
+        draw.randbytes(draw.choice([0, 1, 300, 3000, 4096, 4097, 40_000])) for _ in range(400)
+    ]
     texts = iter(written)
     kept = bodies.Bodies(prompts, lambda *_: next(texts), 1, most_blocks=2)
     numbers = iter(range(400))
-    for part in (1, 150, 249):  # what is built while a load goes lies in a block that was read before
+    for part in (
+        1,
+        150,
+        249,
+    ):  # what is built while a load goes lies in a block that was read before
         kept.build(0, numbers, most=part)
         order = list(range(kept.ahead(0)))
         draw.shuffle(order)
@@ -78,11 +92,16 @@ CLASSES = "classes: {a: {weight: 2, requests: &a {input_tokens: 9, output_tokens
 
 @pytest.mark.parametrize("asked", [PLAIN, CHUNKS, LONG, PARTS, CLASSES])
 @pytest.mark.parametrize("targets", [1, 3])
-def test_bodies_that_are_built_together_are_what_each_is_alone(tmp_path: Path, asked: str, targets: int) -> None:
+def test_bodies_that_are_built_together_are_what_each_is_alone(
+    tmp_path: Path, asked: str, targets: int
+) -> None:
     """The bytes, what is known of each, and both digests, however many are built at a time, of any numbers."""
     (tmp_path / "w.yaml").write_text(f"name: w\n{asked}\n")
     prompts = build(
-        load(str(tmp_path / "w.yaml"), read_flags(num_requests="500", concurrency="1")), 7, 1, load_tokenizer(None)
+        load(str(tmp_path / "w.yaml"), read_flags(num_requests="500", concurrency="1")),
+        7,
+        1,
+        load_tokenizer(None),
     )
     makes = [maker(QUIRKS["vllm"], "chat", f"model {target}", True) for target in range(targets)]
 
@@ -92,13 +111,21 @@ def test_bodies_that_are_built_together_are_what_each_is_alone(tmp_path: Path, a
     numbers = random.Random(3).sample(range(0, 500, 2), 90)
     together = bodies.Bodies(prompts, prepare, 1, alike=targets == 1)
     asked_for = iter(sorted(numbers))
-    parts = [together.build(0, asked_for, most=most, cpu_s=100.0) for most in (1, 3, 8, 0, 20, None)]
-    assert parts == [1, 3, 8, 0, 20, 58] and together.ahead(0) == 90 and together.build(0, asked_for) == 0
+    parts = [
+        together.build(0, asked_for, most=most, cpu_s=100.0) for most in (1, 3, 8, 0, 20, None)
+    ]
+    assert (
+        parts == [1, 3, 8, 0, 20, 58]
+        and together.ahead(0) == 90
+        and together.build(0, asked_for) == 0
+    )
     alone, sent = Digest(), []
     for number in numbers:
         request = prompts[number]
         alone.add([(number, request)])
-        sent.append((number, body(request, QUIRKS["vllm"], "chat", f"model {number % targets}", True)))
+        sent.append(
+            (number, body(request, QUIRKS["vllm"], "chat", f"model {number % targets}", True))
+        )
         assert together.take(0, number) == (sent[-1][1], bodies.built_of(request))
     assert together.late == 0
     assert together.digest.hexdigest() == alone.hexdigest()
@@ -126,7 +153,9 @@ REAL = ", turns: {count: 3, tool_result_tokens: 5, history: server}"
         ("", {"request_rate": "inf", "num_requests": "120", "max_in_flight": "30"}),
     ],
 )
-def test_the_same_bodies_without_building_them_ahead(tmp_path: Path, turns: str, flags: dict[str, str]) -> None:
+def test_the_same_bodies_without_building_them_ahead(
+    tmp_path: Path, turns: str, flags: dict[str, str]
+) -> None:
     ahead, wanted, before = go(tmp_path / "ahead", Tuning(), turns, **flags)
     rolling = Tuning(most_ahead=10, window=150 if "max_in_flight" in flags else 20)
     summary, received, after = go(tmp_path / "rolling", rolling, turns, **flags)
@@ -135,24 +164,36 @@ def test_the_same_bodies_without_building_them_ahead(tmp_path: Path, turns: str,
     assert summary.requests.scheduled == ahead.requests.scheduled
     assert summary.requests.ok > 20
     for name in ("built_tokens", "asked_output", "input_source", "slot"):
-        if name == "input_source" and "max_in_flight" in flags:  # by the server, so of those that were not dropped
+        if (
+            name == "input_source" and "max_in_flight" in flags
+        ):  # by the server, so of those that were not dropped
             continue
         assert sorted(after.rows[name].tolist()) == sorted(before.rows[name].tolist()), name
     if turns != REAL and "max_in_flight" not in flags:
-        built_late = sum(code.values["bodies"] for code in summary.verdict.warning_codes if code.code == "bodies_late")
-        assert built_late < summary.requests.scheduled  # the first ones are waited for; this machine does other things
+        built_late = sum(
+            code.values["bodies"]
+            for code in summary.verdict.warning_codes
+            if code.code == "bodies_late"
+        )
+        assert (
+            built_late < summary.requests.scheduled
+        )  # the first ones are waited for; this machine does other things
 
 
 @pytest.mark.processes
 def test_a_load_without_end(tmp_path: Path) -> None:
     summary, received, _ = go(tmp_path, Tuning(long_ns=0), concurrency="20", duration="1.5s")
     assert summary.requests.ok > 200
-    assert len(received) == summary.requests.ok + summary.warmup.ok  # the first round of the lanes is not measured
+    assert (
+        len(received) == summary.requests.ok + summary.warmup.ok
+    )  # the first round of the lanes is not measured
     assert summary.fingerprints.prompts.startswith("first")
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("lanes", "turns", "made"), [("3", "", 12), ("20", TURNS, 80), ("300", "", 300)])
+@pytest.mark.parametrize(
+    ("lanes", "turns", "made"), [("3", "", 12), ("20", TURNS, 80), ("300", "", 300)]
+)
 def test_of_a_load_without_end_a_few_bodies_a_lane_are_made_before_it(
     tmp_path: Path, lanes: str, turns: str, made: int
 ) -> None:
@@ -164,9 +205,15 @@ def test_of_a_load_without_end_a_few_bodies_a_lane_are_made_before_it(
             planned.append(event.plan)
             raise UserError("unsupported", "enough was seen", "")
 
-    settings = Settings(url=shared(Options()).url, model="sim", server="trtllm", out=tmp_path / "out", **NO_PAGES)
+    settings = Settings(
+        url=shared(Options()).url, model="sim", server="trtllm", out=tmp_path / "out", **NO_PAGES
+    )
     with pytest.raises(UserError):
-        run.execute(workload(tmp_path, turns, concurrency=lanes, duration="9s", warmup="0"), settings, (hear,))
+        run.execute(
+            workload(tmp_path, turns, concurrency=lanes, duration="9s", warmup="0"),
+            settings,
+            (hear,),
+        )
     (plan,) = planned
 
     async def held() -> int:
@@ -215,12 +262,17 @@ def test_a_builder_that_dies_makes_them_late_and_no_worse(tmp_path: Path) -> Non
         (builder,) = [
             one
             for one in children
-            if "body_prefetch" in Path(f"/proc/{one}/cmdline").read_text() + Path(f"/proc/{one}/comm").read_text()
+            if "body_prefetch"
+            in Path(f"/proc/{one}/cmdline").read_text() + Path(f"/proc/{one}/comm").read_text()
         ]
         os.kill(int(builder), signal.SIGKILL)
 
     summary, received, _ = go(
-        tmp_path, Tuning(most_ahead=10, window=30), begun=kill, request_rate="500", num_requests="300"
+        tmp_path,
+        Tuning(most_ahead=10, window=30),
+        begun=kill,
+        request_rate="500",
+        num_requests="300",
     )
     assert summary.requests.ok == 300
     assert len(received) == 300

@@ -56,10 +56,14 @@ def test_a_contract_says_which_level_does_not_fit(tmp_path: Path) -> None:
         "must: [{task_time: {limit: 90s, at: p50}}]}\n"
     )
     checked = load_contract(tmp_path / "c.yaml", env={})
-    (level,) = prediction.predict(checked, Settings(url="sim:gb300-vm"), perform=execute, seed=1, longest=1.0)
+    (level,) = prediction.predict(
+        checked, Settings(url="sim:gb300-vm"), perform=execute, seed=1, longest=1.0
+    )
     assert level.fault_codes == ("over_context",)
     assert "longer than the context of llama-2-70b" in level.trouble
-    (level,) = prediction.predict(checked, Settings(url="sim:gb300-vm-128k"), perform=execute, seed=1, longest=1.0)
+    (level,) = prediction.predict(
+        checked, Settings(url="sim:gb300-vm-128k"), perform=execute, seed=1, longest=1.0
+    )
     assert not level.trouble
 
 
@@ -67,7 +71,9 @@ SHORT = "--isl 40 --osl 8 --request-rate 20 -n 20 --seed 1 --server-metrics off 
 
 
 @pytest.mark.processes
-def test_a_server_is_asked_for_its_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_is_asked_for_its_context(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with start(Options(max_seq_len=512, ttft="1ms", itl="0.1ms")) as server:
         fits = ("run", *SHORT.split(), "--url", server.url, "--out")
         code, _, told = ends(capsys, *fits, str(tmp_path / "fits"))
@@ -81,7 +87,16 @@ def test_a_server_is_asked_for_its_context(tmp_path: Path, capsys: pytest.Captur
             "{empirical: {values: [40, 520], weights: [9, 1]}}}\nstages: [{arrival: {poisson: 50/s}, count: 60}]\n"
         )
         code, out, told = ends(
-            capsys, "run", str(few), "--url", server.url, "--out", str(tmp_path / "few"), "--seed", "1", "--json"
+            capsys,
+            "run",
+            str(few),
+            "--url",
+            server.url,
+            "--out",
+            str(tmp_path / "few"),
+            "--seed",
+            "1",
+            "--json",
         )
         failed = json.loads(out)["requests"]["by_error"]["http_4xx"]["count"]
         assert f"note: {failed} of the 60 requests are longer than the context of sim" in told
@@ -105,7 +120,9 @@ def test_the_context_is_that_of_the_model_in_the_list(rows: object, tokens: int 
 
 
 def test_a_dry_run_tells_tasks_and_classes(capsys: pytest.CaptureFixture[str]) -> None:
-    code, told, _ = ends(capsys, "run", "coding-agent", "--dry-run", "--seed", "1", "--url", "sim:gb300-vm-128k")
+    code, told, _ = ends(
+        capsys, "run", "coding-agent", "--dry-run", "--seed", "1", "--url", "sim:gb300-vm-128k"
+    )
     assert code == 0
     assert "load: poisson 0.5/s: 60 tasks, 967 requests" in told
     assert "a task: 7 to 25 requests" in told
@@ -124,7 +141,9 @@ def test_lengths_of_a_load_are_those_of_the_requests_that_it_sends() -> None:
         request = prompts[number]
         assert (one.input_tokens, one.output_tokens) == (request.input_tokens, request.max_tokens)
     tasks = lengths.of_tasks(prompts, first)
-    assert {task.requests for task in tasks} == {4} and {task.input_tokens for task in tasks} == {9000}
+    assert {task.requests for task in tasks} == {4} and {task.input_tokens for task in tasks} == {
+        9000
+    }
     shares = list(lengths.of_classes(prompts, first))  # type: ignore[arg-type]
     assert sum(one.requests for one in shares) == pytest.approx(1)
     assert sum(one.tokens for one in shares) == pytest.approx(1)
@@ -132,6 +151,9 @@ def test_lengths_of_a_load_are_those_of_the_requests_that_it_sends() -> None:
 
 def test_no_prompt_of_a_refused_load_is_sent(tmp_path: Path) -> None:
     with pytest.raises(Faults) as raised:
-        execute(load("coding-agent", read_flags(seed="1")), Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+        execute(
+            load("coding-agent", read_flags(seed="1")),
+            Settings(url="sim:gb300-vm", out=tmp_path / "out"),
+        )
     assert [fault.code for fault in raised.value.faults] == ["over_context"]
     assert not (tmp_path / "out" / "run.json").exists()

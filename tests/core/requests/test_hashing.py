@@ -17,7 +17,8 @@ def test_both_have_the_same_sum() -> None:
     rng = random.Random(5)
     for texts in range(60):
         kept = [
-            (rng.getrandbits(rng.choice([1, 40, 63])), rng.randbytes(rng.choice(LENGTHS))) for _ in range(texts % 14)
+            (rng.getrandbits(rng.choice([1, 40, 63])), rng.randbytes(rng.choice(LENGTHS)))
+            for _ in range(texts % 14)
         ]
         assert summed(kept) == in_python(kept)
 
@@ -28,9 +29,19 @@ def test_of_one_text_it_is_its_hash() -> None:
     assert summed([]) == in_python([]) == bytes(16)
 
 
-@pytest.mark.skipif(not hasattr(compiled.module, "hashed"), reason="built by pip install where a C compiler is")
+@pytest.mark.skipif(
+    not hasattr(compiled.module, "hashed"), reason="built by pip install where a C compiler is"
+)
 def test_c_refuses_what_is_no_list_of_salts_and_texts() -> None:
-    wrong: list[Any] = [((1, b"a"),), [b"a"], [(1, 2)], [("1", b"a")], [(1, b"a", 3)], [(1,)], [(1, b"a"), [1, b"a"]]]
+    wrong: list[Any] = [
+        ((1, b"a"),),
+        [b"a"],
+        [(1, 2)],
+        [("1", b"a")],
+        [(1, b"a", 3)],
+        [(1,)],
+        [(1, b"a"), [1, b"a"]],
+    ]
     for kept in wrong:
         with pytest.raises(TypeError):
             compiled.module.hashed(kept)

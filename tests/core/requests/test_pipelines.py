@@ -40,17 +40,23 @@ VECTOR = answer({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 4}})
 RANKS = answer({"results": [{"index": 0, "relevance_score": 0.3}], "usage": {"total_tokens": 7}})
 CHAT = events(
     {"choices": [{"delta": {"content": "a"}}]},
-    {"choices": [{"delta": {"content": "b"}, "finish_reason": "stop"}],
-     "usage": {"prompt_tokens": 9, "completion_tokens": 2}},
-)  # fmt: skip
+    {
+        "choices": [{"delta": {"content": "b"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 2},
+    },
+)
 STEPS: dict[str, Any] = {
     "embed": {"kind": "embed", "target": "embedder", "input_tokens": 12},
     "rank": {
-        "kind": "rerank", "target": "ranker", "model": "r", "after": "embed", "tool": "search",
+        "kind": "rerank",
+        "target": "ranker",
+        "model": "r",
+        "after": "embed",
+        "tool": "search",
         "documents": {"count": {"uniform": {"min": 3, "max": 6}}, "tokens": 20, "corpus": 50},
     },
     "answer": {"after": "rank", "system_tokens": 9, "best": 3, "output_tokens": 2},
-}  # fmt: skip
+}
 PRICES = """
 currency: USD
 per_token:
@@ -62,7 +68,9 @@ RAG = {"steps": STEPS, "tools": {"search": {"time": "20ms"}}}
 
 def workload(requests: dict[str, Any] | None = None, count: int = 6, **more: Any) -> Any:
     stages = [{"arrival": {"poisson": "50/s"}, "count": count}]
-    return of_mapping({"name": "w", "requests": requests or RAG, "stages": stages, **more}, read_flags(seed=1))
+    return of_mapping(
+        {"name": "w", "requests": requests or RAG, "stages": stages, **more}, read_flags(seed=1)
+    )
 
 
 def steps_of(summary: Summary) -> dict[str, Any]:
@@ -85,19 +93,39 @@ def test_each_step_asks_its_own_endpoint_and_the_question_stays_the_same(
             f"- {{name: model, url: '{model.url}'}}\n- {{name: embedder, url: '{embedder.url}'}}\n"
             f"- {{name: ranker, url: '{ranker.url}', api_key_env: RANK_KEY}}\n"
         )
-        asked = settings({"targets": file, "model": "m", "server": "openai", "server_metrics": "off",
-                          "extra_body": {"temperature": 0}, "out": tmp_path / "out", "api_key": "sk-run"})  # fmt: skip
+        asked = settings(
+            {
+                "targets": file,
+                "model": "m",
+                "server": "openai",
+                "server_metrics": "off",
+                "extra_body": {"temperature": 0},
+                "out": tmp_path / "out",
+                "api_key": "sk-run",
+            }
+        )
         steps = STEPS | {"embed": STEPS["embed"] | {"model": "e"}}
         summary, _ = execute(workload(RAG | {"steps": steps}, slo={"ttft": "5s"}), asked)
     texts = {one.body["input"] for one in loads(embedder.heard)}
-    assert len(loads(embedder.heard)) == len(loads(ranker.heard)) == len(loads(model.heard)) == len(texts) == 6
+    assert (
+        len(loads(embedder.heard))
+        == len(loads(ranker.heard))
+        == len(loads(model.heard))
+        == len(texts)
+        == 6
+    )
     assert {one.path for one in embedder.heard if one.body} == {"/v1/embeddings"}
     assert {one.path for one in ranker.heard if one.body} == {"/v1/rerank"}
     assert {one.headers["authorization"] for one in ranker.heard} == {"Bearer sk-rank"}
     assert {one.headers["authorization"] for one in embedder.heard} == {"Bearer sk-run"}
     assert {one.body["model"] for one in loads(ranker.heard)} == {"r"}
     ranked = {one.body["query"]: one.body["documents"] for one in loads(ranker.heard)}
-    assert ranked.keys() == texts and {len(documents) for documents in ranked.values()} <= {3, 4, 5, 6}
+    assert ranked.keys() == texts and {len(documents) for documents in ranked.values()} <= {
+        3,
+        4,
+        5,
+        6,
+    }
     for one in loads(model.heard):
         system, said = one.body["messages"]
         assert (system["role"], one.body["temperature"]) == ("system", 0)
@@ -106,17 +134,31 @@ def test_each_step_asks_its_own_endpoint_and_the_question_stays_the_same(
     assert all("temperature" not in one.body for one in loads(embedder.heard))
     found = steps_of(summary)
     assert [found[name].requests.ok for name in ("embed", "rank", "answer")] == [6, 6, 6]
-    assert [found[name].targets for name in ("embed", "rank", "answer")] == [("embedder",), ("ranker",), ()]
-    assert (found["answer"].tokens.output, found["embed"].ttft_ms.count, summary.ttft_ms.count) == (12, 0, 6)
+    assert [found[name].targets for name in ("embed", "rank", "answer")] == [
+        ("embedder",),
+        ("ranker",),
+        (),
+    ]
+    assert (found["answer"].tokens.output, found["embed"].ttft_ms.count, summary.ttft_ms.count) == (
+        12,
+        0,
+        6,
+    )
     assert summary.goodput.share == 1.0 and summary.rack is None
     assert "usage_missing" not in [code.code for code in summary.verdict.warning_codes]
     assert sum(part.requests.ok for part in summary.targets) == 18 == summary.requests.ok
     book = price_file.parse(PRICES, "prices.yaml", env={})
     evidence = Evidence(name="run", folder="", summaries=(summary,))
-    priced = with_steps(offer(evidence, book.entries[0], "run", "", gpus=None, utilization=Decimal(1)), book)
+    priced = with_steps(
+        offer(evidence, book.entries[0], "run", "", gpus=None, utilization=Decimal(1)), book
+    )
     per_task = {name: step.per_task for name, step in priced.steps.items()}
     prompt, text_length = found["answer"].tokens.input or 0, found["embed"].tokens.input or 0
-    assert per_task["answer"] == Decimal(prompt + 2 * 12) / 6 / 10**6 == getattr(priced.costs[TASK], "total", 0)
+    assert (
+        per_task["answer"]
+        == Decimal(prompt + 2 * 12) / 6 / 10**6
+        == getattr(priced.costs[TASK], "total", 0)
+    )
     assert (per_task["embed"], per_task["rank"]) == (Decimal(text_length) * 3 / 6 / 10**6, None)
     assert priced.steps["rank"].code == "no_price"
     shown = text.render(summary)
@@ -127,9 +169,15 @@ def test_each_step_asks_its_own_endpoint_and_the_question_stays_the_same(
 @pytest.mark.processes
 def test_a_step_that_fails_ends_the_task_and_is_counted_there(tmp_path: Path) -> None:
     good = (RANKS,) * 10  # for the probe, and some of the first requests
-    with serving(CHAT) as model, serving(VECTOR) as embedder, serving(*good, answer({}, "500 Oops")) as ranker:
+    with (
+        serving(CHAT) as model,
+        serving(VECTOR) as embedder,
+        serving(*good, answer({}, "500 Oops")) as ranker,
+    ):
         urls = [model.url, f"embedder={embedder.url}", f"ranker={ranker.url}"]
-        asked = settings({"url": urls, "server_metrics": "off", "out": tmp_path / "out", "model": "m"})
+        asked = settings(
+            {"url": urls, "server_metrics": "off", "out": tmp_path / "out", "model": "m"}
+        )
         steps = {name: step | {"model": "x"} for name, step in STEPS.items()}
         summary, _ = execute(workload(RAG | {"steps": steps}, 30), asked)
     found = steps_of(summary)
@@ -141,11 +189,14 @@ def test_a_step_that_fails_ends_the_task_and_is_counted_there(tmp_path: Path) ->
 
 @pytest.mark.processes
 @pytest.mark.parametrize("more", [{}, {"workers": 2}, {"keep": "histogram"}])
-def test_the_shipped_pipeline_runs_against_one_simulated_server(more: dict[str, Any], tmp_path: Path) -> None:
+def test_the_shipped_pipeline_runs_against_one_simulated_server(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
     embedded = {"ttft": "20ms", "itl": "0.1ms", "per_input_token": "0.001ms"}
     asked = Settings(embedded=embedded, out=tmp_path / "out", **NO_PAGES, **more)
     summary, _ = execute(
-        load("rag-pipeline", read_flags(seed=3, request_rate="40", warmup="0", num_requests="12")), asked
+        load("rag-pipeline", read_flags(seed=3, request_rate="40", warmup="0", num_requests="12")),
+        asked,
     )
     found = steps_of(summary)
     assert [*found] == ["embed", "rerank", "answer", "check"]
@@ -160,7 +211,11 @@ def by_hand(folder: Path, summary: Summary) -> dict[str, float]:
     """The share of each step and pause, walking back through each task."""
     stored = store.read_run(folder)
     steps = {turn: step for step in stored.header.steps for turn in step.turns}
-    waits = {turn: after for step in stored.header.steps for turn, after in zip(step.turns, step.after, strict=True)}
+    waits = {
+        turn: after
+        for step in stored.header.steps
+        for turn, after in zip(step.turns, step.after, strict=True)
+    }
     spent: dict[str, float] = {}
     tasks: dict[int, dict[int, Any]] = {}
     for row in stored.rows:
@@ -184,19 +239,34 @@ def test_the_shares_are_of_the_tasks_time_and_add_up(tmp_path: Path) -> None:
     steps = STEPS | {
         "ask": {"input_tokens": 20, "output_tokens": 2},
         "embed": STEPS["embed"] | {"parallel": 3, "after": "ask"},
-        "check": {"after": "rank", "context": "new", "input_tokens": 500, "think_time": "30ms", "output_tokens": 3},
+        "check": {
+            "after": "rank",
+            "context": "new",
+            "input_tokens": 500,
+            "think_time": "30ms",
+            "output_tokens": 3,
+        },
         "end": {"after": ["answer", "check"], "input_tokens": 5, "output_tokens": 8},
     }
-    steps = {name: {key: value for key, value in step.items() if key != "model"} for name, step in steps.items()}
-    summary, folder = execute(workload(RAG | {"steps": steps}, 30), Settings(url="sim:gb300-vm", out=tmp_path / "o"))
+    steps = {
+        name: {key: value for key, value in step.items() if key != "model"}
+        for name, step in steps.items()
+    }
+    summary, folder = execute(
+        workload(RAG | {"steps": steps}, 30), Settings(url="sim:gb300-vm", out=tmp_path / "o")
+    )
     found, expected = steps_of(summary), by_hand(folder, summary)
     for name, step in found.items():
         assert step.time_share == pytest.approx(expected.get(name, 0.0))
         assert step.pause_share == pytest.approx(expected.get(f"before {name}", 0.0))
     shares = [share for step in summary.steps for share in (step.time_share, step.pause_share)]
     assert sum(shares) == pytest.approx(1.0) and found["embed"].requests.ok == 90
-    assert found["rank"].pause == "search" and found["rank"].pause_ms.p50 == pytest.approx(20, abs=0.01)
-    assert found["check"].pause == "thinking" and found["check"].pause_ms.p50 == pytest.approx(30, abs=0.01)
+    assert found["rank"].pause == "search" and found["rank"].pause_ms.p50 == pytest.approx(
+        20, abs=0.01
+    )
+    assert found["check"].pause == "thinking" and found["check"].pause_ms.p50 == pytest.approx(
+        30, abs=0.01
+    )
     assert run_folder.open_run(folder).summary.steps == summary.steps
 
 
@@ -204,11 +274,17 @@ def test_steps_are_compared_with_intervals_of_their_own(tmp_path: Path) -> None:
     for name, url in (("a", "sim:gb300-vm"), ("b", "sim:h100x8")):
         execute(workload(RAG, 200), Settings(url=url, out=tmp_path / name))
     sides = read_sides([tmp_path / "a", tmp_path / "b"])
-    found = {one.metric: one for one in compare(sides).differences if one.metric.startswith("steps.")}
-    assert {one.split(".")[1] for one in found} == set(STEPS) and "steps.embed.tokens.output_per_s" not in found
+    found = {
+        one.metric: one for one in compare(sides).differences if one.metric.startswith("steps.")
+    }
+    assert {one.split(".")[1] for one in found} == set(
+        STEPS
+    ) and "steps.embed.tokens.output_per_s" not in found
     summaries = [run_folder.kept_summary(tmp_path / name) for name in ("a", "b")]
     ranked = found["steps.rank.e2e_ms.p50"]
-    assert [ranked.before, ranked.after] == [steps_of(summary)["rank"].e2e_ms.p50 for summary in summaries]
+    assert [ranked.before, ranked.after] == [
+        steps_of(summary)["rank"].e2e_ms.p50 for summary in summaries
+    ]
     assert ranked.low is not None
 
 
@@ -216,11 +292,24 @@ def test_steps_of_a_class_are_told_from_those_of_another(tmp_path: Path) -> None
     classes = {
         "rag": {"weight": 1, "requests": RAG},
         "chat": {"weight": 2, "requests": {"input_tokens": 50, "output_tokens": 3}},
-        "agent": {"weight": 1, "requests": {"steps": {"a": {"input_tokens": 9, "output_tokens": 2},
-                                                      "embed": {"after": "a", "input_tokens": 9, "output_tokens": 2}}}},
-    }  # fmt: skip
-    asked = of_mapping({"name": "w", "classes": classes, "stages": [{"arrival": {"poisson": "50/s"}, "count": 80}]},
-                       read_flags(seed=1))  # fmt: skip
+        "agent": {
+            "weight": 1,
+            "requests": {
+                "steps": {
+                    "a": {"input_tokens": 9, "output_tokens": 2},
+                    "embed": {"after": "a", "input_tokens": 9, "output_tokens": 2},
+                }
+            },
+        },
+    }
+    asked = of_mapping(
+        {
+            "name": "w",
+            "classes": classes,
+            "stages": [{"arrival": {"poisson": "50/s"}, "count": 80}],
+        },
+        read_flags(seed=1),
+    )
     summary, _ = execute(asked, Settings(url="sim:gb300-vm", out=tmp_path / "o"))
     starts = {part.name: part.starts for part in summary.classes}
     rows = {(step.of_class, step.name): step.requests.ok for step in summary.steps}
@@ -242,7 +331,9 @@ def test_lengths_are_what_the_texts_have() -> None:
             assert request.max_tokens == 0
         else:
             assert request.messages is not None
-            assert sum(count(one["content"]) for one in request.messages) == pytest.approx(request.input_tokens, abs=8)
+            assert sum(count(one["content"]) for one in request.messages) == pytest.approx(
+                request.input_tokens, abs=8
+            )
             assert request.input_tokens == sum(tokens for _, tokens in prompts.stretches(number))  # type: ignore[attr-defined]
 
 
@@ -268,7 +359,13 @@ def test_lengths_are_what_the_texts_have() -> None:
             "unsupported",
         ),
         (
-            {"embed": {"kind": "rerank", "input_tokens": 4, "documents": {"count": 60, "corpus": 50}}},
+            {
+                "embed": {
+                    "kind": "rerank",
+                    "input_tokens": 4,
+                    "documents": {"count": 60, "corpus": 50},
+                }
+            },
             "out_of_range",
         ),
     ],
@@ -302,16 +399,35 @@ def test_where_steps_go() -> None:
     assert resolved(plain, targets("http://a")) == targets("http://a")
     one = resolved(workload(), targets("http://a", extra_body='{"x": 1}', model="m"))
     assert [(each.url, each.api, each.serves) for each in one.endpoints] == [
-        ("http://a", None, ""), ("http://a", "embeddings", "embedder"), ("http://a", "rerank", "ranker")]  # fmt: skip
-    assert one.step_targets == {("", ""): (0,), ("", "embed"): (1,), ("", "rank"): (2,), ("", "answer"): (0,)}
+        ("http://a", None, ""),
+        ("http://a", "embeddings", "embedder"),
+        ("http://a", "rerank", "ranker"),
+    ]
+    assert one.step_targets == {
+        ("", ""): (0,),
+        ("", "embed"): (1,),
+        ("", "rank"): (2,),
+        ("", "answer"): (0,),
+    }
     of_main, _, of_rank = (one.of(endpoint) for endpoint in one.endpoints)
-    assert (of_main.model, of_main.extra_body, of_rank.model, of_rank.extra_body) == ("m", {"x": 1}, "r", None)
-    steps = STEPS | {"embed": STEPS["embed"] | {"target": {"url": "http://e", "api_key_env": "E_KEY"}}}
+    assert (of_main.model, of_main.extra_body, of_rank.model, of_rank.extra_body) == (
+        "m",
+        {"x": 1},
+        "r",
+        None,
+    )
+    steps = STEPS | {
+        "embed": STEPS["embed"] | {"target": {"url": "http://e", "api_key_env": "E_KEY"}}
+    }
     with refused(Faults, "unset_variable", "E_KEY"):
         resolved(workload({**RAG, "steps": steps}), targets("http://a"), {})
     own = resolved(workload({**RAG, "steps": steps}), targets("http://a"), {"E_KEY": "k"})
-    assert own.endpoints[1] == Endpoint(url="http://e", api_key="k", name="embed", api="embeddings", serves="embed")
-    several = resolved(workload(), targets("http://a", "embedder=http://b", "embedder=http://c", "ranker=http://d"))
+    assert own.endpoints[1] == Endpoint(
+        url="http://e", api_key="k", name="embed", api="embeddings", serves="embed"
+    )
+    several = resolved(
+        workload(), targets("http://a", "embedder=http://b", "embedder=http://c", "ranker=http://d")
+    )
     assert several.step_targets["", "embed"] == (1, 2)
     with refused(Faults, "unsupported", "--set client"):
         resolved(workload(), replace(targets("http://a"), client="openai"))
@@ -324,7 +440,8 @@ def test_values_are_not_asked_of_tasks_as_a_whole() -> None:
 
 def test_what_asked_for_no_tokens_misses_no_term_about_them(tmp_path: Path) -> None:
     summary, folder = execute(
-        workload(slo={"ttft": "5s", "tpot": "5s", "e2e": "9s"}), Settings(url="sim:gb300-vm", out=tmp_path)
+        workload(slo={"ttft": "5s", "tpot": "5s", "e2e": "9s"}),
+        Settings(url="sim:gb300-vm", out=tmp_path),
     )
     rows = store.read_run(folder).rows
     assert summary.goodput.share == 1.0 and summary.tpot_undefined == 0

@@ -49,7 +49,11 @@ def talk(count=4, tool=500, history="scripted"):
 
 
 def texts(request):
-    return [request.prompt] if request.messages is None else [message["content"] for message in request.messages]
+    return (
+        [request.prompt]
+        if request.messages is None
+        else [message["content"] for message in request.messages]
+    )
 
 
 def true_count(request, tokenizer=CL100K):
@@ -60,7 +64,12 @@ KINDS = {
     "plain": {"input_tokens": UNIFORM},
     "prefix": {"input_tokens": UNIFORM, "shared_prefix_tokens": 100, "prefixes": 3},
     "system": {"input_tokens": UNIFORM, "system_tokens": 30, "shared_prefix_tokens": 7},
-    "talk": {"input_tokens": UNIFORM, "output_tokens": UNIFORM, "system_tokens": 5, "turns": talk(3, 11)},
+    "talk": {
+        "input_tokens": UNIFORM,
+        "output_tokens": UNIFORM,
+        "system_tokens": 5,
+        "turns": talk(3, 11),
+    },
 }
 
 
@@ -75,7 +84,10 @@ def test_a_prompt_has_exactly_the_tokens_asked(kind):
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 5, 17])
 def test_short_prompts_are_exact(n):
-    assert {true_count(built(input_tokens=Fixed.model_construct(value=n), salt=salt)[9]) for salt in range(50)} == {n}
+    assert {
+        true_count(built(input_tokens=Fixed.model_construct(value=n), salt=salt)[9])
+        for salt in range(50)
+    } == {n}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,10 +110,19 @@ OTHERS = {
 @pytest.mark.parametrize("kind", [*KINDS, *OTHERS])
 def test_many_requests_are_what_each_is_alone(tiny, kind):
     rng = random.Random(kind)
-    asked = {"input_tokens": Fixed(value=50), "output_tokens": Fixed(value=20)} | (KINDS | OTHERS)[kind]
+    asked = {"input_tokens": Fixed(value=50), "output_tokens": Fixed(value=20)} | (KINDS | OTHERS)[
+        kind
+    ]
     one = SimpleNamespace(requests=Synthetic.model_construct(**asked))
-    kinds = [(CL100K, 0, "chat"), (CL100K, 8, "completions"), (CL100K, 0, "embeddings"), (tiny, 8, "chat")]
-    for tokenizer, template, api in kinds[: 1 if kind in ("images", "natural") else 2 if "turns" in asked else 4]:
+    kinds = [
+        (CL100K, 0, "chat"),
+        (CL100K, 8, "completions"),
+        (CL100K, 0, "embeddings"),
+        (tiny, 8, "chat"),
+    ]
+    for tokenizer, template, api in kinds[
+        : 1 if kind in ("images", "natural") else 2 if "turns" in asked else 4
+    ]:
         made = build(one, rng.randrange(9), 2, tokenizer, template, api)
         numbers = [rng.randrange(rng.choice([9, 500, 10**15])) for _ in range(12)]
         assert list(prompts.many(made, numbers)) == [made[number] for number in numbers]
@@ -125,7 +146,9 @@ def test_a_turn_says_again_what_was_written_for_the_turns_before_it():
     requests = [made[number] for number in range(100)]
     for before, after in itertools.pairwise(requests):
         if after.turn:
-            said = zip(before.messages[2:], after.messages[2:], strict=False)  # behind the message of the user
+            said = zip(
+                before.messages[2:], after.messages[2:], strict=False
+            )  # behind the message of the user
             assert all(one["content"] is again["content"] for one, again in said)
 
 
@@ -144,7 +167,9 @@ def test_heads_are_unique_within_a_run_and_between_runs():
         for number in range(8_000)
     ]
     assert len(set(heads)) == 16_000
-    assert len({head[0] for head in heads[:4096]}) == 4096  # neighbours do not even share their first word
+    assert (
+        len({head[0] for head in heads[:4096]}) == 4096
+    )  # neighbours do not even share their first word
 
 
 @pytest.mark.parametrize(("n", "different"), [(1, 4096), (2, 20_000), (3, 20_000)])
@@ -155,7 +180,9 @@ def test_short_prompts_differ_as_far_as_they_can(n, different):
 
 
 def test_the_seed_decides_lengths_and_the_salt_the_words():
-    one, other, third = (built(seed, salt, **KINDS["talk"]) for seed, salt in ((1, 2), (1, 3), (2, 2)))
+    one, other, third = (
+        built(seed, salt, **KINDS["talk"]) for seed, salt in ((1, 2), (1, 3), (2, 2))
+    )
     numbers = range(1, 60)
     assert [one.asked_input(n) for n in numbers] == [other.asked_input(n) for n in numbers]
     assert [one.asked_input(n) for n in numbers] != [third.asked_input(n) for n in numbers]
@@ -168,19 +195,28 @@ def test_shared_prefixes_are_shared_and_only_they():
     groups = {tuple(one[:30]) for one in words}
     assert len(groups) == 3
     assert len({tuple(one[30:34]) for one in words}) == 300
-    assert sorted(sum(tuple(one[:30]) == group for one in words) > 60 for group in groups) == [True] * 3
+    assert (
+        sorted(sum(tuple(one[:30]) == group for one in words) > 60 for group in groups)
+        == [True] * 3
+    )
 
 
 def test_the_system_message_is_the_same_for_all():
     made = built(system_tokens=12)
-    assert {made[number].messages[0]["content"] for number in range(20)} == {made[0].messages[0]["content"]}
+    assert {made[number].messages[0]["content"] for number in range(20)} == {
+        made[0].messages[0]["content"]
+    }
     assert [message["role"] for message in made[0].messages] == ["system", "user"]
 
 
-@pytest.mark.parametrize(("name", "prompt_and_answers"), [("qa", 650), ("rag", 2502), ("summarization", 2500)])
+@pytest.mark.parametrize(
+    ("name", "prompt_and_answers"), [("qa", 650), ("rag", 2502), ("summarization", 2500)]
+)
 def test_packaged_workloads_have_the_published_size(name, prompt_and_answers):
     made = build(workload.load(str(WORKLOADS / f"{name}.yaml")), 1, 2, CL100K)
-    assert {true_count(made[number]) + made[number].max_tokens for number in range(20)} == {prompt_and_answers}
+    assert {true_count(made[number]) + made[number].max_tokens for number in range(20)} == {
+        prompt_and_answers
+    }
 
 
 def test_an_agentic_task_is_10_000_tokens_re_sent_history_included():
@@ -188,7 +224,9 @@ def test_an_agentic_task_is_10_000_tokens_re_sent_history_included():
     for task in (0, 1, 77):
         requests = [made[task * 4 + turn] for turn in range(4)]
         assert sum(true_count(request) + request.max_tokens for request in requests) == 10_000
-        assert [(request.session, request.turn) for request in requests] == [(task, turn) for turn in range(4)]
+        assert [(request.session, request.turn) for request in requests] == [
+            (task, turn) for turn in range(4)
+        ]
 
 
 def test_each_turn_repeats_the_one_before_it_word_for_word():
@@ -208,7 +246,10 @@ def test_real_replies_take_the_place_of_scripted_ones():
     made = built(system_tokens=3, turns=talk(3, history="server"))
     request, scripted = made.turn_with(5, replies("first", "second")), made[5]
     assert made.history == "server"
-    assert [m["content"] for m in request.messages if m["role"] == "assistant"] == ["first", "second"]
+    assert [m["content"] for m in request.messages if m["role"] == "assistant"] == [
+        "first",
+        "second",
+    ]
     assert [m for m in request.messages if m["role"] != "assistant"] == [
         m for m in scripted.messages if m["role"] != "assistant"
     ]
@@ -276,21 +317,29 @@ def test_length_laws(length, mean, low, high):
 
 def test_a_length_out_of_reach_is_the_nearest_that_is_allowed():
     length, key = Normal(mean=1.0, stddev=0.0, min=50), laws.key(5)
-    assert laws.together(length, key, "input", range(20)) == [laws.law(length)(key, "input", 3)] * 20 == [50] * 20
+    assert (
+        laws.together(length, key, "input", range(20))
+        == [laws.law(length)(key, "input", 3)] * 20
+        == [50] * 20
+    )
 
 
 def test_a_tokenizer_of_its_own_is_matched_exactly(tmp_path):
     local = tokens.load_tokenizer(str(train(tmp_path / "tokenizer.json")))
     made = built(tokenizer=local, **KINDS["prefix"])
     for number in range(100):
-        assert true_count(made[number], local) == made[number].input_tokens == made.asked_input(number)
+        assert (
+            true_count(made[number], local) == made[number].input_tokens == made.asked_input(number)
+        )
     assert made[0].input_source == "tokenizer"
 
 
 def test_a_length_that_cannot_be_reached_is_told(tmp_path):
     """A tokenizer that joins some neighbours: each text is counted and mended; where that fails the count is true."""
 
-    def encode(text):  # words of one first letter that follow each other are one token; never an odd number of tokens
+    def encode(
+        text,
+    ):  # words of one first letter that follow each other are one token; never an odd number of tokens
         firsts = [word[0] for word in text.split()]
         n = sum(a != b for a, b in zip(["", *firsts], firsts, strict=False))
         return list(range(n + n % 2))

@@ -86,27 +86,71 @@ C = "    c: {after: plan, tool: run, output_tokens: 5}"
 @pytest.mark.parametrize(
     ("text", "place", "code"),
     [
-        (PLAN + "    b: {after: paln, tool: run, output_tokens: 5}", "6:16 (requests.steps.b.after)", "unknown_name"),
-        (PLAN + "    b: {after: [plan, c], tool: run, output_tokens: 5}\n" + C.replace("plan", "b"),
-         "(requests.steps.", "cycle"),
-        (PLAN + "    b: {after: b, tool: run, output_tokens: 5}", "6:16 (requests.steps.b.after)", "cycle"),
-        (PLAN + "    b: {input_tokens: 5, output_tokens: 5}", "6:5 (requests.steps.b)", "unsupported"),
-        (PLAN + "    b: {after: plan, tool: run, output_tokens: 5}\n" + C, "6:5 (requests.steps.b)", "unsupported"),
-        (PLAN + "    b: {after: plan, tool: rnu, output_tokens: 5}", "6:28 (requests.steps.b.tool)", "unknown_name"),
+        (
+            PLAN + "    b: {after: paln, tool: run, output_tokens: 5}",
+            "6:16 (requests.steps.b.after)",
+            "unknown_name",
+        ),
+        (
+            PLAN
+            + "    b: {after: [plan, c], tool: run, output_tokens: 5}\n"
+            + C.replace("plan", "b"),
+            "(requests.steps.",
+            "cycle",
+        ),
+        (
+            PLAN + "    b: {after: b, tool: run, output_tokens: 5}",
+            "6:16 (requests.steps.b.after)",
+            "cycle",
+        ),
+        (
+            PLAN + "    b: {input_tokens: 5, output_tokens: 5}",
+            "6:5 (requests.steps.b)",
+            "unsupported",
+        ),
+        (
+            PLAN + "    b: {after: plan, tool: run, output_tokens: 5}\n" + C,
+            "6:5 (requests.steps.b)",
+            "unsupported",
+        ),
+        (
+            PLAN + "    b: {after: plan, tool: rnu, output_tokens: 5}",
+            "6:28 (requests.steps.b.tool)",
+            "unknown_name",
+        ),
         (PLAN + "    b: {after: plan, output_tokens: 5}", "6:5 (requests.steps.b)", "missing_key"),
-        (PLAN + "    b: {after: plan, context: new, turns: 3, output_tokens: 5}", "6:5", "missing_key"),
+        (
+            PLAN + "    b: {after: plan, context: new, turns: 3, output_tokens: 5}",
+            "6:5",
+            "missing_key",
+        ),
         ("    b: {tool: run, output_tokens: 5}", "5:5 (requests.steps.b)", "missing_key"),
-        (PLAN + "    b: {after: plan, tool: run, system_tokens: 9, output_tokens: 5}", "b.system_tokens", "conflict"),
-        (PLAN + "    b: {after: plan, tool: run, think_time: 1s, output_tokens: 5}", "b.think_time", "conflict"),
-        (PLAN + "    b: {after: plan, tool: run, parallel: 2, output_tokens: 5}\n" + C.replace("plan", "b"),
-         "7:16 (requests.steps.c.after)", "conflict"),
+        (
+            PLAN + "    b: {after: plan, tool: run, system_tokens: 9, output_tokens: 5}",
+            "b.system_tokens",
+            "conflict",
+        ),
+        (
+            PLAN + "    b: {after: plan, tool: run, think_time: 1s, output_tokens: 5}",
+            "b.think_time",
+            "conflict",
+        ),
+        (
+            PLAN
+            + "    b: {after: plan, tool: run, parallel: 2, output_tokens: 5}\n"
+            + C.replace("plan", "b"),
+            "7:16 (requests.steps.c.after)",
+            "conflict",
+        ),
         (PLAN.replace("5}", "5, turns: {normal: {mean: 5, stddev: 2}}}"), "plan.turns", "endless"),
         (PLAN.replace("5}", "5, turns: 20000}"), "requests", "too_large"),
         (PLAN.replace("plan", "a plan"), "5:", "invalid_value"),
         (PLAN.replace("5}", "5, turn: 2}"), "5:47", "unknown_key"),
     ],
-)  # fmt: skip
-def test_steps_that_are_no_graph_are_refused_with_their_place(tmp_path: Path, text: str, place: str, code: str) -> None:
+)
+def test_steps_that_are_no_graph_are_refused_with_their_place(
+    tmp_path: Path, text: str, place: str, code: str
+) -> None:
     with refused(Faults, code) as caught:
         workload(tmp_path, steps(text))
     assert place in str(caught.value)
@@ -126,14 +170,23 @@ def test_the_graph_of_a_task_follows_from_seed_and_number(tmp_path: Path) -> Non
         copies.add(len(begins))
         turns.add(len(looks) / len(begins))
         write = nodes[-2]
-        assert (write.step, write.after, write.context, write.joined) == ("write", (0, *ends), 0, tuple(ends))
-        assert all(nodes[turn].after == (0,) and nodes[turn].pause_ns == 5_000_000 for turn in begins)
+        assert (write.step, write.after, write.context, write.joined) == (
+            "write",
+            (0, *ends),
+            0,
+            tuple(ends),
+        )
+        assert all(
+            nodes[turn].after == (0,) and nodes[turn].pause_ns == 5_000_000 for turn in begins
+        )
         for turn in set(looks) - set(begins):
             assert nodes[turn].after == (turn - 1,) and nodes[turn].tool in ("search", "fetch")
             if nodes[turn].tool == "search":
                 assert 100_000_000 <= nodes[turn].pause_ns <= 900_000_000
     assert copies == {1, 2, 3} and turns == {1, 2, 3, 4}
-    fetched = [node.pause_ns for number in range(200) for node in graphs[number] if node.tool == "fetch"]
+    fetched = [
+        node.pause_ns for number in range(200) for node in graphs[number] if node.tool == "fetch"
+    ]
     assert 1.5e9 < float(np.median(fetched)) < 2.5e9
 
 
@@ -143,26 +196,46 @@ def test_a_request_has_exactly_the_tokens_of_its_place_in_the_graph(tmp_path: Pa
     for number in made.numbers(60):
         request, (task, turn) = made[number], made.turn_of(number)
         node = made.graphs[task][turn]
-        tokens = sum(count(json.dumps(one, separators=(",", ":"))) for one in request.extra["tools"])
+        tokens = sum(
+            count(json.dumps(one, separators=(",", ":"))) for one in request.extra["tools"]
+        )
         assert tokens == 210
         for message in request.messages or ():
             for call in message.get("tool_calls", ()):
                 tokens += count(json.loads(call["function"]["arguments"]).get("input", ""))
             tokens += count(message["content"] or "")
-        assert request.input_tokens == tokens == made.asked_input(number) == sum(n for _, n in made.stretches(number))
-        calls = [call["id"] for message in request.messages or () for call in message.get("tool_calls", ())]
-        assert calls == [message["tool_call_id"] for message in request.messages or () if message["role"] == "tool"]
+        assert (
+            request.input_tokens
+            == tokens
+            == made.asked_input(number)
+            == sum(n for _, n in made.stretches(number))
+        )
+        calls = [
+            call["id"]
+            for message in request.messages or ()
+            for call in message.get("tool_calls", ())
+        ]
+        assert calls == [
+            message["tool_call_id"]
+            for message in request.messages or ()
+            if message["role"] == "tool"
+        ]
         assert len(set(calls)) == len(calls)
         if node.step == "write":
             assert [message["role"] for message in request.messages or ()] == [
-                "system", "user", "assistant", *["tool"] * len(node.joined),
-            ]  # fmt: skip
+                "system",
+                "user",
+                "assistant",
+                *["tool"] * len(node.joined),
+            ]
 
 
 def test_the_lengths_of_a_task_are_drawn_once_not_once_for_each_request_after_them() -> None:
     made = prompts(load("coding-agent"))
     numbers = list(made.numbers_of(0))
-    assert len(numbers) > 5 and sum(len(list(made.stretches(number))) for number in numbers) > 3 * len(numbers)
+    assert len(numbers) > 5 and sum(
+        len(list(made.stretches(number))) for number in numbers
+    ) > 3 * len(numbers)
     assert made._lengths.cache_info().misses == len(numbers)
 
 
@@ -205,7 +278,9 @@ def test_a_request_of_a_task_begins_with_the_messages_of_the_one_that_it_goes_on
         node = made.graphs[request.session][request.turn]
         before = requests.get(number - request.turn + node.context)
         if node.context >= 0 and before is not None:
-            continued += all(one is other for one, other in zip(before.messages, request.messages, strict=False))
+            continued += all(
+                one is other for one, other in zip(before.messages, request.messages, strict=False)
+            )
     assert continued > 80
     assert {number: again[number] for number in reversed(numbers)} == requests
 
@@ -219,11 +294,17 @@ def test_a_request_starts_when_the_last_that_it_waits_for_has_ended_and_its_tool
     ran = Clock(timetable, lambda number: (1_000_000 * (1 + number % 13), True))
     graphs, width = TaskGraphs(one.requests, 7), one.requests.width
     tasks = one.stages[0].count or 0
-    assert sorted(ran.starts) == sorted(timetable.numbers()) == sorted(timetable.columns().number.tolist())
+    assert (
+        sorted(ran.starts)
+        == sorted(timetable.numbers())
+        == sorted(timetable.columns().number.tolist())
+    )
     assert len(ran.starts) == timetable.slots == sum(len(graphs[task]) for task in range(tasks))
     for number, start in ran.starts.items():
         nodes = graphs[start.session]
-        assert number == start.session * width + (width - 1 if start.turn == len(nodes) - 1 else start.turn)
+        assert number == start.session * width + (
+            width - 1 if start.turn == len(nodes) - 1 else start.turn
+        )
         assert timetable.slot(number)[4:] == (start.stage, start.session, start.turn, start.lane)
         if nodes[start.turn].after:
             ends = [ran.ended[start.session * width + turn] for turn in nodes[start.turn].after]
@@ -240,10 +321,13 @@ def test_a_request_starts_when_the_last_that_it_waits_for_has_ended_and_its_tool
 
 def test_a_join_is_due_after_the_latest_end_whichever_was_read_last(tmp_path: Path) -> None:
     text = steps(
-        PLAN + "    a: {after: plan, context: new, parallel: 2, input_tokens: 5, output_tokens: 5}\n"
+        PLAN
+        + "    a: {after: plan, context: new, parallel: 2, input_tokens: 5, output_tokens: 5}\n"
         "    b: {after: [plan, a], output_tokens: 5}"
     )
-    dispatcher = Dispatcher(arrivals.build(workload(tmp_path, text, request_rate="inf", num_requests="1"), 7))
+    dispatcher = Dispatcher(
+        arrivals.build(workload(tmp_path, text, request_rate="inf", num_requests="1"), 7)
+    )
     dispatcher.ready(0)
     dispatcher.finished(0, 100, True)
     assert [start.number for start in dispatcher.ready(100)] == [1, 2]
@@ -253,7 +337,9 @@ def test_a_join_is_due_after_the_latest_end_whichever_was_read_last(tmp_path: Pa
 
 
 @pytest.mark.parametrize("stages", [STAGES, CLOSED])
-def test_a_failed_request_ends_its_task_and_every_slot_is_told_of_once(tmp_path: Path, stages: str) -> None:
+def test_a_failed_request_ends_its_task_and_every_slot_is_told_of_once(
+    tmp_path: Path, stages: str
+) -> None:
     timetable = arrivals.build(workload(tmp_path, more=stages), 7)
     ran = Clock(timetable, lambda number: (1_000_000 * (1 + number % 13), number % 11 != 5))
     assert sorted(ran.starts) == sorted(timetable.numbers())
@@ -273,7 +359,9 @@ def test_over_the_cap_a_task_is_dropped_and_every_slot_is_told_of_once(tmp_path:
 
 @pytest.mark.parametrize("after", [0, 3, 20, 60])
 @pytest.mark.parametrize("stages", [STAGES, CLOSED])
-def test_stopped_in_the_middle_every_slot_is_told_of_once(tmp_path: Path, stages: str, after: int) -> None:
+def test_stopped_in_the_middle_every_slot_is_told_of_once(
+    tmp_path: Path, stages: str, after: int
+) -> None:
     timetable = arrivals.build(workload(tmp_path, more=stages), 7)
     dispatcher, told, in_flight = Dispatcher(timetable), list[int](), list[int]()
     for _ in range(after):
@@ -296,10 +384,14 @@ def test_shares_hold_whole_tasks_and_together_all(tmp_path: Path, shares: int) -
     numbers = [list(part.numbers()) for part in parts]
     assert [len(own) for own in numbers] == [part.slots for part in parts]
     assert sorted(number for own in numbers for number in own) == sorted(whole.numbers())
-    assert [sorted(part.columns().number.tolist()) for part in parts] == [sorted(own) for own in numbers]
+    assert [sorted(part.columns().number.tolist()) for part in parts] == [
+        sorted(own) for own in numbers
+    ]
 
 
-def test_on_the_simulated_rack_due_instants_and_cached_tokens_are_those_of_the_graph(tmp_path: Path) -> None:
+def test_on_the_simulated_rack_due_instants_and_cached_tokens_are_those_of_the_graph(
+    tmp_path: Path,
+) -> None:
     one = workload(tmp_path)
     summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     rows = store.read_run(folder).rows
@@ -309,7 +401,11 @@ def test_on_the_simulated_rack_due_instants_and_cached_tokens_are_those_of_the_g
     for number, row in by_number.items():
         task, turn = made.turn_of(number)
         node = made.graphs[task][turn]
-        assert (row["session"], row["turn"], row["asked_output"]) == (task, turn, made.asked_output(number))
+        assert (row["session"], row["turn"], row["asked_output"]) == (
+            task,
+            turn,
+            made.asked_output(number),
+        )
         assert row["input_tokens"] == made.asked_input(number)
         if node.after:
             ends = [by_number[task * made.turns + before]["end_ns"] for before in node.after]
@@ -318,9 +414,14 @@ def test_on_the_simulated_rack_due_instants_and_cached_tokens_are_those_of_the_g
     assert summary.requests.scheduled == len(rows)
     for slow in summary.slowest:
         assert (slow.session, slow.turn) == made.turn_of(slow.slot)
-        assert f"session {slow.session}, turn {(slow.turn or 0) + 1}" in render(summary) or slow.by == "e2e"
+        assert (
+            f"session {slow.session}, turn {(slow.turn or 0) + 1}" in render(summary)
+            or slow.by == "e2e"
+        )
     first = {task: by_number[task * made.turns]["due_ns"] for task in range(40)}
-    times = sorted(by_number[task * made.turns + made.turns - 1]["end_ns"] - first[task] for task in range(40))
+    times = sorted(
+        by_number[task * made.turns + made.turns - 1]["end_ns"] - first[task] for task in range(40)
+    )
     assert summary.sessions.duration_ms.max == times[-1] / 1e6
 
 
@@ -340,7 +441,12 @@ def said(text: str, *calls: dict[str, Any]) -> bytes:
     usage = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
     return canned.events(
         {**start, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
-        {**start, "choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls" if calls else "stop"}]},
+        {
+            **start,
+            "choices": [
+                {"index": 0, "delta": {}, "finish_reason": "tool_calls" if calls else "stop"}
+            ],
+        },
         {**start, "choices": [], "usage": usage},
     )
 
@@ -352,16 +458,33 @@ FAST = RESEARCH.replace("{uniform: {min: 100ms, max: 900ms}}", "2ms").replace(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("history", ["scripted", "server"])
-def test_what_a_server_hears_is_the_graph_with_its_joins_and_real_answers(tmp_path: Path, history: str) -> None:
-    call = {"id": "real12345", "type": "function", "function": {"name": "search", "arguments": '{"q": 1}'}}
+def test_what_a_server_hears_is_the_graph_with_its_joins_and_real_answers(
+    tmp_path: Path, history: str
+) -> None:
+    call = {
+        "id": "real12345",
+        "type": "function",
+        "function": {"name": "search", "arguments": '{"q": 1}'},
+    }
     one = workload(
-        tmp_path, FAST.replace("  steps:", f"  history: {history}\n  steps:"), request_rate="40", num_requests="6"
+        tmp_path,
+        FAST.replace("  steps:", f"  history: {history}\n  steps:"),
+        request_rate="40",
+        num_requests="6",
     )
     with canned.serving(said("so be it", call)) as server:
-        settings = Settings(url=server.url, model="m", session_header="X-Session-ID", out=tmp_path / "wire", **NO_PAGES)
+        settings = Settings(
+            url=server.url,
+            model="m",
+            session_header="X-Session-ID",
+            out=tmp_path / "wire",
+            **NO_PAGES,
+        )
         summary, folder = execute(one, settings)
         heard = {number: body for number, body, _ in heard_requests(server)}
-        sessions = {number: headers["x-session-id"] for number, _, headers in heard_requests(server)}
+        sessions = {
+            number: headers["x-session-id"] for number, _, headers in heard_requests(server)
+        }
     rows = {int(row["slot"]): row for row in store.read_run(folder).rows}
     assert store.read_run(folder).header.session_header == "X-Session-ID"
     made = prompts(one)
@@ -409,7 +532,11 @@ def test_conversations_and_tasks_are_classes_beside_single_requests(tmp_path: Pa
     assert isinstance(made, MixPrompts)
     summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     rows = store.read_run(folder).rows
-    assert sorted(rows["slot"].tolist()) == sorted(arrivals.build(one, 7).numbers()) == sorted(made.numbers(len(rows)))
+    assert (
+        sorted(rows["slot"].tolist())
+        == sorted(arrivals.build(one, 7).numbers())
+        == sorted(made.numbers(len(rows)))
+    )
     assert (rows["status"] == STATUS["ok"]).all()
     started = np.array([made.class_of(start) for start in range(400)])
     for index, (part, turns) in enumerate(zip(summary.classes, (1, 1, 3, None), strict=True)):
@@ -436,7 +563,9 @@ def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, pric
     )
     book = load_prices(prices)
     (evidence,) = read_evidence([tmp_path / "out"])
-    price = next(one for one in book.entries if isinstance(one, PerToken) == (priced == "per_token"))
+    price = next(
+        one for one in book.entries if isinstance(one, PerToken) == (priced == "per_token")
+    )
     offer = price_of(evidence, price, "mix", "", gpus=4, utilization=Decimal(1))
     counts = {part.name: part.requests.ok for part in offer.evidence.summary.classes}
     each = {part: of_class.costs["request"] for part, of_class in offer.classes.items()}
@@ -444,7 +573,10 @@ def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, pric
     assert whole is not None and offer.costs["task"] is None and set(each) == set(counts)
     total = sum(float(cost.total) * counts[part] for part, cost in each.items() if cost)
     assert total == pytest.approx(float(whole.total) * sum(counts.values()), rel=1e-6)
-    task, request = offer.classes["agentic"].costs["task"], offer.classes["agentic"].costs["request"]
+    task, request = (
+        offer.classes["agentic"].costs["task"],
+        offer.classes["agentic"].costs["request"],
+    )
     assert task is not None and request is not None and task.total > 5 * request.total
     shown = as_text.render(cost_report(compare_offers([offer], book)))
     assert "mix: agentic" in shown and offer.classes["qa"].costs["task"] is None
@@ -452,13 +584,19 @@ def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, pric
 
 def test_the_recipe_of_a_task_is_its_steps_and_tools(tmp_path: Path) -> None:
     one = recipe_fingerprint(workload(tmp_path), "server")
-    assert recipe_fingerprint(workload(tmp_path, RESEARCH.replace("900ms", "0.9s")), "server") == one
-    assert recipe_fingerprint(workload(tmp_path, RESEARCH.replace("900ms", "901ms")), "server") != one
+    assert (
+        recipe_fingerprint(workload(tmp_path, RESEARCH.replace("900ms", "0.9s")), "server") == one
+    )
+    assert (
+        recipe_fingerprint(workload(tmp_path, RESEARCH.replace("900ms", "901ms")), "server") != one
+    )
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("dialect", ["trtllm", "openai"])
-def test_the_embedded_endpoint_calls_a_tool_where_that_is_required(tmp_path: Path, dialect: str) -> None:
+def test_the_embedded_endpoint_calls_a_tool_where_that_is_required(
+    tmp_path: Path, dialect: str
+) -> None:
     text = FAST.replace("  steps:", "  history: server\n  tool_choice: required\n  steps:")
     one = workload(tmp_path, text, request_rate="40", num_requests="5")
     quick = {"dialect": dialect, "ttft": "1ms", "itl": "200us"}
@@ -467,7 +605,10 @@ def test_the_embedded_endpoint_calls_a_tool_where_that_is_required(tmp_path: Pat
     for row in store.read_run(folder).rows:
         task, turn = made.turn_of(int(row["slot"]))
         called = any(node.context == turn and node.tool for node in made.graphs[task])
-        assert row["status"] == STATUS["ok"] and (row["finish_reason"] == FINISH["tool_calls"]) == called
+        assert (
+            row["status"] == STATUS["ok"]
+            and (row["finish_reason"] == FINISH["tool_calls"]) == called
+        )
 
 
 LEAVING = RESEARCH.replace("requests:", "requests:\n  abandoned: 30%")
@@ -483,7 +624,9 @@ def test_the_share_of_users_that_go_away_is_the_one_asked_for(tmp_path: Path) ->
             assert 1 <= one.tokens < graphs.output_tokens(number, one.turn)
 
 
-def test_abandoned_tasks_end_in_the_middle_of_the_drawn_answer_and_have_not_failed(tmp_path: Path) -> None:
+def test_abandoned_tasks_end_in_the_middle_of_the_drawn_answer_and_have_not_failed(
+    tmp_path: Path,
+) -> None:
     one = workload(tmp_path, LEAVING, more=CLOSED.replace("17", "60"))
     summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     rows, made = store.read_run(folder).rows, prompts(one)
@@ -498,19 +641,25 @@ def test_abandoned_tasks_end_in_the_middle_of_the_drawn_answer_and_have_not_fail
         assert left.tokens <= cut["output_tokens"] < cut["asked_output"]
         assert set(own["status"].tolist()) <= {STATUS["ok"], STATUS["cancelled"]}
         assert (own["due_ns"] <= cut["done_ns"]).all() and (own["done_ns"] <= cut["done_ns"]).all()
-    assert (rows["status"] == STATUS["cancelled"]).sum() == summary.requests.cancelled > len(leaving)
+    assert (
+        (rows["status"] == STATUS["cancelled"]).sum() == summary.requests.cancelled > len(leaving)
+    )
 
 
 @pytest.mark.processes
 def test_a_user_goes_away_over_http_too(tmp_path: Path) -> None:
-    text = FAST.replace("requests:", "requests:\n  abandoned: 50%").replace("output_tokens: 30", "output_tokens: 300")
+    text = FAST.replace("requests:", "requests:\n  abandoned: 50%").replace(
+        "output_tokens: 30", "output_tokens: 300"
+    )
     one = workload(tmp_path, text, request_rate="40", num_requests="12")
     quick = {"ttft": "1ms", "itl": "1ms"}
     summary, folder = execute(one, Settings(embedded=quick, **NO_PAGES, out=tmp_path / "out"))
     rows, made = store.read_run(folder).rows, prompts(one)
     leaving = [task for task in range(12) if made.graphs.leaving(task)]
     assert summary.sessions is not None and summary.requests.failed == 0
-    gone = summary.sessions.abandoned  # an answer of a few tokens may be over before its user has left
+    gone = (
+        summary.sessions.abandoned
+    )  # an answer of a few tokens may be over before its user has left
     assert 0 < gone <= len(leaving) and summary.sessions.ok == 12 - gone
     assert set(rows["session"][rows["status"] == STATUS["cancelled"]].tolist()) <= set(leaving)
 
@@ -533,15 +682,36 @@ def test_figures_of_tasks_are_those_of_their_rows(tmp_path: Path, keep: str) -> 
         own = rows[rows["session"] == task]
         waits = own["first_token_ns"] - own["due_ns"]
         took = own["end_ns"].max() - own["due_ns"].min()
-        seen.append((took, waits.sum(), waits.max(), len(own), own["input_tokens"].sum(), own["output_tokens"].sum()))
-    took, waited, longest, requests, inputs, outputs = (np.array(column) for column in zip(*seen, strict=True))
+        seen.append(
+            (
+                took,
+                waits.sum(),
+                waits.max(),
+                len(own),
+                own["input_tokens"].sum(),
+                own["output_tokens"].sum(),
+            )
+        )
+    took, waited, longest, requests, inputs, outputs = (
+        np.array(column) for column in zip(*seen, strict=True)
+    )
     good = int(((took <= 8e9) & (longest <= 55e6)).sum())
     tasks = summary.sessions
     assert tasks is not None and tasks.goodput is not None and 0 < good < 40
     assert (tasks.count, tasks.goodput.good, tasks.goodput.met) == (40, good, good >= 16)
-    assert summary.goodput.met == tasks.goodput.met and exit_code(summary) == (0 if good >= 16 else 1)
+    assert summary.goodput.met == tasks.goodput.met and exit_code(summary) == (
+        0 if good >= 16 else 1
+    )
     assert (tasks.requests, tasks.input_tokens, tasks.output_tokens) == (
-        pytest.approx(requests.mean()), pytest.approx(inputs.mean()), pytest.approx(outputs.mean()),
-    )  # fmt: skip
-    for found, values in ((tasks.duration_ms, took), (tasks.wait_ms, waited), (tasks.longest_wait_ms, longest)):
-        assert found.p50 == pytest.approx(np.sort(values)[20] / 1e6, rel=0 if keep == "raw" else 2e-3)
+        pytest.approx(requests.mean()),
+        pytest.approx(inputs.mean()),
+        pytest.approx(outputs.mean()),
+    )
+    for found, values in (
+        (tasks.duration_ms, took),
+        (tasks.wait_ms, waited),
+        (tasks.longest_wait_ms, longest),
+    ):
+        assert found.p50 == pytest.approx(
+            np.sort(values)[20] / 1e6, rel=0 if keep == "raw" else 2e-3
+        )

@@ -29,7 +29,9 @@ def _unpacked_ranks() -> dict[bytes, int]:
 
 
 def test_the_packaged_ranks_are_the_published_file():
-    published = b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in _unpacked_ranks().items())
+    published = b"".join(
+        base64.b64encode(token) + b" %d\n" % rank for token, rank in _unpacked_ranks().items()
+    )
     assert hashlib.sha256(published).hexdigest() == pack.PUBLISHED_SHA256
     assert pack.PUBLISHED_SHA256 in inspect.getsource(tiktoken_ext.openai_public)
 
@@ -52,7 +54,10 @@ def test_pattern_and_special_tokens_are_tiktokens_own(monkeypatch):
         ("", []),
         ("hello world", [15339, 1917]),
         ("tiktoken is great!", [83, 1609, 5963, 374, 2294, 0]),
-        ("<|endoftext|>", [27, 91, 8862, 728, 428, 91, 29]),  # a text that looks like a special token is only a text
+        (
+            "<|endoftext|>",
+            [27, 91, 8862, 728, 428, 91, 29],
+        ),  # a text that looks like a special token is only a text
         ("'rer", [2351, 81]),  # the rest are rows of tiktoken's own tests
         ("today\n ", [31213, 198, 220]),
         ("today\n \n", [31213, 27907]),
@@ -124,7 +129,10 @@ def test_reading_a_local_tokenizer_starts_no_thread(tiny):
 
 
 def test_a_folder_stands_for_its_tokenizer_json(tiny):
-    assert tokenizer.load_tokenizer(str(tiny.parent)).sha256 == tokenizer.load_tokenizer(str(tiny)).sha256
+    assert (
+        tokenizer.load_tokenizer(str(tiny.parent)).sha256
+        == tokenizer.load_tokenizer(str(tiny)).sha256
+    )
 
 
 def test_words_of_a_local_tokenizer_are_one_token_each(tiny):
@@ -142,7 +150,10 @@ def test_words_of_a_local_tokenizer_are_one_token_each(tiny):
         (b"", "wrong_format"),
         (b"\xff\xfe\x00", "wrong_format"),
         (b'{"model_max_length": 4096}', "wrong_format"),
-        (b'{"version":"1.0","model":{"type":"WordLevel","vocab":{"?":0},"unk_token":"?"}}', "unsupported"),
+        (
+            b'{"version":"1.0","model":{"type":"WordLevel","vocab":{"?":0},"unk_token":"?"}}',
+            "unsupported",
+        ),
     ],
 )
 def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, content, code):
@@ -155,7 +166,9 @@ def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, content, code):
     assert "hint:" in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"", lambda data: data[::-1]])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-9], lambda data: b"", lambda data: data[::-1]]
+)
 def test_damaged_packaged_data_is_named(tmp_path, damage):
     path = tmp_path / "cl100k.words.gz"
     path.write_bytes(damage((tokenizer.DATA / path.name).read_bytes()))

@@ -43,14 +43,25 @@ def test_connecting_is_of_new_connections_only() -> None:
     """A generator that is late asks late for a connection, too: that is its own lag, and no connecting."""
     rows = blank(4)
     rows["due_ns"] = 1_000
-    rows["ready_ns"] = [5_000, 5_000, 0, -1]  # late on a kept connection; a new one; one opened in advance; none
+    rows["ready_ns"] = [
+        5_000,
+        5_000,
+        0,
+        -1,
+    ]  # late on a kept connection; a new one; one opened in advance; none
     rows["reused"] = [1, 0, 0, 0]
     assert Columns(rows).measure("connect").tolist() == [0, 4_000, 0, metrics.UNDEFINED]
 
 
 @given(
     st.lists(
-        st.tuples(*[instant] * 6, st.integers(-1, 2000), st.integers(-1, 50), st.integers(0, 9), st.booleans()),
+        st.tuples(
+            *[instant] * 6,
+            st.integers(-1, 2000),
+            st.integers(-1, 50),
+            st.integers(0, 9),
+            st.booleans(),
+        ),
         max_size=20,
     )
 )
@@ -61,7 +72,11 @@ def test_columns_say_what_the_scalar_definitions_say(drawn: list[tuple[int, ...]
             row[field] = value
         if at_once:
             row["first_answer_ns"] = row["first_token_ns"]
-        row["output_tokens"], row["reasoning_tokens"], row["first_event_tokens"] = output, reasoning, first_tokens
+        row["output_tokens"], row["reasoning_tokens"], row["first_event_tokens"] = (
+            output,
+            reasoning,
+            first_tokens,
+        )
     columns = Columns(rows)
     for i, row in enumerate(rows):
         due, sent, first, answer, last, end = (int(row[field]) for field in FIELDS)
@@ -77,7 +92,9 @@ def test_columns_say_what_the_scalar_definitions_say(drawn: list[tuple[int, ...]
             "send_lag": measures.send_lag(due, sent),
         }
         found = {metric: int(columns.measure(metric)[i]) for metric in expected}
-        assert found == {key: metrics.UNDEFINED if value is None else value for key, value in expected.items()}
+        assert found == {
+            key: metrics.UNDEFINED if value is None else value for key, value in expected.items()
+        }
 
 
 def test_gaps_are_between_successive_events() -> None:
@@ -86,9 +103,13 @@ def test_gaps_are_between_successive_events() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 60), st.integers(-1, 30)), max_size=25), st.integers(0, 30), st.integers(1, 40)
+    st.lists(st.tuples(st.integers(0, 60), st.integers(-1, 30)), max_size=25),
+    st.integers(0, 30),
+    st.integers(1, 40),
 )
-def test_in_flight_equals_counting_at_every_instant(drawn: list[tuple[int, int]], low: int, length: int) -> None:
+def test_in_flight_equals_counting_at_every_instant(
+    drawn: list[tuple[int, int]], low: int, length: int
+) -> None:
     rows = blank(len(drawn))
     for row, (sent, took) in zip(rows, drawn, strict=True):
         row["sent_ns"], row["done_ns"] = sent * S, -1 if took < 0 else (sent + took) * S
@@ -117,7 +138,9 @@ def test_constant_arrivals_have_no_gap_variation_and_poisson_has_one() -> None:
     two_rates = np.concatenate((np.arange(100) * S, 100 * S + np.arange(100) * S // 10))
     stages = np.repeat([0, 1], 100)
     assert gap_variation(two_rates, stages) == pytest.approx(0, abs=1e-6)
-    assert gap_variation(two_rates, stages * 0) == pytest.approx(0.82, abs=0.01)  # what pooling would have said
+    assert gap_variation(two_rates, stages * 0) == pytest.approx(
+        0.82, abs=0.01
+    )  # what pooling would have said
     assert gap_variation(two_rates[:1], stages[:1]) is None
 
 
@@ -147,7 +170,9 @@ def test_events_between_two_instants_are_on_the_line_through_all_bins(
 
 
 @given(
-    statuses=st.lists(st.sampled_from((metrics.OK, metrics.OK, metrics.FAILED)), min_size=1, max_size=40),
+    statuses=st.lists(
+        st.sampled_from((metrics.OK, metrics.OK, metrics.FAILED)), min_size=1, max_size=40
+    ),
     stages=st.integers(1, 3),
     draw=st.randoms(use_true_random=False),
 )
@@ -185,7 +210,9 @@ def test_of_requests_that_stand_alone_little_is_read_for_tasks() -> None:
     columns = Columns(rows.view(CountedRows), rows["slot"] % 2 == 0)
     CountedRows.seen.clear()
     assert not len(tasks.of_requests(columns, 1).numbers)
-    assert CountedRows.seen["picked"] <= 5 * len(columns)  # session, status, and the three instants of its latencies
+    assert CountedRows.seen["picked"] <= 5 * len(
+        columns
+    )  # session, status, and the three instants of its latencies
 
 
 def answers(slo: Slo, ttft_ms: list[int], **statuses: int) -> Cell:
@@ -193,7 +220,9 @@ def answers(slo: Slo, ttft_ms: list[int], **statuses: int) -> Cell:
     rows = blank(len(ttft_ms) + sum(statuses.values()))
     rows["due_ns"] = 0
     rows["first_token_ns"][: len(ttft_ms)] = np.array(ttft_ms) * 1_000_000
-    rows["status"][len(ttft_ms) :] = np.repeat([STATUSES.index(name) for name in statuses], list(statuses.values()))
+    rows["status"][len(ttft_ms) :] = np.repeat(
+        [STATUSES.index(name) for name in statuses], list(statuses.values())
+    )
     accumulator = Accumulator(Header(slo=slo), exact=True)
     accumulator.add(rows, [])
     return accumulator.measured()
@@ -213,7 +242,12 @@ def answers(slo: Slo, ttft_ms: list[int], **statuses: int) -> Cell:
     ],
 )
 def test_a_term_counts_failures_as_over_and_leaves_out_the_cancelled(
-    ttft_ms: list[int], statuses: dict[str, int], met: bool, value: int | None, over: int, count: int
+    ttft_ms: list[int],
+    statuses: dict[str, int],
+    met: bool,
+    value: int | None,
+    over: int,
+    count: int,
 ) -> None:
     slo = Slo(terms=(Term(metric="ttft", limit_ns=5_000_000),))
     found = goodput(answers(slo, ttft_ms, **statuses), slo, Window(), Histogram(), 0, {})
@@ -224,7 +258,12 @@ def test_a_term_counts_failures_as_over_and_leaves_out_the_cancelled(
 
 def test_a_share_is_a_promise_of_its_own_and_unrecorded_slots_are_misses() -> None:
     term = Term(metric="ttft", limit_ns=5_000_000, quantile=0.5)
-    for share, unrecorded, met in ((0.9, 0, True), (0.91, 0, False), (0.9, 1, False), (None, 1, True)):
+    for share, unrecorded, met in (
+        (0.9, 0, True),
+        (0.91, 0, False),
+        (0.9, 1, False),
+        (None, 1, True),
+    ):
         slo = Slo(terms=(term,), goodput_share=share)
         cell = answers(slo, [1] * 9 + [8])
         assert goodput(cell, slo, Window(), Histogram(), unrecorded, {}).met is met
@@ -244,7 +283,9 @@ def test_the_most_in_flight_is_found_among_many_starts() -> None:
     rows["sent_ns"] = draw.integers(0, 10**6, len(rows))
     rows["done_ns"] = rows["sent_ns"] + draw.integers(1, 10**6, len(rows))
     steps = np.repeat([1, -1], len(rows))
-    order = np.lexsort((steps, np.concatenate([rows["sent_ns"], rows["done_ns"]])))  # at one instant ends come first
+    order = np.lexsort(
+        (steps, np.concatenate([rows["sent_ns"], rows["done_ns"]]))
+    )  # at one instant ends come first
     most = int(np.cumsum(steps[order]).max())
     assert in_flight([Columns(rows)], Span(start_s=0, end_s=0.002, duration_s=0.002))[1] == most
 
@@ -267,16 +308,25 @@ def test_rows_in_a_file_are_those_in_memory_in_any_part(tmp_path: Path) -> None:
     rows["stage"], rows["status"] = rows["slot"] >= 100, draw.integers(0, 2, 1_000)
     rows["text"] = np.where(rows["slot"] % 7 == 0, rows["slot"] % 3, -1)
     rows["output_tokens"][300:] = 50
-    rows["sent_ns"], rows["done_ns"] = rows["due_ns"] + 5, np.where(rows["slot"] > 990, -1, rows["due_ns"] + 10**12)
+    rows["sent_ns"], rows["done_ns"] = (
+        rows["due_ns"] + 5,
+        np.where(rows["slot"] > 990, -1, rows["due_ns"] + 10**12),
+    )
     texts = ["one", "two", "three"]
-    write(tmp_path / "rows.parquet", [to_table(rows[at : at + 300], texts) for at in range(0, 1_000, 300)])
+    write(
+        tmp_path / "rows.parquet",
+        [to_table(rows[at : at + 300], texts) for at in range(0, 1_000, 300)],
+    )
     frame = Frame([tmp_path / "rows.parquet"])
     chosen, header = rows["stage"] == 1, Header(stages=(StagePlan(measured=False), StagePlan()))
     late = draw.integers(0, int(chosen.sum()), 20)
     for _ in range(2):
         for name in set(ROW.names or ()) - {"text"}:
             assert (frame[name] == rows[name]).all()
-            assert all((frame.within(name, *at) == rows[name][slice(*at)]).all() for at in ((0, 1), (299, 601), (7, 7)))
+            assert all(
+                (frame.within(name, *at) == rows[name][slice(*at)]).all()
+                for at in ((0, 1), (299, 601), (7, 7))
+            )
             assert (Columns(frame, chosen)[name] == rows[name][chosen]).all()
             assert (Columns(frame, chosen).take(name, late) == rows[name][chosen][late]).all()
             assert len(Columns(frame, rows["slot"] < 0)[name]) == 0
@@ -286,15 +336,24 @@ def test_rows_in_a_file_are_those_in_memory_in_any_part(tmp_path: Path) -> None:
     assert summarize(header, frame) == summarize(header, rows)
 
 
-def test_a_summary_of_a_file_keeps_a_few_columns_and_reads_those_that_are_the_same_as_one(tmp_path: Path) -> None:
+def test_a_summary_of_a_file_keeps_a_few_columns_and_reads_those_that_are_the_same_as_one(
+    tmp_path: Path,
+) -> None:
     rows = sent_rows(3_000, 3)
-    write(tmp_path / "rows.parquet", [to_table(rows[at : at + 1_000], []) for at in range(0, 3_000, 1_000)])
+    write(
+        tmp_path / "rows.parquet",
+        [to_table(rows[at : at + 1_000], []) for at in range(0, 3_000, 1_000)],
+    )
     frame = CountedFrame([tmp_path / "rows.parquet"])
     header = Header(stages=(StagePlan(measured=False), StagePlan()))
     assert summarize(header, cast("NDArray[np.void]", frame)) == summarize(header, rows)
     assert frame.most_kept <= KEPT_BYTES * len(rows)
     read = {name for name, _ in frame.reads}
-    assert not read & {"output_tokens", "finish_reason", "reused"}  # one value: the statistics say it
+    assert not read & {
+        "output_tokens",
+        "finish_reason",
+        "reused",
+    }  # one value: the statistics say it
     assert [len(read & same) for same in SAME] == [1, 1]
     again = {name for (name, _), times in frame.reads.items() if times > 1}
     assert again <= {"stage"}, "a column was read again"
@@ -309,7 +368,9 @@ def test_columns_of_one_size_in_a_file_are_not_taken_for_the_same(tmp_path: Path
     write(tmp_path / "r.parquet", [to_table(rows, [])])
     told = pq.ParquetFile(tmp_path / "r.parquet").metadata.row_group(0)
     chunks = [told.column(at) for at in range(told.num_columns)]
-    assert len({one.total_compressed_size for one in chunks if one.path_in_schema in FIELDS}) < len(FIELDS)
+    assert len({one.total_compressed_size for one in chunks if one.path_in_schema in FIELDS}) < len(
+        FIELDS
+    )
     frame = Frame([tmp_path / "r.parquet"])
     assert all(frame[name].tolist() == rows[name].tolist() for name in FIELDS)
     frame.close()
@@ -317,17 +378,28 @@ def test_columns_of_one_size_in_a_file_are_not_taken_for_the_same(tmp_path: Path
 
 def test_rows_of_a_file_by_stage_stand_side_by_side_and_are_not_copied(tmp_path: Path) -> None:
     rows, draw = blank(1_000), np.random.default_rng(1)
-    rows["stage"] = np.where(np.arange(1_000) < 700, draw.integers(0, 3, 1_000), 1)  # the last group is of one
+    rows["stage"] = np.where(
+        np.arange(1_000) < 700, draw.integers(0, 3, 1_000), 1
+    )  # the last group is of one
     rows["slot"], rows["due_ns"] = np.arange(1_000), draw.integers(-(2**40), 2**40, 1_000)
-    rows["input_tokens"], rows["status"] = draw.integers(-1, 40_000, 1_000), draw.integers(0, 2, 1_000)
+    rows["input_tokens"], rows["status"] = (
+        draw.integers(-1, 40_000, 1_000),
+        draw.integers(0, 2, 1_000),
+    )
     rows["text"] = np.where(rows["slot"] % 7 == 0, rows["slot"] % 3, -1)
-    write(tmp_path / "rows.parquet", [to_table(rows[at : at + 300], ["a", "b", "c"]) for at in range(0, 1_000, 300)])
+    write(
+        tmp_path / "rows.parquet",
+        [to_table(rows[at : at + 300], ["a", "b", "c"]) for at in range(0, 1_000, 300)],
+    )
     frame = Frame([tmp_path / "rows.parquet"], by_stage=True)
     expected = rows[np.argsort(rows["stage"], kind="stable")]
     for name in set(ROW.names or ()) - {"text"}:
         assert (frame[name] == expected[name]).all() and frame[name].dtype == ROW[name]
         assert (frame.within(name, 250, 650) == expected[name][250:650]).all()
-    assert (np.array([*frame.texts, ""])[frame["text"]] == np.array(["a", "b", "c", ""])[expected["text"]]).all()
+    assert (
+        np.array([*frame.texts, ""])[frame["text"]]
+        == np.array(["a", "b", "c", ""])[expected["text"]]
+    ).all()
     for stage in range(3):
         of_stage = Columns(cast("NDArray[np.void]", frame), frame["stage"] == stage)
         assert np.shares_memory(of_stage["due_ns"], frame["due_ns"])
@@ -346,7 +418,9 @@ def test_blocks_of_columns_are_not_made_of_rows() -> None:
     due = np.arange(BLOCK_ROWS + 5)
     chosen = due % 7 > 0
     columns = Columns(cast(Any, Whole(len(due), {"due_ns": due})), chosen)
-    assert [len(part["due_ns"]) for part in columns.blocks()][1:] == [int(chosen[BLOCK_ROWS:].sum())]
+    assert [len(part["due_ns"]) for part in columns.blocks()][1:] == [
+        int(chosen[BLOCK_ROWS:].sum())
+    ]
 
 
 def test_blocks_are_the_rows_in_their_order() -> None:
@@ -361,11 +435,17 @@ def test_blocks_are_the_rows_in_their_order() -> None:
         whole.add(Columns(rows, chosen, keep_all=True), [], (), True)
         by_block.add(columns, [], (), True)
         assert (whole.sums, whole.least, whole.most, whole.errors) == (
-            by_block.sums, by_block.least, by_block.most, by_block.errors,
-        )  # fmt: skip
+            by_block.sums,
+            by_block.least,
+            by_block.most,
+            by_block.errors,
+        )
 
 
-SAME = ({"first_event_ns", "first_answer_ns", "first_token_ns"}, {"last_token_ns", "end_ns", "done_ns"})
+SAME = (
+    {"first_event_ns", "first_answer_ns", "first_token_ns"},
+    {"last_token_ns", "end_ns", "done_ns"},
+)
 """Columns of `sent_rows` that are the same, as those of a simulated run are."""
 
 
@@ -396,7 +476,9 @@ class CountedFrame(Frame):
 
     def _read(self, name: str, group: Any) -> NDArray[Any]:
         self.reads[name, group] += 1
-        self.most_kept = max(self.most_kept, sum(column.values.nbytes for column in self._kept.values()))
+        self.most_kept = max(
+            self.most_kept, sum(column.values.nbytes for column in self._kept.values())
+        )
         return super()._read(name, group)
 
 
@@ -412,7 +494,11 @@ def sent_rows(count: int, seed: int) -> NDArray[np.void]:
         rows[name] = at
     rows["first_event_ns"] = rows["first_answer_ns"] = rows["first_token_ns"]
     rows["end_ns"] = rows["done_ns"] = rows["last_token_ns"]
-    rows["output_tokens"], rows["output_events"], rows["max_gap_ns"] = 50, 50, draw.integers(1, 10**9, count)
+    rows["output_tokens"], rows["output_events"], rows["max_gap_ns"] = (
+        50,
+        50,
+        draw.integers(1, 10**9, count),
+    )
     rows["status"] = np.where(rows["slot"] % 11 == 0, STATUSES.index("failed"), 0)
     rows["kind"] = np.where(rows["slot"] % 11 == 0, KINDS.index("connect"), 0)
     return rows
@@ -423,7 +509,9 @@ def test_rows_side_by_side_are_not_copied() -> None:
     rows["due_ns"], rows["stage"][:10] = np.arange(100), 1
     columns = RowColumns(100, {name: rows[name].copy() for name in ROW.names or ()})
     part = Columns(cast(Any, columns), columns["stage"] == 0)
-    assert np.shares_memory(part["due_ns"], columns["due_ns"]) and part["due_ns"].tolist() == [*range(10, 100)]
+    assert np.shares_memory(part["due_ns"], columns["due_ns"]) and part["due_ns"].tolist() == [
+        *range(10, 100)
+    ]
     assert Columns(rows, rows["due_ns"] == 5)["due_ns"].tolist() == [5]
     assert not len(Columns(rows, rows["due_ns"] < 0)["due_ns"])
 
@@ -434,7 +522,10 @@ def test_a_file_has_no_dictionary_of_instants(tmp_path: Path) -> None:
     rows["due_ns"] = np.arange(50) * S
     write(tmp_path / "a.parquet", [to_table(rows, [])])
     group = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
-    has = {column.path_in_schema: column.has_dictionary_page for column in map(group.column, range(group.num_columns))}
+    has = {
+        column.path_in_schema: column.has_dictionary_page
+        for column in map(group.column, range(group.num_columns))
+    }
     assert not has["due_ns"] and not has["slot"] and has["status"] and has["text"]
     assert Frame([tmp_path / "a.parquet"])["due_ns"].tolist() == rows["due_ns"].tolist()
 
@@ -479,14 +570,23 @@ def test_a_quotient_is_that_of_whole_numbers(largest: int) -> None:
     """Small spans are divided as floats, which is faster, and must come out the same."""
     drawn = np.random.default_rng(7)
     tokens = drawn.integers(1, 5000, 20_000)
-    spans = drawn.integers(0, largest, 20_000) // tokens * tokens - drawn.integers(0, 2, 20_000)  # at whole quotients
+    spans = drawn.integers(0, largest, 20_000) // tokens * tokens - drawn.integers(
+        0, 2, 20_000
+    )  # at whole quotients
     spans[:2], tokens[2:4] = (UNDEFINED, largest - 1), (0, -1)
     found = metrics._divide(spans, tokens)
-    expected = np.array([s // t if t > 0 and s != UNDEFINED else UNDEFINED for s, t in zip(spans, tokens, strict=True)])
+    expected = np.array(
+        [
+            s // t if t > 0 and s != UNDEFINED else UNDEFINED
+            for s, t in zip(spans, tokens, strict=True)
+        ]
+    )
     assert found.tolist() == expected.tolist()
 
 
 def test_numbers_of_one_part_are_not_copied() -> None:
     numbers = np.arange(3)
     assert metrics.together([np.zeros(0), numbers]) is numbers
-    assert metrics.together([numbers, numbers]).tolist() == [0, 1, 2, 0, 1, 2] and not len(metrics.together([]))
+    assert metrics.together([numbers, numbers]).tolist() == [0, 1, 2, 0, 1, 2] and not len(
+        metrics.together([])
+    )

@@ -25,12 +25,21 @@ FLAGS = ["qa", "--url", SIM, "--input-tokens", "60", "--output-tokens", "4"]
 
 def sound(folder: Path) -> bool:
     """Whether the ordinary tool finds every listed file as it is listed, and every file is listed."""
-    done = subprocess.run(["sha256sum", "--quiet", "-c", checksums.FILE], cwd=folder, capture_output=True, check=False)
+    done = subprocess.run(
+        ["sha256sum", "--quiet", "-c", checksums.FILE], cwd=folder, capture_output=True, check=False
+    )
     return done.returncode == 0 and not checksums.unlisted(folder)
 
 
 def run(folder: Path, **flags: Any) -> loadgen.Result:
-    small = {"url": SIM, "num_requests": 20, "input_tokens": 60, "output_tokens": 4, "concurrency": 2, "warmup": "0"}
+    small = {
+        "url": SIM,
+        "num_requests": 20,
+        "input_tokens": 60,
+        "output_tokens": 4,
+        "concurrency": 2,
+        "warmup": "0",
+    }
     return loadgen.run("qa", **(small | {"out": folder, "seed": 3} | flags))
 
 
@@ -44,10 +53,25 @@ def run(folder: Path, **flags: Any) -> loadgen.Result:
         ["run", *FLAGS, "-c", "2", "-n", "20"],
         ["run", *FLAGS, "-c", "1,2", "-n", "20"],
         ["sweep", *FLAGS, "-c", "1,2", "-n", "20"],
-        ["search", "qa", "--url", SIM, "--slo", "ttft:2s", "--max-probes", "2", "-d", "5s", "--start", "2"],
+        [
+            "search",
+            "qa",
+            "--url",
+            SIM,
+            "--slo",
+            "ttft:2s",
+            "--max-probes",
+            "2",
+            "-d",
+            "5s",
+            "--start",
+            "2",
+        ],
     ],
 )
-def test_every_results_folder_has_its_hashes(command: list[str], tmp_path: Path, capsys: Any) -> None:
+def test_every_results_folder_has_its_hashes(
+    command: list[str], tmp_path: Path, capsys: Any
+) -> None:
     folder = tmp_path / "out"
     exits(*command, "-o", str(folder))
     assert sound(folder)
@@ -61,7 +85,18 @@ def test_every_results_folder_has_its_hashes(command: list[str], tmp_path: Path,
 
 @pytest.mark.processes
 def test_an_mlperf_run_and_a_real_run_have_theirs(tmp_path: Path) -> None:
-    flags = ["-b", "llama2-70b", "--url", SIM, "--target-qps", "20", "--min-duration", "1", "--mean-output", "8"]
+    flags = [
+        "-b",
+        "llama2-70b",
+        "--url",
+        SIM,
+        "--target-qps",
+        "20",
+        "--min-duration",
+        "1",
+        "--mean-output",
+        "8",
+    ]
     exits("mlperf", "server", *flags, "--metadata", "rack=7", "-o", str(tmp_path / "m"))
     assert sound(tmp_path / "m")
     assert "mlperf.json" in (checksums.read(tmp_path / "m") or {})
@@ -70,7 +105,9 @@ def test_an_mlperf_run_and_a_real_run_have_theirs(tmp_path: Path) -> None:
     assert "software: engine simulated, precision nvfp4, KV cache fp8" in notes
 
 
-def test_a_changed_file_is_said_and_the_figures_still_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_file_is_said_and_the_figures_still_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(tmp_path / "a")
     run(tmp_path / "b", seed=4)
     stored = (tmp_path / "a" / "summary.json").read_text()
@@ -86,7 +123,9 @@ def test_a_changed_file_is_said_and_the_figures_still_come(tmp_path: Path, capsy
     assert "summary.json (changed)" in capsys.readouterr().err
 
 
-def test_a_folder_without_hashes_is_read_in_silence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_hashes_is_read_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(tmp_path / "a")
     (tmp_path / "a" / checksums.FILE).unlink()
     assert exits("report", str(tmp_path / "a"), "--no-html") == 0
@@ -100,7 +139,9 @@ def test_a_sweep_that_goes_on_has_no_hashes_until_its_end(tmp_path: Path) -> Non
     shutil.copytree(tmp_path / "s", tmp_path / "before")
     exits("sweep", *FLAGS, "-c", "1,2", "-n", "20", "--seed", "3", "-o", str(tmp_path / "s"))
     assert sound(tmp_path / "s")
-    assert set(checksums.read(tmp_path / "before") or {}) < set(checksums.read(tmp_path / "s") or {})
+    assert set(checksums.read(tmp_path / "before") or {}) < set(
+        checksums.read(tmp_path / "s") or {}
+    )
 
 
 # -- metadata ------------------------------------------------------------------------------------------------------
@@ -116,7 +157,9 @@ def test_metadata_are_stored_and_shown(tmp_path: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr()
     assert "driver=580.65" in said.out and "metadata: driver=580.65" in said.err
     assert "driver=580.65" in run_page.render(summary)
-    assert run(tmp_path / "b", metadata={"driver": "580.65"}).summary.run.metadata == {"driver": "580.65"}
+    assert run(tmp_path / "b", metadata={"driver": "580.65"}).summary.run.metadata == {
+        "driver": "580.65"
+    }
     exits("compare", str(tmp_path / "a"), str(tmp_path / "b"))
     assert "different metadata: driver=580.65, note=two words" in capsys.readouterr().out
     exits("sweep", *FLAGS, "-c", "1,2", "-n", "20", *pairs, "-o", str(tmp_path / "s"))
@@ -127,25 +170,49 @@ def test_metadata_are_stored_and_shown(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     "text",
     [
-        "api_key=abc", "api-key=abc", "X-API-Key=abc", "OPENAI_API_KEY=abc", "hf_token=abc", "password=abc",
-        "client_secret=abc", "Authorization=abc", "note=sk-abcdefghijklmnop", "note=Bearer abcdefghijkl",
+        "api_key=abc",
+        "api-key=abc",
+        "X-API-Key=abc",
+        "OPENAI_API_KEY=abc",
+        "hf_token=abc",
+        "password=abc",
+        "client_secret=abc",
+        "Authorization=abc",
+        "note=sk-abcdefghijklmnop",
+        "note=Bearer abcdefghijkl",
         "note=hidden-in-it-KEY-OF-MINE",
     ],
-)  # fmt: skip
-def test_no_secret_reaches_metadata(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+)
+def test_no_secret_reaches_metadata(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "KEY-OF-MINE")
     pairs, faults = parse([text], ["KEY-OF-MINE"])
     assert pairs == () and len(faults) == 1
     secret = text.partition("=")[2]
     assert secret not in str(faults[0])
-    assert exits("run", "qa", "--url", "http://127.0.0.1:9", "--metadata", text, "-o", str(tmp_path / "x")) == 2
+    assert (
+        exits(
+            "run",
+            "qa",
+            "--url",
+            "http://127.0.0.1:9",
+            "--metadata",
+            text,
+            "-o",
+            str(tmp_path / "x"),
+        )
+        == 2
+    )
     assert secret not in capsys.readouterr().err
     with pytest.raises(Faults):
         run(tmp_path / "x", metadata=[text], api_key="KEY-OF-MINE")
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("key", ["tokens", "max_tokens", "tokenizer", "monkey", "keyboard", "author"])
+@pytest.mark.parametrize(
+    "key", ["tokens", "max_tokens", "tokenizer", "monkey", "keyboard", "author"]
+)
 def test_words_that_only_look_alike_are_taken(key: str) -> None:
     assert parse([f"{key}=1"]) == (((key, "1"),), [])
 
@@ -157,7 +224,9 @@ def test_a_credential_in_a_header_is_a_secret_and_another_header_is_none() -> No
         assert parse([f"note={value}"], secrets)[0] == ()
 
 
-@pytest.mark.parametrize("text", ["", "novalue", "=x", "two words=x", "a=", "a=line\nbreak", "a=" + "x" * 501])
+@pytest.mark.parametrize(
+    "text", ["", "novalue", "=x", "two words=x", "a=", "a=line\nbreak", "a=" + "x" * 501]
+)
 def test_what_is_no_pair_is_refused(text: str) -> None:
     pairs, faults = parse([text])
     assert pairs == () and len(faults) == 1
@@ -185,21 +254,32 @@ def test_the_embedded_endpoint_tells_its_own(tmp_path: Path) -> None:
     flags = {"url": None, "num_requests": 5, "embedded": {"preset": "gb300-vm"}}
     target = run(tmp_path / "a", **flags).summary.target
     assert (target.server, target.version, target.engine, target.precision) == (
-        "trtllm", "1.3.0", "simulated", "nvfp4, KV cache fp8",
-    )  # fmt: skip
+        "trtllm",
+        "1.3.0",
+        "simulated",
+        "nvfp4, KV cache fp8",
+    )
     assert sound(tmp_path / "a")
-    timed = run(tmp_path / "b", **(flags | {"embedded": {"ttft": "3ms", "itl": "1ms"}})).summary.target
+    timed = run(
+        tmp_path / "b", **(flags | {"embedded": {"ttft": "3ms", "itl": "1ms"}})
+    ).summary.target
     assert (timed.version, timed.engine, timed.precision) == ("1.3.0", "simulated", "")
 
 
 @pytest.mark.processes
-def test_regions_are_a_dimension_of_one_run_and_of_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_regions_are_a_dimension_of_one_run_and_of_two(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from servers import start
 
     from loadgen.sim.server.options import Options
 
     fast = {"ttft": "3ms", "itl": "1ms"}
-    with start(Options(**fast)) as one, start(Options(**fast)) as two, start(Options(**fast)) as three:
+    with (
+        start(Options(**fast)) as one,
+        start(Options(**fast)) as two,
+        start(Options(**fast)) as three,
+    ):
         places = zip((one, two, three), ("eastus", "eastus", "westus"), (4, 4, 8), strict=True)
         (tmp_path / "t.yaml").write_text(
             "".join(
@@ -207,7 +287,17 @@ def test_regions_are_a_dimension_of_one_run_and_of_two(tmp_path: Path, capsys: p
                 for i, (vm, region, gpus) in enumerate(places)
             )
         )
-        flags = ["qa", "--targets", str(tmp_path / "t.yaml"), "-c", "6", "-n", "60", "--warmup", "0"]
+        flags = [
+            "qa",
+            "--targets",
+            str(tmp_path / "t.yaml"),
+            "-c",
+            "6",
+            "-n",
+            "60",
+            "--warmup",
+            "0",
+        ]
         flags += ["--input-tokens", "20", "--output-tokens", "4", "--seed", "3"]
         flags += ["--server-metrics", "off", "--energy", "off"]
         for name, keep in (("raw", "raw"), ("folded", "histogram")):

@@ -20,10 +20,23 @@ from loadgen.core.stats.quantiles import Histogram
 def completion(i: int) -> Completion:
     failure = Failure("http_5xx", f"overloaded {i % 3}", 503) if i % 5 == 0 else None
     return Completion(
-        request=None, due=1000 + i, ready=1001 + i, sent=1002 + i, first_byte=1100, first_event=1100, first_token=1200,
-        first_answer=1200, last_token=1900, end=1900, done=2000, output_events=7, finish_reason="length",
-        usage=Usage(input=11, output=7, cached=0) if i % 2 else Usage(), failure=failure, kernel_stamp=True,
-    )  # fmt: skip
+        request=None,
+        due=1000 + i,
+        ready=1001 + i,
+        sent=1002 + i,
+        first_byte=1100,
+        first_event=1100,
+        first_token=1200,
+        first_answer=1200,
+        last_token=1900,
+        end=1900,
+        done=2000,
+        output_events=7,
+        finish_reason="length",
+        usage=Usage(input=11, output=7, cached=0) if i % 2 else Usage(),
+        failure=failure,
+        kernel_stamp=True,
+    )
 
 
 def written(folder: Path, workers: int = 2, each: int = 50) -> None:
@@ -39,7 +52,11 @@ def written(folder: Path, workers: int = 2, each: int = 50) -> None:
             spool.row(row(place, done, 1000, text=text, built=Built(10, "estimate", 7)))
         spool.row(
             unsent_row(
-                RowPlace(999 + worker, 1, 1, worker, 0, 3, 1, -1), 5, "in_flight_cap", "dropped", Built(1, "", 2)
+                RowPlace(999 + worker, 1, 1, worker, 0, 3, 1, -1),
+                5,
+                "in_flight_cap",
+                "dropped",
+                Built(1, "", 2),
             )
         )
         spool.second(manifest.Second(t_s=1.0, worker=worker))
@@ -83,7 +100,7 @@ def test_spool_and_parquet_hold_the_same(tmp_path: Path, long_s: float) -> None:
 
 @pytest.mark.processes
 def test_rows_are_written_without_pandas(tmp_path: Path) -> None:
-    """pyarrow imports it, where it is installed, for arrays that it could make without."""
+    """Pyarrow imports it, where it is installed, for arrays that it could make without."""
     written(tmp_path)
     code = (
         "import sys; from pathlib import Path; from loadgen.core.followers.compactor import record;"
@@ -95,17 +112,52 @@ def test_rows_are_written_without_pandas(tmp_path: Path) -> None:
 
 def test_a_row_holds_what_the_wire_saw() -> None:
     values = np.frombuffer(
-        row(RowPlace(5, 6, 1, 2, 3, 4, 7, 8), completion(1), 1000, text=-1, built=Built(10, "estimate", 9)), ROW
+        row(
+            RowPlace(5, 6, 1, 2, 3, 4, 7, 8),
+            completion(1),
+            1000,
+            text=-1,
+            built=Built(10, "estimate", 9),
+        ),
+        ROW,
     )[0]
     seen = {name: values[name].item() for name in ROW.names or ()}
-    expected = {"slot": 5, "request": 6, "stage": 1, "worker": 2, "target": 3, "session": 4, "turn": 7, "lane": 8}
-    expected |= {"status": 0, "due_ns": 1, "ready_ns": 2, "sent_ns": 3, "first_token_ns": 200, "end_ns": 900}
-    expected |= {"done_ns": 1000, "input_tokens": 11, "output_tokens": 7, "cached_tokens": 0, "reasoning_tokens": -1}
-    expected |= {"built_tokens": 10, "asked_output": 9, "input_source": 1, "output_source": 1, "finish_reason": 2}
+    expected = {
+        "slot": 5,
+        "request": 6,
+        "stage": 1,
+        "worker": 2,
+        "target": 3,
+        "session": 4,
+        "turn": 7,
+        "lane": 8,
+    }
+    expected |= {
+        "status": 0,
+        "due_ns": 1,
+        "ready_ns": 2,
+        "sent_ns": 3,
+        "first_token_ns": 200,
+        "end_ns": 900,
+    }
+    expected |= {
+        "done_ns": 1000,
+        "input_tokens": 11,
+        "output_tokens": 7,
+        "cached_tokens": 0,
+        "reasoning_tokens": -1,
+    }
+    expected |= {
+        "built_tokens": 10,
+        "asked_output": 9,
+        "input_source": 1,
+        "output_source": 1,
+        "finish_reason": 2,
+    }
     assert {name: seen[name] for name in expected} == expected
-    estimated = np.frombuffer(row(RowPlace(*range(8)), completion(2), 0, text=-1, built=Built(10, "estimate", 9)), ROW)[
-        0
-    ]
+    estimated = np.frombuffer(
+        row(RowPlace(*range(8)), completion(2), 0, text=-1, built=Built(10, "estimate", 9)), ROW
+    )[0]
     assert (estimated["input_tokens"], estimated["input_source"]) == (10, 3)
     assert (estimated["output_tokens"], estimated["output_source"]) == (7, 4)
 
@@ -132,5 +184,7 @@ def test_what_is_no_run_is_said(tmp_path: Path, content: bytes | None) -> None:
 
 def test_what_pyarrow_says_of_damage_is_one_line() -> None:
     """Its sentences may end in a line break."""
-    fault = unreadable("records", ValueError("Couldn't deserialize thrift: Invalid data\n"), Path("r.parquet"), "")
+    fault = unreadable(
+        "records", ValueError("Couldn't deserialize thrift: Invalid data\n"), Path("r.parquet"), ""
+    )
     assert str(fault).splitlines()[1] == "  --> r.parquet"

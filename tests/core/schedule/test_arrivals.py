@@ -33,7 +33,11 @@ LAWS: dict[str, Callable[..., Arrivals]] = {
 @pytest.mark.parametrize("run", ORACLE["official_runs_v5.1"], ids=lambda run: run["run"])
 def test_the_official_runs_are_reproduced_to_the_nanosecond(run: dict[str, int]) -> None:
     made = arrivals.poisson_at_least(
-        run["qps"], seed=SEED, min_duration_ns=run["min_duration_s"] * S, min_count=1, multiple_of=24_576
+        run["qps"],
+        seed=SEED,
+        min_duration_ns=run["min_duration_s"] * S,
+        min_count=1,
+        multiple_of=24_576,
     )
     assert (len(made.offsets), made.end_ns) == (run["queries"], run["duration_ns"])
     assert made.offsets[0] == 0
@@ -66,10 +70,16 @@ def mt19937(seed: int, n: int) -> list[int]:
     ("rate", "count", "seeds"),
     [
         (170.0, 3000, [SEED]),
-        (1e-7, 300, range(60)),  # in gaps of months the last bit of a logarithm is whole nanoseconds
+        (
+            1e-7,
+            300,
+            range(60),
+        ),  # in gaps of months the last bit of a logarithm is whole nanoseconds
     ],
 )
-def test_the_vectorised_draw_is_the_scalar_one_in_every_nanosecond(rate: float, count: int, seeds: list[int]) -> None:
+def test_the_vectorised_draw_is_the_scalar_one_in_every_nanosecond(
+    rate: float, count: int, seeds: list[int]
+) -> None:
     """The rule of the oracle, written out one gap at a time with libm's logarithm."""
     for seed in seeds:
         words = mt19937(seed, 2 * count)
@@ -86,12 +96,16 @@ def test_the_vectorised_draw_is_the_scalar_one_in_every_nanosecond(rate: float, 
     ("rate", "duration_s", "count", "multiple"),
     [(10.0, 60, 1, 1), (10.0, 1, 200, 1), (10.0, 60, 1, 500), (1e6, 0, 1, 1)],
 )
-def test_minimums_are_loadgens_stop_rule(rate: float, duration_s: int, count: int, multiple: int) -> None:
+def test_minimums_are_loadgens_stop_rule(
+    rate: float, duration_s: int, count: int, multiple: int
+) -> None:
     made = arrivals.poisson_at_least(
         rate, seed=5, min_duration_ns=duration_s * S, min_count=count, multiple_of=multiple
     )
     longer = arrivals.poisson(rate, seed=5, count=2000).offsets
-    expected = 0  # "continue while last offset < min duration or count < min count", then whole passes
+    expected = (
+        0  # "continue while last offset < min duration or count < min count", then whole passes
+    )
     while expected < count or longer[expected - 1] < duration_s * S or expected % multiple:
         expected += 1
     assert np.array_equal(made.offsets, longer[:expected])
@@ -132,7 +146,9 @@ def test_constant_has_no_gap_variation(rate: float) -> None:
 
 
 def test_constant_ends_exactly_at_its_duration() -> None:
-    assert len(arrivals.constant(10.0, duration_ns=2 * S).offsets) == 20  # the 21st would be due at the end itself
+    assert (
+        len(arrivals.constant(10.0, duration_ns=2 * S).offsets) == 20
+    )  # the 21st would be due at the end itself
     assert len(arrivals.constant(10.0, duration_ns=2 * S + 1).offsets) == 21
 
 
@@ -167,7 +183,9 @@ def exponential(x: np.ndarray) -> np.ndarray:
     ],
     ids=["poisson", "gamma 1", "gamma 2", "gamma 1/2"],
 )
-def test_gaps_follow_their_law(made: Arrivals, variation: float, cdf: Callable[[np.ndarray], np.ndarray]) -> None:
+def test_gaps_follow_their_law(
+    made: Arrivals, variation: float, cdf: Callable[[np.ndarray], np.ndarray]
+) -> None:
     gaps = np.diff(made.offsets) * 50.0 / 1e9  # in means
     assert gaps.mean() == pytest.approx(1.0, abs=4 * variation / math.sqrt(len(gaps)))
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.03)
@@ -175,7 +193,9 @@ def test_gaps_follow_their_law(made: Arrivals, variation: float, cdf: Callable[[
     assert made.offsets[0] == 0
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.0, 400.0), (400.0, 0.0), (100.0, 300.0), (200.0, 200.0)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 400.0), (400.0, 0.0), (100.0, 300.0), (200.0, 200.0)]
+)
 def test_a_ramp_is_poisson_in_its_own_time(low: float, high: float) -> None:
     made = arrivals.ramp(low, high, rng=rng(3), duration_ns=100 * S)
     t = made.offsets / 1e9

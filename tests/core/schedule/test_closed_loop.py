@@ -61,11 +61,15 @@ def answered(schedule: Schedule, run: Run) -> tuple[Header, NDArray[np.void]]:
     rows["input_source"] = rows["output_source"] = SOURCES.index("server")
     stages = tuple(
         StagePlan(
-            name=str(span.index), closed=bool(span.lanes), measured=span.measured, concurrency=span.lanes or None,
-            slots=span.chains, first_slot=span.first_chain,
+            name=str(span.index),
+            closed=bool(span.lanes),
+            measured=span.measured,
+            concurrency=span.lanes or None,
+            slots=span.chains,
+            first_slot=span.first_chain,
         )
         for span in schedule.stages
-    )  # fmt: skip
+    )
     return Header(state="finished", stages=stages), rows
 
 
@@ -107,7 +111,9 @@ def test_the_rate_does_not_depend_on_how_lanes_begin(count: int, ramp_ns: int) -
             if window_s is not None and window_s > 2:
                 # one request more or less at an edge; folded, lanes in step are a round
                 edge = (1 if summary.load.in_flight_max else 4) / (window_s * true_rate)
-                assert summary.load.steady_completed_rps == pytest.approx(true_rate, rel=edge + 1e-6)
+                assert summary.load.steady_completed_rps == pytest.approx(
+                    true_rate, rel=edge + 1e-6
+                )
                 per_token = (summary.tokens.steady_output_per_s or 0) / TOKENS
                 assert per_token == pytest.approx(summary.load.steady_completed_rps, rel=4 * edge)
             assert (summary.load.in_flight_max or 0) <= 4
@@ -118,8 +124,12 @@ def test_a_level_counts_no_request_of_another_stage() -> None:
         closed(8, duration_ns=10 * S), closed(4, duration_ns=20 * S), closed(6, duration_ns=20 * S)
     ):
         for stage, lanes in zip(summary.stages, (8, 4, 6), strict=True):
-            assert stage.load.steady_completed_rps == pytest.approx(lanes / (TAKES_NS / S), rel=0.08)
-            assert stage.tokens.steady_output_per_s == pytest.approx(lanes * TOKENS / (TAKES_NS / S), rel=0.08)
+            assert stage.load.steady_completed_rps == pytest.approx(
+                lanes / (TAKES_NS / S), rel=0.08
+            )
+            assert stage.tokens.steady_output_per_s == pytest.approx(
+                lanes * TOKENS / (TAKES_NS / S), rel=0.08
+            )
 
 
 def test_an_open_loop_completes_no_more_than_it_offers() -> None:
@@ -130,19 +140,25 @@ def test_an_open_loop_completes_no_more_than_it_offers() -> None:
         assert summary.window.steady.start_s == pytest.approx(3 + TAKES_NS / S, abs=0.05)
         assert load.offered_rps is not None and load.steady_completed_rps is not None
         assert load.steady_completed_rps == pytest.approx(load.offered_rps, rel=0.03)
-        assert summary.tokens.steady_output_per_s == pytest.approx(load.steady_completed_rps * TOKENS, rel=0.02)
+        assert summary.tokens.steady_output_per_s == pytest.approx(
+            load.steady_completed_rps * TOKENS, rel=0.02
+        )
 
 
 def test_without_time_of_its_own_a_load_has_no_steady_figures_and_says_so() -> None:
     for summary in summaries(warm(constant(40.0, duration_ns=3 * S)), constant(10.0, count=10)):
-        assert summary.window.steady.duration_s is None and summary.load.steady_completed_rps is None
+        assert (
+            summary.window.steady.duration_s is None and summary.load.steady_completed_rps is None
+        )
         assert says(summary.verdict.warning_codes, "never_steady")
 
 
 def test_an_older_folder_has_its_window_from_the_first_due_instant() -> None:
     schedule = build(workload(closed(4, TAKES_NS, count=20)), 1)
     header, rows = answered(schedule, drive(Dispatcher(schedule), lambda start: (TAKES_NS, True)))
-    old = msgspec.structs.replace(header, stages=(msgspec.structs.replace(header.stages[0], first_slot=None),))
+    old = msgspec.structs.replace(
+        header, stages=(msgspec.structs.replace(header.stages[0], first_slot=None),)
+    )
     assert summarize(old, rows).window.steady.start_s == 0
     assert summarize(header, rows).window.steady.start_s == pytest.approx(0.75 * TAKES_NS / S)
 
@@ -166,7 +182,9 @@ class Asked:
 ANSWER = lane_start.by_probe(600.0, 20.0)  # 600 ms + 32 * 20 ms = 1.24 s
 
 
-def begun(*stages: Stage, leave_out: bool = False) -> list[tuple[str, bool, int | None, int | None, int | None, str]]:
+def begun(
+    *stages: Stage, leave_out: bool = False
+) -> list[tuple[str, bool, int | None, int | None, int | None, str]]:
     requests = Synthetic(input_tokens=Fixed(value=100), output_tokens=Fixed(value=TOKENS))
     made, begins = lane_start.resolve(
         Workload(name="x", requests=requests, stages=stages), Asked(), ANSWER, leave_out=leave_out
@@ -186,18 +204,31 @@ FIRST = lane_start.FIRST_ROUND
 
 
 def test_lanes_begin_spread_over_an_answer_and_their_first_round_is_left_out() -> None:
-    assert begun(auto(4, count=20)) == [("load", True, None, 20, E_NS, "probe")], "all requests of -n count"
+    assert begun(auto(4, count=20)) == [("load", True, None, 20, E_NS, "probe")], (
+        "all requests of -n count"
+    )
     by_time = begun(auto(4, duration_ns=60 * S))
-    assert by_time == [(FIRST, False, E_NS, None, E_NS, "probe"), ("load", True, 60 * S, None, 0, "stage")]
+    assert by_time == [
+        (FIRST, False, E_NS, None, E_NS, "probe"),
+        ("load", True, 60 * S, None, 0, "stage"),
+    ]
     level = begun(auto(4, count=20), leave_out=True)
-    assert level == [(FIRST, False, E_NS, None, E_NS, "probe"), ("load", True, None, 20, 0, "stage")]
+    assert level == [
+        (FIRST, False, E_NS, None, E_NS, "probe"),
+        ("load", True, None, 20, 0, "stage"),
+    ]
     level = begun(auto(4, duration_ns=60 * S), leave_out=True)
-    assert level[1] == ("load", True, 60 * S + E_NS, None, 0, "stage"), "long enough for the first round to end"
+    assert level[1] == ("load", True, 60 * S + E_NS, None, 0, "stage"), (
+        "long enough for the first round to end"
+    )
 
 
 def test_what_the_user_asks_of_the_start_is_kept() -> None:
     herd = Stage(name="load", arrival=Closed(concurrency=4, ramp_ns=0), duration_ns=60 * S)
-    assert begun(herd) == [(FIRST, False, MS, None, 0, "asked"), ("load", True, 60 * S, None, 0, "stage")]
+    assert begun(herd) == [
+        (FIRST, False, MS, None, 0, "asked"),
+        ("load", True, 60 * S, None, 0, "stage"),
+    ]
     slow = Stage(name="load", arrival=Closed(concurrency=4, ramp_ns=9 * S), count=20)
     assert begun(slow) == [("load", True, None, 20, 9 * S, "asked")]
     op = Stage(name="load", arrival=Poisson(rate=1.0), duration_ns=S)
@@ -205,7 +236,9 @@ def test_what_the_user_asks_of_the_start_is_kept() -> None:
 
 
 def test_a_warm_up_begins_the_lanes_of_what_follows() -> None:
-    before = Stage(name="warm-up", arrival=Closed(concurrency=4), duration_ns=10 * S, measured=False)
+    before = Stage(
+        name="warm-up", arrival=Closed(concurrency=4), duration_ns=10 * S, measured=False
+    )
     assert begun(before, auto(4, duration_ns=60 * S)) == [
         ("warm-up", False, 10 * S, None, E_NS, "probe"),
         ("load", True, 60 * S, None, 0, "stage"),
@@ -219,11 +252,17 @@ def test_a_warm_up_begins_the_lanes_of_what_follows() -> None:
 
 
 def test_the_words() -> None:
-    assert lane_start.words(1.24, "probe", 4) == "lanes begin spread over 1.24 s, an answer's length by the probe"
+    assert (
+        lane_start.words(1.24, "probe", 4)
+        == "lanes begin spread over 1.24 s, an answer's length by the probe"
+    )
     assert lane_start.words(0.0, "asked", 4) == "all lanes begin at once"
     assert lane_start.words(30.0, "asked", 4) == "lanes begin spread over 30 s"
     assert (
-        lane_start.words(0.0, "stage", 4) == lane_start.words(None, "", None) == lane_start.words(9.0, "probe", 1) == ""
+        lane_start.words(0.0, "stage", 4)
+        == lane_start.words(None, "", None)
+        == lane_start.words(9.0, "probe", 1)
+        == ""
     )
 
 
@@ -233,16 +272,26 @@ def test_the_words() -> None:
 VM = ("--url", "sim:gb300-vm", "--gpus", "4", "--seed", "1")
 
 
-def test_a_run_says_and_stores_how_its_lanes_begin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_says_and_stores_how_its_lanes_begin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     common = ("run", "rag", *VM, "-c", "8", "--output-tokens", "64", "--warmup", "0")
     assert exits(*common, "-n", "64", "-o", str(tmp_path / "n")) == 0
     told = capsys.readouterr()
-    assert "64 requests; lanes begin spread over" in told.err and "an answer's length by the preset" in told.err
+    assert (
+        "64 requests; lanes begin spread over" in told.err
+        and "an answer's length by the preset" in told.err
+    )
     stages = json.loads((tmp_path / "n" / "run.json").read_bytes())["stages"]
     assert [stage["ramp_from"] for stage in stages] == ["preset"] and stages[0]["ramp_s"] > 0.5
     assert exits(*common, "-d", "20s", "-o", str(tmp_path / "d")) == 0
-    assert "the first request of each lane, not measured; lanes begin spread over" in capsys.readouterr().err
-    assert exits(*common, "-n", "64", "--set", "concurrency_ramp=0", "-o", str(tmp_path / "herd")) == 0
+    assert (
+        "the first request of each lane, not measured; lanes begin spread over"
+        in capsys.readouterr().err
+    )
+    assert (
+        exits(*common, "-n", "64", "--set", "concurrency_ramp=0", "-o", str(tmp_path / "herd")) == 0
+    )
     assert "all lanes begin at once" in capsys.readouterr().err
     for name in ("n", "d", "herd"):
         rows = store.read_run(tmp_path / name).rows
@@ -250,7 +299,9 @@ def test_a_run_says_and_stores_how_its_lanes_begin(tmp_path: Path, capsys: pytes
         assert max(np.cumsum([change for _, change in changes])) == 8
     first = store.read_run(tmp_path / "d").rows
     assert (first["stage"] == 0).sum() >= 8
-    lanes_first = {int(row["lane"]): int(row["stage"]) for row in np.sort(first, order="due_ns")[::-1]}
+    lanes_first = {
+        int(row["lane"]): int(row["stage"]) for row in np.sort(first, order="due_ns")[::-1]
+    }
     assert set(lanes_first.values()) == {0}, "the first request of every lane is not measured"
 
 
@@ -258,20 +309,42 @@ def test_a_closed_and_an_open_loop_of_one_server_agree(tmp_path: Path) -> None:
     """Little's law: requests in flight are the rate times the time that each takes; and each loop tells the other."""
 
     def figures(name: str, *load: str) -> tuple[float, float, float]:
-        assert exits("run", "rag", *VM, "--osl", "128", "--progress", "off", *load, "-o", str(tmp_path / name)) == 0
+        assert (
+            exits(
+                "run",
+                "rag",
+                *VM,
+                "--osl",
+                "128",
+                "--progress",
+                "off",
+                *load,
+                "-o",
+                str(tmp_path / name),
+            )
+            == 0
+        )
         run = store.read_run(tmp_path / name)
         summary = load_summary((tmp_path / name / "summary.json").read_bytes())
         everything = [metrics.Columns(run.rows)]
         in_flight, _ = flying(everything, summary.window.steady)
-        return in_flight or 0, summary.load.steady_completed_rps or 0, (summary.e2e_ms.mean or 0) / 1e3
+        return (
+            in_flight or 0,
+            summary.load.steady_completed_rps or 0,
+            (summary.e2e_ms.mean or 0) / 1e3,
+        )
 
     in_flight, rate, takes_s = figures("closed", "-c", "64", "-n", "960")
     assert in_flight == pytest.approx(64, rel=0.03)
     assert rate * takes_s == pytest.approx(64, rel=0.02)
-    in_flight, open_rate, open_takes_s = figures("open", "--request-rate", f"{rate}", "-d", "60s", "--warmup", "10s")
+    in_flight, open_rate, open_takes_s = figures(
+        "open", "--request-rate", f"{rate}", "-d", "60s", "--warmup", "10s"
+    )
     assert open_rate == pytest.approx(rate, rel=0.05)
     assert open_rate * open_takes_s == pytest.approx(in_flight, rel=0.03)
-    assert in_flight == pytest.approx(64, rel=0.1), "Poisson arrivals at that rate hold as many in flight"
+    assert in_flight == pytest.approx(64, rel=0.1), (
+        "Poisson arrivals at that rate hold as many in flight"
+    )
 
 
 @pytest.mark.commands
@@ -288,10 +361,15 @@ def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
     evidence = load_summary((tmp_path / "search" / found.evidence / "summary.json").read_bytes())
     lanes = round(found.rate_per_s * (evidence.e2e_ms.mean or 0) / 1e3)  # in flight at that rate
     levels = f"{lanes // 2},{round(lanes * 0.9)},{lanes * 3}"
-    assert exits("sweep", *common, "-c", levels, "-n", str(lanes * 6), "-o", str(tmp_path / "sweep")) == 0
+    assert (
+        exits("sweep", *common, "-c", levels, "-n", str(lanes * 6), "-o", str(tmp_path / "sweep"))
+        == 0
+    )
     told = capsys.readouterr().out
     swept = capacity.load_capacity((tmp_path / "sweep" / capacity.FILE).read_bytes())
-    assert swept.rate_per_s == pytest.approx(found.rate_per_s, rel=0.15), "at nine tenths of the lanes"
+    assert swept.rate_per_s == pytest.approx(found.rate_per_s, rel=0.15), (
+        "at nine tenths of the lanes"
+    )
     assert swept.lower_bound and "missed it, and the end lies between" in swept.bound_why
     assert swept.bound_why in " ".join(told.split())
 

@@ -51,7 +51,8 @@ def drive(
     prefill_ns: int | None = None,
 ) -> Run:
     """Run a dispatcher on a virtual clock, from `stop_ns` on only to the ends of what is in flight. With `late_ns` it
-    is asked for what is due only so much after the instant that it named. `prefill_ns`: when the first output comes."""
+    is asked for what is due only so much after the instant that it named. `prefill_ns`: when the first output comes.
+    """
     run, now, ends, prefilled = Run(), 0, list[tuple[int, int, bool]](), list[tuple[int, int]]()
     while not dispatcher.done:
         due = dispatcher.next_ns()
@@ -109,8 +110,16 @@ def numbers(starts: list[Start]) -> list[int]:
 
 bounded_stages = st.lists(
     st.one_of(
-        st.builds(lambda rate, count: constant(rate, count=count), st.sampled_from([5.0, 40.0]), st.integers(1, 30)),
-        st.builds(lambda rate, s: poisson(rate, duration_ns=s * S), st.sampled_from([3.0, 20.0]), st.integers(1, 3)),
+        st.builds(
+            lambda rate, count: constant(rate, count=count),
+            st.sampled_from([5.0, 40.0]),
+            st.integers(1, 30),
+        ),
+        st.builds(
+            lambda rate, s: poisson(rate, duration_ns=s * S),
+            st.sampled_from([3.0, 20.0]),
+            st.integers(1, 3),
+        ),
         st.builds(
             lambda lanes, count, ramp: closed(lanes, ramp * MS, count=count),
             st.integers(1, 9),
@@ -134,10 +143,16 @@ bounded_stages = st.lists(
     share=st.sampled_from([(0, 1), (0, 2), (1, 2), (4, 5)]),
     late_ns=st.sampled_from([0, 0, 700 * MS]),
 )
-def test_every_slot_comes_out_exactly_once(stages, turns, cap, failing, seed, stop_ns, limit, share, late_ns) -> None:
+def test_every_slot_comes_out_exactly_once(
+    stages, turns, cap, failing, seed, stop_ns, limit, share, late_ns
+) -> None:
     schedule = shard(build(workload(*stages, turns=turns, tool_ns=200 * MS), seed), *share)
     run = drive(
-        Dispatcher(schedule, max_in_flight=cap), at_random(seed, failing), stop_ns=stop_ns, limit=limit, late_ns=late_ns
+        Dispatcher(schedule, max_in_flight=cap),
+        at_random(seed, failing),
+        stop_ns=stop_ns,
+        limit=limit,
+        late_ns=late_ns,
     )
     columns = schedule.columns()
     assert numbers(run.all) == columns.number.tolist()
@@ -165,7 +180,9 @@ def check_chains(schedule: Schedule, run: Run) -> None:
         elif slot.after >= 0 and slot.after in run.ends:
             assert start.due_ns == run.ends[slot.after]
         elif slot.due_ns >= 0 and schedule.stages[slot.stage].start_ns is not None:
-            waits = slot.stage > 0 and slot.lane >= 0  # a lane takes over when the stage before leaves it a place
+            waits = (
+                slot.stage > 0 and slot.lane >= 0
+            )  # a lane takes over when the stage before leaves it a place
             assert start.due_ns >= slot.due_ns if waits else start.due_ns == slot.due_ns
     for start in run.all:
         before = start.number - 1 if start.turn else None
@@ -206,7 +223,9 @@ def test_open_loop_starts_are_those_of_the_columns() -> None:
 
 def test_thirty_thousand_slots() -> None:
     """The size at which blocks, heap and cursors have all turned over many times."""
-    mixed = workload(gamma(3000.0, 0.3, count=12_000), closed(100, count=9_000), constant(1e5, count=9_000))
+    mixed = workload(
+        gamma(3000.0, 0.3, count=12_000), closed(100, count=9_000), constant(1e5, count=9_000)
+    )
     schedule = build(mixed, 1)
     run = drive(Dispatcher(schedule), lambda start: (1 + start.number * 7919 % (9 * MS), True))
     assert numbers(run.sent) == list(range(30_000))
@@ -214,7 +233,9 @@ def test_thirty_thousand_slots() -> None:
 
 def test_the_cap_drops_and_never_delays() -> None:
     schedule = build(workload(constant(10.0, count=20)), 1)
-    run = drive(Dispatcher(schedule, max_in_flight=2), lasting(250 * MS))  # 2.5 gaps long: one of three finds no place
+    run = drive(
+        Dispatcher(schedule, max_in_flight=2), lasting(250 * MS)
+    )  # 2.5 gaps long: one of three finds no place
     kinds = [start.dropped for _, start in run.starts]
     assert kinds[:6] == ["", "", "in_flight_cap", "", "", "in_flight_cap"]
     assert all(now == start.due_ns == 100 * MS * start.number for now, start in run.starts)
@@ -223,15 +244,23 @@ def test_the_cap_drops_and_never_delays() -> None:
 
 def test_a_dropped_or_failed_turn_drops_the_rest_of_its_conversation_once() -> None:
     schedule = build(workload(constant(1.0, count=3), turns=4, tool_ns=MS), 1)
-    run = drive(Dispatcher(schedule), lambda start: (10 * MS, start.number != 5))  # conversation 1 fails in turn 1
+    run = drive(
+        Dispatcher(schedule), lambda start: (10 * MS, start.number != 5)
+    )  # conversation 1 fails in turn 1
     assert [start.number for start in run.all if start.dropped == "previous_turn_failed"] == [6, 7]
     assert [(s.session, s.turn) for s in run.sent] == [
         *[(0, turn) for turn in range(4)],
         *[(1, turn) for turn in range(2)],
         *[(2, turn) for turn in range(4)],
     ]
-    capped = drive(Dispatcher(schedule, max_in_flight=1), lasting(900 * MS))  # turn 1 of each overlaps the next turn 0
-    assert Counter(start.dropped for start in capped.all).keys() == {"", "in_flight_cap", "previous_turn_failed"}
+    capped = drive(
+        Dispatcher(schedule, max_in_flight=1), lasting(900 * MS)
+    )  # turn 1 of each overlaps the next turn 0
+    assert Counter(start.dropped for start in capped.all).keys() == {
+        "",
+        "in_flight_cap",
+        "previous_turn_failed",
+    }
 
 
 def test_the_cap_does_not_drop_in_closed_loop() -> None:
@@ -242,13 +271,16 @@ def test_the_cap_does_not_drop_in_closed_loop() -> None:
 
 def test_lanes_wait_in_order_for_a_place_in_prefill() -> None:
     """Eight lanes, one in prefill at a time for 10 ms: a start each 10 ms, due when the one before has its first
-    output. Seven answers of 70 ms are in flight."""
+    output. Seven answers of 70 ms are in flight.
+    """
     run = drive(
-        Dispatcher(build(workload(closed(8, count=24)), 1), max_in_prefill=1), lasting(70 * MS), prefill_ns=10 * MS
+        Dispatcher(build(workload(closed(8, count=24)), 1), max_in_prefill=1),
+        lasting(70 * MS),
+        prefill_ns=10 * MS,
     )
     assert [(now, start.due_ns, start.lane) for now, start in run.starts] == [
         (10 * MS * n, 10 * MS * n, n % 8) for n in range(24)
-    ]  # fmt: skip
+    ]
     assert (run.most, run.most_in_prefill) == (7, 1)
 
 
@@ -256,22 +288,49 @@ def test_an_open_loop_drops_what_finds_prefill_full() -> None:
     """A gap of 100 ms, 250 ms of prefill, two places: as with the cap in flight, one of three finds none."""
     schedule = build(workload(constant(10.0, count=20)), 1)
     run = drive(Dispatcher(schedule, max_in_prefill=2), lasting(900 * MS), prefill_ns=250 * MS)
-    assert [start.dropped for _, start in run.starts][:6] == ["", "", "prefill_cap", "", "", "prefill_cap"]
+    assert [start.dropped for _, start in run.starts][:6] == [
+        "",
+        "",
+        "prefill_cap",
+        "",
+        "",
+        "prefill_cap",
+    ]
     assert run.most > run.most_in_prefill == 2
 
 
 @settings(deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 4), st.booleans(), st.integers(1, 3), st.floats(0, 0.3), st.booleans())
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 4),
+    st.booleans(),
+    st.integers(1, 3),
+    st.floats(0, 0.3),
+    st.booleans(),
+)
 def test_a_cap_on_prefill_loses_no_slot(
     seed: int, cap: int, is_open: bool, turns: int, failing: float, stopped: bool
 ) -> None:
-    stages = (gamma(40.0, 0.5, count=25), closed(6, count=30)) if is_open else (closed(3, count=9), closed(6, count=30))
+    stages = (
+        (gamma(40.0, 0.5, count=25), closed(6, count=30))
+        if is_open
+        else (closed(3, count=9), closed(6, count=30))
+    )
     schedule = build(workload(*stages, turns=turns, tool_ns=MS), seed)
     stop_ns = 400 * MS if stopped else None
-    ran = drive(Dispatcher(schedule, max_in_prefill=cap), at_random(seed, failing), stop_ns=stop_ns, prefill_ns=20 * MS)
+    ran = drive(
+        Dispatcher(schedule, max_in_prefill=cap),
+        at_random(seed, failing),
+        stop_ns=stop_ns,
+        prefill_ns=20 * MS,
+    )
     assert numbers(ran.all) == schedule.columns().number.tolist()
     assert ran.most_in_prefill <= cap
-    assert {start.dropped for start in ran.all if start.lane >= 0} <= {"", "previous_turn_failed", "interrupted"}
+    assert {start.dropped for start in ran.all if start.lane >= 0} <= {
+        "",
+        "previous_turn_failed",
+        "interrupted",
+    }
 
 
 def test_lanes_that_wait_for_prefill_when_their_stage_ends_leave() -> None:
@@ -294,7 +353,9 @@ def test_a_closed_loop_with_a_duration_ends_there_and_schedules_only_what_it_rea
     stopped = drive(Dispatcher(schedule), lasting(100 * MS), stop_ns=S // 2)
     assert len(stopped.sent) == 15
     assert not stopped.unsent
-    both = workload(closed(3, count=100, duration_ns=S), closed(2, count=100, duration_ns=S))  # nor with a count
+    both = workload(
+        closed(3, count=100, duration_ns=S), closed(2, count=100, duration_ns=S)
+    )  # nor with a count
     stopped = drive(Dispatcher(build(both, 1)), lasting(100 * MS), stop_ns=S // 2)
     assert len(stopped.all) == 15
 
@@ -309,18 +370,31 @@ def test_lanes_begin_one_after_the_other(parts: int) -> None:
             if start.lane >= 0:
                 begun.setdefault(start.lane, start.due_ns)
     assert begun == {0: S, 1: S + 50 * MS, 2: S + 100 * MS, 3: S + 150 * MS}
-    slots = [slot for slot in schedule if slot.stage == 1 and slot.due_ns >= 0] if schedule.slots else []
+    slots = (
+        [slot for slot in schedule if slot.stage == 1 and slot.due_ns >= 0]
+        if schedule.slots
+        else []
+    )
     assert [slot.due_ns for slot in slots] in ([], list(begun.values()))
     at_once = workload(constant(2.0, duration_ns=S), closed(4, duration_ns=S))
     assert fingerprint(schedule) != fingerprint(build(at_once, 1))
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_turns_beyond_the_end_of_a_closed_loops_duration_were_never_scheduled(failing: bool) -> None:
+def test_turns_beyond_the_end_of_a_closed_loops_duration_were_never_scheduled(
+    failing: bool,
+) -> None:
     schedule = build(workload(closed(2, duration_ns=S), turns=3, tool_ns=200 * MS), 1)
-    run = drive(Dispatcher(schedule), lambda start: (150 * MS, not (failing and start.due_ns >= 900 * MS)))
+    run = drive(
+        Dispatcher(schedule), lambda start: (150 * MS, not (failing and start.due_ns >= 900 * MS))
+    )
     lane = [(start.session, start.turn, start.due_ns // MS) for start in run.all if start.lane == 0]
-    assert lane == [(0, 0, 0), (0, 1, 350), (0, 2, 700), (2, 0, 850)]  # the next turn would be due at 1200
+    assert lane == [
+        (0, 0, 0),
+        (0, 1, 350),
+        (0, 2, 700),
+        (2, 0, 850),
+    ]  # the next turn would be due at 1200
     slow = drive(Dispatcher(schedule), lambda start: (1100 * MS, not failing))
     assert [start.turn for start in slow.all] == [0, 0]
 
@@ -332,7 +406,11 @@ def test_a_lane_runs_whole_conversations_one_after_another() -> None:
     expected = [0, 150, 300, 400, 550, 700]  # no pause between conversations
     assert lane == [(1 + 2 * (i // 3), i % 3, at * MS) for i, at in enumerate(expected)]
     failing = drive(Dispatcher(schedule), lambda start: (100 * MS, False))
-    assert [(start.session, now) for now, start in failing.starts if start.lane == 0 and not start.dropped] == [
+    assert [
+        (start.session, now)
+        for now, start in failing.starts
+        if start.lane == 0 and not start.dropped
+    ] == [
         (0, 0),
         (2, 100 * MS),
     ]
@@ -342,7 +420,11 @@ def test_a_lane_runs_whole_conversations_one_after_another() -> None:
     ("first", "service_ns", "expected_ns"),
     [
         (constant(10.0, count=10), 5 * S, S),  # an open loop's end is fixed: ten gaps
-        (closed(2, duration_ns=S), 300 * MS, S),  # as is a duration's, though 4 * 300 ms are not over then
+        (
+            closed(2, duration_ns=S),
+            300 * MS,
+            S,
+        ),  # as is a duration's, though 4 * 300 ms are not over then
         (closed(2, count=10), 300 * MS, 1500 * MS),  # five rounds, then all have finished
         (closed(2, count=10, duration_ns=S), 300 * MS, S),  # whichever comes first
         (closed(2, count=4, duration_ns=S), 300 * MS, 600 * MS),
@@ -358,39 +440,61 @@ def test_where_the_next_stage_begins(first, service_ns: int, expected_ns: int) -
 
 
 def test_a_stage_that_ends_late_does_not_end_the_one_after() -> None:
-    schedule = build(workload(closed(2, count=2, duration_ns=S), constant(10.0, count=20), constant(1.0, count=1)), 1)
+    schedule = build(
+        workload(
+            closed(2, count=2, duration_ns=S), constant(10.0, count=20), constant(1.0, count=1)
+        ),
+        1,
+    )
     run = drive(Dispatcher(schedule), lasting(1500 * MS))
     assert [start.due_ns for start in run.sent if start.stage == 2] == [3 * S]
 
 
 def test_a_late_driver_does_not_move_what_was_planned() -> None:
-    dispatcher = Dispatcher(build(workload(closed(1, count=1, duration_ns=S), constant(10.0, count=3)), 1))
+    dispatcher = Dispatcher(
+        build(workload(closed(1, count=1, duration_ns=S), constant(10.0, count=3)), 1)
+    )
     dispatcher.ready(0)
-    dispatcher.finished(0, 2 * S, True)  # told before it was asked again: the stage had ended at its duration
+    dispatcher.finished(
+        0, 2 * S, True
+    )  # told before it was asked again: the stage had ended at its duration
     assert dispatcher.next_ns() == S
     assert [start.due_ns for start in dispatcher.ready(5 * S)] == [S, 1100 * MS, 1200 * MS]
-    talk = Dispatcher(build(workload(constant(2.0, count=1), closed(1, count=1), turns=2, tool_ns=100 * MS), 1))
+    talk = Dispatcher(
+        build(workload(constant(2.0, count=1), closed(1, count=1), turns=2, tool_ns=100 * MS), 1)
+    )
     talk.ready(0)
     talk.finished(0, 100 * MS, True)
     assert [(start.number, start.due_ns) for start in talk.ready(S)] == [(1, 200 * MS)]
-    talk.finished(1, 300 * MS, True)  # told late: the lane that waited for the conversation begins at its stage's start
+    talk.finished(
+        1, 300 * MS, True
+    )  # told late: the lane that waited for the conversation begins at its stage's start
     assert [(start.number, start.due_ns) for start in talk.ready(S)] == [(2, 500 * MS)]
 
 
 def test_everything_at_once_keeps_the_order_of_its_stages() -> None:
     schedule = build(workload(constant(float("inf"), count=3), constant(float("inf"), count=2)), 1)
-    assert [(start.stage, start.due_ns) for start in Dispatcher(schedule).ready(0)] == [(0, 0)] * 3 + [(1, 0)] * 2
+    assert [(start.stage, start.due_ns) for start in Dispatcher(schedule).ready(0)] == [
+        (0, 0)
+    ] * 3 + [(1, 0)] * 2
 
 
 def test_an_open_loop_stage_leaves_its_conversations_to_finish() -> None:
-    schedule = build(workload(constant(2.0, duration_ns=S), constant(2.0, duration_ns=S), turns=3, tool_ns=400 * MS), 1)
+    schedule = build(
+        workload(
+            constant(2.0, duration_ns=S), constant(2.0, duration_ns=S), turns=3, tool_ns=400 * MS
+        ),
+        1,
+    )
     run = drive(Dispatcher(schedule), lasting(100 * MS))
     assert len(run.sent) == 12
     assert max(start.due_ns for start in run.sent if start.stage == 0) == 1500 * MS
 
 
 @settings(max_examples=50, deadline=None)
-@given(stages=bounded_stages, turns=st.integers(1, 3), n=st.integers(1, 5), seed=st.integers(0, 100))
+@given(
+    stages=bounded_stages, turns=st.integers(1, 3), n=st.integers(1, 5), seed=st.integers(0, 100)
+)
 def test_workers_together_start_what_one_would(stages, turns: int, n: int, seed: int) -> None:
     schedule = build(workload(*stages, turns=turns, tool_ns=MS), seed)
 
@@ -402,7 +506,9 @@ def test_workers_together_start_what_one_would(stages, turns: int, n: int, seed:
     together = sorted(astuple(start) for part in parts for start in part.sent)
     # each share begins such a stage by itself, and its lanes take over from its own requests
     if any(span.start_ns is None or (span.lanes and span.index) for span in schedule.stages):
-        assert [start[:5] for start in together] == [start[:5] for start in sorted(map(astuple, whole.sent))]
+        assert [start[:5] for start in together] == [
+            start[:5] for start in sorted(map(astuple, whole.sent))
+        ]
     else:
         assert together == sorted(map(astuple, whole.sent))
 
@@ -425,7 +531,9 @@ def test_after_stop_nothing_starts_and_what_did_not_is_told_with_its_reason() ->
     assert {start.dropped for start in unsent} == {"interrupted"}
     assert numbers(unsent) == list(range(2, 11))
     assert [start.due_ns for start in unsent[:3]] == [200 * MS, 300 * MS, 400 * MS]
-    assert [start.due_ns for start in unsent[3:]] == [-1] * 6  # when the lanes would have come to them is not known
+    assert [start.due_ns for start in unsent[3:]] == [
+        -1
+    ] * 6  # when the lanes would have come to them is not known
     with pytest.raises(KeyError):
         dispatcher.finished(first.number, S, True)
 
@@ -478,7 +586,9 @@ def most_in_flight(run: Run, since_ns: int = 0) -> int:
 def test_lanes_hand_over_and_never_exceed_their_number(laws, turns, failing, seed, parts) -> None:
     """Of several closed loops, also with other numbers of lanes: none starts beside more than its own lanes allow."""
     stages = [
-        closed(lanes, ramp * MS, duration_ns=S) if count is None else closed(lanes, ramp * MS, count=count)
+        closed(lanes, ramp * MS, duration_ns=S)
+        if count is None
+        else closed(lanes, ramp * MS, count=count)
         for lanes, ramp, count in laws
     ]
     schedule = build(workload(*stages, turns=turns, tool_ns=50 * MS), seed)
@@ -505,7 +615,9 @@ def test_a_warm_up_hands_its_lanes_over(parts: int) -> None:
         run = drive(Dispatcher(shard(schedule, part, parts)), lasting(1225 * MS))
         assert most_in_flight(run) == 4 // parts
         first = [start.due_ns for start in run.sent if start.stage == 1][: 4 // parts]
-        assert first == [2450 * MS] * (4 // parts), "each when the warm-up request of its lane has ended"
+        assert first == [2450 * MS] * (4 // parts), (
+            "each when the warm-up request of its lane has ended"
+        )
         assert len([start for start in run.sent if start.stage == 1]) == 20 // parts
 
 
@@ -543,6 +655,10 @@ def test_a_closed_loop_after_an_open_one_waits_for_its_requests() -> None:
     run = drive(Dispatcher(schedule), lasting(500 * MS))  # five in flight when the stage ends
     second = [start.due_ns // MS for start in run.sent if start.stage == 1]
     assert second[:2] == [1300, 1400] and most_in_flight(run, 1300 * MS) == 2
-    talks = build(workload(constant(2.0, count=2), closed(1, count=1), turns=2, tool_ns=300 * MS), 1)
+    talks = build(
+        workload(constant(2.0, count=2), closed(1, count=1), turns=2, tool_ns=300 * MS), 1
+    )
     run = drive(Dispatcher(talks), lasting(100 * MS))
-    assert next(start.due_ns for start in run.sent if start.stage == 1) == 1000 * MS, "after the last turn of both"
+    assert next(start.due_ns for start in run.sent if start.stage == 1) == 1000 * MS, (
+        "after the last turn of both"
+    )

@@ -22,7 +22,14 @@ from loadgen.mlperf import run as mlperf
 from loadgen.search import experiment
 
 SIM = "sim:gb300-vm"
-SMALL = {"url": SIM, "num_requests": 20, "input_tokens": 60, "output_tokens": 4, "concurrency": 2, "warmup": "0"}
+SMALL = {
+    "url": SIM,
+    "num_requests": 20,
+    "input_tokens": 60,
+    "output_tokens": 4,
+    "concurrency": 2,
+    "warmup": "0",
+}
 
 
 def headers(folder: Path) -> list[manifest.Header]:
@@ -47,45 +54,77 @@ def test_a_salt_comes_from_the_seed_the_word_or_is_fresh() -> None:
     assert seeds.salt_of(7, None) == seeds.salt_of(7, None) != seeds.salt_of(8, None)
     assert seeds.salt_of(7, "blue") == "blue"
     assert seeds.salt_of(7, "fresh") != seeds.salt_of(7, "fresh")
-    assert len({seeds.salt_of(7, None), seeds.salt_at(7, None, "c1"), seeds.salt_at(7, None, "c2")}) == 3
+    assert (
+        len({seeds.salt_of(7, None), seeds.salt_at(7, None, "c1"), seeds.salt_at(7, None, "c2")})
+        == 3
+    )
     assert seeds.salt_at(7, "blue", "c1") == "blue.c1"
 
 
 def test_the_python_api_takes_a_salt(tmp_path: Path) -> None:
     one, again, fresh = (
-        run(tmp_path / name, seed=3, **more).summary for name, more in (("a", {}), ("b", {}), ("c", {"salt": "fresh"}))
+        run(tmp_path / name, seed=3, **more).summary
+        for name, more in (("a", {}), ("b", {}), ("c", {"salt": "fresh"}))
     )
     assert one.fingerprints == again.fingerprints
     assert one.run.salt == again.run.salt == seeds.salt_of(3, None)
     assert one.fingerprints.prompts != fresh.fingerprints.prompts
     assert one.fingerprints.timetable == fresh.fingerprints.timetable
     notes = compare(
-        [Side(name=name, runs=(ComparedRun(name=name, summary=s),)) for name, s in (("a", one), ("b", again))]
+        [
+            Side(name=name, runs=(ComparedRun(name=name, summary=s),))
+            for name, s in (("a", one), ("b", again))
+        ]
     )
     assert any("equal prompts" in note for note in notes.notes)
     notes = compare(
-        [Side(name=name, runs=(ComparedRun(name=name, summary=s),)) for name, s in (("a", one), ("c", fresh))]
+        [
+            Side(name=name, runs=(ComparedRun(name=name, summary=s),))
+            for name, s in (("a", one), ("c", fresh))
+        ]
     )
-    assert any("other texts" in note for note in notes.notes) and not any("equal prompts" in n for n in notes.notes)
+    assert any("other texts" in note for note in notes.notes) and not any(
+        "equal prompts" in n for n in notes.notes
+    )
 
 
 def test_two_tokenizer_files_are_two_recipes(tmp_path: Path) -> None:
-    files = [words_file(tmp_path / name, *words) for name, words in (("x", ("ab", "cd")), ("y", ("ab", "ef")))]
+    files = [
+        words_file(tmp_path / name, *words)
+        for name, words in (("x", ("ab", "cd")), ("y", ("ab", "ef")))
+    ]
     one, other, packaged = (
         run(tmp_path / name, seed=3, tokenizer=file).summary
         for name, file in (("a", files[0]), ("b", files[1]), ("c", None))
     )
     assert len({s.fingerprints.recipe for s in (one, other, packaged)}) == 3
     assert one.run.tokenizer == other.run.tokenizer
-    sides = [Side(name=name, runs=(ComparedRun(name=name, summary=s),)) for name, s in (("a", one), ("b", other))]
-    assert any(text.startswith("tokenizer file: tokenizer.json (") for text in compare(sides).unlike)
+    sides = [
+        Side(name=name, runs=(ComparedRun(name=name, summary=s),))
+        for name, s in (("a", one), ("b", other))
+    ]
+    assert any(
+        text.startswith("tokenizer file: tokenizer.json (") for text in compare(sides).unlike
+    )
 
 
 @pytest.mark.parametrize("command", ["sweep", "run"])
 def test_levels_of_one_seed_send_different_prompts(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["qa", "--url", SIM, "-c", "1,2", "-n", "20", "--input-tokens", "60", "--output-tokens", "4"]
+    flags = [
+        "qa",
+        "--url",
+        SIM,
+        "-c",
+        "1,2",
+        "-n",
+        "20",
+        "--input-tokens",
+        "60",
+        "--output-tokens",
+        "4",
+    ]
     assert exits(command, *flags, "--seed", "3", "-o", str(tmp_path / "a")) == 0
     one, two = headers(tmp_path / "a")
     assert one.seed == two.seed == 3
@@ -103,7 +142,19 @@ def test_levels_of_one_seed_send_different_prompts(
 def test_a_sweep_without_a_seed_is_repeated_by_the_one_that_it_drew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["qa", "--url", SIM, "-c", "1,2", "-n", "20", "--input-tokens", "60", "--output-tokens", "4"]
+    flags = [
+        "qa",
+        "--url",
+        SIM,
+        "-c",
+        "1,2",
+        "-n",
+        "20",
+        "--input-tokens",
+        "60",
+        "--output-tokens",
+        "4",
+    ]
     exits("sweep", *flags, "-o", str(tmp_path / "a"))
     seed = experiment._read(tmp_path / "a" / experiment.PLAN).seed
     assert f"repeat with --seed {seed}" in capsys.readouterr().err.splitlines()
@@ -112,8 +163,22 @@ def test_a_sweep_without_a_seed_is_repeated_by_the_one_that_it_drew(
     assert first == again and len(first) == 2
 
 
-def test_a_search_prints_and_stores_the_seed_that_it_drew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["qa", "--url", SIM, "--slo", "ttft:2s", "--max-probes", "2", "-d", "5s", "--start", "2"]
+def test_a_search_prints_and_stores_the_seed_that_it_drew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [
+        "qa",
+        "--url",
+        SIM,
+        "--slo",
+        "ttft:2s",
+        "--max-probes",
+        "2",
+        "-d",
+        "5s",
+        "--start",
+        "2",
+    ]
     exits("search", *flags, "-o", str(tmp_path / "a"))
     seed = experiment._read(tmp_path / "a" / experiment.PLAN).seed
     assert f"repeat with --seed {seed}" in capsys.readouterr().err.splitlines()
@@ -126,7 +191,9 @@ def test_a_search_prints_and_stores_the_seed_that_it_drew(tmp_path: Path, capsys
 
 def test_runs_of_a_contract_and_of_a_peak_have_prompts_of_their_own(tmp_path: Path) -> None:
     workload = load("qa", overrides=read_flags(seed=3))
-    runs = [_of_run(workload, level, repeat, None, None) for level in ("a", "b") for repeat in (1, 2)]
+    runs = [
+        _of_run(workload, level, repeat, None, None) for level in ("a", "b") for repeat in (1, 2)
+    ]
     assert len({(one.seed, one.salt) for one in runs}) == 4
     assert runs[0].seed == 3 != runs[1].seed
     assert _of_run(load("qa"), "a", 2, None, None).seed is None
@@ -146,13 +213,19 @@ def test_a_salt_that_changes_nothing_or_is_no_word_is_refused(tmp_path: Path) ->
         load(str(file), read_flags(request_rate=1, num_requests=1, salt="blue"))
     with pytest.raises(Faults, match="--> --salt two words"):
         load("qa", read_flags(salt="two words"))
-    assert exits("mlperf", "server", "-b", "llama2-70b", "--target-qps", "1", "--salt", "two words") == 2
+    assert (
+        exits("mlperf", "server", "-b", "llama2-70b", "--target-qps", "1", "--salt", "two words")
+        == 2
+    )
     assert exits("validate", "chatbot", "--seed", "-1") == 2
 
 
 def test_a_dry_run_says_the_salt_that_is_not_of_the_seed() -> None:
     from loadgen.core.execution.plan import Settings
 
-    assert "repeat with --seed 3\n" in describe(load("qa", overrides=read_flags(seed=3)), Settings()).text
+    assert (
+        "repeat with --seed 3\n"
+        in describe(load("qa", overrides=read_flags(seed=3)), Settings()).text
+    )
     salted = load("qa", overrides=read_flags(seed=3, salt="blue"))
     assert "repeat with --seed 3 --salt blue\n" in describe(salted, Settings()).text

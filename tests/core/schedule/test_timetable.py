@@ -19,17 +19,32 @@ ORACLE = json.loads((places.DATA / "loadgen_oracle.json").read_text())["poisson_
 
 
 def lines(whole: Schedule) -> list[Slot]:
-    return [Slot(*row) for row in zip(*(column.tolist() for column in whole.columns()), strict=True)]
+    return [
+        Slot(*row) for row in zip(*(column.tolist() for column in whole.columns()), strict=True)
+    ]
 
 
-def slot(number: int, due_ns: int, after: int, pause_ns: int, stage: int, session: int, turn: int, lane: int) -> Slot:
+def slot(
+    number: int,
+    due_ns: int,
+    after: int,
+    pause_ns: int,
+    stage: int,
+    session: int,
+    turn: int,
+    lane: int,
+) -> Slot:
     return Slot(number, due_ns, after, pause_ns, stage, session, turn, lane)
 
 
 TABLES = {
     "open": (
         workload(constant(2.0, count=3)),
-        [slot(0, 0, -1, 0, 0, -1, 0, -1), slot(1, S // 2, -1, 0, 0, -1, 0, -1), slot(2, S, -1, 0, 0, -1, 0, -1)],
+        [
+            slot(0, 0, -1, 0, 0, -1, 0, -1),
+            slot(1, S // 2, -1, 0, 0, -1, 0, -1),
+            slot(2, S, -1, 0, 0, -1, 0, -1),
+        ],
     ),
     "closed": (
         workload(closed(2, count=5)),
@@ -88,7 +103,9 @@ def test_columns_and_slots(name: str) -> None:
 def test_an_explicit_schedule_seed_is_loadgens_draw(run: dict[str, int]) -> None:
     measured = poisson(float(run["qps"]), count=run["queries"])
     warm_up = stage(Poisson(rate=float(run["qps"])), count=1000, measured=False)
-    made = arrivals.build(workload(warm_up, measured, schedule_seed=ORACLE["seed_v5.1"]["schedule"]), 99)
+    made = arrivals.build(
+        workload(warm_up, measured, schedule_seed=ORACLE["seed_v5.1"]["schedule"]), 99
+    )
     first, second = made.stages
     assert second.length_ns == run["duration_ns"]
     assert made.columns().due_ns[1000] == first.length_ns == second.start_ns
@@ -96,7 +113,9 @@ def test_an_explicit_schedule_seed_is_loadgens_draw(run: dict[str, int]) -> None
     assert not np.array_equal(first.offsets, second.offsets[:1000])  # no two stages draw alike
 
 
-@pytest.mark.parametrize("law", [poisson(50.0, count=100), gamma(50.0, 0.5, count=100), ramp(10.0, 90.0, count=100)])
+@pytest.mark.parametrize(
+    "law", [poisson(50.0, count=100), gamma(50.0, 0.5, count=100), ramp(10.0, 90.0, count=100)]
+)
 def test_draws_are_a_function_of_the_seed_and_differ_by_stage(law) -> None:
     def offsets(seed: int, schedule_seed: int | None = None) -> list[list[int]]:
         made = arrivals.build(workload(law, law, schedule_seed=schedule_seed), seed)
@@ -110,7 +129,9 @@ def test_draws_are_a_function_of_the_seed_and_differ_by_stage(law) -> None:
 
 
 def test_numbers_go_on_through_the_stages() -> None:
-    made = arrivals.build(workload(constant(5.0, count=4), closed(2, duration_ns=S), closed(3, count=5), turns=3), 1)
+    made = arrivals.build(
+        workload(constant(5.0, count=4), closed(2, duration_ns=S), closed(3, count=5), turns=3), 1
+    )
     first, second, third = made.stages
     assert (first.first_chain, second.first_chain, third.first_chain) == (0, 4, 4 + RESERVED)
     assert made.slots is None
@@ -126,9 +147,21 @@ def test_numbers_go_on_through_the_stages() -> None:
 @pytest.mark.parametrize(
     ("stages", "starts", "horizon"),
     [
-        ([constant(10.0, duration_ns=S), closed(2, duration_ns=S), poisson(9.0, duration_ns=S)], [0, S, 2 * S], 3 * S),
-        ([constant(10.0, count=5), constant(10.0, duration_ns=S, count=2)], [0, S // 2], 7 * S // 10),
-        ([closed(2, count=5), constant(10.0, duration_ns=S), closed(2, duration_ns=S)], [0, None, None], None),
+        (
+            [constant(10.0, duration_ns=S), closed(2, duration_ns=S), poisson(9.0, duration_ns=S)],
+            [0, S, 2 * S],
+            3 * S,
+        ),
+        (
+            [constant(10.0, count=5), constant(10.0, duration_ns=S, count=2)],
+            [0, S // 2],
+            7 * S // 10,
+        ),
+        (
+            [closed(2, count=5), constant(10.0, duration_ns=S), closed(2, duration_ns=S)],
+            [0, None, None],
+            None,
+        ),
         ([closed(2, count=5, duration_ns=S), constant(10.0, count=5)], [0, None], None),
         ([constant(float("inf"), count=5), closed(1, count=1)], [0, 0], None),
     ],
@@ -147,8 +180,14 @@ def test_offered_rates() -> None:
 
 any_stages = st.lists(
     st.one_of(
-        st.builds(lambda rate, n: poisson(rate, count=n), st.sampled_from([1.0, 30.0]), st.integers(1, 40)),
-        st.builds(lambda rate, s: ramp(rate, 20.0, duration_ns=s * S), st.sampled_from([1.0, 9.0]), st.integers(1, 4)),
+        st.builds(
+            lambda rate, n: poisson(rate, count=n), st.sampled_from([1.0, 30.0]), st.integers(1, 40)
+        ),
+        st.builds(
+            lambda rate, s: ramp(rate, 20.0, duration_ns=s * S),
+            st.sampled_from([1.0, 9.0]),
+            st.integers(1, 4),
+        ),
         st.builds(lambda lanes, n: closed(lanes, count=n), st.integers(1, 12), st.integers(1, 50)),
     ),
     min_size=1,
@@ -157,11 +196,21 @@ any_stages = st.lists(
 
 
 @settings(max_examples=50, deadline=None)
-@given(stages=any_stages, turns=st.integers(1, 4), n=st.integers(1, 6), m=st.integers(1, 3), seed=st.integers(0, 99))
-def test_shares_are_whole_chains_and_together_the_whole(stages, turns: int, n: int, m: int, seed: int) -> None:
+@given(
+    stages=any_stages,
+    turns=st.integers(1, 4),
+    n=st.integers(1, 6),
+    m=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_shares_are_whole_chains_and_together_the_whole(
+    stages, turns: int, n: int, m: int, seed: int
+) -> None:
     tool_time = Uniform(min=0, max=S)
     whole = arrivals.build(workload(*stages, turns=turns, tool_time=tool_time), seed)
-    parts = [timetable.shard(timetable.shard(whole, i, n), j, m) for i in range(n) for j in range(m)]
+    parts = [
+        timetable.shard(timetable.shard(whole, i, n), j, m) for i in range(n) for j in range(m)
+    ]
     shares = [lines(part) for part in parts]
     assert sorted(line for share in shares for line in share) == lines(whole)
     for part, share in zip(parts, shares, strict=True):
@@ -187,11 +236,21 @@ def test_an_endless_closed_loop_is_shared_by_lanes() -> None:
         (Fixed(value=3 * MS), 3 * MS, 3 * MS, 3.0),
         (Uniform(min=MS, max=3 * MS), MS, 3 * MS, 2.0),
         (Normal(mean=2 * MS, stddev=MS // 2), 0, 5 * MS, 2.0),
-        (Normal(mean=0, stddev=MS, min=MS, max=2 * MS), MS, 2 * MS, 1.383),  # the tail between one and two deviations
+        (
+            Normal(mean=0, stddev=MS, min=MS, max=2 * MS),
+            MS,
+            2 * MS,
+            1.383,
+        ),  # the tail between one and two deviations
         (LogNormal(median=2 * MS, sigma=0.5), 0, 40 * MS, 2.266),
         (LogNormal(mean=2 * MS, sigma=0.5), 0, 40 * MS, 2.0),
         (Empirical(values=(MS, 5 * MS), weights=(3.0, 1.0)), MS, 5 * MS, 2.0),
-        (Normal(mean=0, stddev=0, min=7), 7, 7, 7e-6),  # nothing to draw inside the bounds: the nearest one
+        (
+            Normal(mean=0, stddev=0, min=7),
+            7,
+            7,
+            7e-6,
+        ),  # nothing to draw inside the bounds: the nearest one
     ],
 )
 def test_tool_time_is_a_function_of_seed_conversation_and_turn(
@@ -204,7 +263,9 @@ def test_tool_time_is_a_function_of_seed_conversation_and_turn(
     assert (pauses[:, 0] == 0).all()
     assert low <= pauses[:, 1:].min() <= pauses[:, 1:].max() <= high
     assert pauses[:, 1:].mean() / MS == pytest.approx(mean, rel=0.03)
-    assert [many.chains.pauses(chain) for chain in (0, 203, 204, 2999)] == pauses[[0, 203, 204, 2999], 1:].tolist()
+    assert [many.chains.pauses(chain) for chain in (0, 203, 204, 2999)] == pauses[
+        [0, 203, 204, 2999], 1:
+    ].tolist()
     if low != high:
         assert len(np.unique(pauses[:, 1:])) > 1
         other = arrivals.build(workload(closed(8, count=3000), turns=5, tool_time=tool_time), 2)
@@ -230,11 +291,19 @@ def test_the_fingerprint_is_that_of_the_timetable() -> None:
     ]
     assert len({base, *others}) == len(others) + 1
     with pytest.raises(ValueError, match="of the whole timetable"):
-        timetable.fingerprint(timetable.shard(arrivals.build(workload(closed(4, count=9)), 1), 0, 2))
+        timetable.fingerprint(
+            timetable.shard(arrivals.build(workload(closed(4, count=9)), 1), 0, 2)
+        )
 
 
 def test_two_million_slots_cost_their_offsets_and_no_more() -> None:
     made = arrivals.build(workload(constant(3500.0, duration_ns=600 * S)), 1)
     assert made.slots == 2_100_000
     assert sum(span.offsets.nbytes for span in made.stages) == 8 * 2_100_000
-    assert sum(span.offsets.nbytes for span in arrivals.build(workload(closed(9, count=2**40)), 1).stages) == 0
+    assert (
+        sum(
+            span.offsets.nbytes
+            for span in arrivals.build(workload(closed(9, count=2**40)), 1).stages
+        )
+        == 0
+    )

@@ -1,5 +1,6 @@
 """Energy of a run: what pages and nvidia-smi say, its integral over the steady window with its error, and where it is
-shown: summary, report, contracts and cost. Pages are fake; none of them disturbs a run."""
+shown: summary, report, contracts and cost. Pages are fake; none of them disturbs a run.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +36,16 @@ something_else_entirely 7
 """
 
 
-def read(name: str, values: list[tuple[float, float | None]], labels: str = "", page: str = "p") -> list[MetricSample]:
+def read(
+    name: str, values: list[tuple[float, float | None]], labels: str = "", page: str = "p"
+) -> list[MetricSample]:
     """Samples as the scraper writes them: the value where it changed, and `up` at every read. None: the read failed."""
     lines, last = [], None
     for t_s, value in values:
         if value is not None and value != last:
-            lines.append(MetricSample(t_s=t_s, target=0, page=page, name=name, labels=labels, value=value))
+            lines.append(
+                MetricSample(t_s=t_s, target=0, page=page, name=name, labels=labels, value=value)
+            )
             last = value
         up = 0.0 if value is None else 1.0
         lines.append(MetricSample(t_s=t_s, target=0, page=page, name=UP, labels="", value=up))
@@ -55,7 +60,9 @@ def test_a_page_is_what_is_of_use_on_it() -> None:
     found = energy.known(samples(DCGM))
     assert found["DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", 'gpu="0",UUID="GPU-1"'] == 4
     assert len(found) == 6 and not [name for name, _ in found if name.startswith("something")]
-    assert energy.of_energy_metrics(b'{"total_energy_j": 12.5, "query_time": 3}') == {(COUNTER, ""): 12.5}
+    assert energy.of_energy_metrics(b'{"total_energy_j": 12.5, "query_time": 3}') == {
+        (COUNTER, ""): 12.5
+    }
     line = "0, 612.40, 700.00, 1410, 131072, 0x0000000000000004\n1, [N/A], 700.00, 1980, 5, 0x0000000000000001\n"
     smi = energy.of_smi("garbage\n0, 1.0, 2\n" + line)
     assert smi[WATTS, 'gpu="0"'] == 612.4 and (WATTS, 'gpu="1"') not in smi
@@ -107,7 +114,9 @@ def test_watts_are_integrated_with_the_error_of_what_is_between_readings() -> No
         ([(-1.0, 400.0), *[(float(t), None) for t in range(20)], (21.0, 400.0)], True),  # a hole
     ],
 )
-def test_readings_with_holes_give_no_energy_and_say_why(values: list[tuple[float, float | None]], why: bool) -> None:
+def test_readings_with_holes_give_no_energy_and_say_why(
+    values: list[tuple[float, float | None]], why: bool
+) -> None:
     used = energy.measured(read(WATTS, values), 0.0, 20.0)
     assert used is not None and used.joules is None and bool(used.why) is why
 
@@ -119,7 +128,10 @@ def test_throttle_reasons_are_shares_of_the_readings_and_idle_is_none() -> None:
     lines.sort(key=lambda sample: (sample.t_s, sample.name == UP))
     used = energy.measured(lines, 0.0, 20.0)
     assert used is not None
-    assert used.throttled == {"power cap": pytest.approx(10 / 21, abs=0.03), "thermal": pytest.approx(6 / 21, abs=0.03)}
+    assert used.throttled == {
+        "power cap": pytest.approx(10 / 21, abs=0.03),
+        "thermal": pytest.approx(6 / 21, abs=0.03),
+    }
 
 
 # -- beside a run ------------------------------------------------------------------------------------------------------
@@ -189,11 +201,21 @@ def test_strange_pages_disturb_nothing_and_the_verdict_names_them(tmp_path: Path
         urls = [stack.enter_context(serving(once_then(strange))) for strange in STRANGE.values()]
         good = stack.enter_context(serving(lambda handler: send(handler, DCGM.encode())))
         run = loadgen.run(
-            WORKLOAD, embedded={"ttft": "5ms", "itl": "1ms"}, concurrency=2, duration="4s", out=tmp_path / "run",
-            warmup=0, energy=[*urls, good], server_metrics="off",
-        )  # fmt: skip
+            WORKLOAD,
+            embedded={"ttft": "5ms", "itl": "1ms"},
+            concurrency=2,
+            duration="4s",
+            out=tmp_path / "run",
+            warmup=0,
+            energy=[*urls, good],
+            server_metrics="off",
+        )
     assert run.summary.requests.failed == 0 and run.summary.requests.ok > 20
-    named = {code.values["page"] for code in run.summary.verdict.warning_codes if code.code == "page_failed"}
+    named = {
+        code.values["page"]
+        for code in run.summary.verdict.warning_codes
+        if code.code == "page_failed"
+    }
     assert named == set(urls)
     assert run.summary.energy is not None
     read = {page.url: page for page in run.summary.energy.pages}
@@ -203,9 +225,15 @@ def test_strange_pages_disturb_nothing_and_the_verdict_names_them(tmp_path: Path
 @pytest.mark.processes
 def test_the_energy_of_a_run_is_in_summary_report_and_contract(tmp_path: Path) -> None:
     run = loadgen.run(
-        WORKLOAD, embedded={"ttft": "5ms", "itl": "1ms", "watts": 700.0}, concurrency=4, duration="5s", warmup=0,
-        out=tmp_path / "run", gpus=1, metadata={"system.accelerator.power_limit_w": 750},
-    )  # fmt: skip
+        WORKLOAD,
+        embedded={"ttft": "5ms", "itl": "1ms", "watts": 700.0},
+        concurrency=4,
+        duration="5s",
+        warmup=0,
+        out=tmp_path / "run",
+        gpus=1,
+        metadata={"system.accelerator.power_limit_w": 750},
+    )
     used = run.summary.energy
     assert used is not None and used.source == "energy_metrics" and used.declared_watts == 750
     assert used.joules is not None and used.window_s is not None and used.error_j is not None
@@ -233,15 +261,26 @@ def test_nvidia_smi_of_this_machine_is_read_where_the_target_is_here(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     run = loadgen.run(
-        WORKLOAD, embedded={"ttft": "5ms", "itl": "1ms"}, concurrency=2, duration="4s", warmup=0, out=tmp_path / "run"
+        WORKLOAD,
+        embedded={"ttft": "5ms", "itl": "1ms"},
+        concurrency=2,
+        duration="4s",
+        warmup=0,
+        out=tmp_path / "run",
     )
     used = run.summary.energy
     assert used is not None and (used.source, used.devices) == ("nvidia-smi", 2)
-    assert used.watts == pytest.approx(1200) and used.limit_watts == 1400 and used.memory_used_gib == 129
+    assert (
+        used.watts == pytest.approx(1200)
+        and used.limit_watts == 1400
+        and used.memory_used_gib == 129
+    )
     assert used.clock_min_mhz == 1410 and used.throttled == {"power cap": 1.0}
 
 
-@pytest.mark.parametrize("words", [("auto", "off"), ("off", "nvidia-smi"), ("ftp://h/metrics",), ("watts",)])
+@pytest.mark.parametrize(
+    "words", [("auto", "off"), ("off", "nvidia-smi"), ("ftp://h/metrics",), ("watts",)]
+)
 def test_a_word_that_is_none_is_refused_before_anything_is_sent(words: tuple[str, ...]) -> None:
     with pytest.raises(Faults):
         loadgen.run(WORKLOAD, url="sim:gb300-vm", energy=words)

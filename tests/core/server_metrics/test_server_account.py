@@ -26,7 +26,11 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
     ("timing", "expected"),
     [
         (  # trtllm-serve, the event after [DONE]: its time to first token holds the queue
-            {"trtllm.perf_metrics": {"Server-Timing": "server_queue;dur=1.25, server_ttft;dur=8.5, server_e2e;dur=24"}},
+            {
+                "trtllm.perf_metrics": {
+                    "Server-Timing": "server_queue;dur=1.25, server_ttft;dur=8.5, server_e2e;dur=24"
+                }
+            },
             ServerAccount(queue=1_250_000, prefill=7_250_000, decode=15_500_000),
         ),
         (  # the same as a header, of a disaggregated server: the prefill and the decoding are two phases
@@ -37,7 +41,13 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
             ServerAccount(queue=2 * MS, prefill=10 * MS, transfer=3 * MS, decode=50 * MS),
         ),
         (  # vLLM: its time to first token begins after the queue
-            {"metrics": {"queue_time_ms": 5, "time_to_first_token_ms": 20.5, "generation_time_ms": 100}},
+            {
+                "metrics": {
+                    "queue_time_ms": 5,
+                    "time_to_first_token_ms": 20.5,
+                    "generation_time_ms": 100,
+                }
+            },
             ServerAccount(queue=5 * MS, prefill=20_500_000, decode=100 * MS),
         ),
         (  # Dynamo, as recorded
@@ -45,15 +55,26 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
                 "nvext": {
                     "worker_id": {"prefill_worker_id": 1},
                     "timing": {
-                        "request_received_ms": 1795222751607, "prefill_wait_time_ms": 3.5, "prefill_time_ms": 22.0,
-                        "ttft_ms": 25.5, "total_time_ms": 69.5,
+                        "request_received_ms": 1795222751607,
+                        "prefill_wait_time_ms": 3.5,
+                        "prefill_time_ms": 22.0,
+                        "ttft_ms": 25.5,
+                        "total_time_ms": 69.5,
                     },
                 }
             },
             ServerAccount(queue=3_500_000, prefill=22 * MS, decode=44 * MS),
         ),
         (  # llama-server, as recorded: nothing about its queue
-            {"timings": {"cache_n": 20, "prompt_n": 1, "prompt_ms": 1.5, "predicted_n": 4, "predicted_ms": 3.0}},
+            {
+                "timings": {
+                    "cache_n": 20,
+                    "prompt_n": 1,
+                    "prompt_ms": 1.5,
+                    "predicted_n": 4,
+                    "predicted_ms": 3.0,
+                }
+            },
             ServerAccount(prefill=1_500_000, decode=3 * MS, cached=20),
         ),
         (
@@ -63,15 +84,28 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
         (  # SGLang: instants and durations in s; its prefill ends at prefill_finished_ts
             {
                 "meta_info": {
-                    "queue_time": 0.25, "request_received_ts": 99.0, "request_sent_to_scheduler_ts": 100.0,
-                    "prefill_finished_ts": 100.75, "decode_finished_ts": 102.75, "cached_tokens": 3,
-                    "spec_draft_token_num": 8, "spec_accept_token_num": 5,
+                    "queue_time": 0.25,
+                    "request_received_ts": 99.0,
+                    "request_sent_to_scheduler_ts": 100.0,
+                    "prefill_finished_ts": 100.75,
+                    "decode_finished_ts": 102.75,
+                    "cached_tokens": 3,
+                    "spec_draft_token_num": 8,
+                    "spec_accept_token_num": 5,
                 }
             },
-            ServerAccount(queue=250 * MS, prefill=500 * MS, decode=2000 * MS, cached=3, drafted=8, accepted=5),
+            ServerAccount(
+                queue=250 * MS, prefill=500 * MS, decode=2000 * MS, cached=3, drafted=8, accepted=5
+            ),
         ),
         (  # its older versions: how long the launch of the prefill took is all that they say
-            {"meta_info": {"queue_time": 0.25, "prefill_launch_delay": 0.01, "prefill_launch_latency": 0.5}},
+            {
+                "meta_info": {
+                    "queue_time": 0.25,
+                    "prefill_launch_delay": 0.01,
+                    "prefill_launch_latency": 0.5,
+                }
+            },
             ServerAccount(queue=250 * MS, prefill=510 * MS),
         ),
         (  # trtllm-serve of 1.4: its drafts are a form of their own beside its times
@@ -83,38 +117,55 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
         ),
         ({}, NO_ACCOUNT),
     ],
-)  # fmt: skip
-def test_every_form_says_the_same_few_durations(timing: dict[str, Any], expected: ServerAccount) -> None:
+)
+def test_every_form_says_the_same_few_durations(
+    timing: dict[str, Any], expected: ServerAccount
+) -> None:
     assert server_account(timing) == expected
 
 
 @pytest.mark.parametrize(
     "timing",
     [
-        {"trtllm.perf_metrics": 7}, {"trtllm.perf_metrics": {"Server-Timing": 3}}, {"server-timing": None},
-        {"server-timing": "cache;desc=hit, db;dur=53"}, {"server-timing": "server_queue;dur=now, server_ttft;dur=nan"},
-        {"server-timing": "server_queue;dur=-3"}, {"metrics": "fast"}, {"metrics": [1]},
+        {"trtllm.perf_metrics": 7},
+        {"trtllm.perf_metrics": {"Server-Timing": 3}},
+        {"server-timing": None},
+        {"server-timing": "cache;desc=hit, db;dur=53"},
+        {"server-timing": "server_queue;dur=now, server_ttft;dur=nan"},
+        {"server-timing": "server_queue;dur=-3"},
+        {"metrics": "fast"},
+        {"metrics": [1]},
         {"metrics": {"queue_time_ms": True}},
-        {"nvext": {"timing": "soon"}}, {"nvext": {"timing": {"prefill_time_ms": None}}},
+        {"nvext": {"timing": "soon"}},
+        {"nvext": {"timing": {"prefill_time_ms": None}}},
         {"timings": {"prompt_ms": "1"}},
-        {"timings": {"cache_n": -4, "prompt_ms": float("inf")}}, {"else": {"prompt_ms": 1}},
-        {"meta_info": "x"}, {"meta_info": {"queue_time": -1, "prefill_finished_ts": True}},
-        {"speculative_decoding": "x"}, {"speculative_decoding": {"total_draft_tokens": -1}},
+        {"timings": {"cache_n": -4, "prompt_ms": float("inf")}},
+        {"else": {"prompt_ms": 1}},
+        {"meta_info": "x"},
+        {"meta_info": {"queue_time": -1, "prefill_finished_ts": True}},
+        {"speculative_decoding": "x"},
+        {"speculative_decoding": {"total_draft_tokens": -1}},
     ],
-)  # fmt: skip
+)
 def test_a_damaged_or_foreign_form_says_nothing(timing: dict[str, Any]) -> None:
     assert server_account(timing) == NO_ACCOUNT
 
 
 def test_each_server_is_asked_in_its_own_way() -> None:
     assert asking_for_timing(QUIRKS["trtllm"], (("A", "b"),), None, stream=True) == (
-        (("X-TRTLLM-return-metrics", "1"), ("A", "b")), None,
-    )  # fmt: skip
-    _, fields = asking_for_timing(QUIRKS["dynamo"], (), {"nvext": {"use_raw_prompt": True}}, stream=True)
+        (("X-TRTLLM-return-metrics", "1"), ("A", "b")),
+        None,
+    )
+    _, fields = asking_for_timing(
+        QUIRKS["dynamo"], (), {"nvext": {"use_raw_prompt": True}}, stream=True
+    )
     assert fields == {"nvext": {"extra_fields": ["timing"], "use_raw_prompt": True}}
     assert asking_for_timing(QUIRKS["llamacpp"], (), None, stream=True) == ((), None)
     assert asking_for_timing(QUIRKS["sglang"], (), None, stream=True) == ((), None)
-    assert asking_for_timing(QUIRKS["sglang"], (), None, stream=False) == ((), {"return_meta_info": True})
+    assert asking_for_timing(QUIRKS["sglang"], (), None, stream=False) == (
+        (),
+        {"return_meta_info": True},
+    )
 
 
 def table(folder: Path) -> Any:
@@ -127,8 +178,14 @@ def table(folder: Path) -> Any:
     [
         ({}, {"server_timing": True}),  # the event after [DONE]
         ({}, {"server_timing": True, "stream": False}),  # the header
-        ({"dialect": "openai"}, {"extra_body": {"include_metrics": True}}),  # beside the usage, as vLLM writes it
-        ({"dialect": "openai"}, {"extra_body": {"return_meta_info": True}, "stream": False}),  # SGLang's
+        (
+            {"dialect": "openai"},
+            {"extra_body": {"include_metrics": True}},
+        ),  # beside the usage, as vLLM writes it
+        (
+            {"dialect": "openai"},
+            {"extra_body": {"return_meta_info": True}, "stream": False},
+        ),  # SGLang's
     ],
     ids=["event", "header", "usage", "choice"],
 )
@@ -147,7 +204,9 @@ def test_the_account_of_the_embedded_server_is_in_the_records(
         warmup=0,
         **asked,
     )
-    columns = table(tmp_path / "run").select([*COLUMNS, "due_ns", "first_token_ns", "end_ns"]).to_pylist()
+    columns = (
+        table(tmp_path / "run").select([*COLUMNS, "due_ns", "first_token_ns", "end_ns"]).to_pylist()
+    )
     assert run.summary.requests.ok == len(columns) == 12
     for row in columns:
         queue, prefill, transfer, decode = (row[name] for name in COLUMNS)
@@ -170,22 +229,43 @@ def test_a_server_that_is_not_asked_gives_no_account(tmp_path: Path) -> None:
 
 
 def test_the_account_of_a_virtual_run_is_exact(tmp_path: Path) -> None:
-    loadgen.run(WORKLOAD, url="sim:gb300-vm", request_rate=20, num_requests=100, seed=1, out=tmp_path / "run")
+    loadgen.run(
+        WORKLOAD,
+        url="sim:gb300-vm",
+        request_rate=20,
+        num_requests=100,
+        seed=1,
+        out=tmp_path / "run",
+    )
     for row in table(tmp_path / "run").to_pylist():
-        assert row["server_queue_ns"] + row["server_prefill_ns"] == row["first_token_ns"] - row["due_ns"]
+        assert (
+            row["server_queue_ns"] + row["server_prefill_ns"]
+            == row["first_token_ns"] - row["due_ns"]
+        )
         assert row["server_decode_ns"] == row["last_token_ns"] - row["first_token_ns"]
 
 
 @pytest.mark.processes
-def test_a_server_that_gives_none_though_it_is_asked_is_told_before_the_load(tmp_path: Path) -> None:
+def test_a_server_that_gives_none_though_it_is_asked_is_told_before_the_load(
+    tmp_path: Path,
+) -> None:
     """A server that has no account: one warning, from the probe, and not a second one from the records."""
     embedded = {"ttft": "2ms", "itl": "1ms", "dialect": "openai"}
     run = loadgen.run(
-        WORKLOAD, embedded=embedded, concurrency=1, num_requests=12, out=tmp_path / "run", warmup=0, server_timing=True
+        WORKLOAD,
+        embedded=embedded,
+        concurrency=1,
+        num_requests=12,
+        out=tmp_path / "run",
+        warmup=0,
+        server_timing=True,
     )
     codes = [code.code for code in run.summary.verdict.warning_codes]
     assert codes.count("server_timing_missing") == 1
-    assert any("generic" in note and "--server-timing" in note for note in decode_header(tmp_path / "run").notes)
+    assert any(
+        "generic" in note and "--server-timing" in note
+        for note in decode_header(tmp_path / "run").notes
+    )
 
 
 def decode_header(folder: Path) -> Header:
@@ -197,38 +277,65 @@ def decode_header(folder: Path) -> Header:
 
 def account(arrival: float, first: float, last: float) -> dict[str, Any]:
     """A record of `/perf_metrics`; times in s on the server's clock."""
-    timing = {"arrival_time": arrival, "first_scheduled_time": arrival + 0.01, "first_token_time": first}
-    return {"request_id": 2048, "perf_metrics": {"timing_metrics": timing | {"last_token_time": last}}}
+    timing = {
+        "arrival_time": arrival,
+        "first_scheduled_time": arrival + 0.01,
+        "first_token_time": first,
+    }
+    return {
+        "request_id": 2048,
+        "perf_metrics": {"timing_metrics": timing | {"last_token_time": last}},
+    }
 
 
 def test_a_record_of_perf_metrics_is_read_in_both_forms() -> None:
     alone = account(5.0, 5.05, 6.0)
-    alone["perf_metrics"]["speculative_decoding"] = {"total_draft_tokens": 9, "total_accepted_draft_tokens": 4}
-    apart = {"ctx_perf_metrics": account(5.0, 5.05, 5.05), "gen_perf_metrics": account(5.06, 5.1, 6.0)}
+    alone["perf_metrics"]["speculative_decoding"] = {
+        "total_draft_tokens": 9,
+        "total_accepted_draft_tokens": 4,
+    }
+    apart = {
+        "ctx_perf_metrics": account(5.0, 5.05, 5.05),
+        "gen_perf_metrics": account(5.06, 5.1, 6.0),
+    }
     apart["gen_perf_metrics"]["perf_metrics"]["timing_metrics"] |= {
-        "kv_cache_transfer_start": 5.06, "kv_cache_transfer_end": 5.08,
-    }  # fmt: skip
+        "kv_cache_transfer_start": 5.06,
+        "kv_cache_transfer_end": 5.08,
+    }
     one, other = request_accounts.accounts(msgspec.json.encode([alone, apart]), 1)
     assert (one.queue, one.prefill, one.decode) == (10 * MS, 40 * MS, 950 * MS)
     assert (one.drafted, one.accepted, one.target) == (9, 4, 1)
-    assert (other.queue, other.prefill, other.decode, other.transfer) == (10 * MS, 40 * MS, 900 * MS, 20 * MS)
+    assert (other.queue, other.prefill, other.decode, other.transfer) == (
+        10 * MS,
+        40 * MS,
+        900 * MS,
+        20 * MS,
+    )
 
 
-@pytest.mark.parametrize("page", [b"", b"{}", b"[1]", b'{"detail":"Not Found"}', b"[" * 5000, b"\xff"])
+@pytest.mark.parametrize(
+    "page", [b"", b"{}", b"[1]", b'{"detail":"Not Found"}', b"[" * 5000, b"\xff"]
+)
 def test_what_is_no_list_of_accounts_is_refused(page: bytes) -> None:
     with pytest.raises(ValueError):
         request_accounts.accounts(page, 0)
 
 
 def test_a_record_without_its_instants_is_left_out() -> None:
-    damaged = [{}, {"perf_metrics": None}, account(float("1e300"), 2, 3), {"perf_metrics": {"timing_metrics": 3}}]
+    damaged = [
+        {},
+        {"perf_metrics": None},
+        account(float("1e300"), 2, 3),
+        {"perf_metrics": {"timing_metrics": 3}},
+    ]
     assert request_accounts.accounts(msgspec.json.encode(damaged), 0) == []
 
 
 @pytest.mark.parametrize("lost", [0, 150])
 def test_accounts_find_their_requests_though_some_are_lost_and_others_are_there(lost: int) -> None:
     """Two clients of one server, a clock that began at another time, 1 ms of network: every account that is ours is
-    found, but for a few in a thousand, and none that is not."""
+    found, but for a few in a thousand, and none that is not.
+    """
     random = np.random.default_rng(7)
     sent = np.sort(random.integers(0, 60_000 * MS, 2_000))
     ours = np.stack([sent, sent + random.integers(40 * MS, 400 * MS, 2_000), sent], axis=1)
@@ -256,10 +363,17 @@ def test_an_older_server_is_asked_on_its_page_and_its_accounts_are_in_the_record
 ) -> None:
     embedded = {"ttft": "lognormal:20ms,0.5", "itl": "2ms", "slots": 2, "version": "1.2.0"}
     run = loadgen.run(
-        WORKLOAD, embedded=embedded, concurrency=concurrency, num_requests=40, out=tmp_path / "run", warmup=0,
+        WORKLOAD,
+        embedded=embedded,
+        concurrency=concurrency,
+        num_requests=40,
+        out=tmp_path / "run",
+        warmup=0,
         server_timing=True,
-    )  # fmt: skip
-    assert run.summary.requests.ok == 40 and run.summary.splits.accounted >= 20  # a busy host hides some
+    )
+    assert (
+        run.summary.requests.ok == 40 and run.summary.splits.accounted >= 20
+    )  # a busy host hides some
     assert "server_timing_missing" not in [code.code for code in run.summary.verdict.warning_codes]
     for row in table(tmp_path / "run").to_pylist():
         if row["server_queue_ns"] is None:

@@ -62,7 +62,9 @@ def _walk(seed: int, n: int, r: float) -> np.ndarray:  # type: ignore[type-arg]
     return out
 
 
-@pytest.mark.parametrize(("r", "n", "least"), [(0.0, 2000, 91), (0.9, 4000, 88), (0.99, 20_000, 85)])
+@pytest.mark.parametrize(
+    ("r", "n", "least"), [(0.0, 2000, 91), (0.9, 4000, 88), (0.99, 20_000, 85)]
+)
 def test_batch_means_cover_the_mean_of_correlated_values(r: float, n: int, least: int) -> None:
     """Coin flips would cover it in 9 of 100 runs at r = 0.99."""
     covered = sum(_holds(intervals.batch_means(_walk(seed, n, r)), 0.0) for seed in range(100))
@@ -75,7 +77,10 @@ def test_block_bootstrap_covers_a_high_quantile() -> None:
     for seed in range(40):
         values = _walk(seed, 3000, 0.8)
         found = block_errors.block_bootstrap(
-            values, lambda part: float(np.quantile(part, 0.9)), seeds.stream(seed, "bootstrap"), resamples=200
+            values,
+            lambda part: float(np.quantile(part, 0.9)),
+            seeds.stream(seed, "bootstrap"),
+            resamples=200,
         )
         covered += _holds(found, truth)
     assert covered >= 34
@@ -108,7 +113,9 @@ def test_welch_of_a_worked_example() -> None:
 
 
 def test_the_error_of_an_interval_is_that_of_its_mean() -> None:
-    assert intervals.replications([10.0, 12.0, 14.0, 16.0, 18.0]).error == pytest.approx(math.sqrt(2))
+    assert intervals.replications([10.0, 12.0, 14.0, 16.0, 18.0]).error == pytest.approx(
+        math.sqrt(2)
+    )
 
 
 def test_wilson_of_a_worked_example() -> None:
@@ -132,8 +139,12 @@ def test_marks_that_come_in_few_clusters_say_little_of_how_large_these_are() -> 
     alone[3000], once[3000:3060] = 1, 1
     for start in range(0, 6000, 300):
         often[start : start + 3] = 1
-    assert quantile_interval.worth([alone]) == pytest.approx(6000, rel=0.01), "a single one is no cluster"
-    assert 30 < quantile_interval.worth([once]) < 60, "not the 100 that 60 marks in one piece would be by nature"
+    assert quantile_interval.worth([alone]) == pytest.approx(6000, rel=0.01), (
+        "a single one is no cluster"
+    )
+    assert 30 < quantile_interval.worth([once]) < 60, (
+        "not the 100 that 60 marks in one piece would be by nature"
+    )
     assert quantile_interval.worth([often]) == 6000, "evenly spread"
 
 
@@ -161,7 +172,9 @@ def test_a_quotient_of_intervals_covers_the_truth() -> None:
         _, low, high = intervals.quotient(over, under)
         covered += low <= 2.0 <= high
     assert 184 <= covered <= 198
-    assert intervals.quotient(Interval(1.0, 0.9, math.inf), Interval(1.0, 0.9, 1.1)).high == math.inf
+    assert (
+        intervals.quotient(Interval(1.0, 0.9, math.inf), Interval(1.0, 0.9, 1.1)).high == math.inf
+    )
     assert math.isnan(intervals.quotient(Interval(0.0, 0.0, 1.0), Interval(1.0, 0.9, 1.1)).value)
 
 

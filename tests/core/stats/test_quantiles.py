@@ -83,7 +83,9 @@ def test_histogram_quantile_is_within_its_bound(numbers: list[int], p: float) ->
 
 
 @given(st.lists(values, max_size=4), st.randoms())
-def test_merged_histograms_equal_the_whole_in_any_order(shards: list[list[int]], random: object) -> None:
+def test_merged_histograms_equal_the_whole_in_any_order(
+    shards: list[list[int]], random: object
+) -> None:
     whole = Histogram()
     for shard in shards:
         whole.add(np.array(shard, np.int64))
@@ -103,11 +105,15 @@ def test_merged_histograms_equal_the_whole_in_any_order(shards: list[list[int]],
 @given(values, st.integers(1, LARGEST_NS))
 def test_over_is_right_for_all_values_beyond_the_bound(numbers: list[int], limit: int) -> None:
     found = histogram(numbers).over(limit)
-    low, high = (sum(number > limit * edge for number in numbers) for edge in (1 + 2 * BOUND, 1 - 2 * BOUND))
+    low, high = (
+        sum(number > limit * edge for number in numbers) for edge in (1 + 2 * BOUND, 1 - 2 * BOUND)
+    )
     assert low <= found <= high
 
 
-@pytest.mark.parametrize("data", [b"", b"x" * 40, b"\0" * 33, b"\0" * 32, b"\1" + b"\0" * 8 * 40_000])
+@pytest.mark.parametrize(
+    "data", [b"", b"x" * 40, b"\0" * 33, b"\0" * 32, b"\1" + b"\0" * 8 * 40_000]
+)
 def test_what_is_no_histogram_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="histogram"):
         Histogram.from_bytes(data)

@@ -56,9 +56,11 @@ STAGES = "stages: [{name: load, arrival: {poisson: 50/s}, count: 1500}]\n"
 
 SAID = events(
     {"choices": [{"delta": {"content": "a"}}]},
-    {"choices": [{"delta": {"content": "b"}, "finish_reason": "stop"}],
-     "usage": {"prompt_tokens": 10, "completion_tokens": 2}},
-)  # fmt: skip
+    {
+        "choices": [{"delta": {"content": "b"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 10, "completion_tokens": 2},
+    },
+)
 
 
 def workload(folder: Path, classes: str = CLASSES, more: str = STAGES, **flags: Any) -> Workload:
@@ -73,7 +75,9 @@ def prompts(one: Workload, seed: int = 7, salt: int = 1) -> MixPrompts:
     return made
 
 
-def test_the_class_of_a_request_follows_from_seed_and_number_and_the_shares_are_those_asked_for(tmp_path: Path) -> None:
+def test_the_class_of_a_request_follows_from_seed_and_number_and_the_shares_are_those_asked_for(
+    tmp_path: Path,
+) -> None:
     made = prompts(workload(tmp_path))
     numbers = np.arange(200_000)
     drawn = seeds.classes(7, list(SHARES.values()), numbers)
@@ -99,9 +103,13 @@ def test_a_request_has_the_lengths_model_and_priority_of_its_class_and_shares_a_
         name, request = made.names[made.class_of(number)], made[number]
         assert isinstance(request.prompt, str)
         assert (
-            (request.input_tokens, request.max_tokens) == LENGTHS[name] == (count(request.prompt), request.max_tokens)
+            (request.input_tokens, request.max_tokens)
+            == LENGTHS[name]
+            == (count(request.prompt), request.max_tokens)
         )
-        assert request.extra == {"rag": {"model": "rag-lora"}, "bystander": {"priority": 3}}.get(name, {})
+        assert request.extra == {"rag": {"model": "rag-lora"}, "bystander": {"priority": 3}}.get(
+            name, {}
+        )
         texts[name].append(request.prompt)
     beginnings = {name: {one[:120] for one in of_class} for name, of_class in texts.items()}
     assert len(beginnings["rag"]) == len(beginnings["summary"]) == 1
@@ -121,7 +129,11 @@ def test_a_request_has_the_lengths_model_and_priority_of_its_class_and_shares_a_
         (CLASSES.replace("weight: 60%, ", ""), "mix.yaml:4:", "missing_key"),
         (CLASSES.replace("weight: 60%", "wieght: 60%"), "mix.yaml:4:", "unknown_key"),
         (CLASSES.replace("priority: 3", "priority: high"), "mix.yaml:7:", "wrong_type"),
-        (CLASSES.replace("priority: 3", "headers: {Authorization: a}"), "mix.yaml:7:", "unsupported"),
+        (
+            CLASSES.replace("priority: 3", "headers: {Authorization: a}"),
+            "mix.yaml:7:",
+            "unsupported",
+        ),
         (CLASSES.replace("priority: 3", "headers: {host: a}"), "mix.yaml:7:", "unsupported"),
         (CLASSES.replace("priority: 3", 'tenant: "a\\r\\nb"'), "mix.yaml:7:", "invalid_value"),
         (CLASSES.replace("qa:", "a b:"), "mix.yaml:4:", "invalid_value"),
@@ -129,8 +141,10 @@ def test_a_request_has_the_lengths_model_and_priority_of_its_class_and_shares_a_
         (CLASSES + "requests: {input_tokens: 1, output_tokens: 1}", "mix.yaml:1:", "conflict"),
         ("classes: {}", "mix.yaml:2:", "missing_value"),
     ],
-)  # fmt: skip
-def test_what_is_wrong_with_classes_is_said_with_its_line(tmp_path: Path, classes: str, place: str, code: str) -> None:
+)
+def test_what_is_wrong_with_classes_is_said_with_its_line(
+    tmp_path: Path, classes: str, place: str, code: str
+) -> None:
     with refused(Faults, code) as caught:
         workload(tmp_path, classes)
     assert place in str(caught.value)
@@ -141,8 +155,12 @@ def test_lengths_of_flags_have_no_place_among_classes(tmp_path: Path) -> None:
         workload(tmp_path, input_tokens="100")
 
 
-def test_relative_weights_and_percentages_are_one_recipe_and_another_share_is_another(tmp_path: Path) -> None:
-    relative = CLASSES.replace("60%", "12").replace("25%", "5").replace("10%", "2").replace("5%", "1")
+def test_relative_weights_and_percentages_are_one_recipe_and_another_share_is_another(
+    tmp_path: Path,
+) -> None:
+    relative = (
+        CLASSES.replace("60%", "12").replace("25%", "5").replace("10%", "2").replace("5%", "1")
+    )
     one = recipe_fingerprint(workload(tmp_path), "server")
     assert recipe_fingerprint(workload(tmp_path, relative), "server") == one
     assert recipe_fingerprint(workload(tmp_path, relative.replace("12", "11")), "server") != one
@@ -154,10 +172,15 @@ def test_each_class_has_its_figures_and_they_add_up_to_the_total(tmp_path: Path)
     header, rows, gaps, timeline, *rest = store.read_run(folder)
     of_class = seeds.classes(3, list(SHARES.values()), rows["request"])
     assert [part.name for part in summary.classes] == list(SHARES)
-    for index, (part, (input_tokens, output_tokens)) in enumerate(zip(summary.classes, LENGTHS.values(), strict=True)):
+    for index, (part, (input_tokens, output_tokens)) in enumerate(
+        zip(summary.classes, LENGTHS.values(), strict=True)
+    ):
         own = rows[of_class == index]
         assert part.requests.ok == len(own) > 50
-        assert (part.tokens.input, part.tokens.output) == (len(own) * input_tokens, len(own) * output_tokens)
+        assert (part.tokens.input, part.tokens.output) == (
+            len(own) * input_tokens,
+            len(own) * output_tokens,
+        )
         ttft = np.sort(own["first_token_ns"] - own["due_ns"])
         assert part.ttft_ms.p50 == ttft[len(own) // 2] / 1e6
     assert sum(part.requests.ok for part in summary.classes) == summary.requests.ok == 1500
@@ -168,9 +191,16 @@ def test_each_class_has_its_figures_and_they_add_up_to_the_total(tmp_path: Path)
     assert total.met is False and exit_code(summary) == 1
     assert total.rps == pytest.approx((qa.rps or 0) + (bystander.rps or 0))
     assert total.steady_rps == pytest.approx((qa.steady_rps or 0) + (bystander.steady_rps or 0))
-    for name in ("offered_rps", "achieved_rps", "completed_rps", "steady_completed_rps"):  # all over one time
+    for name in (
+        "offered_rps",
+        "achieved_rps",
+        "completed_rps",
+        "steady_completed_rps",
+    ):  # all over one time
         whole = getattr(summary.load, name)
-        assert sum(getattr(part.load, name) for part in summary.classes) == pytest.approx(whole), name
+        assert sum(getattr(part.load, name) for part in summary.classes) == pytest.approx(whole), (
+            name
+        )
 
     accumulator = Accumulator(header)  # the same from histograms, in two parts that are merged
     other = Accumulator(header)
@@ -179,7 +209,9 @@ def test_each_class_has_its_figures_and_they_add_up_to_the_total(tmp_path: Path)
     accumulator.merge(Accumulator.from_bytes(other.to_bytes(), header))
     folded = summary_of(header, accumulator, gaps, timeline)
     assert [part.requests for part in folded.classes] == [part.requests for part in summary.classes]
-    assert [part.goodput.good for part in folded.classes] == [part.goodput.good for part in summary.classes]
+    assert [part.goodput.good for part in folded.classes] == [
+        part.goodput.good for part in summary.classes
+    ]
 
     lines = text.render(summary)
     assert "Classes" in lines and "bystander" in lines and "MISSED" in lines
@@ -189,12 +221,18 @@ def test_each_class_has_its_figures_and_they_add_up_to_the_total(tmp_path: Path)
 
 
 def test_one_slo_for_all_classes_is_that_of_the_run(tmp_path: Path) -> None:
-    plain = CLASSES.replace(", slo: {ttft: 500ms, at: p90}", "").replace(", slo: {e2e: 1ms, at: p90}", "")
-    one = workload(tmp_path, plain, STAGES + "slo: {ttft: 500ms, at: p90}\n", seed="3", num_requests="400")
+    plain = CLASSES.replace(", slo: {ttft: 500ms, at: p90}", "").replace(
+        ", slo: {e2e: 1ms, at: p90}", ""
+    )
+    one = workload(
+        tmp_path, plain, STAGES + "slo: {ttft: 500ms, at: p90}\n", seed="3", num_requests="400"
+    )
     summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     assert summary.goodput.met and len(summary.goodput.slo) == 1
     assert sum(part.goodput.good or 0 for part in summary.classes) == summary.goodput.good == 400
-    mixed = workload(tmp_path, CLASSES, STAGES + "slo: {ttft: 1ms, at: p90}\n", seed="3", num_requests="400")
+    mixed = workload(
+        tmp_path, CLASSES, STAGES + "slo: {ttft: 1ms, at: p90}\n", seed="3", num_requests="400"
+    )
     summary, _ = execute(mixed, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     assert [part.goodput.slo[0].limit_ms for part in summary.classes] == [500, 1, 1, 1]
 
@@ -212,7 +250,12 @@ def test_over_http_the_server_counts_what_each_class_asked_for(tmp_path: Path) -
     with start(Options(ttft="5ms", itl="0.1ms")) as endpoint:
         one = workload(tmp_path, seed="5", num_requests="80", request_rate="400")
         settings = Settings(
-            url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", api="completions", **NO_PAGES
+            url=endpoint.url,
+            model="sim",
+            server="trtllm",
+            out=tmp_path / "out",
+            api="completions",
+            **NO_PAGES,
         )
         summary, folder = execute(one, structs.replace(settings, workers=2))
     rows = store.read_run(folder).rows
@@ -237,34 +280,62 @@ def test_each_model_has_a_row_that_is_what_the_server_heard(tmp_path: Path) -> N
     }
     classes["a"] |= {"tenant": "acme", "headers": {"X-Gateway-Inference-Objective": "premium"}}
     classes["c"] |= {"tenant": "acme"}
-    file = {"name": "w", "classes": classes, "slo": {"ttft": "5s"},
-            "stages": [{"arrival": {"poisson": "100/s"}, "count": 60}]}  # fmt: skip
+    file = {
+        "name": "w",
+        "classes": classes,
+        "slo": {"ttft": "5s"},
+        "stages": [{"arrival": {"poisson": "100/s"}, "count": 60}],
+    }
     with serving(SAID) as server:
-        asked = Settings(url=server.url, model="base", server="openai", out=tmp_path / "out", server_metrics=("off",))
+        asked = Settings(
+            url=server.url,
+            model="base",
+            server="openai",
+            out=tmp_path / "out",
+            server_metrics=("off",),
+        )
         summary, folder = execute(of_mapping(file, read_flags(seed=2)), asked)
         of_load = [one for one in server.heard if one.body and "hello" not in str(one.body)]
         heard = Counter(one.body["model"] for one in of_load if one.body)
         tenants = Counter(one.headers.get("x-gateway-inference-fairness-id") for one in of_load)
-        premium = sum(one.headers.get("x-gateway-inference-objective") == "premium" for one in of_load)
+        premium = sum(
+            one.headers.get("x-gateway-inference-objective") == "premium" for one in of_load
+        )
     found = {part.model: part for part in summary.models}
     assert {model: part.requests.ok for model, part in found.items()} == dict(heard)
     assert {model: part.classes for model, part in found.items()} == {
-        "lora-1": ("a", "c"), "lora-2": ("b",), "base": ("d",)}  # fmt: skip
+        "lora-1": ("a", "c"),
+        "lora-2": ("b",),
+        "base": ("d",),
+    }
     ok = [part.requests.ok for part in summary.classes]
     assert tenants == {"acme": ok[0] + ok[2], None: ok[1] + ok[3]} and premium == ok[0]
     assert summary.fairness is not None and summary.fairness.worst == ""
     assert {each.name: each.classes for each in summary.fairness.tenants} == {
-        "acme": ("a", "c"), "b": ("b",), "d": ("d",)}  # fmt: skip
+        "acme": ("a", "c"),
+        "b": ("b",),
+        "d": ("d",),
+    }
     assert summary.fairness.ok_index == summary.fairness.good_index == 1
     rows = store.read_run(folder).rows
     share = [plan.share for plan in store.read_run(folder).header.classes]
     drawn = seeds.classes(2, share, rows["request"])
     for model, part in found.items():
-        own = rows[np.isin(drawn, [place for place, name in enumerate(models) if (models[name] or "base") == model])]
+        own = rows[
+            np.isin(
+                drawn,
+                [place for place, name in enumerate(models) if (models[name] or "base") == model],
+            )
+        ]
         waits = np.sort(own["first_token_ns"] - own["due_ns"]) / 1e6
-        assert part.ttft_ms.max == pytest.approx(waits[-1]) and part.ttft_ms.count == len(waits) == part.goodput.good
+        assert (
+            part.ttft_ms.max == pytest.approx(waits[-1])
+            and part.ttft_ms.count == len(waits) == part.goodput.good
+        )
         assert part.tokens.output == 2 * len(own) and part.load.completed_rps
-    assert sum(part.load.completed_rps or 0 for part in summary.models) == pytest.approx(summary.load.completed_rps)
+    assert sum(part.load.completed_rps or 0 for part in summary.models) == pytest.approx(
+        summary.load.completed_rps
+    )
     assert "\nmodel " in text.render(summary) and "lora-1 (a, c)" in run_page.render(summary)
     assert run_folder.open_run(folder).summary.models == summary.models
 
@@ -281,13 +352,17 @@ def test_runs_are_compared_class_by_class(tmp_path: Path) -> None:
     for index, name in enumerate(SHARES):
         one = made[f"classes.{name}.ttft_ms.p50"]
         assert one.name == f"{name}: TTFT p50"
-        assert (one.before, one.after) == tuple(side.runs[0].summary.classes[index].ttft_ms.p50 for side in sides)
+        assert (one.before, one.after) == tuple(
+            side.runs[0].summary.classes[index].ttft_ms.p50 for side in sides
+        )
     assert made["classes.qa.tpot_ms.p50"].word == "these two runs differ"
     assert made["classes.qa.goodput.share"].absolute and "classes.rag.goodput.share" not in made
 
 
 def test_a_contract_promises_for_a_class_and_judges_by_its_requests_alone(tmp_path: Path) -> None:
-    workload(tmp_path, CLASSES.replace("e2e: 1ms", "e2e: 9s"), STAGES + "slo: {ttft: 5s, at: p90}\n")
+    workload(
+        tmp_path, CLASSES.replace("e2e: 1ms", "e2e: 9s"), STAGES + "slo: {ttft: 5s, at: p90}\n"
+    )
     contract = tmp_path / "contract.yaml"
     contract.write_text(
         "name: c\nhorizon: 1s\nlevels:\n- {name: one, workload: mix.yaml, rate: 8/s, duration: 400s, must: [\n"
@@ -298,12 +373,20 @@ def test_a_contract_promises_for_a_class_and_judges_by_its_requests_alone(tmp_pa
         "- {name: two, workload: mix.yaml, rate: 8/s, duration: 400s, must: [fairness: 90%]}\n"
     )
     settings = Settings(url="sim:gb300-vm")
-    made, _ = run(load_contract(contract), settings, tmp_path / "out", perform=execute, say=str, seed=3)
+    made, _ = run(
+        load_contract(contract), settings, tmp_path / "out", perform=execute, say=str, seed=3
+    )
     terms = made.levels[0].terms
-    assert [term.verdict for term in terms] == ["PASS", "FAIL", *["PASS"] * 4], [t.reason for t in terms]
+    assert [term.verdict for term in terms] == ["PASS", "FAIL", *["PASS"] * 4], [
+        t.reason for t in terms
+    ]
     assert [(each.term, each.verdict) for each in made.levels[1].terms] == [
-        ("Jain's index over tenants at least 90.0 %", "PASS")], made.levels[1].terms  # fmt: skip
-    assert terms[4].term == "ttft at p50 at most 1.5x that of two for class qa" and terms[4].sample == terms[1].sample
+        ("Jain's index over tenants at least 90.0 %", "PASS")
+    ], made.levels[1].terms
+    assert (
+        terms[4].term == "ttft at p50 at most 1.5x that of two for class qa"
+        and terms[4].sample == terms[1].sample
+    )
     assert terms[0].term == "e2e at p50 within 9.0 s for class summary"
     assert terms[0].sample < terms[1].sample / 3
     contract.write_text(contract.read_text().replace("class: rag", "class: rga"))
@@ -313,8 +396,12 @@ def test_a_contract_promises_for_a_class_and_judges_by_its_requests_alone(tmp_pa
 
 
 @pytest.mark.processes
-def test_of_a_class_from_a_trace_a_server_hears_its_share_lengths_and_instants(tmp_path: Path) -> None:
-    rows = [{"timestamp": 50 * i, "input_length": 30 + i, "output_length": 3 + i % 5} for i in range(40)]
+def test_of_a_class_from_a_trace_a_server_hears_its_share_lengths_and_instants(
+    tmp_path: Path,
+) -> None:
+    rows = [
+        {"timestamp": 50 * i, "input_length": 30 + i, "output_length": 3 + i % 5} for i in range(40)
+    ]
     (tmp_path / "traffic.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "w.yaml").write_text(
         "name: w\nclasses:\n  chat: {weight: 60%, requests: {input_tokens: 25, output_tokens: 9}}\n"
@@ -334,14 +421,23 @@ def test_of_a_class_from_a_trace_a_server_hears_its_share_lengths_and_instants(t
     for number, entry in heard.items():
         row = rows[number % len(rows)]
         asked = (row["input_length"], row["output_length"]) if number in of_trace else (25, 9)
-        assert (entry.input_tokens, entry.output_tokens) == asked, "the server's count, template and all"
+        assert (entry.input_tokens, entry.output_tokens) == asked, (
+            "the server's count, template and all"
+        )
     sent = {int(row["slot"]): row for row in store.read_run(folder).rows}
     assert all(sent[number]["due_ns"] == due_ns[number] for number in heard), (
         "by the law, not the instants of the trace"
     )
     first = min(heard)
-    ahead_ns = heard[first].arrival_ns - due_ns[first] - int(sent[first]["sent_ns"] - sent[first]["due_ns"])
-    assert all(entry.arrival_ns - ahead_ns > due_ns[number] - 100_000_000 for number, entry in heard.items()), "early"
+    ahead_ns = (
+        heard[first].arrival_ns
+        - due_ns[first]
+        - int(sent[first]["sent_ns"] - sent[first]["due_ns"])
+    )
+    assert all(
+        entry.arrival_ns - ahead_ns > due_ns[number] - 100_000_000
+        for number, entry in heard.items()
+    ), "early"
 
 
 def test_slo_headers_tell_what_was_promised_of_each_request(tmp_path: Path) -> None:
@@ -352,14 +448,25 @@ def test_slo_headers_tell_what_was_promised_of_each_request(tmp_path: Path) -> N
         "b": one | {"weight": 2, "slo": {"ttft": "0.3s", "tpot": "12.5ms"}},
         "c": one | {"weight": 3},
     }
-    file = {"name": "w", "slo": {"ttft": "1.5s"}, "stages": [{"arrival": {"poisson": "200/s"}, "count": 20}]}
+    file = {
+        "name": "w",
+        "slo": {"ttft": "1.5s"},
+        "stages": [{"arrival": {"poisson": "200/s"}, "count": 20}],
+    }
 
-    def told(what: dict[str, Any], out: str, *, client: str = "wire") -> tuple[Counter[tuple[str, ...]], Summary]:
+    def told(
+        what: dict[str, Any], out: str, *, client: str = "wire"
+    ) -> tuple[Counter[tuple[str, ...]], Summary]:
         with serving(SAID) as server:
             asked = Settings(
-                url=server.url, model="m", server="openai", out=tmp_path / out, server_metrics=("off",),
-                client=client, slo_headers=True,
-            )  # fmt: skip
+                url=server.url,
+                model="m",
+                server="openai",
+                out=tmp_path / out,
+                server_metrics=("off",),
+                client=client,
+                slo_headers=True,
+            )
             summary, folder = execute(of_mapping(file | what, read_flags(seed=2)), asked)
             assert store.read_run(folder).header.slo_headers
             names = ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms", "x-slo-tpot-ms", "x-llm-d-slo-tpot-ms")

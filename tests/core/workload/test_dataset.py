@@ -26,7 +26,9 @@ CHAT = {"messages": [{"role": "user", "content": "hello world"}]}
 def written(tmp_path):
     def write(content, **requests):
         path = tmp_path / "rows.jsonl"
-        path.write_bytes(content if isinstance(content, bytes) else b"".join(jsonl(row) for row in content))
+        path.write_bytes(
+            content if isinstance(content, bytes) else b"".join(jsonl(row) for row in content)
+        )
         model = FromFile.model_construct(path=path, **requests)
         return build(SimpleNamespace(requests=model), 1, 2, tokenizer.load_tokenizer(None))
 
@@ -42,7 +44,13 @@ def test_rows_are_sent_as_written(written):
     made = written(
         [
             {"prompt": "one", "output_tokens": 7},
-            {**CHAT, "tools": tools, "temperature": 0.5, "max_tokens": 9, "extra_body": {"top_logprobs": 1}},
+            {
+                **CHAT,
+                "tools": tools,
+                "temperature": 0.5,
+                "max_tokens": 9,
+                "extra_body": {"top_logprobs": 1},
+            },
             {"prompt": [1, 2, 3]},
         ],
         output_tokens=Fixed(value=30),
@@ -59,7 +67,12 @@ def test_input_is_counted_only_on_demand(written):
     picture = {"type": "image_url", "image_url": {"url": "data:"}}
     parts = [{"role": "user", "content": [{"type": "text", "text": "hello world"}]}]
     made = written(
-        [CHAT, {"prompt": [5, 6, 7]}, {"messages": parts}, {"messages": [{"role": "user", "content": [picture]}]}]
+        [
+            CHAT,
+            {"prompt": [5, 6, 7]},
+            {"messages": parts},
+            {"messages": [{"role": "user", "content": [picture]}]},
+        ]
     )
     assert [made[number].input_tokens for number in range(4)] == [None] * 4
     assert [made.input_tokens(number) for number in range(4)] == [2, 3, 2, None]
@@ -68,7 +81,13 @@ def test_input_is_counted_only_on_demand(written):
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
 def test_bom_line_ends_and_blank_lines(written, bom, end):
-    lines = [b'{"prompt": "a"}', b"", b'  {"prompt": "b\\nb \xe2\x80\xa8"}  ', b"", b'{"prompt": "c"}']
+    lines = [
+        b'{"prompt": "a"}',
+        b"",
+        b'  {"prompt": "b\\nb \xe2\x80\xa8"}  ',
+        b"",
+        b'{"prompt": "c"}',
+    ]
     for last in (b"", end, end + end):
         made = written(bom + end.join(lines) + last)
         assert [made[number].prompt for number in range(3)] == ["a", "b\nb \u2028", "c"]
@@ -138,7 +157,10 @@ def test_what_is_wrong_with_a_row(written, row, where, code):
 def test_all_faults_at_once_but_not_without_end(written):
     with pytest.raises(Faults) as caught:
         written(b'{"prompt": 1}\n{"prompt": "good"}\n{no}\n')
-    assert [fault.where.rsplit("rows.jsonl", 1)[1] for fault in caught.value.faults] == [":1", ":3:2"]
+    assert [fault.where.rsplit("rows.jsonl", 1)[1] for fault in caught.value.faults] == [
+        ":1",
+        ":3:2",
+    ]
     with pytest.raises(Faults) as caught:
         written(b"no\n" * 1000)
     assert len(caught.value.faults) == FAULTS_SHOWN + 1
@@ -162,7 +184,9 @@ def test_a_row_of_a_small_file_is_read_by_its_first_request_alone(written):
         first = made[0], made[1]
         made.rows.path.write_bytes(b"")
         if kept:
-            assert [made[n].messages for n in (2, 3, 4)] == [first[n % 2].messages for n in (2, 3, 4)]
+            assert [made[n].messages for n in (2, 3, 4)] == [
+                first[n % 2].messages for n in (2, 3, 4)
+            ]
         else:
             with refused(UserError, "changed_file"):
                 made[2]
@@ -186,7 +210,9 @@ JSON = st.recursive(
     | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["role", "content"]) | st.text(max_size=5), inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content"]) | st.text(max_size=5), inner, max_size=3
+        )
     ),
     max_leaves=8,
 )
@@ -269,16 +295,39 @@ QUESTIONS = [{"question": text, "answer": "hello world", "tags": None} for text 
             [7, None],
             "prompts are `question`",
         ),
-        ("q.tsv", text, f"instruction\tinput\n{ASKED[0]}\t\n\t{ASKED[1]}\n", [None, None], "prompts are `in"),
-        ("q.parquet", parquet, QUESTIONS, [2, 2], "prompts are `question`, answers are as long as `answer`"),
+        (
+            "q.tsv",
+            text,
+            f"instruction\tinput\n{ASKED[0]}\t\n\t{ASKED[1]}\n",
+            [None, None],
+            "prompts are `in",
+        ),
+        (
+            "q.parquet",
+            parquet,
+            QUESTIONS,
+            [2, 2],
+            "prompts are `question`, answers are as long as `answer`",
+        ),
         ("q.arrow", arrow, QUESTIONS, [2, 2], "prompts are `question`"),
-        ("m.parquet", parquet, [{"messages": [{"role": "user", "content": q}]} for q in ASKED], [None, None], ""),
+        (
+            "m.parquet",
+            parquet,
+            [{"messages": [{"role": "user", "content": q}]} for q in ASKED],
+            [None, None],
+            "",
+        ),
     ],
 )
 def test_data_sets_of_other_forms(tmp_path, name, write, rows, lengths, said):
     path = tmp_path / name
     write(path, rows)
-    made = build(SimpleNamespace(requests=FromFile.model_construct(path=path)), 1, 2, tokenizer.load_tokenizer(None))
+    made = build(
+        SimpleNamespace(requests=FromFile.model_construct(path=path)),
+        1,
+        2,
+        tokenizer.load_tokenizer(None),
+    )
     asked = [made[number] for number in range(2)]
     assert [one.prompt or one.messages[-1]["content"] for one in asked] == ASKED
     assert [one.max_tokens for one in asked] == lengths
@@ -367,7 +416,10 @@ def test_data_sets_of_hugging_face_are_found_in_its_caches(tmp_path, monkeypatch
         for name in ("hf:some/sums", "hf:some/sums:test", "hf:some/sums/main:test", "hf:some/sums2")
     }
     assert list(sizes.values()) == [2, 1, 1, 2], sizes
-    assert dataset.read_rows("hf:some/sums").notes[0] == "some/sums at abc, split train: train-00000-of-00001.parquet"
+    assert (
+        dataset.read_rows("hf:some/sums").notes[0]
+        == "some/sums at abc, split train: train-00000-of-00001.parquet"
+    )
     for name, code in (("hf:some/sums:dev", "unknown_name"), ("hf:", "invalid_value")):
         with refused(UserError, code):
             dataset.read_rows(name)
@@ -420,7 +472,10 @@ FORMS = {
     "openai.jsonl": (text, json.dumps(CHAT | {"max_tokens": 9})),
     "batch.jsonl": (text, "\n".join(map(json.dumps, BATCH))),
     "share.json": (text, json.dumps(SHAREGPT)),
-    "others.jsonl": (text, json.dumps({"instruction": "say", "input": "this", "system": "be brief", "output": "this"})),
+    "others.jsonl": (
+        text,
+        json.dumps({"instruction": "say", "input": "this", "system": "be brief", "output": "this"}),
+    ),
 }
 """A file of each form in the table of docs/workloads.md."""
 HUB_NAMES = ("hf:some/sums", "hf:some/sums:test", "hf:some/sums/main:test")
@@ -438,7 +493,21 @@ def test_every_form_of_the_table_is_run(name, tmp_path, monkeypatch):
         write(tmp_path / name, rows)
         given = str(tmp_path / name)
     with pytest.raises(SystemExit) as left:
-        main(["run", "--dataset", given, "-c", "1", "-n", "40", "--url", "sim:gb300-vm", "-o", str(tmp_path / "out")])
+        main(
+            [
+                "run",
+                "--dataset",
+                given,
+                "-c",
+                "1",
+                "-n",
+                "40",
+                "--url",
+                "sim:gb300-vm",
+                "-o",
+                str(tmp_path / "out"),
+            ]
+        )
     assert left.value.code == 0
     requests = json.loads((tmp_path / "out" / "summary.json").read_bytes())["requests"]
     assert requests["ok"] == 40

@@ -38,7 +38,15 @@ S, MS = 1_000_000_000, 1_000_000
 
 def call(at: float, took: float | None, read: int, write: int, *hashes: int) -> dict[str, Any]:
     lasting = {} if took is None else {"api_time": took}
-    return {"t": at, "type": "n", "model": "m", "in": read, "out": write, "hash_ids": list(hashes), **lasting}
+    return {
+        "t": at,
+        "type": "n",
+        "model": "m",
+        "in": read,
+        "out": write,
+        "hash_ids": list(hashes),
+        **lasting,
+    }
 
 
 AGENT = weka(
@@ -80,22 +88,32 @@ FILES: dict[str, tuple[list[Any], list[list[tuple[tuple[int, ...], int]]]]] = {
         [[((), 0), ((0,), 0)]],  # by its file the answer of the first ended after the second began
     ),
     "spans": (
-        [otlp(ended(EPOCH, EPOCH + 2 * S, 30, "talk"), ended(EPOCH + 5 * S, EPOCH + 6 * S, 60, "talk")),
-         otlp(ended(EPOCH + S, EPOCH + 2 * S, 40, "other"))],
+        [
+            otlp(
+                ended(EPOCH, EPOCH + 2 * S, 30, "talk"),
+                ended(EPOCH + 5 * S, EPOCH + 6 * S, 60, "talk"),
+            ),
+            otlp(ended(EPOCH + S, EPOCH + 2 * S, 40, "other")),
+        ],
         [[((), 0), ((0,), 3 * S)], [((), 0)]],
     ),
     "shape": (
-        [shape(1_700_000_000_123.0, 700, 7, 1, 2, session_id="a-1", turn=0),
-         shape(1_700_000_009_125.0, 900, 8, 1, 2, 3, session_id="a-1", turn=1, delay=3500.0)],
+        [
+            shape(1_700_000_000_123.0, 700, 7, 1, 2, session_id="a-1", turn=0),
+            shape(1_700_000_009_125.0, 900, 8, 1, 2, 3, session_id="a-1", turn=1, delay=3500.0),
+        ],
         [[((), 0), ((0,), 3500 * MS)]],
     ),
     "mooncake": (
-        [{**mooncake(0, 700, 7, 1), "session_id": "a"}, {**mooncake(100, 300, 9), "session_id": "b"},
-         {**mooncake(9000, 900, 8, 1, 2), "session_id": "a", "delay": 250}],
+        [
+            {**mooncake(0, 700, 7, 1), "session_id": "a"},
+            {**mooncake(100, 300, 9), "session_id": "b"},
+            {**mooncake(9000, 900, 8, 1, 2), "session_id": "a", "delay": 250},
+        ],
         [[((), 0), ((0,), 250 * MS)], [((), 0)]],
     ),
     "alone": ([captured(4, 13, 31), captured(9, 12, 30)], [[((), 0)], [((), 0)]]),
-}  # fmt: skip
+}
 
 
 def written(folder: Path, rows: list[Any], name: str = "trace.jsonl") -> Path:
@@ -120,9 +138,15 @@ def test_a_request_waits_for_what_it_waited_for(tmp_path: Path, name: str) -> No
 def agent_spans() -> dict[str, Any]:
     """As traces of agents are published: an object with its spans, dates as texts, usage by the older names."""
 
-    def one(own: str, around: str | None, start: float, end: float, operation: str, *usage: int) -> dict[str, Any]:
+    def one(
+        own: str, around: str | None, start: float, end: float, operation: str, *usage: int
+    ) -> dict[str, Any]:
         names = ("gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens")
-        told = {"gen_ai.operation.name": operation, "exgentic.session.id": "s", **dict(zip(names, usage, strict=False))}
+        told = {
+            "gen_ai.operation.name": operation,
+            "exgentic.session.id": "s",
+            **dict(zip(names, usage, strict=False)),
+        }
         dates = (f"2026-02-25T10:00:{at:09.6f}" for at in (start, end))
         keys = ("trace_id", "span_id", "parent_span_id", "start_time", "end_time", "attributes")
         return dict(zip(keys, ("t1", own, around, *dates, told), strict=True))
@@ -143,7 +167,9 @@ def agent_spans() -> dict[str, Any]:
 
 def test_prompts_of_sessions_that_share_nothing_by_their_trace_are_told(tmp_path: Path) -> None:
     """Their prompts were all new, with no word: "0 % cached" looked like the server's."""
-    csv = ["Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"]
+    csv = [
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    ]
     csv += [f"{at},s,1.5,m,{100 + at},20,{120 + at},Conversation log" for at in (0, 9, 20)]
     file = tmp_path / "burst.csv"
     file.write_text("\n".join(csv) + "\n")
@@ -157,20 +183,50 @@ def test_prompts_of_sessions_that_share_nothing_by_their_trace_are_told(tmp_path
 def test_later_rows_of_aiperfs_sessions_have_only_what_is_new(tmp_path: Path) -> None:
     """They were read as whole prompts: of its published trace the longest would have had 10,000 tokens for 167,000."""
     rows = [
-        {"session_id": "s", "input_length": 1536, "output_length": 320, "hash_ids": [0, 1, 2], "timestamp": 0.0},
-        {"session_id": "s", "input_length": 768, "output_length": 180, "hash_ids": [1000, 1001], "delay": 2450.3},
-        {"session_id": "s", "input_length": 100, "output_length": 10, "hash_ids": [1002], "delay": 10},
-        {"session_id": "t", "input_length": 1600, "output_length": 5, "hash_ids": [0, 1, 2, 9], "timestamp": 5.0},
+        {
+            "session_id": "s",
+            "input_length": 1536,
+            "output_length": 320,
+            "hash_ids": [0, 1, 2],
+            "timestamp": 0.0,
+        },
+        {
+            "session_id": "s",
+            "input_length": 768,
+            "output_length": 180,
+            "hash_ids": [1000, 1001],
+            "delay": 2450.3,
+        },
+        {
+            "session_id": "s",
+            "input_length": 100,
+            "output_length": 10,
+            "hash_ids": [1002],
+            "delay": 10,
+        },
+        {
+            "session_id": "t",
+            "input_length": 1600,
+            "output_length": 5,
+            "hash_ids": [0, 1, 2, 9],
+            "timestamp": 5.0,
+        },
         {"session_id": "u", "input_length": 200, "output_length": 50, "timestamp": 6.0},
         {"session_id": "u", "input_length": 70, "output_length": 50, "delay": 1},
     ]
     trace = traces.read_trace(written(tmp_path, rows))
-    by_session = {session: trace.input_tokens[trace.session == session].tolist() for session in range(3)}
+    by_session = {
+        session: trace.input_tokens[trace.session == session].tolist() for session in range(3)
+    }
     assert by_session == {0: [1536, 1536 + 320 + 768, 2624 + 180 + 100], 1: [1600], 2: [200, 320]}
     first, second, third, other, talk, more = (
         list(trace.blocks(row)) for row in np.lexsort((trace.due_ns, trace.session))
     )
-    assert second[: len(first)] == first and third[: len(second)] == second and more[: len(talk)] == talk
+    assert (
+        second[: len(first)] == first
+        and third[: len(second)] == second
+        and more[: len(talk)] == talk
+    )
     assert other[:3] == first[:3] and (len(first), len(second), len(third)) == (3, 5, 6)
     assert trace.reused_share() == pytest.approx(
         (1536 + 2560 + 1536 + 192) / (1536 + 2624 + 2904 + 1600 + 200 + 320), 0.01
@@ -179,19 +235,33 @@ def test_later_rows_of_aiperfs_sessions_have_only_what_is_new(tmp_path: Path) ->
 
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("listed", [False, True])
-def test_spans_of_agents_are_read_as_they_are_published(tmp_path: Path, indent: int | None, listed: bool) -> None:
+def test_spans_of_agents_are_read_as_they_are_published(
+    tmp_path: Path, indent: int | None, listed: bool
+) -> None:
     """Their file was "not a trace that is known here", and without `gen_ai.conversation.id` each call stood alone."""
     file = tmp_path / "agents.json"
     file.write_text(json.dumps([agent_spans()] if listed else agent_spans(), indent=indent))
     trace = traces.read_trace(file)
-    assert (trace.format, trace.input_tokens.tolist()) == ("OpenTelemetry GenAI", [100, 120, 130, 50, 70, 400])
+    assert (trace.format, trace.input_tokens.tolist()) == (
+        "OpenTelemetry GenAI",
+        [100, 120, 130, 50, 70, 400],
+    )
     found = trace_sessions.sessions_of(trace)
-    assert [list(zip(*found.graph(session), strict=True)) for session in range(len(found))] == [[
-        ((), 0), ((0,), 500 * MS), ((0,), S), ((1,), 1500 * MS), ((3,), 500 * MS), ((1, 2, 4), S),
-    ]]  # fmt: skip
+    assert [list(zip(*found.graph(session), strict=True)) for session in range(len(found))] == [
+        [
+            ((), 0),
+            ((0,), 500 * MS),
+            ((0,), S),
+            ((1,), 1500 * MS),
+            ((3,), 500 * MS),
+            ((1, 2, 4), S),
+        ]
+    ]
 
 
-@pytest.mark.parametrize("rows", [[AGENT, weka("b", call(1, 1.0, 64, 8, 1))], FILES["spans"][0], FILES["shape"][0]])
+@pytest.mark.parametrize(
+    "rows", [[AGENT, weka("b", call(1, 1.0, 64, 8, 1))], FILES["spans"][0], FILES["shape"][0]]
+)
 def test_in_virtual_time_each_request_is_due_after_the_answers_and_the_recorded_pause(
     tmp_path: Path, rows: list[Any]
 ) -> None:
@@ -209,9 +279,15 @@ def test_in_virtual_time_each_request_is_due_after_the_answers_and_the_recorded_
         chain, turn = int(row["session"]), int(row["turn"])
         waits, pauses = found.graph(chain % len(found))
         source = int(found.rows(chain % len(found))[turn])
-        assert (row["input_tokens"], row["output_tokens"]) == (trace.input_tokens[source], trace.output_tokens[source])
+        assert (row["input_tokens"], row["output_tokens"]) == (
+            trace.input_tokens[source],
+            trace.output_tokens[source],
+        )
         assert made.place(number) == (chain // len(found), source)
-        numbers = [chain * made.turns + (made.turns - 1 if turn == len(waits) - 1 else turn) for turn in waits[turn]]
+        numbers = [
+            chain * made.turns + (made.turns - 1 if turn == len(waits) - 1 else turn)
+            for turn in waits[turn]
+        ]
         ends = [int(kept[before]["end_ns"]) for before in numbers]
         assert row["due_ns"] == (max(ends) + pauses[turn] if ends else starts[chain])
 
@@ -235,13 +311,19 @@ def test_a_recording_server_hears_a_session_in_its_order(tmp_path: Path) -> None
         if "-" in heard.id:  # those of the probe have no name
             request = made[int(heard.id.rpartition("-")[2])]
             place = (request.session, request.turn)
-            assert heard.input_tokens >= request.input_tokens and heard.output_tokens == request.max_tokens
+            assert (
+                heard.input_tokens >= request.input_tokens
+                and heard.output_tokens == request.max_tokens
+            )
             arrived[place] = heard.arrival_ns
             answered[place] = int(log.sent_ns[log.request == heard.number].max())
     assert sorted(arrived) == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
     for turn, (before, pause_ns) in enumerate(zip(*found.graph(0), strict=True)):
         assert all(arrived[0, turn] > answered[0, other] + pause_ns for other in before)
-        assert not before or arrived[0, turn] < max(answered[0, other] for other in before) + pause_ns + S
+        assert (
+            not before
+            or arrived[0, turn] < max(answered[0, other] for other in before) + pause_ns + S
+        )
 
 
 def test_what_the_trace_does_not_say_is_not_made_up(tmp_path: Path) -> None:
@@ -249,7 +331,9 @@ def test_what_the_trace_does_not_say_is_not_made_up(tmp_path: Path) -> None:
     with refused((Fault, Faults), "unsupported") as raised:
         sessions(silent)
     assert "replay its instants" in str(raised.value)
-    chats = written(tmp_path, [bailian(1, -1, 0.0, 30, 9), bailian(3, 1, 61.5, 60, 8)], "chats.jsonl")
+    chats = written(
+        tmp_path, [bailian(1, -1, 0.0, 30, 9), bailian(3, 1, 61.5, 60, 8)], "chats.jsonl"
+    )
     with refused((Fault, Faults), "unsupported"):
         sessions(chats)
     with refused(Faults, "no_effect", "--set trace_replay"):

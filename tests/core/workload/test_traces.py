@@ -38,12 +38,16 @@ def test_compressed_files_and_such_as_are_cut_short(compression: str, tmp_path: 
     import pyarrow as pa
 
     plain = written(
-        tmp_path / "t.jsonl", *(mooncake(number, 5 + number % 7, 1, number * 977) for number in range(5000))
+        tmp_path / "t.jsonl",
+        *(mooncake(number, 5 + number % 7, 1, number * 977) for number in range(5000)),
     )
     packed = tmp_path / "t.packed"
     with pa.output_stream(str(packed), compression=compression) as stream:
         stream.write(plain.read_bytes())
-    assert traces.read_trace(packed).input_tokens.tolist() == traces.read_trace(plain).input_tokens.tolist()
+    assert (
+        traces.read_trace(packed).input_tokens.tolist()
+        == traces.read_trace(plain).input_tokens.tolist()
+    )
     packed.write_bytes(packed.read_bytes()[:-100])
     with refused(Fault, "damaged_file") as found:
         traces.read_trace(packed)
@@ -83,7 +87,8 @@ def test_bad_rows_are_left_out_and_counted_where_asked(tmp_path: Path) -> None:
     assert (trace.due_ns.tolist(), trace.bad_rows) == ([0, 8 * MS], 4)
     notes = TracePrompts(trace, 1, 2, tokens.load_tokenizer(None)).warnings(2)
     assert any(
-        f"4 bad rows of the trace are left out, the first {path}:2: input_length is -5" in note for note in notes
+        f"4 bad rows of the trace are left out, the first {path}:2: input_length is -5" in note
+        for note in notes
     )
     with refused(Fault, "empty_file"):
         traces.read_trace(written(tmp_path / "u", mooncake(1, -5, 1)), skip_bad=True)
@@ -91,7 +96,9 @@ def test_bad_rows_are_left_out_and_counted_where_asked(tmp_path: Path) -> None:
 
 def test_all_faults_up_to_a_point(tmp_path: Path) -> None:
     with pytest.raises(Faults) as found:
-        traces.read_trace(written(tmp_path / "t", mooncake(0, 5, 1), *(mooncake(1, 0, 1) for _ in range(50))))
+        traces.read_trace(
+            written(tmp_path / "t", mooncake(0, 5, 1), *(mooncake(1, 0, 1) for _ in range(50)))
+        )
     assert len(found.value.faults) == 21 and found.value.faults[-1].code == "more_faults"
     with refused(Fault, "missing_file"):
         traces.read_trace(tmp_path / "nowhere")
@@ -101,8 +108,16 @@ def test_all_faults_up_to_a_point(tmp_path: Path) -> None:
 
 
 def test_prompts_have_the_lengths_and_share_the_beginnings(tmp_path: Path) -> None:
-    rows = [mooncake(0, 1200, 5, 1, 2, 3), mooncake(1, 1300, 6, 1, 2, 4), mooncake(2, 700, 7, 9, 8), mooncake(3, 40, 8)]
-    trace, tokenizer = traces.read_trace(written(tmp_path / "t", *rows)), tokens.load_tokenizer(None)
+    rows = [
+        mooncake(0, 1200, 5, 1, 2, 3),
+        mooncake(1, 1300, 6, 1, 2, 4),
+        mooncake(2, 700, 7, 9, 8),
+        mooncake(3, 40, 8),
+    ]
+    trace, tokenizer = (
+        traces.read_trace(written(tmp_path / "t", *rows)),
+        tokens.load_tokenizer(None),
+    )
     prompts = TracePrompts(trace, 5, 6, tokenizer)
     texts = [prompts[number].prompt for number in range(8)]
     assert all(isinstance(text, str) for text in texts)
@@ -120,7 +135,9 @@ def test_prompts_have_the_lengths_and_share_the_beginnings(tmp_path: Path) -> No
 
 
 def test_a_trace_is_a_workload(tmp_path: Path) -> None:
-    path = written(tmp_path / "busy.day.jsonl", *(mooncake(100 * number, 10, 2) for number in range(11)))
+    path = written(
+        tmp_path / "busy.day.jsonl", *(mooncake(100 * number, 10, 2) for number in range(11))
+    )
     workload = of_trace(path)
     assert workload.name == "busy" and isinstance(workload.requests, FromTrace)
     assert isinstance(workload.stages[0].arrival, Replay) and workload.stages[0].count == 11
@@ -136,8 +153,12 @@ def test_a_trace_is_a_workload(tmp_path: Path) -> None:
 def test_a_trace_under_flags_and_in_a_file(tmp_path: Path) -> None:
     written(tmp_path / "t.jsonl", *(mooncake(100 * number, 10, 2) for number in range(11)))
     file = tmp_path / "w.yaml"
-    file.write_text("name: w\nrequests: {trace: t.jsonl}\nstages: [{arrival: {trace: {file: t.jsonl, speed: 4}}}]\n")
-    assert arrivals.build(load(str(file)), 1).columns().due_ns.tolist() == [25 * MS * n for n in range(11)]
+    file.write_text(
+        "name: w\nrequests: {trace: t.jsonl}\nstages: [{arrival: {trace: {file: t.jsonl, speed: 4}}}]\n"
+    )
+    assert arrivals.build(load(str(file)), 1).columns().due_ns.tolist() == [
+        25 * MS * n for n in range(11)
+    ]
     short = of_trace(tmp_path / "t.jsonl", read_flags(duration="0.45s"))
     assert len(arrivals.build(short, 1).columns().due_ns) == 5
     longer = of_trace(tmp_path / "t.jsonl", read_flags(num_requests=25))
@@ -155,10 +176,18 @@ def test_a_trace_under_flags_and_in_a_file(tmp_path: Path) -> None:
 
 
 def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
-    path = written(tmp_path / "t.jsonl", *(mooncake(100 * number, 10 + number, 2, number) for number in range(11)))
+    path = written(
+        tmp_path / "t.jsonl",
+        *(mooncake(100 * number, 10 + number, 2, number) for number in range(11)),
+    )
 
     def due(**flags: Any) -> list[float]:
-        return [ns / S for ns in arrivals.build(of_trace(path, read_flags(**flags)), 1).columns().due_ns.tolist()]
+        return [
+            ns / S
+            for ns in arrivals.build(of_trace(path, read_flags(**flags)), 1)
+            .columns()
+            .due_ns.tolist()
+        ]
 
     assert due(trace_speed=4) == [n / 40 for n in range(11)]
     assert due(trace_slice="0.3..0.6") == [0, 0.1, 0.2] and due(trace_slice="900ms..") == [0, 0.1]
@@ -194,13 +223,19 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
     file.write_text(f"name: w\ntrace: {{file: t.jsonl, {block}}}\n")
     short = load(str(file))
     assert (short.requests, [stage.arrival for stage in short.stages]) == (
-        by_hand.requests, [stage.arrival.model_copy(update={"on_bad_row": "skip"}) for stage in by_hand.stages],
-    )  # fmt: skip
-    assert load(str(file), read_flags(trace_loop=1)).stages[0].count == 3, "a flag stands over the file"
+        by_hand.requests,
+        [stage.arrival.model_copy(update={"on_bad_row": "skip"}) for stage in by_hand.stages],
+    )
+    assert load(str(file), read_flags(trace_loop=1)).stages[0].count == 3, (
+        "a flag stands over the file"
+    )
     file.write_text(f"name: w\nslo: {{ttft: 2s}}\ntrace: {{{block}}}\n")
     played = of_trace(path, base=str(file))
     assert played.slo is not None and len(arrivals.build(played, 1).columns().due_ns) == 6
-    assert len(arrivals.build(of_trace(path, read_flags(trace_loop=1), str(file)), 1).columns().due_ns) == 3
+    assert (
+        len(arrivals.build(of_trace(path, read_flags(trace_loop=1), str(file)), 1).columns().due_ns)
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -213,7 +248,9 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
     ],
 )
 def test_a_block_that_cannot_be_played_is_told(block: str, code: str, tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text(json.dumps({"timestamp": 0, "input_length": 3, "output_length": 3}) + "\n")
+    (tmp_path / "t.jsonl").write_text(
+        json.dumps({"timestamp": 0, "input_length": 3, "output_length": 3}) + "\n"
+    )
     (tmp_path / "w.yaml").write_text(f"name: w\n{block}\n")
     with refused(Faults, code, where="w.yaml:"):
         load(str(tmp_path / "w.yaml"))
@@ -225,7 +262,9 @@ def test_a_block_that_cannot_be_played_is_told(block: str, code: str, tmp_path: 
     count=st.none() | st.integers(1, 100),
     seconds=st.none() | st.integers(1, 20),
 )
-def test_written_arrivals_ascend_and_end(gaps: list[int], speed: float, count: int | None, seconds: int | None) -> None:
+def test_written_arrivals_ascend_and_end(
+    gaps: list[int], speed: float, count: int | None, seconds: int | None
+) -> None:
     offsets = np.cumsum([0, *gaps])
     end = int(offsets[-1]) + int(offsets[-1]) // len(gaps)
     duration = None if seconds is None else seconds * S

@@ -59,14 +59,18 @@ def of(text: str, tmp_path: Path, overrides: Overrides = NONE, **env: str) -> Wo
     return load(str(file), overrides, env)
 
 
-def faults(text: str | bytes, tmp_path: Path, overrides: Overrides = NONE, **env: str) -> list[tuple[str, Fault]]:
+def faults(
+    text: str | bytes, tmp_path: Path, overrides: Overrides = NONE, **env: str
+) -> list[tuple[str, Fault]]:
     """(place within the file, fault) of everything that is wrong."""
     file = tmp_path / "w.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(Faults) as caught:
         load(str(file), overrides, env)
     assert caught.value.exit_code == 2
-    return [(fault.where.removeprefix(f"{file}").lstrip(":"), fault) for fault in caught.value.faults]
+    return [
+        (fault.where.removeprefix(f"{file}").lstrip(":"), fault) for fault in caught.value.faults
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -75,15 +79,31 @@ def faults(text: str | bytes, tmp_path: Path, overrides: Overrides = NONE, **env
 def test_the_smallest_workload_needs_its_load_from_flags(tmp_path: Path) -> None:
     workload = of(TWO_LINES, tmp_path, TEN_S)
     (stage,) = workload.stages
-    assert (stage.arrival, stage.duration_ns, stage.count, stage.measured) == (Poisson(rate=10), 10 * S, None, True)
-    assert isinstance(workload.requests.input_tokens, Fixed) and workload.requests.input_tokens.value == 150
-    assert (workload.grace_ns, workload.timeout_ns, workload.stall_timeout_ns) == (None, 600 * S, 120 * S)
+    assert (stage.arrival, stage.duration_ns, stage.count, stage.measured) == (
+        Poisson(rate=10),
+        10 * S,
+        None,
+        True,
+    )
+    assert (
+        isinstance(workload.requests.input_tokens, Fixed)
+        and workload.requests.input_tokens.value == 150
+    )
+    assert (workload.grace_ns, workload.timeout_ns, workload.stall_timeout_ns) == (
+        None,
+        600 * S,
+        120 * S,
+    )
 
     ((_, fault),) = faults(TWO_LINES, tmp_path)
-    assert fault.code == "no_load" and "--request-rate" in fault.hint and "--concurrency" in fault.hint
+    assert (
+        fault.code == "no_load" and "--request-rate" in fault.hint and "--concurrency" in fault.hint
+    )
 
 
-def test_the_drain_lasts_as_long_as_a_request_may_unless_a_grace_says_otherwise(tmp_path: Path) -> None:
+def test_the_drain_lasts_as_long_as_a_request_may_unless_a_grace_says_otherwise(
+    tmp_path: Path,
+) -> None:
     assert of(TWO_LINES, tmp_path, TEN_S).drain_ns == 600 * S
     assert of(TWO_LINES, tmp_path, replace(TEN_S, timeout=90 * S)).drain_ns == 90 * S
     assert of(TWO_LINES, tmp_path, replace(TEN_S, timeout=90 * S, grace=5 * S)).drain_ns == 5 * S
@@ -120,7 +140,9 @@ limits: {cpu_share: 95%}
     assert requests.input_tokens.values == (3, 70) and isinstance(requests.input_tokens, Empirical)
     assert isinstance(requests.output_tokens, Normal) and requests.output_tokens.mean == 200.5
     assert isinstance(requests.turns.tool_result_tokens, Uniform)
-    assert isinstance(requests.turns.tool_time, LogNormal) and requests.turns.tool_time.median == 2 * S
+    assert (
+        isinstance(requests.turns.tool_time, LogNormal) and requests.turns.tool_time.median == 2 * S
+    )
     assert [(stage.name, stage.measured) for stage in workload.stages] == [
         ("warm-up", False),
         ("bursts", True),
@@ -153,9 +175,17 @@ stages: [{arrival: {poisson: "${RATE:-10/s}"}, duration: 30s}]
 """
     workload = of(text, tmp_path, ISL="77", RATE="5/s", EMPTY="")
     assert workload.name == "nobody-x" and workload.source_text == text
-    assert (workload.requests.input_tokens.value, workload.requests.output_tokens.value) == (77, 200)
+    assert (workload.requests.input_tokens.value, workload.requests.output_tokens.value) == (
+        77,
+        200,
+    )
     assert workload.stages[0].arrival == Poisson(rate=5)
-    found = faults(text.replace("nobody", "n").replace("30s", "'${SECRET}'"), tmp_path, ISL="1", SECRET="sk-hush")
+    found = faults(
+        text.replace("nobody", "n").replace("30s", "'${SECRET}'"),
+        tmp_path,
+        ISL="1",
+        SECRET="sk-hush",
+    )
     assert "sk-hush" not in str(found) and "${SECRET}" in found[0][1].what
     assert found[0][0] == "4:58 (stages[0].duration)"
 
@@ -177,18 +207,53 @@ def test_merge_keys_and_anchors(tmp_path: Path) -> None:
 BAD = [  # a line put after name and requests (lines 1 and 2), its place, the code, what is hinted
     ("stags: []", "3:1 (stags)", "unknown_key", 'did you mean "stages"'),
     ("load: []", "3:1 (load)", "unknown_key", 'did you mean "stages"'),
-    ("stages: [{arrival: {possion: 10/s}}]", "3:21 (stages[0].arrival)", "unknown_name", 'mean "poisson"'),
+    (
+        "stages: [{arrival: {possion: 10/s}}]",
+        "3:21 (stages[0].arrival)",
+        "unknown_name",
+        'mean "poisson"',
+    ),
     ("stages: [{arrival: poisson}]", "3:20 (stages[0].arrival)", "wrong_type", "{poisson: 10/s}"),
-    ("stages: [{arrival: {gamma: 10/s, burstiness: 2}}]", "3:20 (stages[0].arrival)", "conflict", "inside"),
-    ("stages: [{arrival: {poisson: 10}}]", "3:30 (stages[0].arrival.poisson)", "invalid_value", "10/s"),
+    (
+        "stages: [{arrival: {gamma: 10/s, burstiness: 2}}]",
+        "3:20 (stages[0].arrival)",
+        "conflict",
+        "inside",
+    ),
+    (
+        "stages: [{arrival: {poisson: 10}}]",
+        "3:30 (stages[0].arrival.poisson)",
+        "invalid_value",
+        "10/s",
+    ),
     ("stages: [{arrival: {poisson: inf}}]", "3:30 (stages[0].arrival.poisson)", "out_of_range", ""),
-    ("stages: [{arrival: {poisson: 10/day}}]", "3:30 (stages[0].arrival.poisson)", "invalid_value", "10/s"),
+    (
+        "stages: [{arrival: {poisson: 10/day}}]",
+        "3:30 (stages[0].arrival.poisson)",
+        "invalid_value",
+        "10/s",
+    ),
     ("stages: [{arrival: {closed: 0}}]", "3:29 (stages[0].arrival.closed)", "out_of_range", ""),
     ("stages: [{arrival: {closed: 2.5}}]", "3:29 (stages[0].arrival.closed)", "wrong_type", ""),
     ("stages: [{duration: 5s}]", "3:10 (stages[0])", "missing_key", "arrival: {poisson: 10/s}"),
-    ("stages: [{arrival: {closed: 2}, duration: 30}]", "3:43 (stages[0].duration)", "invalid_value", "30s"),
-    ("stages: [{arrival: {closed: 2}, duration: 5 sec}]", "3:43 (stages[0].duration)", "invalid_value", "250ms"),
-    ("stages: [{arrival: {closed: 2}, count: '9'}]", "3:40 (stages[0].count)", "wrong_type", "quotes"),
+    (
+        "stages: [{arrival: {closed: 2}, duration: 30}]",
+        "3:43 (stages[0].duration)",
+        "invalid_value",
+        "30s",
+    ),
+    (
+        "stages: [{arrival: {closed: 2}, duration: 5 sec}]",
+        "3:43 (stages[0].duration)",
+        "invalid_value",
+        "250ms",
+    ),
+    (
+        "stages: [{arrival: {closed: 2}, count: '9'}]",
+        "3:40 (stages[0].count)",
+        "wrong_type",
+        "quotes",
+    ),
     ("stages: [{arrival: {closed: 2}, warmup: 3}]", "3:41 (stages[0].warmup)", "wrong_type", ""),
     ("stages: [{arrival: {closed: 2}}]", "3:10 (stages[0])", "endless", "--duration"),
     (
@@ -197,7 +262,12 @@ BAD = [  # a line put after name and requests (lines 1 and 2), its place, the co
         "out_of_range",
         "less than that; it is 3 s",
     ),
-    ("stages: [{arrival: {constant: inf}, duration: 3s}]", "3:10 (stages[0])", "endless", "--num-requests"),
+    (
+        "stages: [{arrival: {constant: inf}, duration: 3s}]",
+        "3:10 (stages[0])",
+        "endless",
+        "--num-requests",
+    ),
     (
         "stages: [{arrival: {closed: 2}, count: 1, warmup: true}]",
         "3:9 (stages)",
@@ -234,7 +304,9 @@ BAD = [  # a line put after name and requests (lines 1 and 2), its place, the co
 
 
 @pytest.mark.parametrize(("line", "place", "code", "hint"), BAD, ids=[row[0][:40] for row in BAD])
-def test_one_mistake_is_one_message_at_its_place(line: str, place: str, code: str, hint: str, tmp_path: Path) -> None:
+def test_one_mistake_is_one_message_at_its_place(
+    line: str, place: str, code: str, hint: str, tmp_path: Path
+) -> None:
     overrides = NONE if "stages" in line else TEN_S
     ((found_place, fault),) = faults(TWO_LINES + line, tmp_path, overrides)
     assert (found_place, fault.code) == (place, code)
@@ -289,15 +361,26 @@ def test_faults_of_requests(requests: str, what: set[str], tmp_path: Path) -> No
 
 def test_all_faults_at_once_in_the_order_of_the_lines_then_the_flags(tmp_path: Path) -> None:
     lines = [
-        row[0] for row in BAD if row[1].endswith(")") and "\n" not in row[0] and not row[0].startswith(("desc", "name"))
+        row[0]
+        for row in BAD
+        if row[1].endswith(")") and "\n" not in row[0] and not row[0].startswith(("desc", "name"))
     ]
     one_per_key = list(
-        {line.partition(":")[0]: line for line in lines if "[[" not in line and "never" not in line}.values()
+        {
+            line.partition(":")[0]: line
+            for line in lines
+            if "[[" not in line and "never" not in line
+        }.values()
     )
-    found = faults(TWO_LINES + "\n".join(one_per_key), tmp_path, read_flags(seed="x", slo=("ttft:2x",)))
+    found = faults(
+        TWO_LINES + "\n".join(one_per_key), tmp_path, read_flags(seed="x", slo=("ttft:2x",))
+    )
     places = [int(place.partition(":")[0]) for place, _ in found if place[0].isdecimal()]
     assert places == sorted(places) == [3 + index for index in range(len(one_per_key))]
-    assert [place for place, _ in found if not place[0].isdecimal()] == ["--seed x", "--slo ttft:2x"]
+    assert [place for place, _ in found if not place[0].isdecimal()] == [
+        "--seed x",
+        "--slo ttft:2x",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -312,7 +395,10 @@ def test_all_faults_at_once_in_the_order_of_the_lines_then_the_flags(tmp_path: P
             b"a: &a ["
             + b"x," * 9
             + b"x]\n"
-            + b"".join(b"%c: &%c [%s*%c]\n" % (98 + i, 98 + i, b"*%c," % (97 + i) * 9, 97 + i) for i in range(9)),
+            + b"".join(
+                b"%c: &%c [%s*%c]\n" % (98 + i, 98 + i, b"*%c," % (97 + i) * 9, 97 + i)
+                for i in range(9)
+            ),
             "1:26 (e)",
             "too_large",
         ),
@@ -346,7 +432,10 @@ def test_a_workload_may_be_written_as_json(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
     with refused(Faults, "missing_file") as caught:
         load("rga")
-    assert 'did you mean "rag"?' in caught.value.faults[0].hint and "agentic" in caught.value.faults[0].hint
+    assert (
+        'did you mean "rag"?' in caught.value.faults[0].hint
+        and "agentic" in caught.value.faults[0].hint
+    )
     with refused(Faults, "unreadable_file"):
         load(str(tmp_path))
 
@@ -354,7 +443,9 @@ def test_a_file_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
 @given(
     st.one_of(
         st.binary(max_size=60),
-        st.text("name: requests{}[]<>*&!|'\"\n\t-?,#%@`${}:-0123456789", max_size=80).map(str.encode),
+        st.text("name: requests{}[]<>*&!|'\"\n\t-?,#%@`${}:-0123456789", max_size=80).map(
+            str.encode
+        ),
     )
 )
 def test_nothing_but_faults_for_any_bytes(tmp_path_factory: Any, data: bytes) -> None:
@@ -414,14 +505,22 @@ slo: {ttft: 2s, tpot: 200ms, at: p95}
 
 
 def short(workload: Workload) -> list[Any]:
-    return [(s.name, s.arrival, s.duration_ns and s.duration_ns / S, s.count) for s in workload.stages]
+    return [
+        (s.name, s.arrival, s.duration_ns and s.duration_ns / S, s.count) for s in workload.stages
+    ]
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({"request_rate": "7"}, [("warm-up", Poisson(rate=7), None, 8), ("load", Poisson(rate=7), 30, None)]),
-        ({"concurrency": 3, "duration": "5s", "num_requests": 9, "warmup": 0}, [("load", Closed(concurrency=3), 5, 9)]),
+        (
+            {"request_rate": "7"},
+            [("warm-up", Poisson(rate=7), None, 8), ("load", Poisson(rate=7), 30, None)],
+        ),
+        (
+            {"concurrency": 3, "duration": "5s", "num_requests": 9, "warmup": 0},
+            [("load", Closed(concurrency=3), 5, 9)],
+        ),
         (
             {"concurrency": 3, "concurrency_ramp": "1.5", "duration": 5, "warmup": 2},
             [
@@ -435,7 +534,10 @@ def short(workload: Workload) -> list[Any]:
         ),
         (
             {"request_rate": "60/min", "burstiness": 0.5, "warmup": 3},
-            [("warm-up", Gamma(rate=1, burstiness=0.5), 3, None), ("load", Gamma(rate=1, burstiness=0.5), 30, None)],
+            [
+                ("warm-up", Gamma(rate=1, burstiness=0.5), 3, None),
+                ("load", Gamma(rate=1, burstiness=0.5), 30, None),
+            ],
         ),
         (
             {"num_requests": 11},
@@ -456,7 +558,9 @@ def short(workload: Workload) -> list[Any]:
     ],
     ids=str,
 )
-def test_flags_change_the_stages(flags: dict[str, Any], expected: list[Any], tmp_path: Path) -> None:
+def test_flags_change_the_stages(
+    flags: dict[str, Any], expected: list[Any], tmp_path: Path
+) -> None:
     assert short(of(THREE, tmp_path, read_flags(**flags))) == expected
 
 
@@ -485,7 +589,11 @@ def test_flags_change_the_rest_and_nothing_else(tmp_path: Path) -> None:
     assert (after.seed, after.schedule_seed, after.max_in_flight) == (0, 5, 3)
     assert (after.grace_ns, after.timeout_ns, after.stall_timeout_ns) == (60 * S, 5 * S, S // 4)
     assert after.limits == before.limits.model_copy(update={"cpu_share": 0.95})
-    assert (after.stages, after.source_text, after.name) == (before.stages, before.source_text, before.name)
+    assert (after.stages, after.source_text, after.name) == (
+        before.stages,
+        before.source_text,
+        before.name,
+    )
 
 
 def key_in(where: str) -> str:
@@ -519,17 +627,23 @@ def key_in(where: str) -> str:
     ],
     ids=str,
 )
-def test_a_wrong_flag_is_one_fault_that_names_it(flags: dict[str, Any], where: str, tmp_path: Path) -> None:
+def test_a_wrong_flag_is_one_fault_that_names_it(
+    flags: dict[str, Any], where: str, tmp_path: Path
+) -> None:
     ((place, fault),) = faults(TWO_LINES, tmp_path, read_flags(**flags))
     assert place == where and fault.key == key_in(where) and fault.hint
 
 
 def test_a_load_too_large_to_plan_is_refused_before_anything_is_planned(tmp_path: Path) -> None:
     flags = read_flags(request_rate="1000000/s", duration="2000s")
-    ((_, fault),) = faults("name: x\nrequests: {input_tokens: 1, output_tokens: 1}\n", tmp_path, flags)
+    ((_, fault),) = faults(
+        "name: x\nrequests: {input_tokens: 1, output_tokens: 1}\n", tmp_path, flags
+    )
     assert fault.code == "too_large"
     stages = "stages:\n" + "- {arrival: {poisson: 1/s}, count: 1}\n" * 1001
-    ((place, fault),) = faults("name: x\nrequests: {input_tokens: 1, output_tokens: 1}\n" + stages, tmp_path)
+    ((place, fault),) = faults(
+        "name: x\nrequests: {input_tokens: 1, output_tokens: 1}\n" + stages, tmp_path
+    )
     assert (place, fault.code) == ("4:1 (stages)", "too_large")
 
 
@@ -576,19 +690,29 @@ def test_equal_recipes_have_equal_fingerprints(tmp_path: Path) -> None:
     closed = STAGES.replace("poisson: 10/s", "closed: 4")
     assert closed != STAGES
     spelt = [
-        closed.replace("closed: 4", f"closed: {{concurrency: 4{ramp}}}") for ramp in ("", ", ramp: 0", ", ramp: 2s")
+        closed.replace("closed: 4", f"closed: {{concurrency: 4{ramp}}}")
+        for ramp in ("", ", ramp: 0", ", ramp: 2s")
     ]
     lanes = [recipe_fingerprint(of(text, tmp_path), "server") for text in (closed, *spelt)]
-    assert lanes[0] == lanes[1] and len(set(lanes)) == 3, "spread over an answer, all at once, spread over 2 s"
-    assert of(closed, tmp_path, read_flags(concurrency_ramp="2s")).stages == of(spelt[2], tmp_path).stages
+    assert lanes[0] == lanes[1] and len(set(lanes)) == 3, (
+        "spread over an answer, all at once, spread over 2 s"
+    )
+    assert (
+        of(closed, tmp_path, read_flags(concurrency_ramp="2s")).stages
+        == of(spelt[2], tmp_path).stages
+    )
     prints = [recipe_fingerprint(of(text, tmp_path), "server") for text in other]
-    assert len({base, recipe_fingerprint(of(STAGES, tmp_path), "events"), *prints}) == len(other) + 2
+    assert (
+        len({base, recipe_fingerprint(of(STAGES, tmp_path), "events"), *prints}) == len(other) + 2
+    )
 
 
 def test_the_users_prompts_count_by_their_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n')
     (tmp_path / "b.jsonl").write_text('{"prompt": "x"}\n')
-    one, two = (of(f"name: n\nrequests: {{from: {name}.jsonl}}\n", tmp_path, TEN_S) for name in "ab")
+    one, two = (
+        of(f"name: n\nrequests: {{from: {name}.jsonl}}\n", tmp_path, TEN_S) for name in "ab"
+    )
     assert recipe_fingerprint(one, "server") == recipe_fingerprint(two, "server")
     before = recipe_fingerprint(one, "server")
     (tmp_path / "a.jsonl").write_text('{"prompt": "y"}\n')
@@ -605,7 +729,10 @@ TTFT_S, TPOT_S = 0.1, 0.023  # of the embedded endpoint under these loads
 )
 def test_the_shipped_workloads(name: str, tokens: int) -> None:
     workload = load(name, env={})
-    requests, turns = workload.requests, workload.requests.turns.count if workload.requests.turns else 1
+    requests, turns = (
+        workload.requests,
+        workload.requests.turns.count if workload.requests.turns else 1,
+    )
     first, out = requests.input_tokens.value, requests.output_tokens.value
     step = out + requests.turns.tool_result_tokens.value if requests.turns else 0
     assert sum(first + turn * step + out for turn in range(turns)) == tokens
@@ -614,9 +741,14 @@ def test_the_shipped_workloads(name: str, tokens: int) -> None:
     assert measured.count * turns >= 200 and measured.count >= 50
     tool_s = requests.turns.tool_time.max / S if requests.turns else 0
     drain_s = turns * (TTFT_S + out * TPOT_S) + (turns - 1) * tool_s
-    late_s = 3 * math.sqrt(measured.count) / measured.arrival.rate  # Poisson: three standard deviations
+    late_s = (
+        3 * math.sqrt(measured.count) / measured.arrival.rate
+    )  # Poisson: three standard deviations
     total_s = (
-        sum(stage.duration_ns for stage in warm_up) / S + measured.count / measured.arrival.rate + late_s + drain_s
+        sum(stage.duration_ns for stage in warm_up) / S
+        + measured.count / measured.arrival.rate
+        + late_s
+        + drain_s
     )
     assert total_s < 66
     assert workload.slo.terms and workload.name == name
@@ -624,7 +756,9 @@ def test_the_shipped_workloads(name: str, tokens: int) -> None:
 
 def test_packaged_lists_them_all() -> None:
     assert set(packaged()) >= {"qa", "rag", "summarization", "agentic"}
-    assert all("$schema=schema.json" in path.read_text().splitlines()[0] for path in packaged().values())
+    assert all(
+        "$schema=schema.json" in path.read_text().splitlines()[0] for path in packaged().values()
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- schema
@@ -636,16 +770,26 @@ def fits(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
     def named(key: str) -> bool:
         return any(re.search(pattern, key) for pattern in schema.get("patternProperties", ()))
 
-    kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
+    kinds = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "integer": int,
+        "number": (int, float),
+        "boolean": bool,
+    }
     checks = {
-        "$ref": lambda rule: fits(value, functools.reduce(lambda at, key: at[key], rule.split("/")[1:], root), root),
+        "$ref": lambda rule: fits(
+            value, functools.reduce(lambda at, key: at[key], rule.split("/")[1:], root), root
+        ),
         "anyOf": lambda rules: any(fits(value, rule, root) for rule in rules),
         "oneOf": lambda rules: sum(fits(value, rule, root) for rule in rules) == 1,
         "not": lambda rule: not fits(value, rule, root),
         "type": lambda rule: (
             value is None
             if rule == "null"
-            else isinstance(value, kinds[rule]) and (rule == "boolean" or not isinstance(value, bool))
+            else isinstance(value, kinds[rule])
+            and (rule == "boolean" or not isinstance(value, bool))
         ),
         "const": lambda rule: value == rule and not isinstance(value, bool),
         "enum": lambda rule: value in rule,
@@ -658,7 +802,9 @@ def fits(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
         "additionalProperties": lambda rule: (
             not isinstance(value, dict)
             or all(
-                fits(inner, rule, root) if rule else key in schema.get("properties", ()) or named(key)
+                fits(inner, rule, root)
+                if rule
+                else key in schema.get("properties", ()) or named(key)
                 for key, inner in value.items()
             )
         ),
@@ -673,7 +819,9 @@ def fits(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
         ),
         "minProperties": lambda rule: not isinstance(value, dict) or len(value) >= rule,
         "maxProperties": lambda rule: not isinstance(value, dict) or len(value) <= rule,
-        "items": lambda rule: not isinstance(value, list) or all(fits(inner, rule, root) for inner in value),
+        "items": lambda rule: (
+            not isinstance(value, list) or all(fits(inner, rule, root) for inner in value)
+        ),
         "minItems": lambda rule: not isinstance(value, list) or len(value) >= rule,
         "minLength": lambda rule: not isinstance(value, str) or len(value) >= rule,
         "maxLength": lambda rule: not isinstance(value, str) or len(value) <= rule,
@@ -707,7 +855,9 @@ GOOD = [
 
 
 @pytest.mark.parametrize("line", GOOD)
-def test_the_schema_takes_what_load_takes(line: str, schema: dict[str, Any], tmp_path: Path) -> None:
+def test_the_schema_takes_what_load_takes(
+    line: str, schema: dict[str, Any], tmp_path: Path
+) -> None:
     of(TWO_LINES + line, tmp_path, NONE if "stages" in line else TEN_S)
     assert fits(yaml.safe_load(TWO_LINES + line), schema, schema)
 
@@ -771,7 +921,12 @@ def test_fresh_seeds_differ_and_survive_json() -> None:
 @pytest.mark.processes
 def test_reading_a_workload_imports_no_numpy() -> None:
     code = "import sys, loadgen.core.workload; loadgen.core.workload.load('rag'); print('numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "False\n"
+    )
 
 
 def test_a_request_is_the_same_at_any_load() -> None:
@@ -787,10 +942,15 @@ def test_a_request_is_the_same_at_any_load() -> None:
 
 def test_two_lengths_are_a_workload() -> None:
     """`loadgen run --url U --isl 1000 --osl 200 -c 16` needs no file."""
-    workload = loading.given(None, None, read_flags(input_tokens="1000", output_tokens="200", concurrency="16"))
+    workload = loading.given(
+        None, None, read_flags(input_tokens="1000", output_tokens="200", concurrency="16")
+    )
     assert workload.stages[0].duration_ns == 60 * S
     assert workload.name == "1000 in, 200 out"
-    assert (workload.requests.input_tokens.value, workload.requests.output_tokens.value) == (1000, 200)
+    assert (workload.requests.input_tokens.value, workload.requests.output_tokens.value) == (
+        1000,
+        200,
+    )
     with refused(Faults, "missing_option"):
         loading.given(None, None, read_flags(input_tokens="1000"))
 
@@ -811,7 +971,9 @@ def test_text_that_is_no_yaml_says_what_to_do(text: str, hint: str) -> None:
     assert [one.hint for one in caught.value.faults] == [hint]
 
 
-@pytest.mark.parametrize("options", [{"slo": ["ttft:500"]}, {"slo": "ttft:500:p95"}, {"stop_when": ["ttft:p50:500"]}])
+@pytest.mark.parametrize(
+    "options", [{"slo": ["ttft:500"]}, {"slo": "ttft:500:p95"}, {"stop_when": ["ttft:p50:500"]}]
+)
 def test_a_limit_without_its_unit_is_refused(options: dict[str, Any]) -> None:
     """500 seconds would be a gate that cannot fail. A duration of a load keeps bare seconds."""
     overrides = read_flags(**options, duration="30")

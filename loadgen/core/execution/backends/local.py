@@ -72,7 +72,10 @@ async def run(plan: Plan, tell: Tell) -> Share:
                 worker.tell(process, f"{start_ns}\n".encode())
             loop = asyncio.get_running_loop()
             reports = asyncio.gather(
-                *(loop.run_in_executor(threads, _report, process, processes) for process in processes)
+                *(
+                    loop.run_in_executor(threads, _report, process, processes)
+                    for process in processes
+                )
             )
             reasons = [f"worker {i} died" for i in range(workers)]
             while not (await asyncio.wait([reports], timeout=1))[0]:
@@ -93,7 +96,10 @@ async def run(plan: Plan, tell: Tell) -> Share:
 
 
 async def _all_ready(
-    processes: list[subprocess.Popen[bytes]], job: bytes, threads: ThreadPoolExecutor, frozen_s: float
+    processes: list[subprocess.Popen[bytes]],
+    job: bytes,
+    threads: ThreadPoolExecutor,
+    frozen_s: float,
 ) -> None:
     """Give every worker its share, and wait until all are ready. Raises TargetError for one that could not start.
 
@@ -109,7 +115,9 @@ async def _all_ready(
     loop = asyncio.get_running_loop()
     starts = [loop.run_in_executor(threads, ready, i) for i in range(len(processes))]
     for start in starts:
-        start.add_done_callback(lambda done: done.exception())  # the first fault is raised, the others are its effects
+        start.add_done_callback(
+            lambda done: done.exception()
+        )  # the first fault is raised, the others are its effects
     used_s = [-1.0] * len(processes)
     frozen: set[int] = set()
     while not all(start.done() for start in starts):
@@ -122,16 +130,23 @@ async def _all_ready(
                 frozen.add(i)
                 processes[i].kill()
     if frozen:
-        what = f"worker {min(frozen)} did not move for {frozen_s:g} s before the load, and was killed"
+        what = (
+            f"worker {min(frozen)} did not move for {frozen_s:g} s before the load, and was killed"
+        )
         raise TargetError(
-            "process_failed", what, f"--workers {len(processes)}", "is this host out of memory, or its disk stuck?"
+            "process_failed",
+            what,
+            f"--workers {len(processes)}",
+            "is this host out of memory, or its disk stuck?",
         )
     for start in starts:
         if start.done():
             start.result()
 
 
-def _report(process: subprocess.Popen[bytes], all_processes: list[subprocess.Popen[bytes]]) -> Share | None:
+def _report(
+    process: subprocess.Popen[bytes], all_processes: list[subprocess.Popen[bytes]]
+) -> Share | None:
     """The Share that a worker reports at its end; None if it died."""
 
     def stop_others() -> None:

@@ -31,7 +31,11 @@ def total(plan: Plan, shares: Sequence[Share | None], reasons: Sequence[str]) ->
     for i, (share, why) in enumerate(zip(shares, reasons, strict=True)):
         if share is None:
             record_lost(plan, i, why)
-    return reduce(_sum, filter(None, shares), Share(prompts_total=0, prompts_count=0, late=0, interrupted=False))
+    return reduce(
+        _sum,
+        filter(None, shares),
+        Share(prompts_total=0, prompts_count=0, late=0, interrupted=False),
+    )
 
 
 def _sum(left: Share, right: Share) -> Share:
@@ -58,14 +62,18 @@ def record_lost(plan: Plan, i: int, why: str) -> None:
     job, timetable = plan.job, plan.timetable
     own_schedule = schedule.shard(timetable, i, job.settings.workers)
     last_file = segments(job.folder, i)[-1].path
-    with last_file.open("r+b") as file:  # an incomplete row at the end would shift all rows after it
+    with last_file.open(
+        "r+b"
+    ) as file:  # an incomplete row at the end would shift all rows after it
         file.truncate(last_file.stat().st_size // ROW.itemsize * ROW.itemsize)
     path = job.folder / "run.json"
     ranges = recorded(job.folder, i, manifest.decode(path.read_bytes(), str(path)))
     spool = Spool(job.folder, i)
     text = spool.text(why)
     expected = (
-        own_schedule.numbers() if own_schedule.slots is not None else iter(sorted(_in_flight(own_schedule, ranges)))
+        own_schedule.numbers()
+        if own_schedule.slots is not None
+        else iter(sorted(_in_flight(own_schedule, ranges)))
     )
     while numbers := list(islice(expected, AT_ONCE)):
         for number in np.array(numbers)[~slot_ranges.among(ranges, np.array(numbers))].tolist():

@@ -35,7 +35,9 @@ BOARD = "board"
 SHOW_S = 1.0
 READY = b"ready\n"
 STOPPING = b"stopping\n"
-HEAD_START_NS = 200_000_000  # from the last `ready` to instant 0: enough for every worker to read it
+HEAD_START_NS = (
+    200_000_000  # from the last `ready` to instant 0: enough for every worker to read it
+)
 
 
 def start() -> subprocess.Popen[bytes]:
@@ -54,8 +56,12 @@ def give(worker: subprocess.Popen[bytes], job: bytes, i: int, workers: int) -> N
     It may wait: a long job is taken only by a process that reads.
     """
     assert worker.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has died already; reading its first line will show that
-        worker.stdin.write(len(job).to_bytes(8, "little") + job + bytes(f"{i} {workers}\n", "ascii"))
+    with contextlib.suppress(
+        BrokenPipeError
+    ):  # it has died already; reading its first line will show that
+        worker.stdin.write(
+            len(job).to_bytes(8, "little") + job + bytes(f"{i} {workers}\n", "ascii")
+        )
         worker.stdin.flush()
 
 
@@ -84,13 +90,18 @@ def read_share(line: bytes, stop_others: Callable[[], None]) -> Share | None:
     fields = json.loads(line)
     if fields["stopped"]:
         stop_others()
-    return Share(**fields | {"down": {int(target): at_s for target, at_s in fields["down"].items()}, "notes": ()})
+    return Share(
+        **fields
+        | {"down": {int(target): at_s for target, at_s in fields["down"].items()}, "notes": ()}
+    )
 
 
 def _run_worker() -> None:
     import uvloop
 
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # Ray starts its threads without them
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM)
+    )  # Ray starts its threads without them
     source = sys.stdin.buffer
     pickled, which = source.read(int.from_bytes(source.read(8), "little")), source.readline()
     if not which.endswith(b"\n"):  # the command was ended while it wrote this
@@ -145,7 +156,10 @@ def _run_worker() -> None:
             said = {name: getattr(fault, name) for name in ("code", "what", "where", "hint", "key")}
             _write_line(json.dumps(said).encode() + b"\n")
             sys.exit(fault.exit_code)
-        except (ConnectionAbortedError, KeyboardInterrupt):  # the second: stopped before its load had begun
+        except (
+            ConnectionAbortedError,
+            KeyboardInterrupt,
+        ):  # the second: stopped before its load had begun
             return
         except OSError as error:  # a disk that fails: the command meets it too, and says what to do
             sys.exit(f"worker {i}: {error}")
