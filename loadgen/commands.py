@@ -126,12 +126,6 @@ COMMANDS: OpenTable[CommandRow] = OpenTable(
             "Serve a simulated model over HTTP until Ctrl-C.",
             "loadgen.sim.command:sim",
         ),
-        CommandRow(
-            "kube",
-            "tools",
-            "A run from the pods of a Kubernetes cluster.",
-            "loadgen.kube.command:app",
-        ),
     ),
 )
 """Of ours in the order in which people meet them, group by group."""

@@ -29,7 +29,6 @@ import places
 import pyarrow.parquet as pq
 from frozen import figures, over, sha, shape
 from named import told
-from pods import cluster
 
 import loadgen
 from loadgen.sim.server import embedded
@@ -287,9 +286,8 @@ ASKED: list[list[str]] = [
         "accuracy",
     ],
     ["report", "answers", "--json"],
-    ["kube", "status", "bench", "--json"],
 ]
-"""These ask an endpoint over HTTP or a cluster, or read what came of it."""
+"""These send requests to an endpoint over HTTP, or read the results."""
 
 
 WRONG = [
@@ -417,11 +415,7 @@ OPENED: dict[str, Callable[[Path], Any]] = {
 def asked(where: Path) -> dict[str, Any]:
     """What the commands print and write that have no virtual time."""
     inputs(where)
-    with (
-        embedded.start(Options(ttft="1ms", itl="0", seed=3)) as server,
-        cluster(where / "kubernetes") as kubernetes,
-    ):
-        kubernetes.hold("bench")
+    with embedded.start(Options(ttft="1ms", itl="0", seed=3)) as server:
         url = {"answers": ["--url", server.url], "mlperf": ["--url", server.url]}
         found = {
             " ".join(call): ended(where, [*call, *url.get(call[0], [])], shape) for call in ASKED

@@ -1,11 +1,14 @@
-"""The image and the Job that run loadgen beside a server: as somebody without root, with flags that loadgen knows."""
+"""Tests of the image, the manifests, the Helm chart and the scripts in `deploy/`."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -13,6 +16,62 @@ from loadgen.shell import app as cli
 from loadgen.shell.parsing import parser, spread
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
+CHART = DEPLOY / "chart"
+KUBERNETES = json.loads((Path(__file__).parent / "data/kubernetes_schemas.json").read_text())
+
+
+def object_schema(required: list[str], **properties: Any) -> dict[str, Any]:
+    """Return a JSON schema of an object that has no other properties than these."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+POD_TEMPLATE = {"$ref": "#/$defs/io.k8s.api.core.v1.PodTemplateSpec"}
+START_PARAMETERS = {"type": "object", "additionalProperties": {"type": "string"}}
+COUNT = {"type": "integer", "minimum": 1}
+RAY_JOB = object_schema(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "ray.io/v1"},
+    kind={"const": "RayJob"},
+    metadata=object_schema(["name"], name={"type": "string"}),
+    spec=object_schema(
+        ["entrypoint", "rayClusterSpec"],
+        entrypoint={"type": "string"},
+        shutdownAfterJobFinishes={"type": "boolean"},
+        submissionMode={"enum": ["K8sJobMode", "HTTPMode", "SidecarMode", "InteractiveMode"]},
+        rayClusterSpec=object_schema(
+            ["headGroupSpec"],
+            rayVersion={"type": "string"},
+            headGroupSpec=object_schema(
+                ["template"], rayStartParams=START_PARAMETERS, template=POD_TEMPLATE
+            ),
+            workerGroupSpecs={
+                "type": "array",
+                "items": object_schema(
+                    ["groupName", "template"],
+                    groupName={"type": "string"},
+                    replicas=COUNT,
+                    minReplicas=COUNT,
+                    maxReplicas=COUNT,
+                    rayStartParams=START_PARAMETERS,
+                    template=POD_TEMPLATE,
+                ),
+            },
+        ),
+    ),
+)
+"""The fields of KubeRay's RayJob that are used here, from its CustomResourceDefinition."""
+
+
+def validate_manifest(manifest: dict[str, Any]) -> None:
+    """Raise ValidationError if Kubernetes or KubeRay would refuse the manifest."""
+    kinds = KUBERNETES["kinds"] | {"RayJob": RAY_JOB}
+    schema = kinds[manifest["kind"]] | {"$defs": KUBERNETES["$defs"]}
+    jsonschema.Draft202012Validator(schema).validate(manifest)
 
 
 def test_the_job_runs_what_loadgen_understands(tmp_path: Path) -> None:
@@ -55,17 +114,57 @@ def test_the_image_runs_as_somebody_without_root() -> None:
     assert 'ENTRYPOINT ["loadgen"]' in lines
 
 
-def test_the_role_has_no_right_but_those_that_are_used() -> None:
-    """What each is for stands in the commands; a real API server has seen that they are enough."""
-    role = yaml.safe_load((DEPLOY / "role.yaml").read_text())
-    rights = {
-        (of, verb) for rule in role["rules"] for of in rule["resources"] for verb in rule["verbs"]
+@pytest.mark.parametrize("name", ["job.yaml", "rayjob.yaml"])
+def test_manifests_are_valid(name: str) -> None:
+    for manifest in yaml.safe_load_all((DEPLOY / name).read_text()):
+        validate_manifest(manifest)
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("job.yaml", ["spec"]),
+        ("rayjob.yaml", ["spec"]),
+        ("rayjob.yaml", ["spec", "rayClusterSpec", "headGroupSpec", "template", "spec"]),
+    ],
+)
+def test_a_misspelled_field_of_a_manifest_is_found(name: str, path: list[str]) -> None:
+    manifest = yaml.safe_load((DEPLOY / name).read_text())
+    part = manifest
+    for key in path:
+        part = part[key]
+    part["backofLimit"] = 1
+    with pytest.raises(jsonschema.ValidationError, match="backofLimit"):
+        validate_manifest(manifest)
+
+
+def test_every_value_of_the_chart_is_used_and_every_used_value_exists() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    templates = "".join(path.read_text() for path in (CHART / "templates").iterdir())
+    assert set(re.findall(r"\.Values\.(\w+)", templates)) == set(values)
+
+
+@pytest.mark.optional
+def test_helm_renders_valid_manifests() -> None:
+    """Render the chart with Helm's own engine, from the package helm-python-sdk (75 MB)."""
+    helm = pytest.importorskip("helm_python", reason="pip install helm-python-sdk")
+    values = {
+        "workers": 3,
+        "secret": "target",
+        "arguments": ["run", "rag", "--url=http://host:8000", "--metadata=note=two words"],
+        "files": {"w.yaml": "a: 1\n"},
     }
-    assert role["kind"] == "Role" and not any("*" in pair for pair in rights)
-    made = {"configmaps", "secrets", "services"}
-    assert {verb for of, verb in rights if of in made} == {"create"}
-    assert (
-        ("jobs", "patch") in rights
-        and ("pods/exec", "create") in rights
-        and ("events", "list") in rights
-    )
+    with helm.Chart.load(str(CHART)) as chart:
+        rendered = chart.render(values, name="bench", namespace="load")
+    config, ray_job = yaml.safe_load_all(rendered["loadgen/templates/rayjob.yaml"])
+    validate_manifest(config)
+    validate_manifest(ray_job)
+    assert config["data"] == {"w.yaml": "a: 1\n"}
+    assert shlex.split(ray_job["spec"]["entrypoint"]) == [
+        "loadgen",
+        *values["arguments"],
+        "--ray=auto",
+        "--workers=12",
+        "--progress=plain",
+        "--out=/results/bench",
+    ]

@@ -742,7 +742,6 @@ def test_a_url_in_the_place_of_a_result_is_told_as_one(
         "answers q.jsonl -o",
         "fit t.jsonl -o",
         "ui --prices",
-        "kube results x -o",
         "size rag x -o",
         "validate",
         "fit",
@@ -750,7 +749,6 @@ def test_a_url_in_the_place_of_a_result_is_told_as_one(
         "run",
         "sweep",
         "search",
-        "kube run",
     ],
 )
 def test_a_url_in_the_place_of_a_file_is_told_as_one(

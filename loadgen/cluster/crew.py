@@ -1,7 +1,7 @@
 """The workers of a run on the nodes of a cluster, as this machine leads them: placed, checked, started, followed.
 
 Shares and worker processes are the same as on one machine. What places the agents and carries the calls to them is a
-`Nodes`: `ray.py` or `listeners.py`. A node that is lost before the load is left out, and all workers are placed again
+`Nodes` (`ray.py`). A node that is lost before the load is left out, and all workers are placed again
 on what is there. IO.
 """
 
@@ -69,12 +69,6 @@ class Roll:
         for id in ids:
             self.lost[id] = self.placed.pop(id)
             self.missing.append(self.lost[id])
-
-    def back(self, ids: Collection[str]) -> None:
-        """These answer again, under the name that they had."""
-        for id in self.lost.keys() & ids:
-            where = self.lost.pop(id)
-            self.missing = [place for place in self.missing if place != where]
 
 
 class Nodes(Protocol):

@@ -21,7 +21,7 @@ from multiprocessing import Pipe
 from time import monotonic, sleep
 from typing import Any
 
-from loadgen.cluster import lease, listeners, placement
+from loadgen.cluster import lease, placement
 from loadgen.cluster.crew import POLL_S, Agent, CarrierLostError, Crew, Roll, answering
 from loadgen.cluster.node_agent import AwayError, GoneError
 from loadgen.cluster.placement import ClusterNode
@@ -114,25 +114,14 @@ _of_command: dict[str, _Connection] = {}
 """By its address the connection of the command of this process: one at most."""
 
 
-_rolls: dict[str, Roll] = {}
-"""Of agents that listen, by their address: a command makes many runs with them."""
-
-
 @contextlib.contextmanager
 def connected(settings: Settings) -> Iterator[Crew]:
     """Connect to the Ray cluster of these settings while inside. Raises UserError if there is none, or it is in use.
 
     The address is `auto` (the cluster of this machine, or RAY_ADDRESS), or host:port of the head node. If the caller is
-    already connected to a cluster, that one is used. `agents:` names agents that listen, without Ray (`listeners.py`).
+    already connected to a cluster, that one is used.
     """
     address = settings.ray or "auto"
-    if address.startswith(listeners.SCHEME):
-        listening = listeners.ListeningNodes(address, _rolls.setdefault(address, Roll()))
-        try:
-            yield Crew(listening)
-        finally:
-            listening.end()
-        return
     connection = _of_command.get(address) or _connect(address, settings.command)
     if settings.command[:1] == ("loadgen",):  # typed: its process ends with it
         if address not in _of_command:

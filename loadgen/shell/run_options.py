@@ -606,7 +606,7 @@ class RunOptions(TypedDict, total=False):
         str | None,
         Option(
             "--ray ADDRESS",
-            "Run the workers on a Ray cluster: auto, or HOST:PORT of its head; or at agents:HOST:PORT,... docs/cluster.md.",
+            "Run the workers on a Ray cluster: auto, or HOST:PORT of its head node.",
             shown="this machine",
             reaches=True,
         ),

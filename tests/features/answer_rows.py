@@ -455,18 +455,15 @@ FLEETS = (
     ),
     Feature("The servers' own metrics", lambda b: "--server-metrics" in b.help("run")),
     Feature("Energy of the accelerators", lambda b: "--energy" in b.help("run")),
-    Feature(
-        "Workers on many machines: Ray, or agents", lambda b: "agents:HOST:PORT" in b.help("run")
-    ),
+    Feature("Workers on many machines: Ray", lambda b: "Ray cluster" in b.help("run")),
     Feature(
         "An image", lambda b: (ROOT / "deploy/Dockerfile").read_text("utf-8").count("FROM ") > 0
     ),
     Feature(
-        "Kubernetes: a Job, a chart, a command",
+        "Kubernetes: a Job, a Helm chart",
         lambda b: {
             "a Job": manifest("Job"),
             "a chart": any((ROOT / "deploy").rglob("Chart.yaml")),
-            "a command": "kube" in {row.name for row in COMMANDS.own},
         },
     ),
     Feature("Results in object stores", lambda b: "s3://" in b.help("run")),

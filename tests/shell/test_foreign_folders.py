@@ -50,7 +50,7 @@ TAKERS = {
     "run --force": ("run", "qa", "--url", "sim:gb300-vm", "-n", "5", "--force", "-o", "{its}"),
 }
 """Every command that takes a folder of results, and how it is called."""
-NONE = {"doctor", "answers", "verify", "fit", "sim", "kube"}
+NONE = {"doctor", "answers", "verify", "fit", "sim"}
 """Those that take none; `ui` is a server, and below."""
 
 
