@@ -1,4 +1,4 @@
-"""The live view: its figures against the summary's, what it reads of a growing folder, the process on a terminal."""
+"""The live view: its numbers, how it reads growing files, and the process on a terminal."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import runs
+from numpy.typing import NDArray
 from queueing import fail, rows
 from rich.console import Console
 
 from loadgen.core.metrics.summary import summarize
 from loadgen.core.results import store
-from loadgen.core.results.manifest import Second, StagePlan, TargetFacts
+from loadgen.core.results.manifest import Second, StagePlan
+from loadgen.core.results.record import KINDS
 from loadgen.core.results.spool import Tail
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.slo import Slo, Term
@@ -26,255 +27,186 @@ from loadgen.core.stats.quantiles import BOUND, SUPPORT
 from loadgen.runs.dashboard import (
     RECENT_S,
     Dashboard,
-    TargetView,
-    View,
-    draw,
-    events_per_s,
-    trend_line,
+    LiveStatus,
+    output_events_per_s,
+    render,
+    snapshot,
 )
 
 S = 1_000_000_000
 
 
-def shown(found: np.ndarray, now_s: float, **changed: object) -> tuple[View, str]:
-    view = View(runs.header("r", len(found), **changed))
-    for part in np.array_split(found[np.argsort(found["done_ns"])], 7):
-        view.add(part)
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(draw(view.picture(now_s)))
-    return view, console.export_text()
+def status_of(records: NDArray[np.void], now_s: float, **header: object) -> LiveStatus:
+    """Return the status after the records were added in several parts, in order of their end."""
+    status = LiveStatus(runs.header("r", len(records), **header))
+    for part in np.array_split(records[np.argsort(records["done_ns"])], 7):
+        status.add_records(part)
+    status.now_s = now_s
+    return status
 
 
-def test_figures_since_the_start_are_those_of_the_summary() -> None:
-    found = rows(1, 800)
-    fail(found, 0.05)
-    header = runs.header("r", 800, slo=Slo(terms=(Term(metric="ttft", limit_ns=S // 5),)))
-    view = View(header)
-    for part in np.array_split(found, 9):
-        view.add(part)
-    summary, now = summarize(header, found), float(found["done_ns"].max()) / 1e9
-    seen = view.picture(now)
+def text_of(status: LiveStatus, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(render(status))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_numbers_since_the_start_are_those_of_the_summary() -> None:
+    records = rows(1, 800)
+    fail(records, 0.05)
+    slo = Slo(terms=(Term(metric="ttft", limit_ns=S // 5),))
+    summary = summarize(runs.header("r", 800, slo=slo), records)
+    status = status_of(records, float(records["done_ns"].max()) / 1e9, slo=slo)
     assert SUPPORT["p99"] < 800
-    for name, mine in (("ttft_ms", seen.ttft), ("tpot_ms", seen.tpot)):
-        whole = getattr(summary, name)
-        assert mine.all[0] == pytest.approx(whole.p50, rel=2 * BOUND)
-        assert mine.all[1] == pytest.approx(whole.p99, rel=2 * BOUND)
-    assert (seen.ok, seen.done, seen.planned) == (summary.requests.ok, 800, 800)
-    assert seen.good_all == pytest.approx(summary.goodput.share)
-    assert dict(seen.errors) == {"http_5xx": summary.requests.failed}
+    for name, distribution in (("ttft", summary.ttft_ms), ("tpot", summary.tpot_ms)):
+        assert status.latency(name).overall == pytest.approx(
+            (distribution.p50, distribution.p99), rel=2 * BOUND
+        )
+    assert (status.ok, status.finished, status.planned) == (summary.requests.ok, 800, 800)
+    assert status.attainment == pytest.approx(summary.goodput.share)
+    assert status.error_counts[KINDS.index("http_5xx")] == summary.requests.failed
+    assert status.error_counts.sum() == summary.requests.failed
 
 
-def test_the_last_seconds_are_the_last_seconds() -> None:
-    found = rows(2, 900)
-    now = float(found["due_ns"].max()) / 1e9 - 20  # in the middle of the load
-    seen_by_then = found[found["done_ns"] <= now * 1e9]
-    view = View(runs.header("r", 900))
-    view.add(seen_by_then)
-    seen = view.picture(now)
-    last = seen_by_then[seen_by_then["done_ns"] >= round((now - RECENT_S) * 1e9)]
-    ttft = np.sort(last["first_token_ns"] - last["due_ns"])
-    assert seen.ttft.recent == pytest.approx(
-        (ttft[len(ttft) // 2] / 1e6, ttft[int(len(ttft) * 0.99)] / 1e6)
-    )
-    assert seen.completed == pytest.approx(len(last) / RECENT_S)
-    assert len(view._recent) == len(last), "older rows are let go"
+def test_recent_numbers_cover_the_last_seconds_only() -> None:
+    records = rows(2, 900)
+    now_s = float(records["due_ns"].max()) / 1e9 - 20  # in the middle of the load
+    ended = records[records["done_ns"] <= now_s * 1e9]
+    status = status_of(ended, now_s)
+    recent = ended[ended["done_ns"] >= round((now_s - RECENT_S) * 1e9)]
+    ttft_ns = np.sort(recent["first_token_ns"] - recent["due_ns"])
+    p50_ns = ttft_ns[len(ttft_ns) // 2]
+    p99_ns = ttft_ns[int(len(ttft_ns) * 0.99)]
+    assert status.latency("ttft").recent == pytest.approx((p50_ns / 1e6, p99_ns / 1e6))
+    assert len(status.recent_records()["done_ns"]) == len(recent)
+    assert status.recent_span_s == RECENT_S
 
 
-def test_rates_load_and_time_left() -> None:
+def test_stage_time_left_and_worker_samples() -> None:
     stages = (
-        StagePlan(
-            name="warm-up", arrival="poisson 5/s", measured=False, slots=50, end_ns=10 * S, rate=5.0
-        ),
-        StagePlan(
-            name="load",
-            arrival="poisson 10/s",
-            start_ns=10 * S,
-            slots=250,
-            end_ns=35 * S,
-            rate=10.0,
-        ),
+        StagePlan(name="warm-up", arrival="poisson 5/s", measured=False, slots=50, end_ns=10 * S),
+        StagePlan(name="load", arrival="poisson 10/s", start_ns=10 * S, slots=250, end_ns=35 * S),
     )
-    view = View(runs.header("r", 300, stages=stages))
-    assert view.picture(2.0).offered == 5.0
-    view.sample(
-        [
-            Second(t_s=t, worker=w, sent=int(5 * t), in_flight=3, cpu_share=0.1 * w)
-            for t in range(1, 21)
-            for w in (0, 1)
-        ]
+    status = LiveStatus(runs.header("r", 300, stages=stages))
+    status.add_worker_samples(
+        Second(t_s=t, worker=worker, in_flight=3, cpu_share=0.1 * worker)
+        for t in range(1, 21)
+        for worker in (0, 1)
     )
-    seen = view.picture(20.0)
-    assert (seen.stage, seen.offered, seen.left_s) == ("load · poisson 10/s", 10.0, 15.0)
-    assert (
-        seen.sent == pytest.approx(10.0) and seen.in_flight == 6 and seen.cpu == pytest.approx(0.1)
-    )
-    assert view.picture(40.0).left_s == 0
+    assert (status.in_flight, status.last_sample_s, status.planned) == (6, 20.0, 300)
+    assert status.busiest_worker_share == pytest.approx(0.1)
+    status.now_s = 2.0
+    assert status.stage == stages[0]
+    status.now_s = 20.0
+    assert (status.stage, status.load_left_s) == (stages[1], 15.0)
+    status.now_s = 40.0
+    assert status.load_left_s == 0.0
 
 
-def test_a_row_for_each_of_several_targets() -> None:
-    found = rows(3, 400)
-    found["target"] = np.arange(400) % 2
-    targets = (TargetFacts(name="node-a"), TargetFacts(name="node-b"))
-    view, text = shown(found, float(found["done_ns"].max()) / 1e9, targets=targets)
-    seen = view.picture(float(found["done_ns"].max()) / 1e9)
-    assert [node.name for node in seen.nodes] == ["node-a", "node-b"]
-    assert "node-a" in text and "node-b" in text
-    assert View(runs.header("r", 1)).picture(1.0).nodes == ()
+def test_objectives_are_judged_since_the_start() -> None:
+    records = rows(3, 600)
+    slo = Slo(terms=(Term(metric="ttft", limit_ns=S // 1000), Term(metric="tpot", limit_ns=S)))
+    status = status_of(records, float(records["done_ns"].max()) / 1e9, slo=slo)
+    assert status.latency("ttft").is_met is False
+    assert status.latency("tpot").is_met is True
+    empty = LiveStatus(runs.header("r", 0, slo=slo))
+    assert empty.latency("ttft").is_met is None
+    assert empty.attainment is None
 
 
-def test_it_says_what_there_is_to_say_and_fits() -> None:
-    found = rows(4, 600)
-    fail(found, 0.1)
-    _, text = shown(found, 30.0)
-    for said in (
-        "load · poisson 10/s",
-        "of 600 done",
+def test_queue_and_cache_of_the_servers_are_their_last_samples() -> None:
+    status = LiveStatus(runs.header("r", 600))
+    for second in range(1, 100):
+        status.add_server_samples(
+            MetricSample(
+                t_s=second, name=name, value=value, target=0, page="http://a/metrics", labels=""
+            )
+            for name, value in (
+                ("vllm:num_requests_waiting", second),
+                ("vllm:kv_cache_usage_perc", 0.5),
+            )
+        )
+    assert "99 waiting, KV cache 50.0 % full" in text_of(status)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_every_quantity_has_a_line_and_fits_the_terminal(width: int) -> None:
+    records = rows(4, 600)
+    fail(records, 0.1)
+    status = status_of(records, 30.0)
+    text = text_of(status, width)
+    for label in (
+        "load poisson",
+        "/600",
+        "In flight",
         "TTFT",
         "TPOT",
-        "within SLO",
-        "generator",
+        "SLO attainment",
         "http_5xx",
-        "completed",
     ):
-        assert said in text
-    assert max(map(len, text.splitlines())) <= 100
-    empty = Console(width=60, record=True, file=io.StringIO())
-    empty.print(draw(View(runs.header("r", 0, stages=())).picture(0.1)))
-    assert "- / -" in empty.export_text()
+        assert label in text
+    assert max(map(len, text.splitlines())) <= width
 
 
-def test_the_tail_waits_for_the_other_half(tmp_path: Path) -> None:
-    found = rows(5, 30)
-    folder = runs.write(tmp_path / "r", found)
-    tail = Tail(folder)
-    path = folder / "spool" / "w0.rows"
+def test_a_run_without_records_is_drawn() -> None:
+    status = LiveStatus(runs.header("r", 0, stages=()))
+    status.now_s = 0.1
+    assert "- / -" in text_of(status)
+
+
+def test_half_a_record_or_line_is_left_for_the_next_read(tmp_path: Path) -> None:
+    records = rows(5, 30)
+    run_dir = runs.write(tmp_path / "r", records)
+    tail = Tail(run_dir)
+    path = run_dir / "spool" / "w0.rows"
     data = path.read_bytes()
-    path.write_bytes(data[: 10 * found.itemsize + 7])
-    assert len(tail.rows()) == 10 and len(tail.rows()) == 0
+    path.write_bytes(data[: 10 * records.itemsize + 7])
+    assert len(tail.rows()) == 10
+    assert len(tail.rows()) == 0
     path.write_bytes(data)
     assert tail.rows()["slot"].tolist() == list(range(10, 30))
-    seconds = folder / "spool" / "w0.seconds"
-    whole = seconds.read_bytes()
-    seconds.write_bytes(whole[:-9])
-    first = len(tail.seconds())
-    seconds.write_bytes(whole)
-    assert first and len(tail.seconds()) == 1
-    counts = store.read_run(folder).timeline[0]
-    assert events_per_s(folder, 1.0, 2.0) == pytest.approx(counts[100:200].sum())
-    store.drop_spool(folder)
-    assert len(tail.rows()) == 0 and tail.seconds() == []
+    seconds = run_dir / "spool" / "w0.seconds"
+    complete = seconds.read_bytes()
+    seconds.write_bytes(complete[:-9])
+    assert len(tail.seconds()) >= 1
+    seconds.write_bytes(complete)
+    assert len(tail.seconds()) == 1
+    counts = store.read_run(run_dir).timeline[0]
+    assert output_events_per_s(run_dir, 1.0, 2.0) == pytest.approx(counts[100:200].sum())
+    assert output_events_per_s(run_dir, 1.0, 1.0) is None
+    store.drop_spool(run_dir)
+    assert len(tail.rows()) == 0
+    assert tail.seconds() == []
     tail.close()
 
 
-def test_a_small_screen_shows_the_worst_and_wraps_nothing_that_is_drawn() -> None:
-    nodes = tuple(
-        TargetView(f"node{i:02}", 1.0, int(i == 29), (float(i), float(i))) for i in range(30)
-    )
-    view = View(runs.header("r", 100))
-    view.add(rows(4, 100))
-    console = Console(record=True, width=40, file=io.StringIO())
-    console.print(draw(msgspec.structs.replace(view.picture(20.0), nodes=nodes), 40, 24))
-    lines = console.export_text().splitlines()
-    assert (
-        sum("node" in line for line in lines) == 5
-        and "and 25 more, none of them worse" in lines[-1]
-    )
-    assert next(line for line in lines if "node" in line).startswith("node29")
-    assert sum("━" in line for line in lines) <= 1
-    assert any("last 10 s    since start" in line for line in lines)
+def test_a_snapshot_shows_what_is_in_the_record_log(tmp_path: Path) -> None:
+    run_dir = runs.write(tmp_path / "r", rows(6, 200))
+    assert "200/200" in snapshot(run_dir)
 
 
 @pytest.mark.processes
-def test_the_process_draws_and_leaves(tmp_path: Path) -> None:
-    """On a terminal of its own, until its standard input ends."""
-    folder = runs.write(tmp_path / "r", rows(6, 200))
+def test_the_process_draws_on_a_terminal_until_its_standard_input_ends(tmp_path: Path) -> None:
+    run_dir = runs.write(tmp_path / "r", rows(6, 200))
     ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "loadgen.runs.dashboard", str(folder)]
+    command = [sys.executable, "-m", "loadgen.runs.dashboard", str(run_dir)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stderr=theirs, start_new_session=True
     ) as process:
         os.close(theirs)
-        told = b""
-        while b"since the start" not in told:
-            told += os.read(ours, 65536)
+        drawn = b""
+        while b"Client CPU" not in drawn:
+            drawn += os.read(ours, 65536)
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(120) == 0
-    plain = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", told).decode()
-    assert "load" in plain and "of 200 done" in plain
+    plain = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", drawn).decode()
+    assert "200/200" in plain
     os.close(ours)
 
 
 @pytest.mark.processes
-def test_the_view_of_a_run_that_ended_closes(tmp_path: Path) -> None:
+def test_the_view_of_a_run_that_has_ended_closes(tmp_path: Path) -> None:
     live = Dashboard(runs.write(tmp_path / "r", rows(7, 20)))
     live.close()
     assert live._process.returncode == 0
-
-
-def test_trend_lines_slo_colours_and_the_servers_queue() -> None:
-    found = rows(3, 600)
-    slo = Slo(terms=(Term(metric="ttft", limit_ns=S // 1000), Term(metric="tpot", limit_ns=S)))
-    view = View(runs.header("r", 600, slo=slo))
-    page = {"target": 0, "page": "http://a/metrics", "labels": ""}
-    for second in range(1, 100):
-        now_ns = second * S // 2
-        view.add(found[(found["done_ns"] <= now_ns) & (found["done_ns"] > now_ns - S // 2)])
-        names = (("vllm:num_requests_waiting", second), ("vllm:kv_cache_usage_perc", 0.5))
-        view.serve(
-            [MetricSample(t_s=second, name=name, value=value, **page) for name, value in names]
-        )
-        picture = view.picture(second / 2)
-    assert (picture.ttft.kept[1], picture.tpot.kept[1]) == (False, True)
-    assert 20 <= len(picture.trend) <= 40, "over the whole run, in bounded space"
-    waiting = [point.waiting for point in picture.trend]
-    assert waiting == sorted(waiting) and waiting[0] < 4 and waiting[-1] > 90
-    console = Console(width=100, record=True, file=io.StringIO(), color_system="standard")
-    console.print(draw(picture, 100))
-    text = console.export_text(clear=False)
-    assert "99 waiting, KV cache 50.0 % full" in text
-    assert "limit 1.00 at p99" in text
-    assert re.search(r"waiting +▁[▁▂▃▄▅▆▇]+█+ +to 9", text), text
-    coloured = console.export_text(styles=True)
-    assert re.search(r"\x1b\[1;31m[0-9]", coloured) and re.search(r"\x1b\[32m[0-9]", coloured)
-
-
-@pytest.mark.parametrize("width", [60, 80, 100])
-def test_an_ordinary_terminal_has_trend_and_colour_and_breaks_no_word(width: int) -> None:
-    found = rows(3, 600)
-    slo = Slo(
-        terms=(
-            Term(metric="ttft", limit_ns=S // 1000, quantile=0.95),
-            Term(metric="tpot", limit_ns=S),
-        )
-    )
-    view = View(runs.header("r", 600, slo=slo))
-    for second in range(1, 100):
-        now_ns = second * S // 2
-        view.add(found[(found["done_ns"] <= now_ns) & (found["done_ns"] > now_ns - S // 2)])
-        picture = view.picture(second / 2)
-    console = Console(width=width, record=True, file=io.StringIO(), color_system="standard")
-    console.print(draw(picture, width, 24))
-    text = console.export_text(clear=False)
-    lines = text.splitlines()
-    assert len(lines) <= 24 and max(map(len, lines)) <= width
-    for name in ("TTFT p50", "TPOT p50", "tokens"):
-        assert (
-            sum(re.match(rf"{name} +[▁▂▃▄▅▆▇█ ]+ to [0-9]", line) is not None for line in lines)
-            == 1
-        ), text
-    names = {"TTFT", "TPOT", "within", "generator", "load", "in", "ms,", "tokens", ""}
-    rows_shown = [line for line in lines if line.strip(" ━")]
-    assert {line.split(" ")[0] for line in rows_shown} <= names - {""}, (
-        text
-    )  # no row goes on in a second line
-    assert re.search(r"\x1b\[1;31m[0-9]", console.export_text(styles=True))
-
-
-@pytest.mark.parametrize(
-    ("values", "line"), [([], ""), ([1.0], ""), ([0.0, 0.0], "▁▁"), ([0.0, None, 2.0, 4.0], "▁ ▅█")]
-)
-def test_a_trend_line_goes_from_nothing_to_the_highest(
-    values: list[float | None], line: str
-) -> None:
-    assert trend_line(values) == line
