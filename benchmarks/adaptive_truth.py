@@ -33,7 +33,7 @@ from loadgen.core.results.manifest import AdaptivePlan
 from loadgen.core.schedule import arrivals
 from loadgen.core.schedule.steered import Steered
 from loadgen.core.slo import Slo, Term
-from loadgen.core.workload import Fixed, Poisson, Stage, Synthetic, Workload
+from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.search import load_search, watch
 from loadgen.search.adaptive import Adaptive
 from loadgen.sim import virtual_backend as virtual
@@ -43,7 +43,7 @@ from loadgen.sim.presets import preset as presets
 S = 1_000_000_000
 LOOK_S = 5
 STEP = 1.02
-ONE: Any = Fixed[int](value=1)
+ONE: Any = FixedTokens(value=1)
 
 
 class Lengths(NamedTuple):

@@ -29,7 +29,7 @@ from loadgen.core.metrics.columns import Columns
 from loadgen.core.results.manifest import Header, StagePlan
 from loadgen.core.schedule import arrivals
 from loadgen.core.server_metrics.series import UP, MetricSample
-from loadgen.core.workload import Fixed, Poisson, Stage, Synthetic, Workload
+from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.sim.course import Course
 from loadgen.sim.engine.replica import Costs, PurePythonReplica, ServerLimits
 from loadgen.sim.engine.routing import route
@@ -138,7 +138,7 @@ def simulate(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSample
         factor, change_s = rng.uniform(6, 12), rng.uniform(0.05, 0.1) * LENGTH_S
     elif cause == "stalls":
         stall = (int(rng.uniform(20, 35) * S), int(rng.uniform(0.8, 2.0) * S))
-    one: Any = Fixed[int](value=1)
+    one: Any = FixedTokens(value=1)
     stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=LENGTH_S * S)
     workload = Workload(
         name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,)

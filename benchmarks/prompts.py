@@ -19,12 +19,12 @@ import rig
 from loadgen.core.requests import prompts
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build
-from loadgen.core.workload import Fixed, Synthetic, Turns, Uniform
+from loadgen.core.workload import FixedTokens, Synthetic, Turns, UniformTokens
 
 START = """if True:
     import time, numpy
-    from loadgen.core.workload import Fixed, Synthetic
-    requests = Synthetic(input_tokens=Fixed(value=1300), output_tokens=Fixed(value=500))
+    from loadgen.core.workload import FixedTokens, Synthetic
+    requests = Synthetic(input_tokens=FixedTokens(value=1300), output_tokens=FixedTokens(value=500))
     begin = time.process_time()
     from types import SimpleNamespace
     from loadgen.core.requests.build import build
@@ -41,22 +41,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     given = rig.given(parser, tokens=20_000, rounds=1)
     tokenizer = tokens.load_tokenizer(given.tokenizer)
-    turns = Turns(count=4, tool_result_tokens=Fixed(value=500))
+    turns = Turns(count=4, tool_result_tokens=FixedTokens(value=500))
     shapes: dict[str, dict[str, Any]] = {
-        "20 tokens": {"input_tokens": Fixed(value=20)},
-        "150 tokens": {"input_tokens": Fixed(value=150)},
-        "150 to 450 tokens": {"input_tokens": Uniform(min=150, max=450)},
-        "1,302 tokens": {"input_tokens": Fixed(value=1302)},
+        "20 tokens": {"input_tokens": FixedTokens(value=20)},
+        "150 tokens": {"input_tokens": FixedTokens(value=150)},
+        "150 to 450 tokens": {"input_tokens": UniformTokens(min=150, max=450)},
+        "1,302 tokens": {"input_tokens": FixedTokens(value=1302)},
         "1,302 tokens, 1,000 of them shared": {
-            "input_tokens": Fixed(value=1302),
+            "input_tokens": FixedTokens(value=1302),
             "shared_prefix_tokens": 1000,
         },
         "agentic task, 4 turns": {
-            "input_tokens": Fixed(value=1125),
-            "output_tokens": Fixed(value=250),
+            "input_tokens": FixedTokens(value=1125),
+            "output_tokens": FixedTokens(value=250),
             "turns": turns,
         },
-        "10,000 tokens": {"input_tokens": Fixed(value=10_000)},
+        "10,000 tokens": {"input_tokens": FixedTokens(value=10_000)},
     }
     starts = [
         subprocess.run([sys.executable, "-c", START], check=True, capture_output=True)
@@ -67,7 +67,7 @@ def main() -> None:
     )
     rows = []
     for name, shape in shapes.items():
-        requests = Synthetic.model_construct(**{"output_tokens": Fixed(value=500), **shape})
+        requests = Synthetic.model_construct(**{"output_tokens": FixedTokens(value=500), **shape})
         made = build(SimpleNamespace(requests=requests), 1, 2, tokenizer)
         total, n = 0, 0
         while total < given.tokens:

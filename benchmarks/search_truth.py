@@ -29,7 +29,7 @@ from loadgen.core import seeds
 from loadgen.core.schedule import arrivals
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import intervals
-from loadgen.core.workload import Fixed, Poisson, Stage, Synthetic, Workload
+from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.mlperf import dataset, rules
 from loadgen.search import load_search, watch
 from loadgen.sim import virtual_backend as virtual
@@ -76,7 +76,7 @@ def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any
     inputs, outputs = where.lengths.input[order].tolist(), where.lengths.output[order].tolist()
     size = len(inputs)
     stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=round(length_s * S))
-    one: Any = Fixed[int](value=1)
+    one: Any = FixedTokens(value=1)
     planned = arrivals.build(
         Workload(
             name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from loadgen.core.results.record import BIN_NS
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import Constant as Evenly
-from loadgen.core.workload import Fixed, Poisson, Stage, Synthetic, Workload
+from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.cost import published as reference
 from loadgen.sim.course import Course
 from loadgen.sim.presets import preset as presets
@@ -131,7 +131,7 @@ def run(
 ) -> Found:
     """`n` requests against `gpus` GPUs of a system."""
     n = math.ceil(n * Size.share)
-    shown = Fixed[int](value=1)  # lengths are given below
+    shown = FixedTokens(value=1)  # lengths are given below
     stage = Stage.model_construct(
         name="", arrival=arrival, duration_ns=None, count=n, measured=True, at_least=None
     )

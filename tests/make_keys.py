@@ -13,11 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
 from loadgen.contracts import schema as contracts
 from loadgen.core.workload import schema, tasks
-from loadgen.core.workload.fields import Fixed, Part, Tagged
+from loadgen.core.workload.distributions import Fixed
+from loadgen.core.workload.file_models import Part, Tagged
 from loadgen.core.workload.file_schema import json_schema
-from loadgen.plain_reading import PartField
 
 DOCS = Path(__file__).parent.parent / "docs"
 TABLES: dict[str, tuple[type[Part], ...]] = {
@@ -74,7 +77,7 @@ def _comments(part: type[Part]) -> dict[str, str]:
 def _written(name: str, value: Any) -> str:
     """A default as a file would say it; "" where there is nothing to say."""
     value = value.value if isinstance(value, Fixed) else value
-    if value in (None, ..., "", ()) or isinstance(value, dict | Part):
+    if value in (None, PydanticUndefined, "", ()) or isinstance(value, dict | Part):
         return ""
     if name.endswith(("_ns", "_time")):
         return f"`{value // 10**9}s`" if value else "`0`"
@@ -82,11 +85,11 @@ def _written(name: str, value: Any) -> str:
     return f"`{value * 100:g}%`" if share else f"`{str(value).lower()}`"
 
 
-def _key(name: str, field: PartField) -> str:
+def _key(name: str, field: FieldInfo) -> str:
     return str(field.validation_alias or name)
 
 
-def _takes(field: PartField, shape: dict[str, Any]) -> str:
+def _takes(field: FieldInfo, shape: dict[str, Any]) -> str:
     parts = (
         None if getattr(field.annotation, "__origin__", None) is dict else field.annotation
     )  # parts by name

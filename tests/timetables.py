@@ -7,7 +7,8 @@ from loadgen.core.workload import (
     Closed,
     Constant,
     Delay,
-    Fixed,
+    FixedDuration,
+    FixedTokens,
     Gamma,
     Poisson,
     Ramp,
@@ -57,11 +58,13 @@ def workload(
     tool_time: Delay | None = None,
     schedule_seed: int | None = None,
 ) -> Workload:
-    spread = Fixed(value=tool_ns) if tool_time is None else tool_time
+    spread = FixedDuration(value=tool_ns) if tool_time is None else tool_time
     talk = (
-        Turns(count=turns, tool_result_tokens=Fixed(value=10), tool_time=spread)
+        Turns(count=turns, tool_result_tokens=FixedTokens(value=10), tool_time=spread)
         if turns > 1
         else None
     )
-    requests = Synthetic(input_tokens=Fixed(value=10), output_tokens=Fixed(value=10), turns=talk)
+    requests = Synthetic(
+        input_tokens=FixedTokens(value=10), output_tokens=FixedTokens(value=10), turns=talk
+    )
     return Workload(name="test", requests=requests, stages=stages, schedule_seed=schedule_seed)

@@ -39,9 +39,9 @@ from loadgen.core.stats import intervals
 from loadgen.core.stats.quantiles import support
 from loadgen.core.workload import Closed, Mix, Poisson, Slo, Workload
 from loadgen.core.workload import load as load_workload
+from loadgen.core.workload.diagnostics import locate
 from loadgen.core.workload.flags import Overrides
 from loadgen.core.workload.loading import packaged
-from loadgen.core.workload.messages import locate
 from loadgen.core.workload.yaml_marks import Map, where
 from loadgen.figures import POOLED
 

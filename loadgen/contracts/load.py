@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
+from pydantic import TypeAdapter, ValidationError
 
 from loadgen.answers.questions import read_questions
 from loadgen.contracts import lint
@@ -16,6 +18,7 @@ from loadgen.contracts.schema import (
     Contract,
     ContractLevel,
     Draft,
+    Promise,
     WrittenPromise,
     find,
     plain,
@@ -23,10 +26,9 @@ from loadgen.contracts.schema import (
     text_of,
 )
 from loadgen.core.errors import Faults
-from loadgen.core.workload.fields import Source
-from loadgen.core.workload.messages import in_order, validated
+from loadgen.core.workload.diagnostics import sort_faults, validate_document
+from loadgen.core.workload.file_models import FileContext
 from loadgen.core.workload.yaml_marks import Map
-from loadgen.plain_reading import checked
 from loadgen.pricing import price_file
 
 
@@ -61,11 +63,11 @@ def load_contract(
     if repeats is not None:
         for _, level in written:
             level["repeats"] = repeats
-    source = Source(file=label, folder=file.parent, faults=yaml_faults)
-    contract = validated(Contract, document, source)
-    scratch = Source(file=label, folder=file.parent)
-    drafts = [_draft(i, level, scratch) for i, level in written]
-    top, prices = _top(document, scratch), price_file.load_prices
+    source = FileContext(file=label, directory=file.parent, faults=yaml_faults)
+    contract = validate_document(Contract, document, source)
+    scratch = FileContext(file=label, directory=file.parent)
+    drafts = [_validate_draft(i, level, scratch) for i, level in written]
+    top = _validate_without_levels(document, scratch)
     planned, contract_faults, other_faults = lint.check(
         top,
         drafts,
@@ -75,11 +77,11 @@ def load_contract(
         gpus=gpus,
         longest_ns=longest_ns,
         env=env,
-        load_prices=prices,
+        load_prices=price_file.load_prices,
         read_questions=read_questions,
         against=against,
     )
-    faults = in_order([*source.faults, *contract_faults]) + other_faults
+    faults = sort_faults([*source.faults, *contract_faults]) + other_faults
     if faults or contract is None:
         raise Faults(faults)
     plans = tuple(
@@ -96,37 +98,44 @@ def load_contract(
     )
 
 
-def _top(document: Map, source: Source) -> Contract:
-    """What can be parsed of the contract without its levels."""
-    known = Contract.keys()
-    written = {key: value for key, value in document.items() if key in known} | {
-        "name": "c",
-        "levels": (),
-    }
-    made, faults = checked(Contract, written, source)
-    if faults:
-        wrong = {detail["loc"][0] for detail in faults}
-        made, _ = checked(Contract, {k: v for k, v in written.items() if k not in wrong}, source)
-    return made  # type: ignore[no-any-return]
+def _validate_without_levels(document: Map, context: FileContext) -> Contract:
+    """Return what can be parsed of a contract without its levels. A wrong value is left out."""
+    known_keys = Contract.yaml_keys()
+    values = {key: value for key, value in document.items() if key in known_keys}
+    values |= {"name": "contract", "levels": ()}
+    try:
+        return Contract.model_validate(values, context=context)
+    except ValidationError as invalid:
+        wrong_keys = {error["loc"][0] for error in invalid.errors()}
+        values = {key: value for key, value in values.items() if key not in wrong_keys}
+        return Contract.model_validate(values, context=context)
 
 
-def _draft(index: int, written: Map, source: Source) -> Draft:
-    """What can be parsed of a level, so that one mistake does not hide other faults."""
-    name, workload = (plain(written.get(key)) for key in ("name", "workload"))
-    terms = tuple(
-        (kind, place, term)
-        for kind in ("must", "should")
-        for place, promise in enumerate(
-            written[kind] if isinstance(written.get(kind), list) else ()
-        )
-        if (term := checked(WrittenPromise, promise, source)[0]) is not None
-    )
-    known = set(ContractLevel.keys()) - {"must", "should"}
-    own = {key: value for key, value in written.items() if key in known}
+def _validate_draft(index: int, written: Map, context: FileContext) -> Draft:
+    """Return what can be parsed of a level, so that one mistake does not hide others."""
+    keys = set(ContractLevel.yaml_keys()) - {"must", "should"}
+    values = {key: value for key, value in written.items() if key in keys}
+    level: ContractLevel | None
+    try:
+        level = ContractLevel.model_validate(values, context=context)
+    except ValidationError:
+        level = None
     return Draft(
         index=index,
-        name=name or "",
-        workload=workload,
-        level=checked(ContractLevel, own, source)[0],
-        terms=terms,
+        name=plain(written.get("name")) or "",
+        workload=plain(written.get("workload")),
+        level=level,
+        terms=tuple(_valid_terms(written, context)),
     )
+
+
+def _valid_terms(written: Map, context: FileContext) -> Iterator[tuple[str, int, Promise]]:
+    """Yield the terms of a level that are valid, each with the key of its list and its place in this list."""
+    adapter: TypeAdapter[Promise] = TypeAdapter(WrittenPromise)
+    for key in ("must", "should"):
+        terms = written.get(key)
+        if not isinstance(terms, list):
+            continue
+        for place, term in enumerate(terms):
+            with suppress(ValidationError):
+                yield key, place, adapter.validate_python(term, context=context)

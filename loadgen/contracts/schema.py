@@ -12,9 +12,20 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Union
 
 from msgspec import Struct
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    Strict,
+    TypeAdapter,
+    ValidationInfo,
+    WithJsonSchema,
+    create_model,
+)
 
 from loadgen.core import format
 from loadgen.core.errors import Fault, Faults, UserError
@@ -22,35 +33,14 @@ from loadgen.core.slo import Slo
 from loadgen.core.stats.quantiles import name as percentile
 from loadgen.core.units import Wrong
 from loadgen.core.workload import Workload
-from loadgen.core.workload.fields import (
-    Duration,
-    FiniteRate,
-    JsonSchema,
-    Part,
-    Quantile,
-    Share,
-    Source,
-    Tagged,
-    Whole,
-    one_of,
-)
+from loadgen.core.workload.diagnostics import sort_faults, validate_document
+from loadgen.core.workload.fields import Duration, FiniteRate, Quantile, Share, Whole
+from loadgen.core.workload.file_models import FileContext, Part, Tagged, TaggedUnion
 from loadgen.core.workload.loading import packaged, read_text
-from loadgen.core.workload.messages import in_order, validated
 from loadgen.core.workload.schema import Lanes
 from loadgen.core.workload.slo_fields import checked_slo
 from loadgen.core.workload.yaml_marks import Map, read_yaml
 from loadgen.figures import FIGURES, POOLED
-from loadgen.plain_reading import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainValidator,
-    Strict,
-    ValidationInfo,
-    create_model,
-    read,
-    twins,
-)
 from loadgen.repeated.capacity import HORIZON_S
 
 OfAnswers = Literal["rouge1", "rouge2", "rougeL", "exact", "choice", "json"]
@@ -196,7 +186,9 @@ _AT_LEAST = Limit("share", _AtLeast, False, "%", lambda share: share * 100, form
 _RATE = Limit("rate", FiniteRate, False, "/s", float, format.quantity)
 _TOKENS = Limit("tokens", Whole, False, "tokens", float, format.count)
 _MONEY = Limit("limit", _Money, True, "", float, str)
-_Times = Annotated[float, BeforeValidator(_times), JsonSchema(type="string", examples=["1.5x"])]
+_Times = Annotated[
+    float, BeforeValidator(_times), WithJsonSchema({"type": "string", "examples": ["1.5x"]})
+]
 _TIMES = Limit("limit", _Times, True, "x", float, lambda times: f"{times:g}x")
 _ENERGY = Limit(
     "limit",
@@ -370,13 +362,19 @@ def _model(name: str, kind: Kind, of: Any) -> type[Tagged]:
     if _may_be_of_class(name):
         parts["class_name"] = (str, Field("", validation_alias="class"))
         order = (*order, "class_name")
-    model = create_model(name, __base__=Tagged, **{part: parts[part] for part in order})
+    model = create_model(
+        name,
+        __base__=Tagged,
+        __doc__=f"The term `{name}` of a contract.",
+        **{part: parts[part] for part in order},
+    )
     model.tag, model.short = name, kind.short
     return model
 
 
-def _term(written: Any) -> Any:
-    values = dict(vars(written))
+def _to_promise(written: Tagged) -> Promise:
+    """Return the promise that a term of the file means."""
+    values = dict(written)
     if written.tag in ("cost", "task_cost"):
         values["limit"], values["currency"] = values["limit"]
     elif written.tag == "energy":
@@ -384,42 +382,43 @@ def _term(written: Any) -> Any:
     return Promise(kind=written.tag, **values)
 
 
-def _one_of(noun: str, kinds: Mapping[str, Kind], of: Any) -> Any:
-    return Annotated[
-        one_of(noun, *(_model(*one, of) for one in kinds.items())), AfterValidator(_term)
-    ]
+def _union_of_terms(noun: str, kinds: Mapping[str, Kind], of: Any) -> Any:
+    """Return the type of a term with one of these keywords. `of` is the type of what a term compares."""
+    models = tuple(_model(name, kind, of) for name, kind in kinds.items())
+    return Annotated[Union[models], TaggedUnion(noun), AfterValidator(_to_promise)]  # noqa: UP007
 
 
 @cache
-def _terms(figures: tuple[str, ...]) -> Any:
-    """The terms as they are written, where these figures can be promised."""
-    of: Any = Literal[tuple(name for name in figures if name not in POOLED)]
-    return _one_of("term", dict.fromkeys(figures, _LATENCY) | KINDS, of)
+def _terms_about(metrics: tuple[str, ...]) -> Any:
+    """Return the type of a term in a file where these metrics of requests can be promised."""
+    of: Any = Literal[tuple(name for name in metrics if name not in POOLED)]
+    return _union_of_terms("term", dict.fromkeys(metrics, _LATENCY) | KINDS, of)
 
 
-def written_promise(value: Any, info: ValidationInfo) -> Promise:
-    """A term from what a file says; figures of other packages are looked at here, not when this module is imported."""
-    stored = info.context.figures if isinstance(info.context, Source) else ()
-    figures = tuple(dict.fromkeys((*latencies(), *stored)))
-    return read(_terms(figures), value, info.context)  # type: ignore[no-any-return]
+@cache
+def _adapter_of_terms(metrics: tuple[str, ...]) -> TypeAdapter[Promise]:
+    return TypeAdapter(_terms_about(metrics))
 
 
-class _TermSchema:
-    """For the JSON Schema: a term as it is written; other packages may add to it."""
+def validate_term(value: Any, info: ValidationInfo) -> Promise:
+    """Return the promise that a term of a file means.
 
-    for_schemas_only = True
+    The metrics of other packages are looked up here, because these packages may not be loaded when this module is
+    imported.
+    """
+    stored = info.context.extra_metrics if isinstance(info.context, FileContext) else ()
+    metrics = tuple(dict.fromkeys((*latencies(), *stored)))
+    return _adapter_of_terms(metrics).validate_python(value, context=info.context)
 
-    @staticmethod
-    def __get_pydantic_json_schema__(core_schema: Any, handler: Any) -> Any:
-        return handler(twins().core_schema(_terms(latencies(foreign=False))))
 
-
+WrittenPromise = Annotated[
+    Promise,
+    PlainValidator(validate_term, json_schema_input_type=_terms_about(latencies(foreign=False))),
+]
 if TYPE_CHECKING:
-    WrittenPromise = Promise
     WrittenOfAnswers = Promise
 else:
-    WrittenPromise = Annotated[Promise, PlainValidator(written_promise), _TermSchema()]
-    WrittenOfAnswers = _one_of("term about answers", ANSWER_KINDS, OfAnswers)
+    WrittenOfAnswers = _union_of_terms("term about answers", ANSWER_KINDS, OfAnswers)
 
 # -------------------------------------------------------------------------------------------------------------- levels
 
@@ -569,10 +568,10 @@ def parse(
     `figures`: of other packages that its runs used; the packages need not be here.
     """
     document, faults = read_document(text, label, env)
-    source = Source(file=label, folder=Path(), faults=faults, figures=figures)
-    contract = validated(Contract, document, source)
+    source = FileContext(file=label, directory=Path(), faults=faults, extra_metrics=figures)
+    contract = validate_document(Contract, document, source)
     if contract is None or source.faults:
-        raise Faults(in_order(source.faults))
+        raise Faults(sort_faults(source.faults))
     return contract
 
 

@@ -18,7 +18,7 @@ from loadgen.core.limits import CACHED_SHARE, SHORTENED
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.validity import answered_share
 from loadgen.core.results.manifest import ReasonCode
-from loadgen.core.workload.fields import Part
+from loadgen.core.workload.file_models import Part
 from loadgen.cost.commitments import Commitment, commitments
 from loadgen.pricing.prices import Owned, Price, Prices, Rented
 from loadgen.pricing.reasons import note, texts

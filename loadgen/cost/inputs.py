@@ -23,7 +23,7 @@ from loadgen.core.errors import (
     of_reading,
 )
 from loadgen.core.metrics.summary import FILE, Summary, load_summary
-from loadgen.core.workload.messages import locate
+from loadgen.core.workload.diagnostics import locate
 from loadgen.core.workload.yaml_marks import read_yaml, where
 from loadgen.pricing.evidence import Evidence, starts
 from loadgen.repeated import capacity

@@ -32,7 +32,7 @@ from loadgen.core.workload import (
     Closed,
     Constant,
     FromFile,
-    Listed,
+    ListedTokens,
     Poisson,
     Slo,
     Stage,
@@ -40,7 +40,6 @@ from loadgen.core.workload import (
     Term,
     Workload,
 )
-from loadgen.core.workload.fields import OneTokenOrMore
 from loadgen.mlperf import dataset, log_files, rules
 from loadgen.mlperf import result as mlperf
 from loadgen.search import experiment, trials
@@ -83,8 +82,8 @@ def synthetic(
     )
     order = dataset.issue_order(test)
 
-    def listed(column: NDArray[np.int64]) -> Any:
-        return Listed[OneTokenOrMore](values=tuple(column[order].tolist()))
+    def listed(column: NDArray[np.int64]) -> ListedTokens:
+        return ListedTokens(values=tuple(column[order].tolist()))
 
     return Data(
         Synthetic(input_tokens=listed(lengths.input), output_tokens=listed(lengths.output)),

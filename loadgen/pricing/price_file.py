@@ -17,9 +17,9 @@ from loadgen_sdk.price_file import RANGES, TELL_APART, PerToken, absurd, latest,
 from msgspec.structs import replace
 
 from loadgen.core.errors import Code, Fault, Faults, Place, UserError
-from loadgen.core.workload.fields import Source
+from loadgen.core.workload.diagnostics import locate, sort_faults, validate_document
+from loadgen.core.workload.file_models import FileContext
 from loadgen.core.workload.loading import read_text
-from loadgen.core.workload.messages import in_order, locate, validated
 from loadgen.core.workload.yaml_marks import Map, child, read_yaml, where
 from loadgen.plugins import gives
 from loadgen.prices import PRICES, source_of
@@ -100,10 +100,10 @@ def parse(
 ) -> Prices:
     """The prices in the text of a price file, as `load_prices`. Pure but for the defaults of `today` and `env`."""
     document, faults = read_yaml(text, label, env, kind="price file", smallest=f"like {EXAMPLE}")
-    source = Source(file=label, folder=Path(), faults=faults)
-    written = validated(WrittenPrices, document, source)
+    source = FileContext(file=label, directory=Path(), faults=faults)
+    written = validate_document(WrittenPrices, document, source)
     if written is None:
-        raise Faults(in_order([_with_hint(one) for one in source.faults]))
+        raise Faults(sort_faults([_with_hint(one) for one in source.faults]))
     faults = source.faults
     if written.sample and not accept_sample:
         hint = "write down what you pay; or --accept-sample-prices, and every figure will say that it rests on a sample"
@@ -117,7 +117,7 @@ def parse(
         )
     faults += _consistency_faults(written, document, label, today or date.today())
     if faults:
-        raise Faults(in_order(faults))
+        raise Faults(sort_faults(faults))
     target_currency = currency or written.currency
     if not re.fullmatch(r"[A-Z]{3}", target_currency):
         raise UserError(
@@ -136,7 +136,7 @@ def parse(
     entries, exchange_words, faults = _exchanged(written, valid, document, label, target_currency)
     faults += list(_implausible(entries, document, label, target_currency))
     if faults:
-        raise Faults(in_order(faults))
+        raise Faults(sort_faults(faults))
     names = _names([entry for _, entry in entries])
     named_entries = [
         _with(entry, name=name) for (_, entry), name in zip(entries, names, strict=True)

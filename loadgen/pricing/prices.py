@@ -15,12 +15,19 @@ from loadgen_sdk.errors import WrongUse
 from loadgen_sdk.price_file import CHECKS, UNDATED, PerToken
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    Strict,
+    WithJsonSchema,
+    create_model,
+)
 
 from loadgen.core.errors import UserError, meant
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.units import Wrong
-from loadgen.core.workload.fields import JsonSchema, Part
-from loadgen.plain_reading import AfterValidator, BeforeValidator, Field, Strict, create_model
+from loadgen.core.workload.file_models import Part
 
 NOT_VERIFIED = "not verified"  # the quality of an entry that only records that its price is missing
 NO_SOURCE = "not stated"  # the source of a price that a copy gives without one
@@ -51,7 +58,9 @@ _number = _checked(price_file.number)
 Amount = Annotated[Decimal, _checked(price_file.amount)]
 Currency = Annotated[str, _checked(price_file.currency)]
 AsOf = Annotated[
-    str, _checked(price_file.as_of), JsonSchema(type=["string", "integer"])
+    str,
+    _checked(price_file.as_of),
+    WithJsonSchema({"type": ["string", "integer"]}),
 ]  # a year is a number
 Text = Annotated[str, _checked(price_file.filled), Field(min_length=1)]
 Gpus = Annotated[int, Strict(), Field(ge=1, le=100_000)]

@@ -19,17 +19,18 @@ from typing import Annotated, Any
 
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.transport.target import Target
+from pydantic import AfterValidator, Field
 
 from loadgen import backends
 from loadgen.core.errors import Fault, Faults, Place, UserError, of_reading
 from loadgen.core.execution.plan import Endpoint
 from loadgen.core.units import Wrong
-from loadgen.core.workload.fields import Part, Source, Whole
+from loadgen.core.workload.diagnostics import locate, sort_faults, validate_document
+from loadgen.core.workload.fields import Whole
+from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.loading import read_text
-from loadgen.core.workload.messages import in_order, locate, validated
 from loadgen.core.workload.tasks import TARGET_NAME
 from loadgen.core.workload.yaml_marks import Map, read_yaml, where
-from loadgen.plain_reading import AfterValidator, Field
 
 _SMALLEST = "write a list: - {name: vm-01, url: http://...}"
 
@@ -64,7 +65,7 @@ class WrittenTargets(Part):
     targets: Annotated[tuple[WrittenTarget, ...], Field(json_schema_extra={"minItems": 1})]
 
     @classmethod
-    def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
+    def extend_json_schema(cls, schema: dict[str, Any]) -> dict[str, Any]:
         return {"anyOf": [schema["properties"]["targets"], schema]}
 
 
@@ -84,10 +85,10 @@ def load_targets(
     top, faults = read_yaml(
         text, str(path), env, kind="targets file", smallest=_SMALLEST, list_as="targets"
     )
-    source = Source(file=str(path), folder=path.parent, faults=faults)
-    written = validated(WrittenTargets, top, source)
+    source = FileContext(file=str(path), directory=path.parent, faults=faults)
+    written = validate_document(WrittenTargets, top, source)
     if written is None:
-        raise Faults(in_order(source.faults))
+        raise Faults(sort_faults(source.faults))
     if not written.targets:
         source.faults.append(
             UserError("empty_file", "no targets in it", _place(top, source), _SMALLEST)
@@ -108,11 +109,11 @@ def load_targets(
             source.faults.append(UserError("duplicate", what, _place(top, source, i, "url"), hint))
         endpoints.append(endpoint)
     if source.faults:
-        raise Faults(in_order(source.faults))
+        raise Faults(sort_faults(source.faults))
     return tuple(endpoints)
 
 
-def _place(top: Map, source: Source, *loc: str | int) -> Place:
+def _place(top: Map, source: FileContext, *loc: str | int) -> Place:
     spot, path, _ = locate(top, ("targets", *loc))
     return where(source.file, spot, path)
 
@@ -129,7 +130,7 @@ def _endpoint(
     target: WrittenTarget,
     i: int,
     top: Map,
-    source: Source,
+    source: FileContext,
     env: Mapping[str, str],
     common: Endpoint,
 ) -> Endpoint:
@@ -143,7 +144,7 @@ def _endpoint(
                 )
             )
     elif target.api_key_file is not None:
-        file = source.folder / target.api_key_file
+        file = source.directory / target.api_key_file
         try:
             key = file.read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:

@@ -25,7 +25,15 @@ from loadgen.core.schedule import arrivals
 from loadgen.core.schedule.dispatcher import Dispatcher, Start
 from loadgen.core.schedule.steered import End, LoadStep
 from loadgen.core.slo import Slo, Term
-from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload, read_flags
+from loadgen.core.workload import (
+    Closed,
+    FixedTokens,
+    Poisson,
+    Stage,
+    Synthetic,
+    Workload,
+    read_flags,
+)
 from loadgen.core.workload.loading import given as load
 from loadgen.evidence.remake import remade
 from loadgen.repeated.capacity import load_capacity
@@ -360,7 +368,7 @@ def test_no_step_begins_after_the_time_allowed() -> None:
 
 def dispatcher(arrival: Any) -> tuple[Dispatcher, Stage]:
     stage = Stage(name="x", arrival=arrival, duration_ns=100 * S, measured=False)
-    one: Any = Fixed[int](value=1)
+    one: Any = FixedTokens(value=1)
     workload = Workload(
         name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,)
     )
@@ -403,7 +411,7 @@ def test_lanes_are_taken_over_by_the_next_stage(lanes: int) -> None:
 @pytest.mark.processes
 def test_an_interrupted_run_says_what_it_knew(tmp_path: Path) -> None:
     stage = Stage(name="x", arrival=Poisson(rate=20), duration_ns=60 * S)
-    four: Any = Fixed[int](value=4)
+    four: Any = FixedTokens(value=4)
     slo = Slo(terms=(Term(metric="ttft", limit_ns=5 * S, quantile=0.9),))
     asked = Workload(
         name="x",

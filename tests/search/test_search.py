@@ -34,7 +34,7 @@ from loadgen.core.results.spool import Tail
 from loadgen.core.slo import Slo, TaskTerm, Term
 from loadgen.core.stats.early_stopping import allowed
 from loadgen.core.stats.intervals import normal_cdf
-from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload, load
+from loadgen.core.workload import Closed, FixedTokens, Poisson, Stage, Synthetic, Workload, load
 from loadgen.mlperf import added as mlperf_added
 from loadgen.present import text as as_text
 from loadgen.repeated import capacity
@@ -380,7 +380,7 @@ def test_a_resumed_search_asks_what_it_would_have_asked() -> None:
 
 
 def _workload(load: float) -> Workload:
-    one: Any = Fixed[int](value=20)
+    one: Any = FixedTokens(value=20)
     return Workload(
         name="x",
         requests=Synthetic(input_tokens=one, output_tokens=one),

@@ -12,14 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from pydantic import Field
+
 from loadgen.core.errors import Faults
 from loadgen.core.format import SYSTEM
 from loadgen.core.results.manifest import TargetFacts
-from loadgen.core.workload.fields import Part, Source, Whole
+from loadgen.core.workload.diagnostics import sort_faults, validate_document
+from loadgen.core.workload.fields import Whole
+from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.loading import read_text
-from loadgen.core.workload.messages import in_order, validated
 from loadgen.core.workload.yaml_marks import read_yaml
-from loadgen.plain_reading import Field
 
 _SMALLEST = "name: node-7\naccelerator: {model: NVIDIA H200, per_node: 8}"
 _EXAMPLE = "docs/system.example.yaml has every key"
@@ -163,10 +165,10 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> SystemSaid:
     """
     text = read_text(path, f"--system {path}", "system file", lambda: _EXAMPLE, _EXAMPLE)
     document, faults = read_yaml(text, str(path), env, kind="system file", smallest=_SMALLEST)
-    source = Source(file=str(path), folder=path.parent, faults=faults)
-    system = validated(SystemUnderTest, document, source)
+    source = FileContext(file=str(path), directory=path.parent, faults=faults)
+    system = validate_document(SystemUnderTest, document, source)
     if system is None or source.faults:
-        raise Faults(in_order(source.faults))
+        raise Faults(sort_faults(source.faults))
     said = system.model_dump(exclude_none=True)
     target = {name: said.pop(name) for name in OF_THE_TARGET if name in said}
     return SystemSaid(

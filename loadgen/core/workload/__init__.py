@@ -5,15 +5,26 @@ values: nothing is drawn, no prompt is made, no clock is read. What the words me
 """
 
 from loadgen.core.slo import Slo, Term
-from loadgen.core.workload.fields import (
+from loadgen.core.workload.distributions import (
     Delay,
     Empirical,
+    EmpiricalDuration,
+    EmpiricalTokens,
     Fixed,
+    FixedDuration,
+    FixedTokens,
     Length,
     Listed,
+    ListedTokens,
     LogNormal,
+    LogNormalDuration,
+    LogNormalTokens,
     Normal,
+    NormalDuration,
+    NormalTokens,
     Uniform,
+    UniformDuration,
+    UniformTokens,
 )
 from loadgen.core.workload.file_schema import json_schema, schema_of
 from loadgen.core.workload.fingerprints import (

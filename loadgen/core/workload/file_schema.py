@@ -1,28 +1,37 @@
-"""The JSON Schema of the files that a user writes, for editors and forms. Pure."""
+"""The JSON Schemas of the files that a user writes, for editors and forms."""
 
 from __future__ import annotations
 
 from copy import deepcopy
 from typing import Any
 
-from loadgen.core.workload.fields import Part
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from loadgen.core.workload.file_models import Part
 from loadgen.core.workload.schema import Written
-from loadgen.plain_reading import twins
 
 
-def schema_of(part: type[Part], title: str) -> dict[str, Any]:
-    """The JSON Schema of a file that this part describes; values with units are strings with a pattern."""
-    schema = twins().json_schema(part)
+class _WithoutDefaults(GenerateJsonSchema):
+    """Leaves out the defaults, because they have other units (ns, shares) than the values that a user writes."""
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+
+def schema_of(model: type[Part], title: str) -> dict[str, Any]:
+    """Return the JSON Schema of a file that a model describes. Values with units are strings with a pattern."""
+    schema = model.model_json_schema(schema_generator=_WithoutDefaults)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a workload file, for editors."""
+    """Return the JSON Schema of a workload file."""
     schema = schema_of(Written, "A workload of loadgen")
-    del schema["properties"]["slo"]["title"]  # pydantic gives one to types that are not its own
-    schema["properties"]["classes"] = {"$ref": "#/$defs/Mix/properties/classes"}
-    schema["properties"]["trace"] = deepcopy(schema["$defs"]["Replay"]["properties"]["trace"])
-    del schema["properties"]["trace"]["anyOf"][1]["required"]  # beside --trace FILE it has no file
+    properties = schema["properties"]
+    properties["classes"] = {"$ref": "#/$defs/Mix/properties/classes"}
+    properties["trace"] = deepcopy(schema["$defs"]["Replay"]["properties"]["trace"])
+    del properties["trace"]["anyOf"][1]["required"]  # --trace FILE names the file
     schema["required"].remove("requests")
     schema["oneOf"] = [{"required": [key]} for key in ("requests", "classes", "trace")]
     return schema

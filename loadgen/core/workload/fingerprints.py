@@ -8,12 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from loadgen.core import units
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.workload import data_files, hub
-from loadgen.core.workload.fields import Part, Tagged
 from loadgen.core.workload.schema import Closed, FromTrace, Replay, Workload, Written
 
 
@@ -49,11 +46,7 @@ def request_fingerprint(workload: Workload, count_source: str, tokenizer_sha256:
 
 def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dict[str, Any]:
     excluded = {"name", "description", "seed", "schedule_seed", "salt", "source_text", "stop_when"}
-    recipe = {
-        name: _dumped(getattr(workload, name))
-        for name in Written.model_fields
-        if name not in excluded
-    }
+    recipe = workload.model_dump(mode="json", include=set(Written.model_fields) - excluded)
     if recipe["grace_ns"] is None:  # so that fingerprints from when 30 s was the default stay equal
         recipe["grace_ns"] = 30 * units.NS_PER_S
     if (
@@ -127,18 +120,6 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dic
     ):  # the packaged vocabulary is left out, as it was before tokenizer files counted
         recipe["tokenizer"] = tokenizer_sha256
     return recipe
-
-
-def _dumped(value: Any) -> Any:
-    """As `model_dump` does for JSON, without the schemas that it needs."""
-    if isinstance(value, Part):
-        fields = {name: _dumped(one) for name, one in value}
-        return {value.tag: fields} if isinstance(value, Tagged) else fields
-    if isinstance(value, dict):
-        return {name: _dumped(one) for name, one in value.items()}
-    if isinstance(value, tuple | list):
-        return [_dumped(one) for one in value]
-    return str(value) if isinstance(value, Path) else msgspec.to_builtins(value)
 
 
 def _without_defaults(recipe: dict[str, Any], of: FromTrace | Replay) -> None:

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from loadgen.core.errors import Faults, UserError, meant, of_reading
 from loadgen.core.units import NS_PER_S
-from loadgen.core.workload.fields import Source
+from loadgen.core.workload.diagnostics import sort_faults, validate_document
+from loadgen.core.workload.file_models import FileContext
 from loadgen.core.workload.flags import Overrides, read_flags
-from loadgen.core.workload.messages import in_order, validated
 from loadgen.core.workload.overrides import apply
 from loadgen.core.workload.schema import IN_TRACE, Workload, Written
 from loadgen.core.workload.yaml_marks import Map, read_yaml
@@ -201,17 +201,17 @@ def _checked(
     if changes and isinstance(top, Map) and "trace" in top:  # what it brings is replaced
         del top["trace"]
         top.setdefault("requests", {"input_tokens": 1, "output_tokens": 1})
-    source = Source(file=label, folder=folder, faults=faults_of_yaml)
-    written = validated(Written, top, source)
+    source = FileContext(file=label, directory=folder, faults=faults_of_yaml)
+    written = validate_document(Written, top, source)
     if (
         written is None or overrides.faults
     ):  # a flag may supply what the file lacks, so check that only with valid flags
-        raise Faults(in_order(source.faults) + list(overrides.faults))
+        raise Faults(sort_faults(source.faults) + list(overrides.faults))
     values = {name: getattr(written, name) for name in Written.model_fields} | dict(changes or {})
     workload = Workload.model_construct(**values, source_text=text)
     workload = apply(workload, overrides, source.faults, label, top)
     if source.faults:
-        raise Faults(in_order(source.faults))
+        raise Faults(sort_faults(source.faults))
     return workload
 
 

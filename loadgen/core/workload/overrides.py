@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from loadgen.core import format, seeds
 from loadgen.core.errors import Fault, UserError, collecting
 from loadgen.core.slo import Slo, Term, metrics
-from loadgen.core.workload.fields import Fixed, OneTokenOrMore
+from loadgen.core.workload.diagnostics import locate
+from loadgen.core.workload.distributions import FixedTokens
 from loadgen.core.workload.flags import Overrides, place
-from loadgen.core.workload.messages import locate
 from loadgen.core.workload.schema import (
     Closed,
     Constant,
@@ -129,9 +129,9 @@ def _requests(
                     "leave the flag out",
                 )
             )
-        changes["input_tokens"] = Fixed[OneTokenOrMore].model_construct(value=flags.input_tokens)
+        changes["input_tokens"] = FixedTokens.model_construct(value=flags.input_tokens)
     if flags.output_tokens is not None:
-        changes["output_tokens"] = Fixed[OneTokenOrMore].model_construct(value=flags.output_tokens)
+        changes["output_tokens"] = FixedTokens.model_construct(value=flags.output_tokens)
     return requests.model_copy(update=changes)
 
 

@@ -11,37 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
-
-from loadgen.core import units
-from loadgen.core.limits import ValidityLimits
-from loadgen.core.workload import spikes
-from loadgen.core.workload.fields import (
-    Delay,
-    Duration,
-    Empirical,
-    FiniteRate,
-    Fixed,
-    JsonSchema,
-    Length,
-    Listed,
-    OneTokenOrMore,
-    Part,
-    Picked,
-    Positive,
-    Rate,
-    Salt,
-    Seed,
-    Share,
-    Source,
-    Tagged,
-    Tokens,
-    Whole,
-    one_of,
-)
-from loadgen.core.workload.slo_fields import WorkloadSlo, WrittenStopRule
-from loadgen.core.workload.tasks import Task
-from loadgen.core.workload.yaml_marks import Map, Seq
-from loadgen.plain_reading import (
+from pydantic import (
     AfterValidator,
     BeforeValidator,
     Discriminator,
@@ -51,10 +21,39 @@ from loadgen.plain_reading import (
     Strict,
     Tag,
     ValidationInfo,
+    WithJsonSchema,
     create_model,
     field_validator,
     model_validator,
 )
+
+from loadgen.core import units
+from loadgen.core.limits import ValidityLimits
+from loadgen.core.workload import spikes
+from loadgen.core.workload.distributions import (
+    Delay,
+    Empirical,
+    Fixed,
+    FixedDuration,
+    Length,
+    Listed,
+)
+from loadgen.core.workload.fields import (
+    Duration,
+    FiniteRate,
+    OneTokenOrMore,
+    Positive,
+    Rate,
+    Salt,
+    Seed,
+    Share,
+    Tokens,
+    Whole,
+)
+from loadgen.core.workload.file_models import FileContext, Part, Tagged, TaggedUnion
+from loadgen.core.workload.slo_fields import WorkloadSlo, WrittenStopRule
+from loadgen.core.workload.tasks import Task
+from loadgen.core.workload.yaml_marks import Map, Seq
 
 TIMEOUT_NS = 600 * units.NS_PER_S  # the default of the openai client
 MOST_LANES = 1_000_000
@@ -102,14 +101,14 @@ class Turns(Part):
     # what each later turn adds
     tool_result_tokens: Length
     # from the end of a turn to the start of the next
-    tool_time: Delay = Fixed[Duration].model_construct(value=0)
+    tool_time: Delay = FixedDuration.model_construct(value=0)
     # earlier answers: from the seed, the same everywhere, or what the server said
     history: Literal["scripted", "server"] = "scripted"
 
 
 def _cache(value: Any, info: ValidationInfo) -> float:
     """The share of prompt tokens that the server's cache is to know: cold is 0, warm is 1."""
-    if not isinstance(info.context, Source) and isinstance(value, float):
+    if not isinstance(info.context, FileContext) and isinstance(value, float):
         return value
     if value in ("cold", "warm"):
         return float(value == "warm")
@@ -130,16 +129,18 @@ _HIT_RATE = {"type": "string", "pattern": units.SHARE_PATTERN}
 CacheState = Annotated[
     float,
     PlainValidator(_cache),
-    JsonSchema(
-        anyOf=[
-            {"enum": ["cold", "warm"]},
-            {
-                "type": "object",
-                "properties": {"hit_rate": _HIT_RATE},
-                "required": ["hit_rate"],
-                "additionalProperties": False,
-            },
-        ]
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": ["cold", "warm"]},
+                {
+                    "type": "object",
+                    "properties": {"hit_rate": _HIT_RATE},
+                    "required": ["hit_rate"],
+                    "additionalProperties": False,
+                },
+            ]
+        }
     ),
 ]
 
@@ -259,7 +260,7 @@ class Synthetic(Part):
 
 def _existing_file(value: Any, info: ValidationInfo) -> Any:
     """Resolve a path relative to the workload file; it must be an existing file. Raises `Wrong`."""
-    if not isinstance(info.context, Source):
+    if not isinstance(info.context, FileContext):
         return value
     if not isinstance(value, str) or not value:
         raise units.Wrong(
@@ -267,8 +268,8 @@ def _existing_file(value: Any, info: ValidationInfo) -> Any:
         )
     if value.startswith("hf:"):  # a data set of Hugging Face: found when it is read
         return Path(value)
-    path = info.context.folder / value
-    hint = f"a file, named relative to the folder of the workload ({info.context.folder})"
+    path = info.context.directory / value
+    hint = f"a file, named relative to the folder of the workload ({info.context.directory})"
     if path.is_dir():
         raise units.Wrong("unreadable_file", "is a folder", hint)
     if not path.is_file():
@@ -286,7 +287,7 @@ class FromFile(Part):
 
 
 def _time_slice(value: Any, info: ValidationInfo) -> tuple[int, int | None]:
-    if not isinstance(info.context, Source) and isinstance(value, tuple | list):
+    if not isinstance(info.context, FileContext) and isinstance(value, tuple | list):
         begin, end = value
         return begin, end
     if not isinstance(value, str):
@@ -302,10 +303,12 @@ TimeSlice = Annotated[
     tuple[int, int | None],
     PlainValidator(_time_slice),
     PlainSerializer(list),
-    JsonSchema(
-        type="string",
-        pattern=r"^[^.]*(\.[0-9]+)?[a-z]*\.\.[^.]*(\.[0-9]+)?[a-z]*$",
-        examples=["10m..20m", "..1h"],
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": r"^[^.]*(\.[0-9]+)?[a-z]*\.\.[^.]*(\.[0-9]+)?[a-z]*$",
+            "examples": ["10m..20m", "..1h"],
+        }
     ),
 ]
 OnBadRow = Literal["fail", "skip"]
@@ -405,10 +408,10 @@ class Replay(Tagged):
     replay: TraceReplay = "instants"
 
 
-if TYPE_CHECKING:
-    Arrival = Constant | Poisson | Gamma | Ramp | Closed | Replay
-else:
-    Arrival = one_of("arrival", Constant, Poisson, Gamma, Ramp, Closed, Replay)
+Arrival = Annotated[
+    Constant | Poisson | Gamma | Ramp | Closed | Replay,
+    TaggedUnion("arrival"),
+]
 
 
 class AtLeast(Part):
@@ -467,11 +470,11 @@ class Stage(Part):
         return self
 
     @classmethod
-    def keys(cls) -> list[str]:
-        return [*super().keys(), "warmup", "spike"]
+    def yaml_keys(cls) -> list[str]:
+        return [*super().yaml_keys(), "warmup", "spike"]
 
     @classmethod
-    def unwrap(cls, data: Any) -> Any:
+    def normalize(cls, data: Any) -> Any:
         """Accept `warmup: true` as another spelling of `measured: false`."""
         if isinstance(data, Map) and isinstance(data.get("spike"), units.Wrong):
             raise data["spike"]
@@ -489,7 +492,7 @@ class Stage(Part):
         return stage
 
     @classmethod
-    def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
+    def extend_json_schema(cls, schema: dict[str, Any]) -> dict[str, Any]:
         schema["properties"]["warmup"] = {
             "type": "boolean",
             "description": "true: the same as measured: false",
@@ -516,10 +519,6 @@ _OfOneKind = (
     | Annotated[FromTrace, Tag("FromTrace")]
     | Annotated[Task, Tag("Task")]
 )
-_KINDS: dict[str, type[Part]] = {
-    kind.__name__: kind for kind in (Synthetic, FromFile, FromTrace, Task)
-}
-_ONE_KIND = Picked(lambda value: _KINDS.get(_request_kind(value)))
 
 
 def _weight(value: Any) -> float | str:
@@ -541,15 +540,17 @@ class RequestClass(Part):
     weight: Annotated[
         float | str,
         PlainValidator(_weight),
-        JsonSchema(
-            anyOf=[
-                {"type": "number", "exclusiveMinimum": 0},
-                {"type": "string", "pattern": units.SHARE_PATTERN},
-            ]
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"type": "number", "exclusiveMinimum": 0},
+                    {"type": "string", "pattern": units.SHARE_PATTERN},
+                ]
+            }
         ),
     ]
     # as above: generated, conversations, tasks, a file or a trace
-    requests: Annotated[_OfOneKind, Discriminator(_request_kind), _ONE_KIND]
+    requests: Annotated[_OfOneKind, Discriminator(_request_kind)]
     # its own promise; else the workload's
     slo: WorkloadSlo = None
 
@@ -642,8 +643,10 @@ else:
 def _no_part_outside(data: Map) -> None:
     """Refuse keys that stand beside the part that they belong to, all in one fault. Raises `Wrong`."""
     laws = ("rate", "request_rate", "concurrency", "poisson", "closed")
-    for part, of in (("requests", Synthetic.keys()), ("stages", [*Stage.keys(), *laws])):
-        if outside := [key for key in data if key in {*of} - {*Written.keys(), *Written.synonyms}]:
+    for part, of in (("requests", Synthetic.yaml_keys()), ("stages", [*Stage.yaml_keys(), *laws])):
+        if outside := [
+            key for key in data if key in {*of} - {*Written.yaml_keys(), *Written.synonyms}
+        ]:
             example = "stages: [{arrival: {poisson: 10/s}, duration: 60s}], or arrival: {closed: 8}"
             example = (
                 f"requests: {{{', '.join(f'{key}: ...' for key in outside)}}}"
@@ -696,8 +699,6 @@ def _with_trace(data: Map) -> Map:
 
 
 _Requests = _OfOneKind | Annotated[Mix, Tag("Mix")]
-_ALL_KINDS: dict[str, type[Part]] = {**_KINDS, "Mix": Mix}
-_ANY_KIND = Picked(lambda value: _ALL_KINDS[_request_kind(value)])
 
 
 class Written(Part):
@@ -715,7 +716,7 @@ class Written(Part):
     # free text
     description: str = ""
     # what is sent; or `classes`: several kinds of it, or `trace`
-    requests: Annotated[_Requests, Discriminator(_request_kind), _ANY_KIND]
+    requests: Annotated[_Requests, Discriminator(_request_kind)]
     # when; else flags say
     stages: tuple[Stage, ...] = ()
     # what was promised
@@ -749,11 +750,11 @@ class Written(Part):
     limits: Limits = Limits.model_construct()
 
     @classmethod
-    def keys(cls) -> list[str]:
-        return [*super().keys(), "classes", "trace"]
+    def yaml_keys(cls) -> list[str]:
+        return [*super().yaml_keys(), "classes", "trace"]
 
     @classmethod
-    def unwrap(cls, data: Any) -> Any:
+    def normalize(cls, data: Any) -> Any:
         """Accept `classes: ...` in place of `requests`, and `trace: ...` in place of requests and stages."""
         if isinstance(data, Map):
             _no_part_outside(data)

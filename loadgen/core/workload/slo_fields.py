@@ -6,21 +6,22 @@ from functools import cache
 from typing import Annotated, Any, ClassVar
 
 import msgspec
-
-from loadgen.core import units
-from loadgen.core.slo import METRIC_ALIASES, Slo, StopRule, TaskTerm, Term, metrics
-from loadgen.core.workload.fields import Duration, JsonSchema, Part, Quantile, Share, Source
-from loadgen.core.workload.yaml_marks import Map
-from loadgen.figures import FIGURES
-from loadgen.plain_reading import (
+from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
     ValidationInfo,
+    WithJsonSchema,
     create_model,
     model_validator,
-    twins,
 )
+
+from loadgen.core import units
+from loadgen.core.slo import METRIC_ALIASES, Slo, StopRule, TaskTerm, Term, metrics
+from loadgen.core.workload.fields import Duration, Quantile, Share
+from loadgen.core.workload.file_models import FileContext, Part
+from loadgen.core.workload.yaml_marks import Map
+from loadgen.figures import FIGURES
 
 
 class WrittenTerm(Part):
@@ -30,11 +31,11 @@ class WrittenTerm(Part):
     quantile: Quantile | None = Field(None, validation_alias="at")
 
     @classmethod
-    def unwrap(cls, data: Any) -> Any:
+    def normalize(cls, data: Any) -> Any:
         return data if isinstance(data, dict) else {"limit": data}
 
     @classmethod
-    def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
+    def extend_json_schema(cls, schema: dict[str, Any]) -> dict[str, Any]:
         return {"anyOf": [schema["properties"]["limit"], schema]}
 
 
@@ -84,7 +85,7 @@ WrittenStopRule = Annotated[
     StopRule,
     PlainValidator(_stop_rule),
     PlainSerializer(msgspec.to_builtins),
-    JsonSchema(type="string", examples=["errors:20%", "ttft:p50:30s"]),
+    WithJsonSchema({"type": "string", "examples": ["errors:20%", "ttft:p50:30s"]}),
 ]
 
 
@@ -97,7 +98,7 @@ class _WrittenSlo(Part):
     task: WrittenTaskTerm | None = None
 
     @classmethod
-    def unwrap(cls, data: Any) -> Any:
+    def normalize(cls, data: Any) -> Any:
         if not isinstance(data, Map):
             return data
         seen = set[str]()
@@ -110,7 +111,7 @@ class _WrittenSlo(Part):
         return data.renamed(METRIC_ALIASES)
 
     @classmethod
-    def as_written(cls, schema: dict[str, Any]) -> dict[str, Any]:
+    def extend_json_schema(cls, schema: dict[str, Any]) -> dict[str, Any]:
         terms = schema["properties"]
         terms |= {alias: terms[metric] for alias, metric in METRIC_ALIASES.items()}
         return schema
@@ -150,27 +151,21 @@ def checked_slo(value: Any, info: ValidationInfo) -> Slo | None:
     """An SLO from what a file says; None where that is wrong, as the faults of the source say then."""
     if value is None or isinstance(value, Slo):
         return value
-    if not isinstance(info.context, Source):  # of a checked workload, dumped
+    if not isinstance(info.context, FileContext):  # of a checked workload, dumped
         return msgspec.convert(value, Slo)
     faults_before = len(info.context.faults)
-    figures = tuple(dict.fromkeys((*metrics(), *info.context.figures)))
+    figures = tuple(dict.fromkeys((*metrics(), *info.context.extra_metrics)))
     written = written_slo(figures).model_validate(value, context=info.context)
     return (
         written.checked() if len(info.context.faults) == faults_before else None
     )  # the fault is in the list already
 
 
-class _SloSchema:
-    """For the JSON Schema: an SLO is written as `written_slo` says; other packages may add to it."""
-
-    for_schemas_only = True
-
-    @staticmethod
-    def __get_pydantic_json_schema__(core_schema: Any, handler: Any) -> Any:
-        ours = written_slo(tuple(row.name for row in FIGURES.own if "slo" in row.shown))
-        return {"anyOf": [handler(twins().core_schema(ours)), {"type": "null"}]}
-
+_OWN_SLO = written_slo(tuple(row.name for row in FIGURES.own if "slo" in row.shown))
+"""How an SLO is written without the metrics of other packages, for the JSON Schema."""
 
 WorkloadSlo = Annotated[
-    Slo | None, PlainValidator(checked_slo), PlainSerializer(msgspec.to_builtins), _SloSchema()
+    Slo | None,
+    PlainValidator(checked_slo, json_schema_input_type=_OWN_SLO | None),
+    PlainSerializer(msgspec.to_builtins),
 ]

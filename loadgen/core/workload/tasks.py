@@ -12,30 +12,22 @@ from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal
 
-from loadgen.core import format, units
-from loadgen.core.errors import Code, Fault, UserError, meant
-from loadgen.core.workload.fields import (
-    Delay,
-    Duration,
-    Fixed,
-    JsonSchema,
-    Length,
-    OneTokenOrMore,
-    Part,
-    Positive,
-    Share,
-    Source,
-    Tokens,
-)
-from loadgen.core.workload.yaml_marks import Map, Seq, Spot, child, where
-from loadgen.plain_reading import (
+from pydantic import (
     BeforeValidator,
     Field,
     Strict,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
+
+from loadgen.core import format, units
+from loadgen.core.errors import Code, Fault, UserError, meant
+from loadgen.core.workload.distributions import Delay, Fixed, FixedDuration, FixedTokens, Length
+from loadgen.core.workload.fields import OneTokenOrMore, Positive, Share, Tokens
+from loadgen.core.workload.file_models import FileContext, Part
+from loadgen.core.workload.yaml_marks import Map, Seq, Spot, child, where
 
 MOST_REQUESTS = 10_000  # of one task
 MOST_DOCUMENTS = 1_000
@@ -56,7 +48,7 @@ class Tool(Part):
     # of its definition in the field `tools` (as compact JSON)
     schema_tokens: Annotated[Tokens, Field(ge=SMALLEST_SCHEMA)] = 100
     # it works
-    time: Delay = Fixed[Duration].model_construct(value=0)
+    time: Delay = FixedDuration.model_construct(value=0)
     # it gives back; without: a part of the pipeline, unknown to the model
     result_tokens: Length | None = None
 
@@ -64,7 +56,7 @@ class Tool(Part):
 class Documents(Part):
     """What a retrieval brings: chunks of a corpus, drawn by popularity (Zipf), none twice."""
 
-    count: Length = Fixed[OneTokenOrMore].model_construct(value=20)
+    count: Length = FixedTokens.model_construct(value=20)
     tokens: OneTokenOrMore = 384  # of each
     corpus: Annotated[int, Strict(), Field(ge=1, le=10_000_000)] = 10_000  # chunks in it
     zipf: Annotated[float, Strict(), Field(ge=0, le=10)] = (
@@ -117,7 +109,9 @@ class TaskStep(Part):
     after: Annotated[
         tuple[str, ...],
         BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
-        JsonSchema(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}]),
+        WithJsonSchema(
+            {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+        ),
     ] = ()
     # `new`: its own, a system message and its message; without `input_tokens` the answers it waits for
     context: Literal["new"] | None = None
@@ -126,16 +120,18 @@ class TaskStep(Part):
     # a user's message: before its first request, without `tool` before later ones too
     input_tokens: Length | None = None
     # before each such message but the one that begins the task
-    think_time: Delay = Fixed[Duration].model_construct(value=0)
+    think_time: Delay = FixedDuration.model_construct(value=0)
     # runs before its requests; or several with weights, drawn for each. The answer before calls it
     tool: Annotated[
         dict[str, Positive] | None,
         BeforeValidator(lambda value: {value: 1.0} if isinstance(value, str) else value),
-        JsonSchema(
-            anyOf=[
-                {"type": "string"},
-                {"type": "object", "additionalProperties": {"type": "number"}},
-            ]
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "object", "additionalProperties": {"type": "number"}},
+                ]
+            }
         ),
     ] = None
     # what a rerank ranks; what stands at the start of a chat's message
@@ -145,9 +141,9 @@ class TaskStep(Part):
     # of each answer; required of chats
     output_tokens: Length | None = None
     # requests one after the other; laws need a `max`
-    turns: Length = Fixed[OneTokenOrMore].model_construct(value=1)
+    turns: Length = FixedTokens.model_construct(value=1)
     # such rows side by side
-    parallel: Length = Fixed[OneTokenOrMore].model_construct(value=1)
+    parallel: Length = FixedTokens.model_construct(value=1)
 
     @field_validator("turns", "parallel")
     @classmethod
@@ -185,7 +181,7 @@ class Task(Part):
     @classmethod
     def _is_a_graph(cls, data: Any, info: ValidationInfo) -> Any:
         if (
-            isinstance(info.context, Source)
+            isinstance(info.context, FileContext)
             and isinstance(data, Map)
             and isinstance(data.get("steps"), Map)
         ):
@@ -254,7 +250,7 @@ class Task(Part):
         )
 
 
-def _faults(steps: Map, tools: Any, source: Source) -> Iterator[Fault]:
+def _faults(steps: Map, tools: Any, source: FileContext) -> Iterator[Fault]:
     """What makes these steps, as they are written, no graph that can be carried out; with the place of each."""
     after = {name: _names(steps[name]) for name in steps}
 

@@ -27,7 +27,7 @@ from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.core.results.record import ROW, STATUS
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import trend
-from loadgen.core.workload import Empirical, Listed, Synthetic
+from loadgen.core.workload import EmpiricalTokens, ListedTokens, Synthetic
 from loadgen.mlperf import rules
 from loadgen.mlperf import run as mlperf_run
 from loadgen.mlperf import text as mlperf_text
@@ -416,7 +416,7 @@ def test_an_interval_says_which_changes_it_was_long_enough_for(trial_s: float, w
 def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
     lengths = tuple([200, 100, 100] * 8)
     data = Synthetic(
-        input_tokens=Listed[int](values=lengths), output_tokens=Listed[int](values=lengths)
+        input_tokens=ListedTokens(values=lengths), output_tokens=ListedTokens(values=lengths)
     )
     found = resonance.found(data, None, 6, "replica", 1000)
     assert found == {
@@ -431,12 +431,12 @@ def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
     assert "50.0%" in text
     assert resonance.found(data, None, 5, "replica", 1000) is None  # no common factor
     drawn = Synthetic(
-        input_tokens=Empirical[int](values=lengths), output_tokens=Empirical[int](values=lengths)
+        input_tokens=EmpiricalTokens(values=lengths), output_tokens=EmpiricalTokens(values=lengths)
     )
     assert resonance.found(drawn, None, 6, "replica", 1000) is None  # no cycle
     assert resonance.found(data, None, 6, "replica", 24) is None  # one pass: nothing repeats
     assert resonance.found(data, None, 1, "target", 1000) is None
-    even = data.model_copy(update={"output_tokens": Listed[int](values=(100,) * 24)})
+    even = data.model_copy(update={"output_tokens": ListedTokens(values=(100,) * 24)})
     assert resonance.found(even, None, 6, "replica", 1000) is None
 
 

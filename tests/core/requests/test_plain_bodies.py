@@ -15,20 +15,27 @@ from loadgen_sdk.request import Request
 from loadgen.core.execution.bodies import Bodies
 from loadgen.core.requests.prompts import SyntheticPrompts
 from loadgen.core.requests.tokenizer import Tokenizer, packaged
-from loadgen.core.workload import Empirical, Fixed, LogNormal, Normal, Synthetic, Uniform
+from loadgen.core.workload import (
+    EmpiricalTokens,
+    FixedTokens,
+    LogNormalTokens,
+    NormalTokens,
+    Synthetic,
+    UniformTokens,
+)
 
 needs_c = pytest.mark.skipif(
     not hasattr(compiled.module, "bodies"), reason="built by pip install where a C compiler is"
 )
 
 LENGTHS = (
-    Fixed(value=4),
-    Fixed(value=3000),
-    Uniform(min=0, max=9),
-    Uniform(min=1, max=400),
-    LogNormal(median=90, sigma=0.9),
-    Normal(mean=20, stddev=9),
-    Empirical(values=[1, 5, 70]),
+    FixedTokens(value=4),
+    FixedTokens(value=3000),
+    UniformTokens.model_construct(min=0, max=9),
+    UniformTokens(min=1, max=400),
+    LogNormalTokens(median=90, sigma=0.9),
+    NormalTokens(mean=20, stddev=9),
+    EmpiricalTokens(values=[1, 5, 70]),
 )
 WORDS = {
     "plain": [" a", " bc", " def", " " + "x" * 17, " " + "y" * 200],

@@ -17,20 +17,20 @@ from loadgen.core.requests import laws, prompts
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build
 from loadgen.core.workload import (
-    Empirical,
-    Fixed,
+    EmpiricalTokens,
+    FixedTokens,
     FromFile,
-    LogNormal,
-    Normal,
+    LogNormalTokens,
+    NormalTokens,
     Synthetic,
     Turns,
-    Uniform,
+    UniformTokens,
 )
 from loadgen.core.workload.schema import Chunks, Images
 
 CL100K = tokens.load_tokenizer(None)
 WORKLOADS = places.ROOT / "workloads"
-UNIFORM = Uniform(min=0, max=400)
+UNIFORM = UniformTokens.model_construct(min=0, max=400)
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +39,17 @@ def tiny(tmp_path_factory):
 
 
 def built(seed=1, salt=2, tokenizer=CL100K, **requests):
-    requests = {"input_tokens": Fixed(value=50), "output_tokens": Fixed(value=20), **requests}
+    requests = {
+        "input_tokens": FixedTokens(value=50),
+        "output_tokens": FixedTokens(value=20),
+        **requests,
+    }
     model = FromFile if "path" in requests else Synthetic
     return build(SimpleNamespace(requests=model.model_construct(**requests)), seed, salt, tokenizer)
 
 
 def talk(count=4, tool=500, history="scripted"):
-    return Turns(count=count, tool_result_tokens=Fixed(value=tool), history=history)
+    return Turns(count=count, tool_result_tokens=FixedTokens(value=tool), history=history)
 
 
 def texts(request):
@@ -85,7 +89,7 @@ def test_a_prompt_has_exactly_the_tokens_asked(kind):
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 5, 17])
 def test_short_prompts_are_exact(n):
     assert {
-        true_count(built(input_tokens=Fixed.model_construct(value=n), salt=salt)[9])
+        true_count(built(input_tokens=FixedTokens.model_construct(value=n), salt=salt)[9])
         for salt in range(50)
     } == {n}
 
@@ -98,10 +102,16 @@ def test_a_request_does_not_depend_on_what_was_built_before(kind, numbers):
 
 
 OTHERS = {
-    "words": {"input_tokens": Uniform(min=0, max=9), "output_tokens": UNIFORM},
+    "words": {
+        "input_tokens": UniformTokens.model_construct(min=0, max=9),
+        "output_tokens": UNIFORM,
+    },
     "cached": {"input_tokens": UNIFORM, "cache": 0.5},
     "images": {"images": Images(width=64, height=64)},
-    "chunks": {"input_tokens": Fixed(value=90), "chunks": Chunks(count=2, tokens=30, corpus=5)},
+    "chunks": {
+        "input_tokens": FixedTokens(value=90),
+        "chunks": Chunks(count=2, tokens=30, corpus=5),
+    },
     "natural": {"input_tokens": UNIFORM, "prompts": "natural"},
     "real": {"turns": talk(3, 11, "server")},
 }
@@ -110,9 +120,9 @@ OTHERS = {
 @pytest.mark.parametrize("kind", [*KINDS, *OTHERS])
 def test_many_requests_are_what_each_is_alone(tiny, kind):
     rng = random.Random(kind)
-    asked = {"input_tokens": Fixed(value=50), "output_tokens": Fixed(value=20)} | (KINDS | OTHERS)[
-        kind
-    ]
+    asked = {"input_tokens": FixedTokens(value=50), "output_tokens": FixedTokens(value=20)} | (
+        KINDS | OTHERS
+    )[kind]
     one = SimpleNamespace(requests=Synthetic.model_construct(**asked))
     kinds = [
         (CL100K, 0, "chat"),
@@ -154,7 +164,7 @@ def test_a_turn_says_again_what_was_written_for_the_turns_before_it():
 
 def test_recipe_of_the_draws_is_frozen():
     """A changed text here means that runs of two versions with the same seed no longer send the same bytes."""
-    assert texts(built(input_tokens=Fixed(value=9))[5]) == [
+    assert texts(built(input_tokens=FixedTokens(value=9))[5]) == [
         "voor torture kernel catalog motivate judgement video magn classifier"
     ]
     assert prompts.fingerprint(built(**KINDS["talk"]), 12) == "c4e47f4b10d198276952de8d38614964"
@@ -174,7 +184,7 @@ def test_heads_are_unique_within_a_run_and_between_runs():
 
 @pytest.mark.parametrize(("n", "different"), [(1, 4096), (2, 20_000), (3, 20_000)])
 def test_short_prompts_differ_as_far_as_they_can(n, different):
-    made = built(input_tokens=Fixed(value=n))
+    made = built(input_tokens=FixedTokens(value=n))
     assert len({made[number].prompt for number in range(20_000)}) == different
     assert "4 are needed" in made.warnings(10)[0]
 
@@ -190,7 +200,7 @@ def test_the_seed_decides_lengths_and_the_salt_the_words():
 
 
 def test_shared_prefixes_are_shared_and_only_they():
-    made = built(input_tokens=Fixed(value=40), shared_prefix_tokens=30, prefixes=3)
+    made = built(input_tokens=FixedTokens(value=40), shared_prefix_tokens=30, prefixes=3)
     words = [made[number].prompt.split(" ") for number in range(300)]
     groups = {tuple(one[:30]) for one in words}
     assert len(groups) == 3
@@ -272,7 +282,7 @@ def test_fingerprint_sees_text_asked_lengths_order_and_number():
     base = prompts.fingerprint(built(), 10)
     others = [
         prompts.fingerprint(built(salt=3), 10),
-        prompts.fingerprint(built(output_tokens=Fixed(value=21)), 10),
+        prompts.fingerprint(built(output_tokens=FixedTokens(value=21)), 10),
         prompts.fingerprint(built(), 11),
         prompts.fingerprint(built(), None),
     ]
@@ -292,15 +302,15 @@ def test_fingerprint_of_server_history_leaves_the_replies_out():
 @pytest.mark.parametrize(
     ("length", "mean", "low", "high"),
     [
-        (Fixed(value=7), 7, 7, 7),
-        (Uniform(min=10, max=19), 14.5, 10, 19),
-        (Normal(mean=100.0, stddev=20.0), 100, 1, 300),
-        (Normal(mean=100.0, stddev=50.0, min=90, max=110), 100, 90, 110),
-        (LogNormal(median=100.0, sigma=0.5), 113.3, 1, 10_000),
-        (LogNormal(mean=100.0, sigma=0.5), 100, 1, 10_000),
-        (LogNormal(median=10.0, sigma=10.0, max=50), 10.92, 1, 50),
-        (Empirical(values=(1, 5, 9), weights=(1.0, 0.0, 3.0)), 7, 1, 9),
-        (Empirical(values=(2, 4)), 3, 2, 4),
+        (FixedTokens(value=7), 7, 7, 7),
+        (UniformTokens(min=10, max=19), 14.5, 10, 19),
+        (NormalTokens(mean=100.0, stddev=20.0), 100, 1, 300),
+        (NormalTokens(mean=100.0, stddev=50.0, min=90, max=110), 100, 90, 110),
+        (LogNormalTokens(median=100.0, sigma=0.5), 113.3, 1, 10_000),
+        (LogNormalTokens(mean=100.0, sigma=0.5), 100, 1, 10_000),
+        (LogNormalTokens(median=10.0, sigma=10.0, max=50), 10.92, 1, 50),
+        (EmpiricalTokens(values=(1, 5, 9), weights=(1.0, 0.0, 3.0)), 7, 1, 9),
+        (EmpiricalTokens(values=(2, 4)), 3, 2, 4),
     ],
 )
 def test_length_laws(length, mean, low, high):
@@ -316,7 +326,7 @@ def test_length_laws(length, mean, low, high):
 
 
 def test_a_length_out_of_reach_is_the_nearest_that_is_allowed():
-    length, key = Normal(mean=1.0, stddev=0.0, min=50), laws.key(5)
+    length, key = NormalTokens(mean=1.0, stddev=0.0, min=50), laws.key(5)
     assert (
         laws.together(length, key, "input", range(20))
         == [laws.law(length)(key, "input", 3)] * 20
@@ -353,7 +363,7 @@ def test_a_length_that_cannot_be_reached_is_told(tmp_path):
         additive=False,
         loaded=lambda: encode,
     )
-    even, uneven = (built(tokenizer=odd, input_tokens=Fixed(value=n)) for n in (40, 41))
+    even, uneven = (built(tokenizer=odd, input_tokens=FixedTokens(value=n)) for n in (40, 41))
     assert [even[number].input_tokens for number in range(50)] == [40] * 50
     assert even.warnings(50) == []
     for number in range(50):

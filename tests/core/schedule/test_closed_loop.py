@@ -30,7 +30,7 @@ from loadgen.core.results.record import SOURCES
 from loadgen.core.schedule.arrivals import build
 from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.timetable import Schedule
-from loadgen.core.workload import Closed, Fixed, Poisson, Stage, Synthetic, Workload
+from loadgen.core.workload import Closed, FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.repeated import capacity
 
 TTFT_NS, ITL_NS, TOKENS = 600 * MS, 20 * MS, 32
@@ -185,7 +185,9 @@ ANSWER = lane_start.by_probe(600.0, 20.0)  # 600 ms + 32 * 20 ms = 1.24 s
 def begun(
     *stages: Stage, leave_out: bool = False
 ) -> list[tuple[str, bool, int | None, int | None, int | None, str]]:
-    requests = Synthetic(input_tokens=Fixed(value=100), output_tokens=Fixed(value=TOKENS))
+    requests = Synthetic(
+        input_tokens=FixedTokens(value=100), output_tokens=FixedTokens(value=TOKENS)
+    )
     made, begins = lane_start.resolve(
         Workload(name="x", requests=requests, stages=stages), Asked(), ANSWER, leave_out=leave_out
     )

@@ -13,7 +13,15 @@ from timetables import MS, S, closed, constant, gamma, poisson, ramp, stage, wor
 
 from loadgen.core.schedule import arrivals, timetable
 from loadgen.core.schedule.timetable import RESERVED, Schedule, Slot
-from loadgen.core.workload import Delay, Empirical, Fixed, LogNormal, Normal, Poisson, Uniform
+from loadgen.core.workload import (
+    Delay,
+    EmpiricalDuration,
+    FixedDuration,
+    LogNormalDuration,
+    NormalDuration,
+    Poisson,
+    UniformDuration,
+)
 
 ORACLE = json.loads((places.DATA / "loadgen_oracle.json").read_text())["poisson_schedule"]
 
@@ -206,7 +214,7 @@ any_stages = st.lists(
 def test_shares_are_whole_chains_and_together_the_whole(
     stages, turns: int, n: int, m: int, seed: int
 ) -> None:
-    tool_time = Uniform(min=0, max=S)
+    tool_time = UniformDuration(min=0, max=S)
     whole = arrivals.build(workload(*stages, turns=turns, tool_time=tool_time), seed)
     parts = [
         timetable.shard(timetable.shard(whole, i, n), j, m) for i in range(n) for j in range(m)
@@ -233,20 +241,20 @@ def test_an_endless_closed_loop_is_shared_by_lanes() -> None:
 @pytest.mark.parametrize(
     ("tool_time", "low", "high", "mean"),
     [
-        (Fixed(value=3 * MS), 3 * MS, 3 * MS, 3.0),
-        (Uniform(min=MS, max=3 * MS), MS, 3 * MS, 2.0),
-        (Normal(mean=2 * MS, stddev=MS // 2), 0, 5 * MS, 2.0),
+        (FixedDuration(value=3 * MS), 3 * MS, 3 * MS, 3.0),
+        (UniformDuration(min=MS, max=3 * MS), MS, 3 * MS, 2.0),
+        (NormalDuration(mean=2 * MS, stddev=MS // 2), 0, 5 * MS, 2.0),
         (
-            Normal(mean=0, stddev=MS, min=MS, max=2 * MS),
+            NormalDuration(mean=0, stddev=MS, min=MS, max=2 * MS),
             MS,
             2 * MS,
             1.383,
         ),  # the tail between one and two deviations
-        (LogNormal(median=2 * MS, sigma=0.5), 0, 40 * MS, 2.266),
-        (LogNormal(mean=2 * MS, sigma=0.5), 0, 40 * MS, 2.0),
-        (Empirical(values=(MS, 5 * MS), weights=(3.0, 1.0)), MS, 5 * MS, 2.0),
+        (LogNormalDuration(median=2 * MS, sigma=0.5), 0, 40 * MS, 2.266),
+        (LogNormalDuration(mean=2 * MS, sigma=0.5), 0, 40 * MS, 2.0),
+        (EmpiricalDuration(values=(MS, 5 * MS), weights=(3.0, 1.0)), MS, 5 * MS, 2.0),
         (
-            Normal(mean=0, stddev=0, min=7),
+            NormalDuration(mean=0, stddev=0, min=7),
             7,
             7,
             7e-6,
@@ -276,13 +284,18 @@ def test_the_fingerprint_is_that_of_the_timetable() -> None:
     def of(*stages, seed: int = 1, **how) -> str:
         return timetable.fingerprint(arrivals.build(workload(*stages, **how), seed))
 
-    base = of(poisson(9.0, count=50), turns=2, tool_time=Uniform(min=0, max=S))
-    assert base == of(poisson(9.0, count=50), turns=2, tool_time=Uniform(min=0, max=S))
+    base = of(poisson(9.0, count=50), turns=2, tool_time=UniformDuration(min=0, max=S))
+    assert base == of(poisson(9.0, count=50), turns=2, tool_time=UniformDuration(min=0, max=S))
     others = [
-        of(poisson(9.0, count=50), turns=2, tool_time=Uniform(min=0, max=S), seed=2),
-        of(poisson(9.0, count=51), turns=2, tool_time=Uniform(min=0, max=S)),
-        of(poisson(9.0, count=50), turns=2, tool_time=Uniform(min=0, max=2 * S)),
-        of(poisson(9.0, count=50), turns=2, tool_time=Uniform(min=0, max=S), schedule_seed=1),
+        of(poisson(9.0, count=50), turns=2, tool_time=UniformDuration(min=0, max=S), seed=2),
+        of(poisson(9.0, count=51), turns=2, tool_time=UniformDuration(min=0, max=S)),
+        of(poisson(9.0, count=50), turns=2, tool_time=UniformDuration(min=0, max=2 * S)),
+        of(
+            poisson(9.0, count=50),
+            turns=2,
+            tool_time=UniformDuration(min=0, max=S),
+            schedule_seed=1,
+        ),
         of(poisson(9.0, count=100)),
         of(closed(3, duration_ns=S)),
         of(closed(4, duration_ns=S)),

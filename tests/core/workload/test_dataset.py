@@ -14,7 +14,7 @@ from loadgen.core.errors import FAULTS_SHOWN, Faults, UserError
 from loadgen.core.requests import tokenizer
 from loadgen.core.requests.build import build
 from loadgen.core.requests.prompts import KEPT_BYTES
-from loadgen.core.workload import Fixed, FromFile, data_files, dataset
+from loadgen.core.workload import FixedTokens, FromFile, data_files, dataset
 from loadgen.core.workload.fingerprints import recipe_fingerprint
 from loadgen.core.workload.loading import of_dataset
 from loadgen.shell.app import main
@@ -53,7 +53,7 @@ def test_rows_are_sent_as_written(written):
             },
             {"prompt": [1, 2, 3]},
         ],
-        output_tokens=Fixed(value=30),
+        output_tokens=FixedTokens(value=30),
     )
     one, two, three = (made[number] for number in range(3))
     assert (one.prompt, one.messages, one.max_tokens, one.exact_output) == ("one", None, 7, True)

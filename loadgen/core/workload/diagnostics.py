@@ -1,0 +1,244 @@
+"""Validates a document with a pydantic model and turns the errors of pydantic into faults with file, line and column.
+
+All mistakes of a file are reported at once. A fault says what was written, where it is, and what is allowed there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from loadgen.core import units
+from loadgen.core.errors import Code, Fault, Place, UserError, meant
+from loadgen.core.slo import METRIC_ALIASES
+from loadgen.core.workload.file_models import NO_SUCH_TAG, FileContext
+from loadgen.core.workload.yaml_marks import Map, Seq, Spot, child, where
+
+Model = TypeVar("Model", bound=BaseModel)
+Loc = tuple[int | str, ...]
+"""The keys and list indexes that lead to a value, as pydantic reports them."""
+
+MAX_SHOWN_CHARACTERS = 60  # of a wrong value
+
+OTHER_SPELLINGS = METRIC_ALIASES | {"warmup": "measured"}
+"""Maps a key of a file to the field that it is read as."""
+
+EXAMPLES = {
+    "arrival": "arrival: {poisson: 10/s} or {closed: 8}",
+    "arrival with parameters": "arrival: {gamma: {rate: 10/s, burstiness: 0.5}}",
+    "burstiness": "{gamma: {rate: 10/s, burstiness: 0.5}}",
+    "delay": "2s, or {uniform: {min: 1s, max: 3s}}",
+    "delay with parameters": "{normal: {mean: 2s, stddev: 500ms}}",
+    "from": "{ramp: {from: 1/s, to: 10/s}}",
+    "input_tokens": "input_tokens: 150",
+    "length": "150, or {uniform: {min: 100, max: 200}}",
+    "length with parameters": "{normal: {mean: 300, stddev: 50}}",
+    "name": "name: anything",
+    "output_tokens": "output_tokens: 200",
+    "requests": "requests: {input_tokens: 150, output_tokens: 200}, or {from: prompts.jsonl}",
+    "result_tokens": "result_tokens: 500",
+    "sigma": "{lognormal: {median: 300, sigma: 0.8}}",
+    "stages": "stages: [{arrival: {poisson: 10/s}, duration: 30s}]",
+    "stddev": "{normal: {mean: 300, stddev: 50}}",
+    "term": "{ttft: 2s}, or {ttft: {limit: 2s, at: p95}}",
+    "term with parameters": "{ttft: {limit: 2s, at: p95}}",
+    "to": "{ramp: {from: 1/s, to: 10/s}}",
+    "tool_result_tokens": "tool_result_tokens: 500",
+    "url": "url: http://host:8000",
+}
+"""Examples for hints, by the key of a value or by the noun of a union."""
+
+
+class _Problem(NamedTuple):
+    """What is wrong with a value: a code, a predicate such as "must be a number", and a hint."""
+
+    code: Code
+    predicate: str
+    hint: str = ""
+
+
+_NOT_A_MAPPING = _Problem("wrong_type", "must be a mapping (key: value)")
+_EMPTY = _Problem("missing_value", "must not be empty")
+_PROBLEMS = {
+    "bool_type": _Problem("wrong_type", "must be true or false"),
+    "finite_number": _Problem("out_of_range", "must be finite"),
+    "float_type": _Problem("wrong_type", "must be a number", "without quotes and unit"),
+    "int_type": _Problem("wrong_type", "must be a whole number", "without quotes and unit"),
+    "model_attributes_type": _NOT_A_MAPPING,
+    "model_type": _NOT_A_MAPPING,
+    "string_pattern_mismatch": _Problem(
+        "invalid_value",
+        "has characters that do not go here",
+        "letters, digits, and . _ - after the first",
+    ),
+    "string_too_short": _EMPTY,
+    "string_type": _Problem("wrong_type", "must be text", "put it in quotes"),
+    "too_short": _EMPTY,
+    "tuple_type": _Problem("wrong_type", "must be a list", "start each item with a dash"),
+}
+"""Maps the type of an error of pydantic to the problem that is reported."""
+
+
+class Location(NamedTuple):
+    """Where a value is in a document: its position, the path of keys that leads to it, and the value itself."""
+
+    spot: Spot
+    path: str
+    value: Any
+
+    def place(self, file: str) -> Place:
+        """Return the place of this location in a file."""
+        return where(file, self.spot, self.path)
+
+
+def validate_document(model: type[Model], document: Any, context: FileContext) -> Model | None:
+    """Validate a document of a file and return the model.
+
+    Mistakes are appended to `context.faults`. Returns None if pydantic refuses the document. A validator may also
+    append a fault and accept the value, so the caller checks `context.faults` in any case.
+    """
+    try:
+        return model.model_validate(document, context=context)
+    except ValidationError as invalid:
+        for error in invalid.errors(include_url=False):
+            context.faults.append(to_fault(error, document, context.file))
+        return None
+
+
+def sort_faults(faults: list[Fault]) -> list[Fault]:
+    """Sort faults by line and column, and keep one fault for each mistake.
+
+    A mistake can cause a second fault that says nothing new: an unset variable makes its value wrong, too, and a
+    mistyped key is also reported as missing.
+    """
+    mistyped_keys = {fault.values.get("meant") for fault in faults}
+    first_faults: dict[tuple[str, str], Fault] = {}
+    for fault in faults:
+        # Several keys can be missing at one position.
+        missing_key = fault.key if fault.code == "missing_key" else ""
+        if not missing_key or missing_key not in mistyped_keys:
+            first_faults.setdefault((fault.where, missing_key), fault)
+    return sorted(first_faults.values(), key=_line_and_column)
+
+
+def _line_and_column(fault: Fault) -> tuple[int, int]:
+    return (fault.place.line, fault.place.column) if fault.place else (0, 0)
+
+
+def locate(document: Map, loc: Loc) -> Location:
+    """Return the location of the deepest value of a document on the way that `loc` describes.
+
+    Steps that are not keys of the document are skipped: the tags of unions, and fields that a short form omits.
+    """
+    location = Location(document.at, "", document)
+    for step in loc:
+        location = _step_into(location, step) or location
+    return location
+
+
+def _step_into(location: Location, step: int | str) -> Location | None:
+    """Return the location of one key or item of a value, or None if the value has no such key or item."""
+    value = location.value
+    if isinstance(value, Map) and isinstance(step, str):
+        for key in value:
+            if step in (key, OTHER_SPELLINGS.get(key)):
+                return Location(value.values_at[key], child(location.path, key), value[key])
+    if isinstance(value, Seq) and isinstance(step, int) and step < len(value):
+        return Location(value.values_at[step], child(location.path, step), value[step])
+    return None
+
+
+def to_fault(error: ErrorDetails, document: Map, file: str) -> Fault:
+    """Return the fault for one error of pydantic."""
+    error_type = error["type"]
+    location = locate(document, error["loc"])
+    if error_type == "missing":
+        return _missing_key_fault(str(error["loc"][-1]), location, file)
+    if error["input"] is None and not location.spot.text:
+        return _missing_value_fault(location, file)
+    if error_type == NO_SUCH_TAG:
+        return _union_fault(error, location, file)
+    problem = _problem_with_value(error, location)
+    text = f"{_subject(error, location)}{problem.predicate}"
+    return UserError(problem.code, text, location.place(file), problem.hint)
+
+
+def _missing_key_fault(key: str, location: Location, file: str) -> Fault:
+    place = location.place(file)
+    path = child(location.path, key)
+    return UserError("missing_key", f'missing "{key}"', place, _example(key), key=path)
+
+
+def _missing_value_fault(location: Location, file: str) -> Fault:
+    key = location.path.rpartition(".")[2]
+    text = f"{location.path} has no value"
+    return UserError("missing_value", text, location.place(file), _example(key))
+
+
+def _union_fault(error: ErrorDetails, location: Location, file: str) -> Fault:
+    """Return the fault for a value that is not a mapping with one of the known tags as its only key."""
+    noun = str(error["ctx"]["noun"])
+    known_tags = str(error["ctx"]["known"]).split(", ")
+    noun_with_article = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+    value = location.value
+    if not isinstance(value, Map) or not value:
+        problem = f"{_quoted_value(location)}is not {noun_with_article}"
+        return UserError("wrong_type", problem, location.place(file), _example(noun, known_tags))
+    if len(value) > 1:
+        problem = f"{noun_with_article} has one key, not {len(value)}"
+        hint = f"its parameters go inside, {_example(f'{noun} with parameters', known_tags)}"
+        return UserError("conflict", problem, location.place(file), hint)
+    tag = next(iter(value))
+    place = where(file, value.keys_at[tag], location.path)
+    return UserError("unknown_name", f'unknown {noun} "{tag}"', place, meant(tag, known_tags))
+
+
+def _problem_with_value(error: ErrorDetails, location: Location) -> _Problem:
+    context = error.get("ctx", {})
+    if error["type"] == "value_error" and isinstance(context["error"], units.Wrong):
+        wrong = context["error"]
+        return _Problem(wrong.code, str(wrong), wrong.hint)
+    if error["type"] == "literal_error":
+        known = context["expected"].replace(" or ", ", ").split(", ")
+        hint = meant(location.spot.text, [word.strip("'") for word in known])
+        return _Problem("unknown_name", "is not known here", hint)
+    if error["type"] in _PROBLEMS:
+        return _PROBLEMS[error["type"]]
+    message = error["msg"].replace("Input should", "should").replace("String should", "should")
+    return _Problem("out_of_range", message)
+
+
+def _subject(error: ErrorDetails, location: Location) -> str:
+    """Return what a sentence about a wrong value begins with."""
+    loc = error["loc"]
+    if loc and isinstance(loc[-1], int) and isinstance(location.value, str):
+        # A value in a column file has no position in the document, which only names the file.
+        return f'value {loc[-1] + 1} in "{_shortened(location.spot.text)}" '
+    return _quoted_value(location)
+
+
+def _quoted_value(location: Location) -> str:
+    """Return the value as it was written, or its path if it is a list or a mapping."""
+    text = location.spot.text
+    may_contain_password = location.path.endswith("url")
+    if text and not may_contain_password:
+        return f'"{_shortened(text)}" '
+    return f"{location.path} " if location.path else ""
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= MAX_SHOWN_CHARACTERS:
+        return text
+    return f"{text[:MAX_SHOWN_CHARACTERS]}..."
+
+
+def _example(name: str, known: list[str] | None = None) -> str:
+    """Return a hint with the example for a key or noun, and with the known words if there are any."""
+    parts = []
+    if name in EXAMPLES:
+        parts.append(f"like {EXAMPLES[name]}")
+    if known:
+        parts.append(f"known: {', '.join(known)}")
+    return "; ".join(parts)

@@ -1,0 +1,245 @@
+"""Distributions of numbers of tokens and of durations, as a workload file writes them.
+
+`Length` and `Delay` are the types of fields. A plain value (`150`, `2s`) means that the value is always the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Generic, Self, TypeVar
+
+from pydantic import Field, Strict, ValidationInfo, model_validator
+from pydantic.json_schema import JsonSchemaValue
+
+from loadgen.core import units
+from loadgen.core.errors import of_reading
+from loadgen.core.workload.fields import Duration, MeanTokens, OneTokenOrMore
+from loadgen.core.workload.file_models import FileContext, Tagged, TaggedUnion
+from loadgen.core.workload.yaml_marks import Map
+
+Quantity = TypeVar("Quantity")  # OneTokenOrMore or Duration
+Mean = TypeVar("Mean")  # the type of a mean of this quantity: MeanTokens or Duration
+
+
+class Fixed(Tagged, Generic[Quantity]):
+    """Always the same."""
+
+    tag = "fixed"
+    short = "value"
+    value: Quantity
+
+    @classmethod
+    def normalize(cls, data: Any) -> Any:
+        """Accept the bare value, too."""
+        return super().normalize(data) if isinstance(data, dict) else {"value": data}
+
+    @classmethod
+    def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
+        """Return a JSON Schema that accepts the bare value, too."""
+        tagged = super().extend_json_schema(schema)
+        bare_value = tagged["properties"][cls.tag]["anyOf"][0]
+        return {
+            "title": tagged.pop("title"),
+            "description": tagged.pop("description"),
+            "anyOf": [bare_value, tagged],
+        }
+
+
+class Uniform(Tagged, Generic[Quantity]):
+    """Every whole value from min to max, both included, equally likely."""
+
+    tag = "uniform"
+    min: Quantity
+    max: Quantity
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
+        _check_order(self.min, self.max)
+        return self
+
+
+class Normal(Tagged, Generic[Quantity, Mean]):
+    """A normal distribution, rounded to whole values. A value outside [min, max] is drawn again.
+
+    `min` defaults to 1 token or to no time.
+    """
+
+    tag = "normal"
+    mean: Mean
+    stddev: Mean
+    min: Quantity | None = None
+    max: Quantity | None = None
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
+        _check_order(self.min, self.max)
+        return self
+
+
+class LogNormal(Tagged, Generic[Quantity, Mean]):
+    """A log-normal distribution, exp(N(ln median, sigma)), rounded and kept inside [min, max] like `Normal`.
+
+    It is written with `median` or with `mean`. The mean is that of the distribution without `min` and `max`, so that
+    median = mean / exp(sigma^2 / 2).
+    """
+
+    tag = "lognormal"
+    median: Mean | None = None
+    mean: Mean | None = None
+    sigma: Annotated[float, Strict(), Field(gt=0, le=10)]
+    min: Quantity | None = None
+    max: Quantity | None = None
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
+        _check_order(self.min, self.max)
+        return self
+
+    @model_validator(mode="after")
+    def _check_one_center(self) -> Self:
+        example = "lognormal: {median: 300, sigma: 0.8}"
+        if (self.median is None) == (self.mean is None):
+            raise units.Wrong("conflict", "needs exactly one of median and mean", example)
+        if not self.median and not self.mean:
+            raise units.Wrong("out_of_range", "needs a median or mean above zero", example)
+        return self
+
+
+class ListOfValues(Tagged, Generic[Quantity]):
+    """The base class of distributions with a list of values, which may be in a file."""
+
+    short = "values"
+    values: tuple[Quantity, ...] = Field(min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_values_from_file(cls, data: Any, info: ValidationInfo) -> Any:
+        """Replace the name of a file under `values` by the values in that file."""
+        body = cls.normalize(data)
+        if not isinstance(info.context, FileContext) or not isinstance(body, dict):
+            return data
+        file_name = body.get("values")
+        if not isinstance(file_name, str):
+            return data
+        body = body.renamed({}) if isinstance(body, Map) else dict(body)
+        body["values"] = _read_column(info.context.directory / file_name)
+        return body
+
+    @classmethod
+    def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
+        """Return a JSON Schema that accepts the name of a file in place of the values, too."""
+        tagged = super().extend_json_schema(schema)
+        choices = tagged["properties"][cls.tag]["anyOf"]
+        file = {"type": "string", "description": "a file with one value per line"}
+        properties = choices[1]["properties"]
+        properties["values"] = {"anyOf": [properties["values"], file]}
+        choices.append(file)
+        return tagged
+
+
+class Empirical(ListOfValues[Quantity], Generic[Quantity]):
+    """One of the values, drawn with its weight. Without weights all values are equally likely."""
+
+    tag = "empirical"
+    weights: tuple[Annotated[float, Strict(), Field(ge=0, le=1e12)], ...] | None = None
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> Self:
+        if self.weights is None:
+            return self
+        if len(self.weights) != len(self.values):
+            problem = f"has {len(self.values)} values but {len(self.weights)} weights"
+            raise units.Wrong("mismatch", problem, "one weight per value")
+        if not sum(self.weights):
+            raise units.Wrong("out_of_range", "has no weight above zero", "one weight per value")
+        return self
+
+
+class Listed(ListOfValues[Quantity], Generic[Quantity]):
+    """The values one after the other, request by request. After the last value the first one follows."""
+
+    tag = "listed"
+
+
+def _check_order(low: Any, high: Any) -> None:
+    if low is not None and high is not None and low > high:
+        raise units.Wrong("out_of_range", "has its min above its max", "swap min and max")
+
+
+def _read_column(path: Path) -> list[int | str]:
+    """Return the lines of a file with one column. Whole numbers become int.
+
+    Blank lines and lines that begin with `#` are skipped. Raises `Wrong` if the file cannot be read.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        hint = "a text file with one value per line, named relative to the workload"
+        raise units.Wrong(of_reading(error), f"cannot be read: {reason}", hint) from None
+    entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return [int(text) if text.isdecimal() else text for text in entries]
+
+
+class FixedTokens(Fixed[OneTokenOrMore]):
+    """Always the same number of tokens."""
+
+
+class UniformTokens(Uniform[OneTokenOrMore]):
+    """Every number of tokens from min to max, both included, equally likely."""
+
+
+class NormalTokens(Normal[OneTokenOrMore, MeanTokens]):
+    """Normally distributed, rounded. A number outside [min, max] is drawn again; min defaults to 1."""
+
+
+class LogNormalTokens(LogNormal[OneTokenOrMore, MeanTokens]):
+    """exp(N(ln median, sigma)), rounded. A number outside [min, max] is drawn again; min defaults to 1.
+
+    Written with `median`, or with `mean`, where median = mean / exp(sigma^2 / 2).
+    """
+
+
+class EmpiricalTokens(Empirical[OneTokenOrMore]):
+    """One of the values, drawn with its weight. The values may be in a file, one per line."""
+
+
+class ListedTokens(Listed[OneTokenOrMore]):
+    """The values in their order, then from the first again. The values may be in a file, one per line."""
+
+
+Length = Annotated[
+    FixedTokens | UniformTokens | NormalTokens | LogNormalTokens | EmpiricalTokens | ListedTokens,
+    TaggedUnion("length", bare_types=(int, float)),
+]
+"""A distribution of numbers of tokens, each at least 1."""
+
+
+class FixedDuration(Fixed[Duration]):
+    """Always the same duration."""
+
+
+class UniformDuration(Uniform[Duration]):
+    """Every duration from min to max, equally likely."""
+
+
+class NormalDuration(Normal[Duration, Duration]):
+    """Normally distributed. A duration outside [min, max] is drawn again; min defaults to 0."""
+
+
+class LogNormalDuration(LogNormal[Duration, Duration]):
+    """exp(N(ln median, sigma)). A duration outside [min, max] is drawn again; min defaults to 0.
+
+    Written with `median`, or with `mean`, where median = mean / exp(sigma^2 / 2).
+    """
+
+
+class EmpiricalDuration(Empirical[Duration]):
+    """One of the values, drawn with its weight. The values may be in a file, one per line."""
+
+
+Delay = Annotated[
+    FixedDuration | UniformDuration | NormalDuration | LogNormalDuration | EmpiricalDuration,
+    TaggedUnion("delay", bare_types=(int, float, str)),
+]
+"""A distribution of durations in nanoseconds."""

@@ -1,0 +1,203 @@
+"""The base classes of the pydantic models that describe files of users.
+
+`Part` adds one thing to pydantic: an unknown key is reported with its position, the known keys and the key that was
+probably meant. `Tagged` and `TaggedUnion` describe a choice that is written as a mapping with one key, such as
+`{poisson: 10/s}`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Union, get_args
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+    Tag,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from loadgen.core.errors import Fault, UserError, closest, meant
+from loadgen.core.workload.yaml_marks import Map, child, where
+
+NO_SUCH_TAG = "no_such_tag"
+"""The type of the validation error for a value that selects no member of a `TaggedUnion`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileContext:
+    """The validation context of a file.
+
+    A value that is built in Python is validated without such a context. Its durations are integer nanoseconds and its
+    rates are floats.
+
+    Attributes:
+        file: The name of the file in error messages.
+        directory: The directory that paths in the file are relative to.
+        faults: The mistakes that were found so far. Validators append mistakes that pydantic cannot express.
+        extra_metrics: Metrics of other packages that a stored file may name although these packages are not installed.
+    """
+
+    file: str
+    directory: Path
+    faults: list[Fault] = field(default_factory=list)
+    extra_metrics: tuple[str, ...] = ()
+
+
+class Part(BaseModel):
+    """A mapping in a file of a user: immutable and without unknown keys."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        populate_by_name=True,
+        coerce_numbers_to_str=True,  # `name: 7` is text
+        hide_input_in_errors=True,  # an input may be a secret
+        ser_json_inf_nan="strings",
+        defer_build=True,
+    )
+
+    synonyms: ClassVar[dict[str, str]] = {}
+    """Maps names that other tools give to a key to its name here, for hints."""
+
+    @classmethod
+    def yaml_keys(cls) -> list[str]:
+        """Return the keys of this part as they are written in a file."""
+        return [str(info.validation_alias or name) for name, info in cls.model_fields.items()]
+
+    @classmethod
+    def normalize(cls, data: Any) -> Any:
+        """Convert every accepted spelling of this part to a mapping of its fields."""
+        return data
+
+    @classmethod
+    def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
+        """Return the JSON Schema of every accepted spelling, given the JSON Schema of the fields."""
+        return schema
+
+    @model_validator(mode="before")
+    @classmethod
+    def _normalize_and_report_unknown_keys(cls, data: Any, info: ValidationInfo) -> Any:
+        if isinstance(data, BaseModel):
+            return data
+        data = cls.normalize(data)
+        if isinstance(info.context, FileContext) and isinstance(data, Map):
+            return cls._without_unknown_keys(data, info.context)
+        return data
+
+    @classmethod
+    def _without_unknown_keys(cls, data: Map, context: FileContext) -> dict[str, Any]:
+        """Report the unknown keys of a mapping and return the mapping without them."""
+        known_keys = cls.yaml_keys()
+        unknown_keys = [key for key in data if key not in known_keys]
+        if not unknown_keys:
+            return data
+        for key in unknown_keys:
+            place = where(context.file, data.keys_at[key], child(data.path, key))
+            hint = meant(key, known_keys, cls.synonyms)
+            similar_key = closest(key, known_keys, cls.synonyms)
+            values = {"meant": child(data.path, similar_key)} if similar_key else {}
+            fault = UserError("unknown_key", f'unknown key "{key}"', place, hint, values=values)
+            context.faults.append(fault)
+        return {key: value for key, value in data.items() if key in known_keys}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        reference = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        extended = cls.extend_json_schema(dict(schema))
+        schema.clear()
+        schema.update(extended)
+        return reference
+
+
+class Tagged(Part):
+    """A member of a `TaggedUnion`, written as a mapping whose only key is `tag`.
+
+    The value of that key is a mapping of the fields. If `short` names a field, the value of this field may stand in
+    place of the mapping: `{poisson: 10/s}` means `{poisson: {rate: 10/s}}`.
+    """
+
+    tag: ClassVar[str]
+    short: ClassVar[str | None] = None
+
+    @classmethod
+    def normalize(cls, data: Any) -> Any:
+        """Convert `{tag: fields}` and `{tag: short form}` to a mapping of the fields."""
+        if not isinstance(data, dict) or list(data) != [cls.tag]:
+            return data
+        body = data[cls.tag]
+        if isinstance(body, dict) or cls.short is None:
+            return body
+        return {cls.short: body}
+
+    @classmethod
+    def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
+        """Return the JSON Schema of a mapping with the tag as its only key."""
+        title = schema.pop("title")
+        description = schema.pop("description")
+        short_forms = [schema["properties"][cls.short]] if cls.short else []
+        return {
+            "title": title,
+            "type": "object",
+            "properties": {cls.tag: {"anyOf": [*short_forms, schema]}},
+            "required": [cls.tag],
+            "additionalProperties": False,
+            "description": description,
+        }
+
+    @model_serializer(mode="wrap")
+    def _serialize_with_tag(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {self.tag: handler(self)}
+
+
+@dataclass(frozen=True)
+class TaggedUnion:
+    """Annotates a union of `Tagged` parts: the only key of a mapping selects the member.
+
+    Attributes:
+        noun: What the union is called in error messages.
+        bare_types: A value of one of these types has no key and stands for the member with the tag `fixed`.
+    """
+
+    noun: str
+    bare_types: tuple[type, ...] = ()
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Build the schema of a pydantic union with a callable discriminator."""
+        members: tuple[type[Tagged], ...] = get_args(source)
+        tags = [member.tag for member in members]
+        union: Any = Union[tuple(Annotated[member, Tag(member.tag)] for member in members)]  # noqa: UP007
+        discriminator = Discriminator(
+            lambda value: self._select_tag(value, tags),
+            custom_error_type=NO_SUCH_TAG,
+            custom_error_message="is no {noun}",
+            custom_error_context={
+                "noun": self.noun,
+                "known": ", ".join(tag for tag in tags if tag != "fixed"),
+            },
+        )
+        return handler.generate_schema(Annotated[union, discriminator])
+
+    def _select_tag(self, value: Any, tags: list[str]) -> str | None:
+        """Return the tag of the member that describes a value, or None if there is no such member."""
+        if isinstance(value, Tagged):
+            return value.tag
+        if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in tags:
+            return str(next(iter(value)))
+        if isinstance(value, self.bare_types) and not isinstance(value, bool):
+            return "fixed"
+        return None
