@@ -1,145 +1,113 @@
-"""What makes two workloads equal: hashes of their checked values, and of the files of prompts and traces they name."""
+"""Fingerprints of workloads: two workloads with equal fingerprints do the same work.
+
+A fingerprint is a hash of the checked values of a workload, so `30s` and `0.5m` are equal. Files of prompts and traces
+count by their contents, not by their names.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from loadgen.core import units
-from loadgen.core.limits import ValidityLimits
 from loadgen.core.workload import data_files, hub
-from loadgen.core.workload.schema import Closed, FromTrace, Replay, Workload, Written
+from loadgen.core.workload.schema import Replay, Workload, Written
+
+Recipe = dict[str, Any]
+"""The values that a fingerprint covers, as JSON types."""
+
+FIELDS_OF_RECIPE = set(Written.model_fields) - {
+    "name",
+    "description",
+    "seed",
+    "schedule_seed",
+    "salt",
+    "stop_when",
+}
 
 
 def recipe_fingerprint(workload: Workload, count_source: str, tokenizer_sha256: str = "") -> str:
-    """16 hex digits, equal exactly when two workloads have the same load, SLO and way of counting tokens (metrics.md).
+    """Return 16 hex digits that are equal for two workloads with the same load, SLO and way of counting tokens.
 
-    The fingerprint covers the checked values, so `30s` and `0.5m` are equal. It ignores seeds, salt, names, the
-    description and the source text. `count_source` is the tag of the token counts that the results use (server,
-    tokenizer, estimate, events). `tokenizer_sha256`: of the tokenizer file; "" for the packaged vocabulary. For prompt
-    and trace files the fingerprint covers the bytes of the file, which is read here, not its name.
+    Seeds, salt, names and the description do not count.
+
+    Args:
+        workload: The checked workload. The files of prompts and traces that it names are read.
+        count_source: Where the token counts of the results come from: server, tokenizer, estimate or events.
+        tokenizer_sha256: The hash of the tokenizer file. It is empty for the packaged vocabulary.
     """
-    return _recipe_hash(_recipe(workload, count_source, tokenizer_sha256))
+    return _hash(_recipe(workload, count_source, tokenizer_sha256))
 
 
 def work_fingerprint(workload: Workload, count_source: str, tokenizer_sha256: str = "") -> str:
-    """Like `recipe_fingerprint`, but without SLOs and limits of validity: a promise is no part of the work."""
+    """Return a fingerprint like `recipe_fingerprint` that ignores SLOs and limits of validity.
+
+    Two runs with equal fingerprints did the same work, whatever was expected of them.
+    """
     recipe = _recipe(workload, count_source, tokenizer_sha256)
-    for one in (recipe, *recipe["requests"].get("classes", {}).values()):
-        for name in ("slo", "limits"):
-            one.pop(name, None)
-    return _recipe_hash(recipe)
+    del recipe["slo"]
+    del recipe["limits"]
+    for request_class in recipe["requests"].get("classes", {}).values():
+        del request_class["slo"]
+    return _hash(recipe)
 
 
 def request_fingerprint(workload: Workload, count_source: str, tokenizer_sha256: str = "") -> str:
-    """Like `recipe_fingerprint`, but without the amount of load: equal for two capacity searches of the same kind.
+    """Return a fingerprint like `recipe_fingerprint` that ignores the amount of load.
 
-    Of each measured stage only the arrival law counts (poisson, closed, ...), not its rate, lanes, duration or count.
+    It is equal for two capacity searches of the same kind. Of the measured stages only the arrival laws count (poisson,
+    closed, ...), not their rate, concurrency, duration or number of requests.
     """
     recipe = _recipe(workload, count_source, tokenizer_sha256)
-    recipe["stages"] = sorted({stage["law"] for stage in recipe["stages"] if stage["measured"]})
-    return _recipe_hash(recipe)
+    recipe["stages"] = sorted({stage.arrival.tag for stage in workload.stages if stage.measured})
+    return _hash(recipe)
 
 
-def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> dict[str, Any]:
-    excluded = {"name", "description", "seed", "schedule_seed", "salt", "source_text", "stop_when"}
-    recipe = workload.model_dump(mode="json", include=set(Written.model_fields) - excluded)
-    if recipe["grace_ns"] is None:  # so that fingerprints from when 30 s was the default stay equal
-        recipe["grace_ns"] = 30 * units.NS_PER_S
-    if (
-        recipe["max_in_prefill"] is None
-    ):  # so that fingerprints from before there was such a cap stay equal
-        del recipe["max_in_prefill"]
-    for one in recipe["requests"].get("classes", {}).values():
-        for name in (
-            "tenant",
-            "headers",
-        ):  # so that fingerprints from before there were any stay equal
-            if not one[name]:
-                del one[name]
-    for stage in recipe["stages"]:
-        del stage["name"]
-        if (
-            stage["at_least"] is None
-        ):  # so that fingerprints from before `at_least` existed stay equal
-            del stage["at_least"]
-    # so that fingerprints from before these limits existed stay equal
-    for name in ("event_error_share", "tpot_error_share", "not_offered_share"):
-        if recipe["limits"][name] == getattr(ValidityLimits(), name):
-            del recipe["limits"][name]
-    classes = recipe["requests"].get("classes", {}).values()
-    if isinstance(workload.requests, FromTrace):
-        _without_defaults(recipe["requests"], workload.requests)
-    for requests in (recipe["requests"], *(one["requests"] for one in classes)):
-        if requests.get("prompts") == "random":  # as before there was a natural text
-            del requests["prompts"]
-        if requests.get("replay") == "instants":  # as of a class before sessions could be replayed
-            del requests["replay"]
-        for name in requests.keys() & {
-            "path",
-            "trace",
-        }:  # the hash of the file in place of its name
-            requests[name] = _content(Path(requests[name]))
-        for name in (
-            "cache",
-            "chunks",
-            "images",
-        ):  # so that fingerprints from before these existed stay equal
-            if requests.get(name, 0) is None:
-                del requests[name]
-        for step in requests.get("steps", {}).values():
-            del step["target"], step["model"]  # where it is sent, as a run's own target
-            for name in (
-                "documents",
-                "best",
-            ):  # so that fingerprints from before these and other kinds stay equal
-                if step[name] is None:
-                    del step[name]
-            if step["kind"] == "chat":
-                del step["kind"]
-    for slo in (recipe["slo"], *(one["slo"] for one in classes)):
-        if (
-            slo is not None and slo["task"] is None
-        ):  # so that fingerprints from before `task` existed stay equal
-            del slo["task"]
-    for stage_recipe, stage in zip(recipe["stages"], workload.stages, strict=True):
-        stage_recipe["law"] = stage.arrival.tag
-        if isinstance(stage.arrival, Replay):
-            replay = stage_recipe["arrival"]["trace"]
-            replay["file"] = _file_sha256(stage.arrival.file)
-            _without_defaults(replay, stage.arrival)
-        # All lanes at once: as before ramps existed, and so is the fingerprint.
-        if isinstance(stage.arrival, Closed) and stage.arrival.ramp_ns == 0:
-            del stage_recipe["arrival"]["closed"]["ramp_ns"]
+def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> Recipe:
+    recipe = workload.model_dump(mode="json", include=FIELDS_OF_RECIPE)
+    recipe["grace_ns"] = workload.drain_ns
     recipe["count_source"] = count_source
-    if (
-        tokenizer_sha256
-    ):  # the packaged vocabulary is left out, as it was before tokenizer files counted
-        recipe["tokenizer"] = tokenizer_sha256
+    recipe["tokenizer"] = tokenizer_sha256
+    for requests in _all_requests(recipe):
+        for key in requests.keys() & {"path", "trace"}:
+            requests[key] = _hash_of_data(Path(requests[key]))
+        for step in requests.get("steps", {}).values():
+            # Where a step is sent is no part of the work, and neither is the target of a run.
+            del step["target"]
+            del step["model"]
+    for stage_recipe, stage in zip(recipe["stages"], workload.stages, strict=True):
+        del stage_recipe["name"]
+        if isinstance(stage.arrival, Replay):
+            stage_recipe["arrival"][Replay.tag]["file"] = _file_sha256(stage.arrival.file)
     return recipe
 
 
-def _without_defaults(recipe: dict[str, Any], of: FromTrace | Replay) -> None:
-    """Remove what was not asked of a trace, so that fingerprints from before this could be asked stay equal."""
-    for name in ("slice_ns", "loop", "on_bad_row", "replay"):
-        if name in recipe and getattr(of, name) == type(of).model_fields[name].default:
-            del recipe[name]
+def _all_requests(recipe: Recipe) -> Iterator[Recipe]:
+    """Yield the requests of the workload, or those of each class if there are classes."""
+    requests = recipe["requests"]
+    if "classes" not in requests:
+        yield requests
+        return
+    for request_class in requests["classes"].values():
+        yield request_class["requests"]
 
 
-def _recipe_hash(recipe: dict[str, Any]) -> str:
+def _hash(recipe: Recipe) -> str:
     text = json.dumps(recipe, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _content(path: Path) -> str:
-    """The hash of a file; of a data set of Hugging Face the commit of its snapshot, and those of its files."""
+def _hash_of_data(path: Path) -> str:
+    """Return the hash of a file. For a data set of Hugging Face, return its commit and the hashes of its files."""
     if not str(path).startswith(data_files.HUB):
         return _file_sha256(path)
     files, _ = data_files.files_of(path)
-    return "+".join(filter(None, (hub.commit_of(files[0]), *map(_file_sha256, files))))
+    commit = hub.commit_of(files[0])
+    hashes = [_file_sha256(file) for file in files]
+    return "+".join([commit, *hashes] if commit else hashes)
 
 
 def _file_sha256(path: Path) -> str:
@@ -147,7 +115,8 @@ def _file_sha256(path: Path) -> str:
     return _sha256(path, state.st_size, state.st_mtime_ns)
 
 
-@functools.lru_cache(maxsize=16)  # of a trace: its requests and its arrivals are the same file
-def _sha256(path: Path, size: int, changed_ns: int) -> str:
+@functools.lru_cache(maxsize=16)  # The requests and the arrivals of a trace are the same file.
+def _sha256(path: Path, size: int, changed_ns: int) -> str:  # noqa: ARG001
+    """Return the hash of a file. Size and time of change are part of the key of the cache."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

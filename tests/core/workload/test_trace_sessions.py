@@ -360,7 +360,7 @@ def test_sessions_begin_by_any_law_and_a_class_of_them_is_refused(tmp_path: Path
         load(str(tmp_path / "m.yaml"))
 
 
-def test_a_recipe_of_instants_is_what_it_was(tmp_path: Path) -> None:
+def test_the_recipe_says_whether_sessions_are_replayed(tmp_path: Path) -> None:
     path = written(tmp_path, FILES["mooncake"][0])
     plain, asked = of_trace(path), of_trace(path, read_flags(trace_replay="instants"))
     chains = of_trace(path, read_flags(trace_replay="sessions"))

@@ -675,7 +675,7 @@ def test_equal_recipes_have_equal_fingerprints(tmp_path: Path) -> None:
         STAGES.replace("input_tokens: 150", "input_tokens: {fixed: {value: 150}}").replace(
             "arrival", "name: a, arrival"
         ),
-        STAGES + "grace: 30000ms\nlimits: {failure_share: 1%}\n",
+        STAGES + "grace: 600000ms\nlimits: {failure_share: 1%}\n",
     ]
     assert [recipe_fingerprint(of(text, tmp_path), "server") for text in same] == [base] * len(same)
     other = [
