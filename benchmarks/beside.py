@@ -31,7 +31,6 @@ NEEDED = ("msgspec", "asyncio-throttle")  # by the SDK
 MODULES = {
     "opentelemetry-instrumentation-openai": "opentelemetry.instrumentation.openai",
     "openai-agents": "agents",
-    "llama-index-llms-openai": "llama_index.llms",
 }
 
 

@@ -152,16 +152,18 @@ def openai_agents(told: Callable[[Any], None], url: str, refusing: str) -> list[
         Runner,
         set_tracing_disabled,
     )
-    from loadgen_sdk import auto
+    from loadgen_sdk import instrument
 
     set_tracing_disabled(True)
     names: list[str] = []
 
     async def run() -> None:
         async with (
-            package.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client,
-            package.AsyncOpenAI(base_url=refusing, api_key=KEY, max_retries=0) as refused,
+            package.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as plain_client,
+            package.AsyncOpenAI(base_url=refusing, api_key=KEY, max_retries=0) as plain_refused,
         ):
+            client = instrument(plain_client, told, ask_usage=True)
+            refused = instrument(plain_refused, told, ask_usage=True)
             for kind in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
                 agent = Agent(
                     name="a",
@@ -178,13 +180,13 @@ def openai_agents(told: Callable[[Any], None], url: str, refusing: str) -> list[
             await anext(stream)
             await stream.close()
 
-    with auto(told, ask_usage=True):
-        asyncio.run(run())
+    asyncio.run(run())
     return names
 
 
 def pydantic_ai(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
-    from loadgen_sdk import auto
+    import openai as package
+    from loadgen_sdk import instrument
     from pydantic_ai import Agent
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
@@ -192,20 +194,24 @@ def pydantic_ai(told: Callable[[Any], None], url: str, refusing: str) -> list[st
     names: list[str] = []
 
     async def run() -> None:
-        agent = Agent(OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=url, api_key=KEY)))
+        client = instrument(package.AsyncOpenAI(base_url=url, api_key=KEY), told, ask_usage=True)
+        refused = instrument(
+            package.AsyncOpenAI(base_url=refusing, api_key=KEY, max_retries=0),
+            told,
+            ask_usage=True,
+        )
+        agent = Agent(OpenAIChatModel(MODEL, provider=OpenAIProvider(openai_client=client)))
         assert (await agent.run(SAID)).output
         async with agent.run_stream(SAID) as whole:
             assert [piece async for piece in whole.stream_text(delta=True, debounce_by=None)]
         async with agent.run_stream(SAID) as left:
             async for _ in left.stream_text(delta=True, debounce_by=None):
                 break
-        provider = OpenAIProvider(base_url=refusing, api_key=KEY)
-        provider.client.max_retries = 0
+        provider = OpenAIProvider(openai_client=refused)
         with caught(names):
             await Agent(OpenAIChatModel(MODEL, provider=provider)).run(SAID)
 
-    with auto(told, ask_usage=True):
-        asyncio.run(run())
+    asyncio.run(run())
     return names
 
 
@@ -229,8 +235,10 @@ def instructor(told: Callable[[Any], None], url: str, refusing: str) -> list[str
 
 
 def litellm(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
-    import litellm as package
-    from loadgen_sdk import auto
+    import litellm
+    from loadgen_sdk import instrument
+
+    package = instrument(litellm, told, ask_usage=True)
 
     names: list[str] = []
     asked: dict[str, Any] = {
@@ -245,57 +253,14 @@ def litellm(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
         async for _ in await package.acompletion(**asked, api_base=url, stream=True):
             pass
 
-    with auto(told, ask_usage=True):
-        assert package.completion(**asked, api_base=url).choices
-        assert [*package.completion(**asked, api_base=url, stream=True)]
-        stream = package.completion(**asked, api_base=url, stream=True)
-        next(iter(stream))
-        del stream
-        with caught(names):
-            package.completion(**asked, api_base=refusing, max_retries=0)
-        asyncio.run(ask())
-    return names
-
-
-def langchain(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
-    from langchain_openai import ChatOpenAI
-    from loadgen_sdk import auto
-
-    names: list[str] = []
-    with auto(told, ask_usage=True):
-        asked: dict[str, Any] = {"model": MODEL, "api_key": KEY, "max_retries": 0, "max_tokens": 8}
-        model = ChatOpenAI(base_url=url, **asked)
-        assert model.invoke(SAID).content
-        assert asyncio.run(model.ainvoke(SAID)).content
-        assert [*model.stream(SAID)]
-        left = model.stream(SAID)
-        next(left)
-        left.close()
-        with caught(names):
-            ChatOpenAI(base_url=refusing, **asked).invoke(SAID)
-    return names
-
-
-def llama_index(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
-    from llama_index.llms.openai import OpenAI
-    from loadgen_sdk import auto
-
-    names: list[str] = []
-    with auto(told, ask_usage=True):
-        asked: dict[str, Any] = {
-            "model": "gpt-4o",
-            "api_key": KEY,
-            "max_retries": 0,
-            "max_tokens": 8,
-        }
-        model = OpenAI(api_base=url, **asked)
-        assert str(model.complete(SAID))
-        assert [*model.stream_complete(SAID)]
-        left = model.stream_complete(SAID)
-        next(left)
-        left.close()
-        with caught(names):
-            OpenAI(api_base=refusing, **asked).complete(SAID)
+    assert package.completion(**asked, api_base=url).choices
+    assert [*package.completion(**asked, api_base=url, stream=True)]
+    stream = package.completion(**asked, api_base=url, stream=True)
+    next(iter(stream))
+    del stream
+    with caught(names):
+        package.completion(**asked, api_base=refusing, max_retries=0)
+    asyncio.run(ask())
     return names
 
 
@@ -384,8 +349,6 @@ PROGRAMS: dict[str, tuple[Callable[..., list[str]], tuple[str, ...]]] = {
     "pydantic-ai": (pydantic_ai, ("pydantic-ai-slim[openai]",)),
     "instructor": (instructor, ("instructor",)),
     "litellm": (litellm, ("litellm",)),
-    "langchain-openai": (langchain, ("langchain-openai",)),
-    "llama-index-llms-openai": (llama_index, ("llama-index-llms-openai",)),
     "fastapi": (fastapi, ("fastapi", "uvicorn", "openai")),
 }
 ENVIRONMENT = {

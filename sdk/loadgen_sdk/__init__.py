@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__  # noqa: F401 - public
 
 if TYPE_CHECKING:
-    from .app.auto import auto as auto
     from .app.blocking import BlockingClient as BlockingClient
     from .app.budget import Budget as Budget
     from .app.client import Client as Client
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from .transport.wire import Tls as Tls
 
 _NAMES_BY_MODULE = {
-    "app.auto": "auto",
     "app.blocking": "BlockingClient",
     "app.budget": "Budget",
     "app.client": "Client Event",

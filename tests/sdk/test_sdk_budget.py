@@ -22,7 +22,6 @@ from loadgen_sdk import (
     Retry,
     TokenPrice,
     WrongUse,
-    auto,
     instrument,
     read_prices,
 )
@@ -267,7 +266,10 @@ def test_a_store_that_fails_is_said_once_and_the_process_goes_on(
         (lambda: Budget("50"), "invalid_value"),
         (lambda: Budget("50 USD/year"), "invalid_value"),
         (lambda: instrument(openai.OpenAI(api_key="k"), budget="50 USD/day"), "missing_option"),
-        (lambda: auto(budget=3, prices=PRICE), "wrong_type"),  # type: ignore[arg-type]
+        (
+            lambda: instrument(openai.OpenAI(api_key="k"), budget=3, prices=PRICE),  # type: ignore[call-overload]
+            "wrong_type",
+        ),
         (
             lambda: instrument(
                 openai.OpenAI(api_key="k"), budget="5 EUR", prices=TokenPrice(1, 2, currency="USD")

@@ -82,4 +82,4 @@ def test_the_examples_are_typed_for_pyright(tmp_path: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 13
+    assert len(EXAMPLES) == 12

@@ -24,7 +24,6 @@ from loadgen_sdk import (
     Retry,
     Throttle,
     TokenPrice,
-    auto,
     instrument,
     record_shape,
 )
@@ -365,44 +364,6 @@ def test_answers_can_be_pickled_and_copied(tmp_path: Any) -> None:
     ):
         made = instrument(client, record=shape, keep_content=True).chat.completions.create(**ASK)
         assert pickle.loads(pickle.dumps(made)) == made == copy.deepcopy(made)
-
-
-def test_the_client_of_the_module_is_retried_by_ours_alone() -> None:
-    """Its `max_retries` is a property: set beside that it had no effect, and each attempt was made three times."""
-    told: list[Measurement] = []
-    openai._reset_client()  # type: ignore[attr-defined]
-    with serving(BUSY) as server, auto(told.append, retry=Retry(2, first_wait_s=0.001)):
-        openai.api_key, openai.base_url = KEY, server.url + "/"
-        with pytest.raises(openai.InternalServerError):
-            openai.chat.completions.create(**ASK)
-        sent = len(server.heard)
-        openai._load_client().close()
-    openai.api_key = openai.base_url = None
-    openai._reset_client()  # type: ignore[attr-defined]
-    assert sent == 2 == len(told[0].attempts) and told[0].hidden_retries == 0
-    assert openai.max_retries == openai.DEFAULT_MAX_RETRIES
-
-
-def test_a_client_of_an_unknown_shape_works_on_under_auto(caplog: pytest.LogCaptureFixture) -> None:
-    class Chat:
-        def __init__(self, owner: Any, name: str) -> None:
-            self.name = name
-
-    class Own(openai.OpenAI):
-        @property
-        def chat(self) -> Any:
-            return Chat(self, "chat")
-
-        @chat.setter
-        def chat(self, _: Any) -> None:
-            """Older versions of the package set it."""
-
-    with (
-        auto(retry=Retry(2)),
-        Own(base_url="http://localhost:1/v1", api_key=KEY, max_retries=4) as client,
-    ):
-        assert client.chat.name == "chat" and client.max_retries == 4
-    assert "a Own is not measured" in caplog.text
 
 
 @pytest.mark.processes

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import os
 import random
-import re
 import shutil
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loadgen_sdk import Attempt, Permit, Retry, Throttle, ThrottleTimeout, WrongUse, priority
+from loadgen_sdk import Permit, Retry, Throttle, ThrottleTimeout, WrongUse, priority
 from loadgen_sdk.app.finishing import flush
 from loadgen_sdk.app.gate import FOREVER, Gate, Limits, Rate, rate
 from loadgen_sdk.app.rate_limit_headers import duration_ns, retry_after_s
@@ -541,8 +540,6 @@ def test_a_damaged_file_of_shared_limits_starts_anew(
         ({"max_wait_s": -1}, "out_of_range"),
         ({"burst_s": float("nan")}, "out_of_range"),
         ({"pacer": "redis"}, "unknown_name"),
-        ({"kept_by": "asyncio-throttle"}, "unknown_name"),
-        ({"obey": False}, "unknown_name"),
         ({"pacer": "asyncio-throttle", "concurrency": 1}, "missing_option"),
         ({"pacer": "asyncio-throttle", "requests": 1, "burst_s": 0}, "conflict"),
         ({"requests": 0}, "out_of_range"),
@@ -554,7 +551,6 @@ def test_a_damaged_file_of_shared_limits_starts_anew(
         ({"concurrency": 0}, "out_of_range"),
         ({"concurrency": 1.5}, "out_of_range"),
         ({"each": ("user",)}, "unknown_name"),
-        ({"per": "key"}, "unknown_name"),
     ],
 )
 def test_throttles_that_let_nothing_through(options: dict[str, Any], code: str) -> None:
@@ -694,34 +690,3 @@ def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
 def test_retries_that_mean_nothing(options: dict[str, Any]) -> None:
     with pytest.raises(WrongUse):
         Retry(**options)
-
-
-OLD_ARGUMENTS = [
-    (Throttle, "per", "each"),
-    (Throttle, "obey", "heed_headers"),
-    (Throttle, "longest_obeyed_s", "max_pause_s"),
-    (Throttle, "kept_by", "pacer"),
-    (Retry, "first_s", "first_wait_s"),
-    (Retry, "most_s", "max_wait_s"),
-]
-OLD_ATTRIBUTES = [
-    (Throttle(requests=1), "slot", "with await throttle.acquire(…)"),
-    (Throttle(requests=1), "slot_blocking", "with throttle.acquire_blocking(…)"),
-    (Retry(), "first_s", "first_wait_s"),
-    (Retry(), "most_s", "max_wait_s"),
-    (Attempt(started=1, ended=2), "waited_ns", "waited_ms"),
-]
-
-
-def test_an_old_name_says_the_new_one() -> None:
-    """Every SDK name in the table "Renamed" of CHANGELOG.md; `labels=` of a call is the package's own argument."""
-    for kind, old, new in OLD_ARGUMENTS:
-        with pytest.raises(WrongUse, match=f"{old}= is called {new}= now"):
-            kind(**{old: 4})
-    for value, old, new in OLD_ATTRIBUTES:
-        with pytest.raises(
-            AttributeError, match=re.escape(f"{type(value).__name__} has no {old}: write {new}")
-        ):
-            getattr(value, old)
-        with pytest.raises(AttributeError, match=r"has no other$"):
-            value.other  # noqa: B018

@@ -14,7 +14,6 @@ from loadgen_sdk import (
     Measurement,
     OpenTelemetry,
     TokenPrice,
-    auto,
     instrument,
     record_shape,
 )
@@ -101,18 +100,3 @@ def test_each_is_measured_and_the_answer_is_the_same(
         assert (measured.input_tokens, measured.output_tokens) == (14, 5)
     assert len(measured.instants) == (len(PARTS if api == "images" else SPOKEN) if stream else 0)
     assert not (tmp_path / "shapes.jsonl").read_text()  # a load of texts cannot repeat it
-
-
-def test_auto_measures_them_and_gives_them_back() -> None:
-    told = list[Measurement]()
-    with (
-        running(handler(ANSWERS["images", False])) as url,
-        auto(told.append),
-        openai.OpenAI(base_url=url, api_key="k", max_retries=0) as client,
-    ):
-        use(client, "images", stream=False)
-    assert (
-        [one.api for one in told] == ["images"]
-        and "audio" not in vars(client)
-        and "images" not in vars(client)
-    )

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,15 +17,12 @@ from loadgen_sdk import (
     Retry,
     Throttle,
     TokenPrice,
-    WrongUse,
-    auto,
     instrument,
     labelled,
     measurement_of,
 )
 from loadgen_sdk.app.finishing import flush
 from openai.types.chat import ChatCompletionChunk
-from refusals import refused
 
 USAGE = {
     "input_tokens": 3,
@@ -219,10 +212,7 @@ def test_functions_of_litellm(litellm: ModuleType) -> None:
         to: dict[str, Any] = {"api_base": server.url, "api_key": "k-12345678"}
         own = instrument(litellm, told.append, labels={"app": "x"}, prices=TokenPrice(1, 2))
         messages = [{"role": "user", "content": "Hi"}]
-        with (
-            auto(told.append),
-            labelled(step=1),
-        ):  # the client of openai below it is not measured again
+        with labelled(step=1):
             made = own.completion("openai/m", messages, temperature=0.5, **to)
         assert made.choices[0].message.content == "Hello there." and measurement_of(made) is told[0]
         assert (
@@ -273,13 +263,13 @@ def test_errors_and_retries_of_litellm(litellm: ModuleType) -> None:
     )
     with (
         serving(busy, busy, answer(COMPLETION)) as server,
-        auto(told.append, retry=Retry(2, first_wait_s=0.001)),
     ):
         to: dict[str, Any] = {"api_base": server.url, "api_key": "k-12345678"}
+        own = instrument(litellm, told.append, retry=Retry(2, first_wait_s=0.001))
         with pytest.raises(litellm.RateLimitError):
-            litellm.completion("openai/m", [{"role": "user", "content": "Hi"}], **to)
+            own.completion("openai/m", [{"role": "user", "content": "Hi"}], **to)
         assert len(server.heard) == 2
-        litellm.text_completion("Hi", "text-completion-openai/m", **to)
+        own.text_completion("Hi", "text-completion-openai/m", **to)
     assert [(one.api, one.status, len(one.attempts)) for one in told] == [
         ("chat", "failed", 2),
         ("completions", "ok", 1),
@@ -298,14 +288,14 @@ class Function:
 
 
 def test_labels_of_litellm_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under `auto`, which the application may not know of: `labels` goes to Vertex AI, whatever its keys are."""
+    """`labels` goes to Vertex AI, whatever its keys are."""
     module, function = ModuleType("litellm"), Function()
     module.completion = function.completion  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "litellm", module)
     told: list[Measurement] = []
     given = {"cost-center": "a", "team": "b"}
-    with auto(told.append):
-        module.completion(model="m", messages=[], labels=given, loadgen_labels={"feature": "f"})
+    own = instrument(module, told.append)
+    own.completion(model="m", messages=[], labels=given, loadgen_labels={"feature": "f"})
     assert [one["labels"] for one in function.heard] == [
         given
     ] and "loadgen_labels" not in function.heard[0]
@@ -335,16 +325,16 @@ def test_a_stream_of_litellm_that_only_its_loop_holds(monkeypatch: pytest.Monkey
     throttle = Throttle(concurrency=1, max_wait_s=5)
 
     async def go() -> None:
-        async for _ in await module.acompletion(model="m", messages=[], stream=True):
+        async for _ in await own.acompletion(model="m", messages=[], stream=True):
             assert flush() and throttle.in_flight(model="m") == 1
 
-    with auto(told.append, throttle=throttle):
-        for _ in module.completion(model="m", messages=[], stream=True):
-            assert flush() and throttle.in_flight(model="m") == 1
-        asyncio.run(go())
-        for _ in module.completion(model="m", messages=[], stream=True):
-            break
-        assert flush()
+    own = instrument(module, told.append, throttle=throttle)
+    for _ in own.completion(model="m", messages=[], stream=True):
+        assert flush() and throttle.in_flight(model="m") == 1
+    asyncio.run(go())
+    for _ in own.completion(model="m", messages=[], stream=True):
+        break
+    assert flush()
     assert [(one.status, len(one.instants)) for one in told] == [
         ("ok", 3),
         ("ok", 3),
@@ -408,8 +398,7 @@ def test_the_real_router_of_litellm(litellm: ModuleType) -> None:
         to = {"model": "openai/m", "api_base": server.url, "api_key": "k-12345678"}
         own = instrument(litellm, told.append, prices=TokenPrice(1, 2))
         router = own.Router(model_list=[{"model_name": "group", "litellm_params": to}])
-        with auto(told.append):
-            made = router.completion("group", [{"role": "user", "content": "Hi"}])
+        made = router.completion("group", [{"role": "user", "content": "Hi"}])
     assert made.choices[0].message.content == "Hello there." and measurement_of(made) is told[0]
     assert [(one.model, one.status, one.input_tokens, one.output_tokens) for one in told] == [
         ("group", "ok", 9, 3)
@@ -462,39 +451,3 @@ import openai
 client = openai.OpenAI(base_url=sys.argv[1], api_key="k")
 client.chat.completions.create(model="m", messages=[])
 """
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(("value", "calls"), [("calls.jsonl", 1), ("/no/such/folder/calls", 0)])
-def test_a_variable_of_the_environment_starts_it(value: str, calls: int, tmp_path: Path) -> None:
-    """The packages come later than it. What cannot be done is said, and the application runs."""
-    with serving(answer(CHAT)) as server:
-        environment = {**os.environ, "LOADGEN_SDK_AUTO": value}
-        ran = subprocess.run(
-            [sys.executable, "-c", START, server.url, str(SDK)],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    file = tmp_path / "calls.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    assert [json.loads(line)["status"] for line in lines] == ["ok"] * calls
-    assert ("is without effect" in ran.stderr) is (calls == 0)
-
-
-def test_none_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("openai", "anthropic", "litellm"):
-        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
-    with refused(WrongUse, "not_installed"):
-        auto()
-
-
-def test_a_package_that_an_application_has_barred_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """None in `sys.modules` is how Python is told not to import a package."""
-    monkeypatch.setitem(sys.modules, "litellm", None)
-    with auto() as running:
-        assert running.running

@@ -46,15 +46,6 @@ NEVER_ARRIVED = ("dns", "connect", "tls", "over_budget")
 REFUSED = (429, 503)  # statuses by which a server asks for a pause
 
 
-class Switch:
-    """Whether calls are measured: `auto` turns it off when it is stopped, also for what others hold of a client."""
-
-    is_on = True
-
-
-ALWAYS_ON = Switch()
-
-
 class Setting(msgspec.Struct):
     """What all calls of one client have in common."""
 
@@ -70,7 +61,6 @@ class Setting(msgspec.Struct):
     )
     warned: bool = False  # of a blocking client in an event loop
     warned_blind: bool = False
-    switch: Switch = ALWAYS_ON
 
     def redact(self, text: str) -> str:
         from ..redaction import redact, shown

@@ -45,7 +45,7 @@ from .throttle import Throttle
 from .trace_recorder import ShapeRecorder
 
 if TYPE_CHECKING:
-    from typing import Unpack  # Python 3.10 has none
+    from typing import Unpack
 
 LOOP_LEFT = "the loop over the stream was left"
 """Message of a cancellation that means: a caller in another thread left its loop. The call counts as abandoned."""

@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import WrongUse
-from ..python310 import timeout
 
 Wait = Callable[[float | None], Awaitable[None]]
 """Waits to be woken, at most so many seconds; None: without a limit."""
@@ -65,7 +64,7 @@ def _asyncio_wakeup() -> tuple[Callable[[], None], Wait]:
 
     async def wait(seconds: float | None) -> None:
         with suppress(TimeoutError):
-            async with timeout(seconds):
+            async with asyncio.timeout(seconds):
                 await event.wait()
         event.clear()
 

@@ -10,14 +10,13 @@ import asyncio
 import sys
 from collections.abc import Iterator, Mapping
 from contextvars import Context, ContextVar
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from .. import measures
 from ..prices import warn_once
 from ..request import NEVER, Failure
-from .renamed import gone
 
 Api = Literal[
     "chat",
@@ -48,9 +47,6 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     ended: int
     failure: Failure | None = None
     waited_ms: float = 0.0  # wait between this attempt and the next: back-off or Retry-After
-
-    if not TYPE_CHECKING:  # a type checker knows no old names
-        __getattr__ = gone(waited_ns="waited_ms")
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):

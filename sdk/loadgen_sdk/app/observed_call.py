@@ -357,8 +357,6 @@ def measured(
     def begin(kwargs: dict[str, Any]) -> ObservedCall | None:
         """The call that begins, or None for one that is a part of another."""
         labels = kwargs.pop(LABELS, None)
-        if not setting.switch.is_on:
-            return None
         outer = sending.get()
         if outer is not None and outer.call.setting.covers_inner:
             return None

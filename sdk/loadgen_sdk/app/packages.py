@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..errors import WrongUse
-from .call import ALWAYS_ON, Setting, Switch
+from .call import Setting
 from .fallback import Fallback
 from .measurement import Api
 from .observed_call import failure_of, head_arrived, measured, seconds_of
@@ -24,21 +24,26 @@ from .steps import Steps, runner
 
 
 class Options(NamedTuple):
-    """The arguments of `instrument`, as kept on an instrumented client. switch: of the `auto` that they are from."""
+    """The arguments of `instrument`, which an instrumented client keeps for its copies."""
 
     policy: Policy
     ask_usage: bool | None
-    switch: Switch = ALWAYS_ON
     fallback: Fallback | None = None
 
 
 class Package(NamedTuple):
-    """One package with clients. `classes`: whose constructors `auto` wraps; blocking and async are the base classes."""
+    """A package with clients.
+
+    Attributes:
+        name: the name of the package and of its module.
+        blocking: the base class of its synchronous clients.
+        waiting: the base class of its asynchronous clients.
+        resources: dotted paths of the resources whose methods are measured, with the API of each.
+    """
 
     name: str
     blocking: str
     waiting: str
-    classes: tuple[str, ...]
     resources: tuple[tuple[str, Api], ...]
 
 
@@ -47,7 +52,6 @@ PACKAGES = (
         "openai",
         "OpenAI",
         "AsyncOpenAI",
-        ("OpenAI", "AsyncOpenAI", "AzureOpenAI", "AsyncAzureOpenAI"),
         (
             ("chat.completions", "chat"),
             ("beta.chat.completions", "chat"),
@@ -65,7 +69,6 @@ PACKAGES = (
         "anthropic",
         "Anthropic",
         "AsyncAnthropic",
-        ("Anthropic", "AsyncAnthropic"),
         (
             ("messages", "messages"),
             ("beta.messages", "messages"),
@@ -102,7 +105,9 @@ def package_of(client: Any) -> tuple[Package, bool]:
     what = (
         f"the class {client.__name__}" if isinstance(client, type) else f"a {type(client).__name__}"
     )
-    classes = ", ".join(name for package in PACKAGES for name in package.classes)
+    classes = ", ".join(
+        name for package in PACKAGES for name in (package.blocking, package.waiting)
+    )
     raise WrongUse(
         "wrong_type",
         f"{what} is no OpenAI client, nor one of another known package",
@@ -129,7 +134,6 @@ def install(result: Any, client: Any, options: Options) -> None:
         ask_usage=asks_usage(options),
         package=package.name,
         timeout_s=seconds_of(getattr(client, "timeout", None), None),
-        switch=options.switch,
     )
     for name in {path.partition(".")[0] for path, _ in package.resources}:
         if (resource := getattr(client, name, None)) is not None:
@@ -148,7 +152,7 @@ def install(result: Any, client: Any, options: Options) -> None:
 
     def with_options(*args: Any, **changes: Any) -> Any:
         other = make_copy(result, *args, **changes)
-        install(other, other, options)  # also if `auto` was there first: these options hold its own
+        install(other, other, options)
         return other
 
     attributes["copy"] = attributes["with_options"] = with_options
@@ -258,7 +262,6 @@ def _litellm_setting(options: Options) -> Setting:
         ask_usage,
         package="litellm",
         covers_inner=True,
-        switch=options.switch,
     )
 
 

@@ -133,9 +133,7 @@ def duration_ns(text: str) -> int:
     seconds = number(text, 0)
     if not seconds and "T" in text:
         try:
-            seconds = datetime.fromisoformat(
-                text.replace("Z", "+00:00")
-            ).timestamp()  # Python 3.10 knows no Z
+            seconds = datetime.fromisoformat(text).timestamp()
         except ValueError:
             return 0
     return round(_from_now_s(seconds / 1000 if seconds >= EPOCH_S * 1000 else seconds) * 1e9)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ..errors import WrongUse
 from ..request import Failure
 from .finishing import lock_of
-from .renamed import gone, renamed
 
 log = logging.getLogger("loadgen_sdk")
 
@@ -59,7 +57,6 @@ class Retry:
     Raises WrongUse.
     """
 
-    @renamed(first_s="first_wait_s", most_s="max_wait_s")
     def __init__(
         self,
         attempts: int = 3,
@@ -97,9 +94,6 @@ class Retry:
         self._balance = float(reserve)
         self._random = random.Random(seed)
         self._lock = lock_of(self)
-
-    if not TYPE_CHECKING:  # a type checker knows no old names
-        __getattr__ = gone(first_s="first_wait_s", most_s="max_wait_s")
 
     def begun(self) -> None:
         """A call begins: add its share to the budget."""

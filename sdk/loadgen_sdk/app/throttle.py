@@ -23,11 +23,9 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ThrottleTimeout, WrongUse
-from ..python310 import timeout
 from . import event_loop
 from .finishing import collecting, later
 from .gate import FOREVER, MAX_PAUSE_S, Booking, Gate, Limits, rate
-from .renamed import gone, renamed
 from .steps import Steps, run_async, run_blocking
 
 if TYPE_CHECKING:
@@ -299,7 +297,6 @@ class Throttle:
     clients only. Raises WrongUse for limits that allow no call.
     """
 
-    @renamed(per="each", obey="heed_headers", longest_obeyed_s="max_pause_s", kept_by="pacer")
     def __init__(
         self,
         *,
@@ -434,7 +431,7 @@ class Throttle:
                 'leave out pacer="asyncio-throttle"',
             )
         try:
-            async with timeout(limit_s):
+            async with asyncio.timeout(limit_s):
                 await queue.throttler.acquire()
         except TimeoutError:
             raise queue.timed_out(limit_s) from None
@@ -464,11 +461,6 @@ class Throttle:
         queue = self._gate_queue(key, model)
         return run_blocking(
             queue.permit(event.set, wait, tokens, output_tokens, *self._deadline(max_wait_s))
-        )
-
-    if not TYPE_CHECKING:  # a type checker knows no old names
-        __getattr__ = gone(
-            slot="with await throttle.acquire(…)", slot_blocking="with throttle.acquire_blocking(…)"
         )
 
     def _gate_queue(self, key: str, model: str) -> _GateQueue:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import sys
 from time import monotonic_ns
 
 from ..errors import TargetUnusable, WrongUse
-from ..python310 import timeout
 from ..transport.http1 import HTTP_2, Malformed, Response, head, merged
 from ..transport.proxy import Proxy, proxy_for, refusal
 from ..transport.target import Target
@@ -83,7 +81,7 @@ class Fetcher:
             lines.append(("Content-Length", str(len(body))))
         try:
             started = monotonic_ns()
-            async with timeout(timeout_s):
+            async with asyncio.timeout(timeout_s):
                 writer.write(head(method, path, lines) + b"\r\n" + body)
                 while not response.complete:
                     data = await reader.read(1 << 16)
@@ -138,7 +136,7 @@ class Fetcher:
         """The first address of the host that accepts a connection."""
         try:
             started = monotonic_ns()
-            async with timeout(self._connect_s):
+            async with asyncio.timeout(self._connect_s):
                 found = await resolve(*self._peer)
             if self._peer[0] not in [address[0] for _, address in found]:
                 self.dns_ns = monotonic_ns() - started
@@ -165,17 +163,11 @@ class Fetcher:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         target = self._target
         try:
-            async with timeout(self._connect_s):
+            async with asyncio.timeout(self._connect_s):
                 server_name = target.host if tls else None
                 if self._proxy is None or tls is None:
                     return await asyncio.open_connection(
                         address, self._peer[1], ssl=tls, server_hostname=server_name
-                    )
-                if sys.version_info < (3, 11):  # noqa: UP036
-                    raise TargetUnusable(
-                        "wrong_platform",
-                        "a probe through a proxy needs Python 3.11",
-                        "give model and server",
                     )
                 reader, writer = await asyncio.open_connection(address, self._peer[1])
                 writer.write(self._proxy.connect_request(target))

@@ -22,7 +22,6 @@ from ..dialects.reader import Flow, Reading
 from ..dialects.server_account import HEADER, server_account
 from ..dialects.sse import Decoder, EventTooLarge
 from ..errors import Code, TargetUnusable
-from ..python310 import timeout
 from ..redaction import shown
 from ..request import Request, Usage
 from ..transport.http1 import CREDENTIALS, merged
@@ -300,7 +299,7 @@ class _Asker:
         page = ""
         if not hosted and quirk.facts_path:
             with contextlib.suppress(TimeoutError):
-                async with timeout(FACTS_S):
+                async with asyncio.timeout(FACTS_S):
                     page = _text(await self.get_optional(self.target.beside(quirk.facts_path)))
         return server_facts(quirk, version, page)
 

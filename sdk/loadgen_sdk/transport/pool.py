@@ -17,7 +17,6 @@ from ..dialects.body import maker
 from ..dialects.quirks import Quirk
 from ..dialects.reader import Flow
 from ..errors import TargetUnusable, WrongUse, refuse_unknown
-from ..python310 import timeout
 from ..request import Failure, Request
 from .exchange import Exchange, OnDone, Read, Run
 from .http1 import head, merged
@@ -27,7 +26,7 @@ from .target import Target
 from .wire import TICK_NS, ClientConnection, Tls, Wire, raise_file_limit, resolve
 
 if TYPE_CHECKING:
-    from typing import Unpack  # Python 3.10 has none
+    from typing import Unpack
 
 SPARE = 2  # idle connections kept open ahead of need
 OPEN_PER_TICK = 32  # most connections opened ahead of need per tick
@@ -187,7 +186,7 @@ class Pool:
         if set_tick:
             self.wire.tick = self.tick
         try:
-            async with timeout(30):
+            async with asyncio.timeout(30):
                 await self._open_done
         except TimeoutError:
             raise TargetUnusable(
