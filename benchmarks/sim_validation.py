@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import get_args
 
-import msgspec
 import numpy as np
 import rig
 from numpy.typing import NDArray
@@ -212,16 +211,14 @@ def with_constants(system: Preset, **values: float) -> Preset:
     hardware = {
         name: SourcedNumber(value=value, source="")
         for name, value in values.items()
-        if name in system.hardware.__struct_fields__
+        if name in type(system.hardware).model_fields
     }
     server = {
-        name: value for name, value in values.items() if name in system.server.__struct_fields__
+        name: value for name, value in values.items() if name in type(system.server).model_fields
     }
-    return msgspec.structs.replace(
-        system,
-        hardware=msgspec.structs.replace(system.hardware, **hardware),
-        server=msgspec.structs.replace(system.server, **server),
-    )
+    changed_hardware = system.hardware.model_copy(update=hardware)
+    changed_server = system.server.model_copy(update=server)
+    return system.model_copy(update={"hardware": changed_hardware, "server": changed_server})
 
 
 def assumed_of(system: Preset) -> Assumed:
@@ -607,7 +604,7 @@ def rack_tables() -> None:
     assumed, tokens = assumed_of(vm), 272.73
     rows: list[tuple[str, ...]] = []
     for routing in get_args(presets.Routing):
-        system = msgspec.structs.replace(rack, routing=routing)
+        system = rack.model_copy(update={"routing": routing})
         found = run(system, rack.gpus, Evenly(rate=math.inf), 72 * 12_000, tokens, assumed)
         rows.append((routing, f"{found.tokens_per_s:,.0f}"))
     first, second = (float(row[1].replace(",", "")) for row in rows)
@@ -620,7 +617,7 @@ def rack_tables() -> None:
     ).server
     assert peer is not None
     for routing in get_args(presets.Routing):
-        system = msgspec.structs.replace(rack, routing=routing)
+        system = rack.model_copy(update={"routing": routing})
         found = serve(system, rack.gpus, peer / tokens, tokens, assumed)
         ttft = f"{found.ttft_p50_ms:.0f} / {found.ttft_p99_ms:.0f}"
         tpot = f"{found.tpot_p50_ms:.0f} / {found.tpot_p99_ms:.0f}"

@@ -61,7 +61,6 @@ FOREIGN = {
     "loadgen/core/workload/dataset.py": "msgspec says the byte of a JSON error in its message only",
     "loadgen/interop/data_sets.py": "msgspec says the byte of a JSON error in its message; pyarrow: as below",
     "loadgen/core/results/parquet.py": "pyarrow: the first sentence of its message is shown",
-    "loadgen/sim/presets/preset.py": "msgspec says the path of a wrong value in its message only",
     "loadgen/core/workload/yaml_marks.py": "PyYAML has one class of syntax errors, and says which in its message",
     "sdk/loadgen_sdk/probe/fetch.py": "Python: OpenSSL's reason, and several refused connections in one OSError",
     "sdk/loadgen_sdk/probe/probe.py": "what a server says of a model that it does not have",

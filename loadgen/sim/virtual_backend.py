@@ -292,12 +292,12 @@ def known(settings: Settings) -> KnownTarget:
         context=Context(preset.model.name, preset.limits.max_seq_len),
         notes=preset.notes,
         virtual_url=settings.url or "",
-        identity=hashlib.sha256(msgspec.json.encode(preset)).hexdigest(),
+        identity=hashlib.sha256(preset.model_dump_json().encode()).hexdigest(),
     )
 
 
 def preset_of(settings: Settings) -> Preset:
-    """The preset that the URL names. Raises UserError."""
+    """The preset that the URL names. Raises UserError or Faults."""
     return load_preset(after_scheme(settings.url), "--url sim:")
 
 

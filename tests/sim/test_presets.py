@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
-from loadgen.core.errors import UserError
+from loadgen.core.errors import Faults, UserError
 from loadgen.cost import published
 from loadgen.sim.presets import preset
 
@@ -21,7 +21,7 @@ def test_the_packaged_ones() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_every_constant_of_a_packaged_preset_has_a_source(name: str) -> None:
     one = preset.load_preset(name)
-    constants = [getattr(one.hardware, field) for field in one.hardware.__struct_fields__]
+    constants = [getattr(one.hardware, field) for field in type(one.hardware).model_fields]
     constants += [one.assumed_input_tokens, one.valid_from_sequences]
     assert all(constant.source and constant.value > 0 for constant in constants)
     assert one.name == name and one.fitted_on and one.server.source
@@ -96,14 +96,14 @@ server: {max_seq_len: 8192}
     [
         ("extends: gb300-vm\nserver: {max_batch: 3}", "unknown_key", "max_batch_size"),
         ("extends: gb300-vm\nhardware: {bandwith: 3}", "unknown_key", "bandwidth_tb_s"),
-        ("extends: gb300-vm\nvms: many", "invalid_value", ""),
+        ("extends: gb300-vm\nvms: many", "wrong_type", ""),
         ("extends: gb300\n", "unknown_name", "gb300-vm"),
         ("extends: [a]", "wrong_type", "gb300-vm"),
         ("name: x", "missing_key", "hardware"),
         ("- a", "wrong_type", ""),
         ("a: [", "invalid_syntax", ""),
-        ("extends: gb300-vm\nvms: 0", "invalid_value", ""),
-        ("extends: gb300-vm\nhardware: {memory_gib: .nan}", "invalid_value", ""),
+        ("extends: gb300-vm\nvms: 0", "out_of_range", ""),
+        ("extends: gb300-vm\nhardware: {memory_gib: .nan}", "out_of_range", ""),
         ("extends: gb300-vm\nhardware: {memory_gib: 40}", "conflict", ""),
         ("extends: gb300-vm\nmodel: {heads: 63}", "conflict", ""),
         ("extends: gb300-vm\ngpus_per_replica: 3", "conflict", ""),
@@ -111,19 +111,43 @@ server: {max_seq_len: 8192}
         ("extends: gb300-vm\nserver: {max_num_tokens: 100}", "conflict", ""),
         (
             "extends: gb300-vm\nserver: {scheduler: fair}",
-            "invalid_value",
+            "unknown_name",
             "known: max_utilization, guaranteed_no_evict",
         ),
-        ("extends: gb300-vm\nmodel: {weights: fp5}", "invalid_value", "nvfp4"),
-        ("extends: " + "[" * 3000, "invalid_syntax", ""),
+        ("extends: gb300-vm\nmodel: {weights: fp5}", "unknown_name", "nvfp4"),
+        ("extends: " + "[" * 3000, "too_large", ""),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, code: str, hint: str) -> None:
     own = tmp_path / "own.yaml"
     own.write_text(text)
-    with refused(UserError, code) as caught:
+    with refused((Faults, UserError), code) as caught:
         preset.load_preset(str(own))
     assert hint in str(caught.value)
+
+
+def test_all_mistakes_of_a_file_are_reported_with_their_positions(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "extends: h100x8\nvms: many\nhardware: {bandwith: 3, memory_gib: -1}\nreplicas_at: {soon: 2}\n"
+    )
+    with pytest.raises(Faults) as caught:
+        preset.load_preset(str(own))
+    assert [(fault.code, fault.where) for fault in caught.value.faults] == [
+        ("wrong_type", f"{own}:2:6 (vms)"),
+        ("unknown_key", f"{own}:3:12 (hardware.bandwith)"),
+        ("out_of_range", f"{own}:3:37 (hardware.memory_gib)"),
+        ("invalid_value", f"{own}:4:15 (replicas_at.soon)"),
+    ]
+
+
+def test_a_mistake_in_an_extended_file_is_reported_in_that_file(tmp_path: Path) -> None:
+    base, own = tmp_path / "base.yaml", tmp_path / "own.yaml"
+    base.write_text("extends: gb300-vm\nvms: 0\n")
+    own.write_text(f"extends: {base}\nvms: 2\n")
+    with pytest.raises(Faults) as caught:
+        preset.load_preset(str(own))
+    assert [fault.where for fault in caught.value.faults] == [f"{base}:2:6 (vms)"]
 
 
 def test_a_file_cannot_extend_itself_nor_be_missing(tmp_path: Path) -> None:

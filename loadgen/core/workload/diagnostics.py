@@ -63,6 +63,7 @@ _NOT_A_MAPPING = _Problem("wrong_type", "must be a mapping (key: value)")
 _EMPTY = _Problem("missing_value", "must not be empty")
 _PROBLEMS = {
     "bool_type": _Problem("wrong_type", "must be true or false"),
+    "dict_type": _NOT_A_MAPPING,
     "finite_number": _Problem("out_of_range", "must be finite"),
     "float_type": _Problem("wrong_type", "must be a number", "without quotes and unit"),
     "int_type": _Problem("wrong_type", "must be a whole number", "without quotes and unit"),
@@ -153,7 +154,7 @@ def _step_into(location: Location, step: int | str) -> Location | None:
 def to_fault(error: ErrorDetails, document: Map, file: str) -> Fault:
     """Return the fault for one error of pydantic."""
     error_type = error["type"]
-    location = locate(document, error["loc"])
+    location = _locate_error(document, error["loc"])
     if error_type == "missing":
         return _missing_key_fault(str(error["loc"][-1]), location, file)
     if error["input"] is None and not location.spot.text:
@@ -163,6 +164,16 @@ def to_fault(error: ErrorDetails, document: Map, file: str) -> Fault:
     problem = _problem_with_value(error, location)
     text = f"{_subject(error, location)}{problem.predicate}"
     return UserError(problem.code, text, location.place(file), problem.hint)
+
+
+def _locate_error(document: Map, loc: Loc) -> Location:
+    """Return the location of the value that is wrong, or of the key if the key is wrong."""
+    if loc and loc[-1] == "[key]":  # The last step is how pydantic marks a wrong key.
+        key = str(loc[-2])
+        parent = locate(document, loc[:-2])
+        if isinstance(parent.value, Map) and key in parent.value:
+            return Location(parent.value.keys_at[key], child(parent.path, key), key)
+    return locate(document, loc)
 
 
 def _missing_key_fault(key: str, location: Location, file: str) -> Fault:

@@ -69,6 +69,24 @@ class Map(dict[str, Any]):
         return copy
 
 
+def overlay(base: Map, changes: Map) -> Map:
+    """Return the mapping that has the values of `changes` and, for other keys, those of `base`.
+
+    Mappings inside are merged key by key. The position of a value is the one in its own file.
+    """
+    merged = base.renamed({})
+    merged.at = changes.at
+    for key, value in changes.items():
+        base_value = base.get(key)
+        if isinstance(base_value, Map) and isinstance(value, Map):
+            merged[key] = overlay(base_value, value)
+        else:
+            merged[key] = value
+        merged.keys_at[key] = changes.keys_at[key]
+        merged.values_at[key] = changes.values_at[key]
+    return merged
+
+
 class Seq(list[Any]):
     """A sequence in the file. `at` is its position; `values_at[i]` is that of item i."""
 

@@ -1,18 +1,24 @@
-"""Presets: simulated machines as data, read from `presets/*.yaml` or from the user's own file, and checked.
+"""Presets: simulated machines as data, read from `presets/*.yaml` or from a file of the user.
 
-A preset file states each constant with its unit in the name and its source beside it. This module has only the formulas
-that convert them into the engine's costs. Reading files is the only IO.
+A preset file states each constant with its unit in the name and its source beside it. The formulas here convert the
+constants into the costs of the simulation engine.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal
 
-import msgspec
+from pydantic import AfterValidator, Field, Strict
 
-from loadgen.core.errors import Code, UserError, meant, of_reading
-from loadgen.sim.engine.latency_model import duration_ns
+from loadgen.core import units
+from loadgen.core.errors import Fault, Faults, UserError, meant
+from loadgen.core.workload.diagnostics import Loc, locate, sort_faults, validate_document
+from loadgen.core.workload.file_models import FileContext, Part
+from loadgen.core.workload.loading import read_text
+from loadgen.core.workload.yaml_marks import Map, overlay, read_yaml
 from loadgen.sim.engine.replica import Costs, ServerLimits
 
 FOLDER = Path(__file__).parent
@@ -21,22 +27,38 @@ BITS = {"nvfp4": 4.5, "fp8": 8.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.0, "int4
 """Bits per number, including shared scales: NVFP4 has one 8-bit scale per 16 numbers of 4 bits."""
 
 Routing = Literal["round_robin", "weighted"]
-Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
-Positive = Annotated[
-    float, msgspec.Meta(ge=1e-9, le=1e12)
-]  # so that no cost of an iteration is 0 or infinite
-AtLeastZero = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, Strict(), Field(ge=1, le=10**9)]
+WholeNumber = Annotated[int, Strict()]
+Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+# The bounds keep the costs of an iteration above zero and finite.
+Positive = Annotated[float, Strict(), Field(ge=1e-9, le=1e12, allow_inf_nan=False)]
 
 
-class SourcedNumber(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+def _check_time(text: str) -> str:
+    units.seconds(text)
+    return text
+
+
+Time = Annotated[str, AfterValidator(_check_time)]
+"""A time from the start of the run, as it is written: `20s`."""
+
+
+class SourcedNumber(Part):
     """A number and its source. The unit is in the name of its key."""
 
     value: Positive
     source: str
 
+    @classmethod
+    def normalize(cls, data: Any) -> Any:
+        """Accept a bare number, with which a user replaces a constant."""
+        if isinstance(data, int | float) and not isinstance(data, bool):
+            return {"value": data, "source": "given by the user"}
+        return data
 
-class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A dense decoder with grouped-query attention and a gated MLP; fields as in its `config.json`."""
+
+class Model(Part):
+    """A dense decoder with grouped-query attention and a gated MLP. The fields are those of its `config.json`."""
 
     name: str
     layers: Count
@@ -44,7 +66,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     heads: Count
     kv_heads: Count
     intermediate: Count
-    vocab: int
+    vocab: WholeNumber
     weights: Literal["nvfp4", "fp8", "fp16", "bf16", "int8", "int4"]
     kv_cache: Literal["nvfp4", "fp8", "fp16", "bf16"] = "fp8"
 
@@ -87,7 +109,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return 4.0 * self.layers * self.heads * self.head_size
 
 
-class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Hardware(Part):
     """One GPU: its data sheet, and the share of it that is effective."""
 
     memory_gib: SourcedNumber
@@ -100,28 +122,25 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     power_w: SourcedNumber  # TDP
 
 
-class PresetServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PresetServer(Part):
     """The server's configuration, in TensorRT-LLM's terms."""
 
     max_batch_size: Count
-    max_num_tokens: int
-    max_seq_len: Annotated[int, msgspec.Meta(ge=2)]
+    max_num_tokens: WholeNumber
+    max_seq_len: Annotated[int, Strict(), Field(ge=2)]
     tokens_per_block: Count = 32
-    kv_cache_share: float = (
-        0.95  # free_gpu_memory_fraction: share of the memory that weights and reserve leave free
-    )
-    reserve_gib: float = 6.0  # per GPU: activations, graphs, runtime
+    kv_cache_share: Number = 0.95  # of the memory that weights and reserve leave free
+    reserve_gib: Number = 6.0  # per GPU: activations, graphs, runtime
     scheduler: Literal["max_utilization", "guaranteed_no_evict"] = "max_utilization"
-    chunked_prefill: bool = True
-    block_reuse: bool = True
+    chunked_prefill: Annotated[bool, Strict()] = True
+    block_reuse: Annotated[bool, Strict()] = True
     stream_interval: Count = 1
-    emit_us: AtLeastZero = (
-        0.0  # over HTTP: mean time between the events of one iteration, sent one by one
-    )
+    # over HTTP: mean time between the events of one iteration, sent one by one
+    emit_us: Annotated[float, Strict(), Field(ge=0)] = 0.0
     source: str = ""
 
 
-class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Preset(Part):
     """A simulated system: a number of identical machines (VMs) with the same number of replicas each."""
 
     name: str
@@ -134,18 +153,15 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: Model
     hardware: Hardware
     server: PresetServer
-    assumed_input_tokens: (
-        SourcedNumber  # mean prompt length of the runs used for the fit; assumed, not published
-    )
+    # mean prompt length of the runs used for the fit; assumed, not published
+    assumed_input_tokens: SourcedNumber
     fitted_on: str
-    valid_from_sequences: (
-        SourcedNumber  # per replica; below it no published number constrains the model
-    )
+    # per replica; below it no published number constrains the model
+    valid_from_sequences: SourcedNumber
     vm_speeds: tuple[Positive, ...] = ()  # of each VM, relative to their mean; empty: all 1
     routing: Routing = "round_robin"
-    replicas_at: dict[
-        str, Count
-    ] = {}  # how many replicas serve from these times on: `{20s: 3, 60s: 4}`
+    # how many replicas serve from these times on: `{20s: 3, 60s: 4}`
+    replicas_at: dict[Time, Count] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -175,10 +191,11 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def changes(self) -> tuple[tuple[int, int], ...]:
-        """When, in ns, the number of replicas changes, and to what, in order. Raises UserError."""
+        """The times in ns at which the number of replicas changes, each with the new number, in order."""
         return tuple(
             sorted(
-                (duration_ns(at, "replicas_at"), count) for at, count in self.replicas_at.items()
+                (units.duration_ns(time, bare="s"), count)
+                for time, count in self.replicas_at.items()
             )
         )
 
@@ -231,144 +248,122 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def names() -> list[str]:
-    """The names of the presets in the package, sorted."""
+    """Return the names of the packaged presets, sorted."""
     return sorted(file.stem for file in FOLDER.glob("*.yaml"))
 
 
 def load_preset(name: str, where: str = "--preset ") -> Preset:
-    """A preset of the package by name, or the user's own by the path of its file.
+    """Return a packaged preset by its name, or a preset of the user by the path of its file.
 
-    Raises UserError if it cannot be read or is not valid. `where` is the text before the name in that error.
+    Args:
+        name: The name or path. A path contains a slash or ends in .yaml or .yml.
+        where: What precedes the name in an error about the file as a whole, such as a flag.
+
+    Raises:
+        UserError: The preset does not exist or cannot be read.
+        Faults: There are mistakes in the file. All of them are reported.
     """
-    return _check(_read(name, f"{where}{name}", ()), f"{where}{name}")
-
-
-def _read(name: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
-    """The file as a mapping, merged over the preset that it extends. `seen` are the names that led here."""
-    from loadgen.core.workload.yaml_marks import plain_yaml
-
-    is_user_file = name.endswith((".yaml", ".yml")) or "/" in name
-    path = Path(name) if is_user_file else FOLDER / f"{name}.yaml"
-    if name in seen:
-        raise UserError("cycle", "a preset that extends itself", where, "")
-    if not is_user_file and name not in names():
-        raise UserError(
-            "unknown_name",
-            f'unknown preset "{name}"',
-            where,
-            f"{meant(name, names())}; or the path of a YAML file",
-        )
-    try:
-        text = path.read_text("utf-8")
-    except OSError as error:
-        raise UserError(of_reading(error), f"cannot read it: {error.strerror}", str(path)) from None
-    except UnicodeDecodeError as error:
-        raise UserError("invalid_syntax", f"not YAML: {error}", str(path)) from None
-    value = plain_yaml(text, str(path))
-    if not isinstance(value, dict):
-        raise UserError(
-            "wrong_type", "not a preset: it must be a mapping", str(path), "see docs/simulation.md"
-        )
-    extends = value.pop("extends", None)
-    if is_user_file:
-        value.setdefault("name", path.stem)
-    if extends is None:
-        return value
-    if not isinstance(extends, str):
-        raise UserError(
-            "wrong_type",
-            "extends must be the name of a preset",
-            str(path),
-            f"known: {', '.join(names())}",
-        )
-    base = _read(extends, f"{path} (extends)", (*seen, name))
-    parts = {
-        part: value[part] for part in ("model", "hardware") if isinstance(value.get(part), dict)
-    }
-    changed = ", ".join(f"{part}.{key}" for part, keys in parts.items() for key in keys)
-    if is_user_file and changed and "fitted_on" not in value:
-        fitted_on = f"{extends}, which was fitted on {base.get('fitted_on')}"
-        value["fitted_on"] = f"nothing: {changed} are the user's own over {fitted_on}"
-    return _merge(base, value)
-
-
-def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`above` merged over `below`, mappings key by key. A bare number replaces a sourced number's value."""
-    merged = dict(below)
-    for key, value in above.items():
-        replaced = below.get(key)
-        if isinstance(replaced, dict) and isinstance(value, dict):
-            merged[key] = _merge(replaced, value)
-        elif isinstance(replaced, dict) and "source" in replaced and isinstance(value, int | float):
-            merged[key] = {"value": value, "source": "given by the user"}
-        else:
-            merged[key] = value
-    return merged
-
-
-_STRUCT_AT: dict[str, type[msgspec.Struct]] = {
-    "$": Preset,
-    "$.model": Model,
-    "$.hardware": Hardware,
-    "$.server": PresetServer,
-}
-
-
-def _check(value: dict[str, Any], where: str) -> Preset:
-    try:
-        preset = msgspec.convert(value, Preset)
-    except msgspec.ValidationError as error:
-        text = str(error)
-        message, _, path = text.partition(" - at ")
-        path = path.strip("`") or "$"
-        kind = _STRUCT_AT.get(path, SourcedNumber)
-        place = f"{where} ({path.removeprefix('$.')})" if path != "$" else where
-        hint = (
-            f"known: {', '.join(kind.__struct_fields__)}" if "field" in message else _choices(path)
-        )
-        code: Code = "invalid_value"
-        if "field" in message:  # the only two of its messages with that word
-            code = "missing_key" if "missing" in message else "unknown_key"
-        raise UserError(code, message[:1].lower() + message[1:], place, hint) from None
-    except RecursionError:
-        raise UserError("too_large", "nested too deep", where) from None
-    if faults := _find_faults(preset):
-        raise UserError("conflict", "; ".join(faults), where, "see docs/simulation.md")
+    _, preset = _load(name, f"{where}{name}", ())
     return preset
 
 
-def _choices(path: str) -> str:
-    """A hint with the allowed values of a place in a preset if they are words, else an empty string."""
-    parent, _, name = path.rpartition(".")
-    kind = _STRUCT_AT.get(parent)
-    words = get_args(get_type_hints(kind).get(name)) if kind else ()
-    return (
-        f"known: {', '.join(words)}"
-        if words and all(isinstance(word, str) for word in words)
-        else ""
-    )
+def _load(name: str, where: str, extending: tuple[str, ...]) -> tuple[Map, Preset]:
+    """Return the document of a preset, with that of the preset that it extends, and the preset.
+
+    `extending` are the presets that led to this one.
+    """
+    if name in extending:
+        raise UserError("cycle", "a preset that extends itself", where)
+    is_user_file = name.endswith((".yaml", ".yml")) or "/" in name
+    if not is_user_file and name not in names():
+        hint = f"{meant(name, names())}; or the path of a YAML file"
+        raise UserError("unknown_name", f'unknown preset "{name}"', where, hint)
+    path = Path(name) if is_user_file else FOLDER / f"{name}.yaml"
+    document, faults = _read_document(path)
+    context = FileContext(file=str(path), directory=path.parent, faults=faults)
+    merged = _extended(document, path, (*extending, name)) if "extends" in document else document
+    if is_user_file and "name" not in document:
+        merged["name"] = path.stem
+    preset = validate_document(Preset, merged, context)
+    if preset is not None:
+        context.faults.extend(_conflicts(preset, document, context.file))
+    if preset is None or context.faults:
+        raise Faults(sort_faults(context.faults))
+    return merged, preset
 
 
-def _find_faults(preset: Preset) -> list[str]:
-    """Descriptions of what is impossible in a preset; empty if it is valid."""
-    model, server = preset.model, preset.server
-    faults = []
-    if model.hidden % model.heads or model.heads % model.kv_heads:
-        faults.append("model.heads must divide model.hidden, and model.kv_heads the heads")
-    if preset.gpus_per_vm % preset.gpus_per_replica:
-        faults.append("gpus_per_replica must divide gpus_per_vm")
-    if preset.vm_speeds and len(preset.vm_speeds) != preset.vms:
-        faults.append(f"vm_speeds has {len(preset.vm_speeds)} speeds for {preset.vms} VMs")
-    if server.max_num_tokens < server.max_batch_size:
-        faults.append("server.max_num_tokens must be at least server.max_batch_size")
-    if any(count > preset.replicas for _, count in preset.changes):
-        faults.append(f"replicas_at has more than the {preset.replicas} replicas of these machines")
-    if faults:
-        return faults
-    limits = preset.limits
-    if limits.kv_blocks * limits.tokens_per_block < server.max_seq_len:
-        capacity_tokens = limits.kv_blocks * limits.tokens_per_block
-        faults.append(
-            f"beside the weights there is room for {capacity_tokens:,} tokens, less than server.max_seq_len"
+def _read_document(path: Path) -> tuple[Map, list[Fault]]:
+    hint = "see docs/simulation.md"
+    text = read_text(path, str(path), "preset", lambda: hint, hint)
+    return read_yaml(text, str(path), os.environ, kind="preset", smallest="extends: gb300-vm")
+
+
+def _extended(document: Map, path: Path, extending: tuple[str, ...]) -> Map:
+    """Return a document laid over that of the preset that it extends."""
+    base_name = document["extends"]
+    if not isinstance(base_name, str):
+        place = locate(document, ("extends",)).place(str(path))
+        hint = f"known: {', '.join(names())}"
+        raise UserError("wrong_type", "extends must be the name of a preset", place, hint)
+    base_document, base = _load(base_name, f"{path} (extends)", extending)
+    changes = document.renamed({})
+    del changes["extends"]
+    merged = overlay(base_document, changes)
+    changed_keys = _changed_keys(changes)
+    if changed_keys and "fitted_on" not in changes:
+        merged["fitted_on"] = (
+            f"nothing: {', '.join(changed_keys)} are the user's own over {base_name}, "
+            f"which was fitted on {base.fitted_on}"
         )
-    return faults
+    return merged
+
+
+def _changed_keys(document: Map) -> list[str]:
+    """Return the constants of the model and the hardware that a document sets."""
+    return [
+        f"{part}.{key}"
+        for part in ("model", "hardware")
+        if isinstance(document.get(part), Map)
+        for key in document[part]
+    ]
+
+
+def _conflicts(preset: Preset, document: Map, file: str) -> Iterator[Fault]:
+    """Yield a fault for everything that is impossible in a preset although each value is valid."""
+
+    def conflict(problem: str, *loc: str) -> Fault:
+        return _conflict(problem, loc, document, file)
+
+    model, server = preset.model, preset.server
+    if model.hidden % model.heads or model.heads % model.kv_heads:
+        yield conflict(
+            "model.heads must divide model.hidden, and model.kv_heads the heads", "model", "heads"
+        )
+        return
+    if preset.gpus_per_vm % preset.gpus_per_replica:
+        yield conflict("gpus_per_replica must divide gpus_per_vm", "gpus_per_replica")
+        return
+    if preset.vm_speeds and len(preset.vm_speeds) != preset.vms:
+        problem = f"vm_speeds has {len(preset.vm_speeds)} speeds for {preset.vms} VMs"
+        yield conflict(problem, "vm_speeds")
+    if server.max_num_tokens < server.max_batch_size:
+        problem = "server.max_num_tokens must be at least server.max_batch_size"
+        yield conflict(problem, "server", "max_num_tokens")
+    for time, count in preset.replicas_at.items():
+        if count > preset.replicas:
+            problem = (
+                f"{count} replicas are more than the {preset.replicas} replicas of these machines"
+            )
+            yield conflict(problem, "replicas_at", time)
+    capacity_tokens = preset.limits.kv_blocks * preset.limits.tokens_per_block
+    if capacity_tokens < server.max_seq_len:
+        problem = (
+            f"beside the weights there is room for {capacity_tokens:,} tokens, "
+            "less than server.max_seq_len"
+        )
+        yield conflict(problem, "server", "max_seq_len")
+
+
+def _conflict(problem: str, loc: Loc, document: Map, file: str) -> Fault:
+    place = locate(document, loc).place(file)
+    return UserError("conflict", problem, place, "see docs/simulation.md")
