@@ -14,7 +14,7 @@ classes as they are):
   exit 3; each of them resumed has to end with the very capacity of the one that was left alone.
 - **Other ways to the same load.** Runs with other seeds give the interval of one run more; the search's own run, the
   level of a sweep, a closed loop with the lanes of Little's law and a contract are held against it. A sweep about the
-  capacity and a continuous search are held against the interval of the search.
+  capacity is held against the interval of the search.
 
 A pair is `equal`, `within` its intervals, `marked` where what is printed says why it is another figure, or DISAGREES:
 then the exit code is 1.
@@ -566,7 +566,7 @@ def summary_of(case: Case, name: str) -> dict[str, Any]:
 
 
 def other_capacities(case: Case) -> Iterator[Said]:
-    """The capacity by a sweep about it and by a continuous search, and what a contract at it says."""
+    """The capacity by a sweep about it, and what a contract at it says."""
     found = json.loads((case.folder / "search" / "capacity.json").read_bytes())
     mark = "" if found["sustained"] else "not sustained"
     rate = found["rate_per_s"]
@@ -607,37 +607,6 @@ def other_capacities(case: Case) -> Iterator[Said]:
         )
     else:
         yield Said("capacity", "sweep", math.nan, mark=shorter(case, found))
-    if case.workload in (*CHAINED, MIX):  # its load is decided request by request, by one SLO
-        return
-    length = f"{(1 if case.smallest else 4) * case.length_s:g}s"
-    told(
-        case,
-        "search",
-        "--continuous",
-        case.workload,
-        *case.target,
-        *case.slo,
-        "--start",
-        f"{rate / 8:.4g}",
-        "-d",
-        length,
-        "--seed",
-        "31",
-        "-o",
-        "continuous",
-        "--progress",
-        "off",
-    )
-    going = json.loads((case.folder / "continuous" / "capacity.json").read_bytes())
-    low, high = (going[end] or going["rate_per_s"] for end in ("low_per_s", "high_per_s"))
-    yield Said(
-        "capacity",
-        "continuous search",
-        going["rate_per_s"],
-        low,
-        high,
-        "sustained for longer: see its length",
-    )
 
 
 def shorter(case: Case, found: dict[str, Any]) -> str:

@@ -59,7 +59,7 @@ class Result:
 
     @property
     def text(self) -> str:
-        """The report of `loadgen report`, with what an MLPerf-style or adaptive run adds to it."""
+        """The report of `loadgen report`, with what an MLPerf-style run adds to it."""
         return self._opened.text
 
     @property

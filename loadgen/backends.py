@@ -25,7 +25,7 @@ class BackendRow(Struct, frozen=True):
     known: (settings) `core.execution.context.KnownTarget`, without asking the target.
     fills: (workload, settings) the rate that about fills the target, without asking it; a search begins there.
     serve: (settings) a context manager of the settings with the URL of a target that it starts, and stops at its end.
-    run: (workload, settings, folder, tell, steering) carries out the whole run in its folder; returns the Summary. It
+    run: (workload, settings, folder, tell) carries out the whole run in its folder; returns the Summary. It
     is for targets that no HTTP reaches; without it the load is sent over HTTP.
 
     Of who sends over HTTP. flag: the field of the settings that asks for it; "": nothing has to.

@@ -223,13 +223,7 @@ KINDS: OpenTable[ResultKind] = OpenTable(
             leaves_page=True,
             schema="loadgen.cost.size_result:Sizing",
         ),
-        # beside another result: what a load that found its own limit says of its run; a capacity that stands alone
-        _row(
-            "search.adaptive_kind: sections derived",
-            name="adaptive",
-            markers=("adaptive.json",),
-            schema="loadgen.search.adaptive:StoredAdaptive",
-        ),
+        # beside another result: a capacity that stands alone
         _row(
             "runs.levels_kind: held",
             name="capacity",

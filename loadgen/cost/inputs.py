@@ -130,8 +130,6 @@ def _refuse_unfinished(stored: capacity.Capacity, file: Path, *, allowed: bool) 
         if stored.rate_per_s
         else "; no load was shown to hold so far"
     )
-    if stored.bound_why == capacity.OF_ONE_RUN:  # its steps held, which is not what is asked
-        so_far = ""
     if allowed and stored.rate_per_s:
         return
     hint = (

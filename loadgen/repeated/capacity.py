@@ -6,8 +6,6 @@ Pure: bytes and numbers in, values out. `search/` finds a capacity; `cost/` plan
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -90,8 +88,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     `bound_why`: no load that was tried was too high, or the next one that was tried is a step away. `sustained`:
     whether a longer run showed that nothing grows at this rate, with the reason; false: something grows; null: not
     known, "rules only". `state`: see `State`; null in files of earlier versions. Of a search that was stopped, or found
-    nothing, `rate_per_s` may be 0: no load held to its end. `go_on`: the command that goes on with a stopped search, or
-    begins it again where it was one run (--continuous).
+    nothing, `rate_per_s` may be 0: no load held to its end. `go_on`: the command that goes on with a stopped search.
     """
 
     schema: int = SCHEMA
@@ -121,12 +118,9 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         if self.state == "none":
             return "no load held"
         if self.state == "stopped":
-            none = (
-                "no load was sustained"
-                if self.bound_why == OF_ONE_RUN
-                else "no load was shown to hold"
-            )
-            return f"stopped, at least {rate}" if self.rate_per_s else f"stopped, {none}"
+            if not self.rate_per_s:
+                return "stopped, no load was shown to hold"
+            return f"stopped, at least {rate}"
         return ", ".join(
             filter(None, (("at least " if self.lower_bound else "") + rate, self.state or ""))
         )
@@ -138,12 +132,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def what_to_do(self) -> str:
-        """What the user does about a search that was stopped; "" where nothing is known to be left."""
-        again = "--continuous" in self.go_on.split()
-        how = (
-            "a load in one run cannot be gone on with; begin again with" if again else "go on with"
-        )
-        return f"{how}: {self.go_on}" if self.go_on else ""
+        """Return how to resume a search that was stopped, or "" if nothing is left to do."""
+        return f"go on with: {self.go_on}" if self.go_on else ""
 
     @property
     def stands_for(self) -> str:
@@ -160,32 +150,6 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
             "" if self.low_per_s is None else f" ({self.low_per_s:.4g} to {self.high_per_s:.4g})"
         )
         return f"the run of the search at its capacity, {self.rate_per_s:.4g} {self.unit}/s{interval}, {how}{run}"
-
-
-OF_ONE_RUN = "the search was stopped before it had sustained a load"
-
-
-def of_one_run_stopped(command: Sequence[str], reason: str = "") -> Capacity:
-    """Of a search in one run that was stopped: no load was sustained, whatever its short steps held.
-
-    `command`: that of its run. `reason`: of the search, where it is known.
-    """
-    left_out = {"-o", "--out", *(("--max-time",) if reason == "time" else ())}
-    words, rest = list[str](), iter(command or ("loadgen", "search", "--continuous"))
-    for word in rest:
-        if word in left_out:
-            next(rest, None)
-        elif word.partition("=")[0] not in left_out:
-            words.append(word)
-    longer = " --max-time TIME" if reason == "time" else ""
-    return Capacity(
-        rate_per_s=0.0,
-        method="search",
-        lower_bound=True,
-        bound_why=OF_ONE_RUN,
-        state="stopped",
-        go_on=shlex.join(words) + longer,
-    )
 
 
 def dump(capacity: Capacity) -> bytes:

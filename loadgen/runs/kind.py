@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from loadgen import result_kinds
 from loadgen.core import run_folder
-from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import Summary, dump_summary, exit_code
 from loadgen.core.results import store
-from loadgen.core.results.manifest import decode
 from loadgen.core.run_folder import OpenedRun
 from loadgen.present.additions import Addition
 from loadgen.present.section import Report
@@ -86,15 +83,9 @@ def listed(folder: Path) -> ListRow:
 
 
 def capacity_in(folder: Path) -> capacity.Capacity | None:
-    """The capacity of the result in a folder. One run that was to find it has one also where it was killed before it
-    could say any: a search that was stopped.
-    """
-    if (file := folder / capacity.FILE).is_file():
-        return capacity.load_capacity(file.read_bytes(), str(file))
-    with suppress(UserError, FileNotFoundError):  # what is damaged is said by who needs it
-        header = decode((folder / "run.json").read_bytes())
-        return None if header.adaptive is None else capacity.of_one_run_stopped(header.command)
-    return None
+    """Return the capacity that is stored in a results directory, or None if there is none."""
+    file = folder / capacity.FILE
+    return capacity.load_capacity(file.read_bytes(), str(file)) if file.is_file() else None
 
 
 def kept(root: Path, folders: Iterable[Path]) -> tuple[tuple[str, Summary], ...]:
@@ -107,14 +98,8 @@ def kept(root: Path, folders: Iterable[Path]) -> tuple[tuple[str, Summary], ...]
 
 
 def comparable(folder: Path) -> Side:
-    """Raises WithoutCapacity for one that was to find its own limit, and did not."""
-    held = capacity_in(folder)
-    if held is not None and held.unfinished:
-        what = (
-            f"a search without a capacity: {held.bound_why}; its run stands for no load that holds"
-        )
-        raise capacity.WithoutCapacity("no_figure", what, str(folder), held.what_to_do)
-    return Side(name="", runs=(compared(folder),), notes=() if held is None else (held.stands_for,))
+    """Return the run as one side of a comparison."""
+    return Side(name="", runs=(compared(folder),))
 
 
 def compared(folder: Path) -> ComparedRun:

@@ -118,12 +118,12 @@ class ProgressLine:
             case RunPlanned(plan, header) if header.client != "virtual":
                 drain_ns = None if header.grace_s is None else round(header.grace_s * 1e9)
                 timetable = plan.timetable
-                ends = (
-                    (None, None)
-                    if plan.steering is not None
-                    else (timetable.slots, timetable.horizon_ns)
+                self._progress = Progress(
+                    timetable.slots,
+                    timetable.horizon_ns,
+                    drain_ns=drain_ns,
+                    as_json=self._as_json,
                 )
-                self._progress = Progress(*ends, drain_ns=drain_ns, as_json=self._as_json)
             case LoadStarted(_, load) if self._progress is not None:
                 self._progress.follow(load.counters)
             case RunEnded() if self._progress is not None:

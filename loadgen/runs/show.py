@@ -15,14 +15,13 @@ import msgspec
 
 from loadgen.core import format, seeds, slo
 from loadgen.core.errors import Fault, Faults
-from loadgen.core.execution import lane_start, steering
+from loadgen.core.execution import lane_start
 from loadgen.core.execution.events import (
     LoadStarted,
     RunEnded,
     RunEvent,
     RunningLoad,
     RunPlanned,
-    StepBegun,
     Waits,
     WorkersPlaced,
 )
@@ -228,10 +227,6 @@ class Show:
             case LoadStarted():
                 if self._budget is not None:
                     self._follow_cost(event.load, self._budget)
-            case StepBegun(stages, _):
-                from loadgen.core.execution.run_header import words
-
-                say(f"now: {words(stages[-1].arrival)} ({stages[-1].name})")
             case RunEnded(stored):
                 if self._budget is not None:
                     self._budget.spent += self._cost_so_far()
@@ -250,8 +245,6 @@ class Show:
         measured, load = forecasts(plan.timetable, tokens, answer_s)
         if self._budget is not None:
             self._planned = load, header.targets
-        if plan.steering is not None:  # what it will send is known while it goes
-            return
         cost = None
         if self._budget is not None:
             cost = self._budget.cost(load, header.targets)
@@ -314,9 +307,7 @@ class Show:
         for other in other_targets:
             own = f"{other.serves} of the tasks: {other.url}, model {other.model}, server {other.server}"
             self._say_once(f"        {own if other.serves else other.name or other.url}")
-        if header.adaptive is not None:
-            say(f"load: {steering.words(header.adaptive)}")
-        for index, stage in enumerate(() if header.adaptive is not None else header.stages):
+        for index, stage in enumerate(header.stages):
             bounds = bounds_of(stage, plan.timetable, index, plan.job.workload)
             note = "" if stage.measured else ", warm-up, not measured"
             if stage.name == lane_start.FIRST_ROUND:

@@ -1,5 +1,4 @@
-"""What is the highest load under an SLO? `loadgen sweep`, `loadgen search`, and the search within one run.
+"""What is the highest load under an SLO? `loadgen sweep` and `loadgen search`.
 
-`load_search.py`, `belief.py`, `ahead.py`, `watch.py`, `sweep.py` and `adaptive.py` are pure; `trials.py` runs one load
-at a time, `adaptive_run.py` one that finds its limit.
+`load_search.py`, `belief.py`, `ahead.py`, `watch.py` and `sweep.py` are pure; `trials.py` runs one load at a time.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,10 +13,9 @@ import typer
 
 from loadgen.core import format, units
 from loadgen.core.errors import Fault, Faults, TargetError, UserError, collecting
-from loadgen.runs.builds import kept_by_build
 from loadgen.shell import completion
 from loadgen.shell.given import Given
-from loadgen.shell.options import DryRun, Github, Junit, OneWorkload, Strict, new_folder, takes
+from loadgen.shell.options import OneWorkload, new_folder, takes
 from loadgen.shell.output import print_report, say
 from loadgen.shell.run_options import share_of, typed
 from loadgen.shell.taken_up import taken_up
@@ -64,8 +63,8 @@ OF_THE_SEARCH = ("slo", "goodput", "duration", "limit", "grace", "seed")
         "repeat",
     ),
     duration={
-        "help": "Full length of a trial; with --continuous how long what was found is sustained.",
-        "shown": "600s, of tasks at least 10 times what one may take; 20m with --continuous",
+        "help": "Full length of a trial.",
+        "shown": "600s, of tasks at least 10 times what one may take",
     },
     seed="Of the search; every trial derives its own.",
     out="Folder of the search.",
@@ -106,23 +105,6 @@ def search(
         str | None,
         typer.Option("--max-time", help="Time of all trials together, at most: 2h, 90m."),
     ] = None,
-    continuous: Annotated[
-        bool,
-        typer.Option(
-            "--continuous",
-            help="In one run: the load grows from --start while the SLO holds, backs off where it does not, and what "
-            "was found is sustained.",
-        ),
-    ] = False,
-    window: Annotated[
-        str | None,
-        typer.Option(
-            "--window",
-            metavar="TIME",
-            help="With --continuous: a step is judged by the requests of so long a time.",
-            show_default="60s",
-        ),
-    ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -134,16 +116,11 @@ def search(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print search.json instead of the table.")
     ] = False,
-    strict: Strict = False,
-    dry_run: DryRun = False,
-    junit: Junit = None,
-    github: Github = False,
 ) -> int:
     """Find the highest rate (or concurrency) at which every SLO term holds at its percentile, with an interval.
 
     Exit: 0 found, 1 no load holds or not confirmed, 2 wrong usage, 3 two trials in a row were not valid, or
-    --max-time or --max-probes stopped it, 130 interrupted. With --continuous as those of a run; it
-    alone takes --strict, --dry-run, --junit and --github.
+    --max-time or --max-probes stopped it, 130 interrupted.
 
     Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
     """
@@ -151,7 +128,7 @@ def search(
     from loadgen.core.workload import Closed
     from loadgen.repeated import capacity
     from loadgen.runs.show import shown
-    from loadgen.search import adaptive_command, experiment, trials
+    from loadgen.search import experiment, trials
     from loadgen.search.load_search import NEAR, STEP, LoadSearch
 
     own_workload = (workload, given["trace"], given["dataset"], given["input_tokens"]) != (
@@ -170,21 +147,13 @@ def search(
     at_first_load: Any = (
         {"concurrency": max(1, round(first_load))} if closed else {"request_rate": first_load}
     )
-    of_probes = {"--low": low, "--resume": resume, "--sustain": sustain, "--run-spread": run_spread}
-    of_one_run = {
-        "--window": window,
-        "--strict": strict,
-        "--dry-run": dry_run,
-        "--junit": junit,
-        "--github": github,
-    }
-    _check_kind(over, of_probes, of_one_run, continuous=continuous)
-    if continuous:
-        kept = kept_by_build(junit, github=github, strict=strict)
-        asked = adaptive_command.ContinuousLoad(
-            closed, terms, first_load, high, window, max_time, kept, dry_run
+    if over not in ("rate", "concurrency"):
+        raise UserError(
+            "unknown_name",
+            f"nothing to search over: {over!r}",
+            "--over",
+            "known: rate, concurrency",
         )
-        return adaptive_command.perform(given, asked, workload, as_json=as_json)
     with collecting(faults):
         settings = given.settings()
         spread = spread_of_runs(run_spread, settings)
@@ -309,31 +278,6 @@ def _goal(workload: Workload, settings: Settings, where: str) -> Goal:
     raise UserError(
         "no_slo", "no SLO to search under", where, "give --slo ttft:2s --slo tpot:200ms"
     )
-
-
-def _check_kind(
-    over: str,
-    of_probes: Mapping[str, object],
-    of_one_run: Mapping[str, object],
-    *,
-    continuous: bool,
-) -> None:
-    """Raises UserError for flags that do not fit the kind of search: those of a search by trials, and of one run."""
-    if over not in ("rate", "concurrency"):
-        raise UserError(
-            "unknown_name",
-            f"nothing to search over: {over!r}",
-            "--over",
-            "known: rate, concurrency",
-        )
-    if not continuous and (flag := next((flag for flag, value in of_one_run.items() if value), "")):
-        raise UserError("no_effect", "it is of a search in one run", flag, "add --continuous")
-    if continuous and (
-        flag := next((flag for flag, value in of_probes.items() if value is not None), "")
-    ):
-        raise UserError(
-            "conflict", "it is of a search by trials", flag, f"leave out {flag} or --continuous"
-        )
 
 
 def _flags(given: Given, checked: Workload, settings: Settings, trial_ns: int) -> dict[str, Any]:

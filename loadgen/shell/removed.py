@@ -14,12 +14,7 @@ COMMANDS = {
 }
 """A command -> what is typed in its place."""
 
-_CONTINUOUS = "loadgen search WORKLOAD --continuous"
 OPTIONS = {
-    "--adaptive": _CONTINUOUS,
-    "--window": _CONTINUOUS,
-    "--high": _CONTINUOUS,
-    "--max-time": _CONTINUOUS,
     "--goodput": "--slo ttft:2s, with its unit",
     "--num-warmups": "--warmup 20req",
     "--warmup-requests": "--warmup 20req",

@@ -1,7 +1,7 @@
 """One simulated run: replicas, and the dispatcher that sends requests to them. Pure.
 
 There is no event per token; the only clock is a heap of iteration ends. `Course.step_by_step` is written twice: here,
-and in `engine/_course.h`, for a load that is not steered. The two give the same, to the last row.
+and in `engine/_course.h`. The two give the same, to the last row.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from loadgen.core.execution.events import Look
 from loadgen.core.requests.task_graphs import Leaving
 from loadgen.core.results.record import KIND
 from loadgen.core.schedule.dispatcher import Dispatcher
-from loadgen.core.schedule.steered import End, Steered
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.sim import chain_blocks
 from loadgen.sim.engine import replica as engine
@@ -54,7 +53,6 @@ class Course:
         next_replica: Route,
         bounds: LoadBounds = UNBOUNDED,
         *,
-        steer: Callable[[Dispatcher], Steered] | None = None,
         looks: Sequence[Look] = (),
         changes: Sequence[tuple[int, int]] = (),
     ) -> None:
@@ -69,12 +67,11 @@ class Course:
         self._dispatcher = Dispatcher(schedule, max_in_flight=caps[0], max_in_prefill=caps[1])
         self._caps_prefill = caps[1] is not None
         self._caps = tuple(NEVER if cap is None else cap for cap in caps)
-        self.steered = None if steer is None else steer(self._dispatcher)
         self._looks = list(looks)
         self.decided = False  # one of `looks` has ended the load
-        self._seen = 0  # values of `flights.sent` that the steering, or `looks`, have seen
+        self._seen = 0  # values of `flights.sent` that `looks` have seen
         self._sizes, self._next_replica = sizes, next_replica
-        self._end_ns = bounds.end_ns(None if steer is not None else schedule.horizon_ns)
+        self._end_ns = bounds.end_ns(schedule.horizon_ns)
         self._timeout_ns, self._stop_ns, self._after_stop_ns = (
             bounds.timeout_ns,
             bounds.stop_ns,
@@ -93,14 +90,9 @@ class Course:
         ] = {}  # number -> of a request for values, those not done
 
     def run(self) -> None:
-        """Simulate until every slot has its record: in C where it is compiled and the load is not steered."""
+        """Simulate until every slot has its record: in C where it is compiled."""
         module, whole = engine.module, self._schedule.parts == 1
-        if (
-            module is None
-            or self.steered is not None
-            or not whole
-            or type(self.replicas[0]) is not module.Replica
-        ):
+        if module is None or not whole or type(self.replicas[0]) is not module.Replica:
             self.step_by_step()
             return
         together, draw = chain_blocks.drawn(self._schedule, self._sizes)
@@ -157,25 +149,14 @@ class Course:
                 change_ns = self._change(change_ns)
                 continue
             if look_ns < end and look_ns < stop_ns and (due is None or due > look_ns):
-                if self._looks:
-                    if end >= NEVER and due is None:  # all is over
-                        look_ns = NEVER
-                    elif self._is_decided(look_ns):
-                        stop_ns, look_ns = look_ns, NEVER
-                    else:
-                        look_ns += self._looks[0].every_ns
-                    continue
-                end_of_run = min(end_of_run, self._look(look_ns))
-                look_ns = (
-                    NEVER
-                    if self.steered is None or self.steered.over
-                    else self.steered.next_look_ns
-                )
+                if end >= NEVER and due is None:  # all is over
+                    look_ns = NEVER
+                elif self._is_decided(look_ns):
+                    stop_ns, look_ns = look_ns, NEVER
+                else:
+                    look_ns += self._looks[0].every_ns
                 continue
             if end > stop_ns and (due is None or due > stop_ns):
-                if self.steered is not None:
-                    self.steered.stop(stop_ns)
-                    look_ns = NEVER
                 dispatcher.stop()
                 end_of_run = min(end_of_run, stop_ns + self._after_stop_ns)
                 due, stop_ns, cut = None, NEVER, "interrupted"
@@ -261,14 +242,7 @@ class Course:
         return self._next_change_ns()
 
     def _first_look_ns(self) -> int:
-        if self.steered is not None:
-            return self.steered.next_look_ns
         return self._looks[0].every_ns if self._looks else NEVER
-
-    def _look(self, now_ns: int) -> int:
-        """Let the steering see what has ended since it looked last; returns when the run ends at the latest."""
-        assert self.steered is not None
-        return now_ns if isinstance(self.steered.look(now_ns, self._news()), End) else NEVER
 
     def _is_decided(self, now_ns: int) -> bool:
         rows = self._news()

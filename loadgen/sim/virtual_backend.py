@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from time import process_time
@@ -28,7 +28,6 @@ from loadgen.core.execution.context import Context, KnownTarget
 from loadgen.core.execution.events import Look, RunPlanned, Simulated, SimulationStarted, Tell
 from loadgen.core.execution.lane_start import AnswerTime
 from loadgen.core.execution.plan import Settings, prepare
-from loadgen.core.execution.steering import MakeSteering
 from loadgen.core.execution.stop_watch import LOOK_NS
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.summary import Summary, dump_summary, summarize
@@ -36,8 +35,6 @@ from loadgen.core.requests import prompts, resonance
 from loadgen.core.results import checksums, store
 from loadgen.core.results.manifest import Header, Second
 from loadgen.core.results.record import STATUS, WITH_UNFINISHED
-from loadgen.core.schedule.dispatcher import Dispatcher
-from loadgen.core.schedule.steered import Steered
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.workload import Workload
 from loadgen.sim import open_loop, virtual_folder
@@ -86,17 +83,15 @@ def simulate(
     bounds: LoadBounds = UNBOUNDED,
     *,
     source: str = "estimate",
-    steer: Callable[[Dispatcher], Steered] | None = None,
     looks: Sequence[Look] = (),
     keep_events: bool = False,
 ) -> tuple[VirtualRows, Course]:
     """Simulate a schedule on a system; returns the rows of the run, and the simulation.
 
-    `source`: of the counts of tokens. `steer`: of a load that is decided while it goes; the schedule is that of its
-    first step.
+    `source`: of the counts of tokens.
     """
     replicas, flights = system.replicas(), None
-    if steer is None and not bounds.capped and not looks and not system.changes:
+    if not bounds.capped and not looks and not system.changes:
         flights = open_loop.carried(schedule, sizes, replicas, system.route(), bounds)
         replicas = replicas if flights is not None else system.replicas()
     course = Course(
@@ -105,7 +100,6 @@ def simulate(
         replicas,
         system.route(),
         bounds,
-        steer=steer,
         looks=looks,
         changes=system.changes,
     )
@@ -141,7 +135,6 @@ def run(
     settings: Settings,
     folder: Path,
     tell: Tell,
-    steering: MakeSteering | None = None,
 ) -> Summary:
     """Carry out one simulated run in `folder`. Raises Fault or Faults if the run is not possible.
 
@@ -163,7 +156,6 @@ def run(
         simulated=True,
         known=known(settings),
         answer=answer,
-        steering=steering,
     )
     requests, timetable = plan.requests, plan.timetable
     header = _with_target(run_header.header(plan, workload, begins), preset, settings)
@@ -176,7 +168,7 @@ def run(
     at_once = (
         open_loop.fits(timetable, system.replicas()) and not bounds.capped and not system.changes
     )
-    if workload.stop_when and not looks and steering is None and not at_once:
+    if workload.stop_when and not looks and not at_once:
         looks.append(Look(LOOK_NS, watch.ends))
     per_block = preset.server.tokens_per_block if preset.server.block_reuse else 0
     simulated = partial(
@@ -190,14 +182,7 @@ def run(
 
     def carried_out(stop_ns: int = NEVER) -> tuple[VirtualRows, Course]:
         stopped = msgspec.structs.replace(bounds, stop_ns=stop_ns)
-        if steering is None:
-            return simulated(stopped, looks=looks)
-        return simulated(
-            stopped,
-            steer=partial(
-                Steered, steering(), stage=plan.job.workload.stages[0], seed=plan.job.seed
-            ),
-        )
+        return simulated(stopped, looks=looks)
 
     results, course = carried_out()
     stops: list[int] = []
@@ -213,8 +198,6 @@ def run(
         results, course = carried_out(min(stops))
         tell(Simulated(cast(Any, results.rows), []))
     header = _final_header(header, preset, course, requests)
-    if course.steered is not None:
-        header = run_header.of_steps(header, plan, course.steered.stages, course.timetable)
     if stopped_by is not None:
         header = msgspec.structs.replace(header, state="stopped", stopped_by=stopped_by)
     elif is_decided:

@@ -354,7 +354,6 @@ JUDGEMENT = (
         ),
     ),
     Feature("The highest load that keeps an SLO", search),
-    Feature("A search within one run", lambda b: "--continuous" in b.help("search")),
     Feature(
         "Repeats and their intervals",
         lambda b: (

@@ -15,14 +15,13 @@ from time import monotonic_ns
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.request import Completion, Failure
 from loadgen_sdk.transport.succession import Succession
 from loadgen_sdk.transport.wire import FOREVER
 
 from loadgen.core.execution import stop_signals
-from loadgen.core.execution.events import Counters, LoadStarted, RunningLoad, StepBegun, Tell
+from loadgen.core.execution.events import Counters, LoadStarted, RunningLoad, Tell
 from loadgen.core.execution.plan import Plan, cap
 from loadgen.core.execution.self_sampling import SECOND_NS, SelfSampling
 from loadgen.core.execution.share import (
@@ -36,10 +35,9 @@ from loadgen.core.execution.share import (
 )
 from loadgen.core.execution.target_selection import TargetSelection
 from loadgen.core.requests.trace_context import TraceContext
-from loadgen.core.results.record import CUTS, ROW, Built, row, unsent_row, usual_row
+from loadgen.core.results.record import CUTS, Built, row, unsent_row, usual_row
 from loadgen.core.results.spool import Timeline
 from loadgen.core.schedule.dispatcher import Dispatcher, Start
-from loadgen.core.schedule.steered import End, LoadStep, Steered
 from loadgen.core.schedule.timetable import Schedule, shard
 
 BURST = 8  # requests started in one turn: a send takes about 20 µs, and reading must not wait long
@@ -113,9 +111,6 @@ class Driver:
             schedule, max_in_flight=settings.max_in_flight, max_in_prefill=settings.max_in_prefill
         )
         self._caps_prefill = settings.max_in_prefill is not None
-        self.steered = None if own.steer is None else own.steer(self._dispatcher)
-        self.on_step: Callable[[StepBegun], None] = lambda steps: None
-        self._ended_rows: list[bytes] = []  # since the last look of the steering
         self._bodies, self._clients, self._wire, self._spool = own.bodies, clients, wire, own.spool
         self._numbers_by_stage, self._head_lines = own.numbers, own.head_lines
         self._sent_by_stage = [0] * len(schedule.stages)
@@ -135,7 +130,7 @@ class Driver:
         self._worker, self._run_id, self._trace = settings.worker, settings.run_id, settings.trace
         self._redact = own.redact
         self._timelines = [Timeline(start_ns) for _ in schedule.stages]
-        horizon = None if self.steered is not None else schedule.horizon_ns
+        horizon = schedule.horizon_ns
         self._load_end_ns = FOREVER if horizon is None else start_ns + horizon
         self._drain_end_ns = FOREVER if horizon is None else start_ns + horizon + drain_ns
         self._is_rest_recorded = False  # the slots that will never be sent have their records
@@ -157,7 +152,7 @@ class Driver:
         self._ended = self._on_done  # one object for all requests: C looks for it
         self._go_on_alone()
         # bodies of a load without end are built during the run, where no other process does
-        if own.numbers and (schedule.slots is None or self.steered is not None):
+        if own.numbers and schedule.slots is None:
             wire.idle = self._build_ahead
 
     async def run(self) -> None:
@@ -184,12 +179,7 @@ class Driver:
             self._schedule,
             self.counters,
         )
-        alone = (
-            len(self._clients) == 1
-            and schedule.turns == 1
-            and self.steered is None
-            and not self._caps_prefill
-        )
+        alone = len(self._clients) == 1 and schedule.turns == 1 and not self._caps_prefill
         if of_pool is None or not alone or self._trace is not None or self._head_lines is not None:
             return
         started, ends_ns, left = self._dispatcher.lanes
@@ -225,14 +215,6 @@ class Driver:
             for target, at_ns in self._selection.down.items()
         }
 
-    @property
-    def steps(self) -> StepBegun | None:
-        """Of a load that is decided while it goes: its stages so far."""
-        steered = self.steered
-        return (
-            None if steered is None else StepBegun(tuple(steered.stages), self._dispatcher.schedule)
-        )
-
     def give_up(self) -> None:
         """Stop because a target stopped answering and the run is configured to end in that case."""
         if not self.interrupted:
@@ -255,8 +237,6 @@ class Driver:
             self._finish()
             return
         self.interrupted = True
-        if self.steered is not None:
-            self.steered.stop(now - self.start_ns)
         self._dispatcher.stop()
         self._record_rest("interrupted")
         self._drain_end_ns = min(self._drain_end_ns, now + min(self._drain_ns, AFTER_STOP_NS))
@@ -279,13 +259,13 @@ class Driver:
         self._wire.wake_at(FOREVER if due is None else self.start_ns + due)
 
     def _send(self, start: Start) -> None:
-        number, of_bodies = start.number, start.stage if self.steered is None else 0
-        self._sent_by_stage[of_bodies] += 1
+        number = start.number
+        self._sent_by_stage[start.stage] += 1
         self.counters.sent += 1
         self.counters.in_flight += 1
         target = self._selection.choose(number, monotonic_ns()) if len(self._clients) > 1 else 0
         self._in_flight[number] = (target, None)
-        body, built = self._bodies.take(of_bodies, number)
+        body, built = self._bodies.take(start.stage, number)
         more = self._of_session(start) if start.session >= 0 else {}
         if self._trace is not None:
             more["more"] = self._trace.header(number) + more.get("more", b"")
@@ -393,8 +373,6 @@ class Driver:
             if ttft >= 0:
                 counters.recent_ttft_ns.append(ttft)
         self._spool.row(written)
-        if self.steered is not None:
-            self._ended_rows.append(written)
         step = 0 if failure is None else self._chain_step[start.stage]
         # of a stage without a count: the lane may go on to its next chain
         pause = self._selection.pause_ns(number - start.turn + step) if step else 0
@@ -424,37 +402,13 @@ class Driver:
             start.lane,
         )  # a `RowPlace`
         status = CUTS.get(start.dropped, "dropped")
-        built = self._bodies.built(start.stage if self.steered is None else 0, start.number)
+        built = self._bodies.built(start.stage, start.number)
         written = unsent_row(place, start.due_ns, start.dropped, status, built)
         self._spool.row(written)
-        if self.steered is not None:
-            self._ended_rows.append(written)
 
     def _check_finished(self) -> None:
-        if (
-            self._dispatcher.done
-            and not self._finished.done()
-            and (self.steered is None or self.steered.over)
-        ):
+        if self._dispatcher.done:
             self._finish()
-
-    def _look(self, steered: Steered, now: int) -> None:
-        """Let the steering see what has ended since it looked last, and go on as it says."""
-        rows = np.frombuffer(b"".join(self._ended_rows), ROW)
-        self._ended_rows.clear()
-        move = steered.look(now - self.start_ns, rows)
-        if isinstance(move, LoadStep):
-            self._schedule = self._dispatcher.schedule
-            span = self._schedule.stages[-1]
-            self._timelines.append(Timeline(self.start_ns))
-            self._chain_step.append(span.lanes * self._schedule.turns)
-            if (steps := self.steps) is not None:
-                self.on_step(steps)
-        elif isinstance(move, End):
-            self._load_end_ns = self._drain_end_ns = (
-                now  # the steering has waited for what was in flight
-            )
-        self._set_wake_up()
 
     def _finish(self) -> None:
         if not self._finished.done():
@@ -502,9 +456,6 @@ class Driver:
     def _on_tick(self, now: int) -> None:
         for client in self._clients:
             client.tick(now)
-        steered = self.steered
-        if steered is not None and not steered.over and now - self.start_ns >= steered.next_look_ns:
-            self._look(steered, now)
         if now >= self._drain_end_ns and not self._dispatcher.done:
             due = self._dispatcher.next_ns()
             if (
@@ -561,7 +512,6 @@ async def run(plan: Plan, tell: Tell) -> Share:
         return monotonic_ns() + SETTLE_NS
 
     def begun(driver: Driver) -> None:
-        driver.on_step = tell
         with stop_signals.calling(lambda _: driver.stop()):
             tell(LoadStarted(driver.start_ns, RunningLoad(lambda: driver.counters, driver.stop)))
 
@@ -618,5 +568,4 @@ async def work(
             stopped=driver.stopped,
             down=driver.down,
             hot_path=plan.job.settings.hot_path,
-            steps=driver.steps,
         )

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from loadgen.core.execution.plan import Plan, Settings
     from loadgen.core.results.manifest import Cluster, Header, ReasonCode
-    from loadgen.core.schedule.timetable import Schedule
-    from loadgen.core.workload import Stage
 
 RECENT = 2_000  # number of latencies kept for the progress line
 
@@ -110,13 +108,6 @@ class Simulated(Struct, frozen=True):
     stops: list[int]
 
 
-class StepBegun(NamedTuple):
-    """A load that is decided while it goes has begun its next step. `stages`, `timetable`: so far."""
-
-    stages: tuple[Stage, ...]
-    timetable: Schedule
-
-
 class LoadEnded(Struct, frozen=True):
     """The load is over, or failed, or will not begin; told once after TargetsFound. Who has something to say in the
     header gives it back with that; None: the run has failed.
@@ -140,7 +131,6 @@ RunEvent = (
     | LoadStarted
     | SimulationStarted
     | Simulated
-    | StepBegun
     | LoadEnded
     | RunEnded
 )

@@ -28,7 +28,6 @@ from loadgen.core.child_process import FROZEN_S
 from loadgen.core.errors import Fault, Faults, UserError
 from loadgen.core.execution import lane_start, resource_limits
 from loadgen.core.execution.context import KnownTarget, TooLong, shortest, too_long
-from loadgen.core.execution.steering import MakeSteering
 from loadgen.core.followers.profiler import ProfileAsked
 from loadgen.core.followers.scraper import PagesAsked
 from loadgen.core.requests import tokenizer as tokens
@@ -236,13 +235,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job sends, and when. Made once in a process: by `prepare`, and in each worker by `build_plan`.
-
-    `steering`: of a load that is decided while it goes; the timetable is then that of its first step.
-    """
+    """What a job sends, and when. Made once in a process: by `prepare`, and in each worker by `build_plan`."""
 
     job: Job
-    steering: MakeSteering | None = None
     timetable: Schedule
     requests: Prompts
     tokenizer: tokens.Tokenizer
@@ -282,7 +277,6 @@ def prepare(
     known: KnownTarget | None = None,
     cores: int | None = None,
     answer: lane_start.AnswerTime | None = None,
-    steering: MakeSteering | None = None,
 ) -> tuple[Plan, tuple[lane_start.Begin, ...]]:
     """The plan of a run, and how the lanes of each of its stages begin. Raises Faults.
 
@@ -321,7 +315,7 @@ def prepare(
         settings = replace(settings, workers=most)
         plan = structs.replace(plan, job=structs.replace(plan.job, settings=settings))
     _check_limits(plan, here=cores is None)
-    return structs.replace(plan, steering=steering), begins
+    return plan, begins
 
 
 def workers(timetable: Schedule, requests: Prompts, workload: Workload, cores: int) -> int:

@@ -22,7 +22,6 @@ from loadgen.core.execution.folder_names import taken
 from loadgen.core.execution.plan import Plan, Settings, prepare
 from loadgen.core.execution.probing import Known, find_all
 from loadgen.core.execution.share import KEPT_BLOCK, Share, large, return_blocks
-from loadgen.core.execution.steering import MakeSteering
 from loadgen.core.followers import server_accounts
 from loadgen.core.followers.compactor_process import Compactor
 from loadgen.core.followers.hearers import (
@@ -55,14 +54,12 @@ def execute(
     *,
     known: Known | None = None,
     own: Path | None = None,
-    steering: MakeSteering | None = None,
 ) -> tuple[Summary, Path]:
     """Carry out one run; returns its summary and its folder. Raises Fault or Faults if the run is not possible.
 
     `hearers`: who hears the events of the run, beside what goes along with every run. `known`: what was found out about
     targets, for all runs of one command, each of which adds to it and asks no target again. `own`: the folder of the
     run, where the caller has taken it.
-    `steering`: decides the load while it goes; the workload has its first step.
     """
     row = settings.backend
     if settings.profile is not None and row.virtual:
@@ -95,15 +92,11 @@ def execute(
         ):
             if row.run:
                 summary = BACKENDS.function(row, row.run, gives(Summary))(
-                    workload, settings, folder, tell, steering
+                    workload, settings, folder, tell
                 )
             else:
                 probed = {} if known is None else known
-                summary = _over_http(
-                    workload, settings, folder, every, header_file, probed, steering
-                )
-            if steering is not None:
-                steering.finish(folder)
+                summary = _over_http(workload, settings, folder, every, header_file, probed)
         if remote is not None:
             remote.put(folder)
             stored = settings.store
@@ -119,7 +112,6 @@ def _over_http(
     hearers: Sequence[events.Hearer],
     header_file: HeaderFile,
     known: Known,
-    steering: MakeSteering | None,
 ) -> Summary:
     import uvloop
 
@@ -147,7 +139,6 @@ def _over_http(
                 simulated=simulated,
                 known=known_before,
                 cores=senders.cores,
-                steering=steering,
             )
             header = run_header.header(plan, workload, begins)
             notes = runner.run(senders.place(plan, tell))
@@ -156,7 +147,7 @@ def _over_http(
             )
             tell(events.RunPlanned(plan, header))
             slots, tuning = plan.timetable.slots, settings.tuning
-            many = slots is None or slots > tuning.compacted_rows or steering is not None
+            many = slots is None or slots > tuning.compacted_rows
             compactor = Compactor(folder, frozen_s=tuning.helper_frozen_s, beside=many)
             on_failure.callback(compactor.close)
             share = runner.run(senders.run(plan, tell))
@@ -179,10 +170,7 @@ def finish(
     folder, timetable = plan.job.folder, plan.timetable
     return_blocks(KEPT_BLOCK)
     bodies = ""
-    if share.steps is not None:
-        timetable = share.steps.timetable
-        header = run_header.of_steps(header, plan, *share.steps)
-    if large(timetable, plan.job.settings.tuning) or share.steps is not None:
+    if large(timetable, plan.job.settings.tuning):
         fingerprint = prompts.fingerprint(plan.requests, None)
     elif share.prompts_count == timetable.slots:
         fingerprint = prompts.Digest(share.prompts_total, share.prompts_count).hexdigest()

@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 from loadgen_sdk.installed import NOT_INSTALLED, version_of
 from loadgen_sdk.probe.probe import ProbeResult
-from msgspec.structs import replace
 
 from loadgen import plugins
 from loadgen.core import format, seeds
@@ -104,7 +103,6 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         steps=tuple(_steps(workload, settings)),
         limits=ValidityLimits(**dict(iter(workload.limits))),
         stages=tuple(_stage_plan(workload, timetable, i, begin) for i, begin in enumerate(begins)),
-        adaptive=None if plan.steering is None else plan.steering.plan,
         fingerprints=manifest.Fingerprints(
             recipe=recipe_fingerprint(asked, source, tokenizer.file_sha256),
             work=work_fingerprint(asked, source, tokenizer.file_sha256),
@@ -138,37 +136,6 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         host=_host("" if settings.ray else settings.hot_path),  # the nodes tell theirs at the end
         notes=(*_notes(plan, coded), *unjudged),
         note_codes=coded | unjudged,
-    )
-
-
-def of_steps(
-    header: manifest.Header,
-    plan: Plan,
-    stages: Sequence[Any],
-    timetable: Schedule,
-    *,
-    goes_on: bool = False,
-) -> manifest.Header:
-    """The header of a load that was decided while it went: its steps are its stages. The last one is measured.
-
-    `goes_on`: how many requests the last one will have is not known yet.
-    """
-    *before, last = timetable.stages
-    last = replace(last, measured=True)
-    if goes_on:
-        last = replace(last, chains=None, slots=None)
-    timetable = replace(
-        timetable, stages=(*(replace(span, measured=False) for span in before), last)
-    )
-    workload = plan.job.workload.model_copy(update={"stages": tuple(stages)})
-    return msgspec.structs.replace(
-        header,
-        stages=tuple(_stage_plan(workload, timetable, i) for i in range(len(stages))),
-        fingerprints=header.fingerprints
-        if goes_on
-        else msgspec.structs.replace(
-            header.fingerprints, timetable=schedule.fingerprint(timetable)
-        ),
     )
 
 

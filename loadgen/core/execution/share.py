@@ -10,10 +10,8 @@ import asyncio
 import contextlib
 import ctypes
 import gc
-import itertools
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from loadgen_sdk.errors import TargetUnusable
@@ -28,14 +26,11 @@ from loadgen.core.errors import TargetError
 from loadgen.core.execution import step_targets
 from loadgen.core.execution.bodies import Bodies
 from loadgen.core.execution.body_prefetch import BodyPrefetch, linked, preparer
-from loadgen.core.execution.events import StepBegun
 from loadgen.core.execution.head_lines import head_lines
 from loadgen.core.execution.plan import Job, Plan, Tuning
 from loadgen.core.execution.probing import client_options
 from loadgen.core.results.manifest import Cluster
 from loadgen.core.results.spool import Spool
-from loadgen.core.schedule.dispatcher import Dispatcher
-from loadgen.core.schedule.steered import Steered
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.workload import Closed
 
@@ -69,15 +64,13 @@ class Share(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  # warnings about the workers' machines, found during the run
     cluster: Cluster | None = None  # where the workers were
     hot_path: str = ""  # as in `manifest.Host`
-    steps: StepBegun | None = None  # of a load that was decided while it went: all its stages
 
 
 class Equipment(Struct, frozen=True, kw_only=True):
     """What a driver works with.
 
     `clients`: one per target. `serving`: the targets of a step of the load. `head_lines`: header lines of a request.
-    `numbers`: the requests of each stage, in order. `redact`: takes keys out of a text. `steer`: of a load that is
-    decided while it goes; its bodies are those of one stage.
+    `numbers`: the requests of each stage, in order. `redact`: takes keys out of a text.
     """
 
     wire: Wire
@@ -88,7 +81,6 @@ class Equipment(Struct, frozen=True, kw_only=True):
     numbers: Sequence[Iterator[int]]
     spool: Spool
     redact: Callable[[str], str] = str
-    steer: Callable[[Dispatcher], Steered] | None = None
 
 
 @contextlib.asynccontextmanager
@@ -102,11 +94,10 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), "", error.hint) from None
     clients = [_client(job, i, requests.history == "server", wire) for i in range(len(job.found))]
-    make_steering = plan.steering
     beside = large(plan.timetable, settings.tuning) or (
         plan.timetable.slots is None and child_process.forks()
     )
-    if beside and settings.client == "wire" and make_steering is None:
+    if beside and settings.client == "wire":
         bodies: Bodies = BodyPrefetch(job, part, requests)
     else:
         alike = step_targets.serving(settings, requests) is None
@@ -127,13 +118,8 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
     return_blocks(KEPT_BLOCK)
     try:
         numbers: list[Iterator[int]] = []
-        steer = None
         if isinstance(bodies, BodyPrefetch):
             await bodies.filled()
-        elif make_steering is not None:
-            numbers = [itertools.count()]
-            bodies.build(0, numbers[0], most=AHEAD, cpu_s=BUILD_CPU_S)
-            steer = partial(Steered, make_steering(), stage=workload.stages[0], seed=job.seed)
         else:
             numbers = [part.stage_numbers(span) for span in part.stages]
             for stage, span in enumerate(part.stages):
@@ -158,7 +144,6 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
             numbers=numbers,
             spool=spool,
             redact=redact,
-            steer=steer,
             head_lines=head_lines(workload, requests, slos=settings.slo_headers),
         )
     except TargetUnusable as error:

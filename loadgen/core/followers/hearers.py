@@ -46,12 +46,6 @@ class HeaderFile:
             case events.WorkersPlaced(cluster) if self._planned is not None:
                 plan, header = self._planned
                 write_header(plan.job.folder, msgspec.structs.replace(header, cluster=cluster))
-            case events.StepBegun(stages, timetable) if self._planned is not None:
-                plan, header = self._planned
-                write_header(
-                    plan.job.folder,
-                    run_header.of_steps(header, plan, stages, timetable, goes_on=True),
-                )
             case events.LoadStarted(_, load):
                 self.load = load
 
@@ -134,9 +128,8 @@ class StopWatch:
                 self._planned = event if plan.job.workload.stop_when else None
             case events.LoadStarted() if self._planned is not None:
                 plan = self._planned.plan
-                until_ns = None if plan.steering is not None else plan.timetable.horizon_ns
                 rules = plan.job.workload.stop_when
-                watching = watch(rules, plan.job.folder, event, until_ns)
+                watching = watch(rules, plan.job.folder, event, plan.timetable.horizon_ns)
                 self._watching = asyncio.get_running_loop().create_task(watching)
             case events.LoadEnded() if self._watching is not None:
                 self._watching.cancel()

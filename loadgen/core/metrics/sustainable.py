@@ -103,15 +103,6 @@ def _over_time(
     return _judge(list(_parts(measured, others, span, header)), span)
 
 
-def of_span(measured: Columns, others: Columns, start_ns: float, end_ns: float) -> Sustainable:
-    """Judge a span of a load that goes on, by the rows known so far; not known where it lasts too short a time."""
-    e2e = metrics.defined(measured.measure("e2e")[measured.where(OK)])
-    if not len(e2e) or end_ns - start_ns < STAYS * float(np.median(e2e)):
-        return Sustainable(why="too short")
-    span = _Span(start_ns, end_ns)
-    return _judge(list(_parts([measured], [others], span, Header())), span)
-
-
 def piled_up(measured: Sequence[Columns]) -> str:
     """Why a load that is too short for a trend was not sustained all the same; "" where that cannot be said.
 

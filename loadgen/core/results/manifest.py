@@ -5,7 +5,7 @@ Pure: bytes in, values out. These types must never hold a secret: they are store
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -121,19 +121,6 @@ class ChunkReuse(msgspec.Struct, frozen=True, kw_only=True):
     leading_share: float = 0.0  # of the chunks: an earlier prompt has the same ones up to here, so a prefix cache helps
 
 
-class AdaptivePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What `search --continuous` was asked for: a load that grows while the SLO holds, and is sustained in the end."""
-
-    over: Literal["rate", "concurrency"]
-    start: float  # the first load: arrivals per second, or lanes
-    high: float  # not above this load
-    window_s: float  # a step is judged by the requests that are due in so long a time
-    sustain_s: float  # how long the load that was found has to be sustained
-    precision: float  # relative, of the limit before a load is sustained; less where a step has few requests
-    longest_s: float | None = None  # of all steps together; null: no limit
-    run_spread: float | None = None  # of the server, as in a search; null: learned
-
-
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """The machine that generated the load."""
 
@@ -224,9 +211,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     limits: ValidityLimits = ValidityLimits()
     stages: tuple[StagePlan, ...] = ()
     classes: tuple[ClassPlan, ...] = ()  # empty: all requests are of one kind
-    adaptive: AdaptivePlan | None = (
-        None  # null: the load was decided before it began. Else its steps are `stages`
-    )
     steps: tuple[
         StepPlan, ...
     ] = ()  # of tasks; empty where there are none, or their numbers of requests are drawn

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.core import seeds
@@ -133,26 +132,6 @@ def at_load(stage: Stage, load: float) -> Stage:
     law = stage.arrival
     changed = {"concurrency": round(load)} if isinstance(law, Closed) else {"rate": load}
     return stage.model_copy(update={"arrival": law.model_copy(update=changed)})
-
-
-def extended(
-    schedule: Schedule, stage: Stage, seed: int, *, start_ns: int, first_chain: int
-) -> Schedule:
-    """The schedule with one more stage, whose arrivals are a function of the seed and of how many stages there are."""
-    last, index = schedule.stages[-1], len(schedule.stages)
-    assert last.start_ns is not None and last.length_ns is not None
-    follows = start_ns == last.start_ns + last.length_ns
-    span = _span(
-        stage,
-        schedule.chains,
-        index=index,
-        start_ns=start_ns,
-        first_chain=first_chain,
-        seed=seed,
-        loadgen_seed=seeds.derived(seed, "arrivals", index),
-        taken_over=_lanes_left(last) if follows else 0,
-    )
-    return replace(schedule, stages=(*schedule.stages, span))
 
 
 def _arrivals(stage: Stage, rng: np.random.Generator, loadgen_seed: int) -> Arrivals:

@@ -14,10 +14,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from loadgen.core.schedule import arrivals, timetable
 from loadgen.core.schedule.chains import Chain
 from loadgen.core.schedule.timetable import Schedule, StageSpan
-from loadgen.core.workload import Stage
 
 _NEVER = 1 << 62
 _BLOCK = 2048  # offsets converted from array to integers at a time; about 30 µs
@@ -124,18 +122,12 @@ class Dispatcher:
         )  # (stage, lane, earliest due): no place is free
         self._current: StageSpan
         self._offsets_read = self._due_index = 0
-        self._begun = 0  # chains of the stages that `end_stage` has ended
         self._begin_stage(0, 0)
 
     @property
     def in_flight(self) -> int:
         """Number of requests started and not finished."""
         return len(self._in_flight)
-
-    @property
-    def started(self) -> list[Start]:
-        """The slots in flight."""
-        return list(self._in_flight.values())
 
     @property
     def lanes(self) -> tuple[dict[int, Start], list[int], list[int]]:
@@ -380,47 +372,6 @@ class Dispatcher:
                     (due, (span.first_chain + lane) * self._turns, waiting_stage, 0, lane),
                 )
             self._waiting_lanes.popleft()
-
-    def end_stage(self, now_ns: int) -> None:
-        """End the last stage of the schedule now: nothing more of it starts, and what is in flight goes on.
-
-        For a load that is decided while it goes (`begin_stage`), of single requests in one share.
-        """
-        span = self._current
-        if span.lanes:
-            last = max(
-                (start.number for start in self._in_flight.values() if start.stage == span.index),
-                default=-1,
-            )
-            waiting = [entry for entry in (*self._heap, *self._held) if entry[2] == span.index]
-            self._heap[:] = [entry for entry in self._heap if entry[2] != span.index]
-            _keep(self._held, [entry for entry in self._held if entry[2] != span.index])
-            heapq.heapify(self._heap)
-            last = max([last, *(entry[1] - span.lanes for entry in waiting)])
-            self._begun = max(self._begun, last + 1)
-            self._waiting_lanes = deque(
-                entry for entry in self._waiting_lanes if entry[0] != span.index
-            )
-            self._stage_ends_ns[span.index] = now_ns
-            for _ in waiting:
-                self._leave(span.index, now_ns)
-            begun = 0
-        else:
-            begun = self._offsets_read - len(self._due_block) + self._due_index
-            self._begun = span.first_chain + begun
-            self._next_due = _NEVER
-        assert span.start_ns is not None and span.length_ns is not None
-        self.schedule = timetable.ended(
-            self.schedule, min(now_ns, span.start_ns + span.length_ns), begun
-        )
-        self._current = self.schedule.stages[-1]
-
-    def begin_stage(self, stage: Stage, seed: int, now_ns: int) -> None:
-        """Begin another stage now, after `end_stage`."""
-        self.schedule = arrivals.extended(
-            self.schedule, stage, seed, start_ns=now_ns, first_chain=self._begun
-        )
-        self._begin_stage(len(self.schedule.stages) - 1, now_ns)
 
     def stop(self) -> None:
         """Start nothing from now on. Requests still in flight may still be reported with `finished`."""

@@ -228,20 +228,6 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         raise IndexError(number)
 
 
-def ended(schedule: Schedule, at_ns: int, chains: int) -> Schedule:
-    """The schedule whose last stage ends at this instant, after `chains` of its chains have begun."""
-    last = schedule.stages[-1]
-    assert last.start_ns is not None
-    changed: dict[str, Any] = {"length_ns": at_ns - last.start_ns}
-    if not last.lanes:
-        changed |= {
-            "offsets": last.offsets[:chains],
-            "chains": chains,
-            "slots": schedule.chains.slots(last.first_chain, chains),
-        }
-    return replace(schedule, stages=(*schedule.stages[:-1], replace(last, **changed)))
-
-
 def shard(schedule: Schedule, i: int, n: int) -> Schedule:
     """Share i of n of a schedule, computed without copying: whole chains only.
 
