@@ -244,6 +244,22 @@ def test_slots_without_a_record_are_lost() -> None:
         3,
     )
     assert (s.goodput.counted, s.goodput.good) == (11, 4)
+    assert (s.warmup.scheduled, s.warmup.lost) == (1, 0)
+
+
+def test_a_request_that_was_sent_again_is_one_request() -> None:
+    rows = hand_rows()
+    rows["resent"][1] = 2
+    counts = summarize(HEADER, rows).requests
+    assert (counts.scheduled, counts.ok, counts.resent) == (9, 5, 2)
+
+
+def test_slots_of_the_warm_up_without_a_record_are_lost_there() -> None:
+    warm_up = msgspec.structs.replace(HEADER.stages[0], slots=6)
+    header = msgspec.structs.replace(HEADER, stages=(warm_up, StagePlan(name="main", slots=12)))
+    summary = summarize(header, hand_rows())
+    assert (summary.requests.scheduled, summary.requests.lost) == (12, 4)
+    assert (summary.warmup.scheduled, summary.warmup.lost) == (6, 5)
 
 
 def test_of_a_run_that_was_cut_off_what_was_sent_and_has_no_record_is_lost() -> None:

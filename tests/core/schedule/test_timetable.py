@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import places
@@ -21,6 +22,7 @@ from loadgen.core.workload import (
     NormalDuration,
     Poisson,
     UniformDuration,
+    load,
 )
 
 ORACLE = json.loads((places.DATA / "loadgen_oracle.json").read_text())["poisson_schedule"]
@@ -105,6 +107,29 @@ def test_columns_and_slots(name: str) -> None:
     for number in (-1, len(expected)):
         with pytest.raises(IndexError):
             whole.slot(number)
+
+
+TASKS_OF_UNLIKE_SIZE = """
+name: tasks
+requests:
+  tools: {search: {result_tokens: 5}}
+  steps:
+    plan: {input_tokens: 5, output_tokens: 5}
+    look: {after: plan, tool: search, parallel: {uniform: {min: 1, max: 4}}, output_tokens: 5}
+    write: {after: [plan, look], output_tokens: 5}
+stages: [{arrival: {constant: 5/s}, count: 20}]
+"""
+
+
+def test_a_slot_is_found_by_its_number_in_tasks_of_unlike_size(tmp_path: Path) -> None:
+    file = tmp_path / "workload.yaml"
+    file.write_text(TASKS_OF_UNLIKE_SIZE)
+    whole = arrivals.build(load(str(file)), seed=1)
+    slots = lines(whole)
+    assert len({slot.turn for slot in slots if not whole.following(slot.number)}) > 1
+    for expected in slots:
+        assert whole.slot(expected.number) == expected
+        assert whole.turn_of(expected.number) == expected.turn
 
 
 @pytest.mark.parametrize("run", ORACLE["official_runs_v5.1"], ids=lambda run: run["run"])

@@ -16,6 +16,7 @@ from loadgen.core.stats.quantiles import (
     Histogram,
     exact,
     index,
+    milliseconds,
     name,
     support,
 )
@@ -117,3 +118,8 @@ def test_over_is_right_for_all_values_beyond_the_bound(numbers: list[int], limit
 def test_what_is_no_histogram_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="histogram"):
         Histogram.from_bytes(data)
+
+
+def test_milliseconds_are_rounded_to_a_nanosecond() -> None:
+    assert milliseconds(1_234_567.4) == 1.234567
+    assert milliseconds(1_234_567.6) == 1.234568

@@ -1,0 +1,97 @@
+"""Applies every change of `tests/mutations/table.toml` and writes `benchmarks/mutations.md`.
+
+`python tests/make_mutations.py` takes about half an hour on two cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from loadgen_sdk import compiled
+from mutations.guard import Outcome, ProjectCopy, project_copy
+from mutations.table import Mode, Mutation, modes_of, read_mutations
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "benchmarks" / "mutations.md"
+INTRODUCTION = """# Changes of rules, and the tests that notice them
+
+This page is for whoever changes a rule of the schedule, of records, of metrics, of the verdict
+or of retries, and wants to know whether tests protect it. `python tests/make_mutations.py` applied
+each change below to a copy of the project and ran the tests that `tests/mutations/table.toml` names
+for it. It did so in each mode: with the compiled modules and in pure Python and, where the rule
+decides when requests start, in virtual time and over HTTP. The last column is the first test that
+failed.
+
+A change with a seed was drawn at random (`tests/mutations/draw.py`); the others were chosen.
+`pytest -m mutations` runs all changes again, and CI runs a sample.
+"""
+HEADER = "| rule | change | seed | mode | test that failed |\n|---|---|---|---|---|"
+
+
+def main() -> None:
+    """Run all changes in all modes and write the page."""
+    outcomes = list(run_all(read_mutations()))
+    PAGE.write_text(render(outcomes), "utf-8")
+    survivors = [outcome for outcome in outcomes if not outcome.failed_test]
+    print(f"{len(outcomes)} runs, {len(survivors)} without a failing test")
+
+
+def run_all(mutations: list[Mutation]) -> Iterator[Outcome]:
+    """Yield the outcome of each change in each of its modes.
+
+    Raises RuntimeError if a test fails without a change.
+    """
+    is_compiled = compiled.module is not None
+    with project_copy() as project:
+        for mode, chosen in group_by_mode(mutations, is_compiled).items():
+            project.check_unchanged(chosen, mode)
+        for mutation in mutations:
+            for mode in modes_of(mutation, is_compiled=is_compiled):
+                yield report(project, mutation, mode)
+
+
+def report(project: ProjectCopy, mutation: Mutation, mode: Mode) -> Outcome:
+    """Run the tests of one change and print the outcome."""
+    outcome = project.run(mutation, mode)
+    print(f"{mutation.name} | {mode} | {outcome.failed_test or 'SURVIVED'}", flush=True)
+    return outcome
+
+
+def group_by_mode(mutations: list[Mutation], is_compiled: bool) -> dict[Mode, list[Mutation]]:
+    """Return the mutations of each mode."""
+    groups: dict[Mode, list[Mutation]] = {}
+    for mutation in mutations:
+        for mode in modes_of(mutation, is_compiled=is_compiled):
+            groups.setdefault(mode, []).append(mutation)
+    return groups
+
+
+def render(outcomes: list[Outcome]) -> str:
+    """Return the page: one table for each changed file."""
+    lines = [INTRODUCTION]
+    file = ""
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.mutation.file):
+        mutation = outcome.mutation
+        if mutation.file != file:
+            file = mutation.file
+            lines += [f"\n## {file}\n", HEADER]
+        cells = [
+            mutation.rule,
+            f"{mutation.name}: {code(mutation.old)} becomes {code(mutation.new)}",
+            "" if mutation.seed is None else str(mutation.seed),
+            str(outcome.mode),
+            code(outcome.failed_test) if outcome.failed_test else "**survived**",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def code(text: str) -> str:
+    """Return text as code in a cell of a Markdown table."""
+    one_line = " ".join(text.split()).replace("|", "\\|")
+    return f"`{one_line}`"
+
+
+if __name__ == "__main__":
+    main()
