@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from loadgen.contracts import schema as contracts
-from loadgen.core.workload import schema, tasks
+from loadgen.core.workload import request_classes, request_kinds, schema, stages, tasks
 from loadgen.core.workload.distributions import Fixed
 from loadgen.core.workload.file_models import Part, Tagged
 from loadgen.core.workload.file_schema import json_schema
@@ -25,13 +25,13 @@ from loadgen.core.workload.file_schema import json_schema
 DOCS = Path(__file__).parent.parent / "docs"
 TABLES: dict[str, tuple[type[Part], ...]] = {
     "workload": (schema.Written,),
-    "requests": (schema.Synthetic,),
-    "turns": (schema.Turns,),
+    "requests": (request_kinds.Synthetic,),
+    "turns": (request_kinds.Turns,),
     "steps": (tasks.TaskStep,),
     "tasks": (tasks.Task, tasks.Tool),
-    "trace": (schema.Replay,),
-    "classes": (schema.RequestClass,),
-    "stages": (schema.Stage,),
+    "trace": (stages.Replay,),
+    "classes": (request_classes.RequestClass,),
+    "stages": (stages.Stage,),
 }
 """The lists of workloads.md, each of the keys of these parts."""
 KINDS = {  # how the JSON Schema of a value shows what it is

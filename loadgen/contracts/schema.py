@@ -37,8 +37,8 @@ from loadgen.core.workload.diagnostics import sort_faults, validate_document
 from loadgen.core.workload.fields import Duration, FiniteRate, Quantile, Share, Whole
 from loadgen.core.workload.file_models import FileContext, Part, Tagged, TaggedUnion
 from loadgen.core.workload.loading import packaged, read_text
-from loadgen.core.workload.schema import Lanes
 from loadgen.core.workload.slo_fields import checked_slo
+from loadgen.core.workload.stages import Concurrency
 from loadgen.core.workload.yaml_marks import Map, read_yaml
 from loadgen.figures import FIGURES, POOLED
 from loadgen.repeated.capacity import HORIZON_S
@@ -443,7 +443,7 @@ class ContractLevel(Part):
         str, Field(min_length=1)
     ]  # name of a packaged workload, or a path relative to the contract
     rate: FiniteRate | None = None
-    concurrency: Lanes | None = None
+    concurrency: Concurrency | None = None
     duration_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="duration")
     requests: Whole | None = None
     warmup_ns: Duration | None = Field(None, validation_alias="warmup")

@@ -35,22 +35,23 @@ from loadgen.core.workload.fingerprints import (
 from loadgen.core.workload.flags import Overrides, levels, read_flags
 from loadgen.core.workload.loading import load, of_trace, packaged
 from loadgen.core.workload.overrides import placed
-from loadgen.core.workload.schema import (
+from loadgen.core.workload.request_classes import Mix, parts
+from loadgen.core.workload.request_kinds import (
+    FromFile,
+    FromTrace,
+    Synthetic,
+    Turns,
+)
+from loadgen.core.workload.schema import Workload
+from loadgen.core.workload.stages import (
     Arrival,
     AtLeast,
     Closed,
     Constant,
-    FromFile,
-    FromTrace,
     Gamma,
-    Mix,
     Poisson,
     Ramp,
     Replay,
     Stage,
-    Synthetic,
-    Turns,
-    Workload,
-    parts,
 )
 from loadgen.core.workload.tasks import Task, TaskStep, Tool

@@ -1,6 +1,7 @@
-"""Validates a document with a pydantic model and turns the errors of pydantic into faults with file, line and column.
+"""Validates documents with pydantic and reports mistakes with file, line and column.
 
-All mistakes of a file are reported at once. A fault says what was written, where it is, and what is allowed there.
+All mistakes of a file are reported at once. A fault says what was written, where it is, and what is
+allowed there.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ _PROBLEMS = {
 
 
 class Location(NamedTuple):
-    """Where a value is in a document: its position, the path of keys that leads to it, and the value itself."""
+    """The position of a value in a document, the path of keys to it, and the value itself."""
 
     spot: Spot
     path: str
@@ -97,8 +98,9 @@ class Location(NamedTuple):
 def validate_document(model: type[Model], document: Any, context: FileContext) -> Model | None:
     """Validate a document of a file and return the model.
 
-    Mistakes are appended to `context.faults`. Returns None if pydantic refuses the document. A validator may also
-    append a fault and accept the value, so the caller checks `context.faults` in any case.
+    Mistakes are appended to `context.faults`. Returns None if pydantic refuses the document. A
+    validator may also append a fault and accept the value, so the caller checks `context.faults` in
+    any case.
     """
     try:
         return model.model_validate(document, context=context)
@@ -111,8 +113,8 @@ def validate_document(model: type[Model], document: Any, context: FileContext) -
 def sort_faults(faults: list[Fault]) -> list[Fault]:
     """Sort faults by line and column, and keep one fault for each mistake.
 
-    A mistake can cause a second fault that says nothing new: an unset variable makes its value wrong, too, and a
-    mistyped key is also reported as missing.
+    A mistake can cause a second fault that says nothing new: an unset variable makes its value
+    wrong, too, and a mistyped key is also reported as missing.
     """
     mistyped_keys = {fault.values.get("meant") for fault in faults}
     first_faults: dict[tuple[str, str], Fault] = {}
@@ -129,9 +131,10 @@ def _line_and_column(fault: Fault) -> tuple[int, int]:
 
 
 def locate(document: Map, loc: Loc) -> Location:
-    """Return the location of the deepest value of a document on the way that `loc` describes.
+    """Return the location that `loc` describes, or of the deepest value on the way to it.
 
-    Steps that are not keys of the document are skipped: the tags of unions, and fields that a short form omits.
+    Steps that are not keys of the document are skipped: the tags of unions, and fields that a short
+    form omits.
     """
     location = Location(document.at, "", document)
     for step in loc:
@@ -140,7 +143,7 @@ def locate(document: Map, loc: Loc) -> Location:
 
 
 def _step_into(location: Location, step: int | str) -> Location | None:
-    """Return the location of one key or item of a value, or None if the value has no such key or item."""
+    """Return the location of a key or an item of a value, or None if there is none."""
     value = location.value
     if isinstance(value, Map) and isinstance(step, str):
         for key in value:
@@ -189,7 +192,7 @@ def _missing_value_fault(location: Location, file: str) -> Fault:
 
 
 def _union_fault(error: ErrorDetails, location: Location, file: str) -> Fault:
-    """Return the fault for a value that is not a mapping with one of the known tags as its only key."""
+    """Return the fault for a value that selects no member of a union."""
     noun = str(error["ctx"]["noun"])
     known_tags = str(error["ctx"]["known"]).split(", ")
     noun_with_article = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
@@ -246,7 +249,7 @@ def _shortened(text: str) -> str:
 
 
 def _example(name: str, known: list[str] | None = None) -> str:
-    """Return a hint with the example for a key or noun, and with the known words if there are any."""
+    """Return a hint with the example for a key or noun, and with the known words."""
     parts = []
     if name in EXAMPLES:
         parts.append(f"like {EXAMPLES[name]}")

@@ -1,6 +1,7 @@
 """Distributions of numbers of tokens and of durations, as a workload file writes them.
 
-`Length` and `Delay` are the types of fields. A plain value (`150`, `2s`) means that the value is always the same.
+`Length` and `Delay` are the types of fields. A plain value (`150`, `2s`) means that the value is
+always the same.
 """
 
 from __future__ import annotations
@@ -77,10 +78,10 @@ class Normal(Tagged, Generic[Quantity, Mean]):
 
 
 class LogNormal(Tagged, Generic[Quantity, Mean]):
-    """A log-normal distribution, exp(N(ln median, sigma)), rounded and kept inside [min, max] like `Normal`.
+    """A log-normal distribution, rounded and kept inside [min, max] like `Normal`.
 
-    It is written with `median` or with `mean`. The mean is that of the distribution without `min` and `max`, so that
-    median = mean / exp(sigma^2 / 2).
+    It is exp(N(ln median, sigma)). It is written with `median` or with `mean`. The mean is that of
+    the distribution without `min` and `max`, so that median = mean / exp(sigma^2 / 2).
     """
 
     tag = "lognormal"
@@ -156,7 +157,7 @@ class Empirical(ListOfValues[Quantity], Generic[Quantity]):
 
 
 class Listed(ListOfValues[Quantity], Generic[Quantity]):
-    """The values one after the other, request by request. After the last value the first one follows."""
+    """The values one after the other, request by request, and then from the first again."""
 
     tag = "listed"
 
@@ -169,7 +170,8 @@ def _check_order(low: Any, high: Any) -> None:
 def _read_column(path: Path) -> list[int | str]:
     """Return the lines of a file with one column. Whole numbers become int.
 
-    Blank lines and lines that begin with `#` are skipped. Raises `Wrong` if the file cannot be read.
+    Blank lines and lines that begin with `#` are skipped. Raises `Wrong` if the file cannot be
+    read.
     """
     try:
         lines = path.read_text("utf-8").splitlines()
@@ -190,22 +192,32 @@ class UniformTokens(Uniform[OneTokenOrMore]):
 
 
 class NormalTokens(Normal[OneTokenOrMore, MeanTokens]):
-    """Normally distributed, rounded. A number outside [min, max] is drawn again; min defaults to 1."""
+    """Normally distributed and rounded.
+
+    A number outside [min, max] is drawn again; min defaults to 1.
+    """
 
 
 class LogNormalTokens(LogNormal[OneTokenOrMore, MeanTokens]):
-    """exp(N(ln median, sigma)), rounded. A number outside [min, max] is drawn again; min defaults to 1.
+    """Log-normally distributed, exp(N(ln median, sigma)), and rounded.
 
-    Written with `median`, or with `mean`, where median = mean / exp(sigma^2 / 2).
+    A number outside [min, max] is drawn again; min defaults to 1. Written with `median`, or with
+    `mean`, where median = mean / exp(sigma^2 / 2).
     """
 
 
 class EmpiricalTokens(Empirical[OneTokenOrMore]):
-    """One of the values, drawn with its weight. The values may be in a file, one per line."""
+    """One of the values, drawn with its weight.
+
+    The values may be in a file, one per line.
+    """
 
 
 class ListedTokens(Listed[OneTokenOrMore]):
-    """The values in their order, then from the first again. The values may be in a file, one per line."""
+    """The values in their order, and then from the first again.
+
+    The values may be in a file, one per line.
+    """
 
 
 Length = Annotated[
@@ -224,18 +236,25 @@ class UniformDuration(Uniform[Duration]):
 
 
 class NormalDuration(Normal[Duration, Duration]):
-    """Normally distributed. A duration outside [min, max] is drawn again; min defaults to 0."""
+    """Normally distributed.
+
+    A duration outside [min, max] is drawn again; min defaults to 0.
+    """
 
 
 class LogNormalDuration(LogNormal[Duration, Duration]):
-    """exp(N(ln median, sigma)). A duration outside [min, max] is drawn again; min defaults to 0.
+    """Log-normally distributed, exp(N(ln median, sigma)).
 
-    Written with `median`, or with `mean`, where median = mean / exp(sigma^2 / 2).
+    A duration outside [min, max] is drawn again; min defaults to 0. Written with `median`, or with
+    `mean`, where median = mean / exp(sigma^2 / 2).
     """
 
 
 class EmpiricalDuration(Empirical[Duration]):
-    """One of the values, drawn with its weight. The values may be in a file, one per line."""
+    """One of the values, drawn with its weight.
+
+    The values may be in a file, one per line.
+    """
 
 
 Delay = Annotated[

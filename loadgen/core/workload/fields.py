@@ -1,7 +1,7 @@
-"""The types of single values in a file: durations, rates, shares and counts, each with its unit and its bounds.
+"""The types of single values in a file, each with its unit and its bounds.
 
-In a file a value has its unit (`30s`, `10/s`, `99%`) and is parsed to integer nanoseconds, a rate per second or a share.
-In Python the parsed value is given.
+In a file a duration, rate or share has its unit (`30s`, `10/s`, `99%`) and is parsed to integer
+nanoseconds, a number per second or a number from 0 to 1. In Python the parsed value is given.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def _parse_unit(
 ) -> BeforeValidator:
     """Return a validator that parses a value with a unit.
 
-    A value of one of `types` is kept as it is if it comes from Python. In a file it is parsed like text, so that only 0
-    passes without a unit.
+    A value of one of `types` is kept as it is if it comes from Python. In a file it is parsed like
+    text, so that only 0 passes without a unit.
     """
 
     def parse_value(value: Any, info: ValidationInfo) -> Any:

@@ -1,8 +1,8 @@
 """The base classes of the pydantic models that describe files of users.
 
-`Part` adds one thing to pydantic: an unknown key is reported with its position, the known keys and the key that was
-probably meant. `Tagged` and `TaggedUnion` describe a choice that is written as a mapping with one key, such as
-`{poisson: 10/s}`.
+`Part` adds one thing to pydantic: an unknown key is reported with its position, the known keys and
+the key that was probably meant. `Tagged` and `TaggedUnion` describe a choice that is written as a
+mapping with one key, such as `{poisson: 10/s}`.
 """
 
 from __future__ import annotations
@@ -30,21 +30,23 @@ from loadgen.core.errors import Fault, UserError, closest, meant
 from loadgen.core.workload.yaml_marks import Map, child, where
 
 NO_SUCH_TAG = "no_such_tag"
-"""The type of the validation error for a value that selects no member of a `TaggedUnion`."""
+"""The error type of a value that selects no member of a `TaggedUnion`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileContext:
     """The validation context of a file.
 
-    A value that is built in Python is validated without such a context. Its durations are integer nanoseconds and its
-    rates are floats.
+    A value that is built in Python is validated without such a context. Its durations are integer
+    nanoseconds and its rates are floats.
 
     Attributes:
         file: The name of the file in error messages.
         directory: The directory that paths in the file are relative to.
-        faults: The mistakes that were found so far. Validators append mistakes that pydantic cannot express.
-        extra_metrics: Metrics of other packages that a stored file may name although these packages are not installed.
+        faults: The mistakes that were found so far. Validators append those that pydantic cannot
+            express.
+        extra_metrics: Metrics of other packages that a stored file may name although these packages
+            are not installed.
     """
 
     file: str
@@ -81,7 +83,7 @@ class Part(BaseModel):
 
     @classmethod
     def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
-        """Return the JSON Schema of every accepted spelling, given the JSON Schema of the fields."""
+        """Return the JSON Schema of every accepted spelling, given that of the fields."""
         return schema
 
     @model_validator(mode="before")
@@ -125,8 +127,8 @@ class Part(BaseModel):
 class Tagged(Part):
     """A member of a `TaggedUnion`, written as a mapping whose only key is `tag`.
 
-    The value of that key is a mapping of the fields. If `short` names a field, the value of this field may stand in
-    place of the mapping: `{poisson: 10/s}` means `{poisson: {rate: 10/s}}`.
+    The value of that key is a mapping of the fields. If `short` names a field, the value of this
+    field may stand in place of the mapping: `{poisson: 10/s}` means `{poisson: {rate: 10/s}}`.
     """
 
     tag: ClassVar[str]
@@ -168,7 +170,7 @@ class TaggedUnion:
 
     Attributes:
         noun: What the union is called in error messages.
-        bare_types: A value of one of these types has no key and stands for the member with the tag `fixed`.
+        bare_types: A value of one of these types has no key and means the member `fixed`.
     """
 
     noun: str
@@ -193,7 +195,7 @@ class TaggedUnion:
         return handler.generate_schema(Annotated[union, discriminator])
 
     def _select_tag(self, value: Any, tags: list[str]) -> str | None:
-        """Return the tag of the member that describes a value, or None if there is no such member."""
+        """Return the tag of the member that describes a value, or None."""
         if isinstance(value, Tagged):
             return value.tag
         if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in tags:

@@ -13,14 +13,20 @@ from loadgen.core.workload.schema import Written
 
 
 class _WithoutDefaults(GenerateJsonSchema):
-    """Leaves out the defaults, because they have other units (ns, shares) than the values that a user writes."""
+    """Leaves out the defaults.
+
+    Defaults have other units (ns, shares) than the values that a user writes.
+    """
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])
 
 
 def schema_of(model: type[Part], title: str) -> dict[str, Any]:
-    """Return the JSON Schema of a file that a model describes. Values with units are strings with a pattern."""
+    """Return the JSON Schema of a file that a model describes.
+
+    Values with units are strings with a pattern.
+    """
     schema = model.model_json_schema(schema_generator=_WithoutDefaults)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}
 

@@ -1,7 +1,7 @@
 """Fingerprints of workloads: two workloads with equal fingerprints do the same work.
 
-A fingerprint is a hash of the checked values of a workload, so `30s` and `0.5m` are equal. Files of prompts and traces
-count by their contents, not by their names.
+A fingerprint is a hash of the checked values of a workload, so `30s` and `0.5m` are equal. Files of
+prompts and traces count by their contents, not by their names.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.core.workload import data_files, hub
-from loadgen.core.workload.schema import Replay, Workload, Written
+from loadgen.core.workload.schema import Workload, Written
+from loadgen.core.workload.stages import Replay
 
 Recipe = dict[str, Any]
 """The values that a fingerprint covers, as JSON types."""
@@ -30,13 +31,15 @@ FIELDS_OF_RECIPE = set(Written.model_fields) - {
 
 
 def recipe_fingerprint(workload: Workload, count_source: str, tokenizer_sha256: str = "") -> str:
-    """Return 16 hex digits that are equal for two workloads with the same load, SLO and way of counting tokens.
+    """Return 16 hex digits that are equal for two workloads that ask for the same.
 
-    Seeds, salt, names and the description do not count.
+    This is the load, the SLO and the way of counting tokens. Seeds, salt, names and the description
+    do not count.
 
     Args:
         workload: The checked workload. The files of prompts and traces that it names are read.
-        count_source: Where the token counts of the results come from: server, tokenizer, estimate or events.
+        count_source: Where the token counts of the results come from: server, tokenizer, estimate
+            or events.
         tokenizer_sha256: The hash of the tokenizer file. It is empty for the packaged vocabulary.
     """
     return _hash(_recipe(workload, count_source, tokenizer_sha256))
@@ -58,8 +61,8 @@ def work_fingerprint(workload: Workload, count_source: str, tokenizer_sha256: st
 def request_fingerprint(workload: Workload, count_source: str, tokenizer_sha256: str = "") -> str:
     """Return a fingerprint like `recipe_fingerprint` that ignores the amount of load.
 
-    It is equal for two capacity searches of the same kind. Of the measured stages only the arrival laws count (poisson,
-    closed, ...), not their rate, concurrency, duration or number of requests.
+    It is equal for two capacity searches of the same kind. Of the measured stages only the arrival
+    laws count (poisson, closed, ...), not their rate, concurrency, duration or number of requests.
     """
     recipe = _recipe(workload, count_source, tokenizer_sha256)
     recipe["stages"] = sorted({stage.arrival.tag for stage in workload.stages if stage.measured})
@@ -101,7 +104,10 @@ def _hash(recipe: Recipe) -> str:
 
 
 def _hash_of_data(path: Path) -> str:
-    """Return the hash of a file. For a data set of Hugging Face, return its commit and the hashes of its files."""
+    """Return the hash of a file or of a data set of Hugging Face.
+
+    The hash of a data set consists of its commit and the hashes of its files.
+    """
     if not str(path).startswith(data_files.HUB):
         return _file_sha256(path)
     files, _ = data_files.files_of(path)

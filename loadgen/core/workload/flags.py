@@ -16,8 +16,9 @@ from loadgen.core import units
 from loadgen.core.errors import Fault, UserError, closest
 from loadgen.core.slo import METRIC_ALIASES, StopRule, metrics
 from loadgen.core.workload.fields import SALT_PATTERN
-from loadgen.core.workload.schema import MOST_LANES, Limits
+from loadgen.core.workload.schema import Limits
 from loadgen.core.workload.slo_fields import stop_rule
+from loadgen.core.workload.stages import MAX_CONCURRENCY
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,7 +257,7 @@ def _limit(text: str) -> dict[str, float]:
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "request_rate": lambda text: units.rate_per_s(text, bare=True),
     "burstiness": _positive("below 1 is burstier than Poisson, 1 is Poisson, above 1 more even"),
-    "concurrency": _count(1, MOST_LANES),
+    "concurrency": _count(1, MAX_CONCURRENCY),
     "concurrency_ramp": _seconds,
     "max_in_flight": _count(1),
     "max_in_prefill": _count(1),

@@ -20,7 +20,7 @@ from loadgen.core.workload.diagnostics import sort_faults, validate_document
 from loadgen.core.workload.file_models import FileContext
 from loadgen.core.workload.flags import Overrides, read_flags
 from loadgen.core.workload.overrides import apply
-from loadgen.core.workload.schema import IN_TRACE, Workload, Written
+from loadgen.core.workload.schema import TRACE_KEYS, Workload, Written
 from loadgen.core.workload.yaml_marks import Map, read_yaml
 
 _SUFFIXES = (".yaml", ".yml")
@@ -86,8 +86,8 @@ def _as_its_block(base: str, overrides: Overrides) -> Overrides:
         if isinstance(block, Mapping)
         else {}
     )
-    if unknown := [key for key in said if key not in IN_TRACE]:
-        what, hint = f"trace has no key {unknown[0]}", f"known: {', '.join(IN_TRACE)}"
+    if unknown := [key for key in said if key not in TRACE_KEYS]:
+        what, hint = f"trace has no key {unknown[0]}", f"known: {', '.join(TRACE_KEYS)}"
         raise Faults([UserError("unknown_key", what, base, hint)])
     options = {key if key == "on_bad_row" else f"trace_{key}": value for key, value in said.items()}
     of_block = read_flags(**options)

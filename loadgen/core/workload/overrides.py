@@ -17,21 +17,17 @@ from loadgen.core.slo import Slo, Term, metrics
 from loadgen.core.workload.diagnostics import locate
 from loadgen.core.workload.distributions import FixedTokens
 from loadgen.core.workload.flags import Overrides, place
-from loadgen.core.workload.schema import (
+from loadgen.core.workload.request_classes import Mix, parts
+from loadgen.core.workload.request_kinds import FromFile, FromTrace, Synthetic
+from loadgen.core.workload.schema import Workload, Written
+from loadgen.core.workload.stages import (
     Closed,
     Constant,
-    FromFile,
-    FromTrace,
     Gamma,
-    Mix,
     Poisson,
     Ramp,
     Replay,
     Stage,
-    Synthetic,
-    Workload,
-    Written,
-    parts,
 )
 from loadgen.core.workload.tasks import Task
 from loadgen.core.workload.yaml_marks import Map, where

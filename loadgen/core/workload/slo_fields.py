@@ -28,7 +28,7 @@ class WrittenTerm(Part):
     """`2s`, or `{limit: 2s, at: p95}`."""
 
     limit_ns: Annotated[Duration, Field(gt=0)] = Field(validation_alias="limit")
-    quantile: Quantile | None = Field(None, validation_alias="at")
+    quantile: Quantile | None = Field(default=None, validation_alias="at")
 
     @classmethod
     def normalize(cls, data: Any) -> Any:
@@ -42,7 +42,9 @@ class WrittenTerm(Part):
 class WrittenTaskTerm(Part):
     """What was promised of tasks and conversations as a whole."""
 
-    within_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="within")
+    within_ns: Annotated[Duration, Field(gt=0)] | None = Field(
+        default=None, validation_alias="within"
+    )
     wait_ns: Annotated[Duration, Field(gt=0)] | None = Field(
         None, validation_alias="wait"
     )  # for each first token

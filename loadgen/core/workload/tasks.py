@@ -169,7 +169,7 @@ class Task(Part):
     # by name, below
     steps: Annotated[dict[Annotated[str, Field(pattern=_NAME)], TaskStep], Field(min_length=1)]
     # by name; every request carries all definitions
-    tools: dict[Annotated[str, Field(pattern=_NAME)], Tool] = Field({})
+    tools: dict[Annotated[str, Field(pattern=_NAME)], Tool] = Field(default_factory=dict)
     # of requests whose answer calls a tool. Servers without a parser of calls take `none`
     tool_choice: Literal["auto", "none", "required"] | None = None
     # earlier answers: from the seed, or the server's; one without a call stands as the argument of one

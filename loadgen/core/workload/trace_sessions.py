@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.errors import UserError
-from loadgen.core.workload.schema import FromTrace, Replay
+from loadgen.core.workload.request_kinds import FromTrace
+from loadgen.core.workload.stages import Replay
 from loadgen.core.workload.tasks import MOST_REQUESTS
 from loadgen.core.workload.traces import Trace, replayed
 

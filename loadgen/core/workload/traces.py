@@ -24,7 +24,8 @@ from loadgen.core import format
 from loadgen.core.errors import Fault, Faults, UserError, enough, of_reading
 from loadgen.core.units import LONGEST_NS, Wrong
 from loadgen.core.workload import trace_files, trace_formats
-from loadgen.core.workload.schema import FromTrace, Replay
+from loadgen.core.workload.request_kinds import FromTrace
+from loadgen.core.workload.stages import Replay
 from loadgen.core.workload.trace_formats import TraceColumns, TraceFormat, TraceRow
 
 MOST_ROWS = 20_000_000

@@ -1,7 +1,7 @@
 """Presets: simulated machines as data, read from `presets/*.yaml` or from a file of the user.
 
-A preset file states each constant with its unit in the name and its source beside it. The formulas here convert the
-constants into the costs of the simulation engine.
+A preset file states each constant with its unit in the name and its source beside it. The formulas
+here convert the constants into the costs of the simulation engine.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class SourcedNumber(Part):
 
 
 class Model(Part):
-    """A dense decoder with grouped-query attention and a gated MLP. The fields are those of its `config.json`."""
+    """A dense decoder with grouped-query attention and a gated MLP.
+
+    The fields are those of its `config.json`.
+    """
 
     name: str
     layers: Count
@@ -72,6 +75,7 @@ class Model(Part):
 
     @property
     def head_size(self) -> int:
+        """Numbers in the key (or value) of one head."""
         return self.hidden // self.heads
 
     @property
@@ -82,12 +86,18 @@ class Model(Part):
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes read per iteration: the layers in their own precision, the output head in 16 bits."""
+        """Bytes read per iteration.
+
+        The layers have their own precision, and the output head has 16 bits.
+        """
         return self.block_parameters * BITS[self.weights] / 8 + 2.0 * self.hidden * self.vocab
 
     @property
     def memory_bytes(self) -> float:
-        """Bytes of weights in memory. Includes the embedding, of which an iteration reads almost nothing."""
+        """Bytes of weights in memory.
+
+        These include the embedding, of which an iteration reads almost nothing.
+        """
         return self.weight_bytes + 2.0 * self.hidden * self.vocab
 
     @property
@@ -99,13 +109,17 @@ class Model(Part):
     def token_flops(self) -> float:
         """FLOPs per token: two per weight.
 
-        The output head is counted for every token, though only sampled tokens pass through it: 0.4 % of a 70B model.
+        The output head is counted for every token, though only sampled tokens pass through it. This
+        is 0.4 % of a 70B model.
         """
         return 2.0 * (self.block_parameters + self.hidden * self.vocab)
 
     @property
     def attended_flops(self) -> float:
-        """FLOPs of one token attending to one other: 2 for query times key and 2 for weight times value."""
+        """FLOPs of one token attending to one other token.
+
+        These are 2 for query times key and 2 for weight times value.
+        """
         return 4.0 * self.layers * self.heads * self.head_size
 
 
@@ -116,7 +130,8 @@ class Hardware(Part):
     bandwidth_tb_s: SourcedNumber  # memory bandwidth, from the data sheet
     bandwidth_share: SourcedNumber  # effective share of the bandwidth
     peak_tflops: SourcedNumber  # dense, in the precision of the weights, from the data sheet
-    # Effective share of the peak, fitted. Includes communication and everything else that scales with tokens.
+    # Effective share of the peak, fitted. Includes communication and everything else that scales
+    # with tokens.
     compute_share: SourcedNumber
     overhead_ms: SourcedNumber  # per iteration; fitted, one value per GPU generation
     power_w: SourcedNumber  # TDP
@@ -141,7 +156,7 @@ class PresetServer(Part):
 
 
 class Preset(Part):
-    """A simulated system: a number of identical machines (VMs) with the same number of replicas each."""
+    """A simulated system: identical machines (VMs) with the same number of replicas each."""
 
     name: str
     title: str
@@ -166,32 +181,36 @@ class Preset(Part):
 
     @property
     def precision(self) -> str:
-        """Of weights and KV cache, as the simulated server says it."""
+        """The precision of weights and KV cache, as the simulated server reports it."""
         return f"{self.model.weights}, KV cache {self.model.kv_cache}"
 
     @property
     def gpus(self) -> int:
+        """The number of GPUs of all machines."""
         return self.vms * self.gpus_per_vm
 
     @property
     def replicas(self) -> int:
+        """The number of replicas on all machines."""
         return self.gpus // self.gpus_per_replica
 
     @property
     def words(self) -> str:
-        """A description for a run's notes: the system, and the data that it was fitted on."""
-        changes = "".join(f", {count} from {at} on" for at, count in self.replicas_at.items())
-        return f"{self.title}; fitted on {self.fitted_on}; {self.replicas} replicas{changes}, routing {self.routing}"
+        """A description for the notes of a run: the system, and the data that it was fitted on."""
+        changes = "".join(f", {count} from {time} on" for time, count in self.replicas_at.items())
+        replicas = f"{self.replicas} replicas{changes}, routing {self.routing}"
+        return f"{self.title}; fitted on {self.fitted_on}; {replicas}"
 
     @property
     def speeds(self) -> tuple[float, ...]:
         """The relative speed of each replica, VM after VM."""
-        each = self.gpus_per_vm // self.gpus_per_replica
-        return tuple(speed for speed in (self.vm_speeds or (1.0,) * self.vms) for _ in range(each))
+        replicas_per_vm = self.gpus_per_vm // self.gpus_per_replica
+        vm_speeds = self.vm_speeds or (1.0,) * self.vms
+        return tuple(speed for speed in vm_speeds for _ in range(replicas_per_vm))
 
     @property
     def changes(self) -> tuple[tuple[int, int], ...]:
-        """The times in ns at which the number of replicas changes, each with the new number, in order."""
+        """The times in ns at which the number of replicas changes, each with the new number."""
         return tuple(
             sorted(
                 (units.duration_ns(time, bare="s"), count)
@@ -202,7 +221,9 @@ class Preset(Part):
     @property
     def costs(self) -> Costs:
         """The costs of an iteration of one replica, whose GPUs share bytes and FLOPs equally."""
-        hardware, model, gpus = self.hardware, self.model, self.gpus_per_replica
+        hardware = self.hardware
+        model = self.model
+        gpus = self.gpus_per_replica
         bytes_per_ns = hardware.bandwidth_tb_s.value * hardware.bandwidth_share.value * 1e3 * gpus
         flops_per_ns = hardware.peak_tflops.value * hardware.compute_share.value * 1e3 * gpus
         return Costs(
@@ -214,22 +235,23 @@ class Preset(Part):
         )
 
     def answer_ns(self, lanes: int, input_tokens: float, output_tokens: float) -> float:
-        """About how long an answer takes while `lanes` requests are in flight, in ns: the decoding of its tokens, and
-        the prompts of all sequences of its replica, each computed once in that time.
+        """Return about how long an answer takes in ns while `lanes` requests are in flight.
+
+        This is the decoding of its tokens, and the prompts of all sequences of its replica, each
+        computed once in that time.
         """
         costs = self.costs
         sequences = min(max(1.0, lanes / self.replicas), self.server.max_batch_size)
-        held_tokens = sequences * (input_tokens + output_tokens / 2)
-        memory_ns = costs.weights_ns + costs.kv_token_ns * held_tokens
-        compute_ns = sequences * (
-            costs.token_ns + costs.attended_ns * (input_tokens + output_tokens / 2)
-        )
+        mean_context_tokens = input_tokens + output_tokens / 2
+        memory_ns = costs.weights_ns + costs.kv_token_ns * sequences * mean_context_tokens
+        compute_ns = sequences * (costs.token_ns + costs.attended_ns * mean_context_tokens)
         iteration_ns = costs.overhead_ns + max(memory_ns, compute_ns)
         prompt_ns = input_tokens * (costs.token_ns + costs.attended_ns * input_tokens / 2)
         return output_tokens * iteration_ns + sequences * prompt_ns
 
     @property
     def limits(self) -> ServerLimits:
+        """The limits of one replica: batch size, tokens, and blocks of its KV cache."""
         server = self.server
         per_gpu = self.hardware.memory_gib.value - server.reserve_gib
         free = (

@@ -26,7 +26,7 @@ from loadgen.core.workload import (
     Turns,
     UniformTokens,
 )
-from loadgen.core.workload.schema import Chunks, Images
+from loadgen.core.workload.request_kinds import Chunks, Images
 
 CL100K = tokens.load_tokenizer(None)
 WORKLOADS = places.ROOT / "workloads"

@@ -1,0 +1,202 @@
+"""Several classes of requests in one run, as a workload file describes them.
+
+The comments at the fields are the descriptions of the keys in docs/workloads.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Strict,
+    Tag,
+    WithJsonSchema,
+    field_validator,
+)
+
+from loadgen.core import units
+from loadgen.core.workload.file_models import Part
+from loadgen.core.workload.request_kinds import FromFile, FromTrace, Synthetic
+from loadgen.core.workload.slo_fields import WorkloadSlo
+from loadgen.core.workload.tasks import Task
+
+MAX_CLASSES = 100
+TENANT_HEADERS = ("x-gateway-inference-fairness-id", "x-llm-d-inference-fairness-id")
+"""The headers that tell a gateway the tenant, so that it can share capacity among tenants.
+
+The first is that of the Gateway API inference extension, the second that of llm-d from 0.8 on.
+"""
+CLIENT_HEADERS = {
+    "host",
+    "content-length",
+    "transfer-encoding",
+    "content-type",
+    "accept",
+    "connection",
+    "x-request-id",
+}
+SECRET_HEADERS = {"authorization", "proxy-authorization", "cookie", "api-key", "x-api-key"}
+
+
+def _check_header_name(name: str) -> str:
+    if name.lower() in SECRET_HEADERS:
+        problem = "is a secret, and a workload is kept with its results"
+        raise units.Wrong("unsupported", problem, "--api-key-file")
+    if name.lower() in CLIENT_HEADERS:
+        raise units.Wrong("unsupported", "is written by the client", "leave it out")
+    return name
+
+
+HeaderName = Annotated[
+    str,
+    Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}$"),
+    AfterValidator(_check_header_name),
+]
+HeaderText = Annotated[str, Field(pattern=r"^[!-~](?:[ -~]{0,500}[!-~])?$")]
+
+
+def request_kind(value: Any) -> str:
+    """Return the name of the model that describes requests of a file or of Python."""
+    if isinstance(value, Part):
+        return type(value).__name__
+    keys = set(value) if isinstance(value, dict) else set()
+    if "classes" in keys:
+        return "Mix"
+    if "trace" in keys:
+        return "FromTrace"
+    if "steps" in keys:
+        return "Task"
+    if keys & {"from", "order", *FromFile.synonyms}:
+        return "FromFile"
+    return "Synthetic"
+
+
+RequestsOfOneKind = (
+    Annotated[Synthetic, Tag("Synthetic")]
+    | Annotated[FromFile, Tag("FromFile")]
+    | Annotated[FromTrace, Tag("FromTrace")]
+    | Annotated[Task, Tag("Task")]
+)
+
+
+def _validate_weight(value: Any) -> float | str:
+    """Return a relative weight as a number.
+
+    A percentage stays a text until the weights of all classes are known.
+    """
+    if isinstance(value, str):
+        units.share(value)
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        hint = "a number above zero, or a percentage: weight: 60%"
+        raise units.Wrong("invalid_value", "is not a weight", hint)
+    return float(value)
+
+
+Weight = Annotated[
+    float | str,
+    PlainValidator(_validate_weight),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0},
+                {"type": "string", "pattern": units.SHARE_PATTERN},
+            ]
+        }
+    ),
+]
+
+
+class RequestClass(Part):
+    """One class of what a run sends: requests, conversations or tasks, and their SLO."""
+
+    # of all starts: percentages that add up to 100, or relative weights (`6`)
+    weight: Weight
+    # as above: generated, conversations, tasks, a file or a trace
+    requests: Annotated[RequestsOfOneKind, Discriminator(request_kind)]
+    # its own promise; else the workload's
+    slo: WorkloadSlo = None
+
+    @field_validator("requests")
+    @classmethod
+    def _refuse_sessions_of_a_trace(cls, requests: RequestsOfOneKind) -> RequestsOfOneKind:
+        if isinstance(requests, FromTrace) and requests.replay == "sessions":
+            problem = "replays the sessions of a trace as one class of several"
+            raise units.Wrong("unsupported", problem, "replay: instants")
+        return requests
+
+    # or a LoRA adapter by the server's name; else the target's
+    model: Annotated[str, Field(min_length=1)] | None = None
+    # sent as `priority` (vLLM: lower is served first)
+    priority: Annotated[int, Strict()] | None = None
+    # sent as `x-gateway-inference-fairness-id` and, for llm-d from 0.8 on,
+    # `x-llm-d-inference-fairness-id`
+    tenant: HeaderText | None = None
+    # like `{x-gateway-inference-objective: premium}`; no keys: workloads are kept with results
+    headers: dict[HeaderName, HeaderText] = Field(default_factory=dict)
+
+    def sent_headers(self) -> dict[str, str]:
+        """Return the headers of the requests by their names in lower case.
+
+        A header of the file takes precedence over the one that names the tenant.
+        """
+        headers: dict[str, str] = {}
+        if self.tenant is not None:
+            headers.update(dict.fromkeys(TENANT_HEADERS, self.tenant))
+        headers.update({name.lower(): value for name, value in self.headers.items()})
+        return headers
+
+
+class Mix(Part):
+    """Several classes in one run.
+
+    The class of the n-th start (of a request, a conversation or a task) is a pure function of the
+    seed and n.
+    """
+
+    classes: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")], RequestClass],
+        Field(min_length=1, max_length=MAX_CLASSES),
+    ]
+
+    @field_validator("classes")
+    @classmethod
+    def _convert_weights_to_shares(
+        cls, classes: dict[str, RequestClass]
+    ) -> dict[str, RequestClass]:
+        """Return the classes with their shares of all starts as weights."""
+        weights = [request_class.weight for request_class in classes.values()]
+        shares = _shares(weights)
+        return {
+            name: request_class.model_copy(update={"weight": share})
+            for (name, request_class), share in zip(classes.items(), shares, strict=True)
+        }
+
+
+def _shares(weights: list[float | str]) -> list[float]:
+    """Return the share of each weight in the sum. Weights are numbers or percentages."""
+    percentages = [units.share(weight) for weight in weights if isinstance(weight, str)]
+    if percentages and len(percentages) < len(weights):
+        hint = "weight: 60% in each class, or weight: 6 in each"
+        raise units.Wrong("conflict", "mix percentages and relative weights", hint)
+    if percentages and abs(math.fsum(percentages) - 1) > 1e-9:
+        problem = f"have weights that add up to {math.fsum(percentages) * 100:g} %, not 100 %"
+        raise units.Wrong("out_of_range", problem, "or relative weights, without %: weight: 6")
+    numbers = percentages or [float(weight) for weight in weights]
+    total = math.fsum(numbers)
+    return [number / total for number in numbers]
+
+
+def parts(requests: Any) -> dict[str, Any]:
+    """Return the requests of each class by the name of the class.
+
+    Without classes, all requests have the name "".
+    """
+    if isinstance(requests, Mix):
+        return {name: request_class.requests for name, request_class in requests.classes.items()}
+    return {"": requests}

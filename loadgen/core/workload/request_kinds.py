@@ -1,0 +1,297 @@
+"""The kinds of requests in a workload file: generated prompts, prompts of a file, traces.
+
+Tasks are in `tasks.py`. The comments at the fields are the descriptions of the keys in
+docs/workloads.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    Strict,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+
+from loadgen.core import units
+from loadgen.core.workload.distributions import (
+    Delay,
+    Empirical,
+    Fixed,
+    FixedDuration,
+    Length,
+    Listed,
+)
+from loadgen.core.workload.fields import OneTokenOrMore, Tokens, Whole
+from loadgen.core.workload.file_models import FileContext, Part
+
+# ---------------------------------------------------------------------------------------------
+# generated prompts
+
+
+class Turns(Part):
+    """A conversation: `count` requests, of which each sends again what was said before it."""
+
+    # requests of each conversation
+    count: Annotated[int, Strict(), Field(ge=1, le=10_000)]
+    # what each later turn adds
+    tool_result_tokens: Length
+    # from the end of a turn to the start of the next
+    tool_time: Delay = FixedDuration.model_construct(value=0)
+    # earlier answers: from the seed, the same everywhere, or what the server said
+    history: Literal["scripted", "server"] = "scripted"
+
+
+class Chunks(Part):
+    """Retrieval: each prompt begins with some chunks of a corpus.
+
+    The chunks are drawn by popularity (Zipf's law), and no chunk occurs twice in a prompt.
+    """
+
+    synonyms: ClassVar[dict[str, str]] = {
+        "size": "tokens",
+        "documents": "count",
+        "exponent": "zipf",
+    }
+    count: Annotated[int, Strict(), Field(ge=1, le=1_000)] = 3
+    # of each chunk
+    tokens: OneTokenOrMore = 384
+    # chunks in the corpus
+    corpus: Annotated[int, Strict(), Field(ge=1, le=10_000_000)] = 10_000
+    # chunk k is drawn in proportion to 1 / k^zipf; 0: all chunks are equally likely
+    zipf: Annotated[float, Strict(), Field(ge=0, le=10)] = 1.0
+
+    @model_validator(mode="after")
+    def _check_corpus_is_large_enough(self) -> Self:
+        if self.count > self.corpus:
+            problem = f"draws {self.count} different chunks from {self.corpus}"
+            raise units.Wrong("out_of_range", problem, "a larger corpus")
+        return self
+
+
+Pixels = Annotated[int, Strict(), Field(ge=1, le=8192)]
+
+
+class Images(Part):
+    """Images in each (first) message, drawn from the seed.
+
+    Their tokens come on top of `input_tokens`.
+    """
+
+    count: Annotated[int, Strict(), Field(ge=1, le=100)] = 1
+    width: Pixels = 512
+    height: Pixels = 512
+
+
+def _parse_cache_state(value: Any, info: ValidationInfo) -> float:
+    """Return the share of prompt tokens that the cache of the server shall know.
+
+    A cold cache knows none of them and a warm cache knows all.
+    """
+    if isinstance(value, float) and not isinstance(info.context, FileContext):
+        return value
+    if value == "cold":
+        return 0.0
+    if value == "warm":
+        return 1.0
+    if isinstance(value, dict) and list(value) == ["hit_rate"]:
+        hit_rate = value["hit_rate"]
+        if isinstance(hit_rate, str):
+            return units.share(hit_rate)
+    hint = "cache: cold, cache: warm, or cache: {hit_rate: 60%}"
+    raise units.Wrong("unknown_name", "is no state of a cache", hint)
+
+
+CacheState = Annotated[
+    float,
+    PlainValidator(_parse_cache_state),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": ["cold", "warm"]},
+                {
+                    "type": "object",
+                    "properties": {"hit_rate": {"type": "string", "pattern": units.SHARE_PATTERN}},
+                    "required": ["hit_rate"],
+                    "additionalProperties": False,
+                },
+            ]
+        }
+    ),
+]
+
+
+class Synthetic(Part):
+    """Generated prompts that have exactly the specified numbers of tokens."""
+
+    synonyms: ClassVar[dict[str, str]] = {
+        "isl": "input_tokens",
+        "osl": "output_tokens",
+        "input": "input_tokens",
+        "output": "output_tokens",
+        "prompt_tokens": "input_tokens",
+        "max_tokens": "output_tokens",
+        "random_input_len": "input_tokens",
+        "random_output_len": "output_tokens",
+    }
+    # of the (first) prompt, as the server counts them, with shared prefix and chunks
+    input_tokens: Length
+    # of each answer
+    output_tokens: Length
+    # equal at the start within a prefix group
+    shared_prefix_tokens: Tokens = 0
+    # prefix groups
+    prefixes: Whole = 1
+    # of a system message, equal for all, on top
+    system_tokens: Tokens = 0
+    # conversations
+    turns: Turns | None = None
+    # retrieved ones at the start of the prompt
+    chunks: Chunks | None = None
+    # PNG images in each first message, on top
+    images: Images | None = None
+    # random words, or passages of a book behind a few of them
+    prompts: Literal["random", "natural"] = "random"
+    # or `{hit_rate: 60%}`: the share of a prompt that the server's cache knows
+    cache: CacheState | None = None
+
+    @model_validator(mode="after")
+    def _check_cache_stands_alone(self) -> Self:
+        if self.cache is None:
+            return self
+        for key in ("shared_prefix_tokens", "turns", "chunks"):
+            if getattr(self, key):
+                hint = "cache makes the shared beginnings; keep one of the two"
+                raise units.Wrong("conflict", f"has both cache and {key}", hint)
+        return self
+
+    @model_validator(mode="after")
+    def _check_prefix_fits(self) -> Self:
+        """Refuse prompts that are shorter than the part that they share with others."""
+        shortest_prompt = _smallest_value(self.input_tokens)
+        if self.chunks is not None:
+            self._check_chunks_fit(self.chunks, shortest_prompt)
+        if shortest_prompt and self.shared_prefix_tokens > shortest_prompt:
+            problem = (
+                f"shares a prefix of {self.shared_prefix_tokens} tokens "
+                f"in prompts of {shortest_prompt}"
+            )
+            hint = "shared_prefix_tokens is a part of input_tokens"
+            raise units.Wrong("out_of_range", problem, hint)
+        return self
+
+    def _check_chunks_fit(self, chunks: Chunks, shortest_prompt: int) -> None:
+        if self.shared_prefix_tokens or self.turns:
+            problem = "has chunks beside shared_prefix_tokens or turns"
+            raise units.Wrong("conflict", problem, "keep one of them")
+        chunk_tokens = chunks.count * chunks.tokens
+        if shortest_prompt <= chunk_tokens:
+            problem = (
+                f"has {chunks.count} chunks of {chunks.tokens} tokens "
+                f"in prompts of {shortest_prompt or 1}"
+            )
+            hint = (
+                f"input_tokens: more than {chunk_tokens}, as a number or with a min: the rest asks"
+            )
+            raise units.Wrong("out_of_range", problem, hint)
+
+
+def _smallest_value(length: Length) -> int:
+    """Return the smallest value of a distribution, or 0 if it has no lower bound."""
+    if isinstance(length, Fixed):
+        return length.value
+    if isinstance(length, Empirical | Listed):
+        return min(length.values)
+    return length.min or 0
+
+
+# -----------------------------------------------------------------------------------------------
+# files and traces
+
+
+def _resolve_file(value: Any, info: ValidationInfo) -> Any:
+    """Return the path of an existing file. A relative path is relative to the workload file.
+
+    The name of a data set of Hugging Face (`hf:...`) is not resolved before the data set is read.
+    """
+    if not isinstance(info.context, FileContext):
+        return value
+    if not isinstance(value, str) or not value:
+        hint = "requests: {from: prompts.jsonl}"
+        raise units.Wrong("wrong_type", "is not the name of a file", hint)
+    if value.startswith("hf:"):
+        return Path(value)
+    directory = info.context.directory
+    path = directory / value
+    hint = f"a file, named relative to the folder of the workload ({directory})"
+    if path.is_dir():
+        raise units.Wrong("unreadable_file", "is a folder", hint)
+    if not path.is_file():
+        raise units.Wrong("missing_file", "does not exist", hint)
+    return path
+
+
+ExistingFile = Annotated[Path, BeforeValidator(_resolve_file)]
+
+
+class FromFile(Part):
+    """The user's own prompts or messages.
+
+    They are the rows of a file or of a data set of Hugging Face.
+    """
+
+    synonyms: ClassVar[dict[str, str]] = dict.fromkeys(("path", "file", "dataset"), "from")
+    path: ExistingFile = Field(validation_alias="from")
+    # for rows that do not set it
+    output_tokens: Length | None = None
+    order: Literal["sequential", "shuffled"] = "sequential"
+
+
+def _parse_time_slice(value: Any, info: ValidationInfo) -> tuple[int, int | None]:
+    if isinstance(value, tuple | list) and not isinstance(info.context, FileContext):
+        begin_ns, end_ns = value
+        return begin_ns, end_ns
+    if not isinstance(value, str):
+        hint = "slice: 10m..20m, counted from the first request of the trace"
+        raise units.Wrong("wrong_type", "is no part of a time", hint)
+    return units.time_slice(value)
+
+
+TimeSlice = Annotated[
+    tuple[int, int | None],
+    PlainValidator(_parse_time_slice),
+    PlainSerializer(list),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": r"^[^.]*(\.[0-9]+)?[a-z]*\.\.[^.]*(\.[0-9]+)?[a-z]*$",
+            "examples": ["10m..20m", "..1h"],
+        }
+    ),
+]
+"""Begin and end in ns, from the first request of a trace on. The end may be None."""
+OnBadRow = Literal["fail", "skip"]
+TraceReplay = Literal["instants", "sessions"]
+
+
+class FromTrace(Part):
+    """Prompts that are as long as those of a trace and share the beginnings that those share.
+
+    The text of the prompts is new in every run.
+    """
+
+    synonyms: ClassVar[dict[str, str]] = {"path": "trace", "file": "trace"}
+    trace: ExistingFile
+    # only what came in this time
+    slice_ns: TimeSlice | None = Field(default=None, validation_alias="slice")
+    # skip: rows with mistakes are left out and counted
+    on_bad_row: OnBadRow = "fail"
+    # sessions: a request waits for those of its session that it waited for in the trace
+    replay: TraceReplay = "instants"

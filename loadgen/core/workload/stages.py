@@ -1,0 +1,214 @@
+"""The stages of a load and their arrival laws, as a workload file describes them.
+
+The comments at the fields are the descriptions of the keys in docs/workloads.md.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, Strict, model_validator
+from pydantic.json_schema import JsonSchemaValue
+
+from loadgen.core import units
+from loadgen.core.workload import spikes
+from loadgen.core.workload.fields import Duration, FiniteRate, Positive, Rate, Whole
+from loadgen.core.workload.file_models import Part, Tagged, TaggedUnion
+from loadgen.core.workload.request_kinds import ExistingFile, OnBadRow, TimeSlice, TraceReplay
+from loadgen.core.workload.yaml_marks import Map
+
+MAX_CONCURRENCY = 1_000_000
+Concurrency = Annotated[int, Strict(), Field(ge=1, le=MAX_CONCURRENCY)]
+
+
+class Constant(Tagged):
+    """Requests at even distances, `rate` per second.
+
+    With an infinite rate all requests are due at once.
+    """
+
+    tag = "constant"
+    short = "rate"
+    rate: Rate
+
+
+class Poisson(Tagged):
+    """Independent arrivals, `rate` per second.
+
+    The gaps are exponential and drawn as MLPerf LoadGen draws them.
+    """
+
+    tag = "poisson"
+    short = "rate"
+    rate: FiniteRate
+
+
+class Gamma(Tagged):
+    """Gaps with a gamma distribution of shape `burstiness`.
+
+    Arrivals are burstier than Poisson below 1 and more even above 1.
+    """
+
+    tag = "gamma"
+    rate: FiniteRate
+    burstiness: Positive
+
+
+class Ramp(Tagged):
+    """Poisson arrivals whose rate changes linearly over the duration of the stage."""
+
+    tag = "ramp"
+    from_rate: FiniteRate = Field(validation_alias="from")
+    to_rate: FiniteRate = Field(validation_alias="to")
+
+
+class Closed(Tagged):
+    """Virtual users, of which each sends its next request when the one before is done.
+
+    The users start one after the other, evenly over `ramp`. `0s` means all at once, and without
+    `ramp` they start over the length of a response.
+    """
+
+    tag = "closed"
+    short = "concurrency"
+    concurrency: Concurrency
+    ramp_ns: Duration | None = Field(default=None, validation_alias="ramp")
+
+
+class Replay(Tagged):
+    """The times at which the requests of a trace came, `speed` times as fast.
+
+    Without duration and count the whole trace is replayed, `loop` times.
+    """
+
+    tag = "trace"
+    short = "file"
+    # its file; not needed beside `--trace`
+    file: ExistingFile
+    # 2: twice as fast; sessions begin faster, pauses stay
+    speed: Positive = 1.0
+    # `10m..20m`, `10m..`, `..20m`: only what came then
+    slice_ns: TimeSlice | None = Field(default=None, validation_alias="slice")
+    # how often, with new text; `--duration` may end it first
+    loop: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] = 1
+    # skip: faulty rows are left out and counted
+    on_bad_row: OnBadRow = "fail"
+    # sessions: requests wait for the answers as in the trace, then for the recorded pause; they
+    # count as tasks do
+    replay: TraceReplay = "instants"
+
+
+Arrival = Annotated[
+    Constant | Poisson | Gamma | Ramp | Closed | Replay,
+    TaggedUnion("arrival"),
+]
+
+
+class AtLeast(Part):
+    """Minimums in place of bounds, as in MLPerf.
+
+    The stage goes on until the last arrival is at or after the duration and there are at least
+    `count` requests. Then it goes on up to a multiple of `passes_of`, the size of a data set.
+    """
+
+    synonyms: ClassVar[dict[str, str]] = {
+        "num_requests": "count",
+        "requests": "count",
+        "time": "duration",
+    }
+    duration_ns: Duration = Field(default=0, validation_alias="duration")
+    count: Whole = 1
+    passes_of: Whole = 1
+
+
+class Stage(Part):
+    """A part of the run with one arrival law.
+
+    It ends after its duration or after `count` requests (conversations or tasks, where there are
+    any), whichever comes first, or by the minimums of `at_least`, with Poisson arrivals only. A
+    loaded workload sets at least one of them.
+    """
+
+    synonyms: ClassVar[dict[str, str]] = {
+        "rate": "arrival",
+        "request_rate": "arrival",
+        "concurrency": "arrival",
+        "num_requests": "count",
+        "requests": "count",
+        "time": "duration",
+    }
+    # shown in results
+    name: str = ""
+    # when requests start; or `spike: 3x for 60s`
+    arrival: Arrival
+    # ends it
+    duration_ns: Annotated[Duration, Field(gt=0)] | None = Field(
+        default=None, validation_alias="duration"
+    )
+    # ends it, whichever comes first: requests, conversations or tasks
+    count: Whole | None = None
+    # Poisson, in their place: until the duration is over and there are so many, then up to a whole
+    # multiple of `passes_of`, as MLPerf has it
+    at_least: AtLeast | None = None
+    # false, or `warmup: true`: sent and recorded, left out of the results
+    measured: Annotated[bool, Strict()] = True
+
+    @model_validator(mode="after")
+    def _check_minimums_stand_alone(self) -> Self:
+        if self.at_least is None:
+            return self
+        hint = (
+            "at_least: {duration: 600s, passes_of: 24576} stands alone, "
+            "under arrival: {poisson: ...}"
+        )
+        if not isinstance(self.arrival, Poisson):
+            problem = "has minimums (at_least), but its arrivals are not poisson"
+            raise units.Wrong("unsupported", problem, hint)
+        if self.duration_ns is not None or self.count is not None:
+            raise units.Wrong("conflict", "has both minimums (at_least) and bounds", hint)
+        return self
+
+    @classmethod
+    def yaml_keys(cls) -> list[str]:
+        """Return the keys of the fields and the two other spellings."""
+        return [*super().yaml_keys(), "warmup", "spike"]
+
+    @classmethod
+    def normalize(cls, data: Any) -> Any:
+        """Read `warmup: true` as `measured: false`.
+
+        Raises the error of a spike that could not be expanded.
+        """
+        if not isinstance(data, Map):
+            return data
+        if isinstance(data.get("spike"), units.Wrong):
+            raise data["spike"]
+        if "warmup" not in data:
+            return data
+        if "measured" in data:
+            hint = "keep one: warmup: true is measured: false"
+            raise units.Wrong("conflict", "says both measured and warmup", hint)
+        warmup = data["warmup"]
+        stage = data.renamed({"warmup": "measured"})
+        stage["measured"] = not warmup if isinstance(warmup, bool) else warmup
+        return stage
+
+    @classmethod
+    def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
+        """Return a JSON Schema that accepts the other spellings, `warmup` and `spike`."""
+        schema["properties"]["warmup"] = {
+            "type": "boolean",
+            "description": "true: the same as measured: false",
+        }
+        schema["properties"]["spike"] = {
+            "type": "string",
+            "pattern": spikes.SPIKE_PATTERN,
+            "description": (
+                "so many times the load of the stage before: "
+                "in place of arrival, duration and count"
+            ),
+        }
+        schema["required"].remove("arrival")
+        schema["not"] = {"required": ["measured", "warmup"]}
+        schema["oneOf"] = [{"required": ["arrival"]}, {"required": ["spike"]}]
+        return schema
