@@ -1,24 +1,20 @@
-"""The script `loadgen`, and `python -m loadgen`: a Ctrl-C while modules are read is heard first."""
+"""The script `loadgen`, and `python -m loadgen`."""
 
 import os
 
-from loadgen.shell import at_once
+from loadgen.shell import signals
 
 
 def main() -> None:
-    at_once.hear()
-    # numpy starts a thread per core for algebra that nobody asks for
+    """Run the command line; a signal that arrives while modules are imported ends the process."""
+    signals.exit_on_signal()
+    # numpy would start a thread per core for linear algebra that no command uses
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # pydantic looks through all packages for plug-ins that would have a say in what a workload means
+    # plug-ins of pydantic could change how a workload file is read
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from loadgen.shell import app
 
     app.main()
-
-
-# Python maps the frames of calls in pieces of 16 KiB, and gives one back when a call at its edge returns, which it did
-# 3,700 times in a start. The piece that holds a frame of 256 KiB, untouched, is 512: the calls of a command fit in it.
-main.__code__ = main.__code__.replace(co_stacksize=1 << 15)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from loadgen import result_kinds
 from loadgen.core.errors import Fault, Faults, UserError, closest, collecting
 from loadgen.result_kinds import OpenedResult
-from loadgen.shell import run_options as table
 from loadgen.shell.run_options import OPTIONS, RunOptions
+from loadgen.shell.settings import build_settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -256,7 +256,7 @@ def run(
     _refuse_misuse(workload, options)
     faults: list[Fault] = []
     with collecting(faults):
-        settings = replace(table.settings(options), command=("loadgen.run",))
+        settings = replace(build_settings(options), command=("loadgen.run",))
     with collecting(faults):
         checked = _checked(workload, options)
     if faults:
@@ -345,7 +345,7 @@ def _refuse_misuse(workload: Any, options: RunOptions) -> None:
     )
     changes = of_the_load(options)
     if isinstance(workload, Workload) and (source or changes):
-        change = source or ", ".join(OPTIONS[name].flags.split()[0] for name in changes)
+        change = source or ", ".join(OPTIONS[name].flags[0] for name in changes)
         hint = "give the file or a mapping, or change the Workload with model_copy"
         raise UserError(
             "conflict", f"a checked Workload is not changed by {change}", "loadgen.run", hint

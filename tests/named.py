@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import loadgen_sdk
+from command_line import all_commands
 from places import ROOT
 
 import loadgen
 from loadgen.core import errors
-from loadgen.shell.parsing import carry_out, parser
+from loadgen.shell.app import run_command_line
 
 NOT_OURS = {*sys.stdlib_module_names, "msgspec"}
 
@@ -29,7 +30,7 @@ def told(where: Path, *call: str) -> tuple[dict[str, Any], str]:
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with contextlib.chdir(where), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            ending: dict[str, Any] = {"exit": carry_out(call)}
+            ending: dict[str, Any] = {"exit": run_command_line(call)}
         except errors.Faults as faults:
             ending = {"exit": faults.exit_code, "faults": [fault.code for fault in faults.faults]}
         except errors.Fault as fault:
@@ -77,15 +78,7 @@ def entry_points() -> dict[str, dict[str, str]]:
 
 def commands() -> dict[str, Any]:
     """Each command with its parser; one of a group by both names."""
-    found: dict[str, Any] = {}
-    asked = [((), parser())]
-    while asked:
-        path, one = asked.pop(0)
-        if hasattr(one, "commands"):
-            asked += [((*path, name), one.commands[name]) for name in one.commands]
-        else:
-            found[" ".join(path)] = one
-    return dict(sorted(found.items()))
+    return dict(sorted(all_commands().items()))
 
 
 def flags(command: Any) -> list[str]:

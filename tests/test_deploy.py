@@ -11,9 +11,10 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from command_line import find_command
 
 from loadgen.shell import app as cli
-from loadgen.shell.parsing import parser, spread
+from loadgen.shell.invocation import expand_repeated_values
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 CHART = DEPLOY / "chart"
@@ -103,7 +104,7 @@ def test_the_ray_job_and_the_script_for_slurm_type_what_loadgen_takes() -> None:
     (submitted,) = re.findall(r"loadgen run .*", script)
     for line in (job["spec"]["entrypoint"], submitted):
         name, *words = shlex.split(line)[1:]
-        parser().commands[name].make_context("loadgen", spread(words))
+        find_command(name).make_context("loadgen", expand_repeated_values(words))
 
 
 def test_the_image_runs_as_somebody_without_root() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_line import find_command
 
-from loadgen.shell.parsing import WrongUsage, parser, spread
+from loadgen.shell.invocation import expand_repeated_values
+from loadgen.shell.usage_errors import ClickException
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -24,7 +25,6 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 BLOCK = re.compile(
     r"(?m)^(?:    (?!    ).*|```\w*\n[\s\S]*?^```)$"
 )  # indented text, or between fences
-COMMAND: Any = parser()
 DOTS = ("...", "…")
 
 
@@ -84,16 +84,17 @@ def test_every_command_is_one_that_the_tool_takes(page: Path, line: str, told: b
         for before, word in zip(["", *words], words, strict=False)
         if word not in DOTS or before[:1] == "-"
     ]
-    command = COMMAND
-    while hasattr(command, "commands"):
+    path: list[str] = []
+    command = find_command()
+    while hasattr(command, "list_commands"):
         if told and not words:
             return
-        assert words and words[0] in command.commands, (
-            f"{page.name}: {line}: no command {words[:1]}"
-        )
-        command = command.commands[words.pop(0)]
+        assert words, f"{page.name}: {line}: no command"
+        path.append(words.pop(0))
+        command = find_command(*path)
+        assert command is not None, f"{page.name}: {line}: no command {path}"
     try:
-        command.make_context("loadgen", spread(words))
-    except WrongUsage as error:
+        command.make_context("loadgen", expand_repeated_values(words))
+    except ClickException as error:
         if not (told and type(error).__name__ == "MissingParameter"):
             pytest.fail(f"{page.name}: {line}: {error.format_message()}")

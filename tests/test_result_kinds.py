@@ -293,7 +293,7 @@ OWNERS = {  # a file that names a marker -> why
     "result_kinds.py": "the table",
     "telemetry/otel.py": "reads the header of the run that it follows",
     "telemetry/prometheus.py": "reads the header of the run that it follows",
-    "shell/ending.py": "which run was going on when a command broke off",
+    "shell/exit_codes.py": "which run was going on when a command broke off",
 }
 
 

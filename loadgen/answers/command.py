@@ -11,67 +11,75 @@ from msgspec.structs import replace
 
 from loadgen.core import units
 from loadgen.core.errors import UserError
-from loadgen.shell.given import Given
-from loadgen.shell.options import TARGET, takes
+from loadgen.shell.invocation import Invocation
+from loadgen.shell.option_parsers import parse_option, read_key_file
+from loadgen.shell.options import TARGET_OPTIONS, add_options
 from loadgen.shell.output import print_answer
-from loadgen.shell.run_options import key_of_file, typed
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
 
 AgainstModel = Annotated[
-    str | None, typer.Option("--against-model", help="The model of endpoint B.")
+    str | None, typer.Option("--against-model", metavar="NAME", help="The model of endpoint B.")
 ]
 AgainstKey = Annotated[
-    Path | None, typer.Option("--against-key-file", help="A file with the key of endpoint B.")
+    Path | None,
+    typer.Option("--against-key-file", metavar="FILE", help="A file with the key of endpoint B."),
 ]
 
 
-@takes(
-    only=TARGET,
+@add_options(
+    only=TARGET_OPTIONS,
     without=("stream", "tokenizer"),
-    url="Endpoint A, with or without a path prefix and /v1.",
+    help_texts={"url": "Endpoint A, with or without a path prefix and /v1."},
 )
 def answers(
-    given: Given,
+    invocation: Invocation,
     dataset: Annotated[
         Path,
         typer.Argument(help="JSONL: prompt or messages, and reference, choices, class if known."),
     ],
     against: Annotated[
-        str | None, typer.Option("--against", help="Endpoint B: the same prompts to it.")
+        str | None,
+        typer.Option("--against", metavar="URL", help="Endpoint B: the same prompts to it."),
     ] = None,
     against_model: AgainstModel = None,
     against_key_file: AgainstKey = None,
     within: Annotated[
         str | None,
         typer.Option(
-            "--within", help="A may score so much less than B: 1%. Exit 1 where it is more."
+            "--within",
+            metavar="SHARE",
+            help="A may score so much less than B: 1%. Exit 1 where it is more.",
         ),
     ] = None,
     rows: Annotated[
-        int | None, typer.Option("--rows", min=1, help="Only the first so many rows.")
+        int | None, typer.Option("--rows", metavar="N", min=1, help="Only the first so many rows.")
     ] = None,
     lanes: Annotated[
-        int, typer.Option("-c", "--concurrency", min=1, max=1000, help="Asked at once.")
+        int,
+        typer.Option("-c", "--concurrency", metavar="N", min=1, max=1000, help="Asked at once."),
     ] = 8,
     max_tokens: Annotated[
         int | None,
         typer.Option(
             "--max-tokens",
             "--output-tokens",
+            metavar="N",
             min=1,
             help="Of an answer, where its row does not say.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Folder for answers.json.")
+        Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Folder for answers.json.")
     ] = None,
     keep_content: Annotated[
         bool,
         typer.Option("--keep-content", help="Store the texts of the answers too, in the folder."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", rich_help_panel="Output", help="Print JSON.")
+    ] = False,
 ) -> int:
     """Score answers against references, and against another endpoint's answers to the same prompts (FP4 against BF16).
 
@@ -88,7 +96,7 @@ def answers(
     from loadgen.answers.text import report
     from loadgen.core.execution.backend import serving
 
-    settings = given.settings(needs_text="answers are scored as texts")
+    settings = invocation.settings(needs_text="answers are scored as texts")
     if settings.virtual:
         hint = "--url http://HOST:8000; without --url a simulated endpoint answers, in random words"
         raise UserError(
@@ -101,7 +109,7 @@ def answers(
             "--url",
             "--against is the second one",
         )
-    loss = typed("--within", within, units.share)
+    loss = parse_option("--within", within, units.share)
     if loss is not None and against is None:
         hint = "--against URL --within 1%"
         raise UserError("no_effect", "a share of B's scores, and there is no B", "--within", hint)
@@ -146,7 +154,7 @@ def other_endpoint(
             )
         return None
     try:
-        key = settings.api_key if key_file is None else key_of_file(key_file)
+        key = settings.api_key if key_file is None else read_key_file(key_file)
     except units.Wrong as wrong:
         raise UserError(
             wrong.code, str(wrong), f"--against-key-file {key_file}", wrong.hint

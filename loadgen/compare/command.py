@@ -12,8 +12,8 @@ import typer
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND, UserError
 from loadgen.result_kinds import whole
 from loadgen.shell import completion
+from loadgen.shell.option_parsers import parse_share_option
 from loadgen.shell.output import print_answer, say_changed, write_file
-from loadgen.shell.run_options import share_of
 
 
 def compare(
@@ -28,6 +28,7 @@ def compare(
         list[str] | None,
         typer.Option(
             "--fail-on",
+            metavar="CONDITION",
             help="Exit 1 when it holds: 'ttft_ms.p99 > +5%' (a change; needs repeats on both sides), "
             "'goodput.share < 99%' (a value). Repeatable.",
         ),
@@ -61,18 +62,23 @@ def compare(
         bool, typer.Option("--force", help="With --save: in the place of one of this name.")
     ] = False,
     confidence: Annotated[
-        str, typer.Option("--confidence", help="Of all metrics together.")
+        str, typer.Option("--confidence", metavar="SHARE", help="Of all metrics together.")
     ] = "95%",
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Judge although the work differs.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", rich_help_panel="Output", help="Print JSON.")
+    ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", rich_help_panel="Output", help="Print Markdown.")
+    ] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Write the page to this file too.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the page to this file too.")
     ] = None,
     junit: Annotated[
-        Path | None, typer.Option("--junit", help="Write JUnit XML to this file too.")
+        Path | None,
+        typer.Option("--junit", metavar="FILE", help="Write JUnit XML to this file too."),
     ] = None,
 ) -> int:
     """Hold results against the first one: equal work first, then each metric's difference, its interval and a word.
@@ -132,7 +138,7 @@ def compare(
 
 
 def _confidence(text: str) -> float:
-    level = share_of("--confidence", text)
+    level = parse_share_option("--confidence", text)
     if not 0.5 <= level < 1:
         raise UserError(
             "invalid_value", "no level of confidence", f"--confidence {text}", "from 50% to 99.9%"

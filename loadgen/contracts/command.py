@@ -16,11 +16,12 @@ from loadgen.answers.command import AgainstKey, AgainstModel, other_endpoint
 from loadgen.core import units
 from loadgen.core.errors import OK, Fault, Faults, UserError, collecting
 from loadgen.shell import completion
-from loadgen.shell.given import Given
-from loadgen.shell.options import OF_THE_LOAD, takes
+from loadgen.shell.invocation import Invocation
+from loadgen.shell.option_parsers import parse_option
+from loadgen.shell.options import add_options
 from loadgen.shell.output import print_answer, say
-from loadgen.shell.run_options import typed
-from loadgen.shell.taken_up import taken_up, to_say
+from loadgen.shell.resume import arguments_to_type_again, resume_arguments
+from loadgen.shell.run_options import LOAD_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
     from loadgen.runs.show import Show
 
 
-@takes(
-    without=(*(OF_THE_LOAD - {"seed", "salt"}), "keep", "client"),
-    out="A new folder for all of it.",
+@add_options(
+    without=(*(LOAD_OPTIONS - {"seed", "salt"}), "keep", "client"),
+    help_texts={"out": "A new folder for all of it."},
 )
 def validate(
-    given: Given,
+    invocation: Invocation,
     contract: Annotated[
         Path | None,
         typer.Argument(
@@ -67,6 +68,7 @@ def validate(
         Path | None,
         typer.Option(
             "--extend",
+            metavar="FOLDER",
             help="Folder of a validation to add load to, where it is undecided; without its flags.",
         ),
     ] = None,
@@ -78,17 +80,23 @@ def validate(
             help="With --extend: length of each added run; else as in the contract.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print verdict.json.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", rich_help_panel="Output", help="Print verdict.json.")
+    ] = False,
     against: Annotated[
         str | None,
-        typer.Option("--against", help="Endpoint B, that the contract compares answers with."),
+        typer.Option(
+            "--against", metavar="URL", help="Endpoint B, that the contract compares answers with."
+        ),
     ] = None,
     against_model: AgainstModel = None,
     against_key_file: AgainstKey = None,
     bundle: Annotated[
         Path | None,
         typer.Option(
-            "--bundle", help="Also write all of it into one file for `loadgen verify`: poc.zip."
+            "--bundle",
+            metavar="FILE",
+            help="Also write all of it into one file for `loadgen verify`: poc.zip.",
         ),
     ] = None,
 ) -> int:
@@ -109,7 +117,9 @@ def validate(
     from loadgen.runs.show import shown
 
     if contract is None and extend is not None:
-        return given.call(taken_up(stored.command_of(extend), given.arguments, "--extend", extend))
+        return invocation.run_command_line(
+            resume_arguments(stored.command_of(extend), invocation.arguments, "--extend", extend)
+        )
     if contract is None:
         hint = f"a file, a folder, or: {', '.join(packaged('contracts'))}"
         raise UserError("missing_option", "no contract", "loadgen validate", hint)
@@ -132,15 +142,15 @@ def validate(
         faults.append(
             UserError("file_exists", "this file exists", f"--bundle {bundle}", "give another name")
         )
-    asked = _asked(given, contract, duration, has_other=against is not None, faults=faults)
+    asked = _asked(invocation, contract, duration, has_other=against is not None, faults=faults)
     checked_contract, settings, overrides, how = asked
     other = _other(asked, against, against_model, against_key_file, dry_run=dry_run)
     if dry_run:
         return _predict(
-            checked_contract, settings, overrides.seed, as_json, shown(given, quiet=True)
+            checked_contract, settings, overrides.seed, as_json, shown(invocation, quiet=True)
         )
 
-    show = shown(given)
+    show = shown(invocation)
     repeats = {
         level.level.name: how.at_least if how else level.level.repeats
         for level in checked_contract.levels
@@ -148,8 +158,8 @@ def validate(
     if extend is None:
         expected = (one for one in checked_contract.levels for _ in range(repeats[one.level.name]))
         show.expect([(one.workload, settings) for one in expected])
-        given.make_room(settings.out)
-    execute = given.execute(show.hearers)
+        invocation.move_existing_results(settings.out)
+    execute = invocation.executor(show.hearers)
     runs = (how or Repetition(count=level.level.repeats) for level in checked_contract.levels)
     of_level = [
         (level.at_most, (one.requests if settings.virtual else one.duration_ns) or 0)
@@ -202,24 +212,29 @@ class _Asked(NamedTuple):
 
 
 def _asked(
-    given: Given, contract: Path, duration: str | None, *, has_other: bool, faults: list[Fault]
+    invocation: Invocation,
+    contract: Path,
+    duration: str | None,
+    *,
+    has_other: bool,
+    faults: list[Fault],
 ) -> _Asked:
     """The contract and the flags, checked together. Raises Faults, with those that there are already."""
     from loadgen.contracts.load import load_contract
 
     how = longest_ns = None
     with collecting(faults):
-        settings = given.settings()
-    overrides = given.overrides()
+        settings = invocation.settings()
+    overrides = invocation.overrides()
     faults += overrides.faults
     with collecting(faults):
-        how = given.repetition()
+        how = invocation.repetition()
     with collecting(faults):
         longest_ns = _time(duration, "--duration")
     with collecting(faults):
         checked = load_contract(
             contract,
-            gpus=given["gpus"],
+            gpus=invocation["gpus"],
             repeats=how.at_least if how else None,
             longest_ns=longest_ns,
             against=has_other,
@@ -284,7 +299,7 @@ def _say_what_is_left(result: Validation, repeats: Mapping[str, int], folder: Pa
             if add_s < 600
             else f"{math.ceil(add_s / 60)}m"
         )
-        flags = to_say(stored.command_of(folder))
+        flags = arguments_to_type_again(stored.command_of(folder))
         command = shlex.join(["validate", "--extend", str(folder), "--add", length, *flags])
         say(f"to add load where it is undecided: loadgen {command}")
     if again := [level.name for level in unsure if level.trouble]:
@@ -314,7 +329,7 @@ def _check_values(checked: Checked, settings: Settings) -> None:
 
 def _time(text: str | None, flag: str) -> int | None:
     """A length of time in ns. Raises UserError."""
-    length_ns = typed(flag, text, partial(units.duration_ns, bare="s"))
+    length_ns = parse_option(flag, text, partial(units.duration_ns, bare="s"))
     if length_ns == 0:
         raise UserError("out_of_range", "no time at all", f"{flag} {text}", f"{flag} 10m")
     return length_ns

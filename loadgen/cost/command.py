@@ -16,7 +16,7 @@ import typer
 
 from loadgen.core.errors import OK, Fault, Faults, UserError
 from loadgen.shell import completion
-from loadgen.shell.options import AcceptSamplePrices, AllowInvalid
+from loadgen.shell.options import AcceptSamplePricesOption, AllowInvalidOption
 from loadgen.shell.output import print_report, say_changed, write_file
 
 
@@ -29,9 +29,10 @@ def cost(
         ),
     ],
     prices: Annotated[
-        Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")
+        Path | None,
+        typer.Option("--prices", metavar="FILE", help="Your prices: see docs/prices.example.yaml."),
     ] = None,
-    accept_sample_prices: AcceptSamplePrices = False,
+    accept_sample_prices: AcceptSamplePricesOption = False,
     price: Annotated[
         list[str] | None,
         typer.Option(
@@ -52,6 +53,7 @@ def cost(
         str,
         typer.Option(
             "--utilization",
+            metavar="SHARE",
             help="Share of the paid GPU-hours that is used: 0.4, 40%, or of a day's: 14h@10%,10h@70%.",
         ),
     ] = "1",
@@ -63,14 +65,25 @@ def cost(
     ] = None,
     currency: Annotated[
         str | None,
-        typer.Option("--currency", help="Of the figures; the price file has the exchange rates."),
+        typer.Option(
+            "--currency",
+            metavar="CODE",
+            help="Of the figures; the price file has the exchange rates.",
+        ),
     ] = None,
-    allow_invalid: AllowInvalid = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    allow_invalid: AllowInvalidOption = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", rich_help_panel="Output", help="Print JSON.")
+    ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", rich_help_panel="Output", help="Print Markdown.")
+    ] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", rich_help_panel="Output", help="Print CSV.")
+    ] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Write a page with plots to this file.")
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a page with plots to this file."),
     ] = None,
 ) -> int:
     """What a request cost: from measured runs and your prices.

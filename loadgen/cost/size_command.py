@@ -23,10 +23,16 @@ from loadgen.core import format, units
 from loadgen.core.errors import OK, SLO_MISSED, Fault, Faults, UserError, collecting, meant
 from loadgen.cost import searching
 from loadgen.shell import completion
-from loadgen.shell.given import Given
-from loadgen.shell.options import PACKAGED, AcceptSamplePrices, AllowInvalid, new_folder, takes
+from loadgen.shell.invocation import Invocation
+from loadgen.shell.option_parsers import parse_option
+from loadgen.shell.options import (
+    PACKAGED_WORKLOADS,
+    AcceptSamplePricesOption,
+    AllowInvalidOption,
+    add_options,
+    default_output_folder,
+)
 from loadgen.shell.output import print_answer, say, say_changed
-from loadgen.shell.run_options import typed
 
 if TYPE_CHECKING:
     from loadgen.core.results.manifest import TargetFacts
@@ -40,14 +46,14 @@ if TYPE_CHECKING:
 PUBLISHED = "published:"
 
 
-@takes(only=())
+@add_options(only=())
 def size(
-    given: Given,
+    invocation: Invocation,
     profile: Annotated[
         str,
         typer.Argument(
             metavar="workload",
-            help=f"One of {PACKAGED}; or a file of yours.",
+            help=f"One of {PACKAGED_WORKLOADS}; or a file of yours.",
             autocompletion=completion.workloads,
         ),
     ],
@@ -64,23 +70,34 @@ def size(
         typer.Option("--users", metavar="N", help="Users who work at the same time: 5000, 5k."),
     ] = None,
     think: Annotated[
-        str, typer.Option("--think", help="From an answer to the user's next question.")
+        str,
+        typer.Option("--think", metavar="TIME", help="From an answer to the user's next question."),
     ] = "30s",
     rate: Annotated[
         str | None,
         typer.Option(
-            "--rate", "--request-rate", help="Instead of users: requests per second (50, 600/min)."
+            "--rate",
+            "--request-rate",
+            metavar="RATE",
+            help="Instead of users: requests per second (50, 600/min).",
         ),
     ] = None,
     slo: Annotated[
         list[str] | None,
-        typer.Option("--slo", help="For sim:PRESET: ttft:2s:p95; of a folder its own. Repeatable."),
+        typer.Option(
+            "--slo",
+            metavar="TERM",
+            help="For sim:PRESET: ttft:2s:p95; of a folder its own. Repeatable.",
+        ),
     ] = None,
-    spare: Annotated[int, typer.Option("--spare", min=0, help="Machines that may be lost.")] = 1,
+    spare: Annotated[
+        int, typer.Option("--spare", metavar="N", min=0, help="Machines that may be lost.")
+    ] = 1,
     prices: Annotated[
-        Path | None, typer.Option("--prices", help="Your prices: see docs/prices.example.yaml.")
+        Path | None,
+        typer.Option("--prices", metavar="FILE", help="Your prices: see docs/prices.example.yaml."),
     ] = None,
-    accept_sample_prices: AcceptSamplePrices = False,
+    accept_sample_prices: AcceptSamplePricesOption = False,
     price: Annotated[
         list[str] | None,
         typer.Option(
@@ -89,28 +106,45 @@ def size(
             help="Which price a source is under; of a single one just NAME.",
         ),
     ] = None,
-    currency: Annotated[str, typer.Option("--currency", help="Of the figures.")] = "USD",
+    currency: Annotated[
+        str, typer.Option("--currency", metavar="CODE", help="Of the figures.")
+    ] = "USD",
     gpus: Annotated[
-        int | None, typer.Option("--gpus", min=1, help="GPUs of a source that recorded none.")
+        int | None,
+        typer.Option("--gpus", metavar="N", min=1, help="GPUs of a source that recorded none."),
     ] = None,
     gpus_per_machine: Annotated[
         int | None,
         typer.Option(
             "--gpus-per-machine",
+            metavar="N",
             min=1,
             help="Of what is rented and lost as one. Default: the price's, else the source's.",
         ),
     ] = None,
     machines_per_rack: Annotated[
         int | None,
-        typer.Option("--machines-per-rack", min=1, help="Count racks of so many machines too."),
+        typer.Option(
+            "--machines-per-rack", metavar="N", min=1, help="Count racks of so many machines too."
+        ),
     ] = None,
     hours_per_day: Annotated[
-        float, typer.Option("--hours-per-day", min=0.1, max=24, help="How long that load is there.")
+        float,
+        typer.Option(
+            "--hours-per-day",
+            metavar="NUMBER",
+            min=0.1,
+            max=24,
+            help="How long that load is there.",
+        ),
     ] = 24.0,
     answer: Annotated[
         str | None,
-        typer.Option("--answer", help="How long an answer takes, where the source does not say."),
+        typer.Option(
+            "--answer",
+            metavar="TIME",
+            help="How long an answer takes, where the source does not say.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -130,8 +164,10 @@ def size(
             help="Write what one machine has to keep, for loadgen validate: one source.",
         ),
     ] = None,
-    allow_invalid: AllowInvalid = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    allow_invalid: AllowInvalidOption = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", rich_help_panel="Output", help="Print JSON.")
+    ] = False,
 ) -> int:
     """How many machines for 5,000 users, one to spare, and what they cost a month. The answer comes first.
 
@@ -180,11 +216,16 @@ def size(
         if _is_searched(source):
             if faults:
                 break
-            searching.at_once(searches, given.call)
+            searching.at_once(searches, invocation.run_command_line)
             searches = {}
         try:
             measured, evidence = _source(
-                source, profile, slo or [], gpus, given.call, allow_invalid=allow_invalid
+                source,
+                profile,
+                slo or [],
+                gpus,
+                invocation.run_command_line,
+                allow_invalid=allow_invalid,
             )
             at = None
             if book is not None:
@@ -225,7 +266,7 @@ def size(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     print_answer(result, report(result), as_json=as_json)
-    _store(result, out or new_folder(f"size-{workload}"))
+    _store(result, out or default_output_folder(f"size-{workload}"))
     if contract is not None:
         _write_contract(contract, *sized[0], profile=profile, gpus=result.sizes[0].gpus_per_machine)
     return OK
@@ -343,16 +384,16 @@ def _need(users: str | None, think: str, rate: str | None, answer: str | None, s
         raise UserError(
             "missing_option" if users is None else "conflict", what, "--users, --rate", hint
         )
-    per_s = typed("--rate", rate, partial(units.rate_per_s, bare=True))
+    per_s = parse_option("--rate", rate, partial(units.rate_per_s, bare=True))
     if per_s is not None and not 0 < per_s < float("inf"):
         raise UserError(
             "invalid_value", f'"{rate}" is not a load to carry', "--rate", "like 50 or 600/min"
         )
     return Need(
-        users=typed("--users", users, units.count),
-        think_s=typed("--think", think, units.seconds) or 0.0,
+        users=parse_option("--users", users, units.count),
+        think_s=parse_option("--think", think, units.seconds) or 0.0,
         rate_per_s=per_s,
-        answer_s=typed("--answer", answer, units.seconds),
+        answer_s=parse_option("--answer", answer, units.seconds),
         spare=spare,
     )
 

@@ -21,11 +21,15 @@ def bundle(
             autocompletion=completion.results,
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: poc.zip.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write: poc.zip.")
+    ],
     sign: Annotated[
         Path | None,
         typer.Option(
-            "--sign", help="A private key of OpenSSH: sign what is in it (ssh-keygen -Y sign)."
+            "--sign",
+            metavar="FILE",
+            help="A private key of OpenSSH: sign what is in it (ssh-keygen -Y sign).",
         ),
     ] = None,
     keep_content: Annotated[

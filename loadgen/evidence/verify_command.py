@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND
-from loadgen.shell.options import WithPlugins
+from loadgen.shell.options import PluginsOption
 from loadgen.shell.output import print_answer
 
 
@@ -16,11 +16,14 @@ def verify(
     bundle: Annotated[Path, typer.Argument(help="A file of `loadgen bundle` or `--bundle`.")],
     signed_by: Annotated[
         Path | None,
-        typer.Option("--signed-by", help="The public key (.pub) that must have signed it."),
+        typer.Option(
+            "--signed-by", metavar="FILE", help="The public key (.pub) that must have signed it."
+        ),
     ] = None,
-    with_plugins: WithPlugins = False,
+    with_plugins: PluginsOption = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was checked as JSON.")
+        bool,
+        typer.Option("--json", rich_help_panel="Output", help="Print what was checked as JSON."),
     ] = False,
 ) -> int:
     """Make every summary, figure, interval and verdict of a bundle again from what was kept, and name what differs.

@@ -12,8 +12,8 @@ import typer
 
 from loadgen.core import units
 from loadgen.core.errors import OK
+from loadgen.shell.option_parsers import parse_option
 from loadgen.shell.output import print_json, write_file
-from loadgen.shell.run_options import typed
 
 
 def fit(
@@ -34,9 +34,13 @@ def fit(
     ] = None,
     on_bad_row: Annotated[
         Literal["fail", "skip"],
-        typer.Option("--on-bad-row", help="A row with something wrong in it: fail, or skip."),
+        typer.Option(
+            "--on-bad-row", metavar="WHAT", help="A row with something wrong in it: fail, or skip."
+        ),
     ] = "fail",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", rich_help_panel="Output", help="Print JSON.")
+    ] = False,
 ) -> int:
     """Make a workload of a trace: arrivals and lengths as laws, and how good each fits.
 
@@ -51,7 +55,7 @@ def fit(
     from loadgen.interop import fit as fitting
     from loadgen.interop import fit_text as report
 
-    part = typed("--trace-slice", trace_slice, partial(units.time_slice, bare="s"))
+    part = parse_option("--trace-slice", trace_slice, partial(units.time_slice, bare="s"))
     fitted = fitting.fit(read_trace(trace, part=part, skip_bad=on_bad_row == "skip"))
     workload = fitting.as_yaml(fitted, trace.name.partition(".")[0] or "trace")
     words = report.words(fitted)

@@ -16,12 +16,13 @@ from loadgen.core import units
 from loadgen.core.errors import INTERRUPTED, UNSOUND, Fault, Faults, UserError, collecting
 from loadgen.search.command import RunSpread, Sustain, longer, perform, spread_of_runs
 from loadgen.shell import completion
-from loadgen.shell.given import Given
-from loadgen.shell.help import Command, in_order
-from loadgen.shell.options import OF_THE_LOAD, TARGET, new_folder, takes
+from loadgen.shell.help import Command, Group
+from loadgen.shell.invocation import Invocation
+from loadgen.shell.option_parsers import parse_option
+from loadgen.shell.options import TARGET_OPTIONS, add_options, default_output_folder
 from loadgen.shell.output import print_answer, print_report, say
-from loadgen.shell.run_options import typed
-from loadgen.shell.taken_up import taken_up
+from loadgen.shell.resume import resume_arguments
+from loadgen.shell.run_options import LOAD_OPTIONS
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -29,7 +30,12 @@ if TYPE_CHECKING:
     from loadgen.mlperf.rules import Scenario, Test
     from loadgen.mlperf.run import Data
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print mlperf.json instead of the report.")]
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json", rich_help_panel="Output", help="Print mlperf.json instead of the report."
+    ),
+]
 
 
 def _benchmarks() -> list[str]:
@@ -47,38 +53,51 @@ class Common:
         typer.Option(
             "--benchmark",
             "-b",
+            metavar="NAME",
             help="llama2-70b, llama3.1-8b, ... (see docs/mlperf.md).",
             autocompletion=completion.among(_benchmarks),
         ),
     ] = None
     round_name: Annotated[
-        str | None, typer.Option("--round", help="Of the rules: its limits and seeds. v5.1, v6.1.")
+        str | None,
+        typer.Option(
+            "--round", metavar="ROUND", help="Of the rules: its limits and seeds. v5.1, v6.1."
+        ),
     ] = None
     dataset: Annotated[
         Path | None,
         typer.Option(
-            "--dataset", help="The official data set (.pkl, .jsonl, .parquet), when you have it."
+            "--dataset",
+            metavar="FILE",
+            help="The official data set (.pkl, .jsonl, .parquet), when you have it.",
         ),
     ] = None
     mean_output: Annotated[
         float | None,
         typer.Option(
-            "--mean-output", help="Of the synthetic set, to match a published row's tokens/request."
+            "--mean-output",
+            metavar="TOKENS",
+            help="Of the synthetic set, to match a published row's tokens/request.",
         ),
     ] = None
     mean_input: Annotated[
-        float | None, typer.Option("--mean-input", help="Of the synthetic set.")
+        float | None, typer.Option("--mean-input", metavar="TOKENS", help="Of the synthetic set.")
     ] = None
     min_duration: Annotated[
         str | None,
         typer.Option(
             "--min-duration",
+            metavar="TIME",
             help="Instead of the rules' 10m; a bare number: seconds. Named in the result.",
         ),
     ] = None
     harness: Annotated[
         str,
-        typer.Option("--harness", help="own, or loadgen: the official LoadGen issues the queries."),
+        typer.Option(
+            "--harness",
+            metavar="NAME",
+            help="own, or loadgen: the official LoadGen issues the queries.",
+        ),
     ] = "own"
     as_json: AsJson = False
 
@@ -87,26 +106,28 @@ app = typer.Typer(
     name="mlperf",
     help="MLPerf-style tests, unofficial: LoadGen's schedule, arithmetic and verdict against any endpoint.",
     rich_markup_mode=None,
-    cls=in_order(("server", "interactive", "offline", "accuracy", "verdict")),
+    cls=Group,
     no_args_is_help=True,
 )
 
 
-with_options = takes(
+with_options = add_options(
     without=(
-        *(OF_THE_LOAD - {"grace", "seed", "salt"}),
+        *(LOAD_OPTIONS - {"grace", "seed", "salt"}),
         "keep",
         "stream",
         "client",
         "repeat",
     ),
-    grace={
-        "help": "How long queries may go on after the last one is issued. What it cuts did not complete, so the result "
-        "is INVALID.",
-        "shown": "without a limit, as LoadGen",
+    help_texts={
+        "grace": (
+            "How long queries may go on after the last one is issued. What it cuts did not "
+            "complete, so the result is INVALID."
+        ),
+        "seed": "Of the synthetic set's texts; lengths and arrivals are those of the rules.",
+        "out": "Results folder.",
     },
-    seed="Of the synthetic set's texts; lengths and arrivals are those of the rules.",
-    out="Results folder.",
+    default_texts={"grace": "without a limit, as LoadGen"},
 )
 
 
@@ -119,10 +140,13 @@ with_options = takes(
 @app.command("server", cls=Command)
 @with_options
 def limited(
-    given: Given,
+    invocation: Invocation,
     common: Common,
     target_qps: Annotated[
-        float | None, typer.Option("--target-qps", min=0.001, help="Poisson arrivals per second.")
+        float | None,
+        typer.Option(
+            "--target-qps", metavar="RATE", min=0.001, help="Poisson arrivals per second."
+        ),
     ] = None,
     find_peak: Annotated[
         bool,
@@ -134,6 +158,7 @@ def limited(
         Path | None,
         typer.Option(
             "--resume",
+            metavar="FOLDER",
             help="Folder of a --find-peak that was interrupted: go on, without its flags.",
         ),
     ] = None,
@@ -154,9 +179,11 @@ def limited(
         and common.benchmark is None
         and (command := experiment.plan_of(resume).command)
     ):
-        return given.call(taken_up(command[1:], given.arguments, "--resume", resume, depth=2))
-    scenario: Scenario = "interactive" if given.command == "interactive" else "server"
-    test, settings, overrides = _checked(given, common, scenario, find_peak=find_peak)
+        return invocation.run_command_line(
+            resume_arguments(command[1:], invocation.arguments, "--resume", resume, depth=2)
+        )
+    scenario: Scenario = "interactive" if invocation.command == "interactive" else "server"
+    test, settings, overrides = _checked(invocation, common, scenario, find_peak=find_peak)
     if target_qps is None and not find_peak:
         raise UserError(
             "missing_option", "no rate", "--target-qps", "give --target-qps 182, or --find-peak"
@@ -169,12 +196,12 @@ def limited(
         experiment.plan_of(resume)
     spread = spread_of_runs(run_spread, settings)
     if resume is None:
-        given.make_room(settings.out)
+        invocation.move_existing_results(settings.out)
     folder = resume or settings.out or _new_name(test)
     if not find_peak:
         check_empty(folder)
     with alone(folder):
-        load = _prepared(given, common, test, settings, overrides, folder)
+        load = _prepared(invocation, common, test, settings, overrides, folder)
         if find_peak:
             return _find_peak(load, folder, target_qps, longer(sustain, settings), spread)
         assert target_qps is not None
@@ -184,7 +211,7 @@ def limited(
 @app.command(cls=Command)
 @with_options
 def offline(
-    given: Given,
+    invocation: Invocation,
     common: Common,
     target_qps: Annotated[
         float | None,
@@ -199,7 +226,11 @@ def offline(
     concurrency: Annotated[
         int | None,
         typer.Option(
-            "--concurrency", "-c", min=1, help="In flight over HTTP, per target (default 1024)."
+            "--concurrency",
+            "-c",
+            metavar="N",
+            min=1,
+            help="In flight over HTTP, per target (default 1024).",
         ),
     ] = None,
 ) -> int:
@@ -213,12 +244,12 @@ def offline(
     from loadgen.core.execution.folder_names import alone, check_empty
     from loadgen.mlperf import run as mlperf_run
 
-    test, settings, overrides = _checked(given, common, "offline")
-    given.make_room(settings.out)
+    test, settings, overrides = _checked(invocation, common, "offline")
+    invocation.move_existing_results(settings.out)
     folder = settings.out or _new_name(test)
     check_empty(folder)
     with alone(folder):
-        load = _prepared(given, common, test, settings, overrides, folder)
+        load = _prepared(invocation, common, test, settings, overrides, folder)
         lanes = concurrency or (None if settings.virtual else mlperf_run.LANES)
         lanes = lanes and lanes * len(settings.endpoints)
         qps = target_qps or _measured_rate(load, folder, lanes)
@@ -226,25 +257,35 @@ def offline(
 
 
 @app.command(cls=Command)
-@takes(
-    only=TARGET,
+@add_options(
+    only=TARGET_OPTIONS,
     without=("stream",),
-    tokenizer={"help": "Makes the token ids of mlperf_log_accuracy.json."},
+    help_texts={"tokenizer": "Makes the token ids of mlperf_log_accuracy.json."},
 )
 def accuracy(
-    given: Given,
-    benchmark: Annotated[str, typer.Option("--benchmark", "-b", help="llama2-70b.")],
+    invocation: Invocation,
+    benchmark: Annotated[
+        str, typer.Option("--benchmark", "-b", metavar="NAME", help="llama2-70b.")
+    ],
     dataset: Annotated[
-        Path, typer.Option("--dataset", help="The official data set, with its reference answers.")
+        Path,
+        typer.Option(
+            "--dataset", metavar="FILE", help="The official data set, with its reference answers."
+        ),
     ],
     round_name: Annotated[
-        str | None, typer.Option("--round", help="Of the rules. v5.1, v6.1.")
+        str | None, typer.Option("--round", metavar="ROUND", help="Of the rules. v5.1, v6.1.")
     ] = None,
     lanes: Annotated[
-        int, typer.Option("-c", "--concurrency", min=1, max=100_000, help="Asked at once.")
+        int,
+        typer.Option("-c", "--concurrency", metavar="N", min=1, max=100_000, help="Asked at once."),
     ] = 64,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Results folder.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print mlperf_accuracy.json.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Results folder.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", rich_help_panel="Output", help="Print mlperf_accuracy.json.")
+    ] = False,
 ) -> int:
     """Accuracy mode: every sample once, scored by ROUGE against the rules' targets, and TEST06's checks.
 
@@ -263,7 +304,7 @@ def accuracy(
 
     rules_of_accuracy.reference(benchmark)
     test = rules.test(benchmark, "offline", round_name)
-    settings = given.settings(needs_text="accuracy is scored over texts")
+    settings = invocation.settings(needs_text="accuracy is scored over texts")
     if settings.targets or settings.virtual:
         raise UserError(
             "unsupported",
@@ -329,7 +370,7 @@ class _Load(Struct, frozen=True, kw_only=True):
     data: Data
     settings: Settings
     drain_ns: int
-    given: Given
+    invocation: Invocation
     official: bool  # the official LoadGen issues the queries
     as_json: bool
 
@@ -342,7 +383,7 @@ class _Load(Struct, frozen=True, kw_only=True):
 
 
 def _checked(
-    given: Given, common: Common, scenario: Scenario, *, find_peak: bool = False
+    invocation: Invocation, common: Common, scenario: Scenario, *, find_peak: bool = False
 ) -> tuple[Test, Settings, Overrides]:
     """The test, the settings and the options of the load. Raises Faults with all faults together."""
     from loadgen.mlperf import rules
@@ -355,7 +396,7 @@ def _checked(
                 "missing_option", "which benchmark?", "--benchmark", f"give -b with one of {known}"
             )
         typed_text = common.min_duration
-        shorter = typed("--min-duration", typed_text, units.seconds)
+        shorter = parse_option("--min-duration", typed_text, units.seconds)
         if shorter is not None and shorter < 1:
             raise UserError(
                 "out_of_range",
@@ -367,9 +408,9 @@ def _checked(
             common.benchmark, scenario, common.round_name, min_duration_s=shorter or 0
         )
     with collecting(faults):
-        settings = given.settings(needs_text="the rules are about generated tokens")
+        settings = invocation.settings(needs_text="the rules are about generated tokens")
         if common.harness == "loadgen":
-            faults += _official_loadgen_faults(given, settings, find_peak=find_peak)
+            faults += _official_loadgen_faults(invocation, settings, find_peak=find_peak)
     if common.harness not in ("own", "loadgen"):
         faults.append(
             UserError(
@@ -388,27 +429,29 @@ def _checked(
                 "leave --mean-output out",
             )
         )
-    overrides = given.overrides()
+    overrides = invocation.overrides()
     faults += overrides.faults
     if common.dataset is not None:
         faults += [
             UserError(
                 "conflict",
                 "the data set is sent as it stands",
-                f"--{name} {given[name]}",
+                f"--{name} {invocation[name]}",
                 f"leave --{name} out",
             )
             for name in ("seed", "salt")
-            if given[name] is not None
+            if invocation[name] is not None
         ]
     if faults:
         raise Faults(faults)
     return test, settings, overrides
 
 
-def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: bool) -> list[Fault]:
+def _official_loadgen_faults(
+    invocation: Invocation, settings: Settings, *, find_peak: bool
+) -> list[Fault]:
     """The faults of flags that the official LoadGen cannot follow: one process, one endpoint, a fixed rate."""
-    endpoints, workers = len(settings.endpoints), given["workers"]
+    endpoints, workers = len(settings.endpoints), invocation["workers"]
     checks = (
         (
             endpoints > 1,
@@ -421,7 +464,7 @@ def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: boo
             "leave --workers out",
         ),
         (
-            given["ray"] is not None,
+            invocation["ray"] is not None,
             "it issues from one process, not from a cluster",
             "leave --ray out",
         ),
@@ -430,9 +473,9 @@ def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: boo
             "it tests one rate and searches none",
             "--find-peak first, then --target-qps with what it found",
         ),
-        (given["grace"] is not None, "it waits for every query", "leave --grace out"),
+        (invocation["grace"] is not None, "it waits for every query", "leave --grace out"),
         (
-            given["server_metrics"] not in (None, ["off"]),
+            invocation["server_metrics"] not in (None, ["off"]),
             "the servers' metrics are not read beside it",
             "leave --server-metrics out",
         ),
@@ -450,11 +493,16 @@ def _official_loadgen_faults(given: Given, settings: Settings, *, find_peak: boo
 
 
 def _new_name(test: Test) -> Path:
-    return new_folder(f"mlperf-{test.benchmark}-{test.scenario}")
+    return default_output_folder(f"mlperf-{test.benchmark}-{test.scenario}")
 
 
 def _prepared(
-    given: Given, common: Common, test: Test, settings: Settings, overrides: Overrides, folder: Path
+    invocation: Invocation,
+    common: Common,
+    test: Test,
+    settings: Settings,
+    overrides: Overrides,
+    folder: Path,
 ) -> _Load:
     """The test with its data: the user's own, whose requests are written into the folder, or synthetic ones."""
     from loadgen.mlperf import run as mlperf_run
@@ -471,7 +519,7 @@ def _prepared(
         data=data,
         settings=replace(settings, api=data.api or settings.api),
         drain_ns=mlperf_run.WAIT_NS if overrides.grace is None else overrides.grace,
-        given=given,
+        invocation=invocation,
         official=common.harness == "loadgen",
         as_json=common.as_json,
     )
@@ -492,7 +540,7 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
     trial_load = replace(
         load, test=replace(load.test, min_duration_ns=length_ns // 5), drain_ns=mlperf_run.WAIT_NS
     )
-    qps, execute = 1e-9, load.given.execute(shown(load.given).hearers)
+    qps, execute = 1e-9, load.invocation.executor(shown(load.invocation).hearers)
     for trial in range(1, 4):
         out = _unused_beside(folder, f"trial-{trial}")
         workload = placed(trial_load.workload(qps, lanes), f"trial-{trial}")
@@ -535,7 +583,7 @@ def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -
             load.test, load.data, settings, qps=qps, lanes=lanes
         )
         return _print(result, folder, gpus, load.as_json)
-    summary, folder = load.given.execute(shown(load.given).hearers)(
+    summary, folder = load.invocation.executor(shown(load.invocation).hearers)(
         load.workload(qps, lanes), settings, own=folder
     )
     result = mlperf_run.judge(folder, load.test, summary, data_name=load.data.name, qps=qps)
@@ -571,7 +619,7 @@ def _find_peak(
         search,
         trial_runner,
         plan,
-        shown(load.given, quiet=True),
+        shown(load.invocation, quiet=True),
         unit=" queries/s",
         as_json=False,
         silent=load.as_json,

@@ -9,24 +9,35 @@ from typing import Annotated
 import typer
 
 from loadgen.core.errors import OK, UNSOUND, UserError
-from loadgen.shell.given import Given
-from loadgen.shell.options import TARGET, takes
+from loadgen.shell.invocation import Invocation
+from loadgen.shell.options import TARGET_OPTIONS, add_options
 from loadgen.shell.output import print_answer, say
 
 
-@takes(
-    only=TARGET,
-    url="Endpoint, with or without a path prefix and /v1; or sim:PRESET, a simulated one in virtual time.",
+@add_options(
+    only=TARGET_OPTIONS,
+    help_texts={
+        "url": (
+            "Endpoint, with or without a path prefix and /v1; or sim:PRESET, a simulated one in "
+            "virtual time."
+        )
+    },
 )
 def doctor(
-    given: Given,
+    invocation: Invocation,
     seconds: Annotated[
         float,
         typer.Option(
-            "--seconds", help="Without a target: how long each step runs.", min=2.0, max=60.0
+            "--seconds",
+            metavar="SECONDS",
+            help="Without a target: how long each step runs.",
+            min=2.0,
+            max=60.0,
         ),
     ] = 3.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", rich_help_panel="Output", help="Print the findings as JSON.")
+    ] = False,
 ) -> int:
     """Check reachability, TLS, key, model, token counts, forced lengths, streaming, metrics pages, and this host.
 
@@ -41,9 +52,9 @@ def doctor(
     from loadgen.preflight import doctor as checks
     from loadgen.preflight.target_checks import report
 
-    if given["url"] is None:
+    if invocation["url"] is None:
         return _of_this_host(seconds, as_json=as_json)
-    settings = given.settings()
+    settings = invocation.settings()
     if settings.targets:
         raise UserError(
             "unsupported",

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
 from loadgen.runs.builds import kept_by_build
 from loadgen.runs.repeats import finish
-from loadgen.shell.given import Given
+from loadgen.shell.invocation import Invocation
 from loadgen.shell.output import print_answer, print_report, say, telling_what_is_kept
-from loadgen.shell.taken_up import typed_again
+from loadgen.shell.resume import merge_arguments
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    given: Given,
+    invocation: Invocation,
     workload: str | None = None,
     *,
     as_json: bool = False,
@@ -42,13 +42,13 @@ def run(
     faults: list[Fault] = []
     how = None
     with collecting(faults):
-        how = given.repetition()
+        how = invocation.repetition()
     with collecting(faults):
-        settings = given.settings(to_store=True)
-        if settings.out is not None and not given["force"]:
+        settings = invocation.settings(can_use_store=True)
+        if settings.out is not None and not invocation["force"]:
             check_empty(settings.out)
     with collecting(faults):
-        workloads = _levels(given, workload)
+        workloads = _levels(invocation, workload)
     with collecting(faults):
         kept = kept_by_build(junit, github=github, strict=strict)
     if faults:
@@ -63,17 +63,17 @@ def run(
         if how is not None:
             say(f"runs: {how.words}")
         return print_plans(
-            [(workload, settings) for workload in workloads.values()], given.budget()
+            [(workload, settings) for workload in workloads.values()], invocation.budget()
         )
     kept.begin("loadgen run")
-    show = shown(given)
+    show = shown(invocation)
     show.expect(
         [(workload, settings) for workload in workloads.values()]
         * (1 if how is None else how.at_least)
     )
-    given.make_room(settings.out)
+    invocation.move_existing_results(settings.out)
     if how is not None or len(workloads) > 1:
-        named, whole = _several(given, workloads, settings, how, show, as_json=as_json)
+        named, whole = _several(invocation, workloads, settings, how, show, as_json=as_json)
     else:
         summary, folder = execute(next(iter(workloads.values())), settings, show.hearers)
         named, whole = [(summary.run.workload, summary)], True
@@ -83,24 +83,29 @@ def run(
             print_report(text.report(summary))
             say(f"results in {folder}")
             if is_host_busy(summary.verdict):
-                say(next_step(given.arguments, settings))
+                say(next_step(invocation.arguments, settings))
     kept.write("loadgen run", named, whole=whole)
     codes = [exit_code(summary, strict=strict) for _, summary in named]
     return max(codes) if whole else max(*codes, INTERRUPTED)
 
 
-def _levels(given: Given, workload: str | None) -> dict[str, Workload]:
+def _levels(invocation: Invocation, workload: str | None) -> dict[str, Workload]:
     """The workloads to run one after the other: several where --concurrency is a list. Raises Faults."""
     from loadgen.core.workload import levels, placed
 
-    steps = levels(given["concurrency"]) if given["concurrency"] else [None]
-    workloads = {f"c{level}": given.workload(workload, concurrency=level) for level in steps}
+    steps = levels(invocation["concurrency"]) if invocation["concurrency"] else [None]
+    workloads = {
+        f"c{level}": invocation.load_workload(workload, concurrency=level) for level in steps
+    }
     if len(steps) > 1:  # levels of one seed must not send each other's prompts
         workloads = {name: placed(level, name) for name, level in workloads.items()}
-    if len(workloads) > 1 and given["repeat"] is not None:
+    if len(workloads) > 1 and invocation["repeat"] is not None:
         hint = "loadgen sweep ... --repeat runs several levels again and again; or give one level"
         raise UserError(
-            "conflict", "several levels, each to be repeated", f"--repeat {given['repeat']}", hint
+            "conflict",
+            "several levels, each to be repeated",
+            f"--repeat {invocation['repeat']}",
+            hint,
         )
     return workloads
 
@@ -113,14 +118,14 @@ def next_step(typed: Sequence[str], settings: Settings) -> str:
     if known is None or not known.virtual_url:
         return "next: the same from a host of its own; loadgen doctor --url ... says what disturbs this one"
     target = ["run", "--url", known.virtual_url]
-    again = typed_again(
+    again = merge_arguments(
         typed, target if settings.out is None else [*target, "-o", f"{settings.out}-virtual"]
     )
     return f"next: the same load in virtual time, which no other work disturbs:\n  loadgen {shlex.join(again)}"
 
 
 def _several(
-    given: Given,
+    invocation: Invocation,
     workloads: dict[str, Workload],
     settings: Settings,
     how: Repetition | None,
@@ -141,7 +146,7 @@ def _several(
 
     first = next(iter(workloads.values()))
     named: list[tuple[str, Summary]] = []
-    execute = given.execute(show.hearers)
+    execute = invocation.executor(show.hearers)
     show.begin(
         len(workloads) if how is None else how.at_most,
         at_most=how is not None and how.count is None,

@@ -29,6 +29,7 @@ _KINDS = ", ".join(KINDS)
 TRACKERS = " or ".join(row.name for row in FORMATS.own if row.send)
 FORM = typer.Option(
     "--as",
+    metavar="FORMAT",
     help=f"{FILES}; {TRACKERS}: into that tracker.",
     autocompletion=completion.among(
         lambda: (row.name for row in FORMATS.own if row.write or row.send)
@@ -46,6 +47,7 @@ def export(
         typer.Option(
             "--out",
             "-o",
+            metavar="FILE",
             help="File to write; of a tracker the folder of its store.",
             show_default="stdout, or what its environment says",
         ),
@@ -54,6 +56,7 @@ def export(
         str | None,
         typer.Option(
             "--schema",
+            metavar="KIND",
             help=f"In place of a run: the JSON Schema of a file that you write: {_KINDS}.",
             autocompletion=completion.among(lambda: KINDS),
         ),

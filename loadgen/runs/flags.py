@@ -7,21 +7,31 @@ from typing import Annotated
 import typer
 
 from loadgen.runs import command
-from loadgen.shell.given import Given
-from loadgen.shell.options import DryRun, Github, Junit, OneWorkload, Strict, takes
+from loadgen.shell.invocation import Invocation
+from loadgen.shell.options import (
+    DryRunOption,
+    GithubOption,
+    JunitOption,
+    StrictOption,
+    WorkloadArgument,
+    add_options,
+)
 
 
-@takes()
+@add_options()
 def run(
-    given: Given,
-    workload: OneWorkload = None,
+    invocation: Invocation,
+    workload: WorkloadArgument = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print summary.json instead of the table.")
+        bool,
+        typer.Option(
+            "--json", rich_help_panel="Output", help="Print summary.json instead of the table."
+        ),
     ] = False,
-    strict: Strict = False,
-    dry_run: DryRun = False,
-    junit: Junit = None,
-    github: Github = False,
+    strict: StrictOption = False,
+    dry_run: DryRunOption = False,
+    junit: JunitOption = None,
+    github: GithubOption = False,
 ) -> int:
     """Drive a workload at an endpoint; print latencies, throughput, goodput and a verdict.
 
@@ -31,5 +41,11 @@ def run(
     Example: loadgen run qa --url http://HOST:8000 -c 16 -d 2m --slo ttft:2s --slo tpot:50ms
     """
     return command.run(
-        given, workload, as_json=as_json, strict=strict, dry_run=dry_run, junit=junit, github=github
+        invocation,
+        workload,
+        as_json=as_json,
+        strict=strict,
+        dry_run=dry_run,
+        junit=junit,
+        github=github,
     )

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from loadgen.core.slo import Slo
     from loadgen.core.workload import Workload
     from loadgen.pricing.budget import Budget
-    from loadgen.shell.given import Given
+    from loadgen.shell.invocation import Invocation
 
 PlannedRun = tuple["Workload", "Settings"]
 """A run that is to come."""
@@ -79,9 +79,14 @@ def too_few(measured: Forecast, promised: Slo | None) -> str:
     return f"{few}: give a longer load" if count < needed else ""
 
 
-def shown(given: Given, *, quiet: bool = False) -> Show:
+def shown(invocation: Invocation, *, quiet: bool = False) -> Show:
     """Shows the runs of a command on stderr. `quiet`: without their first lines. Raises Fault or Faults."""
-    return Show(given["progress"], quiet=quiet, budget=given.budget(), followers=given.followers())
+    return Show(
+        invocation["progress"],
+        quiet=quiet,
+        budget=invocation.budget(),
+        followers=invocation.telemetry_listeners(),
+    )
 
 
 def print_plans(planned: Iterable[PlannedRun], budget: Budget | None) -> int:

@@ -14,11 +14,11 @@ import typer
 from loadgen.core import format, units
 from loadgen.core.errors import Fault, Faults, TargetError, UserError, collecting
 from loadgen.shell import completion
-from loadgen.shell.given import Given
-from loadgen.shell.options import OneWorkload, new_folder, takes
+from loadgen.shell.invocation import Invocation
+from loadgen.shell.option_parsers import parse_option, parse_share_option
+from loadgen.shell.options import WorkloadArgument, add_options, default_output_folder
 from loadgen.shell.output import print_report, say
-from loadgen.shell.run_options import share_of, typed
-from loadgen.shell.taken_up import taken_up
+from loadgen.shell.resume import resume_arguments
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -41,14 +41,16 @@ Sustain = Annotated[
 RunSpread = Annotated[
     str | None,
     typer.Option(
-        "--run-spread", help="Variation of the server from run to run, as known from repeats: 3%."
+        "--run-spread",
+        metavar="SHARE",
+        help="Variation of the server from run to run, as known from repeats: 3%.",
     ),
 ]
 OF_THE_SEARCH = ("slo", "goodput", "duration", "limit", "grace", "seed")
 """Options over the workload that stand in the plan of a search in another form, or not: each trial has its own seed."""
 
 
-@takes(
+@add_options(
     without=(
         "trace_speed",
         "trace_loop",
@@ -62,59 +64,83 @@ OF_THE_SEARCH = ("slo", "goodput", "duration", "limit", "grace", "seed")
         "keep",
         "repeat",
     ),
-    duration={
-        "help": "Full length of a trial.",
-        "shown": "600s, of tasks at least 10 times what one may take",
+    help_texts={
+        "duration": "Full length of a trial.",
+        "seed": "Of the search; every trial derives its own.",
+        "out": "Folder of the search.",
     },
-    seed="Of the search; every trial derives its own.",
-    out="Folder of the search.",
+    default_texts={
+        "duration": "600s, of tasks at least 10 times what one may take",
+    },
 )
 def search(
-    given: Given,
-    workload: OneWorkload = None,
+    invocation: Invocation,
+    workload: WorkloadArgument = None,
     percentile: Annotated[
         str | None,
-        typer.Option("--percentile", help="Of every --slo term that names none: 99, 95, 99.9."),
+        typer.Option(
+            "--percentile",
+            metavar="P",
+            rich_help_panel="SLO",
+            help="Of every --slo term that names none: 99, 95, 99.9.",
+        ),
     ] = None,
     over: Annotated[
         str,
         typer.Option(
             "--over",
+            metavar="LOAD",
             help="rate (open loop), or concurrency (closed loop).",
             autocompletion=completion.among(lambda: ("rate", "concurrency")),
         ),
     ] = "rate",
-    low: Annotated[float | None, typer.Option("--low", min=0, help="Not below this load.")] = None,
+    low: Annotated[
+        float | None, typer.Option("--low", metavar="LOAD", min=0, help="Not below this load.")
+    ] = None,
     high: Annotated[
-        float | None, typer.Option("--high", min=0, help="Not above this load.")
+        float | None, typer.Option("--high", metavar="LOAD", min=0, help="Not above this load.")
     ] = None,
     start: Annotated[
         float | None,
         typer.Option(
             "--start",
+            metavar="LOAD",
             min=0,
             help="First load, without --low and --high. Default: 1; of a simulated target what its preset lets expect.",
         ),
     ] = None,
     precision: Annotated[
         str,
-        typer.Option("--precision", help="Half width of the interval, as a share: 5%, or 0.05."),
+        typer.Option(
+            "--precision",
+            metavar="SHARE",
+            help="Half width of the interval, as a share: 5%, or 0.05.",
+        ),
     ] = "2%",
-    max_probes: Annotated[int, typer.Option("--max-probes", min=1, help="Trials at most.")] = 40,
+    max_probes: Annotated[
+        int, typer.Option("--max-probes", metavar="N", min=1, help="Trials at most.")
+    ] = 40,
     max_time: Annotated[
         str | None,
-        typer.Option("--max-time", help="Time of all trials together, at most: 2h, 90m."),
+        typer.Option(
+            "--max-time", metavar="TIME", help="Time of all trials together, at most: 2h, 90m."
+        ),
     ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(
-            "--resume", help="Folder of a search that is not finished: go on, without its flags."
+            "--resume",
+            metavar="FOLDER",
+            help="Folder of a search that is not finished: go on, without its flags.",
         ),
     ] = None,
     sustain: Sustain = None,
     run_spread: RunSpread = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print search.json instead of the table.")
+        bool,
+        typer.Option(
+            "--json", rich_help_panel="Output", help="Print search.json instead of the table."
+        ),
     ] = False,
 ) -> int:
     """Find the highest rate (or concurrency) at which every SLO term holds at its percentile, with an interval.
@@ -131,19 +157,24 @@ def search(
     from loadgen.search import experiment, trials
     from loadgen.search.load_search import NEAR, STEP, LoadSearch
 
-    own_workload = (workload, given["trace"], given["dataset"], given["input_tokens"]) != (
-        None,
-    ) * 4
+    own_workload = (
+        workload,
+        invocation["trace"],
+        invocation["dataset"],
+        invocation["input_tokens"],
+    ) != (None,) * 4
     if (
         resume is not None
         and not own_workload
         and (command := experiment.search_of(resume).command)
     ):
-        return given.call(taken_up(command[1:], given.arguments, "--resume", resume))
+        return invocation.run_command_line(
+            resume_arguments(command[1:], invocation.arguments, "--resume", resume)
+        )
     faults, trial_ns, longest_s = list[Fault](), 0, None
     closed = over == "concurrency"
     first_load = start or low or 1.0
-    terms = _terms(given["slo"] or (), percentile)
+    terms = _terms(invocation["slo"] or (), percentile)
     at_first_load: Any = (
         {"concurrency": max(1, round(first_load))} if closed else {"request_rate": first_load}
     )
@@ -155,20 +186,20 @@ def search(
             "known: rate, concurrency",
         )
     with collecting(faults):
-        settings = given.settings()
+        settings = invocation.settings()
         spread = spread_of_runs(run_spread, settings)
         half_width = _half_width(precision)
-    length = given["duration"]
+    length = invocation["duration"]
     with collecting(faults):
-        checked = given.workload(
+        checked = invocation.load_workload(
             workload, slo=terms, warmup=0, duration=length or "600s", **at_first_load
         )
         goal = None if faults else _goal(checked, settings, workload or "loadgen search")
-        trial_ns = typed(
+        trial_ns = parse_option(
             "--duration", length, partial(units.duration_ns, bare="s")
         ) or capacity.trial_ns(checked)
     with collecting(faults):
-        longest_s = typed("--max-time", max_time, units.seconds)
+        longest_s = parse_option("--max-time", max_time, units.seconds)
     if low and high and low >= high:
         where = f"--low {low:g} --high {high:g}"
         faults.append(
@@ -182,8 +213,8 @@ def search(
     assert goal is not None
     trial_workload = trials.probing(checked, trial_ns)
     if resume is None:
-        given.make_room(settings.out)
-    folder = resume or settings.out or new_folder(f"search-{checked.name}")
+        invocation.move_existing_results(settings.out)
+    folder = resume or settings.out or default_output_folder(f"search-{checked.name}")
     lowest = 1.0 if closed else low or min(first_load, 1e-3)
     trial_runner = trials.Trials(
         folder=folder,
@@ -214,15 +245,15 @@ def search(
     plan = experiment.ExperimentPlan(
         by="search",
         kind="concurrency" if closed else "request_rate",
-        workload=workload or str(given["trace"] or given["dataset"] or checked.name),
+        workload=workload or str(invocation["trace"] or invocation["dataset"] or checked.name),
         source_text=checked.source_text,
         target=settings.shown,
         metadata=dict(settings.metadata),
-        flags=_flags(given, checked, settings, trial_ns),
+        flags=_flags(invocation, checked, settings, trial_ns),
         seed=trial_runner.seed,
         command=settings.command,
     )
-    show = shown(given, quiet=True)
+    show = shown(invocation, quiet=True)
     with alone(folder):
         unit = experiment.unit_of(plan, experiment.counted_by(trial_workload))
         return perform(
@@ -280,7 +311,9 @@ def _goal(workload: Workload, settings: Settings, where: str) -> Goal:
     )
 
 
-def _flags(given: Given, checked: Workload, settings: Settings, trial_ns: int) -> dict[str, Any]:
+def _flags(
+    invocation: Invocation, checked: Workload, settings: Settings, trial_ns: int
+) -> dict[str, Any]:
     """What was typed of each trial, for the plan of the search."""
     from loadgen.core.workload.flags import of_the_load
     from loadgen.search.experiment import of_requests
@@ -289,13 +322,13 @@ def _flags(given: Given, checked: Workload, settings: Settings, trial_ns: int) -
         "slo": ", ".join(_slo_texts(checked)),
         "duration": f"{trial_ns / 1e9:g} s",
     }
-    if given["limit"]:
-        flags["limit"] = ", ".join(given["limit"])
-    if given["grace"] and checked.grace_ns is not None:
+    if invocation["limit"]:
+        flags["limit"] = ", ".join(invocation["limit"])
+    if invocation["grace"] and checked.grace_ns is not None:
         flags["grace"] = f"{checked.grace_ns / 1e9:g} s"
     others = {
         name: value
-        for name, value in of_the_load(given.options).items()
+        for name, value in of_the_load(invocation.options).items()
         if name not in OF_THE_SEARCH
     }
     return flags | {name: str(value) for name, value in others.items()} | of_requests(settings)
@@ -313,7 +346,7 @@ def spread_of_runs(text: str | None, settings: Settings) -> float | None:
 
     None: not told, to be learned. In virtual time a run repeats itself: 0.
     """
-    share = typed("--run-spread", text, units.share)
+    share = parse_option("--run-spread", text, units.share)
     if share is None:
         return 0.0 if settings.virtual else None
     if not 0 <= share <= 0.2:
@@ -328,7 +361,7 @@ def spread_of_runs(text: str | None, settings: Settings) -> float | None:
 
 def _half_width(text: str) -> float:
     """The value of `LoadSearch.precision`. Raises UserError."""
-    share = share_of("--precision", text)
+    share = parse_share_option("--precision", text)
     if not 0.002 <= share <= 0.5:
         raise UserError(
             "out_of_range", "no precision of a search", f"--precision {text}", "from 0.2% to 50%"

@@ -44,7 +44,7 @@ from loadgen.search.load_search import (
     state_of,
 )
 from loadgen.search.sweep import Kind
-from loadgen.shell.taken_up import to_say
+from loadgen.shell.resume import arguments_to_type_again
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -165,7 +165,7 @@ def resuming(folder: Path, plan: ExperimentPlan) -> str:
     begun_with, group = "the same command and", plan.command[1:2] == ("mlperf",)
     if group or plan.command[1:2] == ("search",):
         begun_with = " ".join(plan.command[: 3 if group else 2])
-    return f"{begun_with} {shlex.join(['--resume', str(folder), *to_say(plan.command)])}"
+    return f"{begun_with} {shlex.join(['--resume', str(folder), *arguments_to_type_again(plan.command)])}"
 
 
 def stored_search(folder: Path) -> StoredSearch | None:

@@ -19,7 +19,7 @@ from loadgen.search import sweep as levels
 from loadgen.search.experiment import ExperimentPlan, of_requests, refuse_other, report_files
 from loadgen.search.grid import GridCell, GridPlan
 from loadgen.search.sweep_run import KINDS, Sweep
-from loadgen.shell.given import Given
+from loadgen.shell.invocation import Invocation
 from loadgen.shell.output import print_answer, say
 
 if TYPE_CHECKING:
@@ -62,30 +62,30 @@ class CellSweep(msgspec.Struct, frozen=True):
         return Sweep(self.name, self.loads, self.kind, flags, settings, folder, show)
 
 
-def sweeps(given: Given, workload: str | None, target: str | None) -> list[CellSweep]:
+def sweeps(invocation: Invocation, workload: str | None, target: str | None) -> list[CellSweep]:
     """The sweeps that are asked for; one, without a name, where nothing is varied but the load. Raises Faults."""
-    concurrency, request_rate = given["concurrency"], given["request_rate"]
+    concurrency, request_rate = invocation["concurrency"], invocation["request_rate"]
     kind: Kind = "concurrency" if concurrency is not None else "request_rate"
     faults: list[Fault] = []
     targets: dict[str, Settings] = {}
     loads: tuple[float, ...] = ()
     cells: list[GridCell] = []
     with collecting(faults):
-        targets = _targets(given, target)
+        targets = _targets(invocation, target)
     with collecting(faults):
         if (concurrency is None) == (request_rate is None):
             hint = "either --concurrency 1,2,4,...,64 or --request-rate 1,2,4,...,64"
             raise UserError("missing_option", "one kind of levels is needed", "loadgen sweep", hint)
-        loads = levels.grid(given[kind], f"--{kind.replace('_', '-')}", kind)
-    is_grid = target is not None or any("," in str(given[axis] or "") for axis in AXES)
+        loads = levels.grid(invocation[kind], f"--{kind.replace('_', '-')}", kind)
+    is_grid = target is not None or any("," in str(invocation[axis] or "") for axis in AXES)
     varied = AXES if is_grid else ()
     with collecting(faults):
-        isl, osl = (given[axis] if axis in varied else None for axis in AXES)
+        isl, osl = (invocation[axis] if axis in varied else None for axis in AXES)
         cells = grid.cells(isl, osl, [*targets] if target is not None else [])
         if len(cells) * len(loads) > grid.MOST:
             what = f"{len(cells)} cells of {len(loads)} levels are too many"
             raise UserError("too_large", what, "loadgen sweep", f"at most {grid.MOST:,} runs")
-    found = of_the_load(given.options)
+    found = of_the_load(invocation.options)
     shared = {name: str(value) for name, value in found.items() if name not in (*KINDS, *varied)}
     made = []
     for cell in cells if targets or is_grid else [GridCell()]:
@@ -97,38 +97,35 @@ def sweeps(given: Given, workload: str | None, target: str | None) -> list[CellS
         at_loads: dict[float, Workload] = {}
         with collecting(faults):
             for amount in loads:
-                at_loads[amount] = sweep_run.level(given, workload, kind, amount, **own)
+                at_loads[amount] = sweep_run.level(invocation, workload, kind, amount, **own)
         if faults:
             break
-        name = workload or str(given["trace"] or given["dataset"])
+        name = workload or str(invocation["trace"] or invocation["dataset"])
         made.append(CellSweep(cell, name, kind, at_loads, targets[cell.target], shared))
     if faults:
         raise Faults(faults)
     return made
 
 
-def _targets(given: Given, asked: str | None) -> dict[str, Settings]:
+def _targets(invocation: Invocation, asked: str | None) -> dict[str, Settings]:
     """The settings for each target by its name; "" where none is named. Raises Fault or Faults."""
     if asked is None:
-        return {"": given.settings()}
+        return {"": invocation.settings()}
     names = [part.strip() for part in asked.split(",")]
     if len(set(names)) < len(names) or not all(names):
         raise UserError(
             "duplicate", "each target once, by a name", f"--target {asked}", "--target a,b"
         )
-    if given["targets"] is None:
-        if given["url"]:
+    if invocation["targets"] is None:
+        if invocation["url"]:
             raise UserError(
                 "conflict",
                 "--url and --target exclude each other",
                 f"--target {asked}",
                 "leave out --url",
             )
-        return {
-            name: replace(given, options={**given.options, "url": [name]}).settings()
-            for name in names
-        }
-    settings = given.settings()
+        return {name: invocation.with_options(url=[name]).settings() for name in names}
+    settings = invocation.settings()
     known = {endpoint.name: endpoint for endpoint in settings.endpoints}
     if unknown := next((name for name in names if name not in known), None):
         hint = closest(unknown, [*known]) or f"known: {', '.join(known)}"

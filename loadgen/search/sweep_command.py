@@ -9,8 +9,14 @@ from msgspec.structs import replace
 
 from loadgen.core import format
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
-from loadgen.shell.given import Given
-from loadgen.shell.options import DryRun, OneWorkload, Strict, new_folder, takes
+from loadgen.shell.invocation import Invocation
+from loadgen.shell.options import (
+    DryRunOption,
+    StrictOption,
+    WorkloadArgument,
+    add_options,
+    default_output_folder,
+)
 from loadgen.shell.output import print_answer, say, telling_what_is_kept
 
 if TYPE_CHECKING:
@@ -19,36 +25,39 @@ if TYPE_CHECKING:
     from loadgen.search.sweep_run import Sweep
 
 
-@takes(
+@add_options(
     without=("keep",),
-    concurrency="Closed loop: 1,2,4,8 or 1,2,4,...,512.",
-    request_rate="Open loop: 1,2,5,10 or 2,4,...,20 per second.",
-    num_requests={
-        "help": "Of each level.",
-        "shown": "as the workload says, at least 5 for each lane",
+    help_texts={
+        "concurrency": "Closed loop: 1,2,4,8 or 1,2,4,...,512.",
+        "request_rate": "Open loop: 1,2,5,10 or 2,4,...,20 per second.",
+        "num_requests": "Of each level.",
+        "duration": "Of each level: 30s, 5m.",
+        "warmup": "Unmeasured load before each level: 10s, 20req.",
+        "input_tokens": "Prompt length; several make a grid: 500,1000,4000.",
+        "output_tokens": "Output length; several make a grid: 100,500.",
+        "seed": "Of lengths and arrivals, the same for every level; each has texts of its own.",
+        "out": "Its folder; the same one again goes on where it stopped.",
     },
-    duration="Of each level: 30s, 5m.",
-    warmup="Unmeasured load before each level: 10s, 20req.",
-    input_tokens="Prompt length; several make a grid: 500,1000,4000.",
-    output_tokens="Output length; several make a grid: 100,500.",
-    seed="Of lengths and arrivals, the same for every level; each has texts of its own.",
-    out="Its folder; the same one again goes on where it stopped.",
+    default_texts={"num_requests": "as the workload says, at least 5 for each lane"},
 )
 def sweep(
-    given: Given,
-    workload: OneWorkload = None,
+    invocation: Invocation,
+    workload: WorkloadArgument = None,
     target: Annotated[
         str | None,
         typer.Option(
             "--target", metavar="A,B", help="One after the other: names of --targets, or URLs."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the curve as JSON.")] = False,
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the table as Markdown.")
+    as_json: Annotated[
+        bool, typer.Option("--json", rich_help_panel="Output", help="Print the curve as JSON.")
     ] = False,
-    strict: Strict = False,
-    dry_run: DryRun = False,
+    as_markdown: Annotated[
+        bool,
+        typer.Option("--markdown", rich_help_panel="Output", help="Print the table as Markdown."),
+    ] = False,
+    strict: StrictOption = False,
+    dry_run: DryRunOption = False,
 ) -> int:
     """Run a workload at several loads: the throughput-latency curve, its knee, tokens/s per GPU against per user.
 
@@ -66,33 +75,36 @@ def sweep(
 
     faults: list[Fault] = []
     with collecting(faults):
-        how = given.repetition()
+        how = invocation.repetition()
     sweeps: list[grid_run.CellSweep] = []
     with collecting(faults):
-        sweeps = grid_run.sweeps(given, workload, target)
+        sweeps = grid_run.sweeps(invocation, workload, target)
     is_grid = len(sweeps) > 1 or bool(sweeps and sweeps[0].cell.name)
     if is_grid and how is not None:
         what = "a grid of sweeps is not repeated"
         faults.append(
             UserError(
-                "unsupported", what, f"--repeat {given['repeat']}", "repeat the sweep of one cell"
+                "unsupported",
+                what,
+                f"--repeat {invocation['repeat']}",
+                "repeat the sweep of one cell",
             )
         )
     if faults:
         raise Faults(faults)
-    show = shown(given)
+    show = shown(invocation)
     if dry_run:
-        return print_plans([one for cell in sweeps for one in cell.planned], given.budget())
+        return print_plans([one for cell in sweeps for one in cell.planned], invocation.budget())
     first = sweeps[0]
-    parent = first.settings.out or new_folder(
+    parent = first.settings.out or default_output_folder(
         f"{'grid' if is_grid else 'sweep'}-{first.workload.name}"
     )
     asked = [cell.asked(parent, show) for cell in sweeps]
     show.expect(
-        [one for cell in asked for one in cell.left(again=given["force"])]
+        [one for cell in asked for one in cell.left(again=invocation["force"])]
         * (1 if how is None else how.at_least)
     )
-    given.make_room(parent if given["out"] else None)
+    invocation.move_existing_results(parent if invocation["out"] else None)
     with (
         alone(parent),
         telling_what_is_kept(parent, f"the same command with --out {parent} goes on"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from loadgen.runs.levels import SweepCurve
     from loadgen.runs.show import PlannedRun, Show
     from loadgen.search.sweep import Kind
-    from loadgen.shell.given import Given
+    from loadgen.shell.invocation import Invocation
 
 TABLE = "sweep.md"
 KINDS = ("concurrency", "request_rate")
@@ -67,14 +67,16 @@ class Sweep(Struct, frozen=True):
         ]
 
 
-def level(given: Given, name: str | None, kind: Kind, amount: float, **other: Any) -> Workload:
+def level(
+    invocation: Invocation, name: str | None, kind: Kind, amount: float, **other: Any
+) -> Workload:
     """The workload at one level. A closed loop without a given length gets at least PER_LANE requests per lane.
 
     other: options with other values than those typed.
     """
 
     def at_level(**changed: str) -> Workload:
-        return given.workload(
+        return invocation.load_workload(
             name, **other | dict.fromkeys(KINDS) | {kind: f"{amount:g}"} | changed
         )
 
@@ -82,7 +84,7 @@ def level(given: Given, name: str | None, kind: Kind, amount: float, **other: An
     count = next((stage.count for stage in workload.stages if stage.measured), None)
     if kind == "request_rate" or count is None:
         return workload
-    if given["num_requests"] is not None and count < amount:
+    if invocation["num_requests"] is not None and count < amount:
         few = format.counted(count, "request is", "requests are")
         what = f"{few} fewer than {amount:,.0f} lanes: so many would never be in flight"
         raise UserError(
@@ -91,7 +93,11 @@ def level(given: Given, name: str | None, kind: Kind, amount: float, **other: An
             f"--num-requests {count}",
             f"--num-requests {PER_LANE * amount:g}, or leave it out",
         )
-    if given["num_requests"] is None and given["duration"] is None and count < PER_LANE * amount:
+    if (
+        invocation["num_requests"] is None
+        and invocation["duration"] is None
+        and count < PER_LANE * amount
+    ):
         return at_level(num_requests=f"{PER_LANE * amount:g}")
     return workload
 

@@ -1,5 +1,5 @@
-"""The frame of the command line: options, help, completion, streams, faults as exit codes, and what reads any result.
+"""The command line: commands, options, help, completion, streams, signals and exit codes.
 
-No arithmetic, and no wing by name: commands and kinds of results are rows of tables. A command is imported when it is
-asked for, so that `loadgen --help` answers at once.
+No arithmetic, and no feature package by name: commands and kinds of results are rows of tables. A
+command is imported when it is used.
 """

@@ -1,74 +1,177 @@
-"""The command line: the whole help, the version, and the way to the parser of all commands; faults as exit codes."""
+"""The entry point of the command line: its lazily loaded commands and its exit code."""
 
 from __future__ import annotations
 
-import atexit
-import gc
-import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from functools import cache
+from itertools import groupby
+from typing import Annotated, Any, NamedTuple
 
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from loadgen.commands import COMMANDS, CommandRow
 from loadgen.core.errors import INTERRUPTED, OK, USAGE, UserError
-from loadgen.shell import at_once, streams
-from loadgen.shell.ending import ending
-from loadgen.shell.overview import first_words, overview, version
+from loadgen.plugins import version_of
+from loadgen.shell import signals, streams
+from loadgen.shell.exit_codes import run_to_exit_code
+from loadgen.shell.help import COMMAND_TEXT_COLUMN, Command, Context, Group, format_entry
+from loadgen.shell.invocation import expand_repeated_values
+from loadgen.shell.usage_errors import ClickException, to_user_error
 
-COLLECT_AFTER = 200_000  # new objects, not 700: imports make many that stay; a tenth of the start went into them
+DESCRIPTION = (
+    "Measure what users of an LLM endpoint feel: TTFT, TPOT, ITL, E2E, throughput and goodput "
+    "under load."
+)
+MAX_HELP_WIDTH = 100
+
+
+class CommandSummary(NamedTuple):
+    """What the help says about a command without importing it."""
+
+    name: str
+    group: str
+    help: str
+
+
+class LazyGroup(Group):
+    """The group of all commands. A command is imported when it is used.
+
+    This is the pattern of click's documentation ("Lazily Loading Subcommands"): `list_commands` and
+    the help read the table of commands, and `get_command` imports one of them.
+    """
+
+    def list_commands(self, ctx: Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names of all commands, in the order of the table."""
+        return [summary.name for summary in summarize_commands()]
+
+    def get_command(self, ctx: Context, cmd_name: str) -> Any:  # noqa: ARG002 - as above
+        """Import a command. Returns None if no command has this name."""
+        row = COMMANDS.find(cmd_name)
+        return None if row is None else load_command(row)
+
+    def invoke(self, ctx: Context) -> Any:
+        """Run the command. Raises Abort on Ctrl-C, which typer would turn into a silent exit."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
+    def format_command_list(self, ctx: Context, width: int) -> list[str]:  # noqa: ARG002
+        """Return the lines that list the commands by group, from the table."""
+        lines = []
+        for group, summaries in groupby(summarize_commands(), key=lambda summary: summary.group):
+            lines += ["", f"{group.capitalize()}:"]
+            for summary in summaries:
+                lines += format_entry(summary.name, summary.help, width, COMMAND_TEXT_COLUMN)
+        return lines
+
+    def shell_complete(self, ctx: Context, incomplete: str) -> Any:
+        """Offer the names of the commands without importing the commands."""
+        names = [TyperCommand(summary.name, help=summary.help) for summary in summarize_commands()]
+        ctx.command = TyperGroup(name=self.name, commands=names, params=self.params)
+        return ctx.command.shell_complete(ctx, incomplete)
+
+
+def summarize_commands() -> list[CommandSummary]:
+    """Return all commands, those of plug-ins too, sorted by group. Imports none of them."""
+    summaries = [CommandSummary(row.name, row.group, row.help) for row in COMMANDS.own]
+    summaries += [CommandSummary(*fields) for fields in COMMANDS.told("name", "group", "help")]
+    groups = list(dict.fromkeys(summary.group for summary in summaries))
+    return sorted(summaries, key=lambda summary: groups.index(summary.group))
+
+
+def load_command(row: CommandRow) -> Any:
+    """Import the function, or the `typer.Typer` with several commands, of a row of the table."""
+    function = COMMANDS.function(row, row.function)
+    if isinstance(function, typer.Typer):
+        return typer.main.get_group(function)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(row.name, cls=Command)(function)
+    return typer.main.get_command(app)
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        print(f"loadgen {version_of('loadgen')}")
+        raise typer.Exit
+
+
+def _global_options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Declare the options that stand before the name of a command."""
+
+
+@cache
+def root_command() -> Any:
+    """Return the click command of the whole command line."""
+    app = typer.Typer(
+        name="loadgen",
+        help=DESCRIPTION,
+        cls=LazyGroup,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "max_content_width": MAX_HELP_WIDTH,
+        },
+    )
+    app.callback()(_global_options)
+    return typer.main.get_command(app)
+
+
+def run_command_line(arguments: Sequence[str]) -> int:
+    """Run a command line and return the exit code of its command.
+
+    Raises Fault or Faults for wrong usage, and for what the command itself raises.
+    """
+    try:
+        exit_code = root_command().main(
+            expand_repeated_values(arguments),
+            prog_name="loadgen",
+            standalone_mode=False,
+            obj=list(arguments),
+        )
+    except ClickException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            return USAGE
+        raise to_user_error(error) from None
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    return exit_code if isinstance(exit_code, int) else OK
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point: exits with one of the codes of `loadgen.core.errors`."""
-    gc.set_threshold(COLLECT_AFTER)
-    code: int | None = None
-    if arguments is None:
-        atexit.register(
-            lambda: at_once.leave(code)
-        )  # the first to be registered is the last to be called
+    """Run a command line, by default that of the process, and exit with its exit code."""
     streams.prepare()
 
-    completes = os.environ.get("_LOADGEN_COMPLETE") == "complete_bash"
-    if completes and os.environ.get("COMP_CWORD") == "1":
-        print("\n".join(first_words(os.environ.get("COMP_WORDS", ""))))
-        sys.exit(OK)
-
-    def call() -> int:
+    def run() -> int:
         if sys.platform == "win32":
-            hint = "use it in WSL2 or a container"
             raise UserError(
-                "wrong_platform", "loadgen takes Linux (or macOS, to read what is stored)", "", hint
+                "wrong_platform",
+                "loadgen takes Linux (or macOS, to read what is stored)",
+                hint="use it in WSL2 or a container",
             )
-        typed = sys.argv[1:] if arguments is None else list(arguments)
-        match typed:  # what the parser would say too, without the time to make it
-            case ["--help"] | ["-h"]:
-                print(overview(), end="")
-            case ["--version"]:
-                print(version())
-            case [] if (
-                "_LOADGEN_COMPLETE" not in os.environ
-            ):  # the shell asks so for what could be typed next
-                print(overview(), end="", file=sys.stderr)
-                return USAGE
-            case _:
-                from loadgen.shell.plain_line import carry_out
+        return run_command_line(sys.argv[1:] if arguments is None else arguments)
 
-                return carry_out(typed)
-        return OK
-
-    def flushed() -> int:
+    def flush() -> int:
         sys.stdout.flush()
-        return found
+        return exit_code
 
-    if completes:
-        from loadgen.shell.completion import whole_words
     try:
-        with whole_words() if completes else nullcontext():
-            found = ending(call)
-        if arguments is None:
-            found = ending(flushed)
-    except KeyboardInterrupt:  # one more, behind the end that the first one got
-        found = INTERRUPTED
+        exit_code = run_to_exit_code(run)
+        exit_code = run_to_exit_code(flush)
+    except KeyboardInterrupt:  # a second signal, while the first one was being handled
+        exit_code = INTERRUPTED
     if arguments is None:
-        at_once.hear()
-    code = found
-    sys.exit(code)
+        signals.exit_on_signal()
+    sys.exit(exit_code)

@@ -1,74 +1,34 @@
-"""The help of commands: options in panels, each with its first name, what it takes, its default and its other names.
+"""Plain-text help of the commands, wrapped to the terminal, with the options in panels.
 
-Plain text, wrapped to the width of the terminal from 60 columns on. Values in, text out.
+`--help` shows what most people need in at most 40 lines. `--help-all` shows every option, the keys
+of `--set` and the exit codes.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
-from copy import copy
-from functools import partial
-from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-from typer import Abort
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from loadgen.core.errors import UserError, meant
-from loadgen.plugins import resolve
-from loadgen.shell import removed
-from loadgen.shell.overview import row
-from loadgen.shell.run_options import PANELS, Option
+from loadgen.plugins import OpenTable, resolve
+from loadgen.shell.run_options import COMMAND_OPTIONS, PANELS, Option
+from loadgen.shell.usage_errors import check_no_url_is_a_path
 
-_OF_NAMES = {
-    "as_json": "Output",
-    "as_markdown": "Output",
-    "as_csv": "Output",
-    "strict": "SLO",
-    "percentile": "SLO",
-}
-_METAVARS = {
-    "FOLDER": ("resume", "results", "extend"),
-    "FILE": (
-        "html",
-        "junit",
-        "out",
-        "prices",
-        "dataset",
-        "log",
-        "cert",
-        "key",
-        "api_key_file",
-        "faults_file",
-    ),
-    "TIME": ("think", "max_time", "min_duration", "ttft", "itl", "per_input_token"),
-    "SECONDS": ("seconds",),
-    "LOAD": ("low", "high", "start"),
-    "RATE": ("target_qps",),
-    "TOKENS": ("mean_input", "mean_output", "max_seq_len", "max_num_tokens"),
-    "SHARE": ("precision", "run_spread", "utilization", "confidence"),
-    "P": ("percentile",),
-    "NAME:SHARE": ("faults",),
-    "CONDITION": ("fail_on",),
-    "NAME": ("benchmark", "profile", "preset", "model"),
-}
-"""What a command's own options take, by their names; a number is N or NUMBER, all others are a WORD."""
+Context: TypeAlias = Any
+"""The context of click. Its class is that of typer's own copy of click, or of the package."""
 
+MAX_SHORT_HELP_LINES = 40
+TEXT_COLUMN = 26  # where the text beside the name of an option begins
+COMMAND_TEXT_COLUMN = 14
+DEFAULT_PANEL = "Options"
 
-_TABLES = {
-    "server": "loadgen_sdk.dialects.quirks:SERVERS",
-    "form": "loadgen.formats:FORMATS",
-    "prices": "loadgen.prices:PRICES",
-}
-"""Of an option, the table whose rows it takes: packages may add some."""
+COMMON_OPTIONS = ("url", "request_rate", "concurrency", "duration", "num_requests", "slo")
+"""The options that a short help shows first, after those of its example."""
 
-
-MOST_LINES = 40  # of a help at 80 columns
-FIRST = ("url", "request_rate", "concurrency", "duration", "num_requests", "slo")
-THEN = (
+FREQUENT_OPTIONS = (
     "model",
     "input_tokens",
     "output_tokens",
@@ -82,292 +42,225 @@ THEN = (
     "prices",
     "set",
 )
-"""What most people need of the options of a load: before and after those that are a command's own."""
+"""The options that a short help shows after those that only this command has."""
+
+PLUGIN_TABLES = {
+    "server": "loadgen_sdk.dialects.quirks:SERVERS",
+    "form": "loadgen.formats:FORMATS",
+    "prices": "loadgen.prices:PRICES",
+}
+"""The table whose rows an option accepts, for options that other packages can extend."""
+
+
+class HelpEntry(NamedTuple):
+    """An option as the help shows it: `-c, --concurrency N`, and its description."""
+
+    name: str
+    text: str
+
+
+HELP_ENTRY = HelpEntry(
+    "-h, --help, --help-all", "Show this message, with --help-all all options and the exit codes."
+)
 
 
 class Command(TyperCommand):
-    """A command with its help: `--help` is what most people need, `--help-all` everything."""
+    """A command with a short help (`--help`) and a full one (`--help-all`)."""
 
-    _everything: Any = (
-        None  # the option --help-all: one object, since the parser knows an option by its identity
-    )
+    def __init__(
+        self, name: str | None, *, context_settings: dict[str, Any] | None = None, **settings: Any
+    ) -> None:
+        """Let both options of the help be parsed by click."""
+        help_names = {"help_option_names": ["-h", "--help", "--help-all"]}
+        super().__init__(name, context_settings=help_names | (context_settings or {}), **settings)
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        params = _quick(super().get_params(ctx))
-        asks = self.get_help_option(ctx)
-        if asks is None:
-            return params
-        if self._everything is None:
-            self._everything = copy(asks)
-            del self._everything.process_value  # is that of the option --help
-            self._everything.name, self._everything.opts = "help_all", ["--help-all"]
-            self._everything.help, self._everything.callback = (
-                "Show all options and the exit codes.",
-                _say_all,
-            )
-        return [*params, *_quick([self._everything])]
+    def invoke(self, ctx: Context) -> Any:
+        """Run the command, unless a URL was given where it takes a file or folder."""
+        check_no_url_is_a_path(self.params, ctx.params)
+        return super().invoke(ctx)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        lines = list(_lines(self, ctx, formatter.width))
-        if len(lines) > MOST_LINES:
-            lines = list(_short(self, ctx, formatter.width))
+    def format_help(self, ctx: Context, formatter: Any) -> None:
+        """Write the help; the arguments of the whole command line are the `obj` of the context."""
+        lines = format_full_help(self, ctx, formatter.width)
+        arguments = ctx.find_root().obj or ()
+        if "--help-all" not in arguments and len(lines) > MAX_SHORT_HELP_LINES:
+            lines = format_short_help(self, ctx, formatter.width)
         formatter.write("\n".join(lines) + "\n")
 
 
-def _quick(params: list[Any]) -> list[Any]:
-    """What is plainly right is taken, and an option that is not given has no value to convert. Typer judges the rest:
-    it builds a converter for each option, a schema of pydantic, whose import is a sixth of a start.
-    """
-    for param in params:
-        if "process_value" not in vars(param):
-            param.process_value = partial(_processed, param, param.process_value)
-    return params
-
-
-def _processed(param: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
-    described, is_missing = getattr(param, "type_descriptor", None), value in (None, (), [])
-    if param.name == "workload" or (described is not None and described.annotation is Path):
-        _refuse_url(value, param)
-    if value is None and param.nargs == 1 and not param.required:
-        found = () if param.multiple else None
-    elif described is None or (is_missing and param.required):
-        return convert(ctx, value)
-    elif (found := _plainly(described.annotation, described.parameter_info, value)) is None:
-        return convert(ctx, value)
-    return found if param.callback is None else param.callback(ctx, param, found)
-
-
-def _refuse_url(value: Any, param: Any) -> None:
-    """Raises UserError for a URL where a path is meant. Where a result is meant, the command knows more to say."""
-    is_option = param.param_type_name == "option"
-    of_result = param.name in _METAVARS["FOLDER"] if is_option else param.name not in _READ
-    if isinstance(value, str) and _URL.match(value) and not of_result and not os.path.exists(value):
-        what = "this is a URL, and a file or folder of this machine is meant"
-        where = f"{max(param.opts, key=len)} {value}" if is_option else value
-        raise UserError(
-            "invalid_value", what, where, "a server stands behind --url; a file is fetched first"
-        )
-
-
-_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
-_READ = (
-    "contract",
-    "dataset",
-    "trace",
-    "workload",
-)  # arguments that are files of which no result is made
-_NUMBERS = {int: re.compile("[0-9]{1,15}"), float: re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?")}
-_OF_PATHS = ("exists", "resolve_path", "allow_dash", "path_type", "writable")
-
-
-def _plainly(kind: Any, asked: Any, value: Any) -> Any:
-    """The value of an option, where it is plainly one of this kind; else None."""
-    if asked.parser is not None:
-        return None
-    if isinstance(kind, type) and isinstance(value, kind):  # a text, or the default
-        return value
-    if get_origin(kind) is Literal and value in get_args(kind):
-        return value
-    if get_origin(kind) is list and isinstance(value, list | tuple):
-        found = [_plainly(get_args(kind)[0], asked, one) for one in value]
-        return None if None in found else found
-    if not isinstance(value, str):
-        return None
-    if kind in _NUMBERS and _NUMBERS[kind].fullmatch(value):
-        number = kind(value)
-        is_low, is_high = (
-            asked.min is not None and number < asked.min,
-            asked.max is not None and number > asked.max,
-        )
-        return None if is_low or is_high else number
-    if (
-        kind is Path
-        and asked.file_okay
-        and asked.dir_okay
-        and not any(getattr(asked, name) for name in _OF_PATHS)
-    ):
-        return Path(value) if os.access(value, os.R_OK) or not os.path.exists(value) else None
-    return None
-
-
-def _say_all(ctx: Any, param: Any, asked: bool) -> None:
-    if asked:
-        print("\n".join(_lines(ctx.command, ctx, ctx.make_formatter().width)))
-        ctx.exit()
-
-
 class Group(TyperGroup):
-    """Commands in the order in which they are given to `in_order`, not in that of their making."""
+    """A group of commands whose help lists them in the order of their definition."""
 
-    order: tuple[str, ...] = ()
+    def format_help(self, ctx: Context, formatter: Any) -> None:
+        """Write the usage, the description, the options and the commands."""
+        lines = format_full_help(self, ctx, formatter.width)
+        lines += self.format_command_list(ctx, formatter.width)
+        formatter.write("\n".join(lines) + "\n")
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _quick(super().get_params(ctx))
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
-    ) -> Any:
-        try:
-            return super().make_context(info_name, args, parent, **extra)
-        except KeyboardInterrupt:
-            raise Abort from None
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:  # typer would end without a word
-            raise Abort from None
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        found = super().get_command(ctx, cmd_name)
-        if found is None and not ctx.resilient_parsing:
-            gone = removed.COMMANDS.get(cmd_name) if ctx.parent is None else None
-            hint = gone or meant(cmd_name, self.list_commands(ctx))
-            raise UserError(
-                "unknown_name", f"no command is called {cmd_name}", ctx.command_path, hint
-            )
-        return found
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(self.commands, key=self.order.index)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write("\n".join(_lines(self, ctx, formatter.width)) + "\n")
+    def format_command_list(self, ctx: Context, width: int) -> list[str]:
+        """Return the lines that list the commands, each with the first paragraph of its help."""
+        lines = ["", "Commands:"]
+        for name in self.list_commands(ctx):
+            command = self.commands[name]
+            summary = " ".join((command.help or "").split("\n\n")[0].split())
+            lines += format_entry(name, summary, width, COMMAND_TEXT_COLUMN)
+        return lines
 
 
-def in_order(names: Iterable[str]) -> type[Group]:
-    """A group whose help lists the commands so."""
-    return type("Ordered", (Group,), {"order": tuple(names)})
+def format_full_help(command: Any, ctx: Context, width: int) -> list[str]:
+    """Return the lines of the help with all options, by panel, and the keys of `--set`."""
+    lines = _format_header(command, ctx, (command.help or "").split("\n\n"), width)
+    panels: dict[str, list[TyperOption]] = {panel: [] for panel in (DEFAULT_PANEL, *PANELS)}
+    for option in _visible_options(command, ctx):
+        panels[getattr(option, "rich_help_panel", None) or DEFAULT_PANEL].append(option)
+    for panel, options in panels.items():
+        if options:
+            lines += ["", f"{panel}:"]
+        for option in options:
+            lines += format_entry(*describe_option(option, ctx), width)
+    return lines + _format_set_keys(getattr(command.callback, "set_keys", {}), width)
 
 
-def _short(command: Any, ctx: Any, width: int) -> Iterator[str]:
-    """The help in MOST_LINES: what the command does, its example, and of its options as many as there is room for."""
+def format_short_help(command: Any, ctx: Context, width: int) -> list[str]:
+    """Return at most `MAX_SHORT_HELP_LINES` lines: summary, example and the main options."""
     paragraphs = (command.help or "").split("\n\n")
-    example = next((one for one in paragraphs if one.strip().startswith("Example:")), "")
-    head = [*_head(command, ctx, [paragraphs[0], example], width), "", "Options:"]
-    options = [
+    examples = [text for text in paragraphs if text.strip().startswith("Example:")]
+    options = _visible_options(command, ctx)
+    lines = _format_header(command, ctx, [paragraphs[0], *examples[:1]], width)
+    lines += ["", f"{DEFAULT_PANEL}:"]
+    pointer = f"{len(options)} options in all, exit codes: {ctx.command_path} --help-all"
+    footer = ["", *_wrap(pointer, width)]
+    for option in _by_importance(options, " ".join(examples[:1]).split()):
+        name, text = describe_option(option, ctx, brief=True)
+        entry = format_entry(name, text, width)
+        if len(lines) + len(entry) + len(footer) > MAX_SHORT_HELP_LINES:
+            break
+        lines += entry
+    return lines + footer
+
+
+def format_entry(name: str, text: str, width: int, text_column: int = TEXT_COLUMN) -> list[str]:
+    """Return lines with the name on the left and the text beside it, or below a long name."""
+    text_lines = _wrap(text, width - text_column) or [""]
+    lines = []
+    first = f"  {name}"
+    if len(first) > text_column - 2:
+        lines += _wrap(name, width, "  ", "    ")
+        first = ""
+    lines.append(f"{first:<{text_column}}{text_lines[0]}".rstrip())
+    lines += [" " * text_column + line for line in text_lines[1:]]
+    return lines
+
+
+def describe_option(option: TyperOption, ctx: Context, *, brief: bool = False) -> HelpEntry:
+    """Return how an option is typed and what it does; `brief` gives only the first sentence."""
+    if "--help" in option.opts:
+        return HELP_ENTRY
+    short_names = [name for name in option.opts if not name.startswith("--")]
+    first_name, *other_names = [name for name in option.opts if name.startswith("--")]
+    name = ", ".join([*short_names, first_name])
+    if option.secondary_opts:
+        name += f" / {option.secondary_opts[0]}"
+    if not option.is_flag:
+        name += f" {option.metavar or _type_name(option)}"
+    text = (option.help or "") + _plugin_note(option.name or "")
+    if brief:
+        return HelpEntry(name, _first_sentence(text))
+    default = _default_text(option, ctx)
+    if default:
+        text += f" [default: {default}]"
+    if other_names:
+        text += f" [also {', '.join(other_names)}]"
+    return HelpEntry(name, text)
+
+
+def _format_header(command: Any, ctx: Context, paragraphs: Iterable[str], width: int) -> list[str]:
+    """Return the lines of the usage, the given paragraphs and the arguments."""
+    usage = " ".join([f"Usage: {ctx.command_path}", *command.collect_usage_pieces(ctx)])
+    lines = _wrap(usage, width, "", "  ")
+    for paragraph in paragraphs:
+        is_example = paragraph.strip().startswith("Example:")
+        lines += [
+            "",
+            *_wrap(" ".join(paragraph.split()), width, "  ", "      " if is_example else "  "),
+        ]
+    arguments = [param for param in command.params if isinstance(param, TyperArgument)]
+    if arguments:
+        lines += ["", "Arguments:"]
+    for argument in arguments:
+        name = argument.metavar or (argument.name or "").upper()
+        lines += format_entry(name, argument.help or "", width)
+    return lines
+
+
+def _format_set_keys(options: Mapping[str, Option], width: int) -> list[str]:
+    lines = ["", "Keys of --set:"] if options else []
+    for name, option in options.items():
+        default = option.default or option.default_text
+        suffix = f" [default: {default}]" if default else ""
+        lines += format_entry(f"{name}={option.set_metavar}", option.help + suffix, width)
+    return lines
+
+
+def _visible_options(command: Any, ctx: Context) -> list[Any]:
+    """Return the options of a command, with click's own option for the help."""
+    return [
         param
         for param in command.get_params(ctx)
         if param.param_type_name == "option" and not param.hidden
     ]
 
-    def rank(param: Any) -> tuple[int, int]:
-        if any(name in example.split() for name in param.opts):
+
+def _by_importance(options: Sequence[Any], example: Sequence[str]) -> list[Any]:
+    """Sort options by how many people need them; an option of the example comes first."""
+
+    def rank(option: Any) -> tuple[int, int]:
+        if any(name in example for name in option.opts):
             return 0, 0
-        for place, names in ((1, FIRST), (3, THEN)):
-            if param.name in names:
-                return place, names.index(param.name)
-        is_own = getattr(param, "rich_help_panel", None) is None and param.name not in (
-            "help",
-            "help_all",
-        )
-        return (2 if is_own else 4), 0
+        if option.name in COMMON_OPTIONS:
+            return 1, COMMON_OPTIONS.index(option.name)
+        if option.name in FREQUENT_OPTIONS:
+            return 3, FREQUENT_OPTIONS.index(option.name)
+        is_shared = option.name in COMMAND_OPTIONS or "--help" in option.opts
+        return (4 if is_shared else 2), 0
 
-    tail = textwrap.wrap(
-        f"{len(options)} options in all, exit codes: {ctx.command_path} --help-all", width
-    )
-    room = MOST_LINES - len(head) - 1 - len(tail)
-    yield from head
-    for param in sorted(options, key=rank):
-        name, text = _said(param, ctx, brief=True)
-        rows = list(row(name, text, width))
-        room -= len(rows)
-        if room < 0:
-            break
-        yield from rows
-    yield from ("", *tail)
+    return sorted(options, key=rank)
 
 
-def _head(command: Any, ctx: Any, paragraphs: Iterable[str], width: int) -> Iterator[str]:
-    """How it is typed, what it does, its arguments."""
-    usage = " ".join([f"Usage: {ctx.command_path}", *command.collect_usage_pieces(ctx)])
-    yield from textwrap.wrap(usage, width, subsequent_indent="  ", break_on_hyphens=False)
-    for paragraph in paragraphs:
-        yield ""
-        more = "      " if paragraph.strip().startswith("Example:") else "  "
-        yield from textwrap.wrap(
-            " ".join(paragraph.split()),
-            width,
-            initial_indent="  ",
-            subsequent_indent=more,
-            break_on_hyphens=False,
-        )
-    if arguments := [param for param in command.params if param.param_type_name == "argument"]:
-        yield from ("", "Arguments:")
-        for param in arguments:
-            yield from row(param.metavar or param.name.upper(), param.help or "", width)
+def _default_text(option: TyperOption, ctx: Context) -> str:
+    """Return what happens without the option: its default, or a sentence that stands for it."""
+    if isinstance(option.show_default, str):
+        return option.show_default
+    default = None if option.is_flag else option.get_default(ctx)
+    return "" if default is None else str(default)
 
 
-def _lines(command: Any, ctx: Any, width: int) -> Iterator[str]:
-    yield from _head(command, ctx, (command.help or "").split("\n\n"), width)
-    panels: dict[str, list[Any]] = {"Options": []} | {panel: [] for panel in (*PANELS, "Advanced")}
-    for param in command.get_params(ctx):
-        if param.param_type_name == "option" and not param.hidden:
-            panels[
-                getattr(param, "rich_help_panel", None) or _OF_NAMES.get(param.name, "Options")
-            ].append(param)
-    for panel, options in panels.items():
-        if options:
-            yield from ("", f"{panel}:")
-            for param in options:
-                yield from row(*_said(param, ctx), width)
-    by_key: dict[str, Option] = getattr(command.callback, "by_key", {})
-    if by_key:
-        yield from ("", "Keys of --set:")
-        for name, option in by_key.items():
-            default = option.default or option.shown
-            yield from row(
-                f"{name}={option.sets}",
-                f"{option.help}{f' [default: {default}]' if default else ''}",
-                width,
-            )
-    if isinstance(command, TyperGroup):
-        yield from ("", "Commands:")
-        for name in command.list_commands(ctx):
-            sub = command.commands[name]
-            yield from row(
-                name, " ".join((sub.help or "").split("\n\n")[0].split()), width, indent=14
-            )
-
-
-_SENTENCE = r"(?<!\.)\.(?:\s|$)"  # its end; not that of "..."
-
-
-def _said(param: Any, ctx: Any, *, brief: bool = False) -> tuple[str, str]:
-    """An option in the margin, and what is said of it; in brief the first sentence."""
-    short = [name for name in param.opts if not name.startswith("--")]
-    first, *others = [name for name in param.opts if name.startswith("--")]
-    off = f" / {param.secondary_opts[0]}" if param.secondary_opts else ""
-    takes = "" if param.is_flag else f" {_takes(param, ctx)}"
-    text = (param.help or "") + _added(param.name)
-    if brief:
-        return f"{', '.join([*short, first])}{off}{takes}", re.split(_SENTENCE, text, maxsplit=1)[
-            0
-        ] + "."
-    default = param.get_default(ctx) if not param.is_flag else None
-    if isinstance(param.show_default, str):
-        default = param.show_default
-    if default is not None and default != "":
-        text += f" [default: {default}]"
-    if others:
-        text += f" [also {', '.join(others)}]"
-    return f"{', '.join([*short, first])}{off}{takes}", text
-
-
-def _added(name: str) -> str:
-    """What packages add to what an option takes."""
-    names = [name for (name,) in resolve(_TABLES[name]).told("name")] if name in _TABLES else []
+def _plugin_note(option_name: str) -> str:
+    """Return a sentence that names what installed plug-ins add to the values of an option."""
+    if option_name not in PLUGIN_TABLES:
+        return ""
+    table: OpenTable[Any] = resolve(PLUGIN_TABLES[option_name])
+    names = [name for (name,) in table.told("name")]
     return f" Of packages: {', '.join(names)}." if names else ""
 
 
-def _takes(param: Any, ctx: Any) -> str:
-    """What an option takes, in one word."""
-    if param.metavar:
-        return str(param.metavar)
-    for word, names in _METAVARS.items():
-        if param.name in names:
-            return word
-    kind = re.split(r"[< \[]", param.get_help_record(ctx)[0].partition(" ")[2].strip("<>"))[
-        0
-    ].lower()
-    return {"int": "N", "integer": "N", "float": "NUMBER"}.get(kind, "WORD")
+def _type_name(option: TyperOption) -> str:
+    """Return the placeholder for the value of an option without a metavar."""
+    default_names = {int: "N", float: "NUMBER"}
+    return default_names.get(type(option.default), "VALUE")
+
+
+def _first_sentence(text: str) -> str:
+    """Return the text up to its first full stop; the dots of an ellipsis do not count."""
+    return re.split(r"(?<!\.)\.(?:\s|$)", text, maxsplit=1)[0] + "."
+
+
+def _wrap(text: str, width: int, first_indent: str = "", indent: str = "") -> list[str]:
+    """Wrap a text without breaking `--long-option` at its hyphens."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first_indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )

@@ -1,21 +1,28 @@
-"""The table of options (`shell/run_options.py`) as flags: which command takes which, and what was typed of them."""
+"""The options that several commands share, as typer reads them.
+
+`add_options` gives a command the options of the table in `shell/run_options.py`. The annotated
+types below are the other arguments and options that more than one command takes.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from datetime import datetime
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from loadgen.shell import completion
-from loadgen.shell.given import Given, chosen
-from loadgen.shell.run_options import COMMAND_OPTIONS, OPTIONS, PANELS, Option
+from loadgen.shell.invocation import Invocation, collect_options
+from loadgen.shell.run_options import COMMAND_OPTIONS, SET_KEYS, Option
 
-TARGET = (
+Command = Callable[..., int]
+
+TARGET_OPTIONS = (
     "url",
     "model",
     "server",
@@ -30,154 +37,182 @@ TARGET = (
     "insecure",
     "stream",
 )
-KEYWORD = inspect.Parameter.KEYWORD_ONLY
-OF_THE_LOAD = {name for name, option in OPTIONS.items() if option.part != "settings"}
+"""The shared options of a command that sends requests to one endpoint and drives no load."""
 
-PACKAGED = "agentic, coding-agent, mixed, noisy-neighbour, qa, rag, rag-pipeline, research-agent, summarization"
-OneWorkload = Annotated[
+PACKAGED_WORKLOADS = (
+    "agentic, coding-agent, mixed, noisy-neighbour, qa, rag, rag-pipeline, research-agent, "
+    "summarization"
+)
+WorkloadArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="workload",
-        help=f"A workload file, or a packaged one: {PACKAGED}.",
+        help=f"A workload file, or a packaged one: {PACKAGED_WORKLOADS}.",
         autocompletion=completion.workloads,
     ),
 ]
-
-
-AllowInvalid = Annotated[
+AllowInvalidOption = Annotated[
     bool,
     typer.Option("--allow-invalid", help="Use a result whose measurement is not valid, marked."),
 ]
-AcceptSamplePrices = Annotated[
+AcceptSamplePricesOption = Annotated[
     bool,
     typer.Option(
         "--accept-sample-prices", help="Use list prices that others have copied, for want of yours."
     ),
 ]
-WithPlugins = Annotated[
+PluginsOption = Annotated[
     bool,
     typer.Option(
         "--plugins", help="Also use rows of other packages; without it none is loaded here."
     ),
 ]
-Strict = Annotated[
+StrictOption = Annotated[
     bool,
     typer.Option(
-        "--strict", help="Exit 3 where a run cannot decide the SLO; without it that exits 0."
+        "--strict",
+        rich_help_panel="SLO",
+        help="Exit 3 where a run cannot decide the SLO; without it that exits 0.",
     ),
 ]
-Junit = Annotated[
-    Path | None, typer.Option("--junit", help="Write verdict and SLO as JUnit XML too.")
+JunitOption = Annotated[
+    Path | None,
+    typer.Option("--junit", metavar="FILE", help="Write verdict and SLO as JUnit XML too."),
 ]
-Github = Annotated[
+GithubOption = Annotated[
     bool,
     typer.Option(
         "--github", help="Add a summary to the page of this GitHub step ($GITHUB_STEP_SUMMARY)."
     ),
 ]
-DryRun = Annotated[
+DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Check everything, show the plan, send nothing.")
 ]
 
 
-def new_folder(name: str) -> Path:
-    """The folder of a command's results, where the user has named none."""
+def default_output_folder(name: str) -> Path:
+    """Return a new folder in results/ for a command without --out."""
     from loadgen.core.execution.folder_names import run_id
 
     return Path("results") / run_id(name, datetime.now().astimezone())
 
 
-def takes(
+def add_options(
     *,
-    only: Collection[str] = COMMAND_OPTIONS,
+    only: Collection[str] = tuple(COMMAND_OPTIONS),
     without: Collection[str] = (),
-    **changed: str | Mapping[str, Any],
-) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a command the options of the table in the place of its parameter `given`. A parameter whose type is a
-    dataclass stands for the fields of it.
+    help_texts: Mapping[str, str] | None = None,
+    default_texts: Mapping[str, str] | None = None,
+) -> Callable[[Command], Command]:
+    """Decorate a command function so that typer gives it shared options.
 
-    changed: another help for an option, or {"help": ..., "default": ...}.
+    typer reads the options of a command from the signature of its function. The decorated function
+    has one parameter per option in place of two kinds of parameters:
+
+    - A parameter of type `Invocation` stands for the options of `COMMAND_OPTIONS`.
+    - A parameter whose type is a dataclass stands for the fields of the dataclass, each of which is
+      declared like a parameter: `port: Annotated[int, typer.Option("--port")] = 8000`.
+
+    Example::
+
+        @add_options(without=("repeat",), help_texts={"out": "Folder of the search."})
+        def search(invocation: Invocation, workload: WorkloadArgument = None) -> int: ...
+
+    Args:
+        only: The keywords of the options to add.
+        without: Those of them to leave out.
+        help_texts: What the help of this command says about an option, where it differs.
+        default_texts: What it says about the option's default, where it differs.
     """
-    table = {name: option for name, option in COMMAND_OPTIONS.items() if name in only}
-    for name, change in changed.items():
-        table[name] = table[name]._replace(
-            **({"help": change} if isinstance(change, str) else change)
-        )
-    table = {name: option for name, option in table.items() if name not in without}
-    by_key = {name: option for name, option in table.items() if option.sets}
-    without_flag = {"set"} if not by_key else set()
-    table = {
-        name: option for name, option in table.items() if option.flags and name not in without_flag
+    options = {
+        name: _with_texts(name, option, help_texts or {}, default_texts or {})
+        for name, option in COMMAND_OPTIONS.items()
+        if name in only and name not in without
     }
+    set_keys = {name: option for name, option in options.items() if name in SET_KEYS}
+    if not set_keys:
+        options.pop("set", None)
+    flag_options = {name: option for name, option in options.items() if option.flags}
 
-    def with_options(command: Callable[..., int]) -> Callable[..., int]:
-        def call(context: typer.Context, **values: Any) -> int:
-            typed = chosen({name: values.pop(name) for name in table}, table, by_key)
+    def decorate(command: Command) -> Command:
+        groups: dict[str, Any] = {}
+        parameters = [_keyword("ctx", typer.Context)]
+        takes_invocation = False
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            if parameter.annotation is Invocation:
+                takes_invocation = True
+                parameters += [_to_parameter(*item) for item in flag_options.items()]
+            elif is_dataclass(parameter.annotation):
+                group: Any = parameter.annotation
+                groups[parameter.name] = group
+                parameters += inspect.signature(group, eval_str=True).parameters.values()
+            else:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+        @wraps(command)
+        def run(ctx: typer.Context, **values: Any) -> int:
+            if takes_invocation:
+                flag_values = {name: values.pop(name) for name in flag_options}
+                shared = collect_options(flag_values, options, set_keys)
+                values["invocation"] = _create_invocation(ctx, shared)
             for name, group in groups.items():
-                values[name] = group(
-                    **{field.name: values.pop(field.name) for field in fields(group)}
-                )
-            if "given" in own:
-                root = context.find_root()
-                values["given"] = Given(
-                    context.info_name or "",
-                    typed,
-                    root.obj or (),
-                    lambda arguments: root.command.main(
-                        arguments, standalone_mode=False, obj=arguments
-                    ),
-                )
+                field_values = {field.name: values.pop(field.name) for field in fields(group)}
+                values[name] = group(**field_values)
             return command(**values)
 
-        own = inspect.signature(command, eval_str=True).parameters
-        groups: dict[str, Any] = {
-            name: parameter.annotation
-            for name, parameter in own.items()
-            if is_dataclass(parameter.annotation) and name != "given"
-        }
-        parameters = [inspect.Parameter("context", KEYWORD, annotation=typer.Context)]
-        for name, parameter in own.items():
-            if name == "given":
-                parameters += [_parameter(flag, option) for flag, option in table.items()]
-            elif name in groups:
-                parameters += inspect.signature(groups[name], eval_str=True).parameters.values()
-            else:
-                parameters.append(parameter.replace(kind=KEYWORD))
-        call.by_key = by_key  # type: ignore[attr-defined]
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        call.__annotations__ = {}
-        call.__name__, call.__doc__, call.__module__ = (
-            command.__name__,
-            command.__doc__,
-            command.__module__,
-        )
-        return call
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.set_keys = set_keys if takes_invocation else {}  # type: ignore[attr-defined]  # which the help lists
+        return run
 
-    return with_options
+    return decorate
 
 
-_COMPLETED = {
-    "url": completion.targets,
-    "server": completion.servers,
-    "slo": completion.terms,
-    "set": completion.among(
-        lambda: (f"{name}=" for name, option in COMMAND_OPTIONS.items() if option.sets)
-    ),
-}
+def _with_texts(
+    name: str, option: Option, help_texts: Mapping[str, str], default_texts: Mapping[str, str]
+) -> Option:
+    return replace(
+        option,
+        help=help_texts.get(name, option.help),
+        default_text=default_texts.get(name, option.default_text),
+    )
 
 
-def _parameter(name: str, option: Option) -> inspect.Parameter:
-    flag = typer.Option(
-        *option.names,
+def _to_parameter(name: str, option: Option) -> inspect.Parameter:
+    """Return the parameter from which typer creates the option."""
+    complete = option.complete
+    if complete is None and option.choices:
+        complete = completion.among(lambda: option.choices)
+    declaration = typer.Option(
+        *option.flags,
         help=option.help,
         metavar=option.metavar,
-        rich_help_panel=next(
-            (panel for panel, names in PANELS.items() if name in names), "Advanced"
-        ),
-        show_default=option.shown or True,
-        autocompletion=_COMPLETED.get(name)
-        or ((lambda: list(option.choices)) if option.choices else None),
+        rich_help_panel=option.panel,
+        show_default=option.default_text or True,
+        autocompletion=complete,
     )
-    kind = bool if option.type is bool else option.type if option.default else option.type | None
-    default = False if option.type is bool else option.default
-    return inspect.Parameter(name, KEYWORD, default=default, annotation=Annotated[kind, flag])
+    if option.cli_type is bool:
+        return _keyword(name, Annotated[bool, declaration], default=False)
+    annotation = option.cli_type if option.default else option.cli_type | None
+    return _keyword(name, Annotated[annotation, declaration], default=option.default)
+
+
+def _keyword(name: str, annotation: Any, **default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, **default)
+
+
+def _create_invocation(ctx: typer.Context, options: Mapping[str, Any]) -> Invocation:
+    """Return the invocation of a command; the `obj` of the root context is the command line."""
+    root = ctx.find_root()
+
+    def run_command_line(arguments: list[str]) -> int:
+        exit_code: int = root.command.main(
+            arguments, prog_name=root.info_name, standalone_mode=False, obj=arguments
+        )
+        return exit_code
+
+    return Invocation(
+        command=ctx.info_name or "",
+        options=options,
+        arguments=root.obj or (),
+        run_command_line=run_command_line,
+    )

@@ -1,75 +1,111 @@
-"""What `--repeat` asks for."""
+"""The option `--repeat`: `3`, `3,pause=10m`, or `auto,most=10,within=5%`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from loadgen.core import units
 from loadgen.core.errors import Fault, Faults, UserError, collecting
-from loadgen.shell.run_options import typed
+from loadgen.shell.option_parsers import parse_option
 
 if TYPE_CHECKING:
     from loadgen.repeated.repeats import Repetition
 
+MAX_RUNS = 100
+SETTINGS = ("most", "within", "pause")
 
-def repetition(text: str | None) -> Repetition | None:
-    """The repetition that `--repeat` asks for (`3`, `3,pause=10m`, `auto,most=10,within=5%`); None without it.
 
-    Raises Faults with everything that is wrong.
+def parse_repetition(text: str | None) -> Repetition | None:
+    """Return the repetition that `--repeat` specifies; None without it.
+
+    Raises Faults with every error that was found.
     """
     from loadgen.repeated import repeats
 
     if text is None:
         return None
-    where = f"--repeat {text}"
+    place = f"--repeat {text}"
     number, *parts = (part.strip() for part in text.split(","))
-    asked = dict(part.partition("=")[::2] for part in parts)
-    faults: list[Fault] = [
-        UserError(
-            "unknown_name",
-            f'"{name}" says nothing of repeats',
-            where,
-            "known: pause=10m, most=10, within=5%",
-        )
-        for name in asked
-        if name not in ("most", "within", "pause")
-    ]
+    settings = dict(part.partition("=")[::2] for part in parts)
+    errors: list[Fault] = _unknown_settings(settings, place)
     count = None
-    if number != "auto":
-        count = int(number) if number.isdecimal() else 0
-        if not 1 <= count <= 100:
-            faults.append(
-                UserError(
-                    "invalid_value", "no number of runs", where, "a number from 1 to 100, or auto"
-                )
-            )
-        elif "most" in asked or "within" in asked:
-            what = "a fixed number of runs has no end to look for"
-            faults.append(
-                UserError("no_effect", what, where, "--repeat auto, or without most and within")
-            )
     most = None
-    if "most" in asked:
-        most = int(asked["most"]) if asked["most"].isdecimal() else 0
-        if not repeats.FEWEST <= most <= 100:
-            faults.append(
-                UserError(
-                    "out_of_range", "no number of runs", where, f"most from {repeats.FEWEST} to 100"
-                )
-            )
-    share, pause_ns = None, None
-    with collecting(faults):
-        share = typed("--repeat within", asked.get("within"), units.share)
-        if share is not None and share <= 0:
-            raise UserError("out_of_range", "reached by no number of runs", where, "within=5%")
-    with collecting(faults):
-        pause_ns = typed("--repeat pause", asked.get("pause"), partial(units.duration_ns, bare="s"))
-    if faults:
-        raise Faults(faults)
+    within = None
+    pause_ns = None
+    with collecting(errors):
+        count = _parse_count(number, settings, place)
+    with collecting(errors):
+        most = _parse_most(settings.get("most"), place)
+    with collecting(errors):
+        within = _parse_within(settings.get("within"), place)
+    with collecting(errors):
+        pause_ns = parse_option(
+            "--repeat pause", settings.get("pause"), partial(units.duration_ns, bare="s")
+        )
+    if errors:
+        raise Faults(errors)
     return repeats.Repetition(
         count=count,
         most=most or repeats.MOST,
-        within=share or repeats.WITHIN,
+        within=within or repeats.WITHIN,
         pause_ns=pause_ns or 0,
     )
+
+
+def _unknown_settings(settings: Mapping[str, str], place: str) -> list[Fault]:
+    return [
+        UserError(
+            "unknown_name",
+            f'"{name}" says nothing of repeats',
+            place,
+            "known: pause=10m, most=10, within=5%",
+        )
+        for name in settings
+        if name not in SETTINGS
+    ]
+
+
+def _parse_count(number: str, settings: Mapping[str, str], place: str) -> int | None:
+    """Return a fixed number of runs; None for auto. Raises UserError."""
+    if number == "auto":
+        return None
+    count = int(number) if number.isdecimal() else 0
+    if not 1 <= count <= MAX_RUNS:
+        raise UserError(
+            "invalid_value", "no number of runs", place, f"a number from 1 to {MAX_RUNS}, or auto"
+        )
+    if "most" in settings or "within" in settings:
+        raise UserError(
+            "no_effect",
+            "a fixed number of runs has no end to look for",
+            place,
+            "--repeat auto, or without most and within",
+        )
+    return count
+
+
+def _parse_most(text: str | None, place: str) -> int | None:
+    """Return the largest number of runs of `auto`. Raises UserError."""
+    from loadgen.repeated import repeats
+
+    if text is None:
+        return None
+    most = int(text) if text.isdecimal() else 0
+    if not repeats.FEWEST <= most <= MAX_RUNS:
+        raise UserError(
+            "out_of_range",
+            "no number of runs",
+            place,
+            f"most from {repeats.FEWEST} to {MAX_RUNS}",
+        )
+    return most
+
+
+def _parse_within(text: str | None, place: str) -> float | None:
+    """Return the half width of an interval, as a share of the mean, that ends `auto`."""
+    within = parse_option("--repeat within", text, units.share)
+    if within is not None and within <= 0:
+        raise UserError("out_of_range", "reached by no number of runs", place, "within=5%")
+    return within

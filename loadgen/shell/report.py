@@ -13,7 +13,7 @@ import typer
 
 from loadgen.core.errors import UserError
 from loadgen.shell import completion
-from loadgen.shell.options import Strict
+from loadgen.shell.options import StrictOption
 from loadgen.shell.output import foreign_pages, in_color, say, say_changed
 
 
@@ -28,23 +28,30 @@ def report(
     html: Annotated[
         Path | None,
         typer.Option(
-            "--html", help="Where the page goes.", show_default="report.html in the folder"
+            "--html",
+            metavar="FILE",
+            help="Where the page goes.",
+            show_default="report.html in the folder",
         ),
     ] = None,
     no_html: Annotated[bool, typer.Option("--no-html", help="Print only.")] = False,
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="Print summary.json, verdict.json, ... instead; no page unless --html."
+            "--json",
+            rich_help_panel="Output",
+            help="Print summary.json, verdict.json, ... instead; no page unless --html.",
         ),
     ] = False,
     as_markdown: Annotated[
         bool,
         typer.Option(
-            "--markdown", help="Print Markdown instead, as for a build; no page unless --html."
+            "--markdown",
+            rich_help_panel="Output",
+            help="Print Markdown instead, as for a build; no page unless --html.",
         ),
     ] = False,
-    strict: Strict = False,
+    strict: StrictOption = False,
 ) -> int:
     """Print a stored result again, from its records, and write report.html: one file that opens without network.
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Optional
 import typer
 
 from loadgen.core.errors import UserError, of_reading
-from loadgen.shell import at_once, completion
-from loadgen.shell.options import takes
+from loadgen.shell import completion, signals
+from loadgen.shell.options import add_options
 
 
 def _faults() -> list[str]:
@@ -22,16 +22,21 @@ def _faults() -> list[str]:
 class SimFlags:
     """The fields of `Options` that have a flag, and a file with the faults."""
 
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(help="Port; 0 takes any free one.", min=0, max=65535)] = 8000
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[
+        int, typer.Option(metavar="N", help="Port; 0 takes any free one.", min=0, max=65535)
+    ] = 8000
     dialect: Annotated[
         Literal["trtllm", "openai"],
-        typer.Option(help="Whose API: trtllm, openai."),
+        typer.Option(metavar="API", help="Whose API: trtllm, openai."),
     ] = "trtllm"
-    model: Annotated[str, typer.Option(help="Name in /v1/models.")] = "sim"
+    model: Annotated[str, typer.Option(metavar="NAME", help="Name in /v1/models.")] = "sim"
     preset: Annotated[
         str,
         typer.Option(
+            metavar="NAME",
             help="Physical model: gb300-vm, b200x8, ... or a YAML file; replaces the flags of time.",
             autocompletion=completion.among(completion.presets),
         ),
@@ -40,23 +45,32 @@ class SimFlags:
         str,
         typer.Option(
             "--trtllm-version",
+            metavar="VERSION",
             help="What /version says. Before 1.3, timings of requests are at /perf_metrics.",
         ),
     ] = "1.3.0"
-    cores: Annotated[int, typer.Option(help="Processes behind the one port.", min=1, max=256)] = 1
+    cores: Annotated[
+        int, typer.Option(metavar="N", help="Processes behind the one port.", min=1, max=256)
+    ] = 1
     ttft: Annotated[
         str,
-        typer.Option(help="Time to first token: 120ms, normal:120ms,20ms or lognormal:120ms,0.25."),
+        typer.Option(
+            metavar="TIME",
+            help="Time to first token: 120ms, normal:120ms,20ms or lognormal:120ms,0.25.",
+        ),
     ] = "lognormal:120ms,0.25"
-    itl: Annotated[str, typer.Option(help="Time between tokens, written likewise.")] = "5ms"
+    itl: Annotated[
+        str, typer.Option(metavar="TIME", help="Time between tokens, written likewise.")
+    ] = "5ms"
     per_input_token: Annotated[
-        str, typer.Option(help="Added to the time to first token per prompt token.")
+        str, typer.Option(metavar="TIME", help="Added to the time to first token per prompt token.")
     ] = "0"
     stream_interval: Annotated[
-        int, typer.Option(help="Tokens per event after the first.", min=1)
+        int, typer.Option(metavar="N", help="Tokens per event after the first.", min=1)
     ] = 1
     slots: Annotated[
-        Optional[int], typer.Option(help="Requests served at once; others queue.", min=1)
+        Optional[int],
+        typer.Option(metavar="N", help="Requests served at once; others queue.", min=1),
     ] = None  # noqa: UP045
     lockstep: Annotated[
         bool, typer.Option("--lockstep", help="All streams emit at the same instants.")
@@ -65,15 +79,19 @@ class SimFlags:
         bool, typer.Option("--flood", help="No time between tokens, many events per write.")
     ] = False
     max_seq_len: Annotated[
-        int, typer.Option(help="Prompt and answer together, in tokens.", min=2)
+        int, typer.Option(metavar="TOKENS", help="Prompt and answer together, in tokens.", min=2)
     ] = 131_072
     max_num_tokens: Annotated[
-        int, typer.Option(help="Longest prompt, 0 for no limit of its own.", min=0)
+        int,
+        typer.Option(metavar="TOKENS", help="Longest prompt, 0 for no limit of its own.", min=0),
     ] = 0
-    seed: Annotated[int, typer.Option(help="Decides texts, lengths, times and faults.", min=0)] = 0
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Decides texts, lengths, times and faults.", min=0)
+    ] = 0
     worse: Annotated[
         float,
         typer.Option(
+            metavar="SHARE",
             help="Share of the words of its answers that are other ones, as of a worse model.",
             min=0,
             max=1,
@@ -83,29 +101,37 @@ class SimFlags:
         str,
         typer.Option(
             "--fault",
+            metavar="NAME:SHARE",
             help="Faults and shares: truncate:0.05,http_429@2s:0.1.",
             autocompletion=completion.among(_faults),
         ),
     ] = ""
     faults_file: Annotated[
-        str, typer.Option(help="The same as a YAML mapping from fault to share.")
+        str, typer.Option(metavar="FILE", help="The same as a YAML mapping from fault to share.")
     ] = ""
-    api_key_file: Annotated[str, typer.Option(help="Any other key than in this file gets 401.")] = (
-        ""
-    )
-    cert: Annotated[str, typer.Option(help="Certificate (PEM); with --key: TLS.")] = ""
-    key: Annotated[str, typer.Option(help="Its private key (PEM).")] = ""
-    log: Annotated[str, typer.Option(help="Write the send log to this file at the end.")] = ""
+    api_key_file: Annotated[
+        str, typer.Option(metavar="FILE", help="Any other key than in this file gets 401.")
+    ] = ""
+    cert: Annotated[
+        str, typer.Option(metavar="FILE", help="Certificate (PEM); with --key: TLS.")
+    ] = ""
+    key: Annotated[str, typer.Option(metavar="FILE", help="Its private key (PEM).")] = ""
+    log: Annotated[
+        str, typer.Option(metavar="FILE", help="Write the send log to this file at the end.")
+    ] = ""
     log_events: Annotated[
         Optional[Literal["none", "ends", "all"]],  # noqa: UP045
-        typer.Option(help="Sends to log: none, ends (first and last token), all; ends with --log."),
+        typer.Option(
+            metavar="WHICH",
+            help="Sends to log: none, ends (first and last token), all; ends with --log.",
+        ),
     ] = None
     log_bodies: Annotated[
         bool, typer.Option("--log-bodies", help="Log the SHA-256 of request bodies.")
     ] = False
 
 
-@takes(only=())
+@add_options()
 def sim(flags: SimFlags) -> int:
     """Serve a simulated model over HTTP until Ctrl-C.
 
@@ -118,7 +144,7 @@ def sim(flags: SimFlags) -> int:
     faults = ",".join(filter(None, (flags.faults, _faults_text(values.pop("faults_file")))))
     log_events = flags.log_events or ("ends" if flags.log else "none")
     code = serve(Options(**values | {"faults": faults, "log_events": log_events}))
-    at_once.ignore()  # it ends as it was told to: one more Ctrl-C changes nothing
+    signals.ignore_signals()  # it ends as it was told to: one more Ctrl-C changes nothing
     return code
 
 

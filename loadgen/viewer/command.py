@@ -25,8 +25,8 @@ from loadgen import plugins, result_kinds
 from loadgen.core.errors import OK, Fault, Faults, UserError, nothing_there
 from loadgen.core.results.files import refuse_links
 from loadgen.present.page import policy
-from loadgen.shell import at_once
-from loadgen.shell.options import WithPlugins
+from loadgen.shell import signals
+from loadgen.shell.options import PluginsOption
 from loadgen.viewer.results_list import kind_of, results_in
 
 if TYPE_CHECKING:
@@ -39,12 +39,17 @@ _LEAF = re.compile(r"/(summary\.json|report\.html|verdict\.html)?$")
 
 def ui(
     folder: Annotated[Path, typer.Argument(help="Folder of results.")] = Path("results"),
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free one.")] = 0,
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", min=0, max=65535, help="0: any free one.")
+    ] = 0,
     prices: Annotated[
-        Path | None, typer.Option("--prices", help="For costs: see docs/prices.example.yaml.")
+        Path | None,
+        typer.Option("--prices", metavar="FILE", help="For costs: see docs/prices.example.yaml."),
     ] = None,
-    currency: Annotated[str, typer.Option("--currency", help="Of the costs.")] = "USD",
-    with_plugins: WithPlugins = False,
+    currency: Annotated[
+        str, typer.Option("--currency", metavar="CODE", help="Of the costs.")
+    ] = "USD",
+    with_plugins: PluginsOption = False,
 ) -> int:
     """Look at a folder of results in a browser: list, filter, lay systems over one Pareto chart, compare, follow a run.
 
@@ -72,12 +77,12 @@ def ui(
             "--port 0 takes a free one",
         ) from None
     try:
-        at_once.serve_until_heard()
+        signals.interrupt_on_first_signal()
         print(server.address, flush=True)
         print("Ctrl-C ends it", file=sys.stderr)
         server.serve_forever()
     except KeyboardInterrupt:
-        at_once.ignore()
+        signals.ignore_signals()
     finally:
         server.server_close()
     return OK

@@ -27,7 +27,7 @@ from loadgen.core.results import checksums
 from loadgen.core.workload import Workload
 from loadgen.core.workload.dataset import DatasetRow
 from loadgen.evidence import verify as bundle
-from loadgen.shell.parsing import parser
+from loadgen.shell.app import run_command_line
 from loadgen.sim.server.options import Options
 
 FOX, DOG = "The quick brown fox jumps over the lazy dog", "The quick brown dog jumps on the log."
@@ -166,7 +166,7 @@ def endpoints() -> Iterator[tuple[str, str, str]]:
 
 
 def _asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
-    code = parser()(["answers", *arguments, "--json"], standalone_mode=False, obj=list(arguments))
+    code = run_command_line(["answers", *arguments, "--json"])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -211,10 +211,8 @@ def test_without_references_nothing_says_whose_answer_is_right(
     data = str(
         _write(tmp_path / "d.jsonl", [{"prompt": f"q{i}", "output_tokens": 5} for i in range(12)])
     )
-    code = parser()(
-        ["answers", data, "--url", endpoints[0], "--against", endpoints[1], "--within", "1%"],
-        standalone_mode=False,
-        obj=[],
+    code = run_command_line(
+        ["answers", data, "--url", endpoints[0], "--against", endpoints[1], "--within", "1%"]
     )
     assert code == 3 and "UNDECIDED" in capsys.readouterr().out
 
@@ -265,7 +263,7 @@ def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
 def test_an_endpoint_that_is_not_there_is_said(tmp_path: Path, url: str) -> None:
     data = str(_write(tmp_path / "d.jsonl", [{"prompt": "p", "reference": "r"}]))
     with pytest.raises(TargetError):
-        parser()(["answers", data, "--url", url], standalone_mode=False, obj=[])
+        run_command_line(["answers", str(data), "--url", url])
 
 
 # -- contracts ----------------------------------------------------------------------------------------------------
@@ -420,4 +418,4 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
 def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     data = str(_write(tmp_path / "d.jsonl", [{"prompt": "p"}]))
     with pytest.raises((UserError, Faults)):
-        parser()(["answers", data, *arguments], standalone_mode=False, obj=[])
+        run_command_line(["answers", data, *arguments])

@@ -43,7 +43,7 @@ from loadgen.pricing.unit_cost import REQUEST, basis, cost, offer
 from loadgen.repeated.capacity import FILE, Capacity, dump
 from loadgen.search.experiment import with_state
 from loadgen.search.load_search import SearchAnswer
-from loadgen.shell.parsing import parser
+from loadgen.shell.app import run_command_line
 
 DATA = places.DATA
 RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
@@ -241,7 +241,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _called(*arguments: str) -> Any:
-    return parser()(["size", *arguments], standalone_mode=False, obj=list(arguments))
+    return run_command_line(["size", *arguments])
 
 
 def test_the_answer_is_the_first_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -413,11 +413,11 @@ def test_what_another_version_found_is_searched_anew(folder: Path) -> None:
 AT_ONCE = """
 import sys
 from loadgen.cost import searching
-from loadgen.shell.parsing import parser
+from loadgen.shell.app import run_command_line
 from pathlib import Path
 
 def call(words):
-    return parser().main(words, standalone_mode=False)
+    return run_command_line(words)
 
 last = ["--seed", "1", "-d", "10s", "--no-sustain", "--precision", "20%"]
 asked = {
@@ -467,7 +467,7 @@ def test_several_machines_are_searched_at_once_and_found_the_same(folder: Path, 
             "ttft:1s",
         ]
         words = ["search", "mine.yaml", *flags]
-        assert parser().main(words, standalone_mode=False) == 0
+        assert run_command_line(words) == 0
         assert (folder / name / "search.json").read_bytes() == (
             folder / f"{name}2" / "search.json"
         ).read_bytes()

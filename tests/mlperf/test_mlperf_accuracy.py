@@ -17,7 +17,7 @@ from loadgen.core.errors import Faults, UserError
 from loadgen.mlperf import accuracy, rules
 from loadgen.mlperf.accuracy import AccuracyMean
 from loadgen.mlperf.result import Test06
-from loadgen.shell.parsing import parser
+from loadgen.shell.app import run_command_line
 from loadgen.sim.server.options import Options
 
 REFERENCE = {"rouge1": 44.4312, "rouge2": 22.0352, "rougeL": 28.6162, "tokens_per_sample": 294.45}
@@ -113,8 +113,7 @@ def url() -> Iterator[str]:
 
 
 def _call(*arguments: str) -> int:
-    code: int = parser()(["mlperf", "accuracy", *arguments], standalone_mode=False, obj=[])
-    return code
+    return run_command_line(["mlperf", "accuracy", *arguments])
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> Path:

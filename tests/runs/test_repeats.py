@@ -171,7 +171,7 @@ def test_repeats_of_a_sweep_are_taken_up_again(
 )
 def test_repeats_that_say_nothing(given: str, words: str) -> None:
     with pytest.raises(Faults) as faults:
-        flags.repetition(given)
+        flags.parse_repetition(given)
     assert words in str(faults.value)
 
 

@@ -54,7 +54,7 @@ from loadgen.search.load_search import (
 )
 from loadgen.search.watch import Goal, Watch
 from loadgen.shell.app import main
-from loadgen.shell.taken_up import typed_again
+from loadgen.shell.resume import merge_arguments
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.commands
@@ -874,7 +874,9 @@ def test_what_is_typed_again_stands_over_what_was_typed_before() -> None:
         "--max-probes",
         "3",
     ]
-    assert typed_again(before, ["search", "--resume", "f", "--url", "http://c", "--insecure"]) == [
+    assert merge_arguments(
+        before, ["search", "--resume", "f", "--url", "http://c", "--insecure"]
+    ) == [
         "search",
         "qa",
         "--slo",
@@ -889,9 +891,11 @@ def test_what_is_typed_again_stands_over_what_was_typed_before() -> None:
     ]
     hidden = [*before, "--header", "X-Key: ***"]
     with pytest.raises(UserError) as fault:
-        typed_again(hidden, ["search", "--resume", "f"])
+        merge_arguments(hidden, ["search", "--resume", "f"])
     assert fault.value.where == "--header"
-    assert "--header" in typed_again(hidden, ["search", "--resume", "f", "--header", "X-Key: k"])
+    assert "--header" in merge_arguments(
+        hidden, ["search", "--resume", "f", "--header", "X-Key: k"]
+    )
 
 
 def test_the_report_of_a_search_that_was_killed_says_how_to_go_on(

@@ -23,9 +23,9 @@ from loadgen.commands import COMMANDS
 from loadgen.core.errors import Fault, Faults, UserError
 from loadgen.core.results import checksums, files
 from loadgen.present import page
-from loadgen.shell.parsing import parser
+from loadgen.shell.app import run_command_line
+from loadgen.shell.resume import arguments_to_type_again, resume_arguments
 from loadgen.shell.run_options import COMMAND_OPTIONS
-from loadgen.shell.taken_up import taken_up, to_say
 from loadgen.viewer.command import Server
 
 STEERS = "\x1b[2J\x1b[1;1H\x1b[32mVALID: a forged verdict\x1b[0m\r\nVALID: a forged verdict"
@@ -153,7 +153,7 @@ def theirs(sound: Path, tmp_path: Path) -> Path:
 def _ends(*words: str) -> None:
     """Runs a command to its end or to a fault of its own; whatever else it raises is a bug."""
     try:
-        parser()(list(words), standalone_mode=False, obj=[])
+        run_command_line(words)
     except (Fault, Faults) as fault:
         print(fault)
 
@@ -321,9 +321,7 @@ def test_no_key_goes_where_only_a_folder_says(
         else:
             _plan(its, *command)
         with refused(UserError, "missing_option", where=typed[-2]) as fault:
-            parser()(
-                now := [word.format(its=its) for word in typed], standalone_mode=False, obj=now
-            )
+            run_command_line([word.format(its=its) for word in typed])
         assert f"127.0.0.1:{port}" in fault.value.hint
         theirs.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -331,16 +329,17 @@ def test_no_key_goes_where_only_a_folder_says(
 
 
 @pytest.mark.parametrize(
-    "flag", [name for option in COMMAND_OPTIONS.values() if option.reaches for name in option.names]
+    "flag",
+    [name for option in COMMAND_OPTIONS.values() if option.must_be_typed for name in option.flags],
 )
 def test_what_reaches_out_is_never_taken_from_a_folder(flag: str) -> None:
     before = ["search", "qa", flag, "theirs"]
     with refused(UserError, "missing_option", where="--resume"):
-        taken_up(before, ["search", "--resume", "f"], "--resume", Path("f"))
-    switch = COMMAND_OPTIONS["insecure"].names
+        resume_arguments(before, ["search", "--resume", "f"], "--resume", Path("f"))
+    switch = COMMAND_OPTIONS["insecure"].flags
     said = [flag] if flag in switch else [flag, "mine"]
     before = before[:-1] if flag in switch else before
-    again = taken_up(before, ["search", "--resume", "f", *said], "--resume", Path("f"))
+    again = resume_arguments(before, ["search", "--resume", "f", *said], "--resume", Path("f"))
     assert again == ["search", "qa", "--resume=f", "--resume", "f", *said]
 
 
@@ -356,13 +355,17 @@ def test_what_says_how_much_is_taken_from_a_folder_and_another_command_is_not() 
         "3",
         "--model",
     ]
-    again = taken_up(before, ["search", "--resume", "f"], "--resume", Path("f"))
+    again = resume_arguments(before, ["search", "--resume", "f"], "--resume", Path("f"))
     assert again == [*before, "--resume=f", "--resume", "f"], (
         "the option without its value takes none of the user's"
     )
     with refused(UserError, "mismatch", where="--resume"):
-        taken_up(["bundle", "x", "-o", "y"], ["search", "--resume", "f"], "--resume", Path("f"))
-    assert to_say(["search", "qa", "-u", "http://h", "--api-key-file=k", "-n", "5"]) == [
+        resume_arguments(
+            ["bundle", "x", "-o", "y"], ["search", "--resume", "f"], "--resume", Path("f")
+        )
+    assert arguments_to_type_again(
+        ["search", "qa", "-u", "http://h", "--api-key-file=k", "-n", "5"]
+    ) == [
         "-u",
         "http://h",
         "--api-key-file=k",
@@ -378,7 +381,9 @@ def test_every_option_that_takes_an_address_or_a_file_of_keys_reaches_out() -> N
         if (option.metavar or "").split(":")[-1]
         in ("URL", "FILE", "ADDRESS", "WHERE", "PORT", "FOLDER")
     }
-    assert places_named - data == {name for name in places_named if COMMAND_OPTIONS[name].reaches}
+    assert places_named - data == {
+        name for name in places_named if COMMAND_OPTIONS[name].must_be_typed
+    }
 
 
 def test_a_page_of_somebody_else_is_named(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,8 @@ from loadgen.core.errors import Faults
 from loadgen.core.execution.plan import Settings
 from loadgen.core.workload import read_flags
 from loadgen.core.workload.flags import BY_KEY, FLAGS
-from loadgen.shell.run_options import COMMAND_OPTIONS, OPTIONS, settings
+from loadgen.shell.run_options import COMMAND_OPTIONS, OPTIONS
+from loadgen.shell.settings import build_settings
 
 SIM = {
     "url": "sim:gb300-vm",
@@ -129,7 +130,10 @@ def test_both_faces_refuse_the_same_in_the_same_words(
     )
     if name in ONLY_PYTHON:
         return
-    typed = [f"--set={name}={one}" if option.sets else f"{option.names[0]}={one}" for one in values]
+    typed = [
+        f"--set={name}={one}" if option.set_metavar else f"{option.flags[0]}={one}"
+        for one in values
+    ]
     assert exits("run", "qa", *typed) == 2
     assert str(faults.value) == capsys.readouterr().err.rstrip("\n")
 
@@ -164,7 +168,7 @@ def test_every_option_has_a_bad_value_here() -> None:
 )
 def test_options_that_exclude_each_other(given: dict[str, Any]) -> None:
     with pytest.raises(Faults):
-        settings(given)
+        build_settings(given)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +206,7 @@ def test_both_faces_mean_the_same(
     typed: dict[str, Any], python: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a folder that can be written into
-    assert settings(typed) == settings(python)
+    assert build_settings(typed) == build_settings(python)
 
 
 def test_a_key_is_the_one_given_or_of_a_file_or_of_the_environment(
@@ -212,12 +216,12 @@ def test_a_key_is_the_one_given_or_of_a_file_or_of_the_environment(
     monkeypatch.setenv("OPENAI_API_KEY", "k-env")
     monkeypatch.setenv("AZURE_OPENAI_API_KEY", "k-azure")
     url = {"url": "http://h"}
-    assert settings(url).api_key == "k-env"
-    assert settings(url | {"server": "azure"}).api_key == "k-azure"
-    assert settings(url | {"api_key_file": tmp_path / "key"}).api_key == "k-file"
-    assert settings(url | {"api_key": "k", "api_key_file": tmp_path / "key"}).api_key == "k"
-    assert settings({"url": "sim:gb300-vm"}).api_key is None
-    assert settings({"url": ["http://a", "http://b"]}).targets[1].api_key == "k-env"
+    assert build_settings(url).api_key == "k-env"
+    assert build_settings(url | {"server": "azure"}).api_key == "k-azure"
+    assert build_settings(url | {"api_key_file": tmp_path / "key"}).api_key == "k-file"
+    assert build_settings(url | {"api_key": "k", "api_key_file": tmp_path / "key"}).api_key == "k"
+    assert build_settings({"url": "sim:gb300-vm"}).api_key is None
+    assert build_settings({"url": ["http://a", "http://b"]}).targets[1].api_key == "k-env"
 
 
 def test_the_table_agrees_with_what_it_becomes() -> None:
@@ -228,9 +232,9 @@ def test_the_table_agrees_with_what_it_becomes() -> None:
     words = {"slo", "goodput", "limit", "stop_when", "trace_slice", "on_bad_row", "trace_replay"}
     assert not read_flags(**dict.fromkeys(of_load - words, "1")).faults
     assert of_load == set(FLAGS)
-    assert {name for name in of_load if OPTIONS[name].sets} == BY_KEY
+    assert {name for name in of_load if OPTIONS[name].set_metavar} == BY_KEY
     assert {
-        name for name in of_load if not OPTIONS[name].flags and not OPTIONS[name].sets
+        name for name in of_load if not OPTIONS[name].flags and not OPTIONS[name].set_metavar
     } == ONLY_PYTHON
     assert read_flags(slo="ttft:2s", duration=None, seed=3, url="x") == read_flags(
         slo=("ttft:2s",), seed=3
@@ -297,6 +301,7 @@ for _name in ("seed", "salt", "grace"):
 NOT_TAKEN["mlperf interactive"] = NOT_TAKEN["mlperf offline"] = NOT_TAKEN["mlperf server"]
 
 NOT_STRICT = {
+    "search": "a search that comes to no end exits 3 without it",
     "validate": "INCONCLUSIVE exits 3 without it",
     "mlperf server": "VALID or INVALID, nothing between",
     "compare": "an undecided condition exits 3 without it",
@@ -310,8 +315,8 @@ def test_a_command_takes_what_run_takes(command: str, capsys: pytest.CaptureFixt
     shown = set(re.findall(r"(?<=[ ,])--?[a-z][a-z-]*", text))
     keys = set(re.findall(r"(?m)^  ([a-z_]+)=", text))
     for name, option in COMMAND_OPTIONS.items():
-        assert (name in keys) == (bool(option.sets) and name not in NOT_TAKEN[command]), name
-        flags = set(option.names)
+        assert (name in keys) == (bool(option.set_metavar) and name not in NOT_TAKEN[command]), name
+        flags = set(option.flags)
         expected = set() if name in NOT_TAKEN[command] else flags
         if command == "mlperf offline" and name == "concurrency":  # its own: in flight over HTTP
             expected = {"--concurrency", "-c"}
@@ -322,7 +327,7 @@ def test_a_command_takes_what_run_takes(command: str, capsys: pytest.CaptureFixt
         }, name
 
 
-@pytest.mark.parametrize("command", ["run", "sweep", "search", "report", *NOT_STRICT])
+@pytest.mark.parametrize("command", ["run", "sweep", "report", *NOT_STRICT])
 def test_strict_is_where_a_verdict_can_be_undecided(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -334,7 +339,7 @@ def test_strict_is_where_a_verdict_can_be_undecided(
 
 
 def small(**changed: Any) -> list[str]:
-    return [f"{OPTIONS[name].flags.split()[0]}={value}" for name, value in (SIM | changed).items()]
+    return [f"{OPTIONS[name].flags[0]}={value}" for name, value in (SIM | changed).items()]
 
 
 def test_the_command_is_what_was_typed_without_its_secrets(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from refusals import refused
 from loadgen.core.errors import Faults
 from loadgen.core.execution.plan import Endpoint
 from loadgen.shell import targets
-from loadgen.shell.run_options import settings
+from loadgen.shell.settings import build_settings
 
 
 def test_a_file_says_all(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_key_file_that_is_no_text_is_told_wherever_it_is_named(tmp_path: Path)
         {"url": "http://h", "api_key_file": tmp_path / "key"},
     ):
         with pytest.raises(Faults, match="key: not text") as faults:
-            settings(given)
+            build_settings(given)
         assert [fault.code for fault in faults.value.faults] == ["wrong_encoding"]
 
 

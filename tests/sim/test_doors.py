@@ -30,7 +30,7 @@ from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.workload import read_flags
 from loadgen.core.workload.loading import of_mapping
 from loadgen.runs import text
-from loadgen.shell.run_options import settings
+from loadgen.shell.settings import build_settings
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.processes
@@ -575,8 +575,8 @@ def test_doctor_and_search_take_embeddings(
 
 def test_what_an_api_does_not_take_is_refused() -> None:
     with refused(Faults, "unsupported", "--api"):
-        settings({"api": "rerank", "url": ["http://a"], "client": "openai"})
-    assert settings({"api": "embeddings", "url": ["http://a"]}).stream is False
+        build_settings({"api": "rerank", "url": ["http://a"], "client": "openai"})
+    assert build_settings({"api": "embeddings", "url": ["http://a"]}).stream is False
     ids = Request(id="r", prompt=[1, 2, 3], max_tokens=2)
     assert b'"input":[1,2,3]' in body(ids, QUIRKS["vllm"], "embeddings", "m", False)
     for api in ("chat", "responses", "messages"):

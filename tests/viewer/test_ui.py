@@ -23,7 +23,7 @@ from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.pricing.price_file import load_prices
 from loadgen.repeated.capacity import Capacity, dump
 from loadgen.search.experiment import ExperimentPlan
-from loadgen.shell.parsing import parser
+from loadgen.shell.app import run_command_line
 from loadgen.viewer import page as results_page
 from loadgen.viewer.charts import Choice
 from loadgen.viewer.command import Server
@@ -114,10 +114,7 @@ def test_a_search_without_an_answer_is_no_sweep(tmp_path: Path) -> None:
 def test_runs_beside_a_damaged_plan_are_reported(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        parser()(["report", str(results / "swept"), "--no-html"], standalone_mode=False, obj=[])
-        == 0
-    )
+    assert run_command_line(["report", str(results / "swept"), "--no-html"]) == 0
     assert "4/s" in capsys.readouterr().out
 
 
@@ -138,7 +135,7 @@ def test_a_folder_of_several_commands_is_a_collection_and_a_sweep_is_none(result
 def test_report_of_a_folder_writes_one_page(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert parser()(["report", str(results)], standalone_mode=False, obj=[]) == 0
+    assert run_command_line(["report", str(results)]) == 0
     assert "swept" in capsys.readouterr().out
     page = (results / "report.html").read_text()
     charts = json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])

@@ -16,7 +16,7 @@ from loadgen.core.execution import backend
 from loadgen.core.execution.plan import Endpoint, Settings
 from loadgen.core.results.store import read_run
 from loadgen.plugins import resolve
-from loadgen.shell.run_options import settings
+from loadgen.shell.settings import build_settings
 
 REFERENCES = [
     pytest.param(getattr(row, field), id=f"{row.name}-{field}")
@@ -62,7 +62,7 @@ def test_a_scheme_that_no_backend_has() -> None:
         {"url": ["http://host", "grpc://me:secret@host:1"]},
     ):
         with pytest.raises((UserError, Faults)) as raised:
-            settings(given)
+            build_settings(given)
         text = str(raised.value)
         assert (
             "error: no backend has the scheme grpc:\n" in text
@@ -137,6 +137,6 @@ def test_a_backend_of_another_package_is_found_by_its_scheme(kitchen: None) -> N
     )
     assert Endpoint(url="kitchen:soup").shown == "the kitchen's soup"
     with pytest.raises((UserError, Faults), match="kitchen:; without --url"):
-        settings({"url": "grpc:x"})
+        build_settings({"url": "grpc:x"})
     with pytest.raises((UserError, Faults), match="a target of kitchen stands alone"):
-        settings({"url": ["kitchen:soup", "http://host"]})
+        build_settings({"url": ["kitchen:soup", "http://host"]})

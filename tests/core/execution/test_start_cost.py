@@ -26,8 +26,7 @@ try:
     main()
 except SystemExit as left:
     code = left.code
-unneeded = {"html", "http.client", "prometheus_client", "encodings.idna"}
-unneeded |= {"numpy.random"}
+unneeded = {"html", "http.client", "prometheus_client", "encodings.idna", "numpy.random"}
 print(json.dumps([code, begun, sorted(unneeded & {*sys.modules})]), file=sys.stderr)
 """
 
@@ -77,31 +76,6 @@ def test_no_more_connections_are_opened_than_there_are_requests(
         "qa", read_flags(concurrency=256, warmup=0, **(load or {"duration": "9s"}))
     )
     assert share.opened_ahead(arrivals.build(workload, 1)) == opened
-
-
-DEEP = """
-import resource
-from loadgen import __main__
-from loadgen.shell import app
-def leaf():
-    pass
-def most(left):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(300):
-        leaf()
-    here = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    return max(here, most(left - 1)) if left else here
-app.main = lambda: print(most(400))
-__main__.main()
-"""
-
-
-@pytest.mark.processes
-def test_no_depth_of_calls_maps_memory_anew_for_each_of_them() -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", DEEP], capture_output=True, text=True, check=True
-    )
-    assert int(done.stdout) < 100, "pages of memory for 300 calls at one depth"
 
 
 COPIED = """

@@ -20,7 +20,7 @@ from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.core.results.record import SOURCES
 from loadgen.core.stats.components import components, outliers
 from loadgen.runs import text
-from loadgen.shell.parsing import parser
+from loadgen.shell.app import run_command_line
 from loadgen.shell.targets import load_targets
 
 MS, S = 1_000_000, 1_000_000_000
@@ -214,7 +214,7 @@ def test_a_simulated_rack_is_compared_by_replica(
         "--seed",
         "3",
     ]
-    parser()([*call, "-o", str(out)], standalone_mode=False, obj=[])
+    run_command_line([*call, "-o", str(out)])
     found = load_summary((out / "summary.json").read_bytes()).between
     assert found.unit == "replica" and found.nodes == 72 and found.odd == ()
     tpot = next(one for one in found.variances if one.metric == "tpot")

@@ -34,7 +34,7 @@ from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.step_cost import with_steps
 from loadgen.pricing.unit_cost import TASK, offer
 from loadgen.runs import text
-from loadgen.shell.run_options import settings
+from loadgen.shell.settings import build_settings
 
 VECTOR = answer({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 4}})
 RANKS = answer({"results": [{"index": 0, "relevance_score": 0.3}], "usage": {"total_tokens": 7}})
@@ -93,7 +93,7 @@ def test_each_step_asks_its_own_endpoint_and_the_question_stays_the_same(
             f"- {{name: model, url: '{model.url}'}}\n- {{name: embedder, url: '{embedder.url}'}}\n"
             f"- {{name: ranker, url: '{ranker.url}', api_key_env: RANK_KEY}}\n"
         )
-        asked = settings(
+        asked = build_settings(
             {
                 "targets": file,
                 "model": "m",
@@ -175,7 +175,7 @@ def test_a_step_that_fails_ends_the_task_and_is_counted_there(tmp_path: Path) ->
         serving(*good, answer({}, "500 Oops")) as ranker,
     ):
         urls = [model.url, f"embedder={embedder.url}", f"ranker={ranker.url}"]
-        asked = settings(
+        asked = build_settings(
             {"url": urls, "server_metrics": "off", "out": tmp_path / "out", "model": "m"}
         )
         steps = {name: step | {"model": "x"} for name, step in STEPS.items()}
@@ -376,7 +376,7 @@ def test_steps_that_cannot_be_are_told(steps: dict[str, Any], code: str) -> None
 
 
 def targets(*urls: str, **more: Any) -> Settings:
-    return settings({"url": list(urls), **more})
+    return build_settings({"url": list(urls), **more})
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import uvloop
 
 from loadgen.core.errors import Faults
 from loadgen.shell.app import main
-from loadgen.shell.ending import ending
-from loadgen.shell.run_options import settings
+from loadgen.shell.exit_codes import run_to_exit_code
+from loadgen.shell.settings import build_settings
 
 RUN = ["run", "qa", "--url", "sim:h100x8", "-n", "20", "--request-rate", "5", "--seed", "1"]
 
@@ -108,7 +108,7 @@ def test_a_path_that_the_host_refuses_is_no_bug_of_ours(
 @pytest.mark.parametrize("out", ["/dev/null", "/dev/null/x", "x" * 300])
 def test_a_dry_run_sees_bad_paths_too(out: str) -> None:
     with pytest.raises(Faults, match="--> --out "):
-        settings({"out": out})
+        build_settings({"out": out})
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_folder_that_was_moved_away_in_mid_run_is_said_to_be_gone(
         (tmp_path / "run" / "flows" / "w0.heat").write_bytes(b"")
         return 0
 
-    assert ending(works_in_it) == 2
+    assert run_to_exit_code(works_in_it) == 2
     told = capsys.readouterr().err
     assert "moved or deleted" in told and f"--> {tmp_path / 'run'}\n" in told
 
@@ -215,7 +215,7 @@ def test_a_signal_while_a_class_is_made_is_no_bug_of_ours(
         type("Made", (), {"named": Named()})
         return 0
 
-    assert ending(work) == 130
+    assert run_to_exit_code(work) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
 
@@ -230,7 +230,7 @@ def test_a_thread_that_arrow_cannot_start_is_no_bug_of_ours(
         )
 
     with pytest.raises(SystemExit) as left:
-        sys.exit(ending(work))
+        sys.exit(run_to_exit_code(work))
     assert left.value.code == 2 and "no memory is left" in capsys.readouterr().err
 
 
@@ -267,13 +267,13 @@ def interrupted_pair(*asked):  # uvloop asks for one as it begins to run
 socket.socketpair = interrupted_pair
 
 import asyncio, uvloop
-from loadgen.shell.ending import ending
+from loadgen.shell.exit_codes import run_to_exit_code
 
 def call():
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asyncio.sleep(60))
 
-sys.exit(ending(call))
+sys.exit(run_to_exit_code(call))
 """
 
 
@@ -326,7 +326,7 @@ def test_signals_cancel_what_a_loop_does_and_raise_nothing_in_its_callbacks(
         return 0
 
     try:
-        assert ending(command) == 130
+        assert run_to_exit_code(command) == 130
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -335,14 +335,14 @@ def test_signals_cancel_what_a_loop_does_and_raise_nothing_in_its_callbacks(
 
 HELD = """
 import asyncio, signal
-from loadgen.shell.ending import ending
+from loadgen.shell.exit_codes import run_to_exit_code
 
 async def held():
     for _ in range(3):
         signal.raise_signal(signal.SIGINT)
     print("went on")
 
-ending(lambda: asyncio.run(held()))
+run_to_exit_code(lambda: asyncio.run(held()))
 """
 
 
