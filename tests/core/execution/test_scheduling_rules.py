@@ -7,6 +7,7 @@ records of a run, whichever way the requests were sent.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from loadgen.core.execution.plan import Settings
 from loadgen.core.results import store
 from loadgen.core.results.record import KIND, STATUS
 from loadgen.core.workload import load, read_flags
+from loadgen.sim.server.options import Options
 
 MS = 1_000_000
 Records = NDArray[np.void]
@@ -28,22 +30,21 @@ RunLoad = Callable[..., Records]
 
 @pytest.fixture(params=["virtual", pytest.param("http", marks=pytest.mark.processes)])
 def run_load(request: pytest.FixtureRequest, tmp_path: Path) -> RunLoad:
-    """Return a function that runs a workload file and returns its records in order of slots."""
+    """Return a function that runs a workload and returns its records in order of slots."""
+    url = "sim:gb300-vm" if request.param == "virtual" else shared().url
+    return partial(run_workload, tmp_path, url)
 
-    def run_workload(stages: str, requests: str = "", **flags: str) -> Records:
-        file = tmp_path / "workload.yaml"
-        file.write_text(
-            f"name: rules\nrequests: {{input_tokens: 20, output_tokens: 6{requests}}}\n{stages}"
-        )
-        url = "sim:gb300-vm" if request.param == "virtual" else shared().url
-        known = {} if request.param == "virtual" else {"model": "sim", "server": "trtllm"}
-        settings = Settings(url=url, out=tmp_path / "run", **known, **NO_PAGES)
-        workload = load(str(file), read_flags(**({"seed": "7"} | flags)))
-        _, run_dir = run.execute(workload, settings)
-        rows = store.read_run(run_dir).rows
-        return rows[np.argsort(rows["slot"])]
 
-    return run_workload
+def run_workload(folder: Path, url: str, stages: str, requests: str = "") -> Records:
+    file = folder / "workload.yaml"
+    file.write_text(
+        f"name: rules\nrequests: {{input_tokens: 20, output_tokens: 6{requests}}}\n{stages}"
+    )
+    without_probe = {} if url.startswith("sim:") else {"model": "sim", "server": "trtllm"}
+    settings = Settings(url=url, out=folder / "run", **without_probe, **NO_PAGES)
+    _, run_dir = run.execute(load(str(file), read_flags(seed="7")), settings)
+    rows = store.read_run(run_dir).rows
+    return rows[np.argsort(rows["slot"])]
 
 
 def closed(concurrency: int, limit: str, ramp: str = "0s", *, measured: bool = True) -> str:
@@ -152,3 +153,16 @@ def test_virtual_users_wait_for_a_place_in_prefill(run_load: RunLoad) -> None:
     assert len(rows) == 30
     assert (rows["status"] == STATUS["ok"]).all()
     assert most_in_flight(rows["sent_ns"], rows["first_token_ns"]) == 2
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["http"])
+def test_a_virtual_user_continues_after_a_failed_request(tmp_path: Path, transport: str) -> None:
+    server = shared(Options(faults="truncate:0.5"))
+    assert server.url.startswith(f"{transport}:")
+    rows = run_workload(tmp_path, server.url, "stages:\n" + closed(2, "duration: 500ms"))
+    assert (rows["kind"] == KIND["truncated"]).any()
+    for virtual_user in range(2):
+        requests = rows[rows["lane"] == virtual_user]
+        assert len(requests) >= 3
+        assert (requests["due_ns"][1:] == requests["done_ns"][:-1]).all()

@@ -247,6 +247,12 @@ def test_slots_without_a_record_are_lost() -> None:
     assert (s.warmup.scheduled, s.warmup.lost) == (1, 0)
 
 
+def test_a_stage_without_a_planned_number_of_slots_loses_none() -> None:
+    stages = (*HEADER.stages, StagePlan(name="timed", concurrency=2))
+    summary = summarize(msgspec.structs.replace(HEADER, stages=stages), hand_rows())
+    assert (summary.requests.scheduled, summary.requests.lost) == (9, 1)
+
+
 def test_a_request_that_was_sent_again_is_one_request() -> None:
     rows = hand_rows()
     rows["resent"][1] = 2
@@ -845,6 +851,23 @@ def test_a_term_that_no_request_can_have_is_undecided() -> None:
     assert summarize(Header(slo=Slo(terms=slo.terms[:1])), rows).goodput.met is False, (
         "failed requests are over"
     )
+
+
+def test_a_run_needs_requests_for_all_virtual_users_of_its_largest_stage() -> None:
+    stages = (StagePlan(name="small", concurrency=2), StagePlan(name="large", concurrency=50))
+    rows = sound(20)
+    rows["stage"][10:] = 1
+    verdict = summarize(Header(state="finished", stages=stages), rows).verdict
+    codes = (*verdict.codes, *verdict.warning_codes)
+    assert says(codes, "lanes_unfilled", requests=20, lanes=50)
+
+
+def test_responses_in_one_event_leave_terms_other_than_tpot_decided() -> None:
+    rows = sound(1000)
+    rows["last_token_ns"][:200] = rows["first_token_ns"][:200]
+    terms = (Term(metric="tpot", limit_ns=20 * MS), Term(metric="ttft", limit_ns=200 * MS))
+    summary = summarize(Header(state="finished", slo=Slo(terms=terms)), rows)
+    assert [term.met for term in summary.goodput.slo] == [None, True]
 
 
 def test_answers_shorter_than_asked_stand_beside_valid() -> None:

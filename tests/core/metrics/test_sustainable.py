@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from command_line import exits
+from make_examples import blank
 from msgspec import structs
 
 from loadgen.core import seeds
@@ -42,6 +43,7 @@ from loadgen.shell.app import main
 pytestmark = pytest.mark.commands
 
 S = 1_000_000_000
+MS = 1_000_000
 GOAL = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=2 * S),)))
 
 
@@ -552,3 +554,17 @@ def test_a_run_without_a_time_of_its_own_is_not_called_one_instant(tmp_path: Pat
         and "one instant" not in sustained["why"]
         and "too short" in sustained["why"]
     )
+
+
+def test_a_load_with_any_session_is_judged_by_first_tokens_alone() -> None:
+    """A session is expected to be in flight for long, so requests that end late show nothing."""
+    rows = blank(200)
+    rows["due_ns"] = np.arange(200) * 10 * MS
+    rows["sent_ns"] = rows["due_ns"]
+    rows["first_token_ns"] = rows["due_ns"] + MS
+    rows["end_ns"] = rows["due_ns"] + 50 * MS
+    rows["end_ns"][100:] = 10_000 * MS
+    rows["done_ns"] = rows["end_ns"]
+    assert "100 requests were in flight" in sustainable.piled_up([Columns(rows)])
+    rows["session"][0] = 0
+    assert sustainable.piled_up([Columns(rows)]) == ""

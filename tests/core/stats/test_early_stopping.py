@@ -1,0 +1,34 @@
+"""Early stopping against its definition."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from loadgen.core.stats.early_stopping import allowed, at_most, needed
+
+
+@pytest.mark.parametrize("p", [0.5, 0.9, 0.97, 0.99])
+@pytest.mark.parametrize("over", range(8))
+def test_needed_is_the_first_number_of_queries_that_is_improbable_enough(
+    p: float, over: int
+) -> None:
+    smallest = next(
+        queries
+        for queries in itertools.count(over + 1)
+        if at_most(queries, over, 1 - p) < 0.01 and queries >= over / (1 - p)
+    )
+    assert needed(over, p) == smallest
+
+
+@pytest.mark.parametrize("over", range(1, 8))
+def test_one_query_less_allows_one_less_over_the_limit(over: int) -> None:
+    queries = needed(over)
+    assert allowed(queries) == over
+    assert allowed(queries - 1) == over - 1
+
+
+def test_too_few_queries_allow_none() -> None:
+    assert allowed(needed(0)) == 0
+    assert allowed(needed(0) - 1) == -1
