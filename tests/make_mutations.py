@@ -10,7 +10,7 @@ from pathlib import Path
 
 from loadgen_sdk import compiled
 from mutations.guard import Outcome, ProjectCopy, project_copy
-from mutations.table import Mode, Mutation, modes_of, read_mutations
+from mutations.table import Mode, Mutation, modes_of, read_dropped, read_mutations
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "benchmarks" / "mutations.md"
@@ -27,6 +27,7 @@ A change with a seed was drawn at random (`tests/mutations/draw.py`); the others
 `pytest -m mutations` runs all changes again, and CI runs a sample.
 """
 HEADER = "| rule | change | seed | mode | test that failed |\n|---|---|---|---|---|"
+DROPPED_HEADER = "| file | change | why no test notices it |\n|---|---|---|"
 
 
 def main() -> None:
@@ -83,6 +84,10 @@ def render(outcomes: list[Outcome]) -> str:
             str(outcome.mode),
             code(outcome.failed_test) if outcome.failed_test else "**survived**",
         ]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["\n## Drawn and left out\n", DROPPED_HEADER]
+    for dropped in read_dropped():
+        cells = [dropped.file, f"{code(dropped.old)} becomes {code(dropped.new)}", dropped.reason]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -49,6 +49,17 @@ class Mutation:
 
 
 @dataclass(frozen=True)
+class DroppedMutation:
+    """A change that the seed drew and that no test can or need notice."""
+
+    reason: str
+    file: str
+    old: str
+    new: str
+    seed: int
+
+
+@dataclass(frozen=True)
 class Mode:
     """A way to run the tests: with or without the compiled modules, and over which transport."""
 
@@ -70,6 +81,12 @@ def read_mutations() -> list[Mutation]:
         )
         for entry in entries
     ]
+
+
+def read_dropped() -> list[DroppedMutation]:
+    """Return the drawn changes that are left out, with the reasons."""
+    entries = tomllib.loads(TABLE.read_text("utf-8"))["dropped"]
+    return [DroppedMutation(**entry) for entry in entries]
 
 
 def modes_of(mutation: Mutation, *, is_compiled: bool) -> list[Mode]:

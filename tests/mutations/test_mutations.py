@@ -11,7 +11,7 @@ from loadgen_sdk import compiled
 
 from mutations.draw import find_changes
 from mutations.guard import ProjectCopy, project_copy
-from mutations.table import ROOT, Mode, Mutation, modes_of, read_mutations
+from mutations.table import ROOT, Mode, Mutation, modes_of, read_dropped, read_mutations
 
 MUTATIONS = read_mutations()
 SAMPLE_SEED = 7
@@ -47,6 +47,11 @@ def test_at_least_forty_changes_most_of_them_drawn() -> None:
     assert len(MUTATIONS) >= 40
     assert len(drawn) > len(MUTATIONS) / 2
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
+
+
+def test_every_dropped_change_has_a_reason() -> None:
+    assert all(dropped.reason for dropped in read_dropped())
+    assert len(read_dropped()) < len(MUTATIONS) / 2
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=case_name)
