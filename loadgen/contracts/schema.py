@@ -37,7 +37,7 @@ from loadgen.core.workload.diagnostics import sort_faults, validate_document
 from loadgen.core.workload.fields import Duration, FiniteRate, Quantile, Share, Whole
 from loadgen.core.workload.file_models import FileContext, Part, Tagged, TaggedUnion
 from loadgen.core.workload.loading import packaged, read_text
-from loadgen.core.workload.slo_fields import checked_slo
+from loadgen.core.workload.slo_fields import SloField
 from loadgen.core.workload.stages import Concurrency
 from loadgen.core.workload.yaml_marks import Map, read_yaml
 from loadgen.figures import FIGURES, POOLED
@@ -423,7 +423,6 @@ else:
 # -------------------------------------------------------------------------------------------------------------- levels
 
 
-ContractSlo = Annotated[Slo | None, PlainValidator(checked_slo)]
 Name = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
@@ -451,7 +450,7 @@ class ContractLevel(Part):
     repeats: Annotated[int, Strict(), Field(ge=1, le=100)] = 1
     apart_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="apart")
     cache: Literal["cold", "warm"] | None = None
-    slo: ContractSlo = None
+    slo: SloField = None
     must: tuple[WrittenPromise, ...] = ()
     should: tuple[WrittenPromise, ...] = ()
 
@@ -500,7 +499,7 @@ class Contract(Part):
     horizon_ns: Annotated[Duration, Field(gt=0)] = Field(HORIZON_NS, validation_alias="horizon")
     gpus: Whole | None = None
     prices: str | None = None
-    slo: ContractSlo = None
+    slo: SloField = None
     levels: Annotated[tuple[ContractLevel, ...], BeforeValidator(_levels)]
     answers: AnswersAsked | None = None
 

@@ -17,7 +17,7 @@ from loadgen.core.errors import Fault, UserError, closest
 from loadgen.core.slo import METRIC_ALIASES, StopRule, metrics
 from loadgen.core.workload.fields import SALT_PATTERN
 from loadgen.core.workload.schema import Limits
-from loadgen.core.workload.slo_fields import stop_rule
+from loadgen.core.workload.slo_fields import parse_stop_rule
 from loadgen.core.workload.stages import MAX_CONCURRENCY
 
 
@@ -128,7 +128,7 @@ def _read_flag(name: str, text: str, values: Mapping[str, Any]) -> dict[str, Any
             return {"goodput_share": limit}
         return {"terms": {**values.get("terms", {}), metric: (limit, quantile)}}
     if name == "stop_when":
-        return {"stop_when": (*values.get("stop_when", ()), stop_rule(text))}
+        return {"stop_when": (*values.get("stop_when", ()), parse_stop_rule(text))}
     if name == "limit":
         return {"limits": {**values.get("limits", {}), **_limit(text)}}
     return {name: _PARSERS[name](text)}

@@ -22,7 +22,7 @@ from pydantic import (
 from loadgen.core import units
 from loadgen.core.workload.file_models import Part
 from loadgen.core.workload.request_kinds import FromFile, FromTrace, Synthetic
-from loadgen.core.workload.slo_fields import WorkloadSlo
+from loadgen.core.workload.slo_fields import SloField
 from loadgen.core.workload.tasks import Task
 
 MAX_CLASSES = 100
@@ -120,7 +120,7 @@ class RequestClass(Part):
     # as above: generated, conversations, tasks, a file or a trace
     requests: Annotated[RequestsOfOneKind, Discriminator(request_kind)]
     # its own promise; else the workload's
-    slo: WorkloadSlo = None
+    slo: SloField = None
 
     @field_validator("requests")
     @classmethod

@@ -20,7 +20,7 @@ from loadgen.core.workload.fields import Duration, Salt, Seed, Share, Whole
 from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.request_classes import Mix, RequestsOfOneKind, request_kind
 from loadgen.core.workload.request_kinds import Synthetic
-from loadgen.core.workload.slo_fields import WorkloadSlo, WrittenStopRule
+from loadgen.core.workload.slo_fields import SloField, StopRuleField
 from loadgen.core.workload.stages import Stage
 from loadgen.core.workload.yaml_marks import Map, Seq
 
@@ -73,7 +73,7 @@ class Written(Part):
     # when; else flags say
     stages: tuple[Stage, ...] = ()
     # what was promised
-    slo: WorkloadSlo = None
+    slo: SloField = None
     # longest drain after the load; else `timeout`. What it cuts is `unfinished`; Ctrl-C ends it
     # (`cancelled`, not valid). A closed loop by `count` ends with its last answer
     grace_ns: GracePeriod = Field(default=None, validation_alias="grace")
@@ -92,7 +92,7 @@ class Written(Part):
     # loop drops what finds none. Streams only
     max_in_prefill: Whole | None = None
     # rules that end the run early
-    stop_when: tuple[WrittenStopRule, ...] = ()
+    stop_when: tuple[StopRuleField, ...] = ()
     # below 2^64; else fresh
     seed: Seed | None = None
     # of arrivals, LoadGen's Poisson draw bit for bit; else from `seed`
@@ -118,7 +118,7 @@ class Written(Part):
             return _with_expanded_trace(data)
         if isinstance(data.get("stages"), Seq):
             data = data.renamed({})
-            data["stages"] = spikes.written_out(data["stages"])
+            data["stages"] = spikes.expand_spikes(data["stages"])
         if "classes" not in data:
             return data
         if "requests" in data:

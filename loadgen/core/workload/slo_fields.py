@@ -1,9 +1,9 @@
-"""How an SLO and the rules to stop by are written in a file, and the checked values of them. Pure."""
+"""How an SLO and the rules that stop a run early are written in a file."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 from pydantic import (
@@ -15,6 +15,7 @@ from pydantic import (
     create_model,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
 
 from loadgen.core import units
 from loadgen.core.slo import METRIC_ALIASES, Slo, StopRule, TaskTerm, Term, metrics
@@ -23,76 +24,45 @@ from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.yaml_marks import Map
 from loadgen.figures import FIGURES
 
+PositiveDuration = Annotated[Duration, Field(gt=0)]
+
 
 class WrittenTerm(Part):
-    """`2s`, or `{limit: 2s, at: p95}`."""
+    """The limit of a latency: `2s`, or `{limit: 2s, at: p95}`."""
 
-    limit_ns: Annotated[Duration, Field(gt=0)] = Field(validation_alias="limit")
+    limit_ns: PositiveDuration = Field(validation_alias="limit")
     quantile: Quantile | None = Field(default=None, validation_alias="at")
 
     @classmethod
     def normalize(cls, data: Any) -> Any:
+        """Accept the limit alone, too."""
         return data if isinstance(data, dict) else {"limit": data}
 
     @classmethod
-    def extend_json_schema(cls, schema: dict[str, Any]) -> dict[str, Any]:
+    def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
+        """Return a JSON Schema that accepts the limit alone, too."""
         return {"anyOf": [schema["properties"]["limit"], schema]}
 
 
 class WrittenTaskTerm(Part):
-    """What was promised of tasks and conversations as a whole."""
+    """The limits of tasks and conversations as a whole."""
 
-    within_ns: Annotated[Duration, Field(gt=0)] | None = Field(
-        default=None, validation_alias="within"
-    )
-    wait_ns: Annotated[Duration, Field(gt=0)] | None = Field(
-        None, validation_alias="wait"
-    )  # for each first token
-    goodput: Share = 0.99  # of the tasks that keep both
+    within_ns: PositiveDuration | None = Field(default=None, validation_alias="within")
+    # for each first token
+    wait_ns: PositiveDuration | None = Field(default=None, validation_alias="wait")
+    # the share of tasks that keep both limits
+    goodput: Share = 0.99
 
     @model_validator(mode="after")
-    def _has_a_limit(self) -> WrittenTaskTerm:
+    def _check_has_limit(self) -> Self:
         if self.within_ns is None and self.wait_ns is None:
-            raise units.Wrong(
-                "missing_value", "has no limit", "task: {within: 90s, wait: 2s, goodput: 95%}"
-            )
+            example = "task: {within: 90s, wait: 2s, goodput: 95%}"
+            raise units.Wrong("missing_value", "has no limit", example)
         return self
 
 
-def stop_rule(text: str) -> StopRule:
-    """`errors:20%`, `ttft:p50:30s`. Raises `Wrong`."""
-    known = f"errors:20%, or a latency at a percentile, ttft:p50:30s; known: errors, {', '.join(metrics())}"
-    name, *parts = text.strip().split(":")
-    metric = METRIC_ALIASES.get(name, name)
-    if name == "errors" and len(parts) == 1:
-        limit, quantile = units.share(parts[0]), None
-    elif metric in metrics() and len(parts) == 2:
-        quantile, limit = units.quantile(parts[0]), float(units.duration_ns(parts[1]))
-    else:
-        raise units.Wrong("invalid_value", "is no rule to stop by", known)
-    if not limit:
-        raise units.Wrong("out_of_range", "stops every run", known)
-    return StopRule(metric=metric, limit=limit, quantile=quantile)
-
-
-def _stop_rule(value: Any) -> StopRule:
-    if isinstance(value, StopRule):
-        return value
-    if not isinstance(value, str):
-        raise units.Wrong("wrong_type", "is no rule to stop by", "errors:20%, or ttft:p50:30s")
-    return stop_rule(value)
-
-
-WrittenStopRule = Annotated[
-    StopRule,
-    PlainValidator(_stop_rule),
-    PlainSerializer(msgspec.to_builtins),
-    WithJsonSchema({"type": "string", "examples": ["errors:20%", "ttft:p50:30s"]}),
-]
-
-
-class _WrittenSlo(Part):
-    """The terms as they are written, one key each; `written_slo` has the keys of the figures."""
+class WrittenSlo(Part):
+    """The terms of an SLO, one key each. `slo_model` adds a key for each metric."""
 
     synonyms: ClassVar[dict[str, str]] = METRIC_ALIASES
     at: Quantile = 0.99
@@ -101,73 +71,118 @@ class _WrittenSlo(Part):
 
     @classmethod
     def normalize(cls, data: Any) -> Any:
+        """Replace other names of metrics by the names of the metrics."""
         if not isinstance(data, Map):
             return data
-        seen = set[str]()
+        names = set[str]()
         for key in data:
-            if (name := METRIC_ALIASES.get(key, key)) in seen:
-                raise units.Wrong(
-                    "duplicate", f"has {name} twice", f"{key} is another name of {name}"
-                )
-            seen.add(name)
+            name = METRIC_ALIASES.get(key, key)
+            if name in names:
+                hint = f"{key} is another name of {name}"
+                raise units.Wrong("duplicate", f"has {name} twice", hint)
+            names.add(name)
         return data.renamed(METRIC_ALIASES)
 
     @classmethod
-    def extend_json_schema(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        terms = schema["properties"]
-        terms |= {alias: terms[metric] for alias, metric in METRIC_ALIASES.items()}
+    def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
+        """Return a JSON Schema that accepts the other names of metrics, too."""
+        properties = schema["properties"]
+        for alias, metric in METRIC_ALIASES.items():
+            properties[alias] = properties[metric]
         return schema
 
-    def checked(self) -> Slo:
-        written = {name: term for name, term in self if isinstance(term, WrittenTerm)}
-        terms = [
-            Term(metric=m, limit_ns=t.limit_ns, quantile=t.quantile or self.at)
-            for m, t in written.items()
-        ]
+    def to_slo(self) -> Slo:
+        """Return the SLO that these terms mean. Raises `Wrong` if there is no term."""
+        terms = tuple(
+            Term(metric=name, limit_ns=term.limit_ns, quantile=term.quantile or self.at)
+            for name, term in self
+            if isinstance(term, WrittenTerm)
+        )
         task = None
         if self.task is not None:
             task = TaskTerm(
                 within_ns=self.task.within_ns, wait_ns=self.task.wait_ns, share=self.task.goodput
             )
+        # The goodput is a share of requests, so that it needs a limit of requests.
         if not terms and (task is None or self.goodput is not None):
-            raise units.Wrong(
-                "missing_value", "has no term", "slo: {ttft: 2s, tpot: 200ms, at: p99}"
-            )
-        return Slo(terms=tuple(terms), goodput_share=self.goodput, task=task)
+            example = "slo: {ttft: 2s, tpot: 200ms, at: p99}"
+            raise units.Wrong("missing_value", "has no term", example)
+        return Slo(terms=terms, goodput_share=self.goodput, task=task)
 
 
 @cache
-def written_slo(figures: tuple[str, ...]) -> type[_WrittenSlo]:
-    """The type of an SLO as it is written, with a key for each of these figures."""
-    terms: dict[str, Any] = dict.fromkeys(figures, (WrittenTerm | None, None))
+def slo_model(metric_names: tuple[str, ...]) -> type[WrittenSlo]:
+    """Return the model of an SLO in a file, with a key for each of these metrics."""
+    fields: dict[str, Any] = dict.fromkeys(metric_names, (WrittenTerm | None, None))
     return create_model(
         "WrittenSlo",
-        __base__=_WrittenSlo,
+        __base__=WrittenSlo,
         __module__=__name__,
-        __doc__="The terms as they are written, one key each.",
-        **terms,
+        __doc__="The terms of an SLO, one key each.",
+        **fields,
     )
 
 
-def checked_slo(value: Any, info: ValidationInfo) -> Slo | None:
-    """An SLO from what a file says; None where that is wrong, as the faults of the source say then."""
+def validate_slo(value: Any, info: ValidationInfo) -> Slo | None:
+    """Return the SLO that a file means.
+
+    An SLO with an unknown key is reported in the context and read as None.
+    """
     if value is None or isinstance(value, Slo):
         return value
-    if not isinstance(info.context, FileContext):  # of a checked workload, dumped
+    context = info.context
+    if not isinstance(context, FileContext):  # a checked workload that was dumped
         return msgspec.convert(value, Slo)
-    faults_before = len(info.context.faults)
-    figures = tuple(dict.fromkeys((*metrics(), *info.context.extra_metrics)))
-    written = written_slo(figures).model_validate(value, context=info.context)
-    return (
-        written.checked() if len(info.context.faults) == faults_before else None
-    )  # the fault is in the list already
+    faults_before = len(context.faults)
+    metric_names = tuple(dict.fromkeys((*metrics(), *context.extra_metrics)))
+    written = slo_model(metric_names).model_validate(value, context=context)
+    if len(context.faults) > faults_before:
+        return None
+    return written.to_slo()
 
 
-_OWN_SLO = written_slo(tuple(row.name for row in FIGURES.own if "slo" in row.shown))
-"""How an SLO is written without the metrics of other packages, for the JSON Schema."""
+# The JSON Schema has the metrics of this package only. Packages that add metrics may be missing.
+_OWN_METRICS = tuple(metric.name for metric in FIGURES.own if "slo" in metric.shown)
 
-WorkloadSlo = Annotated[
+SloField = Annotated[
     Slo | None,
-    PlainValidator(checked_slo, json_schema_input_type=_OWN_SLO | None),
+    PlainValidator(validate_slo, json_schema_input_type=slo_model(_OWN_METRICS) | None),
     PlainSerializer(msgspec.to_builtins),
+]
+
+
+def parse_stop_rule(text: str) -> StopRule:
+    """Return the rule of a text such as `errors:20%` or `ttft:p50:30s`. Raises `Wrong`."""
+    hint = (
+        "errors:20%, or a latency at a percentile, ttft:p50:30s; "
+        f"known: errors, {', '.join(metrics())}"
+    )
+    name, *arguments = text.strip().split(":")
+    metric = METRIC_ALIASES.get(name, name)
+    if name == "errors" and len(arguments) == 1:
+        limit = units.share(arguments[0])
+        quantile = None
+    elif metric in metrics() and len(arguments) == 2:
+        quantile = units.quantile(arguments[0])
+        limit = float(units.duration_ns(arguments[1]))
+    else:
+        raise units.Wrong("invalid_value", "is no rule to stop by", hint)
+    if not limit:
+        raise units.Wrong("out_of_range", "stops every run", hint)
+    return StopRule(metric=metric, limit=limit, quantile=quantile)
+
+
+def _validate_stop_rule(value: Any) -> StopRule:
+    if isinstance(value, StopRule):
+        return value
+    if isinstance(value, str):
+        return parse_stop_rule(value)
+    raise units.Wrong("wrong_type", "is no rule to stop by", "errors:20%, or ttft:p50:30s")
+
+
+StopRuleField = Annotated[
+    StopRule,
+    PlainValidator(_validate_stop_rule),
+    PlainSerializer(msgspec.to_builtins),
+    WithJsonSchema({"type": "string", "examples": ["errors:20%", "ttft:p50:30s"]}),
 ]

@@ -1,4 +1,7 @@
-"""Stages written as `spike: 3x for 60s`: the stage before at so many times its load. Pure."""
+"""Expands stages that are written as `spike: 3x for 60s`.
+
+A spike multiplies the load of the stage before it for some time.
+"""
 
 from __future__ import annotations
 
@@ -9,70 +12,86 @@ from loadgen.core import units
 from loadgen.core.workload.yaml_marks import Map, Seq
 
 SPIKE_PATTERN = rf"^{units.NUMBER} ?x for ({units.DURATION_PATTERN.strip('^$')})$"
-_SPIKE = rf"(?P<times>{units.NUMBER}) ?x for (?P<duration>.+)"
+_SPIKE = re.compile(rf"(?P<factor>{units.NUMBER}) ?x for (?P<duration>.+)")
 _HINT = "write how many times the load before it, and for how long: spike: 3x for 60s"
-_LOADS = {"constant": "rate", "poisson": "rate", "gamma": "rate", "closed": "concurrency"}
+
+LOAD_KEYS = {"constant": "rate", "poisson": "rate", "gamma": "rate", "closed": "concurrency"}
+"""Maps an arrival law to the key of its load."""
 
 
-def written_out(stages: Seq) -> Seq:
-    """The stages with each spike as a stage of its own kind; a bad one keeps `spike`, whose value is then the fault."""
-    result = Seq(stages.at)
-    result.values_at = stages.values_at
-    for number, stage in enumerate(stages):
-        if isinstance(stage, Map) and "spike" in stage:
-            try:
-                stage = _of_spike(stage, result[-1] if result else None)
-                unnamed = sum(
-                    "spike" in one and "name" not in one
-                    for one in stages[:number]
-                    if isinstance(one, Map)
-                )
-                if "name" not in stage:
-                    stage["name"] = f"spike-{unnamed + 1}" if unnamed else "spike"
-                    stage.keys_at["name"] = stage.values_at["name"] = stage.keys_at["arrival"]
-            except units.Wrong as wrong:  # told by the stage, which knows its place
-                stage = stage.renamed({})
-                stage["spike"] = wrong
-        result.append(stage)
-    return result
+def expand_spikes(stages: Seq) -> Seq:
+    """Return the stages with each spike written as a stage with an arrival and a duration.
+
+    A spike that is wrong keeps the key `spike`. Its value is then the error, which `Stage` raises,
+    because only there its position is known.
+    """
+    expanded = Seq(stages.at)
+    expanded.values_at = stages.values_at
+    unnamed_spikes = 0
+    for stage in stages:
+        if not isinstance(stage, Map) or "spike" not in stage:
+            expanded.append(stage)
+            continue
+        stage_before = expanded[-1] if expanded else None
+        expanded.append(_expand_spike(stage, stage_before, unnamed_spikes + 1))
+        if "name" not in stage:
+            unnamed_spikes += 1
+    return expanded
 
 
-def _of_spike(stage: Map, before: Any) -> Map:
+def _expand_spike(stage: Map, stage_before: Any, number: int) -> Map:
+    """Return a spike as a stage. `number` counts the spikes without a name, from 1 on."""
+    try:
+        expanded = _stage_of_spike(stage, stage_before)
+    except units.Wrong as error:
+        expanded = stage.renamed({})
+        expanded["spike"] = error
+        return expanded
+    if "name" not in expanded:
+        expanded["name"] = "spike" if number == 1 else f"spike-{number}"
+        expanded.keys_at["name"] = expanded.keys_at["arrival"]
+        expanded.values_at["name"] = expanded.keys_at["arrival"]
+    return expanded
+
+
+def _stage_of_spike(stage: Map, stage_before: Any) -> Map:
     if "arrival" in stage or "duration" in stage or "count" in stage:
         raise units.Wrong("conflict", "has a spike and an arrival, a duration or a count", _HINT)
-    match = re.fullmatch(_SPIKE, str(stage["spike"]).strip())
-    if match is None or float(match["times"]) <= 1:
+    match = _SPIKE.fullmatch(str(stage["spike"]).strip())
+    if match is None or float(match["factor"]) <= 1:
         raise units.Wrong("invalid_value", "has a spike that is none", _HINT)
     units.duration_ns(match["duration"])
-    spike = stage.renamed({"spike": "arrival"})
-    spike["arrival"] = _times(
-        float(match["times"]), before.get("arrival") if isinstance(before, Map) else None
-    )
-    spike["duration"] = match["duration"]
-    spike.keys_at["duration"], spike.values_at["duration"] = (
-        stage.keys_at["spike"],
-        stage.values_at["spike"],
-    )
-    return spike
+    arrival_before = stage_before.get("arrival") if isinstance(stage_before, Map) else None
+    expanded = stage.renamed({"spike": "arrival"})
+    expanded["arrival"] = _multiply_load(arrival_before, float(match["factor"]))
+    expanded["duration"] = match["duration"]
+    expanded.keys_at["duration"] = stage.keys_at["spike"]
+    expanded.values_at["duration"] = stage.values_at["spike"]
+    return expanded
 
 
-def _times(times: float, arrival: Any) -> dict[str, Any]:
-    """An arrival law at so many times its load, as it would be written."""
-    law, value = (
-        next(iter(arrival.items()), ("", None)) if isinstance(arrival, dict) else ("", None)
-    )
-    key = _LOADS.get(law, "")
-    load = value.get(key) if isinstance(value, dict) else value
+def _multiply_load(arrival: Any, factor: float) -> dict[str, Any]:
+    """Return an arrival law, as it is written in a file, with its load multiplied."""
+    law, parameters = _law_and_parameters(arrival)
+    key = LOAD_KEYS.get(law, "")
+    load = parameters.get(key) if isinstance(parameters, dict) else parameters
     if load is None or load == "inf":
-        hint = f"a stage before it with arrival: {{poisson: 10/s}} (or {', '.join(list(_LOADS))})"
-        raise units.Wrong(
-            "conflict", "has a spike without a load before it that could be multiplied", hint
-        )
+        hint = f"a stage before it with arrival: {{poisson: 10/s}} (or {', '.join(LOAD_KEYS)})"
+        problem = "has a spike without a load before it that could be multiplied"
+        raise units.Wrong("conflict", problem, hint)
     if law == "closed":
         if not isinstance(load, int):
-            raise units.Wrong(
-                "wrong_type", "has a spike over what is no number of requests in flight", _HINT
-            )
-        return {law: {"concurrency": round(load * times), "ramp": "0s"}}  # a spike begins at once
-    rate = f"{units.rate_per_s(str(load)) * times:.12g}/s"
-    return {law: {**value, key: rate} if isinstance(value, dict) else {key: rate}}
+            problem = "has a spike over what is no number of requests in flight"
+            raise units.Wrong("wrong_type", problem, _HINT)
+        # The users of a spike start at once.
+        return {law: {"concurrency": round(load * factor), "ramp": "0s"}}
+    rate = f"{units.rate_per_s(str(load)) * factor:.12g}/s"
+    other_parameters = parameters if isinstance(parameters, dict) else {}
+    return {law: {**other_parameters, key: rate}}
+
+
+def _law_and_parameters(arrival: Any) -> tuple[str, Any]:
+    """Return the only key of an arrival and its value, or an empty name if there is none."""
+    if isinstance(arrival, dict) and arrival:
+        return next(iter(arrival.items()))
+    return "", None

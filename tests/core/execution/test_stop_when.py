@@ -24,14 +24,14 @@ from loadgen.core.results.record import KIND, ROW, STATUS, STATUSES
 from loadgen.core.slo import StopRule
 from loadgen.core.workload import load, read_flags
 from loadgen.core.workload.fingerprints import recipe_fingerprint
-from loadgen.core.workload.slo_fields import stop_rule
+from loadgen.core.workload.slo_fields import parse_stop_rule
 from loadgen.sim.server.options import Options
 from loadgen.sim.stop_watch import first_breach
 
 pytestmark = pytest.mark.commands
 
 S = 1_000_000_000
-ERRORS, SLOW = stop_rule("errors:20%"), stop_rule("ttft:p50:2s")
+ERRORS, SLOW = parse_stop_rule("errors:20%"), parse_stop_rule("ttft:p50:2s")
 
 
 def rows(n: int, failed: int = 0, slow: int = 0, at_s: float = 5.0) -> np.ndarray:
@@ -81,7 +81,13 @@ def test_the_first_look_that_breaks_a_rule_decides() -> None:
     }
 
 
-RULES = [ERRORS, SLOW, stop_rule("errors:60%"), stop_rule("ttft:p90:2.5s"), stop_rule("e2e:p50:3s")]
+RULES = [
+    ERRORS,
+    SLOW,
+    parse_stop_rule("errors:60%"),
+    parse_stop_rule("ttft:p90:2.5s"),
+    parse_stop_rule("e2e:p50:3s"),
+]
 
 
 @given(
@@ -144,7 +150,9 @@ def test_what_was_never_sent_has_not_ended() -> None:
 )
 def test_what_is_wrong_with_a_rule_is_said(text: str, what: str) -> None:
     if not what:
-        assert load("qa", read_flags(stop_when=[text])).stop_when == (stop_rule("ttft:p50:30s"),)
+        assert load("qa", read_flags(stop_when=[text])).stop_when == (
+            parse_stop_rule("ttft:p50:30s"),
+        )
         return
     with pytest.raises(Faults, match=what):
         load("qa", read_flags(stop_when=[text]))

@@ -23,7 +23,7 @@ from loadgen.core.metrics.columns import UNDEFINED, Columns
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary, summarize
 from loadgen.core.results.record import ROW
 from loadgen.core.slo import Slo, Term
-from loadgen.core.workload.slo_fields import stop_rule
+from loadgen.core.workload.slo_fields import parse_stop_rule
 from loadgen.evidence.verify import bundle
 from loadgen.figures import FIGURES, PLACES
 from loadgen.plugins import none, resolve
@@ -83,7 +83,7 @@ def test_a_figure_of_another_package_stands_in_every_place(
             "ms",
             -1,
         )
-        assert stop_rule("thinking:p50:2s").metric == "thinking"
+        assert parse_stop_rule("thinking:p50:2s").metric == "thinking"
         promised = summarize(
             replace(header, slo=Slo(terms=(Term(metric="thinking", limit_ns=1),))), rows, *rest
         )
