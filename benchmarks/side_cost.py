@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import rig
-from loadgen_sdk.dialects.server_account import server_account
+from loadgen_sdk.dialects.account_lookup import server_account
 
 import loadgen
 from loadgen.core.server_metrics import energy, request_accounts, series

@@ -305,7 +305,7 @@ def load(folder: str | os.PathLike[str]) -> Result | Any:
     """
     path = Path(folder)
     kind = result_kinds.kind_of(path) or result_kinds.RUN
-    if kind.runs and result_kinds.call(kind, "runs", path) == [path]:
+    if result_kinds.runs_of(kind, path) == (path,):
         return _run(path)
     return result_kinds.OpenedResult(path, kind)
 
@@ -322,10 +322,11 @@ def load_runs(folder: str | os.PathLike[str]) -> dict[str, Result]:
     Raises UserError for a folder without runs.
     """
     path = Path(folder)
-    runs: list[Path] = result_kinds.ask(path, "runs") or [
-        run for below in sorted(path.glob("*/")) for run in result_kinds.ask(below, "runs") or ()
-    ]
-    if not runs or runs == [path]:
+    runs = result_kinds.runs_in(path)
+    if not runs:
+        directories = sorted(path.glob("*/"))
+        runs = tuple(run for below in directories for run in result_kinds.runs_in(below))
+    if not runs or runs == (path,):
         raise UserError(
             "no_result",
             "no run in this folder",

@@ -1,128 +1,164 @@
-"""The backends of a run, one row each: what answers at a target, who sends the load, what is known without asking.
+"""The table of backends: what answers at a target, and who sends the load.
 
-A leaf, like every table: a row names its functions as text. `core/execution/backend.py` calls them.
+`core.execution.backend` calls the functions of the rows. A backend is imported when a run uses it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from loadgen.core.errors import UserError
 from loadgen.plugins import OpenTable
 
-_SCHEME = re.compile(
-    r"([A-Za-z][A-Za-z0-9+.-]*):(?!\d+(?:/|$))(.*)", re.DOTALL
-)  # host:port has none
+if TYPE_CHECKING:
+    from loadgen.core.execution.backend import Backend
+
+# The part before the first colon, unless a port follows: `host:8000` has no scheme.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!\d+(?:/|$))(.*)", re.DOTALL)
 
 
-class BackendRow(Struct, frozen=True):
-    """One backend. A function is text, `module:function`; what a backend does not have is left out.
+class BackendRow(Struct, frozen=True, kw_only=True):
+    """One backend.
 
-    Of a target. schemes: of the URLs that ask for it; "": there is no URL. shown: the target in words, {} is what
-    follows the scheme; "": the URL says it. simulated: a model of a server answers. virtual: in virtual time.
-    known: (settings) `core.execution.context.KnownTarget`, without asking the target.
-    fills: (workload, settings) the rate that about fills the target, without asking it; a search begins there.
-    serve: (settings) a context manager of the settings with the URL of a target that it starts, and stops at its end.
-    run: (workload, settings, folder, tell) carries out the whole run in its folder; returns the Summary. It
-    is for targets that no HTTP reaches; without it the load is sent over HTTP.
-
-    Of who sends over HTTP. flag: the field of the settings that asks for it; "": nothing has to.
-    senders: (settings) a context manager of `core.execution.backend.Senders`.
+    Attributes:
+        name: Its name.
+        load: Imports the functions of the backend.
+        schemes: The schemes of the URLs that it serves. "" stands for a run without a URL.
+        shown: The name of a target; {} is replaced by what follows the scheme. If empty, the URL is the name.
+        simulated: Whether a model of a server answers.
+        virtual: Whether the run takes place in virtual time.
+        flag: The field of the settings that chooses this backend as the sender of the load. If empty, it sends where
+            no other one was chosen.
     """
 
     name: str
+    load: Callable[[], Backend]
     schemes: tuple[str, ...] = ()
     shown: str = ""
     simulated: bool = False
     virtual: bool = False
-    known: str = ""
-    fills: str = ""
-    serve: str = ""
-    run: str = ""
     flag: str = ""
-    senders: str = ""
 
 
-BACKENDS: OpenTable[BackendRow] = OpenTable(
-    "loadgen.backends",
-    BackendRow,
-    (
-        BackendRow(
-            name="ray",
-            flag="ray",
-            senders="loadgen.cluster.ray:connected",
-        ),
-        BackendRow(
-            name="http",
-            schemes=("http", "https"),
-            senders="loadgen.core.execution.backends.local:here",
-        ),
+def _load_ray() -> Backend:
+    from loadgen.cluster.ray import RAY
+
+    return RAY
+
+
+def _load_http() -> Backend:
+    from loadgen.core.execution.backends.local import HTTP
+
+    return HTTP
+
+
+def _load_embedded() -> Backend:
+    from loadgen.sim.backends import EMBEDDED
+
+    return EMBEDDED
+
+
+def _load_virtual() -> Backend:
+    from loadgen.sim.backends import VIRTUAL
+
+    return VIRTUAL
+
+
+def _load_rows() -> tuple[BackendRow, ...]:
+    return (
+        BackendRow(name="ray", load=_load_ray, flag="ray"),
+        BackendRow(name="http", load=_load_http, schemes=("http", "https")),
         BackendRow(
             name="embedded",
+            load=_load_embedded,
             schemes=("",),
             shown="embedded simulation",
             simulated=True,
-            known="loadgen.sim.embedded_backend:known",
-            serve="loadgen.sim.embedded_backend:serve",
         ),
         BackendRow(
             name="sim",
+            load=_load_virtual,
             schemes=("sim",),
             shown="simulated: {}",
             simulated=True,
             virtual=True,
-            known="loadgen.sim.virtual_backend:known",
-            fills="loadgen.sim.roofline:filling_rate",
-            run="loadgen.sim.virtual_backend:run",
         ),
-    ),
-)
+    )
+
+
+BACKENDS: OpenTable[BackendRow] = OpenTable("loadgen.backends", BackendRow, _load_rows)
+
+
+def load_backend(row: BackendRow) -> Backend:
+    """Import the functions of a backend. Errors of a plug-in are reported as such."""
+    return BACKENDS.guard(row, row.load)()
 
 
 def of_target(url: str | None) -> BackendRow:
-    """The backend of a target. Raises UserError for a scheme that none has."""
-    if (row := find(url)) is not None:
-        if row not in BACKENDS.own and not (row.serve or row.run):
-            what = f"the backend {row.name} does not say how a target of its scheme is reached"
-            raise UserError(
-                "plugin_failed", what, "--url", "its row has to name a function `serve` or `run`"
-            )
-        return row
-    known = [f"{scheme}:" for row in BACKENDS.rows() for scheme in row.schemes if scheme]
-    without = next(row.shown for row in BACKENDS.own if "" in row.schemes)
-    what = f"no backend has the scheme {scheme_of(url)}:"
-    raise UserError(
-        "invalid_url", what, "--url", f"known: {', '.join(known)}; without --url: {without}"
+    """Return the backend of a target.
+
+    Raises UserError for a scheme that no backend serves, and for a plug-in that cannot reach a target.
+    """
+    row = find(url)
+    if row is None:
+        raise _unknown_scheme(url)
+    if row not in BACKENDS.own and not provides_target(row):
+        what = f"the backend {row.name} does not say how a target of its scheme is reached"
+        hint = "it has to have a function `serve` or `run`"
+        raise UserError("plugin_failed", what, "--url", hint)
+    return row
+
+
+def provides_target(row: BackendRow) -> bool:
+    """Return True if a backend starts or simulates its target, so that no other target can be combined with it."""
+    backend = load_backend(row)
+    return backend.serve is not None or backend.run is not None
+
+
+def _unknown_scheme(url: str | None) -> UserError:
+    schemes = [f"{scheme}:" for row in BACKENDS.rows() for scheme in row.schemes if scheme]
+    without_url = next(row.shown for row in BACKENDS.own if "" in row.schemes)
+    return UserError(
+        "invalid_url",
+        f"no backend has the scheme {scheme_of(url)}:",
+        "--url",
+        f"known: {', '.join(schemes)}; without --url: {without_url}",
     )
 
 
 def find(url: str | None) -> BackendRow | None:
-    """The backend of a target; None for a scheme that none has.
+    """Return the backend of a target, or None for a scheme that no backend serves.
 
-    A URL without a scheme, and a socket that is a file, are left to `http`, whose own check says what is wrong.
+    URLs without a scheme and those of Unix sockets belong to `http`, whose own check reports what is wrong with them.
     """
     scheme = scheme_of(url)
     if scheme is None or "unix" in scheme:
         scheme = "http"
-    mine = next((row for row in BACKENDS.own if scheme in row.schemes), None)
-    return mine or next((row for row in BACKENDS.others() if scheme in row.schemes), None)
+    for row in BACKENDS.own:
+        if scheme in row.schemes:
+            return row
+    return next((row for row in BACKENDS.others() if scheme in row.schemes), None)
 
 
 def shown(url: str | None) -> str:
-    """What the backend calls a target; "": its URL says it, or no backend has its scheme."""
+    """Return the name of a target. It is empty if the URL is the name, or no backend serves its scheme."""
     row = find(url)
     return "" if row is None else row.shown.format(after_scheme(url))
 
 
 def scheme_of(url: str | None) -> str | None:
-    """The scheme of a URL, in small letters; "" without a URL; None for a URL that has none."""
-    match = _SCHEME.match(url or "")
-    return match[1].lower() if match else None if url else ""
+    """Return the scheme of a URL in small letters, "" without a URL, and None for a URL without a scheme."""
+    if not url:
+        return ""
+    match = _SCHEME.match(url)
+    return match[1].lower() if match else None
 
 
 def after_scheme(url: str | None) -> str:
-    """What follows the scheme and its colon."""
+    """Return what follows the scheme and its colon."""
     match = _SCHEME.match(url or "")
     return match[2] if match else url or ""

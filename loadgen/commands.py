@@ -1,137 +1,222 @@
-"""The commands, one row each: the shell makes its help of the rows, and imports only what is asked for.
-
-A leaf, like every table: a row names its command as text.
-"""
+"""The table of commands. The help is made of its rows; a command is imported when it is used."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from inspect import isfunction
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from loadgen.plugins import OpenTable
 
+if TYPE_CHECKING:
+    import typer
 
-class CommandRow(NamedTuple):
-    """One command of the shell.
 
-    group: under what the help lists it. help: one line. function: `module:function`, whose signature is read as typer
-    reads it and which returns the exit code; of ours also a `typer.Typer` with several commands.
+class CommandRow(Struct, frozen=True):
+    """One command.
+
+    Attributes:
+        name: What is typed.
+        group: The heading of the help under which the command is listed.
+        help: One line.
+        load: Imports and returns the function of the command, which has a signature that typer understands and returns
+            an exit code; or a `typer.Typer` with several commands.
     """
 
     name: str
     group: str
     help: str
-    function: str
+    load: Callable[[], Callable[..., int] | typer.Typer]
 
 
-COMMANDS: OpenTable[CommandRow] = OpenTable(
-    "loadgen.commands",
-    CommandRow,
-    (
+def _load_doctor() -> Callable[..., int]:
+    from loadgen.preflight.command import doctor
+
+    return doctor
+
+
+def _load_run() -> Callable[..., int]:
+    from loadgen.runs.flags import run
+
+    return run
+
+
+def _load_report() -> Callable[..., int]:
+    from loadgen.shell.report import report
+
+    return report
+
+
+def _load_ui() -> Callable[..., int]:
+    from loadgen.viewer.command import ui
+
+    return ui
+
+
+def _load_sweep() -> Callable[..., int]:
+    from loadgen.search.sweep_command import sweep
+
+    return sweep
+
+
+def _load_search() -> Callable[..., int]:
+    from loadgen.search.command import search
+
+    return search
+
+
+def _load_compare() -> Callable[..., int]:
+    from loadgen.compare.command import compare
+
+    return compare
+
+
+def _load_validate() -> Callable[..., int]:
+    from loadgen.contracts.command import validate
+
+    return validate
+
+
+def _load_answers() -> Callable[..., int]:
+    from loadgen.answers.command import answers
+
+    return answers
+
+
+def _load_mlperf() -> typer.Typer:
+    from loadgen.mlperf.command import app
+
+    return app
+
+
+def _load_bundle() -> Callable[..., int]:
+    from loadgen.evidence.bundle_command import bundle
+
+    return bundle
+
+
+def _load_verify() -> Callable[..., int]:
+    from loadgen.evidence.verify_command import verify
+
+    return verify
+
+
+def _load_export() -> Callable[..., int]:
+    from loadgen.runs.export import export
+
+    return export
+
+
+def _load_size() -> Callable[..., int]:
+    from loadgen.cost.size_command import size
+
+    return size
+
+
+def _load_cost() -> Callable[..., int]:
+    from loadgen.cost.command import cost
+
+    return cost
+
+
+def _load_fit() -> Callable[..., int]:
+    from loadgen.interop.fit_command import fit
+
+    return fit
+
+
+def _load_sim() -> Callable[..., int]:
+    from loadgen.sim.command import sim
+
+    return sim
+
+
+def _load_rows() -> tuple[CommandRow, ...]:
+    """Return the commands in the order in which people meet them, group by group."""
+    return (
         CommandRow(
             "doctor",
             "start",
             "What stands in the way: a target, or what this host carries.",
-            "loadgen.preflight.command:doctor",
+            _load_doctor,
         ),
         CommandRow(
-            "run",
-            "start",
-            "Drive a workload: latencies, throughput, goodput, verdict.",
-            "loadgen.runs.flags:run",
+            "run", "start", "Drive a workload: latencies, throughput, goodput, verdict.", _load_run
         ),
         CommandRow(
             "report",
             "start",
             "A stored result again, from its records, with its page.",
-            "loadgen.shell.report:report",
+            _load_report,
         ),
-        CommandRow(
-            "ui", "start", "Look at a folder of results in a browser.", "loadgen.viewer.command:ui"
-        ),
+        CommandRow("ui", "start", "Look at a folder of results in a browser.", _load_ui),
         CommandRow(
             "sweep",
             "judge",
             "Several loads: the throughput-latency curve and its knee.",
-            "loadgen.search.sweep_command:sweep",
+            _load_sweep,
         ),
         CommandRow(
-            "search",
-            "judge",
-            "The highest load at which every SLO term holds.",
-            "loadgen.search.command:search",
+            "search", "judge", "The highest load at which every SLO term holds.", _load_search
         ),
         CommandRow(
             "compare",
             "judge",
             "Results against the first, or against one kept by name.",
-            "loadgen.compare.command:compare",
+            _load_compare,
         ),
         CommandRow(
             "validate",
             "judge",
             "Does it keep a contract: PASS, FAIL or INCONCLUSIVE.",
-            "loadgen.contracts.command:validate",
+            _load_validate,
         ),
         CommandRow(
             "answers",
             "judge",
             "Are answers still right: against references or a peer.",
-            "loadgen.answers.command:answers",
+            _load_answers,
         ),
         CommandRow(
-            "mlperf",
-            "judge",
-            "MLPerf-style tests, unofficial: VALID or INVALID.",
-            "loadgen.mlperf.command:app",
+            "mlperf", "judge", "MLPerf-style tests, unofficial: VALID or INVALID.", _load_mlperf
         ),
         CommandRow(
-            "bundle",
-            "evidence",
-            "One file with a result and all that it rests on.",
-            "loadgen.evidence.bundle_command:bundle",
+            "bundle", "evidence", "One file with a result and all that it rests on.", _load_bundle
         ),
         CommandRow(
             "verify",
             "evidence",
             "Make all figures of a bundle again, name what differs.",
-            "loadgen.evidence.verify_command:verify",
+            _load_verify,
+        ),
+        CommandRow("export", "evidence", "Write a run in another tool's format.", _load_export),
+        CommandRow(
+            "size", "money", "How many machines for so many users, and what they cost.", _load_size
         ),
         CommandRow(
-            "export",
-            "evidence",
-            "Write a run in another tool's format.",
-            "loadgen.runs.export:export",
+            "cost", "money", "What a request cost: measured runs and your prices.", _load_cost
         ),
         CommandRow(
-            "size",
-            "money",
-            "How many machines for so many users, and what they cost.",
-            "loadgen.cost.size_command:size",
+            "fit", "tools", "Make a workload of a trace: its arrivals and lengths.", _load_fit
         ),
-        CommandRow(
-            "cost",
-            "money",
-            "What a request cost: measured runs and your prices.",
-            "loadgen.cost.command:cost",
-        ),
-        CommandRow(
-            "fit",
-            "tools",
-            "Make a workload of a trace: its arrivals and lengths.",
-            "loadgen.interop.fit_command:fit",
-        ),
-        CommandRow(
-            "sim",
-            "tools",
-            "Serve a simulated model over HTTP until Ctrl-C.",
-            "loadgen.sim.command:sim",
-        ),
-    ),
-)
-"""Of ours in the order in which people meet them, group by group."""
+        CommandRow("sim", "tools", "Serve a simulated model over HTTP until Ctrl-C.", _load_sim),
+    )
 
 
-def call(name: str, *given: Any, **options: Any) -> Any:
-    """Carry out one of our commands as another goes on with it: its function, with what would be typed."""
+COMMANDS: OpenTable[CommandRow] = OpenTable("loadgen.commands", CommandRow, _load_rows)
+
+
+def load_command(row: CommandRow) -> Callable[..., int] | typer.Typer:
+    """Import the function, or the `typer.Typer`, of a command. Errors of a plug-in are reported as such."""
+    command = COMMANDS.guard(row, row.load)()
+    return COMMANDS.guard(row, command) if isfunction(command) else command
+
+
+def call(name: str, *args: Any, **options: Any) -> int:
+    """Call the function of a built-in command, as another command does to continue with it."""
     row = next(row for row in COMMANDS.own if row.name == name)
-    return COMMANDS.function(row, row.function)(*given, **options)
+    command: Any = row.load()
+    exit_code: int = command(*args, **options)
+    return exit_code

@@ -1,23 +1,33 @@
-"""The formats of other tools, one row each: their result files, what runs are written as, traces, data sets.
+"""The table of formats of other tools: their result files, exports of runs, traces and data sets.
 
-A leaf, like every table: a row names its functions as text. `export`, `compare`, `ui`, `--trace`, `--dataset` and `fit`
-go by them.
+`export`, `report`, `compare`, `ui`, `--trace`, `--dataset` and `fit` use it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgen.plugins import OpenTable, gives
+from loadgen.plugins import OpenTable, check_type
+
+if TYPE_CHECKING:
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.core.results.store import Stored
+    from loadgen.core.workload.data_files import Placed
+    from loadgen.core.workload.trace_formats import TraceFormat
 
 
 class ToolFile(msgspec.Struct, frozen=True):
-    """A file that may be a result of another tool. `where` names it.
+    """A file that may be a result of another tool.
 
-    `value`: it as JSON, of several `lines` the last one; {} where that is no object. lines: 0 of one document.
+    Attributes:
+        where: The name of the file.
+        text: Its text.
+        value: The object in a JSON file, or in the last line of a JSONL file. Empty if there is no object.
+        lines: The number of lines of a JSONL file, 0 for one JSON document.
     """
 
     where: str
@@ -27,10 +37,13 @@ class ToolFile(msgspec.Struct, frozen=True):
 
 
 class ForeignResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What another tool has reported.
+    """The result that another tool has reported.
 
-    `figures`: path of our nearest metric (`ttft_ms.p99`) -> value in our units. `called`: our metric -> the tool's own
-    name for it. `tool` and `counts`, how the tool counts, are those of the row, whatever its reader says.
+    Attributes:
+        figures: By path of our nearest metric, for example `ttft_ms.p99`, the value in our unit.
+        called: By our metric, the tool's own name for it.
+        tool: The name of the tool. Taken from the row of the format, whatever its reader returns.
+        counts: How the tool defines its metrics. Taken from the row too.
     """
 
     tool: str = ""
@@ -46,55 +59,67 @@ class ForeignResult(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+Written = bytes | Mapping[str, Any] | Iterable[bytes]
+"""A file to be written: its bytes, parts of them in order, or a mapping that becomes JSON and may hold numpy arrays."""
+
+
 class FormatRow(msgspec.Struct, frozen=True):
-    """One format. A function is text, `module:function`; what a format does not have is left out.
+    """One format. A format has only some of the functions.
 
-    tool: whose it is, as people know it. definitions: how that tool counts TTFT, TPOT and so on.
-
-    A result. files: names of its files; a folder with one is a result of the tool.
-    fits: (`ToolFile`) whether it is one; the first row that says so reads it. read: (`ToolFile`) a `ForeignResult`.
-
-    A run of ours, for `export --as`. write: (Summary, `core.results.store.Stored`) bytes, parts of them one after the
-    other, or a mapping that becomes JSON, whose fields may be numpy arrays. send: (folder, Summary, --out or None)
-    sends it to a service; returns where it is.
-
-    A trace. trace: (the first line of JSONL, an object) its `core.workload.trace_formats.TraceFormat`, or None.
-    columns: of a table in CSV or Parquet, in small letters: of time, input and output tokens. time: (text) ns.
-    in_seconds: whole numbers in the column of time are seconds, not milliseconds. session, took: columns that such a
-    table may have beside these: the name of the conversation, and the seconds until its answer ended.
-
-    A data set. suffixes, begins: of the files, as names and as bytes. dataset: (path) each row with its place in words.
+    Attributes:
+        name: Its name on the command line.
+        tool: The tool that the format belongs to, as people call it.
+        definitions: How this tool defines TTFT, TPOT and other metrics.
+        files: Names of result files. A directory that contains one is a result of the tool.
+        fits: Returns whether a file is a result of the tool. The first row for which it is true reads the file.
+        read: Reads a result.
+        write: Writes a run of ours, for `export --as`.
+        send: Sends a run (its directory, its summary, and --out if given) to a service. Returns where it is.
+        trace: Returns the format of a trace by the object in its first line, or None if it is another one.
+        columns: Names of the columns of a trace that is a table, in small letters: time, input and output tokens.
+        time: Parses a cell of the column of time to ns.
+        in_seconds: Whether whole numbers in the column of time are seconds, not milliseconds.
+        session: An optional column of such a table: the name of the conversation.
+        took: An optional column of such a table: the seconds until the response ended.
+        suffixes: Suffixes of data sets in this format.
+        begins: First bytes of data sets in this format.
+        dataset: Yields the rows of a data set, each with its place in words.
     """
 
     name: str
     tool: str = ""
     definitions: str = ""
     files: tuple[str, ...] = ()
-    fits: str = ""
-    read: str = ""
-    write: str = ""
-    send: str = ""
-    trace: str = ""
+    fits: Callable[[ToolFile], bool] | None = None
+    read: Callable[[ToolFile], ForeignResult] | None = None
+    write: Callable[[Summary, Stored], Written] | None = None
+    send: Callable[[Path, Summary, Path | None], str] | None = None
+    trace: Callable[[Mapping[str, Any]], TraceFormat | None] | None = None
     columns: tuple[str, ...] = ()
-    time: str = ""
+    time: Callable[[str], int] | None = None
     in_seconds: bool = False
     session: str = ""
     took: str = ""
     suffixes: tuple[str, ...] = ()
     begins: tuple[bytes, ...] = ()
-    dataset: str = ""
+    dataset: Callable[[Path], Iterator[Placed]] | None = None
 
 
-_TOOLS = "loadgen.interop.tools"
-_EXPORT = "loadgen.interop.export"
-_REPORT = "loadgen.interop.benchmark_report"
-_TRACES = "loadgen.interop.traces"
-_DATA = "loadgen.interop.data_sets"
+def _load_rows() -> tuple[FormatRow, ...]:
+    """Return the built-in formats. Of formats with common fields, the narrower one comes first."""
+    from loadgen.interop import (
+        aiperf_records,
+        benchmark_report,
+        data_sets,
+        export,
+        tools,
+        traces,
+        trackers,
+    )
+    from loadgen.mlperf import loadgen_log
+    from loadgen.runs import records_csv
 
-FORMATS: OpenTable[FormatRow] = OpenTable(
-    "loadgen.formats",
-    FormatRow,
-    (
+    return (
         # results; of those that have fields in common the narrower one first
         FormatRow(
             "mlperf-log",
@@ -102,16 +127,16 @@ FORMATS: OpenTable[FormatRow] = OpenTable(
             "From the scheduled instant in Server, else from issue. TPOT is (E2E - TTFT) / (n - 1) in whole ns. "
             "Percentiles are elements of the sample, as here",
             files=("mlperf_log_summary.txt",),
-            fits="loadgen.mlperf.loadgen_log:fits",
-            read="loadgen.mlperf.loadgen_log:as_result",
+            fits=loadgen_log.fits,
+            read=loadgen_log.as_result,
         ),
         FormatRow(
             "sglang",
             "SGLang bench_serving",
             "From sent. TTFT is the first event with text. TPOT is (E2E - TTFT) / (n - 1). ITL is pooled over events. "
             "Percentiles are interpolated",
-            fits=f"{_TOOLS}:is_sglang",
-            read=f"{_TOOLS}:sglang",
+            fits=tools.is_sglang,
+            read=tools.sglang,
         ),
         FormatRow(
             "vllm",
@@ -119,9 +144,9 @@ FORMATS: OpenTable[FormatRow] = OpenTable(
             "From sent. TTFT is the first event with a choice: in chat the role event, which carries no token. TPOT is "
             "(E2E - TTFT) / (n - 1), E2E up to the last event, usage too. ITL is pooled, with the gap from the role "
             "event to the first token in it. Percentiles are interpolated",
-            fits=f"{_TOOLS}:is_vllm",
-            read=f"{_TOOLS}:vllm",
-            write=f"{_EXPORT}:vllm",
+            fits=tools.is_vllm,
+            read=tools.vllm,
+            write=export.vllm,
         ),
         FormatRow(
             "aiperf",
@@ -129,11 +154,11 @@ FORMATS: OpenTable[FormatRow] = OpenTable(
             "From sent. TTFT is the first event with content. ITL is one value per request, (E2E - TTFT) / (n - 1), "
             "which is called TPOT here; inter-chunk latency is pooled. Percentiles are interpolated",
             files=("profile_export_aiperf.json",),
-            fits=f"{_TOOLS}:is_aiperf",
-            read=f"{_TOOLS}:aiperf",
-            write=f"{_EXPORT}:aiperf",
+            fits=tools.is_aiperf,
+            read=tools.aiperf,
+            write=export.aiperf,
         ),
-        FormatRow("aiperf-records", "AIPerf", write="loadgen.interop.aiperf_records:write"),
+        FormatRow("aiperf-records", "AIPerf", write=aiperf_records.write),
         FormatRow(
             "guidellm",
             "GuideLLM",
@@ -141,9 +166,9 @@ FORMATS: OpenTable[FormatRow] = OpenTable(
             "in it. ITL is one value per request, (last - first) / (n - 1), weighted by its tokens: "
             "nearest to TPOT as it is here",
             files=("benchmarks.json",),
-            fits=f"{_TOOLS}:is_guidellm",
-            read=f"{_TOOLS}:guidellm",
-            write=f"{_EXPORT}:guidellm",
+            fits=tools.is_guidellm,
+            read=tools.guidellm,
+            write=export.guidellm,
         ),
         FormatRow(
             "inference-perf",
@@ -151,16 +176,16 @@ FORMATS: OpenTable[FormatRow] = OpenTable(
             "From sent, the wait to be sent apart (schedule_delay). TPOT is (last - first) / (n - 1). ITL is pooled. "
             "Percentiles are interpolated",
             files=("summary_lifecycle_metrics.json",),
-            fits=f"{_TOOLS}:is_inference_perf",
-            read=f"{_TOOLS}:inference_perf",
-            write=f"{_EXPORT}:inference_perf",
+            fits=tools.is_inference_perf,
+            read=tools.inference_perf,
+            write=export.inference_perf,
         ),
         FormatRow(
             "genai-bench",
             "genai-bench",
             "From sent. TPOT is (E2E - TTFT) / (n - 1). No gaps between events. Percentiles are interpolated",
-            fits=f"{_TOOLS}:is_genai_bench",
-            read=f"{_TOOLS}:genai_bench",
+            fits=tools.is_genai_bench,
+            read=tools.genai_bench,
         ),
         FormatRow(
             "mlcommons",
@@ -168,41 +193,41 @@ FORMATS: OpenTable[FormatRow] = OpenTable(
             "From issue. TPOT is (E2E - TTFT) / (n - 1), with TTFT from the stream and E2E from its end; negative ones "
             "stay in. No gaps between events",
             files=("result_summary.json",),
-            fits=f"{_TOOLS}:is_endpoints",
-            read=f"{_TOOLS}:endpoints",
-            write=f"{_EXPORT}:mlcommons",
+            fits=tools.is_endpoints,
+            read=tools.endpoints,
+            write=export.mlcommons,
         ),
         FormatRow(
             "llm-d",
             "llm-d Benchmark Report",
             "As the tool that made the figures, which the report names; written here: as in docs/metrics.md",
-            fits=f"{_REPORT}:fits",
-            read=f"{_REPORT}:read",
-            write=f"{_REPORT}:write",
+            fits=benchmark_report.fits,
+            read=benchmark_report.read,
+            write=benchmark_report.write,
         ),
         # trackers
-        FormatRow("mlflow", "MLflow", send="loadgen.interop.trackers:mlflow"),
-        FormatRow("wandb", "Weights & Biases", send="loadgen.interop.trackers:wandb"),
+        FormatRow("mlflow", "MLflow", send=trackers.mlflow),
+        FormatRow("wandb", "Weights & Biases", send=trackers.wandb),
         # traces, JSONL
-        FormatRow("shape-trace", "shape traces of loadgen_sdk", trace=f"{_TRACES}:shape_trace"),
-        FormatRow("bailian", "Bailian", trace=f"{_TRACES}:bailian"),
-        FormatRow("mooncake", "Mooncake, vLLM timed", trace=f"{_TRACES}:mooncake"),
-        FormatRow("weka", "Weka (InferenceX AgentX)", trace=f"{_TRACES}:weka"),
-        FormatRow("tracelab", "TraceLab", trace=f"{_TRACES}:tracelab"),
-        FormatRow("otel-spans", "OpenTelemetry GenAI spans", trace=f"{_TRACES}:otel_spans"),
-        FormatRow("sagemaker", "SageMaker data capture", trace=f"{_TRACES}:sagemaker"),
+        FormatRow("shape-trace", "shape traces of loadgen_sdk", trace=traces.shape_trace),
+        FormatRow("bailian", "Bailian", trace=traces.bailian),
+        FormatRow("mooncake", "Mooncake, vLLM timed", trace=traces.mooncake),
+        FormatRow("weka", "Weka (InferenceX AgentX)", trace=traces.weka),
+        FormatRow("tracelab", "TraceLab", trace=traces.tracelab),
+        FormatRow("otel-spans", "OpenTelemetry GenAI spans", trace=traces.otel_spans),
+        FormatRow("sagemaker", "SageMaker data capture", trace=traces.sagemaker),
         # traces, tables
         FormatRow(
             "azure",
             "Azure LLM inference",
             columns=("timestamp", "contexttokens", "generatedtokens"),
-            time=f"{_TRACES}:utc_date_ns",
+            time=traces.utc_date_ns,
         ),
         FormatRow(
             "burstgpt",
             "BurstGPT",
             columns=("timestamp", "request tokens", "response tokens"),
-            time=f"{_TRACES}:seconds_ns",
+            time=traces.seconds_ns,
             in_seconds=True,
             session="session id",
             took="elapsed time",
@@ -211,34 +236,35 @@ FORMATS: OpenTable[FormatRow] = OpenTable(
             "lengths",
             "timestamp,input_length,output_length",
             columns=("timestamp", "input_length", "output_length"),
-            time=f"{_TRACES}:seconds_ns",
+            time=traces.seconds_ns,
         ),
         # data sets that are not JSONL; csv is also what records are written as
-        FormatRow("parquet", suffixes=(".parquet",), begins=(b"PAR1",), dataset=f"{_DATA}:parquet"),
-        FormatRow("arrow", suffixes=(".arrow",), begins=(b"ARROW1",), dataset=f"{_DATA}:arrow"),
+        FormatRow("parquet", suffixes=(".parquet",), begins=(b"PAR1",), dataset=data_sets.parquet),
+        FormatRow("arrow", suffixes=(".arrow",), begins=(b"ARROW1",), dataset=data_sets.arrow),
         FormatRow(
             "csv",
             suffixes=(".csv", ".tsv"),
-            dataset=f"{_DATA}:cells",
-            write="loadgen.runs.export:as_csv",
+            dataset=data_sets.cells,
+            write=records_csv.write,
         ),
-        FormatRow("json-list", begins=(b"[",), dataset=f"{_DATA}:json_list"),
-    ),
-)
-
-COUNTS = {row.tool: row.definitions for row in FORMATS.own if row.definitions}
-"""How each tool counts that we know ourselves."""
+        FormatRow("json-list", begins=(b"[",), dataset=data_sets.json_list),
+    )
 
 
-def having(field: str) -> Iterator[FormatRow]:
-    """The rows with something in this field: ours, then those of plug-ins, which are looked for when ours are done."""
-    for rows in (FORMATS.own, FORMATS.others()):
-        yield from (row for row in rows if getattr(row, field))
+FORMATS: OpenTable[FormatRow] = OpenTable("loadgen.formats", FormatRow, _load_rows)
 
 
-def call(row: FormatRow, field: str, *given: Any) -> Any:
-    """Call the function that a row names in this field."""
-    return FORMATS.function(row, getattr(row, field), _CHECKS.get(field))(*given)
+def definitions_of(tool: str) -> str:
+    """Return how a built-in tool defines its metrics."""
+    return next(row.definitions for row in FORMATS.own if row.tool == tool and row.definitions)
 
 
-_CHECKS = {"read": gives(ForeignResult), "write": gives(bytes, Mapping, Iterable)}
+def is_result(row: FormatRow, file: ToolFile) -> bool:
+    """Return True if a file is a result in this format."""
+    return row.fits is not None and bool(FORMATS.guard(row, row.fits)(file))
+
+
+def read_result(row: FormatRow, file: ToolFile) -> ForeignResult:
+    """Read a result in a format that has a reader."""
+    assert row.read is not None
+    return FORMATS.guard(row, row.read, check_type(ForeignResult))(file)

@@ -1,10 +1,12 @@
-"""The tables of the generator: rows of ours, and those of other packages (`loadgen_sdk.plugins` says how).
+"""Tables of the generator that other packages can extend: see `loadgen_sdk.plugins`.
 
-A leaf: its rows name functions as text. What a plug-in raises is a `UserError` that names it.
+A defect of a plug-in is reported as a `UserError` that names its package.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from loadgen_sdk import plugins
@@ -15,51 +17,45 @@ from loadgen_sdk.plugins import (
     Plugin,
     Row,
     UsedPlugin,
-    differing,
-    gives,
-    none,
-    resolve,
-    used,
+    check_type,
+    used_plugins,
+    version_differences,
+    without_plugins,
 )
 
 from loadgen.core.errors import Fault, Faults, UserError
 
 __all__ = [
     "SWITCH",
-    "TABLES",
     "Check",
     "OpenTable",
     "Plugin",
     "UsedPlugin",
-    "differing",
-    "gives",
-    "none",
+    "check_type",
     "resolve",
-    "used",
+    "used_plugins",
+    "version_differences",
     "version_of",
+    "without_plugins",
 ]
 
-R = TypeVar("R", bound=Row)
-
-TABLES = (
-    "loadgen.commands:COMMANDS",
-    "loadgen.result_kinds:KINDS",
-    "loadgen.formats:FORMATS",
-    "loadgen.prices:PRICES",
-    "loadgen.backends:BACKENDS",
-    "loadgen.figures:FIGURES",
-    "loadgen_sdk.dialects.quirks:SERVERS",
-)
-"""All tables that take rows of other packages."""
+RowT = TypeVar("RowT", bound=Row)
 
 
-class OpenTable(plugins.OpenTable[R]):
-    """A table whose functions raise our faults."""
+def resolve(reference: str) -> Any:
+    """Import the object that `module:name` refers to."""
+    module, _, name = reference.partition(":")
+    return attrgetter(name)(import_module(module))
 
-    faults = (Fault, Faults)
 
-    def failed(self, plugin: Plugin[Any], fault: str) -> Exception:
+class OpenTable(plugins.OpenTable[RowT]):
+    """A table whose plug-ins may raise the errors of the generator."""
+
+    own_errors = (Fault, Faults)
+
+    def plugin_error(self, plugin: Plugin[Any], message: str) -> Exception:
+        """Return the exception for a plug-in that failed."""
         hint = f"update or remove {plugin.package}, or set {SWITCH}=0"
         return UserError(
-            "plugin_failed", f"plug-in {plugin} failed: {fault}", hint=hint, key=plugin.package
+            "plugin_failed", f"plug-in {plugin} failed: {message}", hint=hint, key=plugin.package
         )

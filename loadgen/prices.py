@@ -1,38 +1,61 @@
-"""Where prices come from, one row each: `--prices` of every command goes by them.
-
-A leaf, like every table: a row names its function as text.
-"""
+"""The table of price sources, which `--prices` of every command uses."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
-from loadgen.plugins import OpenTable
+from msgspec import Struct
 
-_NAMED = re.compile(r"([a-z][a-z0-9-]+):(.*)", re.DOTALL)
+from loadgen.plugins import OpenTable, check_type
+
+_NAMED_SOURCE = re.compile(r"([a-z][a-z0-9-]+):(.*)", re.DOTALL)
 
 
-class PriceRow(NamedTuple):
-    """One source of prices. read: (what follows `NAME:`) the text of a price file, like docs/prices.example.yaml.
+class PriceRow(Struct, frozen=True):
+    """One source of prices.
 
-    What it says is checked as a file's: currency, dates, sources, absurd amounts. UserError: it has none.
+    Attributes:
+        name: Its name: `--prices NAME:WHAT`.
+        read: Returns the text of a price file (like docs/prices.example.yaml) for WHAT. The text is checked like a
+            file of a user. Raises UserError if the source has no prices.
     """
 
     name: str
-    read: str
+    read: Callable[[str], str]
 
 
-PRICES: OpenTable[PriceRow] = OpenTable(
-    "loadgen.prices",
-    PriceRow,
-    (PriceRow("file", "loadgen.pricing.price_file:text_of"),),
-)
+class PriceRequest(NamedTuple):
+    """A source of prices, and what is requested from it."""
+
+    source: PriceRow
+    what: str
+
+    def read(self) -> str:
+        """Return the text of the price file. Errors of a plug-in are reported as such."""
+        return PRICES.guard(self.source, self.source.read, check_type(str))(self.what)
 
 
-def source_of(given: str) -> tuple[PriceRow, str]:
-    """The source in what was given to `--prices`, and what it is asked: NAME:WHAT of a plug-in, else a file."""
-    named = None if os.path.exists(given) else _NAMED.fullmatch(given)
-    row = PRICES.find(named[1]) if named is not None else None
-    return (PRICES.own[0], given) if row is None or named is None else (row, named[2])
+def _read_price_file(path: str) -> str:
+    from loadgen.pricing.price_file import read_price_file
+
+    return read_price_file(path)
+
+
+def _load_rows() -> tuple[PriceRow, ...]:
+    return (PriceRow("file", _read_price_file),)
+
+
+PRICES: OpenTable[PriceRow] = OpenTable("loadgen.prices", PriceRow, _load_rows)
+
+
+def parse_price_option(value: str) -> PriceRequest:
+    """Return what a value of `--prices` requests: NAME:WHAT of a plug-in, or else the path of a file."""
+    match = None if os.path.exists(value) else _NAMED_SOURCE.fullmatch(value)
+    if match is not None:
+        row = PRICES.find(match[1])
+        if row is not None:
+            return PriceRequest(row, match[2])
+    return PriceRequest(PRICES.own[0], value)

@@ -1,36 +1,53 @@
-"""The kinds of results, one row each: all that lists, opens, prints, compares, bundles or prices a result goes by them.
+"""The table of result kinds: what lists, opens, prints, compares, bundles or prices a result goes by its rows.
 
-A leaf, like every table: a row names functions as text. No other module asks which marker file a folder has.
+Only these rows know which files mark a directory as a result of a kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
 
 from loadgen.core.errors import OK, Fault, Faults, UserError, nothing_there
-from loadgen.plugins import OpenTable, gives, resolve
+from loadgen.plugins import Check, OpenTable, check_type
 
-PAGE = "report.html"  # the page of a result, where its kind does not say otherwise
+if TYPE_CHECKING:
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.core.run_folder import OpenedRun
+    from loadgen.present.additions import Addition
+    from loadgen.present.section import Report
+    from loadgen.repeated.capacity import Capacity
+    from loadgen.runs.compared import Side
+
+PAGE = "report.html"
+"""The page of a result whose kind names no other one."""
+
 HINT = "give the folder that run, sweep, search, validate or mlperf has named"
 
 
 class ListRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a kind says of a folder for the list of results. `named`: its runs, each a name and the stored `Summary`.
+    """What the list of results shows for one result.
 
-    word: the outcome. answer: name of the run that the result stands on; "": the best of them. interval: tokens/s of a
-    user, and the ends of the tokens/s in all, of a capacity or of repeats.
-    about, target, simulated, started: of a result without runs; started: ISO 8601, "" where nothing says it.
+    Attributes:
+        word: The outcome.
+        answer: The name of the run that the result is based on. If empty, it is the best one.
+        named: The runs of the result: the name and the stored summary of each.
+        interval: Of a capacity or of repeats: tokens/s per user, and the ends of the interval of all tokens/s.
+        about: What was measured, of a result without runs.
+        target: The target, of a result without runs.
+        simulated: Whether the target was simulated, of a result without runs.
+        started: ISO 8601, of a result without runs. Empty if it is not known.
     """
 
     word: str = ""
     answer: str = ""
-    named: tuple[tuple[str, Any], ...] = ()
+    named: tuple[tuple[str, Summary], ...] = ()
     interval: tuple[float, float, float] | None = None
     about: str = ""
     target: str = ""
@@ -38,21 +55,32 @@ class ListRow(msgspec.Struct, frozen=True, kw_only=True):
     started: str = ""
 
 
-class HeldLoad(msgspec.Struct, frozen=True):
-    """What a result says of the load that was held: a `Capacity`, or that all was due at once. None: nothing."""
+class CapacityFacts(msgspec.Struct, frozen=True):
+    """What a result says of the load that the target sustained. None where it says nothing.
 
-    capacity: Any = None
+    Attributes:
+        capacity: The capacity that was found.
+        at_once: Whether all requests were due at the same time.
+    """
+
+    capacity: Capacity | None = None
     at_once: bool | None = None
 
 
-RECORDS, HISTOGRAMS, SUMMARIES = "records", "histograms and sums", "summaries of the runs"
+RECORDS = "records"
+HISTOGRAMS = "histograms and sums"
+SUMMARIES = "summaries of the runs"
 
 
-class Remade(msgspec.Struct, frozen=True):
-    """A derived file, made again. `data` None: it cannot be, and `basis` says why; else `basis` is what it was made of.
+class RegeneratedFile(msgspec.Struct, frozen=True):
+    """A derived file of a result, generated again from what was kept.
 
-    `leave`: places in it that are taken as they are stored, because nothing that was kept gives them. `damaged`: it
-    cannot be made because what was kept is not what a command has written.
+    Attributes:
+        name: Its name in the directory of the result.
+        data: Its content. None if it cannot be generated.
+        basis: What it was generated from, or why it cannot be generated.
+        leave: Places in it that are taken from the stored file, because nothing that was kept has them.
+        damaged: Whether it cannot be generated because a kept file is not as a command has written it.
     """
 
     name: str
@@ -62,78 +90,201 @@ class Remade(msgspec.Struct, frozen=True):
     damaged: bool = False
 
 
+ValueT = TypeVar("ValueT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultFunctions(Generic[ValueT]):
+    """The functions of one kind of result. A kind has only some of them.
+
+    A kind with `load` also has `headline` and `document`, and either `report` or both `text` and `page`.
+
+    Attributes:
+        fits: Returns whether a path is a result of this kind, if its markers alone do not say it.
+        schema: The type of the content of the first marker.
+        load: Reads the result at a path. Its value is passed to the functions below. Raises UserError.
+        headline: Returns the result in one sentence.
+        report: Returns the report, which is rendered as text, Markdown and page.
+        text: Renders the report as text (value, with color), of a kind without `report`.
+        page: Renders the report as HTML, of a kind without `report`.
+        document: Returns what `report --json` prints.
+        code: Returns the exit code of `report` (value, strict). Without it, the code is 0.
+        runs: Returns the directories of its runs.
+        list_row: Returns its row in the list of results, from what was stored. A kind without it is not listed.
+        compare_side: Returns what is compared of it.
+        capacity: Returns what it says of the load that the target sustained.
+        regenerate: Yields each derived file, generated again.
+    """
+
+    fits: Callable[[Path], bool] | None = None
+    schema: type[msgspec.Struct] | None = None
+    load: Callable[[Path], ValueT] | None = None
+    headline: Callable[[ValueT], str] | None = None
+    report: Callable[[ValueT], Report] | None = None
+    text: Callable[[ValueT, bool], str] | None = None
+    page: Callable[[ValueT], str] | None = None
+    document: Callable[[ValueT], bytes] | None = None
+    code: Callable[[ValueT, bool], int] | None = None
+    runs: Callable[[Path], Sequence[Path]] | None = None
+    list_row: Callable[[Path], ListRow | None] | None = None
+    compare_side: Callable[[Path], Side] | None = None
+    capacity: Callable[[Path], CapacityFacts] | None = None
+    regenerate: Callable[[Path], Iterable[RegeneratedFile]] | None = None
+
+
+FunctionName = Literal["load", "runs", "list_row", "compare_side", "capacity", "regenerate"]
+"""The functions by which a kind can be chosen."""
+
+
 class ResultKind(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of result. A function is text, `module:function`; what a kind does not have is left out.
+    """One kind of result: how its directory is recognized, and how its functions are imported.
 
-    How it is known, by its folder (of other tools also by a file):
-    markers: its files; one of them is enough. begun_with: what its command leaves there before them.
-    fits: (path) whether it is one, where markers alone do not say it.
-    schema: the type of the content of the first marker.
-
-    What is asked of a path:
-    value: what was read, and the functions below are given; raises UserError. runs: the folders of its runs.
-    listed: `ListRow`, from what was stored; without it no list shows the kind.
-    sections: (folder, `core.run_folder.OpenedRun`) `present.additions.Addition`, or None: what it adds to the report of
-    a run, or of a search, in that folder.
-    comparable: `runs.compared.Side`. held: `HeldLoad`.
-    derived: each `Remade` of its folder, made of the files `kept` (in `texts`: with texts of prompts).
-
-    What is asked of a value:
-    headline: one sentence. report: `present.section.Report`, of which text, Markdown and page are made; a kind without
-    it names text, (value, color), and page, HTML. document: bytes, what `report --json` prints.
-    code: (value, strict) the exit code of `report`; without it 0.
-
-    collects: it holds results of several commands, each of which is looked at for itself.
-    page_name: of its page; "": it has none beside it, only where the user says. leaves_page: its command writes it.
-    bundled_as: what a bundle calls it, if not by its name.
+    Attributes:
+        name: Its name.
+        load_functions: Imports the functions.
+        markers: Files that mark the directory of a result. One of them is enough.
+        begun_with: Files that its command writes there before the markers.
+        has_runs: Whether it is made of runs, so that it has the function `runs`.
+        additions: Returns what results of this kind add to the report of a run, or of a search, in their directory, or
+            None. It is called for every report, so it stands here and imports what it needs.
+        kept: Files from which its derived files are generated.
+        texts: Those of them that contain texts of prompts or responses.
+        collects: Whether it holds results of several commands, each of which is shown for itself.
+        page_name: The name of its page. If empty, a page is only written where the user says.
+        leaves_page: Whether its command writes the page.
+        bundled_as: What a bundle calls it, if that is not its name.
     """
 
     name: str
+    load_functions: Callable[[], ResultFunctions[Any]]
     markers: tuple[str, ...] = ()
     begun_with: tuple[str, ...] = ()
-    fits: str = ""
-    schema: str = ""
-    value: str = ""
-    runs: str = ""
-    listed: str = ""
-    sections: str = ""
-    comparable: str = ""
-    held: str = ""
-    derived: str = ""
+    has_runs: bool = False
+    additions: Callable[[Path, OpenedRun], Addition | None] | None = None
     kept: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
-    headline: str = ""
-    report: str = ""
-    text: str = ""
-    page: str = ""
-    document: str = ""
-    code: str = ""
     collects: bool = False
     page_name: str = PAGE
     leaves_page: bool = False
     bundled_as: str = ""
 
-
-def _row(*parts: str, **others: Any) -> ResultKind:
-    """A row whose functions are called as its fields are. A part: `module: names`."""
-    for part in parts:
-        module, names = part.split(": ")
-        others |= {name: f"loadgen.{module}:{name}" for name in names.split()}
-    return ResultKind(**others)
+    @property
+    def functions(self) -> ResultFunctions[Any]:
+        """The functions, which are imported on first use. Errors of a plug-in are reported as such."""
+        return KINDS.guard(self, self.load_functions, check_type(ResultFunctions))()
 
 
-KINDS: OpenTable[ResultKind] = OpenTable(
-    "loadgen.results",
-    ResultKind,
-    (
-        _row(
-            "contracts.kind: value headline report document code runs listed comparable derived",
+def _load_validation() -> ResultFunctions[Any]:
+    from loadgen.contracts.kind import FUNCTIONS
+
+    return FUNCTIONS
+
+
+def _load_search() -> ResultFunctions[Any]:
+    from loadgen.search.kind import FUNCTIONS
+
+    return FUNCTIONS
+
+
+def _load_sweep() -> ResultFunctions[Any]:
+    from loadgen.search.sweep_kind import FUNCTIONS
+
+    return FUNCTIONS
+
+
+def _load_grid() -> ResultFunctions[Any]:
+    from loadgen.search.grid_kind import FUNCTIONS
+
+    return FUNCTIONS
+
+
+def _load_repeats() -> ResultFunctions[Any]:
+    from loadgen.runs.repeats_kind import FUNCTIONS
+
+    return FUNCTIONS
+
+
+def _load_mlperf() -> ResultFunctions[Any]:
+    from loadgen.mlperf.kind import FUNCTIONS
+
+    return FUNCTIONS
+
+
+def _load_accuracy() -> ResultFunctions[Any]:
+    from loadgen.mlperf.accuracy_kind import FUNCTIONS
+
+    return FUNCTIONS
+
+
+def _load_run() -> ResultFunctions[Any]:
+    from loadgen.runs.kind import FUNCTIONS
+
+    return FUNCTIONS
+
+
+def _load_answers() -> ResultFunctions[Any]:
+    from loadgen.answers.kind import FUNCTIONS
+
+    return FUNCTIONS
+
+
+def _load_size() -> ResultFunctions[Any]:
+    from loadgen.cost.size_kind import FUNCTIONS
+
+    return FUNCTIONS
+
+
+def _load_capacity() -> ResultFunctions[Any]:
+    from loadgen.runs.levels_kind import CAPACITY
+
+    return CAPACITY
+
+
+def _load_calls() -> ResultFunctions[Any]:
+    from loadgen.interop.calls_kind import FUNCTIONS
+
+    return FUNCTIONS
+
+
+def _load_other_tool() -> ResultFunctions[Any]:
+    from loadgen.interop.kind import FUNCTIONS
+
+    return FUNCTIONS
+
+
+def _load_results() -> ResultFunctions[Any]:
+    from loadgen.viewer.results_list import FUNCTIONS
+
+    return FUNCTIONS
+
+
+def _load_runs() -> ResultFunctions[Any]:
+    from loadgen.runs.levels_kind import FUNCTIONS
+
+    return FUNCTIONS
+
+
+def _mlperf_additions(folder: Path, run: OpenedRun) -> Addition | None:
+    from loadgen.mlperf.added import additions
+
+    return additions(folder, run)
+
+
+def _other_tool_additions(folder: Path, run: OpenedRun) -> Addition | None:
+    from loadgen.interop.kind import additions
+
+    return additions(folder, run)
+
+
+def _load_rows() -> tuple[ResultKind, ...]:
+    """Return the built-in kinds. Those without markers come last, and are tried in this order."""
+    return (
+        ResultKind(
             name="validation",
+            load_functions=_load_validation,
             markers=("target.json", "verdict.json"),
             begun_with=("contract.yaml",),
-            page_name="verdict.html",
-            leaves_page=True,
-            schema="loadgen.contracts.stored:ValidationFacts",
+            has_runs=True,
             kept=(
                 "target.json",
                 "contract.yaml",
@@ -141,238 +292,259 @@ KINDS: OpenTable[ResultKind] = OpenTable(
                 "prices.yaml",
                 "doctor.json",
             ),
+            page_name="verdict.html",
+            leaves_page=True,
         ),
-        _row(
-            "search.kind: value headline report code listed comparable derived",
-            "runs.levels_kind: document runs held",
+        ResultKind(
             name="search",
+            load_functions=_load_search,
             markers=("plan.json",),
-            fits="loadgen.search.experiment:is_search",
-            schema="loadgen.search.experiment:ExperimentPlan",
+            has_runs=True,
             kept=("plan.json",),
         ),
-        _row(
-            "search.sweep_kind: value code listed derived",
-            "runs.levels_kind: headline report document runs comparable held",
+        ResultKind(
             name="sweep",
+            load_functions=_load_sweep,
             markers=("plan.json",),
-            leaves_page=True,
-            fits="loadgen.search.experiment:is_sweep",
-            schema="loadgen.search.experiment:ExperimentPlan",
+            has_runs=True,
             kept=("plan.json",),
-        ),
-        _row(
-            "search.grid_kind: value code runs listed derived",
-            "search.grid_text: headline report",
-            "core.format: document",
-            name="grid",
-            markers=("grid.json",),
             leaves_page=True,
-            schema="loadgen.search.grid:GridPlan",
+        ),
+        ResultKind(
+            name="grid",
+            load_functions=_load_grid,
+            markers=("grid.json",),
+            has_runs=True,
             kept=("grid.json",),
+            leaves_page=True,
         ),
-        _row(
-            "runs.repeats_kind: value headline report runs listed comparable derived",
-            "runs.levels_kind: document code",
+        ResultKind(
             name="repeats",
+            load_functions=_load_repeats,
             markers=("repeats.json",),
-            schema="loadgen.repeated.repeats:RepeatSummary",
+            has_runs=True,
         ),
-        _row(
-            "mlperf.kind: value headline report document code runs listed comparable derived held",
-            "mlperf.added: sections",
+        ResultKind(
             name="mlperf",
+            load_functions=_load_mlperf,
             markers=("mlperf.json",),
-            bundled_as="run",
-            schema="loadgen.mlperf.result:MlperfResult",
+            has_runs=True,
+            additions=_mlperf_additions,
             kept=("mlperf_requests.jsonl", "mlperf_queries.parquet"),
             texts=("mlperf_requests.jsonl",),
+            bundled_as="run",
         ),
-        _row(
-            "mlperf.accuracy_kind: value code listed",
-            "mlperf.accuracy_text: headline report",
-            "core.format: document",
+        ResultKind(
             name="accuracy",
+            load_functions=_load_accuracy,
             markers=("mlperf_accuracy.json",),
-            schema="loadgen.mlperf.accuracy:AccuracyResult",
         ),
-        _row(
-            "runs.kind: value headline report document code runs listed comparable derived",
-            "runs.levels_kind: held",
+        ResultKind(
             name="run",
+            load_functions=_load_run,
             markers=("run.json", "summary.json"),
-            schema="loadgen.core.results.manifest:Header",
+            has_runs=True,
             kept=("run.json", "seconds.jsonl", "server.jsonl"),
         ),
-        _row(
-            "answers.kind: value code listed derived",
-            "answers.text: headline report",
-            "core.format: document",
+        ResultKind(
             name="answers",
+            load_functions=_load_answers,
             markers=("answers.json",),
-            schema="loadgen.answers.comparison:AnswersResult",
             kept=("scores.jsonl", "texts.jsonl"),
             texts=("texts.jsonl",),
         ),
-        _row(
-            "cost.size_kind: value listed",
-            "cost.size_text: headline report",
-            "core.format: document",
+        ResultKind(
             name="size",
+            load_functions=_load_size,
             markers=("size.json",),
             leaves_page=True,
-            schema="loadgen.cost.size_result:Sizing",
         ),
-        # beside another result: a capacity that stands alone
-        _row(
-            "runs.levels_kind: held",
-            name="capacity",
-            markers=("capacity.json",),
-            schema="loadgen.repeated.capacity:Capacity",
-        ),
-        # without a file of their own; looked at last
-        _row(
-            "interop.calls_kind: fits value headline",
-            "interop.application_calls_text: report",
-            "core.format: document",
-            name="calls",
-            page_name="",
-        ),
-        _row(
-            "interop.kind: fits value headline comparable sections",
-            "interop.text: report",
-            "core.format: document",
-            name="other tool",
-            page_name="",
-        ),
+        # A capacity without the search that found it.
         ResultKind(
-            name="results",
-            collects=True,
-            fits="loadgen.viewer.results_list:is_collection",
-            value="loadgen.viewer.results_list:value",
-            headline="loadgen.viewer.results_list:headline",
-            text="loadgen.viewer.results_list:text",
-            page="loadgen.viewer.results_list:page",
-            document="loadgen.viewer.results_list:document",
-            code="loadgen.viewer.results_list:code",
+            name="capacity",
+            load_functions=_load_capacity,
+            markers=("capacity.json",),
         ),
-        _row(
-            "runs.levels_kind: fits value headline report document code runs comparable derived",
-            name="runs",
+        ResultKind(name="calls", load_functions=_load_calls, page_name=""),
+        ResultKind(
+            name="other tool",
+            load_functions=_load_other_tool,
+            additions=_other_tool_additions,
+            page_name="",
         ),
-    ),
-)
+        ResultKind(name="results", load_functions=_load_results, collects=True),
+        ResultKind(name="runs", load_functions=_load_runs, has_runs=True),
+    )
+
+
+KINDS: OpenTable[ResultKind] = OpenTable("loadgen.results", ResultKind, _load_rows)
 
 
 def named(name: str) -> ResultKind:
-    """One of our rows."""
+    """Return a built-in kind."""
     return next(kind for kind in KINDS.own if kind.name == name)
 
 
 RUN = named("run")
-"""What a folder is taken for that is of no kind: it says best what is missing there."""
+"""The kind of a directory that is of no kind. Its errors explain best what is missing."""
 
 
-def kind_of(path: Path, having: str = "value") -> ResultKind | None:
-    """The kind of a result: the first row that fits, of those that have what is asked for. None: no result."""
-    wanted = [kind for kind in KINDS.own if getattr(kind, having)]
-    by_file = (kind for kind in wanted if kind.markers)
-    others = (kind for kind in KINDS.others() if getattr(kind, having))
-    by_look = (kind for kind in wanted if not kind.markers)
-    return next(
-        (kind for kinds in (by_file, others, by_look) for kind in kinds if fits(kind, path)), None
-    )
+def kind_of(path: Path, having: FunctionName = "load") -> ResultKind | None:
+    """Return the kind of a result, or None.
+
+    Kinds with markers are tried first, then those of plug-ins, then those without markers. The first kind that fits
+    the path and has the function `having` is returned.
+    """
+    for kind in _kinds_in_order():
+        if not _is_marked(kind, path):
+            continue
+        if getattr(kind.functions, having) is not None and fits(kind, path):
+            return kind
+    return None
+
+
+def _kinds_in_order() -> Iterator[ResultKind]:
+    yield from (kind for kind in KINDS.own if kind.markers)
+    yield from KINDS.others()
+    yield from (kind for kind in KINDS.own if not kind.markers)
 
 
 def fits(kind: ResultKind, path: Path) -> bool:
-    """Whether a folder (or a file) is of this kind."""
-    return _is_marked(kind, path) and (
-        bool(call(kind, "fits", path)) if kind.fits else bool(kind.markers)
-    )
+    """Return True if a directory (or a file) is a result of this kind."""
+    if not _is_marked(kind, path):
+        return False
+    function = kind.functions.fits
+    if function is None:
+        return bool(kind.markers)
+    with reporting_damage(path):
+        return bool(KINDS.guard(kind, function)(path))
 
 
 def _is_marked(kind: ResultKind, path: Path) -> bool:
-    """Whether the files are there by which the kind is known, if it is known by files."""
+    """Return True if the directory has a marker of the kind, or the kind has none."""
     return not kind.markers or any((path / marker).is_file() for marker in kind.markers)
 
 
 @contextmanager
-def whole(*paths: Path) -> Iterator[None]:
-    """Raises UserError where what is done with results finds in them what no result of loadgen says: their files may be
-    somebody else's, and what damaged ones raise nobody can list. Of files that are as they were written it is a bug.
+def reporting_damage(*paths: Path) -> Iterator[None]:
+    """Raise UserError for an unexpected exception while results are read, if their files were changed.
+
+    The files may be from somebody else, and nobody can list what damaged ones raise. If all files are as they were
+    written, the exception is a bug and passes.
     """
     try:
         yield
     except (Fault, Faults, OSError, MemoryError):
         raise
     except Exception as error:
-        if all(map(_as_written, paths)):
+        if all(map(_is_unchanged, paths)):
             raise
-        said = f"its files say what no result of loadgen says: {type(error).__name__}: {error}"[
-            :300
-        ]
-        where = " ".join(map(str, paths))
+        message = f"its files say what no result of loadgen says: {type(error).__name__}: {error}"
         raise UserError(
-            "damaged_file", said, where, "is it as it was written? If so, please report it"
+            "damaged_file",
+            message[:300],
+            " ".join(map(str, paths)),
+            "is it as it was written? If so, please report it",
         ) from error
 
 
-def _as_written(folder: Path) -> bool:
-    """Whether a folder has its list of hashes, and every file is as that says."""
-    listed, changed = (
-        resolve(f"loadgen.core.results.checksums:{name}") for name in ("read", "changed")
-    )
-    return bool(listed(folder)) and not changed(folder)
+def _is_unchanged(folder: Path) -> bool:
+    """Return True if a directory has a list of hashes, and every file has its hash."""
+    from loadgen.core.results import checksums
+
+    return bool(checksums.read(folder)) and not checksums.changed(folder)
 
 
-def call(kind: ResultKind, name: str, *given: Any) -> Any:
-    """Call the function that a row names in this field. Raises UserError for a folder with links out of it, or with
-    files that no result has.
+ReturnT = TypeVar("ReturnT")
+
+
+def call(
+    kind: ResultKind,
+    function: Callable[[Path], ReturnT],
+    path: Path,
+    check: Check | None = None,
+) -> ReturnT:
+    """Call a function of a kind with the path of a result.
+
+    Raises UserError for a directory with links out of it, and for damaged files.
     """
-    path = given[0] if given and isinstance(given[0], Path) else None
-    if path is not None and name != "fits" and not kind.collects and _is_marked(kind, path):
-        resolve("loadgen.core.results.files:refuse_links")(path)
-    with nullcontext() if path is None else whole(path):
-        return KINDS.function(kind, getattr(kind, name), _CHECKS.get(name))(*given)
+    from loadgen.core.results.files import refuse_links
+
+    if not kind.collects and _is_marked(kind, path):
+        refuse_links(path)
+    with reporting_damage(path):
+        return KINDS.guard(kind, function, check)(path)
 
 
-_CHECKS = {
-    "headline": gives(str),
-    "document": gives(bytes),
-    "code": gives(int),
-    "listed": gives(ListRow, type(None)),
-}
+def list_row(kind: ResultKind, path: Path) -> ListRow | None:
+    """Return the row of a result in the list of results, or None if its kind is not listed."""
+    function = kind.functions.list_row
+    if function is None:
+        return None
+    return call(kind, function, path, check_type(ListRow, type(None)))
+
+
+def compare_side(kind: ResultKind, path: Path) -> Side:
+    """Return what is compared of a result. Its kind must be one that can be compared."""
+    function = kind.functions.compare_side
+    assert function is not None, kind.name
+    return call(kind, function, path)
+
+
+def regenerated_files(kind: ResultKind, path: Path) -> Iterable[RegeneratedFile]:
+    """Return the derived files of a result, generated again. Empty if its kind has none."""
+    function = kind.functions.regenerate
+    return () if function is None else call(kind, function, path)
+
+
+def runs_of(kind: ResultKind, path: Path) -> tuple[Path, ...]:
+    """Return the directories of the runs of a result. Empty if its kind has none."""
+    function = kind.functions.runs
+    return () if function is None else tuple(call(kind, function, path))
+
+
+def runs_in(path: Path) -> tuple[Path, ...]:
+    """Return the directories of the runs of the result at a path. Empty if there are none."""
+    kind = kind_of(path, "runs")
+    return () if kind is None else runs_of(kind, path)
+
+
+def capacity_facts(path: Path) -> CapacityFacts:
+    """Return what the result at a path says of the load that the target sustained."""
+    kind = kind_of(path, "capacity")
+    if kind is None:
+        return CapacityFacts()
+    function = kind.functions.capacity
+    assert function is not None, kind.name
+    return call(kind, function, path)
 
 
 def leaves_page_in(kind: ResultKind, folder: Path) -> bool:
-    """Whether a page may be written into a folder: one of several results has some of them directly in it."""
-    return not kind.collects or any(
-        below.is_dir() and kind_of(below, "listed") for below in folder.iterdir()
-    )
-
-
-def ask(path: Path, name: str) -> Any:
-    """What the kind of a path answers to one question: `runs`, `listed`, `held`, ...; None where no kind has it."""
-    kind = kind_of(path, name)
-    return None if kind is None else call(kind, name, path)
+    """Return True if a page may be written into a directory, which must not hold results of several commands."""
+    if not kind.collects:
+        return True
+    return any(below.is_dir() and kind_of(below, "list_row") for below in folder.iterdir())
 
 
 def left_by_commands() -> Iterator[str]:
-    """The files, as patterns, by which a folder is known as one of a command, or as the parent of such folders."""
+    """Yield glob patterns of files by which the directory of a result, or its parent, is recognized."""
     for kind in KINDS.own:
         yield from (*kind.begun_with, *kind.markers)
-        yield from (f"*/{marker}" for marker in kind.markers if kind.runs)
+        if kind.has_runs:
+            yield from (f"*/{marker}" for marker in kind.markers)
 
 
-def adding(name: str) -> Iterator[tuple[ResultKind, Callable[..., Any]]]:
-    """Every row that has a function of this name, with it."""
-    for kind in KINDS.rows():
-        if reference := getattr(kind, name):
-            yield kind, KINDS.function(kind, reference)
+def additions_to(folder: Path, run: OpenedRun) -> tuple[Addition, ...]:
+    """Return what other kinds of results add to the report of the run, or of the search, in a directory."""
+    functions = [
+        KINDS.guard(kind, kind.additions) for kind in KINDS.rows() if kind.additions is not None
+    ]
+    additions = [function(folder, run) for function in functions]
+    return tuple(addition for addition in additions if addition is not None)
 
 
 class OpenedResult(msgspec.Struct, frozen=True, dict=True):
-    """A stored result of any kind. It is read when one of its parts is asked for; each may raise UserError.
+    """A stored result of any kind. It is read when one of its parts is needed; each may raise UserError.
 
     `str()` is the report that `loadgen report` prints.
     """
@@ -382,86 +554,113 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def kind(self) -> str:
-        """run, repeats, sweep, search, validation, mlperf, answers, ..."""
+        """The name of its kind: run, repeats, sweep, search, validation, mlperf, answers, ..."""
         return self.row.name
 
     @cached_property
     def value(self) -> Any:
         """What was read, of a type of its kind."""
-        return call(self.row, "value", self.path)
+        load = self.row.functions.load
+        assert load is not None, self.kind
+        return call(self.row, load, self.path)
 
     @property
     def headline(self) -> str:
         """The result in one sentence."""
-        return str(self._said("headline"))
+        return self._call(self.row.functions.headline, check_type(str))
 
     @property
     def text(self) -> str:
         """The report as text, ending in a newline."""
-        return self.shown(color=False)
+        return self.render_text(color=False)
 
-    def shown(self, *, color: bool) -> str:
-        """`text`, with colours if asked for."""
-        if self.row.report:
-            return self._written("text", color=color)
-        return str(self._said("text", color))
+    def render_text(self, *, color: bool) -> str:
+        """Return the report as text, with colors if wanted."""
+        from loadgen.present import text
+
+        report = self._report()
+        if report is not None:
+            with reporting_damage(self.path):
+                return text.render(report, color=color)
+        render = self.row.functions.text
+        assert render is not None, self.kind
+        value = self.value
+        with reporting_damage(self.path):
+            return KINDS.guard(self.row, render)(value, color)
 
     @property
     def markdown(self) -> str:
-        """The report as Markdown, ending in a newline; of a kind that has none, its text between fences."""
-        if self.row.report:
-            return self._written("markdown")
-        return f"```text\n{self.text}```\n"
+        """The report as Markdown, ending in a newline. Of a kind that has none, its text between fences."""
+        from loadgen.present import markdown
+
+        report = self._report()
+        if report is None:
+            return f"```text\n{self.text}```\n"
+        with reporting_damage(self.path):
+            return markdown.render(report)
 
     @property
     def page(self) -> str | None:
-        """The report as one HTML page; None of a kind without one."""
-        if self.row.report:
-            return self._written("html")
-        return str(self._said("page")) if self.row.page else None
+        """The report as one HTML page, or None if the kind has no page."""
+        from loadgen.present import html
+
+        report = self._report()
+        if report is not None:
+            with reporting_damage(self.path):
+                return html.render(report)
+        render = self.row.functions.page
+        return None if render is None else self._call(render)
 
     @property
     def document(self) -> bytes:
         """What `loadgen report --json` prints."""
-        return bytes(self._said("document"))
+        return self._call(self.row.functions.document, check_type(bytes))
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """That of `loadgen report`."""
-        read = self.value  # also where the code does not depend on it: damage is said
-        with whole(self.path):
-            return int(call(self.row, "code", read, strict)) if self.row.code else OK
+        """Return the exit code of `loadgen report`. Reads the result in any case, so that damage is reported."""
+        value = self.value
+        code = self.row.functions.code
+        if code is None:
+            return OK
+        with reporting_damage(self.path):
+            return KINDS.guard(self.row, code, check_type(int))(value, strict)
 
     @property
     def runs(self) -> tuple[Path, ...]:
-        """The folders of its runs; () of a kind without."""
-        return tuple(call(self.row, "runs", self.path)) if self.row.runs else ()
+        """The directories of its runs. Empty if its kind has none."""
+        return runs_of(self.row, self.path)
 
-    def _said(self, name: str, *given: Any) -> Any:
+    def _report(self) -> Report | None:
+        """Return the report, or None if the kind renders text and page itself."""
+        report = self.row.functions.report
+        return None if report is None else self._call(report)
+
+    def _call(
+        self, function: Callable[[Any], ReturnT] | None, check: Check | None = None
+    ) -> ReturnT:
+        """Call a function of the kind with the value of the result."""
+        assert function is not None, self.kind
         value = self.value
-        with whole(self.path):
-            return call(self.row, name, value, *given)
-
-    def _written(self, form: str, **options: Any) -> str:
-        """The report in one of the forms of `present`, which stands above this leaf."""
-        report = self._said("report")
-        with whole(self.path):
-            return str(resolve(f"loadgen.present.{form}:render")(report, **options))
+        with reporting_damage(self.path):
+            return KINDS.guard(self.row, function, check)(value)
 
     def __str__(self) -> str:
+        """Return the report as text."""
         return self.text
 
     def __repr__(self) -> str:
+        """Return the kind and the path."""
         return f"<{self.kind} {self.path}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the report."""
+        """Return the report for a notebook."""
         from html import escape
 
         return f'<pre style="line-height:1.2">{escape(self.text)}</pre>'
 
 
 def opened(path: Path) -> OpenedResult:
-    """The result at a path, to be read when it is asked. Raises UserError where there is none."""
+    """Return the result at a path, which is read when it is needed. Raises UserError if there is none."""
     kind = kind_of(path)
     if kind is None:
         raise no_result(path)
@@ -469,7 +668,7 @@ def opened(path: Path) -> OpenedResult:
 
 
 def no_result(path: Path) -> UserError:
-    """The fault of a path that holds no result."""
+    """Return the error for a path that holds no result."""
     if path.is_dir():
         return UserError("no_result", "no result of loadgen in this folder", str(path), HINT)
     return nothing_there(path, HINT)

@@ -10,7 +10,7 @@ from pathlib import Path
 from loadgen.figures import FIGURES, FigureRow
 
 PAGE = Path(__file__).parent.parent / "docs" / "summary.md"
-BEGIN = "<!-- figures: made by tests/make_figures.py from the rows of loadgen/figures.py -->"
+BEGIN = "<!-- figures: made by tests/make_figures.py from the rows of loadgen/core/metrics/figure_rows.py -->"
 END = "<!-- end of the figures -->"
 
 

@@ -39,7 +39,7 @@ def forgetting(table: Any, *modules: str) -> Iterator[None]:
 
     def forget() -> None:
         if table is not None:
-            for kept in ("_plugins", "_none_told"):
+            for kept in ("_plugins", "_has_no_plugins"):
                 vars(table).pop(kept, None)
         plugins._USED.clear()
         for module in modules:

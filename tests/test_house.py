@@ -45,6 +45,9 @@ PATCHED = {  # the only attributes that tests replace -> why
     ("test_tokenizer.py", "load_tiktoken_bpe"): "of tiktoken: it would use the network",
 }
 
+TABLES = ("backends", "commands", "figures", "formats", "prices", "result_kinds")
+IMPORTS_OF_TABLES = {"loadgen.core.errors", "loadgen.plugins"}
+
 
 def named(file: Path) -> str:
     """The name of a module."""
@@ -92,7 +95,22 @@ def test_no_cycles() -> None:
     imports["loadgen"].remove(
         "loadgen.api"
     )  # `loadgen.run` is looked up there when it is first used
+    for table in TABLES:  # what they import later is not imported with them: see the test below
+        imports[f"loadgen.{table}"] = IMPORTS_OF_TABLES
     TopologicalSorter(imports).prepare()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_imports_its_rows_only_in_functions(table: str) -> None:
+    tree = trees()[f"loadgen.{table}"]
+    imported = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
+    assert {name for name in imported if name and name.startswith("loadgen")} <= IMPORTS_OF_TABLES
+    assert not any(
+        alias.name.startswith("loadgen")
+        for node in tree.body
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    )
 
 
 def test_modules_that_are_started_exist() -> None:

@@ -49,22 +49,6 @@ pytestmark = pytest.mark.commands
 
 DATA = Path(__file__).parent / "data"
 SIM = ("--url", "sim:gb300-vm", "--seed", "3")
-FUNCTIONS = (
-    "fits",
-    "value",
-    "runs",
-    "listed",
-    "sections",
-    "comparable",
-    "held",
-    "derived",
-    "headline",
-    "report",
-    "text",
-    "page",
-    "document",
-    "code",
-)
 MADE = {
     "raw": "run",
     "sample": "run",
@@ -190,15 +174,14 @@ def results(made: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS.own, ids=lambda kind: kind.name)
-def test_every_name_of_a_row_is_there(kind: result_kinds.ResultKind) -> None:
-    for name in FUNCTIONS:
-        if reference := getattr(kind, name):
-            assert callable(plugins.resolve(reference)), (name, reference)
-    if kind.schema:
-        assert issubclass(plugins.resolve(kind.schema), msgspec.Struct)
-    if kind.value:
-        assert all(getattr(kind, name) for name in ("headline", "document")), "what can be opened"
-        assert bool(kind.report) is not bool(kind.text), "one or the other"
+def test_a_kind_that_can_be_opened_has_what_a_report_needs(kind: result_kinds.ResultKind) -> None:
+    functions = kind.functions
+    if functions.load is not None:
+        assert functions.headline is not None and functions.document is not None
+        assert (functions.report is None) is not (functions.text is None), "one or the other"
+        assert (functions.text is None) is (functions.page is None)
+    assert kind.has_runs is (functions.runs is not None)
+    assert (functions.schema is None) is (not kind.markers), "the content of the first marker"
 
 
 def test_the_rows_have_names_of_their_own() -> None:
@@ -352,7 +335,8 @@ def test_every_kind_is_reported(
     told = capsys.readouterr()
     assert code in (0, 1, 3) and told.out.count("\n") > 2
     page = path / kind.page_name
-    if (kind.page or kind.report) and kind.page_name:
+    functions = kind.functions
+    if (functions.page or functions.report) and kind.page_name:
         assert page.read_text().startswith("<!doctype html>") and f"page: {page}" in told.err
     after = {file: file.read_bytes() for file in results.rglob("*") if file.is_file()}
     changed = {file.name for file in after if before.get(file) != after[file]}
@@ -365,7 +349,7 @@ def test_every_kind_is_reported(
     pasted = capsys.readouterr().out
     assert (
         "### " in pasted
-        if kind.report
+        if functions.report is not None
         else pasted.startswith("```text\n") and pasted.endswith("```\n")
     )
     assert exits("report", path, "--no-html") == code
@@ -541,12 +525,12 @@ def test_repeats_have_a_page(results: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, kind in MADE.items() if result_kinds.named(kind).report]
+    "name", [name for name, kind in MADE.items() if result_kinds.named(kind).functions.report]
 )
 def test_text_markdown_and_page_say_the_same_figures(made: Path, name: str) -> None:
     """Drawings aside, and what stands on a page only."""
     found = opened(made / name)
-    report = result_kinds.call(found.row, "report", found.value)
+    report = found.row.functions.report(found.value)
     shared = replace(
         report,
         sections=[one for one in report.sections if isinstance(one, Section) and not one.page_only],
@@ -574,16 +558,10 @@ PACKAGE = '''
 """Soak tests of somebody else: one file with the hours that were survived."""
 import json
 from loadgen.present.section import Section
-from loadgen.result_kinds import ListRow, ResultKind
+from loadgen.result_kinds import ListRow, ResultFunctions, ResultKind
 from loadgen.runs.compared import Side
 
-SOAK = ResultKind(
-    name="soak", markers=("soak.json",), value="soak_kind:value", headline="soak_kind:headline", text="soak_kind:text",
-    page="soak_kind:page", document="soak_kind:document", code="soak_kind:code", listed="soak_kind:listed",
-    comparable="soak_kind:comparable",
-)
-
-def value(folder):
+def load(folder):
     return json.loads((folder / "soak.json").read_text())
 
 def headline(soak):
@@ -601,11 +579,17 @@ def document(soak):
 def code(soak, strict):
     return 0 if soak["hours"] >= 24 else 1
 
-def listed(folder):
-    return ListRow(word=f"{value(folder)['hours']} h", about="soak")
+def list_row(folder):
+    return ListRow(word=f"{load(folder)['hours']} h", about="soak")
 
-def comparable(folder):
-    return Side(name="", told={"hours": value(folder)["hours"]})
+def compare_side(folder):
+    return Side(name="", told={"hours": load(folder)["hours"]})
+
+FUNCTIONS = ResultFunctions(
+    load=load, headline=headline, text=text, page=page, document=document, code=code, list_row=list_row,
+    compare_side=compare_side,
+)
+SOAK = ResultKind(name="soak", load_functions=lambda: FUNCTIONS, markers=("soak.json",))
 '''
 
 
@@ -650,7 +634,7 @@ def test_a_kind_of_a_package_is_as_good_as_ours(
 def test_none_is_loaded_where_none_is_wanted(
     soaked: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with plugins.none():
+    with plugins.without_plugins():
         assert kind_of(soaked) is None and results_in(soaked.parent) == []
     assert "soak_kind" not in sys.modules, "nothing of a package was imported"
     monkeypatch.setenv("LOADGEN_PLUGINS", "0")
@@ -684,13 +668,13 @@ def test_the_list_says_when_a_size_was_answered(made: Path) -> None:
 def test_what_fails_on_files_as_they_were_written_is_a_bug(tmp_path: Path) -> None:
     """And on others a fault of the files."""
     (tmp_path / "run.json").write_text("{}")
-    with refused(UserError, "damaged_file"), result_kinds.whole(tmp_path):
+    with refused(UserError, "damaged_file"), result_kinds.reporting_damage(tmp_path):
         raise KeyError("nobody vouches for the folder")
     checksums.write(tmp_path)
-    with pytest.raises(KeyError), result_kinds.whole(tmp_path):
+    with pytest.raises(KeyError), result_kinds.reporting_damage(tmp_path):
         raise KeyError("ours")
     (tmp_path / "run.json").write_text("[]")
-    with refused(UserError, "damaged_file"), result_kinds.whole(tmp_path):
+    with refused(UserError, "damaged_file"), result_kinds.reporting_damage(tmp_path):
         raise KeyError("changed")
 
 

@@ -1,4 +1,4 @@
-"""What loadgen has to know of Acme's servers, files and prices."""
+"""What loadgen has to know about the servers, files and prices of Acme: one row for each table."""
 
 import json
 from contextlib import contextmanager
@@ -15,9 +15,17 @@ from loadgen.figures import FigureRow
 from loadgen.formats import ForeignResult, FormatRow
 from loadgen.present.section import Report, Said, Table, section
 from loadgen.prices import PriceRow
-from loadgen.result_kinds import ListRow, ResultKind
+from loadgen.result_kinds import ListRow, ResultFunctions, ResultKind
 
-# -- a server: `--server acme`, and `auto` where its list of models says so ------------------------------------------
+# -- a server: `--server acme`, and `auto` if its list of models says so ----------------------------------------------
+
+
+def parse_account(form):
+    """Read an event `acme.metrics` in the stream of a response."""
+    return ServerAccount(
+        queue=round(form["queued_s"] * 1e9), prefill=round(form["prefill_s"] * 1e9)
+    )
+
 
 SERVER = Quirk(
     name="acme",
@@ -25,39 +33,22 @@ SERVER = Quirk(
     signs=(Sign("models", r'"owned_by"\s*:\s*"acme"'),),
     forces=("ignore_eos",),
     profiler="start it with --profile",
-    account=(("acme.metrics", "acme_loadgen:account"),),  # an event of this name in its stream
+    account={"acme.metrics": parse_account},
     metrics_paths=("/acme/metrics",),
     metrics={"running": ("acme_active",), "waiting": ("acme_queued",)},
 )
 
 
-def account(form):
-    return ServerAccount(
-        queue=round(form["queued_s"] * 1e9), prefill=round(form["prefill_s"] * 1e9)
-    )
-
-
-# -- a format: results of Acme Bench are read and written, its traces replayed, its data sets sent ---------------------
-
-FORMAT = FormatRow(
-    name="acme-bench",
-    tool="Acme Bench",
-    definitions="From sent. Percentiles are elements of the sample",
-    files=("acme.json",),
-    fits="acme_loadgen:is_result",
-    read="acme_loadgen:read",
-    write="acme_loadgen:write",
-    trace="acme_loadgen:trace",
-    suffixes=(".acme",),
-    dataset="acme_loadgen:dataset",
-)
+# -- a format: reads and writes results of Acme Bench, replays its traces, sends its data sets -------------------------
 
 
 def is_result(file):
+    """Recognize a result of Acme Bench."""
     return "acme_bench" in file.value
 
 
-def read(file):
+def read_result(file):
+    """Read a result of Acme Bench."""
     figures = {
         "ttft_ms.p50": file.value["ttft_s"] * 1e3,
         "requests.ok": float(file.value["requests"]),
@@ -65,27 +56,42 @@ def read(file):
     return ForeignResult(file=file.where, figures=figures, called={"ttft_ms": "ttft_s"})
 
 
-def write(summary, stored):
+def write_result(summary, stored):
+    """Write a run as a result of Acme Bench."""
     return {"acme_bench": 1, "ttft_s": summary.ttft_ms.p50 / 1e3, "requests": summary.requests.ok}
 
 
-def trace(first):
+def trace_format(first):
+    """Recognize a trace of Acme by its first line."""
     from loadgen.core.workload.trace_formats import TraceFormat, TraceRow, each
 
-    def row(line):
+    def parse_line(line):
         return TraceRow(round(line["acme_s"] * 1e9), line["in"], line["out"])
 
-    return TraceFormat("Acme", each(row)) if "acme_s" in first else None
+    return TraceFormat("Acme", each(parse_line)) if "acme_s" in first else None
 
 
-def dataset(path):
+def read_dataset(path):
+    """Yield the prompts in a file, one per line."""
     for number, line in enumerate(path.read_text().splitlines(), 1):
         yield f"{path}:{number}", {"prompt": line, "output_tokens": 4}
 
 
-# -- a command: loadgen brief FOLDER ---------------------------------------------------------------------------------
+FORMAT = FormatRow(
+    name="acme-bench",
+    tool="Acme Bench",
+    definitions="From sent. Percentiles are elements of the sample",
+    files=("acme.json",),
+    fits=is_result,
+    read=read_result,
+    write=write_result,
+    trace=trace_format,
+    suffixes=(".acme",),
+    dataset=read_dataset,
+)
 
-COMMAND = CommandRow("brief", "tools", "A result in one sentence.", "acme_loadgen:brief")
+
+# -- a command: loadgen brief FOLDER ---------------------------------------------------------------------------------
 
 
 def brief(folder: str) -> int:
@@ -94,52 +100,60 @@ def brief(folder: str) -> int:
     return 0
 
 
-# -- a kind of result: a folder with soak.json -----------------------------------------------------------------------
-
-SOAK = ResultKind(
-    name="soak",
-    markers=("soak.json",),
-    value="acme_loadgen:soak",
-    headline="acme_loadgen:soak_headline",
-    report="acme_loadgen:soak_report",
-    document="acme_loadgen:soak_document",
-    code="acme_loadgen:soak_code",
-    listed="acme_loadgen:soak_listed",
-)
+COMMAND = CommandRow("brief", "tools", "A result in one sentence.", lambda: brief)
 
 
-def soak(folder):
+# -- a kind of result: a directory with soak.json ----------------------------------------------------------------------
+
+
+def load_soak(folder):
+    """Read the result. Its value is passed to the functions below."""
     return json.loads((folder / "soak.json").read_text())
 
 
 def soak_headline(value):
+    """Return the result in one sentence."""
     return f"It held for {value['hours']} hours."
 
 
-def soak_report(value):  # text, Markdown and page are made of it
+def soak_report(value):
+    """Return the report, which is rendered as text, Markdown and page."""
     answer = Said(soak_headline(value), "good" if value["hours"] >= 24 else "bad")
     figures = section("Figures", Table(("", "hours"), [("held", str(value["hours"]))]))
     return Report(title="Soak", made_by="acme-loadgen", answer=[answer], sections=[figures])
 
 
 def soak_document(value):
+    """Return what `report --json` prints."""
     return json.dumps(value).encode() + b"\n"
 
 
-def soak_code(value, strict):
+def soak_exit_code(value, strict):
+    """Return 0 if the server survived a day."""
     return 0 if value["hours"] >= 24 else 1
 
 
-def soak_listed(folder):
-    return ListRow(word=f"{soak(folder)['hours']} h", about="soak")
+def soak_list_row(folder):
+    """Return the row in the list of results."""
+    return ListRow(word=f"{load_soak(folder)['hours']} h", about="soak")
+
+
+SOAK_FUNCTIONS = ResultFunctions(
+    load=load_soak,
+    headline=soak_headline,
+    report=soak_report,
+    document=soak_document,
+    code=soak_exit_code,
+    list_row=soak_list_row,
+)
+SOAK = ResultKind(name="soak", load_functions=lambda: SOAK_FUNCTIONS, markers=("soak.json",))
 
 
 # -- a source of prices: `--prices acme:eu` ---------------------------------------------------------------------------
 
-PRICES = PriceRow("acme", "acme_loadgen:prices")
 
-
-def prices(region):
+def read_prices(region):
+    """Return the text of a price file for a region."""
     if region != "eu":
         raise UserError("no_price", f"Acme sells nothing in {region!r}", "--prices", "acme:eu")
     return """
@@ -149,18 +163,14 @@ rented:
 """
 
 
+PRICES = PriceRow("acme", read_prices)
+
+
 # -- a backend: `--url acme:MODEL` starts a server and sends the load to it --------------------------------------------
 
-BACKEND = BackendRow(
-    "acme",
-    schemes=("acme",),
-    shown="Acme's {}",
-    known="acme_loadgen:known",
-    serve="acme_loadgen:serve",
-)
 
-
-def known(settings):
+def known_target(settings):
+    """Return what is known of the server before it is started."""
     from loadgen.core.execution.context import KnownTarget
 
     return KnownTarget(name=f"Acme's {after_scheme(settings.url)}")
@@ -168,26 +178,40 @@ def known(settings):
 
 @contextmanager
 def serve(settings):
+    """Run the server inside the context."""
     from loadgen.sim.server.embedded import start
     from loadgen.sim.server.options import Options
 
-    if not (model := after_scheme(settings.url)):
+    model = after_scheme(settings.url)
+    if not model:
         raise RuntimeError("no model is named")
     with start(Options(ttft="2ms", itl="1ms", model=model)) as server:
         yield replace(settings, url=server.url)
 
 
-# -- a figure: of each request, and so of each run, beside ours --------------------------------------------------------
+def load_backend():
+    """Import what only a run with this backend needs."""
+    from loadgen.core.execution.backend import Backend
+
+    return Backend(known=known_target, serve=serve)
+
+
+BACKEND = BackendRow(name="acme", load=load_backend, schemes=("acme",), shown="Acme's {}")
+
+
+# -- a figure: a value of each request, and so of each run -------------------------------------------------------------
+
+
+def thinking(columns):
+    """Return the time to think in ns, as an array with one value per request."""
+    return columns["first_answer_ns"] - columns["first_token_ns"]
+
 
 THINKING = FigureRow(
     name="thinking",
     words="Time to think",
     meaning="first token of the answer - first token",
-    values="acme_loadgen:thinking",
+    values=thinking,
     compared=("p50",),
     shown=("slo", "contract", "latency", "requests", "prometheus"),
 )
-
-
-def thinking(columns):  # ns of each request, as an array
-    return columns["first_answer_ns"] - columns["first_token_ns"]

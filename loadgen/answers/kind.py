@@ -8,10 +8,12 @@ from pathlib import Path
 from loadgen.answers import folder as answers
 from loadgen.answers import text as words
 from loadgen.answers.comparison import AnswersResult, exit_code
-from loadgen.result_kinds import ListRow, Remade
+from loadgen.core import format
+from loadgen.result_kinds import ListRow, RegeneratedFile, ResultFunctions
 
 
-def value(folder: Path) -> AnswersResult:
+def load(folder: Path) -> AnswersResult:
+    """Read the stored scores."""
     return answers.read(folder)
 
 
@@ -19,7 +21,7 @@ def code(result: AnswersResult, strict: bool) -> int:
     return exit_code(result)
 
 
-def listed(folder: Path) -> ListRow:
+def list_row(folder: Path) -> ListRow:
     result = answers.read(folder)
     return ListRow(
         word=words.word(result),
@@ -29,7 +31,7 @@ def listed(folder: Path) -> ListRow:
     )
 
 
-def derived(folder: Path) -> Iterator[Remade]:
+def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
     again = answers.outputs_again(folder)
     given = (
         "dataset*",
@@ -42,6 +44,18 @@ def derived(folder: Path) -> Iterator[Remade]:
         "simulated",
         "notes*",
     )
-    yield Remade(answers.FILE, again[answers.FILE], "the scores of every prompt", given)
+    yield RegeneratedFile(answers.FILE, again[answers.FILE], "the scores of every prompt", given)
     if answers.SCORES in again:
-        yield Remade(answers.SCORES, again[answers.SCORES], "the texts of the answers")
+        yield RegeneratedFile(answers.SCORES, again[answers.SCORES], "the texts of the answers")
+
+
+FUNCTIONS = ResultFunctions(
+    load=load,
+    code=code,
+    list_row=list_row,
+    regenerate=regenerate,
+    schema=AnswersResult,
+    headline=words.headline,
+    report=words.report,
+    document=format.document,
+)

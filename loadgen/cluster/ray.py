@@ -27,6 +27,7 @@ from loadgen.cluster.node_agent import AwayError, GoneError
 from loadgen.cluster.placement import ClusterNode
 from loadgen.core import child_process, format
 from loadgen.core.errors import TargetError, UserError
+from loadgen.core.execution.backend import Backend
 from loadgen.core.execution.events import Tell, Waits
 from loadgen.core.execution.plan import Settings
 
@@ -134,6 +135,10 @@ def connected(settings: Settings) -> Iterator[Crew]:
         nodes.leave()
         if address not in _of_command:
             connection.process.close()
+
+
+RAY = Backend(senders=connected)
+"""The nodes of a Ray cluster send the load over HTTP."""
 
 
 def _connect(address: str, command: Sequence[str]) -> _Connection:

@@ -19,7 +19,7 @@ def save(name: str, result: Path, kept: Path, *, force: bool) -> Path:
     from loadgen.core.results import files
 
     folder = _folder(kept, name, "--save")
-    if not result.is_dir() or result_kinds.kind_of(result, "comparable") is None:
+    if not result.is_dir() or result_kinds.kind_of(result, "compare_side") is None:
         raise UserError(
             "no_result",
             "neither a run nor a folder of repeats",

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND, UserError
-from loadgen.result_kinds import whole
+from loadgen.result_kinds import reporting_damage
 from loadgen.shell import completion
 from loadgen.shell.option_parsers import parse_share_option
 from loadgen.shell.output import print_answer, say_changed, write_file
@@ -118,7 +118,7 @@ def compare(
     level = _confidence(confidence)
     conditions = thresholds.parse_thresholds(fail_on or ())
     also, sides = [condition.metric for condition in conditions], inputs.read_sides(results)
-    with whole(*results):
+    with reporting_damage(*results):
         comparison_result = comparison.compare(sides, also=also, confidence=level, anyway=anyway)
     outcomes = list(thresholds.hold(conditions, comparison_result, beyond_noise=beyond_noise))
     said = report(comparison_result, outcomes)

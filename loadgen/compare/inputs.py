@@ -31,13 +31,12 @@ def read_sides(paths: Sequence[Path]) -> list[Side]:
 
 
 def _side(path: Path) -> Side:
-    kind = result_kinds.kind_of(path, "comparable")
+    kind = result_kinds.kind_of(path, "compare_side")
     if kind is not None:
-        side: Side = result_kinds.call(kind, "comparable", path)
-        return side
+        return result_kinds.compare_side(kind, path)
     other = result_kinds.kind_of(path)
     hint = "give the folder that `loadgen run` named, or the result file of another tool"
-    if other is not None and other.runs and (runs := result_kinds.call(other, "runs", path)):
+    if other is not None and (runs := result_kinds.runs_of(other, path)):
         hint = f"name its runs, like {runs[-1]}"
     if other is not None:
         raise UserError(

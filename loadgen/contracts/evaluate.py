@@ -37,7 +37,7 @@ from loadgen.core.slo import not_here
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import element
-from loadgen.figures import POOLED
+from loadgen.figures import pooled_figures
 
 CENTRES = 200  # values that the tenants may have had in common, of which the most even one is taken
 RATE_BATCHES = intervals.BATCHES  # for the batch means of a rate, over all runs together
@@ -225,7 +225,7 @@ class Evaluator:
         for run in (*self.runs, *other.runs):
             summary = run.summary
             terms = () if run.header.slo is None else run.header.slo.terms
-            of_slo = [one.metric for one in terms if one.metric not in POOLED]
+            of_slo = [one.metric for one in terms if one.metric not in pooled_figures()]
             needs_slo = not {"slo", "task_slo"}.isdisjoint(kind_of(term.kind).needs)
             of_term = term.of or OF_TASKS.get(term.kind, term.kind)
             if needs_slo and run.header.slo and (lacking := not_here([run.header.slo])):
@@ -709,7 +709,7 @@ _REST_ON = dict.fromkeys(("output_per_gpu", "tokens_per_gpu", "token"), "tokens"
 """What a term is of -> the family of figures that it rests on, where the names differ: see `Summary.unsound`."""
 
 FIGURES: dict[str, Callable[[Evaluator, Promise], Held]] = {
-    **dict.fromkeys(POOLED, Evaluator.pooled_gaps),
+    **dict.fromkeys(pooled_figures(), Evaluator.pooled_gaps),
     **dict.fromkeys(_COUNTED, Evaluator.steady_rate),
     "errors": Evaluator.errors,
     "goodput": Evaluator.goodput,

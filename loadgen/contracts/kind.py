@@ -12,12 +12,13 @@ import msgspec
 
 from loadgen.contracts import run as contracts
 from loadgen.contracts import stored
+from loadgen.contracts.stored import ValidationFacts
 from loadgen.contracts.verdict import Validation, exit_code
 from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError
 from loadgen.core.results.manifest import decoded
 from loadgen.present.section import Report
-from loadgen.result_kinds import RECORDS, ListRow, Remade
+from loadgen.result_kinds import RECORDS, ListRow, RegeneratedFile, ResultFunctions
 from loadgen.runs.compared import Side
 from loadgen.runs.kind import kept
 from loadgen.runs.levels_kind import of_repeats
@@ -34,7 +35,7 @@ class StoredValidation:
         return stored.again(self.folder)
 
 
-def value(folder: Path) -> StoredValidation:
+def load(folder: Path) -> StoredValidation:
     return StoredValidation(folder)
 
 
@@ -60,13 +61,13 @@ def runs(folder: Path) -> list[Path]:
     return [run for level in sorted(folder.glob("*/")) for run in run_folder.runs_in(level)]
 
 
-def listed(folder: Path) -> ListRow:
+def list_row(folder: Path) -> ListRow:
     file = folder / contracts.VERDICT
     told = decoded(file.read_bytes(), dict[str, Any], str(file), "a verdict")
     return ListRow(word=str(told.get("verdict", "")), named=kept(folder, runs(folder)))
 
 
-def comparable(folder: Path) -> Side:
+def compare_side(folder: Path) -> Side:
     """The runs of its level. Raises UserError where it has several: they are other loads."""
     found = runs(folder)
     levels = dict.fromkeys(run.parent for run in found)
@@ -79,7 +80,21 @@ def comparable(folder: Path) -> Side:
     return of_repeats(folder, found)
 
 
-def derived(folder: Path) -> Iterator[Remade]:
+def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
     before = msgspec.json.decode((folder / contracts.VERDICT).read_bytes())
     for name, data in contracts.outputs_again(folder, str(before["version"])).items():
-        yield Remade(name, data, RECORDS)
+        yield RegeneratedFile(name, data, RECORDS)
+
+
+FUNCTIONS = ResultFunctions(
+    load=load,
+    headline=headline,
+    report=report,
+    document=document,
+    code=code,
+    runs=runs,
+    list_row=list_row,
+    compare_side=compare_side,
+    regenerate=regenerate,
+    schema=ValidationFacts,
+)

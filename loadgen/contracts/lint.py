@@ -43,7 +43,7 @@ from loadgen.core.workload.diagnostics import locate
 from loadgen.core.workload.flags import Overrides
 from loadgen.core.workload.loading import packaged
 from loadgen.core.workload.yaml_marks import Map, where
-from loadgen.figures import POOLED
+from loadgen.figures import pooled_figures
 
 RATES_NEED = 30  # least number of requests for a rate with an interval
 POOLED_REPEATS = 3  # pooled gaps are correlated within a run, so each repeat counts as one sample
@@ -439,7 +439,7 @@ def _check_samples(
     undecidable = []
     for kind, place, term in draft.terms:
         loc: Where = ("levels", draft.index, kind, place)
-        if term.kind in POOLED and level.repeats < POOLED_REPEATS:
+        if term.kind in pooled_figures() and level.repeats < POOLED_REPEATS:
             what = f"{words(term)}: gaps within an answer hang together, so one run has no interval for them"
             report.fault(
                 "too_few",
@@ -461,7 +461,7 @@ def _check_samples(
 def _too_few(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str] | None:
     """What is wrong, and the hint, where a term has too few requests, or no two windows."""
     level, confidence = plan.level, contract.confidence
-    if term.kind in POOLED:
+    if term.kind in pooled_figures():
         return None
     windowed = bool(term.window_ns)
     if windowed and plan.duration_ns is not None and plan.duration_ns < WINDOWS * term.window_ns:

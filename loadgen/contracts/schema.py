@@ -40,7 +40,7 @@ from loadgen.core.workload.loading import packaged, read_text
 from loadgen.core.workload.slo_fields import SloField
 from loadgen.core.workload.stages import Concurrency
 from loadgen.core.workload.yaml_marks import Map, read_yaml
-from loadgen.figures import FIGURES, POOLED
+from loadgen.figures import FIGURES, pooled_figures
 from loadgen.repeated.capacity import HORIZON_S
 
 OfAnswers = Literal["rouge1", "rouge2", "rougeL", "exact", "choice", "json"]
@@ -215,7 +215,7 @@ OF_TASKS = {
     "task_cost": "cost",
 }
 """Term about conversations and tasks as a whole -> what it is of their row (`steady_samples.as_rows`)."""
-_NOT_OF_CLASS = {*POOLED, "task_cost"}
+_NOT_OF_CLASS = {*pooled_figures(), "task_cost"}
 """Times, shares and terms of tasks may be about one class alone, but for these: which part of the machines a class pays
 is not known."""
 
@@ -391,7 +391,7 @@ def _union_of_terms(noun: str, kinds: Mapping[str, Kind], of: Any) -> Any:
 @cache
 def _terms_about(metrics: tuple[str, ...]) -> Any:
     """Return the type of a term in a file where these metrics of requests can be promised."""
-    of: Any = Literal[tuple(name for name in metrics if name not in POOLED)]
+    of: Any = Literal[tuple(name for name in metrics if name not in pooled_figures())]
     return _union_of_terms("term", dict.fromkeys(metrics, _LATENCY) | KINDS, of)
 
 

@@ -27,7 +27,6 @@ from loadgen.core.workload.diagnostics import locate
 from loadgen.core.workload.yaml_marks import read_yaml, where
 from loadgen.pricing.evidence import Evidence, starts
 from loadgen.repeated import capacity
-from loadgen.result_kinds import HeldLoad
 from loadgen.runs.headline import promises
 
 
@@ -59,8 +58,8 @@ def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tu
 
 
 def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
-    held: HeldLoad = result_kinds.ask(folder, "held") or HeldLoad()
-    if (stored_capacity := held.capacity) is not None:
+    stored_capacity = result_kinds.capacity_facts(folder).capacity
+    if stored_capacity is not None:
         file = folder / capacity.FILE
         if stored_capacity.unfinished:
             _refuse_unfinished(stored_capacity, file, allowed=allow_invalid)
@@ -93,7 +92,7 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
         return Evidence(
             name=name, folder=str(folder), summaries=one, capacity=shown, lowered_from_per_s=lowered
         )
-    runs: list[Path] = result_kinds.ask(folder, "runs") or []
+    runs = result_kinds.runs_in(folder)
     run_folders = sorted(run for run in runs if (run / FILE).is_file())
     if run_folders == [folder]:
         summary = _summary(folder, allow_invalid)
@@ -104,7 +103,7 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
         if not folder.is_dir():
             raise nothing_there(folder, "give the folder that a run has written")
         hint = "give the folder that a run has written"
-        if runs == [folder]:  # killed before its end
+        if runs == (folder,):  # killed before its end
             named = shlex.quote(str(folder))
             hint = f"loadgen report {named} --json > {named}/summary.json makes it of the rows that are there"
         raise UserError("no_result", "no summary.json here", str(folder), hint)
@@ -186,9 +185,9 @@ def _offered(summary: Summary, stored_capacity: capacity.Capacity) -> float | No
 
 def _at_once(folder: Path, summary: Summary) -> bool:
     """Whether this is an Offline run, or one whose requests were all due at once."""
-    held: HeldLoad = result_kinds.ask(folder, "held") or HeldLoad()
-    if held.at_once is not None:
-        return held.at_once
+    at_once = result_kinds.capacity_facts(folder).at_once
+    if at_once is not None:
+        return at_once
     return not summary.window.steady.duration_s and summary.load.offered_rps is None
 
 

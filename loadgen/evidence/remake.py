@@ -15,14 +15,14 @@ from msgspec.structs import replace
 from loadgen import result_kinds
 from loadgen.core.errors import Faults, UserError
 from loadgen.core.results import checksums
-from loadgen.result_kinds import Remade, ResultKind
+from loadgen.result_kinds import RegeneratedFile, ResultKind
 
 KEPT_IN = {"requests", "gaps", "sample", "flows", "spool"}  # folders of a run with what it keeps
 
 
 def kind_of(folder: Path) -> ResultKind:
     """What a folder holds. Raises UserError where it is no result of which anything could be made again."""
-    kind = result_kinds.kind_of(folder, "derived")
+    kind = result_kinds.kind_of(folder, "regenerate")
     if kind is None and (other := result_kinds.kind_of(folder)) is not None and other.markers:
         hint = "bundle the results that it rests on"
         raise UserError(
@@ -54,22 +54,24 @@ def is_page(file: Path) -> bool:
     return kind is None or not kind.leaves_page
 
 
-def remade(folder: Path) -> Iterator[Remade]:
+def remade(folder: Path) -> Iterator[RegeneratedFile]:
     """Every derived file of the folder, the runs in it first, what is made of other results after them."""
-    rows = [kind for kind, _ in result_kinds.adding("derived") if kind.markers][::-1]
-    for kind in sorted(rows, key=lambda kind: kind.name != "run"):
+    kinds = [kind for kind in result_kinds.KINDS.rows() if kind.markers]
+    kinds.reverse()
+    kinds.sort(key=lambda kind: kind.name != "run")
+    for kind in kinds:
         for file in sorted(folder.rglob(kind.markers[0])):
             if not result_kinds.fits(kind, file.parent):
                 continue
             inside = file.parent.relative_to(folder)
             try:
-                for made in result_kinds.call(kind, "derived", file.parent):
+                for made in result_kinds.regenerated_files(kind, file.parent):
                     yield replace(made, name=(inside / made.name).as_posix())
             except Faults as error:
                 why = "; ".join(fault.what for fault in error.faults)
-                yield Remade((inside / file.name).as_posix(), None, why, damaged=True)
+                yield RegeneratedFile((inside / file.name).as_posix(), None, why, damaged=True)
             except (
                 Exception
             ) as error:  # files of somebody else: what a damaged one raises nobody can list
                 why = (str(error) or type(error).__name__).splitlines()[0]
-                yield Remade((inside / file.name).as_posix(), None, why, damaged=True)
+                yield RegeneratedFile((inside / file.name).as_posix(), None, why, damaged=True)

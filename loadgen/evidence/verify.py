@@ -181,7 +181,7 @@ def verify(
     Raises UserError for what is no bundle, and for one of a newer version.
     """
     with (
-        nullcontext() if with_plugins else plugins.none(),
+        nullcontext() if with_plugins else plugins.without_plugins(),
         tempfile.TemporaryDirectory(prefix="loadgen-verify-") as scratch,
     ):
         root = Path(scratch)

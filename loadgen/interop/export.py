@@ -20,7 +20,7 @@ from loadgen.core.results.manifest import Header
 from loadgen.core.results.record import FINISH_REASONS
 from loadgen.core.stats.early_stopping import allowed
 from loadgen.core.stats.quantiles import Histogram, index
-from loadgen.formats import COUNTS
+from loadgen.formats import definitions_of
 from loadgen.interop.other_definitions import Theirs, chosen, theirs
 
 
@@ -69,7 +69,7 @@ class ExportSource:
             "valid": self.summary.verdict.valid,
             "caveats": list(self.summary.verdict.caveats),
             "recipe": self.summary.fingerprints.recipe,
-            "definitions": f"those of {self.tool}: {COUNTS[self.tool]}",
+            "definitions": f"those of {self.tool}: {definitions_of(self.tool)}",
         }
 
     @property

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from loadgen.core import format
 from loadgen.core.run_folder import OpenedRun
 from loadgen.formats import ForeignResult
 from loadgen.interop import other_definitions, reader
 from loadgen.interop import text as words
 from loadgen.present.additions import Addition
+from loadgen.result_kinds import ResultFunctions
 from loadgen.runs.compared import Side
 
 
@@ -23,7 +25,7 @@ def file_of(path: Path) -> Path | None:
     return reader.left_by_tools(path)
 
 
-def value(path: Path) -> ForeignResult:
+def load(path: Path) -> ForeignResult:
     """Raises UserError for a file of no known tool."""
     return reader.read_result(file_of(path) or path)
 
@@ -33,7 +35,7 @@ def headline(result: ForeignResult) -> str:
     return f"A result of {result.tool}, under its definitions{load}: {result.file}."
 
 
-def sections(folder: Path, run: OpenedRun) -> Addition | None:
+def additions(folder: Path, run: OpenedRun) -> Addition | None:
     """What other tools would have reported of a run of ours; None without its records."""
     if run.stored is None:
         return None
@@ -46,7 +48,17 @@ def sections(folder: Path, run: OpenedRun) -> Addition | None:
     )
 
 
-def comparable(path: Path) -> Side:
-    reported = value(path)
+def compare_side(path: Path) -> Side:
+    reported = load(path)
     notes = (f"figures of {reported.tool}: {reported.counts}", *reported.notes)
     return Side(name="", told=dict(reported.figures), notes=notes)
+
+
+FUNCTIONS = ResultFunctions(
+    fits=fits,
+    load=load,
+    headline=headline,
+    compare_side=compare_side,
+    report=words.report,
+    document=format.document,
+)

@@ -1,6 +1,6 @@
 """Computes what other tools would report for the same records, by their definitions.
 
-Pure: rows in, samples per tool out. The definitions are in `formats.COUNTS`. Our records have fewer instants than some
+Pure: rows in, samples per tool out. The definitions are in `formats.FORMATS`. Our records have fewer instants than some
 tools use: an answer ends at its last output or finish event here, while some tools include the usage event after it.
 """
 
@@ -18,7 +18,7 @@ from loadgen.core.metrics.columns import OK, Columns, in_parts, is_measured, mea
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Header
 from loadgen.core.stats.quantiles import Histogram, milliseconds
-from loadgen.formats import COUNTS
+from loadgen.formats import definitions_of
 
 Pair = tuple[float | None, float | None]
 NONE: Pair = (None, None)
@@ -169,7 +169,7 @@ def chosen(header: Header, rows: NDArray[np.void]) -> tuple[Columns, NDArray[np.
 
 
 def theirs(header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Theirs]:
-    """The samples of each tool, by its name in `formats.COUNTS`; {} when no request is ok."""
+    """The samples of each tool, by its name in `formats.FORMATS`; {} when no request is ok."""
     columns, ok = chosen(header, rows)
     if not ok.any():
         return {}
@@ -273,5 +273,5 @@ def reported(
     for tool, samples in by_tool.items():
         stats = [stats_of.get(id(sample), {}) for sample in samples]
         pairs = tuple((each.get("p50"), each.get("p99")) for each in stats)
-        found.append(ToolFigures(tool, COUNTS[tool], pairs))
+        found.append(ToolFigures(tool, definitions_of(tool), pairs))
     return found

@@ -26,8 +26,11 @@ BROKEN = (
 
 def left_by_tools(folder: Path) -> Path | None:
     """The result file of another tool in a folder, by its name; None where there is none."""
-    names = (name for row in formats.having("files") for name in row.files)
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+    for row in FORMATS.rows():
+        for name in row.files:
+            if (folder / name).is_file():
+                return folder / name
+    return None
 
 
 def read_result(path: Path) -> ForeignResult:
@@ -56,7 +59,7 @@ def parse_result(data: bytes, where: str = "") -> ForeignResult:
             ": nested too deeply" if isinstance(error, RecursionError) else f": no JSON ({error})"
         )
     file = ToolFile(where, text, value if isinstance(value, dict) else {}, line_count)
-    row = next((row for row in formats.having("read") if formats.call(row, "fits", file)), None)
+    row = next((row for row in FORMATS.rows() if formats.is_result(row, file)), None)
     if row is None:
         raise UserError("wrong_format", f"not the result of a known tool{problem}", where, _known())
     parsed = _read(row, file)
@@ -69,7 +72,7 @@ def parse_result(data: bytes, where: str = "") -> ForeignResult:
 
 def _read(row: FormatRow, file: ToolFile) -> ForeignResult:
     try:
-        parsed: ForeignResult = formats.call(row, "read", file)
+        parsed = formats.read_result(row, file)
     except BROKEN as error:
         what = f"looks like a result of another tool, but not one that can be read: {type(error).__name__} {error}"
         raise UserError("wrong_format", what, file.where, _known()) from None

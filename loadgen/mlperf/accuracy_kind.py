@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from loadgen.core import format
 from loadgen.core.results.manifest import decoded
 from loadgen.mlperf import accuracy_text as words
 from loadgen.mlperf.accuracy import AccuracyResult
 from loadgen.mlperf.accuracy_run import FILE
-from loadgen.result_kinds import ListRow
+from loadgen.result_kinds import ListRow, ResultFunctions
 
 
-def value(folder: Path) -> AccuracyResult:
+def load(folder: Path) -> AccuracyResult:
     file = folder / FILE
     return decoded(
         file.read_bytes(), AccuracyResult, str(file), "a result of `loadgen mlperf accuracy`"
@@ -22,11 +23,22 @@ def code(result: AccuracyResult, strict: bool) -> int:
     return int(result.exit_code)
 
 
-def listed(folder: Path) -> ListRow:
-    result = value(folder)
+def list_row(folder: Path) -> ListRow:
+    result = load(folder)
     return ListRow(
         word=words.word(result),
         about=f"{result.benchmark} accuracy · {result.model}",
         target=result.url,
         simulated=result.simulated,
     )
+
+
+FUNCTIONS = ResultFunctions(
+    load=load,
+    code=code,
+    list_row=list_row,
+    schema=AccuracyResult,
+    headline=words.headline,
+    report=words.report,
+    document=format.document,
+)

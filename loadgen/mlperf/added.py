@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from loadgen.core.run_folder import OpenedRun
 
 
-def sections(folder: Path, run: OpenedRun) -> Addition | None:
+def additions(folder: Path, run: OpenedRun) -> Addition | None:
     if (folder / "mlperf.json").is_file():
         from loadgen.mlperf import run as mlperf
         from loadgen.mlperf import text

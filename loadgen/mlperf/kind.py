@@ -15,7 +15,7 @@ from loadgen.mlperf import run as mlperf
 from loadgen.mlperf import text as words
 from loadgen.mlperf.result import MlperfResult
 from loadgen.present.section import Report
-from loadgen.result_kinds import RECORDS, HeldLoad, ListRow, Remade
+from loadgen.result_kinds import RECORDS, CapacityFacts, ListRow, RegeneratedFile, ResultFunctions
 from loadgen.runs import kind as of_run
 from loadgen.runs.compared import Side
 
@@ -29,9 +29,9 @@ class StoredMlperf(NamedTuple):
     run: of_run.StoredRun | None
 
 
-def value(folder: Path) -> StoredMlperf:
+def load(folder: Path) -> StoredMlperf:
     return StoredMlperf(
-        mlperf.read(folder), of_run.value(folder) if run_folder.is_run(folder) else None
+        mlperf.read(folder), of_run.load(folder) if run_folder.is_run(folder) else None
     )
 
 
@@ -55,36 +55,34 @@ def runs(folder: Path) -> list[Path]:
     return [folder] if run_folder.is_run(folder) else []
 
 
-def listed(folder: Path) -> ListRow:
+def list_row(folder: Path) -> ListRow:
     if run_folder.is_run(folder):
-        return of_run.listed(folder)
+        return of_run.list_row(folder)
     result = mlperf.read(folder)
     about = f"{result.benchmark} {result.scenario}"
     word = "VALID" if result.valid else "INVALID"
     return ListRow(word=word, about=about, simulated=result.simulated)
 
 
-def comparable(folder: Path) -> Side:
+def compare_side(folder: Path) -> Side:
     if run_folder.is_run(folder):
-        return of_run.comparable(folder)
-    side: Side = result_kinds.call(
-        result_kinds.named("other tool"), "comparable", folder
-    )  # LoadGen's own log
-    return side
+        return of_run.compare_side(folder)
+    # A log of the official LoadGen is the result of another tool.
+    return result_kinds.compare_side(result_kinds.named("other tool"), folder)
 
 
 class _Scenario(msgspec.Struct):
     scenario: str = ""
 
 
-def held(folder: Path) -> HeldLoad:
+def capacity_facts(folder: Path) -> CapacityFacts:
     """Whether this is Offline: over HTTP its query goes by lanes, which the summary does not tell from a closed loop.
 
     Reads this one field. Raises UserError for a damaged file.
     """
     file = folder / mlperf.RESULT
     try:
-        return HeldLoad(
+        return CapacityFacts(
             at_once=msgspec.json.decode(file.read_bytes(), type=_Scenario).scenario == "offline"
         )
     except (ValueError, RecursionError) as error:
@@ -93,14 +91,14 @@ def held(folder: Path) -> HeldLoad:
         ) from None
 
 
-def derived(folder: Path) -> Iterator[Remade]:
+def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
     if run_folder.is_run(folder):
         for name, data in mlperf.outputs_again(folder, run_folder.kept_summary(folder)).items():
-            yield Remade(name, data, RECORDS)
+            yield RegeneratedFile(name, data, RECORDS)
         return
     if (folder / mlperf.QUERIES).is_file():
         for name, data in mlperf.outputs_of_queries(folder).items():
-            yield Remade(name, data, QUERIES)
+            yield RegeneratedFile(name, data, QUERIES)
         return
     stored = (folder / mlperf.RESULT).read_bytes()
     same = [
@@ -109,7 +107,7 @@ def derived(folder: Path) -> Iterator[Remade]:
     if (
         not same
     ):  # the queries of the official LoadGen, or a result that is not that of one of its runs
-        yield Remade(
+        yield RegeneratedFile(
             mlperf.RESULT,
             None,
             "there are no records of it: the official LoadGen has issued the queries",
@@ -119,13 +117,28 @@ def derived(folder: Path) -> Iterator[Remade]:
         same[0].parent / mlperf.QUERIES
     ).is_file():  # the logs beside it are by LoadGen's own stamps
         again = mlperf.outputs_of_queries(same[0].parent)
-        yield Remade(mlperf.RESULT, again[mlperf.RESULT], QUERIES)
+        yield RegeneratedFile(mlperf.RESULT, again[mlperf.RESULT], QUERIES)
         for name in mlperf.FILES[1:]:
-            yield Remade(
+            yield RegeneratedFile(
                 name, None, "the official LoadGen has written it, by stamps that it does not keep"
             )
         return
     for name in mlperf.FILES:
-        yield Remade(
+        yield RegeneratedFile(
             name, (same[0].parent / name).read_bytes(), f"the result of {same[0].parent.name}"
         )
+
+
+FUNCTIONS = ResultFunctions(
+    load=load,
+    headline=headline,
+    report=report,
+    document=document,
+    code=code,
+    runs=runs,
+    list_row=list_row,
+    compare_side=compare_side,
+    regenerate=regenerate,
+    schema=MlperfResult,
+    capacity=capacity_facts,
+)

@@ -1,38 +1,55 @@
-"""What other packages have added: each of their rows, with its table, or why it could not be loaded."""
+"""Checks of the plug-ins of other packages: the table of each row, or why it could not be loaded."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
-from msgspec import structs
+from loadgen_sdk.dialects.quirks import SERVERS
+from loadgen_sdk.plugins import OpenTable, Plugin
 
-from loadgen.plugins import SWITCH, TABLES, OpenTable, resolve
+from loadgen.backends import BACKENDS
+from loadgen.commands import COMMANDS
+from loadgen.figures import FIGURES
+from loadgen.formats import FORMATS
+from loadgen.plugins import SWITCH
 from loadgen.preflight.target_checks import OK, WARNING, Finding
+from loadgen.prices import PRICES
+from loadgen.result_kinds import KINDS
 
-_REFERENCE = re.compile(r"[\w.]+:[\w.]+")
+TABLES: tuple[OpenTable[Any], ...] = (
+    COMMANDS,
+    KINDS,
+    FORMATS,
+    PRICES,
+    BACKENDS,
+    FIGURES,
+    SERVERS,
+)
+"""All tables that other packages can extend."""
 
 
 def findings() -> Iterator[Finding]:
-    """A finding for each row of another package; none where there are none, or none are wanted."""
-    for reference in TABLES:
-        table: OpenTable[Any] = resolve(reference)
+    """Yield a finding for each plug-in. There are none if plug-ins are disabled."""
+    for table in TABLES:
         for plugin in table.plugins:
-            if fault := plugin.fault or _gone(plugin.row):
+            error = plugin.error or _find_import_error(plugin)
+            if error:
                 advice = f"update or remove {plugin.package}, or set {SWITCH}=0"
-                left = f"{'not ' if plugin.fault else ''}loaded into {table.group}"
-                yield Finding("plug-in", WARNING, f"{plugin}: {fault}", left, advice)
+                state = f"{'not ' if plugin.error else ''}loaded into {table.group}"
+                yield Finding("plug-in", WARNING, f"{plugin}: {error}", state, advice)
             else:
                 yield Finding("plug-in", OK, str(plugin), f"loaded into {table.group}")
 
 
-def _gone(row: Any) -> str:
-    """What is wrong with the first function that a row names and that is not there."""
-    for value in row if isinstance(row, tuple) else structs.astuple(row):
-        if isinstance(value, str) and _REFERENCE.fullmatch(value):
-            try:
-                resolve(value)
-            except Exception as error:
-                return f"{value}: {type(error).__name__}: {error}"
+def _find_import_error(plugin: Plugin[Any]) -> str:
+    """Return what goes wrong when the functions of a row are imported, or an empty string."""
+    for name in ("load", "load_functions"):
+        load = getattr(plugin.row, name, None)
+        if load is None:
+            continue
+        try:
+            load()
+        except Exception as error:
+            return f"{name}: {type(error).__name__}: {error}"
     return ""

@@ -21,8 +21,7 @@ from loadgen.core.workload.diagnostics import locate, sort_faults, validate_docu
 from loadgen.core.workload.file_models import FileContext
 from loadgen.core.workload.loading import read_text
 from loadgen.core.workload.yaml_marks import Map, child, read_yaml, where
-from loadgen.plugins import gives
-from loadgen.prices import PRICES, source_of
+from loadgen.prices import parse_price_option
 from loadgen.pricing.prices import (
     NOT_VERIFIED,
     Energy,
@@ -68,8 +67,7 @@ def load_prices(
         raise UserError(
             "missing_option", "no prices were given", "--prices", hint + "--accept-sample-prices"
         )
-    row, asked = source_of(str(file))
-    text = PRICES.function(row, row.read, gives(str))(asked)
+    text = parse_price_option(str(file)).read()
     return parse(
         text,
         label,
@@ -81,8 +79,8 @@ def load_prices(
     )
 
 
-def text_of(file: str) -> str:
-    """The text of a price file. Raises UserError."""
+def read_price_file(file: str) -> str:
+    """Return the text of a price file. Raises UserError."""
     return read_text(
         Path(file), file, "price file", lambda: f"written like {EXAMPLE}", f"like {EXAMPLE}"
     )

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from loadgen import formats, result_kinds
+from loadgen import result_kinds
 from loadgen.core import format
 from loadgen.core.errors import OK, UserError
 from loadgen.formats import FORMATS
+from loadgen.plugins import check_type
 from loadgen.shell import completion
 from loadgen.shell.output import print_json, write_file
 from loadgen.shell.schema import KINDS
 
-if TYPE_CHECKING:
-    from loadgen.core.metrics.summary import Summary
-    from loadgen.core.results.store import Stored
-
-_TEXT_ROWS = 131_072  # rows, or numbers, that are made text together: some 40 MB of CSV
+_TEXT_NUMBERS = 131_072  # numbers that become text together
 _NEXT = ",\n    "
 FILES = ", ".join(row.name for row in FORMATS.own if row.write)
 _KINDS = ", ".join(KINDS)
@@ -85,13 +82,16 @@ def export(
     from loadgen.runs import request_gaps
 
     row = FORMATS.find(form)
-    if row is None or not (row.write or row.send):
-        known = ", ".join(row.name for field in ("write", "send") for row in formats.having(field))
+    if row is None or (row.write is None and row.send is None):
+        known = ", ".join(
+            [row.name for row in FORMATS.rows() if row.write]
+            + [row.name for row in FORMATS.rows() if row.send]
+        )
         raise UserError(
             "unknown_name", f'unknown format "{form}"', f"--as {form}", f"known: {known}"
         )
-    if row.send:
-        where = formats.call(row, "send", folder, open_run(folder).summary, out)
+    if row.send is not None:
+        where = FORMATS.guard(row, row.send)(folder, open_run(folder).summary, out)
         print(f"written to {form}: {where}", file=sys.stderr)
         return OK
     if is_run(folder) and not store.has_rows(folder):
@@ -102,7 +102,7 @@ def export(
             str(folder),
             hint,
         )
-    if not is_run(folder) and folder.is_dir() and (runs := result_kinds.ask(folder, "runs")):
+    if not is_run(folder) and folder.is_dir() and (runs := result_kinds.runs_in(folder)):
         raise UserError(
             "ambiguous",
             "several runs, and one is exported",
@@ -110,7 +110,9 @@ def export(
             f"name one of them, like {runs[-1]}",
         )
     stored = request_gaps.read(folder)
-    data = formats.call(row, "write", summarize(*stored), stored)
+    assert row.write is not None
+    write = FORMATS.guard(row, row.write, check_type(bytes, Mapping, Iterable))
+    data = write(summarize(*stored), stored)
     parts = (
         [data]
         if isinstance(data, bytes)
@@ -152,7 +154,7 @@ def export(
     return OK
 
 
-def json_parts(document: Mapping[str, Any], at_once: int = _TEXT_ROWS) -> Iterator[bytes]:
+def json_parts(document: Mapping[str, Any], at_once: int = _TEXT_NUMBERS) -> Iterator[bytes]:
     """The document as `json.dumps(document, indent=2)` has it, a part after the other: of millions of numbers, which
     are arrays, neither all objects nor the whole text are in memory.
     """
@@ -189,37 +191,3 @@ def _write_schema(kind: str, beside: object, out: Path | None) -> int:
     else:
         write_file(out, format.document(document), "--out")
     return OK
-
-
-def as_csv(summary: Summary, stored: Stored, at_once: int = _TEXT_ROWS) -> Iterator[bytes]:
-    """CSV with the columns of `Result.frame()`, times in ms; null is an empty field, gaps are a list in JSON."""
-    import io
-
-    import pyarrow as pa
-    from pyarrow import csv
-
-    from loadgen.runs.request_table import request_table
-
-    for first in range(0, max(len(stored.rows), 1), at_once):
-        rows = stored.rows[first : first + at_once]
-        table = request_table(
-            stored.header, rows, stored.texts, "ms", getattr(stored, "each_gap", None)
-        )
-        columns = [_cells(column) for column in table.columns]
-        buffer = io.BytesIO()
-        csv.write_csv(
-            pa.table(columns, names=table.column_names),
-            buffer,
-            csv.WriteOptions(include_header=not first),
-        )
-        yield buffer.getvalue()
-
-
-def _cells(column: Any) -> Any:
-    import pyarrow as pa
-
-    if pa.types.is_list(column.type):
-        return pa.array(
-            [None if gaps is None else json.dumps(gaps) for gaps in column.to_pylist()], pa.string()
-        )
-    return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column

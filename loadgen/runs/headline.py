@@ -553,7 +553,7 @@ def latencies(summary: Summary) -> list[tuple[FigureRow, Distribution]]:
     ]
     known = {row.field for row in FIGURES.here()}
     strange = (
-        FigureRow(field, field, "of a package that is not here")
+        FigureRow(name=field, words=field, meaning="of a package that is not here")
         for field in summary.figures
         if field not in known
     )

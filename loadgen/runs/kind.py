@@ -7,15 +7,22 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from loadgen import result_kinds
 from loadgen.core import run_folder
 from loadgen.core.metrics.summary import Summary, dump_summary, exit_code
 from loadgen.core.results import store
-from loadgen.core.run_folder import OpenedRun
+from loadgen.core.results.manifest import Header
 from loadgen.present.additions import Addition
 from loadgen.present.section import Report
 from loadgen.repeated import capacity
-from loadgen.result_kinds import HISTOGRAMS, RECORDS, ListRow, Remade
+from loadgen.result_kinds import (
+    HISTOGRAMS,
+    RECORDS,
+    CapacityFacts,
+    ListRow,
+    RegeneratedFile,
+    ResultFunctions,
+    additions_to,
+)
 from loadgen.runs import headline as run_headline
 from loadgen.runs import page_data
 from loadgen.runs import text as words
@@ -32,15 +39,9 @@ class StoredRun(NamedTuple):
     additions: tuple[Addition, ...]
 
 
-def value(folder: Path) -> StoredRun:
+def load(folder: Path) -> StoredRun:
     opened = run_folder.open_run(folder)
-    return StoredRun(folder, *opened, additions(folder, opened))
-
-
-def additions(folder: Path, run: OpenedRun) -> tuple[Addition, ...]:
-    """What the other kinds add to the run, or the search, in this folder."""
-    found = (add(folder, run) for _, add in result_kinds.adding("sections"))
-    return tuple(one for one in found if one is not None)
+    return StoredRun(folder, *opened, additions_to(folder, opened))
 
 
 def headline(run: StoredRun) -> str:
@@ -77,9 +78,14 @@ def runs(folder: Path) -> list[Path]:
     return [folder]
 
 
-def listed(folder: Path) -> ListRow:
+def list_row(folder: Path) -> ListRow:
     held = capacity_in(folder)
     return ListRow(word="" if held is None else held.words, named=kept(folder.parent, [folder]))
+
+
+def capacity_facts(folder: Path) -> CapacityFacts:
+    """Return the capacity in a directory, if there is one. Raises UserError for a damaged one."""
+    return CapacityFacts(capacity_in(folder))
 
 
 def capacity_in(folder: Path) -> capacity.Capacity | None:
@@ -97,7 +103,7 @@ def kept(root: Path, folders: Iterable[Path]) -> tuple[tuple[str, Summary], ...]
     )
 
 
-def comparable(folder: Path) -> Side:
+def compare_side(folder: Path) -> Side:
     """Return the run as one side of a comparison."""
     return Side(name="", runs=(compared(folder),))
 
@@ -110,9 +116,26 @@ def compared(folder: Path) -> ComparedRun:
     return ComparedRun(name=folder.name, summary=summary, header=stored.header, rows=stored.rows)
 
 
-def derived(folder: Path) -> Iterator[Remade]:
+def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
     if not (folder / run_folder.SUMMARY).is_file():
-        yield Remade(run_folder.SUMMARY, None, "the run has none: it did not come to its end")
+        yield RegeneratedFile(
+            run_folder.SUMMARY, None, "the run has none: it did not come to its end"
+        )
         return
     basis = RECORDS if store.has_rows(folder) else HISTOGRAMS
-    yield Remade(run_folder.SUMMARY, dump_summary(run_folder.summary(folder)), basis)
+    yield RegeneratedFile(run_folder.SUMMARY, dump_summary(run_folder.summary(folder)), basis)
+
+
+FUNCTIONS = ResultFunctions(
+    load=load,
+    headline=headline,
+    report=report,
+    document=document,
+    code=code,
+    runs=runs,
+    list_row=list_row,
+    compare_side=compare_side,
+    regenerate=regenerate,
+    schema=Header,
+    capacity=capacity_facts,
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Never
 
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
@@ -12,12 +12,12 @@ from loadgen.core.metrics.summary import Summary, dump_summary, exit_code
 from loadgen.present.section import Report
 from loadgen.repeated import capacity
 from loadgen.repeated.repeats import summarize_repeats
-from loadgen.result_kinds import HeldLoad, ListRow, Remade
+from loadgen.result_kinds import ListRow, RegeneratedFile, ResultFunctions
 from loadgen.runs import levels_text, repeats_text
 from loadgen.runs import repeats_sections as repeats
 from loadgen.runs.compared import Side
 from loadgen.runs.headline import same_slo
-from loadgen.runs.kind import capacity_in, compared
+from loadgen.runs.kind import capacity_facts, capacity_in, compared
 from loadgen.runs.levels import SweepCurve, curve
 
 
@@ -37,7 +37,7 @@ def runs(folder: Path) -> list[Path]:
     return run_folder.runs_in(folder)
 
 
-def value(folder: Path) -> StoredRuns:
+def load(folder: Path) -> StoredRuns:
     """Raises UserError for runs of different work."""
     if not (found := runs(folder)):
         hint = "the command that made it goes on with it, or give the folder of a run"
@@ -72,17 +72,28 @@ def report(found: StoredRuns) -> Report:
 
 
 def document(found: StoredRuns) -> bytes:
-    documents = [dump_summary(summary).decode().rstrip() for _, summary in found.named]
+    """Return the summaries of the runs as a JSON list."""
+    return dump_summaries(found.named)
+
+
+def dump_summaries(named: Sequence[tuple[str, Summary]]) -> bytes:
+    """Return the summaries of named runs as a JSON list."""
+    documents = [dump_summary(summary).decode().rstrip() for _, summary in named]
     return ("[" + ",\n".join(documents) + "]\n").encode()
 
 
 def code(found: StoredRuns, strict: bool) -> int:
-    return max(
-        (exit_code(summary, strict=strict, reported=True) for _, summary in found.named), default=0
-    )
+    """Return the highest exit code of the runs."""
+    return highest_exit_code(found.named, strict)
 
 
-def comparable(folder: Path) -> Side:
+def highest_exit_code(named: Sequence[tuple[str, Summary]], strict: bool) -> int:
+    """Return the highest exit code of named runs, 0 if there are none."""
+    codes = [exit_code(summary, strict=strict, reported=True) for _, summary in named]
+    return max(codes, default=0)
+
+
+def compare_side(folder: Path) -> Side:
     """One side: repeats of one run. Raises UserError for others."""
     return of_repeats(folder, runs(folder))
 
@@ -129,12 +140,9 @@ def of_one_work(folder: Path, found: Sequence[tuple[str, Summary]]) -> None:
             )
 
 
-def held(folder: Path) -> HeldLoad:
-    """The capacity in a folder, where there is one. Raises UserError for a damaged one."""
-    return HeldLoad(capacity_in(folder))
-
-
-def list_row(found: tuple[tuple[str, Summary], ...], folder: Path, word: str = "") -> ListRow:
+def list_row_of_runs(
+    found: tuple[tuple[str, Summary], ...], folder: Path, word: str = ""
+) -> ListRow:
     """The row of runs that may have found a capacity: this is what it says then, and its run is the one shown."""
     held = capacity_in(folder)
     interval = _interval(held, curve(found)) if found and held is not None else None
@@ -156,6 +164,27 @@ def _interval(found: capacity.Capacity, levels: SweepCurve) -> tuple[float, floa
     )
 
 
-def derived(folder: Path) -> Iterator[Remade]:
-    """Nothing of its own: what is derived is in its runs."""
+def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
+    """Yield nothing: all derived files are in the directories of the runs."""
     return iter(())
+
+
+FUNCTIONS = ResultFunctions(
+    fits=fits,
+    load=load,
+    headline=headline,
+    report=report,
+    document=document,
+    code=code,
+    runs=runs,
+    compare_side=compare_side,
+    regenerate=regenerate,
+)
+"""Runs side by side, without a file that says what they are."""
+
+
+CAPACITY: ResultFunctions[Never] = ResultFunctions(
+    schema=capacity.Capacity,
+    capacity=capacity_facts,
+)
+"""A capacity without the search that found it."""

@@ -15,7 +15,7 @@ from loadgen.core.results.manifest import decoded
 from loadgen.present.section import Report
 from loadgen.repeated import repeats
 from loadgen.repeated.repeats import RepeatSummary, summarize_repeats
-from loadgen.result_kinds import SUMMARIES, ListRow, Remade
+from loadgen.result_kinds import SUMMARIES, ListRow, RegeneratedFile, ResultFunctions
 from loadgen.runs import levels_kind as of_runs
 from loadgen.runs import repeats_sections
 from loadgen.runs import repeats_text as words
@@ -38,7 +38,7 @@ class StoredRepeats(NamedTuple):
     made: dict[str, RepeatSummary]
 
 
-def value(folder: Path) -> StoredRepeats:
+def load(folder: Path) -> StoredRepeats:
     """Raises UserError for damaged files, and for runs that are no repeats of each other."""
     stored = _stored(folder)
     named = of_runs.judged(folder, runs(folder))
@@ -90,7 +90,17 @@ def report(found: StoredRepeats) -> Report:
     return repeats_sections.report_of_levels(list(found.made.items()), levels)
 
 
-def listed(folder: Path) -> ListRow:
+def document(found: StoredRepeats) -> bytes:
+    """Return the summaries of the runs as a JSON list."""
+    return of_runs.dump_summaries(found.named)
+
+
+def code(found: StoredRepeats, strict: bool) -> int:
+    """Return the highest exit code of the runs."""
+    return of_runs.highest_exit_code(found.named, strict)
+
+
+def list_row(folder: Path) -> ListRow:
     found, stored = kept(folder, runs(folder)), _stored(folder)
     interval = _interval(stored[""], found) if found and "" in stored else None
     return ListRow(named=found, interval=interval)
@@ -109,7 +119,7 @@ def _interval(
     return sum(per_user) / len(per_user), rate.low, rate.high
 
 
-def comparable(folder: Path) -> Side:
+def compare_side(folder: Path) -> Side:
     """One side. Raises UserError for a sweep that was repeated: its levels are other loads."""
     levels = [level for level in _stored(folder) if level]
     if levels:
@@ -118,7 +128,7 @@ def comparable(folder: Path) -> Side:
     return of_runs.of_repeats(folder, runs(folder))
 
 
-def derived(folder: Path) -> Iterator[Remade]:
+def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
     def again(before: RepeatSummary) -> RepeatSummary:
         return summarize_repeats(
             [(name, run_folder.kept_summary(folder / name)) for name in before.runs],
@@ -126,4 +136,20 @@ def derived(folder: Path) -> Iterator[Remade]:
         )
 
     made = {level: again(one) for level, one in _stored(folder).items()}
-    yield Remade(repeats.FILE, msgspec.json.encode(made.get("", {"levels": made})), SUMMARIES)
+    yield RegeneratedFile(
+        repeats.FILE, msgspec.json.encode(made.get("", {"levels": made})), SUMMARIES
+    )
+
+
+FUNCTIONS = ResultFunctions(
+    load=load,
+    headline=headline,
+    report=report,
+    runs=runs,
+    list_row=list_row,
+    compare_side=compare_side,
+    regenerate=regenerate,
+    schema=RepeatSummary,
+    document=document,
+    code=code,
+)

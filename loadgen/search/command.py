@@ -224,7 +224,9 @@ def search(
         seed=experiment.seed_of(folder, checked.seed),
     )
     has_bounds = low is not None and high is not None
-    about = None if closed or start or low else _filling_rate(checked, settings)
+    from loadgen.core.execution.backend import filling_rate
+
+    about = None if closed or start or low else filling_rate(checked, settings)
     load_search = LoadSearch(
         low=float(math.ceil(max(1.0, low or 1.0))) if closed else lowest,
         high=float(max(1, math.floor(high or 1e6))) if closed else high or 1e6,
@@ -265,17 +267,6 @@ def search(
             as_json=as_json,
             trial_s=trial_ns / 1e9,
         )
-
-
-def _filling_rate(workload: Workload, settings: Settings) -> float | None:
-    """The rate that about fills the target, where its backend knows without asking it."""
-    from loadgen.backends import BACKENDS
-
-    row = settings.backend
-    rate: float | None = (
-        BACKENDS.function(row, row.fills)(workload, settings) if row.fills else None
-    )
-    return rate
 
 
 def _terms(asked: Sequence[str], percentile: str | None) -> tuple[str, ...]:

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from loadgen.core import format
-from loadgen.result_kinds import RECORDS, ListRow, Remade
+from loadgen.result_kinds import RECORDS, ListRow, RegeneratedFile, ResultFunctions
 from loadgen.runs.kind import kept
 from loadgen.runs.levels import exit_code
 from loadgen.search import grid, grid_text
 from loadgen.search.experiment import report_files
-from loadgen.search.grid import GridResult
+from loadgen.search.grid import GridPlan, GridResult
 
 
-def value(folder: Path) -> GridResult:
+def load(folder: Path) -> GridResult:
     """Raises UserError where no run is there yet."""
     return grid.result(folder)
 
@@ -27,7 +27,7 @@ def runs(folder: Path) -> list[Path]:
     return [run for _, found in grid.runs_of(folder) for run in found]
 
 
-def listed(folder: Path) -> ListRow:
+def list_row(folder: Path) -> ListRow:
     """Its cells are of different work: the list draws none of them; the page of the grid does."""
     plan, found = grid.read(folder), list(grid.runs_of(folder))
     done = sum(bool(runs) for _, runs in found)
@@ -48,6 +48,19 @@ def listed(folder: Path) -> ListRow:
     )
 
 
-def derived(folder: Path) -> Iterator[Remade]:
-    for name, data in report_files(grid_text.report(value(folder)), grid.TABLE).items():
-        yield Remade(name, data, RECORDS)
+def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
+    for name, data in report_files(grid_text.report(load(folder)), grid.TABLE).items():
+        yield RegeneratedFile(name, data, RECORDS)
+
+
+FUNCTIONS = ResultFunctions(
+    load=load,
+    code=code,
+    runs=runs,
+    list_row=list_row,
+    regenerate=regenerate,
+    schema=GridPlan,
+    headline=grid_text.headline,
+    report=grid_text.report,
+    document=format.document,
+)

@@ -14,15 +14,15 @@ from loadgen.core.run_folder import OpenedRun
 from loadgen.present.additions import Addition
 from loadgen.present.section import Quoted, Report, Said, section
 from loadgen.repeated import capacity
-from loadgen.result_kinds import SUMMARIES, ListRow, Remade
+from loadgen.result_kinds import SUMMARIES, ListRow, RegeneratedFile, ResultFunctions, additions_to
 from loadgen.runs import levels_kind as runs
 from loadgen.runs.compared import Side
-from loadgen.runs.kind import additions, capacity_in, compared, kept
+from loadgen.runs.kind import capacity_facts, capacity_in, compared, kept
 from loadgen.runs.levels import SweepCurve
 from loadgen.search import experiment, trials
 from loadgen.search import sections as search_report
 from loadgen.search import text as words
-from loadgen.search.experiment import StoredSearch
+from loadgen.search.experiment import ExperimentPlan, StoredSearch
 from loadgen.search.load_search import LoadSearch, SearchAnswer, TrialResult, exit_code, resume
 
 
@@ -45,10 +45,10 @@ class StoredTrials(NamedTuple):
         return runs.StoredRuns(self.folder, self.named, levels=True)
 
 
-def value(folder: Path) -> StoredTrials:
+def load(folder: Path) -> StoredTrials:
     """Raises UserError for a damaged answer, and where there is neither an answer nor a trial."""
     search = experiment.stored_search(folder)
-    named = runs.value(folder).named if search is None else runs.judged(folder, runs.runs(folder))
+    named = runs.load(folder).named if search is None else runs.judged(folder, runs.runs(folder))
     if not named:
         raise UserError(
             "no_records",
@@ -56,7 +56,7 @@ def value(folder: Path) -> StoredTrials:
             str(folder),
             "take the folder as it was handed over",
         )
-    return StoredTrials(folder, named, search, additions(folder, OpenedRun(named[0][1], None)))
+    return StoredTrials(folder, named, search, additions_to(folder, OpenedRun(named[0][1], None)))
 
 
 def headline(found: StoredTrials) -> str:
@@ -96,6 +96,11 @@ def _go_on(folder: Path, search: StoredSearch | None) -> str:
     return resuming if search is None else experiment.going_on(search.answer, search.told, resuming)
 
 
+def document(found: StoredTrials) -> bytes:
+    """Return the summaries of the trials as a JSON list."""
+    return runs.document(found.as_runs)
+
+
 def ended(folder: Path) -> Report:
     """The report of a search that its command has just ended: of the summaries that its runs have left."""
     search = experiment.stored_search(folder)
@@ -109,14 +114,14 @@ def code(found: StoredTrials, strict: bool) -> int:
     return UNSOUND if left == INTERRUPTED else left
 
 
-def listed(folder: Path) -> ListRow:
+def list_row(folder: Path) -> ListRow:
     search = experiment.stored_search(folder)
-    return runs.list_row(
+    return runs.list_row_of_runs(
         kept(folder, runs.runs(folder)), folder, "" if search is None else search.answer.reason
     )
 
 
-def comparable(folder: Path) -> Side:
+def compare_side(folder: Path) -> Side:
     """The run that shows the capacity: sustained, else confirmed. Raises WithoutCapacity where there is none."""
     held = capacity_in(folder)
     if held is None or held.unfinished:
@@ -132,16 +137,16 @@ def comparable(folder: Path) -> Side:
     return Side(name="", runs=(compared(run),), notes=(held.stands_for,))
 
 
-def derived(folder: Path) -> Iterator[Remade]:
+def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
     told = experiment.told(folder, invalid_too=True)
     again = _again(folder, told)
     yield _retold(told, again)
     stored = experiment.stored_search(folder)
     if stored is None:
-        yield Remade(experiment.ANSWER, None, "the search has not ended")
+        yield RegeneratedFile(experiment.ANSWER, None, "the search has not ended")
         return
     if stored.settings is None:
-        yield Remade(
+        yield RegeneratedFile(
             experiment.ANSWER,
             None,
             "the search has not stored its settings: it is of an older version",
@@ -158,13 +163,13 @@ def derived(folder: Path) -> Iterator[Remade]:
         "metadata*",
         "settings*",
     )
-    yield Remade(
+    yield RegeneratedFile(
         experiment.ANSWER, msgspec.json.encode(document), "the results of the trials", given
     )
     yield from of_trials(folder, told, answer)
 
 
-def retold(folder: Path, told: Sequence[TrialResult]) -> Remade:
+def retold(folder: Path, told: Sequence[TrialResult]) -> RegeneratedFile:
     """The results of the trials of a search or sweep, made again of their runs."""
     return _retold(told, _again(folder, told))
 
@@ -174,8 +179,8 @@ def _again(folder: Path, told: Sequence[TrialResult]) -> list[TrialResult]:
     return [trials.retold(folder, result, mlperf=is_mlperf) for result in told]
 
 
-def _retold(told: Sequence[TrialResult], again: Sequence[TrialResult]) -> Remade:
-    return Remade(
+def _retold(told: Sequence[TrialResult], again: Sequence[TrialResult]) -> RegeneratedFile:
+    return RegeneratedFile(
         experiment.TOLD,
         b"\n".join(map(msgspec.json.encode, again)),
         SUMMARIES,
@@ -185,13 +190,13 @@ def _retold(told: Sequence[TrialResult], again: Sequence[TrialResult]) -> Remade
 
 def of_trials(
     folder: Path, told: Sequence[TrialResult], answer: SearchAnswer, table: SweepCurve | None = None
-) -> Iterator[Remade]:
+) -> Iterator[RegeneratedFile]:
     """The files that a search and a sweep make of their trials. `table`: of a sweep."""
     files = experiment.outputs(folder, told, answer, table=table)
     if (folder / capacity.FILE).is_file():
         files.setdefault(capacity.FILE, b"null\n")
     for name, data in files.items():
-        yield Remade(name, data, SUMMARIES, leave=("recipe", "go_on"))
+        yield RegeneratedFile(name, data, SUMMARIES, leave=("recipe", "go_on"))
 
 
 def _given(told: Sequence[TrialResult], place: str, first: int = 1) -> tuple[str, ...]:
@@ -202,3 +207,19 @@ def _given(told: Sequence[TrialResult], place: str, first: int = 1) -> tuple[str
         names += ["outcome", "why", "code"] if result.early else []
         leave += [place.format(number) + name for name in names]
     return tuple(leave)
+
+
+FUNCTIONS = ResultFunctions(
+    load=load,
+    headline=headline,
+    report=report,
+    code=code,
+    list_row=list_row,
+    compare_side=compare_side,
+    regenerate=regenerate,
+    fits=experiment.is_search,
+    schema=ExperimentPlan,
+    document=document,
+    runs=runs.runs,
+    capacity=capacity_facts,
+)

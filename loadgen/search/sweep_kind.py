@@ -5,34 +5,51 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgen.result_kinds import RECORDS, ListRow, Remade
+from loadgen.result_kinds import RECORDS, ListRow, RegeneratedFile, ResultFunctions
 from loadgen.runs import levels
 from loadgen.runs import levels_kind as runs
-from loadgen.runs.kind import kept
+from loadgen.runs.kind import capacity_facts, kept
 from loadgen.runs.levels import exit_code
 from loadgen.runs.levels_text import report
 from loadgen.search import experiment
+from loadgen.search.experiment import ExperimentPlan
 from loadgen.search.kind import of_trials, retold
 from loadgen.search.sweep_run import TABLE
 
 
-def value(folder: Path) -> runs.StoredRuns:
+def load(folder: Path) -> runs.StoredRuns:
     """Raises UserError for runs of different work."""
-    return runs.value(folder)._replace(levels=True)
+    return runs.load(folder)._replace(levels=True)
 
 
 def code(found: runs.StoredRuns, strict: bool) -> int:
     return exit_code(levels.curve(found.named), strict=strict)
 
 
-def listed(folder: Path) -> ListRow:
-    return runs.list_row(kept(folder, runs.runs(folder)), folder)
+def list_row(folder: Path) -> ListRow:
+    return runs.list_row_of_runs(kept(folder, runs.runs(folder)), folder)
 
 
-def derived(folder: Path) -> Iterator[Remade]:
+def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
     told = experiment.told(folder, invalid_too=True)
     yield retold(folder, told)
     curve, judged, answer = experiment.swept(folder, told)
     for name, data in experiment.report_files(report(curve), TABLE).items():
-        yield Remade(name, data, RECORDS)
+        yield RegeneratedFile(name, data, RECORDS)
     yield from of_trials(folder, judged, answer, curve)
+
+
+FUNCTIONS = ResultFunctions(
+    load=load,
+    code=code,
+    list_row=list_row,
+    regenerate=regenerate,
+    fits=experiment.is_sweep,
+    schema=ExperimentPlan,
+    headline=runs.headline,
+    report=runs.report,
+    document=runs.document,
+    runs=runs.runs,
+    compare_side=runs.compare_side,
+    capacity=capacity_facts,
+)

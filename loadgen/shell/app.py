@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from loadgen import commands
 from loadgen.commands import COMMANDS, CommandRow
 from loadgen.core.errors import INTERRUPTED, OK, USAGE, UserError
 from loadgen.plugins import version_of
@@ -84,7 +85,7 @@ def summarize_commands() -> list[CommandSummary]:
 
 def load_command(row: CommandRow) -> Any:
     """Import the function, or the `typer.Typer` with several commands, of a row of the table."""
-    function = COMMANDS.function(row, row.function)
+    function = commands.load_command(row)
     if isinstance(function, typer.Typer):
         return typer.main.get_group(function)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)

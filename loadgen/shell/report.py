@@ -71,7 +71,7 @@ def report(
     elif as_markdown:
         print(opened.markdown, end="", flush=True)
     else:
-        print(opened.shown(color=in_color()), end="", flush=True)
+        print(opened.render_text(color=in_color()), end="", flush=True)
     only = as_json or as_markdown
     beside = opened.row.page_name if result_kinds.leaves_page_in(opened.row, folder) else ""
     if (

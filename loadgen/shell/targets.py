@@ -185,7 +185,7 @@ def from_urls(
         except UserError as fault:
             faults.append(fault)
             continue
-        if row.run or row.serve:
+        if backends.provides_target(row):
             because = (
                 f"{url} runs in virtual time"
                 if row.virtual

@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
             return HTTPStatus.NOT_FOUND, "no such page\n"
         try:
             with (
-                nullcontext() if self.server.with_plugins else plugins.none()
+                nullcontext() if self.server.with_plugins else plugins.without_plugins()
             ):  # the folder may be somebody else's
                 return HTTPStatus.OK, pages[page](query)
         except (Fault, Faults) as fault:

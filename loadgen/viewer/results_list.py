@@ -14,11 +14,11 @@ import msgspec
 from loadgen import result_kinds
 from loadgen.core import format
 from loadgen.core.errors import OK, Fault
+from loadgen.result_kinds import ListRow, ResultFunctions
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.pricing.prices import Prices
-    from loadgen.result_kinds import ListRow
     from loadgen.viewer.stored_result import StoredResult
 
 DEEPEST, MOST = 4, 2_000  # folders below the one that is looked through; results
@@ -73,7 +73,7 @@ def is_collection(folder: Path) -> bool:
 def _searched(run: Path) -> bool:
     """Whether a run is a search by itself, and so neither a level nor a repeat of its neighbours."""
     try:
-        return getattr(result_kinds.ask(run, "held"), "capacity", None) is not None
+        return result_kinds.capacity_facts(run).capacity is not None
     except Fault:
         return False
 
@@ -91,7 +91,7 @@ def _walk(root: Path, folder: Path, deeper: int) -> Iterator[Path]:
 
 def kind_of(folder: Path) -> str:
     """The kind of result that is listed for a folder; "" for none."""
-    kind = result_kinds.kind_of(folder, "listed")
+    kind = result_kinds.kind_of(folder, "list_row")
     return "" if kind is None else kind.name
 
 
@@ -99,7 +99,7 @@ def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
     from loadgen.runs.levels import curve
     from loadgen.viewer.stored_result import StoredResult
 
-    kind, name = result_kinds.kind_of(folder, "listed"), folder.relative_to(root).as_posix()
+    kind, name = result_kinds.kind_of(folder, "list_row"), folder.relative_to(root).as_posix()
     assert kind is not None  # it is one of those that were found
     page = (
         f"{name}/{kind.page_name}" if kind.page_name and (folder / kind.page_name).is_file() else ""
@@ -110,7 +110,7 @@ def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
     if empty.going_on:
         return empty
     try:
-        row: ListRow = result_kinds.call(kind, "listed", folder)
+        row = result_kinds.list_row(kind, folder) or ListRow()
         shown = msgspec.structs.replace(
             empty,
             word=row.word,
@@ -168,7 +168,7 @@ def _usd(summary: Summary, prices: Prices | None) -> float | None:
 # -- a folder of results as a result itself ----------------------------------------------------------------------------
 
 
-def value(folder: Path) -> Collection:
+def load(folder: Path) -> Collection:
     return Collection(folder, results_in(folder))
 
 
@@ -235,3 +235,14 @@ def is_going_on(folder: Path, now_s: float) -> bool:
         return False
     files = (file for file in (*spool.iterdir(), folder / "run.json") if file.exists())
     return now_s - max((file.stat().st_mtime for file in files), default=0.0) < GOING_ON_S
+
+
+FUNCTIONS = ResultFunctions(
+    load=load,
+    headline=headline,
+    text=text,
+    page=page,
+    document=document,
+    code=code,
+    fits=is_collection,
+)

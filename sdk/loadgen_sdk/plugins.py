@@ -1,22 +1,29 @@
-"""Tables that grow by rows: our own, and those of other packages by entry points of a group of the table's name.
+"""Tables of rows that other packages can extend by entry points.
 
-A leaf: a row names its functions as text, `module:function`, and a module is imported when its function is called.
-Packages are looked through for names that are not ours only, and for a help from a cache. The switch is one for the
-generator and this client: LOADGEN_PLUGINS=0 loads none.
+The rows of a table are the built-in ones, followed by those of plug-ins: objects of installed packages that are
+registered as entry points in the group of the table's name. A row refers to its functions directly.
+
+Where importing early would be slow or circular, there is one way to import late: a function without arguments that
+imports something and returns it. `OpenTable` gets its built-in rows from such a function, and rows that every command
+reads (commands, result kinds, backends) have one in their field `load`.
+
+Plug-ins are looked for only when a name is not built in. Help texts take their names from a cache. The environment
+variable LOADGEN_PLUGINS=0 disables plug-ins, for the generator too.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cached_property, wraps
-from importlib import import_module
-from operator import attrgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, cast
+
+import msgspec
 
 from . import installed
 from .errors import ClientError, WrongUse
@@ -25,18 +32,20 @@ from .installed import version_of
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-SWITCH = "LOADGEN_PLUGINS"  # 0: none is looked for
-_WANTED: ContextVar[bool] = ContextVar("wanted", default=True)
+SWITCH = "LOADGEN_PLUGINS"
+"""The environment variable that disables all plug-ins if it is 0."""
+
+_ENABLED: ContextVar[bool] = ContextVar("enabled", default=True)
 
 
 @contextmanager
-def none() -> Iterator[None]:
-    """Look for no plug-in while inside: for what is done with files of somebody else."""
-    before = _WANTED.set(False)
+def without_plugins() -> Iterator[None]:
+    """Disable plug-ins inside the context, for example while files of another host are read."""
+    token = _ENABLED.set(False)
     try:
         yield
     finally:
-        _WANTED.reset(before)
+        _ENABLED.reset(token)
 
 
 class Row(Protocol):
@@ -46,48 +55,45 @@ class Row(Protocol):
     def name(self) -> str: ...
 
 
-R = TypeVar("R", bound=Row)
+RowT = TypeVar("RowT", bound=Row)
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+
 Check = Callable[..., None]
+"""A check of what a function of a plug-in returned: called with the result and the arguments, raises TypeError."""
 
 
-def gives(*kinds: type) -> Check:
-    """A check that a function of a plug-in gives one of these."""
+def check_type(*types: type) -> Check:
+    """Return a check that a result is an instance of one of these types."""
 
-    def check(found: Any, *_: Any) -> None:
-        if not isinstance(found, kinds):
-            raise TypeError(
-                f"it gave {type(found).__name__}, not {' or '.join(kind.__name__ for kind in kinds)}"
-            )
+    def check(result: object, *_: object) -> None:
+        if not isinstance(result, types):
+            expected = " or ".join(one.__name__ for one in types)
+            raise TypeError(f"it gave {type(result).__name__}, not {expected}")
 
     return check
 
 
-def resolve(reference: str) -> Any:
-    """What `module:name` or `module:Class.method` names. Raises ImportError or AttributeError."""
-    module, _, name = reference.partition(":")
-    return attrgetter(name)(import_module(module))
-
-
-class Plugin(Generic[R]):
-    """A row of another package. `row` is None where it could not be had: `fault` says why."""
+class Plugin(Generic[RowT]):
+    """An entry point of another package. If it could not be loaded, `row` is None and `error` says why."""
 
     def __init__(
-        self, name: str, package: str, version: str, row: R | None = None, fault: str = ""
+        self, name: str, package: str, version: str, row: RowT | None = None, error: str = ""
     ) -> None:
-        self.name, self.package, self.version, self.row, self.fault = (
-            name,
-            package,
-            version,
-            row,
-            fault,
-        )
+        """Keep the fields."""
+        self.name = name
+        self.package = package
+        self.version = version
+        self.row = row
+        self.error = error
 
     def __str__(self) -> str:
+        """Return the name, the package and its version."""
         return f"{self.name} of {self.package} {self.version}"
 
 
 class UsedPlugin(NamedTuple):
-    """A row of another package that this process has used. `table`: the group of its entry point."""
+    """A row of another package that this process has used. `table` is the group of its entry point."""
 
     table: str
     name: str
@@ -95,244 +101,295 @@ class UsedPlugin(NamedTuple):
     version: str
 
 
-_USED: dict[UsedPlugin, None] = {}
+_USED: set[UsedPlugin] = set()
 
 
-def used() -> tuple[UsedPlugin, ...]:
-    """The rows of other packages that this process has used so far, in the order of their tables and names."""
+def used_plugins() -> tuple[UsedPlugin, ...]:
+    """Return the rows of other packages that this process has used, sorted by table and name."""
     return tuple(sorted(_USED))
 
 
-def differing(wanted: Sequence[UsedPlugin]) -> list[str]:
-    """The packages of these rows that are here in another version or not at all, in words."""
-    here = {one: version_of(one.package) for one in wanted}
-    words = (
-        f"{one.package} {found} here, {one.version} there"
-        for one, found in here.items()
-        if found != one.version
-    )
-    return list(dict.fromkeys(words))
+def version_differences(expected: Sequence[UsedPlugin]) -> list[str]:
+    """Return a text for each package that is installed here in another version, or not at all."""
+    differences: dict[str, None] = {}
+    for plugin in expected:
+        version = version_of(plugin.package)
+        if version != plugin.version:
+            differences[f"{plugin.package} {version} here, {plugin.version} there"] = None
+    return list(differences)
 
 
-class OpenTable(Generic[R]):
-    """A table: our rows in their order, and behind them those of plug-ins, which are looked for when they are needed.
+class OpenTable(Generic[RowT]):
+    """A table of built-in rows, and of rows of plug-ins, which are loaded when they are needed.
 
-    `group`: of the entry points `NAME = module:ROW`, and the name of the table. `kind`: the type of a row.
+    Attributes:
+        group: The name of the table, and the group of the entry points `NAME = module:ROW`.
+        row_type: The type of a row, a msgspec.Struct.
     """
 
-    faults: tuple[type[Exception], ...] = (
-        ClientError,
-    )  # that a function of a row may raise as its own
+    own_errors: tuple[type[Exception], ...] = (ClientError,)
+    """Errors that a function of a plug-in may raise. Everything else is a defect of the plug-in."""
 
-    def __init__(self, group: str, kind: type[R], own: Sequence[R]) -> None:
-        self.group, self.kind, self.own = group, kind, tuple(own)
+    def __init__(
+        self, group: str, row_type: type[RowT], load_rows: Callable[[], Sequence[RowT]]
+    ) -> None:
+        """Define a table. `load_rows` returns the built-in rows; it is called on first use."""
+        self.group = group
+        self.row_type = row_type
+        self._load_rows = load_rows
 
-    def failed(self, plugin: Plugin[Any], fault: str) -> Exception:
-        """The fault of a plug-in that failed."""
+    def plugin_error(self, plugin: Plugin[Any], message: str) -> Exception:
+        """Return the exception for a plug-in that failed."""
         hint = f"update or remove {plugin.package}, or set {SWITCH}=0"
-        return WrongUse("plugin_failed", f"plug-in {plugin} failed: {fault}", hint)
+        return WrongUse("plugin_failed", f"plug-in {plugin} failed: {message}", hint)
 
-    def find(self, name: str, *, foreign: bool = True) -> R | None:
-        """The row of a name; plug-ins are looked at where it is not ours. Raises `failed` for one that failed."""
-        mine = next((row for row in self.own if row.name == name), None)
-        if mine is not None or not foreign:
-            return mine
-        plugin = next((one for one in self.plugins if one.name == name), None)
-        if plugin is None:
+    @cached_property
+    def own(self) -> tuple[RowT, ...]:
+        """The built-in rows."""
+        return tuple(self._load_rows())
+
+    @property
+    def plugins(self) -> tuple[Plugin[RowT], ...]:
+        """All entry points of the table, with those that failed. Empty if plug-ins are disabled."""
+        return self._plugins if self._enabled else ()
+
+    def find(self, name: str, *, foreign: bool = True) -> RowT | None:
+        """Return the row with this name, or None.
+
+        Plug-ins are loaded only if no built-in row has the name. If the name is that of a plug-in that could not be
+        loaded, this raises `plugin_error`.
+        """
+        for row in self.own:
+            if row.name == name:
+                return row
+        if not foreign:
             return None
-        if plugin.row is None:
-            raise self.failed(plugin, plugin.fault)
-        self._note(plugin)
-        return plugin.row
+        for plugin in self.plugins:
+            if plugin.name != name:
+                continue
+            if plugin.row is None:
+                raise self.plugin_error(plugin, plugin.error)
+            self._record_use(plugin)
+            return plugin.row
+        return None
 
-    def rows(self, *, foreign: bool = True) -> Iterator[R]:
-        """Our rows, then those of plug-ins; those that could not be had are in `plugins` only."""
+    def rows(self) -> Iterator[RowT]:
+        """Yield the built-in rows, then those of plug-ins."""
         yield from self.own
-        if foreign:
-            yield from self.others()
+        yield from self.others()
 
-    def others(self) -> Iterator[R]:
-        """The rows of plug-ins, without ours."""
-        yield from (plugin.row for plugin in self.plugins if plugin.row is not None)
+    def others(self) -> Iterator[RowT]:
+        """Yield the rows of plug-ins."""
+        for plugin in self.plugins:
+            if plugin.row is not None:
+                yield plugin.row
 
     def names(self, *, foreign: bool = True) -> tuple[str, ...]:
-        return tuple(row.name for row in self.rows(foreign=foreign))
+        """Return the names of the rows, by default with those of plug-ins."""
+        rows = self.rows() if foreign else self.own
+        return tuple(row.name for row in rows)
 
-    def function(self, row: R, reference: str, check: Check | None = None) -> Callable[..., Any]:
-        """The function that a row names. What a plug-in raises, beside our own faults, becomes `failed`.
+    def guard(
+        self, row: RowT, function: Callable[P, ResultT], check: Check | None = None
+    ) -> Callable[P, ResultT]:
+        """Return the function of a row so that errors of a plug-in are reported as such.
 
-        `check`: raises for what a plug-in gives and should not (`gives`); it is given that, and the arguments.
+        Functions of built-in rows are returned unchanged. What a function of a plug-in raises, except `own_errors`, is
+        raised as `plugin_error`; so is what `check` raises for its result.
         """
-        plugin = (
-            None if row in self.own else next((one for one in self.plugins if one.row is row), None)
-        )
+        if any(row is built_in for built_in in self.own):
+            return function
+        plugin = next((plugin for plugin in self.plugins if plugin.row is row), None)
         if plugin is None:
-            ours: Callable[..., Any] = resolve(reference)
-            return ours
-        self._note(plugin)
-        return _Watch(plugin, self).function(reference, check)
+            return function
+        self._record_use(plugin)
+        return _PluginGuard(plugin, self).wrap(function, check)
 
     def told(self, *fields: str) -> tuple[tuple[str, ...], ...]:
-        """These fields, which are texts, of the rows of plug-ins: for a help, from a cache. Imports nothing if it can.
+        """Return these text fields of the rows of plug-ins, from a cache if possible.
 
-        The cache is thrown away when a package comes or goes.
+        The cache is valid as long as no package was installed or removed. With it, no plug-in is imported.
         """
-        if not self._wanted:
+        if not self._enabled:
             return ()
-        import json
-
-        file, key = _cache_file(), f"{self.group} {' '.join(fields)}"
-        try:
-            with open(file, encoding="utf-8") as cache:
-                stored: Any = json.load(cache)
-        except (OSError, ValueError):
-            stored = {}
-        stored = stored if isinstance(stored, dict) else {}
-        kept = stored.get(key)
-        if isinstance(kept, dict) and kept.get("state") == list(installed.state()):
-            return tuple(tuple(row) for row in kept["rows"])
+        key = f"{self.group} {' '.join(fields)}"
+        cache = _read_cache()
+        entry = cache.get(key)
+        if isinstance(entry, dict) and entry.get("state") == list(installed.state()):
+            return tuple(tuple(row) for row in entry["rows"])
         rows = [[str(getattr(row, field)) for field in fields] for row in self.others()]
-        told = {"state": installed.state(), "rows": rows}  # anew: an import may leave a __pycache__
-        with suppress(OSError):
-            os.makedirs(os.path.dirname(file), exist_ok=True)
-            with open(beside := f"{file}.{os.getpid()}", "w", encoding="utf-8") as cache:
-                json.dump({**stored, key: told}, cache)
-            os.replace(beside, file)
+        # The state is taken after the import, which may have created a __pycache__.
+        cache[key] = {"state": installed.state(), "rows": rows}
+        _write_cache(cache)
         return tuple(tuple(row) for row in rows)
 
     @property
-    def plugins(self) -> tuple[Plugin[R], ...]:
-        """The rows of other packages, with those that failed; none where none are wanted."""
-        return self._plugins if self._wanted else ()
+    def _enabled(self) -> bool:
+        return _ENABLED.get() and os.environ.get(SWITCH) != "0"
 
-    @property
-    def _wanted(self) -> bool:
-        return _WANTED.get() and os.environ.get(SWITCH) != "0"
-
-    def _note(self, plugin: Plugin[Any]) -> None:
-        _USED[UsedPlugin(self.group, plugin.name, plugin.package, plugin.version)] = None
+    def _record_use(self, plugin: Plugin[Any]) -> None:
+        _USED.add(UsedPlugin(self.group, plugin.name, plugin.package, plugin.version))
 
     @cached_property
-    def _plugins(self) -> tuple[Plugin[R], ...]:
-        """Looked for once; each fault is told on stderr then."""
-        found: list[Plugin[R]] = []
-        for point in sorted(
-            installed.entry_points(self.group), key=lambda point: (_package(point), point.name)
-        ):
-            taken = {*self.names(foreign=False), *(plugin.name for plugin in found)}
-            plugin = self._loaded(point, taken)
-            if plugin.fault:
-                print(
-                    f"plug-in {plugin} is left out: {plugin.fault} ({SWITCH}=0 loads none)",
-                    file=sys.stderr,
-                )
-            found.append(plugin)
-        return tuple(found)
+    def _plugins(self) -> tuple[Plugin[RowT], ...]:
+        """Load all entry points of the table once, and report those that fail on stderr."""
+        entry_points = installed.entry_points(self.group)
+        used_names = set(self.names(foreign=False))
+        plugins: list[Plugin[RowT]] = []
+        for entry_point in sorted(entry_points, key=lambda one: (_package(one), one.name)):
+            plugin = self._load_plugin(entry_point, used_names)
+            if plugin.error:
+                message = f"plug-in {plugin} is left out: {plugin.error} ({SWITCH}=0 loads none)"
+                print(message, file=sys.stderr)
+            used_names.add(plugin.name)
+            plugins.append(plugin)
+        return tuple(plugins)
 
-    def _loaded(self, point: EntryPoint, taken: set[str]) -> Plugin[R]:
-        fault, row = "", None
-        if point.name in taken:
-            fault = f"{self.group} has a row of this name already"
-        else:
-            try:
-                row = point.load()
-            except Exception as error:
-                fault = _words(error)
-        if row is not None and not isinstance(row, self.kind):
-            fault = f"{point.value} is no {self.kind.__name__}"
-        elif row is not None and row.name != point.name:
-            fault = f"the row is named {row.name!r}"
-        elif row is not None:
-            fault = _unfit(row, self.kind)
-        return Plugin(point.name, _package(point), _version(point), None if fault else row, fault)
-
-
-def _unfit(row: Any, kind: type) -> str:
-    """What is wrong with the fields of a row: types are not checked when it is made, and a text for a tuple of texts
-    would stand for its letters.
-    """
-    import msgspec
-
-    if isinstance(row, (tuple, msgspec.Struct)):
+    def _load_plugin(self, entry_point: EntryPoint, used_names: set[str]) -> Plugin[RowT]:
+        name = entry_point.name
+        package = _package(entry_point)
+        version = _version(entry_point)
+        if name in used_names:
+            error = f"{self.group} has a row of this name already"
+            return Plugin(name, package, version, error=error)
         try:
-            msgspec.convert(
-                tuple(row) if isinstance(row, tuple) else msgspec.structs.asdict(row), kind
-            )
-        except msgspec.ValidationError as error:
-            return str(error)
+            row = entry_point.load()
+        except Exception as exception:
+            return Plugin(name, package, version, error=_describe(exception))
+        error = self._find_defect(row, entry_point)
+        if error:
+            return Plugin(name, package, version, error=error)
+        return Plugin(name, package, version, row)
+
+    def _find_defect(self, row: object, entry_point: EntryPoint) -> str:
+        """Return what is wrong with a loaded row, or an empty string."""
+        if not isinstance(row, self.row_type):
+            return f"{entry_point.value} is no {self.row_type.__name__}"
+        if row.name != entry_point.name:
+            return f"the row is named {row.name!r}"
+        return _find_field_of_wrong_type(cast(msgspec.Struct, row))
+
+
+def _find_field_of_wrong_type(row: msgspec.Struct) -> str:
+    """Return a text about the first field of a row that has a wrong type, or an empty string.
+
+    A Struct does not check types when it is created. A field has to be of the type of its default; without a default,
+    it is a text or a function. A field whose default is None is an optional function.
+    """
+    names = row.__struct_fields__
+    defaults = row.__struct_defaults__
+    required = names[: len(names) - len(defaults)]
+    for name in required:
+        if not isinstance(getattr(row, name), str) and not callable(getattr(row, name)):
+            return f"the field {name} is neither a text nor a function"
+    for name, default in zip(names[len(required) :], defaults, strict=True):
+        value = getattr(row, name)
+        if default is None:
+            if value is not None and not callable(value):
+                return f"the field {name} is no function, but {type(value).__name__}"
+            continue
+        # The default of a mutable field is a msgspec Factory.
+        expected = getattr(default, "factory", type(default))
+        if not isinstance(value, expected):
+            return f"the field {name} is no {expected.__name__}, but {type(value).__name__}"
     return ""
 
 
-def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else ""
+def _package(entry_point: EntryPoint) -> str:
+    return entry_point.dist.name if entry_point.dist is not None else ""
 
 
-def _version(point: EntryPoint) -> str:
-    return point.dist.version if point.dist is not None else ""
+def _version(entry_point: EntryPoint) -> str:
+    return entry_point.dist.version if entry_point.dist is not None else ""
 
 
-def _words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _cache_file() -> str:
+def _cache_path() -> str:
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(caches, "loadgen", "plugins.json")
 
 
-class _Watch:
-    """What a function of a plug-in raises, at once or later, while its value is used, told as its fault."""
+def _read_cache() -> dict[str, Any]:
+    """Return the content of the cache; empty if there is none or it is damaged."""
+    try:
+        with open(_cache_path(), encoding="utf-8") as file:
+            cache = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return cache if isinstance(cache, dict) else {}
+
+
+def _write_cache(cache: dict[str, Any]) -> None:
+    """Replace the cache in one step. A cache that cannot be written is no error."""
+    path = _cache_path()
+    temporary_path = f"{path}.{os.getpid()}"
+    with suppress(OSError):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(temporary_path, "w", encoding="utf-8") as file:
+            json.dump(cache, file)
+        os.replace(temporary_path, path)
+
+
+class _PluginGuard:
+    """Converts what code of a plug-in raises, at once or later while its result is used."""
 
     def __init__(self, plugin: Plugin[Any], table: OpenTable[Any]) -> None:
-        self._plugin, self._table = plugin, table
+        self._plugin = plugin
+        self._table = table
 
-    def function(self, reference: str, check: Check | None) -> Callable[..., Any]:
-        with self:
-            function: Callable[..., Any] = resolve(reference)
+    def wrap(self, function: Callable[P, ResultT], check: Check | None) -> Callable[P, ResultT]:
+        """Return the function with its errors, and those of `check`, converted."""
 
         @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> ResultT:
             with self:
-                found = function(*args, **kwargs)
+                result = function(*args, **kwargs)
                 if check is not None:
-                    check(found, *args)
-                return self._watched(found)
+                    check(result, *args)
+                return cast(ResultT, self._guard_result(result))
 
-        return call
+        return guarded
 
     def __enter__(self) -> None:
-        pass
+        """Start to convert errors."""
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
-        if isinstance(error, Exception) and not isinstance(error, self._table.faults):
-            raise self._table.failed(self._plugin, _words(error)) from error
+        """Raise the error of the table for an error of the plug-in."""
+        if isinstance(error, Exception) and not isinstance(error, self._table.own_errors):
+            raise self._table.plugin_error(self._plugin, _describe(error)) from error
 
-    def _watched(self, value: Any) -> Any:
-        """A value that goes on working: a context manager, an iterator."""
-        if hasattr(value, "__enter__"):
-            return self._context(value)
-        return self._items(value) if isinstance(value, Iterator) else value
+    def _guard_result(self, result: object) -> object:
+        """Guard a result whose code runs later: a context manager or an iterator."""
+        if hasattr(result, "__enter__"):
+            return self._guard_context(result)
+        if isinstance(result, Iterator):
+            return self._guard_iterator(result)
+        return result
 
     @contextmanager
-    def _context(self, value: Any) -> Iterator[Any]:
+    def _guard_context(self, context: Any) -> Iterator[Any]:
         with self:
-            entered = value.__enter__()
+            entered = context.__enter__()
         try:
             yield entered
-        except BaseException as error:  # of those who use it: theirs
+        except BaseException as error:
+            # An error of the code inside the context is not an error of the plug-in.
             with self:
-                swallowed = value.__exit__(type(error), error, error.__traceback__)
-            if not swallowed:
+                is_suppressed = context.__exit__(type(error), error, error.__traceback__)
+            if not is_suppressed:
                 raise
         else:
             with self:
-                value.__exit__(None, None, None)
+                context.__exit__(None, None, None)
 
-    def _items(self, value: Iterator[Any]) -> Iterator[Any]:
+    def _guard_iterator(self, iterator: Iterator[Any]) -> Iterator[Any]:
         with self:
-            yield from value
+            yield from iterator

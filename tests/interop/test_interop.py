@@ -26,14 +26,15 @@ from loadgen.core.metrics.summary import summarize
 from loadgen.core.results import store
 from loadgen.core.results.manifest import StagePlan
 from loadgen.core.results.parquet import Frame, to_table, write
-from loadgen.formats import COUNTS
+from loadgen.formats import definitions_of
 from loadgen.interop import aiperf_records, benchmark_report, export, other_definitions, reader
 from loadgen.interop import text as other_tools
 from loadgen.interop.other_definitions import Pooled, WeightedValues, percentiles_of
 from loadgen.mlperf import loadgen_log
 from loadgen.present import html as as_page
 from loadgen.present import text as as_text
-from loadgen.runs.export import as_csv, json_parts
+from loadgen.runs import records_csv
+from loadgen.runs.export import json_parts
 
 DATA = places.DATA / "rivals"
 FILES = {
@@ -51,7 +52,7 @@ FILES = {
 @pytest.mark.parametrize(("name", "tool"), FILES.items())
 def test_real_files_are_recognised(name: str, tool: str) -> None:
     found = reader.read_result(DATA / name)
-    assert found.tool == tool and found.counts == COUNTS[tool]
+    assert found.tool == tool and found.counts == definitions_of(tool)
     assert found.figures["e2e_ms.p50"] > found.figures["ttft_ms.p50"] > 0
     assert found.figures["requests.ok"] > 0
     assert found.figures.get("ok_share") == (None if tool == "SGLang bench_serving" else 1)
@@ -257,7 +258,7 @@ def test_what_is_exported_reads_back_as_that_tool(tmp_path: Path, form: str, too
     summary = summarize(*stored)
     made = getattr(export, form)(summary, stored)
     back = reader.parse_result(b"".join(json_parts(made)))
-    assert back.tool == tool and made["loadgen"]["definitions"].endswith(COUNTS[tool])
+    assert back.tool == tool and made["loadgen"]["definitions"].endswith(definitions_of(tool))
     assert back.figures["requests.ok"] == summary.requests.ok
     assert back.figures["requests.failed"] == summary.requests.failed
     assert back.figures["tokens.output_per_s"] == pytest.approx(summary.tokens.output_per_s)
@@ -311,7 +312,7 @@ def test_the_export_of_millions_is_written_a_part_after_the_other(tmp_path: Path
     assert isinstance(stored.rows, Frame) and (stored.rows["slot"] == found["slot"]).all()
     summary = summarize(*stored)
     in_parts = [
-        list(as_csv(summary, stored, 100)),
+        list(records_csv.write(summary, stored, 100)),
         list(json_parts(export.vllm(summary, stored), 100)),
     ]
     assert all(max(map(len, parts)) < sum(map(len, parts)) / 4 for parts in in_parts)
@@ -320,7 +321,7 @@ def test_the_export_of_millions_is_written_a_part_after_the_other(tmp_path: Path
         name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in named
     }
     assert b"".join(in_parts[1]) == json.dumps(plain, indent=2).encode() + b"\n"
-    assert b"".join(in_parts[0]) == b"".join(as_csv(summary, whole))
+    assert b"".join(in_parts[0]) == b"".join(records_csv.write(summary, whole))
     assert [*aiperf_records.write(summary, stored)] == [*aiperf_records.write(summary, whole)]
 
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from command_line import exits, find_command
 from plugin_packages import forgetting, install
 
-from loadgen.commands import COMMANDS
+from loadgen.commands import COMMANDS, load_command
 from loadgen.core.errors import UNSOUND, USAGE
 from loadgen.shell.run_options import COMMAND_OPTIONS, SET_KEYS
 from loadgen.shell.usage_errors import HINTS_FOR_FLAGS_OF_OTHER_TOOLS
@@ -108,7 +109,11 @@ def modules_after(*typed: str, completing: str = "") -> tuple[set[str], str]:
     return set(done.stderr.splitlines()[-1].split()), done.stdout
 
 
-COMMAND_MODULES = {row.function.partition(":")[0] for row in COMMANDS.own}
+COMMAND_MODULES = {
+    function.__module__
+    for function in (load_command(row) for row in COMMANDS.own)
+    if isfunction(function)
+}
 
 
 @pytest.mark.processes
@@ -163,13 +168,13 @@ def fresh(
 GREETER = """
 from loadgen.commands import CommandRow
 from loadgen.core.errors import UserError
-GREET = CommandRow("greet", "tools", "Greet whom you name.", "greeter:greet")
 def greet(whom: str, loud: bool = False) -> int:
     '''Greet.'''
     if whom == "nobody":
         raise UserError("invalid_value", "nobody is greeted", "greet nobody")
     print(whom.upper() if loud else 1 // len(whom.strip()) or whom)
     return 3
+GREET = CommandRow("greet", "tools", "Greet whom you name.", lambda: greet)
 """
 
 

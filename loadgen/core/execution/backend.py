@@ -1,17 +1,23 @@
-"""The backend of a run: what the rows of `loadgen.backends` do for given settings. IO, by the functions of the rows."""
+"""The backend of a run: calls the functions of the rows of `loadgen.backends`."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Protocol
 
-from loadgen.backends import BACKENDS
+from msgspec import Struct
+
+from loadgen.backends import BACKENDS, load_backend
 from loadgen.core.execution.context import KnownTarget
 from loadgen.core.execution.events import Tell
 from loadgen.core.execution.plan import Plan, Settings
 from loadgen.core.execution.share import Share
-from loadgen.plugins import gives
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.workload import Workload
+from loadgen.plugins import check_type
 
 
 class Senders(Protocol):
@@ -28,30 +34,82 @@ class Senders(Protocol):
         """Carry out the plan. Raises TargetError if one could not start."""
 
 
+class RunFunction(Protocol):
+    """Carries out a whole run in its directory, for a target that is not reached over HTTP."""
+
+    def __call__(
+        self,
+        workload: Workload,
+        settings: Settings,
+        folder: Path,
+        tell: Tell,
+        /,
+    ) -> Summary:
+        """Write the run into its directory and return its summary."""
+
+
+class Backend(Struct, frozen=True, kw_only=True):
+    """The functions of a backend. All are optional.
+
+    Attributes:
+        known: Returns what is known of the target without sending a request.
+        filling_rate: Returns the rate that about fills the target, without sending a request. A search begins there.
+        serve: A context in which a server runs. It gives the settings with the URL of the server.
+        run: Carries out the run. Without it, the load is sent over HTTP.
+        senders: A context with those who send the load over HTTP.
+    """
+
+    known: Callable[[Settings], KnownTarget] | None = None
+    filling_rate: Callable[[Workload, Settings], float | None] | None = None
+    serve: Callable[[Settings], AbstractContextManager[Settings]] | None = None
+    run: RunFunction | None = None
+    senders: Callable[[Settings], AbstractContextManager[Senders]] | None = None
+
+
 def known(settings: Settings) -> KnownTarget | None:
-    """What is known of the target without asking it; None where nothing is."""
-    row, given = settings.backend, gives(KnownTarget)
-    return BACKENDS.function(row, row.known, given)(settings) if row.known else None
+    """Return what is known of the target without sending a request, or None."""
+    row = settings.backend
+    function = load_backend(row).known
+    if function is None:
+        return None
+    return BACKENDS.guard(row, function, check_type(KnownTarget))(settings)
+
+
+def filling_rate(workload: Workload, settings: Settings) -> float | None:
+    """Return the rate that about fills the target, or None if its backend does not know one."""
+    row = settings.backend
+    function = load_backend(row).filling_rate
+    return None if function is None else BACKENDS.guard(row, function)(workload, settings)
+
+
+def run_function(settings: Settings) -> RunFunction | None:
+    """Return the function of the backend that carries out a whole run, or None if the load goes over HTTP."""
+    row = settings.backend
+    function = load_backend(row).run
+    return None if function is None else BACKENDS.guard(row, function, check_type(Summary))
 
 
 @contextlib.contextmanager
 def serving(settings: Settings) -> Iterator[Settings]:
-    """The settings with the URL of the target: where its backend starts one, that serves while inside."""
-    row, context = settings.backend, contextlib.AbstractContextManager
-    serve = (
-        BACKENDS.function(row, row.serve, gives(context)) if row.serve else contextlib.nullcontext
-    )
-    with serve(settings) as served:
+    """Start the server of the backend, if it has one, and give the settings with its URL."""
+    row = settings.backend
+    serve = load_backend(row).serve
+    if serve is None:
+        yield settings
+        return
+    guarded = BACKENDS.guard(row, serve, check_type(AbstractContextManager))
+    with guarded(settings) as served:
         yield served
 
 
 @contextlib.contextmanager
 def senders(settings: Settings) -> Iterator[Senders]:
-    """Who sends the load, while inside."""
-    row = next(
-        row
-        for row in BACKENDS.own
-        if row.senders and (not row.flag or getattr(settings, row.flag) is not None)
-    )
-    with BACKENDS.function(row, row.senders)(settings) as found:
-        yield found
+    """Give those who send the load: of the first backend that the settings choose as sender."""
+    for row in BACKENDS.own:
+        if row.flag and getattr(settings, row.flag) is None:
+            continue
+        open_senders = load_backend(row).senders
+        if open_senders is not None:
+            with open_senders(settings) as found:
+                yield found
+            return

@@ -246,7 +246,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def build_plan(job: Job) -> Plan:
     """The plan of a job; equal in every process. Raises UserError where a package that it needs is another here."""
-    if others := plugins.differing(job.plugins):
+    if others := plugins.version_differences(job.plugins):
         hint = "the same packages wherever a worker runs: pip install them there"
         raise UserError("nodes_differ", f"plug-ins differ: {'; '.join(others)}", "", hint)
     tokenizer = tokens.load_tokenizer(job.settings.tokenizer)
@@ -296,7 +296,7 @@ def prepare(
         run_id=folder.name,
         simulated=simulated,
         known=known,
-        plugins=plugins.used(),
+        plugins=plugins.used_plugins(),
     )
     plan = build_plan(job)
     plan = structs.replace(

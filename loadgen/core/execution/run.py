@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.backends import BACKENDS
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
 from loadgen.core.execution import backend, events, run_header, step_targets
@@ -41,7 +40,6 @@ from loadgen.core.results.record import WITH_UNFINISHED
 from loadgen.core.results.spool import segments
 from loadgen.core.server_metrics import request_accounts
 from loadgen.core.workload import Workload
-from loadgen.plugins import gives
 
 Execute = Callable[..., tuple[Summary, Path]]
 """`execute`, or what stands for it: (workload, settings, hearers) -> (summary, folder)."""
@@ -90,10 +88,9 @@ def execute(
             else taken(settings.out, workload.name, now) as folder,
             header_file.of_a_load(folder),
         ):
-            if row.run:
-                summary = BACKENDS.function(row, row.run, gives(Summary))(
-                    workload, settings, folder, tell
-                )
+            run_whole = backend.run_function(settings)
+            if run_whole is not None:
+                summary = run_whole(workload, settings, folder, tell)
             else:
                 probed = {} if known is None else known
                 summary = _over_http(workload, settings, folder, every, header_file, probed)

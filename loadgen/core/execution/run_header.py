@@ -82,7 +82,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         run=job.run_id,
         started=now(),
         version=version(),
-        plugins=tuple(manifest.PluginUsed(**one._asdict()) for one in plugins.used()),
+        plugins=tuple(manifest.PluginUsed(**one._asdict()) for one in plugins.used_plugins()),
         command=settings.command,
         workload=workload.name,
         source_text=workload.source_text,

@@ -63,9 +63,6 @@ _CHECKED = (
 )
 
 
-_SAMPLE_OF = {row.name: row.sample for row in FIGURES.own if row.values}
-
-
 _TOKENS = (
     "output_tokens",
     "input_tokens",
@@ -77,10 +74,9 @@ _TOKENS = (
 
 
 def _sample_of(name: str) -> str:
-    """Of which requests a figure has values, ok or sent; "" for a name of none."""
-    return _SAMPLE_OF.get(name) or next(
-        (row.sample for row in FIGURES.here() if row.name == name and row.values), ""
-    )
+    """Return which requests have values of a figure, ok or sent; "" if none has."""
+    row = FIGURES.called(name)
+    return "" if row is None or row.values is None else row.sample
 
 
 def sampled() -> list[str]:

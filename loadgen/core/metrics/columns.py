@@ -194,7 +194,7 @@ class Columns:
             for block in self.blocks():
                 whole[first : (first := first + len(block))] = block.measure(metric)
             return whole
-        values: NDArray[np.int64] = FIGURES.values(metric)(self)
+        values = FIGURES.values(metric)(self)
         if metric in _KEPT:
             self._kept[metric] = values
         return values

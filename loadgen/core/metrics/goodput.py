@@ -15,7 +15,7 @@ from loadgen.core.metrics.outcomes import is_undecided
 from loadgen.core.metrics.windows import Window, per_second
 from loadgen.core.slo import Slo, Term, promise
 from loadgen.core.stats.quantiles import SUPPORT, Histogram, index, milliseconds, name, support
-from loadgen.figures import POOLED, needs
+from loadgen.figures import needs, pooled_figures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -181,7 +181,9 @@ def goodput(
     ]
     share_met: bool | None = True
     no_tpot = any(_without_span(cell, term) for term in slo.terms)
-    withheld = any(term.metric in unsound and term.metric not in POOLED for term in slo.terms)
+    withheld = any(
+        term.metric in unsound and term.metric not in pooled_figures() for term in slo.terms
+    )
     if slo.goodput_share is not None:
         known = (
             None
@@ -224,7 +226,7 @@ def _term_result(
     """The result of term `i`. `everyone`: all but cancelled requests. `cut`: too many are unfinished to decide by."""
     value: float | None = None
     left_out = no_span = 0
-    if term.metric in POOLED:
+    if term.metric in pooled_figures():
         values = count = gaps.count
         over = gaps.over(term.limit_ns)
         value = gaps.quantile(term.quantile) if count else None
@@ -241,7 +243,7 @@ def _term_result(
         met = place < min(values, count - over)
         no_span = _without_span(cell, term)
         undecided = _undecided_reason(term.metric, values, ok, count, unsound, no_span)
-    known_over = 0 if term.metric in POOLED else over
+    known_over = 0 if term.metric in pooled_figures() else over
     decided = _judged_with_cut(
         met, term.quantile, known_over, count, left_out + no_span, cut or no_span > 0
     )

@@ -24,9 +24,9 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
     """
     cut = columns.where(UNFINISHED) & (columns["sent_ns"] >= 0)
     row = FIGURES.called(term.metric)
-    if row is None or not row.least or not cut.any():
+    if row is None or row.least is None or not cut.any():
         return np.zeros(len(columns), bool)
-    over: NDArray[np.bool_] = cut & (FIGURES.function(row, row.least)(columns) > term.limit_ns)
+    over: NDArray[np.bool_] = cut & (FIGURES.guard(row, row.least)(columns) > term.limit_ns)
     return over & ~columns.for_values if row.needs else over
 
 

@@ -21,7 +21,7 @@ from loadgen.core.metrics.steps import StepTime
 from loadgen.core.metrics.windows import Window, per_second
 from loadgen.core.results.manifest import ClassPlan, StepPlan, TargetFacts
 from loadgen.core.stats.quantiles import Distribution, Histogram
-from loadgen.figures import POOLED
+from loadgen.figures import pooled_figures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -151,7 +151,7 @@ class RackTokens(msgspec.Struct, frozen=True, kw_only=True):
     spread: float  # (max - min) / median
 
 
-_NO_GAPS_BY_PART = dict.fromkeys(POOLED, "gaps are counted for all targets together")
+_NO_GAPS_BY_PART = dict.fromkeys(pooled_figures(), "gaps are counted for all targets together")
 
 
 class Parts(msgspec.Struct, frozen=True):

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from loadgen_sdk.compiled import module as _compiled
-from loadgen_sdk.dialects.server_account import HEADER, NO_ACCOUNT, server_account
+from loadgen_sdk.dialects.account_lookup import server_account
+from loadgen_sdk.dialects.server_account import HEADER, NO_ACCOUNT
 from loadgen_sdk.errors import KINDS as KINDS  # noqa: PLC0414 - other rooms know it as the kinds of a record
 from loadgen_sdk.request import Completion
 from numpy.typing import NDArray

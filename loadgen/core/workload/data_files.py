@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from loadgen import formats
 from loadgen.core.errors import UserError
 from loadgen.core.workload import hub
 from loadgen.formats import FORMATS, FormatRow
@@ -43,25 +42,18 @@ def rows_of(file: Path) -> Iterator[Placed]:
         raise UserError(
             "wrong_format", "of several files one is JSONL", str(file), "all in the same format"
         )
-    yield from formats.call(row, "dataset", file)
+    if row.dataset is not None:
+        yield from FORMATS.guard(row, row.dataset)(file)
 
 
 def _format(file: Path, begin: bytes) -> FormatRow | None:
     """The format of a file, by its first bytes or its name; None of JSONL. Plug-ins are asked for other names only."""
     begin, suffix = begin.removeprefix(codecs.BOM_UTF8).lstrip(), file.suffix.lower()
-    rows = (
-        formats.having("dataset")
-        if suffix not in (*SUFFIXES, "")
-        else (r for r in FORMATS.own if r.dataset)
-    )
-    return next(
-        (
-            row
-            for row in rows
-            if suffix in row.suffixes or begin.startswith(row.begins or (b"\0\0",))
-        ),
-        None,
-    )
+    is_known_suffix = suffix in (*SUFFIXES, "")
+    for row in FORMATS.own if is_known_suffix else FORMATS.rows():
+        if row.dataset is not None and (suffix in row.suffixes or begin.startswith(row.begins)):
+            return row
+    return None
 
 
 # -- Hugging Face ----------------------------------------------------------------------------------------------------

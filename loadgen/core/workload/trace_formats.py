@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen import formats
 from loadgen.core.format import shortened
 from loadgen.core.units import MOST_TOKENS, Wrong
 from loadgen.formats import FORMATS, FormatRow
@@ -77,27 +76,28 @@ class TraceFormat(NamedTuple):
 
 def of_json(first: Mapping[str, Any]) -> TraceFormat | None:
     """The format of a JSONL file, by its first line. Raises Wrong for prompts."""
-    for row in (row for row in FORMATS.own if row.trace):
-        if (found := _told(row, first)) is not None:
+    for row in FORMATS.own:
+        if (found := _format_of(row, first)) is not None:
             return found
     if first.keys() & {"messages", "prompt", "conversations"}:
         raise Wrong(
             "wrong_format", "these are prompts, not a trace", "prompts of your own: --dataset FILE"
         )
-    others = (_told(row, first) for row in FORMATS.others() if row.trace)
+    others = (_format_of(row, first) for row in FORMATS.others())
     return next((found for found in others if found is not None), None)
 
 
-def _told(row: FormatRow, first: Mapping[str, Any]) -> TraceFormat | None:
-    found: TraceFormat | None = formats.call(row, "trace", first)
-    return found
+def _format_of(row: FormatRow, first: Mapping[str, Any]) -> TraceFormat | None:
+    """Return the format of a trace with this first line, or None if a row does not know it."""
+    return None if row.trace is None else FORMATS.guard(row, row.trace)(first)
 
 
 def of_columns(columns: Sequence[str]) -> FormatRow | None:
     """The format of a table, by the names of its columns in small letters."""
-    return next(
-        (row for row in formats.having("columns") if set(row.columns) <= set(columns)), None
-    )
+    for row in FORMATS.rows():
+        if row.columns and set(row.columns) <= set(columns):
+            return row
+    return None
 
 
 def of_csv(header: str) -> TraceFormat | None:
@@ -109,7 +109,8 @@ def of_csv(header: str) -> TraceFormat | None:
     places += [
         columns.index(column) if column in columns else -1 for column in (found.session, found.took)
     ]
-    parse_time = FORMATS.function(found, found.time)
+    assert found.time is not None, "a format with columns parses times"
+    parse_time = FORMATS.guard(found, found.time)
     return TraceFormat(
         found.tool, functools.partial(_csv_row, found, places, len(columns), parse_time)
     )

@@ -13,6 +13,8 @@ from typing import Any, Literal
 import msgspec
 
 from ..plugins import OpenTable
+from . import server_account
+from .server_account import AccountParser
 
 Api = Literal["chat", "completions", "responses", "messages", "embeddings", "rerank"]
 APIS: tuple[Api, ...] = ("chat", "completions", "responses", "messages", "embeddings", "rerank")
@@ -79,9 +81,7 @@ class Quirk(msgspec.Struct, frozen=True, kw_only=True):
     timing_streams: bool = (
         True  # False: a stream that asks for it is refused, only whole answers have it
     )
-    account: tuple[
-        tuple[str, str], ...
-    ] = ()  # form in an answer -> module:function that reads it (server_account.py)
+    account: dict[str, AccountParser] = {}  # name of a form in a response -> its parser
     accounts_path: str = (
         ""  # a page of accounts, which each read empties, of a server whose answers have none
     )
@@ -145,7 +145,6 @@ _EXACT = ("ignore_eos", "min_tokens")
 _COMPLETION = "max_completion_tokens"
 _QUIET = (("include_usage", True), ("include_obfuscation", False))  # else random padding
 _ITERATION = "trtllm_iteration:"  # prefix for the names of TensorRT-LLM's JSON statistics
-_ACCOUNTS = "loadgen_sdk.dialects.server_account"
 
 _ROWS = (
     Quirk(  # the header has no effect unless the server runs with return_perf_metrics: true
@@ -166,11 +165,11 @@ _ROWS = (
         reset_hint="only some versions of trtllm-serve have it (NVIDIA/TensorRT-LLM#14970, #15313): else restart it",
         profiler="a release that has these (1.3)",
         timing_headers=(("X-TRTLLM-return-metrics", "1"),),
-        account=(
-            ("trtllm.perf_metrics", f"{_ACCOUNTS}:trtllm"),
-            ("server-timing", f"{_ACCOUNTS}:trtllm"),
-            ("speculative_decoding", f"{_ACCOUNTS}:trtllm_drafts"),
-        ),
+        account={
+            "trtllm.perf_metrics": server_account.trtllm,
+            "server-timing": server_account.trtllm,
+            "speculative_decoding": server_account.trtllm_drafts,
+        },
         accounts_path="/perf_metrics",
         facts_path="/prometheus/metrics",
         engine_pattern=r'engine_type="([^"\n]{1,60})"',
@@ -210,7 +209,7 @@ _ROWS = (
         reset_hint="start it with VLLM_SERVER_DEV_MODE=1; requests in flight keep their blocks",
         profiler="start it with VLLM_TORCH_PROFILER_DIR or --profiler-config",
         timing_fields={"include_metrics": True},
-        account=(("metrics", f"{_ACCOUNTS}:vllm"),),
+        account={"metrics": server_account.vllm},
         facts_path="/metrics",
         metrics_paths=("/metrics",),
         metrics_prefix="vllm",
@@ -253,7 +252,7 @@ _ROWS = (
         profiler="start it with SGLANG_TORCH_PROFILER_DIR",
         timing_fields={"return_meta_info": True},
         timing_streams=False,
-        account=(("meta_info", f"{_ACCOUNTS}:sglang"),),
+        account={"meta_info": server_account.sglang},
         facts_path="/get_server_info",
         version_field="version",
         metrics_paths=("/metrics",),
@@ -285,7 +284,7 @@ _ROWS = (
         forces=_EXACT,
         continuous_usage=True,
         timing_fields={"nvext": {"extra_fields": ["timing"]}},
-        account=(("nvext", f"{_ACCOUNTS}:dynamo"),),
+        account={"nvext": server_account.dynamo},
         facts_path="/health",
         engine_pattern=r"dyn://[\w-]+\.(tensorrt_llm|trtllm|vllm|sglang|mocker)\.",
         metrics_paths=("/metrics",),
@@ -312,7 +311,7 @@ _ROWS = (
         ),
         forces=("ignore_eos",),
         checks_model=False,
-        account=(("timings", f"{_ACCOUNTS}:llamacpp"),),
+        account={"timings": server_account.llamacpp},
         facts_path="/props",
         version_field="build_info",
         metrics_paths=("/metrics",),
@@ -387,7 +386,7 @@ _ROWS = (
     ),
 )
 
-SERVERS: OpenTable[Quirk] = OpenTable("loadgen_sdk.servers", Quirk, _ROWS)
+SERVERS: OpenTable[Quirk] = OpenTable("loadgen_sdk.servers", Quirk, lambda: _ROWS)
 
 QUIRKS: dict[str, Quirk] = {row.name: row for row in SERVERS.own}
 """Our rows by server name. `auto` falls back to `generic`, which sends only the common fields."""

@@ -7,14 +7,8 @@ are used, never its instants: the two clocks do not agree. A damaged form says n
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
 from typing import Any, NamedTuple
-
-from ..errors import WrongUse
-from ..plugins import gives
-from .quirks import SERVERS
 
 UNKNOWN = -1
 _MS = 1_000_000
@@ -42,52 +36,8 @@ class ServerAccount(NamedTuple):
 NO_ACCOUNT = ServerAccount()
 
 
-def server_account(timing: Mapping[str, Any]) -> ServerAccount:
-    """The account in the timing that came with an answer (`Completion.server_timing`); NO_ACCOUNT without one.
-
-    Of several forms the first that says a thing is believed.
-    """
-    found = NO_ACCOUNT
-    for name, form in timing.items():
-        if (
-            isinstance(form, Mapping | str)
-            and (read := _reader(name))
-            and (account := read(form)) != NO_ACCOUNT
-        ):
-            found = (
-                account
-                if found is NO_ACCOUNT
-                else ServerAccount(*map(_first_known, found, account))
-            )
-    return found
-
-
-@lru_cache(maxsize=64)  # names come from servers
-def _reader(form: str) -> Callable[[Mapping[str, Any] | str], ServerAccount] | None:
-    """What reads this form of an account; plug-ins are looked at for one that is none of ours."""
-    for rows in (SERVERS.own, SERVERS.others()):
-        for row in rows:
-            if function := dict(row.account).get(form):
-                found: Callable[[Mapping[str, Any] | str], ServerAccount] = SERVERS.function(
-                    row, function, gives(ServerAccount)
-                )
-                return found if row in SERVERS.own else partial(_careful, found, set())
-    return None
-
-
-def _careful(
-    read: Callable[[Mapping[str, Any] | str], ServerAccount],
-    told: set[str],
-    form: Mapping[str, Any] | str,
-) -> ServerAccount:
-    """What a plug-in reads; where it fails, that is told once, and a load goes on."""
-    try:
-        return read(form)
-    except WrongUse as fault:
-        if not told:
-            print(f"{fault.what}: such answers have no account", file=sys.stderr)
-        told.add(fault.what)
-        return NO_ACCOUNT
+AccountParser = Callable[[Mapping[str, Any] | str], ServerAccount]
+"""Reads one form of an account: a JSON object of the response, or the text of a header."""
 
 
 def _ns(milliseconds: Any) -> int:

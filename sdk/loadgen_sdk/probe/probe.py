@@ -15,11 +15,12 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from ..dialects.account_lookup import server_account
 from ..dialects.body import asking_for_timing, body
 from ..dialects.events import error_text
 from ..dialects.quirks import MAX_FIELDS, SERVERS, SOURCES, VALUES, Quirk, row_of
 from ..dialects.reader import Flow, Reading
-from ..dialects.server_account import HEADER, server_account
+from ..dialects.server_account import HEADER
 from ..dialects.sse import Decoder, EventTooLarge
 from ..errors import Code, TargetUnusable
 from ..redaction import shown

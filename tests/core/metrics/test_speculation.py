@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loadgen_sdk.dialects.server_account import server_account
+from loadgen_sdk.dialects.account_lookup import server_account
 
 from loadgen.core.metrics import speculation
 from loadgen.core.metrics.columns import Columns

@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from loadgen_sdk.dialects.account_lookup import server_account
 from loadgen_sdk.dialects.body import asking_for_timing
 from loadgen_sdk.dialects.quirks import QUIRKS
-from loadgen_sdk.dialects.server_account import NO_ACCOUNT, ServerAccount, server_account
+from loadgen_sdk.dialects.server_account import NO_ACCOUNT, ServerAccount
 
 import loadgen
 from loadgen.core.results.manifest import Header, decode

@@ -18,6 +18,7 @@ from time import monotonic_ns
 from loadgen.core import child_process
 from loadgen.core.errors import TargetError
 from loadgen.core.execution import driver, stop_signals
+from loadgen.core.execution.backend import Backend
 from loadgen.core.execution.backends import merge, worker
 from loadgen.core.execution.events import LoadStarted, RunningLoad, Tell
 from loadgen.core.execution.plan import Plan, Settings
@@ -38,9 +39,13 @@ class ThisMachine:
 
 
 @contextlib.contextmanager
-def here(settings: Settings) -> Iterator[ThisMachine]:
-    """As senders of a run (`backend.Senders`)."""
+def use_this_machine(settings: Settings) -> Iterator[ThisMachine]:  # noqa: ARG001 - of a Backend
+    """Give the senders of a run that is sent from this machine alone."""
     yield ThisMachine()
+
+
+HTTP = Backend(senders=use_this_machine)
+"""A server that is loaded over HTTP from this machine."""
 
 
 async def run(plan: Plan, tell: Tell) -> Share:

@@ -1,0 +1,11 @@
+"""The functions of the two simulated backends, for the table `loadgen.backends`."""
+
+from loadgen.core.execution.backend import Backend
+from loadgen.sim import embedded_backend, virtual_backend
+from loadgen.sim.roofline import filling_rate
+
+EMBEDDED = Backend(known=embedded_backend.known, serve=embedded_backend.serve)
+"""A simulated server in a process of its own, which is loaded over HTTP."""
+
+VIRTUAL = Backend(known=virtual_backend.known, filling_rate=filling_rate, run=virtual_backend.run)
+"""A simulated server in virtual time."""
