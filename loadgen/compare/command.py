@@ -21,7 +21,7 @@ def compare(
         list[Path],
         typer.Argument(
             help="Folders of runs, repeats or searches, or result files of other tools; the first is the base.",
-            autocompletion=completion.results,
+            autocompletion=completion.complete_result,
         ),
     ],
     fail_on: Annotated[
@@ -51,7 +51,7 @@ def compare(
             "--against",
             metavar="NAME",
             help="The base is the result that is kept by this name.",
-            autocompletion=completion.kept,
+            autocompletion=completion.complete_baseline,
         ),
     ] = None,
     kept: Annotated[

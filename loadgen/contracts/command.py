@@ -45,7 +45,7 @@ def validate(
         Path | None,
         typer.Argument(
             help="A contract file, the name of a shipped one, or a folder of a validation to judge anew.",
-            autocompletion=completion.contracts,
+            autocompletion=completion.complete_contract,
         ),
     ] = None,
     dry_run: Annotated[

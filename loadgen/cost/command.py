@@ -25,7 +25,7 @@ def cost(
         list[Path],
         typer.Argument(
             help="Folders of runs, of repeats of a run, or of a search.",
-            autocompletion=completion.results,
+            autocompletion=completion.complete_result,
         ),
     ],
     prices: Annotated[

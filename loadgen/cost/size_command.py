@@ -54,7 +54,7 @@ def size(
         typer.Argument(
             metavar="workload",
             help=f"One of {PACKAGED_WORKLOADS}; or a file of yours.",
-            autocompletion=completion.workloads,
+            autocompletion=completion.complete_workload,
         ),
     ],
     sources: Annotated[
@@ -62,7 +62,7 @@ def size(
         typer.Argument(
             help="What carries it: a folder of a search, sweep or run; sim:PRESET, which is searched now; "
             "published:SYSTEM, a row of docs/published.md.",
-            autocompletion=completion.capacities,
+            autocompletion=completion.complete_capacity_source,
         ),
     ],
     users: Annotated[

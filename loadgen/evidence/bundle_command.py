@@ -18,7 +18,7 @@ def bundle(
         Path,
         typer.Argument(
             help="Folder of a run, repeats, a sweep, a search, a validation, answers.",
-            autocompletion=completion.results,
+            autocompletion=completion.complete_result,
         ),
     ],
     out: Annotated[

@@ -55,7 +55,7 @@ class Common:
             "-b",
             metavar="NAME",
             help="llama2-70b, llama3.1-8b, ... (see docs/mlperf.md).",
-            autocompletion=completion.among(_benchmarks),
+            autocompletion=completion.complete_choice(_benchmarks),
         ),
     ] = None
     round_name: Annotated[

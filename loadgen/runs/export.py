@@ -28,7 +28,7 @@ FORM = typer.Option(
     "--as",
     metavar="FORMAT",
     help=f"{FILES}; {TRACKERS}: into that tracker.",
-    autocompletion=completion.among(
+    autocompletion=completion.complete_choice(
         lambda: (row.name for row in FORMATS.own if row.write or row.send)
     ),
 )
@@ -36,7 +36,8 @@ FORM = typer.Option(
 
 def export(
     folder: Annotated[
-        Path | None, typer.Argument(help="Folder of a run.", autocompletion=completion.results)
+        Path | None,
+        typer.Argument(help="Folder of a run.", autocompletion=completion.complete_result),
     ] = None,
     form: Annotated[str | None, FORM] = None,
     out: Annotated[
@@ -55,7 +56,7 @@ def export(
             "--schema",
             metavar="KIND",
             help=f"In place of a run: the JSON Schema of a file that you write: {_KINDS}.",
-            autocompletion=completion.among(lambda: KINDS),
+            autocompletion=completion.complete_choice(lambda: KINDS),
         ),
     ] = None,
 ) -> int:

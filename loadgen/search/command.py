@@ -91,7 +91,7 @@ def search(
             "--over",
             metavar="LOAD",
             help="rate (open loop), or concurrency (closed loop).",
-            autocompletion=completion.among(lambda: ("rate", "concurrency")),
+            autocompletion=completion.complete_choice(lambda: ("rate", "concurrency")),
         ),
     ] = "rate",
     low: Annotated[

@@ -1,146 +1,104 @@
-"""What the shell offers for a value that is half typed: names that there are, as far as they can be listed at once.
+"""Values that the shell offers for an incomplete argument or option.
 
-Reads names of files and folders, and imports nothing of a run. Each takes what was typed and gives what begins so.
+Each `complete_...` function takes the incomplete value and returns the values that begin with it.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
-from io import StringIO
 from pathlib import Path
 
-SIGNS = {":", "="}  # at which bash takes words apart
-PACKAGE = Path(__file__).parent.parent
+PACKAGE_DIR = Path(__file__).parent.parent
+YAML_SUFFIXES = (".yaml", ".yml")
 
 
-def workloads(incomplete: str) -> list[str]:
-    """Packaged workloads, and YAML files."""
-    return [*_beginning(_packaged("workloads"), incomplete), *_paths(incomplete, ".yaml", ".yml")]
+def complete_workload(incomplete: str) -> list[str]:
+    """Return packaged workloads and YAML files."""
+    names = _matching(_packaged_names("workloads"), incomplete)
+    return [*names, *_matching_paths(incomplete, YAML_SUFFIXES)]
 
 
-def contracts(incomplete: str) -> list[str]:
-    """Packaged contracts, and YAML files."""
-    return [*_beginning(_packaged("contracts"), incomplete), *_paths(incomplete, ".yaml", ".yml")]
+def complete_contract(incomplete: str) -> list[str]:
+    """Return packaged contracts and YAML files."""
+    names = _matching(_packaged_names("contracts"), incomplete)
+    return [*names, *_matching_paths(incomplete, YAML_SUFFIXES)]
 
 
-def targets(incomplete: str) -> list[str]:
-    """The simulated endpoints; nothing can be listed of others."""
-    return _beginning(
-        [*(f"sim:{preset}" for preset in presets()), "http://", "https://"], incomplete
-    )
+def complete_target(incomplete: str) -> list[str]:
+    """Return the simulated endpoints and the schemes of URLs."""
+    simulated = [f"sim:{preset}" for preset in list_presets()]
+    return _matching([*simulated, "http://", "https://"], incomplete)
 
 
-def presets() -> list[str]:
-    """The simulated machines."""
-    return sorted(path.stem for path in (PACKAGE / "sim" / "presets").glob("*.yaml"))
-
-
-def servers(incomplete: str) -> list[str]:
+def complete_server(incomplete: str) -> list[str]:
+    """Return the kinds of servers."""
     from loadgen_sdk.dialects.quirks import names
 
-    return _beginning(names(), incomplete)
+    return _matching(names(), incomplete)
 
 
-def terms(incomplete: str) -> list[str]:
-    """The metrics that an SLO may limit."""
+def complete_slo_term(incomplete: str) -> list[str]:
+    """Return the metrics that an SLO may limit."""
     from loadgen.core.slo import metrics
 
-    return _beginning((f"{metric}:" for metric in (*metrics(), "goodput")), incomplete)
+    return _matching([f"{metric}:" for metric in (*metrics(), "goodput")], incomplete)
 
 
-def results(incomplete: str) -> list[str]:
-    """Folders, those in `results/` first where nothing is typed."""
-    here = [str(path) for path in sorted(Path("results").glob("*/"))] if not incomplete else []
-    return [*here, *_paths(incomplete)]
+def complete_result(incomplete: str) -> list[str]:
+    """Return folders; those in results/ come first if nothing has been typed."""
+    folders = [] if incomplete else [str(path) for path in sorted(Path("results").glob("*/"))]
+    return [*folders, *_matching_paths(incomplete)]
 
 
-def capacities(incomplete: str) -> list[str]:
-    """What carries a load: simulated endpoints, and folders of results."""
-    return [
-        *(name for name in targets(incomplete) if name.startswith("sim:")),
-        *results(incomplete),
-    ]
+def complete_capacity_source(incomplete: str) -> list[str]:
+    """Return simulated endpoints and folders of results, which show what a machine sustains."""
+    simulated = [name for name in complete_target(incomplete) if name.startswith("sim:")]
+    return [*simulated, *complete_result(incomplete)]
 
 
-def kept(incomplete: str) -> list[str]:
-    """Results that `compare --save` has kept, where they are kept unless `--in` says otherwise."""
-    return _beginning(sorted(path.name for path in Path("baselines").glob("*/")), incomplete)
+def complete_baseline(incomplete: str) -> list[str]:
+    """Return the results that `compare --save` has saved in the default folder."""
+    names = sorted(path.name for path in Path("baselines").glob("*/"))
+    return _matching(names, incomplete)
 
 
-def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """What offers the names of a list, which is made when it is asked for."""
+def complete_choice(list_choices: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return a function that completes the choices, which are listed when they are needed."""
 
-    def offered(incomplete: str) -> list[str]:
-        return _beginning(names(), incomplete)
+    def complete(incomplete: str) -> list[str]:
+        return _matching(list_choices(), incomplete)
 
-    return offered
+    return complete
 
 
-@contextmanager
-def whole_words() -> Iterator[None]:
-    """The parser is asked for words as they were typed; what it offers is what bash puts behind its last sign."""
-    line, at = os.environ.get("COMP_WORDS", ""), os.environ.get("COMP_CWORD", "")
-    words, place, behind = as_typed(line, int(at) if at.isdigit() else 0)
-    if words != line.split():
-        os.environ.update(COMP_WORDS=" ".join(words), COMP_CWORD=str(place))
-    if not behind:
-        yield
+def list_presets() -> list[str]:
+    """Return the names of the simulated machines."""
+    return sorted(path.stem for path in (PACKAGE_DIR / "sim" / "presets").glob("*.yaml"))
+
+
+def _packaged_names(kind: str) -> list[str]:
+    """Return the names of packaged files; in a checkout they are beside the package."""
+    directory = PACKAGE_DIR / "data" / kind
+    if not directory.is_dir():
+        directory = PACKAGE_DIR.parent / kind
+    return sorted(path.stem for path in directory.glob("*.yaml"))
+
+
+def _matching_paths(incomplete: str, suffixes: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield folders, with a slash at the end, and files with one of the suffixes."""
+    parent, slash, prefix = incomplete.rpartition("/")
+    directory = Path(parent or slash or ".")
+    if not directory.is_dir():
         return
-    with redirect_stdout(StringIO()) as offered:
-        try:
-            yield
-        finally:  # the parser leaves by an exception
-            print(
-                "\n".join(word.removeprefix(behind) for word in offered.getvalue().split()),
-                file=sys.__stdout__,
-            )
+    for path in sorted(directory.iterdir()):
+        is_hidden = path.name.startswith(".") and not prefix
+        if is_hidden or not path.name.startswith(prefix):
+            continue
+        if path.is_dir():
+            yield f"{parent}{slash}{path.name}/"
+        elif path.suffix in suffixes:
+            yield f"{parent}{slash}{path.name}"
 
 
-def as_typed(line: str, at: int) -> tuple[list[str], int, str]:
-    """The words of a line that bash has taken apart at `:` and `=`, whole again; `at` is the word with the cursor.
-
-    Gives the words, which of them has the cursor, and what of it bash keeps: all up to its last such sign.
-    """
-    words, whole, place = line.split(), list[str](), None
-    for i, word in enumerate(words):
-        if whole and (word in SIGNS or words[i - 1] in SIGNS):
-            whole[-1] += word
-        else:
-            whole.append(word)
-        place = len(whole) - 1 if i == at else place
-    if place is None:  # a word that is still empty
-        return whole, len(whole), ""
-    taken_apart = words[at] in SIGNS or words[at - 1] in SIGNS
-    return (
-        whole,
-        place,
-        whole[place][: max(map(whole[place].rfind, SIGNS)) + 1] if taken_apart else "",
-    )
-
-
-def _packaged(kind: str) -> list[str]:
-    folder = PACKAGE / "data" / kind
-    folder = folder if folder.is_dir() else PACKAGE.parent / kind
-    return sorted(path.stem for path in folder.glob("*.yaml"))
-
-
-def _paths(incomplete: str, *suffixes: str) -> Iterator[str]:
-    """Folders and files of these endings that begin as is typed; a folder ends with a slash."""
-    folder, _, begun = incomplete.rpartition("/")
-    inside = Path(folder or ("/" if incomplete.startswith("/") else "."))
-    if not inside.is_dir():
-        return
-    for path in sorted(inside.iterdir()):
-        if path.name.startswith(begun) and (begun or not path.name.startswith(".")):
-            name = f"{folder}/{path.name}" if "/" in incomplete else path.name
-            if path.is_dir():
-                yield f"{name}/"
-            elif path.suffix in suffixes:
-                yield name
-
-
-def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
+def _matching(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]

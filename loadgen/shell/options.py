@@ -48,7 +48,7 @@ WorkloadArgument = Annotated[
     typer.Argument(
         metavar="workload",
         help=f"A workload file, or a packaged one: {PACKAGED_WORKLOADS}.",
-        autocompletion=completion.workloads,
+        autocompletion=completion.complete_workload,
     ),
 ]
 AllowInvalidOption = Annotated[
@@ -181,7 +181,7 @@ def _to_parameter(name: str, option: Option) -> inspect.Parameter:
     """Return the parameter from which typer creates the option."""
     complete = option.complete
     if complete is None and option.choices:
-        complete = completion.among(lambda: option.choices)
+        complete = completion.complete_choice(lambda: option.choices)
     declaration = typer.Option(
         *option.flags,
         help=option.help,

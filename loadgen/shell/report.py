@@ -22,7 +22,7 @@ def report(
         Path,
         typer.Argument(
             help="Folder of a result or of several, another tool's result file, or calls of the SDK.",
-            autocompletion=completion.results,
+            autocompletion=completion.complete_result,
         ),
     ],
     html: Annotated[

@@ -99,7 +99,7 @@ class RunOptions(TypedDict, total=False):
             parse=parsers.parse_texts,
             must_be_typed=True,
             other_tools=("--base-url", "--target"),
-            complete=completion.targets,
+            complete=completion.complete_target,
         ),
     ]
     targets: Annotated[
@@ -188,7 +188,7 @@ class RunOptions(TypedDict, total=False):
             default="auto",
             parse=parsers.parse_server,
             other_tools=("--backend",),
-            complete=completion.servers,
+            complete=completion.complete_server,
         ),
     ]
     api: Annotated[
@@ -439,7 +439,7 @@ class RunOptions(TypedDict, total=False):
             cli_type=list[str],
             default_text="the workload's",
             part="load",
-            complete=completion.terms,
+            complete=completion.complete_slo_term,
         ),
     ]
     goodput: Annotated[

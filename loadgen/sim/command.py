@@ -38,7 +38,7 @@ class SimFlags:
         typer.Option(
             metavar="NAME",
             help="Physical model: gb300-vm, b200x8, ... or a YAML file; replaces the flags of time.",
-            autocompletion=completion.among(completion.presets),
+            autocompletion=completion.complete_choice(completion.list_presets),
         ),
     ] = ""
     version: Annotated[
@@ -103,7 +103,7 @@ class SimFlags:
             "--fault",
             metavar="NAME:SHARE",
             help="Faults and shares: truncate:0.05,http_429@2s:0.1.",
-            autocompletion=completion.among(_faults),
+            autocompletion=completion.complete_choice(_faults),
         ),
     ] = ""
     faults_file: Annotated[

@@ -467,31 +467,38 @@ def test_values_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").touch()
     (tmp_path / "results" / "qa-1").mkdir(parents=True)
-    assert completion.workloads("r") == ["rag", "rag-pipeline", "research-agent", "results/"]
-    assert completion.workloads("mi") == ["mixed", "mine.yaml"]
-    assert completion.contracts("chat") == ["chatbot"]
-    assert "sim:gb300-vm" in completion.targets(
+    assert completion.complete_workload("r") == [
+        "rag",
+        "rag-pipeline",
+        "research-agent",
+        "results/",
+    ]
+    assert completion.complete_workload("mi") == ["mixed", "mine.yaml"]
+    assert completion.complete_contract("chat") == ["chatbot"]
+    assert "sim:gb300-vm" in completion.complete_target(
         "sim:gb3"
-    ) and "sim:h100x8" not in completion.targets("sim:gb3")
-    assert completion.servers("vl") == ["vllm"] and completion.terms("tp") == ["tpot:"]
-    assert "sim:gb300-vm" in completion.capacities("sim:gb") and completion.capacities(
-        "results/q"
-    ) == ["results/qa-1/"]
-    assert completion.among(completion.presets)("gb300") == [
+    ) and "sim:h100x8" not in completion.complete_target("sim:gb3")
+    assert completion.complete_server("vl") == ["vllm"] and completion.complete_slo_term("tp") == [
+        "tpot:"
+    ]
+    assert "sim:gb300-vm" in completion.complete_capacity_source(
+        "sim:gb"
+    ) and completion.complete_capacity_source("results/q") == ["results/qa-1/"]
+    assert completion.complete_choice(completion.list_presets)("gb300") == [
         "gb300-rack",
         "gb300-vm",
         "gb300-vm-128k",
     ]
     (tmp_path / "baselines" / "main").mkdir(parents=True)
-    assert completion.kept("m") == ["main"]
-    assert completion.results("")[0] == "results/qa-1" and completion.results("results/q") == [
-        "results/qa-1/"
-    ]
+    assert completion.complete_baseline("m") == ["main"]
+    assert completion.complete_result("")[0] == "results/qa-1" and completion.complete_result(
+        "results/q"
+    ) == ["results/qa-1/"]
 
 
 def test_the_help_of_a_run_names_every_packaged_workload() -> None:
     assert (
         PACKAGED_WORKLOADS.split(", ")
         == sorted(packaged())
-        == completion.workloads("")[: len(packaged())]
+        == completion.complete_workload("")[: len(packaged())]
     )
