@@ -1,6 +1,7 @@
-"""The Python API: `loadgen.run("qa", url=...)` and `loadgen.load(folder)`, with the names of the command line.
+"""The Python API: `loadgen.run("qa", url=...)`, `loadgen.load(folder)`, and their results.
 
-Like `cli/`, a thin layer: it converts keyword arguments and calls `execution.run` or `results.store`. No arithmetic.
+The keywords are the options of the command line. This is a thin layer over `execution.run` and
+`results.store`, without arithmetic.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ import asyncio
 import html
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, get_type_hints
 
 from msgspec.structs import replace
 
@@ -36,12 +37,19 @@ if TYPE_CHECKING:
     from loadgen.core.workload import Workload
     from loadgen.runs.request_table import Unit
 
+    WorkloadInput = str | os.PathLike[str] | Mapping[str, Any] | Workload | None
+
 
 @dataclass(frozen=True)
 class Result:
-    """The results of a run: `summary` (docs/summary.md lists its fields), and the records in `folder`.
+    """The results of a run.
 
-    The properties give the figures that tests use most: `result.ttft_ms.p99`. A figure without samples is None.
+    The properties are the metrics that tests use most: `result.ttft_ms.p99`. A metric without
+    samples is None.
+
+    Attributes:
+        summary: All metrics; docs/summary.md lists its fields.
+        folder: The results folder, with the records.
     """
 
     summary: Summary
@@ -88,7 +96,10 @@ class Result:
 
     @property
     def itl_ms(self) -> Distribution | None:
-        """The gaps as inter-token latency if every event carried one token; else None (why: `summary.itl_absent`)."""
+        """The gaps as inter-token latency, if every event carried exactly one token.
+
+        Otherwise it is None, and `summary.itl_absent` says why.
+        """
         return self.summary.itl_ms
 
     @property
@@ -113,7 +124,10 @@ class Result:
 
     @property
     def goodput(self) -> Goodput:
-        """Requests that met every SLO term, and whether the SLO was met (`met`; None: no SLO, undecided, not valid)."""
+        """The requests that met every SLO term, and whether the SLO was met.
+
+        `met` is None without an SLO, if it is undecided, or if the measurement is not valid.
+        """
         return self.summary.goodput
 
     @property
@@ -135,9 +149,10 @@ class Result:
 
     @cached_property
     def server(self) -> pa.Table:
-        """The metrics of the servers: columns t_s, target, page, name, labels, value; one row for each changed value.
+        """The metrics of the servers, one row for each value that changed.
 
-        Empty if no metrics page was read.
+        The columns are t_s, target, page, name, labels and value. The table is empty if no page was
+        read.
         """
         import pyarrow as pa
 
@@ -160,7 +175,10 @@ class Result:
 
     @cached_property
     def rows(self) -> pa.Table:
-        """One row per request of all stages; times in ns since the start. Columns: `core.results.record.FIELDS`."""
+        """One row per request of all stages, with times in ns since the start.
+
+        The columns are those of `core.results.record.FIELDS`.
+        """
         from loadgen.core.results import store
         from loadgen.core.results.parquet import to_table
 
@@ -171,9 +189,15 @@ class Result:
     def frame(
         self, library: Literal["pandas", "polars", "pyarrow"] = "pandas", *, unit: Unit = "ms"
     ) -> Any:
-        """One row per request: `ttft_ms`, `tpot_ms`, `e2e_ms`, instants from the start of the run, stages and statuses.
+        """Return a table with one row per request.
 
-        Null where a request has no such value; with `--keep gaps` a list of its gaps too. unit: "ns", "us", "ms", "s".
+        Its columns are latencies (`ttft_ms`, `tpot_ms`, `e2e_ms`), times since the start of the
+        run, stages and statuses, and after a run with `--keep gaps` a list of the gaps. A value
+        that a request does not have is null.
+
+        Args:
+            library: The library whose table type is returned.
+            unit: The unit of latencies and times: "ns", "us", "ms" or "s".
         """
         from loadgen.runs import request_gaps
         from loadgen.runs.request_table import NS, request_table
@@ -210,7 +234,7 @@ class Result:
         return table
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the report."""
+        """Return the report, which a notebook shows."""
         return f'<pre style="line-height:1.2">{html.escape(str(self))}</pre>'
 
     def __str__(self) -> str:
@@ -224,84 +248,99 @@ class Result:
         return f"<Result {self.summary.run.id}: {requests.ok} of {requests.scheduled} ok, {state}>"
 
 
-def run(
-    workload: str | os.PathLike[str] | Mapping[str, Any] | Workload | None = None,
-    **options: Unpack[RunOptions],
-) -> Result:
-    """Run a workload against an endpoint and return the results. Blocks until the end; sends real load.
+P = ParamSpec("P")
+R = TypeVar("R")
 
-    workload: a file, the name of a packaged workload, a mapping, or a checked Workload. options: those of
-    `loadgen run`, with underscores and the same values: url (one or several; None: the embedded simulation;
-    "sim:PRESET": a simulated endpoint in virtual time), trace, request_rate, concurrency, duration, num_requests,
-    warmup, slo, seed, input_tokens, model, out (default: a new folder in results/), ... Python's own are api_key
-    (else OPENAI_API_KEY), headers, metadata and extra_body as mappings, sources, stream, embedded.
 
-    Raises loadgen.Fault (UserError, TargetError) or loadgen.Faults if the run cannot start or finish, and TypeError for
-    an unknown option. A missed SLO or an invalid measurement does not raise: see `Result`.
+_DEFAULT_SWITCHES = {"insecure": False, "stream": True}
+
+
+def _show_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that takes `RunOptions` so that `help` and notebooks list the options.
+
+    Type checkers and editors read the options from `Unpack[RunOptions]` instead.
+    """
+    types = get_type_hints(RunOptions)
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=_DEFAULT_SWITCHES.get(name, option.default),
+            annotation=types[name],
+        )
+        for name, option in OPTIONS.items()
+    ]
+    signature = inspect.signature(function)
+    own = [signature.parameters["workload"]]
+    vars(function)["__signature__"] = signature.replace(parameters=[*own, *options])
+    return function
+
+
+@_show_options
+def run(workload: WorkloadInput = None, **options: Unpack[RunOptions]) -> Result:
+    """Run a workload against an endpoint and return the results.
+
+    It blocks until the end of the run, and sends real load. A missed SLO or an invalid measurement
+    does not raise: see `Result`.
+
+    Args:
+        workload: A file, the name of a packaged workload, a mapping, or a checked Workload.
+        **options: The options of `loadgen run`, with underscores and the same values: url (one or
+            several; None is the embedded simulation, "sim:PRESET" a simulated endpoint in virtual
+            time), trace, request_rate, concurrency, duration, num_requests, warmup, slo, seed,
+            input_tokens, model, out (default: a new folder in results/), ... In Python there are
+            also api_key (default: OPENAI_API_KEY), sources, stream and embedded, and headers,
+            metadata and extra_body may be mappings.
+
+    Raises:
+        Fault: If the run cannot start or finish; it is a UserError or a TargetError.
+        Faults: If there are several reasons why it cannot start.
+        TypeError: For an unknown option.
     """
     from loadgen.core.execution.run import execute
 
-    if asyncio._get_running_loop() is not None:
-        hint = "in async code and in notebooks: await loadgen.arun(...), with the same arguments"
+    if _is_event_loop_running():
         raise UserError(
             "event_loop",
             "loadgen.run blocks, and an event loop is running here",
             "loadgen.run",
-            hint,
+            "in async code and in notebooks: await loadgen.arun(...), with the same arguments",
         )
-    for name in options.keys() - OPTIONS:
-        similar = closest(name, sorted(OPTIONS))
-        hint = f"; did you mean {similar!r}?" if similar else ""
-        raise TypeError(f"loadgen.run has no flag {name!r}{hint}")
-    _refuse_misuse(workload, options)
-    faults: list[Fault] = []
-    with collecting(faults):
+    _check_names(options)
+    _check_workload(workload, options)
+    errors: list[Fault] = []
+    with collecting(errors):
         settings = replace(build_settings(options), command=("loadgen.run",))
-    with collecting(faults):
-        checked = _checked(workload, options)
-    if faults:
-        raise Faults(faults)
-    summary, folder = execute(checked, settings)
-    return Result(summary, folder)
+    with collecting(errors):
+        checked_workload = _load_workload(workload, options)
+    if errors:
+        raise Faults(errors)
+    summary, run_dir = execute(checked_workload, settings)
+    return Result(summary, run_dir)
 
 
-async def arun(
-    workload: str | os.PathLike[str] | Mapping[str, Any] | Workload | None = None,
-    **options: Unpack[RunOptions],
-) -> Result:
-    """`run` where an event loop is running, as in a notebook: `result = await loadgen.arun("qa", url=...)`.
+@_show_options
+async def arun(workload: WorkloadInput = None, **options: Unpack[RunOptions]) -> Result:
+    """Run a workload where an event loop is running: `await loadgen.arun("qa", url=...)`.
 
-    The run has a thread of its own. A cancelled `await` returns at once, but the run goes on in its thread to its
-    end: bound it with `duration` or `num_requests`.
+    This is `run` in a thread. A cancelled `await` returns at once, but the run goes on in its
+    thread to its end: bound it with `duration` or `num_requests`.
     """
     return await asyncio.to_thread(partial(run, workload, **options))
 
 
-_KEYWORDS = [
-    inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default={"insecure": False, "stream": True}.get(name, OPTIONS[name].default),
-        annotation=hint,
-    )
-    for name, hint in get_type_hints(RunOptions).items()
-]
-for _function in (
-    run,
-    arun,
-):  # what `help` and notebooks show and complete; type checkers read RunOptions
-    _own = inspect.signature(_function)
-    vars(_function)["__signature__"] = _own.replace(
-        parameters=[_own.parameters["workload"], *_KEYWORDS]
-    )
-
-
 def load(folder: str | os.PathLike[str]) -> Result | Any:
-    """A stored result, computed again from its records: of a run its `Result`, of any other kind an `OpenedResult`.
+    """Open a stored result and compute it again from its records.
 
-    Both have `kind`, `headline`, `text` (also `str()`) and `page`; `OpenedResult.value` is what was read: the answer of
-    a search, a verdict, scores. folder: of any command of loadgen, or the result file of another tool. Raises
-    UserError where there is no result.
+    Returns a `Result` for a run and an `OpenedResult` for any other kind. Both have `kind`,
+    `headline`, `text` (also `str()`) and `page`; `OpenedResult.value` is what was read, for example
+    the result of a search or a verdict.
+
+    Args:
+        folder: The results folder of any command, or the result file of another tool.
+
+    Raises:
+        UserError: If there is no result.
     """
     path = Path(folder)
     kind = result_kinds.kind_of(path) or result_kinds.RUN
@@ -317,9 +356,10 @@ def _run(folder: Path) -> Result:
 
 
 def load_runs(folder: str | os.PathLike[str]) -> dict[str, Result]:
-    """The runs of a sweep, a search, a validation or repeats, by name (`c16`, `sustained/r0`), as `load` opens each.
+    """Open the runs of a sweep, a search, a validation or repeats.
 
-    Raises UserError for a folder without runs.
+    Returns a result by the name of each run, such as `c16` or `sustained/r0`. Raises UserError for
+    a folder without runs.
     """
     path = Path(folder)
     runs = result_kinds.runs_in(path)
@@ -336,36 +376,60 @@ def load_runs(folder: str | os.PathLike[str]) -> dict[str, Result]:
     return {run.relative_to(path).as_posix(): _run(run) for run in runs}
 
 
-def _refuse_misuse(workload: Any, options: RunOptions) -> None:
-    """Raises UserError for what is no workload, or cannot be changed."""
+def _is_event_loop_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _check_names(options: RunOptions) -> None:
+    """Raise TypeError for an option that does not exist."""
+    for name in options.keys() - OPTIONS.keys():
+        similar = closest(name, sorted(OPTIONS))
+        hint = f"; did you mean {similar!r}?" if similar else ""
+        raise TypeError(f"loadgen.run has no flag {name!r}{hint}")
+
+
+def _check_workload(workload: WorkloadInput, options: RunOptions) -> None:
+    """Raise UserError for a workload of another type, or one that the options cannot change."""
     from loadgen.core.workload import Workload
     from loadgen.core.workload.flags import of_the_load
 
-    source = next(
-        (f"a {name}" for name in ("trace", "dataset") if options.get(name) is not None), ""
-    )
-    changes = of_the_load(options)
-    if isinstance(workload, Workload) and (source or changes):
-        change = source or ", ".join(OPTIONS[name].flags[0] for name in changes)
-        hint = "give the file or a mapping, or change the Workload with model_copy"
-        raise UserError(
-            "conflict", f"a checked Workload is not changed by {change}", "loadgen.run", hint
-        )
-    if isinstance(workload, Mapping) and source:
+    sources = [f"a {name}" for name in ("trace", "dataset") if options.get(name) is not None]
+    changes = sources[:1] or [_option_name(name) for name in of_the_load(options)]
+    if isinstance(workload, Workload) and changes:
         raise UserError(
             "conflict",
-            f"a mapping and {source}",
+            f"a checked Workload is not changed by {', '.join(changes)}",
+            "loadgen.run",
+            "give the file or a mapping, or change the Workload with model_copy",
+        )
+    if isinstance(workload, Mapping) and sources:
+        raise UserError(
+            "conflict",
+            f"a mapping and {sources[0]}",
             "loadgen.run",
             "give one of them, or a workload's file",
         )
     if workload is not None and not isinstance(workload, str | os.PathLike | Mapping | Workload):
-        hint = "give a file, a packaged name, a mapping or a Workload"
         raise UserError(
-            "wrong_type", f"a {type(workload).__name__} is no workload", "loadgen.run", hint
+            "wrong_type",
+            f"a {type(workload).__name__} is no workload",
+            "loadgen.run",
+            "give a file, a packaged name, a mapping or a Workload",
         )
 
 
-def _checked(workload: Any, options: RunOptions) -> Workload:
+def _option_name(name: str) -> str:
+    """Return an option as it is typed, or its keyword if it has no flag."""
+    flags = OPTIONS[name].flags
+    return flags[0] if flags else name
+
+
+def _load_workload(workload: WorkloadInput, options: RunOptions) -> Workload:
+    """Return the checked workload with the options of the load applied. Raises Fault or Faults."""
     from loadgen.core.workload import Workload, loading, read_flags
 
     if isinstance(workload, Workload):
@@ -374,7 +438,7 @@ def _checked(workload: Any, options: RunOptions) -> Workload:
     if isinstance(workload, Mapping):
         return loading.of_mapping(workload, overrides)
     name, trace, dataset = (
-        None if value is None else os.fspath(value)
-        for value in (workload, options.get("trace"), options.get("dataset"))
+        None if path is None else os.fspath(path)
+        for path in (workload, options.get("trace"), options.get("dataset"))
     )
     return loading.given(name, trace, overrides, dataset)
