@@ -24,6 +24,7 @@ PARTS = {
     "drawn",
     "gpu/engines",
     "gpu/page",
+    "openai_client",
     "ours",
     "rig",
     "scale_ray",

@@ -26,7 +26,6 @@ HEAVY = {"openai", "pyarrow", "ray", "rich", "tiktoken", "tokenizers", "uvloop"}
 ONLY = {  # heavy module -> the one that may import it
     "httptools": "loadgen.sim.server.connection",
     "mlperf_loadgen": "loadgen.mlperf.official_loadgen",
-    "openai": "loadgen_sdk.transport.openai_client",
     "ray": "loadgen.cluster.ray_process",
     "rich": "loadgen.runs.dashboard",
     "tiktoken": "loadgen.core.requests.tokenizer",

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @add_options(
-    without=(*(LOAD_OPTIONS - {"seed", "salt"}), "keep", "client"),
+    without=(*(LOAD_OPTIONS - {"seed", "salt"}), "keep"),
     help_texts={"out": "A new folder for all of it."},
 )
 def validate(

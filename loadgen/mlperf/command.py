@@ -116,7 +116,6 @@ with_options = add_options(
         *(LOAD_OPTIONS - {"grace", "seed", "salt"}),
         "keep",
         "stream",
-        "client",
         "repeat",
     ),
     help_texts={

@@ -84,7 +84,6 @@ OF_A_REQUEST = (
     "server",
     "api",
     "stream",
-    "client",
     "extra_body",
     "tokenizer",
     "route",

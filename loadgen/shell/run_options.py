@@ -685,15 +685,6 @@ class RunOptions(TypedDict, total=False):
             parse=parsers.parse_switch,
         ),
     ]
-    client: Annotated[
-        str,
-        Option(
-            help="wire (this project's), or openai: the openai package, for reference.",
-            default="wire",
-            set_metavar="KIND",
-            parse=parsers.ChoiceParser("wire", "openai"),
-        ),
-    ]
     server_metrics: Annotated[
         Texts,
         Option(

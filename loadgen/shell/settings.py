@@ -92,21 +92,6 @@ def _conflicts(values: Mapping[str, Any]) -> list[Fault]:
                 "leave out sources or --ray",
             )
         )
-    if values.get("client") == "openai":
-        errors += _conflicts_of_openai_client(values)
-    return errors
-
-
-def _conflicts_of_openai_client(values: Mapping[str, Any]) -> list[Fault]:
-    errors: list[Fault] = []
-    hint = "--set client=wire"
-    if "sources" in values:
-        what = "the openai package does not choose its local address"
-        errors.append(UserError("unsupported", what, "--set sources", hint))
-    api = values.get("api", "chat")
-    if api not in ("chat", "completions"):
-        what = f"no {api} with the openai package"
-        errors.append(UserError("unsupported", what, f"--api {api}", hint))
     return errors
 
 

@@ -14,9 +14,9 @@ from loadgen_sdk.dialects.reader import Flow, Reading
 from loadgen_sdk.dialects.sse import Decoder
 from loadgen_sdk.errors import KINDS, TargetUnusable
 from loadgen_sdk.request import Completion, Failure, Request
-from loadgen_sdk.transport.openai_client import OpenAIClient
 from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import Target
+from openai_client import OpenAIClient
 from refusals import refused
 from servers import start
 

@@ -44,7 +44,6 @@ BAD: list[tuple[str, Any, str]] = [
     ("on_target_failure", "stopp", "unknown_name"),
     ("server", "vlm", "unknown_name"),
     ("api", "chats", "unknown_name"),
-    ("client", "curl", "unknown_name"),
     ("keep", "all", "unknown_name"),
     ("trace", "/nowhere.jsonl", "missing_file"),
     ("trace_speed", "0", "invalid_value"),
@@ -163,7 +162,6 @@ def test_every_option_has_a_bad_value_here() -> None:
     [
         {"url": ["http://a", "http://b"], "targets": "t.yaml"},
         {"ray": "auto", "sources": "127.0.0.1"},
-        {"client": "openai", "sources": ["127.0.0.1"]},
     ],
 )
 def test_options_that_exclude_each_other(given: dict[str, Any]) -> None:
@@ -264,7 +262,6 @@ ITS_OWN_SPREAD = "a probe that is in doubt is repeated by the search itself"
 RECORDS = "judged from its records, all of which are kept"
 CONTRACT = "the contract and its workloads say it: both parties have to read it there"
 RULES = "the rules of the round say it"
-WIRE = "its limits are on what the wire saw"
 NOT_TAKEN: dict[str, dict[str, str]] = {
     "run": {},
     "sweep": {"keep": RECORDS},
@@ -284,12 +281,10 @@ NOT_TAKEN: dict[str, dict[str, str]] = {
     "validate": {
         **{name: CONTRACT for name, option in OPTIONS.items() if option.part != "settings"},
         "keep": RECORDS,
-        "client": WIRE,
     },
     "mlperf server": {
         **{name: RULES for name, option in OPTIONS.items() if option.part != "settings"},
         "keep": RECORDS,
-        "client": WIRE,
         "stream": "its limits are on tokens as they arrive",
         **dict.fromkeys(REPEATS, "the rules ask for one run; --find-peak repeats what is in doubt"),
     },

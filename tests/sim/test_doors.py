@@ -21,7 +21,7 @@ from refusals import refused
 from runs import NO_PAGES
 from servers import log, shared, start
 
-from loadgen.core.errors import Fault, Faults
+from loadgen.core.errors import Fault
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.summary import Summary
@@ -574,8 +574,6 @@ def test_doctor_and_search_take_embeddings(
 
 
 def test_what_an_api_does_not_take_is_refused() -> None:
-    with refused(Faults, "unsupported", "--api"):
-        build_settings({"api": "rerank", "url": ["http://a"], "client": "openai"})
     assert build_settings({"api": "embeddings", "url": ["http://a"]}).stream is False
     ids = Request(id="r", prompt=[1, 2, 3], max_tokens=2)
     assert b'"input":[1,2,3]' in body(ids, QUIRKS["vllm"], "embeddings", "m", False)

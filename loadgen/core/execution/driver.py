@@ -53,7 +53,7 @@ SETTLE_NS = 20_000_000  # from the moment when everything is ready to instant 0
 
 
 class Sender(Protocol):
-    """What the driver needs of a client: the SDK's `Pool`, or the reference client that uses the openai package."""
+    """What the driver needs of a client, which is the SDK's `Pool`."""
 
     def send(
         self,
@@ -524,9 +524,6 @@ def drive_settings(plan: Plan, share: int, shares: int) -> DriveSettings:
     return DriveSettings(
         route=settings.route,
         stop_on_failure=settings.on_target_failure == "stop",
-        hold_ns=0
-        if settings.client == "openai"
-        else HOLD_NS,  # its tasks need turns of the event loop
         drain_ns=workload.drain_ns,
         max_in_flight=cap(workload.max_in_flight, share, shares),
         max_in_prefill=cap(workload.max_in_prefill, share, shares),

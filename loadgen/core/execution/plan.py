@@ -109,7 +109,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     server: str = "auto"
     api: Api = "chat"
     stream: bool = True
-    client: Literal["wire", "openai"] = "wire"
     api_key: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
     extra_body: dict[str, Any] | None = None
@@ -195,7 +194,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def hot_path(self) -> str:
         """What reads the sockets of a load in this process: `compiled` or `python`; "": none of ours is read."""
-        return "" if self.virtual or self.client == "openai" else compiled.RUNS
+        return "" if self.virtual else compiled.RUNS
 
     @property
     def pages(self) -> PagesAsked:
@@ -428,13 +427,6 @@ def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserErr
                 yield UserError(
                     "unsupported", what, f"--stop-when {rule.metric}", "errors:20%, or e2e:p50:5s"
                 )
-    for name, asked in (
-        ("session_header", settings.session_header),
-        ("slo_headers", settings.slo_headers),
-    ):
-        if asked and settings.client == "openai":
-            problem = "the openai client sends no headers of single requests"
-            yield UserError("unsupported", problem, f"--set {name}", "--set client=wire")
     classes = workload.requests.classes.values() if isinstance(workload.requests, Mix) else ()
     if settings.slo_headers and not any(
         slo.sent_headers(one) for one in (workload.slo, *(c.slo for c in classes))

@@ -93,7 +93,6 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         new_prompts=workload.seed is None or workload.salt == seeds.FRESH,
         targets=_targets(plan),
         metadata=dict(settings.metadata),
-        client=settings.client,
         api=settings.api,
         stream=settings.stream,
         slo=None
@@ -292,7 +291,7 @@ def _host(hot_path: str) -> manifest.Host:
         )
     except (OSError, ValueError):
         pass
-    names = ("uvloop", "msgspec", "numpy", "openai", "tiktoken")
+    names = ("uvloop", "msgspec", "numpy", "tiktoken")
     return manifest.Host(
         name=socket.gethostname(),
         kernel=platform.release(),

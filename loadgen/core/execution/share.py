@@ -97,7 +97,7 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
     beside = large(plan.timetable, settings.tuning) or (
         plan.timetable.slots is None and child_process.forks()
     )
-    if beside and settings.client == "wire":
+    if beside:
         bodies: Bodies = BodyPrefetch(job, part, requests)
     else:
         alike = step_targets.serving(settings, requests) is None
@@ -154,10 +154,7 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
         spool.close()
         bodies.close()
         for client in clients:
-            if settings.client == "openai":
-                await client.aclose()
-            else:
-                client.close()
+            client.close()
         wire.shut()
 
 
@@ -223,10 +220,6 @@ def _client(job: Job, index: int, keep_text: bool, wire: Wire) -> Any:
         "stall_timeout_ns": job.workload.stall_timeout_ns,
         "keep_text": keep_text,
     }
-    if settings.client == "openai":
-        from loadgen_sdk.transport.openai_client import OpenAIClient
-
-        return OpenAIClient(probed.target, **options)
     open_ahead = any(not isinstance(stage.arrival, Closed) for stage in job.workload.stages)
     return Pool(
         probed.target, wire=wire, ahead=open_ahead, sources=settings.sources, raw=True, **options

@@ -99,15 +99,6 @@ def resolved(
                 for number, base in enumerate(those, 1)
             ]
         places[one.of_class, one.name] = add(those)
-    if settings.client == "openai" and any(endpoint.api for endpoint in endpoints):
-        faults.append(
-            UserError(
-                "unsupported",
-                "no embeddings and rerank with the openai package",
-                "--set client",
-                "--set client=wire",
-            )
-        )
     if faults:
         raise Faults(faults)
     return replace(settings, url=endpoints[0].url, targets=tuple(endpoints), step_targets=places)

@@ -204,7 +204,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     new_prompts: bool = True  # seed or salt were drawn for this run: no server can know its prompts
     targets: tuple[TargetFacts, ...] = ()
     metadata: dict[str, str] = {}  # what the user said with --metadata
-    client: str = "wire"  # wire, openai
+    client: str = "wire"  # wire, or virtual for a run in virtual time
     api: str = "chat"
     stream: bool = True
     slo: Slo | None = None

@@ -1,6 +1,6 @@
 """A client whose requests have a `Flow` each, for a load that keeps the instants of every output event. Pure.
 
-It stands in place of a client of the same face (`pool.py`, `openai_client.py`), so that a load that does not keep them
+It stands in place of a client of the same face (`pool.py`), so that a load that does not keep them
 does not pay. What has come is moved on to the flow that the request was given once a second, and at the end.
 """
 

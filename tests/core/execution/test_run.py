@@ -287,8 +287,8 @@ def in_prefill(rows: Any) -> int:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("client", "workers"), [("wire", 1), ("wire", 2), ("openai", 1)])
-def test_lanes_wait_for_a_place_in_prefill(tmp_path: Path, client: str, workers: int) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_lanes_wait_for_a_place_in_prefill(tmp_path: Path, workers: int) -> None:
     """Two at a time for 10 ms each, then 480 ms of answer: all eight lanes are at work, and nothing counts as late."""
     load = {
         "concurrency": "8",
@@ -297,9 +297,7 @@ def test_lanes_wait_for_a_place_in_prefill(tmp_path: Path, client: str, workers:
         "max_in_prefill": "2",
     }
     with start(Options(ttft="10ms", itl="60ms")) as endpoint:
-        summary, stored = go(
-            tmp_path, endpoint.url, settings={"client": client, "workers": workers}, **load
-        )
+        summary, stored = go(tmp_path, endpoint.url, settings={"workers": workers}, **load)
     assert outcomes(stored.rows) == {("ok", ""): 24}
     assert in_prefill(stored.rows) == 2 and (summary.load.in_flight_max or 0) > 4
     assert "at most 2 in prefill" in summary.load.arrival
@@ -316,31 +314,6 @@ def test_a_cap_on_prefill_needs_streams_and_a_place_for_each_worker(
     ):
         with pytest.raises(Faults, match=words):
             go(tmp_path, endpoint.url, settings=settings, **load)
-
-
-@pytest.mark.processes
-def test_the_openai_package_drives_the_same_load(tmp_path: Path, endpoint: Embedded) -> None:
-    found = []
-    for client in ("wire", "openai"):
-        folder = tmp_path / client
-        folder.mkdir()
-        _, stored = go(
-            folder, endpoint.url, concurrency="3", num_requests="20", settings={"client": client}
-        )
-        rows = stored.rows[np.argsort(stored.rows["slot"])]
-        assert outcomes(rows) == {("ok", ""): 20}
-        columns = (
-            "output_tokens",
-            "input_tokens",
-            "output_events",
-            "finish_reason",
-            "built_tokens",
-            "asked_output",
-        )
-        found.append(
-            ([rows[name].tolist() for name in columns], stored.header.fingerprints.timetable)
-        )
-    assert found[0] == found[1]
 
 
 @pytest.mark.processes

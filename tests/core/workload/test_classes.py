@@ -454,9 +454,7 @@ def test_slo_headers_tell_what_was_promised_of_each_request(tmp_path: Path) -> N
         "stages": [{"arrival": {"poisson": "200/s"}, "count": 20}],
     }
 
-    def told(
-        what: dict[str, Any], out: str, *, client: str = "wire"
-    ) -> tuple[Counter[tuple[str, ...]], Summary]:
+    def told(what: dict[str, Any], out: str) -> tuple[Counter[tuple[str, ...]], Summary]:
         with serving(SAID) as server:
             asked = Settings(
                 url=server.url,
@@ -464,7 +462,6 @@ def test_slo_headers_tell_what_was_promised_of_each_request(tmp_path: Path) -> N
                 server="openai",
                 out=tmp_path / out,
                 server_metrics=("off",),
-                client=client,
                 slo_headers=True,
             )
             summary, folder = execute(of_mapping(file | what, read_flags(seed=2)), asked)
@@ -483,5 +480,3 @@ def test_slo_headers_tell_what_was_promised_of_each_request(tmp_path: Path) -> N
     assert told(one, "alone")[0] == {("1500", "1500", "", ""): 20}
     with pytest.raises(Faults, match="no SLO of TTFT or TPOT"):
         told(one | {"slo": {"e2e": "1s"}}, "none")
-    with pytest.raises(Faults, match="no headers of single requests"):
-        told(one, "openai", client="openai")

@@ -1,4 +1,4 @@
-"""Sends the same requests through the `openai` package, to compare what an application sees with our own wire.
+"""Send the requests of a load through the `openai` package, as a reference for the SDK's own HTTP client.
 
 This is a reference, not a fast client: it runs one task per request, and an event's stamp is the instant at which the
 package delivers it. The package is imported only in `open`. The methods are those of `Pool`: prepare, send, cancel,
@@ -17,18 +17,17 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
-
-from ..dialects.body import maker
-from ..dialects.events import ERROR_TEXT_CHARS
-from ..dialects.package_errors import kind_of
-from ..dialects.quirks import Quirk
-from ..dialects.reader import Flow
-from ..errors import TargetUnusable
-from ..request import Failure, Request
-from .exchange import Exchange, OnDone
-from .http1 import merged
-from .target import Target, header_secrets
-from .wire import Tls
+from loadgen_sdk.dialects.body import maker
+from loadgen_sdk.dialects.events import ERROR_TEXT_CHARS
+from loadgen_sdk.dialects.package_errors import kind_of
+from loadgen_sdk.dialects.quirks import Quirk
+from loadgen_sdk.dialects.reader import Flow
+from loadgen_sdk.errors import TargetUnusable
+from loadgen_sdk.request import Failure, Request
+from loadgen_sdk.transport.exchange import Exchange, OnDone
+from loadgen_sdk.transport.http1 import merged
+from loadgen_sdk.transport.target import Target, header_secrets
+from loadgen_sdk.transport.wire import Tls
 
 CONNECT_S = 30.0
 _CANCELLED = Failure("interrupted", "cancelled")
@@ -43,7 +42,7 @@ class OpenAIClient:
     counts are of bodies, without heads. What a server sends after `[DONE]` is not seen.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parameters are those of Pool
         self,
         target: Target,
         *,
@@ -79,14 +78,14 @@ class OpenAIClient:
     def in_flight(self) -> int:
         return len(self._tasks)
 
-    async def open(self, connections: int = 0) -> None:
+    async def open(self, connections: int = 0) -> None:  # noqa: ARG002 - as Pool.open
         """Import the package and create its client. `connections` has no effect: it connects only on demand."""
         try:
             import openai
             from openai._constants import DEFAULT_CONNECTION_LIMITS
         except ImportError:
             raise TargetUnusable(
-                "not_installed", "--client openai needs the openai package", "pip install openai"
+                "not_installed", "the openai package is not installed", "pip install openai"
             ) from None
         limits = type(DEFAULT_CONNECTION_LIMITS)(
             max_connections=None,
@@ -133,7 +132,7 @@ class OpenAIClient:
         if self._api is not None:
             await self._api.close()
 
-    def send(
+    def send(  # noqa: PLR0913 - the parameters are those of Pool.send
         self,
         request: Request | None,
         body: bytes,
@@ -143,7 +142,7 @@ class OpenAIClient:
         *,
         name: str = "",
         more: bytes = b"",
-        asked_output: int = 0,
+        asked_output: int = 0,  # noqa: ARG002 - as Pool.send
         sink: Callable[[str, str, int], None] | None = None,
         on_first: Callable[[int], None] | None = None,
     ) -> Exchange:
