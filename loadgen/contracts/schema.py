@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Union
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Union
 
 from msgspec import Struct
 from pydantic import (
@@ -415,10 +415,23 @@ WrittenPromise = Annotated[
     Promise,
     PlainValidator(validate_term, json_schema_input_type=_terms_about(latencies(foreign=False))),
 ]
-if TYPE_CHECKING:
-    WrittenOfAnswers = Promise
-else:
-    WrittenOfAnswers = _union_of_terms("term about answers", ANSWER_KINDS, OfAnswers)
+_ANSWER_TERMS = _union_of_terms("term about answers", ANSWER_KINDS, OfAnswers)
+
+
+@cache
+def _adapter_of_answer_terms() -> TypeAdapter[Promise]:
+    return TypeAdapter(_ANSWER_TERMS)
+
+
+def validate_answer_term(value: Any, info: ValidationInfo) -> Promise:
+    """Return the promise that a term about answers means."""
+    return _adapter_of_answer_terms().validate_python(value, context=info.context)
+
+
+WrittenOfAnswers = Annotated[
+    Promise,
+    PlainValidator(validate_answer_term, json_schema_input_type=_ANSWER_TERMS),
+]
 
 # -------------------------------------------------------------------------------------------------------------- levels
 

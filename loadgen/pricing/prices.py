@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from loadgen_sdk import price_file
 from loadgen_sdk.errors import WrongUse
@@ -19,7 +19,9 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    PlainValidator,
     Strict,
+    ValidationInfo,
     WithJsonSchema,
     create_model,
 )
@@ -33,19 +35,21 @@ NOT_VERIFIED = "not verified"  # the quality of an entry that only records that 
 NO_SOURCE = "not stated"  # the source of a price that a copy gives without one
 
 
-def _checked(check: Callable[[object], Any]) -> BeforeValidator:
-    """A check of the SDK as pydantic's, with the words that a fault with a place is made of."""
+def _validator(check: Callable[[object], Any]) -> BeforeValidator:
+    """Return a validator that makes a check of the SDK and raises its error as `Wrong`."""
 
-    def checked(value: Any) -> Any:
+    def validate(value: Any) -> Any:
         try:
             return check(value)
-        except WrongUse as wrong:
-            raise Wrong(wrong.code, wrong.what, wrong.hint) from None
+        except WrongUse as error:
+            raise Wrong(error.code, error.what, error.hint) from None
 
-    return BeforeValidator(checked)
+    return BeforeValidator(validate)
 
 
 def _between(low: str, high: str, noun: str) -> AfterValidator:
+    """Return a validator that refuses numbers outside [low, high] as not being `noun`."""
+
     def check(value: Decimal) -> Decimal:
         if not Decimal(low) <= value <= Decimal(high):
             raise Wrong("out_of_range", f"is not {noun}", f"from {low} to {high}")
@@ -54,15 +58,16 @@ def _between(low: str, high: str, noun: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-_number = _checked(price_file.number)
-Amount = Annotated[Decimal, _checked(price_file.amount)]
-Currency = Annotated[str, _checked(price_file.currency)]
+_number = _validator(price_file.number)
+Amount = Annotated[Decimal, _validator(price_file.amount)]
+Currency = Annotated[str, _validator(price_file.currency)]
+# The year alone is an integer in YAML.
 AsOf = Annotated[
     str,
-    _checked(price_file.as_of),
+    _validator(price_file.as_of),
     WithJsonSchema({"type": ["string", "integer"]}),
-]  # a year is a number
-Text = Annotated[str, _checked(price_file.filled), Field(min_length=1)]
+]
+Text = Annotated[str, _validator(price_file.filled), Field(min_length=1)]
 Gpus = Annotated[int, Strict(), Field(ge=1, le=100_000)]
 
 
@@ -156,32 +161,47 @@ class Owned(_Machines):
     )
 
 
-_OF_CHECK: dict[Callable[[object], object], Any] = {
+_TYPES_BY_CHECK: dict[Callable[[object], object], Any] = {
     price_file.amount: Amount,
     price_file.as_of: AsOf,
     price_file.currency: Currency,
+    price_file.filled: Text,
+    price_file.text: str,
 }
-_OF_CHECK |= {price_file.filled: Text, price_file.text: str}
 
 
-def _field(name: str, default: Any) -> Any:
-    kind: Any = _OF_CHECK[CHECKS[name]]
-    return (
-        (kind, ...) if default is NODEFAULT else (kind | None if default is None else kind, default)
-    )
+def _token_price_field(name: str, default: Any) -> tuple[Any, Any]:
+    """Return the type and the default of a key of a price by the token."""
+    field_type = _TYPES_BY_CHECK[CHECKS[name]]
+    if default is NODEFAULT:
+        return field_type, ...
+    if default is None:
+        return field_type | None, None
+    return field_type, default
 
 
-_KEYS: dict[str, Any] = {key.name: _field(key.name, key.default) for key in fields(PerToken)}
-_WrittenPerToken = create_model("PerToken", __base__=Part, __doc__=PerToken.__doc__, **_KEYS)
-_WrittenPerToken.synonyms = dict(PerToken.synonyms)
+def _token_price_model() -> type[Part]:
+    """Build the model of a price by the token from the keys and checks of the SDK."""
+    keys: dict[str, Any] = {
+        key.name: _token_price_field(key.name, key.default) for key in fields(PerToken)
+    }
+    model = create_model("PerToken", __base__=Part, __doc__=PerToken.__doc__, **keys)
+    model.synonyms = dict(PerToken.synonyms)
+    return model
 
 
-if TYPE_CHECKING:
-    _PerToken = PerToken
-else:  # an entry is read by the SDK's keys and checks, as the SDK's value
-    _PerToken = Annotated[
-        _WrittenPerToken, AfterValidator(lambda written: PerToken(**vars(written)))
-    ]
+_WrittenPerToken = _token_price_model()
+
+
+def _validate_token_price(value: Any, info: ValidationInfo) -> PerToken:
+    written = _WrittenPerToken.model_validate(value, context=info.context)
+    return PerToken(**dict(written))
+
+
+TokenPrice = Annotated[
+    PerToken,
+    PlainValidator(_validate_token_price, json_schema_input_type=_WrittenPerToken),
+]
 
 Price = Rented | Owned | PerToken
 
@@ -205,7 +225,7 @@ class WrittenPrices(Part):
     exchange: tuple[ExchangeRate, ...] = ()
     rented: tuple[Rented, ...] = ()
     owned: tuple[Owned, ...] = ()
-    per_token: tuple[_PerToken, ...] = ()
+    per_token: tuple[TokenPrice, ...] = ()
 
 
 class Prices(Struct, frozen=True, kw_only=True):
