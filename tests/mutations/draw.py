@@ -10,7 +10,7 @@ import argparse
 import ast
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,12 +76,12 @@ def find_changes(file: str, source: str) -> list[Change]:
     return changes
 
 
-def draw_changes(seed: int, count: int) -> list[Change]:
-    """Draw changes from all files of rules: first a file, then one of its changes.
+def draw_changes(seed: int, count: int, patterns: Sequence[str] = RULE_FILES) -> list[Change]:
+    """Draw changes from the files that match the patterns: first a file, then one of its changes.
 
     Every file has the same chance, so that long modules do not displace short ones.
     """
-    files = sorted(path for pattern in RULE_FILES for path in ROOT.glob(pattern))
+    files = sorted(path for pattern in patterns for path in ROOT.glob(pattern))
     changes_by_file = []
     for path in files:
         changes = find_changes(str(path.relative_to(ROOT)), path.read_text("utf-8"))
@@ -160,8 +160,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--files", nargs="+", default=RULE_FILES, help="patterns of files")
     arguments = parser.parse_args()
-    for change in draw_changes(arguments.seed, arguments.count):
+    for change in draw_changes(arguments.seed, arguments.count, arguments.files):
         print(f"# line {change.line_number}")
         print("[[mutation]]")
         print('name = ""\nrule = ""')

@@ -166,3 +166,38 @@ def test_a_virtual_user_continues_after_a_failed_request(tmp_path: Path, transpo
         requests = rows[rows["lane"] == virtual_user]
         assert len(requests) >= 3
         assert (requests["due_ns"][1:] == requests["done_ns"][:-1]).all()
+
+
+def test_the_limit_in_flight_does_not_apply_to_a_closed_loop(run_load: RunLoad) -> None:
+    rows = run_load("max_in_flight: 2\nstages:\n" + closed(4, "count: 24"))
+    assert (rows["status"] == STATUS["ok"]).all()
+    assert sorted(set(rows["lane"])) == [0, 1, 2, 3]
+
+
+def test_an_open_loop_begins_when_the_closed_loop_before_it_has_ended(run_load: RunLoad) -> None:
+    open_stage = "  - {arrival: {constant: 200/s}, count: 6}\n"
+    rows = run_load("stages:\n" + closed(2, "count: 5", measured=False) + open_stage)
+    last_end_ns = rows["done_ns"][rows["stage"] == 0].max()
+    due_ns = rows["due_ns"][rows["stage"] == 1]
+    assert due_ns.tolist() == [last_end_ns + number * 5 * MS for number in range(6)]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["http"])
+def test_a_conversation_ends_with_its_first_failed_turn(tmp_path: Path, transport: str) -> None:
+    server = shared(Options(faults="truncate:0.5"))
+    assert server.url.startswith(f"{transport}:")
+    rows = run_workload(
+        tmp_path,
+        server.url,
+        "stages:\n  - {arrival: {constant: 100/s}, count: 12}\n",
+        ", turns: {count: 2, tool_result_tokens: 4, tool_time: 0ms}",
+    )
+    assert len(rows) == 24
+    first_turns = rows[rows["turn"] == 0]
+    second_turns = rows[rows["turn"] == 1]
+    failed = first_turns["status"] == STATUS["failed"]
+    assert failed.any()
+    assert not failed.all()
+    assert (second_turns["kind"][failed] == KIND["previous_turn_failed"]).all()
+    assert (second_turns["sent_ns"][~failed] >= 0).all()
