@@ -6,6 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -17,6 +18,7 @@ from timetables import MS, S, closed, constant, gamma, poisson, workload
 from loadgen.core.schedule.arrivals import build
 from loadgen.core.schedule.dispatcher import Dispatcher, Start
 from loadgen.core.schedule.timetable import Schedule, fingerprint, shard
+from loadgen.core.workload import load
 
 Service = Callable[[Start], tuple[int, bool]]  # how long a request takes, and whether it is ok
 
@@ -662,3 +664,31 @@ def test_a_closed_loop_after_an_open_one_waits_for_its_requests() -> None:
     assert next(start.due_ns for start in run.sent if start.stage == 1) == 1000 * MS, (
         "after the last turn of both"
     )
+
+
+TASK_OF_TWO_BRANCHES = """
+name: tasks
+requests:
+  tools: {slow: {result_tokens: 5, time: 100ms}, fast: {result_tokens: 5, time: 0ms}}
+  steps:
+    plan: {input_tokens: 5, output_tokens: 5}
+    slow_branch: {after: plan, tool: slow, output_tokens: 5}
+    fast_branch: {after: plan, tool: fast, output_tokens: 5}
+    join: {after: [slow_branch, fast_branch], output_tokens: 5}
+stages: [{arrival: {closed: {concurrency: 1, ramp: 0s}}, duration: 50ms}]
+"""
+
+
+def test_a_task_that_the_end_of_its_stage_cut_drops_nothing_when_a_branch_fails(
+    tmp_path: Path,
+) -> None:
+    """The slow branch would be due after the end of the stage: it was never scheduled."""
+    file = tmp_path / "workload.yaml"
+    file.write_text(TASK_OF_TWO_BRANCHES)
+    dispatcher = Dispatcher(build(load(str(file)), seed=1))
+    (plan,) = dispatcher.ready(0)
+    dispatcher.finished(plan.number, 10 * MS, True)
+    (fast_branch,) = dispatcher.ready(10 * MS)
+    dispatcher.finished(fast_branch.number, 20 * MS, False)
+    (next_task,) = dispatcher.ready(20 * MS)
+    assert (next_task.session, next_task.turn, next_task.dropped) == (plan.session + 1, 0, "")
