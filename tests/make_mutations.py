@@ -1,17 +1,19 @@
 """Applies every change of `tests/mutations/table.toml` and writes `benchmarks/mutations.md`.
 
-`python tests/make_mutations.py` takes about half an hour on two cores.
+`python tests/make_mutations.py --jobs 2` takes about half an hour on two cores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from loadgen_sdk import compiled
-from mutations.guard import Outcome, ProjectCopy, project_copy
+from mutations.guard import Outcome, project_copy
 from mutations.table import Mode, Mutation, modes_of, read_dropped, read_mutations
 
+Case = tuple[Mutation, Mode]
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "benchmarks" / "mutations.md"
 INTRODUCTION = """# Changes of rules, and the tests that notice them
@@ -32,47 +34,49 @@ DROPPED_HEADER = "| file | change | why no test notices it |\n|---|---|---|"
 
 def main() -> None:
     """Run all changes in all modes and write the page."""
-    outcomes = list(run_all(read_mutations()))
+    parser = argparse.ArgumentParser(description="Apply every change and publish the outcomes.")
+    parser.add_argument("--jobs", type=int, default=1, help="changes that are tested at a time")
+    jobs = parser.parse_args().jobs
+    cases = all_cases(read_mutations())
+    with ThreadPoolExecutor(jobs) as pool:
+        shares = pool.map(run_cases, [cases[first::jobs] for first in range(jobs)])
+        outcomes = [outcome for share in shares for outcome in share]
     PAGE.write_text(render(outcomes), "utf-8")
     survivors = [outcome for outcome in outcomes if not outcome.failed_test]
     print(f"{len(outcomes)} runs, {len(survivors)} without a failing test")
 
 
-def run_all(mutations: list[Mutation]) -> Iterator[Outcome]:
-    """Yield the outcome of each change in each of its modes.
+def all_cases(mutations: list[Mutation]) -> list[Case]:
+    """Return each change in each of its modes."""
+    is_compiled = compiled.module is not None
+    return [
+        (mutation, mode)
+        for mutation in mutations
+        for mode in modes_of(mutation, is_compiled=is_compiled)
+    ]
+
+
+def run_cases(cases: list[Case]) -> list[Outcome]:
+    """Run changes one after the other in a copy of the project and print each outcome.
 
     Raises RuntimeError if a test fails without a change.
     """
-    is_compiled = compiled.module is not None
+    outcomes = []
     with project_copy() as project:
-        for mode, chosen in group_by_mode(mutations, is_compiled).items():
-            project.check_unchanged(chosen, mode)
-        for mutation in mutations:
-            for mode in modes_of(mutation, is_compiled=is_compiled):
-                yield report(project, mutation, mode)
-
-
-def report(project: ProjectCopy, mutation: Mutation, mode: Mode) -> Outcome:
-    """Run the tests of one change and print the outcome."""
-    outcome = project.run(mutation, mode)
-    print(f"{mutation.name} | {mode} | {outcome.failed_test or 'SURVIVED'}", flush=True)
-    return outcome
-
-
-def group_by_mode(mutations: list[Mutation], is_compiled: bool) -> dict[Mode, list[Mutation]]:
-    """Return the mutations of each mode."""
-    groups: dict[Mode, list[Mutation]] = {}
-    for mutation in mutations:
-        for mode in modes_of(mutation, is_compiled=is_compiled):
-            groups.setdefault(mode, []).append(mutation)
-    return groups
+        for mode in {mode for _, mode in cases}:
+            project.check_unchanged([mutation for mutation, other in cases if other == mode], mode)
+        for mutation, mode in cases:
+            outcome = project.run(mutation, mode)
+            print(f"{mutation.name} | {mode} | {outcome.failed_test or 'SURVIVED'}", flush=True)
+            outcomes.append(outcome)
+    return outcomes
 
 
 def render(outcomes: list[Outcome]) -> str:
     """Return the page: one table for each changed file."""
     lines = [INTRODUCTION]
     file = ""
-    for outcome in sorted(outcomes, key=lambda outcome: outcome.mutation.file):
+    for outcome in sorted(outcomes, key=order_of_outcome):
         mutation = outcome.mutation
         if mutation.file != file:
             file = mutation.file
@@ -90,6 +94,11 @@ def render(outcomes: list[Outcome]) -> str:
         cells = [dropped.file, f"{code(dropped.old)} becomes {code(dropped.new)}", dropped.reason]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def order_of_outcome(outcome: Outcome) -> tuple[str, str, str]:
+    """Return the key by which outcomes are listed."""
+    return outcome.mutation.file, outcome.mutation.name, str(outcome.mode)
 
 
 def code(text: str) -> str:

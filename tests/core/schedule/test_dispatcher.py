@@ -692,3 +692,17 @@ def test_a_task_that_the_end_of_its_stage_cut_drops_nothing_when_a_branch_fails(
     dispatcher.finished(fast_branch.number, 20 * MS, False)
     (next_task,) = dispatcher.ready(20 * MS)
     assert (next_task.session, next_task.turn, next_task.dropped) == (plan.session + 1, 0, "")
+
+
+def test_the_first_conversation_ends_when_its_second_turn_meets_the_limit_in_flight() -> None:
+    load_of_two = workload(constant(200, count=2), turns=3, tool_ns=5 * MS)
+    dispatcher = Dispatcher(build(load_of_two, 1), max_in_flight=1)
+    (first,) = dispatcher.ready(0)
+    dispatcher.finished(first.number, MS, True)
+    (second,) = dispatcher.ready(5 * MS)
+    assert second.session != first.session
+    dropped = [(start.session, start.turn, start.dropped) for start in dispatcher.ready(6 * MS)]
+    assert dropped == [
+        (first.session, 1, "in_flight_cap"),
+        (first.session, 2, "previous_turn_failed"),
+    ]

@@ -9,7 +9,7 @@ import pytest
 from loadgen.core.stats.early_stopping import allowed, at_most, needed
 
 
-@pytest.mark.parametrize("p", [0.5, 0.9, 0.97, 0.99])
+@pytest.mark.parametrize("p", [0.35, 0.5, 0.9, 0.97, 0.99])
 @pytest.mark.parametrize("over", range(8))
 def test_needed_is_the_first_number_of_queries_that_is_improbable_enough(
     p: float, over: int
