@@ -38,7 +38,7 @@ def _load_doctor() -> Callable[..., int]:
 
 
 def _load_run() -> Callable[..., int]:
-    from loadgen.runs.flags import run
+    from loadgen.runs.command import run
 
     return run
 

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+import typer
 from msgspec.structs import replace
 
 from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
-from loadgen.runs.builds import kept_by_build
+from loadgen.runs.builds import KeptByBuild, kept_by_build
 from loadgen.runs.repeats import finish
 from loadgen.shell.invocation import Invocation
+from loadgen.shell.options import (
+    DryRunOption,
+    GithubOption,
+    JunitOption,
+    StrictOption,
+    WorkloadArgument,
+    add_options,
+)
 from loadgen.shell.output import print_answer, print_report, say, telling_what_is_kept
 from loadgen.shell.resume import merge_arguments
 
@@ -25,167 +36,251 @@ if TYPE_CHECKING:
     from loadgen.repeated.repeats import Repetition
     from loadgen.runs.show import Show
 
+COMMAND = "loadgen run"
 
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """The options of `run` that say what is printed and written, and how it exits."""
+
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", rich_help_panel="Output", help="Print summary.json instead of the table."
+        ),
+    ] = False
+    strict: StrictOption = False
+    dry_run: DryRunOption = False
+    junit: JunitOption = None
+    github: GithubOption = False
+
+
+class RunPlan(NamedTuple):
+    """The runs of a command, checked together.
+
+    Attributes:
+        workloads: The workload of each run by its name; several if --concurrency is a list.
+        settings: The settings of all runs.
+        repetition: How often the only workload is run; None if it is run once.
+        build: Where the outcome is written for a build server.
+    """
+
+    workloads: dict[str, Workload]
+    settings: Settings
+    repetition: Repetition | None
+    build: KeptByBuild
+
+    @property
+    def runs(self) -> list[tuple[Workload, Settings]]:
+        """The workload of each run with its settings."""
+        return [(workload, self.settings) for workload in self.workloads.values()]
+
+
+class Outcome(NamedTuple):
+    """The summaries of the runs of a command, by name, and whether all runs were finished."""
+
+    runs: list[tuple[str, Summary]]
+    is_complete: bool
+
+
+@add_options()
 def run(
-    invocation: Invocation,
-    workload: str | None = None,
-    *,
-    as_json: bool = False,
-    strict: bool = False,
-    dry_run: bool = False,
-    junit: Path | None = None,
-    github: bool = False,
+    invocation: Invocation, report_options: ReportOptions, workload: WorkloadArgument = None
 ) -> int:
-    """Carry out a run, several levels of it or its repeats; returns the exit code. Raises Fault or Faults."""
+    """Drive a workload at an endpoint; print latencies, throughput, goodput and a verdict.
+
+    Exit: 0 done and SLO met (or undecided: see --strict), 1 SLO missed, 2 wrong usage, 3
+    unreachable or not valid, 70 bug, 130 interrupted.
+
+    Example: loadgen run qa --url http://HOST:8000 -c 16 -d 2m --slo ttft:2s --slo tpot:50ms
+    """
+    plan = _check(invocation, report_options, workload)
+    from loadgen.core.metrics.summary import exit_code
+    from loadgen.runs.show import print_plans, shown
+
+    repetition = plan.repetition
+    if report_options.dry_run:
+        if repetition is not None:
+            say(f"runs: {repetition.words}")
+        return print_plans(plan.runs, invocation.budget())
+    plan.build.begin(COMMAND)
+    show = shown(invocation)
+    show.expect(plan.runs * (1 if repetition is None else repetition.at_least))
+    invocation.move_existing_results(plan.settings.out)
+    as_json = report_options.as_json
+    if repetition is not None:
+        outcome = _run_repeatedly(invocation, plan, repetition, show, as_json=as_json)
+    elif len(plan.workloads) > 1:
+        outcome = _run_levels(invocation, plan, show, as_json=as_json)
+    else:
+        outcome = _run_once(invocation, plan, show, as_json=as_json)
+    plan.build.write(COMMAND, outcome.runs, whole=outcome.is_complete)
+    codes = [exit_code(summary, strict=report_options.strict) for _, summary in outcome.runs]
+    return max(codes) if outcome.is_complete else max(*codes, INTERRUPTED)
+
+
+def _check(invocation: Invocation, report_options: ReportOptions, workload: str | None) -> RunPlan:
+    """Return the plan of the runs. Raises Faults with every error that was found."""
     from loadgen.core.execution.folder_names import check_empty
 
-    faults: list[Fault] = []
-    how = None
-    with collecting(faults):
-        how = invocation.repetition()
-    with collecting(faults):
+    errors: list[Fault] = []
+    repetition = None
+    with collecting(errors):
+        repetition = invocation.repetition()
+    with collecting(errors):
         settings = invocation.settings(can_use_store=True)
         if settings.out is not None and not invocation["force"]:
             check_empty(settings.out)
-    with collecting(faults):
-        workloads = _levels(invocation, workload)
-    with collecting(faults):
-        kept = kept_by_build(junit, github=github, strict=strict)
-    if faults:
-        raise Faults(faults)
-    from loadgen.core.execution.run import execute
-    from loadgen.core.metrics.summary import dump_summary, exit_code
-    from loadgen.runs import text
-    from loadgen.runs.headline import is_host_busy
-    from loadgen.runs.show import print_plans, shown
-
-    if dry_run:
-        if how is not None:
-            say(f"runs: {how.words}")
-        return print_plans(
-            [(workload, settings) for workload in workloads.values()], invocation.budget()
+    with collecting(errors):
+        workloads = _load_levels(invocation, workload)
+    with collecting(errors):
+        build = kept_by_build(
+            report_options.junit, github=report_options.github, strict=report_options.strict
         )
-    kept.begin("loadgen run")
-    show = shown(invocation)
-    show.expect(
-        [(workload, settings) for workload in workloads.values()]
-        * (1 if how is None else how.at_least)
-    )
-    invocation.move_existing_results(settings.out)
-    if how is not None or len(workloads) > 1:
-        named, whole = _several(invocation, workloads, settings, how, show, as_json=as_json)
-    else:
-        summary, folder = execute(next(iter(workloads.values())), settings, show.hearers)
-        named, whole = [(summary.run.workload, summary)], True
-        if as_json:
-            sys.stdout.buffer.write(dump_summary(summary))
-        else:
-            print_report(text.report(summary))
-            say(f"results in {folder}")
-            if is_host_busy(summary.verdict):
-                say(next_step(invocation.arguments, settings))
-    kept.write("loadgen run", named, whole=whole)
-    codes = [exit_code(summary, strict=strict) for _, summary in named]
-    return max(codes) if whole else max(*codes, INTERRUPTED)
+    if errors:
+        raise Faults(errors)
+    return RunPlan(workloads, settings, repetition, build)
 
 
-def _levels(invocation: Invocation, workload: str | None) -> dict[str, Workload]:
-    """The workloads to run one after the other: several where --concurrency is a list. Raises Faults."""
+def _load_levels(invocation: Invocation, name: str | None) -> dict[str, Workload]:
+    """Return the workload at each concurrency of a list, or one workload. Raises Faults."""
     from loadgen.core.workload import levels, placed
 
-    steps = levels(invocation["concurrency"]) if invocation["concurrency"] else [None]
-    workloads = {
-        f"c{level}": invocation.load_workload(workload, concurrency=level) for level in steps
-    }
-    if len(steps) > 1:  # levels of one seed must not send each other's prompts
-        workloads = {name: placed(level, name) for name, level in workloads.items()}
+    concurrency = invocation["concurrency"]
+    steps = levels(concurrency) if concurrency else [None]
+    workloads = {f"c{step}": invocation.load_workload(name, concurrency=step) for step in steps}
     if len(workloads) > 1 and invocation["repeat"] is not None:
-        hint = "loadgen sweep ... --repeat runs several levels again and again; or give one level"
         raise UserError(
             "conflict",
             "several levels, each to be repeated",
             f"--repeat {invocation['repeat']}",
-            hint,
+            "loadgen sweep ... --repeat runs several levels again and again; or give one level",
         )
+    if len(steps) > 1:  # runs with the same seed must not send each other's prompts
+        return {level: placed(workload, level) for level, workload in workloads.items()}
     return workloads
 
 
-def next_step(typed: Sequence[str], settings: Settings) -> str:
-    """What to do after a run on a host that was too busy: for a simulation the same load in virtual time."""
+def _run_once(invocation: Invocation, plan: RunPlan, show: Show, *, as_json: bool) -> Outcome:
+    """Execute the only run and print its result."""
+    from loadgen.core.execution.run import execute
+    from loadgen.core.metrics.summary import dump_summary
+    from loadgen.runs import text
+    from loadgen.runs.headline import is_host_busy
+
+    (workload,) = plan.workloads.values()
+    summary, folder = execute(workload, plan.settings, show.hearers)
+    if as_json:
+        sys.stdout.buffer.write(dump_summary(summary))
+    else:
+        print_report(text.report(summary))
+        say(f"results in {folder}")
+        if is_host_busy(summary.verdict):
+            say(next_step(invocation.arguments, plan.settings))
+    return Outcome([(summary.run.workload, summary)], is_complete=True)
+
+
+def next_step(arguments: Sequence[str], settings: Settings) -> str:
+    """Return what to do after a run on a host that was too busy to measure."""
     from loadgen.core.execution import backend
 
     known = backend.known(settings)
     if known is None or not known.virtual_url:
-        return "next: the same from a host of its own; loadgen doctor --url ... says what disturbs this one"
-    target = ["run", "--url", known.virtual_url]
-    again = merge_arguments(
-        typed, target if settings.out is None else [*target, "-o", f"{settings.out}-virtual"]
+        return (
+            "next: the same from a host of its own; loadgen doctor --url ... says what disturbs "
+            "this one"
+        )
+    changes = ["run", "--url", known.virtual_url]
+    if settings.out is not None:
+        changes += ["-o", f"{settings.out}-virtual"]
+    command = shlex.join(merge_arguments(arguments, changes))
+    return (
+        f"next: the same load in virtual time, which no other work disturbs:\n  loadgen {command}"
     )
-    return f"next: the same load in virtual time, which no other work disturbs:\n  loadgen {shlex.join(again)}"
 
 
-def _several(
-    invocation: Invocation,
-    workloads: dict[str, Workload],
-    settings: Settings,
-    how: Repetition | None,
-    show: Show,
-    *,
-    as_json: bool,
-) -> tuple[list[tuple[str, Summary]], bool]:
-    """Levels of concurrency, or repeats of one load, each in a folder of its own in one folder; a table of all.
+class _RunSeries:
+    """Executes several runs, each in a folder of its own below one folder."""
 
-    Returns the runs, and whether they are all that was asked for.
-    """
+    def __init__(
+        self, invocation: Invocation, settings: Settings, show: Show, folder: Path
+    ) -> None:
+        """Use the settings for each run, with its own folder."""
+        self.folder = folder
+        self.runs: list[tuple[str, Summary]] = []
+        self._execute = invocation.executor(show.hearers)
+        self._settings = settings
+        self._show = show
+
+    def run(self, name: str, workload: Workload) -> bool:
+        """Execute a run and return False if it was interrupted."""
+        store = f"{self._settings.store}/{name}" if self._settings.store else None
+        self._show.step(name)
+        settings = replace(self._settings, out=self.folder / name, store=store)
+        summary, _ = self._execute(workload, settings)
+        self._show.finished(summary)
+        self.runs.append((name, summary))
+        return summary.run.state != "interrupted"
+
+
+@contextmanager
+def _open_series(invocation: Invocation, plan: RunPlan, show: Show) -> Iterator[_RunSeries]:
+    """Create the folder of several runs and hold it while they are executed."""
     from loadgen.core.execution.folder_names import taken
+
+    name = next(iter(plan.workloads.values())).name
+    now = datetime.now().astimezone()
+    with (
+        taken(plan.settings.out, name, now) as folder,
+        telling_what_is_kept(folder, f"loadgen report {folder} shows it"),
+    ):
+        yield _RunSeries(invocation, plan.settings, show, folder)
+
+
+def _run_levels(invocation: Invocation, plan: RunPlan, show: Show, *, as_json: bool) -> Outcome:
+    """Execute one run per concurrency and print a table of all."""
     from loadgen.core.metrics.summary import dump_summary
     from loadgen.core.results import checksums
-    from loadgen.runs import levels_text, repeats_sections
+    from loadgen.runs import levels_text
+    from loadgen.runs.levels import curve
+
+    show.begin(len(plan.workloads), at_most=False)
+    with _open_series(invocation, plan, show) as series:
+        is_complete = all(series.run(name, level) for name, level in plan.workloads.items())
+        checksums.write(series.folder)
+        if as_json:
+            documents = [dump_summary(summary).strip() for _, summary in series.runs]
+            sys.stdout.buffer.write(b"[" + b",\n".join(documents) + b"]\n")
+        else:  # the same table as `loadgen report` of the folder
+            print_report(levels_text.report(curve(series.runs)))
+            say(f"results in {series.folder}")
+    return Outcome(series.runs, is_complete)
+
+
+def _run_repeatedly(
+    invocation: Invocation, plan: RunPlan, repetition: Repetition, show: Show, *, as_json: bool
+) -> Outcome:
+    """Execute the same load several times and print the spread between the runs."""
+    from loadgen.runs import repeats_sections
     from loadgen.runs.levels import curve
     from loadgen.runs.repetition import repeat, seeded
 
-    first = next(iter(workloads.values()))
-    named: list[tuple[str, Summary]] = []
-    execute = invocation.executor(show.hearers)
-    show.begin(
-        len(workloads) if how is None else how.at_most,
-        at_most=how is not None and how.count is None,
-    )
-
-    def one(name: str, workload: Workload) -> bool:
-        store = settings.store and f"{settings.store}/{name}"
-        show.step(name)
-        summary, _ = execute(workload, replace(settings, out=parent / name, store=store))
-        show.finished(summary)
-        named.append((name, summary))
-        return summary.run.state != "interrupted"
-
-    now = datetime.now().astimezone()
-    with (
-        taken(settings.out, first.name, now) as parent,
-        telling_what_is_kept(parent, f"loadgen report {parent} shows it"),
-    ):
-        if how is None:
-            whole = all(one(name, workload) for name, workload in workloads.items())
-            checksums.write(parent)
-            if as_json:
-                documents = [dump_summary(summary).strip() for _, summary in named]
-                sys.stdout.buffer.write(b"[" + b",\n".join(documents) + b"]\n")
-            else:  # the same table as `loadgen report` of the folder
-                print_report(levels_text.report(curve(named)))
-                say(f"results in {parent}")
-        else:
-            whole = repeat(
-                how,
-                lambda: how.enough([summary for _, summary in named]),
-                lambda number: one(f"r{number}", seeded(first, number)),
-                virtual=settings.virtual,
-                say=say,
-            )
-            made = finish(parent, how, named)
-            print_answer(made, repeats_sections.report(made, curve(named)), as_json=as_json)
-            side = shlex.quote(str(parent))
-            say(
-                f"results in {parent}; a folder of repeats is one side of: loadgen compare {side} OTHER"
-            )
-    return named, whole
+    (workload,) = plan.workloads.values()
+    show.begin(repetition.at_most, at_most=repetition.count is None)
+    with _open_series(invocation, plan, show) as series:
+        is_complete = repeat(
+            repetition,
+            lambda: repetition.enough([summary for _, summary in series.runs]),
+            lambda number: series.run(f"r{number}", seeded(workload, number)),
+            virtual=plan.settings.virtual,
+            say=say,
+        )
+        repeats = finish(series.folder, repetition, series.runs)
+        report = repeats_sections.report(repeats, curve(series.runs))
+        print_answer(repeats, report, as_json=as_json)
+        folder = shlex.quote(str(series.folder))
+        say(
+            f"results in {folder}; a folder of repeats is one side of: "
+            f"loadgen compare {folder} OTHER"
+        )
+    return Outcome(series.runs, is_complete)

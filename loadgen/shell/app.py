@@ -50,7 +50,7 @@ class LazyGroup(Group):
     def get_command(self, ctx: Context, cmd_name: str) -> Any:  # noqa: ARG002 - as above
         """Import a command. Returns None if no command has this name."""
         row = COMMANDS.find(cmd_name)
-        return None if row is None else load_command(row)
+        return None if row is None else create_command(row)
 
     def invoke(self, ctx: Context) -> Any:
         """Run the command. Raises Abort on Ctrl-C, which typer would turn into a silent exit."""
@@ -83,8 +83,8 @@ def summarize_commands() -> list[CommandSummary]:
     return sorted(summaries, key=lambda summary: groups.index(summary.group))
 
 
-def load_command(row: CommandRow) -> Any:
-    """Import the function, or the `typer.Typer` with several commands, of a row of the table."""
+def create_command(row: CommandRow) -> Any:
+    """Import the function or `typer.Typer` of a row, and return the command that typer makes."""
     function = commands.load_command(row)
     if isinstance(function, typer.Typer):
         return typer.main.get_group(function)
