@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from loadgen_sdk.dialects.quirks import QUIRKS
-from loadgen_sdk.transport.waiting import WaitingConnection
 from loadgen_sdk.transport.wire import Tls
 
 from loadgen.core import child_process, units
 from loadgen.core.errors import TargetError, UserError
+from loadgen.core.followers.page_connection import PageConnection
 from loadgen.core.followers.scraper import MOST_BYTES, PagesAsked, target_headers
 from loadgen.core.metrics import reasons
 
@@ -206,11 +206,11 @@ class Profiler:
 
 def _ask(server: ProfiledServer, context: Any, method: str, path: str, timeout_s: float) -> int:
     """The status of an answer; 0 for none."""
-    connection = WaitingConnection(
+    connection = PageConnection(
         server.host, server.port, context if server.tls else None, timeout_s
     )
     try:
-        return connection.ask(method, path, server.headers, MOST_BYTES)[0]
+        return connection.request(method, path, server.headers, MOST_BYTES)[0]
     except (OSError, ValueError):
         return 0
     finally:

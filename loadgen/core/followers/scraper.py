@@ -26,10 +26,10 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 from loadgen_sdk.transport.http1 import merged
-from loadgen_sdk.transport.waiting import WaitingConnection
 
 from loadgen.core import child_process
 from loadgen.core.errors import UserError
+from loadgen.core.followers.page_connection import PageConnection
 from loadgen.core.server_metrics import energy, request_accounts, series
 from loadgen.core.server_metrics.request_accounts import RequestAccount
 from loadgen.core.server_metrics.series import MetricSample
@@ -282,7 +282,7 @@ class Reader:
 
     def __init__(self, place: PageAddress, context: Any) -> None:
         self.place, self._has_asked = place, False
-        self._connection = WaitingConnection(
+        self._connection = PageConnection(
             place.host, place.port, context if place.tls else None, TIMEOUT_S
         )
         self._iterations = series.Iterations()
@@ -353,8 +353,8 @@ class Reader:
         return energy.known(values) if place.kind == "energy" else values
 
     def _fetch(self, path: str) -> bytes:
-        asked = {"Accept": "text/plain, application/json", **self.place.headers}
-        status, body = self._connection.ask("GET", path, asked, MOST_BYTES)
+        headers = {"Accept": "text/plain, application/json", **self.place.headers}
+        status, body = self._connection.request("GET", path, headers, MOST_BYTES)
         if status != 200:
             raise ValueError(f"status {status}")
         return body

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -333,30 +331,6 @@ def test_a_run_beside_which_the_page_is_read(
         if file.is_file()
     )
     assert "What the server says of itself" in run_page.render(result.summary)
-
-
-@pytest.mark.processes
-def test_a_plain_page_is_read_without_what_other_pages_need() -> None:
-    read = (
-        "import sys; from loadgen.core.followers.scraper import PageAddress, Reader; "
-        "place = PageAddress(target=0, host='127.0.0.1', port=int(sys.argv[1]), tls=False, drains=False, "
-        "kind='metrics', paths=('/prometheus/metrics',), shown=('',)); "
-        "print(Reader(place, None).find(), *sys.modules)"
-    )
-    with start(Options()) as server:
-        port = str(Target.parse(server.url).port)
-        told = subprocess.run(
-            [sys.executable, "-c", read, port], capture_output=True, text=True, check=True
-        ).stdout
-    found, *modules = told.split()
-    assert found == "True"
-    assert not {*modules} & {
-        "http.client",
-        "email",
-        "http.server",
-        "prometheus_client",
-        "encodings.idna",
-    }
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""The connection of a thread that waits: what it asks, what it takes as an answer, when it opens anew."""
+"""The connection that reads pages: its requests, the responses that it accepts, and when it reconnects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from threading import Thread
 
 import pytest
-from loadgen_sdk.transport.waiting import WaitingConnection
+
+from loadgen.core.followers.page_connection import PageConnection
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 CLOSES = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"
@@ -39,13 +40,15 @@ def answering(*connections: Sequence[bytes]) -> Iterator[tuple[int, list[bytes]]
 
 def test_one_connection_serves_several_questions_until_it_ends() -> None:
     with answering([OK, CHUNKED, CLOSES], [OK]) as (port, heard):
-        asked = WaitingConnection("127.0.0.1", port, None, 20.0)
+        connection = PageConnection("127.0.0.1", port, None, 20.0)
         for _ in range(4):
-            assert asked.ask("GET", "/page?x=1", {"Accept": "text/plain", "X-Of": "me"}, 100) == (
+            assert connection.request(
+                "GET", "/page?x=1", {"Accept": "text/plain", "X-Of": "me"}, 100
+            ) == (
                 200,
                 b"ok",
             )
-        asked.close()
+        connection.close()
     host = f"Host: 127.0.0.1:{port}\r\nAccept-Encoding: identity\r\n"
     assert {*heard} == {
         f"GET /page?x=1 HTTP/1.1\r\n{host}Accept: text/plain\r\nX-Of: me\r\n\r\n".encode()
@@ -54,9 +57,9 @@ def test_one_connection_serves_several_questions_until_it_ends() -> None:
 
 def test_a_post_says_that_it_has_no_body_and_a_users_host_stands() -> None:
     with answering([OK]) as (port, heard):
-        asked = WaitingConnection("localhost", port, None, 20.0)
-        assert asked.ask("POST", "/stop", {"host": "other"}, 100) == (200, b"ok")
-        asked.close()
+        connection = PageConnection("localhost", port, None, 20.0)
+        assert connection.request("POST", "/stop", {"host": "other"}, 100) == (200, b"ok")
+        connection.close()
     assert heard == [
         b"POST /stop HTTP/1.1\r\nAccept-Encoding: identity\r\nContent-Length: 0\r\nhost: other\r\n\r\n"
     ]
@@ -75,15 +78,15 @@ def test_what_is_no_answer_is_told_and_the_next_question_opens_anew(
     answer: bytes, error: type[Exception]
 ) -> None:
     with answering([answer], [OK]) as (port, _):
-        asked = WaitingConnection("127.0.0.1", port, None, 20.0)
+        connection = PageConnection("127.0.0.1", port, None, 20.0)
         with pytest.raises(error):
-            asked.ask("GET", "/", {}, 100)
-        assert asked.ask("GET", "/", {}, 100) == (200, b"ok")
-        asked.close()
+            connection.request("GET", "/", {}, 100)
+        assert connection.request("GET", "/", {}, 100) == (200, b"ok")
+        connection.close()
 
 
 def test_an_answer_that_never_comes_is_waited_for_no_longer_than_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        asked = WaitingConnection("127.0.0.1", silent.getsockname()[1], None, 0.05)
+        connection = PageConnection("127.0.0.1", silent.getsockname()[1], None, 0.05)
         with pytest.raises(OSError, match="timed out"):
-            asked.ask("GET", "/", {}, 100)
+            connection.request("GET", "/", {}, 100)

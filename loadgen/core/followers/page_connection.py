@@ -1,0 +1,78 @@
+"""An HTTP connection for reading a page again and again from a thread that may block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import monotonic
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
+    from http.client import HTTPConnection, HTTPResponse
+    from socket import socket
+
+READ_BYTES = 1 << 16
+
+
+class PageConnection:
+    """A connection that is kept open between requests and reopened after a failure.
+
+    `context` is the TLS configuration, or None for plain TCP. A connection attempt and the reading
+    of a response body may each take `timeout_s`, however slowly the server sends.
+    """
+
+    def __init__(
+        self, host: str, port: int, context: ssl.SSLContext | None, timeout_s: float
+    ) -> None:
+        # Imported here because a run that reads no page does not need this client at its start.
+        from http.client import HTTPConnection, HTTPSConnection
+
+        self._timeout_s = timeout_s
+        self._connection: HTTPConnection
+        if context is None:
+            self._connection = HTTPConnection(host, port, timeout=timeout_s)
+        else:
+            self._connection = HTTPSConnection(host, port, timeout=timeout_s, context=context)
+
+    def request(
+        self, method: str, path: str, headers: Mapping[str, str], max_bytes: int
+    ) -> tuple[int, bytes]:
+        """Send a request without a body and return the status and the body of the response.
+
+        Raises ConnectionError if the server closed the connection before it answered, another
+        OSError if it cannot be reached in time, and ValueError if the response is malformed or
+        longer than `max_bytes`.
+        """
+        from http.client import HTTPException
+
+        try:
+            if self._connection.sock is None:
+                self._connection.connect()
+            sock = self._connection.sock
+            sock.settimeout(self._timeout_s)
+            self._connection.request(method, path, headers=dict(headers))
+            with self._connection.getresponse() as response:
+                return response.status, self._read_body(response, sock, max_bytes)
+        except (OSError, ValueError):
+            self.close()
+            raise
+        except HTTPException as error:
+            self.close()
+            raise ValueError(f"malformed response: {error!r}") from error
+
+    def close(self) -> None:
+        """Close the connection. The next request opens it again."""
+        self._connection.close()
+
+    def _read_body(self, response: HTTPResponse, sock: socket, max_bytes: int) -> bytes:
+        deadline_s = monotonic() + self._timeout_s
+        body = bytearray()
+        while chunk := response.read1(READ_BYTES):
+            body += chunk
+            remaining_s = deadline_s - monotonic()
+            if remaining_s <= 0 or len(body) > max_bytes:
+                raise ValueError(f"{len(body):,} bytes after {self._timeout_s:g} s")
+            sock.settimeout(remaining_s)
+        if response.length:
+            raise ValueError(f"the response ends {response.length:,} bytes too early")
+        return bytes(body)
