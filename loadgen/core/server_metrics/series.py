@@ -11,13 +11,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from loadgen_sdk.dialects.metrics_page import plain_samples
 from loadgen_sdk.dialects.quirks import METRICS, SERVERS
 
 from loadgen.core.limits import CACHED_SHARE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 FILE = "server.jsonl"  # in the run folder
 MOST_SERIES = 20_000  # of one page; a longer page is an error
@@ -142,10 +141,9 @@ def samples(text: str) -> dict[tuple[str, str], float]:
     Raises ValueError if the text is not such a page, has no metrics or has more than MOST_SERIES series.
     """
     values: dict[tuple[str, str], float] = {}
-    found = plain_samples(text)
-    for name, labelled, value in _of_any_page(text) if found is None else found:
+    for name, label_text, value in _parse_page(text):
         if math.isfinite(value) and not name.endswith("_created"):
-            values[name, labelled] = value
+            values[name, label_text] = value
         if len(values) > MOST_SERIES:
             raise ValueError(f"more than {MOST_SERIES:,} series")
     if not values:
@@ -153,7 +151,9 @@ def samples(text: str) -> dict[tuple[str, str], float]:
     return values
 
 
-def _of_any_page(text: str) -> Iterable[tuple[str, str, float]]:
+def _parse_page(text: str) -> Iterator[tuple[str, str, float]]:
+    """Yield name, labels and value of each sample of a page. Raises ValueError if it is malformed."""
+    # Imported here because a run that reads no page does not need the parser at its start.
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
@@ -162,12 +162,8 @@ def _of_any_page(text: str) -> Iterable[tuple[str, str, float]]:
                 (sample.name, labels(sample.labels), float(sample.value))
                 for sample in family.samples
             )
-    except (
-        IndexError,
-        KeyError,
-        TypeError,
-        OverflowError,
-    ) as error:  # of the parser, on some texts that are none
+    except (IndexError, KeyError, TypeError, OverflowError) as error:
+        # The parser raises these on some malformed texts.
         raise ValueError(f"no page of metrics: {error!r}") from None
 
 
