@@ -121,6 +121,12 @@ def _load_cost() -> Callable[..., int]:
     return cost
 
 
+def _load_merge() -> Callable[..., int]:
+    from loadgen.shards.command import merge
+
+    return merge
+
+
 def _load_fit() -> Callable[..., int]:
     from loadgen.interop.fit_command import fit
 
@@ -197,6 +203,9 @@ def _load_rows() -> tuple[CommandRow, ...]:
         ),
         CommandRow(
             "cost", "money", "What a request cost: measured runs and your prices.", _load_cost
+        ),
+        CommandRow(
+            "merge", "tools", "One run of the parts that run --shard has sent.", _load_merge
         ),
         CommandRow(
             "fit", "tools", "Make a workload of a trace: its arrivals and lengths.", _load_fit

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,38 @@ def test_the_ray_job_and_the_script_for_slurm_type_what_loadgen_takes() -> None:
         find_command(name).make_context("loadgen", expand_repeated_values(words))
 
 
+@pytest.mark.processes
+def test_the_manifest_and_the_scripts_of_shards_type_what_loadgen_takes() -> None:
+    job = yaml.safe_load((DEPLOY / "shards.yaml").read_text())
+    (pod_command,) = job["spec"]["template"]["spec"]["containers"][0]["args"]
+    script = (DEPLOY / "shards.sbatch").read_text().replace("\\\n", " ").replace('"$@"', "rag")
+    (slurm_command,) = re.findall(r"exec (loadgen run .*)", script)
+    for command, count in (
+        (pod_command.removeprefix("exec "), job["spec"]["completions"]),
+        (slurm_command, 8),
+    ):
+        environment = {
+            "JOB_COMPLETION_INDEX": "2",
+            "SLURM_ARRAY_TASK_ID": "3",
+            "SLURM_ARRAY_TASK_COUNT": "8",
+            "SLURM_ARRAY_JOB_ID": "1",
+            "SLURM_SUBMIT_DIR": "/home",
+            "START_AT": "2126-12-01T10:00:00Z",
+            "PATH": os.environ["PATH"],
+        }
+        echoed = subprocess.run(
+            ["bash", "-c", f"printf '%s\\n' {command}"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        _, name, *words = echoed.stdout.splitlines()
+        context = find_command(name).make_context("loadgen", expand_repeated_values(words))
+        assert context.params["shard"] == f"3/{count}"
+        assert context.params["start_at"] == "2126-12-01T10:00:00Z"
+
+
 def test_the_image_runs_as_somebody_without_root() -> None:
     job = yaml.safe_load((DEPLOY / "job.yaml").read_text())
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
@@ -115,7 +149,7 @@ def test_the_image_runs_as_somebody_without_root() -> None:
     assert 'ENTRYPOINT ["loadgen"]' in lines
 
 
-@pytest.mark.parametrize("name", ["job.yaml", "rayjob.yaml"])
+@pytest.mark.parametrize("name", ["job.yaml", "rayjob.yaml", "shards.yaml"])
 def test_manifests_are_valid(name: str) -> None:
     for manifest in yaml.safe_load_all((DEPLOY / name).read_text()):
         validate_manifest(manifest)

@@ -12,7 +12,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.metrics import energy_use, validity
 from loadgen.core.metrics.accumulator import Accumulator
 from loadgen.core.metrics.summary import FILE, Summary, build, load_summary, summarize
-from loadgen.core.results import store
+from loadgen.core.results import manifest, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.server_metrics import energy, series
 
@@ -49,6 +49,24 @@ def open_run(folder: Path) -> OpenedRun:
     return OpenedRun(
         kept_summary(folder) if (folder / SUMMARY).is_file() else summary(folder), None
     )
+
+
+def refuse_shard(folder: Path) -> None:
+    """Raise UserError if the folder holds one part of a run that was divided with `--shard`.
+
+    A part alone shows the load that it sent, and not what the server did under the whole load.
+    """
+    path = folder / "run.json"
+    if not path.is_file():
+        return
+    shard = manifest.decode(path.read_bytes(), str(path)).shard
+    if shard is not None:
+        raise UserError(
+            "unsupported",
+            f"part {shard.index} of {shard.count} of a run, not a whole run",
+            str(folder),
+            "merge the parts first: loadgen merge PART... -o RUN",
+        )
 
 
 def kept_summary(folder: Path) -> Summary:

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from loadgen.core.errors import OK, Fault, Faults, UserError
+from loadgen.core.run_folder import refuse_shard
 from loadgen.shell import completion
 from loadgen.shell.options import AcceptSamplePricesOption, AllowInvalidOption
 from loadgen.shell.output import print_report, say_changed, write_file
@@ -108,6 +109,7 @@ def cost(
     gpu_counts = _gpu_counts(_pairs(gpus or [], "--gpus", folders))
     share = _share(utilization)
     for folder in folders:
+        refuse_shard(folder)
         say_changed(folder)
     book = price_file.load_prices(
         prices,

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from loadgen import result_kinds
 from loadgen.core import format, units
 from loadgen.core.errors import OK, SLO_MISSED, Fault, Faults, UserError, collecting, meant
+from loadgen.core.run_folder import refuse_shard
 from loadgen.cost import searching
 from loadgen.shell import completion
 from loadgen.shell.invocation import Invocation
@@ -427,6 +428,7 @@ def _source(
     if source.startswith(PUBLISHED):
         return _published(source.removeprefix(PUBLISHED), profile), None
     folder = _searched(source, profile, slo, call) if _is_searched(source) else Path(source)
+    refuse_shard(folder)
     say_changed(folder)
     evidence = inputs.read_evidence([folder], allow_invalid=allow_invalid)[0]
     if not _is_searched(source):

@@ -55,6 +55,31 @@ class ReportOptions:
     github: GithubOption = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShardOptions:
+    """The options of `run` that divide a load into independent parts."""
+
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard",
+            metavar="I/N",
+            rich_help_panel="Load",
+            help="Send part I of N of the load, without communication between the parts; "
+            "`loadgen merge` joins their results. Needs --seed and --start-at.",
+        ),
+    ] = None
+    start_at: Annotated[
+        str | None,
+        typer.Option(
+            "--start-at",
+            metavar="TIME",
+            rich_help_panel="Load",
+            help="With --shard, when all parts start: 2026-12-01T10:00:00Z.",
+        ),
+    ] = None
+
+
 class RunPlan(NamedTuple):
     """The runs of a command, checked together.
 
@@ -85,7 +110,10 @@ class Outcome(NamedTuple):
 
 @add_options()
 def run(
-    invocation: Invocation, report_options: ReportOptions, workload: WorkloadArgument = None
+    invocation: Invocation,
+    report_options: ReportOptions,
+    shard_options: ShardOptions,
+    workload: WorkloadArgument = None,
 ) -> int:
     """Drive a workload at an endpoint; print latencies, throughput, goodput and a verdict.
 
@@ -94,7 +122,7 @@ def run(
 
     Example: loadgen run qa --url http://HOST:8000 -c 16 -d 2m --slo ttft:2s --slo tpot:50ms
     """
-    plan = _check(invocation, report_options, workload)
+    plan = _check(invocation, report_options, shard_options, workload)
     from loadgen.core.metrics.summary import exit_code
     from loadgen.runs.show import print_plans, shown
 
@@ -119,9 +147,15 @@ def run(
     return max(codes) if outcome.is_complete else max(*codes, INTERRUPTED)
 
 
-def _check(invocation: Invocation, report_options: ReportOptions, workload: str | None) -> RunPlan:
+def _check(
+    invocation: Invocation,
+    report_options: ReportOptions,
+    shard_options: ShardOptions,
+    workload: str | None,
+) -> RunPlan:
     """Return the plan of the runs. Raises Faults with every error that was found."""
     from loadgen.core.execution.folder_names import check_empty
+    from loadgen.runs.sharding import check_divisible, with_shard
 
     errors: list[Fault] = []
     repetition = None
@@ -129,6 +163,7 @@ def _check(invocation: Invocation, report_options: ReportOptions, workload: str 
         repetition = invocation.repetition()
     with collecting(errors):
         settings = invocation.settings(can_use_store=True)
+        settings = with_shard(settings, shard_options.shard, shard_options.start_at)
         if settings.out is not None and not invocation["force"]:
             check_empty(settings.out)
     with collecting(errors):
@@ -139,6 +174,7 @@ def _check(invocation: Invocation, report_options: ReportOptions, workload: str 
         )
     if errors:
         raise Faults(errors)
+    check_divisible(settings, workloads.values(), is_repeated=repetition is not None)
     return RunPlan(workloads, settings, repetition, build)
 
 

@@ -109,7 +109,11 @@ def compare_side(folder: Path) -> Side:
 
 
 def compared(folder: Path) -> ComparedRun:
-    """A run as far as it was recorded; only its summary when it kept no records. Raises UserError."""
+    """Return a run as far as it was recorded: its records, or its summary alone.
+
+    Raises UserError for a folder that cannot be read and for one part of a divided run.
+    """
+    run_folder.refuse_shard(folder)
     summary, stored = run_folder.open_run(folder)
     if stored is None:
         return ComparedRun(name=folder.name, summary=summary)

@@ -46,6 +46,7 @@ TAKERS = {
     "mlperf": ("mlperf", "server", "--find-peak", "--resume", "{its}"),
     "size": ("size", "rag", "{its}", "--users", "10", "-o", "{out}/size"),
     "size -o": ("size", "rag", "{good}", "--users", "10", "-o", "{its}"),
+    "merge": ("merge", "{its}", "-o", "{out}/merged"),
     "run -o": ("run", "qa", "--url", "sim:gb300-vm", "-n", "5", "-o", "{its}"),
     "run --force": ("run", "qa", "--url", "sim:gb300-vm", "-n", "5", "--force", "-o", "{its}"),
 }

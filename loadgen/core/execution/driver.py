@@ -24,6 +24,7 @@ from loadgen.core.execution import stop_signals
 from loadgen.core.execution.events import Counters, LoadStarted, RunningLoad, Tell
 from loadgen.core.execution.plan import Plan, cap
 from loadgen.core.execution.self_sampling import SECOND_NS, SelfSampling
+from loadgen.core.execution.shard import sleep_until_before_start, start_instant_ns
 from loadgen.core.execution.share import (
     AHEAD,
     LARGE_BLOCK,
@@ -508,8 +509,11 @@ class Driver:
 async def run(plan: Plan, tell: Tell) -> Share:
     """Carry out a plan in this process."""
 
+    shard_of_run = plan.job.settings.shard
+
     async def gate() -> int:
-        return monotonic_ns() + SETTLE_NS
+        await sleep_until_before_start(shard_of_run, lead_s=SETTLE_NS / SECOND_NS)
+        return start_instant_ns(shard_of_run, lead_ns=SETTLE_NS)
 
     def begun(driver: Driver) -> None:
         with stop_signals.calling(lambda _: driver.stop()):
@@ -518,16 +522,16 @@ async def run(plan: Plan, tell: Tell) -> Share:
     return await work(plan, 0, 1, gate, begun)
 
 
-def drive_settings(plan: Plan, share: int, shares: int) -> DriveSettings:
-    """What the driver of one share of a plan keeps to."""
+def drive_settings(plan: Plan, part: Schedule, worker: int) -> DriveSettings:
+    """Return the settings of the driver that sends `part` of a plan as worker number `worker`."""
     job, settings, workload = plan.job, plan.job.settings, plan.job.workload
     return DriveSettings(
         route=settings.route,
         stop_on_failure=settings.on_target_failure == "stop",
         drain_ns=workload.drain_ns,
-        max_in_flight=cap(workload.max_in_flight, share, shares),
-        max_in_prefill=cap(workload.max_in_prefill, share, shares),
-        worker=share,
+        max_in_flight=cap(workload.max_in_flight, part.part, part.parts),
+        max_in_prefill=cap(workload.max_in_prefill, part.part, part.parts),
+        worker=worker,
         run_id=job.run_id,
         trace=TraceContext(job.run_id) if settings.traceparent else None,
         session_header=settings.session_header,
@@ -550,7 +554,7 @@ async def work(
     async with equipped(plan, part, share) as own:
         return_blocks(LARGE_BLOCK)
         with no_collector():
-            driver = Driver(part, own, drive_settings(plan, share, shares), start_ns=await gate())
+            driver = Driver(part, own, drive_settings(plan, part, share), start_ns=await gate())
             await stop_signals.heard()
             begun(driver)
             with stop_signals.calling(lambda _: driver.stop()):

@@ -28,6 +28,7 @@ from loadgen.core.child_process import FROZEN_S
 from loadgen.core.errors import Fault, Faults, UserError
 from loadgen.core.execution import lane_start, resource_limits
 from loadgen.core.execution.context import KnownTarget, TooLong, shortest, too_long
+from loadgen.core.execution.shard import Shard
 from loadgen.core.followers.profiler import ProfileAsked
 from loadgen.core.followers.scraper import PagesAsked
 from loadgen.core.requests import tokenizer as tokens
@@ -35,7 +36,7 @@ from loadgen.core.requests.build import build
 from loadgen.core.requests.prompts import Prompts
 from loadgen.core.results.spool import SEGMENT_ROWS
 from loadgen.core.schedule import arrivals
-from loadgen.core.schedule.timetable import Schedule
+from loadgen.core.schedule.timetable import Schedule, shard
 from loadgen.core.workload import Mix, Task, Workload, parts
 from loadgen.figures import needs
 from loadgen.plugins import UsedPlugin
@@ -117,6 +118,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1  # 0: as many as the plan can use on this machine
     ray: str | None = None  # address of a Ray cluster for the workers, or auto; None: this machine
     sources: tuple[str, ...] = ()  # local addresses to send from
+    shard: Shard | None = None  # the part of the run to send; None: the whole run
     keep: Literal["raw", "gaps", "sample", "histogram"] = (
         "raw"  # which rows to keep; gaps: all, and each gap
     )
@@ -248,6 +250,18 @@ def build_plan(job: Job) -> Plan:
     if others := plugins.version_differences(job.plugins):
         hint = "the same packages wherever a worker runs: pip install them there"
         raise UserError("nodes_differ", f"plug-ins differ: {'; '.join(others)}", "", hint)
+    plan = _whole_plan(job)
+    return structs.replace(plan, timetable=own_part(plan.timetable, job.settings))
+
+
+def own_part(timetable: Schedule, settings: Settings) -> Schedule:
+    """Return the part of a schedule that these settings ask for: the shard, or all of it."""
+    if settings.shard is None:
+        return timetable
+    return shard(timetable, settings.shard.index - 1, settings.shard.count)
+
+
+def _whole_plan(job: Job) -> Plan:
     tokenizer = tokens.load_tokenizer(job.settings.tokenizer)
     salt, template_tokens = seeds.salt_number(job.salt), job.found[0].template_tokens or 0
     return Plan(
@@ -297,7 +311,7 @@ def prepare(
         known=known,
         plugins=plugins.used_plugins(),
     )
-    plan = build_plan(job)
+    plan = _whole_plan(job)
     plan = structs.replace(
         plan, too_long=too_long(plan.requests, plan.timetable.slots, shortest(found))
     )
@@ -308,6 +322,7 @@ def prepare(
     if started.stages != workload.stages:
         job = structs.replace(job, workload=started)
         plan = structs.replace(plan, job=job, timetable=arrivals.build(started, seed))
+    plan = structs.replace(plan, timetable=own_part(plan.timetable, settings))
     if not settings.workers:
         own_cores = max(1, resource_limits.cpus() - simulated) if cores is None else cores
         most = workers(plan.timetable, plan.requests, workload, own_cores)
@@ -332,13 +347,13 @@ def workers(timetable: Schedule, requests: Prompts, workload: Workload, cores: i
     useful = 1
     for span in timetable.stages:
         if span.lanes:
-            useful = max(useful, -(-span.lanes // LANES_EACH))
+            useful = max(useful, -(-len(timetable.own_lanes(span)) // LANES_EACH))
         else:
-            rate = min(span.offered_rps or 0.0, span.slots or 0)
+            rate = min((span.offered_rps or 0.0) / timetable.parts, timetable.own_slots(span) or 0)
             useful = max(useful, math.ceil(rate * events / EVENTS_EACH))
-    return max(
-        1, min(cores, useful, workload.max_in_flight or cores, workload.max_in_prefill or cores)
-    )
+    in_flight = cap(workload.max_in_flight, timetable.part, timetable.parts)
+    in_prefill = cap(workload.max_in_prefill, timetable.part, timetable.parts)
+    return max(1, min(cores, useful, in_flight or cores, in_prefill or cores))
 
 
 def cap(most: int | None, share: int, shares: int) -> int | None:
@@ -376,17 +391,31 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
     if any(not span.lanes for span in timetable.stages):
         caps.append(("in flight", in_flight_limit, "--max-in-flight"))
     for where, most, flag in caps:
-        if most is not None and most < settings.workers:
-            workers = format.counted(settings.workers, "worker")
+        if most is not None and most < settings.workers * timetable.parts:
+            workers = format.counted(settings.workers * timetable.parts, "worker")
             what = f"{format.counted(most, 'request')} {where} cannot be spread over {workers}"
             faults.append(
                 UserError(
-                    "out_of_range", what, flag, f"--workers {most} or fewer: each has its part"
+                    "out_of_range",
+                    what,
+                    flag,
+                    f"{most} workers or fewer, over all shards: each has its part",
                 )
             )
+    if settings.shard is not None and not _has_measured_slots(timetable):
+        faults.append(
+            UserError(
+                "out_of_range",
+                "this part of the run has nothing to send",
+                f"--shard {settings.shard.index}/{settings.shard.count}",
+                "fewer shards than requests and virtual users",
+            )
+        )
     if here:
         faults += resource_limits.faults(
-            total=resource_limits.connections(timetable, in_flight_limit),
+            total=resource_limits.connections(
+                timetable, cap(in_flight_limit, timetable.part, timetable.parts)
+            ),
             workers=settings.workers,
             addresses=[result.target.address for result in job.found],
             sources=len(settings.sources),
@@ -395,6 +424,15 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
         )
     if faults:
         raise Faults(faults)
+
+
+def _has_measured_slots(timetable: Schedule) -> bool:
+    """Return whether each measured stage has slots in this share of a schedule."""
+    return all(
+        len(timetable.own_lanes(span)) > 0 if span.chains is None else timetable.own_slots(span)
+        for span in timetable.stages
+        if span.measured
+    )
 
 
 def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserError]:

@@ -20,6 +20,7 @@ from loadgen.core.execution import backend, events, run_header, step_targets
 from loadgen.core.execution.folder_names import taken
 from loadgen.core.execution.plan import Plan, Settings, prepare
 from loadgen.core.execution.probing import Known, find_all
+from loadgen.core.execution.shard import PREPARATION_S, sleep_until_before_start
 from loadgen.core.execution.share import KEPT_BLOCK, Share, large, return_blocks
 from loadgen.core.followers import server_accounts
 from loadgen.core.followers.compactor_process import Compactor
@@ -29,15 +30,24 @@ from loadgen.core.followers.hearers import (
     Names,
     Pages,
     Profiling,
+    ShardStart,
     StopWatch,
     write_header,
 )
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.requests import prompts
-from loadgen.core.results import checksums, gaps, manifest, object_store, store
+from loadgen.core.results import (
+    checksums,
+    gaps,
+    manifest,
+    object_store,
+    shard_schedule,
+    store,
+)
 from loadgen.core.results.record import WITH_UNFINISHED
 from loadgen.core.results.spool import segments
+from loadgen.core.schedule.timetable import unsharded
 from loadgen.core.server_metrics import request_accounts
 from loadgen.core.workload import Workload
 
@@ -60,6 +70,13 @@ def execute(
     run, where the caller has taken it.
     """
     row = settings.backend
+    if settings.shard is not None and row.virtual:
+        raise UserError(
+            "unsupported",
+            "the parts of a run in virtual time would not share one simulated server",
+            "--shard",
+            "run it whole, or start `loadgen sim` and name it with --url",
+        )
     if settings.profile is not None and row.virtual:
         raise UserError(
             "unsupported",
@@ -78,6 +95,7 @@ def execute(
         StopWatch(),
         CacheReset(),
         Names(),
+        ShardStart(),
     )
     tell = events.to_all(every)
     try:
@@ -143,6 +161,10 @@ def _over_http(
                 hearers, msgspec.structs.replace(header, notes=(*header.notes, *notes))
             )
             tell(events.RunPlanned(plan, header))
+            if settings.shard is not None:
+                shard_schedule.write(folder, unsharded(plan.timetable))
+                tell(events.Waits(f"the common start at {settings.shard.start_at}"))
+                runner.run(sleep_until_before_start(settings.shard, lead_s=PREPARATION_S))
             slots, tuning = plan.timetable.slots, settings.tuning
             many = slots is None or slots > tuning.compacted_rows
             compactor = Compactor(folder, frozen_s=tuning.helper_frozen_s, beside=many)
@@ -164,17 +186,8 @@ def finish(
 
     `load`: says whether and why the tool ended the run; otherwise it was the user.
     """
-    folder, timetable = plan.job.folder, plan.timetable
+    folder = plan.job.folder
     return_blocks(KEPT_BLOCK)
-    bodies = ""
-    if large(timetable, plan.job.settings.tuning):
-        fingerprint = prompts.fingerprint(plan.requests, None)
-    elif share.prompts_count == timetable.slots:
-        fingerprint = prompts.Digest(share.prompts_total, share.prompts_count).hexdigest()
-        if plan.requests.history == "scripted":  # else bodies carry the server's replies
-            bodies = prompts.Digest(share.bodies_total, share.prompts_count).hexdigest()
-    else:  # a load without end, or a worker died and its part of the digest is missing
-        fingerprint = prompts.fingerprint(plan.requests, timetable.slots)
     coded = reasons.coded("bodies_late", {"bodies": share.late} if share.late else None)
     header = run_header.noted(header, coded)
     header = msgspec.structs.replace(header, notes=(*header.notes, *share.notes))
@@ -188,10 +201,9 @@ def finish(
         ended=run_header.now(),
         state=_state(share, load),
         stopped_by=None if load is None else load.stopped_by,
-        fingerprints=msgspec.structs.replace(
-            header.fingerprints, prompts=fingerprint, bodies=bodies
-        ),
+        fingerprints=_with_sent_prompts(header.fingerprints, plan, share),
         cluster=share.cluster,
+        shard=_with_digests(header.shard, share),
         host=msgspec.structs.replace(header.host, hot_path=share.hot_path or header.host.hot_path),
     )
     write_header(folder, header)
@@ -217,6 +229,44 @@ def finish(
         store.drop_spool(folder)
     checksums.write(folder)
     return summary
+
+
+def _with_sent_prompts(
+    fingerprints: manifest.Fingerprints, plan: Plan, share: Share
+) -> manifest.Fingerprints:
+    """Return the fingerprints of a run with those of its prompts and request bodies.
+
+    Bodies have a fingerprint only if they do not depend on the replies of the server. A shard whose
+    worker died has none of its prompts either: the part of the digest of that worker is missing.
+    """
+    slots = plan.timetable.slots
+    is_large = large(unsharded(plan.timetable), plan.job.settings.tuning)
+    if share.prompts_count == slots and not is_large:
+        digest = prompts.Digest(share.prompts_total, share.prompts_count)
+        bodies = prompts.Digest(share.bodies_total, share.prompts_count)
+        is_scripted = plan.requests.history == "scripted"
+        return msgspec.structs.replace(
+            fingerprints,
+            prompts=digest.hexdigest(),
+            bodies=bodies.hexdigest() if is_scripted else "",
+        )
+    if plan.job.settings.shard is not None and slots is not None and not is_large:
+        return fingerprints
+    return msgspec.structs.replace(
+        fingerprints, prompts=prompts.fingerprint(plan.requests, None if is_large else slots)
+    )
+
+
+def _with_digests(part: manifest.ShardPart | None, share: Share) -> manifest.ShardPart | None:
+    """Return the shard of a header with the sums from which a merge computes the fingerprints."""
+    if part is None:
+        return None
+    return msgspec.structs.replace(
+        part,
+        prompts_total=f"{share.prompts_total:x}",
+        bodies_total=f"{share.bodies_total:x}",
+        prompts_count=share.prompts_count,
+    )
 
 
 def _state(share: Share, load: events.RunningLoad | None) -> str:

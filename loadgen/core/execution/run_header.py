@@ -72,11 +72,13 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         if all(result.usage for result in found if result.target.api == settings.api)
         else tokenizer.tag
     )
-    coded = _resonant(plan) | _undisclosed(plan)
     # how lanes begin by default is the target's doing: fingerprints are of what was asked
+    whole_timetable = schedule.unsharded(timetable)
+    whole_plan = msgspec.structs.replace(plan, timetable=whole_timetable)
     asked_timetable = (
-        timetable if asked.stages == workload.stages else arrivals.build(asked, job.seed)
+        whole_timetable if asked.stages == workload.stages else arrivals.build(asked, job.seed)
     )
+    coded = _resonant(whole_plan) | _undisclosed(plan)
     return manifest.Header(
         schema_minor=SCHEMA_MINOR,
         run=job.run_id,
@@ -119,9 +121,9 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         server_timing=settings.server_timing,
         percentiles=settings.percentiles,
         cache_reset=settings.reset_cache,
-        chunks=_chunk_reuse(plan),
+        chunks=_chunk_reuse(whole_plan),
         cache_asked=getattr(workload.requests, "cache", None),
-        cache_bound=_cache_bound(plan),
+        cache_bound=_cache_bound(whole_plan),
         random_words=any(map(_has_random_words, parts(workload.requests).values())),
         shares_prompts=any(map(_shares_prompts, parts(workload.requests).values())),
         max_in_flight=workload.max_in_flight,
@@ -133,8 +135,25 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         workers=settings.workers,
         keep="raw" if settings.keep == "gaps" else settings.keep,
         host=_host("" if settings.ray else settings.hot_path),  # the nodes tell theirs at the end
-        notes=(*_notes(plan, coded), *unjudged),
+        notes=(*_notes(whole_plan, coded), *unjudged),
         note_codes=coded | unjudged,
+        shard=_shard_part(whole_plan, begins),
+    )
+
+
+def _shard_part(whole_plan: Plan, begins: Sequence[Begin]) -> manifest.ShardPart | None:
+    """Return what the header of a part records of the whole run, or None for a run that is not divided."""
+    shard = whole_plan.job.settings.shard
+    if shard is None:
+        return None
+    workload = whole_plan.job.workload
+    return manifest.ShardPart(
+        index=shard.index,
+        count=shard.count,
+        start_at=shard.start_at,
+        stages=tuple(
+            _stage_plan(workload, whole_plan.timetable, i, begin) for i, begin in enumerate(begins)
+        ),
     )
 
 
@@ -362,22 +381,24 @@ def _stage_plan(
         law = law.model_copy(
             update={"ramp_ns": None}
         )  # what the workload says is equal for all servers
+    rate = getattr(stage.arrival, "rate", None)
+    slots = timetable.own_slots(span)
+    chains = None if span.chains is None else timetable.own_chains(span)
+    part = "" if timetable.parts == 1 else f"part {timetable.part + 1} of {timetable.parts}: "
     return manifest.StagePlan(
         name=span.name,
-        arrival=words(law, workload.max_in_prefill),
+        arrival=part + words(law, workload.max_in_prefill),
         closed=bool(span.lanes),
         measured=span.measured,
         start_ns=span.start_ns or 0,
         end_ns=None
         if span.length_ns is None or span.start_ns is None
         else span.start_ns + span.length_ns,
-        slots=span.slots,
-        rate=getattr(stage.arrival, "rate", None),
-        concurrency=span.lanes or None,
+        slots=slots,
+        rate=None if rate is None else rate / timetable.parts,
+        concurrency=len(timetable.own_lanes(span)) or None,
         first_slot=span.first_chain * span.turns,
-        chains=None
-        if span.slots is None or span.slots == (span.chains or 0) * span.turns
-        else span.chains,
+        chains=None if slots is None or slots == (chains or 0) * span.turns else chains,
         ramp_s=None if begin is None or begin.ramp_ns is None else begin.ramp_ns / 1e9,
         ramp_from="" if begin is None else begin.source,
     )

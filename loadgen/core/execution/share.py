@@ -29,6 +29,7 @@ from loadgen.core.execution.body_prefetch import BodyPrefetch, linked, preparer
 from loadgen.core.execution.head_lines import head_lines
 from loadgen.core.execution.plan import Job, Plan, Tuning
 from loadgen.core.execution.probing import client_options
+from loadgen.core.execution.shard import CONNECTION_S, sleep_until_before_start
 from loadgen.core.results.manifest import Cluster
 from loadgen.core.results.spool import Spool
 from loadgen.core.schedule.timetable import Schedule
@@ -129,6 +130,7 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
                     most=AHEAD if span.chains is None else None,
                     cpu_s=BUILD_CPU_S,
                 )
+        await sleep_until_before_start(settings.shard, lead_s=CONNECTION_S)
         for client in clients:
             await client.open(-(-opened_ahead(part) // len(clients)))
         senders = (

@@ -6,6 +6,7 @@ Of a hearer that is told `HeaderMade` or `LoadEnded`, the header that it gives b
 from __future__ import annotations
 
 import asyncio
+import datetime
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +19,7 @@ from loadgen_sdk.dialects.quirks import VALUES
 from loadgen_sdk.probe.probe import ProbeResult
 
 from loadgen.core.errors import Fault, Faults
-from loadgen.core.execution import events, run_header
+from loadgen.core.execution import events, run_header, shard
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.stop_watch import watch
 from loadgen.core.followers import cache_reset
@@ -201,6 +202,39 @@ class Names:
                         header = run_header.noted(header, reasons.coded("name_moved", moved))
                 return header
         return None
+
+
+class ShardStart:
+    """Records in the header of a shard when its load started, also of a part that is killed later."""
+
+    def __init__(self) -> None:
+        self._planned: events.RunPlanned | None = None
+        self._delay_ns = 0
+
+    def __call__(self, event: events.RunEvent) -> Header | None:
+        match event:
+            case events.RunPlanned(plan) if plan.job.settings.shard is not None:
+                self._planned = event
+            case events.LoadStarted(start_ns) if self._planned is not None:
+                plan, header = self._planned
+                assert plan.job.settings.shard is not None
+                self._delay_ns = shard.start_delay_ns(plan.job.settings.shard, start_ns)
+                write_header(plan.job.folder, self._with_delay(header))
+            case events.LoadEnded(header) if header is not None and self._planned is not None:
+                return self._with_delay(header)
+        return None
+
+    def _with_delay(self, header: Header) -> Header:
+        assert header.shard is not None
+        start = datetime.datetime.fromisoformat(header.shard.start_at)
+        started = start + datetime.timedelta(microseconds=self._delay_ns / 1000)
+        return msgspec.structs.replace(
+            header,
+            started=started.astimezone().isoformat(timespec="milliseconds"),
+            shard=msgspec.structs.replace(
+                header.shard, start_delay_ms=round(self._delay_ns / 1e6, 3)
+            ),
+        )
 
 
 def write_header(folder: Path, header: Header) -> None:

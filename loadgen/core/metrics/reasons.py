@@ -111,6 +111,9 @@ SENTENCES = {
     "target_gone": "target {target} stopped answering {at_s:.1f} s after the start",
     "name_moved": "{name} was {before:addresses} before the load and {after:addresses} at its end, {at_s:.0f} s after the start: "
     "a name is looked up once, before the load, so every request went to the former",
+    "part_lost": "part {part} of {parts} is {state}: {lost:request is|requests are} recorded as lost",
+    "part_late": "part {part} of {parts} started {delay_ms:,.0f} ms after the common start, limit {limit_ms:g} ms: "
+    "its load came so much later",
     "store_died": "the process that stores the records {why}; all records are counted, and kept in spool/",
     "not_judged": "SLO terms not judged: {metrics:list}: {because:part}",
     "virtual_time": "simulated in virtual time: {preset}; no network and no client in it",

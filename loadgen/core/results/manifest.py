@@ -164,6 +164,29 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()  # nodes that were lost before the load, since the last run of the command
 
 
+class ShardPart(msgspec.Struct, frozen=True, kw_only=True):
+    """Which part of a run a folder holds, if the run was divided with `--shard`, and what merging the parts needs."""
+
+    index: int  # from 1
+    count: int
+    start_at: str  # the common start, RFC 3339
+    start_delay_ms: float | None = None  # from the common start to the start of this part
+    stages: tuple[StagePlan, ...] = ()  # those of the whole run; `Header.stages` are of this part
+    prompts_total: str = ""  # hexadecimal: the sum of the hashes of its prompts
+    bodies_total: str = ""  # hexadecimal: the sum of the hashes of its request bodies
+    prompts_count: int = 0  # number of prompts in these sums
+
+
+class MergedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a merged run."""
+
+    index: int  # from 1
+    state: str  # that of its header, killed, or missing: there is no result of it
+    host: str = ""
+    workers: int = 0
+    start_delay_ms: float | None = None  # from the common start to the start of this part
+
+
 class ReasonCode(msgspec.Struct, frozen=True, kw_only=True):
     """One finding about a run, for programs: what it is, and the values in it. `metrics/reasons.py` has the words."""
 
@@ -262,6 +285,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     )
     host: Host = Host()
     cluster: Cluster | None = None  # null: the workers ran on `host`
+    shard: ShardPart | None = None  # null: the folder holds a whole run
+    parts: tuple[MergedPart, ...] = ()  # of a run that `loadgen merge` made; empty: of any other
     notes: tuple[
         str, ...
     ] = ()  # warnings, most of them known before the first request; they become warnings of the verdict

@@ -59,11 +59,12 @@ def forecast(timetable: Schedule, tokens: tuple[float, float], answer_s: float =
     seconds: float | None = 0.0
     for span in timetable.stages:
         length_s = None if span.length_ns is None else span.length_ns / NS_PER_S
-        count: float | None = span.slots
+        lanes = len(timetable.own_lanes(span))
+        count: float | None = timetable.own_slots(span)
         if count is None:
-            count = span.lanes * length_s / answer_s if length_s and answer_s else None
+            count = lanes * length_s / answer_s if length_s and answer_s else None
         if length_s is None and count is not None and answer_s:
-            length_s = count / max(span.lanes, 1) * answer_s
+            length_s = count / max(lanes, 1) * answer_s
         requests = None if requests is None or count is None else requests + count
         seconds = None if seconds is None or length_s is None else seconds + length_s
     return Forecast(requests, seconds, *tokens)

@@ -110,17 +110,20 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     @property
     def slots(self) -> int | None:
         """Number of slots in this share; None if the duration alone limits a stage."""
-        if any(span.chains is None for span in self.stages):
+        counts = [self.own_slots(span) for span in self.stages]
+        known_counts = [count for count in counts if count is not None]
+        return sum(known_counts) if len(known_counts) == len(counts) else None
+
+    def own_slots(self, span: StageSpan) -> int | None:
+        """Return the number of slots of a stage in this share, or None if its duration alone limits it."""
+        if span.chains is None:
             return None
         if self.parts == 1:
-            return sum(span.slots or 0 for span in self.stages)
+            return span.slots or 0
         if self.turns == 1:
-            return sum(self.own_chains(span) for span in self.stages)
-        sizes = [self.chains.sizes(span.first_chain, span.chains or 0) for span in self.stages]
-        return sum(
-            int(of_stage[self._is_own(span)].sum())
-            for span, of_stage in zip(self.stages, sizes, strict=True)
-        )
+            return self.own_chains(span)
+        sizes = self.chains.sizes(span.first_chain, span.chains)
+        return int(sizes[self._is_own(span)].sum())
 
     def _is_own(self, span: StageSpan) -> NDArray[np.bool_]:
         """Which chains of a stage with a count belong to this share."""
@@ -217,6 +220,13 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             stage_columns.append(_slot_columns(self, span, 0, span.chains, self._is_own(span)))
         return Slot(*(np.concatenate(column) for column in zip(*stage_columns, strict=True)))
 
+    def stage_columns(self, span: StageSpan) -> Slot[Ints]:
+        """Return the slots of a stage of a whole schedule.
+
+        Of a stage without a count, these are the slots with which its virtual users begin.
+        """
+        return _slot_columns(self, span, 0, span.lanes if span.chains is None else span.chains)
+
     def slot(self, number: int) -> Slot[int]:
         """The row with this slot number, computed. Raises IndexError if the run has no such slot."""
         chain = number // self.turns
@@ -241,6 +251,11 @@ def shard(schedule: Schedule, i: int, n: int) -> Schedule:
     if not 0 <= i < n:
         raise ValueError(f"no share {i} of {n}")
     return replace(schedule, part=schedule.part + schedule.parts * i, parts=schedule.parts * n)
+
+
+def unsharded(schedule: Schedule) -> Schedule:
+    """Return the schedule of the whole run that a share belongs to."""
+    return replace(schedule, part=0, parts=1)
 
 
 def fingerprint(schedule: Schedule) -> str:

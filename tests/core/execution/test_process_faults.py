@@ -240,14 +240,14 @@ def test_an_interrupt_before_the_load_leaves_nothing(
 
 INTERRUPTED_AS_THE_LOAD_BEGINS = """
 import os, signal
-from loadgen.core.execution import driver
+from loadgen.core.execution import shard
 
-clock = driver.monotonic_ns
+clock = shard.monotonic_ns
 def interrupted_clock():  # first read for the instant at which the load is to begin
-    driver.monotonic_ns = clock
+    shard.monotonic_ns = clock
     os.kill(os.getpid(), signal.SIGTERM)
     return clock()
-driver.monotonic_ns = interrupted_clock
+shard.monotonic_ns = interrupted_clock
 
 from loadgen.__main__ import main
 main()

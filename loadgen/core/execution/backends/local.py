@@ -11,7 +11,7 @@ import contextlib
 import pickle
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic_ns
 
@@ -22,6 +22,12 @@ from loadgen.core.execution.backend import Backend
 from loadgen.core.execution.backends import merge, worker
 from loadgen.core.execution.events import LoadStarted, RunningLoad, Tell
 from loadgen.core.execution.plan import Plan, Settings
+from loadgen.core.execution.shard import (
+    NS_PER_S,
+    Shard,
+    sleep_until_before_start,
+    start_instant_ns,
+)
 from loadgen.core.execution.share import Share
 from loadgen.core.execution.shared_counters import SharedCounters
 
@@ -69,9 +75,10 @@ async def run(plan: Plan, tell: Tell) -> Share:
     try:
         with stop_signals.ending_start(lambda: pass_on(signal.SIGKILL)):
             await _all_ready(processes, pickle.dumps(job), threads, frozen_s)
+            await _wait_for_start(processes, job.settings.shard)
         with stop_signals.calling(pass_on):
             await stop_signals.heard()
-            start_ns = monotonic_ns() + worker.HEAD_START_NS
+            start_ns = start_instant_ns(job.settings.shard, lead_ns=worker.HEAD_START_NS)
             tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: pass_on(signal.SIGINT))))
             for process in processes:
                 worker.tell(process, f"{start_ns}\n".encode())
@@ -147,6 +154,19 @@ async def _all_ready(
     for start in starts:
         if start.done():
             start.result()
+
+
+async def _wait_for_start(
+    processes: Sequence[subprocess.Popen[bytes]], shard: Shard | None
+) -> None:
+    """Wait until the workers have to be told the common start of a shard, or until one of them has ended."""
+    if shard is None:
+        return
+    lead_s = worker.HEAD_START_NS / NS_PER_S
+    waiting = asyncio.create_task(sleep_until_before_start(shard, lead_s))
+    while not waiting.done() and all(process.poll() is None for process in processes):
+        await asyncio.wait([waiting], timeout=0.2)
+    waiting.cancel()
 
 
 def _report(

@@ -1,0 +1,116 @@
+"""One shard of a run: the part of a schedule that one independent process sends.
+
+The parts of a run do not communicate. Part i of n sends every n-th request or virtual user of a
+schedule that all parts compute from the same seed, and every part starts at the same time of day.
+`loadgen merge` joins their results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import re
+from time import monotonic_ns, time_ns
+
+import msgspec
+
+from loadgen.core.errors import UserError
+
+MAX_LATE_S = 60.0
+"""A start time further in the past is refused: the other parts are already at work."""
+PREPARATION_S = 20.0
+"""Time before the start at which workers start and build request bodies.
+
+A worker may wait for less than the 30 s after which a process that uses no CPU time counts as
+frozen.
+"""
+CONNECTION_S = 2.0
+"""Time before the start at which connections open: servers close connections that stay idle."""
+NS_PER_S = 1_000_000_000
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """Part `index` of `count` parts of a run; the first part has index 1."""
+
+    index: int
+    count: int
+    start_at_ns: int  # since the epoch
+
+    @property
+    def start_at(self) -> str:
+        """The common start as an RFC 3339 time in UTC."""
+        start = datetime.datetime.fromtimestamp(self.start_at_ns / NS_PER_S, datetime.UTC)
+        return start.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    @property
+    def start_at_s(self) -> float:
+        """The common start in seconds since the epoch."""
+        return self.start_at_ns / NS_PER_S
+
+
+def parse_shard(shard: str, start_at: str) -> Shard:
+    """Return the shard for the values of `--shard` and `--start-at`.
+
+    Raises UserError for values that cannot be read and for a start that is too far in the past.
+    """
+    index, count = _parse_fraction(shard)
+    start_at_ns = _parse_time(start_at)
+    late_s = (time_ns() - start_at_ns) / NS_PER_S
+    if late_s > MAX_LATE_S:
+        raise UserError(
+            "out_of_range",
+            f"the start is {late_s:.0f} s in the past",
+            f"--start-at {start_at}",
+            "choose a time that all parts can reach: $(date -u -d '+2 minutes' +%FT%TZ)",
+        )
+    return Shard(index=index, count=count, start_at_ns=start_at_ns)
+
+
+def _parse_fraction(shard: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", shard)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UserError(
+            "invalid_value",
+            "a shard is INDEX/COUNT with an index from 1 to the count",
+            f"--shard {shard}",
+            "--shard 1/8 to --shard 8/8 for eight parts",
+        )
+    return int(match[1]), int(match[2])
+
+
+def _parse_time(start_at: str) -> int:
+    try:
+        start = datetime.datetime.fromisoformat(start_at)
+    except ValueError:
+        start = None
+    if start is None or start.tzinfo is None:
+        raise UserError(
+            "invalid_value",
+            "not an RFC 3339 time with a time zone",
+            f"--start-at {start_at}",
+            "--start-at 2026-12-01T10:00:00Z",
+        )
+    return round(start.timestamp() * 1000) * 1_000_000
+
+
+async def sleep_until_before_start(shard: Shard | None, lead_s: float) -> None:
+    """Sleep until `lead_s` seconds before the common start; return at once without a shard."""
+    if shard is not None:
+        await asyncio.sleep(max(0.0, shard.start_at_s - time_ns() / NS_PER_S - lead_s))
+
+
+def start_instant_ns(shard: Shard | None, lead_ns: int) -> int:
+    """Return when the load starts, on the monotonic clock.
+
+    That is the common start of a shard, or `lead_ns` from now if that is later or if there is no
+    shard.
+    """
+    earliest_ns = monotonic_ns() + lead_ns
+    if shard is None:
+        return earliest_ns
+    return max(earliest_ns, monotonic_ns() + shard.start_at_ns - time_ns())
+
+
+def start_delay_ns(shard: Shard, start_ns: int) -> int:
+    """Return how long after the common start the load starts, by the clock of this machine."""
+    return max(0, time_ns() + start_ns - monotonic_ns() - shard.start_at_ns)

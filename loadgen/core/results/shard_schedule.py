@@ -1,0 +1,69 @@
+"""The schedule of a whole run, as each of its shards stores it in `schedule.parquet`. Does IO.
+
+`loadgen merge` needs it to name the requests of a part that is missing. It has every slot of a
+stage with a count. Of a stage that its duration alone limits, it has the first slot of each
+virtual user.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.core.results import parquet
+from loadgen.core.schedule.timetable import Schedule
+
+FILE = "schedule.parquet"
+SLOT = np.dtype(
+    [
+        ("slot", "<i8"),
+        ("stage", "<i2"),
+        ("session", "<i4"),
+        ("turn", "<i2"),
+        ("lane", "<i4"),
+        ("chain", "<i8"),
+        ("due_ns", "<i8"),
+    ]
+)
+"""`chain`: the index in its stage of the request, conversation or task that a slot belongs to."""
+
+
+def write(folder: Path, schedule: Schedule) -> None:
+    """Write the slots of a whole schedule into the folder of a shard."""
+    import pyarrow as pa
+
+    slots = schedule_slots(schedule)
+    columns = {
+        name: parquet.nullable(np.ascontiguousarray(slots[name])) for name in SLOT.names or ()
+    }
+    parquet.write(folder / FILE, [pa.table(columns)])
+
+
+def read(folder: Path) -> NDArray[np.void]:
+    """Return the slots of the whole run that the folder of a shard has stored."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(folder / FILE)
+    slots = np.zeros(len(table), SLOT)
+    for name in SLOT.names or ():
+        slots[name] = np.asarray(table.column(name))
+    return slots
+
+
+def schedule_slots(schedule: Schedule) -> NDArray[np.void]:
+    """Return the slots of a whole schedule as an array of SLOT."""
+    stages = []
+    for span in schedule.stages:
+        columns = schedule.stage_columns(span)
+        slots = np.zeros(len(columns.number), SLOT)
+        slots["slot"] = columns.number
+        slots["stage"] = columns.stage
+        slots["session"] = columns.session
+        slots["turn"] = columns.turn
+        slots["lane"] = columns.lane
+        slots["chain"] = columns.number // schedule.turns - span.first_chain
+        slots["due_ns"] = columns.due_ns
+        stages.append(slots if span.chains is not None else slots[slots["turn"] == 0])
+    return np.concatenate(stages)

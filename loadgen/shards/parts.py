@@ -1,0 +1,163 @@
+"""The folders of the parts of a run: read, and checked to belong to the same run. Does IO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from loadgen.core.errors import Fault, Faults, UserError, nothing_there
+from loadgen.core.results import manifest
+from loadgen.core.results.files import refuse_links
+from loadgen.core.results.manifest import Header, ShardPart, StagePlan
+
+HINT = "a part is the folder of one loadgen run --shard"
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """One part of a run: its folder, its header, and which part it is."""
+
+    folder: Path
+    header: Header
+    shard: ShardPart
+
+
+@dataclass(frozen=True)
+class PlacedPart:
+    """The place of one part in the merged run. `part` is None if the part is missing."""
+
+    index: int
+    count: int
+    part: RunPart | None
+    first_worker: int
+    workers: int
+
+    @property
+    def name(self) -> str:
+        """The part in words, for messages."""
+        return f"part {self.index} of {self.count}"
+
+    @property
+    def state(self) -> str:
+        """How the part ended: as its header says, `killed` or `missing`."""
+        if self.part is None:
+            return "missing"
+        return "killed" if self.part.header.state == "running" else self.part.header.state
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether requests of the part may have no record."""
+        return self.state in ("missing", "killed")
+
+    @property
+    def delay_ms(self) -> float:
+        """Time from the common start to the start of the part, 0 if it did not start."""
+        return 0.0 if self.part is None else self.part.shard.start_delay_ms or 0.0
+
+    @property
+    def delay_ns(self) -> int:
+        """The same in nanoseconds."""
+        return round(self.delay_ms * 1e6)
+
+
+def place_parts(parts: Sequence[RunPart]) -> list[PlacedPart]:
+    """Return the place of every part of the run, of missing ones too, ordered by their index."""
+    by_index = {part.shard.index: part for part in parts}
+    count = parts[0].shard.count
+    placed = []
+    first_worker = 0
+    for index in range(1, count + 1):
+        part = by_index.get(index)
+        workers = 1 if part is None else part.header.workers
+        placed.append(PlacedPart(index, count, part, first_worker, workers))
+        first_worker += workers
+    return placed
+
+
+def read_parts(folders: Sequence[Path]) -> list[RunPart]:
+    """Return the parts in these folders, ordered by their index.
+
+    Raises Faults for folders without a part, for a part that is given twice, and for parts of
+    different runs.
+    """
+    faults: list[Fault] = []
+    parts: list[RunPart] = []
+    for folder in folders:
+        try:
+            parts.append(read_part(folder))
+        except Fault as fault:
+            faults.append(fault)
+    if not faults:
+        parts.sort(key=lambda part: part.shard.index)
+        faults = [*_differences(parts), *_duplicates(parts)]
+    if faults:
+        raise Faults(faults)
+    return parts
+
+
+def read_part(folder: Path) -> RunPart:
+    """Return the part in a folder. Raises UserError if there is none."""
+    if not folder.is_dir():
+        raise nothing_there(folder, HINT)
+    refuse_links(folder)
+    path = folder / "run.json"
+    if not path.is_file():
+        raise UserError("no_result", "there is no run in this folder", str(folder), HINT)
+    header = manifest.decode(path.read_bytes(), str(path))
+    if header.shard is None:
+        raise UserError("wrong_format", "a whole run, not a part of one", str(folder), HINT)
+    return RunPart(folder, header, header.shard)
+
+
+COMPARED: dict[str, Callable[[RunPart], object]] = {
+    "version of loadgen": lambda part: part.header.version,
+    "number of parts": lambda part: part.shard.count,
+    "start": lambda part: part.shard.start_at,
+    "seed": lambda part: part.header.seed,
+    "schedule seed": lambda part: part.header.schedule_seed,
+    "salt": lambda part: part.header.salt,
+    "workload": lambda part: part.header.fingerprints.recipe,
+    "schedule": lambda part: part.header.fingerprints.timetable,
+    "stages": lambda part: [_without_ramp(stage) for stage in part.shard.stages],
+    "API": lambda part: (part.header.api, part.header.stream, part.header.client),
+    "models": lambda part: [target.model for target in part.header.targets],
+    "tokenizer": lambda part: (part.header.tokenizer, part.header.tokenizer_sha256),
+    "tokens of the chat template": lambda part: part.header.template_tokens,
+    "SLO": lambda part: part.header.slos,
+    "limits of validity": lambda part: part.header.limits,
+}
+"""What must be the same in all parts of a run."""
+
+
+def _without_ramp(stage: StagePlan) -> StagePlan:
+    """Return a stage without the ramp of its virtual users, which every part measures itself."""
+    return replace(stage, ramp_s=None, ramp_from="")
+
+
+def _differences(parts: Sequence[RunPart]) -> Iterator[Fault]:
+    first, *others = parts
+    for other in others:
+        differing = [name for name, value in COMPARED.items() if value(first) != value(other)]
+        if differing:
+            yield UserError(
+                "mismatch",
+                f"not a part of the same run as {first.folder}: another {', '.join(differing)}",
+                str(other.folder),
+                "the same command with the same --seed and --start-at for every part",
+            )
+
+
+def _duplicates(parts: Sequence[RunPart]) -> Iterator[Fault]:
+    folders: dict[int, Path] = {}
+    for part in parts:
+        if part.shard.index in folders:
+            yield UserError(
+                "duplicate",
+                f"part {part.shard.index} of {part.shard.count} is given twice",
+                str(part.folder),
+                f"give one of them; the other is {folders[part.shard.index]}",
+            )
+        folders.setdefault(part.shard.index, part.folder)

@@ -1,0 +1,159 @@
+"""The records of a merged run: those of its parts, and `lost` records of slots without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.core.execution.bodies import UNKNOWN
+from loadgen.core.results import parquet, store
+from loadgen.core.results.manifest import ShardPart
+from loadgen.core.results.record import ROW, RowPlace, unsent_row
+from loadgen.shards.parts import PlacedPart, RunPart
+
+BLOCK_ROWS = 1_000_000
+"""Rows that are in memory at once, and in one row group of the merged file."""
+TIMES = (
+    "due_ns",
+    "ready_ns",
+    "sent_ns",
+    "first_byte_ns",
+    "first_event_ns",
+    "first_token_ns",
+    "first_answer_ns",
+    "last_token_ns",
+    "end_ns",
+    "done_ns",
+)
+"""Columns of a record that count from the start of the run; -1 means never."""
+
+
+@dataclass(frozen=True)
+class LostSlots:
+    """Slots of a part that have no record."""
+
+    of: PlacedPart
+    slots: NDArray[np.void]  # of shard_schedule.SLOT
+
+
+def record_tables(placed: Sequence[PlacedPart], lost: Sequence[LostSlots]) -> Iterator[Any]:
+    """Yield the records of the merged run as pyarrow tables."""
+    is_empty = True
+    for table in _tables_of_parts(placed, lost):
+        is_empty = False
+        yield table
+    if is_empty:  # a run without any record has a file too
+        yield parquet.to_table(np.zeros(0, ROW), [])
+
+
+def _tables_of_parts(placed: Sequence[PlacedPart], lost: Sequence[LostSlots]) -> Iterator[Any]:
+    for one in placed:
+        if one.part is not None:
+            yield from _tables_of_part(one, one.part)
+    for lost_slots in lost:
+        for first in range(0, len(lost_slots.slots), BLOCK_ROWS):
+            block = lost_slots.slots[first : first + BLOCK_ROWS]
+            rows = _lost_records(block, lost_slots.of.first_worker)
+            yield parquet.to_table(rows, [f"{lost_slots.of.name}: {lost_slots.of.state}"])
+
+
+def _tables_of_part(placed: PlacedPart, part: RunPart) -> Iterator[Any]:
+    stored = store.read_lightly(part.folder)
+    for first in range(0, len(stored.rows), BLOCK_ROWS):
+        rows = _in_memory(stored.rows[first : first + BLOCK_ROWS])
+        rows["worker"] += placed.first_worker
+        for name in TIMES:
+            rows[name][rows[name] >= 0] += placed.delay_ns
+        yield parquet.to_table(rows, stored.texts)
+
+
+def _in_memory(rows: Any) -> NDArray[np.void]:
+    """Return rows as an array that may be changed; they may come from columns on disk."""
+    copied = np.zeros(len(rows), ROW)
+    for name in ROW.names or ():
+        copied[name] = rows[name]
+    return copied
+
+
+def _lost_records(slots: NDArray[np.void], worker: int) -> NDArray[np.void]:
+    records = []
+    for slot in slots:
+        number = int(slot["slot"])
+        place = RowPlace(
+            slot=number,
+            request=number,
+            stage=int(slot["stage"]),
+            worker=worker,
+            target=0,
+            session=int(slot["session"]),
+            turn=int(slot["turn"]),
+            lane=int(slot["lane"]),
+        )
+        due_ns = int(slot["due_ns"])
+        records.append(unsent_row(place, due_ns, "worker_died", "lost", UNKNOWN, text=0))
+    return np.frombuffer(b"".join(records), ROW)
+
+
+def find_lost_slots(
+    placed: Sequence[PlacedPart], schedule: NDArray[np.void]
+) -> Iterator[LostSlots]:
+    """Yield the slots without a record of the parts that are missing or were killed.
+
+    Args:
+        placed: all parts of the run.
+        schedule: the slots of the whole run, as `shard_schedule.read` returns them.
+    """
+    shard = next(one.part.shard for one in placed if one.part is not None)
+    owners = _owning_parts(schedule, shard)
+    for one in placed:
+        if one.is_incomplete:
+            slots = schedule[owners == one.index]
+            yield LostSlots(one, slots if one.part is None else _unrecorded(slots, one.part))
+
+
+def _owning_parts(schedule: NDArray[np.void], shard: ShardPart) -> NDArray[np.int64]:
+    """Return the index of the part that each slot belongs to, as `timetable.shard` divides them."""
+    users = np.array([stage.concurrency or 0 for stage in shard.stages])[schedule["stage"]]
+    chain = schedule["chain"]
+    return np.where(users > 0, chain % np.maximum(users, 1), chain) % shard.count + 1
+
+
+def _unrecorded(slots: NDArray[np.void], part: RunPart) -> NDArray[np.void]:
+    """Return the slots of a killed part that it has no record of.
+
+    Of a stage that its duration alone limits, these are the slots that were in flight: the next one
+    of each virtual user.
+    """
+    rows = _in_memory(store.read_lightly(part.folder).rows)
+    last_stage = int(rows["stage"].max()) if len(rows) else 0
+    unrecorded = []
+    for index, stage in enumerate(part.shard.stages):
+        of_stage = slots[slots["stage"] == index]
+        recorded = rows[rows["stage"] == index]
+        if stage.slots is not None:
+            unrecorded.append(of_stage[~np.isin(of_stage["slot"], recorded["slot"])])
+        elif index >= last_stage:
+            turns = part.header.turns
+            unrecorded.append(_next_slots(of_stage, recorded, turns, stage.concurrency or 1))
+    return np.concatenate(unrecorded)
+
+
+def _next_slots(
+    first_slots: NDArray[np.void], recorded: NDArray[np.void], turns: int, concurrency: int
+) -> NDArray[np.void]:
+    """Return the slot of each virtual user that follows the last one with a record.
+
+    Of conversations and tasks, that is the first slot of the next conversation or task.
+    """
+    next_slots = first_slots.copy()
+    for slot in next_slots:
+        own = recorded["slot"][recorded["lane"] == slot["lane"]]
+        if len(own):
+            rounds = (int(own.max()) // turns - int(slot["slot"]) // turns) // concurrency + 1
+            slot["slot"] += rounds * concurrency * turns
+            slot["due_ns"] = -1
+    return next_slots

@@ -1,0 +1,371 @@
+"""Independent parts of a run: together they are the run of one process, and a merge names gaps."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic, time_ns
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import exits
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from numpy.typing import NDArray
+from refusals import refused
+from runs import NO_PAGES, says
+from servers import QUICK, shared
+
+from loadgen.core import run_folder
+from loadgen.core.errors import Faults, UserError
+from loadgen.core.execution.driver import drive_settings
+from loadgen.core.execution.events import RunEvent, RunPlanned
+from loadgen.core.execution.plan import Settings, build_plan
+from loadgen.core.execution.run import execute
+from loadgen.core.execution.shard import Shard, parse_shard
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results import checksums, manifest, store
+from loadgen.core.results.manifest import Header
+from loadgen.core.results.record import STATUS
+from loadgen.core.schedule import timetable
+from loadgen.core.workload import Workload, load, read_flags
+from loadgen.shards.merge import merge_parts
+from loadgen.shards.parts import read_parts
+
+REQUESTS = "{input_tokens: 8, output_tokens: 4}"
+CONVERSATIONS = "{input_tokens: 8, output_tokens: 4, turns: {count: 3, tool_result_tokens: 5}}"
+START_LATER_NS = 300_000_000
+
+
+def make_workload(folder: Path, requests: str = REQUESTS, **flags: str) -> Workload:
+    file = folder / "w.yaml"
+    file.write_text(f"name: divided\nrequests: {requests}\n")
+    return load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
+
+
+def settings_for(out: Path, **changes: Any) -> Settings:
+    url = shared(QUICK).url
+    return Settings(url=url, model="sim", server="trtllm", out=out, **(NO_PAGES | changes))
+
+
+def run_parts(
+    folder: Path, workload: Workload, count: int, *, workers: Sequence[int] = ()
+) -> list[Path]:
+    """Send all parts of a run one after the other; all but the first start late."""
+    start_at_ns = time_ns() + START_LATER_NS
+    parts = []
+    for index in range(1, count + 1):
+        shard = Shard(index=index, count=count, start_at_ns=start_at_ns)
+        number = workers[index - 1] if workers else 1
+        out = folder / f"part-{index}"
+        execute(workload, settings_for(out, shard=shard, workers=number))
+        parts.append(out)
+    return parts
+
+
+def merge(folder: Path, parts: Sequence[Path]) -> tuple[Summary, Path]:
+    merged = folder / "merged"
+    merged.mkdir()
+    return merge_parts(read_parts(parts), merged), merged
+
+
+def rows_by_slot(folder: Path) -> NDArray[np.void]:
+    rows = store.read_run(folder).rows
+    return rows[np.argsort(rows["slot"])]
+
+
+def header_of(folder: Path) -> Header:
+    return manifest.decode((folder / "run.json").read_bytes())
+
+
+def stage_counts(summary: Summary) -> list[tuple[str, int, int]]:
+    return [(one.name, one.requests.scheduled, one.requests.ok) for one in summary.stages]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("requests", "flags", "count", "workers"),
+    [
+        (REQUESTS, {"request_rate": "100", "num_requests": "60"}, 2, (2, 1)),
+        (REQUESTS, {"request_rate": "200", "num_requests": "80", "warmup": "0.2s"}, 8, ()),
+        (REQUESTS, {"concurrency": "5", "num_requests": "33"}, 2, ()),
+        (CONVERSATIONS, {"request_rate": "40", "num_requests": "45"}, 3, ()),
+    ],
+)
+def test_parts_together_are_the_run_of_one_process(
+    tmp_path: Path, requests: str, flags: dict[str, str], count: int, workers: tuple[int, ...]
+) -> None:
+    workload = make_workload(tmp_path, requests, **flags)
+    whole, whole_folder = execute(workload, settings_for(tmp_path / "whole"))
+    parts = run_parts(tmp_path, workload, count, workers=workers)
+    summary, merged = merge(tmp_path, parts)
+    assert stage_counts(summary) == stage_counts(whole)
+    assert summary.requests.scheduled == summary.requests.ok == whole.requests.ok
+    assert summary.fingerprints == whole.fingerprints
+    assert summary.load.arrival == whole.load.arrival
+    assert summary.bytes.sent > 0
+    rows, expected = rows_by_slot(merged), rows_by_slot(whole_folder)
+    for column in ("slot", "stage", "session", "turn", "lane", "asked_output", "output_tokens"):
+        assert rows[column].tolist() == expected[column].tolist(), column
+    assert len(np.unique(rows["worker"])) == sum(workers) if workers else count
+    header, whole_header = header_of(merged), header_of(whole_folder)
+    without_ramp = [replace(one, ramp_s=None, ramp_from="") for one in header.stages]
+    assert without_ramp == [replace(one, ramp_s=None, ramp_from="") for one in whole_header.stages]
+    assert header.shard is None and header.workers == sum(workers or [1] * count)
+    assert checksums.changed(merged) == {}
+    assert run_folder.open_run(merged).summary.ttft_ms == summary.ttft_ms
+
+
+@pytest.mark.processes
+def test_a_late_part_is_moved_to_its_place_in_time(tmp_path: Path) -> None:
+    workload = make_workload(tmp_path, request_rate="100", num_requests="40")
+    parts = run_parts(tmp_path, workload, 2)
+    summary, merged = merge(tmp_path, parts)
+    late = header_of(parts[1]).shard
+    assert late is not None and late.start_delay_ms is not None and late.start_delay_ms > 100
+    rows, part_rows = rows_by_slot(merged), rows_by_slot(parts[1])
+    moved = rows[rows["worker"] == 1]
+    delay_ns = round(late.start_delay_ms * 1e6)
+    assert (moved["due_ns"] - part_rows["due_ns"]).tolist() == [delay_ns] * 20
+    assert (moved["done_ns"] - part_rows["done_ns"]).tolist() == [delay_ns] * 20
+    assert (moved["sent_ns"] - moved["due_ns"]).tolist() == (
+        part_rows["sent_ns"] - part_rows["due_ns"]
+    ).tolist()
+    (warning,) = [one for one in summary.verdict.warning_codes if one.code == "part_late"]
+    assert warning.values == {
+        "part": 2,
+        "parts": 2,
+        "delay_ms": late.start_delay_ms,
+        "limit_ms": 100.0,
+    }
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("flags", "lost_slots"),
+    [
+        ({"request_rate": "100", "num_requests": "40"}, list(range(1, 40, 2))),
+        ({"concurrency": "4", "num_requests": "20"}, [n for n in range(20) if n % 4 % 2]),
+    ],
+)
+def test_the_requests_of_a_missing_part_are_lost(
+    tmp_path: Path, flags: dict[str, str], lost_slots: list[int]
+) -> None:
+    workload = make_workload(tmp_path, **flags)
+    parts = run_parts(tmp_path, workload, 2)
+    summary, merged = merge(tmp_path, parts[:1])
+    rows = rows_by_slot(merged)
+    lost = rows[rows["status"] == STATUS["lost"]]
+    assert lost["slot"].tolist() == lost_slots
+    assert summary.requests.lost == len(lost_slots)
+    assert not summary.verdict.valid
+    node = "part 2 of 2 (missing)"
+    assert says(summary.verdict.codes, "worker_died", worker=1, node=node)
+    assert [(one.index, one.state) for one in header_of(merged).parts] == [
+        (1, "finished"),
+        (2, "missing"),
+    ]
+
+
+@pytest.mark.processes
+def test_each_user_of_a_missing_part_has_lost_a_request(tmp_path: Path) -> None:
+    """A stage that its duration limits has no number of requests that could all be lost."""
+    parts = run_parts(tmp_path, make_workload(tmp_path, concurrency="4", duration="0.3s"), 2)
+    assert header_of(parts[0]).fingerprints == header_of(parts[1]).fingerprints
+    _, merged = merge(tmp_path, parts[1:])
+    rows = rows_by_slot(merged)
+    lost = rows[rows["status"] == STATUS["lost"]]
+    for stage in np.unique(rows["stage"]):
+        assert lost["lane"][lost["stage"] == stage].tolist() == [0, 2]
+        assert set(rows["lane"][rows["stage"] == stage].tolist()) == {0, 1, 2, 3}
+
+
+@pytest.mark.processes
+def test_parts_of_different_runs_are_refused(tmp_path: Path) -> None:
+    parts = run_parts(tmp_path, make_workload(tmp_path, request_rate="200", num_requests="8"), 2)
+    with refused(Faults, "duplicate", where=str(parts[0])):
+        read_parts([parts[0], parts[0]])
+    with refused(Faults, "missing_file"):
+        read_parts([tmp_path / "nothing"])
+    (tmp_path / "empty").mkdir()
+    with refused(Faults, "no_result", where="empty"):
+        read_parts([tmp_path / "empty"])
+    whole = tmp_path / "whole"
+    execute(make_workload(tmp_path, request_rate="200", num_requests="8"), settings_for(whole))
+    with refused(Faults, "wrong_format", where="whole"):
+        read_parts([whole])
+    header = header_of(parts[1])
+    assert header.shard is not None
+    for name, changed in {
+        "seed": replace(header, seed=8),
+        "salt": replace(header, salt="other"),
+        "number of parts": replace(header, shard=replace(header.shard, count=3)),
+        "start": replace(header, shard=replace(header.shard, start_at="2026-12-01T10:00:00Z")),
+        "workload": replace(header, fingerprints=replace(header.fingerprints, recipe="other")),
+        "tokens of the chat template": replace(header, template_tokens=99),
+    }.items():
+        (parts[1] / "run.json").write_bytes(manifest.encode(changed))
+        with refused(Faults, "mismatch", where=str(parts[1])) as caught:
+            read_parts(parts)
+        assert f"another {name}" in str(caught.value)
+
+
+@pytest.mark.processes
+def test_one_part_is_reported_and_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload = make_workload(tmp_path, request_rate="200", num_requests="20")
+    first, second = run_parts(tmp_path, workload, 2)
+    exits("report", first)
+    assert "part 1 of 2: poisson 200/s" in capsys.readouterr().out
+    for command in (
+        ("compare", first, second),
+        ("cost", first, "--prices", "docs/prices.example.yaml", "--accept-sample-prices"),
+    ):
+        assert exits(*command) == 2
+        assert "part 1 of 2 of a run, not a whole run" in capsys.readouterr().err
+    assert exits("merge", second, first, "-o", tmp_path / "merged") in (0, 1, 3)
+    assert "part 2 of 2" in capsys.readouterr().err
+    assert exits("merge", second, first, "-o", tmp_path / "merged") == 2
+    assert exits("compare", tmp_path / "merged", tmp_path / "merged", "--anyway") != 2
+
+
+@pytest.mark.parametrize(
+    ("shard", "start_at", "code"),
+    [
+        ("0/8", "2126-12-01T10:00:00Z", "invalid_value"),
+        ("9/8", "2126-12-01T10:00:00Z", "invalid_value"),
+        ("3", "2126-12-01T10:00:00Z", "invalid_value"),
+        ("3/8", "tomorrow", "invalid_value"),
+        ("3/8", "2126-12-01T10:00:00", "invalid_value"),
+        ("3/8", "2026-01-01T10:00:00Z", "out_of_range"),
+    ],
+)
+def test_a_wrong_shard_is_refused(shard: str, start_at: str, code: str) -> None:
+    with refused(UserError, code):
+        parse_shard(shard, start_at)
+
+
+@given(st.integers(1, 1000), st.integers(0, 1000), st.integers(10**12, 4 * 10**12))
+def test_a_shard_is_read_as_it_is_shown(index: int, more: int, start_at_ms: int) -> None:
+    shard = Shard(index=index, count=index + more, start_at_ns=start_at_ms * 10**6)
+    if start_at_ms * 10**6 > time_ns():
+        assert parse_shard(f"{index}/{index + more}", shard.start_at) == shard
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        ("--shard 1/2", "--shard"),
+        ("--start-at 2126-12-01T10:00:00Z", "--start-at"),
+        ("--shard 1/2 --start-at 2126-12-01T10:00:00Z", "--seed"),
+        ("--shard 1/2 --start-at 2126-12-01T10:00:00Z --seed 1 --salt fresh", "--salt fresh"),
+        ("--shard 1/2 --start-at 2126-12-01T10:00:00Z --seed 1 --repeat 2", "--repeat"),
+        ("--shard 1/2 --start-at 2126-12-01T10:00:00Z --seed 1 --ray auto", "--ray"),
+        ("--shard 1/2 --start-at 2126-12-01T10:00:00Z --seed 1 --keep gaps", "--keep"),
+        ("--shard 1/2 --start-at 2126-12-01T10:00:00Z --seed 1 --url sim:gb300-vm", "virtual"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_before_the_load(
+    options: str, where: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    url = () if "--url" in options else ("--url", "http://127.0.0.1:9")
+    code = exits("run", "qa", "--request-rate", "5", *options.split(), *url, "-o", tmp_path / "o")
+    assert code == 2
+    assert where in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["sweep", "search", "validate"])
+def test_other_commands_have_no_parts(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits(command, "qa", "--shard", "1/2") == 2
+    assert "--shard" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("limit", "count", "workers"), [(10, 4, 1), (11, 3, 2), (8, 8, 1)])
+def test_the_parts_of_a_limit_add_up_to_it(
+    tmp_path: Path, limit: int, count: int, workers: int
+) -> None:
+    planned: list[RunPlanned] = []
+
+    def keep_plan(event: RunEvent) -> None:
+        if isinstance(event, RunPlanned):
+            planned.append(event)
+
+    workload = make_workload(
+        tmp_path, request_rate="400", num_requests="48", max_in_flight=str(limit)
+    )
+    execute(workload, settings_for(tmp_path / "whole"), (keep_plan,))
+    job = planned[0].plan.job
+    limits: list[int] = []
+    slots: list[int] = []
+    for index in range(1, count + 1):
+        shard = Shard(index=index, count=count, start_at_ns=0)
+        plan = build_plan(replace(job, settings=replace(job.settings, shard=shard)))
+        for worker in range(workers):
+            part = timetable.shard(plan.timetable, worker, workers)
+            limits.append(drive_settings(plan, part, worker).max_in_flight or 0)
+            slots += part.numbers()
+    assert sum(limits) == limit
+    assert max(limits) - min(limits) <= 1
+    assert sorted(slots) == list(range(48))
+
+
+def start_part(folder: Path, url: str, index: int, start_at: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "loadgen", "run", "w.yaml", "--url", url, "--model"]
+    command += ["sim", "--server", "trtllm", "--request-rate", "80", "-d", "3s", "--warmup", "0"]
+    command += ["--server-metrics", "off", "--energy", "off", "--seed", "7", "--out", f"p{index}"]
+    command += ["--shard", f"{index}/8", "--start-at", start_at]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+
+
+def wait_for_rows(folder: Path) -> None:
+    """Wait until a part has records on disk."""
+    deadline = monotonic() + 60
+    file = folder / "spool" / "w0.rows"
+    while not (file.exists() and file.stat().st_size):
+        assert monotonic() < deadline
+        select.select([], [], [], 0.02)
+
+
+@pytest.mark.processes
+def test_eight_processes_of_which_one_is_killed_and_one_is_late(tmp_path: Path) -> None:
+    workload = make_workload(tmp_path, request_rate="80", duration="3s")
+    whole, whole_folder = execute(workload, settings_for(tmp_path / "whole"))
+    url = shared(QUICK).url
+    shard = Shard(index=1, count=8, start_at_ns=time_ns() + 15 * 10**9)
+    processes = [start_part(tmp_path, url, index, shard.start_at) for index in range(1, 8)]
+    try:
+        wait_for_rows(tmp_path / "p3")
+        os.kill(processes[2].pid, signal.SIGKILL)
+        processes.append(start_part(tmp_path, url, 8, shard.start_at))
+        for process in processes:
+            process.wait(60)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    parts = [tmp_path / f"p{index}" for index in range(1, 9)]
+    summary, merged = merge(tmp_path, parts)
+    rows, expected = rows_by_slot(merged), rows_by_slot(whole_folder)
+    assert rows["slot"].tolist() == expected["slot"].tolist() == list(range(len(rows)))
+    assert stage_counts(summary)[0][1] == stage_counts(whole)[0][1] == len(rows)
+    of_third = rows[rows["slot"] % 8 == 2]
+    lost = rows[rows["status"] == STATUS["lost"]]
+    assert 0 < len(lost) < len(of_third)
+    assert set(lost["slot"].tolist()) <= set(of_third["slot"].tolist())
+    assert summary.requests.ok == len(rows) - len(lost)
+    assert says(summary.verdict.codes, "worker_died", worker=2)
+    states = {one.index: one.state for one in header_of(merged).parts}
+    assert states == dict.fromkeys(range(1, 9), "finished") | {3: "killed"}
+    late = header_of(merged).parts[7]
+    assert late.start_delay_ms is not None and late.start_delay_ms > 500
+    assert json.loads((merged / "summary.json").read_bytes())["requests"]["lost"] == len(lost)
