@@ -518,3 +518,17 @@ def _number(pattern: str, printed: str) -> float:
     match = re.search(pattern, printed, re.MULTILINE)
     assert match, (pattern, printed)
     return float(match[1])
+
+
+def test_an_attainment_that_the_unfinished_request_could_just_reach_is_undecided() -> None:
+    """9 of 19 requests are good. With the unfinished one, 10 of 20 would be: exactly the limit."""
+    rows = some(ok=19, unfinished=1)
+    rows["first_token_ns"][:10] += 5 * S
+    easy_term = Term(metric="ttft", limit_ns=2 * S, quantile=0.1)
+
+    def met(share: float) -> bool | None:
+        slo = Slo(terms=(easy_term,), goodput_share=share)
+        return summarize(msgspec.structs.replace(HEADER, slo=slo), rows).goodput.met
+
+    assert met(0.5) is None
+    assert met(0.51) is False
