@@ -1,9 +1,9 @@
-"""`loadgen sim`: the simulated endpoint in the foreground. Converts flags to Options and starts the server."""
+"""`loadgen sim`: serve the simulated endpoint in the foreground."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, Optional
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,15 +12,15 @@ from loadgen.shell import completion, signals
 from loadgen.shell.options import add_options
 
 
-def _faults() -> list[str]:
+def _list_faults() -> list[str]:
     from loadgen.sim.server.faults import NAMES
 
     return list(NAMES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimFlags:
-    """The fields of `Options` that have a flag, and a file with the faults."""
+class SimOptions:
+    """The options of the simulated server, and a file with injected failures."""
 
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = (
         "127.0.0.1"
@@ -37,7 +37,9 @@ class SimFlags:
         str,
         typer.Option(
             metavar="NAME",
-            help="Physical model: gb300-vm, b200x8, ... or a YAML file; replaces the flags of time.",
+            help=(
+                "Physical model: gb300-vm, b200x8, ... or a YAML file; replaces the flags of time."
+            ),
             autocompletion=completion.complete_choice(completion.list_presets),
         ),
     ] = ""
@@ -69,9 +71,9 @@ class SimFlags:
         int, typer.Option(metavar="N", help="Tokens per event after the first.", min=1)
     ] = 1
     slots: Annotated[
-        Optional[int],
+        int | None,
         typer.Option(metavar="N", help="Requests served at once; others queue.", min=1),
-    ] = None  # noqa: UP045
+    ] = None
     lockstep: Annotated[
         bool, typer.Option("--lockstep", help="All streams emit at the same instants.")
     ] = False
@@ -103,7 +105,7 @@ class SimFlags:
             "--fault",
             metavar="NAME:SHARE",
             help="Faults and shares: truncate:0.05,http_429@2s:0.1.",
-            autocompletion=completion.complete_choice(_faults),
+            autocompletion=completion.complete_choice(_list_faults),
         ),
     ] = ""
     faults_file: Annotated[
@@ -120,7 +122,7 @@ class SimFlags:
         str, typer.Option(metavar="FILE", help="Write the send log to this file at the end.")
     ] = ""
     log_events: Annotated[
-        Optional[Literal["none", "ends", "all"]],  # noqa: UP045
+        Literal["none", "ends", "all"] | None,
         typer.Option(
             metavar="WHICH",
             help="Sends to log: none, ends (first and last token), all; ends with --log.",
@@ -132,7 +134,7 @@ class SimFlags:
 
 
 @add_options()
-def sim(flags: SimFlags) -> int:
+def sim(options: SimOptions) -> int:
     """Serve a simulated model over HTTP until Ctrl-C.
 
     Example: loadgen sim --preset gb300-vm --port 8000
@@ -140,15 +142,16 @@ def sim(flags: SimFlags) -> int:
     from loadgen.sim.server.options import Options
     from loadgen.sim.server.process import serve
 
-    values = vars(flags).copy()
-    faults = ",".join(filter(None, (flags.faults, _faults_text(values.pop("faults_file")))))
-    log_events = flags.log_events or ("ends" if flags.log else "none")
-    code = serve(Options(**values | {"faults": faults, "log_events": log_events}))
-    signals.ignore_signals()  # it ends as it was told to: one more Ctrl-C changes nothing
-    return code
+    values = vars(options).copy()
+    faults = [options.faults, _read_faults_file(values.pop("faults_file"))]
+    values["faults"] = ",".join(text for text in faults if text)
+    values["log_events"] = options.log_events or ("ends" if options.log else "none")
+    exit_code = serve(Options(**values))
+    signals.ignore_signals()  # the server has stopped, and one more Ctrl-C changes nothing
+    return exit_code
 
 
-def _faults_text(path: str) -> str:
+def _read_faults_file(path: str) -> str:
     """Convert the mapping in a YAML file to the text form of --fault. Raises UserError."""
     if not path:
         return ""
