@@ -30,12 +30,12 @@ from loadgen.core.results.manifest import Header, StagePlan
 from loadgen.core.schedule import arrivals
 from loadgen.core.server_metrics.series import UP, MetricSample
 from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
-from loadgen.sim.course import Course
 from loadgen.sim.engine.replica import Costs, PurePythonReplica, ServerLimits
 from loadgen.sim.engine.routing import route
 from loadgen.sim.load_bounds import LoadBounds
 from loadgen.sim.presets.preset import load_preset
-from loadgen.sim.virtual_rows import outcome
+from loadgen.sim.simulation import Simulation
+from loadgen.sim.virtual_rows import build_rows
 
 S, MS = 1_000_000_000, 1_000_000
 LENGTH_S = 150
@@ -149,14 +149,19 @@ def simulate(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSample
     def size(number: int) -> tuple[int, int, tuple[()]]:
         return int(inputs[number % n]), int(outputs[number % n]), ()
 
-    course = Course(
+    simulation = Simulation(
         planned, size, replicas, route(speeds, "round_robin"), LoadBounds(timeout_ns=600 * S)
     )
-    course.run()
-    ends = [replica.ends for replica in replicas]
-    rows = outcome(
-        course.flights, ends, planned, interval=1, source="estimate", kept_cache=False
-    ).rows[:]
+    simulation.run()
+    recorded = build_rows(
+        simulation.requests,
+        simulation.ends,
+        planned,
+        interval=1,
+        source="estimate",
+        kept_cache=False,
+    )
+    rows = recorded.rows[:]
     _add_client_and_network(rows, cause, seed, rng)
     return rows, _samples(replicas)
 

@@ -27,9 +27,9 @@ from loadgen.core.schedule import arrivals
 from loadgen.core.workload import Constant as Evenly
 from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.cost import published as reference
-from loadgen.sim.course import Course
 from loadgen.sim.presets import preset as presets
 from loadgen.sim.presets.preset import Preset, SourcedNumber
+from loadgen.sim.simulation import Simulation
 from loadgen.sim.virtual_backend import SimulatedSystem, simulate
 
 PARTS = "offline,latency,sensitivity,throughput,rack"
@@ -143,7 +143,7 @@ def run(
     repeat = gpus // system.gpus if gpus > system.gpus else 1
     speeds = (system.speeds * repeat)[: gpus // system.gpus_per_replica]
     began = time.process_time()
-    made, course = simulate(
+    made, simulation = simulate(
         arrivals.build(workload, 1),
         lambda number: (into[number], out[number], ()),
         SimulatedSystem(
@@ -171,7 +171,7 @@ def run(
         least_ttft_ms=float(ttft.min()),
         tokens_per_s=float(got.sum() / (last.max() / 1e9)),
         middle_tokens_per_s=_middle(made.timeline[0]),
-        sequences=_sequences(course),
+        sequences=_sequences(simulation),
         cpu_s=used,
     )
 
@@ -182,9 +182,9 @@ def _middle(events: NDArray[np.int64]) -> float:
     return float(part.sum() / (len(part) * BIN_NS / 1e9)) if len(part) else 0.0
 
 
-def _sequences(course: Course) -> float:
-    steps = sum(len(replica.ends) for replica in course.replicas)
-    return sum(replica.decoded for replica in course.replicas) / steps
+def _sequences(simulation: Simulation) -> float:
+    steps = sum(len(replica.ends) for replica in simulation.replicas)
+    return sum(replica.decoded for replica in simulation.replicas) / steps
 
 
 def serve(

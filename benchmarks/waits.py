@@ -154,14 +154,15 @@ class Cost(NamedTuple):
 
 
 def engine(rate: str, length: str) -> None:
-    """The floor of a run of a rack: its timetable, its lengths and its replicas, without rows, figures and files."""
+    """Simulate the rack without records, metrics and files: the least that its run costs."""
     from loadgen.core.requests.build import build
     from loadgen.core.requests.tokenizer import load_tokenizer
     from loadgen.core.schedule import arrivals
     from loadgen.core.workload import loading
     from loadgen.core.workload.flags import read_flags
-    from loadgen.sim import open_loop, request_lengths
+    from loadgen.sim import request_lengths
     from loadgen.sim.presets.preset import load_preset
+    from loadgen.sim.simulation import Simulation
     from loadgen.sim.virtual_backend import SimulatedSystem
 
     workload = loading.load("qa", read_flags(request_rate=rate, duration=length, warmup=0))
@@ -171,11 +172,8 @@ def engine(rate: str, length: str) -> None:
     system = SimulatedSystem(
         costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing
     )
-    replicas = system.replicas()
     schedule = arrivals.build(workload, 1)
-    done = open_loop.carried(schedule, sizes, replicas, system.route())
-    if done is None:
-        raise SystemExit("the engine is not compiled")
+    Simulation(schedule, sizes, system.replicas(), system.route()).run()
 
 
 def rows(folder: str) -> None:

@@ -6,10 +6,11 @@ is an ordinary run folder that says *simulated* wherever it names its target.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from time import process_time
@@ -20,6 +21,7 @@ import numpy as np
 from loadgen_sdk.dialects.quirks import QUIRKS
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
+from numpy.typing import NDArray
 
 from loadgen.backends import after_scheme
 from loadgen.core.errors import UserError
@@ -28,8 +30,8 @@ from loadgen.core.execution.context import Context, KnownTarget
 from loadgen.core.execution.events import Look, RunPlanned, Simulated, SimulationStarted, Tell
 from loadgen.core.execution.lane_start import AnswerTime
 from loadgen.core.execution.plan import Settings, prepare
-from loadgen.core.execution.stop_watch import LOOK_NS
 from loadgen.core.metrics import reasons
+from loadgen.core.metrics.stop_rules import CHECK_INTERVAL_NS, StopRuleMonitor
 from loadgen.core.metrics.summary import Summary, dump_summary, summarize
 from loadgen.core.requests import prompts, resonance
 from loadgen.core.results import checksums, store
@@ -37,15 +39,15 @@ from loadgen.core.results.manifest import Header, Second
 from loadgen.core.results.record import STATUS, WITH_UNFINISHED
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.workload import Workload
-from loadgen.sim import open_loop, virtual_folder
-from loadgen.sim.course import Course
-from loadgen.sim.engine.replica import NEVER, Costs, Replica, ServerLimits
+from loadgen.sim import virtual_folder
+from loadgen.sim.engine.implementation import Replica
+from loadgen.sim.engine.replica import Costs, ServerLimits
 from loadgen.sim.engine.routing import Route, route
 from loadgen.sim.load_bounds import UNBOUNDED, LoadBounds
 from loadgen.sim.presets.preset import Preset, load_preset
 from loadgen.sim.request_lengths import Sizes, sizes_of
-from loadgen.sim.stop_watch import VirtualStopWatch, first_breach
-from loadgen.sim.virtual_rows import Flights, VirtualRows, outcome
+from loadgen.sim.simulation import ReplicaChange, Simulation
+from loadgen.sim.virtual_rows import VirtualRows, build_rows
 
 TEXTS = (
     "not finished when its time was over",
@@ -58,8 +60,9 @@ TEXTS = (
 
 
 class SimulatedSystem(msgspec.Struct, frozen=True, kw_only=True):
-    """What is simulated: replicas of these costs and limits, and how fast each is. `interval`: tokens per event.
-    `changes`: from when on only the first so many of them serve.
+    """The simulated servers: replicas of these costs and limits.
+
+    `speeds` has one entry per replica, relative to `costs`. `interval` is the number of tokens per output event.
     """
 
     costs: Costs
@@ -67,12 +70,14 @@ class SimulatedSystem(msgspec.Struct, frozen=True, kw_only=True):
     speeds: Sequence[float] = (1.0,)
     routing: str = "round_robin"
     interval: int = 1
-    changes: Sequence[tuple[int, int]] = ()
+    changes: Sequence[ReplicaChange] = ()
 
     def replicas(self) -> list[Replica]:
+        """Return new, idle replicas."""
         return [Replica(self.costs.at_speed(speed), self.limits) for speed in self.speeds]
 
     def route(self) -> Route:
+        """Return a function that chooses the replica of the next request."""
         return route(self.speeds, self.routing)
 
 
@@ -85,49 +90,44 @@ def simulate(
     source: str = "estimate",
     looks: Sequence[Look] = (),
     keep_events: bool = False,
-) -> tuple[VirtualRows, Course]:
-    """Simulate a schedule on a system; returns the rows of the run, and the simulation.
+) -> tuple[VirtualRows, Simulation]:
+    """Simulate a schedule on a system; return what was recorded, and the simulation after its end.
 
-    `source`: of the counts of tokens.
+    `source` is where the prompt token counts come from. Each of `looks` may end the load early.
     """
-    replicas, flights = system.replicas(), None
-    if not bounds.capped and not looks and not system.changes:
-        flights = open_loop.carried(schedule, sizes, replicas, system.route(), bounds)
-        replicas = replicas if flights is not None else system.replicas()
-    course = Course(
+    simulation = Simulation(
         schedule,
         sizes,
-        replicas,
+        system.replicas(),
         system.route(),
         bounds,
         looks=looks,
         changes=system.changes,
     )
-    collecting = gc.isenabled()
-    gc.disable()  # requests create no cycles, and a collection would scan hundreds of thousands of them
-    try:
-        if flights is None:
-            course.run()
-        else:
-            course.flights = flights
-    finally:
-        if collecting:
-            gc.enable()
-    course.ends = [np.asarray(replica.ends, np.int64) for replica in replicas]
-    flights, course.flights = (
-        course.flights,
-        Flights(),
-    )  # they are forgotten with the rows: 150 MB of a rack's run
-    results = outcome(
-        flights,
-        course.ends,
-        course.timetable,
+    with _collector_disabled():
+        simulation.run()
+    recorded = build_rows(
+        simulation.requests,
+        simulation.ends,
+        schedule,
         interval=system.interval,
         source=source,
         kept_cache=system.limits.block_reuse,
         keep_events=keep_events,
     )
-    return results, course
+    return recorded, simulation
+
+
+@contextlib.contextmanager
+def _collector_disabled() -> Iterator[None]:
+    """Disable the garbage collector: requests create no cycles, and it would scan hundreds of thousands of them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def run(
@@ -157,57 +157,44 @@ def run(
         known=known(settings),
         answer=answer,
     )
-    requests, timetable = plan.requests, plan.timetable
     header = _with_target(run_header.header(plan, workload, begins), preset, settings)
     tell(RunPlanned(plan, header))
-    system = _system_of(preset)
     looks: list[Look] = []
     tell(SimulationStarted(looks))
-    watch = VirtualStopWatch(workload.stop_when, timetable.horizon_ns)
-    bounds = _bounds_of(workload)
-    at_once = (
-        open_loop.fits(timetable, system.replicas()) and not bounds.capped and not system.changes
-    )
-    if workload.stop_when and not looks and not at_once:
-        looks.append(Look(LOOK_NS, watch.ends))
+    monitor = StopRuleMonitor(workload.stop_when)
+    if workload.stop_when:
+        looks.append(_look_of_stop_rules(monitor, plan.timetable.horizon_ns))
     per_block = preset.server.tokens_per_block if preset.server.block_reuse else 0
-    simulated = partial(
+    simulate_plan = partial(
         simulate,
-        timetable,
-        sizes_of(workload.requests, requests, per_block, settings),
-        system,
+        plan.timetable,
+        sizes_of(workload.requests, plan.requests, per_block, settings),
+        _system_of(preset),
         source=plan.tokenizer.tag,
         keep_events=settings.keep == "gaps",
     )
-
-    def carried_out(stop_ns: int = NEVER) -> tuple[VirtualRows, Course]:
-        stopped = msgspec.structs.replace(bounds, stop_ns=stop_ns)
-        return simulated(stopped, looks=looks)
-
-    results, course = carried_out()
+    bounds = _bounds_of(workload)
+    results, simulation = simulate_plan(bounds, looks=looks)
     stops: list[int] = []
     tell(Simulated(cast(Any, results.rows), stops))
-    horizon = course.timetable.horizon_ns
-    stopped_by, is_decided = watch.broken, course.decided or bool(stops)
-    first = (
-        None if stopped_by else first_breach(workload.stop_when, cast(Any, results.rows), LOOK_NS)
-    )
-    if first is not None and first[0] < min(stops, default=NEVER if horizon is None else horizon):
-        stops, stopped_by = [first[0]], first[1]
     if stops:
-        results, course = carried_out(min(stops))
+        results, simulation = simulate_plan(msgspec.structs.replace(bounds, stop_ns=min(stops)))
         tell(Simulated(cast(Any, results.rows), []))
-    header = _final_header(header, preset, course, requests)
-    if stopped_by is not None:
-        header = msgspec.structs.replace(header, state="stopped", stopped_by=stopped_by)
-    elif is_decided:
+    header = _final_header(header, preset, simulation, plan.requests)
+    if monitor.breach is not None:
+        header = msgspec.structs.replace(header, state="stopped", stopped_by=monitor.breach)
+    elif simulation.is_decided or stops:
         header = msgspec.structs.replace(header, state="decided")
     if preset.routing == "round_robin":
         values = resonance.found(
-            workload.requests, requests, len(course.replicas), "replica", len(results.rows)
+            workload.requests,
+            plan.requests,
+            len(simulation.replicas),
+            "replica",
+            len(results.rows),
         )
         header = run_header.noted(header, reasons.coded("resonance", values))
-    seconds = [_own_second(results, course, process_time() - started)]
+    seconds = [_own_second(results, simulation, process_time() - started)]
     rows: Any = results.rows
     counted = virtual_folder.replicas_told(preset)
     summary = summarize(
@@ -228,6 +215,17 @@ def run(
     return summary
 
 
+def _look_of_stop_rules(monitor: StopRuleMonitor, horizon_ns: int | None) -> Look:
+    """Return the look that checks the rules of `--stop-when`, as long as there is something left to start."""
+
+    def is_broken(now_ns: int, ended: NDArray[np.void]) -> bool:
+        if horizon_ns is not None and now_ns >= horizon_ns:
+            return False
+        return monitor.check(now_ns, ended)
+
+    return Look(CHECK_INTERVAL_NS, is_broken)
+
+
 def _system_of(preset: Preset) -> SimulatedSystem:
     return SimulatedSystem(
         costs=preset.costs,
@@ -235,7 +233,7 @@ def _system_of(preset: Preset) -> SimulatedSystem:
         speeds=preset.speeds,
         routing=preset.routing,
         interval=preset.server.stream_interval,
-        changes=preset.changes,
+        changes=[ReplicaChange(at_ns, serving) for at_ns, serving in preset.changes],
     )
 
 
@@ -323,10 +321,10 @@ def _with_target(header: Header, preset: Preset, settings: Settings) -> Header:
 
 
 def _final_header(
-    header: Header, preset: Preset, course: Course, requests: prompts.Prompts
+    header: Header, preset: Preset, simulation: Simulation, requests: prompts.Prompts
 ) -> Header:
-    replicas = course.replicas
-    steps = sum(map(len, course.ends))
+    replicas = simulation.replicas
+    steps = sum(map(len, simulation.ends))
     mean_batch = sum(replica.decoded for replica in replicas) / steps if steps else 0.0
     minimum = preset.valid_from_sequences.value
     if mean_batch < minimum:
@@ -347,9 +345,9 @@ def _final_header(
     )
 
 
-def _own_second(results: VirtualRows, course: Course, cpu_s: float) -> Second:
+def _own_second(results: VirtualRows, simulation: Simulation, cpu_s: float) -> Second:
     """What the simulation itself used. `span_s` is 0, so that it is not taken for the load of a client."""
-    last = max((int(ends[-1]) for ends in course.ends if len(ends)), default=0)
+    last = max((int(ends[-1]) for ends in simulation.ends if len(ends)), default=0)
     return Second(
         t_s=last / 1e9,
         span_s=0.0,

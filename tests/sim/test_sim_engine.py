@@ -13,15 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.sim.engine.fleet import Fleet
+from loadgen.sim.engine.implementation import Replica, SimRequest
 from loadgen.sim.engine.replica import (
     DONE,
     NEVER,
     Costs,
     PurePythonReplica,
     PurePythonSimRequest,
-    Replica,
     ServerLimits,
-    SimRequest,
 )
 from loadgen.sim.engine.routing import order
 
@@ -84,7 +83,7 @@ def test_a_prompt_alone_takes_the_roofline(costs: Costs, prompt: int, expected_n
     replica = Replica(costs, WIDE)
     [one] = drive(replica, [SimRequest("a", 0, prompt, 1)])
     assert list(replica.ends) == [math.floor(expected_ns) + 1]
-    assert (one.first, one.last) == (0, 0)
+    assert (one.first_iteration, one.last_iteration) == (0, 0)
 
 
 def test_a_decode_iteration_reads_every_cache_and_computes_a_token_each() -> None:
@@ -106,8 +105,8 @@ def test_a_long_prompt_is_spread_over_iterations_and_does_not_stop_the_others() 
     first, long = SimRequest("first", 0, 10, 50), SimRequest("long", 1, 1300, 2)
     drive(replica, [first, long])
     # 512 tokens an iteration, one of them the other sequence's: 511 + 511 + 278.
-    assert (first.first, first.last) == (0, 49)
-    assert (long.first, long.last) == (3, 4)
+    assert (first.first_iteration, first.last_iteration) == (0, 49)
+    assert (long.first_iteration, long.last_iteration) == (3, 4)
 
 
 def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
@@ -122,7 +121,7 @@ def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
     replica = Replica(COSTS, limits)
     requests = [SimRequest("a", 0, 10, 3), SimRequest("b", 0, 512, 1), SimRequest("c", 0, 10, 1)]
     drive(replica, requests)
-    assert [request.first for request in requests] == [
+    assert [request.first_iteration for request in requests] == [
         0,
         3,
         4,
@@ -140,7 +139,7 @@ def test_no_more_sequences_than_the_batch_holds() -> None:
     requests = [SimRequest(i, 0, 10, 5) for i in range(5)]
     drive(Replica(COSTS, limits), requests)
     # 0 alone at its arrival, 1 beside it; each next one takes the first free place, in order.
-    assert [(request.first, request.last) for request in requests] == [
+    assert [(request.first_iteration, request.last_iteration) for request in requests] == [
         (0, 4),
         (1, 5),
         (5, 9),
@@ -195,8 +194,12 @@ def test_a_paused_sequence_goes_on_where_it_was_and_computes_its_tokens_again() 
         paused += [(request.key, first, last) for request, first, last in replica.paused]
     # 4 blocks each; at its 5th decoded token (60 + 4 = 64) a sequence needs a 5th block, and there is none.
     assert paused == [("newer", 0, 4)]
-    assert (older.first, older.last) == (0, 39)
-    assert newer.from_iteration == 40 and newer.total == 65 and newer.last == 40 + 20 - 5 - 1
+    assert (older.first_iteration, older.last_iteration) == (0, 39)
+    assert (
+        newer.resumed_iteration == 40
+        and newer.prefill_tokens == 65
+        and newer.last_iteration == 40 + 20 - 5 - 1
+    )
     books_are_balanced(replica)
 
 
@@ -222,7 +225,7 @@ def test_equal_beginnings_are_computed_once() -> None:
         ),  # all of it: but its last block is computed for its logits
     ]
     drive(replica, requests)
-    assert [request.cached for request in requests] == [0, 48, 80]
+    assert [request.cached_tokens for request in requests] == [0, 48, 80]
     books_are_balanced(replica)
 
 
@@ -240,7 +243,7 @@ def test_the_longest_unused_blocks_are_forgotten_first_and_those_in_use_never() 
     ]
     drive(replica, [held, *others, *again])
     # 64 blocks: six times ten and the ten in use do not fit; of the oldest the end went first.
-    assert [request.cached for request in again] == [16, 144, 144]
+    assert [request.cached_tokens for request in again] == [16, 144, 144]
     books_are_balanced(replica)
 
 
@@ -389,7 +392,9 @@ def test_without_batching_the_wait_is_that_of_md1() -> None:
         replica = Replica(costs, limits)
         requests = [SimRequest(i, at, 8, 1) for i, at in enumerate(due)]
         drive(replica, requests)
-        waits = [replica.ends[request.first] - service - request.due_ns for request in requests]
+        waits = [
+            replica.ends[request.first_iteration] - service - request.due_ns for request in requests
+        ]
         assert min(waits) >= 0
         means.append(float(np.mean(waits[500:])))  # the first ones find an empty server
     expected = rho * service / (2 * (1 - rho))

@@ -97,7 +97,7 @@ def test_columns_are_what_a_visit_to_every_token_finds(
     def sizes(number: int) -> tuple[int, int, tuple[int, ...]]:
         return *asked[number], ()
 
-    made, course = simulate(
+    made, simulation = simulate(
         timetable,
         sizes,
         SimulatedSystem(costs=COSTS, limits=limits, speeds=speeds, interval=interval),
@@ -121,7 +121,7 @@ def test_columns_are_what_a_visit_to_every_token_finds(
             row["last_token_ns"] if interval == 1 else times[-1],
         )
         assert times[-1] == row["end_ns"] == row["done_ns"]
-        if not any(replica.pauses for replica in course.replicas):
+        if not any(replica.pauses for replica in simulation.replicas):
             assert len(times) == row["output_events"]
         gaps = np.diff(times)
         assert emitted.get(int(row["slot"]), []) == gaps.tolist()

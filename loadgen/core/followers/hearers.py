@@ -21,7 +21,7 @@ from loadgen_sdk.probe.probe import ProbeResult
 from loadgen.core.errors import Fault, Faults
 from loadgen.core.execution import events, run_header, shard
 from loadgen.core.execution.plan import Settings
-from loadgen.core.execution.stop_watch import watch
+from loadgen.core.execution.stop_watch import stop_when_broken
 from loadgen.core.followers import cache_reset
 from loadgen.core.followers.profiler import ProfileAsked, Profiler, span
 from loadgen.core.followers.scraper import Scraper
@@ -130,7 +130,8 @@ class StopWatch:
             case events.LoadStarted() if self._planned is not None:
                 plan = self._planned.plan
                 rules = plan.job.workload.stop_when
-                watching = watch(rules, plan.job.folder, event, plan.timetable.horizon_ns)
+                horizon_ns = plan.timetable.horizon_ns
+                watching = stop_when_broken(rules, plan.job.folder, event, horizon_ns)
                 self._watching = asyncio.get_running_loop().create_task(watching)
             case events.LoadEnded() if self._watching is not None:
                 self._watching.cancel()

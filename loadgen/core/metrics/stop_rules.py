@@ -1,34 +1,89 @@
-"""Whether a run is to end before its time: the rules of `--stop-when`, over the requests that ended last. Pure."""
+"""Decides whether a run ends early: the rules of `--stop-when`, over the requests that ended last. Pure.
+
+Real time and virtual time use the same `StopRuleMonitor`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.metrics.columns import CANCELLED, OK, UNDEFINED, UNFINISHED, Columns
 from loadgen.core.results.manifest import ReasonCode
-from loadgen.core.results.record import picked
+from loadgen.core.results.record import ROW, joined, picked
 from loadgen.core.slo import StopRule
 from loadgen.core.stats.quantiles import index
 
-WINDOW_NS = 10_000_000_000  # a rule looks at the requests that ended in the last so many ns
-FEWEST = 20  # of them, below which it says nothing
+WINDOW_NS = 10_000_000_000
+"""A rule considers the requests that ended in this time before now."""
+
+CHECK_INTERVAL_NS = 1_000_000_000
+"""The rules are checked once in this time."""
+
+MIN_REQUESTS = 20
+"""A rule is not judged by fewer requests."""
 
 
-def breach(rules: Sequence[StopRule], rows: NDArray[np.void], now_ns: int) -> ReasonCode | None:
-    """The first rule that the requests which ended in the window before `now_ns` break, as the reason to end the run.
+class StopRuleMonitor:
+    """Checks the rules of `--stop-when` while a load goes on.
+
+    `breach` is the reason to stop the load, or None as long as no rule is broken.
+    """
+
+    def __init__(self, rules: Sequence[StopRule]) -> None:
+        self._rules = rules
+        self._recent = np.zeros(0, ROW)
+        self.breach: ReasonCode | None = None
+
+    def check(self, now_ns: int, ended: NDArray[np.void]) -> bool:
+        """Return whether a rule is broken now; `ended` are the records since the last check."""
+        is_recent = self._recent["done_ns"] > now_ns - WINDOW_NS
+        self._recent = joined((picked(self._recent, is_recent), ended))
+        self.breach = find_breach(self._rules, self._recent, now_ns)
+        return self.breach is not None
+
+
+def find_breach(
+    rules: Sequence[StopRule], rows: NDArray[np.void], now_ns: int
+) -> ReasonCode | None:
+    """Return the first rule that is broken by the requests that ended in the window before `now_ns`.
 
     As with an SLO, a failed request is over every limit.
     """
-    done = rows["done_ns"]
-    recent = Columns(picked(rows, has_ended(rows) & (done > now_ns - WINDOW_NS) & (done <= now_ns)))
-    return broken(rules, len(recent), (int(is_over(rule, recent).sum()) for rule in rules), now_ns)
+    done_ns = rows["done_ns"]
+    in_window = (done_ns > now_ns - WINDOW_NS) & (done_ns <= now_ns)
+    recent = Columns(picked(rows, _has_ended(rows) & in_window))
+    if len(recent) < MIN_REQUESTS:
+        return None
+    for rule in rules:
+        reason = _judge_rule(rule, recent, now_ns)
+        if reason is not None:
+            return reason
+    return None
 
 
-def has_ended(rows: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Which requests ended by themselves: not those that were never sent or that the end of the run cut."""
+def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | None:
+    """Return the reason to stop if these requests break the rule, else None."""
+    count = len(requests)
+    over = int(_is_over(rule, requests).sum())
+    values = {
+        "rule": rule.written,
+        "requests": count,
+        "window_s": WINDOW_NS / 1e9,
+        "at_s": now_ns / 1e9,
+    }
+    if rule.quantile is None:
+        if over >= rule.limit * count:
+            return ReasonCode(code="stopped_by_errors", values={**values, "failed": over})
+    elif over > count - 1 - index(count, rule.quantile):
+        return ReasonCode(code="stopped_by_latency", values={**values, "over": over})
+    return None
+
+
+def _has_ended(rows: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Return which requests ended by themselves: they were sent, and the end of the run did not cut them."""
     status = rows["status"]
     ended: NDArray[np.bool_] = (
         (rows["done_ns"] >= 0) & (status != CANCELLED) & (status != UNFINISHED)
@@ -36,32 +91,11 @@ def has_ended(rows: NDArray[np.void]) -> NDArray[np.bool_]:
     return ended
 
 
-def is_over(rule: StopRule, requests: Columns) -> NDArray[np.bool_]:
-    """Which requests count against a rule: those that failed, and those over its limit."""
+def _is_over(rule: StopRule, requests: Columns) -> NDArray[np.bool_]:
+    """Return which requests count against a rule: those that failed, and those over its limit."""
     ok = requests.where(OK)
     if rule.quantile is None:
         return ~ok
     latencies = requests.measure(rule.metric)
     over: NDArray[np.bool_] = ~ok | ((latencies != UNDEFINED) & (latencies > rule.limit))
     return over
-
-
-def broken(
-    rules: Sequence[StopRule], requests: int, over: Iterable[int], now_ns: int
-) -> ReasonCode | None:
-    """The first rule that is broken. `requests`: how many ended in the window. `over`: how many count against each."""
-    if requests < FEWEST:
-        return None
-    for rule, count in zip(rules, over, strict=True):
-        values = {
-            "rule": rule.written,
-            "requests": requests,
-            "window_s": WINDOW_NS / 1e9,
-            "at_s": now_ns / 1e9,
-        }
-        if rule.quantile is None:
-            if count >= rule.limit * requests:
-                return ReasonCode(code="stopped_by_errors", values={**values, "failed": count})
-        elif count > requests - 1 - index(requests, rule.quantile):
-            return ReasonCode(code="stopped_by_latency", values={**values, "over": count})
-    return None

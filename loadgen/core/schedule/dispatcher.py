@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from loadgen.core.schedule.chains import Chain
+from loadgen.core.schedule.chains import Chain, Ints
 from loadgen.core.schedule.timetable import Schedule, StageSpan
 
 _NEVER = 1 << 62
@@ -121,7 +121,11 @@ class Dispatcher:
             deque()
         )  # (stage, lane, earliest due): no place is free
         self._current: StageSpan
-        self._offsets_read = self._due_index = 0
+        self._due_times: Iterator[int] = iter(
+            ()
+        )  # of the open-loop stage that goes on, without the next
+        self._next_due = _NEVER
+        self._chain = 0  # the next one that the open-loop stage begins
         self._begin_stage(0, 0)
 
     @property
@@ -186,7 +190,8 @@ class Dispatcher:
                 if due > now_ns:
                     break
                 chain = self._chain
-                self._advance()
+                self._chain += self.schedule.parts
+                self._next_due = next(self._due_times, _NEVER)
                 number, stage, turn, lane = chain * self._turns, self._current.index, 0, -1
                 if len(in_flight) < cap and len(in_prefill) < prefill_cap:
                     self._at_work[stage] += 1
@@ -420,8 +425,7 @@ class Dispatcher:
             span = self.schedule.stages[stage]
             yield from self._unsent_of_lane(span, lane, span.first_chain + lane)
         if self._next_due != _NEVER:
-            first = self._offsets_read - len(self._due_block) + self._due_index
-            yield from self._unsent_of_stage(self._current, self._stage_start, first)
+            yield from self._unsent_of_stage(self._current, self._stage_start, self._chains_begun())
         for span in self.schedule.stages[self._current.index + 1 :]:
             if not span.lanes:
                 yield from self._unsent_of_stage(span, span.start_ns, 0)
@@ -434,8 +438,6 @@ class Dispatcher:
         span = self._current = schedule.stages[index]
         self._stage_start = start_ns
         self._next_stage_ns = _NEVER
-        self._due_block: list[int] = []
-        self._due_index = self._offsets_read = 0
         self._next_due = _NEVER
         self._stage_ends_ns.append(
             start_ns + span.length_ns if span.lanes and span.length_ns is not None else _NEVER
@@ -458,10 +460,9 @@ class Dispatcher:
                 else:
                     self._waiting_lanes.append((index, lane, due))
         else:
-            self._offsets = schedule.own_offsets(span)
-            self._chain = span.first_chain + schedule.part - schedule.parts
-            self._chain_step = schedule.parts
-            self._advance()
+            self._due_times = _due_times(schedule.own_offsets(span), start_ns)
+            self._chain = span.first_chain + schedule.part
+            self._next_due = next(self._due_times, _NEVER)
         if span.length_ns is not None:
             self._end_stage_at(start_ns + span.length_ns)
         if (
@@ -474,19 +475,10 @@ class Dispatcher:
         if self._current.index + 1 < len(self.schedule.stages):
             self._next_stage_ns = min(self._next_stage_ns, at_ns)
 
-    def _advance(self) -> None:
-        """Move the cursor to the next offset of the current open-loop stage."""
-        self._chain += self._chain_step
-        self._due_index += 1
-        if self._due_index >= len(self._due_block):
-            block = self._offsets[self._offsets_read : self._offsets_read + _BLOCK]
-            self._due_block = (block + self._stage_start).tolist()
-            self._offsets_read += len(self._due_block)
-            self._due_index = 0
-            if not self._due_block:
-                self._next_due = _NEVER
-                return
-        self._next_due = self._due_block[self._due_index]
+    def _chains_begun(self) -> int:
+        """Return how many chains of this share have begun in the current open-loop stage."""
+        first_chain = self._current.first_chain + self.schedule.part
+        return (self._chain - first_chain) // self.schedule.parts
 
     def _interrupted(self, span: StageSpan, chain: int, turn: int, lane: int, due_ns: int) -> Start:
         made = self.schedule.chains.of(chain)
@@ -519,6 +511,12 @@ class Dispatcher:
             due = -1 if start_ns is None else start_ns + int(offset)
             yield from self._interrupt_chain(span, chain, -1, due)
             chain += self.schedule.parts
+
+
+def _due_times(offsets: Ints, start_ns: int) -> Iterator[int]:
+    """Yield the due times of an open-loop stage, converted to integers a block at a time."""
+    for first in range(0, len(offsets), _BLOCK):
+        yield from (offsets[first : first + _BLOCK] + start_ns).tolist()
 
 
 def _keep(

@@ -1,7 +1,6 @@
-/* The twins of `SimRequest` and `Replica` in replica.py, which says what they do; tests/sim/test_compiled_replica.py
-   holds the two against each other. Beside them `Replica.carry`, which takes a whole open loop at once, and _course.h,
-   which takes any other load. Built where a C compiler is found. Only the limited API of Python 3.11 is used. Compiled without contraction of a * b + c, so that
-   durations are those of Python to the last bit. */
+/* `SimRequest` and `Replica` of replica.py in C. replica.py is the reference and documents them; the tests in
+   tests/sim/test_compiled_replica.py compare the two. Only the limited API of Python 3.11 is used. The file is compiled
+   without contraction of a * b + c, so that durations equal those of Python to the last bit. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -12,11 +11,11 @@
 #include <stdint.h>
 #include <string.h>
 
-#define VERSION 2 /* of these types: replica.py asks for the same, else it takes Python's */
+#define VERSION 3 /* must equal VERSION in implementation.py, which else uses the Python classes */
 #define NEVER ((int64_t)1 << 62)
 #define OBJECT(of) ((PyObject *)(of))
+#define FIELDS 13 /* number of replica.REQUEST_FIELDS */
 #define AHEAD 8 /* blocks: so far ahead of the search are their slots fetched */
-#define COLUMNS 13 /* of a flight: virtual_rows.FLIGHT */
 
 enum { WAITING, PREFILLING, DECODING, DONE };
 
@@ -25,21 +24,18 @@ typedef struct { /* the hash of a block of a prompt, as the caller names it */
     PyObject *object; /* NULL: a number of 64 bits */
 } Key;
 
-struct Flight;
-
 typedef struct Request {
     PyObject_HEAD
     PyObject *key;
     Key *keys; /* of the full blocks of its prompt */
     Py_ssize_t keys_count;
     long long due_ns, at, input_tokens, asked, output_tokens, total, left, todo, held, admitted_ns, cached, first,
-        from_iteration, last, number;
+        from_iteration, last, failure, failed_ns;
     int state;
     int64_t *pinned; /* places in `Replica.blocks` */
     Py_ssize_t pinned_count, pinned_room;
     struct Request *before, *after; /* in the queue or, while it decodes, among the running ones; both own it */
     struct Request *bucket_before, *bucket_after;
-    struct Flight *flight; /* of a course, until it has ended */
 } Request;
 
 typedef struct {
@@ -81,7 +77,6 @@ typedef struct {
     int64_t slots_mask;
     Block *blocks;
     int64_t blocks_room, free_block, oldest, newest;
-    Bytes *stretches; /* inside `carry`: where parts of paused requests are written */
 } Replica;
 
 static PyTypeObject *request_type, *replica_type;
@@ -232,7 +227,7 @@ static Request *new_request(PyObject *key, PyObject *blocks, int64_t due_ns, int
     self->due_ns = due_ns;
     self->input_tokens = self->total = self->left = input;
     self->asked = self->output_tokens = self->todo = output;
-    self->admitted_ns = self->cached = self->first = self->from_iteration = self->last = -1;
+    self->admitted_ns = self->cached = self->first = self->from_iteration = self->last = self->failed_ns = -1;
     if (blocks != NULL && take_keys(self, blocks) < 0) {
         Py_DECREF(OBJECT(self));
         return NULL;
@@ -240,14 +235,22 @@ static Request *new_request(PyObject *key, PyObject *blocks, int64_t due_ns, int
     return self;
 }
 
+static int as_int64(PyObject *given, int64_t *value)
+{
+    *value = PyLong_AsLongLong(given);
+    return *value == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* SimRequest(key, due_ns, input_tokens, output_tokens, blocks=()) */
 static PyObject *request_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"key", "due_ns", "input_tokens", "output_tokens", "blocks", NULL};
-    PyObject *key, *blocks = NULL;
-    long long due_ns, input, output;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OLLL|O", names, &key, &due_ns, &input, &output, &blocks))
+    PyObject *key, *due, *input, *output, *blocks = NULL;
+    int64_t due_ns, input_tokens, output_tokens;
+    if (!PyArg_UnpackTuple(args, "SimRequest", 4, 5, &key, &due, &input, &output, &blocks))
         return NULL;
-    return (PyObject *)new_request(key, blocks, due_ns, input, output);
+    if (as_int64(due, &due_ns) < 0 || as_int64(input, &input_tokens) < 0 || as_int64(output, &output_tokens) < 0)
+        return NULL;
+    return (PyObject *)new_request(key, blocks, due_ns, input_tokens, output_tokens);
 }
 
 static int request_traverse(Request *self, visitproc visit, void *arg)
@@ -279,20 +282,66 @@ static void request_dealloc(Request *self)
     Py_DECREF(OBJECT(type));
 }
 
+static Request *as_request(PyObject *given)
+{
+    if (!PyObject_TypeCheck(given, request_type)) {
+        PyErr_SetString(PyExc_TypeError, "not a SimRequest");
+        return NULL;
+    }
+    return (Request *)given;
+}
+
+/* SimRequest.pack(requests, rows): write the fields of requests into an array of int64, in the order of
+   replica.REQUEST_FIELDS. */
+static PyObject *request_pack(PyObject *none, PyObject *args)
+{
+    PyObject *requests, *rows;
+    Py_buffer view;
+    if (!PyArg_UnpackTuple(args, "pack", 2, 2, &requests, &rows))
+        return NULL;
+    if (PyObject_GetBuffer(rows, &view, PyBUF_WRITABLE) < 0)
+        return NULL;
+    Py_ssize_t count = PyList_Size(requests);
+    int failed = count < 0;
+    if (!failed && view.len != count * (Py_ssize_t)sizeof(int64_t) * FIELDS) {
+        PyErr_SetString(PyExc_ValueError, "the array does not have the size of the requests");
+        failed = 1;
+    }
+    int64_t *row = view.buf;
+    for (Py_ssize_t i = 0; !failed && i < count; i++, row += FIELDS) {
+        Request *one = as_request(PyList_GetItem(requests, i));
+        int64_t number;
+        if (one == NULL || as_int64(one->key, &number) < 0) {
+            failed = 1;
+            break;
+        }
+        int64_t fields[FIELDS] = {number,       one->due_ns,       one->at,     one->first,         one->from_iteration,
+                                  one->last,    one->input_tokens, one->asked,  one->output_tokens, one->cached,
+                                  one->failure, one->failed_ns,    one->admitted_ns};
+        memcpy(row, fields, sizeof fields);
+    }
+    PyBuffer_Release(&view);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+static PyMethodDef request_methods[] = {{"pack", request_pack, METH_VARARGS | METH_STATIC, NULL}, {NULL}};
+
 static PyMemberDef request_members[] = {
     {"key", T_OBJECT_EX, offsetof(Request, key), 0, NULL},
     {"due_ns", T_LONGLONG, offsetof(Request, due_ns), 0, NULL},
-    {"at", T_LONGLONG, offsetof(Request, at), 0, NULL},
+    {"replica_index", T_LONGLONG, offsetof(Request, at), 0, NULL},
     {"input_tokens", T_LONGLONG, offsetof(Request, input_tokens), 0, NULL},
-    {"asked", T_LONGLONG, offsetof(Request, asked), 0, NULL},
+    {"requested_tokens", T_LONGLONG, offsetof(Request, asked), 0, NULL},
     {"output_tokens", T_LONGLONG, offsetof(Request, output_tokens), 0, NULL},
-    {"total", T_LONGLONG, offsetof(Request, total), READONLY, NULL},
-    {"todo", T_LONGLONG, offsetof(Request, todo), 0, NULL},
+    {"prefill_tokens", T_LONGLONG, offsetof(Request, total), READONLY, NULL},
+    {"remaining_tokens", T_LONGLONG, offsetof(Request, todo), 0, NULL},
     {"admitted_ns", T_LONGLONG, offsetof(Request, admitted_ns), 0, NULL},
-    {"cached", T_LONGLONG, offsetof(Request, cached), 0, NULL},
-    {"first", T_LONGLONG, offsetof(Request, first), 0, NULL},
-    {"from_iteration", T_LONGLONG, offsetof(Request, from_iteration), 0, NULL},
-    {"last", T_LONGLONG, offsetof(Request, last), 0, NULL},
+    {"cached_tokens", T_LONGLONG, offsetof(Request, cached), 0, NULL},
+    {"first_iteration", T_LONGLONG, offsetof(Request, first), 0, NULL},
+    {"resumed_iteration", T_LONGLONG, offsetof(Request, from_iteration), 0, NULL},
+    {"last_iteration", T_LONGLONG, offsetof(Request, last), 0, NULL},
+    {"failure", T_LONGLONG, offsetof(Request, failure), 0, NULL},
+    {"failed_ns", T_LONGLONG, offsetof(Request, failed_ns), 0, NULL},
     {"state", T_INT, offsetof(Request, state), 0, NULL},
     {NULL},
 };
@@ -302,6 +351,7 @@ static PyType_Slot request_slots[] = {
     {Py_tp_dealloc, request_dealloc},
     {Py_tp_traverse, request_traverse},
     {Py_tp_clear, request_clear},
+    {Py_tp_methods, request_methods},
     {Py_tp_members, request_members},
     {0, NULL},
 };
@@ -617,11 +667,6 @@ static int make_room(Replica *self, int64_t phase)
         one->state = WAITING;
         add_first(&self->waiting, one);
         self->pauses++;
-        if (self->stretches != NULL) {
-            int64_t stretch[4] = {one->number, one->at, first, last};
-            if (last >= first && append(self->stretches, stretch, sizeof stretch) < 0)
-                return -1;
-        }
         PyObject *span = Py_BuildValue("OLL", one, (long long)first, (long long)last);
         int failed = span == NULL || PyList_Append(self->paused, span) < 0;
         Py_XDECREF(span);
@@ -704,9 +749,16 @@ static int begin_at(Replica *self, int64_t now_ns)
     return append(&self->ends, &end, sizeof end) < 0 ? -1 : 1;
 }
 
-typedef int (*Ended)(Replica *, Request *, void *); /* is given the reference to a request that is done */
+/* Append a request that is done to a list, which takes over the replica's reference to it. */
+static int move_to_list(Request *one, PyObject *done)
+{
+    int failed = PyList_Append(done, OBJECT(one));
+    Py_DECREF(OBJECT(one));
+    return failed;
+}
 
-static int finish_now(Replica *self, Ended ended, void *to)
+/* End the current iteration and append the requests that are done to a list. -1: an exception. */
+static int finish_now(Replica *self, PyObject *done)
 {
     int64_t k = self->iteration++, per = self->per_block, place = k & self->bucket_mask;
     self->under_way = 0;
@@ -729,7 +781,7 @@ static int finish_now(Replica *self, Ended ended, void *to)
         release_blocks(self, one, own);
         self->decoding--;
         self->active--;
-        if (ended(self, one, to) < 0)
+        if (move_to_list(one, done) < 0)
             return -1;
     }
     for (Py_ssize_t i = 0; i < self->started_count; i++)
@@ -750,7 +802,7 @@ static int finish_now(Replica *self, Ended ended, void *to)
             release_blocks(self, one, one->held);
             self->active--;
             one->state = DONE;
-            if (ended(self, one, to) < 0)
+            if (move_to_list(one, done) < 0)
                 return -1;
             continue;
         }
@@ -764,13 +816,6 @@ static int finish_now(Replica *self, Ended ended, void *to)
     }
     self->ready_count = 0;
     return 0;
-}
-
-static int into_list(Replica *self, Request *one, void *list)
-{
-    int failed = PyList_Append(list, (PyObject *)one);
-    Py_DECREF(OBJECT(one));
-    return failed;
 }
 
 /* -- the methods of Replica --------------------------------------------------------------------------------------- */
@@ -918,15 +963,6 @@ static void submit_one(Replica *self, Request *one)
     add_last(&self->waiting, one);
 }
 
-static Request *as_request(PyObject *given)
-{
-    if (!PyObject_TypeCheck(given, request_type)) {
-        PyErr_SetString(PyExc_TypeError, "not a SimRequest");
-        return NULL;
-    }
-    return (Request *)given;
-}
-
 static PyObject *replica_submit(Replica *self, PyObject *given)
 {
     Request *one = as_request(given);
@@ -948,7 +984,7 @@ static PyObject *replica_begin(Replica *self, PyObject *now)
 static PyObject *replica_finish(Replica *self, PyObject *none)
 {
     PyObject *done = PyList_New(0);
-    if (done != NULL && finish_now(self, into_list, done) < 0)
+    if (done != NULL && finish_now(self, done) < 0)
         Py_CLEAR(done);
     return done;
 }
@@ -986,6 +1022,59 @@ static int cancel_one(Replica *self, Request *one)
     one->state = DONE;
     Py_DECREF(OBJECT(one));
     return 0;
+}
+
+/* Whether the current iteration starts and ends no request, and is followed by one that pauses none. */
+static int is_quiet(Replica *self)
+{
+    if (!self->decoding && self->partial == NULL) /* all were cancelled: the replica becomes idle */
+        return 0;
+    if (self->ready_count || self->bucket_heads[self->iteration & self->bucket_mask] != NULL)
+        return 0;
+    return self->guaranteed || self->phase[(self->iteration + 1) % self->per_block] <= room(self);
+}
+
+/* Replica.next_iteration(replicas, before_ns) -> (end_ns, index) */
+static PyObject *replica_next_iteration(PyObject *none, PyObject *args)
+{
+    PyObject *list, *before;
+    int64_t before_ns;
+    if (!PyArg_UnpackTuple(args, "next_iteration", 2, 2, &list, &before) || as_int64(before, &before_ns) < 0)
+        return NULL;
+    Py_ssize_t count = PyList_Size(list), index = 0;
+    if (count < 1) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "no replicas");
+        return NULL;
+    }
+    Replica **replicas = PyMem_Malloc(count * sizeof(Replica *));
+    if (replicas == NULL)
+        return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < count; i++) {
+        replicas[i] = (Replica *)PyList_GetItem(list, i);
+        if (!PyObject_TypeCheck(OBJECT(replicas[i]), replica_type)) {
+            PyErr_SetString(PyExc_TypeError, "not a Replica");
+            PyMem_Free(replicas);
+            return NULL;
+        }
+    }
+    int failed = 0;
+    while (1) {
+        index = 0;
+        for (Py_ssize_t i = 1; i < count; i++)
+            if (replicas[i]->end_ns < replicas[index]->end_ns)
+                index = i;
+        Replica *first = replicas[index];
+        int64_t end_ns = first->end_ns;
+        if (end_ns >= before_ns || !is_quiet(first))
+            break;
+        failed = finish_now(first, NULL) < 0 || begin_at(first, end_ns) < 0;
+        if (failed)
+            break;
+    }
+    PyObject *result = failed ? NULL : Py_BuildValue("Ln", (long long)replicas[index]->end_ns, index);
+    PyMem_Free(replicas);
+    return result;
 }
 
 static PyObject *replica_cancel(Replica *self, PyObject *given)
@@ -1067,171 +1156,17 @@ static PyObject *replica_blocks_used(Replica *self, void *none)
     return PyLong_FromLongLong(self->used_blocks + self->pinned_blocks);
 }
 
-/* -- a whole open loop -------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    Bytes rows;
-    int64_t timeout_ns;
-    int too_late; /* a request took longer than its time at the client: the caller has to look at all replicas */
-} Log;
-
-static int log_row(Log *log, Replica *self, Request *one, int64_t start, int64_t last, int64_t got, int64_t kind, int64_t end)
-{
-    int64_t row[COLUMNS] = {one->number, one->due_ns, one->at,  one->first, start, last,           one->input_tokens,
-                            one->asked,  got,         one->cached, kind,     end,   one->admitted_ns};
-    if (end - one->due_ns >= log->timeout_ns)
-        log->too_late = 1;
-    return append(&log->rows, row, sizeof row);
-}
-
-static int into_log(Replica *self, Request *one, void *to)
-{
-    int failed = log_row(to, self, one, one->from_iteration, one->last, one->output_tokens, 0, self->end_ns);
-    Py_DECREF(OBJECT(one));
-    return failed;
-}
-
-/* What is left at the end, in flight or waiting: as `Course._give_up` writes it. */
-static int log_cut(Log *log, Replica *self, Request *one, int64_t kind, int64_t end)
-{
-    int64_t got = generated_of(self, one), start = one->from_iteration, last = -1;
-    if (start >= 0)
-        last = start + got - (one->output_tokens - one->todo) - 1;
-    return log_row(log, self, one, last < start ? -1 : start, last, got, kind, end);
-}
-
-typedef struct {
-    const int64_t *at;
-    Py_ssize_t count;
-    Py_buffer view;
-} Column;
-
-static int as_column(PyObject *given, Column *column)
-{
-    if (PyObject_GetBuffer(given, &column->view, PyBUF_SIMPLE) < 0)
-        return -1;
-    column->at = column->view.buf, column->count = column->view.len / 8;
-    return 0;
-}
-
-/* The next request of a timetable, with its reference; NULL with or, for one that cannot be served, without an exception. */
-static Request *arrival(Replica *self, Column *columns, PyObject *sizes, int64_t replica, Py_ssize_t i)
-{
-    int64_t number = columns[0].at[i], input, output;
-    PyObject *blocks = NULL, *made = NULL;
-    if (sizes == Py_None) {
-        input = columns[2].at[i], output = columns[3].at[i];
-    } else {
-        PyObject *asked = PyLong_FromLongLong(number);
-        made = asked == NULL ? NULL : PyObject_CallFunctionObjArgs(sizes, asked, NULL);
-        Py_XDECREF(asked);
-        long long in, out;
-        if (made == NULL || !PyArg_ParseTuple(made, "LLO", &in, &out, &blocks)) {
-            Py_XDECREF(made);
-            return NULL;
-        }
-        input = in, output = out;
-        if (PySequence_Size(blocks) == 0)
-            blocks = NULL;
-    }
-    Request *one = NULL;
-    if (output > 0 && can_serve(self, input)) {
-        one = new_request(Py_None, blocks, columns[1].at[i], input, output);
-        if (one != NULL)
-            one->number = number, one->at = replica;
-    }
-    Py_XDECREF(made);
-    return one;
-}
-
-static int carried(Replica *self, Column *columns, PyObject *sizes, int64_t replica, int64_t until_ns, int64_t cut, Log *log)
-{
-    Py_ssize_t next = 0, count = columns[0].count;
-    const int64_t *due = columns[1].at;
-    while (1) {
-        int64_t end = self->end_ns;
-        if (next < count && due[next] <= end && due[next] <= until_ns) {
-            Request *one = arrival(self, columns, sizes, replica, next);
-            if (one == NULL)
-                return PyErr_Occurred() ? -1 : 0;
-            submit_one(self, one);
-            if (end == NEVER && begin_at(self, due[next]) < 0)
-                return -1;
-            next++;
-            continue;
-        }
-        if (end == NEVER || end > until_ns)
-            break;
-        if (finish_now(self, into_log, log) < 0 || begin_at(self, end) < 0)
-            return -1;
-        if (log->too_late)
-            return 0;
-    }
-    if (next < count || (until_ns == NEVER && self->waiting.count))
-        return 0;
-    for (Py_ssize_t i = 0; i < self->ready_count; i++)
-        if (log_cut(log, self, self->ready[i], cut, until_ns) < 0)
-            return -1;
-    for (Request *one = self->running.head; one != NULL; one = one->after)
-        if (log_cut(log, self, one, cut, until_ns) < 0)
-            return -1;
-    for (Request *one = self->waiting.head; one != NULL; one = one->after)
-        if (log_cut(log, self, one, cut, until_ns) < 0)
-            return -1;
-    if (self->partial != NULL && log_cut(log, self, self->partial, cut, until_ns) < 0)
-        return -1;
-    return !log->too_late;
-}
-
-static PyObject *replica_carry(Replica *self, PyObject *args)
-{
-    PyObject *given[4], *sizes, *result = NULL;
-    long long replica, until_ns, timeout_ns, cut;
-    if (!PyArg_ParseTuple(args, "OOOOOLLLL", &given[0], &given[1], &given[2], &given[3], &sizes, &replica, &until_ns,
-                          &timeout_ns, &cut))
-        return NULL;
-    Column columns[4];
-    Bytes stretches = {0};
-    Log log = {.timeout_ns = timeout_ns};
-    int held = 0, done = -1;
-    int wanted = sizes == Py_None ? 4 : 2;
-    while (held < wanted && as_column(given[held], &columns[held]) == 0)
-        held++;
-    if (held == wanted) {
-        int equal = 1;
-        for (int i = 1; i < wanted; i++)
-            equal = equal && columns[i].count == columns[0].count;
-        if (!equal) {
-            PyErr_SetString(PyExc_ValueError, "columns of different lengths");
-        } else {
-            self->stretches = &stretches;
-            done = carried(self, columns, sizes, replica, until_ns, cut, &log);
-            self->stretches = NULL;
-        }
-    }
-    while (held)
-        PyBuffer_Release(&columns[--held].view);
-    if (done == 0)
-        result = Py_NewRef(Py_None);
-    else if (done > 0)
-        result = Py_BuildValue("y#y#", log.rows.used ? log.rows.data : "", (Py_ssize_t)log.rows.used,
-                               stretches.used ? stretches.data : "", (Py_ssize_t)stretches.used);
-    PyMem_Free(log.rows.data);
-    PyMem_Free(stretches.data);
-    return result;
-}
-
 static PyMethodDef replica_methods[] = {
     {"admissible", (PyCFunction)replica_admissible, METH_O, NULL},
     {"submit", (PyCFunction)replica_submit, METH_O, NULL},
     {"begin", (PyCFunction)replica_begin, METH_O, NULL},
     {"finish", (PyCFunction)replica_finish, METH_NOARGS, NULL},
+    {"next_iteration", replica_next_iteration, METH_VARARGS | METH_STATIC, NULL},
     {"cancel", (PyCFunction)replica_cancel, METH_O, NULL},
     {"generated", (PyCFunction)replica_generated, METH_O, NULL},
     {"reset_cache", (PyCFunction)replica_reset_cache, METH_NOARGS, NULL},
     {"forget", (PyCFunction)replica_forget, METH_NOARGS, NULL},
     {"end_of", (PyCFunction)replica_end_of, METH_O, NULL},
-    {"carry", (PyCFunction)replica_carry, METH_VARARGS, NULL},
     {NULL},
 };
 
@@ -1277,17 +1212,12 @@ static PyType_Spec replica_spec = {
     .slots = replica_slots,
 };
 
-#include "_course.h"
-
 /* -- the module --------------------------------------------------------------------------------------------------- */
-
-static PyMethodDef functions[] = {{"course", course, METH_VARARGS, NULL}, {NULL}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "loadgen.sim.engine._replica",
     .m_doc = "A replica of a simulated server, in C.",
-    .m_methods = functions,
     .m_size = -1,
 };
 

@@ -12,8 +12,9 @@ from collections.abc import Hashable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from loadgen.sim.engine.implementation import Replica, SimRequest
 from loadgen.sim.engine.latency_model import Emission
-from loadgen.sim.engine.replica import NEVER, Costs, Replica, ServerLimits, SimRequest
+from loadgen.sim.engine.replica import NEVER, Costs, ServerLimits
 from loadgen.sim.engine.routing import route
 
 BUNCH = 5  # emissions sent together: one wake-up per emission would cost more than the sends
@@ -225,8 +226,8 @@ class Fleet:
         if entry is None:
             return
         request, at = entry
-        if request.from_iteration >= 0:
-            self._phases[at][request.from_iteration % self._interval].pop(request, None)
+        if request.resumed_iteration >= 0:
+            self._phases[at][request.resumed_iteration % self._interval].pop(request, None)
         self.replicas[at].cancel(request)
         if any(emission[0] == key for emission in self._leaving[at]):
             kept = deque(emission for emission in self._leaving[at] if emission[0] != key)
@@ -262,10 +263,10 @@ class Fleet:
         iteration = replica.iteration
         generating = replica.decoding
         done = replica.finish()
-        started = [request for request in replica.started if request.todo > 1]
+        started = [request for request in replica.started if request.remaining_tokens > 1]
         out += [(request.key, 1, False, end) for request in started]
         for request in done:
-            start = request.from_iteration
+            start = request.resumed_iteration
             phases[start % interval].pop(request, None)
             tokens = (iteration - start) % interval or (interval if iteration > start else 1)
             out.append((request.key, tokens, True, end))

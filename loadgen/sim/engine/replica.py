@@ -13,11 +13,12 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from loadgen_sdk import compiled
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import asdict
+from numpy.typing import NDArray
 
 NEVER = 1 << 62
 
@@ -60,6 +61,24 @@ class ServerLimits(Struct, frozen=True, kw_only=True):
 WAITING, PREFILLING, DECODING, DONE = range(4)
 
 
+REQUEST_FIELDS = (
+    "key",
+    "due_ns",
+    "replica_index",
+    "first_iteration",
+    "resumed_iteration",
+    "last_iteration",
+    "input_tokens",
+    "requested_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "failure",
+    "failed_ns",
+    "admitted_ns",
+)
+"""The fields of a request that say what happened to it, in the order in which `pack` writes them."""
+
+
 class PurePythonSimRequest:
     """One sequence in a replica. Callers may read `key`, `cached`, and the iterations `first` and `last`."""
 
@@ -72,25 +91,35 @@ class PurePythonSimRequest:
         blocks: Sequence[Hashable] = (),
     ) -> None:
         self.key, self.due_ns = key, due_ns
-        self.at = 0  # index of the replica; for the caller's use
+        self.replica_index = 0  # index of the replica; for the caller's use
         self.input_tokens = input_tokens
-        self.asked = self.output_tokens = (
+        self.requested_tokens = self.output_tokens = (
             output_tokens  # as requested; as generated, which may be fewer
         )
         self.blocks = blocks  # one hash per full block of the prompt, covering the prompt up to that block's end
         # Tokens to prefill (after a pause these include the generated ones), and how many of them are left.
-        self.total = self.left = input_tokens
-        self.todo = output_tokens  # tokens to generate after the prefill
-        self.held = 0  # unshared blocks, taken at admission
-        self.pinned: Sequence[Hashable] = ()  # shared blocks in use
+        self.prefill_tokens = self.prefill_left = input_tokens
+        self.remaining_tokens = output_tokens  # tokens to generate after the prefill
+        self.private_blocks = 0  # unshared blocks, taken at admission
+        self.shared_blocks: Sequence[Hashable] = ()  # shared blocks in use
         self.admitted_ns = -1  # time of the first admission
-        self.cached = (
+        self.cached_tokens = (
             -1
         )  # prompt tokens found in the cache at first admission; -1: not yet admitted
-        self.first = -1  # iteration that gave its first token
-        self.from_iteration = -1  # iteration that gave its first token since it was last admitted
-        self.last = -1  # iteration of its last token, once it decodes
+        self.first_iteration = -1  # iteration that gave its first token
+        self.resumed_iteration = (
+            -1
+        )  # iteration that gave its first token since it was last admitted
+        self.last_iteration = -1  # iteration of its last token, once it decodes
         self.state = WAITING
+        self.failure = 0
+        self.failed_ns = -1
+
+    @staticmethod
+    def pack(requests: Sequence[PurePythonSimRequest], rows: NDArray[np.int64]) -> None:
+        """Write the REQUEST_FIELDS of each request into a row of an array of shape (requests, fields)."""
+        for row, request in zip(rows, requests, strict=True):
+            row[:] = [getattr(request, name) for name in REQUEST_FIELDS]
 
 
 class PurePythonReplica:
@@ -178,7 +207,7 @@ class PurePythonReplica:
         """A request arrives that is `admissible`. Requests must arrive in order of `due_ns`."""
         room = self._limits.max_seq_len - request.input_tokens
         if request.output_tokens > room:  # trtllm-serve clamps without an error
-            request.output_tokens = request.todo = room
+            request.output_tokens = request.remaining_tokens = room
         self.waiting.append(request)
 
     def begin(self, now_ns: int) -> bool:
@@ -210,27 +239,27 @@ class PurePythonReplica:
                 ):
                     break
                 request = waiting[0]
-                if not limits.chunked_prefill and request.left > budget:
+                if not limits.chunked_prefill and request.prefill_left > budget:
                     break
                 if not self._admit(request):
                     break
                 waiting.popleft()
                 if request.admitted_ns < 0:
                     request.admitted_ns = now_ns
-            left = request.left
+            left = request.prefill_left
             chunk = left if left <= budget else budget
-            start = request.total - left
+            start = request.prefill_tokens - left
             tokens_read += start + chunk
             attended += chunk * (start + 0.5 * chunk)
             budget -= chunk
             context_tokens += chunk
             context_requests += 1
             if chunk == left:
-                request.left = 0
+                request.prefill_left = 0
                 ready.append(request)
                 self._partial = None
             else:
-                request.left = left - chunk
+                request.prefill_left = left - chunk
                 self._partial = request
         if not decoding and not context_tokens:
             self.end_ns = NEVER
@@ -270,26 +299,52 @@ class PurePythonReplica:
         per_block = limits.tokens_per_block
         buckets, running = self._buckets, self._running
         for request in ready:
-            if request.first < 0:
-                request.first = k
-            request.from_iteration = k
+            if request.first_iteration < 0:
+                request.first_iteration = k
+            request.resumed_iteration = k
             if limits.block_reuse and request.blocks:
                 self._share_prompt_blocks(request)
-            last = request.last = k + request.todo - 1
-            if request.todo <= 1:
-                self._release_blocks(request, request.held)
+            last = request.last_iteration = k + request.remaining_tokens - 1
+            if request.remaining_tokens <= 1:
+                self._release_blocks(request, request.private_blocks)
                 self.active -= 1
                 request.state = DONE
                 done.append(request)
                 continue
             request.state = DECODING
-            self._kv += request.total
+            self._kv += request.prefill_tokens
             if not limits.guaranteed:
-                self._phase[(k + 1 - request.total) % per_block] += 1
+                self._phase[(k + 1 - request.prefill_tokens) % per_block] += 1
             running[request] = None
             buckets.setdefault(last, []).append(request)
         self.decoding = len(running)
         return done
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether the current iteration starts and ends no request, and is followed by one that pauses none."""
+        if not self.decoding and self._partial is None:
+            return False  # all were cancelled: the replica becomes idle
+        if self._ready or self.iteration in self._buckets:
+            return False
+        if self._limits.guaranteed:
+            return True
+        growing = self._phase[(self.iteration + 1) % self._limits.tokens_per_block]
+        return growing <= self._limits.kv_blocks - self.blocks_used
+
+    @staticmethod
+    def next_iteration(replicas: Sequence[PurePythonReplica], before_ns: int) -> tuple[int, int]:
+        """Return the end of the iteration that ends first, and the index of its replica.
+
+        Iterations that end before `before_ns`, and start and end no request, are ended here, in order of time. So the
+        caller sees only iterations at which something happens. The end is NEVER if all replicas are idle.
+        """
+        while True:
+            end_ns, index = min((replica.end_ns, index) for index, replica in enumerate(replicas))
+            if end_ns >= before_ns or not replicas[index]._is_quiet:
+                return end_ns, index
+            replicas[index].finish()
+            replicas[index].begin(end_ns)
 
     def cancel(self, request: PurePythonSimRequest) -> None:
         """Stop a request. Its blocks are free from the next iteration on. A finished request is ignored."""
@@ -303,18 +358,18 @@ class PurePythonReplica:
                 self._partial = None
             else:
                 self._ready.remove(request)
-            self._release_blocks(request, request.held)
+            self._release_blocks(request, request.private_blocks)
             self.active -= 1
         request.state = DONE
 
     def generated(self, request: PurePythonSimRequest) -> int:
         """Tokens that a request has got by the end of the last finished iteration."""
-        if request.state == DECODING or (request.state == DONE and request.last >= 0):
-            before = request.output_tokens - request.todo
+        if request.state == DECODING or (request.state == DONE and request.last_iteration >= 0):
+            before = request.output_tokens - request.remaining_tokens
             return before + max(
-                0, min(self.iteration - 1, request.last) - request.from_iteration + 1
+                0, min(self.iteration - 1, request.last_iteration) - request.resumed_iteration + 1
             )
-        return request.output_tokens - request.todo
+        return request.output_tokens - request.remaining_tokens
 
     def reset_cache(self) -> None:
         """Forget the shared blocks that no request uses; those in use stay until they are free."""
@@ -326,9 +381,13 @@ class PurePythonReplica:
         """Take the blocks for a waiting request. Returns False if there are not enough."""
         limits, pinned, cache = self._limits, self._pinned, self._cache
         per_block = limits.tokens_per_block
-        tokens = request.total + (request.todo if limits.guaranteed else 0)
+        tokens = request.prefill_tokens + (request.remaining_tokens if limits.guaranteed else 0)
         # the blocks of its prompt that others have computed; at least one token must be computed
-        blocks = request.blocks[: (request.total - 1) // per_block] if limits.block_reuse else ()
+        blocks = (
+            request.blocks[: (request.prefill_tokens - 1) // per_block]
+            if limits.block_reuse
+            else ()
+        )
         matched_blocks = unpinned = 0
         for block in blocks:
             if block not in pinned:
@@ -343,14 +402,14 @@ class PurePythonReplica:
         for block in shared:
             cache.pop(block, None)
             pinned[block] = pinned.get(block, 0) + 1
-        request.pinned = shared
+        request.shared_blocks = shared
         self._blocks_used += own_blocks
         if cache:
             self._evict(limits.kv_blocks - self._blocks_used - len(pinned))
-        request.held = own_blocks
-        request.left = request.total - matched_blocks * per_block
-        if request.cached < 0:
-            request.cached = matched_blocks * per_block
+        request.private_blocks = own_blocks
+        request.prefill_left = request.prefill_tokens - matched_blocks * per_block
+        if request.cached_tokens < 0:
+            request.cached_tokens = matched_blocks * per_block
             if limits.block_reuse:
                 self.hits += matched_blocks
                 self.misses += len(request.blocks) - matched_blocks
@@ -364,7 +423,7 @@ class PurePythonReplica:
         Blocks that another request has already shared stay private to this one.
         """
         pinned, cache = self._pinned, self._cache
-        shared = list(request.pinned)
+        shared = list(request.shared_blocks)
         for block in request.blocks[
             len(shared) : request.input_tokens // self._limits.tokens_per_block
         ]:
@@ -372,9 +431,9 @@ class PurePythonReplica:
                 break
             pinned[block] = 1
             shared.append(block)
-            request.held -= 1
+            request.private_blocks -= 1
             self._blocks_used -= 1
-        request.pinned = shared
+        request.shared_blocks = shared
 
     def _evict(self, capacity: int) -> None:
         """Evict the least recently used shared blocks until the unused ones fit in `capacity`."""
@@ -393,14 +452,14 @@ class PurePythonReplica:
             request.state = DONE
             del running[request]
             cached = (
-                request.total + request.todo - 1
+                request.prefill_tokens + request.remaining_tokens - 1
             )  # the last token's key and value are never computed
             self._kv -= cached
-            own_blocks = request.held
+            own_blocks = request.private_blocks
             if not limits.guaranteed:
-                phase[(request.from_iteration + 1 - request.total) % per_block] -= 1
-                own_blocks = -(-cached // per_block) - len(request.pinned)
-            if request.pinned:
+                phase[(request.resumed_iteration + 1 - request.prefill_tokens) % per_block] -= 1
+                own_blocks = -(-cached // per_block) - len(request.shared_blocks)
+            if request.shared_blocks:
                 self._release_blocks(request, own_blocks)
             else:
                 self._blocks_used -= own_blocks
@@ -410,33 +469,35 @@ class PurePythonReplica:
     def _remove_decoding(self, request: PurePythonSimRequest) -> None:
         """Remove a decoding sequence from the batch before its end; `iteration` iterations have finished."""
         steps = (
-            min(self.iteration - 1, request.last) - request.from_iteration
+            min(self.iteration - 1, request.last_iteration) - request.resumed_iteration
         )  # tokens decoded after the first one
-        bucket = self._buckets[request.last]
+        bucket = self._buckets[request.last_iteration]
         bucket.remove(request)
         if not bucket:
-            del self._buckets[request.last]
+            del self._buckets[request.last_iteration]
         del self._running[request]
         self.decoding -= 1
         self.active -= 1
-        self._kv -= request.total + steps
-        own_blocks = request.held
+        self._kv -= request.prefill_tokens + steps
+        own_blocks = request.private_blocks
         limits = self._limits
         if not limits.guaranteed:
             per_block = limits.tokens_per_block
-            phase = (request.from_iteration + 1 - request.total) % per_block
+            phase = (request.resumed_iteration + 1 - request.prefill_tokens) % per_block
             self._phase[phase] -= 1
-            own_blocks += -(-(request.total + steps) // per_block) - -(-request.total // per_block)
+            own_blocks += -(-(request.prefill_tokens + steps) // per_block) - -(
+                -request.prefill_tokens // per_block
+            )
             if self._under_way and self.iteration % per_block == phase:
                 own_blocks += 1  # cancelled during an iteration for which it had been given a block
         self._release_blocks(request, own_blocks)
 
     def _release_blocks(self, request: PurePythonSimRequest, own_blocks: int) -> None:
         self._blocks_used -= own_blocks
-        if request.pinned:
+        if request.shared_blocks:
             pinned, cache = self._pinned, self._cache
             for block in reversed(
-                request.pinned
+                request.shared_blocks
             ):  # evict the end of a prefix first: its beginning is more useful
                 uses = pinned[block] - 1
                 if uses:
@@ -444,8 +505,8 @@ class PurePythonReplica:
                 else:
                     del pinned[block]
                     cache[block] = None
-            request.pinned = ()
-        request.held = 0
+            request.shared_blocks = ()
+        request.private_blocks = 0
 
     def _make_room(self) -> int:
         """Pause the sequences admitted last until the others can grow. Returns the number of blocks that these need."""
@@ -454,17 +515,17 @@ class PurePythonReplica:
         while self._phase[phase] > limits.kv_blocks - self._blocks_used - len(self._pinned):
             if self._partial is not None:
                 request, self._partial = self._partial, None
-                self._release_blocks(request, request.held)
+                self._release_blocks(request, request.private_blocks)
                 self.active -= 1
                 paused_span = (request, 0, -1)
             else:
                 request = next(reversed(self._running))
                 generated = self.generated(request)
-                paused_span = (request, request.from_iteration, self.iteration - 1)
+                paused_span = (request, request.resumed_iteration, self.iteration - 1)
                 self._remove_decoding(request)
-                request.total = request.input_tokens + generated
-                request.todo = request.output_tokens - generated
-            request.left = request.total
+                request.prefill_tokens = request.input_tokens + generated
+                request.remaining_tokens = request.output_tokens - generated
+            request.prefill_left = request.prefill_tokens
             request.state = WAITING
             self.waiting.appendleft(request)
             self.paused.append(paused_span)
@@ -473,19 +534,3 @@ class PurePythonReplica:
         if self._cache:
             self._evict(limits.kv_blocks - self._blocks_used - len(self._pinned) - grow)
         return grow
-
-
-# -- which twin ------------------------------------------------------------------------------------------------------
-
-VERSION = 2
-"""Of the types in C, raised with each change of what they take or give: what is built from older source is not used."""
-
-module, _ = compiled.load("loadgen.sim.engine._replica", VERSION)
-"""The compiled module, or None."""
-
-if TYPE_CHECKING or module is None:
-    SimRequest = PurePythonSimRequest
-    Replica = PurePythonReplica
-else:
-    SimRequest = module.SimRequest
-    Replica = module.Replica

@@ -579,7 +579,7 @@ class SimServer:
                 connection.write(data)
                 continue
             if not tokens_sent and answer.served is not None:
-                answer.ask.cached_tokens = answer.served.cached
+                answer.ask.cached_tokens = answer.served.cached_tokens
             data, end = answer.next(
                 tokens, finished, due
             )  # its timings are planned times, not send times

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from counted_rows import CountedRows
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -17,16 +17,22 @@ from loadgen.core.errors import Faults
 from loadgen.core.execution.events import RunEvent, Simulated
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
-from loadgen.core.metrics.stop_rules import FEWEST, breach
+from loadgen.core.metrics.stop_rules import (
+    CHECK_INTERVAL_NS,
+    MIN_REQUESTS,
+    WINDOW_NS,
+    StopRuleMonitor,
+    find_breach,
+)
 from loadgen.core.metrics.summary import exit_code
 from loadgen.core.results import store
+from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.results.record import KIND, ROW, STATUS, STATUSES
 from loadgen.core.slo import StopRule
 from loadgen.core.workload import load, read_flags
 from loadgen.core.workload.fingerprints import recipe_fingerprint
 from loadgen.core.workload.slo_fields import parse_stop_rule
 from loadgen.sim.server.options import Options
-from loadgen.sim.stop_watch import first_breach
 
 pytestmark = pytest.mark.commands
 
@@ -47,7 +53,7 @@ def rows(n: int, failed: int = 0, slow: int = 0, at_s: float = 5.0) -> np.ndarra
 @pytest.mark.parametrize(
     ("records", "code"),
     [
-        (rows(FEWEST - 1, failed=FEWEST - 1), None),
+        (rows(MIN_REQUESTS - 1, failed=MIN_REQUESTS - 1), None),
         (rows(100, failed=19), None),
         (rows(100, failed=20), "stopped_by_errors"),
         (rows(100, slow=49), None),
@@ -62,11 +68,28 @@ def rows(n: int, failed: int = 0, slow: int = 0, at_s: float = 5.0) -> np.ndarra
 def test_a_rule_looks_at_the_requests_that_ended_last(
     records: np.ndarray, code: str | None
 ) -> None:
-    reason = breach((ERRORS, SLOW), records, 8 * S if records["done_ns"][0] == 5 * S else 100 * S)
+    reason = find_breach(
+        (ERRORS, SLOW), records, 8 * S if records["done_ns"][0] == 5 * S else 100 * S
+    )
     assert (reason and reason.code) == code
 
 
-def test_the_first_look_that_breaks_a_rule_decides() -> None:
+def first_breach(
+    rules: Sequence[StopRule], records: np.ndarray, step_ns: int
+) -> tuple[int, ReasonCode] | None:
+    """Return when a monitor that checks every `step_ns` finds a rule broken, and why."""
+    monitor = StopRuleMonitor(rules)
+    before_ns = -1
+    for now_ns in range(step_ns, int(records["done_ns"].max(initial=0)) + 1, step_ns):
+        done_ns = records["done_ns"]
+        if monitor.check(now_ns, records[(done_ns > before_ns) & (done_ns <= now_ns)]):
+            assert monitor.breach is not None
+            return now_ns, monitor.breach
+        before_ns = now_ns
+    return None
+
+
+def test_the_first_check_that_finds_a_rule_broken_decides() -> None:
     both = np.concatenate(
         [rows(100, at_s=1), rows(60, failed=60, at_s=12.5), rows(60, failed=60, at_s=14.5)]
     )
@@ -96,7 +119,7 @@ RULES = [
     count=st.integers(0, 400),
     bad=st.floats(0, 0.6),
 )
-def test_the_first_breach_is_that_of_a_watch(
+def test_a_monitor_that_sees_each_record_once_finds_what_all_records_show(
     chosen: list[StopRule], seed: int, count: int, bad: float
 ) -> None:
     draw = np.random.default_rng(seed)
@@ -106,32 +129,26 @@ def test_the_first_breach_is_that_of_a_watch(
     made["status"] = np.where(
         draw.random(count) < bad, draw.integers(0, len(STATUSES), count), STATUS["ok"]
     )
-    looks = (
-        (now_ns, breach(chosen, made, now_ns))
+    checks = (
+        (now_ns, find_breach(chosen, made, now_ns))
         for now_ns in range(S, int(made["done_ns"].max(initial=0)) + 1, S)
     )
     assert first_breach(chosen, made, S) == next(
-        ((now_ns, reason) for now_ns, reason in looks if reason), None
+        ((now_ns, reason) for now_ns, reason in checks if reason), None
     )
 
 
-@pytest.mark.parametrize("rules", [(), (ERRORS,), (ERRORS, SLOW)])
-def test_each_row_is_looked_at_once_however_often_the_watch_looks(
-    rules: tuple[StopRule, ...],
-) -> None:
-    made = np.concatenate([rows(100, at_s=at_s) for at_s in range(1, 61)]).view(CountedRows)
-    seen = []
-    for step_ns in (S, S // 10):
-        CountedRows.seen.clear()
-        assert first_breach(rules, made, step_ns) is None
-        seen.append(CountedRows.seen.total() / len(made))
-    assert seen[0] == seen[1] <= 10 * len(rules)
+def test_a_monitor_keeps_only_the_records_of_its_window() -> None:
+    monitor = StopRuleMonitor((ERRORS,))
+    for second in range(1, 61):
+        assert not monitor.check(second * S, rows(100, at_s=second))
+    assert len(monitor._recent) == 100 * WINDOW_NS // CHECK_INTERVAL_NS
 
 
 def test_what_was_never_sent_has_not_ended() -> None:
     made = rows(100)
     made["status"][:60], made["done_ns"][:60] = STATUS["dropped"], -1
-    assert breach((ERRORS,), made, 8 * S) is None
+    assert find_breach((ERRORS,), made, 8 * S) is None
 
 
 @pytest.mark.parametrize(
@@ -205,7 +222,7 @@ def test_in_virtual_time_the_load_ends_where_the_rule_is_broken(tmp_path: Path) 
 def test_in_virtual_time_turns_and_closed_loops_are_ended_while_they_are_simulated(
     profile: str, tmp_path: Path
 ) -> None:
-    """Once, and at the instant at which looks at the whole run find the rule broken."""
+    """The load is simulated once, to the instant at which the records of the whole run break the rule."""
     load_of = {"request_rate": "20"} if profile == "agentic" else {"concurrency": "2000"}
     rules = ["ttft:p50:100ms" if profile == "agentic" else "ttft:p50:1ms"]
     one = load(

@@ -1,8 +1,9 @@
-"""A course in C and its twin in Python do the same, to the last row, under every form of load."""
+"""A simulation gives the same records with compiled replicas and with the reference, under every form of load."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,13 @@ from loadgen.core.execution.events import Look
 from loadgen.core.requests.task_graphs import Leaving
 from loadgen.core.schedule.chains import SINGLE, Chain, Singles
 from loadgen.core.schedule.timetable import Schedule, StageSpan
-from loadgen.sim.course import Course
-from loadgen.sim.engine import replica as engine
+from loadgen.sim.engine.implementation import module
 from loadgen.sim.engine.replica import NEVER, Costs, PurePythonReplica, ServerLimits
 from loadgen.sim.engine.routing import route
 from loadgen.sim.load_bounds import LoadBounds
+from loadgen.sim.simulation import ReplicaChange, Simulation
 
-if engine.module is None:
+if module is None:
     pytest.skip("built by pip install where a C compiler is", allow_module_level=True)
 
 MS = 1_000_000
@@ -121,8 +122,8 @@ def lengths_of(draw: random.Random, per_block: int, values: bool) -> Any:
     return of
 
 
-def flown(seed: int, *, in_c: bool) -> Any:
-    """What a course of any form has done, in C or in Python."""
+def simulate_any_load(seed: int, replica_class: Any) -> Any:
+    """Return what a simulation of a load of any form has recorded, with replicas of this class."""
     draw = random.Random(seed)
     turns = draw.choice([1, 1, 3, 6])
     schedule = Schedule(
@@ -142,7 +143,7 @@ def flown(seed: int, *, in_c: bool) -> Any:
     speeds = [1.0, 1.3, 0.8][: draw.randint(1, 3)]
     times = sorted(draw.choices(range(1, 40), k=4))
     changes = (
-        [(at * 50 * MS, draw.randint(1, len(speeds))) for at in times]
+        [ReplicaChange(at * 50 * MS, draw.randint(1, len(speeds))) for at in times]
         if draw.random() < 0.3
         else []
     )
@@ -154,15 +155,14 @@ def flown(seed: int, *, in_c: bool) -> Any:
 
     ended_by = draw.choice([2, 9, 10**9])
     looks = [Look(draw.choice([70, 300]) * MS, ends)] if draw.random() < 0.4 else []
-    cls: Any = engine.Replica if in_c else PurePythonReplica
     drain_ns, stop_ns = (
         draw.choice([0, 300 * MS, NEVER]),
         draw.choice([NEVER, NEVER, 150 * MS, 700 * MS]),
     )
-    course = Course(
+    simulation = Simulation(
         schedule,
         sizes,
-        [cls(COSTS.at_speed(speed), limits) for speed in speeds],
+        [replica_class(COSTS.at_speed(speed), limits) for speed in speeds],
         route(speeds, draw.choice(["round_robin", "weighted"])),
         LoadBounds(
             max_in_flight=draw.choice([None, None, 2, 6]),
@@ -174,45 +174,29 @@ def flown(seed: int, *, in_c: bool) -> Any:
         looks=looks,
         changes=changes,
     )
-    if in_c:
-        course.run()
-    else:
-        course.step_by_step()
-    flights = course.flights
-    rows = np.stack(list(flights.by_column().values()), 1).tolist()
+    simulation.run()
+    collected = simulation.requests
+    tables = (collected.sent(), collected.unsent(), collected.pauses())
+    columns = [
+        {name: getattr(table, name).tolist() for name in table.__struct_fields__}
+        for table in tables
+    ]
     replicas = [
         (list(one.ends), one.decoded, one.pauses, one.hits, one.misses, one.active)
-        for one in course.replicas
+        for one in simulation.replicas
     ]
-    return rows, list(flights.unsent), list(flights.stretches), course.decided, seen, replicas
+    return columns, simulation.is_decided, seen, replicas
+
+
+class OneByOne(PurePythonReplica):
+    """A replica whose iterations are all seen by the simulation, also those at which nothing happens."""
+
+    @staticmethod
+    def next_iteration(replicas: Sequence[PurePythonReplica], before_ns: int) -> tuple[int, int]:
+        return PurePythonReplica.next_iteration(replicas, min(before_ns, 0))
 
 
 @settings(deadline=None, max_examples=150)
 @given(seed=st.integers(0, 1 << 40))
-def test_a_course_in_c_is_the_one_step_by_step(seed: int) -> None:
-    assert flown(seed, in_c=True) == flown(seed, in_c=False)
-
-
-def test_what_cannot_be_is_refused() -> None:
-    replica = engine.Replica(COSTS, ServerLimits(max_batch_size=4, max_num_tokens=64, kv_blocks=20))
-    stage = (0, 100, 0, 1, 0, 0, np.zeros(1, np.int64))
-
-    def carried(
-        columns: Any, *, stages: Any = (stage,), replicas: Any = (replica,), at: int = 0
-    ) -> Any:
-        none = np.zeros(0, np.int64)
-        made = (stages, 1, 4, lambda first, count: columns, lambda number: 1 // 0)
-        return engine.module.course(
-            made, (replicas, lambda: at, none), (NEVER, NEVER), (NEVER,) * 4, (None, 0), (0,) * 9
-        )
-
-    with pytest.raises(ZeroDivisionError):
-        carried((None,) * 12)
-    with pytest.raises(ValueError, match="no such replica"):
-        carried((None,) * 8 + (np.ones(4, np.int64),) * 2 + (np.zeros(0, np.int64),) * 2, at=1)
-    for columns in ((None,) * 8 + (np.ones(3, np.int64),) * 4, (None,) * 11, None):
-        with pytest.raises(ValueError, match="different lengths"):
-            carried(columns)
-    for wrong in ({"stages": ()}, {"replicas": ()}, {"replicas": (1,)}):
-        with pytest.raises(ValueError, match="no such course"):
-            carried((None,) * 12, **wrong)
+def test_compiled_replicas_give_the_records_of_the_reference(seed: int) -> None:
+    assert simulate_any_load(seed, module.Replica) == simulate_any_load(seed, OneByOne)

@@ -1,0 +1,145 @@
+"""Collects what happens to the requests of a simulated run, as integer columns. Pure."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from loadgen.core.results.record import KIND
+from loadgen.sim.engine.implementation import SimRequest
+from loadgen.sim.engine.replica import REQUEST_FIELDS
+
+Ints = NDArray[np.signedinteger[Any]]
+
+BATCH_SIZE = 8192
+"""Ended requests that are held as objects before their fields are copied to the columns."""
+
+
+class SentColumns(Struct, frozen=True, kw_only=True):
+    """The requests that were sent, one array per field, in the order in which they ended.
+
+    The fields are those of `replica.REQUEST_FIELDS`, in the same order. Iterations are indexes into the replica's list of iterations, -1 where there was none.
+    """
+
+    number: Ints
+    due_ns: Ints
+    replica: Ints
+    first_iteration: Ints  # of the first token
+    resumed_iteration: Ints  # of the first token since the last admission
+    last_iteration: Ints  # of the last token
+    input_tokens: Ints
+    requested_tokens: Ints  # 0: a request for values, which ends with its prefill
+    output_tokens: Ints
+    cached_tokens: Ints  # -1: never admitted
+    failure: Ints  # a code of `record.KIND`; 0: the request succeeded
+    failed_ns: Ints  # -1: the request succeeded
+    admitted_ns: Ints  # time of the first admission; -1: never admitted
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+
+class UnsentColumns(Struct, frozen=True, kw_only=True):
+    """The requests that were never sent, one array per field."""
+
+    number: Ints
+    due_ns: Ints
+    reason: Ints  # a code of `record.KIND`
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+
+class PauseColumns(Struct, frozen=True, kw_only=True):
+    """The iterations in which requests got tokens before they were paused, one array per field."""
+
+    number: Ints
+    replica: Ints
+    first_iteration: Ints
+    last_iteration: Ints
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+
+_TIMES_AND_NUMBERS = ("number", "due_ns", "failed_ns", "admitted_ns")
+"""Fields of SentColumns that need 64 bits. The others are below 2**31, and 32 bits halve the memory of a long run."""
+
+_SENT_DTYPES = {
+    name: np.dtype(np.int64 if name in _TIMES_AND_NUMBERS else np.int32)
+    for name in SentColumns.__struct_fields__
+}
+
+
+class SimulatedRequests:
+    """The requests of a simulated run that have ended, that were never sent, and that were paused."""
+
+    def __init__(self) -> None:
+        self._ended: list[SimRequest] = []  # not copied to the columns yet
+        self._sent = {name: array(dtype.char) for name, dtype in _SENT_DTYPES.items()}
+        self._unsent = {name: array("q") for name in UnsentColumns.__struct_fields__}
+        self._pauses = {name: array("q") for name in PauseColumns.__struct_fields__}
+
+    def add_sent(self, requests: Sequence[SimRequest]) -> None:
+        """Add requests that have ended. Their fields must not change any more."""
+        self._ended += requests
+        if len(self._ended) >= BATCH_SIZE:
+            self._copy_fields()
+
+    def add_unsent(self, number: int, due_ns: int, reason: str) -> None:
+        """Add a request that is never sent; `reason` is a name of `record.KIND`."""
+        _append_row(self._unsent, (number, due_ns, KIND[reason]))
+
+    def add_pauses(self, paused: Iterable[tuple[SimRequest, int, int]]) -> None:
+        """Add the iterations (first, last) in which requests got tokens before they were paused."""
+        for request, first, last in paused:
+            if last >= first:
+                _append_row(self._pauses, (request.key, request.replica_index, first, last))
+
+    def count_sent(self) -> int:
+        """Return the number of requests that were sent and have ended."""
+        return len(self._ended) + len(self._sent["number"])
+
+    def sent_since(self, index: int) -> SentColumns:
+        """Return a copy of the columns of sent requests, without the first `index` of them."""
+        self._copy_fields()
+        return SentColumns(
+            **{name: np.array(column[index:]) for name, column in self._sent.items()}
+        )
+
+    def sent(self) -> SentColumns:
+        """Return the columns of the sent requests, in the memory of this object."""
+        self._copy_fields()
+        return SentColumns(**_as_arrays(self._sent))
+
+    def unsent(self) -> UnsentColumns:
+        """Return the columns of the requests that were never sent, in the memory of this object."""
+        return UnsentColumns(**_as_arrays(self._unsent))
+
+    def pauses(self) -> PauseColumns:
+        """Return the columns of the paused requests, in the memory of this object."""
+        return PauseColumns(**_as_arrays(self._pauses))
+
+    def _copy_fields(self) -> None:
+        """Copy the fields of the requests that have ended to the columns."""
+        if not self._ended:
+            return
+        rows = np.empty((len(self._ended), len(REQUEST_FIELDS)), np.int64)
+        type(self._ended[0]).pack(self._ended, rows)
+        for (name, column), values in zip(self._sent.items(), rows.T, strict=True):
+            column.frombytes(values.astype(_SENT_DTYPES[name]).tobytes())
+        self._ended.clear()
+
+
+def _append_row(columns: dict[str, array[int]], row: tuple[int, ...]) -> None:
+    for column, value in zip(columns.values(), row, strict=True):
+        column.append(value)
+
+
+def _as_arrays(columns: dict[str, array[int]]) -> dict[str, Ints]:
+    return {name: np.frombuffer(column, column.typecode) for name, column in columns.items()}
