@@ -22,8 +22,8 @@ from loadgen.core.results.record import (
     SOURCE,
     STATUS,
     Built,
-    RowPlace,
-    unsent_row,
+    RecordKey,
+    unsent_record,
 )
 from loadgen.core.schedule.chains import Conversations, Singles
 from loadgen.core.schedule.timetable import Schedule
@@ -166,7 +166,7 @@ def _with_unsent(
 ) -> dict[str, Column]:
     """Return the columns of the sent requests, extended by the requests that were never sent."""
     blank = np.frombuffer(
-        unsent_row(RowPlace(*(0,) * 8), -1, "", "dropped", Built(-1, "", -1)), ROW
+        unsent_record(RecordKey(*(0,) * 8), -1, "", "dropped", Built(-1, "", -1)), ROW
     )[0]
     status = np.full(len(unsent), int(blank["status"]))
     for kind, name in CUTS.items():

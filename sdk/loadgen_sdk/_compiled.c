@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define VERSION 9 /* of these functions: compiled.py asks for the same, else it takes Python's */
+#define VERSION 10 /* of these functions: compiled.py asks for the same, else it takes Python's */
 
 enum {
     READ_BYTES = 32 << 10,
@@ -49,7 +49,6 @@ enum {
 
 #define PAUSE_NS 1000000000LL
 #define FOREVER (1LL << 62)
-#define USUAL_REUSE_NS 1000000000LL /* a connection that was used just now can be used again */
 #define HELD_EVENTS (EPOLLIN | EPOLLRDHUP | EPOLLET)
 
 #ifndef SO_TIMESTAMPNS
@@ -79,8 +78,6 @@ static uint64_t little(const unsigned char *at)
 #include "_c/events.h"
 #include "_c/reads.h"
 #include "_c/kinds.h"
-#include "_c/rows.h"
-#include "_c/lanes.h"
 #include "_c/texts.h"
 #include "_c/hashes.h"
 #include "_c/bodies.h"
@@ -99,8 +96,6 @@ static PyMethodDef functions[] = {
     {"bodies", bodies, METH_VARARGS, NULL},
 #endif
     {"token_count", token_count, METH_O, NULL},
-    {"rows", rows, METH_VARARGS, NULL},
-    {"usual_row", (PyCFunction)(void (*)(void))usual_row, METH_FASTCALL, NULL},
     {NULL},
 };
 

@@ -175,16 +175,6 @@ class Bodies:
             block = self._blocks[of_file] = os.pread(self._fd, READ_BYTES, of_file * READ_BYTES)
         return block[at : at + length], built
 
-    @property
-    def stored(self) -> tuple[list[array[int]], dict[int, bytes], int, Callable[[int, int], Built]]:
-        """Where C finds a body without `take`: the last fields of a `Succession`."""
-        return (
-            self._stored,
-            self._blocks,
-            READ_BYTES,
-            lambda tokens, asked: Built(tokens, self._input_source, asked),
-        )
-
     def _build_now(self, number: int, request: Request) -> tuple[bytes, Built]:
         return self._prepare(number, request), built_of(request)
 

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import msgspec
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.request import Completion, Failure
-from loadgen_sdk.transport.succession import Succession
 from loadgen_sdk.transport.wire import FOREVER
 
 from loadgen.core.execution import stop_signals
@@ -36,7 +35,13 @@ from loadgen.core.execution.share import (
 )
 from loadgen.core.execution.target_selection import TargetSelection
 from loadgen.core.requests.trace_context import TraceContext
-from loadgen.core.results.record import CUTS, Built, row, unsent_row, usual_row
+from loadgen.core.results.record import (
+    CUTS,
+    Built,
+    RecordKey,
+    sent_record,
+    unsent_record,
+)
 from loadgen.core.results.spool import Timeline
 from loadgen.core.schedule.dispatcher import Dispatcher, Start
 from loadgen.core.schedule.timetable import Schedule, shard
@@ -150,8 +155,6 @@ class Driver:
         wire.hold_ns = settings.hold_ns
         wire.wake = self._on_wake
         wire.tick = self._on_tick
-        self._ended = self._on_done  # one object for all requests: C looks for it
-        self._go_on_alone()
         # bodies of a load without end are built during the run, where no other process does
         if own.numbers and schedule.slots is None:
             wire.idle = self._build_ahead
@@ -166,47 +169,11 @@ class Driver:
             await self._finished
         finally:
             self._wire.wake_at(FOREVER)
-            self._wire.follow(None)
             self._wire.wake = self._wire.tick = self._wire.idle = None
             self._wire.hold_ns = 0
             self._write_rest(monotonic_ns())
             self._sampling.close()
             loop.set_exception_handler(None)
-
-    def _go_on_alone(self) -> None:
-        """Let the lanes of a closed loop of single requests to one target go on without a call of this driver."""
-        of_pool, schedule, counters = (
-            getattr(self._clients[0], "follow", None),
-            self._schedule,
-            self.counters,
-        )
-        alone = len(self._clients) == 1 and schedule.turns == 1 and not self._caps_prefill
-        if of_pool is None or not alone or self._trace is not None or self._head_lines is not None:
-            return
-        started, ends_ns, left = self._dispatcher.lanes
-        of_pool(
-            Succession(
-                self._ended,
-                partial,
-                Start,
-                started,
-                self._in_flight,
-                ends_ns,
-                left,
-                schedule.stages,
-                self._sent_by_stage,
-                counters,
-                counters.recent_ttft_ns.append,
-                self._spool.row,
-                self._selection.refusals,
-                self._bodies.take,
-                [each.flow for each in self._timelines],
-                self.start_ns,
-                self._worker,
-                f"{self._run_id}-".encode("latin-1"),
-                *self._bodies.stored,
-            )
-        )
 
     @property
     def down(self) -> dict[int, float]:
@@ -278,7 +245,7 @@ class Driver:
             None,
             body,
             self.start_ns + start.due_ns,
-            partial(self._ended, start, target, built),
+            partial(self._on_done, start, target, built),
             self._timelines[start.stage].flow,
             name=f"{self._run_id}-{number}",
             asked_output=built.asked_output,
@@ -332,80 +299,84 @@ class Driver:
         if not self._starting:
             self._on_wake(monotonic_ns())
 
-    def _on_done(self, start: Start, target: int, built: Built, done: Any) -> None:
-        """`done`: a Completion, or the exchange that makes it."""
-        number = start.number
-        self._in_flight.pop(number, None)
-        counters = self.counters
-        counters.in_flight -= 1
-        place = (
-            number,
-            number,
-            start.stage,
-            self._worker,
-            target,
-            start.session,
-            start.turn,
-            start.lane,
-        )
-        failure = None
-        if (usual := usual_row(place, done, self.start_ns, built)) is not None:
-            written, ttft, ended = usual
+    def _on_done(self, start: Start, target: int, built: Built, completion: Completion) -> None:
+        """Record the end of a request, and start what follows it."""
+        self._in_flight.pop(start.number, None)
+        self.counters.in_flight -= 1
+        if completion.failure is not None:
+            self._count_failure(target, completion)
         else:
-            done = done if isinstance(done, Completion) else done.completion()
-            failure, ended = done.failure, done.done - self.start_ns
-            ttft = done.first_token - done.due if done.first_token >= 0 else -1
-            if failure is not None:
-                if failure.kind not in CUTS:
-                    counters.failed += 1
-                if (
-                    not self._cancelling
-                    and self._selection.failed(target, done, done.done)
-                    and self._stop_on_failure
-                ):
-                    self.give_up()
-            text = -1 if failure is None else self._spool.text(self._redact(failure.text))
-            written = row(place, done, self.start_ns, text=text, built=built)
-            self._bodies.answered(number, done)
-        if failure is None:
-            counters.ok += 1
-            if self._selection.refusals[target]:
-                self._selection.answered(target)
-            if ttft >= 0:
-                counters.recent_ttft_ns.append(ttft)
-        self._spool.row(written)
-        step = 0 if failure is None else self._chain_step[start.stage]
-        # of a stage without a count: the lane may go on to its next chain
-        pause = self._selection.pause_ns(number - start.turn + step) if step else 0
-        why = (
-            "abandoned"
-            if failure is not None and failure.kind == "abandoned"
-            else "previous_turn_failed"
-        )
-        self._dispatcher.finished(number, ended, failure is None, pause, why)
+            self._count_success(target, completion)
+        self._bodies.answered(start.number, completion)
+        self._spool.row(self._record_of(start, target, built, completion))
+        self._report_end(start, completion)
         if self._starting:
             return
         self._on_wake(monotonic_ns())
         if not self._in_flight:
             self._check_finished()
 
+    def _count_success(self, target: int, completion: Completion) -> None:
+        self.counters.ok += 1
+        if self._selection.refusals[target]:
+            self._selection.answered(target)
+        if completion.first_token >= 0:
+            self.counters.recent_ttft_ns.append(completion.first_token - completion.due)
+
+    def _count_failure(self, target: int, completion: Completion) -> None:
+        """Count a failure of the server, and give up if the target stopped answering."""
+        assert completion.failure is not None
+        if completion.failure.kind not in CUTS:
+            self.counters.failed += 1
+        if self._cancelling:
+            return
+        has_gone_down = self._selection.failed(target, completion, completion.done)
+        if has_gone_down and self._stop_on_failure:
+            self.give_up()
+
+    def _report_end(self, start: Start, completion: Completion) -> None:
+        """Tell the dispatcher that a request has ended."""
+        failure = completion.failure
+        pause_ns = 0
+        step = 0 if failure is None else self._chain_step[start.stage]
+        if step:  # a virtual user of a stage without a count may go on to its next chain
+            pause_ns = self._selection.pause_ns(start.number - start.turn + step)
+        is_abandoned = failure is not None and failure.kind == "abandoned"
+        self._dispatcher.finished(
+            start.number,
+            completion.done - self.start_ns,
+            failure is None,
+            pause_ns,
+            "abandoned" if is_abandoned else "previous_turn_failed",
+        )
+
+    def _record_key(self, start: Start, target: int) -> RecordKey:
+        return RecordKey(
+            slot=start.number,
+            request=start.number,
+            stage=start.stage,
+            worker=self._worker,
+            target=target,
+            session=start.session,
+            turn=start.turn,
+            lane=start.lane,
+        )
+
+    def _record_of(self, start: Start, target: int, built: Built, completion: Completion) -> bytes:
+        text = -1
+        if completion.failure is not None:
+            text = self._spool.text(self._redact(completion.failure.text))
+        key = self._record_key(start, target)
+        return sent_record(key, completion, self.start_ns, text=text, built=built)
+
     def _record_unsent(self, start: Start) -> None:
+        """Record a slot whose request was never sent."""
         self.counters.dropped += 1
-        number, target = start.number, self._selection.choose(start.number, -1)
-        place = (
-            number,
-            number,
-            start.stage,
-            self._worker,
-            target,
-            start.session,
-            start.turn,
-            start.lane,
-        )  # a `RowPlace`
+        target = self._selection.choose(start.number, -1)
         status = CUTS.get(start.dropped, "dropped")
         built = self._bodies.built(start.stage, start.number)
-        written = unsent_row(place, start.due_ns, start.dropped, status, built)
-        self._spool.row(written)
+        key = self._record_key(start, target)
+        self._spool.row(unsent_record(key, start.due_ns, start.dropped, status, built))
 
     def _check_finished(self) -> None:
         if self._dispatcher.done:

@@ -223,6 +223,4 @@ def _client(job: Job, index: int, keep_text: bool, wire: Wire) -> Any:
         "keep_text": keep_text,
     }
     open_ahead = any(not isinstance(stage.arrival, Closed) for stage in job.workload.stages)
-    return Pool(
-        probed.target, wire=wire, ahead=open_ahead, sources=settings.sources, raw=True, **options
-    )
+    return Pool(probed.target, wire=wire, ahead=open_ahead, sources=settings.sources, **options)

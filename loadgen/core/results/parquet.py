@@ -34,7 +34,7 @@ def to_table(rows: NDArray[np.void], texts: list[str]) -> Any:
     import pyarrow as pa
 
     columns: dict[str, Any] = {}
-    for name, _, meaning in FIELDS:
+    for name, _, meaning, _ in FIELDS:
         values = np.ascontiguousarray(rows[name])
         if name == "text":
             column = _strings(texts, values)
@@ -50,7 +50,7 @@ def to_table(rows: NDArray[np.void], texts: list[str]) -> Any:
         columns[name] = column
     fields = [
         pa.field(name, columns[name].type, metadata={"meaning": meaning})
-        for name, _, meaning in FIELDS
+        for name, _, meaning, _ in FIELDS
     ]
     return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields))
 

@@ -6,14 +6,13 @@ The binary row, the Parquet columns and the documentation are all made from the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from loadgen_sdk.compiled import module as _compiled
 from loadgen_sdk.dialects.account_lookup import server_account
-from loadgen_sdk.dialects.server_account import HEADER, NO_ACCOUNT
+from loadgen_sdk.dialects.server_account import NO_ACCOUNT
 from loadgen_sdk.errors import KINDS as KINDS  # noqa: PLC0414 - other rooms know it as the kinds of a record
 from loadgen_sdk.request import Completion
 from numpy.typing import NDArray
@@ -43,90 +42,119 @@ FINISH_REASONS = (
 )
 SOURCES = ("", "server", "tokenizer", "estimate", "events")
 
-FIELDS: tuple[tuple[str, str, str], ...] = (
-    ("slot", "i8", "number of the slot in the whole run's timetable"),
-    ("request", "i8", "number of the request; equals slot unless a data set is repeated"),
-    ("stage", "i2", "index of the stage"),
-    ("worker", "i2", "index of the worker process"),
-    ("target", "i2", "index of the target"),
-    ("session", "i4", "conversation, -1 when the request stands alone"),
-    ("turn", "i2", "place in the conversation, from 0"),
-    ("lane", "i4", "closed-loop lane, -1 in open loop"),
-    ("status", "u1", "index into STATUSES"),
-    ("kind", "u1", "index into KINDS: why it is not ok"),
-    ("http_status", "i2", "0 when no response head came"),
-    ("finish_reason", "u1", "index into FINISH_REASONS"),
-    ("due_ns", "i8", "planned instant, from the start of the run"),
-    ("ready_ns", "i8", "connection available; -1 never, as in all instants below"),
-    ("sent_ns", "i8", "first byte handed to the kernel"),
-    ("first_byte_ns", "i8", "response head"),
-    ("first_event_ns", "i8", "first SSE event of any kind"),
-    ("first_token_ns", "i8", "first event with generated output"),
-    ("first_answer_ns", "i8", "first event with output that is not reasoning"),
-    ("last_token_ns", "i8", "last event with output"),
-    ("end_ns", "i8", "last output or finish event: where E2E ends"),
-    ("done_ns", "i8", "end of the body, or the instant of the failure"),
-    ("client_lag_ns", "i8", "first token: kernel stamp to read"),
-    ("stamp_error_ns", "i8", "first token: how wrong its stamp can be"),
-    (
+
+class Column(NamedTuple):
+    """One column of the record table.
+
+    Attributes:
+        name: the name of the column, in the binary record and in Parquet.
+        dtype: its type without byte order, as NumPy names it.
+        meaning: what a value means, as the documentation shows it.
+        default: the value of a request that was never sent.
+    """
+
+    name: str
+    dtype: str
+    meaning: str
+    default: int
+
+
+FIELDS: tuple[Column, ...] = (
+    Column("slot", "i8", "number of the slot in the whole run's timetable", 0),
+    Column("request", "i8", "number of the request; equals slot unless a data set is repeated", 0),
+    Column("stage", "i2", "index of the stage", 0),
+    Column("worker", "i2", "index of the worker process", 0),
+    Column("target", "i2", "index of the target", 0),
+    Column("session", "i4", "conversation, -1 when the request stands alone", -1),
+    Column("turn", "i2", "place in the conversation, from 0", 0),
+    Column("lane", "i4", "closed-loop lane, -1 in open loop", -1),
+    Column("status", "u1", "index into STATUSES", 0),
+    Column("kind", "u1", "index into KINDS: why it is not ok", 0),
+    Column("http_status", "i2", "0 when no response head came", 0),
+    Column("finish_reason", "u1", "index into FINISH_REASONS", 0),
+    Column("due_ns", "i8", "planned instant, from the start of the run", -1),
+    Column("ready_ns", "i8", "connection available; -1 never, as in all instants below", -1),
+    Column("sent_ns", "i8", "first byte handed to the kernel", -1),
+    Column("first_byte_ns", "i8", "response head", -1),
+    Column("first_event_ns", "i8", "first SSE event of any kind", -1),
+    Column("first_token_ns", "i8", "first event with generated output", -1),
+    Column("first_answer_ns", "i8", "first event with output that is not reasoning", -1),
+    Column("last_token_ns", "i8", "last event with output", -1),
+    Column("end_ns", "i8", "last output or finish event: where E2E ends", -1),
+    Column("done_ns", "i8", "end of the body, or the instant of the failure", -1),
+    Column("client_lag_ns", "i8", "first token: kernel stamp to read", 0),
+    Column("stamp_error_ns", "i8", "first token: how wrong its stamp can be", 0),
+    Column(
         "last_token_error_ns",
         "i8",
         "last token: how wrong its stamp can be; -1 unknown (older runs)",
+        0,
     ),
-    ("max_gap_ns", "i8", "largest gap between output events"),
-    (
+    Column("max_gap_ns", "i8", "largest gap between output events", 0),
+    Column(
         "max_gap_error_ns",
         "i8",
         "largest gap: how wrong the stamp at its end can be; -1 unknown (older runs)",
+        0,
     ),
-    ("input_tokens", "i4", "prompt tokens, -1 unknown"),
-    ("output_tokens", "i4", "generated tokens, -1 unknown"),
-    (
+    Column("input_tokens", "i4", "prompt tokens, -1 unknown", -1),
+    Column("output_tokens", "i4", "generated tokens, -1 unknown", -1),
+    Column(
         "cached_tokens",
         "i4",
         "prompt tokens served from the prefix cache, -1 when the server does not say",
+        -1,
     ),
-    ("reasoning_tokens", "i4", "of the output, -1 when the server does not say"),
-    ("built_tokens", "i4", "content tokens of the prompt as built, -1 unknown"),
-    ("asked_output", "i4", "output tokens asked for, -1 when no length was asked"),
-    (
+    Column("reasoning_tokens", "i4", "of the output, -1 when the server does not say", -1),
+    Column("built_tokens", "i4", "content tokens of the prompt as built, -1 unknown", -1),
+    Column("asked_output", "i4", "output tokens asked for, -1 when no length was asked", -1),
+    Column(
         "first_event_tokens",
         "i4",
         "tokens of the first output event, 0 when the server does not say",
+        0,
     ),
-    ("output_events", "i4", "events that carried output"),
-    ("input_source", "u1", "index into SOURCES"),
-    ("output_source", "u1", "index into SOURCES"),
-    ("bytes_sent", "i8", "on the wire, head and body"),
-    ("bytes_received", "i8", "on the wire, head and body"),
-    (
+    Column("output_events", "i4", "events that carried output", 0),
+    Column("input_source", "u1", "index into SOURCES", 0),
+    Column("output_source", "u1", "index into SOURCES", 0),
+    Column("bytes_sent", "i8", "on the wire, head and body", 0),
+    Column("bytes_received", "i8", "on the wire, head and body", 0),
+    Column(
         "resent",
         "u1",
         "times it was sent again after a reset with no response byte on a reused connection",
+        0,
     ),
-    ("reused", "u1", "1 when sent on a connection that had served before"),
-    ("kernel_stamp", "u1", "1 when arrival instants come from the kernel"),
-    ("text", "i4", "index into the run's error texts, -1 none"),
-    ("replica", "i2", "index of the simulated replica that served it, -1 unknown"),
-    (
+    Column("reused", "u1", "1 when sent on a connection that had served before", 0),
+    Column("kernel_stamp", "u1", "1 when arrival instants come from the kernel", 0),
+    Column("text", "i4", "index into the run's error texts, -1 none", -1),
+    Column("replica", "i2", "index of the simulated replica that served it, -1 unknown", -1),
+    Column(
         "server_queue_ns",
         "i8",
         "by the server's account: before it began to work on it; -1 not told, as in those below",
+        -1,
     ),
-    ("server_prefill_ns", "i8", "from there to the first token"),
-    ("server_transfer_ns", "i8", "of the KV cache between servers"),
-    ("server_decode_ns", "i8", "from the first token to the last one"),
-    ("draft_tokens", "i4", "tokens that speculation proposed, -1 not told"),
-    ("accepted_tokens", "i4", "of those, the ones that were right, -1 not told"),
-    (
+    Column("server_prefill_ns", "i8", "from there to the first token", -1),
+    Column("server_transfer_ns", "i8", "of the KV cache between servers", -1),
+    Column("server_decode_ns", "i8", "from the first token to the last one", -1),
+    Column("draft_tokens", "i4", "tokens that speculation proposed, -1 not told", -1),
+    Column("accepted_tokens", "i4", "of those, the ones that were right, -1 not told", -1),
+    Column(
         "cache_written_tokens",
         "i4",
         "prompt tokens that the server says it wrote to its cache, -1 not told",
+        -1,
     ),
-    ("tcp_ns", "i8", "how long TCP took of a connection that it was the first on; -1 it was not"),
-    ("tls_ns", "i8", "the same of its TLS handshake, 0 without TLS"),
+    Column(
+        "tcp_ns",
+        "i8",
+        "how long TCP took of a connection that it was the first on; -1 it was not",
+        -1,
+    ),
+    Column("tls_ns", "i8", "the same of its TLS handshake, 0 without TLS", -1),
 )
-ROW = np.dtype([(name, "<" + code) for name, code, _ in FIELDS])
+ROW = np.dtype([(column.name, "<" + column.dtype) for column in FIELDS])
 
 STATUS = {name: i for i, name in enumerate(STATUSES)}
 KIND = {name: i for i, name in enumerate(KINDS)}
@@ -143,8 +171,8 @@ NAMES = {
 
 LONGEST_NS = 400 * 86_400_000_000_000  # no run is longer
 _LETTER = {"i8": "q", "i4": "i", "i2": "h", "u1": "B"}
-pack = struct.Struct("<" + "".join(_LETTER[code] for _, code, _ in FIELDS)).pack
-"""Packs values, in the order of FIELDS, into the bytes of one ROW."""
+_pack = struct.Struct("<" + "".join(_LETTER[column.dtype] for column in FIELDS)).pack
+_DEFAULTS = {column.name: column.default for column in FIELDS}
 
 BIN_NS = 10_000_000  # length of a bin of the timeline of output events
 
@@ -167,7 +195,8 @@ def check(rows: NDArray[np.void]) -> None:
     """Raises ValueError for rows that no run has written: a code without a name, a time longer than any run."""
     if not len(rows):
         return
-    ends = {name: (-LONGEST_NS, LONGEST_NS) for name, _, _ in FIELDS if name.endswith("_ns")}
+    times = (column.name for column in FIELDS if column.name.endswith("_ns"))
+    ends = dict.fromkeys(times, (-LONGEST_NS, LONGEST_NS))
     ends |= {name: (0, len(words) - 1) for name, words in NAMES.items()}
     for name, (least, most) in ends.items():
         low, high = int(rows[name].min()), int(rows[name].max())
@@ -182,110 +211,26 @@ def check_due(rows: NDArray[np.void]) -> None:
         raise ValueError("an answered request that was never due")
 
 
-class RowPlace(NamedTuple):
-    """The slot that a record belongs to: the first fields of FIELDS, in their order."""
+class RecordKey(NamedTuple):
+    """The slot that a record belongs to, and who sent its request where."""
 
     slot: int
     request: int
     stage: int
     worker: int
     target: int
-    session: int
-    turn: int
-    lane: int
-
-
-def row(
-    place: tuple[int, ...], done: Completion, start_ns: int, *, text: int, built: Built
-) -> bytes:
-    """The bytes of one ROW for a request that was sent.
-
-    `start_ns`: instant 0 of the run on the clock of `done`; `text`: index of the error text, -1 for none.
-    """
-    failure = done.failure
-    usage = done.usage
-    account = NO_ACCOUNT if done.server_timing is None else server_account(done.server_timing)
-    source = SOURCE["server"]
-    output_tokens, output_source = usage.output, source
-    if output_tokens is None:
-        output_tokens = done.output_events if done.output_events else (-1 if failure else 0)
-        output_source = SOURCE["events"] if done.output_events else 0
-    input_tokens, input_source = usage.input, source
-    if input_tokens is None:
-        input_tokens, input_source = built.tokens, SOURCE[built.source] if built.tokens >= 0 else 0
-    status = 0
-    if failure is not None:
-        status = STATUS[CUTS.get(failure.kind, "failed")]
-    return pack(
-        *place,
-        status,
-        KIND[failure.kind] if failure is not None else 0,
-        done.http_status,
-        FINISH.get(done.finish_reason, FINISH["other"]),
-        done.due - start_ns,
-        at - start_ns if (at := done.ready) >= 0 else -1,
-        at - start_ns if (at := done.sent) >= 0 else -1,
-        at - start_ns if (at := done.first_byte) >= 0 else -1,
-        at - start_ns if (at := done.first_event) >= 0 else -1,
-        at - start_ns if (at := done.first_token) >= 0 else -1,
-        at - start_ns if (at := done.first_answer) >= 0 else -1,
-        at - start_ns if (at := done.last_token) >= 0 else -1,
-        at - start_ns if (at := done.end) >= 0 else -1,
-        at - start_ns if (at := done.done) >= 0 else -1,
-        done.client_lag,
-        done.stamp_error,
-        done.last_token_error,
-        done.max_gap,
-        done.max_gap_error,
-        input_tokens,
-        output_tokens,
-        account.cached if usage.cached is None else usage.cached,
-        -1 if usage.reasoning is None else usage.reasoning,
-        built.tokens,
-        built.asked_output,
-        done.first_event_tokens,
-        done.output_events,
-        input_source,
-        output_source,
-        done.bytes_sent,
-        done.bytes_received,
-        done.resent,
-        done.reused,
-        done.kernel_stamp,
-        text,
-        -1,
-        account.queue,
-        account.prefill,
-        account.transfer,
-        account.decode,
-        account.drafted,
-        account.accepted,
-        -1 if usage.cache_written is None else usage.cache_written,
-        done.tcp,
-        done.tls,
-    )
-
-
-usual_row: Callable[[tuple[int, ...], Any, int, Built], tuple[bytes, int, int] | None]
-"""Of an exchange: its row, the time of its first token (-1 without) and its end; None: for `row` to make. Only in C."""
-if hasattr(_compiled, "usual_row"):  # a wheel of its own may be older
-    _compiled.rows(
-        "".join(_LETTER[code] for _, code, _ in FIELDS),
-        FINISH,
-        FINISH["other"],
-        SOURCE["server"],
-        HEADER,
-    )
-    usual_row = _compiled.usual_row
-else:
-    usual_row = lambda *_: None  # noqa: E731
+    session: int = -1
+    turn: int = 0
+    lane: int = -1
 
 
 class Built(msgspec.Struct, frozen=True, gc=False):
     """What is known of a request before it is sent.
 
-    `tokens`: content tokens of the prompt, -1 unknown; `source`: where that count is from, one of SOURCES;
-    `asked_output`: output tokens requested, -1 for no fixed length.
+    Attributes:
+        tokens: content tokens of the prompt, -1 if unknown.
+        source: where that count is from, one of SOURCES.
+        asked_output: output tokens requested, -1 for no fixed length.
     """
 
     tokens: int
@@ -293,40 +238,131 @@ class Built(msgspec.Struct, frozen=True, gc=False):
     asked_output: int
 
 
-def unsent_row(
-    place: tuple[int, ...], due_ns: int, kind: str, status: str, built: Built, text: int = -1
+def encode(values: Mapping[str, int]) -> bytes:
+    """Return the bytes of one record. Columns that are not named take their default.
+
+    Raises struct.error for a value that does not fit into its column.
+    """
+    return _pack(*(_DEFAULTS | values).values())
+
+
+def sent_record(
+    key: RecordKey, completion: Completion, start_ns: int, *, text: int, built: Built
 ) -> bytes:
-    """The bytes of one ROW for a slot that was never sent. `due_ns`: from the start of the run, -1 if never due."""
-    never = (-1,) * 9
-    counts = (-1, -1, -1, -1, built.tokens, built.asked_output, 0, 0, 0, 0)
-    return pack(
-        *place,
-        STATUS[status],
-        KIND[kind],
-        0,
-        0,
-        due_ns,
-        *never,
-        0,
-        0,
-        0,
-        0,
-        0,
-        *counts,
-        0,
-        0,
-        0,
-        0,
-        0,
-        text,
-        -1,
-        -1,
-        -1,
-        -1,
-        -1,
-        -1,
-        -1,
-        -1,
-        -1,
-        -1,
-    )
+    """Return the bytes of the record of a request that was sent.
+
+    `start_ns` is the start of the run on the clock of `completion`; `text` is the index of the
+    error text, -1 for none.
+    """
+    values = key._asdict()
+    values |= _outcome(completion)
+    values |= _times(completion, start_ns)
+    values |= _token_counts(completion, built)
+    values |= _server_timing(completion)
+    values["bytes_sent"] = completion.bytes_sent
+    values["bytes_received"] = completion.bytes_received
+    values["resent"] = completion.resent
+    values["reused"] = completion.reused
+    values["kernel_stamp"] = completion.kernel_stamp
+    values["text"] = text
+    return encode(values)
+
+
+def unsent_record(
+    key: RecordKey, due_ns: int, kind: str, status: str, built: Built, text: int = -1
+) -> bytes:
+    """Return the bytes of the record of a slot whose request was never sent.
+
+    `due_ns` counts from the start of the run and is -1 if the slot was never due.
+    """
+    values = key._asdict()
+    values["status"] = STATUS[status]
+    values["kind"] = KIND[kind]
+    values["due_ns"] = due_ns
+    values["built_tokens"] = built.tokens
+    values["asked_output"] = built.asked_output
+    values["text"] = text
+    return encode(values)
+
+
+def _outcome(completion: Completion) -> dict[str, int]:
+    failure = completion.failure
+    status = "ok" if failure is None else CUTS.get(failure.kind, "failed")
+    return {
+        "status": STATUS[status],
+        "kind": 0 if failure is None else KIND[failure.kind],
+        "http_status": completion.http_status,
+        "finish_reason": FINISH.get(completion.finish_reason, FINISH["other"]),
+    }
+
+
+def _times(completion: Completion, start_ns: int) -> dict[str, int]:
+    """Return the times of a request from the start of the run, and how uncertain they are."""
+
+    def since_start(time_ns: int) -> int:
+        return time_ns - start_ns if time_ns >= 0 else -1
+
+    return {
+        "due_ns": completion.due - start_ns,
+        "ready_ns": since_start(completion.ready),
+        "sent_ns": since_start(completion.sent),
+        "first_byte_ns": since_start(completion.first_byte),
+        "first_event_ns": since_start(completion.first_event),
+        "first_token_ns": since_start(completion.first_token),
+        "first_answer_ns": since_start(completion.first_answer),
+        "last_token_ns": since_start(completion.last_token),
+        "end_ns": since_start(completion.end),
+        "done_ns": since_start(completion.done),
+        "client_lag_ns": completion.client_lag,
+        "stamp_error_ns": completion.stamp_error,
+        "last_token_error_ns": completion.last_token_error,
+        "max_gap_ns": completion.max_gap,
+        "max_gap_error_ns": completion.max_gap_error,
+        "tcp_ns": completion.tcp,
+        "tls_ns": completion.tls,
+    }
+
+
+def _token_counts(completion: Completion, built: Built) -> dict[str, int]:
+    """Return token counts and their sources: the server's usage first, then what is known here."""
+    usage = completion.usage
+    counts = {
+        "built_tokens": built.tokens,
+        "asked_output": built.asked_output,
+        "first_event_tokens": completion.first_event_tokens,
+        "output_events": completion.output_events,
+        "reasoning_tokens": -1 if usage.reasoning is None else usage.reasoning,
+        "cache_written_tokens": -1 if usage.cache_written is None else usage.cache_written,
+    }
+    if usage.input is not None:
+        counts["input_tokens"] = usage.input
+        counts["input_source"] = SOURCE["server"]
+    elif built.tokens >= 0:
+        counts["input_tokens"] = built.tokens
+        counts["input_source"] = SOURCE[built.source]
+    if usage.output is not None:
+        counts["output_tokens"] = usage.output
+        counts["output_source"] = SOURCE["server"]
+    elif completion.output_events:
+        counts["output_tokens"] = completion.output_events
+        counts["output_source"] = SOURCE["events"]
+    elif completion.failure is None:
+        counts["output_tokens"] = 0
+    return counts
+
+
+def _server_timing(completion: Completion) -> dict[str, int]:
+    """Return what the server says of its own time and of its speculation; cached tokens too."""
+    account = NO_ACCOUNT
+    if completion.server_timing is not None:
+        account = server_account(completion.server_timing)
+    cached = completion.usage.cached
+    return {
+        "cached_tokens": account.cached if cached is None else cached,
+        "server_queue_ns": account.queue,
+        "server_prefill_ns": account.prefill,
+        "server_transfer_ns": account.transfer,
+        "server_decode_ns": account.decode,
+        "draft_tokens": account.drafted,
+        "accepted_tokens": account.accepted,
+    }

@@ -134,11 +134,6 @@ class Dispatcher:
         return len(self._in_flight)
 
     @property
-    def lanes(self) -> tuple[dict[int, Start], list[int], list[int]]:
-        """Where lanes go on by themselves: what is in flight, ends of stages, requests left of each."""
-        return self._in_flight, self._stage_ends_ns, self._chains_left
-
-    @property
     def done(self) -> bool:
         """True when nothing is in flight and nothing is still to start."""
         return not self._in_flight and (self._stopped or self.next_ns() is None)

@@ -39,16 +39,7 @@
     typedef struct {                                                                                                   \
         FIELDS(TABLE, T)                                                                                               \
     } T;
-/* What its owner keeps of a request of a lane, which is in what it calls at its end. */
-typedef struct {
-    PyObject *on_done, *start, *built; /* borrowed: the other two from the first */
-    int64_t number, session, stage, lane;
-} Begun;
-typedef struct {
-    FIELDS(EXCHANGE, Exchange)
-    Begun begun;
-    long long begun_by; /* the succession that began it, 0: Python */
-} Exchange;
+STATE(Exchange, EXCHANGE)
 STATE(Response, RESPONSE)
 STATE(Decoder, DECODER)
 STATE(Reading, READING)
@@ -63,8 +54,6 @@ static PyObject *known_heads, *decode_usage, *endings;
 /* Values that the fields have at first, and names. */
 static PyObject *never, *zero, *no_text, *no_bytes, *mode_head, *mode_chunked, *mode_end, *event_stream;
 static PyObject *name_prompt_tokens, *name_completion_tokens;
-static PyObject *name_number, *name_session, *name_stage, *name_lane, *name_lanes, *name_chains, *name_first_chain;
-static PyObject *name_func, *name_args, *name_ok, *name_sent, *name_sent_this_tick, *name_reuse_ns, *name_carried;
 static PyObject *name_over;
 static PyObject *name_pop, *name_append;
 static PyObject *name_prompt_details, *name_input_details, *name_completion_details, *name_output_details;
@@ -281,7 +270,6 @@ static int begin_exchange(Exchange *exchange, const Given *given)
     exchange->done = exchange->ready = exchange->tcp = exchange->tls = NEVER;
     exchange->resent = exchange->tries = exchange->deadline = exchange->bytes_sent = exchange->bytes_received = 0;
     exchange->over = exchange->reused = 0;
-    exchange->begun_by = 0;
     return begin_answer(exchange);
 }
 

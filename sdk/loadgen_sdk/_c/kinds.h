@@ -45,10 +45,6 @@ static int make_values(void)
                  {&name_prompt_tokens, "prompt_tokens"}, {&name_completion_tokens, "completion_tokens"},
                  {&event_stream, "text/event-stream"}, {&name_gaps, "gaps"}, {&name_instants, "instants"},
                  {&name_over, "over"},
-                 {&name_number, "number"}, {&name_session, "session"}, {&name_stage, "stage"}, {&name_lane, "lane"},
-                 {&name_lanes, "lanes"}, {&name_chains, "chains"}, {&name_first_chain, "first_chain"},
-                 {&name_func, "func"}, {&name_args, "args"}, {&name_ok, "ok"}, {&name_sent, "sent"},
-                 {&name_sent_this_tick, "_sent_this_tick"}, {&name_reuse_ns, "_reuse_ns"}, {&name_carried, "_carried"},
                  
                  {&name_pop, "pop"}, {&name_append, "append"}, 
                  {&name_prompt_details, "prompt_tokens_details"}, {&name_input_details, "input_tokens_details"},

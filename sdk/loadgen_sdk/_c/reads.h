@@ -464,32 +464,6 @@ static PyObject *receiver_hand_over(PyObject *self, PyObject *value)
     return how < 0 ? NULL : PyLong_FromLong(how);
 }
 
-/* An attribute that is a number; `*fits` becomes 0 where it is none, or not there. */
-static int64_t number_in(PyObject *owner, PyObject *name, int *fits)
-{
-    PyObject *value = PyObject_GetAttr(owner, name);
-    int64_t number = number_of(value, fits);
-    Py_XDECREF(value);
-    return number;
-}
-
-/* Whether an attribute is this object, or, for NULL, an empty list. */
-static int is_same(PyObject *owner, PyObject *name, PyObject *expected)
-{
-    PyObject *value = PyObject_GetAttr(owner, name);
-    int same = value != NULL && (expected == NULL ? PyList_Check(value) && PyList_Size(value) == 0 : value == expected);
-    Py_XDECREF(value);
-    return same;
-}
-
-static int set_number(PyObject *owner, PyObject *name, int64_t value)
-{
-    PyObject *number = PyLong_FromLongLong(value);
-    int failed = number == NULL || PyObject_SetAttr(owner, name, number) < 0;
-    Py_XDECREF(number);
-    return failed ? -1 : 0;
-}
-
 /* Whether a connection can take a request. */
 static int is_free(const Inbox *inbox)
 {
@@ -603,8 +577,6 @@ static PyObject *receiver_free(PyObject *self, PyObject *const *args, Py_ssize_t
     return freed;
 }
 
-static int follow(Receiver *receiver, PyObject *connection);
-
 /* Receiver.hand_over_queued: the time, or -1 with an exception. `*others` becomes 1 where Python was called for one. */
 static int64_t hand_over_slice(Receiver *receiver, int64_t slice_ns, PyObject *other, int *others)
 {
@@ -612,8 +584,8 @@ static int64_t hand_over_slice(Receiver *receiver, int64_t slice_ns, PyObject *o
     for (int handed = 1; PyObject_Size(receiver->queue) > 0; handed++) {
         PyObject *connection = PyObject_CallFunctionObjArgs(receiver->queue_popleft, NULL), *done = NULL;
         int how = connection == NULL ? -1 : hand_over(receiver, connection);
-        int followed = how == 2 ? follow(receiver, connection) : 0, failed = how < 0 || followed < 0;
-        if (how == 2 && !followed) {
+        int failed = how < 0;
+        if (how == 2) {
             PyObject *peer = ((Inbox *)connection)->peer;
             Py_INCREF(peer);
             done = PyObject_CallMethodObjArgs(peer, name_over, connection, NULL);

@@ -291,26 +291,10 @@ static int count_plain(Inbox *inbox, const char *data, Py_ssize_t size, int64_t 
 
 /* -- Receiver */
 
-/* What goes on by itself, from the end of a usual answer to the next request of its lane: the pool's part, and the fields
-   of `Succession` in transport/succession.py, in their order. */
-#define FOLLOWED_FIELDS(F)                                                                                             \
-    F(pool) F(idle) F(in_flight) F(awaited) F(head) F(timeout) F(stream) F(keep_text) F(keep_headers)                  \
-    F(ended) F(partial) F(start) F(started) F(exchanges) F(ends) F(left) F(spans) F(sent) F(counters) F(recent) F(row) \
-    F(refusals) F(take) F(flows) F(start_ns) F(worker) F(name) F(rows) F(blocks) F(block_bytes) F(known)
-#define F(name) F_##name,
-enum { FOLLOWED_FIELDS(F) F_COUNT };
-#undef F
-
 typedef struct {
     PyObject_HEAD
     PyObject *queue;
     PyObject *queue_append, *queue_popleft;
-    PyObject *followed; /* a tuple of these, or NULL */
-    long long following; /* the number of that */
-    PyObject *known;    /* what was said last of a body with so many tokens, of which so many are asked for; or NULL */
-    long long known_tokens, known_asked;
-    PyObject *span; /* of the stage whose numbers these are, borrowed from `followed`; or NULL */
-    long long lanes, behind;
     Inbox **inboxes; /* by descriptor; NULL where there is none */
     int inboxes_size;
     int epoll, held, timer;
@@ -373,8 +357,6 @@ static int receiver_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(receiver->queue);
     Py_VISIT(receiver->queue_append);
     Py_VISIT(receiver->queue_popleft);
-    Py_VISIT(receiver->followed);
-    Py_VISIT(receiver->known);
     for (int fd = 0; fd < receiver->inboxes_size; fd++)
         Py_VISIT((PyObject *)receiver->inboxes[fd]);
     return 0;
@@ -386,8 +368,6 @@ static int receiver_clear(PyObject *self)
     Py_CLEAR(receiver->queue);
     Py_CLEAR(receiver->queue_append);
     Py_CLEAR(receiver->queue_popleft);
-    Py_CLEAR(receiver->followed);
-    Py_CLEAR(receiver->known);
     Inbox **inboxes = receiver->inboxes;
     int size = receiver->inboxes_size;
     receiver->inboxes = NULL;
@@ -914,7 +894,6 @@ static PyObject *receiver_hand_over(PyObject *self, PyObject *value);
 static PyObject *receiver_hand_over_queued(PyObject *self, PyObject *const *args, Py_ssize_t count);
 static PyObject *receiver_carry(PyObject *self, PyObject *const *args, Py_ssize_t count);
 static PyObject *receiver_free(PyObject *self, PyObject *const *args, Py_ssize_t count);
-static PyObject *receiver_follow(PyObject *self, PyObject *value);
 
 static PyMethodDef receiver_methods[] = {
     {"add", receiver_add, METH_O, NULL},
@@ -929,7 +908,6 @@ static PyMethodDef receiver_methods[] = {
     {"hand_over_queued", (PyCFunction)(void (*)(void))receiver_hand_over_queued, METH_FASTCALL, NULL},
     {"carry", (PyCFunction)(void (*)(void))receiver_carry, METH_FASTCALL, NULL},
     {"free", (PyCFunction)(void (*)(void))receiver_free, METH_FASTCALL, NULL},
-    {"follow", receiver_follow, METH_O, NULL},
     {NULL},
 };
 

@@ -21,7 +21,6 @@ from ..request import Failure, Request
 from .exchange import Exchange, OnDone, Read, Run
 from .http1 import head, merged
 from .proxy import Proxy
-from .succession import Succession
 from .target import Target
 from .wire import TICK_NS, ClientConnection, Tls, Wire, raise_file_limit, resolve
 
@@ -70,15 +69,11 @@ class SendingOptions(TypedDict, total=False):
 
 
 class PoolOptions(SendingOptions, total=False):
-    """What a `Pool` takes beside its target, model and server.
-
-    raw: `on_done` is called with the exchange, which makes its `completion()` where somebody needs it.
-    """
+    """What a `Pool` takes beside its target, model and server."""
 
     keep_text: bool
     keep_headers: bool
     proxy: Proxy | None
-    raw: bool
 
 
 class Pool:
@@ -110,7 +105,6 @@ class Pool:
         self._keep_headers = options.get("keep_headers", False)
         tls, wire, proxy = options.get("tls"), options.get("wire"), options.get("proxy")
         self._tls: ssl.SSLContext | None = (tls or Tls()).context() if target.tls else None
-        self._raw = options.get("raw", False)
         self._owns_wire = wire is None
         try:
             self.wire = wire or Wire(asyncio.get_running_loop())
@@ -269,15 +263,6 @@ class Pool:
         elif isinstance(exchange.connection, ClientConnection):
             self.wire.send_rest(exchange.connection, (exchange.head + exchange.payload)[-left:])
 
-    def follow(self, succession: Succession | None) -> None:
-        """From now on C may go on by itself from a usual answer to the next request of its lane; None: no more."""
-        if succession is None or not self._raw:
-            self.wire.follow(None)
-            return
-        lists = self._idle, self._in_flight, self._awaited
-        given = self._head, self._timeout_ns, self._streaming, self._keep_text, self._keep_headers
-        self.wire.follow((self, *lists, *given, *succession))
-
     def cancel(self, exchange: Exchange, failure: Failure) -> None:
         """End a request now and close its connection. `on_done` gets the Completion with this failure."""
         connection = exchange.connection
@@ -387,7 +372,7 @@ class Pool:
         exchange.payload = b""
         self.wire.awaited.discard(exchange)
         self._in_flight.pop(exchange, None)
-        self._tell(exchange)
+        exchange.tell()
 
     # -- calls from the wire -------------------------------------------------------------------------------------
 
@@ -472,11 +457,7 @@ class Pool:
         if (
             freed := self._free(connection, self._idle, self._in_flight, self._awaited)
         ) is not None:
-            if not self._raw:
-                freed.tell()
-                return
-            freed.over = True
-            freed.on_done(freed)
+            freed.tell()
             return
         exchange = connection.busy
         assert isinstance(exchange, Exchange)
@@ -494,13 +475,6 @@ class Pool:
         self._report(
             exchange
         )  # after the connection is free: the next request of the lane may use it
-
-    def _tell(self, exchange: Exchange) -> None:
-        if not self._raw:
-            exchange.tell()
-        elif not exchange.over:
-            exchange.over = True
-            exchange.on_done(exchange)  # type: ignore[arg-type]
 
     def closed(self, connection: ClientConnection, stamp: int, reset: str) -> None:
         exchange = connection.busy

@@ -203,8 +203,8 @@ class Receiver:
     def hand_over_queued(self, slice_ns: int, other: Callable[[Any], None]) -> int:
         """Hand over what waits, inbox by inbox, for at most `slice_ns`; returns the time (ns).
 
-        C hands the reads of a usual answer to its exchange itself, and tells the inbox's peer of its end, or does what
-        `follow` allows. `other` is called with each other inbox.
+        The compiled receiver hands the reads of a usual response to its exchange itself, and calls
+        `over` of the inbox's peer at its end. `other` is called with each other inbox.
         """
         queue = self._queue
         now = monotonic_ns()
@@ -234,9 +234,6 @@ class Receiver:
         The exchange; None: all is left as it was.
         """
         return None
-
-    def follow(self, what: tuple[Any, ...] | None) -> None:
-        """Go on by itself from the end of a usual answer to the next request of its lane (succession.py); only in C."""
 
     def send(self, inbox: Inbox, parts: tuple[bytes, ...]) -> tuple[int, int]:
         """Write parts to a socket: the instant (ns) before the first byte, and how many bytes it took; -1: an error."""

@@ -160,7 +160,6 @@ class Wire:
         self._receiver = Receiver(self._poll, self._held, self._timer, self._queue)
         self.release = self._receiver.release  # what comes next of this connection is urgent again
         self.carry, self.free = self._receiver.carry, self._receiver.free
-        self.follow = self._receiver.follow
         self._tick_at = monotonic_ns()
         self._resume_queued = False
         self._turn_running = False

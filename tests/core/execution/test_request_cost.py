@@ -18,8 +18,8 @@ from loadgen.core.execution.run import execute
 from loadgen.core.workload import load, read_flags
 from loadgen.sim.server.options import Options
 
-FRAMES, CALLS = (18, 40) if compiled.module is not None else (122, 315)
-"""Of Python a request, from its number to its record, and with those of compiled functions: 15 and 33; 107 and 278."""
+FRAMES, CALLS = (60, 120) if compiled.module is not None else (160, 400)
+"""Upper bounds of Python frames for each request, alone and with calls of compiled functions."""
 
 
 def calls(folder: Path, requests: int) -> Counter[str]:

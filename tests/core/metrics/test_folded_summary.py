@@ -29,7 +29,7 @@ from loadgen.core.metrics.summary import Summary, build, summarize
 from loadgen.core.results import store
 from loadgen.core.results.manifest import Header, Second, StagePlan, TargetFacts, encode
 from loadgen.core.results.parquet import from_parquet
-from loadgen.core.results.record import KINDS, ROW, SOURCES, STATUSES, RowPlace, unsent_row
+from loadgen.core.results.record import KINDS, ROW, SOURCES, STATUSES, RecordKey, unsent_record
 from loadgen.core.results.spool import Spool, recorded, segments
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.amounts import BINS, TimeCurve
@@ -335,8 +335,8 @@ def test_segments_come_and_go(tmp_path: Path) -> None:
     for _ in range(7):
         for _ in range(4):
             spool.row(
-                unsent_row(
-                    RowPlace(next(place), 0, 0, 3, 0, -1, 0, -1),
+                unsent_record(
+                    RecordKey(next(place), 0, 0, 3, 0, -1, 0, -1),
                     5,
                     "in_flight_cap",
                     "dropped",
@@ -361,7 +361,9 @@ def test_segments_come_and_go(tmp_path: Path) -> None:
     assert sorted(store.read_run(tmp_path).rows["slot"].tolist()) == list(range(28))
     assert sorted(recorded(tmp_path, 3, Header())["first"].tolist()) == list(range(28))
     again = Spool(tmp_path, 3)  # of a worker that died: its file goes on
-    again.row(unsent_row(RowPlace(28, 0, 0, 3, 0, -1, 0, -1), 5, "worker_died", "lost", UNKNOWN))
+    again.row(
+        unsent_record(RecordKey(28, 0, 0, 3, 0, -1, 0, -1), 5, "worker_died", "lost", UNKNOWN)
+    )
     again.close()
     assert sorted(recorded(tmp_path, 3, Header())["first"].tolist()) == list(range(29))
 

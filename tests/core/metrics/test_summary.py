@@ -40,7 +40,7 @@ from loadgen.core.results.manifest import (
     decode_seconds,
     encode,
 )
-from loadgen.core.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES, Built, RowPlace
+from loadgen.core.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES, Built, RecordKey
 from loadgen.core.results.spool import Timeline
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import Histogram, Values
@@ -619,8 +619,10 @@ def stopped_client(
                 [(b"".join(data for _, data in packets), packets[-1][0], read_at, empty_at, True)]
             )
         exchange.tell()
-        place = RowPlace(number, number, 0, 0, 0, -1, 0, -1)
-        rows.append(record.row(place, done[0], 0, text=-1, built=Built(9, "tokenizer", tokens)))
+        place = RecordKey(number, number, 0, 0, 0, -1, 0, -1)
+        rows.append(
+            record.sent_record(place, done[0], 0, text=-1, built=Built(9, "tokenizer", tokens))
+        )
     assert (
         timeline.fold()
         == sum(timeline.bins)

@@ -14,13 +14,13 @@ from loadgen.core.results.record import (
     SOURCE,
     STATUS,
     Built,
-    RowPlace,
-    row,
-    unsent_row,
+    RecordKey,
+    sent_record,
+    unsent_record,
 )
 
 START_NS = 1_000
-PLACE = RowPlace(slot=1, request=2, stage=3, worker=4, target=5, session=6, turn=7, lane=8)
+KEY = RecordKey(slot=1, request=2, stage=3, worker=4, target=5, session=6, turn=7, lane=8)
 BUILT = Built(tokens=41, source="tokenizer", asked_output=43)
 TIMESTAMPS = {
     "ready": 20,
@@ -69,9 +69,9 @@ def record_of(data: bytes) -> NDArray[np.void]:
 
 
 def test_every_value_of_a_completion_is_in_its_column() -> None:
-    record = record_of(row(PLACE, completion(), START_NS, text=-1, built=BUILT))
+    record = record_of(sent_record(KEY, completion(), START_NS, text=-1, built=BUILT))
     expected = {
-        **PLACE._asdict(),
+        **KEY._asdict(),
         "status": STATUS["ok"],
         "kind": 0,
         "http_status": 200,
@@ -113,21 +113,21 @@ def test_a_timestamp_of_zero_is_kept_and_an_absent_one_is_minus_one(name: str) -
     zero = completion(**{name: 0})
     absent = completion(**{name: -1})
     column = f"{name}_ns"
-    assert record_of(row(PLACE, zero, 0, text=-1, built=BUILT))[column] == 0
-    assert record_of(row(PLACE, absent, START_NS, text=-1, built=BUILT))[column] == -1
+    assert record_of(sent_record(KEY, zero, 0, text=-1, built=BUILT))[column] == 0
+    assert record_of(sent_record(KEY, absent, START_NS, text=-1, built=BUILT))[column] == -1
 
 
 def test_a_failure_is_recorded_with_its_kind_and_its_text() -> None:
     failed = completion(failure=Failure("reset", "connection reset"))
-    record = record_of(row(PLACE, failed, START_NS, text=9, built=BUILT))
+    record = record_of(sent_record(KEY, failed, START_NS, text=9, built=BUILT))
     assert record["status"] == STATUS["failed"]
     assert record["kind"] == KIND["reset"]
     assert record["text"] == 9
 
 
 def test_a_slot_that_was_not_sent_has_its_place_and_its_due_time_only() -> None:
-    record = record_of(unsent_row(PLACE, 77, "in_flight_cap", "dropped", BUILT))
-    assert tuple(int(record[name]) for name in PLACE._fields) == tuple(PLACE)
+    record = record_of(unsent_record(KEY, 77, "in_flight_cap", "dropped", BUILT))
+    assert tuple(int(record[name]) for name in KEY._fields) == tuple(KEY)
     assert record["status"] == STATUS["dropped"]
     assert record["kind"] == KIND["in_flight_cap"]
     assert record["due_ns"] == 77

@@ -12,7 +12,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.followers.compactor_process import Compactor
 from loadgen.core.results import manifest, store
 from loadgen.core.results.parquet import from_parquet, unreadable
-from loadgen.core.results.record import FIELDS, ROW, Built, RowPlace, row, unsent_row
+from loadgen.core.results.record import FIELDS, ROW, Built, RecordKey, sent_record, unsent_record
 from loadgen.core.results.spool import Spool
 from loadgen.core.stats.quantiles import Histogram
 
@@ -48,11 +48,11 @@ def written(folder: Path, workers: int = 2, each: int = 50) -> None:
         for i in range(each):
             done = completion(i)
             text = spool.text(done.failure.text + f" w{worker}") if done.failure else -1
-            place = RowPlace(i * workers + worker, i, i % 2, worker, 0, -1, 0, -1)
-            spool.row(row(place, done, 1000, text=text, built=Built(10, "estimate", 7)))
+            place = RecordKey(i * workers + worker, i, i % 2, worker, 0, -1, 0, -1)
+            spool.row(sent_record(place, done, 1000, text=text, built=Built(10, "estimate", 7)))
         spool.row(
-            unsent_row(
-                RowPlace(999 + worker, 1, 1, worker, 0, 3, 1, -1),
+            unsent_record(
+                RecordKey(999 + worker, 1, 1, worker, 0, 3, 1, -1),
                 5,
                 "in_flight_cap",
                 "dropped",
@@ -88,7 +88,7 @@ def test_spool_and_parquet_hold_the_same(tmp_path: Path, long_s: float) -> None:
     kept = store.read_run(tmp_path)
     left, right = by_slot(spooled.rows), by_slot(kept.rows)
     assert len(left) == 102
-    for name, _, _ in FIELDS:
+    for name, *_ in FIELDS:
         if name != "text":
             assert (left[name] == right[name]).all(), name
     assert words(spooled) == words(kept)
@@ -112,8 +112,8 @@ def test_rows_are_written_without_pandas(tmp_path: Path) -> None:
 
 def test_a_row_holds_what_the_wire_saw() -> None:
     values = np.frombuffer(
-        row(
-            RowPlace(5, 6, 1, 2, 3, 4, 7, 8),
+        sent_record(
+            RecordKey(5, 6, 1, 2, 3, 4, 7, 8),
             completion(1),
             1000,
             text=-1,
@@ -156,7 +156,10 @@ def test_a_row_holds_what_the_wire_saw() -> None:
     }
     assert {name: seen[name] for name in expected} == expected
     estimated = np.frombuffer(
-        row(RowPlace(*range(8)), completion(2), 0, text=-1, built=Built(10, "estimate", 9)), ROW
+        sent_record(
+            RecordKey(*range(8)), completion(2), 0, text=-1, built=Built(10, "estimate", 9)
+        ),
+        ROW,
     )[0]
     assert (estimated["input_tokens"], estimated["input_source"]) == (10, 3)
     assert (estimated["output_tokens"], estimated["output_source"]) == (7, 4)

@@ -16,7 +16,7 @@ from loadgen.core.execution.bodies import UNKNOWN
 from loadgen.core.execution.plan import Plan
 from loadgen.core.execution.share import Share
 from loadgen.core.results import manifest, slot_ranges
-from loadgen.core.results.record import ROW, RowPlace, unsent_row
+from loadgen.core.results.record import ROW, RecordKey, unsent_record
 from loadgen.core.results.spool import Spool, recorded, segments
 from loadgen.core.schedule import timetable as schedule
 
@@ -78,8 +78,8 @@ def record_lost(plan: Plan, i: int, why: str) -> None:
     while numbers := list(islice(expected, AT_ONCE)):
         for number in np.array(numbers)[~slot_ranges.among(ranges, np.array(numbers))].tolist():
             slot = timetable.slot(number)
-            place = RowPlace(number, number, slot.stage, i, 0, slot.session, slot.turn, slot.lane)
-            spool.row(unsent_row(place, slot.due_ns, "worker_died", "lost", UNKNOWN, text))
+            place = RecordKey(number, number, slot.stage, i, 0, slot.session, slot.turn, slot.lane)
+            spool.row(unsent_record(place, slot.due_ns, "worker_died", "lost", UNKNOWN, text))
         spool.flush()
     spool.close()
 
