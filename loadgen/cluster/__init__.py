@@ -1,5 +1,7 @@
-"""How does a load go out from many machines at once? Workers on the nodes of a Ray cluster: `--ray`.
+"""How do many machines send one load? Workers on the nodes of a Ray cluster: `--ray`.
 
-A backend, reached by its row in `loadgen.backends`. `crew.py` leads the workers, `ray.py` places them, and
-`ray_process.py` alone imports Ray; `clock_sync.py` is pure.
+A backend, reached by its row in `loadgen.backends`. `worker_group.py` leads the workers,
+`ray_nodes.py` finds nodes and places agents, `node_agent.py` runs a worker on a node. Only
+`ray_process.py` imports Ray, in a child process that `ray_client.py` calls. `clock_sync.py` and
+`placement.py` are pure.
 """

@@ -1,10 +1,9 @@
-"""The process that speaks with Ray for a command. IO.
+"""The process that is connected to a Ray cluster for a command (`ray_client.py`). IO.
 
-Where the head of a cluster dies, or the node of this machine, Ray ends the process that is connected to it, without a
-word. So that is one beside the command (`ray.py`), which goes on. This is the only module that imports Ray.
-
-Ray places the actors and carries the calls; no request passes through it. The job contains API keys. So it is sent in
-arguments small enough to go with the call itself, never through Ray's object store, which may be written to disk.
+It is the only module that imports Ray. Ray places the actors and carries the calls to them; no
+request passes through it. The job contains API keys, so it is sent in arguments that are small
+enough to go with the call itself, and never through Ray's object store, which may be written to
+disk.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FREED_S = 15.0  # longest wait for Ray to end the lease of a driver that has end
 
 
 class RayDriver:
-    """What the command asks for: each method is a question, and its name goes before the arguments."""
+    """The calls that a command may make: connect, find nodes, place agents and call them."""
 
     def __init__(self) -> None:
         self._actors: list[Any] = []
@@ -53,20 +52,20 @@ class RayDriver:
             raise UserError("no_cluster", f"no Ray cluster to join: {what}", where, hint) from None
         self._lease = take_lease(holder, where)
 
-    def cores(self) -> int:
-        """Number of CPUs that are free now."""
+    def free_cpus(self) -> int:
+        """Return the number of CPUs that are free now."""
         import ray
 
         return int(ray.available_resources().get("CPU", 0))
 
     def nodes(self) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
-        """The nodes as Ray lists them, and of each what is free."""
+        """Return the nodes as Ray lists them, and the free resources of each node by its id."""
         import ray
 
         return ray.nodes(), ray._private.state.available_resources_per_node()
 
-    def place(self, node: str, cpus: int) -> int:
-        """Start an agent on a node; its number."""
+    def place_agent(self, node: str, cpus: int) -> int:
+        """Start an agent on a node and return its number."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -75,11 +74,11 @@ class RayDriver:
         self._actors.append(ray.remote(NodeAgent).options(**options).remote())
         return len(self._actors) - 1
 
-    def call(self, agent: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        """What an agent is asked: the answer comes as a future of Ray's."""
+    def call_agent(self, agent: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method of an agent and return the future of its result."""
         return getattr(self._actors[agent], method).remote(*arguments).future()
 
-    def end(self) -> None:
+    def end_agents(self) -> None:
         """End all agents."""
         import ray
 
@@ -91,14 +90,17 @@ class RayDriver:
         """End all, give the lease back and leave the cluster."""
         import ray
 
-        self.end()
+        self.end_agents()
         if self._lease is not None:
             ray.kill(self._lease, no_restart=True)
         ray.shutdown()
 
 
 def take_lease(holder: str, where: str) -> Any:
-    """The actor that holds the cluster for a command. Raises UserError if another one has it."""
+    """Return the actor that reserves the cluster for a command.
+
+    Raises UserError if another command has reserved it.
+    """
     import ray
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -111,7 +113,7 @@ def take_lease(holder: str, where: str) -> Any:
         "max_restarts": 0,
         "scheduling_strategy": here,
     }
-    given_up_at = monotonic() + FREED_S
+    deadline = monotonic() + FREED_S
     while True:
         try:
             return ray.remote(lease.Lease).options(**options).remote(holder)
@@ -122,60 +124,74 @@ def take_lease(holder: str, where: str) -> Any:
             other = ray.get_actor(lease.NAME, namespace=lease.NAMESPACE)
             who = ray.get(other.holder.remote(), timeout=ANSWER_S)
         except (ValueError, RayError):  # it has ended, or ends
-            if monotonic() < given_up_at:
+            if monotonic() < deadline:
                 sleep(0.2)
                 continue
         hint = "wait until it has ended, or end it: two loads from the same machines measure each other"
         raise UserError("cluster_in_use", f"the cluster is in use by {who}", where, hint)
 
 
-def answer(calls: Connection) -> None:
-    """Answer the command until it has ended or says `leave`. Only calls to agents go one after the other."""
-    driver, sending = RayDriver(), threading.Lock()
+class CallServer:
+    """Carries out the calls of a command until it ends or says `leave`.
 
-    def reply(number: int, work: Callable[[], Any]) -> None:
+    Calls to agents are sent in their order. The other methods of `RayDriver` may take long, so each
+    of their calls runs in a thread of its own.
+    """
+
+    def __init__(self, calls: Connection) -> None:
+        self._calls = calls
+        self._driver = RayDriver()
+        self._send_lock = threading.Lock()
+
+    def serve(self) -> None:
+        """Receive calls and send their results."""
         try:
-            data = pickle.dumps((number, True, work()))
-        except Exception as error:
-            data = pickle.dumps((number, False, _told(error)))
-        with sending:
-            calls.send_bytes(data)
-
-    def carry_out(number: int, what: str, arguments: tuple[Any, ...]) -> None:
-        reply(number, lambda: getattr(driver, what)(*arguments))
-
-    try:
-        while True:
-            number, what, arguments = calls.recv()
-            if what == "call":
-                try:
-                    future = driver.call(*arguments)
-                except Exception as error:
-                    reply(number, _raising(error))
+            while True:
+                number, method, arguments = self._calls.recv()
+                if method == "leave":
+                    return
+                if method == "call_agent":
+                    self._call_agent(number, arguments)
                 else:
-                    future.add_done_callback(lambda done, number=number: reply(number, done.result))
-            elif what == "leave":
-                return
-            else:
-                threading.Thread(
-                    target=carry_out, args=(number, what, arguments), daemon=True
-                ).start()
-    except (EOFError, OSError):
-        pass  # the command has ended
-    finally:
-        if "ray" in sys.modules:
-            driver.leave()
+                    call = threading.Thread(
+                        target=self._call_driver, args=(number, method, arguments), daemon=True
+                    )
+                    call.start()
+        except (EOFError, OSError):
+            pass  # the command has ended
+        finally:
+            if "ray" in sys.modules:
+                self._driver.leave()
+
+    def _call_agent(self, number: int, arguments: tuple[Any, ...]) -> None:
+        try:
+            future = self._driver.call_agent(*arguments)
+        except Exception as error:
+            self._send_error(number, error)
+        else:
+            future.add_done_callback(lambda done: self._send_result(number, done.result))
+
+    def _call_driver(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        self._send_result(number, lambda: getattr(self._driver, method)(*arguments))
+
+    def _send_result(self, number: int, get_result: Callable[[], Any]) -> None:
+        try:
+            data = pickle.dumps((number, True, get_result()))
+        except Exception as error:
+            self._send_error(number, error)
+        else:
+            self._send(data)
+
+    def _send_error(self, number: int, error: Exception) -> None:
+        self._send(pickle.dumps((number, False, _without_ray(error))))
+
+    def _send(self, data: bytes) -> None:
+        with self._send_lock:
+            self._calls.send_bytes(data)
 
 
-def _raising(error: Exception) -> Callable[[], Any]:
-    def again() -> Any:
-        raise error
-
-    return again
-
-
-def _told(error: Exception) -> Exception:
-    """An error as the command knows it, which has no Ray."""
+def _without_ray(error: Exception) -> Exception:
+    """Return an error that the command can unpickle, because it does not import Ray."""
     if isinstance(error, Fault):
         return error
     if "ray" in sys.modules:
@@ -189,5 +205,5 @@ def _told(error: Exception) -> Exception:
 
 
 if __name__ == "__main__":
-    answer(Connection(int(sys.argv[1])))
-    os._exit(0)  # Ray's threads are of no use any more
+    CallServer(Connection(int(sys.argv[1]))).serve()
+    os._exit(0)  # without waiting for the threads of Ray

@@ -528,8 +528,8 @@ def test_on_a_real_cluster(tmp_path: Path, nodes: Any) -> None:
         _a_lost_node_leaves_what_it_had_finished(folder("lost"), nodes)
         _a_node_lost_before_the_load_is_left_out(folder("before"), nodes)
     finally:
-        kept = cluster._of_command.pop(nodes.address)
-        atexit.unregister(kept.process.close)
-        kept.process.close()
+        kept = cluster._command_connections.pop(nodes.address)
+        atexit.unregister(kept.client.close)
+        kept.client.close()
     _no_key_is_written_by_ray(nodes)
     _nothing_is_left_on_the_nodes(nodes)

@@ -1,6 +1,6 @@
 """Adds up the shares of a run, and completes the records of a worker that died before it could report its share.
 
-IO: reads and appends to the files of a dead worker. `local.py` and `cluster/crew.py` detect that a worker died.
+IO: reads and appends to the files of a dead worker. `local.py` and `cluster/worker_group.py` detect that a worker died.
 """
 
 from __future__ import annotations
