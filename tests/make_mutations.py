@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 
 from loadgen_sdk import compiled
-from mutations.guard import Outcome, project_copy
+from mutations.guard import Outcome, ProjectCopy, project_copy
 from mutations.table import Mode, Mutation, modes_of, read_dropped, read_mutations
 
 Case = tuple[Mutation, Mode]
@@ -37,10 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Apply every change and publish the outcomes.")
     parser.add_argument("--jobs", type=int, default=1, help="changes that are tested at a time")
     jobs = parser.parse_args().jobs
-    cases = all_cases(read_mutations())
-    with ThreadPoolExecutor(jobs) as pool:
-        shares = pool.map(run_cases, [cases[first::jobs] for first in range(jobs)])
-        outcomes = [outcome for share in shares for outcome in share]
+    outcomes = run_all(all_cases(read_mutations()), jobs)
     PAGE.write_text(render(outcomes), "utf-8")
     survivors = [outcome for outcome in outcomes if not outcome.failed_test]
     print(f"{len(outcomes)} runs, {len(survivors)} without a failing test")
@@ -56,20 +55,34 @@ def all_cases(mutations: list[Mutation]) -> list[Case]:
     ]
 
 
-def run_cases(cases: list[Case]) -> list[Outcome]:
-    """Run changes one after the other in a copy of the project and print each outcome.
+def run_all(cases: list[Case], jobs: int) -> list[Outcome]:
+    """Run all changes, in so many copies of the project at a time, and print each outcome.
 
     Raises RuntimeError if a test fails without a change.
     """
-    outcomes = []
-    with project_copy() as project:
-        for mode in {mode for _, mode in cases}:
-            project.check_unchanged([mutation for mutation, other in cases if other == mode], mode)
-        for mutation, mode in cases:
-            outcome = project.run(mutation, mode)
-            print(f"{mutation.name} | {mode} | {outcome.failed_test or 'SURVIVED'}", flush=True)
-            outcomes.append(outcome)
-    return outcomes
+    mutations_by_mode: dict[Mode, list[Mutation]] = {}
+    for mutation, mode in cases:
+        mutations_by_mode.setdefault(mode, []).append(mutation)
+    idle_copies: SimpleQueue[ProjectCopy] = SimpleQueue()
+
+    def check_unchanged(mode: Mode) -> None:
+        project = idle_copies.get()
+        project.check_unchanged(mutations_by_mode[mode], mode)
+        idle_copies.put(project)
+
+    def run(case: Case) -> Outcome:
+        project = idle_copies.get()
+        outcome = project.run(*case)
+        idle_copies.put(project)
+        name = outcome.failed_test or "SURVIVED"
+        print(f"{outcome.mutation.name} | {outcome.mode} | {name}", flush=True)
+        return outcome
+
+    with ExitStack() as stack, ThreadPoolExecutor(jobs) as pool:
+        for _ in range(jobs):
+            idle_copies.put(stack.enter_context(project_copy()))
+        list(pool.map(check_unchanged, mutations_by_mode))
+        return list(pool.map(run, cases))
 
 
 def render(outcomes: list[Outcome]) -> str:
