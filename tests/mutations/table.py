@@ -30,8 +30,6 @@ class Mutation:
     """
     seed: int | None = None
     """The seed that drew the change; None if it was chosen."""
-    pending_single_rule: bool = False
-    """True while the compiled modules still hold a second copy of the rule."""
 
     def source(self, root: Path = ROOT) -> str:
         """Return the text of the file that the mutation changes."""
