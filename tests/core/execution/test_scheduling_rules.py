@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from runs import NO_PAGES
-from servers import shared
+from servers import shared, start
 
 from loadgen.core.execution import run
 from loadgen.core.execution.plan import Settings
@@ -24,6 +24,7 @@ from loadgen.core.workload import load, read_flags
 from loadgen.sim.server.options import Options
 
 MS = 1_000_000
+FAILING = Options(faults="truncate:0.5")  # by its request number; the first one, a check, is whole
 Records = NDArray[np.void]
 RunLoad = Callable[..., Records]
 
@@ -162,9 +163,9 @@ def test_virtual_users_wait_for_a_place_in_prefill(run_load: RunLoad) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("transport", ["http"])
 def test_a_virtual_user_continues_after_a_failed_request(tmp_path: Path, transport: str) -> None:
-    server = shared(Options(faults="truncate:0.5"))
-    assert server.url.startswith(f"{transport}:")
-    rows = run_workload(tmp_path, server.url, "stages:\n" + closed(2, "duration: 500ms"))
+    with start(FAILING) as server:
+        assert server.url.startswith(f"{transport}:")
+        rows = run_workload(tmp_path, server.url, "stages:\n" + closed(2, "duration: 500ms"))
     assert (rows["kind"] == KIND["truncated"]).any()
     for virtual_user in range(2):
         requests = rows[rows["lane"] == virtual_user]
@@ -191,14 +192,14 @@ def test_an_open_loop_begins_when_the_closed_loop_before_it_has_ended(run_load: 
 @pytest.mark.processes
 @pytest.mark.parametrize("transport", ["http"])
 def test_a_conversation_ends_with_its_first_failed_turn(tmp_path: Path, transport: str) -> None:
-    server = shared(Options(faults="truncate:0.5"))
-    assert server.url.startswith(f"{transport}:")
-    rows = run_workload(
-        tmp_path,
-        server.url,
-        "stages:\n  - {arrival: {constant: 100/s}, count: 12}\n",
-        ", turns: {count: 2, tool_result_tokens: 4, tool_time: 0ms}",
-    )
+    with start(FAILING) as server:
+        assert server.url.startswith(f"{transport}:")
+        rows = run_workload(
+            tmp_path,
+            server.url,
+            "stages:\n  - {arrival: {constant: 100/s}, count: 12}\n",
+            ", turns: {count: 2, tool_result_tokens: 4, tool_time: 0ms}",
+        )
     assert len(rows) == 24
     first_turns = rows[rows["turn"] == 0]
     second_turns = rows[rows["turn"] == 1]
