@@ -1,7 +1,4 @@
-"""The JSON Schemas of the files that people write, for editors that complete them: `loadgen export --schema KIND`.
-
-Each is defined where such a file is read.
-"""
+"""The JSON Schemas of the files that people write: `loadgen export --schema KIND`."""
 
 from __future__ import annotations
 
@@ -15,12 +12,19 @@ _TYPES = {
     "prices": ("loadgen.pricing.prices:WrittenPrices", "Prices for loadgen"),
     "targets": ("loadgen.shell.targets:WrittenTargets", "The targets of a run of loadgen"),
 }
-"""The type of each file, as text, and its title; of a workload file several types make the schema."""
+"""The type that reads each kind of file, and the title of its schema.
+
+The types are named by text because the command line must not import feature packages. The schema of
+a workload file is built from several types.
+"""
 KINDS = ("workload", *_TYPES)
 
 
 def schema(kind: str) -> dict[str, Any]:
-    """The schema (draft 2020-12) of a kind of file. Raises UserError where there is no such kind."""
+    """Return the schema (draft 2020-12) of a kind of file, for editors that complete them.
+
+    Raises UserError for an unknown kind.
+    """
     from loadgen.core.workload import json_schema, schema_of
 
     if kind not in KINDS:

@@ -15,8 +15,9 @@ from loadgen.core import units
 from loadgen.core.errors import Fault, Faults, UserError, collecting
 from loadgen.core.execution.plan import Endpoint, Settings
 from loadgen.core.execution.system_file import SystemSaid
-from loadgen.shell import targets, user_metadata
+from loadgen.shell import targets
 from loadgen.shell.run_options import OPTIONS
+from loadgen.shell.user_metadata import collect_secrets, parse_metadata
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"
 AZURE_API_KEY_VARIABLE = "AZURE_OPENAI_API_KEY"
@@ -161,14 +162,11 @@ def _build_metadata(
     errors: list[Fault],
 ) -> tuple[tuple[str, str], ...]:
     """Return the metadata of the system file and of --metadata, which must not be secrets."""
-    secrets = user_metadata.secrets_of(api_keys, values.get("headers", ()))
-    of_system, system_errors = user_metadata.parse(
-        {} if system is None else system.metadata, secrets
-    )
-    of_option, option_errors = user_metadata.parse(values.get("metadata", ()), secrets)
-    errors += system_errors
-    errors += option_errors
-    return (*of_system, *of_option)
+    secrets = collect_secrets(api_keys, values.get("headers", ()))
+    of_system = parse_metadata({} if system is None else system.metadata, secrets)
+    of_option = parse_metadata(values.get("metadata", ()), secrets)
+    errors += [*of_system.errors, *of_option.errors]
+    return (*of_system.pairs, *of_option.pairs)
 
 
 def _build_tls(values: dict[str, Any]) -> Tls:

@@ -17,7 +17,7 @@ from loadgen.core.errors import Faults
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results import checksums, manifest
 from loadgen.runs import text
-from loadgen.shell.user_metadata import parse, secrets_of
+from loadgen.shell.user_metadata import collect_secrets, parse_metadata
 
 SIM = "sim:gb300-vm"
 FLAGS = ["qa", "--url", SIM, "--input-tokens", "60", "--output-tokens", "4"]
@@ -187,7 +187,7 @@ def test_no_secret_reaches_metadata(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "KEY-OF-MINE")
-    pairs, faults = parse([text], ["KEY-OF-MINE"])
+    pairs, faults = parse_metadata([text], ["KEY-OF-MINE"])
     assert pairs == () and len(faults) == 1
     secret = text.partition("=")[2]
     assert secret not in str(faults[0])
@@ -214,23 +214,25 @@ def test_no_secret_reaches_metadata(
     "key", ["tokens", "max_tokens", "tokenizer", "monkey", "keyboard", "author"]
 )
 def test_words_that_only_look_alike_are_taken(key: str) -> None:
-    assert parse([f"{key}=1"]) == (((key, "1"),), [])
+    assert parse_metadata([f"{key}=1"]) == (((key, "1"),), [])
 
 
 def test_a_credential_in_a_header_is_a_secret_and_another_header_is_none() -> None:
-    secrets = secrets_of([None, "KEY-OF-MINE"], [("X-Env", "prod"), ("X-Auth", "Bearer hush-hush")])
-    assert parse(["env=production"], secrets) == ((("env", "production"),), [])
+    secrets = collect_secrets(
+        [None, "KEY-OF-MINE"], [("X-Env", "prod"), ("X-Auth", "Bearer hush-hush")]
+    )
+    assert parse_metadata(["env=production"], secrets) == ((("env", "production"),), [])
     for value in ("KEY-OF-MINE", "it is hush-hush"):
-        assert parse([f"note={value}"], secrets)[0] == ()
+        assert parse_metadata([f"note={value}"], secrets)[0] == ()
 
 
 @pytest.mark.parametrize(
     "text", ["", "novalue", "=x", "two words=x", "a=", "a=line\nbreak", "a=" + "x" * 501]
 )
 def test_what_is_no_pair_is_refused(text: str) -> None:
-    pairs, faults = parse([text])
+    pairs, faults = parse_metadata([text])
     assert pairs == () and len(faults) == 1
-    assert parse(["a=1", "a=2"])[1]
+    assert parse_metadata(["a=1", "a=2"])[1]
 
 
 # -- software, GPUs, region ----------------------------------------------------------------------------------------
