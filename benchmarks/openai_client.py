@@ -24,8 +24,9 @@ from loadgen_sdk.dialects.quirks import Quirk
 from loadgen_sdk.dialects.reader import Flow
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Failure, Request
-from loadgen_sdk.transport.exchange import Exchange, OnDone
+from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.http1 import merged
+from loadgen_sdk.transport.response_state import OnDone
 from loadgen_sdk.transport.target import Target, header_secrets
 from loadgen_sdk.transport.wire import Tls
 

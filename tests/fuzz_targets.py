@@ -23,7 +23,8 @@ from loadgen_sdk.dialects.reader import Flow, Reading
 from loadgen_sdk.dialects.sse import Decoder, EventTooLarge
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.server_facts import server_facts
-from loadgen_sdk.transport.http1 import Malformed, Response
+from loadgen_sdk.transport.chunk_size import Malformed
+from loadgen_sdk.transport.http1 import Response
 from loadgen_sdk.transport.target import Target
 from pyarrow import parquet
 

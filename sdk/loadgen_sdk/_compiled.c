@@ -1,8 +1,9 @@
-/* The parts of the client that run once per event, in C: the twins of `Inbox` and `Receiver` in transport/receiver.py, of
-   `Exchange.arrived` with the state of an answer, and of the functions in transport/plain.py and dialects/reader.py, which
-   say what they do. tests/sdk/test_compiled.py holds the two against
-   each other. Built where a C compiler is found; `compiled.py` chooses. Only the limited API of Python 3.11 is used,
-   so that one build serves every later version. One module, whose parts are the files of _c. */
+/* The parts of the client that run once per event, in C: `Inbox` and `Receiver` of transport/receiver.py, the states of
+   transport/response_state.py and dialects/reference.py with `ExchangeState.arrived`, and the functions of
+   transport/plain.py and dialects/reference.py. Those modules are the reference and say what the functions do.
+   tests/sdk/test_compiled.py and tests/sdk/test_compiled_responses.py compare the two. Built where a C compiler is found.
+   Only the limited API of Python 3.11 is used, so that one build serves every later version. This is one module, whose
+   parts are the files of _c. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -19,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define VERSION 10 /* of these functions: compiled.py asks for the same, else it takes Python's */
+#define VERSION 11 /* of the interface: compiled.py expects the same number */
 
 enum {
     READ_BYTES = 32 << 10,
@@ -115,8 +116,8 @@ PyMODINIT_FUNC PyInit__compiled(void)
     static const struct {
         const char *name;
         PyType_Spec *spec;
-    } types[] = {{"Inbox", &inbox_spec},       {"Receiver", &receiver_spec}, {"Exchange", &exchange_spec},
-                 {"Response", &response_spec}, {"Decoder", &decoder_spec},   {"Reading", &reading_spec}};
+    } types[] = {{"Inbox", &inbox_spec},       {"Receiver", &receiver_spec}, {"ExchangeState", &exchange_spec},
+                 {"ResponseState", &response_spec}, {"DecoderState", &decoder_spec},   {"ReadingState", &reading_spec}};
     if (module == NULL || make_values() < 0 || PyModule_AddIntConstant(module, "VERSION", VERSION) < 0)
         goto failed;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {

@@ -1,4 +1,4 @@
-"""The functions in C that read what servers send, held against their twins in Python on inputs that libFuzzer makes.
+"""The functions in C that read what servers send, compared with the reference in Python on inputs that libFuzzer makes.
 
     .ci/fuzzed VENV/bin/python [SECONDS]        builds what this needs, and starts it; SEED=N: other inputs
 
@@ -16,10 +16,10 @@ import tempfile
 from pathlib import Path
 
 import _fuzz
-from answer_twins import as_reads, chunked, hold_answer
-from chunk_twins import AFTER, BEFORE, hold_chunks
+from compare_chunks import AFTER, BEFORE, check_chunks
+from compare_responses import as_reads, check_response, chunked
 from loadgen_sdk import _compiled as compiled
-from loadgen_sdk.dialects import reader
+from loadgen_sdk.dialects import reference
 
 EVENT = b"data: " + BEFORE + b"word" + AFTER + b"\n\n"
 CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)
@@ -56,17 +56,17 @@ WORDS = (
 )
 
 
-def twins(data: bytes) -> None:
-    """Raises AssertionError where C and Python say different things of an input."""
+def compare(data: bytes) -> None:
+    """Raise AssertionError if C and Python read an input differently."""
     first, data = (data[0], data[1:]) if data else (0, b"")
     if first & 128:
         pieces = [*chunked(data.split(b"\x00"), first // 2 % 3 + 1), b"0\r\n\r\n"]
-        hold_answer(as_reads(pieces, first // 8 % 4 + 1), asked_output=4 * (first & 1))
+        check_response(as_reads(pieces, first // 8 % 4 + 1), asked_output=4 * (first & 1))
         return
-    hold_chunks(compiled, data, templated=bool(first & 1))
+    check_chunks(compiled, data, templated=bool(first & 1))
     lines = [len(line) + 1 if line[:1] == b"#" else line for line in data.split(b"\x00")]
     start = first >> 1
-    assert compiled.plain_run(lines, start, BEFORE, AFTER) == reader.pure_plain_run(
+    assert compiled.plain_run(lines, start, BEFORE, AFTER) == reference.plain_run(
         lines, start, BEFORE, AFTER
     )
 
@@ -75,7 +75,7 @@ def leaves_nothing(rounds: int = 300) -> None:
     """Raises AssertionError where the module keeps memory. All of it is Python's, whose blocks are counted."""
     inputs = [bytes([first]) + seed for seed in SEEDS for first in (0, 1, 3, 129)]
     for data in inputs:
-        twins(data)
+        compare(data)
     before = sys.getallocatedblocks()
     for _ in range(rounds):
         for data in inputs:
@@ -110,7 +110,7 @@ def main() -> None:
         ]
         _fuzz.run(
             ["fuzz", *flags, f"-artifact_prefix={os.environ.get('FOUND', folder)}/", str(corpus)],
-            twins,
+            compare,
         )
 
 

@@ -30,7 +30,7 @@ from loadgen_sdk.errors import RequestFailed, TargetUnusable
 from loadgen_sdk.request import Completion, Failure, Request
 from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.pool import CONNECT_NS, Pool
-from loadgen_sdk.transport.receiver import PurePythonReceiver
+from loadgen_sdk.transport.receiver import Receiver
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.wire import FOREVER, Tls, Wire
 from refusals import refused
@@ -1006,7 +1006,7 @@ def test_a_request_is_sent_and_its_connection_freed_the_same_in_c_and_in_python(
             await pool.open(2)
             if pure:
                 pool._carry, pool._free = (
-                    partial(getattr(PurePythonReceiver, n), None) for n in ("carry", "free")
+                    partial(getattr(Receiver, n), None) for n in ("carry", "free")
                 )
             for _ in range(3):
                 made, done = send(client, pool.prepare(request(text="a" * size)))

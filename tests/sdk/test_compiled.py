@@ -1,4 +1,4 @@
-"""The functions in C and their twins in Python do the same, on any bytes, splits, sizes and ends of connections."""
+"""The functions in C do what the reference does, for any bytes, splits and ends of connections."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from chunk_twins import AFTER, BEFORE, hold_chunks
+from compare_chunks import AFTER, BEFORE, check_chunks
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from loadgen_sdk.dialects import reader, sse
-from loadgen_sdk.transport import http1, plain, receiver
+from loadgen_sdk.dialects import reference, sse
+from loadgen_sdk.transport import chunk_size, http1, plain, receiver
 from loadgen_sdk.transport.clock import TimerFd
 
 compiled = pytest.importorskip(
@@ -230,13 +230,13 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
 @example([(1, 1), (1, "template"), (1, "plain"), (1, 1)])
 @example([(1, 1), (1, "template"), (1, "plain"), (1, "take")])
 def test_the_same_reads_queue_and_ends(steps: list[tuple[int, Any]]) -> None:
-    pure = script(steps, receiver.PurePythonInbox, receiver.PurePythonReceiver)
+    pure = script(steps, receiver.Inbox, receiver.Receiver)
     assert script(steps, compiled.Inbox, compiled.Receiver) == pure
 
 
 CLASSES = [
     (compiled.Inbox, compiled.Receiver),
-    (receiver.PurePythonInbox, receiver.PurePythonReceiver),
+    (receiver.Inbox, receiver.Receiver),
 ]
 
 
@@ -378,7 +378,7 @@ def test_a_poll_says_nothing_about_a_socket_that_it_did_not_watch(classes: tuple
 def test_stamps_of_the_kernel() -> None:
     for inbox_class, receiver_class in (
         (compiled.Inbox, compiled.Receiver),
-        (receiver.PurePythonInbox, receiver.PurePythonReceiver),
+        (receiver.Inbox, receiver.Receiver),
     ):
         poll, held, timer, ours, theirs = select.epoll(), select.epoll(), TimerFd(), *make_pair()
         made = receiver_class(poll, held, timer, deque())
@@ -425,11 +425,11 @@ PIECE = st.one_of(
 
 
 def learn(data: bytes) -> None:
-    """The twin in Python knows the sizes of chunks that were parsed before."""
+    """Parse chunks, whose sizes the reference then knows."""
     response = http1.Response()
     try:
         response.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + data)
-    except http1.Malformed:
+    except chunk_size.Malformed:
         pass
 
 
@@ -469,7 +469,7 @@ WHOLE = (
 def test_whole_chunks_are_what_http_and_the_grammar_say(
     pieces: list[bytes], templated: bool
 ) -> None:
-    hold_chunks(compiled, b"".join(pieces), templated=templated)
+    check_chunks(compiled, b"".join(pieces), templated=templated)
 
 
 @settings(RELAXED, max_examples=2 * settings().max_examples)
@@ -479,7 +479,7 @@ def test_whole_chunks_are_what_http_and_the_grammar_say(
 )
 def test_the_same_runs(events: list[Any], start: int) -> None:
     found = compiled.plain_run(events, start, BEFORE, AFTER)
-    assert found == reader.pure_plain_run(events, start, BEFORE, AFTER)
+    assert found == reference.plain_run(events, start, BEFORE, AFTER)
 
 
 def test_arguments_of_another_type_are_refused() -> None:

@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from loadgen_sdk.transport.chunk_size import Malformed
 from loadgen_sdk.transport.http1 import (
     MAX_HEAD_BYTES,
     MAX_LINE_BYTES,
-    Malformed,
     Response,
     head,
     merged,

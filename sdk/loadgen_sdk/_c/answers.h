@@ -1,10 +1,10 @@
 /* The state of an answer, and how it begins. Part of _compiled.c. */
 
-/* The state of an answer: the twins of `Exchange`, `Response`, `Decoder` and `Reading`, whose fields are kept here, where
-   both the methods in Python and the functions below find them. `arrived` does what Exchange.arrived_in_python does:
-   itself for reads of a usual answer (a head that was seen before, whole chunks of whole events of one choice, whose
-   template is not to be learned), by the methods in Python for every other. A read is looked at before anything of it
-   is taken, so that one that is not usual is left as it came. */
+/* The state of a response. The reference is transport/response_state.py and dialects/reference.py. The fields are members
+   of these types, so that the methods in Python, of their subclasses, use them too. `arrived` processes a usual read itself
+   (a head that was seen before, whole chunks of whole events of one choice, no template to learn) and leaves every other
+   read to the methods in Python. It looks at a read before it takes anything of it, so that a read that is not usual is
+   left as it came. */
 
 #define EXCHANGE_OBJECTS(F, T)                                                                                         \
     F(T, body_parts) F(T, connection) F(T, decoder) F(T, failure) F(T, flow) F(T, head) F(T, on_done) F(T, on_first)       \

@@ -1,4 +1,4 @@
-/* The twins of `Inbox` and `Receiver` in transport/receiver.py: sockets that are read, in one loop. Part of _compiled.c. */
+/* `Inbox` and `Receiver`, whose reference is transport/receiver.py: sockets that are read, in one loop. Part of _compiled.c. */
 
 /* -- Inbox */
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ..compiled import module as _compiled
 from ..request import Usage
+from .implementation import token_count
 from .sse import Named
 
 ERROR_TEXT_CHARS = 500
@@ -173,17 +173,6 @@ def id_of(payload: bytes | Named) -> str:
 def nested_value(value: dict[str, Any], outer: str, name: str) -> Any:
     nested = value.get(outer)
     return nested.get(name) if isinstance(nested, dict) else None
-
-
-def token_count(value: Any) -> int | None:
-    return (
-        value if type(value) is int and 0 <= value < 1 << 31 else None
-    )  # a bool is none, and JSON has no other int
-
-
-pure_token_count = token_count
-if _compiled is not None:
-    token_count = _compiled.token_count
 
 
 def error_text(body: bytes) -> str:

@@ -18,8 +18,8 @@ from .events import (
     counts_of,
     decode_any,
     nested_value,
-    token_count,
 )
+from .implementation import token_count
 from .sse import Named
 
 

@@ -7,14 +7,11 @@ was no error event.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import sub
-from typing import Any
 
 import msgspec
 
-from ..compiled import module as _compiled
-from ..compiled import twin
 from ..request import NEVER, Failure, Usage
 from .events import (
     ABSENT,
@@ -33,26 +30,11 @@ from .events import (
     is_set,
     lenient_event,
 )
+from .implementation import ReadingState, plain_run
 from .other_apis import of_other_api, with_choices
 from .sse import Named
 
 ENDINGS = frozenset(("stop", "length", "tool_calls", "function_call", "content_filter"))
-_PLAIN_BYTES = bytes(
-    byte for byte in range(0x20, 0x100) if byte not in b'"\\'
-)  # in a JSON string without escapes
-
-
-def is_plain_text(text: bytes) -> bool:
-    """Whether these bytes in a JSON string are a text that is not empty, without escapes."""
-    if not text or text.translate(None, _PLAIN_BYTES):
-        return False
-    if not text.isascii():
-        try:
-            text.decode()
-        except UnicodeDecodeError:
-            return False
-    return True
-
 
 Events = bytes | Named | int
 """What a read brings: an event, or a number, which stands for so many plain events (`Reading._learn`)."""
@@ -69,31 +51,6 @@ def without_last(events: list[Events]) -> tuple[list[Events], list[Events]]:
     if isinstance(last, int) and last > 1:
         return [*events[:-1], last - 1], [1]
     return events[:-1], [last]
-
-
-def plain_run(events: Sequence[Events], start: int, before: bytes, after: bytes) -> tuple[int, int]:
-    """How many items of `events` from `start` on are plain events of this template, and how many events these are."""
-    items = found = 0
-    for position in range(start, len(events)):
-        payload = events[position]
-        if isinstance(payload, int):
-            found += payload
-        elif (
-            isinstance(payload, bytes)
-            and payload.startswith(before)
-            and payload.endswith(after)
-            and is_plain_text(payload[len(before) : -len(after)])
-        ):
-            found += 1
-        else:
-            break
-        items += 1
-    return items, found
-
-
-pure_plain_run = plain_run
-if _compiled is not None:
-    plain_run = _compiled.plain_run
 
 
 class Flow:
@@ -119,10 +76,7 @@ class Flow:
         )
 
 
-ENOUGH = 1 << 60  # templates: no more is learned
-
-
-class Reading:
+class Reading(ReadingState):
     """The state of one answer while it arrives. `take` is given complete events.
 
     Instants are monotonic ns. An event's instant is its read's `stamp`: the arrival of the newest bytes of that read.
@@ -130,68 +84,7 @@ class Reading:
     be empty; the time from there to `stamp` is its stamp error.
     """
 
-    __slots__ = (
-        "end",
-        "error",
-        "finish_reason",
-        "first_answer",
-        "first_event",
-        "first_event_tokens",
-        "first_token",
-        "flow",
-        "last_token",
-        "learned",
-        "malformed",
-        "max_gap",
-        "max_gap_error",
-        "output_events",
-        "pieces",
-        "plain_events",
-        "reasoning_pieces",
-        "response_id",
-        "server_timing",
-        "sink",
-        "stamp_error",
-        "template",
-        "tool_deltas",
-        "unsure_at",
-        "unsure_error",
-        "usage_counts",
-    )
-
-    def __init__(
-        self, flow: Flow, keep_text: bool = False, sink: Any = None, *, few: bool = False
-    ) -> None:
-        """`few`: so few events are to come that a template would cost more than it saves."""
-        self.flow = flow
-        self.first_event = self.first_token = self.first_answer = self.last_token = self.end = NEVER
-        self.output_events = self.max_gap = self.stamp_error = self.first_event_tokens = 0
-        self.max_gap_error = self.unsure_error = 0
-        self.unsure_at = NEVER  # stamp of the last output event of a read, if that stamp was unsure by `unsure_error`
-        self.finish_reason = ""
-        self.error = ""
-        self.malformed = ""
-        self.usage_counts: UsageFields | None = (
-            None  # the last ones with output tokens that came, else the first
-        )
-        self.pieces: list[str] | None = [] if keep_text else None
-        self.reasoning_pieces: list[str] | None = [] if keep_text else None
-        self.server_timing: dict[str, Any] | None = None
-        self.response_id = ""  # this and the tool calls are read only if texts are kept
-        self.tool_deltas: list[msgspec.Raw] = []
-        self.template: tuple[bytes, bytes] | None = (
-            None  # bytes before and after the text of a plain event: `_learn`
-        )
-        self.plain_events = 0  # events that were found by a template
-        self.learned = ENOUGH if few else 0  # templates so far
-        self.sink = (
-            sink  # called with (text, reasoning, stamp) for each output event; None on the hot path
-        )
-
-    @property
-    def last_token_error(self) -> int:
-        """How wrong the stamp of the last output event can be, ns."""
-        return self.unsure_error if self.unsure_at == self.last_token else 0
+    __slots__ = ()
 
     def take_unsure(
         self,
@@ -367,7 +260,7 @@ class Reading:
                     self.output_events += 1
                     self.last_token = self.end = stamp
                     if self.sink is not None:
-                        self._call_sink(choices, stamp)
+                        self._call_sink(self.sink, choices, stamp)
                     # A stream whose events differ in more (a time, a usage) is not tried for ever.
                     if usual and self.learned <= 3 + self.plain_events // 4:
                         self._learn(event, payload)  # type: ignore[arg-type]
@@ -410,14 +303,18 @@ class Reading:
             return True, True
         return output, False
 
-    def _call_sink(self, choices: list[ChoiceFields], stamp: int) -> None:
+    @staticmethod
+    def _call_sink(
+        sink: Callable[[str, str, int], None], choices: list[ChoiceFields], stamp: int
+    ) -> None:
+        """Pass the text and the reasoning of each choice on to an application."""
         for choice in choices:
             delta = choice.delta or choice.message
             text = (delta.content if delta is not None else choice.text) or ""
             reasoning = (
                 (delta.reasoning_content or delta.reasoning or "") if delta is not None else ""
             )
-            self.sink(text, reasoning, stamp)
+            sink(text, reasoning, stamp)
 
     def _read_usage(self, counts: UsageFields) -> None:
         """Keep the last usage with output tokens, else the first. With the first output event it gives n1 of TPOT."""
@@ -553,7 +450,3 @@ class Reading:
             )
             return Failure("no_finish_reason", f"{reason} after {self.output_events} output events")
         return None
-
-
-PurePythonReading = Reading
-Reading = twin(Reading)  # type: ignore[misc]

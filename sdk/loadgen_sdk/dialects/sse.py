@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from ..compiled import twin
+from .implementation import DecoderState
 
 _BOM = b"\xef\xbb\xbf"
 _DEFAULT_NAMES = (b"", b"message")  # an event with the grammar's default name counts as unnamed
@@ -26,23 +26,14 @@ class Named(Struct, frozen=True):
     data: bytes
 
 
-class Decoder:
+class Decoder(DecoderState):
     """Decodes one body. Each call of `feed` returns the events that its bytes complete.
 
     An event without a name is returned as its data (`bytes`), one with a name as a `Named`. Comments and events without
     data are dropped. `pending` is true while an event is incomplete. `started`: no BOM can come any more.
     """
 
-    __slots__ = ("_after_cr", "_earlier", "_earlier_bytes", "_unparsed", "started")
-
-    def __init__(self) -> None:
-        self._unparsed = b""
-        self._earlier: list[
-            bytes
-        ] = []  # the reads before `_unparsed` of an event that takes many: joined once
-        self._earlier_bytes = 0
-        self._after_cr = False
-        self.started = False
+    __slots__ = ()
 
     @property
     def pending(self) -> bool:
@@ -136,7 +127,3 @@ class Decoder:
         if data_lines:
             data = b"\n".join(data_lines)
             events.append(data if name in _DEFAULT_NAMES else Named(name, data))
-
-
-PurePythonDecoder = Decoder
-Decoder = twin(Decoder)  # type: ignore[misc]

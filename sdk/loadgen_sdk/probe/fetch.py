@@ -11,7 +11,8 @@ import ssl
 from time import monotonic_ns
 
 from ..errors import TargetUnusable, WrongUse
-from ..transport.http1 import HTTP_2, Malformed, Response, head, merged
+from ..transport.chunk_size import Malformed
+from ..transport.http1 import HTTP_2, Response, head, merged
 from ..transport.proxy import Proxy, proxy_for, refusal
 from ..transport.target import Target
 from ..transport.wire import resolve

@@ -5,183 +5,47 @@ This module uses no socket and no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import msgspec
 
 from ..compiled import module as _compiled
-from ..compiled import twin
 from ..dialects.events import ERROR_TEXT_CHARS, UsageFields, error_text
-from ..dialects.reader import ENDINGS, Events, Flow, Reading, events_in, without_last
+from ..dialects.reader import ENDINGS, Events, Reading, events_in, without_last
 from ..dialects.server_account import HEADER
 from ..dialects.sse import Decoder, EventTooLarge
-from ..request import NEVER, Completion, Failure, Request
-from .http1 import HEADS, Malformed, Response
-from .plain import whole_chunks
+from ..request import Completion, Failure
+from .chunk_size import Malformed
+from .http1 import HEADS, Response
+from .implementation import ExchangeState, whole_chunks
+from .response_state import LAST_EVENTS, Bundle
 
 MAX_WHOLE_BYTES = 64 << 20  # an answer that is not a stream is kept until it is complete
 MAX_ERROR_BYTES = 64 << 10
-LAST_EVENTS = (
-    4  # so many before the end an answer is urgent again: the next request of the lane waits for it
-)
 UNKNOWN_EVENTS = 1 << 40
 
-OnDone = Callable[[Completion], None]
-Read = tuple[bytes, int, int, int, bool]
-"""One read: its bytes; when they arrived (`stamp`); when they were read (`read_at`); the last instant at which the
-socket was known to be empty (`empty_at`); whether the kernel made the stamp (`from_kernel`)."""
-Bundle = tuple[int, int, int]
-"""A read of several plain events: its stamp, how many they are, and how wrong the stamp of all but the last one can be;
--1: they came in one chunk, which is one write of the server."""
-Run = tuple[list[int | Bundle], int, int]
-"""Reads in a row of plain events only: a stamp for each event that came alone, a Bundle for several; the bytes of them
-all; when the last one was read."""
 
+class Exchange(ExchangeState):
+    """One request and its response, from sending to the completion.
 
-class Exchange:
-    """The state of one request, from sending to its Completion.
-
-    The pool sets `ready`, `sent` and `bytes_sent`, calls `arrived` with what was read, `ended` if the connection ends,
-    and then `tell` once. All instants are monotonic ns.
+    The pool sets `ready`, `sent` and `bytes_sent`, calls `arrived` with the reads, calls `ended` if the connection
+    ends, and then calls `tell` once. All times are monotonic, in ns.
     """
 
-    __slots__ = (
-        "asked_output",
-        "at_start",
-        "body_bytes",
-        "body_parts",
-        "bytes_received",
-        "bytes_sent",
-        "client_lag",
-        "connection",
-        "deadline",
-        "decoder",
-        "done",
-        "due",
-        "failure",
-        "first_byte",
-        "flow",
-        "head",
-        "is_event_stream",
-        "keep_headers",
-        "keep_text",
-        "kernel_stamp",
-        "on_done",
-        "on_first",
-        "over",
-        "patient",
-        "payload",
-        "progress",
-        "reading",
-        "ready",
-        "request",
-        "resent",
-        "response",
-        "reused",
-        "sent",
-        "sink",
-        "split",
-        "stream",
-        "tcp",
-        "template",
-        "tls",
-        "tries",
-    )
-
-    def __init__(
-        self,
-        request: Request | None,
-        head: bytes,
-        payload: bytes,
-        due: int,
-        on_done: OnDone,
-        flow: Flow,
-        *,
-        stream: bool,
-        asked_output: int = 0,
-        keep_text: bool = False,
-        keep_headers: bool = False,
-        sink: Callable[[str, str, int], None] | None = None,
-        on_first: Callable[[int], None] | None = None,
-    ) -> None:
-        self.request = request
-        self.asked_output = asked_output
-        self.head = head
-        self.payload = payload
-        self.due = due
-        self.on_done = on_done
-        self.flow = flow
-        self.stream = stream
-        self.keep_text = keep_text
-        self.keep_headers = keep_headers
-        self.sink = sink
-        self.on_first = on_first  # told when the first output came, before anything later
-        self.connection: object | None = None  # the connection that carries it now
-        self.over = False
-        self.done = NEVER
-        self.failure: Failure | None = None
-        self.resent = 0
-        self.tries = 0  # addresses tried
-        self.ready = self.tcp = self.tls = NEVER
-        self.deadline = 0
-        self.bytes_sent = self.bytes_received = 0
-        self.reused = False
-        self.fresh()
-
-    def fresh(self) -> None:
-        """Reset what is known of the answer, before the request is sent (or sent again)."""
-        self.sent = self.first_byte = NEVER
-        self.client_lag = 0
-        self.kernel_stamp = False
-        self.progress = 0
-        self.patient = False  # the reads that follow may be kept for a while, and plain events counted: see `Inbox`
-        self.template: tuple[bytes, bytes] | None = None
-        self.at_start = False  # the next byte is the first one of a chunk, and of an event
-        self.split = False  # the server writes a chunk in parts, and may send one when the other is acknowledged: by a read
-        self.is_event_stream = False
-        self.response = Response()
-        self.decoder = Decoder()
-        few = 0 < self.asked_output <= LAST_EVENTS
-        self.reading = Reading(self.flow, self.keep_text, self.sink, few=few)
-        self.body_parts: list[bytes] = []
-        self.body_bytes = 0
-
-    def arrived(self, reads: Sequence[Read | Run]) -> bool:
-        """Process what was read, in order. Returns True when the answer is over."""
-        left = len(reads)
-        for read in reads:
-            left -= 1
-            if len(read) == 3:
-                self._take_run(*read)
-            elif self._take_read(*read):
-                if left:  # bytes after the end
-                    self.response.reusable = False
-                return True
-        response, reading = self.response, self.reading
-        self.patient = (
-            self.is_event_stream
-            and response.chunked
-            and reading.first_token >= 0
-            and self.sink is None
-        )
-        self.template = reading.template if self.at_start else None
-        self.split = self.split or (self.patient and not self.at_start)
-        return False
-
-    arrived_in_python = arrived
+    __slots__ = ()
+    response_class = Response
+    decoder_class = Decoder
+    reading_class = Reading
 
     @property
     def calm_events(self) -> int:
-        """How many events may come of which none is urgent."""
+        """The number of events that may come before one is urgent."""
         if not self.patient or self.template is None or self.split:
             return 0
-        return (
-            self.asked_output - self.reading.output_events
-            if self.asked_output > 0
-            else UNKNOWN_EVENTS
-        ) - LAST_EVENTS
+        if self.asked_output <= 0:
+            return UNKNOWN_EVENTS - LAST_EVENTS
+        return self.asked_output - self.reading.output_events - LAST_EVENTS
 
     def _take_run(self, reads: list[int | Bundle], size: int, read_at: int) -> None:
+        """Process consecutive reads of plain events."""
         self.bytes_received += size
         alone: list[int] = []
         for read in reads:
@@ -203,7 +67,7 @@ class Exchange:
     def _take_read(
         self, data: bytes, stamp: int, read_at: int, empty_at: int, from_kernel: bool
     ) -> bool:
-        """Process one read. Returns True when the answer is over."""
+        """Process one read. Return True when the response is over."""
         response, reading = self.response, self.reading
         self.bytes_received += len(data)
         try:
@@ -450,8 +314,6 @@ def _encoding(headers: dict[str, str]) -> str:
     return "" if encoding.lower() == "identity" else encoding[:40]
 
 
-PurePythonExchange = Exchange
-Exchange = twin(Exchange)  # type: ignore[misc]
 if _compiled is not None:
     decode_usage = msgspec.json.Decoder(UsageFields).decode
     _compiled.answers(Exchange, Response, Decoder, Reading, HEADS, decode_usage, ENDINGS)

@@ -8,21 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..compiled import twin
+from .chunk_size import CHUNK_SIZES, MOST_DIGITS, Malformed, chunk_size
+from .implementation import ResponseState
 
 CREDENTIALS = frozenset(("authorization", "api-key", "x-api-key"))
 MAX_HEAD_BYTES = 64 << 10
 MAX_LINE_BYTES = 4 << 10  # a chunk-size line with extensions, or one trailer
 _NO_BODY = frozenset((204, 304))
-CHUNK_SIZES: dict[bytes, int] = {}  # cache by chunk-size line: a stream repeats a few dozen of them
-_HEX = frozenset(b"0123456789abcdefABCDEF")
-_MOST_DIGITS = 15  # of a number in a head or a chunk size; a longer number is an error
 HTTP_2 = "the server speaks HTTP/2 and no HTTP/1.1"
 _BARE_LF = "a response head whose lines end with LF alone, not with CRLF"
-
-
-class Malformed(ValueError):
-    """The bytes are not HTTP/1.1 as this client accepts it."""
 
 
 def head(method: str, path: str, headers: list[tuple[str, str]]) -> bytes:
@@ -52,18 +46,7 @@ def merged(
 
 
 def _is_decimal(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
-
-
-def chunk_size(line: bytes) -> int:
-    """The size in the line before a chunk, which may have extensions. Raises Malformed."""
-    digits = line.partition(b";")[0].strip(b" \t")
-    if not digits or len(digits) > _MOST_DIGITS or not _HEX.issuperset(digits):
-        raise Malformed(f"chunk size {line[:40]!r}")
-    size = int(digits, 16)
-    if len(CHUNK_SIZES) < 4096 and len(line) < 32:
-        CHUNK_SIZES[line] = size
-    return size
+    return text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
 
 
 class Head(NamedTuple):
@@ -134,7 +117,7 @@ def _framing(status: int, headers: dict[str, str]) -> tuple[str, int]:
     return "length" if length else "end", length
 
 
-class Response:
+class Response(ResponseState):
     """The reader of one answer. `feed` takes arriving bytes and returns the body parts in them.
 
     `status` is 0 until the head is complete. `complete` is true when the body has ended by its framing. Once complete,
@@ -142,34 +125,7 @@ class Response:
     `headers` has names in lower case; repeated headers are joined with ", ". Equal heads share it.
     """
 
-    __slots__ = (
-        "_bytes_left",
-        "_mode",
-        "_unparsed",
-        "chunked",
-        "complete",
-        "headers",
-        "idle_limit_s",
-        "reusable",
-        "status",
-        "surplus",
-        "until_close",
-        "uses_left",
-    )
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.complete = False
-        self.reusable = True
-        self.surplus = b""
-        self.chunked = False
-        self.until_close = False  # the body is delimited by the end of the connection
-        self.uses_left: int | None = None  # Keep-Alive: max=
-        self.idle_limit_s: float | None = None  # Keep-Alive: timeout=
-        self._unparsed = b""
-        self._mode = "head"
-        self._bytes_left = 0
+    __slots__ = ()
 
     def feed(self, data: bytes) -> list[bytes]:
         mode = self._mode
@@ -340,7 +296,3 @@ class Response:
                 self._finish(data[2:])
                 return []
             data = data[end + 2 :]
-
-
-PurePythonResponse = Response
-Response = twin(Response)  # type: ignore[misc]

@@ -1,15 +1,19 @@
 """Finds plain events in a chunked body: those that differ from an earlier event of the same answer in their text alone.
 
 Of a long stream nearly all events are plain (see `Reading._learn`), and comparing bytes is several times cheaper than
-decoding. What is not recognised here is left to `http1`, `sse` and `reader`, which define what an answer means. The
-functions are written twice: here, and in `_compiled.c`, which is used where it was built (`compiled.py`).
+decoding. What is not recognised here is left to `http1`, `sse` and `reader`, which define what an answer means. This is
+the reference implementation; `_compiled.c` has a faster one, and `implementation.py` chooses between them.
 """
 
 from __future__ import annotations
 
-from ..compiled import module as _compiled
-from ..dialects.reader import Events, is_plain_text
-from .http1 import CHUNK_SIZES, Malformed, chunk_size
+from typing import TYPE_CHECKING
+
+from ..dialects.reference import is_plain_text
+from .chunk_size import CHUNK_SIZES, Malformed, chunk_size
+
+if TYPE_CHECKING:
+    from ..dialects.reader import Events
 
 _MOST_SIZE_DIGITS = 8
 _MANY_BYTES = 2048  # as in receiver.py: of a longer read only the first chunk is looked at
@@ -104,16 +108,20 @@ def _size(data: bytes, start: int, end: int) -> int:
 
 
 def whole_chunks(data: bytes, before: bytes, after: bytes) -> tuple[int, list[Events], int]:
-    """The events of as many chunks at the beginning of `data` as are recognised: chunks, events, their bytes.
+    """Recognise events in whole chunks at the beginning of `data`.
 
-    A number among the events stands for so many plain ones. Without a template (`before` is empty) there are none. The
-    twin in C recognises more than this one: all chunks of events that are one line of data each.
+    Without a template (`before` is empty) nothing is recognised. The compiled version recognises more than this one:
+    all chunks whose events are one line of data each.
+
+    Args:
+        data: A part of a chunked body that begins with a chunk and an event.
+        before: The bytes before the text of a plain event.
+        after: The bytes after its text.
+
+    Returns:
+        The number of chunks, their events (a number stands for that many plain events), and the number of bytes.
     """
     if not before:
         return 0, [], 0
     chunks, plain, used = plain_chunks(data, before, after)
     return chunks, [plain] if plain else [], used
-
-
-if _compiled is not None:
-    whole_chunks = _compiled.whole_chunks

@@ -18,9 +18,10 @@ from ..dialects.quirks import Quirk
 from ..dialects.reader import Flow
 from ..errors import TargetUnusable, WrongUse, refuse_unknown
 from ..request import Failure, Request
-from .exchange import Exchange, OnDone, Read, Run
+from .exchange import Exchange
 from .http1 import head, merged
 from .proxy import Proxy
+from .response_state import OnDone, Read, Run
 from .target import Target
 from .wire import TICK_NS, ClientConnection, Tls, Wire, raise_file_limit, resolve
 

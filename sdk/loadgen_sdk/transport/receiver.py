@@ -8,8 +8,8 @@ watched by the first one.
 What is kept waits in the `reads` of its `Inbox` until the inbox is queued for its owner. Most reads of a stream need no
 owner at once: a `patient` inbox is queued only when a read may be the end of an answer, or when enough has come. Of
 reads of plain events only (plain.py), which are nearly all of a long stream, only the stamps are kept. This is
-the part of the client that runs once per event, so it is written twice: here, and in `_compiled.c` with the same names
-and rules, which is used where it was built (`compiled.py`).
+the reference implementation. `_compiled.c` has a faster one with the same names and rules, and
+`implementation.py` chooses between them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from collections.abc import Callable
 from time import monotonic_ns, time_ns
 from typing import Any
 
-from ..compiled import module as _compiled
 from .clock import Timer
-from .exchange import Bundle, Read, Run
 from .plain import plain_read
+from .response_state import Bundle, Read, Run
 
 READ_BYTES = 32 << 10
 MOST_READY = 1024  # most sockets that one poll reports
@@ -460,8 +459,3 @@ class Receiver:
 def error_text(number: int) -> str:
     """What the system calls an error of an inbox; "" for a regular end."""
     return os.strerror(number) if number > 0 else "the connection failed" if number else ""
-
-
-PurePythonInbox, PurePythonReceiver = Inbox, Receiver
-if _compiled is not None:
-    Inbox, Receiver = _compiled.Inbox, _compiled.Receiver  # type: ignore[misc]

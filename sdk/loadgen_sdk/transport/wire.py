@@ -27,15 +27,22 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
+from ..compiled import module as compiled_module
 from ..errors import TargetUnusable
 from .clock import Timer, timer
-from .exchange import Read, Run
 from .proxy import refusal
-from .receiver import Inbox, Receiver, error_text
+from .receiver import error_text
+from .response_state import Read, Run
+
+if TYPE_CHECKING or compiled_module is None:
+    from .receiver import Inbox, Receiver
+else:
+    Inbox = compiled_module.Inbox
+    Receiver = compiled_module.Receiver
 
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h; the socket module does not name it
 IP_BIND_ADDRESS_NO_PORT = (

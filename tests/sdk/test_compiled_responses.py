@@ -1,4 +1,4 @@
-"""The reads of an answer leave the same state in C and in Python: whatever its events say, and however it is cut."""
+"""Reads of a response leave the same state in C and in Python, however they are cut."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from typing import Any
 
 import places
 import pytest
-from answer_twins import CLASSES, HEAD, as_reads, chunked, hold_answer, said, state
+from compare_responses import HEAD, as_reads, check_response, chunked, read_response
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from loadgen_sdk.dialects import events, reader, sse
+from loadgen_sdk.dialects import reader, reference
 from loadgen_sdk.dialects.reader import Flow
+from loadgen_sdk.dialects.reference import DecoderState, ReadingState
 from loadgen_sdk.dialects.server_account import HEADER
-from loadgen_sdk.transport import exchange, http1, receiver
+from loadgen_sdk.transport import receiver
 from loadgen_sdk.transport.clock import TimerFd
+from loadgen_sdk.transport.exchange import Exchange
+from loadgen_sdk.transport.response_state import ExchangeState, ResponseState
 
 compiled = pytest.importorskip(
     "loadgen_sdk._compiled", reason="built by pip install where a C compiler is"
@@ -157,7 +160,7 @@ def test_whatever_events_say(
     payloads: list[bytes], per_chunk: int, per_read: int, asked: int, ends: bool
 ) -> None:
     pieces = chunked(payloads, per_chunk) + [END] * ends
-    hold_answer(as_reads(pieces, per_read), asked_output=asked)
+    check_response(as_reads(pieces, per_read), asked_output=asked)
 
 
 @settings(RELAXED)
@@ -173,7 +176,7 @@ def test_however_it_is_cut_and_whatever_byte_is_wrong(
     whole = HEAD + b"".join(chunked(USUAL)) + END
     if byte >= 0:
         whole = whole[:place] + bytes([byte]) + whole[place + 1 :]
-    hold_answer(
+    check_response(
         [whole[a:b] for a, b in pairwise([0, *sorted(cuts), len(whole)])], asked_output=asked
     )
 
@@ -184,8 +187,8 @@ def test_what_real_servers_said(file: Path) -> None:
     by_chunk = [at + 2 for at in range(len(data)) if data[at : at + 2] == b"\r\n"]
     for cuts in ([], by_chunk, by_chunk[::5], range(0, len(data), 997)):
         reads = [data[a:b] for a, b in pairwise([0, *cuts, len(data)])]
-        hold_answer(reads, asked_output=4)
-        hold_answer(reads, keep_text=True)
+        check_response(reads, asked_output=4)
+        check_response(reads, keep_text=True)
 
 
 def functions_called(reads: list[bytes]) -> set[str]:
@@ -195,7 +198,7 @@ def functions_called(reads: list[bytes]) -> set[str]:
         lambda frame, event, _: called.add(frame.f_code.co_name) if event == "call" else None
     )
     try:
-        said(reads, "arrived", asked_output=4)
+        read_response(reads, Exchange.arrived, asked_output=4)
     finally:
         sys.setprofile(None)
     return called
@@ -206,7 +209,7 @@ def test_a_usual_answer_is_read_without_python() -> None:
         reads = as_reads(
             [*chunked([ROLE, *([usual(delta)] * 4), FINISH, COUNTED, b"[DONE]"]), END], 2
         )
-        hold_answer(reads, asked_output=4)
+        check_response(reads, asked_output=4)
         called = functions_called(reads)
         assert "tell" in called and not {"_take_read", "take", "judge", "_complete"} & called
 
@@ -215,51 +218,78 @@ def test_a_usual_answer_is_read_without_python() -> None:
     "counts",
     [
         b'"prompt_tokens_details":{"cached_tokens":3,"cache_write_tokens":2}',
-        b'"prompt_tokens_details":null,"input_tokens_details":{"cached_tokens":7},"cache_creation_input_tokens":5',
-        b'"completion_tokens_details":{"reasoning_tokens":1},"prompt_tokens_details":{"cached_tokens":null}',
+        b'"prompt_tokens_details":null,"input_tokens_details":{"cached_tokens":7},'
+        b'"cache_creation_input_tokens":5',
+        b'"completion_tokens_details":{"reasoning_tokens":1},'
+        b'"prompt_tokens_details":{"cached_tokens":null}',
         b'"output_tokens_details":{"reasoning_tokens":4},"cache_creation_input_tokens":-5',
         b'"prompt_tokens":-1',
         b'"completion_tokens":null',
         b'"prompt_tokens":2147483648',
     ],
 )
-def test_usages_are_read_as_in_python(counts: bytes) -> None:
+def test_a_usage_is_read_as_by_the_reference(counts: bytes) -> None:
     names = [name for name in (b'"prompt_tokens":', b'"completion_tokens":') if name not in counts]
     usage = b'{"choices":[],"usage":{%s}}' % b",".join([*(name + b"9" for name in names), counts])
     for finish in (b'"stop"', b'"length"', b'"content_filter"'):
-        reads = as_reads(
-            [*chunked([ROLE, WORD, usual(b'{"content":"."}', finish), usage, b"[DONE]"]), END], 2
-        )
-        hold_answer(reads, asked_output=4)
-        hold_answer(reads, asked_output=4, keep_text=True)
+        last_word = usual(b'{"content":"."}', finish)
+        reads = as_reads([*chunked([ROLE, WORD, last_word, usage, b"[DONE]"]), END], 2)
+        check_response(reads, asked_output=4)
+        check_response(reads, asked_output=4, keep_text=True)
         timing = b"\r\n%s: a\r\n\r\n" % HEADER.encode()
         with_timing = reads[0].replace(b"\r\n\r\n", timing, 1)
-        hold_answer([with_timing, *reads[1:]], asked_output=4)
+        check_response([with_timing, *reads[1:]], asked_output=4)
 
 
-def test_the_fields_are_those_of_python_and_have_the_same_beginning() -> None:
-    both = zip(
-        CLASSES, (exchange.Exchange, http1.Response, sse.Decoder, reader.Reading), strict=True
-    )
-    for python, made in both:
-        assert made is not python and made.__module__ == python.__module__
-        assert {name for name in vars(made.__mro__[1]) if name in python.__slots__} == set(
-            python.__slots__
-        )
-    flow, given = Flow(), {"stream": True, "asked_output": 3, "keep_text": True, "sink": print}
-    ours, theirs = (
-        one(None, b"h", b"b", 5, print, flow, **given) for one in (CLASSES[0], exchange.Exchange)
-    )
-    assert state(ours) == state(theirs)
-    for pure, twin in (
-        (CLASSES[3](flow, few=True), reader.Reading(flow, few=True)),
-        (CLASSES[2](), sse.Decoder()),
+class ReferenceResponse(ResponseState):
+    """A response whose fields are kept in Python."""
+
+
+class ReferenceDecoder(DecoderState):
+    """A decoder whose fields are kept in Python."""
+
+
+class ReferenceReading(ReadingState):
+    """A reading whose fields are kept in Python."""
+
+
+class ReferenceExchange(ExchangeState):
+    """An exchange whose fields, and those of its response, are kept in Python."""
+
+    response_class: Any = ReferenceResponse
+    decoder_class: Any = ReferenceDecoder
+    reading_class: Any = ReferenceReading
+
+
+def initial_values(instance: Any, state_class: type) -> dict[str, Any]:
+    """Return the fields of an instance. Those that contain other fields are left out."""
+    names = [
+        n for n in state_class.__slots__ if n not in ("response", "decoder", "reading", "flow")
+    ]
+    return {name: getattr(instance, name) for name in names}
+
+
+def test_the_compiled_fields_and_their_initial_values_are_those_of_the_reference() -> None:
+    flow = Flow()
+    options: dict[str, Any] = {"stream": True, "asked_output": 3, "keep_text": True, "sink": print}
+    ours = Exchange(None, b"h", b"b", 5, print, flow, **options)
+    theirs = ReferenceExchange(None, b"h", b"b", 5, print, flow, **options)
+    few = reader.Reading(flow, few=True), ReferenceReading(flow, few=True)
+    for state_class, compiled_state, reference_state in (
+        (ExchangeState, ours, theirs),
+        (ResponseState, ours.response, theirs.response),
+        (DecoderState, ours.decoder, theirs.decoder),
+        (ReadingState, ours.reading, theirs.reading),
+        (ReadingState, *few),
     ):
-        assert state(pure) == state(twin)
-    assert state(CLASSES[1]()) == state(http1.Response())
-    for wrong in ((), (None, b"", b"", 0, print, flow)):
+        base = type(compiled_state).__mro__[1]
+        assert base.__module__ == "loadgen_sdk._compiled"
+        assert set(state_class.__slots__) <= set(vars(base))
+        values = initial_values(compiled_state, state_class)
+        assert values == initial_values(reference_state, state_class)
+    for arguments in ((), (None, b"", b"", 0, print, flow)):
         with pytest.raises(TypeError):
-            exchange.Exchange(*wrong)
+            Exchange(*arguments)
 
 
 def test_no_memory_is_kept() -> None:
@@ -271,7 +301,7 @@ def test_no_memory_is_kept() -> None:
 
     def all_of_them() -> None:
         for reads in inputs:
-            said(reads, "arrived", asked_output=4)
+            read_response(reads, Exchange.arrived, asked_output=4)
 
     class Kept:
         def __call__(self, *_: Any) -> None: ...
@@ -284,7 +314,7 @@ def test_no_memory_is_kept() -> None:
     gc.collect()
     assert sys.getallocatedblocks() - before < 100
     ring = Kept()
-    made = exchange.Exchange(None, b"", b"", 0, ring, Flow(), stream=True)
+    made = Exchange(None, b"", b"", 0, ring, Flow(), stream=True)
     ring.held = made  # type: ignore[attr-defined]
     del ring, made
     assert gc.collect() > 0, "a ring through an exchange is found"
@@ -292,7 +322,7 @@ def test_no_memory_is_kept() -> None:
 
 @pytest.mark.parametrize("value", [0, 4, (1 << 31) - 1, 1 << 31, 1 << 70, -1, True, 1.0, "4", None])
 def test_a_count_of_tokens(value: Any) -> None:
-    assert compiled.token_count(value) == events.pure_token_count(value)
+    assert compiled.token_count(value) == reference.token_count(value)
 
 
 class Connection(compiled.Inbox):  # type: ignore[misc]
@@ -312,7 +342,7 @@ class Connection(compiled.Inbox):  # type: ignore[misc]
 def test_a_byte_of_a_long_text_is_seen_wherever_it_stands(byte: int) -> None:
     for place in range(10):
         told = b"n" * place + bytes([byte]) + b"r" * (12 - place)
-        hold_answer(
+        check_response(
             as_reads([*chunked([usual(b'{"content":"%s"}' % told), FINISH, COUNTED]), END], 9),
             asked_output=4,
         )
@@ -356,14 +386,14 @@ def test_an_event_of_a_form_that_was_read_before_says_what_it_would_if_it_were_t
                 event(place, value),
             ]
             more = [usual(between)] if between else []
-            hold_answer(
+            check_response(
                 as_reads([*chunked([*more, *told, FINISH, COUNTED]), END], 2), asked_output=4
             )
 
 
 def test_a_turn_goes_on_until_python_is_needed() -> None:
     pieces = as_reads([*chunked(USUAL), END], 5)
-    hold_answer(pieces, asked_output=4)  # its head is known
+    check_response(pieces, asked_output=4)  # its head is known
     ours, theirs = socket.socketpair()
     others: list[Any] = []
     ours.setblocking(False)
@@ -420,9 +450,7 @@ def made() -> Iterator[Any]:
 
 def an_exchange(asked: int = 4) -> Any:
     heard: list[Any] = []
-    return exchange.Exchange(
-        None, b"", b"", 0, heard.append, Flow(), stream=True, asked_output=asked
-    )
+    return Exchange(None, b"", b"", 0, heard.append, Flow(), stream=True, asked_output=asked)
 
 
 def test_reads_of_a_short_answer_are_handed_over_in_c_and_of_any_other_left(made: Any) -> None:
@@ -430,7 +458,7 @@ def test_reads_of_a_short_answer_are_handed_over_in_c_and_of_any_other_left(made
     reads = [[(data, 10 + at, 20 + at, 5, True)] for at, data in enumerate(pieces)]
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        hold_answer(pieces, asked_output=4)  # its head is known
+        check_response(pieces, asked_output=4)  # its head is known
         short = Connection(ours, an_exchange(), reads[0])
         assert [made.hand_over(short), short.reads, short.queued, short.patient] == [
             1,
@@ -463,7 +491,7 @@ def test_reads_of_a_short_answer_are_handed_over_in_c_and_of_any_other_left(made
 
 
 def test_parts_are_sent_as_python_sends_them(made: Any) -> None:
-    pure = receiver.PurePythonReceiver.send
+    pure = receiver.Receiver.send
     for send in (made.send, lambda inbox, parts: pure(made, inbox, parts)):
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -578,7 +606,7 @@ def test_what_is_queued_is_handed_over_in_order_for_a_slice_and_its_end_told_to_
     made = compiled.Receiver(poll, held, timer, queue)
     ours, theirs = socket.socketpair()
     pieces = as_reads([*chunked(USUAL), END], 20)
-    hold_answer(pieces, asked_output=4)  # its head is known
+    check_response(pieces, asked_output=4)  # its head is known
     with ours, theirs, poll, held:
 
         class Peer:

@@ -1,34 +1,35 @@
-"""What C says of chunks of events, held against HTTP, the grammar of events and the twin in Python.
+"""Compare the chunks of events that C recognises with HTTP, the event grammar and the reference.
 
-For the tests and the fuzzer of these functions.
+For the tests and the fuzzer of the compiled module.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from loadgen_sdk.dialects import reader, sse
+from loadgen_sdk.dialects import reference, sse
 from loadgen_sdk.transport import http1, plain
 
 DIGITS = frozenset(b"0123456789abcdefABCDEF")
 BEFORE, AFTER = b'{"choices":[{"delta":{"content":"', b'"}}]}'
 
 
-def plainly(events: list[Any]) -> list[Any]:
-    """Plain events as the number 1 each."""
-    out: list[Any] = []
+def with_plain_events_replaced(events: list[Any]) -> list[Any]:
+    """Return the events with the number 1 in place of each plain event."""
+    result: list[Any] = []
     for event in events:
-        many = (
-            event if isinstance(event, int) else reader.pure_plain_run([event], 0, BEFORE, AFTER)[1]
-        )
-        out += [1] * many or [event]
-    return out
+        if isinstance(event, int):
+            plain_events = event
+        else:
+            _, plain_events = reference.plain_run([event], 0, BEFORE, AFTER)
+        result += [1] * plain_events or [event]
+    return result
 
 
-def hold_chunks(compiled: Any, data: bytes, *, templated: bool) -> None:
-    """Raises AssertionError where the chunks that `compiled` recognises in `data` are others, or fewer than Python's.
+def check_chunks(compiled: Any, data: bytes, *, templated: bool) -> None:
+    """Raise AssertionError if `compiled` recognises other chunks in `data` than Python, or fewer.
 
-    A size line with more than digits (an extension, a blank) is left to the parser of HTTP by C alone.
+    The compiled version leaves a size line with an extension or a blank to the HTTP parser.
     """
     template = (BEFORE, AFTER) if templated else (b"", b"")
     chunks, events, used = compiled.whole_chunks(data, *template)
@@ -39,7 +40,7 @@ def hold_chunks(compiled: Any, data: bytes, *, templated: bool) -> None:
     assert (len(bodies), response.between_chunks, response.missing) == (chunks, True, 0)
     expected = decoder.feed(b"".join(bodies))
     assert decoder.between_events
-    assert plainly(events) == plainly(expected)
+    assert with_plain_events_replaced(events) == with_plain_events_replaced(expected)
     assert templated or events == expected
     assert not templated or used >= _sized_by_digits(
         data, plain.plain_chunks(data, BEFORE, AFTER)[2]
@@ -47,7 +48,7 @@ def hold_chunks(compiled: Any, data: bytes, *, templated: bool) -> None:
 
 
 def _sized_by_digits(data: bytes, known: int) -> int:
-    """How far the chunks of `data` go whose size lines are digits and nothing else, of those until `known`."""
+    """Return the end of the leading chunks, before `known`, whose size lines are digits only."""
     at = 0
     while at < known:
         line = data[at : data.index(b"\r\n", at)]

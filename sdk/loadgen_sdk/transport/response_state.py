@@ -1,0 +1,247 @@
+"""Reference implementation, in Python, of the state of a response that `_compiled.c` keeps in C.
+
+`ResponseState` and `ExchangeState` are the base classes of `http1.Response` and
+`exchange.Exchange`. The tests compare the compiled versions with these, and `implementation.py`
+chooses between them. This module must not import that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..request import NEVER, Completion, Failure, Request
+
+if TYPE_CHECKING:
+    from ..dialects.reader import Flow, Reading
+    from ..dialects.sse import Decoder
+    from .http1 import Response
+
+LAST_EVENTS = 4
+"""This many events before the expected end, a response becomes urgent again, because the next
+request waits for it."""
+
+OnDone = Callable[[Completion], None]
+
+Read = tuple[bytes, int, int, int, bool]
+"""One read of a socket: its bytes, when they arrived (`stamp`), when they were read (`read_at`),
+the last time at which the socket was known to be empty (`empty_at`), and whether the kernel made
+the timestamp (`from_kernel`)."""
+
+Bundle = tuple[int, int, int]
+"""A read of several plain events: its timestamp, their number, and the uncertainty of the timestamp
+of all events but the last. The uncertainty is -1 if they came in one chunk, which is one write of
+the server."""
+
+Run = tuple[list[int | Bundle], int, int]
+"""Consecutive reads of plain events only: a timestamp for each event that came alone and a Bundle
+for several; the number of bytes of all reads; the time of the last read."""
+
+
+class ResponseState:
+    """The fields of a reader of one HTTP/1.1 response (see `http1.Response`).
+
+    Attributes:
+        until_close: The body ends with the connection.
+        uses_left: The value of `max` in the Keep-Alive header.
+        idle_limit_s: The value of `timeout` in the Keep-Alive header.
+    """
+
+    __slots__ = (
+        "_bytes_left",
+        "_mode",
+        "_unparsed",
+        "chunked",
+        "complete",
+        "headers",
+        "idle_limit_s",
+        "reusable",
+        "status",
+        "surplus",
+        "until_close",
+        "uses_left",
+    )
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.complete = False
+        self.reusable = True
+        self.surplus = b""
+        self.chunked = False
+        self.until_close = False
+        self.uses_left: int | None = None
+        self.idle_limit_s: float | None = None
+        self._unparsed = b""
+        self._mode = "head"
+        self._bytes_left = 0
+
+
+class ExchangeState:
+    """The fields of a request and its response (see `exchange.Exchange`).
+
+    Attributes:
+        over: The completion was reported.
+        tries: How many addresses were tried.
+        patient: Reads may be kept for a while, and plain events counted (see `Inbox`).
+        at_start: The next byte is the first one of a chunk and of an event.
+        split: The server writes a chunk in parts, and may send a part only after the one before
+            was acknowledged, which a read does.
+    """
+
+    __slots__ = (
+        "asked_output",
+        "at_start",
+        "body_bytes",
+        "body_parts",
+        "bytes_received",
+        "bytes_sent",
+        "client_lag",
+        "connection",
+        "deadline",
+        "decoder",
+        "done",
+        "due",
+        "failure",
+        "first_byte",
+        "flow",
+        "head",
+        "is_event_stream",
+        "keep_headers",
+        "keep_text",
+        "kernel_stamp",
+        "on_done",
+        "on_first",
+        "over",
+        "patient",
+        "payload",
+        "progress",
+        "reading",
+        "ready",
+        "request",
+        "resent",
+        "response",
+        "reused",
+        "sent",
+        "sink",
+        "split",
+        "stream",
+        "tcp",
+        "template",
+        "tls",
+        "tries",
+    )
+
+    response_class: type[Response]
+    decoder_class: type[Decoder]
+    reading_class: type[Reading]
+
+    def __init__(  # noqa: PLR0913 - one argument for each property of a request
+        self,
+        request: Request | None,
+        head: bytes,
+        payload: bytes,
+        due: int,
+        on_done: OnDone,
+        flow: Flow,
+        *,
+        stream: bool,
+        asked_output: int = 0,
+        keep_text: bool = False,
+        keep_headers: bool = False,
+        sink: Callable[[str, str, int], None] | None = None,
+        on_first: Callable[[int], None] | None = None,
+    ) -> None:
+        """Prepare a request that was not sent yet.
+
+        Args:
+            request: The request, for the completion.
+            head: The head of the HTTP request.
+            payload: Its body.
+            due: The planned start of the request.
+            on_done: A function called with the completion.
+            flow: The event timeline that gets the time of each output event.
+            stream: The response is requested as an event stream.
+            asked_output: The number of output tokens that the body requests, 0 if unknown.
+            keep_text: Keep the text of the response.
+            keep_headers: Keep its headers.
+            sink: A function called with (text, reasoning, timestamp) for each output event.
+            on_first: A function called with the time of the first output, before anything later
+                is processed.
+        """
+        self.request = request
+        self.asked_output = asked_output
+        self.head = head
+        self.payload = payload
+        self.due = due
+        self.on_done = on_done
+        self.flow = flow
+        self.stream = stream
+        self.keep_text = keep_text
+        self.keep_headers = keep_headers
+        self.sink = sink
+        self.on_first = on_first
+        self.connection: object | None = None
+        self.over = False
+        self.done = NEVER
+        self.failure: Failure | None = None
+        self.resent = 0
+        self.tries = 0
+        self.ready = NEVER
+        self.tcp = NEVER
+        self.tls = NEVER
+        self.deadline = 0
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.reused = False
+        self.fresh()
+
+    def fresh(self) -> None:
+        """Reset what is known of the response, before the request is sent or sent again."""
+        self.sent = NEVER
+        self.first_byte = NEVER
+        self.client_lag = 0
+        self.kernel_stamp = False
+        self.progress = 0
+        self.patient = False
+        self.template: tuple[bytes, bytes] | None = None
+        self.at_start = False
+        self.split = False
+        self.is_event_stream = False
+        self.response = self.response_class()
+        self.decoder = self.decoder_class()
+        expects_few_events = 0 < self.asked_output <= LAST_EVENTS
+        self.reading = self.reading_class(
+            self.flow, self.keep_text, self.sink, few=expects_few_events
+        )
+        self.body_parts: list[bytes] = []
+        self.body_bytes = 0
+
+    def arrived(self, reads: Sequence[Read | Run]) -> bool:
+        """Process reads in their order. Return True when the response is over."""
+        for index, read in enumerate(reads):
+            if len(read) == 3:
+                self._take_run(*read)
+            elif self._take_read(*read):
+                if index + 1 < len(reads):  # there are bytes after the end
+                    self.response.reusable = False
+                return True
+        self.patient = (
+            self.is_event_stream
+            and self.response.chunked
+            and self.reading.first_token >= 0
+            and self.sink is None
+        )
+        self.template = self.reading.template if self.at_start else None
+        self.split = self.split or (self.patient and not self.at_start)
+        return False
+
+    def _take_read(
+        self, data: bytes, stamp: int, read_at: int, empty_at: int, from_kernel: bool
+    ) -> bool:
+        """Process one read. Return True when the response is over."""
+        raise NotImplementedError
+
+    def _take_run(self, reads: list[int | Bundle], size: int, read_at: int) -> None:
+        """Process consecutive reads of plain events."""
+        raise NotImplementedError
