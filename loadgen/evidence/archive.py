@@ -42,7 +42,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # of the folder
     made: str  # when, ISO 8601
     version: str  # of the loadgen that made the bundle
-    definitions: int  # the oldest schema_minor of its runs: by these definitions it is judged
     content: bool = False  # whether texts of prompts were asked for
     left_out: dict[str, str] = {}  # file of the folder -> why it is not in the bundle
 

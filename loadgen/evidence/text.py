@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 from loadgen.core import format
-from loadgen.core.results.record import SCHEMA_MINOR
 from loadgen.evidence.verify import Verification
 from loadgen.present.section import Kind, Report, Said, Table, section
 
@@ -18,7 +17,7 @@ def report(found: Verification) -> Report:
     manifest, made = found.manifest, found.made
     by_basis = Counter(one.basis for one in made)
     sources = ", ".join(f"{count} from {basis}" for basis, count in by_basis.items()) or "none"
-    given, redefined = sum(one.given for one in made), sum(one.redefined for one in made)
+    given = sum(one.given for one in made)
     more = len(found.differences) - SHOWN
     rows = [
         ("hashes", f"of {format.counted(found.files, 'file')}"),
@@ -36,7 +35,6 @@ def report(found: Verification) -> Report:
             if given
             else []
         ),
-        *([("as stored", _redefined(found))] if redefined else []),
         *(("not made", f"{name}: {why}") for name, why in found.not_made.items()),
         *(("left out", f"{name}: {why}") for name, why in manifest.left_out.items()),
         *(("DIFFERS", difference.text) for difference in found.differences[:SHOWN]),
@@ -49,14 +47,6 @@ def report(found: Verification) -> Report:
         answer=[Said(_ENDS[found.verified], _KINDS[found.verified])],
         answer_last=True,
         sections=[section("", Table(("checked", ""), rows, "words"))],
-    )
-
-
-def _redefined(found: Verification) -> str:
-    files = ", ".join(one.file for one in found.made if one.redefined)
-    return (
-        f"what has other definitions today ({SCHEMA_MINOR}, there {found.manifest.definitions}), in {files}: loadgen "
-        f"{found.manifest.version} can make it again"
     )
 
 

@@ -10,7 +10,6 @@ import datetime
 import hashlib
 import tempfile
 from contextlib import nullcontext
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -23,38 +22,10 @@ from loadgen.core.execution.run_header import version
 from loadgen.core.results import checksums
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import decode
-from loadgen.core.results.record import SCHEMA_MINOR
 from loadgen.evidence import archive, remake, signature
 from loadgen.evidence.archive import MANIFEST, RESULT, SIGNATURE, SUMS, Manifest
 from loadgen.evidence.differences import Mismatch, MismatchCode, compare
 from loadgen.figures import FIGURES
-
-CHANGED: dict[int, dict[str, tuple[str, ...]]] = {
-    1: {
-        # withheld figures, the steady window, what makes a run valid; what an interval needs before it decides
-        "summary.json": ("verdict*", "window*", "*steady_*", "stalls*", "goodput*", "unsound*"),
-        "verdict.json": ("verdict", "sentence", "levels*"),
-        "capacity.json": ("*",),
-        "search.json": ("answer*",),
-    },
-    5: {
-        # the load of conversations and tasks ends with the last that starts; connecting is of new connections alone
-        "summary.json": (
-            "*window.steady*",
-            "*steady_*",
-            "drift*",
-            "sustainable*",
-            "between*",
-            "verdict*",
-            "*connect_ms*",
-        ),
-        "capacity.json": ("*",),
-        "search.json": ("answer*",),
-    },
-    # of a run that is not valid no SLO is judged, unless failures missed it; rates of a mix were "conversations"
-    10: {"summary.json": ("*.met", "*.not_judged"), "capacity.json": ("unit",)},
-}
-"""schema_minor -> file -> places whose definition changed with it: what an older bundle says there is left as it is."""
 
 PAGES = "a page: `loadgen report` makes it from what is here"
 PROMPTS = "texts of prompts or answers: --keep-content puts them in"
@@ -63,8 +34,7 @@ PROMPTS = "texts of prompts or answers: --keep-content puts them in"
 class Made(msgspec.Struct, frozen=True, kw_only=True):
     """A derived file and what came of it. `same`: values or lines that came out again.
 
-    `given`: values that nothing kept gives, like what a trial was asked. `redefined`: those whose definition has
-    changed since the bundle was made.
+    `given`: values that nothing kept gives, like what a trial was asked.
     """
 
     file: str
@@ -72,7 +42,6 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     same: int = 0
     differs: int = 0
     given: int = 0
-    redefined: int = 0
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +95,6 @@ def bundle(folder: Path, out: Path, *, key: Path | None = None, content: bool = 
         name=folder.resolve().name,
         made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         version=version(),
-        definitions=_definitions(folder),
         content=content,
         left_out=left_out,
     )
@@ -135,17 +103,6 @@ def bundle(folder: Path, out: Path, *, key: Path | None = None, content: bool = 
     signed = {} if key is None else {SIGNATURE: signature.sign(key, sums)}
     archive.write(out, {**files, SUMS: sums, **signed})
     return manifest
-
-
-def _definitions(folder: Path) -> int:
-    """The oldest schema_minor of the runs in the folder; a damaged header counts as the oldest there is."""
-    minors = [SCHEMA_MINOR]
-    for file in folder.rglob("run.json"):
-        try:
-            minors.append(decode(file.read_bytes(), str(file)).schema_minor)
-        except UserError:
-            minors.append(0)
-    return min(minors)
 
 
 def _changed(folder: Path) -> dict[str, str]:
@@ -186,39 +143,22 @@ def verify(
     ):
         root = Path(scratch)
         manifest = archive.unpack(path, root)
-        if manifest.definitions > SCHEMA_MINOR:
-            what = (
-                f"made by a newer loadgen ({manifest.version}, definitions {manifest.definitions})"
-            )
-            raise UserError(
-                "newer_version",
-                what,
-                str(path),
-                f"this one knows up to {SCHEMA_MINOR}: pip install -U loadgen",
-            )
         differences = _hashes(root)
         state, signer = _signature(root, signed_by)
         folder = root / RESULT
         kind = remake.kind_of(folder)
-        for name, again in (
-            ("kind", kind.bundled_as or kind.name),
-            ("definitions", _definitions(folder)),
-        ):
-            if (stored := getattr(manifest, name)) != again:
-                differences.append(
-                    Mismatch(file=MANIFEST, at=name, stored=str(stored), again=str(again))
-                )
+        kind_name = kind.bundled_as or kind.name
+        if manifest.kind != kind_name:
+            differences.append(
+                Mismatch(file=MANIFEST, at="kind", stored=manifest.kind, again=kind_name)
+            )
         made, not_made, found = _again(folder, manifest)
         files = sum(1 for file in root.rglob("*") if file.is_file())
     wrong = differences or found or state in ("broken", "other key")
     return Verification(
         bundle=str(path),
         manifest=manifest,
-        verified="no"
-        if wrong
-        else "part"
-        if not_made or any(one.redefined for one in made)
-        else "all",
+        verified="no" if wrong else "part" if not_made else "all",
         files=files,
         made=tuple(made),
         not_made=not_made,
@@ -271,10 +211,7 @@ def _signature(
 
 
 def _again(folder: Path, manifest: Manifest) -> tuple[list[Made], dict[str, str], list[Mismatch]]:
-    older = manifest.definitions < SCHEMA_MINOR or manifest.version != version()
-    newer_definitions = [
-        places for minor, places in CHANGED.items() if minor > manifest.definitions
-    ]
+    older = manifest.version != version()
     made: list[Made] = []
     not_made: dict[str, str] = {}
     found: list[Mismatch] = []
@@ -292,27 +229,20 @@ def _again(folder: Path, manifest: Manifest) -> tuple[list[Made], dict[str, str]
         elif not stored.is_file():
             found.append(Mismatch(file=name, code="missing", what="is missing"))
         else:
-            changed = tuple(
-                place for places in newer_definitions for place in places.get(stored.name, ())
-            )
             strange = _of_other_packages(stored)
             for place, package in strange.items():
                 not_made[f"{one.name}: {place}"] = (
                     f"defined by {package}, which is not loaded here: --plugins"
                 )
-            leave = (*changed, *one.leave, *strange)
+            leave = (*one.leave, *strange)
             came = compare(name, stored.read_bytes(), one.data, leave=leave, older=older)
-            redefined = sum(
-                any(fnmatchcase(place, pattern) for pattern in changed) for place in came.left
-            )
             made.append(
                 Made(
                     file=one.name,
                     basis=one.basis,
                     same=came.same,
                     differs=len(came.differences),
-                    given=len(set(came.left) - strange.keys()) - redefined,
-                    redefined=redefined,
+                    given=len(set(came.left) - strange.keys()),
                 )
             )
             found += came.differences

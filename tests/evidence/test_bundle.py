@@ -16,7 +16,6 @@ import pytest
 from command_line import exits
 
 from loadgen.core.errors import UserError
-from loadgen.core.results.record import SCHEMA_MINOR
 from loadgen.evidence import archive, verify
 from loadgen.evidence.differences import compare
 from loadgen.evidence.text import report
@@ -338,7 +337,7 @@ def hostile(
     to: Path, *entries: tuple[str, bytes], manifest: bytes | None = None, mode: int = 0o644
 ) -> Path:
     path = to / "hostile.zip"
-    told = {"kind": "run", "name": "x", "made": "", "version": "0", "definitions": 1, "schema": 1}
+    told = {"kind": "run", "name": "x", "made": "", "version": "0", "schema": 1}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("bundle.json", json.dumps(told) if manifest is None else manifest)
         for name, data in entries:
@@ -440,35 +439,11 @@ def test_other_files_that_are_no_bundle(
         verify.verify(hostile(tmp_path, ("result/readme.txt", b"hello")))
 
 
-@pytest.mark.parametrize("told", [{"schema": 2}, {"schema": 1, "definitions": SCHEMA_MINOR + 1}])
-def test_a_bundle_of_a_newer_version(tmp_path: Path, told: dict[str, int]) -> None:
-    manifest = {"kind": "run", "name": "x", "made": "", "version": "9", "definitions": 1} | told
+def test_a_bundle_of_a_newer_version(tmp_path: Path) -> None:
+    manifest = {"kind": "run", "name": "x", "made": "", "version": "9", "schema": 2}
     path = hostile(tmp_path, ("result/run.json", b"{}"), manifest=json.dumps(manifest).encode())
     with pytest.raises(UserError, match=r"hostile\.zip"):
         verify.verify(path)
-
-
-# -- older definitions -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("kind", "left"),
-    [("contract", "verdict.json"), ("histogram", "summary.json"), ("search", "capacity.json")],
-)
-def test_an_older_result_is_held_to_the_definitions_of_its_time(
-    tmp_path: Path, kind: str, left: str
-) -> None:
-    """Its contract passed by the rules of then, and would not today: that is left as it is, and said."""
-    places.unpack(kind, tmp_path)
-    path = bundled(tmp_path / kind, tmp_path)
-    found = verify.verify(path)
-    assert (found.verified, found.differences, found.manifest.definitions) == ("part", (), 0)
-    assert left in {one.file for one in found.made if one.redefined}
-    assert "VERIFIED IN PART" in as_text.render(report(found))
-    prefix = "steady/r1/" if kind == "contract" else "p00-15.9889/" if kind == "search" else ""
-    again = verify.verify(changed(path, f"result/{prefix}summary.json", NUMBER))
-    assert again.differences[0].at == "ttft_ms.p99"
 
 
 def test_sentences_of_another_version_are_its_own_and_its_values_are_not() -> None:

@@ -35,7 +35,6 @@ from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.prompts import Prompts, SyntheticPrompts
 from loadgen.core.requests.task_graphs import TaskGraphs
 from loadgen.core.results import manifest
-from loadgen.core.results.record import SCHEMA_MINOR
 from loadgen.core.schedule import arrivals
 from loadgen.core.schedule import timetable as schedule
 from loadgen.core.schedule.forecast import Forecast, forecast
@@ -80,7 +79,6 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
     )
     coded = _resonant(whole_plan) | _undisclosed(plan)
     return manifest.Header(
-        schema_minor=SCHEMA_MINOR,
         run=job.run_id,
         started=now(),
         version=version(),

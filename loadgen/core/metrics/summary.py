@@ -66,7 +66,6 @@ from loadgen.core.results.manifest import (
     decoded,
     interchangeable,
 )
-from loadgen.core.results.record import SCHEMA_MINOR
 from loadgen.core.server_metrics import hardware
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.hardware import SeenHardware
@@ -118,7 +117,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: int
-    schema_minor: int = 0  # record.SCHEMA_MINOR of the version that made it
     run: RunFacts
     target: TargetFacts
     rtt_ms: float | None
@@ -333,7 +331,6 @@ def build(
         )
     summary = Summary(
         schema=SCHEMA,
-        schema_minor=SCHEMA_MINOR,
         run=_run_facts(header),
         target=target,
         window=inside,
@@ -575,12 +572,7 @@ def withhold(summary: Summary) -> Summary:
 
 def _run_facts(header: Header) -> RunFacts:
     """The block `run` of the summary."""
-    own = {
-        "state": "cut_off" if header.state == "running" else header.state,
-        "salt": header.salt
-        if header.schema_minor
-        else "",  # that of older versions cannot be given again
-    }
+    own = {"state": "cut_off" if header.state == "running" else header.state}
     return RunFacts(id=header.run, **shared(header, RunFacts) | own)
 
 

@@ -77,7 +77,7 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     slots: int | None = None  # planned; null when bounded by time alone
     rate: float | None = None  # nominal, requests (conversations) per second
     concurrency: int | None = None  # lanes of a closed loop
-    first_slot: int | None = None  # number of its first slot; null: written before schema_minor 1
+    first_slot: int | None = None  # number of its first slot
     chains: int | None = (
         None  # tasks, conversations and single requests that start in it; null: `slots / turns`
     )
@@ -207,7 +207,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `run.json`. Written when the run starts (`state` running) and again when it ends."""
 
     schema: int = SCHEMA  # record.WITH_UNFINISHED where there are unfinished requests
-    schema_minor: int = 0  # record.SCHEMA_MINOR of the version that wrote it
     run: str = ""  # id of the run: the name of its folder
     name: str = ""  # the name that the user gave it
     started: str = ""  # wall clock, ISO 8601 with offset: instant 0 of all rows

@@ -21,9 +21,6 @@ SCHEMA = 1  # version of records and header; a reader refuses newer ones
 WITH_UNFINISHED = (
     2  # the schema of a run with unfinished requests: readers of schema 1 would take them for ok
 )
-SCHEMA_MINOR = (
-    10  # grows with new columns, statuses, fields and nulls: docs/summary.md, "What came when"
-)
 
 STATUSES = ("ok", "failed", "dropped", "cancelled", "lost", "unfinished")
 """The index of a status is its code in a record. Append only."""
