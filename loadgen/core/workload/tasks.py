@@ -1,16 +1,15 @@
-"""Tasks as a workload file writes them: steps that wait for each other, and the tools between them.
+"""Tasks as a workload file describes them: steps that wait for each other, and tools.
 
-Of agents all steps are chats; of a pipeline some ask for embeddings or a ranking, each at an endpoint of its own.
-
-This module checks that the steps are a graph that begins once, ends once and gets there. What a task of a given number
-looks like is drawn in `requests/task_graphs.py`.
+All steps of an agent are chats. Some steps of a pipeline ask for embeddings or a ranking, each at
+an endpoint of its own. `task_checks.py` checks that the steps are a graph, and
+`requests/task_graphs.py` draws the task of a given number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from graphlib import CycleError, TopologicalSorter
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from graphlib import TopologicalSorter
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -23,11 +22,12 @@ from pydantic import (
 )
 
 from loadgen.core import format, units
-from loadgen.core.errors import Code, Fault, UserError, meant
+from loadgen.core.errors import Code, Fault
 from loadgen.core.workload.distributions import Delay, Fixed, FixedDuration, FixedTokens, Length
 from loadgen.core.workload.fields import OneTokenOrMore, Positive, Share, Tokens
 from loadgen.core.workload.file_models import FileContext, Part
-from loadgen.core.workload.yaml_marks import Map, Seq, Spot, child, where
+from loadgen.core.workload.task_checks import check_steps
+from loadgen.core.workload.yaml_marks import Map
 
 MOST_REQUESTS = 10_000  # of one task
 MOST_DOCUMENTS = 1_000
@@ -40,9 +40,10 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"  # what servers take as the name of 
 
 
 class Tool(Part):
-    """A kind of tool: what its definition adds to every prompt, how long it works, and what it gives back.
+    """A kind of tool: its definition, the time it takes, and the size of its result.
 
-    Without `result_tokens` no model knows it: it is a part of the pipeline (a vector search), of which the time counts.
+    Without `result_tokens` the model does not know the tool: it is a part of the pipeline, such as
+    a vector search, and only its time counts.
     """
 
     # of its definition in the field `tools` (as compact JSON)
@@ -54,7 +55,10 @@ class Tool(Part):
 
 
 class Documents(Part):
-    """What a retrieval brings: chunks of a corpus, drawn by popularity (Zipf), none twice."""
+    """The result of a retrieval: chunks of a corpus, drawn by popularity (Zipf's law).
+
+    No chunk occurs twice.
+    """
 
     count: Length = FixedTokens.model_construct(value=20)
     tokens: OneTokenOrMore = 384  # of each
@@ -64,25 +68,19 @@ class Documents(Part):
     )
 
     @model_validator(mode="after")
-    def _drawable(self) -> Documents:
+    def _check_corpus_is_large_enough(self) -> Self:
         largest = most(self.count)
         if largest is None or largest > MOST_DOCUMENTS:
-            raise units.Wrong(
-                "out_of_range",
-                f"has a count that may be over {MOST_DOCUMENTS}",
-                "count: {uniform: {min: 3, max: 20}}",
-            )
+            problem = f"has a count that may be over {MOST_DOCUMENTS}"
+            raise units.Wrong("out_of_range", problem, "count: {uniform: {min: 3, max: 20}}")
         if largest > self.corpus:
-            raise units.Wrong(
-                "out_of_range",
-                f"draws {largest} different chunks from {self.corpus}",
-                "a larger corpus",
-            )
+            problem = f"draws {largest} different chunks from {self.corpus}"
+            raise units.Wrong("out_of_range", problem, "a larger corpus")
         return self
 
 
 class StepTarget(Part):
-    """The endpoint of a step, where the workload itself names it."""
+    """The endpoint of a step, if the workload itself names it."""
 
     url: Annotated[str, Field(min_length=1)]
     api_key_env: str | None = (
@@ -93,19 +91,23 @@ class StepTarget(Part):
 class TaskStep(Part):
     """A step of a task: `turns` requests one after the other, `parallel` times side by side.
 
-    Each request of a chat begins with something new: a message of the user, or the result of a tool that the answer
-    before it called, or the answers of other steps. One for embeddings or a ranking is a text alone. What has no
-    message and nothing to go on from asks the question of the step before it.
+    Each request of a chat begins with something new. This is a message of the user, the result of a
+    tool that the answer before it called, or the answers of other steps. A request for embeddings
+    or a ranking is a text alone. A step that has no message and no context to continue asks the
+    question of the step before it.
     """
 
-    # embed: its text to `/v1/embeddings`; rerank: as the query to `/v1/rerank`; without tokens, turns or context
+    # embed: its text to `/v1/embeddings`; rerank: as the query to `/v1/rerank`; without tokens,
+    # turns or context
     kind: Literal["chat", "embed", "rerank"] = "chat"
-    # name of an endpoint of `--url` or `--targets`, or `{url: ..., api_key_env: NAME}`; else the run's
+    # name of an endpoint of `--url` or `--targets`, or `{url: ..., api_key_env: NAME}`; else the
+    # run's
     target: Annotated[str, Field(pattern=TARGET_NAME)] | StepTarget | None = None
     # asked for there; else the only one it lists
     model: Annotated[str, Field(min_length=1)] | None = None
 
-    # steps that must have ended. The first one's context goes on; the others' answers come as results of calls
+    # steps that must have ended. The first one's context goes on; the others' answers come as
+    # results of calls
     after: Annotated[
         tuple[str, ...],
         BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
@@ -113,7 +115,8 @@ class TaskStep(Part):
             {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
         ),
     ] = ()
-    # `new`: its own, a system message and its message; without `input_tokens` the answers it waits for
+    # `new`: its own, a system message and its message; without `input_tokens` the answers it waits
+    # for
     context: Literal["new"] | None = None
     # of a context that begins here, equal in all tasks
     system_tokens: Tokens = 0
@@ -147,7 +150,7 @@ class TaskStep(Part):
 
     @field_validator("turns", "parallel")
     @classmethod
-    def _bounded(cls, value: Any) -> Any:
+    def _check_has_upper_end(cls, value: Length) -> Length:
         if most(value) is None:
             raise units.Wrong(
                 "endless", "has no upper end", "{lognormal: {median: 8, sigma: 0.5, max: 30}}"
@@ -155,8 +158,8 @@ class TaskStep(Part):
         return value
 
 
-def most(length: Any) -> int | None:
-    """The largest value of a length; None where there is none."""
+def most(length: Length) -> int | None:
+    """Return the largest value of a length, or None if it has no upper end."""
     if hasattr(length, "values"):
         return int(max(length.values))
     largest: int | None = length.value if isinstance(length, Fixed) else length.max
@@ -164,7 +167,10 @@ def most(length: Any) -> int | None:
 
 
 class Task(Part):
-    """A graph of steps with one request at its beginning and one at its end: an agent's task, or a pipeline."""
+    """A graph of steps that begins with one request and ends with one.
+
+    It is the task of an agent, or a pipeline.
+    """
 
     # by name, below
     steps: Annotated[dict[Annotated[str, Field(pattern=_NAME)], TaskStep], Field(min_length=1)]
@@ -172,26 +178,24 @@ class Task(Part):
     tools: dict[Annotated[str, Field(pattern=_NAME)], Tool] = Field(default_factory=dict)
     # of requests whose answer calls a tool. Servers without a parser of calls take `none`
     tool_choice: Literal["auto", "none", "required"] | None = None
-    # earlier answers: from the seed, or the server's; one without a call stands as the argument of one
+    # earlier answers: from the seed, or the server's; one without a call stands as the argument of
+    # one
     history: Literal["scripted", "server"] = "scripted"
-    # tasks whose user goes away within an answer: what is in flight is cancelled, the rest never sent, nothing failed
+    # tasks whose user goes away within an answer: what is in flight is cancelled, the rest never
+    # sent, nothing failed
     abandoned: Share = 0.0
 
     @model_validator(mode="before")
     @classmethod
-    def _is_a_graph(cls, data: Any, info: ValidationInfo) -> Any:
-        if (
-            isinstance(info.context, FileContext)
-            and isinstance(data, Map)
-            and isinstance(data.get("steps"), Map)
-        ):
-            tools = data.get("tools", {})
-            known = tools if isinstance(tools, dict) else {}
-            info.context.faults.extend(_faults(data["steps"], known, info.context))
+    def _check_graph(cls, data: Any, info: ValidationInfo) -> Any:
+        steps = data.get("steps") if isinstance(data, Map) else None
+        if isinstance(info.context, FileContext) and isinstance(steps, Map):
+            faults = check_steps(steps, data.get("tools"), info.context.file)
+            info.context.faults.extend(faults)
         return data
 
     @model_validator(mode="after")
-    def _fits(self) -> Task:
+    def _check_size_and_tool_choice(self) -> Self:
         if self.width > MOST_REQUESTS:
             problem = (
                 f"may have {format.counted(self.width, 'request')}, more than {MOST_REQUESTS:,}"
@@ -225,221 +229,27 @@ class Task(Part):
 
     @property
     def side_by_side(self) -> int:
-        """At most so many requests of a task are in flight at one time: steps that do not wait for each other."""
-        before: dict[str, set[str]] = {}
+        """The largest number of requests of a task in flight at one time.
+
+        These are requests of steps that do not wait for each other.
+        """
+        ancestors: dict[str, set[str]] = {}
         for name in self.order:
-            after = self.steps[name].after
-            before[name] = set(after).union(*(before[one] for one in after))
+            parents = self.steps[name].after
+            ancestors[name] = set(parents).union(*(ancestors[parent] for parent in parents))
         copies = {name: most(step.parallel) or 0 for name, step in self.steps.items()}
-        return max(
+        concurrent_requests = [
             sum(
-                n
-                for other, n in copies.items()
-                if other not in before[name] and name not in before[other]
+                copies[other]
+                for other in copies
+                if other not in ancestors[name] and name not in ancestors[other]
             )
             for name in copies
-        )
+        ]
+        return max(concurrent_requests)
 
     @property
     def order(self) -> tuple[str, ...]:
         """The names of the steps, each after those that it waits for."""
-        return tuple(
-            TopologicalSorter(
-                {name: step.after for name, step in self.steps.items()}
-            ).static_order()
-        )
-
-
-def _faults(steps: Map, tools: Any, source: FileContext) -> Iterator[Fault]:
-    """What makes these steps, as they are written, no graph that can be carried out; with the place of each."""
-    after = {name: _names(steps[name]) for name in steps}
-
-    def fault(code: Code, name: str, key: str, problem: str, hint: str) -> Fault:
-        step, path = steps[name], child(steps.path, name)
-        inside = isinstance(step, Map) and key in step
-        spot: Spot = step.values_at[key] if inside else steps.keys_at[name]
-        at = where(source.file, spot, child(path, key) if inside else path)
-        return UserError(code, problem, at, hint, key=child(path, key) if key else path)
-
-    unknown = {(name, one) for name, names in after.items() for one in names if one not in steps}
-    for name, one in sorted(unknown):
-        yield fault(
-            "unknown_name",
-            name,
-            "after",
-            f'step "{name}" waits for "{one}", which is no step',
-            meant(one, list(steps)),
-        )
-    for name in steps:
-        yield from _faults_of_step(name, steps[name], steps, tools, fault)
-    if unknown or not steps:  # the schema tells that there are none
-        return
-    try:
-        TopologicalSorter(after).prepare()
-    except CycleError as error:
-        cycle = error.args[1]
-        problem = f"steps wait for each other, so none of them can begin: {' after '.join(reversed(cycle))}"
-        yield fault(
-            "cycle", cycle[0], "after", problem, "a step waits for steps that come before it"
-        )
-        return
-    first, last = (
-        [name for name in steps if name not in others] for others in _waiting_and_awaited(after)
-    )
-    if len(first) > 1:
-        problem = (
-            f'a task begins with one step, and both "{first[0]}" and "{first[1]}" wait for none'
-        )
-        yield fault("unsupported", first[1], "after", problem, f"after: {first[0]}")
-    if len(last) > 1:
-        problem = f'a task ends with one step, and nothing waits for "{last[0]}" and "{last[1]}"'
-        yield fault(
-            "unsupported",
-            last[0],
-            "",
-            problem,
-            f"let one wait for all others: after: [{', '.join(last[:-1])}]",
-        )
-    for name, does in ((first[0], "begins"), (last[0], "ends")):
-        if isinstance(steps[name], Map) and steps[name].get("parallel", 1) != 1:
-            problem = (
-                f'a task {does} with one request, and "{name}" runs several times side by side'
-            )
-            hint = (
-                "a step before it"
-                if does == "begins"
-                else "a step after it, which waits for all of them"
-            )
-            yield fault("unsupported", name, "parallel", problem, hint)
-
-
-def _waiting_and_awaited(after: dict[str, list[str]]) -> tuple[set[str], set[str]]:
-    return {name for name, names in after.items() if names}, {
-        one for names in after.values() for one in names
-    }
-
-
-def _names(step: Any) -> list[str]:
-    """The steps that a step waits for, as written."""
-    after = step.get("after", ()) if isinstance(step, Map) else ()
-    return (
-        [after]
-        if isinstance(after, str)
-        else [name for name in after if isinstance(name, str)]
-        if isinstance(after, Seq)
-        else []
-    )
-
-
-def _faults_of_step(
-    name: str, step: Any, steps: Map, tools: Any, fault: _MakeFault
-) -> Iterator[Fault]:
-    if not isinstance(step, Map):
-        return
-    after, tool = _names(step), step.get("tool")
-    kinds = [tool] if isinstance(tool, str) else list(tool) if isinstance(tool, Map) else []
-    for kind in kinds:
-        if kind not in tools:
-            known = (
-                meant(kind, list(tools))
-                if tools
-                else f"tools: {{{kind}: {{time: 1s, result_tokens: 500}}}}"
-            )
-            yield fault("unknown_name", name, "tool", f'unknown tool "{kind}"', known)
-    before = [steps[one] for one in after if isinstance(steps.get(one), Map)]
-    of_chats = [_kind(one) == "chat" for one in before]
-    begins = not after or "context" in step or _kind(step) != "chat" or not all(of_chats[:1])
-    message, several = "input_tokens" in step, step.get("turns", 1) != 1
-    with_result = [
-        "result_tokens" in tools[kind] for kind in kinds if isinstance(tools.get(kind), Map)
-    ]
-    known_tool = any(with_result)
-    if known_tool and not all(with_result):
-        yield fault(
-            "conflict", name, "tool", "tools with and without result_tokens", "a step of each"
-        )
-    if not message and not after:
-        problem = f'step "{name}" begins the task, without a message'
-        yield fault("missing_key", name, "input_tokens", problem, "input_tokens: 500")
-    elif (
-        _kind(step) == "chat"
-        and not message
-        and not known_tool
-        and (several or (len(after) < 2 and not begins))
-    ):
-        later = "" if len(after) < 2 and not begins else " after its first request"
-        hint = "input_tokens: 500 (a message), or tool: (the result of one)"
-        yield fault(
-            "missing_key", name, "input_tokens", f'step "{name}" sends nothing new{later}', hint
-        )
-    if "think_time" in step and not message:
-        yield fault(
-            "conflict",
-            name,
-            "think_time",
-            "nobody thinks before the result of a tool",
-            "the time of a tool is its own",
-        )
-    if not begins and "system_tokens" in step:
-        problem = (
-            f'step "{name}" continues the context of "{after[0]}", which has its system message'
-        )
-        yield fault("conflict", name, "system_tokens", problem, "leave it out, or add context: new")
-    if not begins and before and before[0].get("parallel", 1) != 1:
-        problem = f'step "{name}" cannot continue the context of "{after[0]}", which runs several times side by side'
-        yield fault(
-            "conflict",
-            name,
-            "after",
-            problem,
-            "name first the step whose context goes on, or add context: new",
-        )
-    yield from _faults_of_kind(name, step, before, fault)
-
-
-def _faults_of_kind(name: str, step: Map, before: list[Map], fault: _MakeFault) -> Iterator[Fault]:
-    """What a step says that those of its kind do not have, or does not say that they need."""
-    kind = _kind(step)
-    if kind == "chat" and "output_tokens" not in step:
-        yield fault(
-            "missing_key",
-            name,
-            "output_tokens",
-            f'step "{name}" has no output_tokens',
-            "output_tokens: 300",
-        )
-    if kind in ("embed", "rerank"):
-        lacking = [
-            key
-            for key in ("output_tokens", "system_tokens", "turns", "context", "best")
-            if key in step
-        ]
-        for key in (
-            lacking
-            if kind == "rerank"
-            else [*lacking, *(["documents"] if "documents" in step else [])]
-        ):
-            yield fault(
-                "no_effect", name, key, f"a step of kind {kind} has no {key}", "leave it out"
-            )
-        if kind == "rerank" and "documents" not in step:
-            problem = f'step "{name}" has no documents to rank'
-            yield fault(
-                "missing_key", name, "documents", problem, "documents: {count: 20, tokens: 384}"
-            )
-    ranked = any(_kind(one) == "rerank" for one in before)
-    if kind == "chat" and "best" in step and not ranked:
-        hint = "after: the step that ranks, or documents: {}"
-        yield fault("missing_key", name, "best", "there is no rerank right before it", hint)
-    if kind == "chat" and "best" in step and "documents" in step:
-        yield fault(
-            "conflict",
-            name,
-            "best",
-            "has both best and documents",
-            "best takes those of the rerank before it",
-        )
-
-
-def _kind(step: Map) -> str:
-    return str(step.get("kind", "chat"))
+        predecessors = {name: step.after for name, step in self.steps.items()}
+        return tuple(TopologicalSorter(predecessors).static_order())

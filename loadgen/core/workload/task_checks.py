@@ -1,0 +1,243 @@
+"""Checks that the steps of a task, as they are written, are a graph which can be carried out.
+
+The graph begins with one request and ends with one. These checks see the whole graph, so that they
+report all mistakes with their positions, also where a step is not valid by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from loadgen.core.errors import Code, Fault, UserError, meant
+from loadgen.core.workload.yaml_marks import Map, Seq, child, where
+
+KEYS_OF_CHATS = ("output_tokens", "system_tokens", "turns", "context", "best")
+"""The keys of a step that only a chat can have."""
+
+
+def check_steps(steps: Map, tools: Any, file: str) -> Iterator[Fault]:
+    """Yield a fault for everything that makes the steps of a task no graph that can be carried out.
+
+    Args:
+        steps: The steps as they are written, by their names.
+        tools: The tools as they are written.
+        file: The name of the file.
+    """
+    graph = _StepGraph(steps, tools if isinstance(tools, dict) else {}, file)
+    unknown_steps = list(graph.check_references())
+    yield from unknown_steps
+    for name, step in steps.items():
+        if isinstance(step, Map):
+            yield from graph.check_step(name, step)
+    if unknown_steps or not steps:
+        return
+    cycles = list(graph.check_cycles())
+    yield from cycles or graph.check_ends()
+
+
+def _kind(step: Map) -> str:
+    return str(step.get("kind", "chat"))
+
+
+def _names_after(step: Any) -> list[str]:
+    """Return the names of the steps that a step waits for, as they are written."""
+    names = step.get("after") if isinstance(step, Map) else None
+    if isinstance(names, str):
+        return [names]
+    if isinstance(names, Seq):
+        return [name for name in names if isinstance(name, str)]
+    return []
+
+
+def _tool_names(step: Map) -> list[str]:
+    """Return the names of the tools of a step, which is one or a mapping of several to weights."""
+    tool = step.get("tool")
+    if isinstance(tool, str):
+        return [tool]
+    return list(tool) if isinstance(tool, Map) else []
+
+
+class _StepGraph:
+    """The steps of a task and which of them wait for which."""
+
+    def __init__(self, steps: Map, tools: dict[str, Any], file: str) -> None:
+        self.steps = steps
+        self.tools = tools
+        self.file = file
+        self.after = {name: _names_after(step) for name, step in steps.items()}
+
+    def fault(self, code: Code, name: str, key: str, problem: str, hint: str) -> Fault:
+        """Return a fault at a key of a step, or at the step if it has no such key."""
+        step = self.steps[name]
+        step_path = child(self.steps.path, name)
+        key_path = child(step_path, key) if key else step_path
+        if isinstance(step, Map) and key in step:
+            place = where(self.file, step.values_at[key], key_path)
+        else:
+            place = where(self.file, self.steps.keys_at[name], step_path)
+        return UserError(code, problem, place, hint, key=key_path)
+
+    def check_references(self) -> Iterator[Fault]:
+        """Yield a fault for each step that waits for a step that does not exist."""
+        unknown = {
+            (name, awaited)
+            for name, names in self.after.items()
+            for awaited in names
+            if awaited not in self.steps
+        }
+        for name, awaited in sorted(unknown):
+            problem = f'step "{name}" waits for "{awaited}", which is no step'
+            hint = meant(awaited, list(self.steps))
+            yield self.fault("unknown_name", name, "after", problem, hint)
+
+    def check_cycles(self) -> Iterator[Fault]:
+        """Yield a fault if steps wait for each other."""
+        try:
+            TopologicalSorter(self.after).prepare()
+        except CycleError as error:
+            cycle = error.args[1]
+            order = " after ".join(reversed(cycle))
+            problem = f"steps wait for each other, so none of them can begin: {order}"
+            hint = "a step waits for steps that come before it"
+            yield self.fault("cycle", cycle[0], "after", problem, hint)
+
+    def check_ends(self) -> Iterator[Fault]:
+        """Yield a fault unless the task begins with one request and ends with one request."""
+        awaited = {name for names in self.after.values() for name in names}
+        first = [name for name in self.steps if not self.after[name]]
+        last = [name for name in self.steps if name not in awaited]
+        if len(first) > 1:
+            problem = (
+                f'a task begins with one step, and both "{first[0]}" and "{first[1]}" wait for none'
+            )
+            yield self.fault("unsupported", first[1], "after", problem, f"after: {first[0]}")
+        if len(last) > 1:
+            problem = (
+                f'a task ends with one step, and nothing waits for "{last[0]}" and "{last[1]}"'
+            )
+            hint = f"let one wait for all others: after: [{', '.join(last[:-1])}]"
+            yield self.fault("unsupported", last[0], "", problem, hint)
+        yield from self.check_single(first[0], "begins", "a step before it")
+        hint = "a step after it, which waits for all of them"
+        yield from self.check_single(last[0], "ends", hint)
+
+    def check_single(self, name: str, verb: str, hint: str) -> Iterator[Fault]:
+        """Yield a fault if the first or last step runs several times in parallel."""
+        step = self.steps[name]
+        if isinstance(step, Map) and step.get("parallel", 1) != 1:
+            problem = (
+                f'a task {verb} with one request, and "{name}" runs several times side by side'
+            )
+            yield self.fault("unsupported", name, "parallel", problem, hint)
+
+    def check_step(self, name: str, step: Map) -> Iterator[Fault]:
+        """Yield the faults of one step."""
+        yield from self.check_tools(name, step)
+        yield from self.check_message(name, step)
+        yield from self.check_context(name, step)
+        yield from self.check_kind(name, step)
+
+    def check_tools(self, name: str, step: Map) -> Iterator[Fault]:
+        """Yield a fault for each unknown tool, and for tools with and without results together."""
+        for tool in _tool_names(step):
+            if tool not in self.tools:
+                example = f"tools: {{{tool}: {{time: 1s, result_tokens: 500}}}}"
+                hint = meant(tool, list(self.tools)) if self.tools else example
+                yield self.fault("unknown_name", name, "tool", f'unknown tool "{tool}"', hint)
+        have_results = self.have_results(step)
+        if any(have_results) and not all(have_results):
+            problem = "tools with and without result_tokens"
+            yield self.fault("conflict", name, "tool", problem, "a step of each")
+
+    def have_results(self, step: Map) -> list[bool]:
+        """Return for each known tool of a step whether the model gets a result of it."""
+        tools = [self.tools.get(tool) for tool in _tool_names(step)]
+        return ["result_tokens" in tool for tool in tools if isinstance(tool, Map)]
+
+    def steps_before(self, name: str) -> list[Map]:
+        """Return the steps that a step waits for."""
+        steps = [self.steps.get(awaited) for awaited in self.after[name]]
+        return [step for step in steps if isinstance(step, Map)]
+
+    def begins_context(self, name: str, step: Map) -> bool:
+        """Return whether a step begins a context of its own."""
+        if not self.after[name] or "context" in step or _kind(step) != "chat":
+            return True
+        before = self.steps_before(name)
+        return bool(before) and _kind(before[0]) != "chat"
+
+    def check_message(self, name: str, step: Map) -> Iterator[Fault]:
+        """Yield a fault if a request of a step would send nothing new."""
+        after = self.after[name]
+        if "input_tokens" not in step:
+            if not after:
+                problem = f'step "{name}" begins the task, without a message'
+                hint = "input_tokens: 500"
+                yield self.fault("missing_key", name, "input_tokens", problem, hint)
+            elif _kind(step) == "chat" and not any(self.have_results(step)):
+                # The answers of further steps, or those before a new context, are something new.
+                first_is_empty = len(after) < 2 and not self.begins_context(name, step)
+                if first_is_empty or step.get("turns", 1) != 1:
+                    later = "" if first_is_empty else " after its first request"
+                    problem = f'step "{name}" sends nothing new{later}'
+                    hint = "input_tokens: 500 (a message), or tool: (the result of one)"
+                    yield self.fault("missing_key", name, "input_tokens", problem, hint)
+            if "think_time" in step:
+                problem = "nobody thinks before the result of a tool"
+                hint = "the time of a tool is its own"
+                yield self.fault("conflict", name, "think_time", problem, hint)
+
+    def check_context(self, name: str, step: Map) -> Iterator[Fault]:
+        """Yield the faults of a step that continues the context of another step."""
+        if self.begins_context(name, step):
+            return
+        continued = self.after[name][0]
+        if "system_tokens" in step:
+            problem = (
+                f'step "{name}" continues the context of "{continued}", '
+                "which has its system message"
+            )
+            hint = "leave it out, or add context: new"
+            yield self.fault("conflict", name, "system_tokens", problem, hint)
+        before = self.steps_before(name)
+        if before and before[0].get("parallel", 1) != 1:
+            problem = (
+                f'step "{name}" cannot continue the context of "{continued}", '
+                "which runs several times side by side"
+            )
+            hint = "name first the step whose context goes on, or add context: new"
+            yield self.fault("conflict", name, "after", problem, hint)
+
+    def check_kind(self, name: str, step: Map) -> Iterator[Fault]:
+        """Yield a fault for each key that a step of its kind must have or cannot have."""
+        kind = _kind(step)
+        if kind == "chat":
+            yield from self.check_chat(name, step)
+        if kind in ("embed", "rerank"):
+            keys = KEYS_OF_CHATS if kind == "rerank" else (*KEYS_OF_CHATS, "documents")
+            for key in keys:
+                if key in step:
+                    problem = f"a step of kind {kind} has no {key}"
+                    yield self.fault("no_effect", name, key, problem, "leave it out")
+        if kind == "rerank" and "documents" not in step:
+            problem = f'step "{name}" has no documents to rank'
+            hint = "documents: {count: 20, tokens: 384}"
+            yield self.fault("missing_key", name, "documents", problem, hint)
+
+    def check_chat(self, name: str, step: Map) -> Iterator[Fault]:
+        """Yield the faults of the keys of a chat."""
+        if "output_tokens" not in step:
+            problem = f'step "{name}" has no output_tokens'
+            yield self.fault("missing_key", name, "output_tokens", problem, "output_tokens: 300")
+        if "best" not in step:
+            return
+        if not any(_kind(before) == "rerank" for before in self.steps_before(name)):
+            problem = "there is no rerank right before it"
+            hint = "after: the step that ranks, or documents: {}"
+            yield self.fault("missing_key", name, "best", problem, hint)
+        if "documents" in step:
+            problem = "has both best and documents"
+            hint = "best takes those of the rerank before it"
+            yield self.fault("conflict", name, "best", problem, hint)
