@@ -23,7 +23,8 @@ BATCH_SIZE = 8192
 class SentColumns(Struct, frozen=True, kw_only=True):
     """The requests that were sent, one array per field, in the order in which they ended.
 
-    The fields are those of `replica.REQUEST_FIELDS`, in the same order. Iterations are indexes into the replica's list of iterations, -1 where there was none.
+    The fields are those of `replica.REQUEST_FIELDS`, in the same order. Iterations are indexes into
+    the replica's list of iterations, -1 where there was none.
     """
 
     number: Ints
@@ -68,7 +69,10 @@ class PauseColumns(Struct, frozen=True, kw_only=True):
 
 
 _TIMES_AND_NUMBERS = ("number", "due_ns", "failed_ns", "admitted_ns")
-"""Fields of SentColumns that need 64 bits. The others are below 2**31, and 32 bits halve the memory of a long run."""
+"""Fields of SentColumns that need 64 bits.
+
+The others are below 2**31, and 32 bits halve the memory of a long run.
+"""
 
 _SENT_DTYPES = {
     name: np.dtype(np.int64 if name in _TIMES_AND_NUMBERS else np.int32)
@@ -77,7 +81,7 @@ _SENT_DTYPES = {
 
 
 class SimulatedRequests:
-    """The requests of a simulated run that have ended, that were never sent, and that were paused."""
+    """The requests of a simulation that have ended, were never sent, or were paused."""
 
     def __init__(self) -> None:
         self._ended: list[SimRequest] = []  # not copied to the columns yet

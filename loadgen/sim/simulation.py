@@ -1,7 +1,10 @@
-"""Simulates one run in virtual time: the dispatcher starts requests, and simulated replicas serve them. Pure.
+"""Simulates one run in virtual time. Pure.
 
-The loop jumps from one event to the next: a request is due, an iteration of a replica ends, the number of serving
-replicas changes, the load is checked, or the load stops. There is no event per token.
+The dispatcher starts requests, and simulated replicas serve them.
+
+The loop jumps from one event to the next: a request is due, an iteration of a replica ends, the
+number of serving replicas changes, the load is checked, or the load stops. There is no event per
+token.
 """
 
 from __future__ import annotations
@@ -56,7 +59,8 @@ class _Departure:
 class Simulation:
     """One simulated run. `run` simulates the whole load; then `requests` holds what happened.
 
-    Each of `looks` may end the load early; then `is_decided` is True. `changes` are in order of time.
+    Each of `looks` may end the load early; then `is_decided` is True. `changes` are in order of
+    time.
     """
 
     def __init__(
@@ -122,7 +126,7 @@ class Simulation:
         self.ends = [np.asarray(replica.ends, np.int64) for replica in self.replicas]
 
     def _quiet_until_ns(self, due_ns: int) -> int:
-        """Return until when iterations that start and end no request can end without anything else to do."""
+        """Return before when iterations that start and end no request need no attention."""
         if self._departures:
             return 0
         until_ns = min(due_ns, self._next_control_ns, self._end_of_run_ns)
@@ -130,13 +134,12 @@ class Simulation:
             until_ns = min(until_ns, self._in_flight[0].due_ns + self._timeout_ns)
         return until_ns
 
-    # -- requests ----------------------------------------------------------------------------------------------------
-
     def _start_requests(self, due_ns: int, end_ns: int) -> None:
         """Start the requests that are due before anything else happens."""
         until_ns = min(end_ns, self._end_of_run_ns, self._next_control_ns)
         if self._busy < len(self.replicas):
-            # The request may wake an idle replica, whose iteration may end before the next request is due.
+            # The request may wake an idle replica, whose iteration may end before the next request
+            # is due.
             until_ns = due_ns
         for start in self._dispatcher.ready(until_ns):
             if start.dropped:
@@ -233,7 +236,10 @@ class Simulation:
         self.requests.add_sent(done)
 
     def _is_last_sequence(self, request: SimRequest) -> bool:
-        """Return whether a request is done with this sequence, which then stands for all its sequences."""
+        """Return whether a request is done with this sequence.
+
+        The sequence that is done last stands for all sequences of its request.
+        """
         if request.requested_tokens:
             return True
         sequences = self._sequences[request.key]
@@ -245,7 +251,10 @@ class Simulation:
         return True
 
     def _apply_departures(self, index: int, now_ns: int) -> None:
-        """Cancel the requests of one replica whose users go away now, and the others of the same tasks."""
+        """Cancel the requests of one replica whose users go away now.
+
+        The other requests of their tasks are cancelled, too.
+        """
         replica = self.replicas[index]
         self._departures = [one for one in self._departures if one.request.state != DONE]
         for departure in self._departures:
@@ -296,10 +305,11 @@ class Simulation:
         self._dispatcher.finished(request.key, now_ns, ok=False, why=reason)
 
     def _end_run(self) -> None:
-        """Cut what is in flight when the time of the run is over, and record what was never sent."""
+        """Cut what is in flight at the end of the run, and record what was never sent."""
         if self._end_of_run_ns < NEVER:
             self._cancel_timed_out(self._end_of_run_ns)
-            # Before the cut, because a failed turn would drop the turns after it for another reason.
+            # Before the cut, because a failed turn would drop the turns after it for another
+            # reason.
             self._dispatcher.stop()
             for request in self._in_flight:
                 if request.state != DONE:
@@ -309,8 +319,6 @@ class Simulation:
             # Nobody interrupts a virtual run: the end of the drain left these.
             reason = self._cut_kind if start.dropped == "interrupted" else start.dropped
             self.requests.add_unsent(start.number, start.due_ns, reason)
-
-    # -- changes of replicas, looks, and the stop of the load --------------------------------------------------------
 
     def _find_next_control(self) -> int:
         """Return when the load is looked at, stopped, or its replicas change next."""
@@ -323,10 +331,10 @@ class Simulation:
         return min((one.next_ns for one in self._looks), default=NEVER)
 
     def _control(self, due_ns: int, end_ns: int) -> bool:
-        """Do what comes before the next start and the next end of an iteration. Return False if there is nothing.
+        """Do what comes before the next start and the next end of an iteration.
 
-        At the same instant, a change of replicas comes first, then starts and ends of iterations, then a stop of the
-        load, then a look at it.
+        Return False if there is nothing to do. At the same instant, a change of replicas comes
+        first, then starts and ends of iterations, then a stop of the load, then a look at it.
         """
         change_ns = self._next_change_ns()
         look_ns = self._next_look_ns()
@@ -348,7 +356,10 @@ class Simulation:
         return True
 
     def _change_replicas(self) -> None:
-        """Change how many replicas serve. A new replica is empty; what a removed one has in work fails."""
+        """Change how many replicas serve.
+
+        A new replica has an empty cache. Requests in flight at a removed replica fail.
+        """
         change = self._changes.popleft()
         for replica in self.replicas[self._serving : change.serving]:
             replica.reset_cache()

@@ -1,7 +1,10 @@
-"""A run in virtual time: workload, timetable and dispatcher as over HTTP, against simulated replicas in memory.
+"""Runs a workload in virtual time, against simulated replicas in memory.
 
-There is no socket, no task per request and no event per token; the only clock is a heap of iteration ends. The result
-is an ordinary run folder that says *simulated* wherever it names its target.
+Workload, schedule and dispatcher are those of a run over HTTP.
+
+There is no socket, no task per request and no event per token; the only clock is a heap of
+iteration ends. The result is an ordinary run folder that says *simulated* wherever it names its
+target.
 """
 
 from __future__ import annotations
@@ -62,7 +65,8 @@ TEXTS = (
 class SimulatedSystem(msgspec.Struct, frozen=True, kw_only=True):
     """The simulated servers: replicas of these costs and limits.
 
-    `speeds` has one entry per replica, relative to `costs`. `interval` is the number of tokens per output event.
+    `speeds` has one entry per replica, relative to `costs`. `interval` is the number of tokens per
+    output event.
     """
 
     costs: Costs
@@ -120,7 +124,10 @@ def simulate(
 
 @contextlib.contextmanager
 def _collector_disabled() -> Iterator[None]:
-    """Disable the garbage collector: requests create no cycles, and it would scan hundreds of thousands of them."""
+    """Disable the garbage collector.
+
+    Requests create no cycles, and the collector would scan hundreds of thousands of them.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -138,8 +145,8 @@ def run(
 ) -> Summary:
     """Carry out one simulated run in `folder`. Raises Fault or Faults if the run is not possible.
 
-    A prompt has exactly the tokens that the workload asks for; the chat template adds none. Client and network take no
-    time.
+    A prompt has exactly the tokens that the workload asks for; the chat template adds none. Client
+    and network take no time.
     """
     _check(settings)
     preset = preset_of(settings)
@@ -216,7 +223,7 @@ def run(
 
 
 def _look_of_stop_rules(monitor: StopRuleMonitor, horizon_ns: int | None) -> Look:
-    """Return the look that checks the rules of `--stop-when`, as long as there is something left to start."""
+    """Return the look that checks the rules of `--stop-when`, until nothing is left to start."""
 
     def is_broken(now_ns: int, ended: NDArray[np.void]) -> bool:
         if horizon_ns is not None and now_ns >= horizon_ns:
@@ -247,7 +254,7 @@ def _bounds_of(workload: Workload) -> LoadBounds:
 
 
 def _check(settings: Settings) -> None:
-    """Raises UserError where a run in virtual time cannot do what was asked for."""
+    """Raise UserError if a run in virtual time does not support the settings."""
     if settings.ray is not None:
         raise UserError(
             "unsupported",
@@ -265,7 +272,10 @@ def _check(settings: Settings) -> None:
 
 
 def known(settings: Settings) -> KnownTarget:
-    """What the preset says of itself. Raises UserError for one that there is not, or that is not valid."""
+    """Return what the preset says of itself.
+
+    Raises UserError if the preset does not exist or is not valid.
+    """
     preset = preset_of(settings)
     return KnownTarget(
         name=f"simulated: {preset.name}",
@@ -278,12 +288,12 @@ def known(settings: Settings) -> KnownTarget:
 
 
 def preset_of(settings: Settings) -> Preset:
-    """The preset that the URL names. Raises UserError or Faults."""
+    """Return the preset that the URL names. Raises UserError or Faults."""
     return load_preset(after_scheme(settings.url), "--url sim:")
 
 
 def _probe_result(preset: Preset, settings: Settings) -> ProbeResult:
-    """The result that a probe of such a server would have."""
+    """Return the result that a probe of such a server would have."""
     return ProbeResult(
         target=Target.parse("http://simulated", api=settings.api),
         server="trtllm",
@@ -307,7 +317,7 @@ def _probe_result(preset: Preset, settings: Settings) -> ProbeResult:
 
 
 def _with_target(header: Header, preset: Preset, settings: Settings) -> Header:
-    """The header with the simulated target and the notes about it."""
+    """Return the header with the simulated target and the notes about it."""
     target = msgspec.structs.replace(header.targets[0], url="", gpus=settings.gpus or preset.gpus)
     coded = reasons.coded("virtual_time", {"preset": preset.words})
     return msgspec.structs.replace(
@@ -346,7 +356,10 @@ def _final_header(
 
 
 def _own_second(results: VirtualRows, simulation: Simulation, cpu_s: float) -> Second:
-    """What the simulation itself used. `span_s` is 0, so that it is not taken for the load of a client."""
+    """Return what the simulation itself used.
+
+    `span_s` is 0, so that it is not taken for the load of a client.
+    """
     last = max((int(ends[-1]) for ends in simulation.ends if len(ends)), default=0)
     return Second(
         t_s=last / 1e9,

@@ -1,8 +1,8 @@
-"""Converts what happened in a simulated run into what a run records: records, gaps between events, events per 10 ms.
+"""Converts what happened in a simulated run into records, gaps and events per 10 ms.
 
-Pure, on columns only. A request's timestamps are ends of iterations, so they are looked up. The gaps between its events
-are lengths of iterations, so they are counted by how many sequences took part in each. No loop visits single events or
-tokens.
+Pure, on columns only. A request's timestamps are ends of iterations, so they are looked up. The
+gaps between its events are lengths of iterations, so they are counted by how many sequences took
+part in each. No loop visits single events or tokens.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Counts = NDArray[np.signedinteger[Any]]
 class VirtualRows(NamedTuple):
     """What a simulated run recorded, as `summary.summarize` takes it.
 
-    `gaps` and `timeline` (events per 10 ms) have one entry per stage. `emitted` holds the single events if they were
-    requested.
+    `gaps` and `timeline` (events per 10 ms) have one entry per stage. `emitted` holds the single
+    events if they were requested.
     """
 
     rows: RowColumns
@@ -105,8 +105,8 @@ def rows_of_ended_requests(
 ) -> NDArray[np.void]:
     """Return the records of requests that have ended, while the run goes on.
 
-    `first_ns` and `last_ns` are the times of their first and last token, -1 where there was none. Gaps and events are
-    not known yet.
+    `first_ns` and `last_ns` are the times of their first and last token, -1 where there was none.
+    Gaps and events are not known yet.
     """
     values = _columns_of_sent(
         sent, first_ns=first_ns, last_ns=last_ns, source="estimate", kept_cache=False
@@ -256,7 +256,9 @@ def _count_events(
     largest: Ints,
     events: Counts,
 ) -> None:
-    """Count the events of one replica: gaps and times per stage, largest gap and number of events per row.
+    """Count the events of one replica.
+
+    Gaps and times are counted per stage, the largest gap and the number of events per row.
 
     A stretch has an event at its first iteration, then at every `interval`-th, and at its last.
     """
@@ -334,7 +336,10 @@ def _add_pause_gaps(
 
 
 def _range_max(values: Ints, begin: Ints, end: Ints) -> Ints:
-    """max(values[begin:end]) for each pair, begin < end: the maximum of two overlapping ranges of length 2^k."""
+    """Return max(values[begin:end]) for each pair, begin < end.
+
+    It is the maximum of two overlapping ranges of length 2^k.
+    """
     level = np.frexp(end - begin)[1] - 1  # floor(log2(end - begin))
     maxima = np.zeros(len(begin), np.int64)
     table = values
@@ -350,8 +355,8 @@ def _range_max(values: Ints, begin: Ints, end: Ints) -> Ints:
     return maxima
 
 
-# Kinds of failure that are no error of the server: the status of their records, and the index of their text in
-# `virtual_backend.TEXTS`.
+# Kinds of failure that are no error of the server: the status of their records, and the index of
+# their text in `virtual_backend.TEXTS`.
 _CUT_REQUESTS = (
     ("unfinished", "unfinished", 2),
     ("interrupted", "cancelled", 3),
@@ -365,7 +370,8 @@ def _columns_of_sent(
 ) -> dict[str, Column]:
     """Return the columns of the records of sent requests, without gaps and events.
 
-    The network takes no time: a request is sent when it is due, and a token is received when it is emitted.
+    The network takes no time: a request is sent when it is due, and a token is received when it is
+    emitted.
     """
     failed = sent.failure > 0
     refused = sent.failure == KIND["http_4xx"]

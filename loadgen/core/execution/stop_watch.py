@@ -1,4 +1,7 @@
-"""Ends a load in real time when a rule of `--stop-when` is broken. I/O: reads the records while they are written."""
+"""Ends a load in real time when a rule of `--stop-when` is broken.
+
+I/O: reads the records while they are written.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ from loadgen.core.slo import StopRule
 async def stop_when_broken(
     rules: Sequence[StopRule], folder: Path, started: LoadStarted, horizon_ns: int | None
 ) -> None:
-    """Check the requests that ended until a rule is broken, and then stop the load; or until the load is over."""
+    """Check the requests that ended, and stop the load when a rule is broken.
+
+    Return then, or when nothing is left to start.
+    """
     monitor = StopRuleMonitor(rules)
     last_done_ns = 0
     with contextlib.closing(Tail(folder)) as tail:
@@ -27,7 +33,8 @@ async def stop_when_broken(
             if horizon_ns is not None and now_ns >= horizon_ns:
                 return
             rows = tail.rows()
-            # Records are written with a delay, so that the last of them says how far the rules can be judged.
+            # Records are written with a delay, so that the last of them says how far the rules can
+            # be judged.
             last_done_ns = int(rows["done_ns"].max(initial=last_done_ns))
             if monitor.check(last_done_ns, rows):
                 started.load.stopped_by = monitor.breach

@@ -1,4 +1,4 @@
-"""Decides whether a run ends early: the rules of `--stop-when`, over the requests that ended last. Pure.
+"""Decides by the rules of `--stop-when` whether a run ends early. Pure.
 
 Real time and virtual time use the same `StopRuleMonitor`.
 """
@@ -48,9 +48,10 @@ class StopRuleMonitor:
 def find_breach(
     rules: Sequence[StopRule], rows: NDArray[np.void], now_ns: int
 ) -> ReasonCode | None:
-    """Return the first rule that is broken by the requests that ended in the window before `now_ns`.
+    """Return the reason to stop if a rule is broken by the requests that ended last.
 
-    As with an SLO, a failed request is over every limit.
+    These are the requests that ended in the window before `now_ns`. The first rule is reported. As
+    with an SLO, a failed request is over every limit.
     """
     done_ns = rows["done_ns"]
     in_window = (done_ns > now_ns - WINDOW_NS) & (done_ns <= now_ns)
@@ -83,7 +84,7 @@ def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | 
 
 
 def _has_ended(rows: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return which requests ended by themselves: they were sent, and the end of the run did not cut them."""
+    """Return which requests were sent and were not cut by the end of the run."""
     status = rows["status"]
     ended: NDArray[np.bool_] = (
         (rows["done_ns"] >= 0) & (status != CANCELLED) & (status != UNFINISHED)

@@ -1,4 +1,4 @@
-"""Chooses the replica that simulations use: the compiled one if it was built, else the pure-Python reference."""
+"""Chooses the replica of simulations: the compiled one if it was built, else the reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loadgen_sdk import compiled
 from loadgen.sim.engine.replica import PurePythonReplica, PurePythonSimRequest
 
 VERSION = 3
-"""Version of the interface of `_replica.c`. A module that was built from another version is not used."""
+"""Version of the interface of `_replica.c`. A module of another version is not used."""
 
 module, _ = compiled.load("loadgen.sim.engine._replica", VERSION)
 """The compiled module, or None."""

@@ -1,11 +1,13 @@
-"""A continuous-batching server as a physical model: one replica, iteration by iteration, on the caller's clock.
+"""A continuous-batching server as a physical model: one replica, iteration by iteration, on the
+caller's clock.
 
-Pure: no sockets, no sleeping, no randomness. An iteration takes `overhead + max(bytes / bandwidth, FLOPs / rate)`. The
-batch changes only when a sequence is admitted, paused or finished. The iteration of a sequence's last token is known
-when its prefill ends, so no work is done per token. The HTTP endpoint and the virtual-time driver use this same class.
+Pure: no sockets, no sleeping, no randomness. An iteration takes `overhead + max(bytes / bandwidth,
+FLOPs / rate)`. The batch changes only when a sequence is admitted, paused or finished. The
+iteration of a sequence's last token is known when its prefill ends, so no work is done per token.
+The HTTP endpoint and simulations in virtual time use the same class.
 
-`SimRequest` and `Replica` are written twice: here, and in `_replica.c`, which is used where it was built and
-`LOADGEN_PURE` is not set. The two give the same, to the last bit.
+This is the reference implementation. `_replica.c` does the same, to the last bit, and
+`implementation.py` chooses one.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,8 @@ NEVER = 1 << 62
 
 
 class Costs(Struct, frozen=True, kw_only=True):
-    """The terms of an iteration's duration, in ns: the roofline model with all divisions done in advance.
+    """The terms of an iteration's duration, in ns: the roofline model with all divisions done in
+    advance.
 
     t = overhead + max(weights + kv_token * tokens in the caches read,
                        token * tokens computed + attended * sum over them of the tokens each attends to)
@@ -39,7 +43,7 @@ class Costs(Struct, frozen=True, kw_only=True):
     attended_ns: float  # 4 * layers * heads * head size FLOPs / effective rate: one token attending to one other
 
     def at_speed(self, speed: float) -> Costs:
-        """The costs of a machine that is `speed` times as fast: every iteration takes 1 / speed of the time."""
+        """Return the costs of a machine on which every iteration takes 1 / speed of the time."""
         return Costs(**{name: value / speed for name, value in asdict(self).items()})
 
 
@@ -52,8 +56,9 @@ class ServerLimits(Struct, frozen=True, kw_only=True):
     tokens_per_block: int = 32
     max_seq_len: int = 4096  # prompt and output together
     chunked_prefill: bool = True  # a prompt may be spread over iterations
-    # True (guaranteed no evict): all blocks for the output are reserved at admission. False (max utilization): blocks
-    # are taken as tokens are generated; when none are left, the sequence admitted last is paused and recomputed later.
+    # True (guaranteed no evict): all blocks for the output are reserved at admission. False (max
+    # utilization): blocks are taken as tokens are generated; when none are left, the sequence
+    # admitted last is paused and recomputed later.
     guaranteed: bool = False
     block_reuse: bool = False  # prompts with the same prefix share its blocks
 
@@ -80,7 +85,12 @@ REQUEST_FIELDS = (
 
 
 class PurePythonSimRequest:
-    """One sequence in a replica. Callers may read `key`, `cached`, and the iterations `first` and `last`."""
+    """One sequence in a replica.
+
+    `blocks` has one hash per full block of the prompt, which covers the prompt up to the end of
+    that block. Iterations are numbered from 0; -1 stands for none. `replica_index`, `failure` and
+    `failed_ns` are for the caller's use.
+    """
 
     def __init__(
         self,
@@ -90,30 +100,27 @@ class PurePythonSimRequest:
         output_tokens: int,
         blocks: Sequence[Hashable] = (),
     ) -> None:
-        self.key, self.due_ns = key, due_ns
-        self.replica_index = 0  # index of the replica; for the caller's use
+        self.key = key
+        self.due_ns = due_ns
         self.input_tokens = input_tokens
-        self.requested_tokens = self.output_tokens = (
-            output_tokens  # as requested; as generated, which may be fewer
-        )
-        self.blocks = blocks  # one hash per full block of the prompt, covering the prompt up to that block's end
-        # Tokens to prefill (after a pause these include the generated ones), and how many of them are left.
-        self.prefill_tokens = self.prefill_left = input_tokens
-        self.remaining_tokens = output_tokens  # tokens to generate after the prefill
-        self.private_blocks = 0  # unshared blocks, taken at admission
-        self.shared_blocks: Sequence[Hashable] = ()  # shared blocks in use
-        self.admitted_ns = -1  # time of the first admission
-        self.cached_tokens = (
-            -1
-        )  # prompt tokens found in the cache at first admission; -1: not yet admitted
-        self.first_iteration = -1  # iteration that gave its first token
-        self.resumed_iteration = (
-            -1
-        )  # iteration that gave its first token since it was last admitted
-        self.last_iteration = -1  # iteration of its last token, once it decodes
-        self.state = WAITING
+        self.requested_tokens = output_tokens
+        self.output_tokens = output_tokens  # to be generated, which may be fewer than requested
+        self.blocks = blocks
+        self.replica_index = 0
         self.failure = 0
         self.failed_ns = -1
+        self.state = WAITING
+        self.admitted_ns = -1  # time of the first admission
+        self.cached_tokens = -1  # prompt tokens found in the cache at the first admission
+        self.first_iteration = -1  # gave its first token
+        self.resumed_iteration = -1  # gave its first token since the last admission
+        self.last_iteration = -1  # gives its last token
+        # After a pause, the tokens that were generated before it are prefilled, too.
+        self.prefill_tokens = input_tokens
+        self.prefill_left = input_tokens
+        self.remaining_tokens = output_tokens  # to be generated after the prefill
+        self.private_blocks = 0  # taken at admission
+        self.shared_blocks: Sequence[Hashable] = ()  # in use by this request
 
     @staticmethod
     def pack(requests: Sequence[PurePythonSimRequest], rows: NDArray[np.int64]) -> None:
@@ -122,23 +129,52 @@ class PurePythonSimRequest:
             row[:] = [getattr(request, name) for name in REQUEST_FIELDS]
 
 
+@dataclass(slots=True)
+class _Work:
+    """What one iteration computes and reads. `tokens_read` are tokens in the key-value cache."""
+
+    decoding: int
+    tokens_read: int
+    context_requests: int = 0
+    context_tokens: int = 0
+    attended: float = field(init=False)  # sum over the computed tokens of the tokens they attend to
+
+    def __post_init__(self) -> None:
+        self.attended = float(self.tokens_read)
+
+    def add_chunk(self, start: int, tokens: int) -> None:
+        """Add a part of a prompt that begins after `start` of its tokens."""
+        self.tokens_read += start + tokens
+        self.attended += tokens * (start + 0.5 * tokens)
+        self.context_tokens += tokens
+        self.context_requests += 1
+
+    def duration_ns(self, costs: Costs) -> int:
+        """Return how long the iteration takes."""
+        memory_ns = costs.weights_ns + self.tokens_read * costs.kv_token_ns
+        tokens = self.decoding + self.context_tokens
+        compute_ns = tokens * costs.token_ns + self.attended * costs.attended_ns
+        return int(costs.overhead_ns + max(memory_ns, compute_ns)) + 1
+
+
 class PurePythonReplica:
     """One model instance.
 
-    The owner calls `submit` for each request, `begin` when the replica is idle or an iteration has ended, and `finish`
-    at `end_ns`, the end of the current iteration (NEVER: idle).
+    The owner calls `submit` for each request, `begin` when the replica is idle or an iteration has
+    ended, and `finish` at `end_ns`, the end of the current iteration (NEVER: idle).
 
-    `ends` holds the end time of every iteration since the start or the last `forget`, in ns. `started` holds the
-    requests that got a first token (the very first, or the first after a pause) in the last `finish`. `paused` holds
-    the sequences paused by the last `begin`, as (request, first, last iteration in which it got a token since it was
-    last admitted).
+    `ends` holds the end time of every iteration since the start or the last `forget`, in ns.
+    `started` holds the requests that got a first token (the very first, or the first after a pause)
+    in the last `finish`. `paused` holds the sequences paused by the last `begin`, as (request,
+    first, last iteration in which it got a token since it was last admitted).
     """
 
     Request = PurePythonSimRequest
     """What `submit` takes."""
 
     def __init__(self, costs: Costs, limits: ServerLimits) -> None:
-        self._costs, self._limits = costs, limits
+        self._costs = costs
+        self._limits = limits
         self.waiting: deque[PurePythonSimRequest] = deque()
         self.active = 0  # admitted, not finished
         self.decoding = 0  # active requests that have finished their prefill
@@ -146,31 +182,30 @@ class PurePythonReplica:
         self.iteration = 0  # finished iterations
         self.end_ns = NEVER
         self.ends = array("q")
-        self.context_requests = self.context_tokens = 0  # prefilled in the current iteration
+        self.context_requests = 0  # prefilled in the current iteration
+        self.context_tokens = 0
         self.pauses = 0
-        self.hits = self.misses = 0  # prompt blocks found in the cache at admission, and not found
+        self.hits = 0  # prompt blocks found in the cache at admission
+        self.misses = 0
         self.paused: list[tuple[PurePythonSimRequest, int, int]] = []
         self.started: list[PurePythonSimRequest] = []
         self._under_way = False  # between `begin` and `finish`
         self._kv = 0  # tokens in the key-value cache, of decoding sequences
         self._blocks_used = 0  # without the pinned, shared blocks
-        self._partial: PurePythonSimRequest | None = (
-            None  # prefilled in part; served before the queue
-        )
-        self._ready: list[
-            PurePythonSimRequest
-        ] = []  # their prefill ends with the current iteration
-        self._running: dict[
-            PurePythonSimRequest, None
-        ] = {}  # decoding requests, in order of admission
-        self._buckets: dict[
-            int, list[PurePythonSimRequest]
-        ] = {}  # requests by the iteration of their last token
-        # Number of decoding sequences by phase: they need a new block when iteration % tokens_per_block is the phase.
+        # Prefilled in part; served before the queue.
+        self._partial: PurePythonSimRequest | None = None
+        # Their prefill ends with the current iteration.
+        self._ready: list[PurePythonSimRequest] = []
+        # Decoding requests, in order of admission.
+        self._running: dict[PurePythonSimRequest, None] = {}
+        # Decoding requests by the iteration of their last token.
+        self._buckets: dict[int, list[PurePythonSimRequest]] = {}
+        # Number of decoding sequences by phase: they need a new block when iteration %
+        # tokens_per_block is the phase.
         self._phase = [0] * limits.tokens_per_block
         self._pinned: dict[Hashable, int] = {}  # shared blocks in use -> number of users
-        # Shared blocks not in use, least recently used first. No plain dict: one keeps a hole for each entry that has
-        # left it, and a search for the first entry steps over them all.
+        # Shared blocks not in use, least recently used first. No plain dict: one keeps a hole for
+        # each entry that has left it, and a search for the first entry steps over them all.
         self._cache: OrderedDict[Hashable, None] = OrderedDict()
 
     @property
@@ -188,13 +223,17 @@ class PurePythonReplica:
         return self.ends[iteration]
 
     def forget(self) -> None:
-        """Forget when all but the last iteration ended: only a run in virtual time asks for that."""
+        """Forget when iterations ended, except the last; simulations in virtual time keep all."""
         del self.ends[:-1]
 
     @property
     def blocks_used(self) -> int:
         """Number of blocks that cannot be reused for another request now."""
         return self._blocks_used + len(self._pinned)
+
+    @property
+    def _free_blocks(self) -> int:
+        return self._limits.kv_blocks - self.blocks_used
 
     def admissible(self, input_tokens: int) -> bool:
         """Whether a prompt of this length can be served at all."""
@@ -204,125 +243,119 @@ class PurePythonReplica:
         )
 
     def submit(self, request: PurePythonSimRequest) -> None:
-        """A request arrives that is `admissible`. Requests must arrive in order of `due_ns`."""
+        """Queue an `admissible` request. Requests must arrive in order of `due_ns`."""
         room = self._limits.max_seq_len - request.input_tokens
         if request.output_tokens > room:  # trtllm-serve clamps without an error
             request.output_tokens = request.remaining_tokens = room
         self.waiting.append(request)
 
     def begin(self, now_ns: int) -> bool:
-        """Begin an iteration at `now_ns`. Returns False if there is nothing to do; else `end_ns` is its end."""
-        limits, costs = self._limits, self._costs
-        if self.paused:
-            self.paused = []
-        if not limits.guaranteed:
-            grow = self._phase[self.iteration % limits.tokens_per_block]
-            if grow:
-                if grow > limits.kv_blocks - self._blocks_used - len(self._pinned):
-                    grow = self._make_room()
-                self._blocks_used += grow
-        decoding = self.decoding
-        budget = (
-            0 if self.paused else limits.max_num_tokens - decoding
-        )  # a sequence just paused is not readmitted yet
-        context_tokens = context_requests = 0
-        tokens_read = self._kv + decoding
-        attended = float(tokens_read)
-        waiting, ready = self.waiting, self._ready
-        while budget > 0:
-            request = self._partial
-            if request is None:
-                if (
-                    not waiting
-                    or self.active >= limits.max_batch_size
-                    or waiting[0].due_ns > now_ns
-                ):
-                    break
-                request = waiting[0]
-                if not limits.chunked_prefill and request.prefill_left > budget:
-                    break
-                if not self._admit(request):
-                    break
-                waiting.popleft()
-                if request.admitted_ns < 0:
-                    request.admitted_ns = now_ns
-            left = request.prefill_left
-            chunk = left if left <= budget else budget
-            start = request.prefill_tokens - left
-            tokens_read += start + chunk
-            attended += chunk * (start + 0.5 * chunk)
-            budget -= chunk
-            context_tokens += chunk
-            context_requests += 1
-            if chunk == left:
-                request.prefill_left = 0
-                ready.append(request)
-                self._partial = None
-            else:
-                request.prefill_left = left - chunk
-                self._partial = request
-        if not decoding and not context_tokens:
+        """Begin an iteration, which ends at `end_ns`. Return False if there is nothing to do."""
+        self.paused = []
+        if not self._limits.guaranteed:
+            self._grow_decoding()
+        work = _Work(self.decoding, self._kv + self.decoding)
+        if not self.paused:  # a sequence that was just paused is not admitted again yet
+            self._prefill(work, self._limits.max_num_tokens - self.decoding, now_ns)
+        if not work.decoding and not work.context_tokens:
             self.end_ns = NEVER
             return False
-        self.context_tokens, self.context_requests = context_tokens, context_requests
-        memory_ns = costs.weights_ns + tokens_read * costs.kv_token_ns
-        compute_ns = (decoding + context_tokens) * costs.token_ns + attended * costs.attended_ns
-        self.end_ns = (
-            now_ns
-            + int(costs.overhead_ns + (memory_ns if memory_ns > compute_ns else compute_ns))
-            + 1
-        )
+        self.context_tokens = work.context_tokens
+        self.context_requests = work.context_requests
+        self.end_ns = now_ns + work.duration_ns(self._costs)
         self.ends.append(self.end_ns)
         self._under_way = True
         return True
 
+    def _grow_decoding(self) -> None:
+        """Take the blocks that decoding sequences need now; pause some if there are too few."""
+        phase = self.iteration % self._limits.tokens_per_block
+        if self._phase[phase] > self._free_blocks:
+            self._make_room(phase)
+        self._blocks_used += self._phase[phase]
+
+    def _prefill(self, work: _Work, budget: int, now_ns: int) -> None:
+        """Compute at most `budget` tokens of prompts, in order of arrival."""
+        while budget > 0:
+            request = self._partial or self._admit_next(budget, now_ns)
+            if request is None:
+                return
+            chunk = min(request.prefill_left, budget)
+            work.add_chunk(request.prefill_tokens - request.prefill_left, chunk)
+            budget -= chunk
+            request.prefill_left -= chunk
+            self._partial = request if request.prefill_left else None
+            if not request.prefill_left:
+                self._ready.append(request)
+
+    def _admit_next(self, budget: int, now_ns: int) -> PurePythonSimRequest | None:
+        """Admit the request that waits first, and return it; None if it has to wait."""
+        limits = self._limits
+        if not self.waiting or self.active >= limits.max_batch_size:
+            return None
+        request = self.waiting[0]
+        if request.due_ns > now_ns:
+            return None
+        if not limits.chunked_prefill and request.prefill_left > budget:
+            return None
+        if not self._admit(request):
+            return None
+        self.waiting.popleft()
+        if request.admitted_ns < 0:
+            request.admitted_ns = now_ns
+        return request
+
     def finish(self) -> list[PurePythonSimRequest]:
-        """End the current iteration. Returns the requests that are done.
+        """End the current iteration. Return the requests that are done.
 
         Every decoding sequence, and every sequence whose prefill has just ended, gets one token.
         """
-        k = self.iteration
-        self.iteration = k + 1
+        finished_iteration = self.iteration
+        self.iteration += 1
         self._under_way = False
         self._kv += self.decoding
         self.decoded += self.decoding
-        done = self._buckets.pop(k, None)
-        if done is not None:
-            self._remove_finished(done)
-        ready = self.started = self._ready
-        if not ready:
-            return done or []
+        done = self._buckets.pop(finished_iteration, [])
+        self._remove_finished(done)
+        self.started = self._ready
         self._ready = []
-        if done is None:
-            done = []
-        limits = self._limits
-        per_block = limits.tokens_per_block
-        buckets, running = self._buckets, self._running
-        for request in ready:
-            if request.first_iteration < 0:
-                request.first_iteration = k
-            request.resumed_iteration = k
-            if limits.block_reuse and request.blocks:
-                self._share_prompt_blocks(request)
-            last = request.last_iteration = k + request.remaining_tokens - 1
-            if request.remaining_tokens <= 1:
-                self._release_blocks(request, request.private_blocks)
-                self.active -= 1
-                request.state = DONE
+        for request in self.started:
+            self._start_decoding(request, finished_iteration)
+            if request.state == DONE:
                 done.append(request)
-                continue
-            request.state = DECODING
-            self._kv += request.prefill_tokens
-            if not limits.guaranteed:
-                self._phase[(k + 1 - request.prefill_tokens) % per_block] += 1
-            running[request] = None
-            buckets.setdefault(last, []).append(request)
-        self.decoding = len(running)
+        self.decoding = len(self._running)
         return done
+
+    def _start_decoding(self, request: PurePythonSimRequest, iteration: int) -> None:
+        """Note that this iteration has given a request its first token since its admission."""
+        limits = self._limits
+        if request.first_iteration < 0:
+            request.first_iteration = iteration
+        request.resumed_iteration = iteration
+        request.last_iteration = iteration + request.remaining_tokens - 1
+        if limits.block_reuse and request.blocks:
+            self._share_prompt_blocks(request)
+        if request.remaining_tokens <= 1:
+            self._release_blocks(request, request.private_blocks)
+            self.active -= 1
+            request.state = DONE
+            return
+        request.state = DECODING
+        self._kv += request.prefill_tokens
+        if not limits.guaranteed:
+            self._phase[self._phase_of(request)] += 1
+        self._running[request] = None
+        self._buckets.setdefault(request.last_iteration, []).append(request)
+
+    def _phase_of(self, request: PurePythonSimRequest) -> int:
+        """Return in which iterations, modulo tokens_per_block, a request needs a new block."""
+        return (
+            request.resumed_iteration + 1 - request.prefill_tokens
+        ) % self._limits.tokens_per_block
 
     @property
     def _is_quiet(self) -> bool:
-        """Whether the current iteration starts and ends no request, and is followed by one that pauses none."""
+        """Whether this iteration starts and ends no request, and the next one pauses none."""
         if not self.decoding and self._partial is None:
             return False  # all were cancelled: the replica becomes idle
         if self._ready or self.iteration in self._buckets:
@@ -330,14 +363,15 @@ class PurePythonReplica:
         if self._limits.guaranteed:
             return True
         growing = self._phase[(self.iteration + 1) % self._limits.tokens_per_block]
-        return growing <= self._limits.kv_blocks - self.blocks_used
+        return growing <= self._free_blocks
 
     @staticmethod
     def next_iteration(replicas: Sequence[PurePythonReplica], before_ns: int) -> tuple[int, int]:
         """Return the end of the iteration that ends first, and the index of its replica.
 
-        Iterations that end before `before_ns`, and start and end no request, are ended here, in order of time. So the
-        caller sees only iterations at which something happens. The end is NEVER if all replicas are idle.
+        Iterations that end before `before_ns`, and start and end no request, are ended here, in
+        order of time. So the caller sees only iterations at which something happens. The end is
+        NEVER if all replicas are idle.
         """
         while True:
             end_ns, index = min((replica.end_ns, index) for index, replica in enumerate(replicas))
@@ -347,7 +381,7 @@ class PurePythonReplica:
             replicas[index].begin(end_ns)
 
     def cancel(self, request: PurePythonSimRequest) -> None:
-        """Stop a request. Its blocks are free from the next iteration on. A finished request is ignored."""
+        """Stop a request unless it is done. Its blocks are free from the next iteration on."""
         state = request.state
         if state == WAITING:
             self.waiting.remove(request)
@@ -374,8 +408,6 @@ class PurePythonReplica:
     def reset_cache(self) -> None:
         """Forget the shared blocks that no request uses; those in use stay until they are free."""
         self._cache.clear()
-
-    # -- blocks --------------------------------------------------------------------------------------------------
 
     def _admit(self, request: PurePythonSimRequest) -> bool:
         """Take the blocks for a waiting request. Returns False if there are not enough."""
@@ -418,7 +450,7 @@ class PurePythonReplica:
         return True
 
     def _share_prompt_blocks(self, request: PurePythonSimRequest) -> None:
-        """The prompt has been computed: from now on its full blocks can serve other requests.
+        """Share the full blocks of a prompt that has been computed with later requests.
 
         Blocks that another request has already shared stay private to this one.
         """
@@ -444,7 +476,8 @@ class PurePythonReplica:
     def _remove_finished(self, done: list[PurePythonSimRequest]) -> None:
         """Remove sequences that have got their last token.
 
-        The common case of `_remove_decoding`: everything that they hold is known without counting iterations.
+        The common case of `_remove_decoding`: everything that they hold is known without counting
+        iterations.
         """
         limits, running, phase = self._limits, self._running, self._phase
         per_block = limits.tokens_per_block
@@ -467,7 +500,7 @@ class PurePythonReplica:
         self.active -= len(done)
 
     def _remove_decoding(self, request: PurePythonSimRequest) -> None:
-        """Remove a decoding sequence from the batch before its end; `iteration` iterations have finished."""
+        """Remove a decoding sequence from the batch before its end."""
         steps = (
             min(self.iteration - 1, request.last_iteration) - request.resumed_iteration
         )  # tokens decoded after the first one
@@ -508,29 +541,24 @@ class PurePythonReplica:
             request.shared_blocks = ()
         request.private_blocks = 0
 
-    def _make_room(self) -> int:
-        """Pause the sequences admitted last until the others can grow. Returns the number of blocks that these need."""
-        limits = self._limits
-        phase = self.iteration % limits.tokens_per_block
-        while self._phase[phase] > limits.kv_blocks - self._blocks_used - len(self._pinned):
+    def _make_room(self, phase: int) -> None:
+        """Pause the sequences admitted last until the others can grow."""
+        while self._phase[phase] > self._free_blocks:
             if self._partial is not None:
-                request, self._partial = self._partial, None
+                request = self._partial
+                self._partial = None
                 self._release_blocks(request, request.private_blocks)
                 self.active -= 1
-                paused_span = (request, 0, -1)
+                self.paused.append((request, 0, -1))
             else:
                 request = next(reversed(self._running))
                 generated = self.generated(request)
-                paused_span = (request, request.resumed_iteration, self.iteration - 1)
+                self.paused.append((request, request.resumed_iteration, self.iteration - 1))
                 self._remove_decoding(request)
                 request.prefill_tokens = request.input_tokens + generated
                 request.remaining_tokens = request.output_tokens - generated
             request.prefill_left = request.prefill_tokens
             request.state = WAITING
             self.waiting.appendleft(request)
-            self.paused.append(paused_span)
             self.pauses += 1
-        grow = self._phase[phase]
-        if self._cache:
-            self._evict(limits.kv_blocks - self._blocks_used - len(self._pinned) - grow)
-        return grow
+        self._evict(self._free_blocks - self._phase[phase])
