@@ -132,7 +132,7 @@ def test_in_async_code_it_belongs_into_a_thread(tmp_path: Path) -> None:
         (loadgen.run, Faults, "missing_option"),
         (lambda: loadgen.run(7), Fault, "wrong_type"),
         (lambda: loadgen.run("qa", duration="soon", seed=-1), Faults, "invalid_value"),
-        (lambda: loadgen.run("qa", server="x", client="y", workers=0), Faults, "unknown_name"),
+        (lambda: loadgen.run("qa", server="x", keep="y", workers=0), Faults, "unknown_name"),
         (lambda: loadgen.run("qa", cacert="/nowhere.pem"), Faults, "missing_file"),
         (lambda: loadgen.run({"name": "x"}), Faults, "missing_key"),
         (lambda: loadgen.run("qa", trace="/nowhere.jsonl"), Faults, "missing_file"),

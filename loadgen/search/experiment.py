@@ -156,7 +156,7 @@ class StoredSearch(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool = False
     seed: int | None = None
     metadata: dict[str, str] = {}
-    settings: SearchSettings | None = None  # null: written before schema_minor 3
+    settings: SearchSettings | None = None  # null: not stored
 
 
 def resuming(folder: Path, plan: ExperimentPlan) -> str:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import run_page
 from canned import Heard, answer, events, serving
-from msgspec.structs import replace
 from refusals import refused
 from runs import NO_PAGES
 
@@ -429,8 +428,6 @@ def test_where_steps_go() -> None:
         workload(), targets("http://a", "embedder=http://b", "embedder=http://c", "ranker=http://d")
     )
     assert several.step_targets["", "embed"] == (1, 2)
-    with refused(Faults, "unsupported", "--set client"):
-        resolved(workload(), replace(targets("http://a"), client="openai"))
 
 
 def test_values_are_not_asked_of_tasks_as_a_whole() -> None:
