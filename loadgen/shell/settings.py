@@ -138,10 +138,8 @@ def _load_endpoints(
     """
     if targets_file is not None:
         return targets.load_targets(Path(targets_file), common=common)
-    if len(urls) > 1 or any(targets.named(url) for url in urls):
-        return targets.from_urls(
-            list(urls), common.api_key, common.gpus, common.shape, common.region
-        )
+    if len(urls) > 1 or any(targets.split_named_url(url) for url in urls):
+        return targets.endpoints_of_urls(urls, common)
     if urls:
         backends.of_target(urls[0])
     return ()

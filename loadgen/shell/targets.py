@@ -1,28 +1,31 @@
-"""Reads a targets file: the endpoints of one run, each with its name, key and machine. Pure after reading.
+"""The endpoints of a run with several targets: of a targets file, or of a repeated `--url`.
 
-- name: vm-01
-  url: http://10.0.0.1:8000
-  api_key_env: VM_KEY        # or api_key_file: path, relative to this file
-  gpus: 4
-  shape: ND128isr_GB300_v6
-  region: eastus2
-  node: rack1-07             # the machine that it is on, where several targets share one
+A targets file lists each endpoint with its name, key and machine::
+
+    - name: vm-01
+      url: http://10.0.0.1:8000
+      api_key_env: VM_KEY        # or api_key_file: path, relative to this file
+      gpus: 4
+      shape: ND128isr_GB300_v6
+      region: eastus2
+      node: rack1-07             # the machine that it is on, where several targets share one
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.transport.target import Target
+from msgspec.structs import replace
 from pydantic import AfterValidator, Field
 
 from loadgen import backends
-from loadgen.core.errors import Fault, Faults, Place, UserError, of_reading
+from loadgen.core.errors import Code, Fault, Faults, UserError, collecting, of_reading
 from loadgen.core.execution.plan import Endpoint
 from loadgen.core.units import Wrong
 from loadgen.core.workload.diagnostics import locate, sort_faults, validate_document
@@ -32,13 +35,18 @@ from loadgen.core.workload.loading import read_text
 from loadgen.core.workload.tasks import TARGET_NAME
 from loadgen.core.workload.yaml_marks import Map, read_yaml, where
 
-_SMALLEST = "write a list: - {name: vm-01, url: http://...}"
+_EXAMPLE = "write a list: - {name: vm-01, url: http://...}"
+NO_ENDPOINT = Endpoint(url="")
 
 
-def _usable(url: str) -> str:
+def _check_url(url: str) -> str:
+    """Return a URL that a target can have. Raises units.Wrong for another one."""
     if url.startswith("sim:"):
-        hint = "name it alone, by --url; to serve it here: loadgen sim --preset"
-        raise Wrong("invalid_url", f"runs in virtual time, beside no other target: {url}", hint)
+        raise Wrong(
+            "invalid_url",
+            f"runs in virtual time, beside no other target: {url}",
+            "name it alone, by --url; to serve it here: loadgen sim --preset",
+        )
     try:
         Target.parse(url)
     except TargetUnusable as error:
@@ -47,10 +55,13 @@ def _usable(url: str) -> str:
 
 
 class WrittenTarget(Part):
-    """One endpoint. What is left out of its key and machine is what the flags say."""
+    """One endpoint of a targets file.
 
-    url: Annotated[str, AfterValidator(_usable)]
-    name: str = ""  # "": its address
+    The options of the command line apply to whatever the file does not specify.
+    """
+
+    url: Annotated[str, AfterValidator(_check_url)]
+    name: str = ""  # the default is the address
     api_key_env: str | None = None
     api_key_file: str | None = None  # relative to the targets file
     gpus: Whole | None = None
@@ -66,97 +77,71 @@ class WrittenTargets(Part):
 
     @classmethod
     def extend_json_schema(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        """Return the schema of a list or a mapping."""
         return {"anyOf": [schema["properties"]["targets"], schema]}
 
 
-NOTHING = Endpoint(url="")
+class _TargetsFile(NamedTuple):
+    """A targets file as it was parsed, for the places of errors in it."""
+
+    top: Map
+    context: FileContext
+
+    def add_error(
+        self, code: Code, what: str, place: Sequence[str | int], hint: str, *, key: str = ""
+    ) -> None:
+        """Add an error at a place, which is a path of keys and indices below `targets`."""
+        spot, path, _ = locate(self.top, ("targets", *place))
+        where_in_file = where(self.context.file, spot, path)
+        self.context.faults.append(UserError(code, what, where_in_file, hint, key=key))
 
 
 def load_targets(
-    path: Path, env: Mapping[str, str] = os.environ, common: Endpoint = NOTHING
+    path: Path, env: Mapping[str, str] = os.environ, common: Endpoint = NO_ENDPOINT
 ) -> tuple[Endpoint, ...]:
-    """The endpoints of a file, which is a list or a mapping with `targets:`.
+    """Return the endpoints of a targets file, which is a list or a mapping with `targets:`.
 
-    Raises UserError for a file that cannot be read, and Faults with all errors in it.
+    Args:
+        path: The file.
+        env: The environment, which the file may refer to.
+        common: The key, GPUs, shape and region of targets that specify none of their own.
 
-    `common`: the key, GPUs, shape and region of targets that give none of their own.
+    Raises:
+        UserError: If the file cannot be read.
+        Faults: With every error in the file.
     """
-    text = read_text(path, f"--targets {path}", "targets file", lambda: _SMALLEST, _SMALLEST)
+    text = read_text(path, f"--targets {path}", "targets file", lambda: _EXAMPLE, _EXAMPLE)
     top, faults = read_yaml(
-        text, str(path), env, kind="targets file", smallest=_SMALLEST, list_as="targets"
+        text, str(path), env, kind="targets file", smallest=_EXAMPLE, list_as="targets"
     )
-    source = FileContext(file=str(path), directory=path.parent, faults=faults)
-    written = validate_document(WrittenTargets, top, source)
+    context = FileContext(file=str(path), directory=path.parent, faults=faults)
+    written = validate_document(WrittenTargets, top, context)
     if written is None:
-        raise Faults(sort_faults(source.faults))
+        raise Faults(sort_faults(context.faults))
+    file = _TargetsFile(top, context)
     if not written.targets:
-        source.faults.append(
-            UserError("empty_file", "no targets in it", _place(top, source), _SMALLEST)
-        )
+        file.add_error("empty_file", "no targets in it", (), _EXAMPLE)
     endpoints: list[Endpoint] = []
-    for i, target in enumerate(written.targets):
-        endpoint = _endpoint(target, i, top, source, env, common)
-        if any(other.name == endpoint.name for other in endpoints):
-            what = f"a second target named {endpoint.name!r}"
-            source.faults.append(
-                UserError("duplicate", what, _place(top, source, i), "give each its own name")
-            )
-        if (
-            double := next((other for other in endpoints if _is_same(other, endpoint)), None)
-        ) is not None:
-            what = f"the same endpoint and key as {double.name!r}"
-            hint = "name each once: its load would be counted as two"
-            source.faults.append(UserError("duplicate", what, _place(top, source, i, "url"), hint))
+    for index, target in enumerate(written.targets):
+        endpoint = _to_endpoint(target, index, file, env, common)
+        _check_not_repeated(endpoint, index, endpoints, file)
         endpoints.append(endpoint)
-    if source.faults:
-        raise Faults(sort_faults(source.faults))
+    if context.faults:
+        raise Faults(sort_faults(context.faults))
     return tuple(endpoints)
 
 
-def _place(top: Map, source: FileContext, *loc: str | int) -> Place:
-    spot, path, _ = locate(top, ("targets", *loc))
-    return where(source.file, spot, path)
-
-
-def _is_same(one: Endpoint, other: Endpoint) -> bool:
-    """Whether two targets are the same: equal base URL and equal key."""
-    return (
-        one.api_key == other.api_key
-        and Target.parse(one.url).redacted == Target.parse(other.url).redacted
-    )
-
-
-def _endpoint(
+def _to_endpoint(
     target: WrittenTarget,
-    i: int,
-    top: Map,
-    source: FileContext,
+    index: int,
+    file: _TargetsFile,
     env: Mapping[str, str],
     common: Endpoint,
 ) -> Endpoint:
-    key = common.api_key or env.get("OPENAI_API_KEY")
-    if target.api_key_env is not None:
-        if not (key := env.get(target.api_key_env)):
-            name, place = target.api_key_env, _place(top, source, i, "api_key_env")
-            source.faults.append(
-                UserError(
-                    "unset_variable", f"{name} is not set", place, f"export {name}=...", key=name
-                )
-            )
-    elif target.api_key_file is not None:
-        file = source.directory / target.api_key_file
-        try:
-            key = file.read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            what = f"{file}: {error.strerror if isinstance(error, OSError) else 'not text'}"
-            place = _place(top, source, i, "api_key_file")
-            source.faults.append(
-                UserError(of_reading(error), what, place, "a file with the key alone")
-            )
     return Endpoint(
         url=target.url,
         name=target.name or Target.parse(target.url).address,
-        api_key=key or None,
+        api_key=_read_api_key(target, index, file, env, common.api_key),
         gpus=target.gpus or common.gpus,
         shape=common.shape if target.shape is None else target.shape,
         region=common.region if target.region is None else target.region,
@@ -164,54 +149,118 @@ def _endpoint(
     )
 
 
-def named(url: str) -> tuple[str, str] | None:
-    """The name and the URL of `NAME=URL`; None for a URL alone."""
-    name, equals, rest = url.partition("=")
-    return (name, rest) if equals and re.fullmatch(TARGET_NAME, name) else None
+def _read_api_key(
+    target: WrittenTarget,
+    index: int,
+    file: _TargetsFile,
+    env: Mapping[str, str],
+    common_key: str | None,
+) -> str | None:
+    """Return the key of a target; a variable that is not set or an unreadable file is an error."""
+    if target.api_key_env is not None:
+        name = target.api_key_env
+        key = env.get(name)
+        if not key:
+            place = (index, "api_key_env")
+            hint = f"export {name}=..."
+            file.add_error("unset_variable", f"{name} is not set", place, hint, key=name)
+        return key or None
+    if target.api_key_file is None:
+        return common_key or env.get("OPENAI_API_KEY") or None
+    key_file = file.context.directory / target.api_key_file
+    try:
+        return key_file.read_text("utf-8").strip() or None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        file.add_error(
+            of_reading(error),
+            f"{key_file}: {reason}",
+            (index, "api_key_file"),
+            "a file with the key alone",
+        )
+        return None
 
 
-def from_urls(
-    urls: list[str], api_key: str | None, gpus: int | None, shape: str, region: str
-) -> tuple[Endpoint, ...]:
-    """Endpoints of a repeated `--url`; the other arguments apply to each that has no name. Raises Faults for a bad or
-    repeated URL.
+def _check_not_repeated(
+    endpoint: Endpoint, index: int, earlier: Sequence[Endpoint], file: _TargetsFile
+) -> None:
+    """Add an error if an earlier target has the same name, or the same URL and key."""
+    if any(other.name == endpoint.name for other in earlier):
+        what = f"a second target named {endpoint.name!r}"
+        file.add_error("duplicate", what, (index,), "give each its own name")
+    same = [other for other in earlier if _is_same(other, endpoint)]
+    if same:
+        file.add_error(
+            "duplicate",
+            f"the same endpoint and key as {same[0].name!r}",
+            (index, "url"),
+            "name each once: its load would be counted as two",
+        )
+
+
+def _is_same(one: Endpoint, other: Endpoint) -> bool:
+    """Return True if two targets have the same base URL and the same key."""
+    return (
+        one.api_key == other.api_key
+        and Target.parse(one.url).redacted == Target.parse(other.url).redacted
+    )
+
+
+class NamedUrl(NamedTuple):
+    """A target of `--url NAME=URL`, which serves the steps of tasks that name it."""
+
+    name: str
+    url: str
+
+
+def split_named_url(text: str) -> NamedUrl | None:
+    """Return the parts of `NAME=URL`, or None for a URL alone."""
+    name, equals, url = text.partition("=")
+    if not equals or not re.fullmatch(TARGET_NAME, name):
+        return None
+    return NamedUrl(name, url)
+
+
+def endpoints_of_urls(urls: Sequence[str], common: Endpoint) -> tuple[Endpoint, ...]:
+    """Return the endpoints of a repeated `--url`.
+
+    `common` has the key and the machine of each; a target with a name has only the key. Raises
+    Faults for a URL that cannot be used or is repeated.
     """
     endpoints: list[Endpoint] = []
-    faults: list[Fault] = []
+    errors: list[Fault] = []
     for text in urls:
-        serves, url = named(text) or ("", text)
-        try:
-            row = backends.of_target(url)
-        except UserError as fault:
-            faults.append(fault)
-            continue
-        if backends.provides_target(row):
-            because = (
-                f"{url} runs in virtual time"
-                if row.virtual
-                else f"a target of {row.name} stands alone"
-            )
-            faults.append(
-                UserError(
-                    "conflict", f"{because}, beside no other target", "--url", "name it alone"
+        named = split_named_url(text)
+        url = text if named is None else named.url
+        with collecting(errors):
+            address = _check_one_of_several(url)
+            endpoint = replace(common, url=url, name=address)
+            if named is not None:
+                endpoint = Endpoint(
+                    url=url, name=address, api_key=common.api_key, serves=named.name
                 )
-            )
-            continue
-        try:
-            name = Target.parse(url).redacted
-        except TargetUnusable as error:
-            faults.append(UserError(error.code, str(error), "--url", error.hint))
-            continue
-        if any(name == endpoint.name and serves == endpoint.serves for endpoint in endpoints):
-            faults.append(
-                UserError("duplicate", f"{name} is given twice", "--url", "name each target once")
-            )
-        endpoint = Endpoint(
-            url=url, name=name, api_key=api_key, gpus=gpus, shape=shape, region=region
-        )
-        if serves:
-            endpoint = Endpoint(url=url, name=name, api_key=api_key, serves=serves)
-        endpoints.append(endpoint)
-    if faults:
-        raise Faults(faults)
+            if any(_has_same_role(endpoint, other) for other in endpoints):
+                what = f"{address} is given twice"
+                errors.append(UserError("duplicate", what, "--url", "name each target once"))
+            endpoints.append(endpoint)
+    if errors:
+        raise Faults(errors)
     return tuple(endpoints)
+
+
+def _check_one_of_several(url: str) -> str:
+    """Return the address of a URL that can be used beside others. Raises UserError."""
+    backend = backends.of_target(url)
+    if backends.provides_target(backend):
+        reason = f"a target of {backend.name} stands alone"
+        if backend.virtual:
+            reason = f"{url} runs in virtual time"
+        raise UserError("conflict", f"{reason}, beside no other target", "--url", "name it alone")
+    try:
+        return Target.parse(url).redacted
+    except TargetUnusable as error:
+        raise UserError(error.code, str(error), "--url", error.hint) from None
+
+
+def _has_same_role(one: Endpoint, other: Endpoint) -> bool:
+    return one.name == other.name and one.serves == other.serves

@@ -109,12 +109,12 @@ def test_a_password_in_a_url_is_not_repeated(tmp_path: Path) -> None:
 
 def test_the_same_url_twice() -> None:
     with refused(Faults, "duplicate", "--url"):
-        targets.from_urls(["http://h", "http://h/v1"], None, None, "", "")
+        targets.endpoints_of_urls(["http://h", "http://h/v1"], Endpoint(url=""))
 
 
 def test_virtual_time_stands_alone() -> None:
     with refused(Faults, "conflict", "--url"):
-        targets.from_urls(["sim:gb300-vm", "http://h"], None, None, "", "")
+        targets.endpoints_of_urls(["sim:gb300-vm", "http://h"], Endpoint(url=""))
 
 
 def test_keys_differ_where_the_url_does_not(tmp_path: Path) -> None:
