@@ -1,9 +1,11 @@
-"""The offset between two monotonic clocks, from request-response exchanges. Pure.
+"""The offset between two monotonic clocks, from request/response exchanges. Pure.
 
-On our clock, a request leaves at `asked` and its answer arrives at `back`. In between, the other clock was read as
-`there`. So the other clock is ahead of ours by at least `there - back` and at most `there - asked`, whatever the delays
-were. Every exchange gives such an interval and the true offset is in all of them; the bound is half the width of their
-intersection. With one exchange this is NTP's offset ± rtt/2; with more it is never wider.
+On the local clock, a request leaves at `sent_ns` and its response arrives at `received_ns`. In
+between, the remote clock was read as `remote_ns`. So the remote clock is ahead of the local one by
+at least `remote_ns - received_ns` and at most `remote_ns - sent_ns`, whatever the delays were.
+Every exchange gives such an interval, and the true offset is in all of them; the bound is half the
+width of their intersection. With one exchange this is NTP's offset ± rtt/2; with more it is never
+wider.
 """
 
 from __future__ import annotations
@@ -12,38 +14,42 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 TOLERATED_NS = 10_000_000
-"""A larger bound of the common start is a warning. Output events of all workers are counted in bins of this length
-(`results.record.BIN_NS`); with a larger bound, one instant could be in different bins on different nodes."""
+"""A larger bound of the common start is a warning.
+
+Output events of all workers are counted in bins of this length (`results.record.BIN_NS`). With a
+larger bound, one instant could be in different bins on different nodes.
+"""
 
 
 class ClockExchange(NamedTuple):
-    """One exchange, ns: sent at `asked`, answered at `back` on our clock; `there`: reading of the other clock."""
+    """One exchange: when it was sent and received on the local clock, and the remote clock."""
 
-    asked: int
-    there: int
-    back: int
+    sent_ns: int
+    remote_ns: int
+    received_ns: int
 
 
 class Offset(NamedTuple):
-    """The other clock minus ours is `ns` ± `bound_ns`."""
+    """The remote clock minus the local one, which is `ns` ± `bound_ns`."""
 
     ns: int
     bound_ns: int
 
     def there(self, here_ns: int) -> int:
-        """The reading of the other clock at the instant `here_ns` of our clock."""
+        """Return the reading of the remote clock when the local clock reads `here_ns`."""
         return here_ns + self.ns
 
 
 def offset(exchanges: Sequence[ClockExchange]) -> Offset:
-    """The offset from the intersection of all exchanges (at least one).
+    """Return the offset that the intersection of all exchanges (at least one) gives.
 
-    If the intersection is empty (a clock was slewed, or the exchanges are far apart in time), the offset from the
-    exchange with the shortest round trip.
+    If the intersection is empty (a clock was slewed, or the exchanges are far apart in time), the
+    exchange with the shortest round trip decides.
     """
-    low = max(exchange.there - exchange.back for exchange in exchanges)
-    high = min(exchange.there - exchange.asked for exchange in exchanges)
+    low = max(exchange.remote_ns - exchange.received_ns for exchange in exchanges)
+    high = min(exchange.remote_ns - exchange.sent_ns for exchange in exchanges)
     if low > high:
-        fastest = min(exchanges, key=lambda exchange: exchange.back - exchange.asked)
-        low, high = fastest.there - fastest.back, fastest.there - fastest.asked
+        fastest = min(exchanges, key=lambda exchange: exchange.received_ns - exchange.sent_ns)
+        low = fastest.remote_ns - fastest.received_ns
+        high = fastest.remote_ns - fastest.sent_ns
     return Offset((low + high) // 2, -(-(high - low) // 2))

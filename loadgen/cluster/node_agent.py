@@ -1,11 +1,13 @@
-"""Runs one worker on a node of a cluster and copies its files to the run's folder. IO.
+"""Runs one worker on a node of a cluster and copies its files to the folder of the run. IO.
 
-`NodeAgent` runs on the node, `Copy` on the driver's machine. Neither uses Ray itself; Ray actors only carry the calls.
+`NodeAgent` runs on the node, `Copy` on the machine of the driver. Neither uses Ray itself: Ray
+actors only carry the calls.
 
-The worker is the same process as a local one and writes the same files, to a temporary folder on the node. The driver
-calls `take` repeatedly with the file sizes it has and gets what is new. So it can repeat a call whose answer was lost;
-and if a node is lost, the driver has what the worker had written about a second before. The load ends with its driver:
-an agent that gets no call for SILENCE_S stops its worker.
+The worker is the same process as a local one and writes the same files, to a temporary folder on
+the node. The driver calls `take` again and again with the sizes of the files that it has, and gets
+what is new. So it can repeat a call whose result was lost, and if a node is lost, the driver has
+what the worker had written about a second before. The load ends with its driver: an agent that gets
+no call for SILENCE_S ends its worker.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ import os
 import pickle
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, monotonic_ns
 from typing import Any, NamedTuple
@@ -33,10 +36,17 @@ from loadgen.core.results import store
 from loadgen.core.results.files import PRIVATE
 from loadgen.core.results.spool import GROWING_BINS, Spool, segments
 
-TAKE_BYTES = 4 << 20  # rows in one answer
-SILENCE_S = 15.0  # without a call from the driver: it has ended, or this node is disconnected
-APPENDED = ("texts", "seconds")
-TAIL_BYTES = 2 * GROWING_BINS * 8  # end of a timeline: bins that a worker may still change
+TAKE_BYTES = 4 << 20
+"""Most bytes of records in the result of one call of `take`."""
+SILENCE_S = 15.0
+"""Time without a call after which the driver has ended, or this node is disconnected."""
+WATCH_S = 1.0
+"""Time between two checks for silence."""
+STOP_S = 0.2
+"""Time that a worker has to end after each signal."""
+APPENDED_FILES = ("texts", "seconds")
+TAIL_BYTES = 2 * GROWING_BINS * 8
+"""End of a timeline that is always sent again: a worker may still change these bins."""
 
 
 class GoneError(Exception):
@@ -48,7 +58,14 @@ class AwayError(Exception):
 
 
 class Piece(NamedTuple):
-    """Bytes of a file of the run from offset `start`. `version`: -1, or `data` is the whole file in this version."""
+    """Bytes of a file of the run.
+
+    Attributes:
+        name: The file, relative to the folder of the run.
+        start: Offset of the bytes in the file.
+        data: The bytes.
+        version: -1, or `data` is the whole file in this version.
+    """
 
     name: str
     start: int
@@ -59,8 +76,12 @@ class Piece(NamedTuple):
 class Taken(NamedTuple):
     """New data of a worker.
 
-    `lines`: its new output lines; `board`: its block of `SharedCounters`; `more`: there is more, call again at once;
-    `ended`: the worker has ended and these are its last pieces.
+    Attributes:
+        pieces: New bytes of its files.
+        lines: Its new output lines.
+        board: Its block of `SharedCounters`.
+        more: There is more data, so `take` should be called again at once.
+        ended: The worker has ended, and these are its last pieces.
     """
 
     pieces: list[Piece]
@@ -71,56 +92,63 @@ class Taken(NamedTuple):
 
 
 class NodeAgent:
-    """One worker on a node. The driver calls all its methods; none of them waits for the worker."""
+    """One worker on a node. The driver calls all methods; none of them waits for the worker."""
 
     def __init__(self, take_bytes: int = TAKE_BYTES) -> None:
         self._take_bytes = take_bytes
         self._lines: list[bytes] = []
-        self._called_at = monotonic()
+        self._last_call_s = monotonic()
         self._folder = Path()
-        self._ended = False
+        self._has_ended = False
 
     async def clock(self) -> int:
-        """This machine's monotonic clock, ns."""
+        """Return the monotonic clock of this machine in nanoseconds."""
         return monotonic_ns()
 
     async def facts(self, paths: Sequence[str], packages: Sequence[str] = ()) -> dict[str, Any]:
-        """Facts about this machine in plain types, so that a driver with another version of loadgen can read them."""
-        here = own_facts(paths, packages)
-        return here._asdict() | {"room": (here.room.files, here.room.ports)}
+        """Return facts about this machine in plain types.
 
-    async def start(self, i: int, workers: int, *job: bytes) -> None:
-        """Start the worker for share `i`; `job` is a pickled Job in pieces. READY appears in the lines of `take`."""
-        received: Job = pickle.loads(b"".join(job))
-        self._folder = Path(tempfile.mkdtemp(prefix=f"loadgen-{received.run_id}-w{i}-"))
+        A driver with another version of loadgen can read them.
+        """
+        facts = own_facts(paths, packages)
+        return facts._asdict() | {"room": (facts.room.files, facts.room.ports)}
+
+    async def start(self, i: int, workers: int, *job_pieces: bytes) -> None:
+        """Start the worker for share `i` of `workers` of a pickled Job.
+
+        When it is ready, READY is in the lines that `take` returns.
+        """
+        job: Job = pickle.loads(b"".join(job_pieces))
+        self._folder = Path(tempfile.mkdtemp(prefix=f"loadgen-{job.run_id}-w{i}-"))
         (self._folder / "spool").mkdir()
-        self._i, self._workers = i, workers
+        self._i = i
         self._counters = SharedCounters(self._folder / "spool" / worker.BOARD, workers)
         self._process = worker.start()
         with contextlib.suppress(OSError):  # Ray starts its processes with a niceness of 15
             os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
-        data = pickle.dumps(msgspec.structs.replace(received, folder=self._folder))
-        threading.Thread(target=self._listen, args=(data, i, workers), daemon=True).start()
-        self._watch_task = asyncio.create_task(self._watch())
-        self._called_at = monotonic()
+        data = pickle.dumps(msgspec.structs.replace(job, folder=self._folder))
+        threading.Thread(target=self._communicate, args=(data, workers), daemon=True).start()
+        self._watch_task = asyncio.create_task(self._end_after_silence())
+        self._last_call_s = monotonic()
 
-    def _listen(self, job: bytes, i: int, workers: int) -> None:
-        worker.give(self._process, job, i, workers)
+    def _communicate(self, job: bytes, workers: int) -> None:
+        """Send the job to the worker process and collect its output until it ends."""
+        worker.give(self._process, job, self._i, workers)
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._lines.append(line)
         self._process.wait()
-        self._ended = True
+        self._has_ended = True
 
-    async def _watch(self) -> None:
-        while not self._ended:
-            await asyncio.sleep(1.0)
-            if monotonic() > self._called_at + SILENCE_S:
+    async def _end_after_silence(self) -> None:
+        while not self._has_ended:
+            await asyncio.sleep(WATCH_S)
+            if monotonic() > self._last_call_s + SILENCE_S:
                 await self.end()
                 return
 
     async def niceness(self) -> int:
-        """Niceness of the worker process."""
+        """Return the niceness of the worker process."""
         return os.getpriority(os.PRIO_PROCESS, self._process.pid)
 
     async def tell(self, line: bytes) -> None:
@@ -133,46 +161,74 @@ class NodeAgent:
             self._process.send_signal(number)
 
     async def take(self, have: Mapping[str, int], lines: int) -> Taken:
-        """What is new for the driver, which has `have` of each file (its size or its version) and `lines` lines.
+        """Return what is new for the driver.
 
-        Rows are read before texts and sent after them, so no row arrives before its text.
+        Records are read before error texts and sent after them, so no record arrives before its
+        text.
+
+        Args:
+            have: The size or the version of each file that the driver has.
+            lines: Number of output lines that the driver has.
         """
-        self._called_at = monotonic()
-        ended = self._ended
+        self._last_call_s = monotonic()
+        has_ended = self._has_ended
         new_lines = self._lines[lines:]
-        room = self._take_bytes
-        rows: list[Piece] = []
-        segment_names = [segment.path.name for segment in segments(self._folder, self._i)]
-        for name in (f"spool/{name}" for name in (f"w{self._i}.events", *segment_names)):
-            known_size = have.get(name, 0)
-            if piece := self._new_bytes(name, known_size, room):
-                rows.append(piece)
-                room -= len(piece.data)
-            if room <= 0:
+        records = self._new_records(have)
+        has_more = sum(len(piece.data) for piece in records) >= self._take_bytes
+        other_pieces = [*self._new_appended(have), *self._new_flows(have)]
+        self._delete_copied(have)
+        return Taken(
+            pieces=[*other_pieces, *records],
+            lines=new_lines,
+            board=self._counters.block(self._i),
+            more=has_more,
+            ended=has_ended and not has_more,
+        )
+
+    def _new_records(self, have: Mapping[str, int]) -> list[Piece]:
+        """Return new events and records, at most `take_bytes` of them."""
+        names = [f"w{self._i}.events"]
+        names += [segment.path.name for segment in segments(self._folder, self._i)]
+        remaining_bytes = self._take_bytes
+        pieces: list[Piece] = []
+        for name in (f"spool/{name}" for name in names):
+            piece = self._new_bytes(name, have.get(name, 0), remaining_bytes)
+            if piece is not None:
+                pieces.append(piece)
+                remaining_bytes -= len(piece.data)
+            if remaining_bytes <= 0:
                 break
-        other_pieces = [
-            self._new_bytes(name, have.get(name, 0))
-            for name in (f"spool/w{self._i}.{kind}" for kind in APPENDED)
-        ]
+        return pieces
+
+    def _new_appended(self, have: Mapping[str, int]) -> Iterator[Piece]:
+        """Yield new bytes of the other files that a worker appends to."""
+        for kind in APPENDED_FILES:
+            name = f"spool/w{self._i}.{kind}"
+            if (piece := self._new_bytes(name, have.get(name, 0))) is not None:
+                yield piece
+
+    def _new_flows(self, have: Mapping[str, int]) -> Iterator[Piece]:
+        """Yield new histograms and new bytes of timelines."""
         for path in sorted((self._folder / "flows").glob("w*")):
             name = f"flows/{path.name}"
-            known_size = have.get(name, 0)
+            known = have.get(name, 0)
+            piece = None
             if ".timeline." in name:
-                other_pieces.append(self._new_bytes(name, known_size, tail=TAIL_BYTES))
+                piece = self._new_bytes(name, known, tail=TAIL_BYTES)
             elif path.suffix == ".heat":
-                other_pieces.append(self._new_bytes(name, known_size))
-            elif path.suffix != ".new" and (version := path.stat().st_mtime_ns) != known_size:
-                other_pieces.append(Piece(name, 0, path.read_bytes(), version))
-        self._delete_copied(have)
-        pieces = [*filter(None, other_pieces), *rows]
-        return Taken(
-            pieces, new_lines, self._counters.block(self._i), room <= 0, ended and room > 0
-        )
+                piece = self._new_bytes(name, known)
+            elif path.suffix != ".new" and (version := path.stat().st_mtime_ns) != known:
+                piece = Piece(name, 0, path.read_bytes(), version)
+            if piece is not None:
+                yield piece
 
     def _new_bytes(
         self, name: str, known_size: int, max_bytes: int = -1, tail: int = 0
     ) -> Piece | None:
-        """Bytes of a file after the first `known_size`, and `tail` bytes before those; None if there is nothing new."""
+        """Return the bytes of a file after the first `known_size`, and `tail` bytes before them.
+
+        Returns None if there is nothing new.
+        """
         try:
             with (self._folder / name).open("rb") as file:
                 if os.fstat(file.fileno()).st_size <= known_size and not tail:
@@ -192,19 +248,27 @@ class NodeAgent:
     async def end(self) -> None:
         """End the worker if it still runs, and delete its files on the node."""
         if self._process.poll() is None:
-            for _ in range(2):  # the first signal: stop; the second: end at once
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.send_signal(signal.SIGTERM)
-                await asyncio.sleep(0.2)
-            self._process.kill()
+            await self._terminate(self._process)
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    async def _terminate(self, process: subprocess.Popen[bytes]) -> None:
+        """Let the worker stop with a first signal and end with a second one, then kill it."""
+        for _ in range(2):
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(STOP_S)
+        process.kill()
+
 
 class Copy:
-    """Writes the files of one worker into the run's folder. `have`: file -> its size or version so far."""
+    """Writes the files of one worker into the folder of the run.
+
+    Attributes:
+        have: The size or the version of each file so far.
+    """
 
     def __init__(self, folder: Path, i: int) -> None:
         self._folder = folder
@@ -213,15 +277,15 @@ class Copy:
 
     def add(self, pieces: Sequence[Piece]) -> None:
         """Write the pieces in order."""
-        for name, start, data, version in pieces:
-            path = self._folder / name
-            if version >= 0:
-                store.replace(path, data)
-                self.have[name] = version
+        for piece in pieces:
+            path = self._folder / piece.name
+            if piece.version >= 0:
+                store.replace(path, piece.data)
+                self.have[piece.name] = piece.version
                 continue
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
             try:
-                os.pwrite(descriptor, data, start)
+                os.pwrite(descriptor, piece.data, piece.start)
             finally:
                 os.close(descriptor)
-            self.have[name] = start + len(data)
+            self.have[piece.name] = piece.start + len(piece.data)

@@ -1,4 +1,8 @@
-"""What is compared between this machine and the nodes of a cluster before a run: what must be alike, and limits. IO."""
+"""Facts about a machine that the driver compares with those of the nodes before a run. IO.
+
+The requests of a run depend on the version of loadgen, on Python, numpy and on files, so all nodes
+must have the same ones.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,12 @@ from loadgen.core.workload import Replay, parts
 class NodeFacts(NamedTuple):
     """Facts about a node.
 
-    `same`: name -> value of what must be equal on every node. `loopback`: an id, equal where machines share a loopback
-    interface. `files`: path -> digest of the requested files, "" for a file that is not there.
+    Attributes:
+        host: Its host name.
+        same: What must be equal on every node: versions by their names.
+        loopback: An id that is equal for nodes that share a loopback interface.
+        room: Its limits of open files and local ports.
+        files: The digest of each file by its path; empty for a file that does not exist.
     """
 
     host: str
@@ -37,7 +45,12 @@ class NodeFacts(NamedTuple):
 
 
 def own_facts(paths: Sequence[str], packages: Sequence[str] = ()) -> NodeFacts:
-    """Facts about this machine, with digests of the files at these paths and the versions of these packages."""
+    """Return the facts about this machine.
+
+    Args:
+        paths: Files and folders whose digests are included.
+        packages: Python packages whose versions are included.
+    """
     return NodeFacts(
         host=socket.gethostname(),
         same={
@@ -53,6 +66,7 @@ def own_facts(paths: Sequence[str], packages: Sequence[str] = ()) -> NodeFacts:
 
 
 def _loopback_id() -> str:
+    """Return an id of the boot and the network namespace of this machine."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
         return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
@@ -61,6 +75,7 @@ def _loopback_id() -> str:
 
 
 def _source_digest() -> str:
+    """Return a digest of the source of loadgen and its SDK."""
     digest = hashlib.blake2b(digest_size=4)
     for package in (loadgen, loadgen_sdk):
         root = Path(package.__file__ or "").parent
@@ -70,11 +85,12 @@ def _source_digest() -> str:
 
 
 def _digest(path: Path) -> str:
+    """Return the digest of a file or of all files in a folder; empty if it cannot be read."""
     digest = hashlib.blake2b(digest_size=16)
     try:
-        files = (
-            sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-        )
+        files = [path]
+        if path.is_dir():
+            files = sorted(file for file in path.rglob("*") if file.is_file())
         for file in files:
             with file.open("rb") as data:
                 while block := data.read(1 << 20):
@@ -85,26 +101,40 @@ def _digest(path: Path) -> str:
 
 
 def elsewhere(local: NodeFacts, nodes: Iterable[tuple[str, NodeFacts]]) -> list[str]:
-    """The places of the nodes that do not share this machine's loopback interface. `nodes`: place and facts of each."""
+    """Return the places of the nodes that do not share the loopback interface of this machine.
+
+    Args:
+        local: The facts about this machine.
+        nodes: The place and the facts of each node.
+    """
     return sorted({where for where, facts in nodes if facts.loopback != local.loopback})
 
 
 def unreachable(job: Job, elsewhere: Sequence[str], where: str) -> Iterator[Fault]:
-    """A fault if workers `elsewhere` cannot reach the target."""
+    """Yield an error if workers on other machines cannot reach the target.
+
+    Args:
+        job: The job of the run.
+        elsewhere: The places of the workers on other machines.
+        where: The option that the error names.
+    """
     if elsewhere and job.simulated:
-        what = f"the embedded simulation listens on this machine alone, and workers run on {elsewhere[0]}"
         yield UserError(
-            "unsupported", what, where, "start `loadgen sim` with --host and name it with --url"
+            "unsupported",
+            "the embedded simulation listens on this machine alone, "
+            f"and workers run on {elsewhere[0]}",
+            where,
+            "start `loadgen sim` with --host and name it with --url",
         )
 
 
 def notes(job: Job, elsewhere: Sequence[str]) -> Iterator[str]:
-    """A note for each target that is another server for workers `elsewhere`."""
+    """Yield a note for each target that is another server for workers on other machines."""
     for probed in job.found:
         if elsewhere and _is_loopback(probed.target.host):
             yield (
-                f"{probed.target.redacted} is the loopback address of each machine, and workers run on "
-                f"{', '.join(elsewhere)}: each sends to its own machine"
+                f"{probed.target.redacted} is the loopback address of each machine, "
+                f"and workers run on {', '.join(elsewhere)}: each sends to its own machine"
             )
 
 
@@ -116,30 +146,43 @@ def _is_loopback(host: str) -> bool:
 
 
 def files_of(job: Job) -> list[str]:
-    """Paths of existing files that every worker reads itself."""
-    settings, several = job.settings, parts(job.workload.requests).values()
-    values: list[Any] = [settings.tokenizer, settings.tls.ca, settings.tls.cert, settings.tls.key]
-    values += [getattr(requests, name, None) for requests in several for name in ("path", "trace")]
-    values += [
-        stage.arrival.file for stage in job.workload.stages if isinstance(stage.arrival, Replay)
-    ]
+    """Return the paths of the existing files that every worker reads itself."""
+    tls = job.settings.tls
+    values: list[Any] = [job.settings.tokenizer, tls.ca, tls.cert, tls.key]
+    for requests in parts(job.workload.requests).values():
+        values += [getattr(requests, name, None) for name in ("path", "trace")]
+    for stage in job.workload.stages:
+        if isinstance(stage.arrival, Replay):
+            values.append(stage.arrival.file)
     paths = [os.fspath(path) for path in values if isinstance(path, str | os.PathLike)]
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
 def differences(local: NodeFacts, remote: NodeFacts, where: str) -> Iterator[Fault]:
-    """Faults for differences between a node and this machine that would change the requests."""
+    """Yield an error for each difference that would change the requests.
+
+    Args:
+        local: The facts about this machine.
+        remote: The facts about the node.
+        where: The place of the node.
+    """
     for name, value in local.same.items():
         if remote.same.get(name) != value:
-            what = f"{name} {remote.same.get(name)} there, {value} here"
-            hint = "the same on every node: the requests of a run depend on it"
-            yield UserError("nodes_differ", what, where, hint, key=name)
-    for path, digest in local.files.items():
-        if remote.files.get(path) != digest:
-            what = (
-                "no such file there"
-                if not remote.files.get(path)
-                else "another file there than here"
+            yield UserError(
+                "nodes_differ",
+                f"{name} {remote.same.get(name)} there, {value} here",
+                where,
+                "the same on every node: the requests of a run depend on it",
+                key=name,
             )
-            hint = "put it on a shared folder, under the same absolute path"
-            yield UserError("nodes_differ", f"{path}: {what}", where, hint, key=path)
+    for path, digest in local.files.items():
+        remote_digest = remote.files.get(path)
+        if remote_digest != digest:
+            what = "another file there than here" if remote_digest else "no such file there"
+            yield UserError(
+                "nodes_differ",
+                f"{path}: {what}",
+                where,
+                "put it on a shared folder, under the same absolute path",
+                key=path,
+            )

@@ -10,8 +10,13 @@ from typing import Any, NamedTuple
 class ClusterNode(NamedTuple):
     """A node of a Ray cluster.
 
-    `name`: differs from those of all other nodes, together with the address. `port`: of its raylet. `cpus`: whole CPUs
-    that are free, `total` with those that are taken.
+    Attributes:
+        id: Ray's id of the node.
+        name: A name that is unique together with the address.
+        address: Its IP address.
+        port: The port of its raylet.
+        cpus: Number of whole CPUs that are free.
+        total: Number of whole CPUs, free or not.
     """
 
     id: str
@@ -23,34 +28,56 @@ class ClusterNode(NamedTuple):
 
     @property
     def where(self) -> str:
+        """The node in messages: its name and address."""
         return f"{self.name} ({self.address})"
 
 
 def nodes(
     listed: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]
 ) -> list[ClusterNode]:
-    """The living nodes of `ray.nodes()`. `free`: of each node id what is available.
+    """Return the nodes that are alive.
 
-    Machines that were copied have one host name, and several nodes may be on one machine, one after the other too:
-    these have the beginning of their id in their name.
+    Several nodes may be on one machine, one after the other, too. Their names contain the beginning
+    of their id.
+
+    Args:
+        listed: What `ray.nodes()` returns.
+        free: The available resources of each node by its id.
     """
-    alike = Counter((node["NodeManagerHostname"], node["NodeManagerAddress"]) for node in listed)
-    found = []
-    for node in (one for one in listed if one["Alive"]):
-        id, host, address = node["NodeID"], node["NodeManagerHostname"], node["NodeManagerAddress"]
-        name = f"{host} #{id[:6]}" if alike[host, address] > 1 else host
-        cpus, total = (
-            int(resources.get("CPU", 0)) for resources in (free.get(id, {}), node["Resources"])
+    same_host = Counter(map(_host_and_address, listed))
+    alive = []
+    for node in listed:
+        if not node["Alive"]:
+            continue
+        node_id = node["NodeID"]
+        host, address = _host_and_address(node)
+        alive.append(
+            ClusterNode(
+                id=node_id,
+                name=f"{host} #{node_id[:6]}" if same_host[host, address] > 1 else host,
+                address=address,
+                port=node["NodeManagerPort"],
+                cpus=int(free.get(node_id, {}).get("CPU", 0)),
+                total=int(node["Resources"].get("CPU", 0)),
+            )
         )
-        found.append(ClusterNode(id, name, address, node["NodeManagerPort"], cpus, total))
-    return found
+    return alive
+
+
+def _host_and_address(node: Mapping[str, Any]) -> tuple[str, str]:
+    return node["NodeManagerHostname"], node["NodeManagerAddress"]
 
 
 def shared_out(workers: int, cpus: Mapping[str, int]) -> list[str]:
-    """The node of each worker: one on each node first, the largest ahead, then in proportion to the nodes' CPUs.
+    """Return the id of the node of each worker.
 
-    No node gets more workers than it has CPUs, unless there are more workers than CPUs. `cpus`: of at least one node,
-    one or more.
+    Every node gets one worker first, the largest node before the others. Then the workers are
+    divided in proportion to the CPUs of the nodes. No node gets more workers than it has CPUs,
+    unless there are more workers than CPUs.
+
+    Args:
+        workers: Number of workers.
+        cpus: Number of CPUs (one or more) of each node (at least one) by its id.
     """
     taken = dict.fromkeys(sorted(cpus, key=lambda node: -cpus[node]), 0)
     placed = []

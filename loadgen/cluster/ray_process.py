@@ -34,7 +34,10 @@ class RayDriver:
         self._lease: Any = None
 
     def connect(self, address: str, holder: str, where: str) -> None:
-        """Join the cluster and take its lease. Raises UserError if there is none, or another command has it."""
+        """Join the cluster and reserve it.
+
+        Raises UserError if there is no cluster, or if another command has reserved it.
+        """
         try:
             import ray
         except ImportError:
@@ -127,7 +130,10 @@ def take_lease(holder: str, where: str) -> Any:
             if monotonic() < deadline:
                 sleep(0.2)
                 continue
-        hint = "wait until it has ended, or end it: two loads from the same machines measure each other"
+        hint = (
+            "wait until it has ended, or end it: "
+            "two loads from the same machines measure each other"
+        )
         raise UserError("cluster_in_use", f"the cluster is in use by {who}", where, hint)
 
 
