@@ -208,3 +208,9 @@ def test_a_conversation_ends_with_its_first_failed_turn(tmp_path: Path, transpor
     assert not failed.all()
     assert (second_turns["kind"][failed] == KIND["previous_turn_failed"]).all()
     assert (second_turns["sent_ns"][~failed] >= 0).all()
+
+
+def test_a_virtual_user_begins_each_conversation_with_its_first_turn(run_load: RunLoad) -> None:
+    turns = ", turns: {count: 2, tool_result_tokens: 4, tool_time: 5ms}"
+    rows = run_load("stages:\n" + closed(2, "count: 6"), turns)
+    assert rows["turn"].tolist() == [0, 1] * 6
