@@ -1,7 +1,7 @@
 """How often the paragraph under the verdict names the right cause, on a simulated server. Everything here is SIMULATED.
 
     python benchmarks/causes.py                       ten causes x 20 seeds, 100 runs without a cause
-    python benchmarks/causes.py --seed 500            other seeds; the limits in metrics/causes.py were set on the first
+    python benchmarks/causes.py --seed 500            other seeds; the limits in analysis/causes.py were set on the first
     python benchmarks/causes.py --no-account          a server that gives no account of its time
     python benchmarks/causes.py --only queue,clean -v
 
@@ -24,8 +24,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.core import seeds
-from loadgen.core.metrics.causes import Explanation, explain
+from loadgen.core.analysis.causes import explain
 from loadgen.core.metrics.columns import Columns
+from loadgen.core.metrics.sections import Explanation
 from loadgen.core.results.manifest import Header, StagePlan
 from loadgen.core.schedule import arrivals
 from loadgen.core.server_metrics.series import UP, MetricSample

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.compare import comparison
-from loadgen.core.metrics.summary import summarize
 from loadgen.core.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
+from loadgen.core.run_summary import summarize
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import load, read_flags
 from loadgen.runs.compared import ComparedRun, Side

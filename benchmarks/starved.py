@@ -41,8 +41,8 @@ from numpy.typing import NDArray
 
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics.columns import Columns
-from loadgen.core.metrics.summary import summarize
 from loadgen.core.results import store
+from loadgen.core.run_summary import summarize
 from loadgen.core.stats.intervals import wilson
 from loadgen.core.stats.quantiles import deciding, exact, index
 from loadgen.sim.server.send_log import SentRequests, parse_log

@@ -16,8 +16,8 @@ import msgspec
 import rig
 from msgspec.structs import replace
 
-from loadgen.core.metrics.summary import summarize
 from loadgen.core.results.manifest import Header, StagePlan
+from loadgen.core.run_summary import summarize
 from loadgen.core.schedule import arrivals
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf import rules

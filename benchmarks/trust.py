@@ -67,9 +67,9 @@ from loadgen.contracts.schema import HORIZON_NS, Contract, parse
 from loadgen.contracts.steady_samples import NEARLY, latencies
 from loadgen.core.metrics import sustainable
 from loadgen.core.metrics.columns import Columns
-from loadgen.core.metrics.summary import summarize
 from loadgen.core.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
 from loadgen.core.results.record import SOURCES
+from loadgen.core.run_summary import summarize
 from loadgen.core.stats import intervals, trend
 from loadgen.core.stats.quantiles import index
 from loadgen.runs.compared import ComparedRun, Side

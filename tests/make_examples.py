@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.metrics.summary import dump_summary, summarize
+from loadgen.core.metrics.summary import dump_summary
 from loadgen.core.results.manifest import (
     Fingerprints,
     Header,
@@ -20,6 +20,7 @@ from loadgen.core.results.manifest import (
     TargetFacts,
 )
 from loadgen.core.results.record import BIN_NS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
+from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import Histogram
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from loadgen.contracts.planning import JUDGED_HERE
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.core.limits import ValidityLimits
-from loadgen.core.metrics.summary import summarize
 from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.core.results.record import KINDS, SOURCES, STATUSES
+from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo
 from loadgen.core.stats.quantiles import Histogram
 

@@ -280,7 +280,7 @@ def test_the_drawing_of_the_tree_is_that_of_the_layers(package: str) -> None:
     ("heading", "stops"),
     [
         ("From --request-rate to the socket", (16, 12)),
-        ("From a token event to", (20, 14)),
+        ("From a token event to", (20, 15)),
         ("From an SLO term", (9, 8)),
     ],
 )

@@ -1,6 +1,6 @@
 """Figures of one run, or of several runs taken as one, with their standard errors by blocks of time.
 
-Pure. The errors of one run by itself are those of `core/metrics/within.py`; here are those of several taken as one.
+Pure. The errors of one run by itself are those of `core/metrics/within_run_variance.py`; here are those of several taken as one.
 """
 
 from __future__ import annotations
@@ -12,10 +12,17 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.metrics import within
+from loadgen.core.analysis import within_run_variance
+from loadgen.core.analysis.within_run_variance import (
+    BLOCKS,
+    Known,
+    blocks_beyond,
+    by_means,
+    in_order,
+    rank_error,
+)
 from loadgen.core.metrics.columns import OK, UNDEFINED, Columns
 from loadgen.core.metrics.windows import Span, spread_tokens
-from loadgen.core.metrics.within import BLOCKS, Known, blocks_beyond, by_means, in_order, rank_error
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import QUANTILES, SUPPORT, element
@@ -160,9 +167,9 @@ def rate(
     """Output tokens per second in the steady windows, with the error by pieces of that time; or None and the reason."""
     rates: list[float] = []
     for steady, part in zip(windows, parts, strict=True):
-        pieces = within.pieces_of(steady)
+        pieces = within_run_variance.pieces_of(steady)
         if not pieces:
             return None, "no time under load"
         rates += [spread_tokens(part, piece) / (piece.duration_s or 1) for piece in pieces]
-    known = within.rate(rates, value)
+    known = within_run_variance.rate(rates, value)
     return known, "" if known is not None else "no tokens under load"

@@ -18,15 +18,16 @@ import numpy as np
 
 from loadgen.compare import block_errors
 from loadgen.core import format
+from loadgen.core.analysis import within_run_variance
+from loadgen.core.analysis.within_run_variance import Known
 from loadgen.core.limits import CACHED_SHARE, SHORTENED
-from loadgen.core.metrics import outcomes, within
+from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import OK, of_class, step_of
 from loadgen.core.metrics.parts import ClassSummary, StepSummary
 from loadgen.core.metrics.reasons import STATES
-from loadgen.core.metrics.recovery import Recovery
+from loadgen.core.metrics.sections import Recovery
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.validity import answered_share
-from loadgen.core.metrics.within import Known
 from loadgen.core.results.manifest import ReasonCode, StepPlan
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import LEVEL
@@ -557,7 +558,7 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
         error = float(scaled.std(ddof=1)) / math.sqrt(len(values))
         if is_share:  # three runs without a failure do not say that there is none
             requests = sum(run.summary.requests.scheduled for run in side.runs)
-            error = max(error, within.least_share_error(value * requests, requests))
+            error = max(error, within_run_variance.least_share_error(value * requests, requests))
         known = Known(float(scaled.mean()), error, len(values) - 1)
         recorded = [part for run in side.runs if (part := run.measured()) is not None]
         if compared.per_request and len(recorded) == len(side.runs):
@@ -572,13 +573,16 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
     if compared.per_request:
         return block_errors.latency(columns, compared, value)
     if compared.path == "ok_share":
-        return within.share([within.marks(part, part.where(OK)) for part in columns], value), ""
+        return within_run_variance.share(
+            [within_run_variance.marks(part, part.where(OK)) for part in columns], value
+        ), ""
     if compared.path == "goodput.share":
         slo = next((run.header.slo for run in side.runs if run.header is not None), None)
         if slo is None:
             return None, "each class has an SLO of its own"
-        return within.share(
-            [within.marks(part, outcomes.meets(part, slo), slo) for part in columns], value
+        return within_run_variance.share(
+            [within_run_variance.marks(part, outcomes.meets(part, slo), slo) for part in columns],
+            value,
         ), ""
     if compared.path == "tokens.steady_output_per_s":
         return block_errors.rate([run.summary.window.steady for run in side.runs], columns, value)

@@ -29,8 +29,9 @@ from loadgen.contracts.steady_samples import (
     Timed,
 )
 from loadgen.core import format
+from loadgen.core.analysis import fairness
 from loadgen.core.errors import Fault, Faults
-from loadgen.core.metrics import fairness, outcomes, windows
+from loadgen.core.metrics import outcomes, windows
 from loadgen.core.metrics.columns import OK, Columns
 from loadgen.core.metrics.windows import Span
 from loadgen.core.slo import not_here

@@ -32,9 +32,9 @@ from loadgen.contracts.schema import (
 )
 from loadgen.contracts.steady_samples import NEARLY
 from loadgen.core import format
+from loadgen.core.analysis.fairness import tenants_of
 from loadgen.core.errors import Code, Fault, Faults, UserError, meant
 from loadgen.core.limits import FEWEST_ANSWERS
-from loadgen.core.metrics.fairness import tenants_of
 from loadgen.core.stats import intervals
 from loadgen.core.stats.quantiles import support
 from loadgen.core.workload import Closed, Mix, Poisson, Slo, Workload

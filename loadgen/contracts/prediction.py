@@ -26,8 +26,8 @@ from loadgen.core import format
 from loadgen.core.errors import Faults, TargetError, codes
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import Execute
-from loadgen.core.metrics.summary import summarize
 from loadgen.core.results.record import ROW
+from loadgen.core.run_summary import summarize
 from loadgen.core.stats.quantiles import Histogram
 from loadgen.sim.row_columns import RowColumns
 from loadgen.sim.server.options import PHYSICAL

@@ -11,9 +11,10 @@ import msgspec
 from loadgen.core.errors import UserError
 from loadgen.core.metrics import energy_use, validity
 from loadgen.core.metrics.accumulator import Accumulator
-from loadgen.core.metrics.summary import FILE, Summary, build, load_summary, summarize
+from loadgen.core.metrics.summary import FILE, Summary, load_summary
 from loadgen.core.results import manifest, store
 from loadgen.core.results.files import refuse_links
+from loadgen.core.run_summary import build, summarize
 from loadgen.core.server_metrics import energy, series
 
 SUMMARY = FILE

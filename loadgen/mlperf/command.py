@@ -595,8 +595,8 @@ def _find_peak(
     load: _Load, folder: Path, qps: float | None, longer: float, run_spread: float | None
 ) -> int:
     """Search the highest VALID rate with the official seeds, then print the result of the confirming run."""
-    from loadgen.core.metrics.summary import summarize
     from loadgen.core.results import checksums, store
+    from loadgen.core.run_summary import summarize
     from loadgen.mlperf import run as mlperf_run
     from loadgen.mlperf.result import DISCLOSURE
     from loadgen.runs.show import shown

@@ -23,8 +23,9 @@ from loadgen_sdk.probe.fetch import Fetcher
 from loadgen_sdk.transport.target import Target
 
 from loadgen.core import format
-from loadgen.core.metrics.summary import Summary, summarize
+from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import ReasonCode
+from loadgen.core.run_summary import summarize
 from loadgen.core.stats.quantiles import element
 from loadgen.present.section import Bullets, Report, section
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from loadgen.core import format
-from loadgen.core.metrics.recovery import Recovery
+from loadgen.core.metrics.sections import Recovery
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.server_metrics import series as served
 from loadgen.present.page import COLORS, Axis, Band, Chart, Mark, Series

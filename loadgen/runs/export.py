@@ -77,9 +77,9 @@ def export(
             "loadgen export",
             "loadgen export RUN --as csv -o run.csv",
         )
-    from loadgen.core.metrics.summary import summarize
     from loadgen.core.results import store
     from loadgen.core.run_folder import is_run, open_run
+    from loadgen.core.run_summary import summarize
     from loadgen.runs import request_gaps
 
     row = FORMATS.find(form)

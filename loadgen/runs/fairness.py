@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadgen.core import format
-from loadgen.core.metrics.fairness import Fairness
+from loadgen.core.metrics.sections import Fairness
 from loadgen.present.section import Said, Section, Table, section
 
 

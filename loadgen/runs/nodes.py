@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadgen.core import format
-from loadgen.core.metrics.between import BetweenNodes
+from loadgen.core.metrics.sections import BetweenNodes
 from loadgen.figures import words
 
 

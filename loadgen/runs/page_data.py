@@ -146,7 +146,7 @@ def figures(
 ) -> Figures:
     """The data for every chart of one run.
 
-    Arguments as for `metrics.summary.summarize`. `heat`: rows of dtype `results.spool.HEAT`.
+    Arguments as for `core.run_summary.summarize`. `heat`: rows of dtype `results.spool.HEAT`.
     """
     columns = Columns(rows)
     ok = columns.where(OK)

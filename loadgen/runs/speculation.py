@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loadgen.core import format
-from loadgen.core.metrics.speculation import Speculation
+from loadgen.core.metrics.sections import Speculation
 from loadgen.core.metrics.summary import Summary
 from loadgen.present.page import Axis, Chart, Series
 from loadgen.present.section import Charts, Said, Section, Table, section

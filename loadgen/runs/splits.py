@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from loadgen.core import format
-from loadgen.core.metrics.causes import FEWEST, SLOW, looked_at, stand_out
-from loadgen.core.metrics.splits import SlowRequest, Splits
+from loadgen.core.analysis.causes import FEWEST, SLOW, looked_at, stand_out
+from loadgen.core.metrics.sections import SlowRequest, Splits
 from loadgen.core.metrics.summary import Summary
 from loadgen.present.page import Bar
 from loadgen.present.section import Bars, Charts, PageOnly, Said, Section, Table, section

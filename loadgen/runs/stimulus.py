@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from loadgen.core import format
-from loadgen.core.metrics.stimulus import StimulusCheck
+from loadgen.core.metrics.sections import StimulusCheck
 
 HEAD = ("load as asked", "asked", "seen", "")
 _TITLES = {

@@ -35,11 +35,12 @@ from loadgen.core.execution.lane_start import AnswerTime
 from loadgen.core.execution.plan import Settings, prepare
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.stop_rules import CHECK_INTERVAL_NS, StopRuleMonitor
-from loadgen.core.metrics.summary import Summary, dump_summary, summarize
+from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.requests import prompts, resonance
 from loadgen.core.results import checksums, store
 from loadgen.core.results.manifest import Header, Second
 from loadgen.core.results.record import STATUS, WITH_UNFINISHED
+from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.workload import Workload
 from loadgen.sim import virtual_folder

@@ -23,11 +23,12 @@ from loadgen.compare import block_errors, comparison, thresholds
 from loadgen.compare import text as compared
 from loadgen.compare.block_errors import Known
 from loadgen.compare.comparison import ComparedRun, Difference, Side
+from loadgen.core.analysis import within_run_variance
 from loadgen.core.errors import Faults
-from loadgen.core.metrics import within
-from loadgen.core.metrics.recovery import Recovery
-from loadgen.core.metrics.summary import load_summary, summarize
+from loadgen.core.metrics.sections import Recovery
+from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results.manifest import Fingerprints, StagePlan
+from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
 from loadgen.present import junit, table
 from loadgen.present import markdown as as_markdown
@@ -329,7 +330,7 @@ def test_the_error_of_a_quantile_is_that_of_its_sampling() -> None:
     values = draw.lognormal(15, sigma, n)
     assert block_errors._quantile_error(values, 0.5)[0] == pytest.approx(truth, rel=0.7)
     drawn = [draw.lognormal(15, sigma, n) for _ in range(20)]
-    ranks = [within.rank_error(values, np.sort(values), 0.5, 20) for values in drawn]
+    ranks = [within_run_variance.rank_error(values, np.sort(values), 0.5, 20) for values in drawn]
     assert np.mean(ranks) == pytest.approx(truth, rel=0.2)
 
 

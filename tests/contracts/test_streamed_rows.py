@@ -9,10 +9,11 @@ from queueing import rows
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.stored import read_run
 from loadgen.core.metrics.columns import DROPPED
-from loadgen.core.metrics.summary import dump_summary, summarize
+from loadgen.core.metrics.summary import dump_summary
 from loadgen.core.results import store
 from loadgen.core.results.manifest import ClassPlan
 from loadgen.core.results.parquet import Frame, to_table, write
+from loadgen.core.run_summary import summarize
 
 
 def test_a_recorded_run_makes_no_rows_of_a_file(tmp_path: Path) -> None:

@@ -105,11 +105,9 @@ def read_back(bench: Bench) -> dict[str, bool]:
         with_lines = file.suffix == ".jsonl"
         value = json.loads(text.splitlines()[-1] if with_lines else text)
         given = ToolFile(str(file), text, value, len(text.splitlines()) if with_lines else 0)
-        row = next(
-            (row for row in formats.having("fits") if formats.call(row, "fits", given)), None
-        )
+        row = next((row for row in FORMATS.rows() if formats.is_result(row, given)), None)
         if row is not None:
-            found[row.tool] = bool(formats.call(row, "read", given).figures)
+            found[row.tool] = bool(formats.read_result(row, given).figures)
     return found
 
 

@@ -22,10 +22,10 @@ from refusals import refused
 
 import loadgen
 from loadgen.core.errors import UserError
-from loadgen.core.metrics.summary import summarize
 from loadgen.core.results import store
 from loadgen.core.results.manifest import StagePlan
 from loadgen.core.results.parquet import Frame, to_table, write
+from loadgen.core.run_summary import summarize
 from loadgen.formats import definitions_of
 from loadgen.interop import aiperf_records, benchmark_report, export, other_definitions, reader
 from loadgen.interop import text as other_tools

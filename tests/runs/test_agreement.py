@@ -81,7 +81,7 @@ def test_each_figure_of_a_run_is_one_number(tmp_path: Path, load: dict[str, obje
     assert f"{format.rate(output)} output" in shown and f"goodput {format.rate(goodput)}" in shown
     assert f"({format.percent(share)})" in shown
 
-    shown_page = as_html.render(kind.report(kind.value(folder)))
+    shown_page = as_html.render(kind.report(kind.load(folder)))
     page = one_line(shown_page)
     assert f"Output tokens {format.quantity(output)} /s" in page
     assert f"Completed {format.quantity(completed)} req/s" in page

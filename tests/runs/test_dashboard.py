@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from queueing import fail, rows
 from rich.console import Console
 
-from loadgen.core.metrics.summary import summarize
 from loadgen.core.results import store
 from loadgen.core.results.manifest import Second, StagePlan
 from loadgen.core.results.record import KINDS
 from loadgen.core.results.spool import Tail
+from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import BOUND, SUPPORT

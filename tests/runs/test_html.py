@@ -14,13 +14,15 @@ from browser import Browser
 from command_line import exits
 from queueing import fail, rows
 
+from loadgen import result_kinds
 from loadgen.core.followers.compactor_process import Compactor
 from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.columns import UNDEFINED, Columns
-from loadgen.core.metrics.summary import Summary, summarize
+from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
 from loadgen.core.results.manifest import Fingerprints, Header, Host, Second, StagePlan, TargetFacts
 from loadgen.core.run_folder import OpenedRun, with_server
+from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics.series import FILE, UP, MetricSample
 from loadgen.core.stats.quantiles import Distribution, Histogram, support
 from loadgen.present import page
@@ -28,11 +30,10 @@ from loadgen.runs import (
     headline as run_headline,
 )
 from loadgen.runs import (
-    kind,
-    percentile_curves,
+    page_data as run_data,
 )
 from loadgen.runs import (
-    page_data as run_data,
+    percentile_curves,
 )
 from loadgen.runs import text as words
 from loadgen.runs.rates import headline
@@ -44,7 +45,7 @@ def page_of(folder: Path) -> str:
     stored = store.read_run(folder)
     summary = with_server(store.server(folder), summarize(*stored))
     made = run_data.figures(*stored[:5], store.heat(folder))
-    added = kind.additions(folder, OpenedRun(summary, stored))
+    added = result_kinds.additions_to(folder, OpenedRun(summary, stored))
     return run_page.render(summary, stored.header, made, store.server(folder), added)
 
 

@@ -19,8 +19,9 @@ from loadgen.contracts.stored import again
 from loadgen.core.errors import Faults
 from loadgen.core.execution import run as execution
 from loadgen.core.execution.plan import Settings
-from loadgen.core.metrics.summary import Summary, summarize
+from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import checksums
+from loadgen.core.run_summary import summarize
 from loadgen.core.stats import intervals
 from loadgen.evidence import verify as bundle
 from loadgen.present import text as as_text

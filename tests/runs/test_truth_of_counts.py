@@ -47,7 +47,7 @@ def everywhere(out: Path, summary: Summary) -> dict[str, str]:
     junit = "\n".join(case.text for case in outcome.cases([("r", summary)]))
     places = {
         "text": text(summary),
-        "page": as_html.render(kind.report(kind.value(out))),
+        "page": as_html.render(kind.report(kind.load(out))),
         "JSON": (out / "summary.json").read_text(),
         "JUnit": junit,
     }
@@ -134,13 +134,13 @@ def test_starts_that_were_dropped_were_no_load(tmp_path: Path) -> None:
 def test_an_invalid_run_does_not_hide_that_requests_failed(tmp_path: Path) -> None:
     found = rows(1, 300)
     fail(found, 0.3)
-    summary = kind.value(write(tmp_path / "r", found)).summary
+    summary = kind.load(write(tmp_path / "r", found)).summary
     assert not summary.verdict.valid and summary.goodput.met is False and exit_code(summary) == 3
     validity, *terms = outcome.cases([("r", summary)])
     assert [validity.outcome, *(term.outcome for term in terms)] == ["error", "failed", "failed"]
     assert "SLO MISSED" in " ".join(text(summary).split())
     assert "The SLO is missed all the same" in as_html.render(
-        kind.report(kind.value(tmp_path / "r"))
+        kind.report(kind.load(tmp_path / "r"))
     )
 
 

@@ -168,7 +168,7 @@ def test_the_command_makes_a_grid_and_goes_on(
     assert capsys.readouterr().out == (folder / "grid.md").read_text()
     plan = (folder / "grid.json").read_text()
     (folder / "grid.json").write_text(plan.replace('"sim:gb300-vm"', '"http://h:1"', 1))
-    assert grid_kind.listed(folder).simulated, "as its runs say, whatever the URL"
+    assert grid_kind.list_row(folder).simulated, "as its runs say, whatever the URL"
     (folder / "grid.json").write_text(plan)
 
     assert exits(*LOAD, "--isl", "300,700", "--osl", "20", "--slo", "ttft:1s", "-o", folder) == 2
@@ -214,7 +214,7 @@ def test_targets_are_an_axis(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "Output tokens/s per GPU of sim:h100x8" in out
         and "Output tokens/s per GPU of sim:gb300-vm" in out
     )
-    assert grid_kind.listed(tmp_path / "g").simulated  # it looked at the target that no axis has
+    assert grid_kind.list_row(tmp_path / "g").simulated  # it looked at the target that no axis has
     assert "simulated: gb300-vm, simulated: h100x8" in " ".join(out.split()), (
         "the head named the first alone"
     )

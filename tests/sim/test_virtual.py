@@ -20,9 +20,10 @@ from runs import says
 from loadgen.core.errors import UserError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
-from loadgen.core.metrics.summary import Summary, summarize
+from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
 from loadgen.core.results.record import BIN_NS, KIND, STATUS
+from loadgen.core.run_summary import summarize
 from loadgen.core.schedule import arrivals
 from loadgen.core.stats.quantiles import Histogram, bucket
 from loadgen.core.workload import Workload, load, read_flags

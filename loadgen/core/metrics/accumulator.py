@@ -3,7 +3,7 @@
 Pure numpy. Everything is additive: the accumulators of several workers, or of any split of the rows, merge into that of
 all rows. `exact` keeps every value; otherwise samples are histograms and amounts are curves, so that the memory does
 not grow with the run. The latter is all that remains of a run whose rows are not kept (`--keep histogram`), or not all
-of them (`--keep sample`). `summary.build` makes a Summary of either.
+of them (`--keep sample`). `run_summary.build` makes a Summary of either.
 """
 
 from __future__ import annotations

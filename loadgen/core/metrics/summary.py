@@ -1,4 +1,6 @@
-"""The types of `summary.json`, `build`, which computes a summary from the accumulator of a run, and its text.
+"""The types of `summary.json`, the part of a summary that the accumulator of a run gives, and the JSON text.
+
+`measure` leaves out the sections of `core.analysis`; `core.run_summary` adds them and asks `judge` for the verdict.
 
 Pure numpy. `docs/summary.md` defines every field; a test compares that page with these types. `schema` grows when a
 field changes its meaning or is removed, not when a field is added.
@@ -6,35 +8,17 @@ field changes its meaning or is removed, not when a field is added.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from loadgen.core import errors as codes
 from loadgen.core import format
-from loadgen.core.metrics import (
-    between,
-    blocks,
-    causes,
-    drift,
-    fairness,
-    machines,
-    recovery,
-    speculation,
-    splits,
-    steps,
-    stimulus,
-    sustainable,
-    validity,
-    within,
-)
+from loadgen.core.metrics import blocks, drift, machines, steps, sustainable, validity
 from loadgen.core.metrics.accumulator import Accumulator, Cell, CellPair, sampled
-from loadgen.core.metrics.between import BetweenNodes
 from loadgen.core.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
-from loadgen.core.metrics.causes import Explanation
 from loadgen.core.metrics.drift import Drift
-from loadgen.core.metrics.fairness import Fairness
 from loadgen.core.metrics.goodput import Goodput, of_classes, unjudged, with_tasks
 from loadgen.core.metrics.load import Load
 from loadgen.core.metrics.machines import MachineSummary
@@ -50,13 +34,19 @@ from loadgen.core.metrics.parts import (
     shared,
     whole_target,
 )
-from loadgen.core.metrics.recovery import Recovery
-from loadgen.core.metrics.speculation import Speculation
-from loadgen.core.metrics.splits import SlowRequest, Splits
-from loadgen.core.metrics.stimulus import StimulusCheck
+from loadgen.core.metrics.sections import (
+    BetweenNodes,
+    Explanation,
+    Fairness,
+    Recovery,
+    SlowRequest,
+    Speculation,
+    Splits,
+    StimulusCheck,
+)
 from loadgen.core.metrics.sustainable import Sustainable
 from loadgen.core.metrics.validity import Signs, Verdict
-from loadgen.core.metrics.windows import Window
+from loadgen.core.metrics.windows import Span, Window
 from loadgen.core.results.manifest import (
     ChunkReuse,
     Fingerprints,
@@ -76,7 +66,7 @@ from loadgen.core.stats.quantiles import Distribution, Histogram, asked, of_gaps
 from loadgen.figures import FIGURES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -84,6 +74,7 @@ if TYPE_CHECKING:
     from loadgen.core.server_metrics.series import MetricSample
 
 SCHEMA = 1
+NOT_KEPT = "the records were not kept (--keep)"
 _FROM_HEADER = ("rtt_ms", "dns_ms", "cache_reset", "chunks", "cache_asked", "cache_bound")
 
 
@@ -217,59 +208,32 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     ] = {}  # those that were asked for: field of a figure -> its name -> ms
 
 
-def summarize(
-    header: Header,
-    rows: NDArray[np.void],
-    gaps: Sequence[Histogram] = (),
-    timeline: Sequence[NDArray[np.int64]] = (),
-    seconds: Sequence[Second] = (),
-    texts: Sequence[str] = (),
-    event_errors: Sequence[Histogram] = (),
-    server_samples: Sequence[MetricSample] = (),
-    *,
-    explained: bool = True,
-) -> Summary:
-    """Compute the summary of a run from its rows, every figure exact.
+class MeasuredRun(NamedTuple):
+    """What core computes of a run: its summary without the sections of `core.analysis` and without a verdict."""
 
-    rows: `record.ROW` of all workers, in any order. texts: error texts, indexed by `rows["text"]`. The other arguments
-    are those of `build`.
-    """
-    accumulator = Accumulator(header, exact=True)
-    accumulator.add(rows, texts)
-    return build(
-        header,
-        accumulator,
-        gaps,
-        timeline,
-        seconds,
-        event_errors,
-        server_samples,
-        explained=explained,
-    )
+    summary: Summary
+    everything: CellPair
+    signs: Signs
+    tokens_in: Callable[[Span], float | None]
+
+    @property
+    def measured(self) -> Cell:
+        """The accumulated requests of the measured stages."""
+        return self.everything.measured
 
 
-def build(
+def measure(
     header: Header,
     accumulator: Accumulator,
-    gaps: Sequence[Histogram] = (),
-    timeline: Sequence[NDArray[np.int64]] = (),
-    seconds: Sequence[Second] = (),
-    event_errors: Sequence[Histogram] = (),
-    server_samples: Sequence[MetricSample] = (),
+    gaps: Sequence[Histogram],
+    timeline: Sequence[NDArray[np.int64]],
+    seconds: Sequence[Second],
+    event_errors: Sequence[Histogram],
+    server_samples: Sequence[MetricSample],
     *,
-    explained: bool = True,
-) -> Summary:
-    """Compute the summary of a run from its accumulator.
-
-    gaps: per stage, a histogram of the gaps between output events. timeline: per stage, counts of output events in bins
-    of `BIN_NS` from the start of the run. seconds: the samples that each worker takes of itself. event_errors: per
-    stage, a histogram of the stamp errors of output events; empty when not known. server_samples: what the
-    servers' metrics pages said. explained: also what only readers ask for, as causes, splits, intervals and growth.
-
-    Sums are exact. Of an accumulator that is not exact, quantiles are read from histograms, within 0.1 %, and rates
-    over the steady window from curves of 4,096 bins; what needs all rows at once (variation of send gaps, repeated
-    prompts, whether the load was sustained) is not known.
-    """
+    explained: bool,
+) -> MeasuredRun:
+    """Compute what core knows of a run. The arguments are those of `core.run_summary.build`."""
     plans, cells = header.stages or (StagePlan(),), accumulator.stages
     chosen = [i for i, plan in enumerate(plans) if plan.measured]
     everything = measured, warmup = CellPair(accumulator.measured(), accumulator.measured(False))
@@ -355,10 +319,7 @@ def build(
         else None,
         **{name: getattr(header, name) for name in _FROM_HEADER},
         drift=drift.of_blocks(*accumulator.by_time(), inside.steady, tokens_in),
-        speculation=speculation.of_rows(measured.columns, server_samples),
-        **_of_rows(
-            everything, inside, header, server_samples, accumulator.exact, explained, unsound
-        ),
+        sustainable=_sustainable(everything, inside, header, accumulator, explained),
         kept="raw" if accumulator.exact else header.keep,
         **{
             **_of_figures(samples, header.percentiles, measured, own_gaps, itl_absent),
@@ -367,14 +328,6 @@ def build(
         },
     )
     summary = withhold(summary)
-    inner = (
-        within.of_run(measured.columns, summary, header.slo, tokens_in)
-        if explained and accumulator.exact
-        else {}
-    )
-    summary = msgspec.structs.replace(
-        summary, fairness=fairness.of_classes(summary.classes), within=inner
-    )
     summary = msgspec.structs.replace(
         summary, machines=machines.of_cluster(header, summary, measured.columns, seconds)
     )
@@ -386,9 +339,30 @@ def build(
         is_counted="tokens" not in unsound,
         exact=accumulator.exact,
     )
-    delivered = stimulus.checks(header, summary, signs, measured.columns) if explained else ()
-    verdict = validity.of(header, summary, signs, seconds)
-    return by_verdict(msgspec.structs.replace(summary, verdict=verdict, stimulus=delivered))
+    return MeasuredRun(summary, everything, signs, tokens_in)
+
+
+def judge(header: Header, run: MeasuredRun, summary: Summary, seconds: Sequence[Second]) -> Summary:
+    """Return the complete summary with its verdict, and as the verdict lets it be read."""
+    verdict = validity.of(header, summary, run.signs, seconds)
+    return by_verdict(msgspec.structs.replace(summary, verdict=verdict))
+
+
+def _sustainable(
+    everything: CellPair,
+    window: Window,
+    header: Header,
+    accumulator: Accumulator,
+    explained: bool,
+) -> Sustainable:
+    """Return whether the target sustained the load. This needs all records at once."""
+    if not accumulator.exact:
+        return Sustainable(why=f"{NOT_KEPT}: growth of one target cannot be told")
+    if not explained:
+        return Sustainable()
+    return sustainable.of_rows(
+        everything.measured.columns, everything.others.columns, window, header
+    )
 
 
 def _signs(
@@ -439,36 +413,6 @@ def _of_figures(
     return own | {
         "figures": {row.field: each for row, each in found if row.block},
         "percentiles": of,
-    }
-
-
-def _of_rows(
-    everything: CellPair,
-    inside: Window,
-    header: Header,
-    server_samples: Sequence[MetricSample],
-    kept: bool,
-    explained: bool,
-    unsound: Collection[str],
-) -> dict[str, Any]:
-    """The blocks that need all rows at once. `kept`: whether the rows are there."""
-    measured, others = (cell.columns for cell in everything)
-    if not kept:
-        why = "the records were not kept (--keep)"
-        return {
-            "sustainable": Sustainable(why=f"{why}: growth of one target cannot be told"),
-            "splits": Splits(why=why),
-            "between": BetweenNodes(why=why),
-        }
-    back = {"recovery": recovery.of_rows(measured, header, server_samples)}
-    if not explained:
-        return back
-    return back | {
-        "sustainable": sustainable.of_rows(measured, others, inside, header),
-        "splits": splits.of_rows(measured, header),
-        "slowest": splits.slowest(measured, others, header),
-        "between": between.of_rows(measured, inside.steady, header),
-        "causes": causes.explain(measured, header, server_samples, unsound),
     }
 
 
@@ -562,7 +506,6 @@ def withhold(summary: Summary) -> Summary:
         changes["rack"] = None
         if summary.sessions is not None:
             changes["sessions"] = msgspec.structs.replace(summary.sessions, output_tokens=None)
-    changes["between"] = between.without(summary.between, unsound)
     for name in ("stages", "targets", "regions", "nodes", "classes", "models", "steps"):
         changes[name] = tuple(
             msgspec.structs.replace(part, **without(part)) for part in getattr(summary, name)

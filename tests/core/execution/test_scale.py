@@ -30,11 +30,11 @@ from loadgen.core.execution.resource_limits import Room
 from loadgen.core.execution.shared_counters import SharedCounters
 from loadgen.core.followers import compactor
 from loadgen.core.metrics.columns import FAILED
-from loadgen.core.metrics.summary import summarize
 from loadgen.core.results import store
 from loadgen.core.results.manifest import encode
 from loadgen.core.results.record import KINDS
 from loadgen.core.results.spool import Spool
+from loadgen.core.run_summary import summarize
 from loadgen.core.schedule import arrivals
 from loadgen.core.stats.quantiles import Histogram, exact
 from loadgen.core.workload import Workload, load, read_flags

@@ -15,8 +15,8 @@ from refusals import refused
 from loadgen.core.errors import Faults
 from loadgen.core.execution import system_file
 from loadgen.core.metrics import reasons
-from loadgen.core.metrics.summary import summarize
 from loadgen.core.results.manifest import TargetFacts
+from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics import hardware, series
 from loadgen.runs import text
 

@@ -20,8 +20,9 @@ from plugin_packages import forgetting, install
 import loadgen
 from loadgen.core.metrics import columns, outcomes
 from loadgen.core.metrics.columns import UNDEFINED, Columns
-from loadgen.core.metrics.summary import Summary, dump_summary, load_summary, summarize
+from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.core.results.record import ROW
+from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
 from loadgen.core.workload.slo_fields import parse_stop_rule
 from loadgen.evidence.verify import bundle

@@ -25,12 +25,13 @@ from loadgen.core.execution.plan import Settings, Tuning
 from loadgen.core.followers import compactor
 from loadgen.core.metrics import drift
 from loadgen.core.metrics.accumulator import Accumulator
-from loadgen.core.metrics.summary import Summary, build, summarize
+from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
 from loadgen.core.results.manifest import Header, Second, StagePlan, TargetFacts, encode
 from loadgen.core.results.parquet import from_parquet
 from loadgen.core.results.record import KINDS, ROW, SOURCES, STATUSES, RecordKey, unsent_record
 from loadgen.core.results.spool import Spool, recorded, segments
+from loadgen.core.run_summary import build, summarize
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.amounts import BINS, TimeCurve
 from loadgen.core.stats.quantiles import Histogram

@@ -11,8 +11,9 @@ from runs import header
 
 from loadgen.core.metrics.columns import LOST
 from loadgen.core.metrics.machines import MachineSummary
-from loadgen.core.metrics.summary import Summary, dump_summary, load_summary, summarize
+from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.core.results.manifest import Cluster, Placed, Second
+from loadgen.core.run_summary import summarize
 from loadgen.runs import text
 
 MS = 1_000_000

@@ -27,7 +27,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics import reasons, validity
 from loadgen.core.metrics.blocks import ErrorKind, RequestCounts
-from loadgen.core.metrics.summary import Summary, dump_summary, exit_code, load_summary, summarize
+from loadgen.core.metrics.summary import Summary, dump_summary, exit_code, load_summary
 from loadgen.core.metrics.windows import Window
 from loadgen.core.results import record
 from loadgen.core.results.manifest import (
@@ -42,6 +42,7 @@ from loadgen.core.results.manifest import (
 )
 from loadgen.core.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES, Built, RecordKey
 from loadgen.core.results.spool import Timeline
+from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import Histogram, Values
 from loadgen.runs import text

@@ -22,11 +22,12 @@ from loadgen.core.errors import INTERRUPTED, OK, SLO_MISSED, UNSOUND
 from loadgen.core.execution.events import Counters
 from loadgen.core.metrics import columns, outcomes
 from loadgen.core.metrics.columns import UNFINISHED, Columns
-from loadgen.core.metrics.summary import Summary, dump_summary, exit_code, load_summary, summarize
+from loadgen.core.metrics.summary import Summary, dump_summary, exit_code, load_summary
 from loadgen.core.results import manifest, store
 from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.core.results.parquet import from_parquet, to_table
 from loadgen.core.results.record import KINDS, SOURCES, STATUSES
+from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
 from loadgen.runs import headline as run_headline
 from loadgen.runs import text

@@ -24,12 +24,12 @@ from loadgen.core.metrics.accumulator import Accumulator, Cell
 from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns
 from loadgen.core.metrics.goodput import goodput
 from loadgen.core.metrics.load import gap_variation, in_flight
-from loadgen.core.metrics.summary import summarize
 from loadgen.core.metrics.windows import Span, Window, events_between, span, steady_events
 from loadgen.core.results import store
 from loadgen.core.results.manifest import Header, StagePlan, encode
 from loadgen.core.results.parquet import KEPT_BYTES, Frame, to_table, write
 from loadgen.core.results.record import BIN_NS, KINDS, ROW, STATUSES, joined, picked
+from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import BLOCK_ROWS, Histogram
 from loadgen.sim.row_columns import RowColumns

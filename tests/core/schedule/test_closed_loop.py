@@ -19,14 +19,15 @@ from runs import says
 from test_dispatcher import Run, drive
 from timetables import MS, S, closed, constant, poisson, workload
 
+from loadgen.core import run_summary
 from loadgen.core.execution import lane_start
 from loadgen.core.metrics import columns as metrics
-from loadgen.core.metrics import summary as summaries_of
 from loadgen.core.metrics.load import in_flight as flying
-from loadgen.core.metrics.summary import Summary, load_summary, summarize
+from loadgen.core.metrics.summary import Summary, load_summary
 from loadgen.core.results import store
 from loadgen.core.results.manifest import Header, StagePlan
 from loadgen.core.results.record import SOURCES
+from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.arrivals import build
 from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.timetable import Schedule
@@ -79,7 +80,7 @@ def summaries(*stages: Stage, seed: int = 1) -> tuple[Summary, Summary]:
     header, rows = answered(schedule, drive(Dispatcher(schedule), lambda start: (TAKES_NS, True)))
     gaps, timeline = seen(rows, len(header.stages))
     real = summarize(header, rows, gaps, timeline)
-    return real, summaries_of.build(header, folded(header, rows, [], 2), gaps, timeline)
+    return real, run_summary.build(header, folded(header, rows, [], 2), gaps, timeline)
 
 
 # -- a warm-up before a closed loop ----------------------------------------------------------------------------------

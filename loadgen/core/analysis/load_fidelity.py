@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from loadgen.core.limits import (
@@ -21,6 +20,7 @@ from loadgen.core.limits import (
     SHORTENED,
 )
 from loadgen.core.metrics.columns import Columns, or_all, together
+from loadgen.core.metrics.sections import StimulusCheck
 from loadgen.core.stats.quantiles import distance
 
 if TYPE_CHECKING:
@@ -33,21 +33,6 @@ CHANCE = 0.001  # probability with which chance alone fails a check of a sound r
 _SIGMAS = 3.29  # the two-sided normal quantile of it
 LEAST = 30  # gaps, below which their law cannot be told
 CLOSE = 0.01  # a rate within so much of the one asked for is that rate, whatever chance allows
-
-Code = Literal[
-    "arrivals", "spacing", "rate", "lanes", "classes", "outputs", "prompts", "repeats", "cache"
-]
-
-
-class StimulusCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """One property of the load. `ok` null: it cannot be told, or nothing was declared."""
-
-    code: Code
-    asked: float | None = None
-    seen: float | None = None
-    ok: bool | None
-    n: int = 0  # what it rests on: gaps, requests, tokens
-    p: float | None = None  # of `arrivals`: probability of gaps so far from their law, by chance
 
 
 def checks(

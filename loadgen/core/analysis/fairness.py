@@ -10,33 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
+from loadgen.core.metrics.sections import Fairness, TenantShare
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.parts import ClassSummary
-
-
-class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tenant got of what it asked for."""
-
-    name: str
-    classes: tuple[str, ...]
-    decided: int  # requests with an outcome of their own
-    ok_share: float | None  # of these; null: there were none
-    good_share: float | None = None  # within the SLO of their class; null: without one, or withheld
-    output_per_s: float | None = None
-
-
-class Fairness(msgspec.Struct, frozen=True, kw_only=True):
-    """Jain's index over the tenants of `ok_share` and of `good_share`; null where a tenant has none, or all have 0.
-
-    worst: the tenant with the smallest `good_share`, else `ok_share`; "": all have the same.
-    """
-
-    tenants: tuple[TenantShare, ...]
-    ok_index: float | None = None
-    good_index: float | None = None
-    worst: str = ""
 
 
 def jain(values: Sequence[float]) -> float | None:

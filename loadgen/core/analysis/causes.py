@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, by_time, sendable
+from loadgen.core.metrics.sections import Cause, Explanation
 from loadgen.core.metrics.sustainable import keys, part_name
 from loadgen.core.server_metrics import energy, series
 
@@ -54,23 +55,6 @@ CAPPED = (
 )
 AS_LONG = 1.1  # times the prompts of the fast requests: as long as these
 GROWTH = 1.5  # of the median TTFT, from the first third of the time to the last
-
-
-class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause. `share`: of the slow requests that carry its trace, or of their excess that it explains."""
-
-    code: str  # client, held_back, network, startup, stalls, target, power, kv_cache, and so on: docs/summary.md
-    share: float
-    sure: str  # likely, possible
-    evidence: str
-
-
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What moved with the slow requests. `text`: a paragraph; "" where nothing was slow, or it cannot be told why."""
-
-    text: str = ""
-    slow: int = 0  # ok requests whose TTFT was SLOW times that of the fast ones
-    causes: tuple[Cause, ...] = ()  # the first is the one to look at
 
 
 class _Case(msgspec.Struct, frozen=True):

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from loadgen.core import format
+from loadgen.core.analysis import recovery
 from loadgen.core.errors import Faults
-from loadgen.core.metrics import recovery
 from loadgen.core.metrics.columns import Columns
-from loadgen.core.metrics.recovery import Recovery
+from loadgen.core.metrics.sections import Recovery
 from loadgen.core.results.manifest import Header, ReasonCode, StagePlan
 from loadgen.core.results.record import ROW
 from loadgen.core.server_metrics.series import MetricSample

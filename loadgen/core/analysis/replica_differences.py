@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from loadgen.core.metrics import sustainable
 from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, in_parts, or_all
+from loadgen.core.metrics.sections import BetweenNodes, OddNode, VarianceTable
 from loadgen.core.metrics.windows import Span
 from loadgen.core.results.manifest import Header, interchangeable
 from loadgen.core.stats import components
@@ -24,52 +25,6 @@ BLOCKS = (20, 10, 5, 2)  # of time: as many as leave FEWEST requests in each cel
 FEWEST = 5
 ODD_SHARE = 0.1  # of the nodes that may stand out; of more, the others are no measure
 LEAST_CHANGE = 0.01  # of the mean of the others: a smaller difference is not worth a name
-
-
-class VarianceTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the variance of one latency lies. Standard deviations in ms; their squares add up, and `..._share` of them.
-
-    `between`: of the nodes' means. `time`: what all nodes have in common over time. `own_time`: a node's own course.
-    `within`: requests of one node and time.
-    """
-
-    metric: str
-    mean_ms: float
-    between_ms: float
-    time_ms: float
-    own_time_ms: float
-    within_ms: float
-    between_share: float
-    time_share: float
-    own_time_share: float
-    within_share: float
-
-
-class OddNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node whose mean does not belong to the spread of the others."""
-
-    name: str
-    metric: str
-    mean_ms: float
-    others_ms: float
-    change: float  # against the mean of the others: 0.1 is 10 % more
-
-
-class BetweenNodes(msgspec.Struct, frozen=True, kw_only=True):
-    """The variance table of a rack. `unit`: what is compared, node, target or replica; "": nothing was, see `why`.
-
-    `nodes`: how many were compared, or were to be. `odd`: the nodes that stand out, of all nodes and metrics together
-    with confidence `level`. `silent`: nodes without enough ok requests to be compared.
-    """
-
-    unit: str = ""
-    nodes: int = 0
-    blocks: int = 0
-    level: float = LEVEL
-    variances: tuple[VarianceTable, ...] = ()
-    odd: tuple[OddNode, ...] = ()
-    silent: tuple[str, ...] = ()
-    why: str = "there is one target"
 
 
 def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> BetweenNodes:

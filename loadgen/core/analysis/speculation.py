@@ -10,10 +10,10 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from loadgen.core.metrics.columns import OK
+from loadgen.core.metrics.sections import Speculation
 from loadgen.core.server_metrics import series
 
 if TYPE_CHECKING:
@@ -21,25 +21,6 @@ if TYPE_CHECKING:
     from loadgen.core.server_metrics.series import MetricSample
 
 _AT = r'(?:^|,)position="([0-9]{1,3})"'
-
-
-class Speculation(msgspec.Struct, frozen=True, kw_only=True):
-    """What speculation gave, by the servers' accounts of the ok requests, and by their metrics pages.
-
-    requests: with drafts in their account. acceptance: accepted by drafted tokens. length: tokens of a step. The
-    distributions over requests are figures, `figures.acceptance` and `figures.accepted_length`. server_acceptance,
-    server_length: the same by the pages. by_position: of all drafts, the share whose token at this place was accepted.
-    Null or empty: not said.
-    """
-
-    requests: int = 0
-    drafted: int | None = None
-    accepted: int | None = None
-    acceptance: float | None = None
-    length: float | None = None
-    server_acceptance: float | None = None
-    server_length: float | None = None
-    by_position: tuple[float, ...] = ()
 
 
 def of_rows(

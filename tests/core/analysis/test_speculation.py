@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 from loadgen_sdk.dialects.account_lookup import server_account
 
-from loadgen.core.metrics import speculation
+from loadgen.core.analysis import speculation
 from loadgen.core.metrics.columns import Columns
-from loadgen.core.metrics.speculation import Speculation
-from loadgen.core.metrics.summary import Summary, summarize
+from loadgen.core.metrics.sections import Speculation
+from loadgen.core.metrics.summary import Summary
 from loadgen.core.requests.build import build
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results.manifest import Header, StagePlan
 from loadgen.core.results.record import ROW
+from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.workload import dataset, read_flags, recipe_fingerprint
 from loadgen.core.workload.loading import of_mapping

@@ -10,9 +10,9 @@ import runs
 from queueing import rows
 
 from loadgen.core import seeds
-from loadgen.core.metrics.stimulus import StimulusCheck
-from loadgen.core.metrics.summary import summarize
+from loadgen.core.metrics.sections import StimulusCheck
 from loadgen.core.results.manifest import ClassPlan, StagePlan
+from loadgen.core.run_summary import summarize
 from loadgen.runs import stimulus as words
 
 S = 1_000_000_000

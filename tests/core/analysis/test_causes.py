@@ -18,9 +18,10 @@ import pytest
 from numpy.typing import NDArray
 
 import loadgen
-from loadgen.core.metrics import causes
-from loadgen.core.metrics.causes import Explanation, explain
+from loadgen.core.analysis import causes
+from loadgen.core.analysis.causes import explain
 from loadgen.core.metrics.columns import Columns
+from loadgen.core.metrics.sections import Explanation
 from loadgen.core.results.manifest import Header
 from loadgen.core.server_metrics.series import UP, MetricSample
 from loadgen.core.slo import Slo, Term

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from loadgen.contracts.evaluate import jain_bounds
-from loadgen.core.metrics import fairness
-from loadgen.core.metrics.fairness import Fairness, TenantShare, jain
+from loadgen.core.analysis import fairness
+from loadgen.core.analysis.fairness import jain
+from loadgen.core.metrics.sections import Fairness, TenantShare
 from loadgen.core.stats.intervals import Interval
 from loadgen.present import text
 from loadgen.present.section import Report

@@ -11,13 +11,14 @@ request after the last group that does not hold it, so one late miss counts.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
 from loadgen.core import format
 from loadgen.core.metrics import outcomes
+from loadgen.core.metrics.sections import Event, Recovery
 from loadgen.core.server_metrics import series
 from loadgen.core.slo import Slo
 
@@ -32,30 +33,6 @@ if TYPE_CHECKING:
 
 GROUP = 20
 FOREVER_NS = 1 << 62
-
-
-Event = Literal["spike", "loss", "scale_up"]
-
-
-class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """The way back to the SLO after one event.
-
-    event: a spike that ended, a replica or target that went away, or a replica that came. spike, after: the two loads,
-    or the two numbers of replicas, in words. at_s: when it was. broken: whether the SLO was missed before it (in the
-    spike, else by the last GROUP requests) or after it. back_s: seconds from `at_s` until it held again, to the spacing
-    of GROUP requests; 0 where it held all the time after. Null: it was not back within `seen_s`, or `why` says why
-    nothing can be told.
-    """
-
-    event: Event = "spike"
-    spike: str
-    after: str
-    at_s: float
-    seen_s: float = 0.0
-    spacing_s: float = 0.0
-    broken: bool | None = None
-    back_s: float | None = None
-    why: str = ""
 
 
 class _Cut(NamedTuple):

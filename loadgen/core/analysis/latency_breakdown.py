@@ -7,9 +7,8 @@ the server's own account of each request (`server_queue_ns` and so on in the rec
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from loadgen.core.limits import STALL_NS
@@ -21,6 +20,7 @@ from loadgen.core.metrics.columns import (
     or_all,
     sendable,
 )
+from loadgen.core.metrics.sections import E2eSplit, Near, SlowRequest, SplitGroup, Splits, TtftSplit
 from loadgen.core.results.record import ROW
 from loadgen.core.stats.quantiles import milliseconds
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from loadgen.core.results.manifest import Header
 
-Near = Literal["p50", "p99", "slowest"]
 BANDS: dict[Near, tuple[float, float, int]] = {
     "p50": (0.45, 0.55, 11),
     "p99": (0.985, 0.995, 100),
@@ -40,84 +39,6 @@ BANDS: dict[Near, tuple[float, float, int]] = {
 """Which requests stand for a quantile, by their rank as shares; and how many there must be to speak of it."""
 CLASSES = (0.25, 0.5, 0.75)  # of the prompt lengths, where classes of them end
 SHOWN = 5  # slowest requests that are listed, by TTFT and by E2E each
-
-
-class TtftSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """The mean TTFT of the requests near a quantile, and its parts, which add up to it. Null: the server does not say.
-
-    `slowest`: the slowest 1 %. `client`: the load generator was late. `connect`: waiting for a new connection. `rest`:
-    the network, and everything that the server does not account for.
-    """
-
-    at: Near
-    requests: int
-    ttft_ms: float
-    client_ms: float
-    connect_ms: float
-    queue_ms: float | None = None
-    prefill_ms: float | None = None
-    transfer_ms: float | None = None  # of the KV cache
-    rest_ms: float
-
-
-class E2eSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """The mean E2E of the requests near a quantile, and its parts. `stall`: largest gaps that are stalls (Stalls)."""
-
-    at: Near
-    requests: int
-    e2e_ms: float
-    ttft_ms: float
-    decode_ms: float
-    stall_ms: float
-
-
-class SplitGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """The splits of all ok requests, or of those of one target, of one class, or of a quarter by prompt length."""
-
-    by: str  # all, target, class, prompt
-    name: str = ""
-    requests: int
-    ttft: tuple[TtftSplit, ...]
-    e2e: tuple[E2eSplit, ...]
-
-
-class Splits(msgspec.Struct, frozen=True, kw_only=True):
-    """Where TTFT and E2E go. `why`: why something cannot be split, in words; else empty."""
-
-    accounted: int = 0  # ok requests with a server's account of their prefill
-    groups: tuple[SplitGroup, ...] = ()
-    why: str = "not computed"
-
-
-class SlowRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the slowest ok requests. Null: not known.
-
-    `in_flight` and `waiting_input_tokens` are of the others at its target when it was sent: how many there were, and
-    the prompt tokens of those that had no first token yet.
-    """
-
-    by: str  # ttft, e2e: by which it is one of the slowest
-    slot: int
-    id: str  # sent as X-Request-Id; "": not sent
-    session: int | None = (
-        None  # of a conversation or task, with its turn from 0; null of a request that stands alone
-    )
-    turn: int | None = None
-    target: str = ""
-    due_s: float
-    ttft_ms: float | None = None
-    e2e_ms: float
-    client_ms: float
-    connect_ms: float
-    queue_ms: float | None = None
-    prefill_ms: float | None = None
-    decode_ms: float | None = None  # by the client: first token to last one
-    max_gap_ms: float
-    input_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int | None = None
-    in_flight: int
-    waiting_input_tokens: int
 
 
 def of_rows(measured: Sequence[Columns], header: Header) -> Splits:

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from loadgen.compare.comparison import ComparedRun, Side, compare
 from loadgen.core.errors import Faults
-from loadgen.core.metrics.summary import Summary, dump_summary, load_summary, summarize
+from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.core.results.record import SOURCES
+from loadgen.core.run_summary import summarize
 from loadgen.core.stats.components import components, outliers
 from loadgen.runs import text
 from loadgen.shell.app import run_command_line

@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import loadgen
+from loadgen.core.analysis.latency_breakdown import BANDS, _near, slowest
 from loadgen.core.metrics.columns import Columns
-from loadgen.core.metrics.splits import BANDS, _near, slowest
-from loadgen.core.metrics.summary import Summary, summarize
+from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.core.results.record import ROW
+from loadgen.core.run_summary import summarize
 
 MS = 1_000_000
 PARTS = ("client_ms", "connect_ms", "queue_ms", "prefill_ms", "transfer_ms", "rest_ms")

@@ -1,0 +1,150 @@
+"""Assembles summary.json: what `metrics.summary` measures, and the sections that `analysis` adds to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from loadgen.core.analysis import (
+    causes,
+    fairness,
+    latency_breakdown,
+    load_fidelity,
+    recovery,
+    replica_differences,
+    speculation,
+    within_run_variance,
+)
+from loadgen.core.metrics import summary as core_summary
+from loadgen.core.metrics.accumulator import Accumulator
+from loadgen.core.metrics.sections import BetweenNodes, Splits
+from loadgen.core.metrics.summary import NOT_KEPT, MeasuredRun, Summary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from loadgen.core.results.manifest import Header, Second
+    from loadgen.core.server_metrics.series import MetricSample
+    from loadgen.core.stats.quantiles import Histogram
+
+
+def summarize(
+    header: Header,
+    rows: NDArray[np.void],
+    gaps: Sequence[Histogram] = (),
+    timeline: Sequence[NDArray[np.int64]] = (),
+    seconds: Sequence[Second] = (),
+    texts: Sequence[str] = (),
+    event_errors: Sequence[Histogram] = (),
+    server_samples: Sequence[MetricSample] = (),
+    *,
+    explained: bool = True,
+) -> Summary:
+    """Compute the summary of a run from its records, every figure exact.
+
+    Args:
+        header: The header of the run.
+        rows: The records (`record.ROW`) of all workers, in any order.
+        gaps: See `build`.
+        timeline: See `build`.
+        seconds: See `build`.
+        texts: The error texts, which `rows["text"]` indexes.
+        event_errors: See `build`.
+        server_samples: See `build`.
+        explained: See `build`.
+    """
+    accumulator = Accumulator(header, exact=True)
+    accumulator.add(rows, texts)
+    return build(
+        header,
+        accumulator,
+        gaps,
+        timeline,
+        seconds,
+        event_errors,
+        server_samples,
+        explained=explained,
+    )
+
+
+def build(
+    header: Header,
+    accumulator: Accumulator,
+    gaps: Sequence[Histogram] = (),
+    timeline: Sequence[NDArray[np.int64]] = (),
+    seconds: Sequence[Second] = (),
+    event_errors: Sequence[Histogram] = (),
+    server_samples: Sequence[MetricSample] = (),
+    *,
+    explained: bool = True,
+) -> Summary:
+    """Compute the summary of a run from its accumulator.
+
+    Sums are exact. If the accumulator is not exact, quantiles are read from histograms, within 0.1 %, and rates over the
+    steady window from curves of 4,096 bins. What needs all records at once is then not known.
+
+    Args:
+        header: The header of the run.
+        accumulator: The accumulated records.
+        gaps: Per stage, a histogram of the gaps between output events.
+        timeline: Per stage, counts of output events in bins of `BIN_NS` from the start of the run.
+        seconds: The samples that each worker takes of itself.
+        event_errors: Per stage, a histogram of the timestamp errors of output events. Empty if not known.
+        server_samples: What the metrics pages of the servers said.
+        explained: Whether to compute also what only readers need: causes, breakdowns, intervals and growth.
+    """
+    run = core_summary.measure(
+        header,
+        accumulator,
+        gaps,
+        timeline,
+        seconds,
+        event_errors,
+        server_samples,
+        explained=explained,
+    )
+    summary = _with_sections_of_records(run, header, server_samples, accumulator.exact, explained)
+    summary = msgspec.structs.replace(
+        summary,
+        speculation=speculation.of_rows(run.measured.columns, server_samples),
+        fairness=fairness.of_classes(summary.classes),
+    )
+    if explained:
+        checks = load_fidelity.checks(header, summary, run.signs, run.measured.columns)
+        summary = msgspec.structs.replace(summary, stimulus=checks)
+    return core_summary.judge(header, run, summary, seconds)
+
+
+def _with_sections_of_records(
+    run: MeasuredRun,
+    header: Header,
+    server_samples: Sequence[MetricSample],
+    has_records: bool,
+    explained: bool,
+) -> Summary:
+    """Return the summary with the sections that need all records at once."""
+    summary = run.summary
+    if not has_records:
+        return msgspec.structs.replace(
+            summary, splits=Splits(why=NOT_KEPT), between=BetweenNodes(why=NOT_KEPT)
+        )
+    measured = run.measured.columns
+    summary = msgspec.structs.replace(
+        summary, recovery=recovery.of_rows(measured, header, server_samples)
+    )
+    if not explained:
+        return summary
+    others = run.everything.others.columns
+    differences = replica_differences.of_rows(measured, summary.window.steady, header)
+    return msgspec.structs.replace(
+        summary,
+        splits=latency_breakdown.of_rows(measured, header),
+        slowest=latency_breakdown.slowest(measured, others, header),
+        between=replica_differences.without(differences, summary.unsound),
+        causes=causes.explain(measured, header, server_samples, summary.unsound),
+        within=within_run_variance.of_run(measured, summary, header.slo, run.tokens_in),
+    )
