@@ -35,7 +35,6 @@ INSTRUMENTED = [  # all else only slows it down
     "loadgen.core.server_metrics.series",
     "loadgen.sim.server.request_parser",
     "loadgen.evidence.archive",
-    "loadgen.mlperf.pickle_reader",
     "loadgen.answers.questions",
     "loadgen.sim.presets.preset",
     "loadgen.present",

@@ -42,7 +42,6 @@ from loadgen.core.workload.traces import read_trace
 from loadgen.evidence.archive import unpack
 from loadgen.interop import application_calls, reader
 from loadgen.mlperf import loadgen_log
-from loadgen.mlperf.pickle_reader import read_pickle
 from loadgen.pricing import price_file
 from loadgen.repeated.capacity import load_capacity
 from loadgen.runs.kind import compared
@@ -102,10 +101,6 @@ def contract(data: bytes) -> None:
 def bundle(data: bytes) -> None:
     with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
         unpack(Path(_file("b.zip", data)), Path(made))
-
-
-def pickled(data: bytes) -> None:
-    read_pickle(Path(_file("d.pkl", data)))
 
 
 def questions(data: bytes) -> None:
@@ -271,7 +266,6 @@ TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[str, ...]]] = {
     "facts": (facts, ()),
     "request": (request, ()),
     "bundle": (bundle, ()),
-    "pickled": (pickled, ("tests/data/mlperf_pandas*.pkl",)),
     "questions": (questions, ()),
 }
 """Name -> the function, and files of the repository to begin with, beside those in CORPUS."""

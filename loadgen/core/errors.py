@@ -44,7 +44,7 @@ Code = Literal[
     "invalid_syntax",  # no valid YAML, JSON or CSV
     "damaged_file",  # the right kind, but cut off or damaged
     "changed_file",  # not as it was when written or checked
-    "unsafe_file",  # an archive or pickle that does more than give data: not unpacked
+    "unsafe_file",  # an archive or pickle that may do more than give data: not unpacked
     "newer_version",  # written by a newer loadgen
     "not_downloaded",  # a data set that is not here and could not be fetched
     # results

@@ -1,12 +1,12 @@
 """The data set of a benchmark: synthetic lengths of the same shape, or the official file where the user has it.
 
 Reads files and computes lengths; sends nothing. MLPerf's data sets may not be redistributed, so the synthetic set is
-the default, and every result names it as synthetic. `pickle_reader` reads official pickles without running their code.
+the default, and every result names it as synthetic. A pickle is refused, because reading one runs its code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from loadgen.core import format, seeds
 from loadgen.core.errors import Fault, Faults, UserError, enough
 from loadgen.core.workload.dataset import placed
-from loadgen.mlperf import pickle_reader
 from loadgen.mlperf.rules import Benchmark, Test
 
 SHAPE_SEED = 24576  # seeds the order of the synthetic set; part of its definition, not a setting
 LEAST_INPUT = 4  # tokens that make prompts differ from each other
 LEAST_OUTPUT = 2  # LoadGen's rules ask for more than one token
+TABLE_SUFFIXES = (".jsonl", ".json", ".parquet")
+PICKLE_SUFFIXES = (".pkl", ".pickle")
 
 
 # -- the synthetic set -------------------------------------------------------------------------------------------------
@@ -193,30 +194,15 @@ class File(Struct, frozen=True, kw_only=True):
 
 
 def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
-    """The data set in a pickle, JSONL or parquet file. Raises UserError or Faults for everything else.
+    """Read the data set in a JSONL or Parquet file. Raises UserError or Faults for everything else.
 
-    No code in a pickle is run. Rows beyond the benchmark's number of samples are dropped, and the name says so.
+    Rows beyond the benchmark's number of samples are dropped, and the name says so.
     """
     if not path.is_file():
-        hint = "the official data set: a .pkl, .jsonl or .parquet file"
+        hint = "the official data set: a .jsonl or .parquet file"
         raise UserError("missing_file", "no such file", f"--dataset {path}", hint)
-    kind = path.suffixes[-2] if path.suffix == ".gz" and len(path.suffixes) > 1 else path.suffix
-    readers: dict[str, Callable[[Path], dict[str, Sequence[Any]]]] = {
-        ".pkl": pickle_reader.read_pickle,
-        ".pickle": pickle_reader.read_pickle,
-        ".jsonl": _columns,
-        ".json": _columns,
-        ".parquet": _columns,
-    }
-    if kind not in readers:
-        known = f"known: {', '.join(readers)}"
-        raise UserError(
-            "wrong_format",
-            f'"{path.suffix}" is no format of a data set',
-            f"--dataset {path}",
-            known,
-        )
-    table = readers[kind](path)
+    _check_format(path)
+    table = _columns(path)
     column = next((name for name in (*IDS, *TEXTS) if name in table), None)
     if column is None:
         hint = f"one column of token ids ({', '.join(IDS)}) or of texts ({', '.join(TEXTS)})"
@@ -276,6 +262,27 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
     references = tuple(text if isinstance(text, str) else None for text in right)
     name = f"{path.name}, {len(prompts):,} of {format.counted(rows, 'row')}, {spec.samples:,} in the official set"
     return File(prompts=tuple(prompts), name=name, references=references)
+
+
+def _check_format(path: Path) -> None:
+    """Raise UserError for a file that is neither JSONL nor Parquet, with the way to convert a pickle."""
+    has_inner_suffix = path.suffix == ".gz" and len(path.suffixes) > 1
+    suffix = path.suffixes[-2] if has_inner_suffix else path.suffix
+    if suffix in PICKLE_SUFFIXES:
+        parquet = path.with_name(path.name.partition(".")[0] + ".parquet")
+        raise UserError(
+            "unsafe_file",
+            "a pickle is a program that runs when it is read",
+            f"--dataset {path}",
+            f"convert a file that you trust: pandas.read_pickle({str(path)!r}).to_parquet({str(parquet)!r})",
+        )
+    if suffix not in TABLE_SUFFIXES:
+        raise UserError(
+            "wrong_format",
+            f'"{path.suffix}" is no format of a data set',
+            f"--dataset {path}",
+            f"known: {', '.join(TABLE_SUFFIXES)}",
+        )
 
 
 def _prompt(value: Any) -> list[int] | str | None:

@@ -303,7 +303,7 @@ READERS: dict[str, tuple[str, str, str]] = {
     "trace": ("run --trace {file} --url {url} --out out", "not a text file", "not a text file"),
     "mlperf": (
         "mlperf accuracy -b llama2-70b --dataset {file} --url {url} --tokenizer t --out out",
-        "no code is ever run",
+        "a program that runs when it is read",
         "is no format of a data set",
     ),
     "answers": ("answers {file} --url {url} --out out", "not UTF-8", "not UTF-8"),
