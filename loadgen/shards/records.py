@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from loadgen.core.execution.bodies import UNKNOWN
 from loadgen.core.results import parquet, store
 from loadgen.core.results.manifest import ShardPart
-from loadgen.core.results.record import ROW, RowPlace, unsent_row
+from loadgen.core.results.record import ROW, RecordKey, unsent_record
 from loadgen.shards.parts import PlacedPart, RunPart
 
 BLOCK_ROWS = 1_000_000
@@ -83,7 +83,7 @@ def _lost_records(slots: NDArray[np.void], worker: int) -> NDArray[np.void]:
     records = []
     for slot in slots:
         number = int(slot["slot"])
-        place = RowPlace(
+        key = RecordKey(
             slot=number,
             request=number,
             stage=int(slot["stage"]),
@@ -94,7 +94,7 @@ def _lost_records(slots: NDArray[np.void], worker: int) -> NDArray[np.void]:
             lane=int(slot["lane"]),
         )
         due_ns = int(slot["due_ns"])
-        records.append(unsent_row(place, due_ns, "worker_died", "lost", UNKNOWN, text=0))
+        records.append(unsent_record(key, due_ns, "worker_died", "lost", UNKNOWN, text=0))
     return np.frombuffer(b"".join(records), ROW)
 
 
