@@ -7,7 +7,7 @@ always the same.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Generic, Self, TypeVar
+from typing import Annotated, Any, Self
 
 from pydantic import Field, Strict, ValidationInfo, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -18,16 +18,13 @@ from loadgen.core.workload.fields import Duration, MeanTokens, OneTokenOrMore
 from loadgen.core.workload.file_models import FileContext, Tagged, TaggedUnion
 from loadgen.core.workload.yaml_marks import Map
 
-Quantity = TypeVar("Quantity")  # OneTokenOrMore or Duration
-Mean = TypeVar("Mean")  # the type of a mean of this quantity: MeanTokens or Duration
 
-
-class Fixed(Tagged, Generic[Quantity]):
+class Fixed(Tagged):
     """Always the same."""
 
     tag = "fixed"
     short = "value"
-    value: Quantity
+    value: int
 
     @classmethod
     def normalize(cls, data: Any) -> Any:
@@ -46,12 +43,12 @@ class Fixed(Tagged, Generic[Quantity]):
         }
 
 
-class Uniform(Tagged, Generic[Quantity]):
+class Uniform(Tagged):
     """Every whole value from min to max, both included, equally likely."""
 
     tag = "uniform"
-    min: Quantity
-    max: Quantity
+    min: int
+    max: int
 
     @model_validator(mode="after")
     def _check_range(self) -> Self:
@@ -59,17 +56,17 @@ class Uniform(Tagged, Generic[Quantity]):
         return self
 
 
-class Normal(Tagged, Generic[Quantity, Mean]):
+class Normal(Tagged):
     """A normal distribution, rounded to whole values. A value outside [min, max] is drawn again.
 
     `min` defaults to 1 token or to no time.
     """
 
     tag = "normal"
-    mean: Mean
-    stddev: Mean
-    min: Quantity | None = None
-    max: Quantity | None = None
+    mean: float
+    stddev: float
+    min: int | None = None
+    max: int | None = None
 
     @model_validator(mode="after")
     def _check_range(self) -> Self:
@@ -77,7 +74,7 @@ class Normal(Tagged, Generic[Quantity, Mean]):
         return self
 
 
-class LogNormal(Tagged, Generic[Quantity, Mean]):
+class LogNormal(Tagged):
     """A log-normal distribution, rounded and kept inside [min, max] like `Normal`.
 
     It is exp(N(ln median, sigma)). It is written with `median` or with `mean`. The mean is that of
@@ -85,11 +82,11 @@ class LogNormal(Tagged, Generic[Quantity, Mean]):
     """
 
     tag = "lognormal"
-    median: Mean | None = None
-    mean: Mean | None = None
+    median: float | None = None
+    mean: float | None = None
     sigma: Annotated[float, Strict(), Field(gt=0, le=10)]
-    min: Quantity | None = None
-    max: Quantity | None = None
+    min: int | None = None
+    max: int | None = None
 
     @model_validator(mode="after")
     def _check_range(self) -> Self:
@@ -106,11 +103,11 @@ class LogNormal(Tagged, Generic[Quantity, Mean]):
         return self
 
 
-class ListOfValues(Tagged, Generic[Quantity]):
+class ListOfValues(Tagged):
     """The base class of distributions with a list of values, which may be in a file."""
 
     short = "values"
-    values: tuple[Quantity, ...] = Field(min_length=1)
+    values: tuple[int, ...] = Field(min_length=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -138,7 +135,7 @@ class ListOfValues(Tagged, Generic[Quantity]):
         return tagged
 
 
-class Empirical(ListOfValues[Quantity], Generic[Quantity]):
+class Empirical(ListOfValues):
     """One of the values, drawn with its weight. Without weights all values are equally likely."""
 
     tag = "empirical"
@@ -156,7 +153,7 @@ class Empirical(ListOfValues[Quantity], Generic[Quantity]):
         return self
 
 
-class Listed(ListOfValues[Quantity], Generic[Quantity]):
+class Listed(ListOfValues):
     """The values one after the other, request by request, and then from the first again."""
 
     tag = "listed"
@@ -183,41 +180,60 @@ def _read_column(path: Path) -> list[int | str]:
     return [int(text) if text.isdecimal() else text for text in entries]
 
 
-class FixedTokens(Fixed[OneTokenOrMore]):
+class FixedTokens(Fixed):
     """Always the same number of tokens."""
 
+    value: OneTokenOrMore
 
-class UniformTokens(Uniform[OneTokenOrMore]):
+
+class UniformTokens(Uniform):
     """Every number of tokens from min to max, both included, equally likely."""
 
+    min: OneTokenOrMore
+    max: OneTokenOrMore
 
-class NormalTokens(Normal[OneTokenOrMore, MeanTokens]):
+
+class NormalTokens(Normal):
     """Normally distributed and rounded.
 
     A number outside [min, max] is drawn again; min defaults to 1.
     """
 
+    mean: MeanTokens
+    stddev: MeanTokens
+    min: OneTokenOrMore | None = None
+    max: OneTokenOrMore | None = None
 
-class LogNormalTokens(LogNormal[OneTokenOrMore, MeanTokens]):
+
+class LogNormalTokens(LogNormal):
     """Log-normally distributed, exp(N(ln median, sigma)), and rounded.
 
     A number outside [min, max] is drawn again; min defaults to 1. Written with `median`, or with
     `mean`, where median = mean / exp(sigma^2 / 2).
     """
 
+    median: MeanTokens | None = None
+    mean: MeanTokens | None = None
+    min: OneTokenOrMore | None = None
+    max: OneTokenOrMore | None = None
 
-class EmpiricalTokens(Empirical[OneTokenOrMore]):
+
+class EmpiricalTokens(Empirical):
     """One of the values, drawn with its weight.
 
     The values may be in a file, one per line.
     """
 
+    values: tuple[OneTokenOrMore, ...] = Field(min_length=1)
 
-class ListedTokens(Listed[OneTokenOrMore]):
+
+class ListedTokens(Listed):
     """The values in their order, and then from the first again.
 
     The values may be in a file, one per line.
     """
+
+    values: tuple[OneTokenOrMore, ...] = Field(min_length=1)
 
 
 Length = Annotated[
@@ -227,34 +243,51 @@ Length = Annotated[
 """A distribution of numbers of tokens, each at least 1."""
 
 
-class FixedDuration(Fixed[Duration]):
+class FixedDuration(Fixed):
     """Always the same duration."""
 
+    value: Duration
 
-class UniformDuration(Uniform[Duration]):
+
+class UniformDuration(Uniform):
     """Every duration from min to max, equally likely."""
 
+    min: Duration
+    max: Duration
 
-class NormalDuration(Normal[Duration, Duration]):
+
+class NormalDuration(Normal):
     """Normally distributed.
 
     A duration outside [min, max] is drawn again; min defaults to 0.
     """
 
+    mean: Duration
+    stddev: Duration
+    min: Duration | None = None
+    max: Duration | None = None
 
-class LogNormalDuration(LogNormal[Duration, Duration]):
+
+class LogNormalDuration(LogNormal):
     """Log-normally distributed, exp(N(ln median, sigma)).
 
     A duration outside [min, max] is drawn again; min defaults to 0. Written with `median`, or with
     `mean`, where median = mean / exp(sigma^2 / 2).
     """
 
+    median: Duration | None = None
+    mean: Duration | None = None
+    min: Duration | None = None
+    max: Duration | None = None
 
-class EmpiricalDuration(Empirical[Duration]):
+
+class EmpiricalDuration(Empirical):
     """One of the values, drawn with its weight.
 
     The values may be in a file, one per line.
     """
+
+    values: tuple[Duration, ...] = Field(min_length=1)
 
 
 Delay = Annotated[
