@@ -5,8 +5,6 @@ A defect of a plug-in is reported as a `UserError` that names its package.
 
 from __future__ import annotations
 
-from importlib import import_module
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from loadgen_sdk import plugins
@@ -32,7 +30,6 @@ __all__ = [
     "Plugin",
     "UsedPlugin",
     "check_type",
-    "resolve",
     "used_plugins",
     "version_differences",
     "version_of",
@@ -40,12 +37,6 @@ __all__ = [
 ]
 
 RowT = TypeVar("RowT", bound=Row)
-
-
-def resolve(reference: str) -> Any:
-    """Import the object that `module:name` refers to."""
-    module, _, name = reference.partition(":")
-    return attrgetter(name)(import_module(module))
 
 
 class OpenTable(plugins.OpenTable[RowT]):

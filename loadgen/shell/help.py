@@ -11,9 +11,12 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from loadgen_sdk.dialects.quirks import SERVERS
+from loadgen_sdk.plugins import OpenTable
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from loadgen.plugins import OpenTable, resolve
+from loadgen.formats import FORMATS
+from loadgen.prices import PRICES
 from loadgen.shell.run_options import COMMAND_OPTIONS, PANELS, Option
 from loadgen.shell.usage_errors import check_no_url_is_a_path
 
@@ -44,10 +47,10 @@ FREQUENT_OPTIONS = (
 )
 """The options that a short help shows after those that only this command has."""
 
-PLUGIN_TABLES = {
-    "server": "loadgen_sdk.dialects.quirks:SERVERS",
-    "form": "loadgen.formats:FORMATS",
-    "prices": "loadgen.prices:PRICES",
+PLUGIN_TABLES: dict[str, OpenTable[Any]] = {
+    "server": SERVERS,
+    "form": FORMATS,
+    "prices": PRICES,
 }
 """The table whose rows an option accepts, for options that other packages can extend."""
 
@@ -239,8 +242,7 @@ def _plugin_note(option_name: str) -> str:
     """Return a sentence that names what installed plug-ins add to the values of an option."""
     if option_name not in PLUGIN_TABLES:
         return ""
-    table: OpenTable[Any] = resolve(PLUGIN_TABLES[option_name])
-    names = [name for (name,) in table.told("name")]
+    names = [name for (name,) in PLUGIN_TABLES[option_name].told("name")]
     return f" Of packages: {', '.join(names)}." if names else ""
 
 
