@@ -129,9 +129,15 @@ class Simulation:
         """Return before when iterations that start and end no request need no attention."""
         if self._departures:
             return 0
-        until_ns = min(due_ns, self._next_control_ns, self._end_of_run_ns)
+        until_ns = self._next_control_ns
+        if due_ns < until_ns:
+            until_ns = due_ns
+        if self._end_of_run_ns < until_ns:
+            until_ns = self._end_of_run_ns
         if self._in_flight:
-            until_ns = min(until_ns, self._in_flight[0].due_ns + self._timeout_ns)
+            timeout_ns = self._in_flight[0].due_ns + self._timeout_ns
+            if timeout_ns < until_ns:
+                until_ns = timeout_ns
         return until_ns
 
     def _start_requests(self, due_ns: int, end_ns: int) -> None:
@@ -149,21 +155,21 @@ class Simulation:
 
     def _send(self, start: Start) -> None:
         """Send one request to the next replica that serves."""
-        input_tokens, output_tokens, blocks = self._sizes(start.number)
+        number = start.number
+        due_ns = start.due_ns
+        input_tokens, output_tokens, blocks = self._sizes(number)
         index = self._next_replica()
         while index >= self._serving:
             index = self._next_replica()
         replica = self.replicas[index]
         if output_tokens:
-            request = replica.Request(
-                start.number, start.due_ns, input_tokens, output_tokens, blocks
-            )
+            request = replica.Request(number, due_ns, input_tokens, output_tokens, blocks)
             is_accepted = replica.admissible(input_tokens)
             if is_accepted:
                 self._submit(request, replica, index)
         else:
             lengths = cast("Sequence[int]", blocks)
-            request = replica.Request(start.number, start.due_ns, input_tokens, 0)
+            request = replica.Request(number, due_ns, input_tokens, 0)
             is_accepted = all(replica.admissible(tokens) for tokens in lengths)
             if is_accepted:
                 request = self._submit_sequences(start, lengths, replica, index)
@@ -172,7 +178,7 @@ class Simulation:
             return
         if start.session >= 0:
             self._plan_departure(start, request)
-        if replica.end_ns == NEVER and replica.begin(start.due_ns):
+        if replica.end_ns == NEVER and replica.begin(due_ns):
             self._busy += 1
 
     def _submit(self, request: SimRequest, replica: Replica, index: int) -> None:
