@@ -1,7 +1,9 @@
-"""The workload file and the flags over it: what is sent, when, and what was promised. Every check of it is here.
+"""Workload files and the flags that change them: what is sent, when, and which SLO applies.
 
-`loading.py`, `traces.py`, `dataset.py` and `data_files.py` read, `fingerprints.py` hashes files, everything else is
-values: nothing is drawn, no prompt is made, no clock is read. What the words mean is in docs/workloads.md.
+`schema.py` describes the file with pydantic models, `diagnostics.py` reports the mistakes in it,
+and `fingerprints.py` hashes it. `loading.py`, `traces.py`, `dataset.py` and `data_files.py` read
+files; everything else is values. Nothing is drawn here, no prompt is made, and no clock is read.
+docs/workloads.md describes the keys.
 """
 
 from loadgen.core.slo import Slo, Term
