@@ -14,15 +14,107 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import rig
+from numpy.typing import NDArray
 
 from loadgen.core.results import store
-from loadgen.preflight.selfcheck import Truth, truth
-from loadgen.sim.server.send_log import parse_log
+from loadgen.core.stats.quantiles import element
+from loadgen.sim.server.send_log import SentRequests, parse_log
 
 TOKENS, ITL_MS = 200, 10
 LIMITS = {10_000: (0.2, 1.0), 25_000: (0.3, 2.0)}  # ms: of TTFT p50, p99
 TPOT_SHARE, BOUNDED, STAMP_MS = 0.005, 0.999, 1.0
+# Between the endpoint's clock reading and the kernel timestamp: one send, or a preemption.
+TOLERANCE_NS = 100_000
+
+
+class Truth(msgspec.Struct, frozen=True, kw_only=True):
+    """Accuracy of a run against the endpoint's log. `*_error` of a quantile: reported - true quantile."""
+
+    count: int  # ok requests found in both
+    ttft_p50_ms: float  # true: first token sent - due
+    ttft_p99_ms: float
+    ttft_p50_error_ms: float
+    ttft_p99_error_ms: float
+    tpot_p50_error_share: float | None  # relative; null when no answer has two tokens
+    error_p50_ms: float  # of |reported - true first token| per request
+    error_p99_ms: float
+    error_max_ms: float
+    stamp_error_p50_ms: float
+    stamp_error_p99_ms: float
+    bounded_share: (
+        float  # share of requests with an error within their own stamp error + TOLERANCE_NS
+    )
+    explained_share: (
+        float  # the same, with the true instant anywhere up to the endpoint's next clock reading
+    )
+
+
+def truth(rows: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int) -> Truth | None:
+    """Compare the ok rows of a run with the log of the endpoint that served it; None when they share no request.
+
+    The endpoint reads its clock just before each send. The true instant lies between that reading and the next one in
+    the log, which follows the return of the send.
+    """
+    prefix = run_id + "-"
+    slots = np.full(max((request.number for request in log.requests), default=-1) + 1, -1, np.int64)
+    for request in log.requests:
+        if request.id.startswith(prefix) and request.status == 200:
+            slots[request.number] = int(request.id.removeprefix(prefix))
+    answered_rows = np.flatnonzero((rows["status"] == 0) & (rows["first_token_ns"] >= 0))
+    row_of_slot = np.full(
+        int(max(slots.max(initial=-1), rows["slot"].max(initial=-1))) + 1, -1, np.int64
+    )
+    row_of_slot[rows["slot"][answered_rows]] = answered_rows
+    log_order = np.arange(len(log.request))
+    first_send = np.full(len(slots), -1, np.int64)
+    last_send = first_send.copy()
+    first_send[log.request[::-1]] = log_order[::-1]
+    last_send[log.request] = log_order
+    request_numbers = np.flatnonzero((slots >= 0) & (first_send >= 0))
+    matched_rows = row_of_slot[slots[request_numbers]]
+    request_numbers, matched_rows = (
+        request_numbers[matched_rows >= 0],
+        matched_rows[matched_rows >= 0],
+    )
+    if not len(matched_rows):
+        return None
+    sent = log.sent_ns - start_ns
+    true_first, true_last = sent[first_send[request_numbers]], sent[last_send[request_numbers]]
+    next_send = sent[np.minimum(first_send[request_numbers] + 1, len(sent) - 1)]
+    due, reported, stamp_error = (
+        rows[name][matched_rows] for name in ("due_ns", "first_token_ns", "stamp_error_ns")
+    )
+    error = reported - true_first
+    over_stamp_error, is_early = error - stamp_error, error < -TOLERANCE_NS
+    slack = np.maximum(next_send - true_first, 0)
+    multi_token = rows["output_tokens"][matched_rows] > 1
+    gaps = rows["output_tokens"][matched_rows][multi_token] - 1
+    true_tpot = (true_last - true_first)[multi_token] / gaps
+    tpot = (rows["last_token_ns"][matched_rows] - reported)[multi_token] / gaps
+    return Truth(
+        count=len(matched_rows),
+        ttft_p50_ms=_quantile_ms(true_first - due, 0.5),
+        ttft_p99_ms=_quantile_ms(true_first - due, 0.99),
+        ttft_p50_error_ms=_quantile_ms(reported - due, 0.5) - _quantile_ms(true_first - due, 0.5),
+        ttft_p99_error_ms=_quantile_ms(reported - due, 0.99) - _quantile_ms(true_first - due, 0.99),
+        tpot_p50_error_share=element(tpot, 0.5) / element(true_tpot, 0.5) - 1
+        if len(gaps)
+        else None,
+        error_p50_ms=_quantile_ms(np.abs(error), 0.5),
+        error_p99_ms=_quantile_ms(np.abs(error), 0.99),
+        error_max_ms=_quantile_ms(np.abs(error), 1.0),
+        stamp_error_p50_ms=_quantile_ms(stamp_error, 0.5),
+        stamp_error_p99_ms=_quantile_ms(stamp_error, 0.99),
+        bounded_share=float(np.mean((over_stamp_error <= TOLERANCE_NS) & ~is_early)),
+        explained_share=float(np.mean((over_stamp_error <= slack + TOLERANCE_NS) & ~is_early)),
+    )
+
+
+def _quantile_ms(values_ns: NDArray[np.generic], p: float) -> float:
+    return round(element(values_ns, p) / 1e6, 4)
 
 
 def once(rate: float, seconds: float, lockstep: bool) -> tuple[dict[str, Any], Truth]:

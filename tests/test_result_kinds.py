@@ -264,7 +264,6 @@ OWNERS = {  # a file that names a marker -> why
     "search/grid.py": "writes it",
     "sim/virtual_backend.py": "writes the summary of a run",
     "sim/virtual_folder.py": "writes the other files of a run",
-    "preflight/selfcheck.py": "writes the header of its own run",
     "runs/dashboard.py": "reads the header of the run that goes on",
     "shell/output.py": "asks whether a run below a folder has ended",
     "viewer/results_list.py": "asks when the header of a run was last written",

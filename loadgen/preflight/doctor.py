@@ -351,6 +351,13 @@ def _file_text(path: str) -> str:
         return ""
 
 
+def check_host() -> tuple[str, list[Finding]]:
+    """Return a title for the report and the findings about this host and the plug-ins."""
+    title = f"doctor: this host, {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
+    facts = asyncio.run(machine())
+    return title, [*host_checks.host(facts), *plugin_checks.findings()]
+
+
 def run(settings: Settings) -> tuple[str, list[Finding]]:
     """Examine the target, or the embedded endpoint without a URL. Returns a title for the report and the findings."""
     timestamp = time.strftime("%Y-%m-%d %H:%M:%S %z")

@@ -29,7 +29,7 @@ from servers import start
 from loadgen.core.errors import UserError
 from loadgen.core.execution.plan import Settings
 from loadgen.preflight import doctor, target_checks
-from loadgen.preflight.host_checks import Machine, cpu_quota, host
+from loadgen.preflight.host_checks import HOST, Machine, cpu_quota, host
 from loadgen.preflight.target_checks import FAULT, NOTE, OK, UNKNOWN, WARNING, Finding, Trial
 from loadgen.present import text as as_text
 from loadgen.sim.server.options import Options
@@ -242,6 +242,13 @@ def test_no_target_is_a_finding_not_an_end(url: str, words: str) -> None:
     assert doctor.failed(found)
     assert words in found[0].found
     assert any(one.check == "cpu" for one in found)
+
+
+def test_without_a_target_this_host_is_checked_and_nothing_is_sent() -> None:
+    title, findings = doctor.check_host()
+    assert title.startswith("doctor: this host, ")
+    checks = {finding.check for finding in findings}
+    assert {"clock", "timer", "cpu", "files"} <= checks <= {*HOST, "plug-in"}
 
 
 def test_a_preset_in_virtual_time_is_named_and_not_connected_to() -> None:

@@ -1,0 +1,89 @@
+"""The comparison of a run with the log of the endpoint that served it, as benchmarks/truth.py makes it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from truth import TOLERANCE_NS, truth
+
+from loadgen.core.results.record import ROW
+from loadgen.sim.server.send_log import LoggedRequest, SentRequests
+
+MS = 1_000_000
+START = 5_000 * MS
+
+
+def rows(*reported: tuple[int, int, int], status: int = 0) -> np.ndarray:
+    """(first_token_ns, last_token_ns, stamp_error_ns) per slot, all due at slot * 1 ms, five tokens each."""
+    made = np.zeros(len(reported), ROW)
+    made["slot"] = np.arange(len(reported))
+    made["due_ns"] = np.arange(len(reported)) * MS
+    made["output_tokens"] = 5
+    made["status"] = status
+    for i, (first, last, error) in enumerate(reported):
+        made[i]["first_token_ns"], made[i]["last_token_ns"], made[i]["stamp_error_ns"] = (
+            first,
+            last,
+            error,
+        )
+    return made
+
+
+def log(
+    *sends: tuple[int, int, int], ids: tuple[str, ...] = ("probe", "run-1", "run-0")
+) -> SentRequests:
+    """Sends (request number, event, ns of the run) in their order; `ids` by request number."""
+    columns = np.array(sends, np.int64).reshape(-1, 3)
+    requests = [
+        LoggedRequest(number=i, id=name, arrival_ns=0, path="", status=200)
+        for i, name in enumerate(ids)
+    ]
+    sent = columns[:, 2] + START
+    return SentRequests(requests, columns[:, 0].copy(), columns[:, 1].copy(), sent, sent)
+
+
+SENDS = ((0, 0, 1 * MS), (2, 0, 10 * MS), (1, 0, 12 * MS), (2, 4, 50 * MS), (1, 4, 54 * MS))
+
+
+def test_truth_joins_rows_and_log_by_request_id_not_by_number() -> None:
+    seen = truth(rows((10 * MS, 50 * MS, 0), (12 * MS, 54 * MS, 0)), log(*SENDS), "run", START)
+    assert seen is not None
+    assert (seen.count, seen.ttft_p50_ms, seen.ttft_p99_ms) == (
+        2,
+        11.0,
+        11.0,
+    )  # 10 - 0 is at place 0, 12 - 1 at 1
+    assert (seen.error_max_ms, seen.ttft_p50_error_ms, seen.bounded_share) == (0.0, 0.0, 1.0)
+    assert seen.tpot_p50_error_share == 0.0
+
+
+@pytest.mark.parametrize(
+    ("late_ns", "stamp_error_ns", "bounded", "explained"),
+    [
+        (0, 0, 1.0, 1.0),
+        (TOLERANCE_NS, 0, 1.0, 1.0),
+        (
+            TOLERANCE_NS + 1,
+            0,
+            0.0,
+            1.0,
+        ),  # the endpoint may have been held up: its next look at the clock is 2 ms on
+        (TOLERANCE_NS + 1, 1, 1.0, 1.0),
+        (2 * MS + TOLERANCE_NS + 1, 0, 0.0, 0.0),  # this it cannot explain
+        (-TOLERANCE_NS - 1, 5 * MS, 0.0, 0.0),  # nothing arrives before it was sent
+    ],
+)
+def test_an_error_is_bounded_by_its_stamp_error(
+    late_ns: int, stamp_error_ns: int, bounded: float, explained: float
+) -> None:
+    found = rows((10 * MS + late_ns, 50 * MS, stamp_error_ns))
+    seen = truth(found, log(*SENDS), "run", START)
+    assert seen is not None
+    assert (seen.bounded_share, seen.explained_share) == (bounded, explained)
+    assert seen.error_max_ms == round(abs(late_ns) / 1e6, 4)
+
+
+def test_truth_of_other_runs_and_of_failures_is_none() -> None:
+    assert truth(rows((1, 2, 0)), log(*SENDS), "other", START) is None
+    assert truth(rows((1, 2, 0), status=1), log(*SENDS), "run", START) is None
+    assert truth(rows((1, 2, 0)), log(ids=()), "run", START) is None
