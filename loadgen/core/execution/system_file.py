@@ -1,14 +1,15 @@
-"""`--system FILE`: the system under test as its owner describes it, in YAML with a schema; and what it does not say.
+"""Reads a system file: a description of the measured hardware and software.
 
-Reads one file. Its keys are stored with the metadata of a run, as `system.accelerator.model`. ASKED says which of them
-the descriptions of MLPerf (the JSON of a submission's `systems/`) and of InferenceX (the configuration of a benchmark)
-have, too: what is missing there is named, so that nobody takes a result for comparable that is not.
+Each key becomes metadata of the run, such as `system.accelerator.model`. ASKED lists the keys that
+the descriptions of MLPerf (the JSON of a submission's `systems/`) and of InferenceX (the
+configuration of a benchmark) have, too. A report names the keys that are missing, so that nobody
+takes a result for comparable that is not.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -150,8 +151,11 @@ OF_THE_TARGET = ("gpus", "shape", "region")
 
 
 class SystemSaid(NamedTuple):
-    """What a system file says. `metadata`: its keys, as `system.accelerator.model`, and its own `metadata`; `target`:
-    those of OF_THE_TARGET.
+    """The content of a system file.
+
+    Attributes:
+        metadata: Every key as text, such as `system.accelerator.model`, and the file's metadata.
+        target: The values of the keys in OF_THE_TARGET.
     """
 
     metadata: dict[str, str]
@@ -161,44 +165,48 @@ class SystemSaid(NamedTuple):
 def load(path: Path, env: Mapping[str, str] = os.environ) -> SystemSaid:
     """Read a system file.
 
-    Raises UserError where it cannot be read, and Faults with all that is wrong in it.
+    Raises UserError if the file cannot be read, and Faults with all mistakes in it.
     """
     text = read_text(path, f"--system {path}", "system file", lambda: _EXAMPLE, _EXAMPLE)
     document, faults = read_yaml(text, str(path), env, kind="system file", smallest=_SMALLEST)
-    source = FileContext(file=str(path), directory=path.parent, faults=faults)
-    system = validate_document(SystemUnderTest, document, source)
-    if system is None or source.faults:
-        raise Faults(sort_faults(source.faults))
-    said = system.model_dump(exclude_none=True)
-    target = {name: said.pop(name) for name in OF_THE_TARGET if name in said}
-    return SystemSaid(
-        said.pop("metadata") | {SYSTEM + key: value for key, value in _flat(said)}, target
-    )
+    context = FileContext(file=str(path), directory=path.parent, faults=faults)
+    system = validate_document(SystemUnderTest, document, context)
+    if system is None or context.faults:
+        raise Faults(sort_faults(context.faults))
+    values = system.model_dump(exclude_none=True)
+    target = {name: values.pop(name) for name in OF_THE_TARGET if name in values}
+    metadata = values.pop("metadata")
+    for key, text_of_value in _flatten(values):
+        metadata[SYSTEM + key] = text_of_value
+    return SystemSaid(metadata, target)
 
 
-def _flat(values: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the key and the text of each value, with keys like `accelerator.model`."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            found += _flat(value, f"{above}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, bool):
+            yield prefix + key, "yes" if value else "no"
         else:
-            words = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-            found.append((above + key, words))
-    return found
+            yield prefix + key, str(value)
 
 
 def missing(metadata: Mapping[str, str], target: TargetFacts) -> dict[str, list[str]]:
-    """Who asks -> the keys that nobody says: neither the file nor the server nor the flags."""
-    told = {key.removeprefix(SYSTEM) for key in metadata if key.startswith(SYSTEM)}
-    of_target = {
+    """Return the keys that are required by others and not known, by who requires them.
+
+    A key is known from the metadata of the run or from what the target reports.
+    """
+    known_keys = {key.removeprefix(SYSTEM) for key in metadata if key.startswith(SYSTEM)}
+    values_of_target = {
         "engine.name": target.server not in ("", "generic"),
         "engine.version": target.version,
         "model.precision": target.precision,
         "accelerator.per_node": target.gpus,
     }
-    told |= {key for key, value in of_target.items() if value}
-    return {
-        who: left
-        for who, keys in ASKED.items()
-        if (left := [key for key in keys if key not in told])
+    known_keys |= {key for key, value in values_of_target.items() if value}
+    missing_keys = {
+        organization: [key for key in keys if key not in known_keys]
+        for organization, keys in ASKED.items()
     }
+    return {organization: keys for organization, keys in missing_keys.items() if keys}
