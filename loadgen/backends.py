@@ -141,7 +141,7 @@ def find(url: str | None) -> BackendRow | None:
     for row in BACKENDS.own:
         if scheme in row.schemes:
             return row
-    return next((row for row in BACKENDS.others() if scheme in row.schemes), None)
+    return next((row for row in BACKENDS.plugin_rows() if scheme in row.schemes), None)
 
 
 def shown(url: str | None) -> str:

@@ -98,11 +98,11 @@ class FigureTable(OpenTable[FigureRow]):
         for plugin in self.plugins:
             if plugin.row is not None:
                 self._record_use(plugin)
-        return (*self.own, *self.others())
+        return (*self.own, *self.plugin_rows())
 
     @cached_property
     def _has_no_plugins(self) -> bool:
-        return not self.told("name")
+        return not self.cached_fields("name")
 
     def called(self, name: str) -> FigureRow | None:
         """Return the row with this name, or None."""

@@ -405,7 +405,7 @@ def kind_of(path: Path, having: FunctionName = "load") -> ResultKind | None:
 
 def _kinds_in_order() -> Iterator[ResultKind]:
     yield from (kind for kind in KINDS.own if kind.markers)
-    yield from KINDS.others()
+    yield from KINDS.plugin_rows()
     yield from (kind for kind in KINDS.own if not kind.markers)
 
 

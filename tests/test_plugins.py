@@ -205,12 +205,15 @@ def test_a_help_asks_a_cache_until_packages_change(
     packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
-    assert table().told("name", "taste") == (("stew", "hot"),)
+    assert table().cached_fields("name", "taste") == (("stew", "hot"),)
     sys.modules.pop("kitchen_a")
-    assert table().told("name", "taste") == (("stew", "hot"),) and "kitchen_a" not in sys.modules
-    assert table().told("name") == (("stew",),), "other fields are asked anew"
+    assert (
+        table().cached_fields("name", "taste") == (("stew", "hot"),)
+        and "kitchen_a" not in sys.modules
+    )
+    assert table().cached_fields("name") == (("stew",),), "other fields are asked anew"
     monkeypatch.setenv("LOADGEN_PLUGINS", "0")
-    assert table().told("name") == ()
+    assert table().cached_fields("name") == ()
     monkeypatch.delenv("LOADGEN_PLUGINS")
     install(packages, "kitchen-b", {"kitchen_b": MODULE}, {GROUP: {"pie": "kitchen_b:MISNAMED"}})
-    assert table().told("name") == (("stew",), ("pie",))
+    assert table().cached_fields("name") == (("stew",), ("pie",))

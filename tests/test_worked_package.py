@@ -229,7 +229,7 @@ def test_its_command_its_kind_and_its_prices(acme: Path, tmp_path: Path, capsys:
 
 def test_its_server_is_known_by_its_sign_and_its_words(acme: Path, capsys: Any) -> None:
     servers = SERVERS
-    assert _match_signs(tuple(servers.others()), {"models": '{"owned_by": "acme"}'}) == (
+    assert _match_signs(tuple(servers.plugin_rows()), {"models": '{"owned_by": "acme"}'}) == (
         "acme",
         "models",
         '"owned_by": "acme"',

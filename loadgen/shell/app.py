@@ -78,7 +78,9 @@ class LazyGroup(Group):
 def summarize_commands() -> list[CommandSummary]:
     """Return all commands, those of plug-ins too, sorted by group. Imports none of them."""
     summaries = [CommandSummary(row.name, row.group, row.help) for row in COMMANDS.own]
-    summaries += [CommandSummary(*fields) for fields in COMMANDS.told("name", "group", "help")]
+    summaries += [
+        CommandSummary(*fields) for fields in COMMANDS.cached_fields("name", "group", "help")
+    ]
     groups = list(dict.fromkeys(summary.group for summary in summaries))
     return sorted(summaries, key=lambda summary: groups.index(summary.group))
 

@@ -242,7 +242,7 @@ def _plugin_note(option_name: str) -> str:
     """Return a sentence that names what installed plug-ins add to the values of an option."""
     if option_name not in PLUGIN_TABLES:
         return ""
-    names = [name for (name,) in PLUGIN_TABLES[option_name].told("name")]
+    names = [name for (name,) in PLUGIN_TABLES[option_name].cached_fields("name")]
     return f" Of packages: {', '.join(names)}." if names else ""
 
 

@@ -176,9 +176,9 @@ class OpenTable(Generic[RowT]):
     def rows(self) -> Iterator[RowT]:
         """Yield the built-in rows, then those of plug-ins."""
         yield from self.own
-        yield from self.others()
+        yield from self.plugin_rows()
 
-    def others(self) -> Iterator[RowT]:
+    def plugin_rows(self) -> Iterator[RowT]:
         """Yield the rows of plug-ins."""
         for plugin in self.plugins:
             if plugin.row is not None:
@@ -205,7 +205,7 @@ class OpenTable(Generic[RowT]):
         self._record_use(plugin)
         return _PluginGuard(plugin, self).wrap(function, check)
 
-    def told(self, *fields: str) -> tuple[tuple[str, ...], ...]:
+    def cached_fields(self, *fields: str) -> tuple[tuple[str, ...], ...]:
         """Return these text fields of the rows of plug-ins, from a cache if possible.
 
         The cache is valid as long as no package was installed or removed. With it, no plug-in is imported.
@@ -217,7 +217,7 @@ class OpenTable(Generic[RowT]):
         entry = cache.get(key)
         if isinstance(entry, dict) and entry.get("state") == list(installed.state()):
             return tuple(tuple(row) for row in entry["rows"])
-        rows = [[str(getattr(row, field)) for field in fields] for row in self.others()]
+        rows = [[str(getattr(row, field)) for field in fields] for row in self.plugin_rows()]
         # The state is taken after the import, which may have created a __pycache__.
         cache[key] = {"state": installed.state(), "rows": rows}
         _write_cache(cache)

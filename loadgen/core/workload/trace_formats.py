@@ -83,7 +83,7 @@ def of_json(first: Mapping[str, Any]) -> TraceFormat | None:
         raise Wrong(
             "wrong_format", "these are prompts, not a trace", "prompts of your own: --dataset FILE"
         )
-    others = (_format_of(row, first) for row in FORMATS.others())
+    others = (_format_of(row, first) for row in FORMATS.plugin_rows())
     return next((found for found in others if found is not None), None)
 
 

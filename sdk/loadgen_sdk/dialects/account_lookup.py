@@ -38,7 +38,7 @@ def find_parser(form: str) -> AccountParser | None:
     for row in SERVERS.own:
         if form in row.account:
             return row.account[form]
-    for row in SERVERS.others():
+    for row in SERVERS.plugin_rows():
         if form in row.account:
             return _PluginParser(SERVERS.guard(row, row.account[form], check_type(ServerAccount)))
     return None

@@ -401,4 +401,4 @@ def row_of(server: str) -> Quirk:
 
 def names() -> tuple[str, ...]:
     """The values for `--server`, with those of plug-ins."""
-    return ("auto", *QUIRKS, *(name for (name,) in SERVERS.told("name")))
+    return ("auto", *QUIRKS, *(name for (name,) in SERVERS.cached_fields("name")))

@@ -493,7 +493,9 @@ async def _identify(
             asker.get_optional(asker.target.beside(_PATHS[source])) for source in _FURTHER_SOURCES
         )
         texts |= zip(_FURTHER_SOURCES, map(_text, await asyncio.gather(*pages)), strict=True)
-        match = _match_signs(SERVERS.own, texts) or _match_signs(tuple(SERVERS.others()), texts)
+        match = _match_signs(SERVERS.own, texts) or _match_signs(
+            tuple(SERVERS.plugin_rows()), texts
+        )
     if match:
         name, where, text = match
         return name, [f"{_PATHS.get(where, '/models')} says {asker.clean(text)[:80]}"]
