@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define VERSION 11 /* of the interface: compiled.py expects the same number */
+#define VERSION 12 /* of the interface: compiled.py expects the same number */
 
 enum {
     READ_BYTES = 32 << 10,
@@ -42,10 +42,6 @@ enum {
     FEW_BYTES = 4,
     MANY_BYTES = 2048,
     MOST_SIZE_DIGITS = 8,
-    SPAN_BYTES = 4,
-    SHORT_WORD = 16,
-    LONGEST_WORD = 255,
-    WORD_ROOM = LONGEST_WORD + SHORT_WORD, /* that a word may need, with what is written behind a short one */
 };
 
 #define PAUSE_NS 1000000000LL
@@ -63,39 +59,19 @@ static int64_t clock_ns(clockid_t clock)
     return (int64_t)at.tv_sec * 1000000000 + at.tv_nsec;
 }
 
-static uint64_t little(const unsigned char *at)
-{
-    uint64_t word;
-    memcpy(&word, at, sizeof word);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    word = __builtin_bswap64(word);
-#endif
-    return word;
-}
-
 #include "_c/plain.h"
 #include "_c/receiver.h"
 #include "_c/answers.h"
 #include "_c/events.h"
 #include "_c/reads.h"
 #include "_c/kinds.h"
-#include "_c/texts.h"
-#include "_c/hashes.h"
-#include "_c/bodies.h"
 
 /* -- the module ---------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef functions[] = {
     {"whole_chunks", whole_chunks, METH_VARARGS, NULL},
     {"plain_run", plain_run, METH_VARARGS, NULL},
-    {"written", written, METH_VARARGS, NULL},
-    {"spans", spans, METH_O, NULL},
     {"answers", answers, METH_VARARGS, NULL},
-    {"quoted", quoted, METH_O, NULL},
-    {"hashed", hashed, METH_O, NULL},
-#if defined(__SIZEOF_INT128__)
-    {"bodies", bodies, METH_VARARGS, NULL},
-#endif
     {"token_count", token_count, METH_O, NULL},
     {NULL},
 };

@@ -1,26 +1,26 @@
-"""The sum of the hashes of several texts, by the compiled part where it is installed: it hashes eight at once. Pure."""
+"""The sum of the hashes of several texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from hashlib import blake2b
 
-from .compiled import module
-
-Kept = list[tuple[int, bytes]]  # salts, from 0, and texts
-
-
-def in_python(kept: Kept) -> bytes:
-    """The sum of their BLAKE2b of 16 bytes, least byte first, without what it has above these. The twin of C's."""
-    hashes = [
-        blake2b(text, digest_size=16, salt=salt.to_bytes(16, "little")).digest()
-        for salt, text in kept
-    ]
-    return (sum(int.from_bytes(one, "little") for one in hashes) % (1 << 128)).to_bytes(
-        16, "little"
-    )
+HASH_BYTES = 16
+SALT_BYTES = 16
 
 
-summed: Callable[[Kept], bytes] = getattr(
-    module, "hashed", in_python
-)  # a wheel of its own may be older than it
+def sum_of_hashes(salted_texts: Iterable[tuple[int, bytes]]) -> bytes:
+    """Return the sum, modulo 2**128, of the BLAKE2b hashes of texts.
+
+    Args:
+        salted_texts: A salt of at least 0, and a text, for each hash.
+
+    Returns:
+        The 16 bytes of the sum, least significant byte first.
+    """
+    total = 0
+    for salt, text in salted_texts:
+        salt_bytes = salt.to_bytes(SALT_BYTES, "little")
+        digest = blake2b(text, digest_size=HASH_BYTES, salt=salt_bytes).digest()
+        total += int.from_bytes(digest, "little")
+    return (total % (1 << 8 * HASH_BYTES)).to_bytes(HASH_BYTES, "little")

@@ -13,13 +13,11 @@ import tempfile
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from functools import partial
 from time import process_time
 from typing import Any
 
 import msgspec
-from loadgen_sdk.dialects.plain_bodies import TOGETHER, PlainBodies, Together
-from loadgen_sdk.hashing import summed
+from loadgen_sdk.hashing import sum_of_hashes
 from loadgen_sdk.request import Completion, Request
 
 from loadgen.core.requests.prompts import (
@@ -27,7 +25,6 @@ from loadgen.core.requests.prompts import (
     AssistantTurn,
     Digest,
     Prompts,
-    SyntheticPrompts,
     many,
 )
 from loadgen.core.results.record import Built
@@ -81,20 +78,18 @@ class Bodies:
         *,
         linked: bool = False,
         most_blocks: int = MOST_BLOCKS,
-        alike: bool = False,
     ) -> None:
-        """`linked`: a later turn names the answer before it by its id, and sends only what is new. `alike`: what
-        `prepare` makes does not depend on the number of a request.
+        """Create the temporary file.
+
+        Args:
+            prompts: The requests.
+            prepare: A function that makes the body of a request, by its number.
+            stages: The number of stages of the load.
+            linked: A later turn names the response before it by its id and sends only what is new.
+            most_blocks: The number of blocks of the file that are kept in memory.
         """
         self._prompts, self._prepare, self._linked = prompts, prepare, linked
         self._input_source = ""
-        self._plain: PlainBodies | None = None  # where the compiled part makes them
-        if (
-            alike
-            and isinstance(prompts, SyntheticPrompts)
-            and (plain := prompts.plain_bodies(partial(prepare, 0)))
-        ):
-            self._plain, self._input_source = plain, prompts.input_source
         self._answer_ids: dict[int, str] = {}
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._fd = self._file.fileno()
@@ -120,36 +115,38 @@ class Bodies:
         most: int | None = None,
         cpu_s: float | None = None,
     ) -> int:
-        """Build the bodies of `numbers`, at most `most` and for at most `cpu_s` of CPU time; returns how many."""
-        stored, before = self._stored[stage], self.ahead(stage)
+        """Build the bodies of requests and return how many were built.
+
+        Args:
+            stage: The stage that sends them.
+            numbers: The numbers of the requests, in ascending order.
+            most: The largest number of bodies to build.
+            cpu_s: The CPU time after which no further batch is started.
+        """
+        built_before = self.ahead(stage)
         deadline = None if cpu_s is None else process_time() + cpu_s
         numbers = itertools.islice(numbers, most)
-        made, size = (self._made, KEPT) if self._plain is None else (self._plain.made, TOGETHER)
         with open(self._fd, "wb", BLOCK_BYTES, closefd=False) as file:
-            while (deadline is None or process_time() < deadline) and (
-                batch := list(itertools.islice(numbers, size))
-            ):
-                for part in made(batch, self._end):
-                    file.write(part.bodies)
-                    stored.frombytes(part.rows)
-                    self.digest.add_sum(part.requests, part.told)
-                    self.sent_bytes.add_sum(part.requests, part.hashes)
-                    self._end += len(part.bodies)
-        return self.ahead(stage) - before
+            while deadline is None or process_time() < deadline:
+                batch = list(itertools.islice(numbers, KEPT))
+                if not batch:
+                    break
+                file.write(self._build_batch(stage, batch))
+        return self.ahead(stage) - built_before
 
-    def _made(self, batch: list[int], at: int) -> Iterator[Together]:
-        """Bodies of requests, the first of which stands at `at`."""
-        requests = list(zip(batch, many(self._prompts, batch), strict=True))
-        bodies, rows = list(itertools.starmap(self._prepare, requests)), array("q")
+    def _build_batch(self, stage: int, numbers: list[int]) -> bytes:
+        """Return the bodies of requests, and record where each is in the file."""
+        requests = list(zip(numbers, many(self._prompts, numbers), strict=True))
+        bodies = list(itertools.starmap(self._prepare, requests))
+        stored = self._stored[stage]
         for (number, request), body in zip(requests, bodies, strict=True):
             built = built_of(request)
-            rows.extend((number, at, len(body), built.tokens, built.asked_output))
+            stored.extend((number, self._end, len(body), built.tokens, built.asked_output))
             self._input_source = built.source or self._input_source
-            at += len(body)
-        hashes = summed(list(zip(batch, bodies, strict=True)))
-        yield Together(
-            len(batch), b"".join(bodies), rows.tobytes(), self.digest.hashes(requests), hashes
-        )
+            self._end += len(body)
+        self.digest.add(requests)
+        self.sent_bytes.add_sum(len(bodies), sum_of_hashes(zip(numbers, bodies, strict=True)))
+        return b"".join(bodies)
 
     def ahead(self, stage: int) -> int:
         """How many bodies of a stage were built in advance, sent or not."""

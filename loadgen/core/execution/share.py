@@ -101,10 +101,7 @@ async def equipped(plan: Plan, part: Schedule, share: int) -> AsyncIterator[Equi
     if beside:
         bodies: Bodies = BodyPrefetch(job, part, requests)
     else:
-        alike = step_targets.serving(settings, requests) is None
-        bodies = Bodies(
-            requests, preparer(job, requests), len(part.stages), linked=linked(job), alike=alike
-        )
+        bodies = Bodies(requests, preparer(job, requests), len(part.stages), linked=linked(job))
     spool = Spool(job.folder, share, settings.tuning.segment_rows)
     secrets = [
         *(endpoint.api_key for endpoint in settings.endpoints),

@@ -10,17 +10,16 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
-from loadgen_sdk import hashing, json_text
-from loadgen_sdk.dialects.plain_bodies import PlainBodies, plain_bodies
 from loadgen_sdk.dialects.quirks import VALUES
+from loadgen_sdk.hashing import sum_of_hashes
 from loadgen_sdk.request import Request
-from loadgen_sdk.words import spans_of, writer
+from loadgen_sdk.words import text_writer
 
 from loadgen.core import format
 from loadgen.core.requests import images
@@ -173,27 +172,7 @@ class SyntheticPrompts:
     def __getitem__(self, number: int) -> Request:
         return next(self.texts((number,))) if self.of_one_text else self._request(number, None)
 
-    _write = functools.cached_property(lambda self: writer(self._words))
-
-    def plain_bodies(self, make: Callable[[Request], bytes]) -> PlainBodies | None:
-        """What makes bodies as `make` does, many at a time. None where texts are not own words, or ask for values."""
-        if not (self.of_one_text and self._of_own_words) or self._api in VALUES:
-            return None
-        spans, by_number = (
-            spans_of([*self._words, *self._starts]),
-            (self._step, self._offset, self._combinations),
-        )
-        return plain_bodies(spans, len(self._starts), by_number, make, self._drawn_together)
-
-    def _drawn_together(self, numbers: list[int]) -> tuple[list[int], list[bytes], list[int]]:
-        """Of requests of own words: their tokens, the bytes that draw the words behind the first, the output asked."""
-        tokens, key = self.drawn("input", numbers), self._texts_key
-        sizes = [2 * (n - HEAD) for n in tokens]
-        bits = [
-            draw(key, "user", n, size) if size > 0 else b""
-            for n, size in zip(numbers, sizes, strict=True)
-        ]
-        return tokens, bits, self.drawn("output", numbers)
+    _write = functools.cached_property(lambda self: text_writer(self._words))
 
     def texts(self, numbers: Iterable[int]) -> Iterator[Request]:
         """The requests of these numbers, where each is `of_one_text`."""
@@ -627,10 +606,7 @@ class Digest:
         kept = []
         for number, request in requests:
             messages, prompt = request.messages, request.prompt
-            if messages is None:
-                if isinstance(prompt, str) and len(prompt) >= json_text.LONG:
-                    prompt = json_text.ready(prompt)
-            elif not self.replies:
+            if messages is not None and not self.replies:
                 messages = [message for message in messages if message.get("role") != "assistant"]
             content = (
                 number,
@@ -641,7 +617,7 @@ class Digest:
                 request.extra,
             )
             kept.append((0, _encode(content)))
-        return hashing.summed(kept)
+        return sum_of_hashes(kept)
 
     def add_sum(self, count: int, hashes: bytes) -> None:
         """Add so many requests, or their bodies, by the sum of their hashes."""

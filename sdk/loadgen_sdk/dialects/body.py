@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from ..errors import TargetUnusable
-from ..json_text import LONG, ready
 from ..request import Request
 from .messages_body import message_extra, message_fields
 from .quirks import MAX_FIELDS, VALUES, Api, Quirk
@@ -71,7 +70,7 @@ def body(
     elif api == "chat":
         fields["messages"] = _messages(request)
     else:
-        fields["prompt"] = ready(_prompt(request, quirk))
+        fields["prompt"] = _prompt(request, quirk)
     fields["stream"] = stream
     if stream:  # several servers reject the options without `stream: true`
         fields["stream_options"] = dict(quirk.stream_options)
@@ -125,7 +124,7 @@ def maker(
                 _ends(whole, request) if what in ends else None
             )  # the first may be the only one
             return whole(request)
-        return found[0] + _encode(prompt if len(prompt) < LONG else ready(prompt)) + found[1]
+        return found[0] + _encode(prompt) + found[1]
 
     return make if api in ONE_PROMPT else whole
 
@@ -139,24 +138,6 @@ def _ends(whole: Callable[[Request], bytes], request: Request) -> tuple[bytes, b
     return found[0] if found[0] == found[1] else None
 
 
-def around(make: Callable[[Request], bytes]) -> Callable[[int], tuple[bytes, bytes]] | None:
-    """What is before and behind the prompt in bodies that differ in it and their limit alone, by the limit. None where
-    the prompt is not in one place alone.
-    """
-    found = []
-    for prompt, limit in (("one prompt", 987_654_321), ("another", 123_456_789)):
-        parts = make(Request(id="", prompt=prompt, max_tokens=limit)).split(_encode(prompt))
-        found.append([part.split(b"%d" % limit) for part in parts])
-    if found[0] != found[1] or len(found[0]) != 2:
-        return None
-    before, after = found[0]
-
-    def ends(limit: int) -> tuple[bytes, bytes]:
-        return (b"%d" % limit).join(before), (b"%d" % limit).join(after)
-
-    return ends
-
-
 def _response_fields(request: Request, stream: bool, max_tokens: int | None) -> dict[str, Any]:
     """The fields of the Responses API. It has none that force a length; texts only, no token ids."""
     if isinstance(request.prompt, list):
@@ -165,7 +146,7 @@ def _response_fields(request: Request, stream: bool, max_tokens: int | None) -> 
             "a prompt of token ids cannot be sent as a response",
             "use --api completions",
         )
-    said: Any = ready(request.prompt)
+    said: Any = request.prompt
     if request.messages is not None:
         said = [
             message | {"content": _response_content(message.get("content"))}
@@ -194,7 +175,7 @@ def _value_fields(request: Request, quirk: Quirk, api: Api) -> dict[str, Any]:
     """The fields of embeddings (texts or token ids), and of rerank, whose documents are in `extra`."""
     prompt = _prompt(request, quirk)
     if api == "embeddings":
-        return {"input": ready(prompt), "encoding_format": "float"}
+        return {"input": prompt, "encoding_format": "float"}
     if isinstance(prompt, list):
         raise TargetUnusable(
             "unsupported", "a query of token ids cannot be reranked", "give the prompt as text"
@@ -232,8 +213,7 @@ def _messages(request: Request) -> list[dict[str, Any]]:
     if request.messages is not None:
         return request.messages
     if isinstance(request.prompt, str):
-        text = request.prompt
-        return [{"role": "user", "content": text if len(text) < LONG else ready(text)}]
+        return [{"role": "user", "content": request.prompt}]
     if request.prompt is None:
         raise ValueError(f"request {request.id} has neither messages nor a prompt")
     raise TargetUnusable(
