@@ -20,7 +20,6 @@ from loadgen.core.errors import Faults
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.accumulator import Accumulator
-from loadgen.core.metrics.summary import build as build_summary
 from loadgen.core.metrics.summary import exit_code
 from loadgen.core.requests.build import build as build_requests
 from loadgen.core.requests.mix import MixPrompts
@@ -29,6 +28,7 @@ from loadgen.core.requests.task_prompts import TaskPrompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import store
 from loadgen.core.results.record import FINISH, KIND, STATUS
+from loadgen.core.run_summary import build as build_summary
 from loadgen.core.schedule import arrivals
 from loadgen.core.schedule import timetable as schedule
 from loadgen.core.schedule.dispatcher import Dispatcher, Start

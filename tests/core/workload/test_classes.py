@@ -29,11 +29,11 @@ from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.accumulator import Accumulator
 from loadgen.core.metrics.summary import Summary, exit_code
-from loadgen.core.metrics.summary import build as summary_of
 from loadgen.core.requests.build import build
 from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import store
+from loadgen.core.run_summary import build as summary_of
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
 from loadgen.core.workload.loading import of_mapping
