@@ -1,0 +1,45 @@
+"""The models of a workload file in Python: checked, immutable, and fit for pickling."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+from pydantic import ValidationError
+
+from loadgen.core.workload import FixedTokens, Synthetic, UniformTokens, load, packaged
+
+
+@pytest.mark.parametrize("name", packaged())
+def test_a_copy_of_a_workload_is_equal(name: str) -> None:
+    workload = load(name)
+    assert pickle.loads(pickle.dumps(workload)) == workload
+    assert copy.deepcopy(workload) == workload
+    assert type(workload).model_validate(workload.model_dump()) == workload
+
+
+def test_equal_requests_have_equal_hashes() -> None:
+    one, two = (
+        Synthetic(input_tokens=FixedTokens(value=3), output_tokens=UniformTokens(min=1, max=2))
+        for _ in range(2)
+    )
+    assert one == two
+    assert hash(one) == hash(two)
+    assert one.model_copy(update={"prefixes": 2}) != one
+
+
+def test_a_model_is_immutable() -> None:
+    length = FixedTokens(value=3)
+    with pytest.raises(ValidationError, match="frozen"):
+        length.value = 4  # type: ignore[misc]
+
+
+def test_values_in_python_are_checked() -> None:
+    length = FixedTokens(value=3)
+    with pytest.raises(ValidationError, match="prefixes"):
+        Synthetic(input_tokens=length, output_tokens=length, prefixes=0)
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        FixedTokens(value=0)
+    with pytest.raises(ValidationError, match="shares a prefix of 9 tokens in prompts of 3"):
+        Synthetic(input_tokens=length, output_tokens=length, shared_prefix_tokens=9)
