@@ -32,7 +32,7 @@ def test_equal_requests_have_equal_hashes() -> None:
 def test_a_model_is_immutable() -> None:
     length = FixedTokens(value=3)
     with pytest.raises(ValidationError, match="frozen"):
-        length.value = 4  # type: ignore[misc]
+        length.value = 4
 
 
 def test_values_in_python_are_checked() -> None:
