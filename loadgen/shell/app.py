@@ -176,5 +176,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:  # a second signal, while the first one was being handled
         exit_code = INTERRUPTED
     if arguments is None:
-        signals.exit_on_signal()
+        signals.ignore_signals()  # the teardown of Python would restore the default handlers
     sys.exit(exit_code)

@@ -483,5 +483,5 @@ SDK = (
         },
     ),
     Feature("Traces without texts", lambda b: "record_shape" in loadgen_sdk.__all__),
-    Feature("Plug-ins", lambda b: COMMANDS.others is not None),
+    Feature("Plug-ins", lambda b: COMMANDS.plugins is not None),
 )

@@ -638,9 +638,9 @@ def test_the_plan_says_by_which_rules_a_search_ran(tmp_path: Path) -> None:
     ]
     assert experiment.unit_of(ours, "requests") == " queries/s"
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(of_search))
-    assert mlperf_added.sections(tmp_path, None) is None  # type: ignore[arg-type]
+    assert mlperf_added.additions(tmp_path, None) is None  # type: ignore[arg-type]
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(ours))
-    assert mlperf_added.sections(tmp_path, None) is not None  # type: ignore[arg-type]
+    assert mlperf_added.additions(tmp_path, None) is not None  # type: ignore[arg-type]
 
 
 def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:
