@@ -102,7 +102,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     exits("sweep", *load, "2,4", "--repeat", "2", "-o", root / "swept-twice")
     for level in ("r10", "r40"):
         shutil.copytree(root / "sweep" / level, root / "levels" / level)
-    for run_dir in (root / "mlperf", *(root / "levels").iterdir()):
+    for run_dir in (root / "levels").iterdir():
         # The stored folders hold records; their summaries are computed again from these.
         (run_dir / "summary.json").write_bytes(dump_summary(run_folder.summary(run_dir)))
     keys = [AnswerKey(reference=f"the answer is {n}") for n in range(40)]
@@ -493,21 +493,29 @@ def test_a_validation_of_one_level_is_a_side(made: Path) -> None:
 # -- bundles -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("swept-twice", "repeats"), ("answers", "answers"), ("levels", "runs"), ("mlperf", "run")],
-)
-def test_its_bundle_comes_out_again(results: Path, tmp_path: Path, name: str, kind: str) -> None:
-    exits("report", results / name)
-    verify.bundle(results / name, tmp_path / "x.zip")
-    found = verify.verify(tmp_path / "x.zip")
-    assert (found.manifest.kind, found.differences) == (kind, ()) and found.verified in (
-        "all",
-        "part",
-    )
+def check_bundle(result: Path, bundle: Path, kind: str) -> None:
+    """Assert that everything in a bundle of this result can be made again and is equal."""
+    exits("report", result)
+    verify.bundle(result, bundle)
+    found = verify.verify(bundle)
+    assert (found.manifest.kind, found.differences) == (kind, ())
+    assert found.verified in ("all", "part")
     pages = {file for file in found.manifest.left_out if file.endswith(".html")}
     assert pages == {"report.html"}, "the page of a sweep is part of it"
     assert not [file for file in found.not_made if file.endswith(".html")]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("swept-twice", "repeats"), ("answers", "answers"), ("levels", "runs")]
+)
+def test_its_bundle_comes_out_again(results: Path, tmp_path: Path, name: str, kind: str) -> None:
+    check_bundle(results / name, tmp_path / "x.zip", kind)
+
+
+def test_the_bundle_of_an_mlperf_test_comes_out_again(tmp_path: Path) -> None:
+    load = ("-b", "llama2-70b", *SIM, "--min-duration", "5", "--target-qps", "10")
+    exits("mlperf", "server", *load, "-o", tmp_path / "mlperf")
+    check_bundle(tmp_path / "mlperf", tmp_path / "x.zip", "run")
 
 
 def test_what_nothing_could_be_made_again_of_is_not_bundled(made: Path, tmp_path: Path) -> None:
