@@ -164,10 +164,10 @@ def _family(name: str, text: str, histogram: Histogram, scale: float = 1e9) -> A
     from prometheus_client.utils import floatToGoString
 
     count = histogram.count
-    buckets = [
-        (floatToGoString(edge), float(count - histogram.over(round(edge * scale))))
-        for edge in EDGES_S
-    ]  # type: ignore[no-untyped-call]
+    buckets = []
+    for edge in EDGES_S:
+        label = floatToGoString(edge)  # type: ignore[no-untyped-call]
+        buckets.append((label, float(count - histogram.over(round(edge * scale)))))
     return HistogramMetricFamily(
         name, text, buckets=[*buckets, ("+Inf", float(count))], sum_value=histogram.total_ns / scale
     )

@@ -302,8 +302,12 @@ def _judge(parts: Sequence[_Part], span: _Span) -> Sustainable:
         others = f" ({len(names)} of {len(parts)} {kind}s grow)" if len(parts) > 1 else ""
         why = f"{worst.series}{where} grows beyond chance: {_values(worst)} in {tested}{others}"
         return Sustainable(
-            sustained=False, why=why, growing=names, growth_share=worst.share, **facts
-        )  # type: ignore[arg-type]
+            sustained=False,
+            why=why,
+            growing=names,
+            growth_share=worst.share,
+            **facts,  # type: ignore[arg-type]
+        )
     if perhaps:
         most_grown = max(perhaps)
         where = f" of {most_grown.part}" if most_grown.part else ""

@@ -6,7 +6,7 @@ The binary row, the Parquet columns and the documentation are all made from the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -235,7 +235,7 @@ class Built(msgspec.Struct, frozen=True, gc=False):
     asked_output: int
 
 
-def encode(values: Mapping[str, int]) -> bytes:
+def encode(values: dict[str, int]) -> bytes:
     """Return the bytes of one record. Columns that are not named take their default.
 
     Raises struct.error for a value that does not fit into its column.
