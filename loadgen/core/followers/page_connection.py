@@ -72,6 +72,8 @@ class PageConnection:
             remaining_s = deadline_s - monotonic()
             if remaining_s <= 0 or len(body) > max_bytes:
                 raise ValueError(f"{len(body):,} bytes after {self._timeout_s:g} s")
+            if response.isclosed():  # from Python 3.13 on, with the last byte of the body
+                break
             sock.settimeout(remaining_s)
         if response.length:
             raise ValueError(f"the response ends {response.length:,} bytes too early")
