@@ -149,40 +149,6 @@ class SharedPrefixes:
             blocks += range(base + shared_blocks, base + full_blocks)
         return tokens, output_tokens, blocks
 
-    def of_conversations(self, first: int, count: int) -> tuple[Any, Any, Any, Any]:
-        """Of all requests of so many conversations: prompt and output tokens, and the blocks as three ranges of each
-        request: where they begin, and how many there are.
-        """
-        prompts, turns = self._prompts, self._prompts.turns
-        conversations, numbers = (
-            range(first, first + count),
-            range(first * turns, (first + count) * turns),
-        )
-        own = prompts.drawn("input", conversations)
-        output_tokens, results = (
-            np.array(prompts.drawn(what, numbers), np.int64).reshape(count, turns)
-            for what in ("output", "tool")
-        )
-        added = np.column_stack(
-            [np.array(own, np.int64) + self._system, output_tokens[:, :-1] + results[:, 1:]]
-        )
-        tokens = added.cumsum(axis=1)
-        if not self._per_block:
-            return tokens, output_tokens, (), ()
-        full_blocks = tokens // self._per_block
-        prefix = self._system + np.array(list(map(prompts.shared_of, own)), np.int64)
-        shared_blocks = np.minimum((prefix // self._per_block)[:, None], full_blocks)
-        groups = [0] * count if self._is_one_group else list(map(prompts.group_of, conversations))
-        bases = np.zeros((count, turns, 3), np.int64)
-        bases[:, :, 1] = _GROUP * (1 + np.array(groups, np.int64))[:, None] + self._system_blocks
-        bases[:, :, 2] = (
-            _CONVERSATION + (np.array(conversations, np.int64) << 24)[:, None] + shared_blocks
-        )
-        of_all = np.minimum(self._system_blocks, full_blocks)
-        of_one = full_blocks - shared_blocks if turns > 1 else np.zeros_like(full_blocks)
-        of_group = np.maximum(shared_blocks - self._system_blocks, 0)
-        return tokens, output_tokens, bases, np.stack([of_all, of_group, of_one], axis=2)
-
 
 def _with_chunks(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
     """Lengths of prompts that begin with retrieved chunks: two share a block if they have the same chunks up to it."""

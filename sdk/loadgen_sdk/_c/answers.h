@@ -57,7 +57,7 @@ static PyObject *name_prompt_tokens, *name_completion_tokens;
 static PyObject *name_over;
 static PyObject *name_pop, *name_append;
 static PyObject *name_prompt_details, *name_input_details, *name_completion_details, *name_output_details;
-static PyObject *name_created, *name_cache_write, *name_cached, *name_reasoning, *name_tokens, *name_asked_output;
+static PyObject *name_created, *name_cache_write, *name_cached, *name_reasoning;
 static PyObject *name_gaps, *name_instants, *name_errors, *name_content_type, *name_content_encoding;
 
 static void put_same(PyObject **place, PyObject *value)

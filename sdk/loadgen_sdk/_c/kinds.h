@@ -51,8 +51,8 @@ static int make_values(void)
                  {&name_completion_details, "completion_tokens_details"},
                  {&name_output_details, "output_tokens_details"}, {&name_created, "cache_creation_input_tokens"},
                  {&name_cache_write, "cache_write_tokens"}, {&name_cached, "cached_tokens"},
-                 {&name_reasoning, "reasoning_tokens"}, {&name_tokens, "tokens"},
-                 {&name_asked_output, "asked_output"}, {&name_errors, "errors"}, {&name_content_type, "content-type"},
+                 {&name_reasoning, "reasoning_tokens"},
+                 {&name_errors, "errors"}, {&name_content_type, "content-type"},
                  {&name_content_encoding, "content-encoding"}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if ((*texts[i].place = PyUnicode_InternFromString(texts[i].text)) == NULL)
