@@ -51,7 +51,16 @@ class RepeatedFigure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RepeatSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `repeats.json`. `tight`: whether the figures of TIGHT are known to `within`; null if not asked."""
+    """The content of `repeats.json`.
+
+    Attributes:
+        runs: The names of all runs, in order.
+        seeds: The seed of each run.
+        left_out: The names of the runs that are INVALID and so count in no figure. Empty if every
+            run is INVALID: then the figures are those of all runs, and `valid` is false.
+        valid: Whether the figures are those of valid runs.
+        tight: Whether the figures of TIGHT are known to `within`. Null if that was not requested.
+    """
 
     schema: int = 1
     runs: tuple[str, ...]
@@ -62,6 +71,12 @@ class RepeatSummary(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool
     within: float | None = None
     tight: bool | None = None
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def counted_runs(self) -> tuple[str, ...]:
+        """The names of the runs whose values are in the figures, in the order of the values."""
+        return tuple(run for run in self.runs if run not in self.left_out)
 
 
 class Repetition(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +105,7 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True):
         """Whether these runs are all that is asked for."""
         if len(summaries) >= self.at_most:
             return True
-        return self.count is None and is_tight(_figures(summaries), self.within)
+        return self.count is None and is_tight(_figures(valid_or_all(summaries)), self.within)
 
 
 def is_tight(figures: Sequence[RepeatedFigure], within: float) -> bool:
@@ -102,21 +117,41 @@ def is_tight(figures: Sequence[RepeatedFigure], within: float) -> bool:
     )
 
 
+def is_valid(summary: Summary) -> bool:
+    """Return True if the measurement of a run is valid."""
+    return summary.verdict.valid
+
+
+def valid_or_all(summaries: Sequence[Summary]) -> list[Summary]:
+    """Return the summaries of the valid repeats, or all of them if none is valid.
+
+    An INVALID run says nothing about the server, so it neither counts in a mean nor spoils the
+    other repeats.
+    """
+    return [summary for summary in summaries if is_valid(summary)] or list(summaries)
+
+
 def summarize_repeats(
     named: Sequence[tuple[str, Summary]], *, within: float | None = None
 ) -> RepeatSummary:
-    """The summary of runs of one load. `named`: the name and the summary of each, in order."""
+    """Return the summary of repeats of one load.
+
+    `named` holds the name and the summary of each run, in order.
+    """
     summaries = [summary for _, summary in named]
-    figures = _figures(summaries)
+    figures = _figures(valid_or_all(summaries))
+    has_valid_run = any(map(is_valid, summaries))
+    invalid_runs = tuple(name for name, summary in named if not is_valid(summary))
     return RepeatSummary(
         runs=tuple(name for name, _ in named),
         seeds=tuple(summary.run.seed for summary in summaries),
         confidence=LEVEL,
         figures=figures,
-        valid=all(summary.verdict.valid for summary in summaries),
+        valid=has_valid_run,
         simulated=any(summary.target.simulated for summary in summaries),
         within=within,
         tight=None if within is None else is_tight(figures, within),
+        left_out=invalid_runs if has_valid_run else (),
     )
 
 

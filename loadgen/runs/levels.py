@@ -5,6 +5,7 @@ Pure: summaries in, values out. `levels_text.py` renders them.
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
@@ -110,6 +111,54 @@ def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:
         metadata=first.run.metadata,
         region=first.target.region,
     )
+
+
+AVERAGED = (
+    *("requests_per_s", "output_per_s", "per_gpu", "total_per_gpu", "per_user"),
+    *("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50", "goodput"),
+)
+"""The fields of `SweepLevel` that repeats of one load are averaged over."""
+
+
+def average_repeats(repeats: Sequence[SweepLevel]) -> SweepLevel:
+    """Return the load point that stands for repeats of one load.
+
+    It has the means of the valid repeats, or of all if none is valid. It met the SLO if every
+    repeat did. Its name says the load and how many runs were averaged; a single run stands for
+    itself.
+    """
+    counted = [level for level in repeats if level.valid] or list(repeats)
+    first = counted[0]
+    if len(counted) == 1:
+        return first
+    means = {name: _mean([getattr(level, name) for level in counted]) for name in AVERAGED}
+    too_few_samples = {name for level in counted for name in level.unsupported}
+    return msgspec.structs.replace(
+        first,
+        **means,
+        name=f"{first.load or first.name}, mean of {len(counted)} runs",
+        ok=sum(level.ok for level in counted),
+        failed=sum(level.failed for level in counted),
+        unsupported=tuple(sorted(too_few_samples)),
+        slo_met=_true_of_all([level.slo_met for level in counted]),
+        slo_undecided=any(level.slo_undecided for level in counted),
+        sustained=_true_of_all([level.sustained for level in counted]),
+        simulated=any(level.simulated for level in counted),
+        full=all(level.full for level in counted),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean, or None if a value is not known."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
+
+
+def _true_of_all(values: Sequence[bool | None]) -> bool | None:
+    """Return False if one value is False, None if one is not known, else True."""
+    if False in values:
+        return False
+    return None if None in values else True
 
 
 def outcome(level: SweepLevel) -> Outcome:

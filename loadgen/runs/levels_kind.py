@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Never
 
-from loadgen.core import run_folder
+from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import Summary, dump_summary, exit_code
 from loadgen.present.section import Report
 from loadgen.repeated import capacity
-from loadgen.repeated.repeats import summarize_repeats
+from loadgen.repeated.repeats import is_valid, summarize_repeats
 from loadgen.result_kinds import ListRow, RegeneratedFile, ResultFunctions
 from loadgen.runs import levels_text, repeats_text
 from loadgen.runs import repeats_sections as repeats
-from loadgen.runs.compared import Side
+from loadgen.runs.compared import ComparedRun, Side
 from loadgen.runs.headline import same_slo
 from loadgen.runs.kind import capacity_facts, capacity_in, compared
 from loadgen.runs.levels import SweepCurve, curve
@@ -99,10 +99,28 @@ def compare_side(folder: Path) -> Side:
 
 
 def of_repeats(folder: Path, runs: Sequence[Path]) -> Side:
-    """The runs of a folder as one side. Raises UserError for runs that are not repeats of one another."""
-    found = tuple(compared(run) for run in runs)
-    one_recipe(folder, [(run.name, run.summary) for run in found])
-    return Side(name="", runs=found)
+    """Return the repeats in a folder as one side of a comparison, without those that are INVALID.
+
+    A side of which every repeat is INVALID keeps them all, and `compare` judges none of it.
+    Raises UserError for runs that are not repeats of one another.
+    """
+    repeats = tuple(compared(run) for run in runs)
+    one_recipe(folder, [(run.name, run.summary) for run in repeats])
+    valid_repeats = tuple(run for run in repeats if is_valid(run.summary))
+    if not valid_repeats or len(valid_repeats) == len(repeats):
+        return Side(name="", runs=repeats)
+    return Side(name="", runs=valid_repeats, notes=(_left_out_note(repeats),))
+
+
+def _left_out_note(repeats: Sequence[ComparedRun]) -> str:
+    """Return the note that names the INVALID repeats a comparison leaves out, with the reasons."""
+    invalid_repeats = [run for run in repeats if not is_valid(run.summary)]
+    names = "; ".join(
+        f"{run.name} ({'; '.join(run.summary.verdict.reasons)})" for run in invalid_repeats
+    )
+    counted = format.counted(len(repeats), "repeat")
+    verb = "is" if len(invalid_repeats) == 1 else "are"
+    return f"{len(invalid_repeats)} of {counted} {verb} INVALID and left out: {names}"
 
 
 def one_recipe(folder: Path, named: Sequence[tuple[str, Summary]]) -> None:

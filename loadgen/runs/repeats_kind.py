@@ -21,7 +21,7 @@ from loadgen.runs import repeats_sections
 from loadgen.runs import repeats_text as words
 from loadgen.runs.compared import Side
 from loadgen.runs.kind import kept
-from loadgen.runs.levels import curve
+from loadgen.runs.levels import average_repeats, curve
 
 
 class _OfSweep(msgspec.Struct, frozen=True):
@@ -113,10 +113,10 @@ def _interval(
     rate = next(
         (figure for figure in stored.figures if figure.metric == "tokens.steady_output_per_s"), None
     )
-    per_user = [level.per_user for level in curve(named).levels if level.per_user is not None]
-    if rate is None or rate.low is None or rate.high is None or not per_user:
+    if rate is None or rate.low is None or rate.high is None:
         return None
-    return sum(per_user) / len(per_user), rate.low, rate.high
+    per_user = average_repeats(curve(named).levels).per_user
+    return None if per_user is None else (per_user, rate.low, rate.high)
 
 
 def compare_side(folder: Path) -> Side:

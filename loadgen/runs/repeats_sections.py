@@ -95,14 +95,18 @@ def _report(
     seeds = {
         run: seed for one in made.values() for run, seed in zip(one.runs, one.seeds, strict=True)
     }
+    marks = [simulated()] if any(one.simulated for one in made.values()) else []
+    marks += [
+        Warned("INVALID", words.left_out_text(one), "warn") for one in made.values() if one.left_out
+    ]
     return Report(
         title=" · ".join(filter(None, (runs.workload, runs.model, what))),
         tab=f"{runs.workload}: {what}",
         made_by=f"loadgen {runs.version} report of repeats",
-        verdict=Warned("VALID", "every run is a sound measurement", "good")
+        verdict=Warned("VALID", "the means are those of valid measurements", "good")
         if valid
-        else Warned("INVALID", words.NOT_VALID, "bad"),
-        warned=[simulated()] if any(one.simulated for one in made.values()) else [],
+        else Warned("INVALID", words.NO_VALID_RUN, "bad"),
+        warned=marks,
         answer=answer,
         sections=[*sections, _runs(runs, seeds)],
     )
@@ -118,7 +122,8 @@ def _beside(one: RepeatedFigure) -> str:
 
 def _charts(repeats: RepeatSummary) -> Iterator[Chart]:
     """For each of the main figures its value in each run, with the mean and its interval."""
-    numbers = [float(number) for number in range(1, len(repeats.runs) + 1)]
+    run_names = repeats.counted_runs
+    numbers = [float(number) for number in range(1, len(run_names) + 1)]
     if len(numbers) < 2:
         return
     for one in words.main_figures(repeats):
@@ -129,8 +134,8 @@ def _charts(repeats: RepeatSummary) -> Iterator[Chart]:
             color="c1",
             width=0,
             dots=True,
-            labels=repeats.runs,
-            links=tuple(map(levels_text.address, repeats.runs)),
+            labels=run_names,
+            links=tuple(map(levels_text.address, run_names)),
         )
         yield Chart(
             title=one.name,

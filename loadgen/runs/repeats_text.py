@@ -12,13 +12,25 @@ from loadgen.repeated.repeats import TIGHT, RepeatedFigure, RepeatSummary
 MOST_COLUMNS = 5  # runs beside each other; of more only the least and the most
 
 
-NOT_VALID = "Not every run is valid: these means say nothing certain."
+NO_VALID_RUN = "No run is a valid measurement: do not rely on these means."
+
+
+def left_out_text(repeats: RepeatSummary) -> str:
+    """Return the sentence that names the INVALID runs that count in no mean, or ""."""
+    if not repeats.left_out:
+        return ""
+    counted = format.counted(len(repeats.runs), "run")
+    verb = "is" if len(repeats.left_out) == 1 else "are"
+    names = ", ".join(repeats.left_out)
+    return (
+        f"{len(repeats.left_out)} of {counted} {verb} INVALID and left out of the means: {names}."
+    )
 
 
 def figures_table(repeats: RepeatSummary) -> Table:
     """A row for each figure: its mean, interval and spread, and its value in the runs."""
-    several = len(repeats.runs) > MOST_COLUMNS
-    columns = ("least", "most") if several else repeats.runs
+    several = len(repeats.counted_runs) > MOST_COLUMNS
+    columns = ("least", "most") if several else repeats.counted_runs
     head = ("", "mean", f"{repeats.confidence:.0%} interval", "spread", *columns)
     rows = []
     for one in repeats.figures:
@@ -51,7 +63,9 @@ def sentence(repeats: RepeatSummary) -> str:
         f"{one.name} {value_words(one, one.mean)} {one.unit}".rstrip() + _bounds(one)
         for one in main_figures(repeats)
     )
-    return f"{format.counted(len(repeats.runs), 'run')} of one load: {', '.join(known) or 'no figure of all'}."
+    counted = format.counted(len(repeats.counted_runs), "run")
+    left_out = f" {left_out_text(repeats)}" if repeats.left_out else ""
+    return f"{counted} of one load: {', '.join(known) or 'no figure of all'}.{left_out}"
 
 
 def _bounds(one: RepeatedFigure) -> str:
@@ -94,8 +108,17 @@ def levels_table(levels: Sequence[tuple[str, RepeatSummary]]) -> Table:
     for name, repeats in levels:
         figures = {one.metric: one for one in repeats.figures}
         cells = (_with_half(figures.get(path)) for path in paths)
-        rows.append((name, f"{len(repeats.runs)}{'' if repeats.valid else ' (not valid)'}", *cells))
+        rows.append((name, _counted_runs_text(repeats), *cells))
     return Table(head, rows)
+
+
+def _counted_runs_text(repeats: RepeatSummary) -> str:
+    """Return how many runs the means of a level are of, and how many are not valid."""
+    if not repeats.valid:
+        return f"{len(repeats.runs)} (not valid)"
+    if repeats.left_out:
+        return f"{len(repeats.counted_runs)} ({len(repeats.left_out)} INVALID)"
+    return str(len(repeats.runs))
 
 
 def _with_half(one: RepeatedFigure | None) -> str:
@@ -106,7 +129,7 @@ def _with_half(one: RepeatedFigure | None) -> str:
 
 
 def legend(repeats: RepeatSummary) -> str:
-    if len(repeats.runs) < 2:
+    if len(repeats.counted_runs) < 2:
         return "One run has no spread between runs, and no interval that holds for another start of the server."
     text = (
         "Interval: of the mean, by Student's t from the spread between runs (standard deviation). "

@@ -90,7 +90,7 @@ def charts(
 
     links: points lead to the pages of their runs, as `loadgen ui` serves them.
     """
-    per_gpu = all(level.per_gpu is not None for result in drawn for level in result.levels)
+    per_gpu = all(level.per_gpu is not None for result in drawn for level in result.load_points)
     first = choice.y or ("gpu" if per_gpu else "all")
     priced = [result for result in drawn if result.usd]
     across = ACROSS.get(choice.x, ACROSS["user"])
@@ -100,7 +100,7 @@ def charts(
         xs = [
             x
             for result in shown
-            for level in result.levels
+            for level in result.load_points
             if (x := across.value(level, result)) is not None
         ]
         if not xs or not max(xs):
@@ -158,7 +158,7 @@ def _lines(
     for result in drawn:
         points = [
             (level, x, y)
-            for level in result.levels
+            for level in result.load_points
             if (x := across.value(level, result)) is not None
             and (y := up.value(level, result)) is not None
         ]
@@ -209,8 +209,13 @@ def asked(level: SweepLevel) -> str:
 
 
 def _address(level: SweepLevel, result: StoredResult) -> str:
-    """The page of a point's run, as `loadgen ui` serves it: of several runs each has its own."""
-    name = result.name if len(result.levels) == 1 else f"{result.name}/{level.name}"
+    """Return the address of the page of a point's run, as `loadgen ui` serves it.
+
+    A mean of repeats has no run of its own, so it leads to the page of the result, as a single
+    run does.
+    """
+    is_run_of_several = len(result.levels) > 1 and level in result.levels
+    name = f"{result.name}/{level.name}" if is_run_of_several else result.name
     return f"result/{quote(name)}/"
 
 

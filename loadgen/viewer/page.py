@@ -83,8 +83,9 @@ def render(
         sheet.say(f"No cost of {', '.join(unpriced)}: {why}. loadgen cost says which.", "soft")
     if drawn:
         sheet.say(
-            "One point is one load. Dotted: the SLO was missed, or the measurement is not valid. Dashed vertical "
-            "lines: the limit of the SLO. Thick ones: the interval of a capacity, or of the mean of repeats.",
+            "One point is one load, the mean of its repeats. Dotted: the SLO was missed, or the "
+            "measurement is not valid. Dashed vertical lines: the limit of the SLO. Thick ones: the "
+            "interval of a capacity, or of the mean of repeats.",
             "soft",
         )
     sheet.section("Results")
@@ -161,11 +162,10 @@ def _row(result: StoredResult) -> tuple[str, ...]:
 
 def _loads(result: StoredResult, curve: SweepCurve, shown: SweepLevel) -> str:
     """The load of a run; of several how many, and which one is shown, unless all are one or the outcome says it."""
-    number = len(curve.levels)
+    number = len(result.load_points)
     if number == 1:
-        return shown.load
-    if {level.load for level in curve.levels} == {shown.load}:
-        return f"{number} times {shown.load}"
+        repeats = len(curve.levels)
+        return shown.load if repeats == 1 else f"{repeats} times {shown.load}"
     return str(number) if shown.name == result.answer else f"{number}, shown: {asked(shown)}"
 
 

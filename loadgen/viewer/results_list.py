@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +19,7 @@ from loadgen.result_kinds import ListRow, ResultFunctions
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.pricing.prices import Prices
+    from loadgen.runs.levels import SweepLevel
     from loadgen.viewer.stored_result import StoredResult
 
 DEEPEST, MOST = 4, 2_000  # folders below the one that is looked through; results
@@ -96,7 +97,8 @@ def kind_of(folder: Path) -> str:
 
 
 def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
-    from loadgen.runs.levels import curve
+    from loadgen.repeated.repeats import valid_or_all
+    from loadgen.runs.levels import average_repeats, curve
     from loadgen.viewer.stored_result import StoredResult
 
     kind, name = result_kinds.kind_of(folder, "list_row"), folder.relative_to(root).as_posix()
@@ -124,16 +126,25 @@ def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
             return (
                 shown if row.word else msgspec.structs.replace(shown, word="nothing was summarized")
             )
-        usd = {run: _usd(summary, prices) for run, summary in row.named}
+        runs_curve = curve(row.named)
+        points = [
+            _LoadPoint(
+                level=average_repeats([level for level in runs_curve.levels if level.name in runs]),
+                summaries=valid_or_all(list(runs.values())),
+            )
+            for runs in _runs_by_load(row.named)
+        ]
+        usd = {point.level.name: _usd(point.summaries, prices) for point in points}
         first = row.named[0][1]
         limits = [term.limit_ms for term in first.goodput.slo if term.metric == "tpot"]
         answered = first.requests.ok or None
         return msgspec.structs.replace(
             shown,
-            curve=curve(row.named),
+            curve=runs_curve,
+            load_points=tuple(point.level for point in points),
             tpot_limit_ms=min(limits, default=None),
             interval=row.interval,
-            usd={run: amount for run, amount in usd.items() if amount},
+            usd={name: amount for name, amount in usd.items() if amount},
             input_tokens=answered and first.tokens.input and first.tokens.input / answered,
             output_tokens=answered and first.tokens.output and first.tokens.output / answered,
             hardware=first.target.shape or first.target.name or first.target.url,
@@ -146,19 +157,42 @@ def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
         return msgspec.structs.replace(empty, word=f"cannot be read: {why}")
 
 
-def _usd(summary: Summary, prices: Prices | None) -> float | None:
-    """USD (or another currency) per million output tokens under the price of the run's shape; None without one."""
+class _LoadPoint(NamedTuple):
+    """One load of a result: its metrics, averaged over the repeats, and the summaries of these."""
+
+    level: SweepLevel
+    summaries: Sequence[Summary]
+
+
+def _runs_by_load(named: Sequence[tuple[str, Summary]]) -> list[dict[str, Summary]]:
+    """Return the runs of each load as summaries by name.
+
+    Runs of one recipe and load are repeats of each other.
+    """
+    by_load: dict[tuple[str, str], dict[str, Summary]] = {}
+    for name, summary in named:
+        load = (summary.fingerprints.recipe, summary.load.arrival)
+        by_load.setdefault(load, {})[name] = summary
+    return list(by_load.values())
+
+
+def _usd(summaries: Sequence[Summary], prices: Prices | None) -> float | None:
+    """Return the price of a million output tokens, in the currency of the prices.
+
+    `summaries` are repeats of one load. Returns None if their machine has no price.
+    """
     from loadgen.pricing.evidence import Evidence
     from loadgen.pricing.prices import find
     from loadgen.pricing.unit_cost import OUTPUT, offer
 
-    if prices is None or not summary.target.shape:
+    first = summaries[0]
+    if prices is None or not first.target.shape:
         return None
     try:
-        price = find(prices, summary.target)[0]
-        evidence = Evidence(name=summary.run.id, folder="", summaries=(summary,))
+        price = find(prices, first.target)[0]
+        evidence = Evidence(name=first.run.id, folder="", summaries=tuple(summaries))
         cost = offer(
-            evidence, price, price.name, "", gpus=summary.target.gpus, utilization=Decimal(1)
+            evidence, price, price.name, "", gpus=first.target.gpus, utilization=Decimal(1)
         ).costs[OUTPUT]
     except Fault:
         return None
@@ -209,7 +243,7 @@ def _plain(result: StoredResult) -> dict[str, Any]:
         "model": curve.model,
         "target": curve.target,
         "gpus": curve.gpus,
-        "loads": len(curve.levels),
+        "loads": len(result.load_points),
         "shown": {
             "name": shown.name,
             "load": shown.load,

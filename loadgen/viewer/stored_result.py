@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from loadgen.core import format
-from loadgen.runs.levels import SweepCurve, SweepLevel
+from loadgen.runs.levels import SweepCurve, SweepLevel, best
 
 ALIKE = 1.1  # lengths of requests within this factor are drawn on one chart
 
@@ -15,10 +15,11 @@ ALIKE = 1.1  # lengths of requests within this factor are drawn on one chart
 class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     """One result of a folder. `curve`: its runs by load, one of a single run; None where nothing was summarized.
 
+    load_points: one for each load of `curve`; repeats of a load are averaged.
     word: the outcome of a search or validation, or why the result cannot be read. answer: the run that it stands on.
     interval: tokens/s of a user, and the ends of the tokens/s in all of a capacity or of repeats there. usd: name of a
-    run -> its cost per million output tokens, where it has a price. page: its own page beside this one, "" where there
-    is none. input_tokens, output_tokens: of a mean request that was answered. hardware: the machine type, else the
+    load point -> its cost per million output tokens, where it has a price. page: its own page
+    beside this one, "" where there is none. input_tokens, output_tokens: of a mean request that was answered. hardware: the machine type, else the
     name or address of the target. software: what the server says of itself.
     """
 
@@ -27,6 +28,7 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     word: str = ""
     answer: str = ""
     curve: SweepCurve | None = None
+    load_points: tuple[SweepLevel, ...] = ()
     tpot_limit_ms: float | None = None  # of its SLO
     interval: tuple[float, float, float] | None = None
     usd: dict[str, float] = {}
@@ -49,15 +51,23 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def levels(self) -> tuple[SweepLevel, ...]:
+        """Every run as a load point of its own, repeats too."""
         return self.curve.levels if self.curve is not None else ()
 
     @property
     def shown(self) -> SweepLevel | None:
-        """The run whose figures stand for the result: that which it stands on, the best, or that of most tokens."""
-        by_name = {level.name: level for level in self.levels}
-        best = self.curve.best if self.curve is not None else ""
-        most = max(self.levels, key=lambda level: level.output_per_s or 0.0, default=None)
-        return by_name.get(self.answer) or by_name.get(best) or most
+        """The load point that stands for the result.
+
+        That is the run that the result is based on, else the best load within the SLO, else the
+        one with the most output tokens/s.
+        """
+        answer = next((level for level in self.levels if level.name == self.answer), None)
+        if answer is not None:
+            return answer
+        best_point = best(self.load_points) if self.curve is not None and self.curve.slo else None
+        if best_point is not None:
+            return best_point
+        return max(self.load_points, key=lambda level: level.output_per_s or 0.0, default=None)
 
     @property
     def outcome(self) -> str:

@@ -690,6 +690,36 @@ def test_the_command_takes_folders_of_repeats(
     assert "by repeated runs on every side" in capsys.readouterr().out
 
 
+FEWER_THAN_A_RUN_NEEDS = 5  # requests: a run of them is INVALID
+
+
+def test_an_invalid_repeat_is_left_out_and_its_side_is_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One INVALID repeat of three made every line "cannot tell", at 5.4 times the latency."""
+    for seed in (1, 2, 3):
+        runs.write(tmp_path / "a" / f"r{seed}", rows(seed, 700))
+        runs.write(tmp_path / "b" / f"r{seed}", slower(rows(seed + 5, 700), 5.4))
+    runs.write(tmp_path / "b" / "r4", rows(9, FEWER_THAN_A_RUN_NEEDS))
+    assert exits("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json") == 0
+    found = json.loads(capsys.readouterr().out)["comparison"]
+    assert found["valid"] and found["runs"] == [3, 3]
+    tpot = next(one for one in found["differences"] if one["metric"] == "tpot_ms.p50")
+    assert tpot["low"] > 0 and tpot["why"] == ""
+    assert any("1 of 4 repeats is INVALID and left out: r4" in note for note in found["notes"])
+
+
+def test_a_side_of_which_every_repeat_is_invalid_is_not_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (1, 2):
+        runs.write(tmp_path / "a" / f"r{seed}", rows(seed, 300))
+        runs.write(tmp_path / "b" / f"r{seed}", rows(seed + 5, FEWER_THAN_A_RUN_NEEDS))
+    assert exits("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json") == 3
+    found = json.loads(capsys.readouterr().out)["comparison"]
+    assert not found["valid"] and found["runs"] == [2, 2]
+
+
 def test_what_is_simulated_says_so_first() -> None:
     from loadgen.core.results.manifest import TargetFacts
 

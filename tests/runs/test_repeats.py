@@ -80,6 +80,37 @@ def test_repeats_say_whether_the_slo_was_met() -> None:
     )
 
 
+def invalid(summary: Summary) -> Summary:
+    """Return the same run with an INVALID verdict."""
+    verdict = msgspec.structs.replace(summary.verdict, valid=False, reasons=("sent late",))
+    return msgspec.structs.replace(summary, verdict=verdict)
+
+
+def test_an_invalid_repeat_counts_in_no_mean() -> None:
+    first, second, third = summaries(1, 2, 3, by=(1.0, 1.0, 9.0))
+    repeats = [("r1", first), ("r2", second), ("r3", invalid(third))]
+    made = summarize_repeats(repeats)
+    tpot = next(one for one in made.figures if one.metric == "tpot_ms.p50")
+    assert tpot.values == (first.tpot_ms.p50, second.tpot_ms.p50)
+    assert made.valid and made.left_out == ("r3",) and made.runs == ("r1", "r2", "r3")
+    text = " ".join(shown(made, [first, second, invalid(third)]).split())
+    assert "1 of 3 runs is INVALID and left out of the means: r3" in text
+
+
+def test_repeats_of_which_none_is_valid_keep_their_means_and_are_not_valid() -> None:
+    two = [invalid(one) for one in summaries(1, 2)]
+    made = summarize_repeats([("r1", two[0]), ("r2", two[1])])
+    assert not made.valid and made.left_out == ()
+    assert all(len(one.values) == 2 for one in made.figures)
+
+
+def test_auto_repeats_until_enough_runs_are_valid() -> None:
+    alike = summaries(1, 1, 1)
+    auto = Repetition(count=None, most=6, within=0.05)
+    assert not auto.enough([alike[0], alike[1], invalid(alike[2])])
+    assert auto.enough([*alike, invalid(alike[2])])
+
+
 def test_one_run_has_no_interval() -> None:
     made = summarize_repeats([("r1", summaries(1)[0])])
     assert all(one.low is None and one.high is None and one.spread is None for one in made.figures)

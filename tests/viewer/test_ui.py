@@ -22,6 +22,7 @@ from canned import answering
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.pricing.price_file import load_prices
 from loadgen.repeated.capacity import Capacity, dump
+from loadgen.repeated.repeats import summarize_repeats
 from loadgen.search.experiment import ExperimentPlan
 from loadgen.shell.app import run_command_line
 from loadgen.viewer import page as results_page
@@ -124,6 +125,61 @@ def test_the_interval_of_a_capacity_is_in_tokens_per_second(results: Path) -> No
     assert swept.interval[1:] == pytest.approx(
         (PER_REQUEST * 1.5 / 2 * 1.9, PER_REQUEST * 1.5 / 2 * 2.2)
     )
+
+
+def _invalid(summary: Summary) -> Summary:
+    """Return the same run with an INVALID verdict."""
+    verdict = msgspec.structs.replace(summary.verdict, valid=False, reasons=("too few",))
+    return msgspec.structs.replace(summary, verdict=verdict)
+
+
+def _store_repeats(folder: Path, *repeats: Summary) -> None:
+    """Store runs in a folder as `run --repeat` leaves it."""
+    named = [(f"r{number}", summary) for number, summary in enumerate(repeats, 1)]
+    for name, summary in named:
+        _store(folder / name, summary)
+    (folder / "repeats.json").write_bytes(msgspec.json.encode(summarize_repeats(named)))
+
+
+def test_repeats_are_listed_with_their_mean_and_not_with_the_largest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """List a server with one lucky run of three below one that is faster on average."""
+    _store_repeats(tmp_path / "lucky", _at(2, 0.7), _at(2, 0.7), _at(2, 1.3))
+    _store_repeats(tmp_path / "steady", _at(2, 1.0), _at(2, 1.0), _at(2, 1.0))
+    assert run_command_line(["report", str(tmp_path), "--json"]) == 0
+    listed = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert listed["lucky"]["shown"]["output_tokens_per_s"] == pytest.approx(PER_REQUEST * 0.9)
+    assert listed["steady"]["shown"]["output_tokens_per_s"] == pytest.approx(PER_REQUEST)
+    assert listed["lucky"]["loads"] == 1
+    chart = _chart(results_page.render("r", results_in(tmp_path), version="1", served=True))
+    points = {one["name"]: one for one in chart["series"] if one.get("name")}
+    assert len(points["lucky"]["y"]) == 1 and points["lucky"]["links"] == ["result/lucky/"]
+
+
+def test_an_invalid_repeat_is_not_in_the_mean_of_the_list(tmp_path: Path) -> None:
+    _store_repeats(tmp_path / "a", _at(2, 1.0), _at(2, 1.0), _invalid(_at(2, 7.0)))
+    (found,) = results_in(tmp_path)
+    assert found.shown is not None and found.shown.output_per_s == pytest.approx(PER_REQUEST)
+    assert "1 of 3 INVALID" in found.outcome
+
+
+def test_a_sweep_that_was_repeated_is_listed_with_the_mean_of_its_best_load(tmp_path: Path) -> None:
+    folder = tmp_path / "swept"
+    levels: dict[str, list[tuple[str, Summary]]] = {"r1": [], "r2": []}
+    for number, factor in ((1, 1.0), (2, 1.4)):
+        for level, rate in (("r1", 1), ("r2", 2)):
+            name = f"r{number}/{level}"
+            summary = _at(rate, factor * rate)
+            load = msgspec.structs.replace(summary.load, offered_rps=float(rate))
+            summary = msgspec.structs.replace(summary, load=load)
+            _store(folder / name, summary)
+            levels[level].append((name, summary))
+    made = {level: summarize_repeats(named) for level, named in levels.items()}
+    (folder / "repeats.json").write_bytes(msgspec.json.encode({"levels": made}))
+    (found,) = results_in(tmp_path)
+    assert len(found.load_points) == 2
+    assert found.shown is not None and found.shown.output_per_s == pytest.approx(PER_REQUEST * 2.4)
 
 
 def test_a_folder_of_several_commands_is_a_collection_and_a_sweep_is_none(results: Path) -> None:
