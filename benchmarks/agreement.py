@@ -539,7 +539,7 @@ def figures(summary: dict[str, Any], place: str, mark: str = "") -> Iterator[Sai
 
 
 def headline(steady: float | None, whole: float) -> float:
-    """The rate while load was offered, or that of the whole run where there was no such time (runs/rates.py)."""
+    """Return the rate of the steady-state window, or that of the measurement window."""
     return whole if steady is None else steady
 
 

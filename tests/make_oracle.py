@@ -260,7 +260,7 @@ TYPED: list[list[str]] = [
     ["report", "search", "--json"],
     ["size", "open.yaml", "search", "--users", "500", *priced("search"), "--out", "size"],
     ["report", "size", "--json"],
-    ["run", "qa", *SIM, "-n", "40", "--warmup", "0", "--out", "qa"],
+    ["run", "qa", *SIM, "-n", "200", "--warmup", "0", "--out", "qa"],
     ["size", "qa", "qa", "--gpus", "4", "--users", "500", "--json", "--out", "sized"],
     ["validate", "carried.yaml", *SIM, "--json", "--out", "contract"],
     ["mlperf", "server", *MLPERF, "--json", "--out", "server"],

@@ -344,7 +344,8 @@ class Evaluator:
     def _rate(self, count_in_span: _CountInSpan) -> tuple[Interval, str]:
         """The rate per second after the start-up. Where the start-up did not end: no upper end, and the caveat.
 
-        Nor is there an upper end where not one request ended while load was offered: the end of the load cut them off.
+        There is no upper end either if not one request ended in the steady-state window, because
+        the end of the load cut them off.
         """
         spans = [_steady_span(run, columns) for run, columns in self._runs_and_columns()]
         settled_spans, caveat = [], ""

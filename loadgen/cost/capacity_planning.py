@@ -96,7 +96,7 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         basis = "at this load" if run_count == 1 else f"at this load, {run_count} repeats"
         noun, run_rates = _steady_rates(evidence)
         if not run_rates or min(run_rates) <= 0:
-            what = f"no {noun} ended while load was offered"
+            what = f"no {noun} ended in the steady-state window"
             raise UserError(
                 "no_figure",
                 what,

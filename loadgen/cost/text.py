@@ -234,7 +234,7 @@ def measured(offer: Offer) -> str:
     if basis.low is not None and basis.high is not None and request_rate:
         ends = f"{format.quantity(float(request_rate * basis.low))} to {format.quantity(float(request_rate * basis.high))}"
         rate += f" (95 % interval {ends})"
-    window = "over the whole run" if offer.evidence.at_once else "while load was offered"
+    window = "over the whole run" if offer.evidence.at_once else "in the steady-state window"
     return f"{basis.label}: {rate} of {workload} completed {window}; SLO: {limits}; from {place}"
 
 

@@ -8,7 +8,11 @@ WORDS = {
     "TPOT": "time per output token: the rest of the answer's time over its tokens but the first.",
     "E2E": "end to end: from when a request was due to the last token of its answer.",
     "p95": "95 of 100 requests were at most so slow. p50 is the median.",
-    "goodput": "the requests, or the share of them, that kept every limit.",
+    "goodput": "the part of the completed requests per second that met every term of the SLO.",
+    "SLO attainment": "the share of the measured requests that met every term of the SLO. Failed "
+    "and dropped requests are misses.",
+    "steady-state window": "from the first to the last due time of the measured requests. Headline "
+    "rates cover it.",
     "interval": "where the true value lies, with the certainty that stands beside it: 29.8 [29.1, 30.4].",
     "trial": "one load that a search tries; at full length it confirms, over a longer time it shows that a load lasts.",
     "capacity": "the highest load that met the SLO: confirmed at full length, sustained where longer too.",

@@ -20,8 +20,8 @@ from loadgen.repeated.capacity import STILL_KEPT, Capacity, within
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The evidence behind a figure. `summaries`: one run, or its repeats; with a capacity the run that shows it.
 
-    `at_once`: an Offline run, or another whose requests were all due at once: its rates are those of the whole run,
-    because no time passed in which load was offered. `lowered_from_per_s`: what the capacity file of an earlier version
+    `at_once`: an Offline run, or another whose requests were all due at once. Its rates are those of
+    the whole run, because it has no steady-state window. `lowered_from_per_s`: what the capacity file of an earlier version
     gave as the rate, where its run was offered less.
     """
 

@@ -462,7 +462,7 @@ def offer(
             "supply per_million_cached (equal to per_million_input where there is no discount)",
         )
     if not is_per_token and not rate_basis.rates[REQUEST]:
-        what = "the run has no steady rate: nothing ended while all measured load was offered, and only that"
+        what = "the run has no steady-state window, and so no rate for a price per unit"
         raise UserError(
             "no_figure", what, evidence.folder, "a longer run: --duration, --num-requests"
         )

@@ -85,9 +85,11 @@ def metric(path: str) -> Metric | None:
         return None
     name = {
         "tokens.steady_output_per_s": "steady output tokens",
-        "tokens.output_per_s": "output tokens, whole window",
-        "load.completed_rps": "requests",
-        "goodput.share": "within the SLO",
+        "tokens.output_per_s": "output tokens, measurement window",
+        "load.completed_rps": "requests, measurement window",
+        "load.steady_completed_rps": "completed requests",
+        "goodput.steady_rps": "goodput",
+        "goodput.share": "SLO attainment",
     }.get(path, path)
     better = 1 if first == "goodput" or path.endswith(("_per_s", "completed_rps")) else 0
     if path in (
@@ -107,9 +109,11 @@ _TASK_TIMES = {
     "longest_wait_ms": "longest wait of a task",
 }
 _TASK_FIGURES = {
-    "sessions.ok_per_s": ("tasks", "/s", 1),
+    "sessions.steady_ok_per_s": ("tasks", "/s", 1),
+    "sessions.ok_per_s": ("tasks, measurement window", "/s", 1),
     "sessions.goodput.share": ("tasks within the SLO", "", 1),
-    "sessions.goodput.rps": ("tasks within the SLO", "/s", 1),
+    "sessions.goodput.steady_rps": ("tasks within the SLO", "/s", 1),
+    "sessions.goodput.rps": ("tasks within the SLO, measurement window", "/s", 1),
     "sessions.requests": ("requests of a task", "", 0),
     "sessions.input_tokens": ("prompt tokens of a task", "", 0),
     "sessions.cached_tokens": ("cached tokens of a task", "", 1),

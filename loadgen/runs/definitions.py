@@ -13,18 +13,32 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     *((row.words, row.meaning) for row in FIGURES.own if {"latency", "client"} & set(row.shown)),
     (
         "Goodput",
-        "requests per second that keep every promise of the SLO each; failed, dropped and lost ones are misses, and "
-        "unfinished ones where they were over a limit already when they were cut",
+        "requests that were completed in the steady-state window and met every term of the SLO, per "
+        "second of that window. It counts a part of the completed requests, so it is never larger "
+        "than the completed rate",
+    ),
+    (
+        "SLO attainment",
+        "the share of all counted requests due in the measured time that met every term of the SLO. "
+        "Failed, dropped and lost requests are misses, and so are unfinished ones that already "
+        "exceeded a limit when they were cut",
     ),
     (
         "Output tokens/s",
-        "output tokens of ok requests, over the measured window or, where it says so, under load",
+        "the output tokens that arrived in the steady-state window, per second of that window",
     ),
-    ("Measured window", "first measured due to last measured token"),
     (
-        "Under load",
-        "first to last measured due, while no earlier stage's request is in flight and all lanes are at work (steady)",
+        "Steady-state window",
+        "from the first to the last due time of the measured requests, without the time in which "
+        "requests of an earlier stage are in flight or, in a closed loop, not all virtual users are "
+        "at work. Headline rates cover this window",
     ),
+    (
+        "Measurement window",
+        "from the first due time to the last output token of the measured requests. Its rates are the "
+        "headline of a run without a steady-state window",
+    ),
+    ("Whole run", "from the start of the run to the end of its last response, warm-up included"),
     ("In flight", "sent and not done"),
     (
         "Offered, sent, completed",

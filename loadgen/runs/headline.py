@@ -20,7 +20,7 @@ from loadgen.core.server_metrics.series import Served
 from loadgen.core.stats.quantiles import SUPPORT, Distribution
 from loadgen.figures import FIGURES, FigureRow
 from loadgen.present.page import Number
-from loadgen.runs.rates import headline
+from loadgen.runs.rates import headline, headline_requests_per_s
 
 
 class Note(NamedTuple):
@@ -288,7 +288,7 @@ def five(summary: Summary) -> tuple[Number, ...]:
     in_flight = f"{format.quantity(load.in_flight_mean)} in flight"
     if goodput.share is not None:
         success = Number(
-            "Within the SLO",
+            "SLO attainment",
             format.percent(goodput.share),
             "",
             f"goodput {format.rate(shown.goodput)}",
@@ -309,7 +309,7 @@ def five(summary: Summary) -> tuple[Number, ...]:
             "Output tokens",
             format.quantity(shown.output),
             "/s",
-            ", ".join(filter(None, (per_gpu, shown.window))),
+            ", ".join(filter(None, (per_gpu, f"in the {shown.window}"))),
         ),
         Number(
             "Completed",
@@ -430,7 +430,7 @@ def step_rows(summary: Summary) -> list[tuple[str, ...]]:
                 asks,
                 format.count(step.requests.ok),
                 format.count(step.requests.failed + step.requests.lost),
-                format.quantity(step.load.completed_rps),
+                format.quantity(headline_requests_per_s(step)),
                 *(quantile_ms(step.e2e_ms, quantile) for quantile in ("p50", "p99")),
                 quantile_ms(step.ttft_ms, "p50"),
                 format.count(step.tokens.input),
@@ -481,9 +481,8 @@ def tasks(sessions: Sessions) -> list[list[str]]:
     if goodput is not None:
         shares = f"{format.percent(goodput.share)}, promised {format.percent(goodput.share_limit)}"
         good = f"{count(goodput.good)} of {count(sessions.count)} {_promised(goodput)} ({shares})"
-        lines.append(
-            [f"SLO {met_word(goodput.met)}: {good}", f"goodput {format.rate(goodput.rps)}"]
-        )
+        rate = goodput.rps if goodput.steady_rps is None else goodput.steady_rps
+        lines.append([f"SLO {met_word(goodput.met)}: {good}", f"goodput {format.rate(rate)}"])
     return lines
 
 

@@ -174,7 +174,10 @@ def table(curve: SweepCurve) -> Table:
     return Table(head, cells, "remarks" if head[-1] == "" else "", left=2)
 
 
-UNITS = "Latencies in ms. req/s, output tokens/s: while load was offered; per user: 1 / TPOT p50. ~: too few samples."
+UNITS = (
+    "Latencies in ms. req/s, output tokens/s: in the steady-state window; per user: 1 / TPOT p50. "
+    "~: too few samples."
+)
 WORDS = (
     "Knee: the largest output tokens/s divided by E2E p50 (Kleinrock's power). Pareto: no other level gives both more "
     "tokens/s per GPU and more tokens/s per user."

@@ -78,7 +78,7 @@ def rates(summary: Summary) -> str:
         f"{format.rate(shown.output)} output tokens",
         *goodput,
     )
-    return f"{', '.join(parts)}, {shown.window}"
+    return f"{', '.join(parts)} in the {shown.window}"
 
 
 def broken_off(command: str) -> Case:

@@ -51,7 +51,7 @@ from loadgen.runs import (
 from loadgen.runs import headline as run_headline
 from loadgen.runs.headline import is_host_busy
 from loadgen.runs.page_data import Figures
-from loadgen.runs.rates import headline
+from loadgen.runs.rates import headline, whole_run_rates
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p99_9")
 OF_LEVELS = ("p50", "p99")
@@ -138,12 +138,9 @@ def levels(summaries: Sequence[Summary]) -> Section:
         )
         for summary in summaries
     ]
-    steady = all(headline(summary).steady for summary in summaries)
-    when = (
-        "while load was offered"
-        if steady
-        else "while load was offered where that was known, else of the whole run"
-    )
+    windows = dict.fromkeys(headline(summary).window for summary in summaries)
+    names_of_windows = " (a load without one: ".join(sorted(windows, reverse=True))
+    closing = ")" if len(windows) > 1 else ""
     needs = run_headline.needed(
         [d for s in summaries for d in (s.ttft_ms, s.tpot_ms, s.e2e_ms)], OF_LEVELS
     )
@@ -153,8 +150,16 @@ def levels(summaries: Sequence[Summary]) -> Section:
         f"{mark.word}: {mark.words}"
         if any(summary.target.simulated for summary in summaries)
         else "",
-        Table(("load", "ok", "requests/s", "tokens/s", *latencies, "goodput", ""), rows, "remarks"),
-        Said(f"latencies in ms; requests/s and output tokens/s {when}", "soft"),
+        Table(
+            ("load", "ok", "requests/s", "tokens/s", *latencies, "SLO attainment", ""),
+            rows,
+            "remarks",
+        ),
+        Said(
+            "Latencies are in ms. Requests/s and output tokens/s are those of the "
+            f"{names_of_windows}{closing}.",
+            "soft",
+        ),
         _needed(needs),
     )
 
@@ -237,7 +242,7 @@ def _facts(summary: Summary) -> Facts:
         Time=(
             run.started.replace("T", " "),
             _lasted(window.duration_s, "measured"),
-            _lasted(window.steady.duration_s, "of it with load offered"),
+            _lasted(window.steady.duration_s, "of it in steady state"),
             _lasted(window.whole.duration_s, "in all"),
         ),
         Drift=_drift(summary.drift),
@@ -267,8 +272,8 @@ def _load(summary: Summary) -> Iterator[str]:
         yield f"{'requests ' * of_tasks}offered {format.rate(load.offered_rps)}{later}"
     yield f"sent {format.rate(load.achieved_rps)}"
     shown = headline(summary)
-    whole = f" ({format.rate(load.completed_rps)} whole run)" if shown.steady else ""
-    yield f"completed {format.rate(shown.requests)} {shown.window}{whole}"
+    whole_run = format.rate(whole_run_rates(summary).requests)
+    yield f"completed {format.rate(shown.requests)} in the {shown.window} ({whole_run} whole run)"
     yield f"in flight {format.quantity(load.in_flight_mean)} mean, {format.count(load.in_flight_max)} at most"
     if load.gap_variation is not None:
         yield f"gap variation {load.gap_variation:.2f} (planned {load.gap_variation_planned or 0:.2f})"
@@ -294,7 +299,7 @@ def _drift(drift: Drift) -> list[str]:
     changes = [(name, getattr(drift, field)) for name, field in _DRIFTS]
     said = [f"{name} {change * 100:+.1f} %" for name, change in changes if change is not None]
     return (
-        [f"last third of the time with load offered against the first: {said[0]}", *said[1:]]
+        [f"last third of the steady-state window against the first: {said[0]}", *said[1:]]
         if said
         else []
     )
@@ -341,18 +346,14 @@ def _tokens(summary: Summary) -> Iterator[str]:
 
 
 def _rates(summary: Summary) -> Iterator[str]:
-    shown, tokens = headline(summary), summary.tokens
+    shown = headline(summary)
+    whole_run = whole_run_rates(summary)
     yield f"{format.rate(shown.output)} output"
-    yield f"{format.rate(shown.total)} input + output {shown.window}"
-    if shown.steady:
-        yield f"whole run {format.rate(tokens.output_per_s)} output"
-        yield f"{format.rate(tokens.total_per_s)} input + output"
+    yield f"{format.rate(shown.total)} input + output in the {shown.window}"
+    yield f"whole run {format.rate(whole_run.output)} output"
     if shown.output_per_gpu is not None:
-        whole = (
-            f" while load was offered ({format.rate(tokens.output_per_s_per_gpu)} whole run)"
-            * shown.steady
-        )
-        yield f"{format.rate(shown.output_per_gpu)} output per GPU{whole}"
+        yield f"{format.rate(shown.output_per_gpu)} output per GPU in the {shown.window}"
+        yield f"whole run {format.rate(whole_run.output_per_gpu)} output per GPU"
 
 
 # -- latencies ---------------------------------------------------------------------------------------------------------
@@ -516,7 +517,7 @@ HEAD = (
     "TTFT p99",
     "TPOT p50",
     "TPOT p99",
-    "goodput",
+    "SLO attainment",
 )
 
 
@@ -618,7 +619,7 @@ def _targets(summary: Summary) -> Section:
     columns = ("over the targets", "min", "max", "mean", "median", "sum")
     over = Table(columns, over_targets(summary.targets))
     window = Said(
-        "Rates of all targets are of the window of the whole run, so that they add up.", "soft"
+        "The rates of all targets cover the same window of the run, so that they add up.", "soft"
     )
     return section(
         "Targets", *tables, over, Table(("rack, output tokens/s", ""), totals), window, id="targets"

@@ -687,7 +687,7 @@ def test_a_short_load_passes_only_what_the_contract_signs() -> None:
 
 
 def test_a_rate_of_which_nothing_ended_under_load_is_undecided() -> None:
-    """7 s of load, answers of 10 s: 0/s while load was offered says nothing of the server."""
+    """7 s of load, answers of 10 s: 0/s in the steady-state window says nothing of the server."""
     short = rows(1, 56, 8.0)
     took = short["last_token_ns"] - short["first_token_ns"]
     for field in ("last_token_ns", "end_ns", "done_ns"):

@@ -170,8 +170,9 @@ def test_levels_are_one_line_each() -> None:
     assert levels[1].endswith("INVALID")
     assert head.index("p99") + len("p99") == levels[1].index("~1,652") + len("~1,652")
     whole = replace(RAG, load=replace(RAG.load, steady_completed_rps=None))
-    assert units.endswith("requests/s and output tokens/s while load was offered")
-    assert "else of the whole run" in " ".join(shown_levels([RAG, whole]).split())
+    assert "steady-state window" in units and "measurement window" not in units
+    mixed = " ".join(shown_levels([RAG, whole]).split())
+    assert "steady-state window (a load without one: measurement window)" in mixed
     assert note.startswith("~")
     simulated = replace(RAG, target=replace(RAG.target, simulated=True))
     assert shown_levels([API, simulated]).startswith("SIMULATED")

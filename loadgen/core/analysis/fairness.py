@@ -52,12 +52,23 @@ def of_classes(classes: Sequence[ClassSummary]) -> Fairness | None:
     )
 
 
+def _headline_output_per_s(part: ClassSummary) -> float | None:
+    """Return the output tokens per second in the steady-state window.
+
+    A part without such a window has the rate of its measurement window.
+    """
+    tokens = part.tokens
+    if part.load.steady_completed_rps is None:
+        return tokens.output_per_s
+    return tokens.steady_output_per_s
+
+
 def _tenant(name: str, parts: Sequence[ClassSummary]) -> TenantShare:
     decided = sum(part.requests.decided for part in parts)
     good, counted = (
         [getattr(part.goodput, field) for part in parts] for field in ("good", "counted")
     )
-    rates = [part.tokens.output_per_s for part in parts]
+    rates = [_headline_output_per_s(part) for part in parts]
     known = None not in good and any(counted)
     return TenantShare(
         name=name,

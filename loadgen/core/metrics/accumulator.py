@@ -381,8 +381,11 @@ def _count_conversations(cell: Cell, ended: TaskColumns, end: NDArray[np.int64])
     for name in ("requests", "input", "cached", "output"):
         cell.count(f"session_{name}", getattr(ended, name)[ok].sum())
     cell.amount("session").add(end[ok], end[ok], np.ones(int(ok.sum()), np.int64))
-    if cell.slo is not None and (term := cell.slo.task) is not None:
-        cell.count("sessions_good", tasks.kept(ended, end, term).sum())
+    if cell.slo is not None and cell.slo.task is not None:
+        is_good = tasks.kept(ended, end, cell.slo.task)
+        good_ends = end[is_good]
+        cell.count("sessions_good", len(good_ends))
+        cell.amount("good_session").add(good_ends, good_ends, np.ones(len(good_ends), np.int64))
 
 
 def _values(columns: Columns, metric: str) -> NDArray[np.int64]:

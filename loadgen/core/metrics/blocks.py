@@ -127,7 +127,8 @@ class TaskGoodput(msgspec.Struct, frozen=True, kw_only=True):
     within_ms: float | None
     wait_ms: float | None
     good: int
-    rps: float | None
+    rps: float | None  # per second of the measurement window
+    steady_rps: float | None = None  # those that ended in the steady-state window, per second of it
     share: float | None
     share_limit: float
     met: bool | None
@@ -431,6 +432,7 @@ def _task_goodput(cell: Cell, count: int, inside: Window) -> TaskGoodput | None:
         wait_ms=None if term.wait_ns is None else milliseconds(term.wait_ns),
         good=good,
         rps=per_second(good, inside),
+        steady_rps=per_second(amount_in([cell], "good_session", inside.steady), inside.steady),
         share=good / count if count else None,
         share_limit=term.share,
         met=good >= term.share * count if count else None,

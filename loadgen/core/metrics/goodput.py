@@ -9,8 +9,7 @@ import msgspec
 from loadgen.core import format
 from loadgen.core.limits import NO_SPAN_SHARE
 from loadgen.core.metrics.accumulator import Cell
-from loadgen.core.metrics.blocks import Sessions
-from loadgen.core.metrics.load import instants_per_s
+from loadgen.core.metrics.blocks import Sessions, amount_in
 from loadgen.core.metrics.outcomes import is_undecided
 from loadgen.core.metrics.windows import Window, per_second
 from loadgen.core.slo import Slo, Term, promise
@@ -53,11 +52,11 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     rates are null where a term on a value of each request rests on withheld figures.
     """
 
-    rps: float | None = None  # good requests over the measured window
-    steady_rps: float | None = (
-        None  # the headline: the rate of requests due (closed loop: sent), times `share`
-    )
-    share: float | None = None
+    rps: float | None = None  # good requests per second of the measurement window
+    # The headline: good requests that ended in the steady-state window, per second of it. It counts
+    # a part of the requests of `Load.steady_completed_rps` over the same time, so it is not larger.
+    steady_rps: float | None = None
+    share: float | None = None  # the SLO attainment: `good` / `counted`
     good: int | None = None
     counted: int | None = None
     unfinished: int | None = None
@@ -77,13 +76,11 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
         return self.has_slo and self.met is None and not self.not_judged
 
 
-def of_classes(
-    classes: Sequence[Goodput], cell: Cell, inside: Window, whole: Cell | None = None
-) -> Goodput:
-    """That of a run whose classes have SLOs of their own: good is what is good under the SLO of its class.
+def of_classes(classes: Sequence[Goodput]) -> Goodput:
+    """Combine the goodput of request classes that each have their own SLO.
 
-    The terms stand with the classes; classes without an SLO are left out. `cell`: of all these classes together, a part
-    of the `whole` where they are not all.
+    A request counts as good if it meets the SLO of its class. Counts and rates are sums over the
+    classes that have an SLO. The result has no terms of its own, because they belong to the classes.
     """
     met = together([one.met for one in classes if one.has_slo or one.met is not None])
     judged = [one for one in classes if one.has_slo]
@@ -94,13 +91,11 @@ def of_classes(
         values = [getattr(one, name) for one in judged]
         return None if None in values else sum(values)
 
-    good, counted = total("good"), total("counted")
-    everyone = max(
-        cell.sum("rows") - cell.sum("cancelled") - total("unfinished"), counted
-    )  # of all classes
+    good = total("good")
+    counted = total("counted")
     return Goodput(
         rps=total("rps"),
-        steady_rps=_steady_rps(good, everyone, cell, inside, whole),
+        steady_rps=total("steady_rps"),
         share=good / counted if counted and good is not None else None,
         good=good,
         counted=counted,
@@ -151,12 +146,11 @@ def goodput(
     unsound: Mapping[str, str],
     *,
     dropped_too: bool = True,
-    whole: Cell | None = None,
 ) -> Goodput:
     """Each SLO term judged at its quantile, and the requests that meet all terms.
 
     `unsound`: metrics whose figures are withheld, with the reason; terms on them are undecided. `dropped_too`: whether
-    starts dropped at a cap count, as misses. `whole`: what the cell is a part of.
+    starts dropped at a cap count, as misses.
 
     Failed, dropped and lost requests are over every limit, and so are the `unrecorded` ones; cancelled requests are
     left out, and so are unfinished ones unless they are over already (`is_over_when_cut`). A request too short to have
@@ -192,9 +186,10 @@ def goodput(
         )
         share_met = None if known and no_tpot else known
     good = None if withheld or no_tpot else cell.sum("good")
+    good_in_steady_state = None if good is None else amount_in([cell], "good", inside.steady)
     return Goodput(
-        rps=None if good is None else per_second(good, inside),
-        steady_rps=_steady_rps(good, counted, cell, inside, whole),
+        rps=per_second(good, inside),
+        steady_rps=per_second(good_in_steady_state, inside.steady),
         share=good / counted if counted and good is not None else None,
         good=good,
         counted=counted,
@@ -203,15 +198,6 @@ def goodput(
         share_limit=slo.goodput_share,
         met=together([share_met, *(result.met for result in results)]),
     )
-
-
-def _steady_rps(
-    good: int | None, counted: int, cell: Cell, inside: Window, whole: Cell | None = None
-) -> float | None:
-    """The rate of requests due (closed loop: sent), times the share of them that is good."""
-    due_per_s = instants_per_s(cell, "open_due" if cell.sum("open_due") else "sent", whole)
-    known = good is not None and counted and due_per_s is not None and inside.steady.duration_s
-    return good / counted * due_per_s if known else None  # type: ignore[operator]
 
 
 def _term_result(

@@ -183,9 +183,7 @@ class Parts(msgspec.Struct, frozen=True):
                 cell, everything, inside, arrival, self.header.stages, self.seconds, self.whole
             ),
             "tokens": blocks.tokens(cell, everything, inside, timeline, gpus),
-            "goodput": goodput(
-                cell, cell.slo, inside, gaps, unrecorded, self.undecided, whole=self.whole
-            ),
+            "goodput": goodput(cell, cell.slo, inside, gaps, unrecorded, self.undecided),
             **{f"{metric}_ms": cell.distribution(metric) for metric in drift.SHOWN},
         }
 
@@ -231,9 +229,7 @@ class Parts(msgspec.Struct, frozen=True):
         self, model: str, everything: CellPair, inside: Window, classes: Sequence[ClassSummary]
     ) -> ModelSummary:
         """One of several models, with the cells of its classes together."""
-        good = of_classes(
-            [part.goodput for part in classes], everything.measured, inside, self.measured
-        )
+        good = of_classes([part.goodput for part in classes])
         figures = self._of_part(everything, inside, None) | {"goodput": good}
         return ModelSummary(model=model, classes=tuple(part.name for part in classes), **figures)
 

@@ -290,9 +290,7 @@ def measure(
     tasks = blocks.sessions(measured, accumulator.cut(), inside)
     whole["goodput"] = with_tasks(whole["goodput"], tasks)
     if header.slo is None:
-        whole["goodput"] = of_classes(
-            [part.goodput for part in by_part["classes"]], measured, inside
-        )
+        whole["goodput"] = of_classes([part.goodput for part in by_part["classes"]])
     summary = Summary(
         schema=SCHEMA,
         run=_run_facts(header),
