@@ -17,6 +17,11 @@ METRIC_ALIASES = {
     "end_to_end_latency": "e2e",
 }
 
+ATTAINMENT = "attainment"
+"""The name, in files and options, of the share of requests that meet every term."""
+DEFAULT_QUANTILE = 0.99
+"""The percentile of a term that has none of its own."""
+
 SENT_AS = (
     "x-slo",
     "x-llm-d-slo",
@@ -37,7 +42,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
 
     metric: str
     limit_ns: int
-    quantile: float = 0.99
+    quantile: float = DEFAULT_QUANTILE
 
     def __post_init__(self) -> None:
         """A stored term may be damaged."""
@@ -63,6 +68,41 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     terms: tuple[Term, ...] = ()
     goodput_share: float | None = None
     task: TaskTerm | None = None
+
+
+def merge_slos(base: Slo, added: Slo) -> Slo:
+    """Return the objectives of both SLOs, ordered by metric and percentile.
+
+    Where both limit the same metric at the same percentile, or the attainment, `added` decides.
+    """
+    terms = {(term.metric, term.quantile): term for term in (*base.terms, *added.terms)}
+    order = {metric: index for index, metric in enumerate(metrics())}
+    share = base.goodput_share if added.goodput_share is None else added.goodput_share
+    return Slo(
+        terms=tuple(
+            sorted(
+                terms.values(),
+                key=lambda term: (order.get(term.metric, len(order)), term.quantile),
+            )
+        ),
+        goodput_share=share,
+        task=added.task or base.task,
+    )
+
+
+def describe_slo(slo: Slo) -> str:
+    """Return an SLO as text: `TTFT p99 at most 2,000 ms, TPOT p95 at most 40 ms`."""
+    parts = [promise(term.metric, term.quantile, term.limit_ns / 1e6) for term in slo.terms]
+    if slo.goodput_share is not None:
+        parts.append(f"at least {slo.goodput_share * 100:.6g}% of the requests meet every limit")
+    if slo.task is not None:
+        within_ms, wait_ms = (
+            None if limit_ns is None else limit_ns / 1e6
+            for limit_ns in (slo.task.within_ns, slo.task.wait_ns)
+        )
+        limits = task_promise(within_ms, wait_ms)
+        parts.append(f"at least {slo.task.share * 100:.6g}% of the tasks {limits}")
+    return ", ".join(parts)
 
 
 def sent_headers(slo: Slo | None) -> dict[str, str]:

@@ -56,17 +56,22 @@ def _terms(part: Summary | ClassSummary, name: str = "") -> Iterator[str]:
 
 
 def _limits(summary: Summary) -> Iterator[str]:
-    """The SLO of the run, as a file has it."""
-    yield from (f"{term.metric}: {{{_limit(term)}}}" for term in summary.goodput.slo)
+    """Yield the keys of the run's SLO as they are written in a workload or contract file."""
+    limits_of_metric: dict[str, list[str]] = {}
+    for term in summary.goodput.slo:
+        limits_of_metric.setdefault(term.metric, []).append(f"{{{_limit(term)}}}")
+    for metric, limits in limits_of_metric.items():
+        all_limits = ", ".join(limits)
+        yield f"{metric}: {all_limits if len(limits) == 1 else f'[{all_limits}]'}"
     if summary.goodput.share_limit is not None:
-        yield f"goodput: {summary.goodput.share_limit * 100:g}%"
+        yield f"attainment: {summary.goodput.share_limit * 100:g}%"
     tasks = summary.sessions.goodput if summary.sessions is not None else None
     if tasks is not None:
         known = {"within": tasks.within_ms, "wait": tasks.wait_ms}
-        limits = "".join(
+        task_limits = "".join(
             f"{name}: {_time(value)}, " for name, value in known.items() if value is not None
         )
-        yield f"task: {{{limits}goodput: {tasks.share_limit * 100:g}%}}"
+        yield f"task: {{{task_limits}attainment: {tasks.share_limit * 100:g}%}}"
 
 
 def _limit(term: TermResult) -> str:

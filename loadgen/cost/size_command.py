@@ -88,7 +88,10 @@ def size(
         typer.Option(
             "--slo",
             metavar="TERM",
-            help="For sim:PRESET: ttft:2s:p95; of a folder its own. Repeatable.",
+            help=(
+                "SLO term for sim:PRESET, like ttft:2s:p95; replaces the SLO of the workload. "
+                "A results folder has its own. Repeatable."
+            ),
         ),
     ] = None,
     spare: Annotated[
@@ -495,15 +498,19 @@ def _refuse_other_slo(slo: Sequence[str], evidence: Evidence, source: str) -> No
     flags = read_flags(slo=tuple(slo))
     if flags.faults:
         raise Faults(flags.faults)
-    own = {term.metric: (term.limit_ms, term.quantile) for term in evidence.summary.goodput.slo}
-    asked = {
-        metric: (milliseconds(ns), quantile or own.get(metric, (0, 0.99))[1])
-        for metric, (ns, quantile) in flags.terms.items()
-    }
-    share = (
-        evidence.summary.goodput.share_limit if flags.goodput_share is None else flags.goodput_share
+    if not slo:
+        return
+    goodput = evidence.summary.goodput
+    measured = {(term.metric, term.quantile): term.limit_ms for term in goodput.slo}
+    requested = flags.replacement_slo
+    is_measured = (
+        requested is not None
+        and flags.added_slo is None
+        and requested.goodput_share == goodput.share_limit
+        and {(term.metric, term.quantile): milliseconds(term.limit_ns) for term in requested.terms}
+        == measured
     )
-    if slo and (asked != own or share != evidence.summary.goodput.share_limit):
+    if not is_measured:
         what = f"a stored result keeps the SLO that it was measured under: {slo_words(evidence.summary)}"
         hint = "search again under this one: loadgen search --slo; or name a machine to search now: sim:gb300-vm"
         raise UserError("no_effect", what, f"--slo, {source}", hint)

@@ -191,8 +191,10 @@ class LiveStatus:
         return LatencyStatus(recent_ms, overall_ms, objective, is_met)
 
     def _objective(self, name: str) -> Term | None:
+        """Return the objective of the highest percentile for a metric, or None without one."""
         terms = self.header.slo.terms if self.header.slo is not None else ()
-        return next((term for term in terms if term.metric == name), None)
+        of_metric = [term for term in terms if term.metric == name]
+        return max(of_metric, key=lambda term: term.quantile, default=None)
 
 
 def render(status: LiveStatus, output_tokens_per_s: float | None = None) -> Group:

@@ -268,10 +268,14 @@ def _missed_term(term: TermResult) -> str:
 
 
 def shown_quantile(summary: Summary, metric: str, distribution: Distribution) -> str:
-    """The quantile to show for a metric: the one in the SLO; else p99, p95 or p90 if the samples suffice; else p50."""
-    promised = [term.quantile for term in summary.goodput.slo if term.metric == metric]
+    """Return the percentile to show for a metric, such as `p99`.
+
+    It is the highest one that the SLO limits, else the highest of p99, p95 and p90 that the samples
+    support, else p50.
+    """
+    limited = [term.quantile for term in summary.goodput.slo if term.metric == metric]
     for name, p in (("p99_9", 0.999), ("p99", 0.99), ("p95", 0.95), ("p90", 0.9), ("p50", 0.5)):
-        if promised and promised[0] == p:
+        if limited and max(limited) == p:
             return name
     return next((name for name in ("p99", "p95", "p90") if name in distribution.supported), "p50")
 

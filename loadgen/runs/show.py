@@ -25,7 +25,7 @@ from loadgen.core.execution.events import (
     Waits,
     WorkersPlaced,
 )
-from loadgen.core.execution.run_header import bounds_of, judged_slo
+from loadgen.core.execution.run_header import bounds_of, judged_slo, slo_lines
 from loadgen.core.schedule.forecast import Forecast, forecast, total
 from loadgen.core.stats.quantiles import support
 from loadgen.present import text as as_text
@@ -312,14 +312,9 @@ class Show:
         for other in other_targets:
             own = f"{other.serves} of the tasks: {other.url}, model {other.model}, server {other.server}"
             self._say_once(f"        {own if other.serves else other.name or other.url}")
-        for index, stage in enumerate(header.stages):
-            bounds = bounds_of(stage, plan.timetable, index, plan.job.workload)
-            note = "" if stage.measured else ", warm-up, not measured"
-            if stage.name == lane_start.FIRST_ROUND:
-                bounds, note = ["the first request of each lane"], ", not measured"
-            if begin := lane_start.words(stage.ramp_s, stage.ramp_from, stage.concurrency):
-                note += f"; {begin}"
-            say(f"load: {stage.arrival}: {', '.join(bounds)}{note}")
+        self._announce_stages(planned)
+        for line in slo_lines(header.slo, {one.name: one.slo for one in header.classes}):
+            self._say_once(line)
         for target in header.targets:
             if target.software:
                 self._say_once(f"software: {', '.join(target.software)}")
@@ -330,6 +325,18 @@ class Show:
         for note in header.notes:
             self._say_once(f"note: {note}")
         say(f"repeat with {seeds.words(header.seed, header.salt)}  results: {plan.job.folder}")
+
+    def _announce_stages(self, planned: RunPlanned) -> None:
+        """Print a line for each stage of the load."""
+        plan, header = planned
+        for index, stage in enumerate(header.stages):
+            bounds = bounds_of(stage, plan.timetable, index, plan.job.workload)
+            note = "" if stage.measured else ", warm-up, not measured"
+            if stage.name == lane_start.FIRST_ROUND:
+                bounds, note = ["the first request of each lane"], ", not measured"
+            if begin := lane_start.words(stage.ramp_s, stage.ramp_from, stage.concurrency):
+                note += f"; {begin}"
+            say(f"load: {stage.arrival}: {', '.join(bounds)}{note}")
 
     def _say_once(self, line: str) -> None:
         """Print a line that is equal for every level only once."""

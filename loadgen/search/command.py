@@ -270,10 +270,12 @@ def search(
 
 
 def _terms(asked: Sequence[str], percentile: str | None) -> tuple[str, ...]:
-    """The terms of an SLO as they were typed, each of a latency at `percentile` where it names none."""
+    """Return the typed terms of an SLO, with `percentile` added to those that have none."""
+    from loadgen.core.slo import ATTAINMENT
+
     return tuple(
         term
-        if percentile is None or term.count(":") != 1 or term.startswith("goodput")
+        if percentile is None or term.count(":") != 1 or term.lstrip("+").startswith(ATTAINMENT)
         else f"{term}:p{percentile}"
         for term in asked
     )

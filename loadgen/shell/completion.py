@@ -14,13 +14,13 @@ YAML_SUFFIXES = (".yaml", ".yml")
 
 def complete_workload(incomplete: str) -> list[str]:
     """Return packaged workloads and YAML files."""
-    names = _matching(_packaged_names("workloads"), incomplete)
+    names = _matching(packaged_names("workloads"), incomplete)
     return [*names, *_matching_paths(incomplete, YAML_SUFFIXES)]
 
 
 def complete_contract(incomplete: str) -> list[str]:
     """Return packaged contracts and YAML files."""
-    names = _matching(_packaged_names("contracts"), incomplete)
+    names = _matching(packaged_names("contracts"), incomplete)
     return [*names, *_matching_paths(incomplete, YAML_SUFFIXES)]
 
 
@@ -39,9 +39,9 @@ def complete_server(incomplete: str) -> list[str]:
 
 def complete_slo_term(incomplete: str) -> list[str]:
     """Return the metrics that an SLO may limit."""
-    from loadgen.core.slo import metrics
+    from loadgen.core.slo import ATTAINMENT, metrics
 
-    return _matching([f"{metric}:" for metric in (*metrics(), "goodput")], incomplete)
+    return _matching([f"{metric}:" for metric in (*metrics(), ATTAINMENT)], incomplete)
 
 
 def complete_result(incomplete: str) -> list[str]:
@@ -76,7 +76,7 @@ def list_presets() -> list[str]:
     return sorted(path.stem for path in (PACKAGE_DIR / "sim" / "presets").glob("*.yaml"))
 
 
-def _packaged_names(kind: str) -> list[str]:
+def packaged_names(kind: str) -> list[str]:
     """Return the names of packaged files; in a checkout they are beside the package."""
     directory = PACKAGE_DIR / "data" / kind
     if not directory.is_dir():

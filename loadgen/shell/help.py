@@ -17,6 +17,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from loadgen.formats import FORMATS
 from loadgen.prices import PRICES
+from loadgen.shell.completion import packaged_names
 from loadgen.shell.run_options import COMMAND_OPTIONS, PANELS, Option
 from loadgen.shell.usage_errors import check_no_url_is_a_path
 
@@ -193,6 +194,24 @@ def _format_header(command: Any, ctx: Context, paragraphs: Iterable[str], width:
     for argument in arguments:
         name = argument.metavar or (argument.name or "").upper()
         lines += format_entry(name, argument.help or "", width)
+    return lines + _format_slos(ctx, width)
+
+
+def _format_slos(ctx: Context, width: int) -> list[str]:
+    """Return lines with the SLO of each packaged workload that the command line names."""
+    named = [word for word in ctx.find_root().obj or () if word in packaged_names("workloads")]
+    if not named:
+        return []
+    from loadgen.core.execution.run_header import slo_lines, slo_of_classes
+    from loadgen.core.workload import load, read_flags
+
+    any_load = read_flags(request_rate=1.0, duration="1s")
+    lines = []
+    for name in named:
+        workload = load(name, any_load)
+        lines += ["", f"SLO of the workload {name}, unless --slo replaces it:"]
+        for line in slo_lines(workload.slo, slo_of_classes(workload)):
+            lines += _wrap(line, width, "  ", "    ")
     return lines
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from loadgen.pricing.budget import Budget
     from loadgen.repeated.repeats import Repetition
 
-_SLO_TERM = r"[a-z][a-z0-9_]*:\S+$"
+_SLO_TERM = r"\+?[A-Za-z][A-Za-z0-9_]*:\S+$"
 
 
 def expand_repeated_values(arguments: Sequence[str]) -> list[str]:

@@ -435,7 +435,11 @@ class RunOptions(TypedDict, total=False):
             flags=("--slo",),
             metavar="TERM",
             panel="SLO",
-            help="ttft:2s, tpot:200ms:p95, goodput:99%. Repeatable.",
+            help=(
+                "SLO term METRIC:LIMIT[:PERCENTILE], like ttft:2s:p95 (p99 if left out), or "
+                "attainment:99%. Terms replace the SLO of the workload; +TERM adds to it. "
+                "Repeatable."
+            ),
             cli_type=list[str],
             default_text="the workload's",
             part="load",

@@ -342,7 +342,7 @@ def test_the_contract_of_tasks_and_of_classes_has_their_limits(folder: Path) -> 
     )
     (level,) = parse(of_tasks, "c").levels
     assert [one.kind for one in level.must][-1] == "task_goodput"
-    assert "task: {within: 90s, wait: 2s, goodput: 90%}" in of_tasks
+    assert "task: {within: 90s, wait: 2s, attainment: 90%}" in of_tasks
     one = ClassSummary(
         name="chat",
         share=1.0,
@@ -534,7 +534,9 @@ def test_a_folder_takes_its_own_slo_and_no_other(
         for term in RAG.goodput.slo
         for word in ("--slo", f"{term.metric}:{term.limit_ms:g}ms:p{term.quantile * 100:g}")
     ]
-    assert own and _called("rag", "vm", "--users", "5000", *own) == 0
+    assert RAG.goodput.share_limit is not None
+    own += ["--slo", f"attainment:{RAG.goodput.share_limit * 100:g}%"]
+    assert _called("rag", "vm", "--users", "5000", *own) == 0
     with refused(Faults, "no_effect") as caught:
         _called("rag", "vm", "--users", "5000", "--slo", "ttft:1ms")
     assert RAG.goodput.slo[0].promise in str(caught.value)

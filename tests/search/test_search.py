@@ -461,7 +461,7 @@ CLASSES = ["class qa", "class rag", "class summarization", "class agentic"]
 @pytest.mark.parametrize(
     ("workload", "slo", "promised", "missed"),
     [
-        ("rag-pipeline", ["--slo", "ttft:30s"], ["ttft p95", "tasks"], "planned tasks"),
+        ("rag-pipeline", ["--slo", "+ttft:30s:p95"], ["ttft p95", "tasks"], "planned tasks"),
         ("mixed", [], CLASSES, "qa: TPOT p95"),
     ],
 )
@@ -847,7 +847,7 @@ def test_a_search_on_a_simulated_target_begins_where_its_preset_is_full(tmp_path
         "-d",
         "60s",
         "--slo",
-        "ttft:2s:p95",
+        "+ttft:2s:p95",
         "--seed",
         "3",
     ]

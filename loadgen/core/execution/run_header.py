@@ -11,7 +11,7 @@ import os
 import platform
 import socket
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from loadgen.core.schedule import arrivals
 from loadgen.core.schedule import timetable as schedule
 from loadgen.core.schedule.forecast import Forecast, forecast
 from loadgen.core.schedule.timetable import Schedule
-from loadgen.core.slo import Slo
+from loadgen.core.slo import Slo, describe_slo
 from loadgen.core.workload import (
     Closed,
     FromTrace,
@@ -483,6 +483,21 @@ class Described(msgspec.Struct, frozen=True):
     refused: Fault | None
 
 
+def slo_lines(slo: Slo | None, slo_of_class: Mapping[str, Slo | None]) -> list[str]:
+    """Return the lines that tell which SLO a run is judged by, also of classes with their own."""
+    lines = [f"SLO: {describe_slo(slo) if slo is not None else 'none'}"]
+    own = {name: one for name, one in slo_of_class.items() if one is not None and one != slo}
+    if own and slo is None:
+        lines = []
+    return lines + [f"SLO of {name}: {describe_slo(one)}" for name, one in own.items()]
+
+
+def slo_of_classes(workload: Workload) -> dict[str, Slo | None]:
+    """Return the SLO of each class of a workload, by name; None for a class without its own."""
+    classes = workload.requests.classes if isinstance(workload.requests, Mix) else {}
+    return {name: one.slo for name, one in classes.items()}
+
+
 def describe(workload: Workload, settings: Settings) -> Described:
     """What a run would do: load, request sizes, fingerprints. Does not use the network."""
     seed = workload.seed if workload.seed is not None else seeds.fresh()
@@ -506,6 +521,7 @@ def describe(workload: Workload, settings: Settings) -> Described:
             lines.append(
                 "      its lanes begin spread over an answer's length, which the probe of the target tells"
             )
+    lines += slo_lines(workload.slo, slo_of_classes(workload))
     lines += _lengths_words(workload, requests, timetable.slots)
     load = forecast(timetable, mean_lengths(requests))
     lines.append(f"expected: about {load.words}")

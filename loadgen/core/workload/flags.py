@@ -14,7 +14,16 @@ import msgspec
 
 from loadgen.core import units
 from loadgen.core.errors import Fault, UserError, closest
-from loadgen.core.slo import METRIC_ALIASES, StopRule, metrics
+from loadgen.core.slo import (
+    ATTAINMENT,
+    DEFAULT_QUANTILE,
+    METRIC_ALIASES,
+    Slo,
+    StopRule,
+    Term,
+    merge_slos,
+    metrics,
+)
 from loadgen.core.workload.fields import SALT_PATTERN
 from loadgen.core.workload.schema import Limits
 from loadgen.core.workload.slo_fields import parse_stop_rule
@@ -40,8 +49,8 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     grace: int | None = None
     timeout: int | None = None
     stall_timeout: int | None = None
-    terms: Mapping[str, tuple[int, float | None]] = {}  # metric → limit in ns, quantile
-    goodput_share: float | None = None
+    replacement_slo: Slo | None = None  # the terms that replace the SLO of the workload
+    added_slo: Slo | None = None  # the terms that are added to it
     seed: int | None = None
     schedule_seed: int | None = None
     salt: str | None = None
@@ -123,14 +132,11 @@ def _read_flag(name: str, text: str, values: Mapping[str, Any]) -> dict[str, Any
     if name == "num_warmups":
         return {"warmup_count": _count(0)(text)}
     if name in ("slo", "goodput"):
-        metric, limit, quantile = _term(text, "ms" if name == "goodput" else None)
-        if metric == "goodput":
-            return {"goodput_share": limit}
-        return {"terms": {**values.get("terms", {}), metric: (limit, quantile)}}
+        return _add_slo_term(text, "ms" if name == "goodput" else None, values)
     if name == "stop_when":
-        return {"stop_when": (*values.get("stop_when", ()), parse_stop_rule(text))}
+        return {"stop_when": _add_stop_rule(text, values.get("stop_when", ()))}
     if name == "limit":
-        return {"limits": {**values.get("limits", {}), **_limit(text)}}
+        return {"limits": _add_limit(text, values.get("limits", {}))}
     return {name: _PARSERS[name](text)}
 
 
@@ -217,41 +223,107 @@ def _warmup(text: str) -> dict[str, int]:
         ) from None
 
 
-def _term(text: str, bare: str | None) -> tuple[str, Any, float | None]:
-    """A term of an SLO. `bare`: the unit of a limit without one, as of `goodput`; one of `--slo` needs its unit."""
-    example = "ttft:2000 tpot:200 (milliseconds)" if bare else "ttft:2s, ttft:2s:p95, goodput:99%"
-    known = f"known: {', '.join((*metrics(), 'goodput'))}; {example}"
+def _add_slo_term(
+    text: str, default_unit: str | None, values: Mapping[str, Slo | None]
+) -> dict[str, Slo]:
+    """Return the SLO field of `Overrides` that gains a term, with that term.
+
+    Args:
+        text: The term, such as `ttft:2s:p95`. A leading `+` adds it to the SLO of the workload.
+        default_unit: The unit of a limit without one; None requires a unit.
+        values: The fields of the options before this one.
+
+    Raises:
+        units.Wrong: The text is no term, or the same objective was specified before.
+    """
+    is_added = text.startswith("+")
+    slo = parse_slo_term(text.removeprefix("+"), default_unit)
+    for earlier in filter(None, (values.get("replacement_slo"), values.get("added_slo"))):
+        _check_no_common_objective(earlier, slo)
+    field = "added_slo" if is_added else "replacement_slo"
+    return {field: merge_slos(values.get(field) or Slo(), slo)}
+
+
+def _check_no_common_objective(first: Slo, second: Slo) -> None:
+    """Raise `units.Wrong` if both SLOs limit one metric at one percentile, or the attainment."""
+    hint = "keep one of them; two percentiles of one metric are two objectives"
+    limited = {(term.metric, term.quantile) for term in first.terms}
+    for term in second.terms:
+        if (term.metric, term.quantile) in limited:
+            name = f"{term.metric} p{term.quantile * 100:g}"
+            raise units.Wrong("duplicate", f"limits {name} a second time", hint)
+    if first.goodput_share is not None and second.goodput_share is not None:
+        raise units.Wrong("duplicate", "limits the attainment a second time", "keep one of them")
+
+
+def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
+    """Return the SLO of one term such as `ttft:2s`, `ttft:2s:p95` or `attainment:99%`.
+
+    A term without a percentile means p99. A limit needs a unit unless there is a default unit.
+    Raises `units.Wrong` if the text is no term.
+    """
+    example = "ttft:2000 tpot:200 (milliseconds)"
+    if default_unit is None:
+        example = "ttft:2s, ttft:2s:p95, attainment:99%"
+    known = f"known: {', '.join((*metrics(), ATTAINMENT))}; {example}"
     name, colon, limit_text = text.partition(":")
-    metric = METRIC_ALIASES.get(name, name)
     if not colon:
-        raise units.Wrong("invalid_value", "is not a promise", f"metric:limit, like {example}")
-    if metric == "goodput":
-        return metric, units.share(limit_text), None
+        raise units.Wrong("invalid_value", "is no SLO term", f"METRIC:LIMIT, like {example}")
+    if name == ATTAINMENT:
+        return Slo(goodput_share=units.share(limit_text))
+    metric = METRIC_ALIASES.get(name, name)
     if metric not in metrics():
-        at = re.search(r"[._-]?(p[0-9]+)[._-]?", name)  # p95_ttft, ttft.p95
-        similar = closest(
-            name.replace(at[0], "") if at else name, (*metrics(), *METRIC_ALIASES, "goodput")
-        )
-        meant = (
-            f'did you mean "{similar}:{limit_text}{f":{at[1]}" if at else ""}"? ' if similar else ""
-        )
-        raise units.Wrong("unknown_name", f'names no metric: "{name}"', meant + known)
+        suggestion = _suggest_slo_term(name, limit_text)
+        raise units.Wrong("unknown_name", f'names no metric: "{name}"', suggestion + known)
     limit, colon, quantile_text = limit_text.partition(":")
-    quantile = units.quantile(quantile_text) if colon else None
-    ns = units.duration_ns(limit, bare)
-    if ns == 0:
-        raise units.Wrong("out_of_range", "promises no time at all", known)
-    return metric, ns, quantile
+    quantile = units.quantile(quantile_text) if colon else DEFAULT_QUANTILE
+    limit_ns = units.duration_ns(limit, default_unit)
+    if limit_ns == 0:
+        raise units.Wrong("out_of_range", "has a limit of zero", known)
+    return Slo(terms=(Term(metric=metric, limit_ns=limit_ns, quantile=quantile),))
 
 
-def _limit(text: str) -> dict[str, float]:
+def _suggest_slo_term(name: str, limit_text: str) -> str:
+    """Return a question that suggests a term for a name that is no metric; "" without one.
+
+    Other tools write the percentile into the name, as in `p95_ttft` or `ttft.p95`.
+    """
+    lowered = name.lower()
+    percentile = re.search(r"[._-]?(p[0-9]+)[._-]?", lowered)
+    if percentile:
+        lowered = lowered.replace(percentile[0], "")
+    suggested = closest(lowered, (*metrics(), *METRIC_ALIASES, ATTAINMENT))
+    if lowered == "goodput":
+        suggested = ATTAINMENT
+    if not suggested:
+        return ""
+    suffix = f":{percentile[1]}" if percentile else ""
+    return f'did you mean "{suggested}:{limit_text}{suffix}"? '
+
+
+def _add_stop_rule(text: str, rules: Sequence[StopRule]) -> tuple[StopRule, ...]:
+    """Return the rules and the one of the text. Raises `units.Wrong` for a second limit."""
+    rule = parse_stop_rule(text)
+    if any((rule.metric, rule.quantile) == (one.metric, one.quantile) for one in rules):
+        name = text.strip().rpartition(":")[0]
+        raise units.Wrong("duplicate", f"limits {name} a second time", "keep one of them")
+    return (*rules, rule)
+
+
+def _add_limit(text: str, limits: Mapping[str, float]) -> dict[str, float]:
+    """Return the limits of the verdict and the one of the text, such as `cpu_share:95%`.
+
+    Raises `units.Wrong` for an unknown limit and for one that was specified before.
+    """
     name, _, value = text.partition(":")
     if name not in Limits.model_fields:
         known = ", ".join(Limits.model_fields)
         raise units.Wrong(
             "unknown_name", f'names no limit: "{name}"', f"known: {known}; like send_lag_share:10%"
         )
-    return {name: units.share(value)}
+    if name in limits:
+        raise units.Wrong("duplicate", f"sets {name} a second time", "keep one of them")
+    return {**limits, name: units.share(value)}
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {

@@ -1,7 +1,7 @@
 """The flags of the command line over a workload file: the workload as changed by them. `flags.py` reads the flags.
 
 The rules for users are in docs/workloads.md: a load flag replaces the measured stages, a duration or count replaces
-their bounds, and an SLO term replaces the term on the same metric. Works on values only; every fault names its flag,
+their bounds, and SLO terms replace the SLO of the workload or are added to it. Works on values only; every fault names its flag,
 and all faults are collected.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen.core import format, seeds
 from loadgen.core.errors import Fault, UserError, collecting
-from loadgen.core.slo import Slo, Term, metrics
+from loadgen.core.slo import ATTAINMENT, Slo, merge_slos
 from loadgen.core.workload.diagnostics import locate
 from loadgen.core.workload.distributions import FixedTokens
 from loadgen.core.workload.flags import Overrides, place
@@ -54,7 +54,7 @@ def apply(
     changes: dict[str, Any] = {
         "requests": _requests(workload.requests, flags, faults),
         "stages": _stages(workload, flags, faults, file, top),
-        "slo": _merged_slo(workload, flags, faults),
+        "slo": _slo_in_force(workload, flags, faults),
         "limits": workload.limits.model_copy(update=dict(flags.limits)),
     }
     scalars = {
@@ -164,37 +164,27 @@ def _faults_without_a_trace(
     ]
 
 
-def _merged_slo(workload: Workload, flags: Overrides, faults: list[Fault]) -> Slo | None:
-    """Merge SLO terms by metric: a term of a flag replaces the term of the file, the other terms stay."""
-    slo, classes = workload.slo, getattr(workload.requests, "classes", {}).values()
-    if not flags.terms and flags.goodput_share is None:
-        return slo
+def _slo_in_force(workload: Workload, flags: Overrides, faults: list[Fault]) -> Slo | None:
+    """Return the SLO of the options, with what they add, or the SLO of the workload.
+
+    Options that no class would be judged by, and an attainment without a limit to attain, are
+    appended to `faults`.
+    """
+    if flags.replacement_slo is None and flags.added_slo is None:
+        return workload.slo
+    classes = getattr(workload.requests, "classes", {}).values()
     if classes and all(one.slo for one in classes):
-        hint = "give a class others in a file of your own, which may extend this one"
-        faults.append(UserError("no_effect", "each class has limits of its own", "--slo", hint))
-    terms = {term.metric: term for term in slo.terms} if slo else {}
-    for name, (ns, quantile) in flags.terms.items():
-        file_term = terms.get(name)
-        quantile_of_term = quantile or (file_term.quantile if file_term else 0.99)
-        terms[name] = Term(metric=name, limit_ns=ns, quantile=quantile_of_term)
-    if not terms:
-        problem, hint = (
-            "a share of good requests, and nothing that says when one is good",
-            "add --slo ttft:2s",
-        )
-        faults.append(UserError("no_slo", problem, f"--slo goodput:{flags.goodput_share}", hint))
-    goodput = (
-        flags.goodput_share
-        if flags.goodput_share is not None
-        else slo.goodput_share
-        if slo
-        else None
-    )
-    return Slo(
-        terms=tuple(terms[name] for name in metrics() if name in terms),
-        goodput_share=goodput,
-        task=slo.task if slo else None,
-    )
+        hint = "write the limits of the classes in a file of your own, which may extend this one"
+        faults.append(UserError("no_effect", "each class has an SLO of its own", "--slo", hint))
+    slo = merge_slos(flags.replacement_slo or workload.slo or Slo(), flags.added_slo or Slo())
+    if not slo.terms and slo.goodput_share is not None:
+        share = f"{slo.goodput_share * 100:g}%"
+        hint = "add --slo ttft:2s"
+        if workload.slo is not None and workload.slo.terms:
+            hint = f"--slo +{ATTAINMENT}:{share} keeps the limits of the workload; or add --slo ttft:2s"
+        problem = "an attainment needs a latency limit that requests can meet"
+        faults.append(UserError("no_slo", problem, f"--slo {ATTAINMENT}:{share}", hint))
+    return slo
 
 
 def _stages(

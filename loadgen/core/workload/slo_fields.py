@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self
 
@@ -18,7 +19,15 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 
 from loadgen.core import units
-from loadgen.core.slo import METRIC_ALIASES, Slo, StopRule, TaskTerm, Term, metrics
+from loadgen.core.slo import (
+    DEFAULT_QUANTILE,
+    METRIC_ALIASES,
+    Slo,
+    StopRule,
+    TaskTerm,
+    Term,
+    metrics,
+)
 from loadgen.core.workload.fields import Duration, Quantile, Share
 from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.yaml_marks import Map
@@ -44,6 +53,23 @@ class WrittenTerm(Part):
         return {"anyOf": [schema["properties"]["limit"], schema]}
 
 
+class WrittenLimits(Part):
+    """The limits of one latency: one limit, or a list with one limit per percentile."""
+
+    limits: tuple[WrittenTerm, ...] = Field(min_length=1)
+
+    @classmethod
+    def normalize(cls, data: Any) -> Any:
+        """Accept one limit alone, too."""
+        return {"limits": data if isinstance(data, list) else [data]}
+
+    @classmethod
+    def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
+        """Return a JSON Schema of one limit or a list of limits."""
+        limits = schema["properties"]["limits"]
+        return {"anyOf": [limits["items"], limits]}
+
+
 class WrittenTaskTerm(Part):
     """The limits of tasks and conversations as a whole."""
 
@@ -51,12 +77,12 @@ class WrittenTaskTerm(Part):
     # for each first token
     wait_ns: PositiveDuration | None = Field(default=None, validation_alias="wait")
     # the share of tasks that keep both limits
-    goodput: Share = 0.99
+    attainment: Share = 0.99
 
     @model_validator(mode="after")
     def _check_has_limit(self) -> Self:
         if self.within_ns is None and self.wait_ns is None:
-            example = "task: {within: 90s, wait: 2s, goodput: 95%}"
+            example = "task: {within: 90s, wait: 2s, attainment: 95%}"
             raise units.Wrong("missing_value", "has no limit", example)
         return self
 
@@ -65,8 +91,8 @@ class WrittenSlo(Part):
     """The terms of an SLO, one key each. `slo_model` adds a key for each metric."""
 
     synonyms: ClassVar[dict[str, str]] = METRIC_ALIASES
-    at: Quantile = 0.99
-    goodput: Share | None = None
+    at: Quantile = DEFAULT_QUANTILE
+    attainment: Share | None = None
     task: WrittenTaskTerm | None = None
 
     @classmethod
@@ -95,25 +121,37 @@ class WrittenSlo(Part):
         """Return the SLO that these terms mean. Raises `Wrong` if there is no term."""
         terms = tuple(
             Term(metric=name, limit_ns=term.limit_ns, quantile=term.quantile or self.at)
-            for name, term in self
-            if isinstance(term, WrittenTerm)
+            for name, written in self
+            if isinstance(written, WrittenLimits)
+            for term in written.limits
         )
+        _check_one_limit_per_percentile(terms)
         task = None
         if self.task is not None:
             task = TaskTerm(
-                within_ns=self.task.within_ns, wait_ns=self.task.wait_ns, share=self.task.goodput
+                within_ns=self.task.within_ns, wait_ns=self.task.wait_ns, share=self.task.attainment
             )
-        # The goodput is a share of requests, so that it needs a limit of requests.
-        if not terms and (task is None or self.goodput is not None):
+        # The attainment is a share of requests, so that it needs a limit of requests.
+        if not terms and (task is None or self.attainment is not None):
             example = "slo: {ttft: 2s, tpot: 200ms, at: p99}"
             raise units.Wrong("missing_value", "has no term", example)
-        return Slo(terms=terms, goodput_share=self.goodput, task=task)
+        return Slo(terms=terms, goodput_share=self.attainment, task=task)
+
+
+def _check_one_limit_per_percentile(terms: Sequence[Term]) -> None:
+    """Raise `Wrong` if two terms limit the same metric at the same percentile."""
+    seen = set[tuple[str, float]]()
+    for term in terms:
+        if (term.metric, term.quantile) in seen:
+            problem = f"limits {term.metric} p{term.quantile * 100:g} twice"
+            raise units.Wrong("duplicate", problem, "keep one of them")
+        seen.add((term.metric, term.quantile))
 
 
 @cache
 def slo_model(metric_names: tuple[str, ...]) -> type[WrittenSlo]:
     """Return the model of an SLO in a file, with a key for each of these metrics."""
-    fields: dict[str, Any] = dict.fromkeys(metric_names, (WrittenTerm | None, None))
+    fields: dict[str, Any] = dict.fromkeys(metric_names, (WrittenLimits | None, None))
     return create_model(
         "WrittenSlo",
         __base__=WrittenSlo,

@@ -226,7 +226,7 @@ def test_closed_loop_by_time_and_conversations(tmp_path: Path, endpoint: Embedde
 def test_whole_answers_are_not_judged_by_what_only_streams_have(
     tmp_path: Path, endpoint: Embedded
 ) -> None:
-    more = "slo: {ttft: 10s, tpot: 1ms, goodput: 90%}\n"
+    more = "slo: {ttft: 10s, tpot: 1ms, attainment: 90%}\n"
     flags = {"request_rate": "500", "num_requests": "30"}
     summary, _ = go(tmp_path, endpoint.url, more=more, settings={"stream": False}, **flags)
     assert [term.metric for term in summary.goodput.slo] == ["ttft"]

@@ -666,7 +666,7 @@ def test_a_user_goes_away_over_http_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", ["raw", "histogram"])
 def test_figures_of_tasks_are_those_of_their_rows(tmp_path: Path, keep: str) -> None:
-    promise = "slo: {task: {within: 8s, wait: 55ms, goodput: 40%}}"
+    promise = "slo: {task: {within: 8s, wait: 55ms, attainment: 40%}}"
     one = workload(tmp_path, more=STAGES + promise)
     summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     header, rows = store.read_run(folder)[:2]

@@ -238,7 +238,7 @@ def test_one_slo_for_all_classes_is_that_of_the_run(tmp_path: Path) -> None:
 
 
 def test_limits_by_flag_that_no_class_is_judged_by_are_refused(tmp_path: Path) -> None:
-    for flags in ({"slo": ("ttft:1s",)}, {"slo": ("goodput:99%",)}):
+    for flags in ({"slo": ("ttft:1s",)}, {"slo": ("attainment:99%",)}):
         with refused(Faults, "no_effect", "--slo"):
             load("mixed", read_flags(**flags))
     one = workload(tmp_path, slo=("ttft:1s",))  # rag and summary have none of their own

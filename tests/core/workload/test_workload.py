@@ -125,7 +125,7 @@ stages:
   - {arrival: {ramp: {from: 1/s, to: 10/s}}, duration: 250ms}
   - {arrival: {closed: 8}, count: 9, measured: false}
   - {arrival: {constant: inf}, count: 5}
-slo: {ttft: 2s, inter_token_latency: {limit: 200ms, at: p99.9}, at: p95, goodput: 99%}
+slo: {ttft: 2s, inter_token_latency: {limit: 200ms, at: p99.9}, at: p95, attainment: 99%}
 grace: 0
 max_in_flight: 100
 seed: 0
@@ -276,7 +276,7 @@ BAD = [  # a line put after name and requests (lines 1 and 2), its place, the co
     ("slo: {ttfft: 2s}", "3:7 (slo.ttfft)", "unknown_key", 'mean "ttft"'),
     ("slo: {ttft: 2}", "3:13 (slo.ttft)", "invalid_value", "2s"),
     ("slo: {ttft: 2s, at: 99}", "3:21 (slo.at)", "invalid_value", "p99"),
-    ("slo: {ttft: 2s, goodput: 0.99}", "3:26 (slo.goodput)", "invalid_value", "99%"),
+    ("slo: {ttft: 2s, attainment: 0.99}", "3:29 (slo.attainment)", "invalid_value", "99%"),
     ("slo: {ttft: 2s, time_to_first_token: 2s}", "3:6 (slo)", "duplicate", "another name"),
     ("slo: {at: p99}", "3:6 (slo)", "missing_value", "ttft"),
     ("limits: {cpu_share: 900%}", "3:21 (limits.cpu_share)", "out_of_range", "99%"),
@@ -564,7 +564,7 @@ def test_flags_change_the_stages(
 
 def test_flags_change_the_rest_and_nothing_else(tmp_path: Path) -> None:
     flags = read_flags(
-        slo=("e2el:30s:p50", "goodput:90%"),
+        slo=("e2el:30s:p50", "attainment:90%"),
         goodput=("time_to_first_token:1500",),
         input_tokens="7",
         output_tokens=9,
@@ -578,8 +578,7 @@ def test_flags_change_the_rest_and_nothing_else(tmp_path: Path) -> None:
     )
     before, after = of(THREE, tmp_path), of(THREE, tmp_path, flags)
     assert after.slo.terms == (
-        Term(metric="ttft", limit_ns=3 * S // 2, quantile=0.95),
-        Term(metric="tpot", limit_ns=S // 5, quantile=0.95),
+        Term(metric="ttft", limit_ns=3 * S // 2, quantile=0.99),
         Term(metric="e2e", limit_ns=30 * S, quantile=0.5),
     )
     assert after.slo.goodput_share == 0.9
@@ -621,7 +620,10 @@ def key_in(where: str) -> str:
         ({"concurrency": 2, "request_rate": 3}, "--concurrency 2 --request-rate"),
         ({"concurrency": 2, "burstiness": 3}, "--concurrency 2 --set burstiness"),
         ({"concurrency_ramp": "2s", "request_rate": 3, "duration": 9}, "--set concurrency_ramp=2s"),
-        ({"goodput": ("goodput:99%",), "request_rate": 1, "duration": 1}, "--slo goodput:0.99"),
+        (
+            {"goodput": ("attainment:99%",), "request_rate": 1, "duration": 1},
+            "--slo attainment:99%",
+        ),
     ],
     ids=str,
 )
@@ -845,7 +847,7 @@ def test_the_shipped_schema_is_the_exported_one() -> None:
 GOOD = [
     "stages: [{arrival: {poisson: {rate: 10/s}}, duration: 30s}, {arrival: {constant: inf}, count: 3, warmup: true}]",
     "stages: [{arrival: {ramp: {from: 1/s, to: 600/min}}, duration: 1h}]",
-    "slo: {ttft: {limit: 2s, at: p99.9}, e2el: 3s, goodput: 99.5%}",
+    "slo: {ttft: {limit: 2s, at: p99.9}, e2el: 3s, attainment: 99.5%}",
     "slo:",
     "grace: 0",
     "max_in_flight: 3",
@@ -971,4 +973,5 @@ def test_a_limit_without_its_unit_is_refused(options: dict[str, Any]) -> None:
 
 def test_the_flag_goodput_keeps_bare_milliseconds() -> None:
     overrides = read_flags(goodput=["ttft:500", "tpot:20"])
-    assert [limit for limit, _ in overrides.terms.values()] == [500_000_000, 20_000_000]
+    assert overrides.replacement_slo is not None
+    assert [term.limit_ns for term in overrides.replacement_slo.terms] == [500_000_000, 20_000_000]
