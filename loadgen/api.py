@@ -142,7 +142,7 @@ class Result:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of `loadgen run`: 0, 1 SLO missed, 3 not valid, 130 interrupted."""
+        """The exit code: 0, 1 SLO missed or many errors, 3 INVALID, 130 interrupted."""
         from loadgen.core.metrics.summary import exit_code
 
         return exit_code(self.summary)

@@ -201,8 +201,10 @@ def rented_gpus() -> Inputs:
 
 
 def token_priced() -> Inputs:
-    """Q&A on an API that bills tokens, closed loop, bundled events; too many failures, so INVALID, and the SLO is
-    missed.
+    """Return the inputs of a Q&A run on an API that bills tokens: closed loop, bundled events.
+
+    The run is INVALID, because the client ran out of file descriptors. Some requests failed at the
+    server too.
     """
     draw = np.random.default_rng(21)
     lanes, n = 16, 320
@@ -227,12 +229,12 @@ def token_priced() -> Inputs:
     stream(rows, ttft, gap, draw.gamma(4, 25_000, n).astype(np.int64) + 20_000)
     texts = [
         "HTTP 429: Rate limit reached for requests",
-        "HTTP 503: The engine is currently overloaded",
+        "Too many open files",
         "body cut off",
     ]
     for kind, text, status, every in (
         ("http_429", 0, 429, 40),
-        ("http_5xx", 1, 503, 90),
+        ("client_resource", 1, 0, 60),
         ("truncated", 2, 200, 150),
     ):
         hit = np.flatnonzero(rows["slot"] % every == every - 1)

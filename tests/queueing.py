@@ -62,6 +62,11 @@ def _drawn(seed: int, n: int, rate: float, slower: float) -> NDArray[np.void]:
     return found
 
 
+def send_late(found: NDArray[np.void]) -> None:
+    """Make the client send every request 100 ms late, so that the run is not valid."""
+    found["sent_ns"] = found["due_ns"] + 100 * MS
+
+
 def fail(found: NDArray[np.void], share: float, seed: int = 0) -> None:
     """So many requests, drawn, get a 503."""
     chosen = np.random.default_rng(seed).random(len(found)) < share
@@ -82,7 +87,7 @@ def run(
     gpus: int | None = 4,
     folder: str = "load/r1",
 ) -> RecordedRun:
-    """The rows as a run of one measured stage, judged as `loadgen validate` has it: failures do not make it invalid."""
+    """Return the rows as a run of one measured stage, with the limits of `loadgen validate`."""
     header = Header(
         run=folder,
         state="finished",

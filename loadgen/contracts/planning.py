@@ -12,10 +12,7 @@ from loadgen.core import format
 from loadgen.core.schedule.chains import of_requests
 from loadgen.core.workload import Closed, Mix, Ramp, Replay, Stage, Synthetic, Workload
 
-JUDGED_HERE = (
-    "failure_share",
-    "not_offered_share",
-)  # limits of a valid run that the contract judges itself
+JUDGED_HERE = ("not_offered_share",)  # limits of a valid run that the contract judges itself
 DRAWN = 200  # starts of a class, to know how many requests one has on average
 
 

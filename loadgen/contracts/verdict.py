@@ -416,12 +416,9 @@ def _blocking_reason(level: ContractLevel, level_runs: MeasuredLevel) -> str:
         summary = run.summary
         if summary.run.state != "finished":
             return f"{run.folder} has no clean end ({summary.run.state})"
-        # that no request succeeded is about the server, not about the measurement
-        unsound = [
-            reasons.sentence(reason) for reason in summary.verdict.codes if reason.code != "none_ok"
-        ]
-        if unsound:
-            return f"the measurement in {run.folder} is not valid: {'; '.join(unsound)}"
+        if not summary.verdict.valid:
+            why = "; ".join(summary.verdict.reasons)
+            return f"the measurement in {run.folder} is not valid: {why}"
         if trouble := _cache_trouble(level, run):
             return trouble
     return _apart_trouble(level, level_runs.runs)

@@ -16,7 +16,9 @@ TPOT_ERROR_SHARE = (
     0.05  # p99 error of TPOT, (first + last stamp error) / (n - n1), as a share of TPOT p50
 )
 CPU_SHARE = 0.90  # of one core, per worker, in any full second of the measured window
-FAILURE_SHARE = 0.01  # failed + lost, as a share of all scheduled requests
+FAILURE_SHARE = 0.01
+"""Share of the requests that may fail. Above it, failures on the client's side make a run INVALID.
+Failures of the server are a warning, and a run without an SLO ends with exit code 1."""
 NOT_OFFERED_SHARE = 0.05  # starts that the client dropped, as a share of all scheduled requests
 
 NOT_OFFERED = 0.01  # of the starts, dropped by the client: beyond it, a reservation

@@ -23,6 +23,7 @@ from loadgen.core.errors import UserError, nothing_there
 from loadgen.core.execution.plan import Settings
 from loadgen.core.metrics import reasons, sustainable
 from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.validity import has_high_error_rate
 from loadgen.core.results import checksums, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import decoded
@@ -277,6 +278,11 @@ def judge(
     if summary.run.metadata:
         notes.append(f"metadata: {format.pairs(summary.run.metadata)}")
     errors = [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
+    errors += [
+        reasons.sentence(warning)
+        for warning in summary.verdict.warning_codes
+        if warning.code == "failures"
+    ]
     notes += [
         reasons.sentence(warning)
         for warning in summary.verdict.warning_codes
@@ -304,9 +310,11 @@ def judge(
 
 
 def sound(summary: Summary) -> bool:
-    """Whether the result may rest on this run: it is valid, and no figure of its rules is withheld."""
-    return summary.verdict.valid and not any(
-        term.metric in summary.unsound for term in summary.goodput.slo
+    """Return True if the run is valid, few requests failed, and its rules miss no metric."""
+    return (
+        summary.verdict.valid
+        and not has_high_error_rate(summary)
+        and not any(term.metric in summary.unsound for term in summary.goodput.slo)
     )
 
 

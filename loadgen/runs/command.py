@@ -117,8 +117,9 @@ def run(
 ) -> int:
     """Drive a workload at an endpoint; print latencies, throughput, goodput and a verdict.
 
-    Exit: 0 done and SLO met (or undecided: see --strict), 1 SLO missed, 2 wrong usage, 3
-    unreachable or not valid, 70 bug, 130 interrupted.
+    Exit: 0 done and SLO met (or undecided: see --strict), 1 SLO missed, or more than
+    1% of the requests failed without an SLO, 2 wrong usage, 3 unreachable or not valid, 70
+    bug, 130 interrupted.
 
     Example: loadgen run qa --url http://HOST:8000 -c 16 -d 2m --slo ttft:2s --slo tpot:50ms
     """

@@ -13,7 +13,7 @@ from loadgen.core.metrics.blocks import Sessions, TaskGoodput
 from loadgen.core.metrics.goodput import Goodput, TermResult
 from loadgen.core.metrics.parts import ClassSummary, ModelSummary, StageSummary, TargetSummary
 from loadgen.core.metrics.reasons import STATES
-from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.core.metrics.validity import OF_THE_CLIENT, WAITED_SHARE, Verdict
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.series import Served
@@ -96,7 +96,7 @@ def met_word(met: bool | None) -> str:
 
 
 def is_judged(summary: Summary, met: bool | None) -> bool:
-    """Whether it is said if a run met an SLO, or a term of it: of one that is not valid only a miss is known."""
+    """Return True unless the run is not valid, so that nothing is known of its SLO."""
     return summary.verdict.valid or met is not None
 
 
@@ -114,16 +114,17 @@ def sentence(summary: Summary) -> str:
     """The result in one sentence. For an invalid run it only says that the numbers cannot be relied on."""
     requests, goodput = summary.requests, summary.goodput
     if not summary.verdict.valid:
-        text = "Do not rely on these numbers: the measurement is not valid."
-        is_missed = is_judged(summary, goodput.met)
-        return (
-            f"{text} The SLO is missed all the same, by requests that failed."
-            if is_missed
-            else text
-        )
+        return "Do not rely on these numbers: the measurement is not valid."
     tasks = _tasks_kept(summary)
     if not goodput.has_slo and tasks is not None and goodput.met is not None:
         return f"SLO {'met' if goodput.met else 'missed'}: {_kept(tasks)}."
+    if fails_by_errors(summary):
+        failed = requests.failed_by_server
+        return (
+            f"Too many errors: {format.count(failed)} of "
+            f"{format.counted(requests.decided, 'request')} failed ({format.percent(failed / requests.decided)}, limit "
+            f"{format.percent(summary.verdict.limits.failure_share)})."
+        )
     if not goodput.has_slo:
         share = format.percent(requests.ok / requests.decided if requests.decided else None)
         return (

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from loadgen.core import format
 from loadgen.core.metrics.parts import ClassSummary
-from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.present.junit import OF_MET, Case, Outcome
 from loadgen.present.markdown import of_sections
+from loadgen.runs import headline as run_headline
 from loadgen.runs import sections, text
 from loadgen.runs.headline import is_judged, judged_parts, judged_word, promises_of, term_cells
 from loadgen.runs.rates import headline
@@ -18,10 +19,14 @@ Named = Sequence[tuple[str, "Summary"]]
 
 
 def cases(named: Named, *, strict: bool = False) -> list[Case]:
-    """Of each run: whether it is valid, and each promise of its SLO, of classes and tasks too. Of a run that is not
-    valid none is judged, but for those that it missed because requests failed.
+    """Return for each run whether it is valid, and each objective of its SLO, classes and tasks too.
 
-    `strict`: a term that the run cannot decide is an error.
+    A run without an SLO has a failed case if its error rate is above the limit. If a run is not
+    valid, its objectives are skipped.
+
+    Args:
+        named: The runs with their names.
+        strict: Whether an objective that the run cannot decide is an error.
     """
     found = []
     for name, summary in named:
@@ -35,6 +40,8 @@ def cases(named: Named, *, strict: bool = False) -> list[Case]:
                 text=_of_verdict(summary),
             )
         )
+        if fails_by_errors(summary):
+            found.append(_error_rate_case(summary, group))
         for promise, met, said in (
             each for part in judged_parts(summary) for each in _promised(*part)
         ):
@@ -45,6 +52,17 @@ def cases(named: Named, *, strict: bool = False) -> list[Case]:
                 result = "error"
             found.append(Case(name=promise, group=group, outcome=result, text=said))
     return found
+
+
+def _error_rate_case(summary: Summary, group: str) -> Case:
+    """Return the failed case of a run without an SLO whose error rate is above the limit."""
+    limit = format.percent(summary.verdict.limits.failure_share)
+    return Case(
+        name=f"at most {limit} of the requests fail",
+        group=group,
+        outcome="failed",
+        text=run_headline.sentence(summary),
+    )
 
 
 def _promised(name: str, part: Summary | ClassSummary) -> Iterator[tuple[str, bool | None, str]]:

@@ -13,7 +13,7 @@ from loadgen.core.metrics.blocks import RequestCounts
 from loadgen.core.metrics.drift import Drift
 from loadgen.core.metrics.machines import MachineSummary
 from loadgen.core.metrics.parts import ClassSummary, ModelSummary, StageSummary, TargetSummary
-from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.core.metrics.sustainable import Sustainable
 from loadgen.core.results.manifest import Header, TargetFacts
 from loadgen.core.server_metrics.series import MetricSample
@@ -167,8 +167,11 @@ def levels(summaries: Sequence[Summary]) -> Section:
 def _outcome(summary: Summary) -> str:
     if not summary.verdict.valid:
         return "INVALID"
-    missed, undecided = summary.goodput.met is False, summary.goodput.undecided
-    return "SLO missed" if missed else "SLO undecided" if undecided else ""
+    if summary.goodput.met is False:
+        return "SLO missed"
+    if fails_by_errors(summary):
+        return "errors"
+    return "SLO undecided" if summary.goodput.undecided else ""
 
 
 # -- what comes first, and last --------------------------------------------------------------------------------------
@@ -185,7 +188,8 @@ def _answer(summary: Summary) -> Iterator[Said]:
     verdict, requests = summary.verdict, summary.requests
     busy = is_host_busy(verdict)
     doubtful = busy or summary.goodput.undecided or bool(verdict.caveats)
-    bad = summary.goodput.met is False or not (verdict.valid or busy)
+    missed = summary.goodput.met is False or fails_by_errors(summary)
+    bad = missed or not (verdict.valid or busy)
     yield Said(
         run_headline.sentence(summary), "bad" if bad else "warn" if doubtful else "good", large=True
     )

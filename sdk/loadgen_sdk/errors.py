@@ -11,7 +11,8 @@ Kinds (metrics.md): network `dns connect tls reset`; time `timeout_total timeout
 `http_4xx http_429 http_5xx error_event`; the body `truncated empty no_finish_reason malformed`. For `http_4xx` the
 code is in `http_status`. The generator adds kinds for slots that were never sent, `in_flight_cap`, `prefill_cap` and
 `previous_turn_failed`, and `abandoned` for what a user of the load did not wait for.
-`over_budget` is of a call of an application alone.
+`over_budget` is of a call of an application alone. `client_resource` says that this host could not
+open a connection: it is out of file descriptors, ports or memory, or has no network.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ KINDS = (
     "abandoned",
     "over_budget",
     "prefill_cap",
+    "client_resource",
 )
 """The index of a kind is its code in a record. Append only, because stored runs hold these codes."""
 

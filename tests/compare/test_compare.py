@@ -16,7 +16,7 @@ from command_line import exits
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from queueing import fail, rows
+from queueing import fail, rows, send_late
 from refusals import refused
 
 from loadgen.compare import block_errors, comparison, thresholds
@@ -221,7 +221,7 @@ def test_answers_cut_short_are_other_work() -> None:
 
 def test_what_is_not_valid_is_not_judged() -> None:
     bad = rows(2, 300)
-    fail(bad, 0.2)
+    send_late(bad)
     found = comparison.compare([side("a", rows(1, 300)), side("b", bad)])
     assert not found.valid and {one.why for one in found.differences} == {"b is not valid"}
 
@@ -676,7 +676,7 @@ def test_the_command_refuses_what_cannot_be_compared(
     assert "c1, c2 have different recipes" in capsys.readouterr().err
     assert exits("compare", a, a, "--confidence", "wrong") == 2
     bad = rows(1, 60)
-    fail(bad, 0.5)
+    send_late(bad)
     assert exits("compare", a, str(runs.write(tmp_path / "bad", bad))) == 3
 
 

@@ -5,11 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from queueing import fail, rows
 from runs import NO_PAGES, says, write
 from servers import shared
 
 import loadgen
+from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.summary import Summary, exit_code
 from loadgen.core.server_metrics.series import Served
 from loadgen.present import html as as_html
@@ -131,17 +133,23 @@ def test_starts_that_were_dropped_were_no_load(tmp_path: Path) -> None:
     assert "INVALID, SLO NOT JUDGED" in outcome.markdown([("r", summary)])
 
 
-def test_an_invalid_run_does_not_hide_that_requests_failed(tmp_path: Path) -> None:
+def test_requests_that_the_server_failed_are_a_missed_slo_of_a_valid_run(tmp_path: Path) -> None:
     found = rows(1, 300)
     fail(found, 0.3)
     summary = kind.load(write(tmp_path / "r", found)).summary
-    assert not summary.verdict.valid and summary.goodput.met is False and exit_code(summary) == 3
+    assert summary.verdict.valid and summary.goodput.met is False and exit_code(summary) == 1
     validity, *terms = outcome.cases([("r", summary)])
-    assert [validity.outcome, *(term.outcome for term in terms)] == ["error", "failed", "failed"]
+    assert [validity.outcome, *(term.outcome for term in terms)] == ["passed", "failed", "failed"]
     assert "SLO MISSED" in " ".join(text(summary).split())
-    assert "The SLO is missed all the same" in as_html.render(
-        kind.report(kind.load(tmp_path / "r"))
-    )
+
+
+def test_a_high_error_rate_without_an_slo_fails_a_build(tmp_path: Path) -> None:
+    found = rows(1, 300)
+    fail(found, 0.3)
+    summary = replace(kind.load(write(tmp_path / "r", found)).summary, goodput=Goodput())
+    assert exit_code(summary) == 1
+    validity, error_rate = outcome.cases([("r", summary)])
+    assert (validity.outcome, error_rate.outcome) == ("passed", "failed")
 
 
 def test_a_server_that_stalls_and_so_makes_us_drop_has_missed(tmp_path: Path) -> None:

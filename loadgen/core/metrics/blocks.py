@@ -63,6 +63,17 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
         return self.scheduled - self.cancelled - self.unfinished
 
     @property
+    def failed_by_client(self) -> int:
+        """Requests lost with a worker, or failed because this host ran out of a resource."""
+        out_of_resources = self.by_error.get("client_resource")
+        return self.lost + (out_of_resources.count if out_of_resources else 0)
+
+    @property
+    def failed_by_server(self) -> int:
+        """Requests that failed at the server or on the path to it."""
+        return self.failed + self.lost - self.failed_by_client
+
+    @property
     def dropped_share(self) -> float:
         """Of the starts that were asked for: those that the client dropped at a cap; none where each followed a turn
         that failed.

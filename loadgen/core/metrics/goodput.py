@@ -63,7 +63,7 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     slo: tuple[TermResult, ...] = ()
     share_limit: float | None = None
     met: bool | None = None
-    not_judged: str = ""  # of a run that is not valid, unless failures missed it: why `met` is null, of each term too
+    not_judged: str = ""  # of a run that is not valid: why `met` is null, of each term too
 
     @property
     def has_slo(self) -> bool:
@@ -114,15 +114,11 @@ def with_tasks(requests: Goodput, tasks: Sessions | None) -> Goodput:
     )
 
 
-def unjudged(part: Any, *, failed: bool) -> Any:
-    """A run that is not valid, or a part of it, without what it says of its SLO: but for a miss, where what `failed` at
-    the server is all that is wrong with the run.
-    """
+def unjudged(part: Any) -> Any:
+    """Return a run that is not valid, or a part of it, without the outcome of its SLO."""
 
-    def without(found: Any, **more: Any) -> Any:
-        return msgspec.structs.replace(
-            found, met=False if failed and found.met is False else None, **more
-        )
+    def without(result: Any, **changes: Any) -> Any:
+        return msgspec.structs.replace(result, met=None, **changes)
 
     goodput, tasks = part.goodput, getattr(part, "sessions", None)
     judged = without(goodput, slo=tuple(map(without, goodput.slo)))

@@ -27,7 +27,6 @@ SENTENCES = {
     "--grace, or none",
     "all_cancelled": "all {cancelled:measured request was|measured requests were} cancelled: nothing was measured",
     "none_due": "no measured request was due: nothing was measured",
-    "none_ok": "not one of {requests:request|requests} succeeded",
     "too_few": "too few: {requests:measured request supports|measured requests support} no quantile, not even p50; {needed} "
     "are needed: give a longer load, or a higher one",
     "sent_late": f"requests were sent late: {{quantile}} send lag {_RATIO}",
@@ -37,7 +36,9 @@ SENTENCES = {
     "{share:share} of it, limit {limit:share}: {remedy:part}",
     "generator_busy": "the load generator was busy: worker {worker} used {cpu_share:share} of a core in the second up to "
     "{at_s:.0f} s, limit {limit:share}: add workers",
-    "failures": "{failed:,} of {requests:request|requests} failed or were lost ({share:share}), limit {limit:share}",
+    "client_failures": "{failed:,} of {requests:request|requests} ({share:share}) were lost with a "
+    "worker, or failed because this host ran out of file descriptors, ports or memory (limit "
+    "{limit:share}): raise the limits of this host, or use more machines",
     "dropped": "{dropped:,} of {requests:start|starts} ({share:share}) were dropped at a cap, limit "
     "{limit:share}: the load was not offered, and nothing says that the server would have missed it; give a higher "
     "--max-in-flight or max_in_prefill",
@@ -62,6 +63,9 @@ SENTENCES = {
     "largest_gap_unsure": f"arrival times are unsure: {{quantile}} error of the largest gap {_RATIO}",
     "tpot_unsure": f"arrival times are unsure: {{quantile}} error of TPOT {_RATIO}",
     # warnings
+    "failures": "{failed:,} of {requests:request|requests} ({share:share}, limit {limit:share}) "
+    "failed at the server or on the path to it: the table of errors says how. Latencies are those of "
+    "the requests that succeeded",
     "cut_off": "the run has no clean end (still running, or killed): this is as far as its records go",
     "unfinished": _CUT,
     "unfinished_undecided": f"{_CUT}; above {{limit:share}} no SLO term can be called met: give a longer --grace (`grace:` in a file), or "

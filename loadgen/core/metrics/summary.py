@@ -433,36 +433,38 @@ def _unrecorded(
 
 
 def by_verdict(summary: Summary) -> Summary:
-    """The summary as its verdict lets it be read: a run that is not valid has missed its SLO by failures alone, and not
-    by what was lost with a client that was killed.
-    """
+    """Return the summary, and if its verdict is not valid, without the outcomes of its SLO."""
     if summary.verdict.valid:
         return summary
-    failed = validity.is_servers_fault(
-        summary.verdict, summary.run.state == "cut_off" and summary.requests.lost
-    )
     parts = ("stages", "targets", "regions", "nodes", "classes", "models")
-    changes = {
-        name: tuple(unjudged(part, failed=failed) for part in getattr(summary, name))
-        for name in parts
-    }
-    summary = unjudged(summary, failed=failed)
+    changes = {name: tuple(unjudged(part) for part in getattr(summary, name)) for name in parts}
+    summary = unjudged(summary)
     return msgspec.structs.replace(summary, **changes)
 
 
 def exit_code(summary: Summary, *, strict: bool = False, reported: bool = False) -> int:
-    """The exit code of the process: 130 interrupted, else 3 not valid, else 1 SLO missed, else 0.
+    """Return the exit code of a run: 130 interrupted, else 3 not valid, else 1 SLO missed, else 0.
 
-    `strict`: an SLO that the run cannot decide is 3. `reported`: of a report of it; that it was broken off is no fault
-    of that.
+    A run without an SLO ends with 1 if its error rate is above the limit `failure_share`.
+
+    Args:
+        summary: The run.
+        strict: Whether an SLO that the run cannot decide is 3.
+        reported: Whether this is the exit code of a report, which does not end with 130.
     """
     if summary.run.state == "interrupted" and not reported:
         return codes.INTERRUPTED
     if not summary.verdict.valid:
         return codes.UNSOUND
-    if summary.goodput.met is False:
+    if summary.goodput.met is False or fails_by_errors(summary):
         return codes.SLO_MISSED
     return codes.UNSOUND if summary.goodput.undecided and strict else codes.OK
+
+
+def fails_by_errors(summary: Summary) -> bool:
+    """Return True if a valid run has no SLO and an error rate above the limit `failure_share`."""
+    has_slo = summary.goodput.has_slo or summary.goodput.met is not None
+    return summary.verdict.valid and not has_slo and validity.has_high_error_rate(summary)
 
 
 def withhold(summary: Summary) -> Summary:

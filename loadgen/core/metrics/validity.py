@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from loadgen.core.metrics.accumulator import Cell
+    from loadgen.core.metrics.blocks import RequestCounts
     from loadgen.core.metrics.columns import Columns
     from loadgen.core.metrics.windows import Window
     from loadgen.core.results.manifest import Header, Second
@@ -152,17 +153,6 @@ def note(text: str) -> ReasonCode:
     return ReasonCode(code="note", values={"text": text})
 
 
-def is_servers_fault(verdict: Verdict, killed: int) -> bool:
-    """Whether requests that failed are all that makes a run INVALID: an SLO that it missed is missed all the same.
-    `killed`: so many were lost with the client.
-    """
-    return (
-        not killed
-        and bool(verdict.codes)
-        and {reason.code for reason in verdict.codes} <= {"failures", "none_ok"}
-    )
-
-
 def worst(seconds: Sequence[Second], window: Window, share: str) -> Second | None:
     """The full second inside the measured window in which this share was largest; None without one."""
     return max(
@@ -209,8 +199,6 @@ def _reasons(
         yield _code("all_cancelled", cancelled=requests.cancelled)
     elif counted == 0:
         yield _code("none_due")
-    elif requests.ok == 0:
-        yield _code("none_ok", requests=counted)
     elif counted < FEWEST:
         yield _code("too_few", requests=counted, needed=FEWEST)
     basis, scale = "TTFT p50", summary.ttft_ms.p50
@@ -244,15 +232,7 @@ def _reasons(
         yield _code("generator_busy", **values, limit=limits.cpu_share)
     if requests.dropped_share > limits.not_offered_share and not signs.missed:
         yield _code("dropped", **_dropped(requests), limit=limits.not_offered_share)
-    failed = requests.failed + requests.lost
-    if counted and failed / counted > limits.failure_share:
-        yield _code(
-            "failures",
-            failed=failed,
-            requests=counted,
-            share=failed / counted,
-            limit=limits.failure_share,
-        )
+    yield from _above_failure_share("client_failures", requests.failed_by_client, header, summary)
     nodes = (
         {one.worker: f"{one.node} ({one.address})" for one in header.cluster.workers}
         if header.cluster
@@ -263,6 +243,23 @@ def _reasons(
     yield from (
         state_reasons(summary.run.state) if header.stopped_by is None else (header.stopped_by,)
     )
+
+
+def has_high_error_rate(summary: Any) -> bool:
+    """Return True if the server failed a larger share of the requests than `failure_share`."""
+    requests: RequestCounts = summary.requests
+    limit = summary.verdict.limits.failure_share
+    return requests.decided > 0 and requests.failed_by_server > limit * requests.decided
+
+
+def _above_failure_share(
+    code: str, failed: int, header: Header, summary: Any
+) -> Iterator[ReasonCode]:
+    """Yield the code if `failed` is a larger share of the requests than `failure_share`."""
+    requests, limit = summary.requests.decided, header.limits.failure_share
+    if requests and failed > limit * requests:
+        share = failed / requests
+        yield _code(code, failed=failed, requests=requests, share=share, limit=limit)
 
 
 def _code(code: str, **values: Any) -> ReasonCode:
@@ -438,6 +435,7 @@ def _warnings(
     yield from _other_hardware(header.metadata, summary.hardware)
     if summary.run.state == "cut_off":
         yield _code("cut_off")
+    yield from _above_failure_share("failures", summary.requests.failed_by_server, header, summary)
     yield from _unfinished(header, summary)
     defaults = ValidityLimits()
     for field in defaults.__struct_fields__:

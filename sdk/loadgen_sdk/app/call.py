@@ -42,7 +42,7 @@ from .trace_recorder import CallShape
 log = logging.getLogger("loadgen_sdk")
 
 NO_HEADERS: dict[str, str] = {}
-NEVER_ARRIVED = ("dns", "connect", "tls", "over_budget")
+NEVER_ARRIVED = ("dns", "connect", "tls", "client_resource", "over_budget")
 REFUSED = (429, 503)  # statuses by which a server asks for a pause
 
 

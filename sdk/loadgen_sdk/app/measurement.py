@@ -228,7 +228,17 @@ def parameters_of(arguments: Mapping[str, Any]) -> dict[str, int | float]:
 _NUMBERS = (int, float)  # a bool is none
 
 _LOCAL_KINDS = frozenset(
-    ("dns", "connect", "tls", "reset", "timeout_total", "timeout_stall", "interrupted", "truncated")
+    (
+        "dns",
+        "connect",
+        "tls",
+        "reset",
+        "timeout_total",
+        "timeout_stall",
+        "interrupted",
+        "truncated",
+        "client_resource",
+    )
 )
 """Failures whose text is made here. Those of other kinds may quote the prompt."""
 

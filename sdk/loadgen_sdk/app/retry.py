@@ -20,6 +20,7 @@ RETRIED = frozenset(
     (
         "dns",
         "connect",
+        "client_resource",
         "reset",
         "timeout_total",
         "timeout_stall",

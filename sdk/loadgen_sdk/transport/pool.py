@@ -7,6 +7,7 @@ decides which connection carries which request. HTTP is in `exchange.py` and `di
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +48,26 @@ TIMED_OUT_IDLE = (
     b"HTTP/1.1 408",
     b"HTTP/1.0 408",
 )  # how some servers close a connection that was idle for long
+
+
+_OUT_OF_RESOURCES = frozenset(
+    (
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.EADDRNOTAVAIL,
+        errno.ENOBUFS,
+        errno.ENOMEM,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+    )
+)
+"""Error numbers that say that this host, not the server, is why a connection cannot be opened."""
+
+
+def _failure_to_connect(error: OSError) -> Failure:
+    """Return the failure of a request whose connection could not be opened."""
+    kind = "client_resource" if error.errno in _OUT_OF_RESOURCES else "connect"
+    return Failure(kind, error.strerror or str(error))
 
 
 class SendingOptions(TypedDict, total=False):
@@ -327,9 +348,7 @@ class Pool:
                     self._refused(index, "connect", error.strerror or str(error))
                     return
                 if exchange.tries >= len(self._addresses):
-                    self._end(
-                        exchange, monotonic_ns(), Failure("connect", error.strerror or str(error))
-                    )
+                    self._end(exchange, monotonic_ns(), _failure_to_connect(error))
                     return
                 continue
             self.connections_opened += 1

@@ -393,6 +393,8 @@ def judged(
 
 
 FAILED, LOST = STATUSES.index("failed"), STATUSES.index("lost")
+TTFT_P95 = Slo(terms=(Term(metric="ttft", limit_ns=2000 * MS, quantile=0.95),))
+CLIENT_RESOURCE = KINDS.index("client_resource")
 LATE = np.arange(10) * 10 * MS
 BUSY = Second(t_s=5.0, worker=3, cpu_share=0.91)
 
@@ -437,14 +439,16 @@ BUSY = Second(t_s=5.0, worker=3, cpu_share=0.91)
         ({}, [msgspec.structs.replace(BUSY, cpu_share=0.9)], {}, None),
         ({}, [msgspec.structs.replace(BUSY, span_s=0.4)], {}, None),  # not a full second
         ({}, [msgspec.structs.replace(BUSY, t_s=12.0)], {}, None),  # after the window
-        ({"status": (10, FAILED)}, [], {}, None),
+        ({"status": (300, FAILED)}, [], {}, None),  # the server's failures, not the client's
+        ({"status": (1000, FAILED)}, [], {}, None),
+        ({"status": (10, FAILED), "kind": (10, CLIENT_RESOURCE)}, [], {}, None),
         (
-            {"status": (11, FAILED)},
+            {"status": (11, FAILED), "kind": (11, CLIENT_RESOURCE)},
             [],
             {},
-            ("failures", {"failed": 11, "requests": 1000, "limit": 0.01}),
+            ("client_failures", {"failed": 11, "requests": 1000, "limit": 0.01}),
         ),
-        ({"status": (1000, FAILED)}, [], {}, ("none_ok", {"requests": 1000})),
+        ({"status": (11, LOST)}, [], {}, ("client_failures", {"failed": 11, "requests": 1000})),
         (
             {"status": (1, LOST), "kind": (1, KINDS.index("worker_died"))},
             [],
@@ -462,6 +466,29 @@ def test_each_limit_from_both_sides(
     s = judged(change, seconds, **header)
     assert s.verdict.valid is (reason is None), s.verdict.reasons
     assert reason is None or says(s.verdict.codes[:1], reason[0], **reason[1])
+
+
+@pytest.mark.parametrize(("failed", "code"), [(10, 0), (11, 1), (300, 1), (1000, 1)])
+def test_without_an_slo_an_error_rate_above_one_percent_ends_with_exit_code_1(
+    failed: int, code: int
+) -> None:
+    s = judged({"status": (failed, FAILED), "kind": (failed, KINDS.index("http_429"))})
+    assert s.verdict.valid
+    assert exit_code(s) == code
+    assert says(s.verdict.warning_codes, "failures") is (code == 1)
+
+
+def test_failures_of_the_server_are_misses_of_the_slo_and_not_an_invalid_run() -> None:
+    s = judged({"status": (300, FAILED)}, slo=TTFT_P95)
+    assert s.verdict.valid
+    assert s.goodput.met is False
+    assert exit_code(s) == 1
+
+
+def test_failures_that_the_slo_allows_leave_it_met() -> None:
+    s = judged({"status": (30, FAILED)}, slo=TTFT_P95)
+    assert (s.verdict.valid, s.goodput.met, exit_code(s)) == (True, True, 0)
+    assert says(s.verdict.warning_codes, "failures", failed=30, requests=1000)
 
 
 @pytest.mark.parametrize(
