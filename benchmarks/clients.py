@@ -137,6 +137,7 @@ def ours(
 
     command = [
         sys.executable,
+        "-P",  # Without it, the checkout in the current directory would hide the one of PYTHONPATH.
         "-m",
         "loadgen",
         "run",
