@@ -1,8 +1,13 @@
-"""The dispatcher: decides which slots of a timetable start when. A sans-IO core, one instance per worker.
+"""Decide which request slots start when, without doing any I/O.
 
-It never waits and never sends. The caller reports the time and every completion. The dispatcher answers which slots
-start now, which slots are dropped, and when to ask again. It runs inside the sending loop, so it works on plain
-integers, lists and a heap. A code path that runs once per slot must not use NumPy scalars or scan the whole timetable.
+The `Dispatcher` owns the scheduling rules of a run: when an open loop sends the next request, what
+a virtual user of a closed loop does after a response, which turn of a conversation follows, and
+what is dropped at a limit. It never waits and never sends. Its caller (the driver in real time, the
+simulation in virtual time) reports the time and every completion, and asks which slots start now
+and when to ask again.
+
+The dispatcher runs inside the sending loop, once per request. It therefore works on plain integers
+and a heap, and never scans the complete schedule.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import heapq
 from array import array
 from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,69 +24,107 @@ from loadgen.core.schedule.chains import Chain, Ints
 from loadgen.core.schedule.timetable import Schedule, StageSpan
 
 _NEVER = 1 << 62
-_BLOCK = 2048  # offsets converted from array to integers at a time; about 30 µs
-
-
-class Start(msgspec.Struct, frozen=True, gc=False):
-    """A slot to start now or, if `dropped` is set, a slot that is never sent but still leaves a record."""
-
-    number: int  # of the slot, and of its request
-    stage: int
-    session: int  # of a conversation or task; -1 for a single request
-    turn: int
-    lane: int  # -1 in open loop
-    due_ns: int  # from the start of the run; -1 if never known: the slot was still waiting for another one
-    dropped: str = ""  # "", "in_flight_cap", "prefill_cap", "previous_turn_failed", "abandoned" or "interrupted"
-
-
+_OFFSETS_PER_BLOCK = 2048  # Converting this many NumPy offsets to integers takes about 30 µs.
 _STARTED = -1
 
 
-class _OpenChain:
-    """A conversation or task that has begun: for each slot, how many slots must still end before it can start."""
+class Start(msgspec.Struct, frozen=True, gc=False):
+    """A slot to start now or, if `dropped` is set, one that is not sent but leaves a record."""
 
-    __slots__ = ("chain", "is_over", "latest_ns", "pending", "waits")
+    number: int  # of the slot, and of its request
+    stage: int
+    session: int  # number of the conversation or task; -1 for a single request
+    turn: int
+    lane: int  # the virtual user of a closed loop; -1 in an open loop
+    due_ns: int  # from the start of the run; -1 if the slot was still waiting for another one
+    # "in_flight_cap", "prefill_cap", "previous_turn_failed", "abandoned", "interrupted", or empty
+    dropped: str = ""
+
+
+class _PendingSlot(msgspec.Struct, frozen=True, order=True, gc=False):
+    """A slot whose due time is known, ordered by due time, then by its place in the schedule."""
+
+    due_ns: int
+    chain: int
+    turn: int
+    stage: int
+    lane: int
+
+
+class _WaitingUser(NamedTuple):
+    """A virtual user that waits for requests of earlier stages to end, at least until `due_ns`."""
+
+    stage: int
+    lane: int
+    due_ns: int
+
+
+class _StageProgress(msgspec.Struct):
+    """What has happened in a stage that has begun."""
+
+    ends_ns: int  # Virtual users of the stage start nothing from this time on.
+    unfinished_chains: int  # Only counted for a closed loop that ends after a number of requests.
+    active: int = 0  # virtual users, or chains of an open loop, that have begun and not ended
+
+
+class _ChainProgress:
+    """A conversation or task that has begun.
+
+    `waits` holds, for each turn, how many other turns must still end before it can start, or
+    `_STARTED`.
+    """
+
+    __slots__ = ("chain", "is_over", "latest_end_ns", "pending", "waits")
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
-        self.waits = array(
-            "h", chain.waits
-        )  # _STARTED for slots that are due, in flight, dropped or ended
+        self.waits = array("h", chain.waits)
         self.waits[0] = _STARTED
-        self.pending = 1  # slots due or in flight
-        self.latest_ns: dict[
-            int, int
-        ] = {}  # turn of a join -> the latest end of those that it waits for, so far
-        self.is_over = False  # nothing of it starts any more
+        self.pending = 1  # turns that are due or in flight
+        # For a turn that waits for several others: when the latest of those that have ended did so.
+        self.latest_end_ns: dict[int, int] = {}
+        self.is_over = False  # True once no further turn may start
 
-    def rest(self) -> list[int]:
-        """The turns that have not started; from now on they count as started."""
+    def take_remaining_turns(self) -> list[int]:
+        """Return the turns that have not started, and count them as started."""
         turns = [turn for turn, waits in enumerate(self.waits) if waits != _STARTED]
         for turn in turns:
             self.waits[turn] = _STARTED
         return turns
 
+    def due_after(self, turn: int, now_ns: int) -> int:
+        """Return when `turn` is due if one of the turns it waits for has ended at `now_ns`."""
+        if self.chain.waits[turn] > 1:
+            # Completions are reported in the order in which they were read, so the last report may
+            # not be the latest.
+            now_ns = max(now_ns, self.latest_end_ns.get(turn, now_ns))
+            self.latest_end_ns[turn] = now_ns
+        return now_ns + self.chain.pauses[turn]
+
 
 class Dispatcher:
-    """Decides which slots start when, for one schedule or one share of it.
+    """Decide which slots start when, for one schedule or one share of it.
 
-    Every slot is returned exactly once: by `ready`, or after `stop` by `unsent`. There is one exception: slots that a
-    closed loop with a duration does not reach before its stage ends were never scheduled, so no method returns them.
-    The end of an open-loop stage only stops new chains: a conversation that has begun continues to its last turn.
+    Every slot is returned exactly once: by `ready`, or after `stop` by `unsent`. There is one
+    exception: slots that a closed loop with a duration does not reach before its stage ends were
+    never scheduled, so no method returns them. The end of an open-loop stage only stops new chains:
+    a conversation that has begun continues to its last turn.
 
-    `max_in_flight` limits open-loop stages only. While that many requests are in flight, a start is dropped
-    (`in_flight_cap`), and so is the rest of its conversation or task (`previous_turn_failed`). A closed loop is limited
-    by its number of lanes, and nothing is dropped there. A request of a task that fails ends the task: what is in
-    flight beside it goes on, and nothing more starts.
+    `max_in_flight` limits open-loop stages only. While that many requests are in flight, a start is
+    dropped (`in_flight_cap`), and so is the rest of its conversation or task
+    (`previous_turn_failed`). A closed loop is limited by its number of virtual users, and nothing
+    is dropped there. If a request of a task fails, the task is over: its other requests in flight
+    continue, and nothing more of it starts.
 
-    `max_in_prefill` limits how many requests have been started and have no output yet (`first_output`). While they are
-    so many, a start of an open loop is dropped (`prefill_cap`); one of a closed loop waits, in order, and is due when a
-    place is free.
+    `max_in_prefill` limits how many requests have been started and have no output yet (see
+    `first_output`). At that limit a start of an open loop is dropped (`prefill_cap`). A start of a
+    closed loop waits its turn, and is due when another request has its first output.
 
-    A closed-loop stage takes over from the stage before it place by place: each of its lanes begins when the requests
-    (and lanes, and conversations) of earlier stages leave a place free. So the number in flight never exceeds the lanes
-    of the stage, also at the end of a warm-up. After a closed loop that ends with its requests, the stage begins when
-    the first lane of that one has nothing more to send.
+    A closed-loop stage takes over from the stage before it place by place: each of its virtual
+    users begins when the requests, virtual users and conversations of earlier stages leave a place
+    free. So the number of requests in flight never exceeds the virtual users of the stage, not even
+    at the end of a warm-up. After a closed loop that ends with its number of requests, the next
+    stage begins when the first virtual user has nothing more to send.
     """
 
     def __init__(
@@ -93,132 +137,76 @@ class Dispatcher:
         self.schedule = schedule
         self._max_in_flight = _NEVER if max_in_flight is None else max_in_flight
         self._max_in_prefill = _NEVER if max_in_prefill is None else max_in_prefill
-        self._in_prefill: set[int] = set()
-        self._held: deque[tuple[int, int, int, int, int]] = (
-            deque()
-        )  # as in `_heap`: they wait for a place in prefill
-        self._freed_ns = 0  # when such a place was freed last
         self._turns = schedule.turns
-        self._open: dict[
-            int, _OpenChain
-        ] = {}  # conversations and tasks that have begun and are not over
-        self._in_flight: dict[int, Start] = {}
-        # (due, number, stage, turn, lane) of slots that waited for another slot, and of the first slots of lanes
-        self._heap: list[tuple[int, int, int, int, int]] = []
-        self._dropped: deque[Start] = deque()
         self._stopped = False
-        self._lanes_stopped: list[Start] = []
-        self._stage_ends_ns: list[
-            int
-        ] = []  # per begun stage: from this instant its lanes start nothing
-        self._chains_left: list[
-            int
-        ] = []  # per begun stage: own unfinished chains, if a closed loop with a count
-        self._at_work: list[
-            int
-        ] = []  # per begun stage: own lanes, or conversations of an open loop, not yet ended
-        self._waiting_lanes: deque[tuple[int, int, int]] = (
-            deque()
-        )  # (stage, lane, earliest due): no place is free
+
+        self._in_flight: dict[int, Start] = {}
+        self._in_prefill: set[int] = set()
+        self._prefill_freed_ns = 0  # when a request had its first output last
+        self._chains: dict[int, _ChainProgress] = {}  # conversations and tasks that are not over
+
+        # Slots that start later: after another slot, as the first one of a virtual user, or once
+        # prefill has room.
+        self._pending: list[_PendingSlot] = []
+        self._waiting_for_prefill: deque[_PendingSlot] = deque()
+        self._waiting_users: deque[_WaitingUser] = deque()
+        self._dropped: deque[Start] = deque()
+        self._stopped_users: list[Start] = []  # see `stop`
+
+        self._stages: list[_StageProgress] = []  # of the stages that have begun
         self._current: StageSpan
-        self._due_times: Iterator[int] = iter(
-            ()
-        )  # of the open-loop stage that goes on, without the next
-        self._next_due = _NEVER
-        self._chain = 0  # the next one that the open-loop stage begins
+        self._current_start_ns = 0
+        self._next_stage_ns = _NEVER
+        # Arrivals of the current stage, if it is an open loop: the next one, and those after it.
+        self._next_arrival_ns = _NEVER
+        self._next_arrival_chain = 0
+        self._arrivals: Iterator[int] = iter(())
         self._begin_stage(0, 0)
 
     @property
     def in_flight(self) -> int:
-        """Number of requests started and not finished."""
+        """Return the number of requests that have started and not finished."""
         return len(self._in_flight)
 
     @property
     def done(self) -> bool:
-        """True when nothing is in flight and nothing is still to start."""
+        """Return True if nothing is in flight and nothing is still to start."""
         return not self._in_flight and (self._stopped or self.next_ns() is None)
 
     def next_ns(self) -> int | None:
-        """The earliest instant at which `ready` may return a slot; None: only after a `finished`, or never."""
+        """Return the earliest time at which `ready` may return a slot.
+
+        Return None if that is unknown until another request has finished, or if nothing is left to
+        start.
+        """
         if self._stopped:
             return None
         if self._dropped:
             return self._dropped[0].due_ns
-        if self._held and len(self._in_prefill) < self._max_in_prefill:
-            return self._freed_ns
-        due = min(self._next_due, self._next_stage_ns, self._heap[0][0] if self._heap else _NEVER)
-        return None if due == _NEVER else due
+        if self._waiting_for_prefill and self._has_room_in_prefill():
+            return self._prefill_freed_ns
+        pending_due_ns = self._pending[0].due_ns if self._pending else _NEVER
+        due_ns = min(self._next_arrival_ns, self._next_stage_ns, pending_due_ns)
+        return None if due_ns == _NEVER else due_ns
 
     def ready(self, now_ns: int, limit: int = 64) -> list[Start]:
-        """The slots due at or before `now_ns`, in order of due time, at most `limit`.
+        """Return the slots that are due at or before `now_ns`, in order of due time.
 
-        If the list is full, call again. A returned slot counts as in flight unless its `dropped` is set.
+        At most `limit` slots are returned; if the list is full, call again. A returned slot counts
+        as in flight unless its `dropped` is set.
         """
-        out: list[Start] = []
+        starts: list[Start] = []
         if self._stopped:
-            return out
-        heap, dropped, in_flight, cap = (
-            self._heap,
-            self._dropped,
-            self._in_flight,
-            self._max_in_flight,
-        )
-        held, in_prefill, prefill_cap = self._held, self._in_prefill, self._max_in_prefill
-        while len(out) < limit:
-            if dropped:
-                out.append(dropped.popleft())
+            return starts
+        while len(starts) < limit:
+            if self._dropped:
+                starts.append(self._dropped.popleft())
                 continue
-            due = self._next_due
-            heap_due = heap[0][0] if heap else _NEVER
-            next_stage_ns = self._next_stage_ns
-            if held and len(in_prefill) < prefill_cap:
-                due, number, stage, turn, lane = held.popleft()
-                due, chain = max(due, self._freed_ns), number // self._turns
-                if due >= self._stage_ends_ns[stage]:
-                    self._end_held(chain, stage, turn, due)
-                    continue
-            # no offsets left: all lie before the stage's end; what was due before it comes before its lanes
-            elif next_stage_ns <= now_ns and next_stage_ns < due and next_stage_ns <= heap_due:
-                self._begin_stage(self._current.index + 1, next_stage_ns)
-                continue
-            elif due <= heap_due:
-                if due > now_ns:
-                    break
-                chain = self._chain
-                self._chain += self.schedule.parts
-                self._next_due = next(self._due_times, _NEVER)
-                number, stage, turn, lane = chain * self._turns, self._current.index, 0, -1
-                if len(in_flight) < cap and len(in_prefill) < prefill_cap:
-                    self._at_work[stage] += 1
-            else:
-                if heap_due > now_ns:
-                    break
-                due, number, stage, turn, lane = waited = heapq.heappop(heap)
-                if lane >= 0 and len(in_prefill) >= prefill_cap:
-                    held.append(waited)
-                    continue
-                chain = number // self._turns
-            session = -1
-            if self._turns > 1:
-                made = self._open[chain].chain if turn else self.schedule.chains.of(chain)
-                session, number = (
-                    chain if made.is_session else -1,
-                    self.schedule.number(chain, turn, made),
-                )
-            if lane < 0 and (len(in_flight) >= cap or len(in_prefill) >= prefill_cap):
-                why = "in_flight_cap" if len(in_flight) >= cap else "prefill_cap"
-                start = Start(number, stage, session, turn, lane, due, why)
-                if session >= 0:
-                    self._end_at_cap(start, due)
-            else:
-                start = Start(number, stage, session, turn, lane, due)
-                in_flight[number] = start
-                if prefill_cap < _NEVER:
-                    in_prefill.add(number)
-                if session >= 0 and not turn:
-                    self._open[chain] = _OpenChain(made)
-            out.append(start)
-        return out
+            slot = self._take_due_slot(now_ns)
+            if slot is None:
+                break
+            starts.append(self._start_or_drop(slot))
+        return starts
 
     def finished(
         self,
@@ -228,299 +216,412 @@ class Dispatcher:
         pause_ns: int = 0,
         why: str = "previous_turn_failed",
     ) -> None:
-        """Report that the request of slot `number` has ended at `now_ns`.
+        """Report that the request of slot `number` ended at `now_ns`, and schedule what follows.
 
-        This frees its place in flight and schedules the slots after it. The next chain of a lane starts `pause_ns`
-        later. `why`: where it is not ok, the reason for which the rest of its conversation or task is dropped. Raises
-        KeyError if the slot is not in flight.
+        The virtual user that sent it starts its next chain `pause_ns` later. If the request is not
+        `ok`, the rest of its conversation or task is dropped for the reason `why`. Raises KeyError
+        if the slot is not in flight.
         """
         start = self._in_flight.pop(number)
         if self._in_prefill:
             self.first_output(number, now_ns)
         if self._stopped:
             return
-        stage, lane = start.stage, start.lane
-        if start.session >= 0 and self._goes_on(start, now_ns, ok, pause_ns, why):
-            return
-        if lane < 0:
-            self._leave(stage, now_ns)
-            return
-        span = self.schedule.stages[stage]
-        chain = number // self._turns + span.lanes
-        due = now_ns + pause_ns
-        goes_on = due < self._stage_ends_ns[stage] and (
-            span.chains is None or chain < span.first_chain + span.chains
-        )
-        if goes_on:
-            heapq.heappush(self._heap, (due, chain * self._turns, stage, 0, lane))
-        if span.chains is not None:
-            self._chains_left[stage] -= 1
-            if span is self._current and (
-                not self._chains_left[stage] or (not goes_on and self._hands_over(stage))
-            ):
-                self._end_stage_at(now_ns)
-        if not goes_on:
-            self._leave(stage, due)
+        if start.session >= 0:
+            progress = self._chains[start.session]
+            is_cut = self._advance_chain(progress, start, now_ns, ok, why)
+            if progress.pending:
+                return
+            del self._chains[start.session]
+            if is_cut:
+                self._free_place(start.stage, now_ns + pause_ns)
+                return
+        if start.lane < 0:
+            self._free_place(start.stage, now_ns)
+        else:
+            self._continue_user(start, now_ns, pause_ns)
 
     def first_output(self, number: int, now_ns: int) -> None:
-        """The request of slot `number` has its first output: its place in prefill, if it had one, is free."""
+        """Report that the request of slot `number` has its first output and leaves prefill."""
         if number in self._in_prefill:
             self._in_prefill.remove(number)
-            self._freed_ns = now_ns
-
-    def _end_held(self, chain: int, stage: int, turn: int, now_ns: int) -> None:
-        """A slot waited for a place in prefill until its stage was over: its lane leaves."""
-        if turn:
-            task = self._open[chain]
-            task.pending -= 1
-            task.is_over = True
-            if task.pending:
-                return
-            del self._open[chain]
-        self._leave(stage, now_ns)
+            self._prefill_freed_ns = now_ns
 
     def beside(self, number: int) -> list[int]:
-        """The slots in flight of the same conversation or task."""
+        """Return the other slots in flight of the same conversation or task."""
         chain = number // self._turns
-        return [one for one in self._in_flight if one // self._turns == chain and one != number]
-
-    def _goes_on(self, start: Start, now_ns: int, ok: bool, pause_ns: int, why: str) -> bool:
-        """A slot of a conversation or task has ended: schedule those that waited for it alone. False: it was the last.
-
-        Where the stage ends before they are due, the lane leaves, and there is nothing more to do.
-        """
-        stage, lane, end = start.stage, start.lane, self._stage_ends_ns[start.stage]
-        number = start.session * self._turns
-        task = self._open[start.session]
-        task.pending -= 1
-        is_cut = False
-        if ok and not task.is_over:
-            for turn in task.chain.followers[start.turn]:
-                task.waits[turn] -= 1
-                latest_ns = now_ns
-                if (
-                    task.chain.waits[turn] > 1
-                ):  # ends are reported in the order in which they were read
-                    latest_ns = task.latest_ns[turn] = max(now_ns, task.latest_ns.get(turn, now_ns))
-                due = latest_ns + task.chain.pauses[turn]
-                if task.waits[turn] == 0 and due < end:
-                    task.waits[turn] = _STARTED
-                    task.pending += 1
-                    heapq.heappush(self._heap, (due, number + turn, stage, turn, lane))
-                elif task.waits[turn] == 0:
-                    is_cut = task.is_over = True
-        elif not ok and not task.is_over:
-            task.is_over = True
-            if now_ns < end:
-                self._drop_rest(task, start, now_ns, why)
-        if task.pending:
-            return True
-        del self._open[start.session]
-        if is_cut:
-            self._leave(stage, now_ns + pause_ns)
-        return is_cut
-
-    def _drop_rest(self, task: _OpenChain, start: Start, now_ns: int, why: str) -> None:
-        """Drop what of a conversation or task has not started: its history would be incomplete."""
-        chain, turns = start.session, task.rest()
-        waiting = (*self._heap, *self._held) if task.pending else ()
-        due = [entry for entry in waiting if entry[1] // self._turns == chain]
-        if due:  # of a branch beside the one that failed
-            self._heap[:] = [entry for entry in self._heap if entry[1] // self._turns != chain]
-            heapq.heapify(self._heap)
-            _keep(self._held, [entry for entry in self._held if entry[1] // self._turns != chain])
-            task.pending -= len(due)
-            turns += [entry[3] for entry in due]
-        for turn in sorted(turns):
-            number = self.schedule.number(chain, turn, task.chain)
-            self._dropped.append(
-                msgspec.structs.replace(start, number=number, turn=turn, due_ns=now_ns, dropped=why)
-            )
-
-    def _end_at_cap(self, start: Start, due_ns: int) -> None:
-        """A start was dropped because too many requests are in flight: so is the rest of its conversation or task."""
-        task = self._open.get(start.session)
-        if task is None:  # it had not begun
-            task = _OpenChain(self.schedule.chains.of(start.session))
-            task.pending = 0
-            self._drop_rest(task, start, due_ns, "previous_turn_failed")
-            return
-        task.pending -= 1
-        task.is_over = True
-        self._drop_rest(task, start, due_ns, "previous_turn_failed")
-        if not task.pending:
-            del self._open[start.session]
-            self._leave(start.stage, due_ns)
-
-    def _hands_over(self, stage: int) -> bool:
-        """Whether the stage after this one takes its lanes over one by one."""
-        return stage + 1 < len(self.schedule.stages) and self.schedule.stages[stage + 1].lanes > 0
-
-    def _leave(self, stage: int, now_ns: int) -> None:
-        """A lane, or a conversation of an open loop, has ended: its place is free for a lane that waits for one."""
-        self._at_work[stage] -= 1
-        while self._waiting_lanes and not self._stopped:
-            waiting_stage, lane, due = self._waiting_lanes[0]
-            span = self.schedule.stages[waiting_stage]
-            due = max(due, now_ns)
-            if due < self._stage_ends_ns[waiting_stage]:
-                if sum(self._at_work[: waiting_stage + 1]) >= len(self.schedule.own_lanes(span)):
-                    return
-                self._at_work[waiting_stage] += 1
-                heapq.heappush(
-                    self._heap,
-                    (due, (span.first_chain + lane) * self._turns, waiting_stage, 0, lane),
-                )
-            self._waiting_lanes.popleft()
+        return [
+            other for other in self._in_flight if other // self._turns == chain and other != number
+        ]
 
     def stop(self) -> None:
-        """Start nothing from now on. Requests still in flight may still be reported with `finished`."""
+        """Start nothing from now on. Requests in flight may still be reported with `finished`."""
         if self._stopped:
             return
         self._stopped = True
-        self._stage_ends_ns[:] = [0] * len(
-            self._stage_ends_ns
-        )  # nor does a lane go on by itself: see `lanes`
-        # Lanes whose request in flight is a single one: what they would have sent next. Taken now, before completions.
-        self._lanes_stopped = [
+        # Virtual users whose request in flight is a single one: `unsent` needs to know where each
+        # of them stood.
+        self._stopped_users = [
             start for start in self._in_flight.values() if start.lane >= 0 and start.session < 0
         ]
 
     def unsent(self) -> Iterator[Start]:
-        """After `stop`: every scheduled slot that did not start, once, with the reason.
+        """Yield, after `stop`, every scheduled slot that did not start, once.
 
-        The reason is `interrupted`, or the one for which the slot had already been dropped. A closed loop with a
-        duration has no unsent slots, because it schedules only the slots that it reaches. Raises RuntimeError before
-        `stop`.
+        The reason in `dropped` is `interrupted`, or the one for which the slot had already been
+        dropped. A closed loop with a duration has no unsent slots, because it schedules only the
+        slots that it reaches. Raises RuntimeError before `stop`.
         """
         if not self._stopped:
-            raise RuntimeError("the agenda has not been stopped")
+            raise RuntimeError("unsent() needs stop() to be called first")
         yield from self._dropped
-        for due, number, stage, turn, lane in (*self._heap, *self._held):
-            span, chain = self.schedule.stages[stage], number // self._turns
-            if turn == 0:  # only lanes have first slots here
-                yield from self._unsent_of_lane(span, lane, chain, due)
-            elif lane < 0 or _sends_all(span):
-                yield self._interrupted(span, chain, turn, lane, due)
-        for session, task in self._open.items():
-            span = next(one for one in reversed(self.schedule.stages) if one.first_chain <= session)
-            lane = (session - span.first_chain) % span.lanes if span.lanes else -1
-            if lane < 0 or _sends_all(span):
-                yield from (
-                    self._interrupted(span, session, turn, lane, -1) for turn in task.rest()
-                )
-            if lane >= 0:
-                yield from self._unsent_of_lane(span, lane, session + span.lanes)
-        for start in self._lanes_stopped:
-            span = self.schedule.stages[start.stage]
-            yield from self._unsent_of_lane(
-                span, start.lane, start.number // self._turns + span.lanes
+        yield from self._unsent_pending()
+        yield from self._unsent_of_begun_chains()
+        yield from self._unsent_of_users()
+        if self._next_arrival_ns != _NEVER:
+            yield from self._interrupt_arrivals(
+                self._current, self._current_start_ns, self._arrivals_begun()
             )
-        for stage, lane, _ in self._waiting_lanes:
-            span = self.schedule.stages[stage]
-            yield from self._unsent_of_lane(span, lane, span.first_chain + lane)
-        if self._next_due != _NEVER:
-            yield from self._unsent_of_stage(self._current, self._stage_start, self._chains_begun())
         for span in self.schedule.stages[self._current.index + 1 :]:
             if not span.lanes:
-                yield from self._unsent_of_stage(span, span.start_ns, 0)
+                yield from self._interrupt_arrivals(span, span.start_ns, 0)
             for lane in self.schedule.own_lanes(span):
-                yield from self._unsent_of_lane(span, lane, span.first_chain + lane)
+                yield from self._interrupt_user(span, lane, span.first_chain + lane)
+
+    # Which slot is next
+
+    def _take_due_slot(self, now_ns: int) -> _PendingSlot | None:
+        """Remove and return the next slot that is due and may start, or None if none is due."""
+        while True:
+            if self._waiting_for_prefill and self._has_room_in_prefill():
+                slot = self._waiting_for_prefill.popleft()
+                slot = msgspec.structs.replace(
+                    slot, due_ns=max(slot.due_ns, self._prefill_freed_ns)
+                )
+                if slot.due_ns < self._stages[slot.stage].ends_ns:
+                    return slot
+                self._discard_waiting(slot)
+                continue
+            pending_due_ns = self._pending[0].due_ns if self._pending else _NEVER
+            # What was due before a stage ended comes before the first slots of the next stage.
+            if self._next_stage_ns <= min(now_ns, self._next_arrival_ns - 1, pending_due_ns):
+                self._begin_stage(self._current.index + 1, self._next_stage_ns)
+            elif self._next_arrival_ns <= pending_due_ns:
+                return self._take_arrival() if self._next_arrival_ns <= now_ns else None
+            elif pending_due_ns > now_ns:
+                return None
+            else:
+                slot = heapq.heappop(self._pending)
+                if slot.lane < 0 or self._has_room_in_prefill():
+                    return slot
+                self._waiting_for_prefill.append(slot)
+
+    def _take_arrival(self) -> _PendingSlot:
+        """Return the next arrival of the current open loop, and advance to the one after it."""
+        slot = _PendingSlot(
+            self._next_arrival_ns, self._next_arrival_chain, 0, self._current.index, -1
+        )
+        self._next_arrival_chain += self.schedule.parts
+        self._next_arrival_ns = next(self._arrivals, _NEVER)
+        return slot
+
+    def _start_or_drop(self, slot: _PendingSlot) -> Start:
+        """Start a slot, or drop it if it belongs to an open loop and a limit is reached."""
+        number = slot.chain
+        session = -1
+        if self._turns > 1:
+            chain = (
+                self._chains[slot.chain].chain if slot.turn else self.schedule.chains.of(slot.chain)
+            )
+            number = self.schedule.number(slot.chain, slot.turn, chain)
+            if chain.is_session:
+                session = slot.chain
+        reason = self._limit_reached() if slot.lane < 0 else ""
+        start = Start(number, slot.stage, session, slot.turn, slot.lane, slot.due_ns, reason)
+        if reason and session >= 0:
+            self._drop_chain_at_limit(start)
+        if reason:
+            return start
+        self._in_flight[number] = start
+        if self._max_in_prefill < _NEVER:
+            self._in_prefill.add(number)
+        if slot.turn == 0:
+            if slot.lane < 0:
+                self._stages[slot.stage].active += 1
+            if session >= 0:
+                self._chains[session] = _ChainProgress(chain)
+        return start
+
+    def _limit_reached(self) -> str:
+        """Return the name of the limit at which an open loop drops a start, or an empty string."""
+        if len(self._in_flight) >= self._max_in_flight:
+            return "in_flight_cap"
+        if len(self._in_prefill) >= self._max_in_prefill:
+            return "prefill_cap"
+        return ""
+
+    def _has_room_in_prefill(self) -> bool:
+        return len(self._in_prefill) < self._max_in_prefill
+
+    # After a request
+
+    def _continue_user(self, start: Start, now_ns: int, pause_ns: int) -> None:
+        """Schedule the next chain of a virtual user, or free its place if there is none."""
+        span = self.schedule.stages[start.stage]
+        progress = self._stages[start.stage]
+        chain = start.number // self._turns + span.lanes
+        due_ns = now_ns + pause_ns
+        has_next = due_ns < progress.ends_ns and (
+            span.chains is None or chain < span.first_chain + span.chains
+        )
+        if has_next:
+            self._schedule(_PendingSlot(due_ns, chain, 0, start.stage, start.lane))
+        if span.chains is not None:
+            progress.unfinished_chains -= 1
+            is_finished = not progress.unfinished_chains
+            hands_over = not has_next and self._is_taken_over(start.stage)
+            if span is self._current and (is_finished or hands_over):
+                self._end_current_stage(now_ns)
+        if not has_next:
+            self._free_place(start.stage, due_ns)
+
+    def _advance_chain(
+        self, progress: _ChainProgress, start: Start, now_ns: int, ok: bool, why: str
+    ) -> bool:
+        """Schedule the turns that waited only for this one, or drop the rest if it failed.
+
+        Return True if a turn that would be next is cut off because its stage ends before it is due.
+        """
+        progress.pending -= 1
+        if progress.is_over:
+            return False
+        ends_ns = self._stages[start.stage].ends_ns
+        if not ok:
+            progress.is_over = True
+            if now_ns < ends_ns:
+                self._drop_remaining_turns(progress, start, now_ns, why)
+            return False
+        is_cut = False
+        for turn in progress.chain.followers[start.turn]:
+            progress.waits[turn] -= 1
+            due_ns = progress.due_after(turn, now_ns)
+            if progress.waits[turn] > 0:
+                continue
+            if due_ns < ends_ns:
+                progress.waits[turn] = _STARTED
+                progress.pending += 1
+                self._schedule(_PendingSlot(due_ns, start.session, turn, start.stage, start.lane))
+            else:
+                is_cut = True
+        progress.is_over = is_cut
+        return is_cut
+
+    def _drop_remaining_turns(
+        self, progress: _ChainProgress, start: Start, now_ns: int, why: str
+    ) -> None:
+        """Drop the turns of a chain that have not started: their history would be incomplete."""
+        chain = start.session
+        turns = progress.take_remaining_turns()
+        if progress.pending:  # Turns of another branch may be due already.
+            due = [
+                slot for slot in (*self._pending, *self._waiting_for_prefill) if slot.chain == chain
+            ]
+            if due:
+                self._pending = [slot for slot in self._pending if slot.chain != chain]
+                heapq.heapify(self._pending)
+                self._waiting_for_prefill = deque(
+                    slot for slot in self._waiting_for_prefill if slot.chain != chain
+                )
+                progress.pending -= len(due)
+                turns += [slot.turn for slot in due]
+        for turn in sorted(turns):
+            number = self.schedule.number(chain, turn, progress.chain)
+            self._dropped.append(
+                msgspec.structs.replace(start, number=number, turn=turn, due_ns=now_ns, dropped=why)
+            )
+
+    def _drop_chain_at_limit(self, start: Start) -> None:
+        """Drop the rest of a conversation or task of which one turn was dropped at a limit."""
+        progress = self._chains.get(start.session)
+        has_begun = progress is not None
+        if progress is None:
+            progress = _ChainProgress(self.schedule.chains.of(start.session))
+        progress.pending -= 1
+        progress.is_over = True
+        self._drop_remaining_turns(progress, start, start.due_ns, "previous_turn_failed")
+        if has_begun and not progress.pending:
+            del self._chains[start.session]
+            self._free_place(start.stage, start.due_ns)
+
+    def _discard_waiting(self, slot: _PendingSlot) -> None:
+        """End the chain of a slot that still waited for room in prefill when its stage ended."""
+        if slot.turn:
+            progress = self._chains[slot.chain]
+            progress.pending -= 1
+            progress.is_over = True
+            if progress.pending:
+                return
+            del self._chains[slot.chain]
+        self._free_place(slot.stage, slot.due_ns)
+
+    def _schedule(self, slot: _PendingSlot) -> None:
+        heapq.heappush(self._pending, slot)
+
+    # Stages and their virtual users
 
     def _begin_stage(self, index: int, start_ns: int) -> None:
-        """Begin stage `index` at `start_ns`: point the cursor at its offsets, or make its lanes due."""
-        schedule = self.schedule
-        span = self._current = schedule.stages[index]
-        self._stage_start = start_ns
-        self._next_stage_ns = _NEVER
-        self._next_due = _NEVER
-        self._stage_ends_ns.append(
-            start_ns + span.length_ns if span.lanes and span.length_ns is not None else _NEVER
+        """Make stage `index` the current one: read its arrivals, or let its virtual users begin."""
+        span = self.schedule.stages[index]
+        ends_with_duration = span.lanes > 0 and span.length_ns is not None
+        progress = _StageProgress(
+            ends_ns=start_ns + (span.length_ns or 0) if ends_with_duration else _NEVER,
+            unfinished_chains=self.schedule.own_chains(span) if span.dynamic else 0,
         )
-        self._chains_left.append(schedule.own_chains(span) if span.dynamic else 0)
-        self._at_work.append(0)
+        self._current = span
+        self._current_start_ns = start_ns
+        self._next_stage_ns = _NEVER
+        self._next_arrival_ns = _NEVER
+        self._stages.append(progress)
         if span.lanes:
-            last = span.lanes if span.chains is None else min(span.lanes, span.chains)
-            places = len(schedule.own_lanes(span)) - sum(self._at_work) - len(self._waiting_lanes)
-            own_lanes = range(schedule.part, last, schedule.parts)
-            # lanes beyond those of the stage before are new; the others take over from it, and wait for its requests
-            for lane in sorted(own_lanes, key=lambda lane: (lane < span.taken_over, lane)):
-                due = start_ns + int(span.begins_ns(lane))
-                if places > 0:
-                    places -= 1
-                    self._at_work[index] += 1
-                    heapq.heappush(
-                        self._heap, (due, (span.first_chain + lane) * self._turns, index, 0, lane)
-                    )
-                else:
-                    self._waiting_lanes.append((index, lane, due))
+            self._begin_users(span, start_ns)
         else:
-            self._due_times = _due_times(schedule.own_offsets(span), start_ns)
-            self._chain = span.first_chain + schedule.part
-            self._next_due = next(self._due_times, _NEVER)
+            self._arrivals = _iterate_due_times(self.schedule.own_offsets(span), start_ns)
+            self._next_arrival_chain = span.first_chain + self.schedule.part
+            self._next_arrival_ns = next(self._arrivals, _NEVER)
         if span.length_ns is not None:
-            self._end_stage_at(start_ns + span.length_ns)
-        if (
-            span.dynamic and not self._chains_left[index]
-        ):  # this share has no lane: there are more workers than lanes
-            self._end_stage_at(start_ns)
+            self._end_current_stage(start_ns + span.length_ns)
+        if span.dynamic and not progress.unfinished_chains:
+            # There are more workers than virtual users, so this share has none.
+            self._end_current_stage(start_ns)
 
-    def _end_stage_at(self, at_ns: int) -> None:
-        """Let the next stage, if there is one, begin at this instant, or earlier if an earlier one was already set."""
+    def _begin_users(self, span: StageSpan, start_ns: int) -> None:
+        """Let the virtual users of a stage begin, or wait for places of earlier stages."""
+        schedule = self.schedule
+        number_of_users = span.lanes if span.chains is None else min(span.lanes, span.chains)
+        active = sum(progress.active for progress in self._stages)
+        places = len(schedule.own_lanes(span)) - active - len(self._waiting_users)
+        # Users beyond those of the stage before are new. The others take over from it and wait for
+        # its requests.
+        own_users = range(schedule.part, number_of_users, schedule.parts)
+        new_users_first = sorted(own_users, key=lambda lane: (lane < span.taken_over, lane))
+        for lane in new_users_first:
+            user = _WaitingUser(span.index, lane, start_ns + int(span.begins_ns(lane)))
+            if places > 0:
+                places -= 1
+                self._begin_user(user)
+            else:
+                self._waiting_users.append(user)
+
+    def _begin_user(self, user: _WaitingUser) -> None:
+        """Schedule the first slot of a virtual user."""
+        first_chain = self.schedule.stages[user.stage].first_chain + user.lane
+        self._stages[user.stage].active += 1
+        self._schedule(_PendingSlot(user.due_ns, first_chain, 0, user.stage, user.lane))
+
+    def _free_place(self, stage: int, now_ns: int) -> None:
+        """Count a virtual user or an open-loop chain as ended, and let waiting users begin."""
+        self._stages[stage].active -= 1
+        while self._waiting_users and not self._stopped:
+            user = self._waiting_users[0]
+            user = user._replace(due_ns=max(user.due_ns, now_ns))
+            if user.due_ns < self._stages[user.stage].ends_ns:
+                active = sum(progress.active for progress in self._stages[: user.stage + 1])
+                if active >= len(self.schedule.own_lanes(self.schedule.stages[user.stage])):
+                    return
+                self._begin_user(user)
+            self._waiting_users.popleft()
+
+    def _is_taken_over(self, stage: int) -> bool:
+        """Return True if the next stage takes over the virtual users of this one, one by one."""
+        stages = self.schedule.stages
+        return stage + 1 < len(stages) and stages[stage + 1].lanes > 0
+
+    def _end_current_stage(self, at_ns: int) -> None:
+        """Let the next stage begin at `at_ns`, unless it begins earlier or there is none."""
         if self._current.index + 1 < len(self.schedule.stages):
             self._next_stage_ns = min(self._next_stage_ns, at_ns)
 
-    def _chains_begun(self) -> int:
-        """Return how many chains of this share have begun in the current open-loop stage."""
-        first_chain = self._current.first_chain + self.schedule.part
-        return (self._chain - first_chain) // self.schedule.parts
+    # Slots that were never sent
 
-    def _interrupted(self, span: StageSpan, chain: int, turn: int, lane: int, due_ns: int) -> Start:
-        made = self.schedule.chains.of(chain)
-        number = self.schedule.number(chain, turn, made)
-        return Start(
-            number, span.index, chain if made.is_session else -1, turn, lane, due_ns, "interrupted"
-        )
+    def _arrivals_begun(self) -> int:
+        """Return how many chains of this share have begun in the current open loop."""
+        first_chain = self._current.first_chain + self.schedule.part
+        return (self._next_arrival_chain - first_chain) // self.schedule.parts
+
+    def _unsent_pending(self) -> Iterator[Start]:
+        """Yield the slots whose due time was known, and the later chains of their users."""
+        for slot in (*self._pending, *self._waiting_for_prefill):
+            span = self.schedule.stages[slot.stage]
+            if slot.turn == 0:  # Only virtual users have pending first turns.
+                yield from self._interrupt_user(span, slot.lane, slot.chain, slot.due_ns)
+            elif slot.lane < 0 or _sends_all_chains(span):
+                yield self._interrupt(span, slot.chain, slot.turn, slot.lane, slot.due_ns)
+
+    def _unsent_of_begun_chains(self) -> Iterator[Start]:
+        """Yield the remaining turns of begun chains, and the later chains of their users."""
+        for chain, progress in self._chains.items():
+            span = self._stage_of_chain(chain)
+            lane = (chain - span.first_chain) % span.lanes if span.lanes else -1
+            if lane < 0 or _sends_all_chains(span):
+                for turn in progress.take_remaining_turns():
+                    yield self._interrupt(span, chain, turn, lane, -1)
+            if lane >= 0:
+                yield from self._interrupt_user(span, lane, chain + span.lanes)
+
+    def _unsent_of_users(self) -> Iterator[Start]:
+        """Yield the chains of users that were at a single request or had not begun."""
+        for start in self._stopped_users:
+            span = self.schedule.stages[start.stage]
+            next_chain = start.number // self._turns + span.lanes
+            yield from self._interrupt_user(span, start.lane, next_chain)
+        for user in self._waiting_users:
+            span = self.schedule.stages[user.stage]
+            yield from self._interrupt_user(span, user.lane, span.first_chain + user.lane)
+
+    def _stage_of_chain(self, chain: int) -> StageSpan:
+        """Return the stage that a chain belongs to."""
+        return next(span for span in reversed(self.schedule.stages) if span.first_chain <= chain)
+
+    def _interrupt(self, span: StageSpan, chain: int, turn: int, lane: int, due_ns: int) -> Start:
+        """Return one slot as an interrupted one."""
+        content = self.schedule.chains.of(chain)
+        number = self.schedule.number(chain, turn, content)
+        session = chain if content.is_session else -1
+        return Start(number, span.index, session, turn, lane, due_ns, "interrupted")
 
     def _interrupt_chain(
         self, span: StageSpan, chain: int, lane: int, due_ns: int
     ) -> Iterator[Start]:
+        """Yield all slots of a chain as interrupted ones. Only the first has a due time."""
         for turn in range(len(self.schedule.chains.of(chain).waits)):
-            yield self._interrupted(span, chain, turn, lane, -1 if turn else due_ns)
+            yield self._interrupt(span, chain, turn, lane, -1 if turn else due_ns)
 
-    def _unsent_of_lane(
+    def _interrupt_user(
         self, span: StageSpan, lane: int, first_chain: int, due_ns: int = -1
     ) -> Iterator[Start]:
-        """The chains of a lane from this one on; none where a duration ends the stage."""
-        if _sends_all(span):
+        """Yield the chains of a user from `first_chain` on, unless a duration ends its stage."""
+        if _sends_all_chains(span):
             for chain in range(first_chain, span.first_chain + (span.chains or 0), span.lanes):
                 yield from self._interrupt_chain(span, chain, lane, due_ns)
                 due_ns = -1
 
-    def _unsent_of_stage(
+    def _interrupt_arrivals(
         self, span: StageSpan, start_ns: int | None, first_index: int
     ) -> Iterator[Start]:
-        """The chains of this share in an open-loop stage, from `first_index` on, as interrupted slots."""
+        """Yield the chains of this share in an open loop, from `first_index` on."""
         chain = span.first_chain + self.schedule.part + first_index * self.schedule.parts
         for offset in self.schedule.own_offsets(span)[first_index:]:
-            due = -1 if start_ns is None else start_ns + int(offset)
-            yield from self._interrupt_chain(span, chain, -1, due)
+            due_ns = -1 if start_ns is None else start_ns + int(offset)
+            yield from self._interrupt_chain(span, chain, -1, due_ns)
             chain += self.schedule.parts
 
 
-def _due_times(offsets: Ints, start_ns: int) -> Iterator[int]:
-    """Yield the due times of an open-loop stage, converted to integers a block at a time."""
-    for first in range(0, len(offsets), _BLOCK):
-        yield from (offsets[first : first + _BLOCK] + start_ns).tolist()
+def _iterate_due_times(offsets: Ints, start_ns: int) -> Iterator[int]:
+    """Yield the due times of an open loop, converted to integers a block at a time."""
+    for first in range(0, len(offsets), _OFFSETS_PER_BLOCK):
+        yield from (offsets[first : first + _OFFSETS_PER_BLOCK] + start_ns).tolist()
 
 
-def _keep(
-    held: deque[tuple[int, int, int, int, int]], rest: list[tuple[int, int, int, int, int]]
-) -> None:
-    held.clear()
-    held.extend(rest)
-
-
-def _sends_all(span: StageSpan) -> bool:
-    """Whether a closed loop goes on until all its chains were sent, whatever the time."""
+def _sends_all_chains(span: StageSpan) -> bool:
+    """Return True if a closed loop sends all its chains, however long that takes."""
     return span.length_ns is None and span.chains is not None
