@@ -21,6 +21,7 @@ from loadgen.core.workload.yaml_marks import plain_yaml
 from loadgen.formats import ForeignResult, ToolFile
 from loadgen.interop.export import ExportSource, RunRows
 from loadgen.interop.result import WITH_FIRST, as_number, at, counted, made, statistics
+from loadgen.runs.rates import headline
 
 VERSION = "0.2.1"
 TOOL = "llm-d Benchmark Report"
@@ -32,10 +33,10 @@ _LATENCIES = {  # ours -> theirs, and its unit
     "e2e_ms": ("request_latency", "ms"),
 }
 _RATES = {
-    "load.completed_rps": ("request_rate", "queries/s"),
-    "tokens.input_per_s": ("input_token_rate", "tokens/s"),
-    "tokens.output_per_s": ("output_token_rate", "tokens/s"),
-    "tokens.total_per_s": ("total_token_rate", "tokens/s"),
+    "load.completed_rps": "request_rate",
+    "tokens.input_per_s": "input_token_rate",
+    "tokens.output_per_s": "output_token_rate",
+    "tokens.total_per_s": "total_token_rate",
 }
 
 
@@ -48,11 +49,6 @@ def write(summary: Summary, stored: RunRows) -> dict[str, Any]:
         if ours.removesuffix("_ms") not in summary.unsound
         and (block := _distribution(getattr(summary, ours), units))
     }
-    throughput = {
-        theirs: {"units": units, "mean": value}
-        for ours, (theirs, units) in _RATES.items()
-        if (value := _value(summary, ours)) is not None
-    }
     counts = {
         "total": requests.scheduled - requests.dropped,
         "failures": source.failed - requests.lost,
@@ -63,8 +59,9 @@ def write(summary: Summary, stored: RunRows) -> dict[str, Any]:
     said = ["simulated"] if summary.target.simulated else []
     said += [] if summary.verdict.valid else ["invalid"]
     time = {"start": run.started or None, "end": run.ended or None}
-    if summary.window.duration_s is not None:
-        time["duration"] = f"PT{summary.window.duration_s:.6f}S"
+    whole_run_s = summary.window.whole.duration_s
+    if whole_run_s is not None:
+        time["duration"] = f"PT{whole_run_s:.6f}S"
     report: dict[str, Any] = _known(
         {
             "version": VERSION,
@@ -79,7 +76,11 @@ def write(summary: Summary, stored: RunRows) -> dict[str, Any]:
             "scenario": {"stack": [_server(summary)], "load": _load(summary, source)},
             "results": {
                 "request_performance": {
-                    "aggregate": {"requests": counts, "latency": latency, "throughput": throughput}
+                    "aggregate": {
+                        "requests": counts,
+                        "latency": latency,
+                        "throughput": _throughput(summary),
+                    }
                 }
             },
         }
@@ -94,10 +95,20 @@ def _known(value: Any) -> Any:
     return [_known(one) for one in value] if isinstance(value, list) else value
 
 
-def _value(summary: Summary, path: str) -> float | None:
-    block, _, name = path.partition(".")
-    value: float | None = getattr(getattr(summary, block), name)
-    return value
+def _throughput(summary: Summary) -> dict[str, Any]:
+    """Return the headline rates of a run, without those that are unknown."""
+    rates = headline(summary)
+    named = {
+        "request_rate": ("queries/s", rates.requests),
+        "input_token_rate": ("tokens/s", rates.input),
+        "output_token_rate": ("tokens/s", rates.output),
+        "total_token_rate": ("tokens/s", rates.total),
+    }
+    return {
+        name: {"units": units, "mean": value}
+        for name, (units, value) in named.items()
+        if value is not None
+    }
 
 
 def _distribution(ours: Distribution, units: str) -> dict[str, Any] | None:
@@ -212,7 +223,7 @@ def read(file: ToolFile) -> ForeignResult:
             scale = _IN_MS[str(block["units"])]
             figures |= statistics(ours, {**block, "p99.9": block.get("p99p9")}, scale)
             called[ours] = theirs
-    for ours, (theirs, _) in _RATES.items():
+    for ours, theirs in _RATES.items():
         if (number := as_number(at(aggregate, f"throughput.{theirs}.mean"))) is not None:
             figures[ours] = number
     total, failures, incomplete = (as_number(at(aggregate, f"requests.{name}")) for name in _COUNTS)

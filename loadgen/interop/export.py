@@ -1,7 +1,9 @@
-"""Writes a run in the result formats of other tools, under their definitions, so that their readers can read it.
+"""Writes a run in the result formats of other tools, under their definitions, for their readers.
 
-Pure. Figures are computed as the other tool would (`other_definitions.py`). What a run does not have is left out or
-null. Every file has a field `loadgen`, which other tools ignore: it names loadgen and the definitions.
+Pure. Latencies are computed as the other tool would (`other_definitions.py`), and so are durations
+and rates (`benchmark_windows.py`); docs/exports.md lists every field. What a run does not have is
+left out or null. Every file has a field `loadgen`, which other tools ignore: it names loadgen and
+the definitions.
 """
 
 from __future__ import annotations
@@ -9,18 +11,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.metrics.columns import FAILED, LOST
 from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.windows import per_second
 from loadgen.core.results.manifest import Header
 from loadgen.core.results.record import FINISH_REASONS
 from loadgen.core.stats.early_stopping import allowed
 from loadgen.core.stats.quantiles import Histogram, index
 from loadgen.formats import definitions_of
+from loadgen.interop import benchmark_windows
+from loadgen.interop.benchmark_windows import NS_PER_S
 from loadgen.interop.other_definitions import Theirs, chosen, theirs
 
 
@@ -45,6 +50,7 @@ class ExportSource:
         self.samples: Theirs | None = theirs(header, rows, gaps).get(tool)
         self.each_gap: Mapping[int, NDArray[np.int64]] | None = getattr(stored, "each_gap", None)
         self.stage = next((stage for stage in header.stages if stage.measured), None)
+        self.sent_requests = benchmark_windows.span_of_sent_requests(self.columns)
 
     def column(self, name: str) -> NDArray[np.int64]:
         """A field of the measured requests that are ok and have output."""
@@ -79,14 +85,23 @@ class ExportSource:
 
     @property
     def failed(self) -> int:
+        """The number of measured requests that failed or were lost."""
         return int((self.columns.where(FAILED) | self.columns.where(LOST)).sum())
+
+    @property
+    def total_tokens(self) -> int | None:
+        """The tokens of successful requests, prompts included; None if they are unknown."""
+        tokens = self.summary.tokens
+        if tokens.input is None or tokens.output is None:
+            return None
+        return tokens.input + tokens.output
 
 
 def vllm(summary: Summary, stored: RunRows) -> dict[str, Any]:
     """The file of `vllm bench serve --save-result --save-detailed` without texts, `itls` where gaps were kept."""
     source, header = ExportSource(summary, stored, "vllm bench serve"), stored.header
     rate = source.stage.rate if source.stage is not None else None
-    tokens, duration = summary.tokens, summary.window.duration_s
+    tokens, benchmark = summary.tokens, source.sent_requests
     document: dict[str, Any] = {
         "date": "".join(c for c in header.started[:19] if c.isalnum()).replace("T", "-"),
         "endpoint_type": "openai-chat" if header.api == "chat" else "openai",
@@ -98,16 +113,18 @@ def vllm(summary: Summary, stored: RunRows) -> dict[str, Any]:
         "request_rate": rate if rate is not None and math.isfinite(rate) else "inf",
         "burstiness": 1.0,
         "max_concurrency": source.lanes or header.max_in_flight,
-        "duration": duration,
+        "duration": benchmark.duration_s,
         "completed": summary.requests.ok,
         "failed": source.failed,
         "total_input_tokens": tokens.input,
         "total_output_tokens": tokens.output,
-        "request_throughput": summary.load.completed_rps,
-        "request_goodput": summary.goodput.rps,
-        "output_throughput": tokens.output_per_s,
-        "total_token_throughput": tokens.total_per_s,
-        "max_concurrent_requests": summary.load.in_flight_max,
+        "request_throughput": per_second(summary.requests.ok, benchmark),
+        "request_goodput": per_second(summary.goodput.good, benchmark),
+        "output_throughput": per_second(tokens.output, benchmark),
+        "total_token_throughput": per_second(source.total_tokens, benchmark),
+        "max_concurrent_requests": benchmark_windows.max_requests_per_whole_second(
+            source.columns, source.ok
+        ),
     }
     for metric, their_name in (("ttft", "ttft"), ("tpot", "tpot"), ("itl", "itl"), ("e2e", "e2el")):
         stats = source.stats(metric)
@@ -139,6 +156,7 @@ def aiperf(summary: Summary, stored: RunRows) -> dict[str, Any]:
     """`profile_export_aiperf.json`, schema 1.4."""
     source, header = ExportSource(summary, stored, "AIPerf"), stored.header
     tokens = summary.tokens
+    benchmark = benchmark_windows.span_of_successful_requests(source.columns, source.ok)
     document: dict[str, Any] = {"schema_version": "1.4", "benchmark_id": summary.run.id}
 
     def block(unit: str, stats: Mapping[str, float | None]) -> dict[str, Any]:
@@ -171,16 +189,16 @@ def aiperf(summary: Summary, stored: RunRows) -> dict[str, Any]:
             ends = {"min": int(values.min()), "max": int(values.max())}
             document[key] = {"unit": "tokens", "avg": float(values.mean()), **ends}
     for key, unit, value in (
-        ("request_throughput", "requests/sec", summary.load.completed_rps),
+        ("request_throughput", "requests/sec", per_second(summary.requests.ok, benchmark)),
         ("request_count", "requests", float(summary.requests.ok)),
         ("error_request_count", "requests", float(source.failed)),
-        ("output_token_throughput", "tokens/sec", tokens.output_per_s),
-        ("total_token_throughput", "tokens/sec", tokens.total_per_s),
+        ("output_token_throughput", "tokens/sec", per_second(tokens.output, benchmark)),
+        ("total_token_throughput", "tokens/sec", per_second(source.total_tokens, benchmark)),
         ("total_isl", "tokens", tokens.input),
         ("total_osl", "tokens", tokens.output),
-        ("benchmark_duration", "sec", summary.window.duration_s),
+        ("benchmark_duration", "sec", benchmark.duration_s),
         ("good_request_count", "requests", summary.goodput.good),
-        ("goodput", "requests/sec", summary.goodput.rps),
+        ("goodput", "requests/sec", per_second(summary.goodput.good, benchmark)),
     ):
         if value is not None:
             document[key] = {"unit": unit, "avg": value}
@@ -205,7 +223,8 @@ def aiperf(summary: Summary, stored: RunRows) -> dict[str, Any]:
 def guidellm(summary: Summary, stored: RunRows) -> dict[str, Any]:
     """`benchmarks.json` with one benchmark; figures are of successful requests."""
     source = ExportSource(summary, stored, "GuideLLM")
-    tokens = summary.tokens
+    tokens, benchmark = summary.tokens, source.sent_requests
+    output = benchmark_windows.span_of_output(source.columns, source.ok)
 
     def block(stats: Mapping[str, float], scale: float = 1.0) -> dict[str, Any] | None:
         if not stats:
@@ -241,13 +260,16 @@ def guidellm(summary: Summary, stored: RunRows) -> dict[str, Any]:
             "total_sum": total,
         }
 
-    totals = {"successful": summary.requests.ok, "errored": source.failed}
-    totals["incomplete"] = summary.requests.scheduled - sum(totals.values())
+    totals = {
+        "successful": summary.requests.ok,
+        "errored": source.failed,
+        "incomplete": summary.requests.cancelled + summary.requests.unfinished,
+    }
     successful = {
-        "requests_per_second": {"mean": summary.load.completed_rps},
+        "requests_per_second": {"mean": per_second(summary.requests.ok, benchmark)},
         "request_concurrency": {
-            "mean": summary.load.in_flight_mean,
-            "max": summary.load.in_flight_max,
+            "mean": benchmark_windows.mean_concurrency(source.columns, source.ok, benchmark),
+            "max": benchmark_windows.max_concurrency(source.columns, source.ok),
         },
         "request_latency": block(source.stats("e2e"), 1e-3),
         "time_to_first_token_ms": block(source.stats("ttft")),
@@ -255,8 +277,8 @@ def guidellm(summary: Summary, stored: RunRows) -> dict[str, Any]:
         "inter_token_latency_ms": block(source.stats("itl")),
         "prompt_token_count": counts("input_tokens"),
         "output_token_count": counts("output_tokens"),
-        "output_tokens_per_second": {"mean": tokens.output_per_s},
-        "tokens_per_second": {"mean": tokens.total_per_s},
+        "output_tokens_per_second": {"mean": per_second(tokens.output, output)},
+        "tokens_per_second": {"mean": per_second(source.total_tokens, output)},
     }
     strategy = {"type_": summary.load.arrival, "streams": source.lanes}
     return {
@@ -269,10 +291,10 @@ def guidellm(summary: Summary, stored: RunRows) -> dict[str, Any]:
                 "type_": "generative_benchmark",
                 "config": {"strategy": strategy},
                 "metrics": {
-                    "request_totals": {**totals, "total": summary.requests.scheduled},
+                    "request_totals": {**totals, "total": sum(totals.values())},
                     **{name: {"successful": value} for name, value in successful.items()},
                 },
-                "duration": summary.window.duration_s,
+                "duration": benchmark.duration_s,
             }
         ],
         "loadgen": source.note,
@@ -327,11 +349,11 @@ def inference_perf(summary: Summary, stored: RunRows) -> dict[str, Any]:
         normalized = block(
             np.where(output > 0, source.samples.e2e.values / 1e9 / np.maximum(output, 1), np.nan)
         )
-    tokens, duration = summary.tokens, summary.window.duration_s
+    tokens, benchmark = summary.tokens, source.sent_requests
     return {
-        "benchmark_time_seconds": duration,
+        "benchmark_time_seconds": benchmark.duration_s,
         "load_summary": {
-            "count": summary.requests.scheduled,
+            "count": int((source.columns["sent_ns"] >= 0).sum()),
             "schedule_delay": block(delay),
             "requested_rate": source.stage.rate
             if source.stage is not None and not source.lanes
@@ -347,10 +369,10 @@ def inference_perf(summary: Summary, stored: RunRows) -> dict[str, Any]:
                 "inter_token_latency": seconds("itl"),
             },
             "throughput": {
-                "input_tokens_per_sec": tokens.input_per_s,
-                "output_tokens_per_sec": tokens.output_per_s,
-                "total_tokens_per_sec": tokens.total_per_s,
-                "requests_per_sec": summary.load.completed_rps,
+                "input_tokens_per_sec": per_second(tokens.input, benchmark),
+                "output_tokens_per_sec": per_second(tokens.output, benchmark),
+                "total_tokens_per_sec": per_second(source.total_tokens, benchmark),
+                "requests_per_sec": per_second(summary.requests.ok, benchmark),
             },
             "prompt_tokens": {
                 "total": tokens.input,
@@ -376,8 +398,9 @@ def mlcommons(summary: Summary, stored: RunRows) -> dict[str, Any]:
     Early-stopping percentiles are estimated as in LoadGen: where t samples may be over, the t-th largest sample.
     """
     source = ExportSource(summary, stored, "mlcommons/endpoints")
-    window = summary.window
     lanes, stage = source.lanes, source.stage
+    completed = summary.requests.ok + source.failed
+    throughput = _endpoints_throughput(source, completed)
     reasons = source.column("finish_reason")
     known_reasons = ("stop", "length", "tool_calls", "content_filter", "function_call")
     finished = {key: int((reasons == FINISH_REASONS.index(key)).sum()) for key in known_reasons}
@@ -387,9 +410,9 @@ def mlcommons(summary: Summary, stored: RunRows) -> dict[str, Any]:
         "git_sha": None,
         "test_started_at": 0,
         "n_samples_issued": int((source.columns["sent_ns"] >= 0).sum()),
-        "n_samples_completed": summary.requests.ok,
+        "n_samples_completed": completed,
         "n_samples_failed": source.failed,
-        "duration_ns": round((window.duration_s or 0) * 1e9),
+        "duration_ns": round((source.sent_requests.duration_s or 0) * 1e9),
         "state": "complete" if summary.run.state == "finished" else summary.run.state,
         "complete": summary.run.state == "finished",
     }
@@ -408,12 +431,11 @@ def mlcommons(summary: Summary, stored: RunRows) -> dict[str, Any]:
     document["input_sequence_lengths"] = _series(
         source.column("input_tokens").astype(np.float64), early=False
     )
-    issued_s = window.last_issued.duration_s
     return {
         **document,
-        "legacy_loadgen_window_duration_ns": None if issued_s is None else round(issued_s * 1e9),
-        "qps": summary.load.completed_rps,
-        "tps": summary.tokens.output_per_s,
+        "legacy_loadgen_window_duration_ns": throughput.legacy_window_ns,
+        "qps": throughput.queries_per_s,
+        "tps": throughput.tokens_per_s,
         "finish_reason_counts": finished,
         "run_config": {
             "load_pattern": {
@@ -430,6 +452,40 @@ def mlcommons(summary: Summary, stored: RunRows) -> dict[str, Any]:
         },
         "loadgen": source.note,
     }
+
+
+class _EndpointsThroughput(NamedTuple):
+    """The throughput of mlcommons/endpoints.
+
+    `legacy_window_ns` is None if the rates cover the full run.
+    """
+
+    queries_per_s: float | None
+    tokens_per_s: float | None
+    legacy_window_ns: int | None
+
+
+def _endpoints_throughput(source: ExportSource, completed: int) -> _EndpointsThroughput:
+    """Return the throughput as mlcommons/endpoints computes it.
+
+    The rates of an open loop cover LoadGen's legacy window, which ends with the request that was
+    issued last; n completions enclose n - 1 gaps. A closed loop, and a run with fewer than two
+    completions, have the rates of the full run.
+    """
+    output_tokens = source.summary.tokens.output
+    legacy = source.summary.window.last_issued
+    has_legacy_window = not source.lanes and legacy.duration_s is not None and completed >= 2
+    if not has_legacy_window:
+        full_run = source.sent_requests
+        return _EndpointsThroughput(
+            per_second(completed, full_run), per_second(output_tokens, full_run), None
+        )
+    assert legacy.duration_s is not None
+    return _EndpointsThroughput(
+        per_second(completed - 1, legacy),
+        per_second(output_tokens, legacy),
+        round(legacy.duration_s * NS_PER_S),
+    )
 
 
 def _series(values: NDArray[np.float64], *, early: bool) -> dict[str, Any] | None:

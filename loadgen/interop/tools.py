@@ -304,9 +304,13 @@ def endpoints(file: ToolFile) -> ForeignResult:
         )
     if value.get("complete") is False:
         notes.append("its run is not complete")
+    # A sample that fails is counted as completed too.
+    completed = as_number(value.get("n_samples_completed"))
+    failed = as_number(value.get("n_samples_failed")) or 0.0
+    succeeded = None if completed is None else completed - failed
     return result(
         file,
-        value,
+        {**value, "n_samples_succeeded": succeeded},
         latencies={
             "ttft_ms": ("ttft", "ttft", NANOSECONDS),
             "tpot_ms": ("tpot", "tpot", NANOSECONDS),
@@ -318,7 +322,7 @@ def endpoints(file: ToolFile) -> ForeignResult:
             "tokens.input": "input_sequence_lengths.total",
             "tokens.output": "output_sequence_lengths.total",
         },
-        ok="n_samples_completed",
+        ok="n_samples_succeeded",
         failed=("n_samples_failed",),
         version=value.get("version"),
         load=_words(pattern.get("type"), f"{target_load:g}" if target_load else ""),

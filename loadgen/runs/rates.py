@@ -50,6 +50,7 @@ class Headline(Struct, frozen=True):
     """
 
     requests: float | None
+    input: float | None
     output: float | None
     total: float | None
     output_per_gpu: float | None
@@ -77,6 +78,7 @@ def headline(part: RatedPart) -> Headline:
     if not is_steady:
         return Headline(
             requests=load.completed_rps,
+            input=tokens.input_per_s,
             output=tokens.output_per_s,
             total=tokens.total_per_s,
             output_per_gpu=tokens.output_per_s_per_gpu,
@@ -85,6 +87,7 @@ def headline(part: RatedPart) -> Headline:
         )
     return Headline(
         requests=load.steady_completed_rps,
+        input=tokens.steady_input_per_s,
         output=tokens.steady_output_per_s,
         total=tokens.steady_total_per_s,
         output_per_gpu=tokens.steady_output_per_s_per_gpu,
