@@ -197,7 +197,10 @@ class RemoteWorker:
             worker.expect_ready(line)
             self.ready.set_result(None)
             return None
-        share = worker.read_share(line, stop_others)
+        try:
+            share = worker.read_share(line, stop_others)
+        except OSError:  # the disk of its node is full: the worker has ended, as one that died
+            return None
         self.hot_path = share.hot_path if share else ""
         return share
 

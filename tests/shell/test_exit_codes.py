@@ -14,9 +14,12 @@ import pytest
 import uvloop
 
 from loadgen.core.errors import Faults
+from loadgen.core.execution.shared_counters import SharedCounters
 from loadgen.shell.app import main
 from loadgen.shell.exit_codes import run_to_exit_code
 from loadgen.shell.settings import build_settings
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
 
 RUN = ["run", "qa", "--url", "sim:h100x8", "-n", "20", "--request-rate", "5", "--seed", "1"]
 
@@ -152,38 +155,54 @@ def test_a_deep_or_damaged_run_is_no_bug_of_ours(
         (tmp_path / name).unlink()
 
 
-def on_a_full_disk(most_bytes: int, requests: int, out: Path) -> subprocess.CompletedProcess[str]:
-    """A run on it. A limit on the size of files stands in for a disk that is full."""
+def on_a_full_disk(most_bytes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command while files may not grow: a limit on their size stands in for a full disk."""
     limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     limited += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, {most_bytes})); "
     limited += "from loadgen.shell.app import main; main()"
-    words = [
-        sys.executable,
-        "-P",
-        "-c",
-        limited,
-        *RUN[:4],
-        "-n",
-        str(requests),
-        "--request-rate",
-        "50",
-    ]
-    return subprocess.run([*words, "--out", str(out)], capture_output=True, text=True, check=False)
+    words = [sys.executable, "-P", "-c", limited, *arguments]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.processes
 def test_a_full_disk_is_said_with_what_is_kept(tmp_path: Path) -> None:
-    done = on_a_full_disk(20_000, 500, tmp_path / "out")
+    load = (*RUN[:4], "-n", "500", "--request-rate", "50")
+    done = on_a_full_disk(20_000, *load, "--out", str(tmp_path / "out"))
     assert done.returncode == 2, done.stderr
     assert "make room" in done.stderr and "kept" in done.stderr
     assert "bug" not in done.stderr
 
 
 @pytest.mark.processes
+def test_a_disk_that_is_full_for_worker_processes_is_reported_as_a_full_disk(
+    tmp_path: Path,
+) -> None:
+    """The workers died of it, and the run was INVALID because "not one request succeeded"."""
+    out = tmp_path / "out"
+    with embedded.start(Options(ttft="5ms", itl="1ms")) as server:
+        load = ("run", "qa", "--url", server.url, "-n", "400", "--request-rate", "200")
+        done = on_a_full_disk(20_000, *load, "--workers", "2", "--out", str(out))
+    assert done.returncode == 2, done.stderr
+    assert "make room" in done.stderr and "kept" in done.stderr
+    assert not (out / "summary.json").is_file(), "the failures were not the server's"
+
+
+def test_the_counters_of_workers_have_space_on_the_disk_before_they_are_mapped(
+    tmp_path: Path,
+) -> None:
+    """A map of a file without space ends the process with SIGBUS where the disk is full."""
+    counters = SharedCounters(tmp_path / "board", 2)
+    counters.close()
+    file = (tmp_path / "board").stat()
+    assert file.st_blocks * 512 >= file.st_size > 0
+
+
+@pytest.mark.processes
 def test_a_disk_that_is_full_before_the_first_file_keeps_nothing_and_says_so(
     tmp_path: Path,
 ) -> None:
-    done = on_a_full_disk(100, 5, tmp_path / "out")
+    load = (*RUN[:4], "-n", "5", "--request-rate", "50")
+    done = on_a_full_disk(100, *load, "--out", str(tmp_path / "out"))
     assert done.returncode == 2, done.stderr
     assert "make room" in done.stderr and "nothing was recorded" in done.stderr
 

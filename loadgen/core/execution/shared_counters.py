@@ -30,8 +30,15 @@ class SharedCounters:
     """Counters of several workers: each worker writes its own block, and `sum` adds them up."""
 
     def __init__(self, path: Path, workers: int) -> None:
+        """Map the file, which the first process that opens it fills with zeros.
+
+        A file that is only truncated to its size has no space of its own. On a full disk the first
+        write to its map would end the process with SIGBUS, where writing zeros raises OSError.
+        """
+        size = _BLOCK.itemsize * workers
         with path.open("a+b") as file:
-            file.truncate(_BLOCK.itemsize * workers)
+            file.write(bytes(max(size - path.stat().st_size, 0)))
+            file.flush()
             self._map = mmap.mmap(file.fileno(), 0)
         self._blocks = np.frombuffer(self._map, _BLOCK)
 

@@ -55,11 +55,14 @@ HTTP = Backend(senders=use_this_machine)
 
 
 async def run(plan: Plan, tell: Tell) -> Share:
-    """Carry out a plan on its worker processes. Unfinished slots of a worker that dies are recorded as `lost`; one that
-    publishes nothing for `frozen_s` does not move any more, and is ended.
+    """Carry out a plan on its worker processes and return the merged shares.
 
-    Raises TargetError if a worker could not start, KeyboardInterrupt where a signal came before all had. Later ones are
-    passed on to all workers: after the first they stop and drain, after the second they end at once.
+    Unfinished slots of a worker that dies are recorded as `lost`. A worker that publishes nothing
+    for `frozen_s` hangs, and is killed. Signals are passed on to all workers: after the first they
+    stop and drain, after the second they end at once.
+
+    Raises TargetError if a worker could not start, OSError if an error of this host ended one (a
+    full disk), and KeyboardInterrupt if a signal came before all had started.
     """
     job, workers, frozen_s = plan.job, plan.job.settings.workers, plan.job.settings.tuning.frozen_s
     (job.folder / "spool").mkdir(exist_ok=True)
@@ -172,7 +175,10 @@ async def _wait_for_start(
 def _report(
     process: subprocess.Popen[bytes], all_processes: list[subprocess.Popen[bytes]]
 ) -> Share | None:
-    """The Share that a worker reports at its end; None if it died."""
+    """Return the share that a worker reports at its end, or None if it died.
+
+    Raises OSError if an error of this host ended the worker, for example a full disk.
+    """
 
     def stop_others() -> None:
         for other in all_processes:

@@ -3,7 +3,8 @@
 The same process runs on this machine (`local.py`) and on a node of a cluster (`cluster/node_agent.py`).
 
     in   the job and the share; then the start instant on this machine's monotonic clock; then STOPPING, if it must stop
-    out  READY, or a fault as JSON; STOPPING if a target is down and the run ends for it; at the end the Share as JSON
+    out  READY, or a fault as JSON; STOPPING if a target is down and the run ends for it; at the
+         end the Share as JSON, or a HostError as JSON
 
 It ends when the process that started it ends, which closes standard input. IO; `driver.work` does the work.
 """
@@ -20,7 +21,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from time import monotonic_ns
+from typing import Any
 
+import msgspec
 from msgspec.structs import asdict
 
 from loadgen.core import child_process
@@ -38,6 +41,14 @@ STOPPING = b"stopping\n"
 HEAD_START_NS = (
     200_000_000  # from the last `ready` to instant 0: enough for every worker to read it
 )
+
+
+class HostError(msgspec.Struct, frozen=True):
+    """The error of the operating system that ended a worker, for example a full disk."""
+
+    errno: int
+    strerror: str
+    filename: str
 
 
 def start() -> subprocess.Popen[bytes]:
@@ -73,21 +84,39 @@ def tell(worker: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def expect_ready(line: bytes) -> None:
-    """Check the first line of a worker. Raises TargetError with the reason if the worker could not start."""
-    if line != READY:
-        died = {"code": "process_failed", "what": "a worker process did not start"}
-        raise TargetError(**(json.loads(line) if line.startswith(b"{") else died))
+    """Check the first line of a worker.
+
+    Raises TargetError with the reason if the worker could not start, and OSError if an error of
+    its host, for example a full disk, is the reason.
+    """
+    if line == READY:
+        return
+    if not line.startswith(b"{"):
+        raise TargetError("process_failed", "a worker process did not start")
+    fields = json.loads(line)
+    _raise_host_error(fields)
+    raise TargetError(**fields)
+
+
+def _raise_host_error(fields: dict[str, Any]) -> None:
+    """Raise OSError if the fields of a line are those of a HostError."""
+    if "errno" not in fields:
+        return
+    error = msgspec.convert(fields, HostError)
+    raise OSError(error.errno, error.strerror, error.filename or None)
 
 
 def read_share(line: bytes, stop_others: Callable[[], None]) -> Share | None:
-    """The share in a line of a worker that works; None for STOPPING, which comes before it.
+    """Return the share in a line of a worker, or None for STOPPING, which comes before it.
 
-    `stop_others` is called where the worker ends because a target is down.
+    `stop_others` is called if the worker ends because a target is down. Raises OSError if the
+    worker was ended by an error of its host, for example a full disk.
     """
     if line == STOPPING:
         stop_others()
         return None
     fields = json.loads(line)
+    _raise_host_error(fields)
     if fields["stopped"]:
         stop_others()
     return Share(
@@ -161,9 +190,21 @@ def _run_worker() -> None:
             KeyboardInterrupt,
         ):  # the second: stopped before its load had begun
             return
-        except OSError as error:  # a disk that fails: the command meets it too, and says what to do
+        except OSError as error:
+            _report_host_error(error)
             sys.exit(f"worker {i}: {error}")
     _write_line(json.dumps(asdict(share)).encode() + b"\n")
+
+
+def _report_host_error(error: OSError) -> None:
+    """Tell the process that started this one which error of the host ends the load.
+
+    That process may still have room for its own small files, and would otherwise report a worker
+    that died and requests that failed.
+    """
+    filename = error.filename if isinstance(error.filename, str) else ""
+    report = HostError(errno=error.errno or 0, strerror=error.strerror or "", filename=filename)
+    _write_line(msgspec.json.encode(report) + b"\n")
 
 
 def _write_line(line: bytes) -> None:
