@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py workers      two workers against one: events/s and CPU-seconds per event
     python benchmarks/scale.py streams      20,000 streams at once, opened 1,000/s (--seconds 300: for so long then)
-    python benchmarks/scale.py soak --streams 2000 --seconds 600 --keep raw,histogram      does anything grow?
+    python benchmarks/scale.py soak --streams 2000 --seconds 600      does anything grow?
     python benchmarks/scale.py cost         CPU per event with 10,000 streams against 256, at the same events/s
     python benchmarks/scale.py million      cores for a million streamed tokens a second
     python benchmarks/scale.py wide         64 workers, 100 targets: all shares are sent, at what cost
@@ -70,7 +70,6 @@ def drive(
     streams: int,
     itl_ms: float,
     tokens: int,
-    keep: Any = "raw",
     bundle: int = 1,
     ttft_ms: tuple[float, float] = (500.0, 100.0),
     out: Path | None = None,
@@ -100,7 +99,6 @@ def drive(
             model="sim",
             server="trtllm",
             workers=workers,
-            keep=keep,
             ray=ray,
             out=out or Path(scratch) / "out",
             tuning=tuning or Tuning(),
@@ -256,7 +254,6 @@ def streams(flags: argparse.Namespace) -> None:
             streams=flags.streams,
             itl_ms=1000,
             tokens=flags.seconds + opening,
-            keep=flags.keep,
             out=Path(scratch) / "out",
             on_drive=phases.begin,
             timeout="2000s",
@@ -307,53 +304,43 @@ def streams(flags: argparse.Namespace) -> None:
 
 def soak(flags: argparse.Namespace) -> None:
     """Hours in minutes: does anything grow? Answers of 50 events, five a second in each of the streams."""
-    rows = []
-    for keep in flags.keep.split(","):
-        with tempfile.TemporaryDirectory() as scratch:
-            phases = Phases(Path(scratch) / "out", 0, min(2.0, flags.seconds / 10))
-            summary, _ = drive(
-                workers=1,
-                servers=1,
-                streams=flags.streams,
-                itl_ms=200,
-                tokens=min(50, 2 * flags.seconds),
-                keep=keep,
-                ttft_ms=(600.0, 200.0),
-                out=Path(scratch) / "out",
-                on_drive=phases.begin,
-                duration=f"{flags.seconds}s",
-                num_requests=None,
-            )
-            phases.end()
-        settled = [look for look in phases.sizes if flags.seconds / 3 < look[0] < flags.seconds]
-        grown = [""] * 5  # of a short run on a busy host, which was looked at once
-        if len(settled) > 1:
-            at, memory, disk = zip(*settled, strict=True)
-            slopes = [
-                statistics.linear_regression(at, sizes).slope * 3600 / 1e6
-                for sizes in (memory, disk)
-            ]
-            grown = [
-                f"{memory[0] / 1e6:.0f}",
-                f"{memory[-1] / 1e6:.0f}",
-                f"{slopes[0]:+.1f}",
-                f"{disk[-1] / 1e6:.1f}",
-                f"{slopes[1]:+.1f}",
-            ]
-        rows.append(
-            [
-                f"--keep {keep}",
-                f"{summary.requests.ok:,}",
-                f"{summary.inter_chunk_ms.count:,}",
-                *grown,
-            ]
+    with tempfile.TemporaryDirectory() as scratch:
+        phases = Phases(Path(scratch) / "out", 0, min(2.0, flags.seconds / 10))
+        summary, _ = drive(
+            workers=1,
+            servers=1,
+            streams=flags.streams,
+            itl_ms=200,
+            tokens=min(50, 2 * flags.seconds),
+            ttft_ms=(600.0, 200.0),
+            out=Path(scratch) / "out",
+            on_drive=phases.begin,
+            duration=f"{flags.seconds}s",
+            num_requests=None,
         )
-        drift = summary.drift
-        print(
-            f"{keep}: {'valid' if summary.verdict.valid else summary.verdict.reasons}; drift of TTFT p99 "
-            f"{drift.ttft_p99}, TPOT p99 {drift.tpot_p99}, output {drift.output_per_s}",
-            flush=True,
-        )
+        phases.end()
+    settled = [look for look in phases.sizes if flags.seconds / 3 < look[0] < flags.seconds]
+    growth = [""] * 5  # of a short run on a busy host, which was looked at once
+    if len(settled) > 1:
+        at, memory, disk = zip(*settled, strict=True)
+        slopes = [
+            statistics.linear_regression(at, sizes).slope * 3600 / 1e6 for sizes in (memory, disk)
+        ]
+        growth = [
+            f"{memory[0] / 1e6:.0f}",
+            f"{memory[-1] / 1e6:.0f}",
+            f"{slopes[0]:+.1f}",
+            f"{disk[-1] / 1e6:.1f}",
+            f"{slopes[1]:+.1f}",
+        ]
+    drift = summary.drift
+    print(
+        f"{'valid' if summary.verdict.valid else summary.verdict.reasons}; drift of TTFT p99 "
+        f"{drift.ttft_p99}, TPOT p99 {drift.tpot_p99}, output {drift.output_per_s}",
+        flush=True,
+    )
+    title = f"{flags.streams:,} streams, {flags.seconds} s"
+    row = [title, f"{summary.requests.ok:,}", f"{summary.inter_chunk_ms.count:,}", *growth]
     columns = [
         "",
         "ok",
@@ -364,7 +351,7 @@ def soak(flags: argparse.Namespace) -> None:
         "disk MB",
         "disk MB an hour",
     ]
-    print(rig.table([f"{flags.streams:,} streams, {flags.seconds} s", *columns[1:]], rows))
+    print(rig.table(columns, [row]))
 
 
 def cost(flags: argparse.Namespace) -> None:
@@ -707,7 +694,6 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=10_000.0, help="events/s")
     parser.add_argument("--workers", type=int, default=64, help="of wide")
     parser.add_argument("--targets", type=int, default=100, help="of wide")
-    parser.add_argument("--keep", default="raw")
     parser.add_argument(
         "--cases", type=int, default=len(RACK_CASES), help="of million, the first so many"
     )

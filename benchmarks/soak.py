@@ -1,6 +1,6 @@
 """A long load over HTTP: whether memory, descriptors and files stay flat, and latencies do not drift.
 
-    python benchmarks/soak.py [--streams 1000] [--duration 60m] [--keep histogram]
+    python benchmarks/soak.py [--streams 1000] [--duration 60m]
 
 A closed loop of this many streams against the embedded endpoint. Every 10 s the resident memory and the
 open descriptors of each process of the run are read from /proc, and the size of its folder. The first quarter warms up:
@@ -68,7 +68,6 @@ def main() -> int:
     parser = rig.parser(__doc__)
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--duration", default="60m")
-    parser.add_argument("--keep", default="histogram")
     parser.add_argument("--ttft", default="200ms")
     parser.add_argument("--itl", default="50ms")
     parser.add_argument(
@@ -91,7 +90,6 @@ def main() -> int:
             "--seed",
             "1",
         ]
-        flags += ["--keep", asked.keep]
         load = ["-c", str(asked.streams), "-d", asked.duration, "--url", url, "--out", str(out)]
         command = [sys.executable, "-P", "-m", "loadgen", "run", *flags, *load]
         run = stack.enter_context(

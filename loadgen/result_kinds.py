@@ -68,7 +68,6 @@ class CapacityFacts(msgspec.Struct, frozen=True):
 
 
 RECORDS = "records"
-HISTOGRAMS = "histograms and sums"
 SUMMARIES = "summaries of the runs"
 
 

@@ -178,7 +178,6 @@ FILES = (
     b"flows/w0.gaps.0",
     b"flows/w0.timeline.0",
     b"flows/w0.heat",
-    b"flows/ledger",
     b"requests/requests.parquet",
 )
 

@@ -450,8 +450,6 @@ READ: dict[str, list[list[str]]] = {
         ["compare", "raw", "raw", "--json"],
         ["report", "raw", "--html", "raw.html"],
     ],
-    "sample": [],
-    "histogram": [["report", "histogram", "--html", "histogram.html"]],
     "sweep": [["report", "sweep", "--html", "sweep.html"]],
     "search": [["search", "open.yaml", *SEARCH[2:-2], "--resume", "search", "--json"]],
     "contract": [["validate", "contract", "--json"]],

@@ -31,22 +31,8 @@ HOST = {
 def store(where: Path) -> None:
     """Write the folders, take the machine out of them, and pack them."""
     inputs(where)
-    real = [
-        "run",
-        "open.yaml",
-        "--seed",
-        "1",
-        "--gpus",
-        "4",
-        "-n",
-        "60",
-        "--set",
-        "limit=cpu_share:100%",
-    ]
     for call in (
         ["run", "open.yaml", *SIM, "-n", "60", "--out", "raw"],
-        [*real, "--keep", "sample", "--out", "sample"],
-        [*real, "--keep", "histogram", "--out", "histogram"],
         SWEEP,
         SEARCH,
         ["validate", "carried.yaml", *SIM, "--out", "contract"],

@@ -53,8 +53,6 @@ DATA = Path(__file__).parent / "data"
 SIM = ("--url", "sim:gb300-vm", "--seed", "3")
 MADE = {
     "raw": "run",
-    "sample": "run",
-    "histogram": "run",
     "sweep": "sweep",
     "search": "search",
     "contract": "validation",
@@ -77,7 +75,7 @@ MADE = {
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A result of each kind, by its name in MADE."""
     root = tmp_path_factory.mktemp("results")
-    for name in ("raw", "sample", "histogram", "sweep", "search", "contract", "mlperf"):
+    for name in ("raw", "sweep", "search", "contract", "mlperf"):
         places.unpack(name, root)
     exits(
         "sweep",

@@ -10,11 +10,10 @@ import msgspec
 
 from loadgen.core.errors import UserError
 from loadgen.core.metrics import energy_use, validity
-from loadgen.core.metrics.accumulator import Accumulator
 from loadgen.core.metrics.summary import FILE, Summary, load_summary
 from loadgen.core.results import manifest, store
 from loadgen.core.results.files import refuse_links
-from loadgen.core.run_summary import build, summarize
+from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics import energy, series
 
 SUMMARY = FILE
@@ -22,7 +21,7 @@ FAILED_READS = 0.1  # share of the reads of a page; more of them are said
 
 
 class OpenedRun(NamedTuple):
-    """A run as far as it was recorded. `stored`: None where its rows were not kept."""
+    """A run as far as it was recorded. `stored` is None if the folder has no records, only a summary."""
 
     summary: Summary
     stored: store.Stored | None
@@ -42,14 +41,16 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def open_run(folder: Path) -> OpenedRun:
-    """A run with its summary: from its rows, else from `summary.json`, else from sums of its rows. Raises UserError."""
-    if store.has_rows(folder):
-        stored = store.read_lightly(folder)
-        samples = store.server(folder)
-        return OpenedRun(with_server(samples, summarize(*stored, samples)), stored)
-    return OpenedRun(
-        kept_summary(folder) if (folder / SUMMARY).is_file() else summary(folder), None
-    )
+    """Open a run: its summary is computed from its records, or read from `summary.json` if it has no records.
+
+    Raises UserError for a folder that holds no run and for damaged files.
+    """
+    if not store.has_rows(folder):
+        has_summary = (folder / SUMMARY).is_file()
+        return OpenedRun(kept_summary(folder) if has_summary else summary(folder), None)
+    stored = store.read_lightly(folder)
+    samples = store.server(folder)
+    return OpenedRun(with_server(samples, summarize(*stored, samples)), stored)
 
 
 def refuse_shard(folder: Path) -> None:
@@ -85,23 +86,10 @@ def kept_summary(folder: Path) -> Summary:
 
 
 def summary(folder: Path) -> Summary:
-    """The summary, from the rows of a run, or from its accumulator file and the rows that are not in it.
-
-    Raises UserError as `store.read_run` does.
-    """
-    stored, samples = store.read_lightly(folder), store.server(folder)
-    path = folder / "flows" / store.LEDGER
-    if stored.header.keep == "raw" or not path.exists():
-        return with_server(samples, summarize(*stored, samples))
-    with store.undamaged(folder):
-        accumulator = Accumulator.from_bytes(path.read_bytes(), stored.header)
-        if accumulator.taken:
-            for rows, texts in store.rows_after(
-                folder, accumulator.taken
-            ):  # after a kill, or the compactor died
-                accumulator.add(rows, texts)
-    header, _, gaps, timeline, seconds, _, event_errors = stored
-    return with_server(samples, build(header, accumulator, gaps, timeline, seconds, event_errors))
+    """Compute the summary of a run from its records. Raises UserError as `store.read_run` does."""
+    stored = store.read_lightly(folder)
+    samples = store.server(folder)
+    return with_server(samples, summarize(*stored, samples))
 
 
 def with_server(samples: Sequence[series.MetricSample], summary: Summary) -> Summary:

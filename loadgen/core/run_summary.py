@@ -18,8 +18,7 @@ from loadgen.core.analysis import (
 )
 from loadgen.core.metrics import summary as core_summary
 from loadgen.core.metrics.accumulator import Accumulator
-from loadgen.core.metrics.sections import BetweenNodes, Splits
-from loadgen.core.metrics.summary import NOT_KEPT, MeasuredRun, Summary
+from loadgen.core.metrics.summary import MeasuredRun, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,57 +48,17 @@ def summarize(
     Args:
         header: The header of the run.
         rows: The records (`record.ROW`) of all workers, in any order.
-        gaps: See `build`.
-        timeline: See `build`.
-        seconds: See `build`.
-        texts: The error texts, which `rows["text"]` indexes.
-        event_errors: See `build`.
-        server_samples: See `build`.
-        explained: See `build`.
-    """
-    accumulator = Accumulator(header, exact=True)
-    accumulator.add(rows, texts)
-    return build(
-        header,
-        accumulator,
-        gaps,
-        timeline,
-        seconds,
-        event_errors,
-        server_samples,
-        explained=explained,
-    )
-
-
-def build(
-    header: Header,
-    accumulator: Accumulator,
-    gaps: Sequence[Histogram] = (),
-    timeline: Sequence[NDArray[np.int64]] = (),
-    seconds: Sequence[Second] = (),
-    event_errors: Sequence[Histogram] = (),
-    server_samples: Sequence[MetricSample] = (),
-    *,
-    explained: bool = True,
-) -> Summary:
-    """Compute the summary of a run from its accumulator.
-
-    Sums are exact. If the accumulator is not exact, quantiles are read from histograms, within 0.1 %, and rates over the
-    steady window from curves of 4,096 bins. What needs all records at once is then not known.
-
-    Args:
-        header: The header of the run.
-        accumulator: The accumulated records.
         gaps: Per stage, a histogram of the gaps between output events.
         timeline: Per stage, counts of output events in bins of `BIN_NS` from the start of the run.
         seconds: The samples that each worker takes of itself.
+        texts: The error texts, which `rows["text"]` indexes.
         event_errors: Per stage, a histogram of the timestamp errors of output events. Empty if not known.
         server_samples: What the metrics pages of the servers said.
         explained: Whether to compute also what only readers need: causes, breakdowns, intervals and growth.
     """
     run = core_summary.measure(
         header,
-        accumulator,
+        Accumulator(header, rows, texts),
         gaps,
         timeline,
         seconds,
@@ -107,7 +66,7 @@ def build(
         server_samples,
         explained=explained,
     )
-    summary = _with_sections_of_records(run, header, server_samples, accumulator.exact, explained)
+    summary = _with_sections_of_records(run, header, server_samples, explained)
     summary = msgspec.structs.replace(
         summary,
         speculation=speculation.of_rows(run.measured.columns, server_samples),
@@ -123,18 +82,12 @@ def _with_sections_of_records(
     run: MeasuredRun,
     header: Header,
     server_samples: Sequence[MetricSample],
-    has_records: bool,
     explained: bool,
 ) -> Summary:
     """Return the summary with the sections that need all records at once."""
-    summary = run.summary
-    if not has_records:
-        return msgspec.structs.replace(
-            summary, splits=Splits(why=NOT_KEPT), between=BetweenNodes(why=NOT_KEPT)
-        )
     measured = run.measured.columns
     summary = msgspec.structs.replace(
-        summary, recovery=recovery.of_rows(measured, header, server_samples)
+        run.summary, recovery=recovery.of_rows(measured, header, server_samples)
     )
     if not explained:
         return summary

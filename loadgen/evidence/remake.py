@@ -1,6 +1,6 @@
 """Makes every derived file of a result folder again, from what was kept in it. Reads files, writes none.
 
-Kept are the records (or the histograms and sums of them), `run.json`, the contract and its prices, the requests of each
+Kept are the records, `run.json`, the contract and its prices, the requests of each
 trial. Derived is what follows from them: `summary.json`, `verdict.json`, pages, log files, the answer of a search.
 Which files these are, and how they are made, each kind of result says (`result_kinds`).
 """
@@ -17,7 +17,7 @@ from loadgen.core.errors import Faults, UserError
 from loadgen.core.results import checksums
 from loadgen.result_kinds import RegeneratedFile, ResultKind
 
-KEPT_IN = {"requests", "gaps", "sample", "flows", "spool"}  # folders of a run with what it keeps
+RECORD_FOLDERS = {"requests", "gaps", "flows", "spool"}
 
 
 def kind_of(folder: Path) -> ResultKind:
@@ -38,7 +38,7 @@ def is_kept(file: PurePosixPath) -> bool:
     named = {checksums.FILE, checksums.BEFORE}.union(
         *(kind.kept for kind in result_kinds.KINDS.rows())
     )
-    return file.name in named or file.parent.name in KEPT_IN
+    return file.name in named or file.parent.name in RECORD_FOLDERS
 
 
 def is_text(file: Path) -> bool:

@@ -15,7 +15,6 @@ from loadgen.present.additions import Addition
 from loadgen.present.section import Report
 from loadgen.repeated import capacity
 from loadgen.result_kinds import (
-    HISTOGRAMS,
     RECORDS,
     CapacityFacts,
     ListRow,
@@ -126,8 +125,7 @@ def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
             run_folder.SUMMARY, None, "the run has none: it did not come to its end"
         )
         return
-    basis = RECORDS if store.has_rows(folder) else HISTOGRAMS
-    yield RegeneratedFile(run_folder.SUMMARY, dump_summary(run_folder.summary(folder)), basis)
+    yield RegeneratedFile(run_folder.SUMMARY, dump_summary(run_folder.summary(folder)), RECORDS)
 
 
 FUNCTIONS = ResultFunctions(

@@ -38,7 +38,7 @@ def with_shard(settings: Settings, shard: str | None, start_at: str | None) -> S
     if settings.keep != "raw":
         raise UserError(
             "unsupported",
-            "the parts of a run are merged from all their records",
+            "the gaps of each request are not merged from the parts of a run",
             f"--keep {settings.keep}",
             "leave it out",
         )

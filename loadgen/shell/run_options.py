@@ -575,13 +575,9 @@ class RunOptions(TypedDict, total=False):
             flags=("--keep",),
             metavar="WHAT",
             panel="Output",
-            help=(
-                "raw: a record of every request; gaps: with each of its gaps. sample, "
-                "histogram: of some, of none, for runs of hours, with quantiles within "
-                "0.1 %."
-            ),
+            help=("raw: a record of each request. gaps: also each gap between its output events."),
             default="raw",
-            parse=parsers.ChoiceParser("raw", "gaps", "sample", "histogram"),
+            parse=parsers.ChoiceParser("raw", "gaps"),
         ),
     ]
     tokenizer: Annotated[

@@ -152,9 +152,7 @@ def run(
     _check(settings)
     preset = preset_of(settings)
     started = process_time()
-    settings = msgspec.structs.replace(
-        settings, workers=1, keep="gaps" if settings.keep == "gaps" else "raw"
-    )
+    settings = msgspec.structs.replace(settings, workers=1)
     found, answer = (_probe_result(preset, settings),), AnswerTime(preset.answer_ns, "preset")
     plan, begins = prepare(
         workload,

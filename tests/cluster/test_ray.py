@@ -36,8 +36,7 @@ from loadgen.core.execution import run
 from loadgen.core.execution.events import RunEvent, RunPlanned
 from loadgen.core.execution.plan import Plan, Settings
 from loadgen.core.results import manifest, store
-from loadgen.core.results.manifest import Header
-from loadgen.core.results.spool import Spool, complete_rows, recorded, segments, worker_texts
+from loadgen.core.results.spool import Spool, complete_rows, recorded_slots, segments, worker_texts
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import exact
 from loadgen.core.workload import Workload, load, read_flags
@@ -150,7 +149,7 @@ def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path) -> None:
         taken = _now(sender.take(dict(copy.have), 0))
         copy.add(taken.pieces)
         more = taken.more
-    assert recorded(here, 0, Header())["first"].tolist() == list(range(35))
+    assert recorded_slots(here, 0)["slot"].tolist() == list(range(35))
     _now(sender.take(dict(copy.have), 0))
     assert len(segments(there, 0)) == 1 < len(segments(here, 0))
 

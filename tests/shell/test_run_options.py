@@ -45,6 +45,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("server", "vlm", "unknown_name"),
     ("api", "chats", "unknown_name"),
     ("keep", "all", "unknown_name"),
+    ("keep", "sample", "unknown_name"),
+    ("keep", "histogram", "unknown_name"),
     ("trace", "/nowhere.jsonl", "missing_file"),
     ("trace_speed", "0", "invalid_value"),
     ("trace_slice", "20m..10m", "out_of_range"),
@@ -259,7 +261,7 @@ def test_the_signature_names_every_option() -> None:
 REPEATS = tuple(name for name in COMMAND_OPTIONS if name.startswith("repeat"))
 CHOSEN = "the search chooses the load"
 ITS_OWN_SPREAD = "a probe that is in doubt is repeated by the search itself"
-RECORDS = "judged from its records, all of which are kept"
+RECORDS = "it has several runs, and the gaps of each request are exported from one run"
 CONTRACT = "the contract and its workloads say it: both parties have to read it there"
 RULES = "the rules of the round say it"
 NOT_TAKEN: dict[str, dict[str, str]] = {

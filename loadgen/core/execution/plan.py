@@ -119,9 +119,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ray: str | None = None  # address of a Ray cluster for the workers, or auto; None: this machine
     sources: tuple[str, ...] = ()  # local addresses to send from
     shard: Shard | None = None  # the part of the run to send; None: the whole run
-    keep: Literal["raw", "gaps", "sample", "histogram"] = (
-        "raw"  # which rows to keep; gaps: all, and each gap
-    )
+    keep: Literal["raw", "gaps"] = "raw"  # gaps: beside the records, each gap between events
     out: Path | None = None
     store: str | None = None  # s3://..., az://..., ...: the finished folder is copied there
     gpus: int | None = None

@@ -207,9 +207,7 @@ def finish(
         host=msgspec.structs.replace(header.host, hot_path=share.hot_path or header.host.hot_path),
     )
     write_header(folder, header)
-    compactor_deletes_rows = header.keep != "raw" or any(
-        segment.first for segment in segments(folder)
-    )
+    compactor_deletes_rows = any(segment.first for segment in segments(folder))
     has_accounts = (folder / request_accounts.FILE).exists()
     compacted = compactor.finish() if compactor_deletes_rows or has_accounts else None
     if compacted and has_accounts and (unjoined := server_accounts.join(folder)) is not None:

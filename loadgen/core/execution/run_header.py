@@ -131,7 +131,6 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         stall_timeout_s=workload.stall_timeout_ns / 1e9,
         turns=timetable.turns,
         workers=settings.workers,
-        keep="raw" if settings.keep == "gaps" else settings.keep,
         host=_host("" if settings.ray else settings.hot_path),  # the nodes tell theirs at the end
         notes=(*_notes(whole_plan, coded), *unjudged),
         note_codes=coded | unjudged,

@@ -1,8 +1,7 @@
-"""Reads the spool of the workers, during a run (`compactor_process.py`) or after it, and makes of it what is kept.
+"""Converts the records that workers append to the spool into Parquet, during a run or after it.
 
-IO. With `--keep raw`, it writes rows to Parquet: small files during the run and one file at the end. Otherwise it adds
-them to a `metrics.accumulator.Accumulator` and may keep a sample of them. In both cases it deletes a complete file of
-the spool after reading it, so neither memory nor the spool grows with the run.
+IO. `compactor_process.py` runs this during a long run. A complete file of the spool is deleted once its records are in
+Parquet, so the spool does not grow with the run.
 """
 
 from __future__ import annotations
@@ -11,200 +10,115 @@ import select
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from loadgen.core.metrics.accumulator import Accumulator
-from loadgen.core.results import manifest, parquet, slot_ranges, store
-from loadgen.core.results.record import ROW, joined, picked
+from loadgen.core.results import parquet, store
+from loadgen.core.results.record import ROW
 from loadgen.core.results.spool import Segment, segments, worker_texts
 
-PART_SECONDS = 1.5  # between two reads of the spool, at the start of a run
-PARTS = 200  # the wait is the run time so far divided by this: the number of small files stays low
-LONGEST_S = 60.0  # longest wait between two reads
-SAVE_SECONDS = 20.0  # between two writes of the accumulator to disk
-MERGE_ROWS = 1_000_000  # rows per row group of the merged file
-SAMPLE_ROWS = (
-    100_000  # most rows of --keep sample; at least half as many once a run has had this many
-)
-_SCATTER = np.uint64(
-    0x9E3779B97F4A7C15
-)  # 2^64 / golden ratio: its multiples are evenly distributed modulo 2^64
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+SHORTEST_WAIT_S = 1.5  # between two reads of the spool, at the start of a run
+# The wait is the time since the start divided by this, so that the number of small files stays low.
+READS_PER_RUN = 200
+LONGEST_WAIT_S = 60.0
+MERGE_ROWS = 1_000_000  # records per row group of the merged file
 
 
-class Keeping(Protocol):
-    """What is done with the rows of the spool."""
-
-    def take(self, segment: Segment, start: int, rows: NDArray[np.void]) -> None:
-        """Take new rows of a segment. `start`: index of the first one among all rows of the worker."""
-
-    def done(self, segment: Segment) -> bool:
-        """All rows of a segment have been taken. True when its file may be deleted."""
-
-    def end(self) -> None:
-        """There are no more rows: finish the output."""
-
-
-class Raw:
-    """--keep raw: writes all rows to Parquet."""
+class ParquetParts:
+    """Small Parquet files of the records of a run, which are merged into one file at its end."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._parts: dict[Path, int] = {}  # file -> index of its first row
+        self._parts: list[Path] = []
         (folder / "requests").mkdir(exist_ok=True)
 
-    def take(self, segment: Segment, start: int, rows: NDArray[np.void]) -> None:
+    def add(self, segment: Segment, start: int, rows: NDArray[np.void]) -> None:
+        """Write new records of a segment. `start`: the index of the first one among all records of the worker."""
         self._write(segment.worker, start, rows)
 
-    def done(self, segment: Segment) -> bool:
-        parts = [path for path in self._parts if _is_part_of(path, segment)]
-        rows = np.fromfile(segment.path, ROW)
-        self._write(segment.worker, segment.first, rows)  # replaces the first small file
-        complete = self._path(segment.worker, segment.first)
-        for path in parts:
+    def replace_segment(self, segment: Segment) -> None:
+        """Write the records of a complete segment as one file, in place of the small files of these records."""
+        small_files = [path for path in self._parts if _is_part_of(path, segment)]
+        # This replaces the first small file, so the records are in Parquet at any time.
+        complete = self._write(segment.worker, segment.first, np.fromfile(segment.path, ROW))
+        for path in small_files:
             if path != complete:
                 path.unlink()
-                del self._parts[path]
-        return True
+                self._parts.remove(path)
 
-    def _path(self, worker: int, start: int) -> Path:
-        return self._folder / "requests" / f"w{worker}-{start:012d}.parquet"
-
-    def _write(self, worker: int, start: int, rows: NDArray[np.void]) -> None:
-        path = self._path(worker, start)
+    def _write(self, worker: int, start: int, rows: NDArray[np.void]) -> Path:
+        path = self._folder / "requests" / f"w{worker}-{start:012d}.parquet"
         parquet.write(path, [parquet.to_table(rows, worker_texts(self._folder, worker))])
-        self._parts[path] = start
+        if path not in self._parts:
+            self._parts.append(path)
+        return path
 
-    def end(self) -> None:
+    def merge(self) -> None:
         """Merge all parts into one file, one row group at a time, so that they are never all in memory."""
-        if not self._parts:
-            return
+        merged = self._folder / "requests" / store.MERGED
         if len(self._parts) == 1:
-            next(iter(self._parts)).replace(self._folder / "requests" / store.MERGED)
-            return
-        parquet.write(self._folder / "requests" / store.MERGED, self._row_groups())
-        for path in self._parts:
-            path.unlink()
+            self._parts[0].replace(merged)
+        elif self._parts:
+            parquet.write(merged, self._row_groups())
+            for path in self._parts:
+                path.unlink()
 
-    def _row_groups(self) -> Iterator[Any]:
+    def _row_groups(self) -> Iterator[pa.Table]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        tables: list[Any] = []
-        last = list(self._parts)[-1]
+        tables: list[pa.Table] = []
         for part in self._parts:
             with pq.ParquetFile(part) as file:
                 tables.append(file.read())
-            if part == last or sum(map(len, tables)) >= MERGE_ROWS:
+            if part == self._parts[-1] or sum(map(len, tables)) >= MERGE_ROWS:
                 yield pa.concat_tables(tables).unify_dictionaries().combine_chunks()
                 tables.clear()
 
 
-class Fold:
-    """--keep sample or histogram: adds rows to an accumulator, and keeps a sample of them."""
-
-    def __init__(
-        self, folder: Path, header: manifest.Header, sample_rows: int = SAMPLE_ROWS
-    ) -> None:
-        self._folder, self._header, self._accumulator = folder, header, Accumulator(header)
-        self._sample_rows = sample_rows
-        self._recorded: dict[
-            int, NDArray[np.void]
-        ] = {}  # worker -> ranges of slots that have a row
-        self._keep_sample = header.keep == "sample"
-        self._sample: list[tuple[int, NDArray[np.void]]] = []  # worker, rows
-        self._one_in = 1
-        self._saved_at = monotonic()
-
-    def take(self, segment: Segment, start: int, rows: NDArray[np.void]) -> None:
-        self._accumulator.add(rows, worker_texts(self._folder, segment.worker))
-        self._accumulator.taken[segment.worker] = start + len(rows)
-        self._mark_recorded(segment.worker, rows)
-        if self._keep_sample:
-            self._sample.append((segment.worker, self._in_sample(rows)))
-            while sum(len(sampled_rows) for _, sampled_rows in self._sample) > self._sample_rows:
-                self._one_in *= 2
-                self._sample = [
-                    (worker, self._in_sample(sampled_rows)) for worker, sampled_rows in self._sample
-                ]
-        if monotonic() > self._saved_at + SAVE_SECONDS:
-            self._save()
-
-    def _mark_recorded(self, worker: int, rows: NDArray[np.void]) -> None:
-        """Store which slots have a row, in case the worker dies: see `results/slot_ranges.py`."""
-        known, added = (
-            self._recorded.get(worker, np.zeros(0, slot_ranges.RUN)),
-            slot_ranges.of(rows, self._header),
-        )
-        self._recorded[worker] = slot_ranges.joined(
-            np.concatenate((known, added)), self._header.turns
-        )
-        store.replace(self._folder / "spool" / f"w{worker}.seen", self._recorded[worker].tobytes())
-
-    def _in_sample(self, rows: NDArray[np.void]) -> NDArray[np.void]:
-        """The rows of the sample: one in `_one_in`, chosen by slot number only, so that no outcome is favoured."""
-        scattered = rows["slot"].astype(np.uint64) * _SCATTER >> np.uint64(40)
-        return picked(rows, scattered % np.uint64(self._one_in) == 0)
-
-    def done(self, segment: Segment) -> bool:
-        self._save()
-        return True
-
-    def _save(self) -> None:
-        store.replace(self._folder / "flows" / store.LEDGER, self._accumulator.to_bytes())
-        self._saved_at = monotonic()
-
-    def end(self) -> None:
-        self._save()
-        if not self._keep_sample:
-            return
-        import pyarrow as pa
-
-        tables = []
-        for worker in sorted({worker for worker, _ in self._sample}):
-            rows = joined(
-                sampled_rows for of_worker, sampled_rows in self._sample if of_worker == worker
-            )
-            tables.append(parquet.to_table(rows, worker_texts(self._folder, worker)))
-        if tables:
-            (self._folder / "sample").mkdir(exist_ok=True)
-            parquet.write(
-                self._folder / "sample" / store.MERGED,
-                [pa.concat_tables(tables).unify_dictionaries()],
-            )
-
-
 def _is_part_of(path: Path, segment: Segment) -> bool:
-    """Whether the Parquet file `path` holds rows of the complete segment."""
+    """Return whether the Parquet file `path` holds records of the complete segment."""
     worker, first = path.stem[1:].split("-")
     size = segment.path.stat().st_size // ROW.itemsize
     return int(worker) == segment.worker and segment.first <= int(first) < segment.first + size
 
 
-def record(folder: Path, ended: Any = None) -> None:
-    """Take new rows until `ended` (a file) is readable or at its end; then take the remaining rows and finish.
+def compact_records(folder: Path, ended: TextIO | None = None) -> None:
+    """Convert new records until `ended` is readable or at its end, then convert the remaining ones and merge all.
 
     Without `ended`, the run is over.
     """
-    path = folder / "run.json"
-    header = manifest.decode(path.read_bytes(), str(path)) if path.exists() else manifest.Header()
-    keeping: Keeping = Raw(folder) if header.keep == "raw" else Fold(folder, header)
-    taken: dict[int, int] = {}  # worker -> number of rows taken
+    parts = ParquetParts(folder)
+    rows_written: dict[int, int] = {}  # by worker
     started_at = monotonic()
-    last_pass = False
-    while not last_pass:
-        wait = max(PART_SECONDS, min(LONGEST_S, (monotonic() - started_at) / PARTS))
-        last_pass = ended is None or bool(select.select([ended], [], [], wait)[0])
-        for segment in (spooled := segments(folder)):
-            start = taken.get(segment.worker, 0)
-            is_open = segment == max(other for other in spooled if other.worker == segment.worker)
-            count = segment.path.stat().st_size // ROW.itemsize - (start - segment.first)
+    is_last_read = False
+    while not is_last_read:
+        wait_s = (monotonic() - started_at) / READS_PER_RUN
+        wait_s = min(LONGEST_WAIT_S, max(SHORTEST_WAIT_S, wait_s))
+        is_last_read = ended is None or bool(select.select([ended], [], [], wait_s)[0])
+        for segment, is_complete in _with_completeness(segments(folder)):
+            start = rows_written.get(segment.worker, 0)
+            rows_before = start - segment.first
+            count = segment.path.stat().st_size // ROW.itemsize - rows_before
             if count > 0:
-                offset = (start - segment.first) * ROW.itemsize
-                keeping.take(segment, start, np.fromfile(segment.path, ROW, count, offset=offset))
-                taken[segment.worker] = start + count
-            if not is_open and keeping.done(segment):
+                offset = rows_before * ROW.itemsize
+                parts.add(segment, start, np.fromfile(segment.path, ROW, count, offset=offset))
+                rows_written[segment.worker] = start + count
+            if is_complete:
+                parts.replace_segment(segment)
                 segment.path.unlink()
-    keeping.end()
+    parts.merge()
+
+
+def _with_completeness(spooled: list[Segment]) -> Iterator[tuple[Segment, bool]]:
+    """Yield each segment and whether its worker has begun a later one."""
+    latest = {segment.worker: segment.first for segment in spooled}
+    for segment in spooled:
+        yield segment, segment.first < latest[segment.worker]

@@ -52,11 +52,11 @@ class Compactor:
         )
 
     def finish(self) -> bool:
-        """True when every row is in Parquet or in the accumulator; the caller may then delete the spool."""
+        """True when every row is in Parquet; the caller may then delete the spool."""
         if self.close() == NOT_BEGUN:
-            from loadgen.core.followers.compactor import record
+            from loadgen.core.followers.compactor import compact_records
 
-            record(self._folder)
+            compact_records(self._folder)
         return not self.died
 
     def close(self) -> int:
@@ -90,6 +90,6 @@ if __name__ == "__main__":
     )  # lower priority than the load, but not the lowest: at its end the run waits for the merged file
     if select.select([sys.stdin], [], [], float(sys.argv[2]))[0]:
         sys.exit(NOT_BEGUN)
-    from loadgen.core.followers.compactor import record
+    from loadgen.core.followers.compactor import compact_records
 
-    record(Path(sys.argv[1]), sys.stdin)
+    compact_records(Path(sys.argv[1]), sys.stdin)

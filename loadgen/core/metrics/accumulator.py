@@ -1,18 +1,13 @@
-"""The rows of a run added up: sums, samples and amounts over time, for each stage, target and class.
+"""The records of a run added up: sums, samples and amounts over time, for each stage, target, class and step.
 
-Pure numpy. Everything is additive: the accumulators of several workers, or of any split of the rows, merge into that of
-all rows. `exact` keeps every value; otherwise samples are histograms and amounts are curves, so that the memory does
-not grow with the run. The latter is all that remains of a run whose rows are not kept (`--keep histogram`), or not all
-of them (`--keep sample`). `run_summary.build` makes a Summary of either.
+Pure numpy. `core.run_summary.summarize` turns an accumulator into a Summary.
 """
 
 from __future__ import annotations
 
-import zlib
-from operator import add, itemgetter
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from loadgen.core.limits import LONG_ANSWER, STALL_NS
@@ -28,39 +23,30 @@ from loadgen.core.metrics.columns import (
     defined,
     step_of,
 )
-from loadgen.core.metrics.drift import BLOCKS, FIRST_NS, SHOWN, BlockSamples
 from loadgen.core.metrics.tasks import TaskColumns
 from loadgen.core.metrics.windows import first_round, last_round
 from loadgen.core.results.manifest import StagePlan
 from loadgen.core.results.record import FINISH, FINISH_REASONS, KINDS, SOURCES, STATUSES
-from loadgen.core.stats.amounts import Amounts, TimeCurve
-from loadgen.core.stats.quantiles import Distribution, Histogram, Values
+from loadgen.core.stats.amounts import Amounts
+from loadgen.core.stats.quantiles import Distribution, Values
 from loadgen.core.units import LONGEST_NS
 from loadgen.figures import FIGURES, per_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from loadgen.core.results.manifest import Header
     from loadgen.core.slo import Slo
 
-AMOUNTS = (
-    "ok",
-    "good",
-    "input",
-    "output",
-    "flying",
-)  # that come with time: requests, tokens, seconds in flight
+REQUEST_AMOUNTS = ("ok", "good", "input", "output")
+"""Amounts that come with time, of requests: how many ended ok, how many met the SLO, and their tokens."""
+
 _COUNTED = [
     SOURCES.index("server"),
     SOURCES.index("tokenizer"),
 ]  # sources that know how many tokens an event carries
-_FORMAT = 1
-_CHECKED = (
-    b"LEDGER"  # then a CRC-32 of what follows; ledgers of older versions begin with their content
-)
 
 
 _TOKENS = (
@@ -85,9 +71,10 @@ def sampled() -> list[str]:
 
 
 class Cell:
-    """Sums, minimums, maximums, samples and amounts of the rows of a stage or of a target.
+    """Sums, minimums, maximums, samples and amounts of the records of a stage, a target, a class or a step.
 
-    An exact cell keeps its rows, as `columns`, and makes the samples and amounts of requests when they are asked for.
+    The cell keeps its records as `columns`. It computes the samples and amounts of requests from them each time they
+    are asked for, because all of them together would need several times the memory of the records.
     """
 
     __slots__ = (
@@ -95,7 +82,6 @@ class Cell:
         "amounts",
         "columns",
         "errors",
-        "exact",
         "least",
         "most",
         "samples",
@@ -103,15 +89,15 @@ class Cell:
         "sums",
     )
 
-    def __init__(self, slo: Slo | None = None, *, exact: bool = False) -> None:
-        self.slo, self.exact = slo, exact
+    def __init__(self, slo: Slo | None = None) -> None:
+        self.slo = slo
         self.sums: dict[str, int] = {}
         self.least: dict[str, int] = {}
         self.most: dict[str, int] = {}
         # kind -> count, then instant and text of the failure shown: the first due of those with a text
         self.errors: dict[str, tuple[int, int, str]] = {}
-        self.samples: dict[str, Values | Histogram] = {}
-        self.amounts: dict[str, Amounts | TimeCurve] = {}
+        self.samples: dict[str, Values] = {}
+        self.amounts: dict[str, Amounts] = {}
         self.columns: list[Columns] = []
         self._distributions: dict[str, Distribution] = {}
 
@@ -126,10 +112,10 @@ class Cell:
         """The largest value of a field; -1 where there is none."""
         return self.most.get(name, -1)
 
-    def sample(self, name: str) -> Values | Histogram:
-        """The sample of a figure of requests, or one that was added under this name."""
-        if not self.exact or not _sample_of(name):
-            return self.samples.setdefault(name, Values() if self.exact else Histogram())
+    def sample(self, name: str) -> Values:
+        """Return the values of a per-request metric, or the sample that was added under this name."""
+        if not _sample_of(name):
+            return self.samples.setdefault(name, Values())
         blocks = (block for columns in self.columns for block in columns.blocks())
         return Values.of((_values(block, name) for block in blocks), sum(map(len, self.columns)))
 
@@ -139,10 +125,10 @@ class Cell:
             self._distributions[name] = self.sample(name).distribution()
         return self._distributions[name]
 
-    def amount(self, name: str) -> Amounts | TimeCurve:
-        """The amounts of AMOUNTS, or those that were added under this name."""
-        if not self.exact or name not in AMOUNTS:
-            return self.amounts.setdefault(name, Amounts() if self.exact else TimeCurve())
+    def amount(self, name: str) -> Amounts:
+        """Return one of REQUEST_AMOUNTS, or the amounts that were added under this name."""
+        if name not in REQUEST_AMOUNTS:
+            return self.amounts.setdefault(name, Amounts())
         amounts = Amounts()
         for columns in self.columns:
             amounts.add(*_amounts(columns, name, self.slo))
@@ -190,32 +176,19 @@ class Cell:
                 self.most[name] = value
         for kind, error in other.errors.items():
             self.error(kind, *error)
-        own: Any
         for name, sample in other.samples.items():
-            own = self.sample(name)
-            own.merge(sample)
+            self.sample(name).merge(sample)
         for name, amounts in other.amounts.items():
-            own = self.amount(name)
-            own.merge(amounts)
+            self.amount(name).merge(amounts)
         self.columns += other.columns
 
-    def add(
-        self, columns: Columns, texts: Sequence[str], metrics: Sequence[str], open_loop: bool
-    ) -> None:
-        """Add rows of one stage. `metrics`: those of which a cell that is not exact keeps a sample."""
-        if self.exact:
-            self.columns.append(columns)
+    def add(self, columns: Columns, texts: Sequence[str], open_loop: bool) -> None:
+        """Add records of one stage."""
+        self.columns.append(columns)
         for block in filter(len, columns.blocks()):
-            self._add(block, texts, metrics, open_loop)
+            self._add_sums(block, texts, open_loop)
 
-    def _add(
-        self, columns: Columns, texts: Sequence[str], metrics: Sequence[str], open_loop: bool
-    ) -> None:
-        if not self.exact:
-            for metric in metrics:
-                self.sample(metric).add(_values(columns, metric))
-            for name in AMOUNTS:
-                self.amount(name).add(*_amounts(columns, name, self.slo))
+    def _add_sums(self, columns: Columns, texts: Sequence[str], open_loop: bool) -> None:
         ok, sent = columns.where(OK), columns["sent_ns"] >= 0
         self.count("rows", len(columns))
         self.count("starts", (columns["turn"] == 0).sum())
@@ -349,23 +322,6 @@ class Cell:
             )
 
 
-_TOGETHER: tuple[Callable[[int, int], int], ...] = (
-    min,
-    min,
-    max,
-    max,
-    max,
-    max,
-    add,
-    max,
-    add,
-    add,
-    add,
-    add,
-)
-"""For each of these columns: what two parts of a conversation make together."""
-
-
 def _count_conversations(cell: Cell, ended: TaskColumns, end: NDArray[np.int64]) -> None:
     """Add conversations that are over, and the instants at which they ended."""
     ok, cancelled, unfinished = ended.ok > 0, ended.cancelled > 0, ended.unfinished > 0
@@ -398,15 +354,10 @@ def _values(columns: Columns, metric: str) -> NDArray[np.int64]:
 def _amounts(
     columns: Columns, name: str, slo: Slo | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]:
-    """Start, end and amount of what AMOUNTS names."""
+    """Return the start, the end and the amount of each request, for one of REQUEST_AMOUNTS."""
     ok = columns.where(OK)
     if name == "output":
         return by_column.token_spans(columns)
-    if name == "flying":  # seconds in flight
-        sent = columns["sent_ns"] >= 0
-        start, end = columns["sent_ns"][sent], columns["done_ns"][sent]
-        end = np.where(end < 0, start, end)
-        return start, end, (end - start) / 1e9
     if name == "input":  # a prompt has been processed when the first token comes
         known = by_column.or_all(ok & (columns["input_tokens"] >= 0))
         first = by_column.first_tokens(columns, known)
@@ -423,290 +374,130 @@ class CellPair(NamedTuple):
     measured: Cell
     others: Cell
 
+    def of_stage(self, plan: StagePlan) -> Cell:
+        """Return the cell to which the records of a stage belong."""
+        return self.measured if plan.measured else self.others
 
-class Accumulator:
-    """All figures of a run: a cell per stage, per target and per class, and the measured latencies by blocks of time.
 
-    `add` takes rows in any order, but those of a conversation in the order of its turns.
+class CutConversations(NamedTuple):
+    """Measured conversations whose last turn was never scheduled.
+
+    A conversation with a turn that was cancelled counts as `cancelled` only.
     """
 
-    def __init__(self, header: Header, *, exact: bool = False) -> None:
-        self.exact = exact
-        self._plans = header.stages or (StagePlan(),)
-        self._slo = header.slo
-        self._turns = header.turns
-        slo_metrics = [
-            term.metric for slo in header.slos for term in slo.terms if per_request(term.metric)
-        ]
-        self._part_metrics = tuple(dict.fromkeys((*SHOWN, *slo_metrics)))
-        several = len(header.targets) if len(header.targets) > 1 else 0
-        self.stages = [Cell(self._slo, exact=exact) for _ in self._plans]
-        self.targets = self._pairs([self._slo] * several)
-        self.classes = self._pairs([plan.slo for plan in header.classes])
-        self.steps = self._pairs([None] * len(header.steps))
+    by_end_of_load: int
+    cancelled: int
+
+
+class Accumulator:
+    """The records of a run in cells: one per stage, and a pair per target, class and step.
+
+    A conversation lies within one stage. A conversation whose last turn was never scheduled is not counted in a
+    cell; `count_cut_conversations` counts it.
+    """
+
+    def __init__(self, header: Header, rows: NDArray[np.void], texts: Sequence[str]) -> None:
+        """Add up all records of a run. `rows["text"]` indexes `texts`."""
         self._header = header
-        self.blocks: list[BlockSamples] = []
-        self.block_ns = FIRST_NS
-        # number of a conversation -> what is known of its turns so far, in the order of TaskColumns
-        self._open_conversations: dict[int, list[int]] = {}
-        self.taken: dict[
-            int, int
-        ] = {}  # worker -> how many of its rows, from the first on, are in here; by the caller
+        self._plans = header.stages or (StagePlan(),)
+        several_targets = len(header.targets) if len(header.targets) > 1 else 0
+        self.stages = [Cell(header.slo) for _ in self._plans]
+        self.targets = _cell_pairs([header.slo] * several_targets)
+        self.classes = _cell_pairs([plan.slo for plan in header.classes])
+        self.steps = _cell_pairs([None] * len(header.steps))
+        self._cut_conversations: list[NDArray[np.int64]] = []
+        self._cut_is_cancelled: list[NDArray[np.bool_]] = []
+        for stage in range(len(self._plans)):
+            self._add_stage(stage, rows, texts)
 
-    def _pairs(self, slos: Sequence[Slo | None]) -> list[CellPair]:
-        return [CellPair(Cell(slo, exact=self.exact), Cell(slo, exact=self.exact)) for slo in slos]
-
-    def add(self, rows: NDArray[np.void], texts: Sequence[str]) -> None:
-        """Add some rows. `texts`: error texts, indexed by `rows["text"]`."""
-        metrics = sampled()
-        for stage, (plan, cell) in enumerate(zip(self._plans, self.stages, strict=True)):
-            columns = Columns(
-                rows,
-                rows["stage"] == stage,
-                keep_all=bool(self.targets or self.classes or self.steps),
-            )
-            cell.add(columns, texts, metrics, not plan.closed)
-            if not len(columns):
-                continue
-            own = 0 if plan.measured else 1  # of a pair
-            self._add_conversations(stage, columns, [pair[own] for pair in self.classes])
-            cell.sample("lane_end").add(columns["done_ns"][last_round(columns, plan, self._turns)])
-            cell.reach("lane_due", columns["due_ns"][first_round(columns, plan, self._turns)])
-            if plan.measured and not self.exact:
-                self._add_by_time(columns)
-            parts = [(self.targets, columns["target"])]
-            if self.classes:
-                parts.append(
-                    (self.classes, class_of(self._header, columns["request"] // self._turns))
-                )
-            if self.steps:
-                parts.append(
-                    (self.steps, step_of(self._header, columns["request"], columns["turn"]))
-                )
-            for pairs, part in parts:
-                for number, pair in enumerate(pairs):
-                    of_part = Columns(columns, part == number)
-                    pair[own].add(of_part, texts, self._part_metrics, not plan.closed)
-                    of_part.forget()
-
-    def by_time(self) -> tuple[list[BlockSamples], int]:
-        """The measured latencies by blocks of time, and how long these are. Exact ones are made now, and not kept."""
-        for columns in self.measured().columns if self.exact else ():
-            self._add_by_time(columns)
-        blocks, self.blocks = self.blocks, [] if self.exact else self.blocks
-        return blocks, self.block_ns
-
-    def _add_by_time(self, columns: Columns) -> None:
-        ok = columns.where(OK)
-        due = columns["due_ns"][by_column.or_all(ok)]
-        if len(due) == 0:
+    def _add_stage(self, stage: int, rows: NDArray[np.void], texts: Sequence[str]) -> None:
+        plan, cell = self._plans[stage], self.stages[stage]
+        has_parts = bool(self.targets or self.classes or self.steps)
+        columns = Columns(rows, rows["stage"] == stage, keep_all=has_parts)
+        cell.add(columns, texts, not plan.closed)
+        if not len(columns):
             return
-        while int(due.max()) >= self.block_ns * BLOCKS:
-            self._join_blocks()
-        places = np.floor_divide(
-            due, self.block_ns, out=np.empty(len(due), np.int8), casting="unsafe"
-        )
-        del due
-        self._reach_block(int(places.max()))
-        sizes = np.bincount(places, minlength=len(self.blocks))
-        order = np.argsort(places, kind="stable").astype(np.int32)  # half as large
-        order = order if len(order) == len(columns) else np.flatnonzero(ok).astype(np.int32)[order]
-        for block, size in zip(self.blocks, sizes.tolist(), strict=True):
-            block.requests += size
-        for metric in SHOWN:
-            parts = np.split(columns.measure(metric)[order], np.cumsum(sizes)[:-1])
-            for block, values in zip(self.blocks, parts, strict=True):
-                block.of[metric].add(defined(values))
+        self._add_conversations(stage, columns)
+        turns = self._header.turns
+        cell.sample("lane_end").add(columns["done_ns"][last_round(columns, plan, turns)])
+        cell.reach("lane_due", columns["due_ns"][first_round(columns, plan, turns)])
+        for pairs, part_of_row in self._parts_of_rows(columns):
+            for number, pair in enumerate(pairs):
+                of_part = Columns(columns, part_of_row == number)
+                pair.of_stage(plan).add(of_part, texts, not plan.closed)
+                of_part.forget()
 
-    def _reach_block(self, place: int) -> None:
-        while len(self.blocks) <= place:
-            self.blocks.append(BlockSamples(exact=self.exact))
+    def _parts_of_rows(
+        self, columns: Columns
+    ) -> Iterator[tuple[list[CellPair], NDArray[np.int64]]]:
+        """Yield the cells of targets, classes and steps, with the number of the cell that each row belongs to."""
+        yield self.targets, columns["target"]
+        if self.classes:
+            yield self.classes, class_of(self._header, columns["request"] // self._header.turns)
+        if self.steps:
+            yield self.steps, step_of(self._header, columns["request"], columns["turn"])
 
-    def _join_blocks(self) -> None:
-        """Join neighbouring blocks, which then last twice as long."""
-        self.block_ns *= 2
-        for first, second in zip(self.blocks[::2], self.blocks[1::2], strict=False):
-            first.merge(second)
-        self.blocks = self.blocks[::2]
-
-    def _add_conversations(self, stage: int, columns: Columns, classes: Sequence[Cell]) -> None:
-        """Add the requests of conversations and tasks; those whose last one is among them are over."""
-        found = tasks.of_requests(columns, self._turns)
+    def _add_conversations(self, stage: int, columns: Columns) -> None:
+        """Add the conversations and tasks of a stage. Those whose last request was never scheduled are set aside."""
+        found = tasks.of_requests(columns, self._header.turns)
         if not len(found.numbers):
             return
-        sessions, parts, over = found.numbers, found.columns, found.over
-        still_open = self._open_conversations
-        for i in np.flatnonzero(~over | np.isin(sessions, list(still_open))).tolist():
-            session = int(sessions[i])
-            if session in still_open:
-                before = still_open.pop(session)
-                before += [0] * (len(parts) - len(before))  # of an older file
-                for how, column, value in zip(_TOGETHER, parts, before, strict=True):
-                    column[i] = how(value, int(column[i]))
-            if not over[i]:
-                still_open[session] = [int(column[i]) for column in parts]
-        ended = TaskColumns(*(column[over] for column in parts))
+        plan, over = self._plans[stage], found.over
+        if plan.measured:
+            self._cut_conversations.append(found.numbers[~over])
+            self._cut_is_cancelled.append(found.columns.cancelled[~over] > 0)
+        ended = TaskColumns(*(column[over] for column in found.columns))
         end = found.end[over]
         _count_conversations(self.stages[stage], ended, end)
-        if classes:
-            drawn = class_of(self._header, sessions[over])
-            for index, cell in enumerate(classes):
-                own = drawn == index
-                _count_conversations(
-                    cell, TaskColumns(*(column[own] for column in ended)), end[own]
-                )
+        if self.classes:
+            class_index = class_of(self._header, found.numbers[over])
+            for index, pair in enumerate(self.classes):
+                of_class = class_index == index
+                class_tasks = TaskColumns(*(column[of_class] for column in ended))
+                _count_conversations(pair.of_stage(plan), class_tasks, end[of_class])
 
-    def cut(self, of_class: int | None = None) -> tuple[int, int]:
-        """Measured conversations whose last turn was never scheduled: how many the end of the load cut, how many a
-        cancelled turn; of one class, or of all.
-
-        A conversation with a turn that was cancelled counts in the second number only.
-        """
-        sessions = [
-            session
-            for session, state in self._open_conversations.items()
-            if all(self._plans[i].measured for i in state[4:5])
-        ]
-        if of_class is not None and sessions:
-            drawn = class_of(self._header, np.array(sessions)).tolist()
-            sessions = [
-                session for session, own in zip(sessions, drawn, strict=True) if own == of_class
-            ]
-        cancelled = sum(self._open_conversations[session][2] for session in sessions)
-        return len(sessions) - cancelled, cancelled
-
-    def merge(self, other: Accumulator) -> None:
-        """Add the accumulator of other rows of the same run."""
-        for mine, theirs in zip(self._cells(), other._cells(), strict=True):
-            mine.merge(theirs)
-        for i, block in enumerate(other.blocks):
-            while self.block_ns < other.block_ns or (i * other.block_ns) >= self.block_ns * BLOCKS:
-                self._join_blocks()
-            place = i * other.block_ns // self.block_ns
-            self._reach_block(place)
-            self.blocks[place].merge(block)
-        self._open_conversations.update(other._open_conversations)
-
-    def _cells(self) -> Iterator[Cell]:
-        yield from self.stages
-        for pairs in (self.targets, self.classes, self.steps):
-            yield from (pair.measured for pair in pairs)
-            yield from (pair.others for pair in pairs)
+    def count_cut_conversations(self, class_index: int | None = None) -> CutConversations:
+        """Count the measured conversations of a class, or of all classes, whose last turn was never scheduled."""
+        numbers = np.concatenate([np.zeros(0, np.int64), *self._cut_conversations])
+        is_cancelled = np.concatenate([np.zeros(0, bool), *self._cut_is_cancelled])
+        if class_index is not None and len(numbers):
+            is_cancelled = is_cancelled[class_of(self._header, numbers) == class_index]
+        cancelled = int(is_cancelled.sum())
+        return CutConversations(len(is_cancelled) - cancelled, cancelled)
 
     def measured(self, measured: bool = True) -> Cell:
-        """The cell of all measured stages, or of all others."""
+        """Return the cell of all measured stages, or of all others."""
         cells = [
             cell
             for cell, plan in zip(self.stages, self._plans, strict=True)
             if plan.measured == measured
         ]
-        return self._merged(cells)
+        return self._merge_cells(cells)
 
-    def _merged(self, cells: Sequence[Cell]) -> Cell:
+    def _merge_cells(self, cells: Sequence[Cell]) -> Cell:
         if len(cells) == 1:
             return cells[0]
-        total = Cell(self._slo, exact=self.exact)
+        total = Cell(self._header.slo)
         for cell in cells:
             total.merge(cell)
         return total
 
     def of_targets(self, numbers: Sequence[int]) -> CellPair:
-        """The cells of several targets."""
+        """Return the cells of several targets together."""
+        pairs = [self.targets[number] for number in numbers]
         return CellPair(
-            *(
-                self._merged(cells)
-                for cells in zip(*(self.targets[i] for i in numbers), strict=True)
-            )
+            self._merge_cells([pair.measured for pair in pairs]),
+            self._merge_cells([pair.others for pair in pairs]),
         )
 
     def of_classes(self, numbers: Sequence[int]) -> CellPair:
-        """The cells of several classes, without their SLOs."""
-        (totals,) = self._pairs([None])
+        """Return the cells of several classes together, without their SLOs."""
+        total = CellPair(Cell(), Cell())
         for number in numbers:
-            for total, cell in zip(totals, self.classes[number], strict=True):
-                total.merge(cell)
-        return totals
-
-    def to_bytes(self) -> bytes:
-        """The accumulator as bytes that `from_bytes` decodes; 0.5 to 2 MB. Not of an exact one."""
-        packed = _Packed(
-            cells=[
-                _PackedCell(
-                    sums=cell.sums,
-                    least=cell.least,
-                    most=cell.most,
-                    errors=cell.errors,
-                    histograms=_packed(cell.samples),
-                    curves={name: curve.to_bytes() for name, curve in cell.amounts.items()},  # type: ignore[union-attr]
-                )
-                for cell in self._cells()
-            ],
-            blocks=[(block.requests, _packed(block.of)) for block in self.blocks],
-            block_ns=self.block_ns,
-            open=self._open_conversations,
-            taken=self.taken,
-        )
-        data = msgspec.msgpack.encode(packed)
-        return _CHECKED + zlib.crc32(data).to_bytes(4, "little") + data
-
-    @classmethod
-    def from_bytes(cls, data: bytes, header: Header) -> Accumulator:
-        """The inverse of `to_bytes`, for an accumulator of the same run. Raises ValueError for anything else."""
-        if data.startswith(_CHECKED):
-            head, data = data[: len(_CHECKED) + 4], data[len(_CHECKED) + 4 :]
-            if zlib.crc32(data).to_bytes(4, "little") != head[len(_CHECKED) :]:
-                raise ValueError("the ledger is damaged: its check sum is another one")
-        try:
-            packed = msgspec.msgpack.decode(data, type=_Packed)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"no ledger: {error}") from None
-        accumulator = cls(header)
-        cells = list(accumulator._cells())
-        if packed.format != _FORMAT or len(packed.cells) != len(cells):
-            raise ValueError(f"no ledger of this run in format {_FORMAT}")
-        for cell, stored in zip(cells, packed.cells, strict=True):
-            cell.sums, cell.least, cell.most, cell.errors = (
-                stored.sums,
-                stored.least,
-                stored.most,
-                stored.errors,
-            )
-            cell.samples = _unpacked(stored.histograms)
-            cell.amounts = {
-                name: TimeCurve.from_bytes(*curve) for name, curve in stored.curves.items()
-            }
-        for requests, encoded in packed.blocks:
-            block = BlockSamples(exact=False)
-            block.requests, block.of = requests, _unpacked(encoded)
-            accumulator.blocks.append(block)
-        accumulator.block_ns, accumulator._open_conversations = packed.block_ns, packed.open
-        accumulator.taken = packed.taken
-        return accumulator
+            total.measured.merge(self.classes[number].measured)
+            total.others.merge(self.classes[number].others)
+        return total
 
 
-class _PackedCell(msgspec.Struct):
-    sums: dict[str, int]
-    least: dict[str, int]
-    most: dict[str, int]
-    errors: dict[str, tuple[int, int, str]]
-    histograms: dict[str, bytes]
-    curves: dict[str, tuple[float, bytes]]
-
-
-class _Packed(msgspec.Struct):
-    cells: list[_PackedCell]
-    blocks: list[tuple[int, dict[str, bytes]]]
-    block_ns: int
-    open: dict[int, list[int]]
-    taken: dict[int, int] = {}  # not in older files
-    format: int = _FORMAT
-
-
-def _packed(samples: dict[str, Values | Histogram]) -> dict[str, bytes]:
-    return {
-        name: sample.to_bytes() for name, sample in samples.items() if isinstance(sample, Histogram)
-    }
-
-
-def _unpacked(encoded: dict[str, bytes]) -> dict[str, Values | Histogram]:
-    return {name: Histogram.from_bytes(data) for name, data in encoded.items()}
+def _cell_pairs(slos: Sequence[Slo | None]) -> list[CellPair]:
+    return [CellPair(Cell(slo), Cell(slo)) for slo in slos]

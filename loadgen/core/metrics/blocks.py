@@ -13,7 +13,7 @@ import numpy as np
 
 from loadgen.core.limits import ITL_TOKENS_PER_EVENT, STALL_NS
 from loadgen.core.metrics import validity, windows
-from loadgen.core.metrics.accumulator import Cell
+from loadgen.core.metrics.accumulator import Cell, CutConversations
 from loadgen.core.metrics.windows import Span, Window, per_second, span
 from loadgen.core.results.record import FINISH_REASONS, SOURCES, STATUSES
 from loadgen.core.stats.quantiles import Distribution, index, milliseconds
@@ -202,8 +202,8 @@ def window(
     if not cell.sum("due"):
         return Window(whole=whole)
     first, end = cell.least["due"], cell.most["last_token_ns"]
-    # of conversations and tasks what follows goes by the pace of the server; an older ledger does not know the starts
-    last = cell.most.get("start", cell.most["due"])
+    # later turns of conversations and tasks start at the pace of the server, so only starts bound the steady state
+    last = cell.most["start"]
     issued = cell.latest("issued_end")
     inside = span(first, end if end >= 0 else cell.most["done_ns"])
     return Window(
@@ -403,10 +403,8 @@ def stalls(cell: Cell) -> Stalls:
     )
 
 
-def sessions(cell: Cell, cut: tuple[int, int], inside: Window) -> Sessions | None:
-    """The block `sessions` of the conversations of measured stages; None when there are none. `cut`: see
-    `Accumulator.cut`.
-    """
+def sessions(cell: Cell, cut: CutConversations, inside: Window) -> Sessions | None:
+    """Return the block `sessions` of the conversations of measured stages, or None if there are none."""
     whole, drained, good = cell.sum("sessions"), cell.sum("sessions_cut"), cell.sum("sessions_ok")
     if not whole and not any(cut):
         return None
@@ -417,7 +415,7 @@ def sessions(cell: Cell, cut: tuple[int, int], inside: Window) -> Sessions | Non
     count = whole - cell.sum("sessions_cancelled") - drained
     return Sessions(
         count=count,
-        cut=cut[0] + drained,
+        cut=cut.by_end_of_load + drained,
         abandoned=cell.sum("sessions_abandoned"),
         ok=good,
         ok_per_s=per_second(good, inside),
@@ -486,7 +484,7 @@ def prompt_disagreement(cell: Cell, template_tokens: int | None) -> float | None
 
 
 def repeated(cell: Cell) -> int:
-    """Requests that were sent with a prompt that an earlier one had sent already; 0 where the rows were not kept."""
+    """Return the number of requests with a prompt that an earlier request had sent already."""
     numbers = [
         np.zeros(0, np.int64),
         *(part["request"][part["sent_ns"] >= 0] for part in cell.columns),

@@ -1,22 +1,25 @@
 """Latencies and throughput by blocks of time, and their change from the first third of a run to the last third.
 
-Pure. A block lasts a power of two in seconds: the shortest that needs at most BLOCKS blocks for the run. So an
-accumulator that only joins neighbouring blocks reaches the same blocks as one computation over all rows.
+Pure. A block lasts a power of two in seconds: the shortest that needs at most BLOCKS blocks for the run.
 """
 
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+import numpy as np
 
 from loadgen.core.metrics import windows
+from loadgen.core.metrics.columns import OK, Columns, defined, or_all
 from loadgen.core.metrics.windows import Span
-from loadgen.core.stats.quantiles import Histogram, Values, milliseconds
+from loadgen.core.stats.quantiles import Values, milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
 BLOCKS = 32
 FIRST_NS = 1_000_000_000
@@ -74,38 +77,69 @@ def without_tokens(drift: Drift) -> Drift:
 class BlockSamples:
     """Measured ok requests due in one block of time: their number, and a sample of each SHOWN metric."""
 
-    __slots__ = ("of", "requests")
+    __slots__ = ("requests", "values")
 
-    def __init__(self, *, exact: bool) -> None:
+    def __init__(self) -> None:
         self.requests = 0
-        self.of: dict[str, Values | Histogram] = {
-            metric: Values() if exact else Histogram() for metric in SHOWN
-        }
+        self.values = {metric: Values() for metric in SHOWN}
 
-    def merge(self, other: BlockSamples) -> None:
-        """Add another block to this one; the other does not change."""
-        self.requests += other.requests
-        for metric in SHOWN:
-            own: Any = self.of[metric]
-            own.merge(other.of[metric])
+
+class TimeBlocks(NamedTuple):
+    """The samples of the blocks of a run in order of time. The first block begins at the start of the run."""
+
+    samples: list[BlockSamples]
+    block_ns: int
+
+
+def sample_blocks(measured: Sequence[Columns]) -> TimeBlocks:
+    """Return the latencies of the measured ok requests by blocks of time. `measured`: the records of each stage."""
+    ok_due = [columns["due_ns"][or_all(columns.where(OK))] for columns in measured]
+    latest_ns = max((int(due.max(initial=0)) for due in ok_due), default=0)
+    block_ns = FIRST_NS
+    while latest_ns >= block_ns * BLOCKS:
+        block_ns *= 2
+    samples: list[BlockSamples] = []
+    for columns, due in zip(measured, ok_due, strict=True):
+        block_of_request = np.floor_divide(
+            due, block_ns, out=np.empty(len(due), np.int8), casting="unsafe"
+        )
+        _add_to_blocks(samples, columns, block_of_request)
+    return TimeBlocks(samples, block_ns)
+
+
+def _add_to_blocks(
+    samples: list[BlockSamples], columns: Columns, block_of_request: NDArray[np.int8]
+) -> None:
+    """Add the ok requests of a stage to the samples. `block_of_request`: the block of each of these requests."""
+    if not len(block_of_request):
+        return
+    while len(samples) <= int(block_of_request.max()):
+        samples.append(BlockSamples())
+    sizes = np.bincount(block_of_request, minlength=len(samples))
+    order = np.argsort(block_of_request, kind="stable").astype(np.int32)
+    if len(order) < len(columns):
+        order = np.flatnonzero(columns.where(OK)).astype(np.int32)[order]
+    for block, size in zip(samples, sizes.tolist(), strict=True):
+        block.requests += size
+    for metric in SHOWN:
+        parts = np.split(columns.measure(metric)[order], np.cumsum(sizes)[:-1])
+        for block, values in zip(samples, parts, strict=True):
+            block.values[metric].add(defined(values))
 
 
 def of_blocks(
-    found: Sequence[BlockSamples],
-    length_ns: int,
-    steady: Span,
-    tokens_in: Callable[[Span], float | None],
+    time_blocks: TimeBlocks, steady: Span, tokens_in: Callable[[Span], float | None]
 ) -> Drift:
-    """The drift of a run.
+    """Return the drift of a run.
 
-    `length_ns`: length of a block; the first one begins at the start of the run. `tokens_in`: output tokens that came
-    in an interval; None where they were not counted.
+    `tokens_in` returns the output tokens that came in an interval, or None if they were not counted.
     """
-    if not found:
+    if not time_blocks.samples:
         return Drift()
+    length_ns = time_blocks.block_ns
     blocks: list[Block] = []
     whole_blocks: list[Block] = []
-    for i, samples in enumerate(found):
+    for i, samples in enumerate(time_blocks.samples):
         span = windows.span(i * length_ns, (i + 1) * length_ns)
         assert span.start_s is not None and span.end_s is not None
         inside = (
@@ -123,9 +157,9 @@ def of_blocks(
             requests=samples.requests,
             output_per_s=None if tokens is None else tokens / (length_ns / 1e9),
             **{
-                f"{metric}_p{p * 100:g}_ms": milliseconds(samples.of[metric].quantile(p))
+                f"{metric}_p{p * 100:g}_ms": milliseconds(samples.values[metric].quantile(p))
                 for metric, p in PARTS
-                if samples.of[metric].count
+                if samples.values[metric].count
             },
         )
         blocks.append(block)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loadgen.core.results.manifest import Second, StagePlan
+    from loadgen.core.results.manifest import StagePlan
 
 _STEP = 4096  # starts, of which the first says whether any of them may be the busiest
 
@@ -51,27 +50,11 @@ def load(
     inside: Window,
     arrival: str,
     stages: Sequence[StagePlan],
-    seconds: Sequence[Second],
     whole: Cell | None = None,
 ) -> Load:
-    """The block `load` of a cell. `everything`: the cells of all stages. `whole`: what the cell is a part of.
-
-    Where the rows were not kept, the variation of gaps is not known, the mean in flight is read from a curve, and the
-    largest number is that of the samples that each worker takes of itself.
-    """
-    variation: tuple[float | None, float | None] = None, None
-    if cell.exact:
-        mean, largest = in_flight(
-            [columns for part in everything for columns in part.columns], inside
-        )
-        variation = _gap_variations(cell.columns, stages)
-    else:
-        mean = (
-            None
-            if inside.duration_s is None
-            else amount_in(everything, "flying", inside) / inside.duration_s
-        )
-        largest = _most_in_flight(seconds, inside)
+    """Return the block `load` of a cell. `everything`: the cells of all stages. `whole`: what the cell is a part of."""
+    mean, largest = in_flight([columns for part in everything for columns in part.columns], inside)
+    variation, variation_planned = _gap_variations(cell.columns, stages)
     return Load(
         arrival=arrival,
         offered_rps=instants_per_s(cell, "open_due", whole),
@@ -80,8 +63,8 @@ def load(
         steady_completed_rps=per_second(amount_in([cell], "ok", inside.steady), inside.steady),
         in_flight_mean=mean,
         in_flight_max=largest,
-        gap_variation=variation[0],
-        gap_variation_planned=variation[1],
+        gap_variation=variation,
+        gap_variation_planned=variation_planned,
     )
 
 
@@ -96,17 +79,6 @@ def instants_per_s(cell: Cell, instants: str, whole: Cell | None = None) -> floa
         return None if rate is None else rate * count / whole.sum(instants)
     length_ns = cell.most[instants] - cell.least[instants] if count > 1 else 0
     return (count - 1) / (length_ns / 1e9) if length_ns > 0 else None
-
-
-def _most_in_flight(seconds: Sequence[Second], inside: Window) -> int | None:
-    """The largest number of requests in flight in one second, all workers together; None without samples."""
-    if inside.start_s is None or inside.end_s is None:
-        return None
-    by_second: dict[int, dict[int, int]] = defaultdict(dict)
-    for second in seconds:
-        if inside.start_s <= second.t_s <= inside.end_s:
-            by_second[int(second.t_s)][second.worker] = second.in_flight
-    return max((sum(workers.values()) for workers in by_second.values()), default=None)
 
 
 def in_flight(

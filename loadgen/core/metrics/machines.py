@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the machines that sent the load: its measured requests. Null where the records were not kept."""
+    """One of the machines that sent the load: its measured requests."""
 
     name: str  # with its address; no other one has it
     workers: int  # 0: lost before the load
@@ -79,7 +79,7 @@ def of_cluster(
             cores=sum(sum(share) / len(share) for share in known) if known else None,
             cpu_share_max=max(map(max, known), default=None),
             state="lost under load" if any(placed.lost for placed in workers) else "",
-            **(of_rows(own) if summary.kept == "raw" else {}),
+            **of_rows(own),
         )
 
     return (*(of_one(name, workers) for name, workers in machines.items()), *gone)

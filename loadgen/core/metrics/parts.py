@@ -13,7 +13,7 @@ import numpy as np
 
 from loadgen.core import format
 from loadgen.core.metrics import blocks, drift
-from loadgen.core.metrics.accumulator import Accumulator, Cell, CellPair
+from loadgen.core.metrics.accumulator import Accumulator, Cell, CellPair, CutConversations
 from loadgen.core.metrics.blocks import Bytes, RequestCounts, Sessions, Tokens
 from loadgen.core.metrics.goodput import Goodput, goodput, of_classes, with_tasks
 from loadgen.core.metrics.load import Load, load
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loadgen.core.results.manifest import Header, Second
+    from loadgen.core.results.manifest import Header
 
 
 class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,7 +161,6 @@ class Parts(msgspec.Struct, frozen=True):
     """
 
     header: Header
-    seconds: Sequence[Second]
     undecided: Mapping[str, str]  # metrics on which no SLO term can be decided -> why
     measured: Cell
     whole: Cell | None = None
@@ -179,9 +178,7 @@ class Parts(msgspec.Struct, frozen=True):
     ) -> dict[str, Any]:
         return {
             "requests": blocks.requests(cell, unrecorded),
-            "load": load(
-                cell, everything, inside, arrival, self.header.stages, self.seconds, self.whole
-            ),
+            "load": load(cell, everything, inside, arrival, self.header.stages, self.whole),
             "tokens": blocks.tokens(cell, everything, inside, timeline, gpus),
             "goodput": goodput(cell, cell.slo, inside, gaps, unrecorded, self.undecided),
             **{f"{metric}_ms": cell.distribution(metric) for metric in drift.SHOWN},
@@ -216,7 +213,7 @@ class Parts(msgspec.Struct, frozen=True):
         return TargetSummary(target=target, own_output_per_s=own_output_per_s, **figures)
 
     def of_class(
-        self, plan: ClassPlan, everything: CellPair, inside: Window, cut: tuple[int, int]
+        self, plan: ClassPlan, everything: CellPair, inside: Window, cut: CutConversations
     ) -> ClassSummary:
         """One of several classes. `cut`: its conversations without an end."""
         figures = self._of_part(everything, inside, None)
@@ -249,9 +246,7 @@ class Parts(msgspec.Struct, frozen=True):
 
     def _of_part(self, everything: CellPair, inside: Window, gpus: int | None) -> dict[str, Any]:
         cell = everything.measured
-        parts = msgspec.structs.replace(
-            self, seconds=(), undecided=self._by_part, whole=self.measured
-        )
+        parts = msgspec.structs.replace(self, undecided=self._by_part, whole=self.measured)
         figures = parts.figures(cell, everything, inside, "", (), gpus, Histogram(), 0)
         for columns in cell.columns:
             columns.forget()
@@ -270,7 +265,7 @@ class Parts(msgspec.Struct, frozen=True):
             )
 
         classes = tuple(
-            self.of_class(plan, pair, inside, accumulator.cut(i))
+            self.of_class(plan, pair, inside, accumulator.count_cut_conversations(i))
             for i, (plan, pair) in enumerate(zip(header.classes, accumulator.classes, strict=True))
         )
         by_model: dict[str, list[int]] = {}

@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from loadgen.core.server_metrics.series import MetricSample
 
 SCHEMA = 1
-NOT_KEPT = "the records were not kept (--keep)"
 _FROM_HEADER = ("rtt_ms", "dns_ms", "cache_reset", "chunks", "cache_asked", "cache_bound")
 
 
@@ -193,7 +192,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     causes: Explanation = Explanation()
     server: Served | None = None  # what the servers counted; null when no metrics page was read
     energy: EnergyUse | None = None  # what the accelerators used; null when nothing says it
-    kept: str = "raw"  # which rows were kept: raw (all), sample, histogram (none)
     figures: dict[
         str, Distribution
     ] = {}  # those that have no field of their own: newer ones, and of other packages
@@ -233,7 +231,7 @@ def measure(
     *,
     explained: bool,
 ) -> MeasuredRun:
-    """Compute what core knows of a run. The arguments are those of `core.run_summary.build`."""
+    """Compute what core knows of a run. The arguments are those of `core.run_summary.summarize`."""
     plans, cells = header.stages or (StagePlan(),), accumulator.stages
     chosen = [i for i, plan in enumerate(plans) if plan.measured]
     everything = measured, warmup = CellPair(accumulator.measured(), accumulator.measured(False))
@@ -257,7 +255,7 @@ def measure(
     undecided = ({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}) | unsound
     tokens_in = blocks.tokens_over_time(measured, own_timeline)
     arrival = ", then ".join(plans[i].arrival for i in chosen if plans[i].arrival)
-    parts = Parts(header, seconds, undecided, measured)
+    parts = Parts(header, undecided, measured)
     whole = parts.figures(
         measured, everything, inside, arrival, own_timeline, target.gpus, own_gaps, lost
     )
@@ -281,13 +279,9 @@ def measure(
         facts = shared(stage, StageSummary)
         return StageSummary(window=window, inter_chunk_ms=own.distribution(), **facts, **figures)
 
-    step_times = (
-        steps.times(measured.columns, header)
-        if accumulator.exact
-        else [steps.UNKNOWN] * len(header.steps)
-    )
+    step_times = steps.times(measured.columns, header)
     by_part = parts.by_part(accumulator, inside, step_times, target.model)
-    tasks = blocks.sessions(measured, accumulator.cut(), inside)
+    tasks = blocks.sessions(measured, accumulator.count_cut_conversations(), inside)
     whole["goodput"] = with_tasks(whole["goodput"], tasks)
     if header.slo is None:
         whole["goodput"] = of_classes([part.goodput for part in by_part["classes"]])
@@ -316,9 +310,10 @@ def measure(
         if interchangeable(header.targets)
         else None,
         **{name: getattr(header, name) for name in _FROM_HEADER},
-        drift=drift.of_blocks(*accumulator.by_time(), inside.steady, tokens_in),
-        sustainable=_sustainable(everything, inside, header, accumulator, explained),
-        kept="raw" if accumulator.exact else header.keep,
+        drift=drift.of_blocks(drift.sample_blocks(measured.columns), inside.steady, tokens_in),
+        sustainable=sustainable.of_rows(measured.columns, warmup.columns, inside, header)
+        if explained
+        else Sustainable(),
         **{
             **_of_figures(samples, header.percentiles, measured, own_gaps, itl_absent),
             **whole,
@@ -330,13 +325,7 @@ def measure(
         summary, machines=machines.of_cluster(header, summary, measured.columns, seconds)
     )
     missed = parts.missed_without_dropped(accumulator, own_gaps, inside, lost)
-    signs = _signs(
-        everything,
-        header,
-        missed=missed,
-        is_counted="tokens" not in unsound,
-        exact=accumulator.exact,
-    )
+    signs = _signs(everything, header, missed=missed, is_counted="tokens" not in unsound)
     return MeasuredRun(summary, everything, signs, tokens_in)
 
 
@@ -346,31 +335,14 @@ def judge(header: Header, run: MeasuredRun, summary: Summary, seconds: Sequence[
     return by_verdict(msgspec.structs.replace(summary, verdict=verdict))
 
 
-def _sustainable(
-    everything: CellPair,
-    window: Window,
-    header: Header,
-    accumulator: Accumulator,
-    explained: bool,
-) -> Sustainable:
-    """Return whether the target sustained the load. This needs all records at once."""
-    if not accumulator.exact:
-        return Sustainable(why=f"{NOT_KEPT}: growth of one target cannot be told")
-    if not explained:
-        return Sustainable()
-    return sustainable.of_rows(
-        everything.measured.columns, everything.others.columns, window, header
-    )
+def _signs(everything: CellPair, header: Header, *, missed: bool, is_counted: bool) -> Signs:
+    """Return what the verdict needs beside the summary.
 
-
-def _signs(
-    everything: CellPair, header: Header, *, missed: bool, is_counted: bool, exact: bool
-) -> Signs:
-    """What the verdict needs beside the summary. `missed`: the SLO, also without what the client dropped. `is_counted`:
-    tokens are counted, so that what was asked for can be held against what came. `exact`: there are records.
+    `missed`: whether the SLO is missed also without the requests that the client dropped. `is_counted`: whether tokens
+    are counted, so that the requested tokens can be compared with those that came.
     """
     measured = everything.measured
-    own_ms, own = validity.own_part(measured.columns) if exact else (0.0, None)
+    own_ms, own = validity.own_part(measured.columns)
     died = {
         name.removeprefix("dead_")
         for cell in everything

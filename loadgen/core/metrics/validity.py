@@ -446,7 +446,7 @@ def _warnings(
     told = any(
         code.code == "server_timing_missing" for code in header.note_codes.values()
     )  # by the probe
-    no_account = summary.requests.ok and summary.kept == "raw" and not summary.splits.accounted
+    no_account = summary.requests.ok and not summary.splits.accounted
     if header.server_timing and no_account and not told:
         yield _code("server_timing_missing", server=summary.target.server or "it")
     if summary.speculation is not None and header.random_words:

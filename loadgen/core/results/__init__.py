@@ -1,4 +1,4 @@
 """The files of a run: rows, `run.json`, the spool that workers append to, `capacity.json`, copies to object stores.
 
-Computes no figure. `record.py`, `manifest.py` and `slot_ranges.py` are pure; the rest reads and writes files.
+Computes no figure. `record.py` and `manifest.py` are pure; the rest reads and writes files.
 """

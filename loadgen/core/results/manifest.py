@@ -277,7 +277,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 1  # places of a conversation or task in the numbers of slots: the most turns that one may have
     workers: int = 1
     percentiles: tuple[float, ...] = ()  # further ones, as shares, that the user asked for
-    keep: str = "raw"  # which rows are kept: raw (all), sample, histogram (none)
     energy_pages: tuple[str, ...] = ()  # pages about the power of the hardware that are read
     server_pages: tuple[str, ...] | None = (
         None  # URLs of the servers' metrics pages that are read; null: not searched

@@ -18,7 +18,7 @@ import numpy as np
 from loadgen_sdk.dialects.reader import Flow
 from numpy.typing import NDArray
 
-from loadgen.core.results import manifest, slot_ranges
+from loadgen.core.results import manifest
 from loadgen.core.results.files import PRIVATE, private, replace
 from loadgen.core.results.parquet import from_parquet
 from loadgen.core.results.record import BIN_NS, ROW, joined
@@ -239,23 +239,25 @@ def segments(folder: Path, worker: int | None = None) -> list[Segment]:
     return sorted(segment for segment in result if worker is None or segment.worker == worker)
 
 
-def recorded(folder: Path, worker: int, header: manifest.Header) -> NDArray[np.void]:
-    """The slots that have a row of this worker in any file, as slot_ranges.RUN; a slot may be there twice.
+RECORDED_SLOT = np.dtype([("slot", "<i8"), ("stage", "<i2"), ("lane", "<i4")])
+"""A slot that has a record, with the stage and the virtual user (-1 in an open loop) that it belongs to."""
+
+
+def recorded_slots(folder: Path, worker: int) -> NDArray[np.void]:
+    """Return the slots that have a record of this worker in any file, as RECORDED_SLOT. A slot may occur twice.
 
     The worker must have stopped writing.
     """
-    ranges = [np.zeros(0, slot_ranges.RUN)]
-    for segment in segments(folder, worker):
-        # read before `.seen`: the compactor writes that file first and deletes the segment after it
-        rows = complete_rows(segment.path)
-        ranges.append(slot_ranges.of(rows, header))
-    deleted = folder / "spool" / f"w{worker}.seen"
-    if deleted.exists():
-        ranges.append(np.frombuffer(deleted.read_bytes(), slot_ranges.RUN))
+    # A segment is read before the Parquet files: the compactor writes those first and deletes the segment after it.
+    parts = [complete_rows(segment.path) for segment in segments(folder, worker)]
     files = sorted((folder / "requests").glob(f"w{worker}-*.parquet"))
     if files:
-        ranges.append(slot_ranges.of(from_parquet(files, ("slot", "stage", "lane"))[0], header))
-    return np.concatenate(ranges)
+        rows, _ = from_parquet(files, RECORDED_SLOT.names)
+        parts.append(rows)
+    slots = np.zeros(sum(map(len, parts)), RECORDED_SLOT)
+    for name in RECORDED_SLOT.names or ():
+        slots[name] = np.concatenate([np.zeros(0, ROW[name]), *(part[name] for part in parts)])
+    return slots
 
 
 def complete_rows(file: Path) -> NDArray[np.void]:

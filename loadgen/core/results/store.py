@@ -4,18 +4,14 @@ Does IO. `record.py` defines the rows, `manifest.py` defines `run.json`, and `sp
 
     run.json                      the header (manifest.Header)
     requests/*.parquet            rows: small complete files during the run, one `requests.parquet` after it
-    sample/requests.parquet       with --keep sample: a sample of the rows, instead of all of them
     spool/w0.rows                 binary rows (record.ROW), appended by worker 0; w0.N.rows continues from row N.
                                   The compactor deletes a file that is complete and that it has read to the end
-    spool/w0.seen                 without --keep raw: the slots of rows that are deleted (slot_ranges.RUN)
     spool/w0.texts                error texts, one JSON string per line; a row's `text` is the line number, from 0
     spool/w0.seconds              one JSON line per second (manifest.Second)
     spool/w0.events, gaps/        with --keep gaps: see `gaps.py`
     flows/w0.gaps.S               histogram of the gaps between output events of stage S
     flows/w0.stamps-S             histogram of the stamp errors of the output events of stage S; not in older runs
     flows/w0.timeline.S           output events of stage S, counted per 10 ms
-    flows/ledger                  without --keep raw: the sums of the rows that were read, and how many of each worker
-                                  they are (metrics.accumulator.Accumulator); the rows after those are in the spool
     flows/w0.heat                 gaps of all stages counted by length, about every 2 s: records of HEAT
     server.jsonl                  values from the servers' metrics pages (server_metrics.series.MetricSample), one line
                                   for each change of a value
@@ -49,13 +45,12 @@ from loadgen.core.server_metrics import series
 from loadgen.core.stats.quantiles import Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 MERGED = "requests.parquet"
 LAZY_ROWS = (
     1_000_000  # above this, a summary is computed from columns on disk instead of rows in memory
 )
-LEDGER = "ledger"
 
 
 class Stored(NamedTuple):
@@ -218,20 +213,8 @@ def _read_rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:
     return (joined(parts) if len(parts) > 1 else parts[0]), texts
 
 
-def rows_after(
-    folder: Path, taken: Mapping[int, int]
-) -> Iterator[tuple[NDArray[np.void], list[str]]]:
-    """Rows of the spool, and the error texts they refer to, without the first `taken[worker]` rows of each worker."""
-    for segment in segments(folder):
-        first = max(taken.get(segment.worker, 0) - segment.first, 0)
-        check(rows := complete_rows(segment.path)[first:])
-        yield rows, worker_texts(folder, segment.worker)
-
-
 def has_rows(folder: Path) -> bool:
-    """Whether the rows of this run are stored. If not, there is only its `summary.json`, or `flows/ledger`."""
-    if (folder / "flows" / LEDGER).exists():
-        return False
+    """Whether the folder holds records of this run. If not, it has at most a `summary.json`."""
     return any((folder / "requests").glob("*.parquet")) or any(folder.glob("spool/*.rows"))
 
 

@@ -1,4 +1,4 @@
-"""Amounts that come over time, and how much of them came in an interval: exact, or within bounded memory.
+"""Amounts that come over time, and how much of them came in an interval.
 
 Pure. Each amount is spread evenly over an interval of time; what begins and ends in one instant came in that instant.
 """
@@ -119,14 +119,6 @@ class TimeCurve:
     def _arrays(self) -> tuple[NDArray[np.float64], ...]:
         return self.slope, self.level, self.lumps
 
-    def merge(self, other: TimeCurve) -> None:
-        """Add another curve to this one."""
-        while self.bin_s < other.bin_s:
-            self._double()
-        step = round(self.bin_s / other.bin_s)
-        for mine, theirs in zip(self._arrays(), other._arrays(), strict=True):
-            mine[: BINS // step] += theirs.reshape(-1, step).sum(axis=1)
-
     def between(self, start_s: float | None, end_s: float | None) -> float:
         """The amount that came in an interval, ends included; 0 when an end is None."""
         if start_s is None or end_s is None:
@@ -138,18 +130,3 @@ class TimeCurve:
         cumulative = edges * slope - level + lumps
         low, high = np.interp([start_s, end_s], edges, cumulative)
         return float(high - low)
-
-    def curve(self) -> TimeCurve:
-        """This curve, as `Amounts.curve`."""
-        return self
-
-    def to_bytes(self) -> tuple[float, bytes]:
-        """The length of a bin, and the three arrays one after the other."""
-        return self.bin_s, np.concatenate(self._arrays()).tobytes()
-
-    @classmethod
-    def from_bytes(cls, bin_s: float, data: bytes) -> TimeCurve:
-        """The inverse of `to_bytes`."""
-        curve = cls(bin_s)
-        curve.slope, curve.level, curve.lumps = np.frombuffer(data).reshape(3, BINS).copy()
-        return curve

@@ -192,14 +192,6 @@ def test_a_simulated_run_is_split_exactly_and_shown(tmp_path: Path) -> None:
     )  # in the waterfall of each of the ten
 
 
-@pytest.mark.processes
-def test_without_records_there_are_no_splits(tmp_path: Path) -> None:
-    quick = {"embedded": {"ttft": "2ms", "itl": "1ms"}, "warmup": 0, "keep": "histogram"}
-    workload = {"name": "few", "requests": {"input_tokens": 12, "output_tokens": 4}}
-    run = loadgen.run(workload, concurrency=1, num_requests=12, out=tmp_path / "run", **quick)
-    assert run.summary.splits.groups == () and "--keep" in run.summary.splits.why
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=300), st.randoms(use_true_random=False))
 def test_those_near_a_quantile_are_as_of_the_whole_order(

@@ -81,7 +81,7 @@ levels:
   - {name: b, workload: w.yaml, rate: 60/s, duration: 4s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
 """
 KILLED = ("main", "worker", "compactor", "all")
-KEEPS = ("raw", "sample", "histogram")
+KEEPS = ("raw", "gaps")
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +94,10 @@ def endpoint() -> Iterator[Embedded]:
 @pytest.mark.parametrize(
     ("command", "killed", "keep", "seed"),
     [
-        ("run", "all", "histogram", 1),
+        ("run", "all", "gaps", 1),
         ("soak", "main", "raw", 2),
-        ("soak", "worker", "sample", 3),
-        ("soak", "compactor", "histogram", 4),
+        ("soak", "worker", "raw", 3),
+        ("soak", "compactor", "gaps", 4),
         ("sweep", "all", "raw", 5),
         ("search", "main", "raw", 6),
         ("validate", "all", "raw", 7),

@@ -54,11 +54,8 @@ def of(module: str, parent: int) -> int:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("keep", ["raw", "sample", "histogram"])
-def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: Embedded, keep: str) -> None:
-    process = cli(
-        tmp_path, "--url", endpoint.url, "--concurrency", "4", "--duration", "2s", "--keep", keep
-    )
+def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: Embedded) -> None:
+    process = cli(tmp_path, "--url", endpoint.url, "--concurrency", "4", "--duration", "2s")
     rows_written(tmp_path, 100)
     os.kill(of("followers.compactor_process", process.pid), signal.SIGKILL)
     code, out, err = ended(process)
@@ -71,9 +68,8 @@ def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: Embedded, keep:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("keep", ["gaps", "sample", "histogram"])  # gaps: all of raw, too
-def test_everything_is_killed(tmp_path: Path, endpoint: Embedded, keep: str) -> None:
-    flags = ("--request-rate", "300", "-n", "3000", "--workers", "2", "--keep", keep)
+def test_everything_is_killed(tmp_path: Path, endpoint: Embedded) -> None:
+    flags = ("--request-rate", "300", "-n", "3000", "--workers", "2", "--keep", "gaps")
     process = cli(tmp_path, "--url", endpoint.url, *flags)
     rows_written(tmp_path, 700)
     for pid in (process.pid, *(others := children(process.pid))):
@@ -85,10 +81,9 @@ def test_everything_is_killed(tmp_path: Path, endpoint: Embedded, keep: str) -> 
     requests = run_folder.summary(tmp_path / "out").requests
     last = {second.worker: second.sent for second in store.read_run(tmp_path / "out").seconds}
     assert (requests.ok, requests.lost) == (written, max(0, sum(last.values()) - written))
-    if keep == "gaps":  # what was recorded has its gaps
-        stored = request_gaps.read(tmp_path / "out")
-        several = stored.rows["slot"][stored.rows["output_events"] > 1].tolist()
-        assert set(several) <= set(stored.each_gap or {})
+    stored = request_gaps.read(tmp_path / "out")
+    several = stored.rows["slot"][stored.rows["output_events"] > 1].tolist()
+    assert set(several) <= set(stored.each_gap or {}), "what was recorded has its gaps"
     assert requests.scheduled < 3000, "what was due after the kill was never asked for"
     assert manifest.decode((tmp_path / "out" / "run.json").read_bytes()).state == "running"
 
@@ -151,7 +146,6 @@ def test_a_frozen_compactor_is_ended_and_said(tmp_path: Path, endpoint: Embedded
     )
     settings = replace(
         to(endpoint, tmp_path),
-        keep="histogram",
         tuning=Tuning(helper_frozen_s=0.5, compacted_rows=0),
     )
     freeze = when_started(
@@ -303,16 +297,6 @@ def test_two_runs_with_one_folder_get_one_each(tmp_path: Path, endpoint: Embedde
         assert (first, [*first.iterdir()]) == (tmp_path / "out", [])
     (second,) = (path.parent for path in tmp_path.glob("out-*/summary.json"))
     assert len(store.read_run(second).rows) == 100
-
-
-@pytest.mark.processes
-def test_results_are_for_their_user_alone(tmp_path: Path, endpoint: Embedded) -> None:
-    """Of a run that keeps histograms; of one that keeps rows: the run under nohup."""
-    code, _, err = ended(
-        cli(tmp_path, "--url", endpoint.url, "-c", "2", "-n", "20", "--keep", "histogram")
-    )
-    assert code in (0, 3), err
-    are_for_their_user_alone(tmp_path)
 
 
 def are_for_their_user_alone(folder: Path) -> None:

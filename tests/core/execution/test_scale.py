@@ -28,7 +28,7 @@ from loadgen.core.execution.events import Counters
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.resource_limits import Room
 from loadgen.core.execution.shared_counters import SharedCounters
-from loadgen.core.followers import compactor
+from loadgen.core.followers.compactor import compact_records
 from loadgen.core.metrics.columns import FAILED
 from loadgen.core.results import store
 from loadgen.core.results.manifest import encode
@@ -143,7 +143,7 @@ def test_files_of_many_workers_say_what_one_would(
             if len(mine):
                 spool.flows(0, *gaps_of(mine))
             spool.close()
-        compactor.record(folder, ended)
+        compact_records(folder, ended)
         merged = summarize(*store.read_run(folder, most=0 if lazily else math.inf))
     gaps, timeline = gaps_of(whole)
     assert merged == summarize(told, whole, [gaps], [timeline], [], ["gone"])

@@ -24,7 +24,7 @@ def cell() -> Cell:
     rows["first_token_ns"] = rows["due_ns"] + draw.integers(1, 50 * S, COUNT)
     rows["end_ns"] = rows["done_ns"] = rows["last_token_ns"] = rows["first_token_ns"] + 5
     rows["input_tokens"], rows["status"][:1_000], rows["sent_ns"][:1_000] = 7, 1, -1
-    found = Cell(exact=True)
+    found = Cell()
     found.columns.append(Columns(rows))
     return found
 

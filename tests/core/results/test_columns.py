@@ -223,9 +223,7 @@ def answers(slo: Slo, ttft_ms: list[int], **statuses: int) -> Cell:
     rows["status"][len(ttft_ms) :] = np.repeat(
         [STATUSES.index(name) for name in statuses], list(statuses.values())
     )
-    accumulator = Accumulator(Header(slo=slo), exact=True)
-    accumulator.add(rows, [])
-    return accumulator.measured()
+    return Accumulator(Header(slo=slo), rows, []).measured()
 
 
 @pytest.mark.parametrize(
@@ -432,9 +430,9 @@ def test_blocks_are_the_rows_in_their_order() -> None:
         assert [part["slot"].tolist() for part in parts if len(part)] != [] or not len(columns)
         assert np.concatenate([part["slot"] for part in parts]).tolist() == columns["slot"].tolist()
         assert max(map(len, parts)) <= BLOCK_ROWS
-        whole, by_block = Cell(exact=True), Cell(exact=True)
-        whole.add(Columns(rows, chosen, keep_all=True), [], (), True)
-        by_block.add(columns, [], (), True)
+        whole, by_block = Cell(), Cell()
+        whole.add(Columns(rows, chosen, keep_all=True), [], True)
+        by_block.add(columns, [], True)
         assert (whole.sums, whole.least, whole.most, whole.errors) == (
             by_block.sums,
             by_block.least,

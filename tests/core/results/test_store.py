@@ -103,8 +103,8 @@ def test_rows_are_written_without_pandas(tmp_path: Path) -> None:
     """Pyarrow imports it, where it is installed, for arrays that it could make without."""
     written(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from loadgen.core.followers.compactor import record;"
-        "from loadgen.core.results.store import read_run; folder = Path(sys.argv[1]); record(folder);"
+        "import sys; from pathlib import Path; from loadgen.core.followers.compactor import compact_records;"
+        "from loadgen.core.results.store import read_run; folder = Path(sys.argv[1]); compact_records(folder);"
         "assert len(read_run(folder).rows) == 102; assert not {'pandas', 'pyarrow.compute'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)

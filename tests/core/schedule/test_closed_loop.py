@@ -12,14 +12,12 @@ import numpy as np
 import places
 import pytest
 from command_line import exits
-from folding import folded
 from make_examples import blank, seen
 from numpy.typing import NDArray
 from runs import says
 from test_dispatcher import Run, drive
 from timetables import MS, S, closed, constant, poisson, workload
 
-from loadgen.core import run_summary
 from loadgen.core.execution import lane_start
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics.load import in_flight as flying
@@ -74,13 +72,12 @@ def answered(schedule: Schedule, run: Run) -> tuple[Header, NDArray[np.void]]:
     return Header(state="finished", stages=stages), rows
 
 
-def summaries(*stages: Stage, seed: int = 1) -> tuple[Summary, Summary]:
-    """The summary of such a run from its rows, and from what is folded of them."""
+def summary_of(*stages: Stage, seed: int = 1) -> Summary:
+    """Return the summary of a run of these stages."""
     schedule = build(workload(*stages), seed)
     header, rows = answered(schedule, drive(Dispatcher(schedule), lambda start: (TAKES_NS, True)))
     gaps, timeline = seen(rows, len(header.stages))
-    real = summarize(header, rows, gaps, timeline)
-    return real, run_summary.build(header, folded(header, rows, [], 2), gaps, timeline)
+    return summarize(header, rows, gaps, timeline)
 
 
 # -- a warm-up before a closed loop ----------------------------------------------------------------------------------
@@ -88,15 +85,13 @@ def summaries(*stages: Stage, seed: int = 1) -> tuple[Summary, Summary]:
 
 def test_a_warm_up_does_not_add_to_the_rate() -> None:
     """`-c 4 -n 20 --warmup 2s --output-tokens 32` against 600 ms + 20 ms a token said 4.07/s; it is 4 / 1.22 s."""
-    for summary in summaries(warm(closed(4, duration_ns=2 * S)), closed(4, count=20)):
-        true_rate = 4 / (TAKES_NS / S)
-        assert summary.load.in_flight_max in (4, None), "not known where rows are folded"
-        # folded, an instant is known to a bin of 0.1 s: of lanes in step up to a whole round at the end
-        about = 0.002 if summary.load.in_flight_max else 0.25
-        assert summary.load.steady_completed_rps == pytest.approx(true_rate, rel=about)
-        assert summary.tokens.steady_output_per_s == pytest.approx(true_rate * TOKENS, rel=0.01)
-        assert summary.requests.scheduled == 20 and summary.warmup.scheduled == 8
-        assert summary.stages[1].load.steady_completed_rps == summary.load.steady_completed_rps
+    summary = summary_of(warm(closed(4, duration_ns=2 * S)), closed(4, count=20))
+    true_rate = 4 / (TAKES_NS / S)
+    assert summary.load.in_flight_max == 4
+    assert summary.load.steady_completed_rps == pytest.approx(true_rate, rel=0.002)
+    assert summary.tokens.steady_output_per_s == pytest.approx(true_rate * TOKENS, rel=0.01)
+    assert summary.requests.scheduled == 20 and summary.warmup.scheduled == 8
+    assert summary.stages[1].load.steady_completed_rps == summary.load.steady_completed_rps
 
 
 @pytest.mark.parametrize("count", [12, 20, 21, 40])
@@ -107,51 +102,44 @@ def test_the_rate_does_not_depend_on_how_lanes_begin(count: int, ramp_ns: int) -
         [closed(4, ramp_ns, count=count)],
         [warm(closed(4, ramp_ns, duration_ns=4 * S)), closed(4, count=count)],
     ):
-        for summary in summaries(*stages):
-            window_s = summary.window.steady.duration_s
-            if window_s is not None and window_s > 2:
-                # one request more or less at an edge; folded, lanes in step are a round
-                edge = (1 if summary.load.in_flight_max else 4) / (window_s * true_rate)
-                assert summary.load.steady_completed_rps == pytest.approx(
-                    true_rate, rel=edge + 1e-6
-                )
-                per_token = (summary.tokens.steady_output_per_s or 0) / TOKENS
-                assert per_token == pytest.approx(summary.load.steady_completed_rps, rel=4 * edge)
-            assert (summary.load.in_flight_max or 0) <= 4
+        summary = summary_of(*stages)
+        window_s = summary.window.steady.duration_s
+        if window_s is not None and window_s > 2:
+            edge = 1 / (window_s * true_rate)  # one request more or less at an edge
+            assert summary.load.steady_completed_rps == pytest.approx(true_rate, rel=edge + 1e-6)
+            per_token = (summary.tokens.steady_output_per_s or 0) / TOKENS
+            assert per_token == pytest.approx(summary.load.steady_completed_rps, rel=4 * edge)
+        assert (summary.load.in_flight_max or 0) <= 4
 
 
 def test_a_level_counts_no_request_of_another_stage() -> None:
-    for summary in summaries(
+    summary = summary_of(
         closed(8, duration_ns=10 * S), closed(4, duration_ns=20 * S), closed(6, duration_ns=20 * S)
-    ):
-        for stage, lanes in zip(summary.stages, (8, 4, 6), strict=True):
-            assert stage.load.steady_completed_rps == pytest.approx(
-                lanes / (TAKES_NS / S), rel=0.08
-            )
-            assert stage.tokens.steady_output_per_s == pytest.approx(
-                lanes * TOKENS / (TAKES_NS / S), rel=0.08
-            )
+    )
+    for stage, lanes in zip(summary.stages, (8, 4, 6), strict=True):
+        assert stage.load.steady_completed_rps == pytest.approx(lanes / (TAKES_NS / S), rel=0.08)
+        assert stage.tokens.steady_output_per_s == pytest.approx(
+            lanes * TOKENS / (TAKES_NS / S), rel=0.08
+        )
 
 
 def test_an_open_loop_completes_no_more_than_it_offers() -> None:
     """A warm-up that is far denser than the measured load does not show in what that completed."""
     dense = warm(constant(40.0, duration_ns=3 * S))
-    for summary in summaries(dense, poisson(6.0, duration_ns=60 * S)):
-        load = summary.load
-        assert summary.window.steady.start_s == pytest.approx(3 + TAKES_NS / S, abs=0.05)
-        assert load.offered_rps is not None and load.steady_completed_rps is not None
-        assert load.steady_completed_rps == pytest.approx(load.offered_rps, rel=0.03)
-        assert summary.tokens.steady_output_per_s == pytest.approx(
-            load.steady_completed_rps * TOKENS, rel=0.02
-        )
+    summary = summary_of(dense, poisson(6.0, duration_ns=60 * S))
+    load = summary.load
+    assert summary.window.steady.start_s == pytest.approx(3 + TAKES_NS / S, abs=0.05)
+    assert load.offered_rps is not None and load.steady_completed_rps is not None
+    assert load.steady_completed_rps == pytest.approx(load.offered_rps, rel=0.03)
+    assert summary.tokens.steady_output_per_s == pytest.approx(
+        load.steady_completed_rps * TOKENS, rel=0.02
+    )
 
 
 def test_without_time_of_its_own_a_load_has_no_steady_figures_and_says_so() -> None:
-    for summary in summaries(warm(constant(40.0, duration_ns=3 * S)), constant(10.0, count=10)):
-        assert (
-            summary.window.steady.duration_s is None and summary.load.steady_completed_rps is None
-        )
-        assert says(summary.verdict.warning_codes, "never_steady")
+    summary = summary_of(warm(constant(40.0, duration_ns=3 * S)), constant(10.0, count=10))
+    assert summary.window.steady.duration_s is None and summary.load.steady_completed_rps is None
+    assert says(summary.verdict.warning_codes, "never_steady")
 
 
 def test_an_older_folder_has_its_window_from_the_first_due_instant() -> None:

@@ -27,13 +27,11 @@ from loadgen.core import run_folder, seeds
 from loadgen.core.errors import Faults
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
-from loadgen.core.metrics.accumulator import Accumulator
 from loadgen.core.metrics.summary import Summary, exit_code
 from loadgen.core.requests.build import build
 from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import store
-from loadgen.core.run_summary import build as summary_of
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
 from loadgen.core.workload.loading import of_mapping
@@ -169,7 +167,7 @@ def test_relative_weights_and_percentages_are_one_recipe_and_another_share_is_an
 def test_each_class_has_its_figures_and_they_add_up_to_the_total(tmp_path: Path) -> None:
     one = workload(tmp_path, seed="3")
     summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
-    header, rows, gaps, timeline, *rest = store.read_run(folder)
+    rows = store.read_run(folder).rows
     of_class = seeds.classes(3, list(SHARES.values()), rows["request"])
     assert [part.name for part in summary.classes] == list(SHARES)
     for index, (part, (input_tokens, output_tokens)) in enumerate(
@@ -201,17 +199,6 @@ def test_each_class_has_its_figures_and_they_add_up_to_the_total(tmp_path: Path)
         assert sum(getattr(part.load, name) for part in summary.classes) == pytest.approx(whole), (
             name
         )
-
-    accumulator = Accumulator(header)  # the same from histograms, in two parts that are merged
-    other = Accumulator(header)
-    accumulator.add(rows[:700], rest[1])
-    other.add(rows[700:], rest[1])
-    accumulator.merge(Accumulator.from_bytes(other.to_bytes(), header))
-    folded = summary_of(header, accumulator, gaps, timeline)
-    assert [part.requests for part in folded.classes] == [part.requests for part in summary.classes]
-    assert [part.goodput.good for part in folded.classes] == [
-        part.goodput.good for part in summary.classes
-    ]
 
     lines = text.render(summary)
     assert "Classes" in lines and "bystander" in lines and "MISSED" in lines

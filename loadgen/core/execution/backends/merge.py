@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from loadgen.core.execution.bodies import UNKNOWN
 from loadgen.core.execution.plan import Plan
 from loadgen.core.execution.share import Share
-from loadgen.core.results import manifest, slot_ranges
 from loadgen.core.results.record import ROW, RecordKey, unsent_record
-from loadgen.core.results.spool import Spool, recorded, segments
+from loadgen.core.results.spool import Spool, recorded_slots, segments
 from loadgen.core.schedule import timetable as schedule
 
 AT_ONCE = 100_000  # slots that are checked in one step
@@ -66,17 +65,16 @@ def record_lost(plan: Plan, i: int, why: str) -> None:
         "r+b"
     ) as file:  # an incomplete row at the end would shift all rows after it
         file.truncate(last_file.stat().st_size // ROW.itemsize * ROW.itemsize)
-    path = job.folder / "run.json"
-    ranges = recorded(job.folder, i, manifest.decode(path.read_bytes(), str(path)))
+    recorded = recorded_slots(job.folder, i)
     spool = Spool(job.folder, i)
     text = spool.text(why)
     expected = (
         own_schedule.numbers()
         if own_schedule.slots is not None
-        else iter(sorted(_in_flight(own_schedule, ranges)))
+        else iter(sorted(_in_flight(own_schedule, recorded)))
     )
     while numbers := list(islice(expected, AT_ONCE)):
-        for number in np.array(numbers)[~slot_ranges.among(ranges, np.array(numbers))].tolist():
+        for number in np.setdiff1d(np.array(numbers), recorded["slot"]).tolist():
             slot = timetable.slot(number)
             place = RecordKey(number, number, slot.stage, i, 0, slot.session, slot.turn, slot.lane)
             spool.row(unsent_record(place, slot.due_ns, "worker_died", "lost", UNKNOWN, text))
@@ -84,16 +82,18 @@ def record_lost(plan: Plan, i: int, why: str) -> None:
     spool.close()
 
 
-def _in_flight(own_schedule: schedule.Schedule, ranges: NDArray[np.void]) -> Iterator[int]:
-    """For a closed loop without a count: the slot of each lane that was in flight, in the last stage with a record."""
-    stage = int(ranges["stage"].max()) if len(ranges) else 0
+def _in_flight(own_schedule: schedule.Schedule, recorded: NDArray[np.void]) -> Iterator[int]:
+    """Yield the slot of each virtual user that was in flight, in the last stage with a record.
+
+    This is for a closed loop without a number of requests. `recorded` has the type RECORDED_SLOT.
+    """
+    stage = int(recorded["stage"].max()) if len(recorded) else 0
     span, turns = own_schedule.stages[stage], own_schedule.turns
-    last_number: dict[int, int] = {}
-    for lane, number in zip(ranges["lane"].tolist(), ranges["last"].tolist(), strict=True):
-        if number // turns >= span.first_chain:
-            last_number[lane] = max(number, last_number.get(lane, -1))
+    own_slots = recorded[recorded["slot"] // turns >= span.first_chain]
+    in_order = own_slots[np.argsort(own_slots["slot"])]
+    last_slot = dict(zip(in_order["lane"].tolist(), in_order["slot"].tolist(), strict=True))
     for lane in own_schedule.own_lanes(span):
-        last = last_number.get(lane)
+        last = last_slot.get(lane)
         if last is None:
             yield own_schedule.first_number(span.first_chain + lane)
             continue

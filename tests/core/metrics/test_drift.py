@@ -1,0 +1,75 @@
+"""Latencies by blocks of time, and what drifts from one block to the next."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from make_examples import blank, stream
+
+from loadgen.core.metrics import drift
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results.manifest import Header, StagePlan
+from loadgen.core.results.record import SOURCES
+from loadgen.core.run_summary import summarize
+from loadgen.runs import text
+
+MS, S = 1_000_000, 1_000_000_000
+
+
+def slower(change: float, seconds: int) -> Summary:
+    """A request every 10 ms whose TTFT grows over the run by this share, and whose tokens come as fast as ever."""
+    rows = blank(seconds * 100)
+    rows["due_ns"] = rows["slot"] * 10 * MS
+    rows["output_events"] = rows["output_tokens"] = 5
+    rows["output_source"] = SOURCES.index("server")
+    growth = 1 + change * np.arange(len(rows)) / len(rows)
+    stream(
+        rows,
+        (100 * MS * growth).astype(np.int64),
+        np.full(len(rows), 10 * MS),
+        np.full(len(rows), 20_000),
+    )
+    return summarize(Header(state="finished", stages=(StagePlan(name="load"),)), rows)
+
+
+def test_drift_is_found_and_only_what_drifts() -> None:
+    found = slower(0.5, 60).drift
+    assert found.block_s == 2
+    assert len(found.blocks) == 30
+    assert found.ttft_p99 == pytest.approx((1 + 0.5 * 5 / 6) / (1 + 0.5 / 6) - 1, abs=0.02)
+    assert found.output_per_s == pytest.approx(0, abs=0.01)
+    assert found.blocks[3].output_per_s == pytest.approx(500, rel=0.01)
+    said = next(
+        line for line in text.render(slower(0.5, 60)).splitlines() if line.startswith("Drift")
+    )
+    assert f"TTFT p50 {(found.ttft_p50 or 0) * 100:+.1f} %" in said
+    steady = slower(0.0, 60).drift
+    assert (steady.ttft_p50, steady.ttft_p99, steady.tpot_p99) == (0, 0, 0)
+    assert "Drift" not in text.render(slower(0.5, 5))
+    short = slower(0.5, 5).drift
+    assert short.ttft_p99 is None
+    assert len(short.blocks) == 5
+
+
+@pytest.mark.parametrize("last_s", [0, 31, 32, 63, 64, 40_000])
+def test_blocks_are_as_short_as_they_may_be(last_s: int) -> None:
+    rows = blank(1)
+    rows["due_ns"] = last_s * S
+    length = drift.sample_blocks([Columns(rows)]).block_ns
+    assert last_s * S < length * drift.BLOCKS
+    assert length == S or last_s * S >= length // 2 * drift.BLOCKS
+
+
+def test_the_blocks_of_several_stages_are_those_of_all_records_together() -> None:
+    rows = blank(500)
+    rows["due_ns"] = rows["slot"] * S // 10
+    rows["stage"] = rows["slot"] % 3
+    stream(rows, 50 * MS + rows["slot"] * 1000, np.full(500, 10 * MS), np.full(500, 20_000))
+    whole = drift.sample_blocks([Columns(rows)])
+    stages = drift.sample_blocks([Columns(rows, rows["stage"] == stage) for stage in range(3)])
+    assert stages.block_ns == whole.block_ns == 2 * S
+    for one, other in zip(whole.samples, stages.samples, strict=True):
+        assert one.requests == other.requests
+        for metric in drift.SHOWN:
+            assert one.values[metric].distribution() == other.values[metric].distribution()
