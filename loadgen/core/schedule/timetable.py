@@ -1,17 +1,22 @@
-"""The timetable of a run, as a value: when each slot is due, or which slot it waits for. `arrivals.build` makes it.
+"""The schedule of a run: for each request, when it is due or which other request it waits for.
 
-Pure. A stage stores only what cannot be computed, namely the offsets of an open loop. Columns and `Slot` are views made
-on demand. So each open-loop slot costs 8 bytes, and a closed loop without a count costs nothing.
-`dispatcher.Dispatcher` decides what is started when.
+`arrivals.build` makes a schedule from a workload before the run starts, and `dispatcher.Dispatcher`
+decides during the run what starts when. Everything here is a pure function of the schedule.
 
-A *chain* is a unit that must stay whole: a task, a conversation, or a single request. Chains are numbered through the
-whole run. The number of a slot and of its request is `chain * turns + place` (`chains.Chains`), so no prompt appears in
-two stages.
+A *slot* is one request to send. A *chain* is a sequence or graph of slots that belong together: a
+conversation, a task, or a single request. Chains are numbered through all stages of a run, and the
+number of a slot is `chain * turns + position in the chain` (see `chains.Chains`), so that no two
+stages send the same prompt.
+
+A stage stores only what cannot be computed, which is the arrival times of an open loop. Slots and
+columns of slots are computed when they are asked for. A slot of an open loop therefore costs 8
+bytes, and a closed loop without a number of requests costs nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -26,76 +31,83 @@ from loadgen.core.schedule.chains import Chain, Chains, Ints
 T = TypeVar("T", int, Ints)
 
 RESERVED = 1 << 26
-"""Chain numbers reserved for a stage without a count, so that the stages after it get numbers of their own."""
+"""Chain numbers reserved for a stage without a count, so that later stages use others."""
 
-_HASH_BLOCK = 1 << 16  # chains converted to columns at a time for the fingerprint
+_CHAINS_PER_HASH_BLOCK = 1 << 16
+_CHAINS_HASHED_WITHOUT_COUNT = 1024  # of a stage that only its duration ends
 
 
 class Slot(NamedTuple, Generic[T]):
-    """One row of the timetable. Either `due_ns` is an instant and `after` is -1, or the other way round.
+    """One request of the schedule, or with `Slot[Ints]` the columns of many, ordered by number.
 
-    Of `Ints`: the columns of many slots, in ascending number. The number of its request is that of the slot.
+    A slot either has a due time, and `after` is -1, or it follows another slot, and `due_ns` is -1.
     """
 
-    number: T
-    due_ns: T  # from the start of the run, or of the stage if the stage has no fixed start
-    after: (
-        T  # number of the slot that must end first; where several must, the last of them in order
-    )
+    number: T  # of the slot, and of its request
+    due_ns: T  # from the start of the run, or of its stage if the start of the stage is not known
+    after: T  # number of the slot that must end first; if several must, the highest of them
     pause_ns: T  # between the end of that slot and the start of this one
     stage: T
     session: T  # number of the conversation or task; -1 for a single request
     turn: T
-    lane: T  # -1 in open loop
+    lane: T  # the virtual user of a closed loop; -1 in an open loop
 
 
 class StageSpan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One stage of the timetable: an open loop (`lanes` 0, one offset per chain) or a closed loop (`offsets` empty)."""
+    """One stage of the schedule.
+
+    An open loop has one arrival time per chain in `offsets` and no virtual users (`lanes` is 0). A
+    closed loop has `lanes` virtual users and no arrival times.
+    """
 
     index: int
     name: str
     measured: bool
-    start_ns: (
-        int | None
-    )  # from the start of the run; None: when all slots of the previous stage have finished
-    length_ns: (
-        int | None
-    )  # None: until all its slots have finished. A closed loop with a count may end earlier.
+    # From the start of the run. None if the stage starts when all slots of the previous stage have
+    # finished.
+    start_ns: int | None
+    # None if the stage ends when all its slots have finished. A closed loop with a count may end
+    # earlier.
+    length_ns: int | None
     first_chain: int
-    chains: int | None  # of the whole stage, not of one share; None: as many as fit into its length
+    # Of the whole stage, not of one share. None if the stage sends as many as fit into its length.
+    chains: int | None
     lanes: int
     offsets: Ints  # of the chains, in ns from the start of the stage
     slots: int | None  # of all its chains
     turns: int
-    ramp_ns: int = 0  # the lanes that take over from no other begin evenly spread over this time
-    taken_over: int = (
-        0  # lanes of the closed-loop stage before: as many lanes here begin when those have ended
-    )
+    # Virtual users that take over from no other begin evenly spread over this time.
+    ramp_ns: int = 0
+    # How many virtual users here continue for those of the previous stage, when these have ended.
+    taken_over: int = 0
 
     def begins_ns(self, lane: Any) -> Any:
-        """When a lane sends its first request, in ns from the start of the stage. `lane` is a number or an array.
+        """Return when a virtual user sends its first request, in ns from the start of the stage.
 
-        A lane that takes over from one of the stage before begins then at the earliest: when its place is free.
+        A virtual user that takes over from one of the previous stage may begin later, when that one
+        has ended. `lane` is a number or an array of numbers.
         """
-        new_lanes = max(self.lanes - self.taken_over, 1)
-        return self.ramp_ns * np.maximum(lane - self.taken_over, 0) // new_lanes
+        new_users = max(self.lanes - self.taken_over, 1)
+        return self.ramp_ns * np.maximum(lane - self.taken_over, 0) // new_users
 
     @property
     def offered_rps(self) -> float | None:
-        """Requests per second in the timetable; None for a closed loop, which offers no rate."""
+        """Return the scheduled requests per second, or None for a closed loop."""
         if self.lanes:
             return None
         assert self.length_ns is not None
-        return (self.slots or 0) * 1e9 / self.length_ns if self.length_ns else math.inf
+        if self.length_ns == 0:
+            return math.inf
+        return (self.slots or 0) * 1e9 / self.length_ns
 
     @property
     def dynamic(self) -> bool:
-        """Whether the end of the stage is known only when its last slot has finished."""
+        """Return True if the end of the stage is known only when its last slot has finished."""
         return self.lanes > 0 and self.chains is not None
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The timetable of one run, or one worker's share of it (share `part` of `parts`)."""
+    """The schedule of one run, or one worker's share of it (share `part` of `parts`)."""
 
     stages: tuple[StageSpan, ...]
     chains: Chains
@@ -104,18 +116,22 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def turns(self) -> int:
-        """Places of each chain in the numbers of slots."""
+        """Return how many slot numbers each chain has: the size of the largest chain."""
         return self.chains.turns
 
     @property
     def slots(self) -> int | None:
-        """Number of slots in this share; None if the duration alone limits a stage."""
-        counts = [self.own_slots(span) for span in self.stages]
-        known_counts = [count for count in counts if count is not None]
-        return sum(known_counts) if len(known_counts) == len(counts) else None
+        """Return the number of slots in this share, or None if only a duration limits a stage."""
+        total = 0
+        for span in self.stages:
+            count = self.own_slots(span)
+            if count is None:
+                return None
+            total += count
+        return total
 
     def own_slots(self, span: StageSpan) -> int | None:
-        """Return the number of slots of a stage in this share, or None if its duration alone limits it."""
+        """Return the number of slots of a stage in this share, or None if unlimited."""
         if span.chains is None:
             return None
         if self.parts == 1:
@@ -126,25 +142,26 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return int(sizes[self._is_own(span)].sum())
 
     def _is_own(self, span: StageSpan) -> NDArray[np.bool_]:
-        """Which chains of a stage with a count belong to this share."""
-        chain = np.arange(span.chains or 0)
-        own: NDArray[np.bool_] = (
-            chain % span.lanes if span.lanes else chain
-        ) % self.parts == self.part
-        return own
+        """Return, for each chain of a stage with a count, whether it belongs to this share."""
+        index = np.arange(span.chains or 0)
+        if span.lanes:
+            index %= span.lanes  # A virtual user sends all its chains in one share.
+        is_own: NDArray[np.bool_] = index % self.parts == self.part
+        return is_own
 
     @property
     def horizon_ns(self) -> int | None:
-        """The latest end of the last stage, in ns from the start of the run; None if it depends on completions."""
+        """Return the latest end of the last stage, in ns from the start of the run.
+
+        Return None if it depends on when requests complete.
+        """
         last = self.stages[-1]
-        return (
-            None
-            if last.start_ns is None or last.length_ns is None
-            else last.start_ns + last.length_ns
-        )
+        if last.start_ns is None or last.length_ns is None:
+            return None
+        return last.start_ns + last.length_ns
 
     def own_chains(self, span: StageSpan) -> int:
-        """Number of chains of a stage that belong to this share. The stage must have a count."""
+        """Return how many chains of a stage, which must have a count, belong to this share."""
         assert span.chains is not None
         if not span.lanes:
             return len(range(self.part, span.chains, self.parts))
@@ -152,83 +169,102 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return rounds * len(self.own_lanes(span)) + len(range(self.part, rest, self.parts))
 
     def own_lanes(self, span: StageSpan) -> range:
+        """Return the virtual users of a stage that belong to this share."""
         return range(self.part, span.lanes, self.parts)
 
     def own_offsets(self, span: StageSpan) -> Ints:
+        """Return the arrival times of the chains of a stage that belong to this share."""
         return span.offsets[self.part :: self.parts]
 
     def numbers(self) -> Iterator[int]:
-        """The numbers of this share's slots, stage by stage, ascending: about the order of sending. May be endless."""
+        """Yield the slot numbers of this share, stage by stage in ascending order.
+
+        This is about the order in which they are sent. It does not end if only a duration limits a
+        stage.
+        """
         for span in self.stages:
             yield from self.stage_numbers(span)
 
     def stage_numbers(self, span: StageSpan) -> Iterator[int]:
-        """The slot numbers of one stage, ascending; endless if the duration alone limits the stage."""
-        step, alone = span.lanes or self.parts, self.turns == 1
-        own_indexes = (
-            self.own_lanes(span) if span.lanes else range(self.part, self.parts, self.parts)
-        )
-        base = 0
-        while own_indexes and (span.chains is None or base < span.chains):
-            for index in own_indexes:
-                if span.chains is not None and base + index >= span.chains:
-                    break
-                chain = span.first_chain + base + index
-                if alone:
-                    yield chain
-                else:
-                    yield from self.numbers_of(chain)
-            base += step
+        """Yield the slot numbers of one stage, in ascending order.
+
+        It does not end if only a duration limits the stage.
+        """
+        for index in self._own_chain_indexes(span):
+            if span.chains is not None and index >= span.chains:
+                return
+            chain = span.first_chain + index
+            if self.turns == 1:
+                yield chain
+            else:
+                yield from self.numbers_of(chain)
+
+    def _own_chain_indexes(self, span: StageSpan) -> Iterator[int]:
+        """Yield the positions in a stage of the chains of this share, without end."""
+        if not span.lanes:
+            yield from itertools.count(self.part, self.parts)
+        own_lanes = self.own_lanes(span)
+        if own_lanes:
+            for first in itertools.count(0, span.lanes):
+                yield from (first + lane for lane in own_lanes)
 
     def numbers_of(self, chain: int) -> Iterator[int]:
-        """The slot numbers of a chain, in its order."""
-        made = self.chains.of(chain)
-        return (self.number(chain, turn, made) for turn in range(len(made.waits)))
+        """Yield the slot numbers of a chain, in order of its turns."""
+        content = self.chains.of(chain)
+        return (self.number(chain, turn, content) for turn in range(len(content.waits)))
 
-    def number(self, chain: int, turn: int, made: Chain) -> int:
-        """The number of a slot of a chain, from its turn."""
-        is_end = made.is_session and turn + 1 == len(made.waits)
-        return chain * self.turns + (self.turns - 1 if is_end else turn)
+    def number(self, chain: int, turn: int, content: Chain) -> int:
+        """Return the slot number of a turn.
+
+        The last turn of a conversation or task has the last number of its chain.
+        """
+        is_last_turn = content.is_session and turn + 1 == len(content.waits)
+        position = self.turns - 1 if is_last_turn else turn
+        return chain * self.turns + position
 
     def first_number(self, chain: int) -> int:
-        """The number of the first slot of a chain."""
+        """Return the number of the first slot of a chain."""
         return chain * self.turns if self.turns == 1 else next(self.numbers_of(chain))
 
     def turn_of(self, number: int) -> int:
-        """The turn of a slot in its chain. Raises IndexError for a number that the chain does not use."""
-        chain, place = divmod(number, self.turns)
-        made = self.chains.of(chain)
-        turn = len(made.waits) - 1 if made.is_session and place == self.turns - 1 else place
-        if turn >= len(made.waits) or self.number(chain, turn, made) != number:
+        """Return the turn of a slot in its chain.
+
+        Raises IndexError if the chain has fewer turns and does not use this number.
+        """
+        chain, position = divmod(number, self.turns)
+        content = self.chains.of(chain)
+        number_of_turns = len(content.waits)
+        is_last_position = content.is_session and position == self.turns - 1
+        turn = number_of_turns - 1 if is_last_position else position
+        if turn >= number_of_turns or self.number(chain, turn, content) != number:
             raise IndexError(number)
         return turn
 
     def following(self, number: int) -> list[int]:
-        """The numbers of the slots of the same chain that wait for this one."""
+        """Return the numbers of the slots of the same chain that wait for this one."""
         chain = number // self.turns
-        made = self.chains.of(chain)
-        return [self.number(chain, turn, made) for turn in made.followers[self.turn_of(number)]]
+        content = self.chains.of(chain)
+        followers = content.followers[self.turn_of(number)]
+        return [self.number(chain, turn, content) for turn in followers]
 
     def columns(self) -> Slot[Ints]:
-        """All slots of this share. Raises ValueError if the duration alone limits a stage."""
+        """Return all slots of this share. Raises ValueError if only a duration limits a stage."""
         stage_columns = []
         for span in self.stages:
             if span.chains is None:
-                raise ValueError(
-                    f"stage {span.name!r} is bounded by its duration alone: it has no columns"
-                )
+                raise ValueError(f"stage {span.name!r} has no number of requests, so no columns")
             stage_columns.append(_slot_columns(self, span, 0, span.chains, self._is_own(span)))
         return Slot(*(np.concatenate(column) for column in zip(*stage_columns, strict=True)))
 
     def stage_columns(self, span: StageSpan) -> Slot[Ints]:
-        """Return the slots of a stage of a whole schedule.
+        """Return the slots of a stage of a complete schedule.
 
-        Of a stage without a count, these are the slots with which its virtual users begin.
+        For a stage without a count, these are the slots with which its virtual users begin.
         """
         return _slot_columns(self, span, 0, span.lanes if span.chains is None else span.chains)
 
     def slot(self, number: int) -> Slot[int]:
-        """The row with this slot number, computed. Raises IndexError if the run has no such slot."""
+        """Return the slot with this number. Raises IndexError if the run has no such slot."""
         chain = number // self.turns
         for span in self.stages:
             index = chain - span.first_chain
@@ -239,14 +275,14 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def shard(schedule: Schedule, i: int, n: int) -> Schedule:
-    """Share i of n of a schedule, computed without copying: whole chains only.
+    """Return share `i` of `n` of a schedule.
 
-    A share has every n-th chain of an open loop and every n-th lane of a closed loop. Numbers stay those of the whole
-    run. A share can itself be divided again.
+    A share has complete chains and can itself be divided again. It has every n-th chain of an open
+    loop and every n-th virtual user of a closed loop. Slot numbers stay those of the complete run.
 
-    A stage may begin when the stage before it has finished. In a share it begins when *that share's* slots have
-    finished, because workers do not communicate. If all workers must change stage together, run with one worker. Raises
-    ValueError if there is no share i of n.
+    A stage that starts when the previous one has finished starts in a share when the slots *of that
+    share* have finished, because workers do not communicate. If all workers must change stage
+    together, run with one worker. Raises ValueError if there is no share `i` of `n`.
     """
     if not 0 <= i < n:
         raise ValueError(f"no share {i} of {n}")
@@ -254,27 +290,29 @@ def shard(schedule: Schedule, i: int, n: int) -> Schedule:
 
 
 def unsharded(schedule: Schedule) -> Schedule:
-    """Return the schedule of the whole run that a share belongs to."""
+    """Return the complete schedule that a share belongs to."""
     return replace(schedule, part=0, parts=1)
 
 
 def fingerprint(schedule: Schedule) -> str:
-    """The fingerprint of the *timetable*, as 32 hexadecimal digits.
+    """Return a hash of a complete schedule as 32 hexadecimal digits.
 
-    Two fingerprints are equal exactly when due time, after, pause, stage, session and turn of all slots are equal. A
-    stage without a count contributes its parameters and its first 1,024 chains. The fingerprint describes the whole
-    run, so it does not depend on the number of workers. Raises ValueError for a share.
+    Two schedules have the same fingerprint exactly if due time, predecessor, pause, stage, session
+    and turn of all their slots are equal. A stage without a count contributes its parameters and
+    its first 1,024 chains. Raises ValueError for a share: the fingerprint must not depend on the
+    number of workers.
     """
     if schedule.parts != 1:
-        raise ValueError("the fingerprint is that of the whole timetable, not of a share")
+        raise ValueError("only a complete schedule has a fingerprint, not a share")
     digest = hashlib.blake2b(digest_size=16)
     for span in schedule.stages:
         digest.update(
             f"{span.start_ns} {span.length_ns} {span.chains} {span.lanes} {span.turns};".encode()
         )
-        chains = min(1024, RESERVED) if span.chains is None else span.chains
-        for first in range(0, chains, _HASH_BLOCK):
-            block = _slot_columns(schedule, span, first, min(_HASH_BLOCK, chains - first))
+        chains = _CHAINS_HASHED_WITHOUT_COUNT if span.chains is None else span.chains
+        for first in range(0, chains, _CHAINS_PER_HASH_BLOCK):
+            count = min(_CHAINS_PER_HASH_BLOCK, chains - first)
+            block = _slot_columns(schedule, span, first, count)
             for column in (
                 block.due_ns,
                 block.after,
@@ -292,42 +330,59 @@ def _slot_columns(
     span: StageSpan,
     first: int,
     count: int,
-    keep: NDArray[np.bool_] | None = None,
+    is_kept: NDArray[np.bool_] | None = None,
 ) -> Slot[Ints]:
-    """The slots of the stage's chains first … first + count - 1; with `keep`, of the chains where it is True."""
-    turns, made = schedule.turns, schedule.chains.columns(span.first_chain + first, count)
-    of_chain = np.repeat(np.arange(count), made.sizes)  # for each slot: the index of its chain
-    starts = np.cumsum(made.sizes) - made.sizes
-    turn = np.arange(len(of_chain)) - starts[of_chain]
-    is_end = made.is_session[of_chain] & (turn + 1 == made.sizes[of_chain])
-    chain = np.arange(first, first + count, dtype=np.int64)
-    due, after = (
-        np.full(count, -1, np.int64),
-        np.full(count, -1, np.int64),
-    )  # of the first slot of each chain
-    start = span.start_ns or 0
-    if span.lanes:
-        begins = chain < span.lanes
-        due[begins] = start + span.begins_ns(chain[begins])
-        before = span.first_chain + chain - span.lanes
-        after = np.where(begins, -1, before * turns)
-        if turns > 1 and not begins.all():
-            earlier = schedule.chains.columns(
-                span.first_chain + max(first - span.lanes, 0), count
-            ).is_session
-            skipped = max(span.lanes - first, 0)  # chains here that follow none
-            after[skipped:] += np.where(earlier[: count - skipped], turns - 1, 0)
-    else:
-        due = start + span.offsets[chain]
-    number_of_chain = (span.first_chain + chain) * turns
+    """Return the slots of `count` chains of a stage, from its chain number `first` on.
+
+    `is_kept` selects some of these chains, for example those of one share.
+    """
+    turns = schedule.turns
+    chains = schedule.chains.columns(span.first_chain + first, count)
+    chain_index = np.arange(first, first + count, dtype=np.int64)
+    first_number = (span.first_chain + chain_index) * turns  # of each chain
+    first_due_ns, first_after = _first_slots(schedule, span, chain_index)
+
+    # From here on, `row` is the row in the arrays above that each slot belongs to.
+    row = np.repeat(np.arange(count), chains.sizes)
+    first_slot = np.cumsum(chains.sizes) - chains.sizes
+    turn = np.arange(len(row)) - first_slot[row]
+    is_last_turn = chains.is_session[row] & (turn + 1 == chains.sizes[row])
+    lane = chain_index % span.lanes if span.lanes else np.full(count, -1)
     columns = Slot(
-        number=number_of_chain[of_chain] + np.where(is_end, turns - 1, turn),
-        due_ns=np.where(turn == 0, due[of_chain], -1),
-        after=np.where(turn == 0, after[of_chain], number_of_chain[of_chain] + made.after),
-        pause_ns=made.pause_ns,
-        stage=np.full(len(of_chain), span.index),
-        session=np.where(made.is_session, span.first_chain + chain, -1)[of_chain],
+        number=first_number[row] + np.where(is_last_turn, turns - 1, turn),
+        due_ns=np.where(turn == 0, first_due_ns[row], -1),
+        after=np.where(turn == 0, first_after[row], first_number[row] + chains.after),
+        pause_ns=chains.pause_ns,
+        stage=np.full(len(row), span.index),
+        session=np.where(chains.is_session, span.first_chain + chain_index, -1)[row],
         turn=turn,
-        lane=(chain % span.lanes if span.lanes else np.full(count, -1))[of_chain],
+        lane=lane[row],
     )
-    return columns if keep is None else Slot(*(column[keep[of_chain]] for column in columns))
+    if is_kept is None:
+        return columns
+    return Slot(*(column[is_kept[row]] for column in columns))
+
+
+def _first_slots(schedule: Schedule, span: StageSpan, chain_index: Ints) -> tuple[Ints, Ints]:
+    """Return `due_ns` and `after` of the first slot of each chain of a stage."""
+    count = len(chain_index)
+    start_ns = span.start_ns or 0
+    if not span.lanes:
+        return start_ns + span.offsets[chain_index], np.full(count, -1, np.int64)
+    # The first chain of a virtual user is due at a time; each later one follows the chain before
+    # it.
+    is_first_of_user = chain_index < span.lanes
+    due_ns = np.full(count, -1, np.int64)
+    due_ns[is_first_of_user] = start_ns + span.begins_ns(chain_index[is_first_of_user])
+    previous_chain = span.first_chain + chain_index - span.lanes
+    after = np.where(is_first_of_user, -1, previous_chain * schedule.turns)
+    if schedule.turns > 1 and not is_first_of_user.all():
+        # It follows the last slot of that chain, which for a conversation or task has the last
+        # number.
+        first_previous = max(int(chain_index[0]) - span.lanes, 0)
+        previous = schedule.chains.columns(span.first_chain + first_previous, count)
+        first_user_chains = max(span.lanes - int(chain_index[0]), 0)
+        after[first_user_chains:] += np.where(
+            previous.is_session[: count - first_user_chains], schedule.turns - 1, 0
+        )
+    return due_ns, after
