@@ -286,11 +286,11 @@ def run(workload: WorkloadInput = None, **options: Unpack[RunOptions]) -> Result
     Args:
         workload: A file, the name of a packaged workload, a mapping, or a checked Workload.
         **options: The options of `loadgen run`, with underscores and the same values: url (one or
-            several; None is the embedded simulation, "sim:PRESET" a simulated endpoint in virtual
-            time), trace, request_rate, concurrency, duration, num_requests, warmup, slo, seed,
-            input_tokens, model, out (default: a new folder in results/), ... In Python there are
-            also api_key (default: OPENAI_API_KEY), sources, stream and embedded, and headers,
-            metadata and extra_body may be mappings.
+            several; "sim:PRESET" is a simulated server in virtual time; it is required unless
+            targets is given), trace, request_rate, concurrency, duration, num_requests, warmup,
+            slo, seed, input_tokens, model, out (default: a new folder in results/), ... In Python
+            there are also api_key (default: OPENAI_API_KEY), sources, stream and embedded, and
+            headers, metadata and extra_body may be mappings.
 
     Raises:
         Fault: If the run cannot start or finish; it is a UserError or a TargetError.

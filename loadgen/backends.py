@@ -27,7 +27,7 @@ class BackendRow(Struct, frozen=True, kw_only=True):
     Attributes:
         name: Its name.
         load: Imports the functions of the backend.
-        schemes: The schemes of the URLs that it serves. "" stands for a run without a URL.
+        schemes: The schemes of the URLs that it serves. "" stands for a target without a URL.
         shown: The name of a target; {} is replaced by what follows the scheme. If empty, the URL is the name.
         simulated: Whether a model of a server answers.
         virtual: Whether the run takes place in virtual time.
@@ -121,12 +121,11 @@ def provides_target(row: BackendRow) -> bool:
 
 def _unknown_scheme(url: str | None) -> UserError:
     schemes = [f"{scheme}:" for row in BACKENDS.rows() for scheme in row.schemes if scheme]
-    without_url = next(row.shown for row in BACKENDS.own if "" in row.schemes)
     return UserError(
         "invalid_url",
         f"no backend has the scheme {scheme_of(url)}:",
         "--url",
-        f"known: {', '.join(schemes)}; without --url: {without_url}",
+        f"known: {', '.join(schemes)}",
     )
 
 

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import typer
 from command_line import find_command
 
 from loadgen.shell.invocation import expand_repeated_values
@@ -70,6 +71,23 @@ def test_there_are_commands_to_check() -> None:
     assert len(LINES) > 150
 
 
+SENDING = ("run", "sweep", "search", "validate", "mlperf", "answers")
+"""The commands that send a load, and so need a target."""
+TARGET_OPTIONS = ("-u", "--url", "--targets", "--target", "--resume", "--extend")
+BLOCK_LINES = [(page, line) for page, line, is_in_sentence in LINES if not is_in_sentence]
+
+
+@pytest.mark.parametrize(
+    ("page", "line"), BLOCK_LINES, ids=[f"{page.name}:{line[:60]}" for page, line in BLOCK_LINES]
+)
+def test_every_command_that_sends_a_load_names_its_target(page: Path, line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    judges_a_folder = words[0] == "validate" and words[1].endswith("/")
+    reads_a_verdict = words[:2] == ["mlperf", "verdict"]
+    if words[0] in SENDING and not judges_a_folder and not reads_a_verdict:
+        assert {word.partition("=")[0] for word in words} & {*TARGET_OPTIONS}, f"{page}: {line}"
+
+
 @pytest.mark.parametrize(
     ("page", "line", "told"), LINES, ids=[f"{page.name}:{line[:60]}" for page, line, _ in LINES]
 )
@@ -95,6 +113,8 @@ def test_every_command_is_one_that_the_tool_takes(page: Path, line: str, told: b
         assert command is not None, f"{page.name}: {line}: no command {path}"
     try:
         command.make_context("loadgen", expand_repeated_values(words))
+    except typer.Exit:  # of --help
+        return
     except ClickException as error:
         if not (told and type(error).__name__ == "MissingParameter"):
             pytest.fail(f"{page.name}: {line}: {error.format_message()}")

@@ -32,6 +32,7 @@ class Asked(NamedTuple):
     ]  # of each prompt, as the server counts them; None where it does not say
     reasons: list[str]
     output_tokens: list[int | None]  # of each answer, likewise
+    simulated: bool = False  # a simulated server answered
 
 
 def ask(
@@ -175,4 +176,6 @@ async def _ask(
                 tell(done)
 
         await asyncio.gather(*(lane() for _ in range(min(lanes, len(questions)))))
-        return Asked(client.model, answers, tokens, reasons, output_tokens)
+        return Asked(
+            client.model, answers, tokens, reasons, output_tokens, simulated=client.is_simulated
+        )

@@ -98,9 +98,11 @@ def answers(
 
     settings = invocation.settings(needs_text="answers are scored as texts")
     if settings.virtual:
-        hint = "--url http://HOST:8000; without --url a simulated endpoint answers, in random words"
         raise UserError(
-            "unsupported", "virtual time makes no texts to score", f"--url {settings.url}", hint
+            "unsupported",
+            "a simulation in virtual time generates no texts to score",
+            f"--url {settings.url}",
+            "start a simulated server with loadgen sim, and give its URL: random words",
         )
     if settings.targets:
         raise UserError(

@@ -31,7 +31,7 @@ def run(
 ) -> tuple[AnswersResult, list[str]]:
     """Ask and score all questions; write the files into `out`. Returns the result, and why answers did not come.
 
-    `simulated`: the first endpoint is the embedded one. Raises TargetError for an endpoint that cannot be used,
+    `simulated`: the backend of the first endpoint simulates it. Raises TargetError for an endpoint that cannot be used,
     UserError for a package that is not installed or a folder that cannot be written.
     """
     of_first, of_second = ask.ask_all(
@@ -44,7 +44,7 @@ def run(
         dataset=dataset.name,
         dataset_sha256=hashlib.sha256(dataset.read_bytes()).hexdigest(),
         version=version(),
-        url="the embedded simulation" if simulated else ask.shown(first),
+        url=ask.shown(first),
         model=of_first.model,
         against="" if second is None else ask.shown(second),
         against_model="" if of_second is None else of_second.model,
@@ -53,7 +53,7 @@ def run(
         failed_against=0 if others is None else others.count(None),
         loss=loss,
         level=level,
-        simulated=simulated,
+        simulated=simulated or of_first.simulated or bool(of_second and of_second.simulated),
         notes=(unequal,) if unequal else (),
         parts=judge(prompts, loss, level),
     )

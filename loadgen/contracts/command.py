@@ -259,9 +259,11 @@ def _other(
             )
         return None
     if asked.settings.virtual and not dry_run:
-        hint = "leave it out for the embedded endpoint"
         raise UserError(
-            "unsupported", "a simulation in virtual time gives no answers", "--url", hint
+            "unsupported",
+            "a simulation in virtual time generates no texts to compare",
+            "--url",
+            "start a simulated server with loadgen sim, and give its URL",
         )
     settings = asked.settings
     if against is None:  # the contract alone names B: what was given for A is not sent there

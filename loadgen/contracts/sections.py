@@ -32,7 +32,7 @@ from loadgen.core import format
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Host, TargetFacts
 from loadgen.figures import FIGURES
-from loadgen.present.junit import Case, Outcome
+from loadgen.present.junit import Case, Outcome, simulated_case
 from loadgen.present.page import Bar
 from loadgen.present.section import (
     Bars,
@@ -400,7 +400,7 @@ def _needs(term: NeededLoad, level: LevelForecast) -> str:
 
 def cases(validation: Validation) -> list[Case]:
     """One JUnit case per term. An inconclusive term, and a "should" term that fails, is skipped with its reason."""
-    test_cases = []
+    test_cases = [simulated_case(validation.contract)] if validation.simulated else []
     for level in validation.levels:
         for term in level.terms:
             failed = term.verdict == FAIL and term.kind == "must"

@@ -6,6 +6,8 @@ A file is recognised by its content, not by its name: by the rows of `loadgen.fo
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,8 @@ def parse_result(data: bytes, where: str = "") -> ForeignResult:
         )
     file = ToolFile(where, text, value if isinstance(value, dict) else {}, line_count)
     row = next((row for row in FORMATS.rows() if formats.is_result(row, file)), None)
+    if row is None and where.endswith((".yaml", ".yml")):
+        raise _input_file(where, text)
     if row is None:
         raise UserError("wrong_format", f"not the result of a known tool{problem}", where, _known())
     parsed = _read(row, file)
@@ -68,6 +72,15 @@ def parse_result(data: bytes, where: str = "") -> ForeignResult:
             "no_figure", f"a result of {row.tool} without one figure", where, "did its run finish?"
         )
     return parsed
+
+
+def _input_file(where: str, text: str) -> UserError:
+    """Return the error for a YAML file in the place of a result: it is run or validated first."""
+    is_contract = re.search("(?m)^levels:", text) is not None
+    kind, command = ("contract", "validate") if is_contract else ("workload", "run")
+    hint = f"type: loadgen {command} {shlex.quote(where)} --url http://HOST:8000"
+    what = f"a YAML file is no result; it looks like a {kind}"
+    return UserError("wrong_format", what, where, hint)
 
 
 def _read(row: FormatRow, file: ToolFile) -> ForeignResult:

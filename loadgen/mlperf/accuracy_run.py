@@ -102,7 +102,7 @@ def run(
         round=test.round,
         dataset=file.name,
         dataset_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-        url="the embedded simulation" if simulated else shown(endpoint),
+        url=shown(endpoint),
         model=asked.model,
         version=version(),
         samples=len(questions),
@@ -113,7 +113,7 @@ def run(
         token_ids="" if ids is None else f"{ids.name}, of the texts",
         test06=checked,
         compliance=spec.compliance,
-        simulated=simulated,
+        simulated=simulated or asked.simulated,
         warnings=tuple(warnings),
     )
     files.replace(out / FILE, format.document(result))

@@ -278,7 +278,7 @@ def _perform(
         target_qps=qps,
         notes=notes,
         warnings=warnings,
-        simulated=simulated,
+        simulated=simulated or probe_result.simulated,
     )
     own_folder = folder / OWN
     own_folder.mkdir(exist_ok=True)

@@ -359,7 +359,7 @@ def check_host() -> tuple[str, list[Finding]]:
 
 
 def run(settings: Settings) -> tuple[str, list[Finding]]:
-    """Examine the target, or the embedded endpoint without a URL. Returns a title for the report and the findings."""
+    """Examine the target. Returns a title for the report and the findings."""
     timestamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
     row, known = settings.backend, backend.known(settings)
     if row.virtual and known is not None:

@@ -110,6 +110,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     sustained_why: str = ""
     state: State | None = None
     go_on: str = ""
+    simulated: bool = False  # a performance model answered, and no real server was measured
 
     @property
     def words(self) -> str:

@@ -124,14 +124,12 @@ def export(
     if out is None:
         sys.stdout.buffer.writelines(parts)
         return OK
-    says, whole = "its format cannot say so", True
+    whole = True
 
     def told() -> Iterator[bytes]:
-        nonlocal says, whole
+        nonlocal whole
         whole = False
-        for part in parts:
-            says = "its field `loadgen` says so" if b'"simulated": true' in part else says
-            yield part
+        yield from parts
         whole = True
 
     try:
@@ -148,10 +146,11 @@ def export(
     unmeasured = (
         f"; its rows of stage {', '.join(others)} are in no figure of the report" if others else ""
     )
-    print(
-        f"written: {out}{f' (of a SIMULATED server: {says})' * simulated}{unmeasured}",
-        file=sys.stderr,
-    )
+    mark = ""
+    if simulated:
+        place = "column `simulated`" if form == "csv" else "field `loadgen`"
+        mark = f" (SIMULATED, no real server was measured: see its {place})"
+    print(f"written: {out}{mark}{unmeasured}", file=sys.stderr)
     return OK
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from loadgen.core import format
 from loadgen.core.metrics.parts import ClassSummary
 from loadgen.core.metrics.summary import Summary, fails_by_errors
+from loadgen.present import junit
 from loadgen.present.junit import OF_MET, Case, Outcome
 from loadgen.present.markdown import of_sections
 from loadgen.runs import headline as run_headline
@@ -31,6 +32,8 @@ def cases(named: Named, *, strict: bool = False) -> list[Case]:
     found = []
     for name, summary in named:
         group, verdict = f"loadgen.{name}", summary.verdict
+        if summary.target.simulated:
+            found.append(junit.simulated_case(group))
         valid: Outcome = "passed" if verdict.valid else "error"
         found.append(
             Case(
@@ -113,6 +116,8 @@ def markdown(named: Named, more: Sequence[Case] = ()) -> str:
     parts = []
     for name, summary in named:
         verdict = "VALID" if summary.verdict.valid else "INVALID"
+        if summary.target.simulated:
+            verdict = f"SIMULATED, {verdict}"
         slo = (
             f", SLO {judged_word(summary, summary.goodput.met)}" if summary.goodput.has_slo else ""
         )

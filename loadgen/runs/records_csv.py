@@ -21,17 +21,21 @@ def write(
 ) -> Iterator[bytes]:
     """Yield the parts of a CSV file with the columns of `Result.frame()`, times in ms.
 
-    A missing value is an empty field. The gaps between the events of a request are a JSON list.
+    A missing value is an empty field. The gaps between the events of a request are a JSON list. The
+    last column, `simulated`, is true if a simulated server answered the request.
     """
     import pyarrow as pa
     from pyarrow import csv
 
     from loadgen.runs.request_table import request_table
 
+    targets = stored.header.targets
     each_gap = getattr(stored, "each_gap", None)
     for first in range(0, max(len(stored.rows), 1), block_rows):
         rows = stored.rows[first : first + block_rows]
         table = request_table(stored.header, rows, stored.texts, "ms", each_gap)
+        is_simulated = [targets[number].simulated for number in rows["target"].tolist()]
+        table = table.append_column("simulated", pa.array(is_simulated, pa.bool_()))
         columns = [_to_text(column) for column in table.columns]
         buffer = io.BytesIO()
         csv.write_csv(

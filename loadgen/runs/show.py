@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
@@ -294,14 +293,6 @@ class Show:
         plan, header = planned
         if self._quiet:
             return
-        if (
-            plan.job.simulated
-            and not plan.job.settings.virtual
-            and os.environ.get("OPENAI_BASE_URL")
-        ):
-            self._say_once(
-                "note: OPENAI_BASE_URL is set and not used: only --url sends load to a server"
-            )
         target, *other_targets = header.targets
         target_text = target.url
         if target.simulated:

@@ -349,7 +349,11 @@ def outputs(
     found = highest(folder, told, answer, workload=workload, table=table)
     if not any(result.ask.kind == "level" for result in told):
         found = with_state(found, answer, going_on(answer, told, go_on))
-    return files if found is None else files | {capacity.FILE: capacity.dump(found)}
+    if found is None:
+        return files
+    is_simulated = any(result.figures.get("simulated") for result in told)
+    found = msgspec.structs.replace(found, simulated=is_simulated)
+    return files | {capacity.FILE: capacity.dump(found)}
 
 
 MORE = {

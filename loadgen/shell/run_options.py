@@ -90,12 +90,12 @@ class RunOptions(TypedDict, total=False):
             metavar="URL",
             panel="Target",
             help=(
-                "Endpoint, with or without a path prefix and /v1; repeat it for several. "
-                "sim:PRESET: a simulated one, in virtual time. NAME=URL: that of the "
-                "steps of a task that ask for it by this name."
+                "URL of the server, with or without a path prefix and /v1; repeat it for several. "
+                "sim:PRESET simulates a server in virtual time, for example sim:gb300-vm. "
+                "NAME=URL is the server for the steps of a task that name it. Required without "
+                "--targets."
             ),
             cli_type=list[str],
-            default_text="an embedded simulation of a GB300 VM, in real time",
             parse=parsers.parse_texts,
             must_be_typed=True,
             other_tools=("--base-url", "--target"),

@@ -44,7 +44,11 @@ def build_settings(options: Mapping[str, Any]) -> Settings:
     api_key = _api_key(values, urls)
     endpoints: tuple[Endpoint, ...] = ()
     with collecting(errors):
-        endpoints = _load_endpoints(urls, targets_file, _common_endpoint(values, api_key))
+        if targets_file is None and "embedded" not in values:
+            targets.check_urls_are_specified(urls)
+        endpoints = _load_endpoints(
+            urls, targets_file, _common_endpoint(values, api_key), values.get("server", "auto")
+        )
     values["metadata"] = _build_metadata(values, system, [api_key, *_keys_of(endpoints)], errors)
     if errors:
         raise Faults(errors)
@@ -111,7 +115,7 @@ def _api_key_of_environment(server: str | None, urls: Sequence[str]) -> str | No
     backend = backends.find(urls[0] if urls else None)
     if backend is not None and backend.simulated:
         return None
-    if server == "azure" or "azure.com" in urls[0]:
+    if server == "azure" or any("azure.com" in url for url in urls[:1]):
         azure_key = os.environ.get(AZURE_API_KEY_VARIABLE)
         if azure_key:
             return azure_key
@@ -130,7 +134,7 @@ def _common_endpoint(values: Mapping[str, Any], api_key: str | None) -> Endpoint
 
 
 def _load_endpoints(
-    urls: Sequence[str], targets_file: str | None, common: Endpoint
+    urls: Sequence[str], targets_file: str | None, common: Endpoint, server: str
 ) -> tuple[Endpoint, ...]:
     """Return the endpoints of a targets file or of several URLs; () for a single URL or none.
 
@@ -141,7 +145,7 @@ def _load_endpoints(
     if len(urls) > 1 or any(targets.split_named_url(url) for url in urls):
         return targets.endpoints_of_urls(urls, common)
     if urls:
-        backends.of_target(urls[0])
+        targets.check_url(urls[0], server=server)
     return ()
 
 

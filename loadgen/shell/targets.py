@@ -37,6 +37,7 @@ from loadgen.core.workload.yaml_marks import Map, read_yaml, where
 
 _EXAMPLE = "write a list: - {name: vm-01, url: http://...}"
 NO_ENDPOINT = Endpoint(url="")
+URL_HINT = "--url http://HOST:8000; to simulate a server: --url sim:gb300-vm"
 
 
 def _check_url(url: str) -> str:
@@ -219,6 +220,40 @@ def split_named_url(text: str) -> NamedUrl | None:
     if not equals or not re.fullmatch(TARGET_NAME, name):
         return None
     return NamedUrl(name, url)
+
+
+def check_urls_are_specified(urls: Sequence[str]) -> None:
+    """Raise UserError if there is no URL, or if one is empty.
+
+    A variable of a build that is not set makes an empty URL. A simulation in its place would pass
+    the build without sending a request to the server.
+    """
+    if not urls:
+        raise UserError("missing_option", "no target is specified", "--url", URL_HINT)
+    for text in urls:
+        named = split_named_url(text)
+        url = text if named is None else named.url
+        if not url.strip():
+            reason = "the URL is empty: is a variable not set?"
+            raise UserError("missing_value", reason, f"--url {text!r}", URL_HINT)
+
+
+def check_url(url: str, *, server: str = "auto") -> None:
+    """Raise UserError for a URL of a single target that no run could use. Sends nothing."""
+    if re.fullmatch("[0-9]+", url):
+        raise UserError(
+            "invalid_url",
+            f"{url} is a number, and --url (-u) takes the URL of the server",
+            f"--url {url}",
+            f"for {url} requests in flight: -c {url}",
+        )
+    backend = backends.of_target(url)
+    if backend.name != "http":
+        return
+    try:
+        Target.parse(url, server=server)
+    except TargetUnusable as error:
+        raise UserError(error.code, str(error), "--url", error.hint) from None
 
 
 def endpoints_of_urls(urls: Sequence[str], common: Endpoint) -> tuple[Endpoint, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,79 +13,21 @@ from typing import Any
 import typer
 
 from loadgen.core.errors import UserError, closest, meant
-from loadgen.shell.run_options import COMMAND_OPTIONS
+from loadgen.shell.command_translation import KnownOption, translate
 
 ClickException: Any = next(
     parent for parent in typer.BadParameter.__mro__ if parent.__name__ == "ClickException"
 )
 """The base class of the parser's exceptions: of typer's own copy of click, or of the package."""
 
-_API_KEY_HINT = (
-    "the key is read from OPENAI_API_KEY or --api-key-file FILE: whoever uses this host sees a "
-    "command line"
-)
-_RESULTS_HINT = (
-    "a run leaves a folder, --out names it; then loadgen report FOLDER, loadgen export FOLDER"
-)
-_CONCURRENCY_HINT = (
-    "--concurrency, of requests in flight; how many machines so many users need says loadgen size"
-)
-_STREAMING_HINT = "answers are streamed, unless --no-stream is given"
-_REQUEST_BODY_HINT = "--extra-body JSON, merged into every request: '{\"temperature\": 0}'"
-_WARMUP_HINT = "--warmup 20req"
-_RAMP_HINT = "--set concurrency_ramp=30s"
-
-HINTS_FOR_FLAGS_OF_OTHER_TOOLS = {
-    "--api-key": _API_KEY_HINT,
-    "--apikey": _API_KEY_HINT,
-    "--model-api-key": _API_KEY_HINT,
-    "--token": _API_KEY_HINT,
-    "--arrival-smoothness": "--set burstiness=0.5",
-    "--connections": _CONCURRENCY_HINT,
-    "--threads": _CONCURRENCY_HINT,
-    "--users": _CONCURRENCY_HINT,
-    "--vus": _CONCURRENCY_HINT,
-    "--concurrency-ramp-duration": _RAMP_HINT,
-    "--ramp-up": _RAMP_HINT,
-    "--spawn-rate": _RAMP_HINT,
-    "--csv": _RESULTS_HINT,
-    "--export": _RESULTS_HINT,
-    "--html": _RESULTS_HINT,
-    "--output": _RESULTS_HINT,
-    "--output-dir": _RESULTS_HINT,
-    "--output-file": _RESULTS_HINT,
-    "--report": _RESULTS_HINT,
-    "--endpoint": "--url, with the path in front of /v1; --api says chat, completions, ...",
-    "--format": "--as",
-    "--goodput": "--slo ttft:2s, with its unit",
-    "--host": "--url http://HOST:PORT",
-    "--port": "--url http://HOST:PORT",
-    "--ignore-eos": _REQUEST_BODY_HINT,
-    "--temperature": _REQUEST_BODY_HINT,
-    "--top-p": _REQUEST_BODY_HINT,
-    "--iterations": "--num-requests; --repeat for whole runs",
-    "--loops": "--num-requests; --repeat for whole runs",
-    "--num-warmups": _WARMUP_HINT,
-    "--warmup-request-count": _WARMUP_HINT,
-    "--warmup-requests": _WARMUP_HINT,
-    "--prefill-concurrency": "--set max_in_prefill=4",
-    "--prompt": '--dataset FILE, with {"prompt": "..."} on each line',
-    "--quiet": "--progress off",
-    "--verbose": "--progress plain",
-    "--rate-type": "--request-rate for an open loop, --concurrency for a closed one",
-    "--stream": _STREAMING_HINT,
-    "--streaming": _STREAMING_HINT,
-    "--think-time": "think_time: in the workload file, docs/workloads.md",
-    "--tpot": "--slo tpot:60ms",
-    "--ttft": "--slo ttft:2s",
+_COMMANDS_OF_OTHER_TOOLS = {
+    ("bench", "serve"): "run",
+    ("bench",): "run",
+    ("benchmark", "run"): "run",
+    ("benchmark",): "run",
+    ("profile",): "run",
 }
-"""Flags of other tools that no single option replaces, and what to do instead.
-
-`Option.other_tools` in the table of options has the flags that one option replaces.
-"""
-
-_RATE_FLAGS = ("--request-rate", "--rate", "--rps", "--qps", "-r")
-_MLPERF_RATE_FLAG = "--target-qps"
+"""Commands of other tools that send a load, with the command of this tool that does."""
 _EXTRA_WORD_HINTS = {"sim": "--preset {}", "run": "one workload at a time"}
 """For a command, what an unexpected word on its command line probably means."""
 _URL = "[A-Za-z][A-Za-z0-9+.-]+:/"  # a Path has only one slash of the two
@@ -98,7 +41,7 @@ def to_user_error(error: Any) -> UserError:
     command = error.ctx.command_path if error.ctx is not None else "loadgen"
     kind = type(error).__name__
     if kind == "NoSuchOption":
-        return _unknown_option(error, command)
+        return _unknown_options(error, command)
     if getattr(error, "param", None) is not None:
         return _invalid_parameter(error, command)
     if getattr(error, "option_name", None):
@@ -115,62 +58,92 @@ def to_user_error(error: Any) -> UserError:
 
 
 def _unknown_command(name: str, ctx: Any) -> UserError:
+    """Return the error for a word that is no command; it may be one of another tool."""
+    words = list(ctx.find_root().obj or [])
+    depth = len(ctx.command_path.split()) - 1
+    rest = words[depth:]
+    for other_words, command_name in _COMMANDS_OF_OTHER_TOOLS.items():
+        if tuple(rest[: len(other_words)]) == other_words and depth == 0:
+            command = ctx.command.get_command(ctx, command_name)
+            typed = [command_name, *rest[len(other_words) :]]
+            translation = translate(typed, 1, _options_of(command, ("--help",)))
+            return UserError(
+                "unknown_name",
+                f"no command is called {name}",
+                f"{ctx.command_path} {' '.join(other_words)}",
+                f"type: {translation.command}",
+            )
+    hint = _hint_for_command(name, rest) if depth == 0 else ""
     return UserError(
         "unknown_name",
         f"no command is called {name}",
         ctx.command_path,
-        meant(name, ctx.command.list_commands(ctx)),
+        hint or meant(name, ctx.command.list_commands(ctx)),
     )
 
 
-def _unknown_option(error: Any, command: str) -> UserError:
-    flag = error.option_name
-    known_flags = [name for param in error.ctx.command.params for name in param.opts]
-    return UserError(
-        "unknown_name",
-        f"no flag is called {flag}",
-        f"{command} {flag}",
-        _hint_for_flag(flag, known_flags) or _similar_flag(flag, known_flags, error.ctx),
-    )
-
-
-def _hint_for_flag(flag: str, known_flags: Sequence[str]) -> str:
-    """Return what replaces a flag of another tool in this command, or "" if nothing does."""
-    if flag in _RATE_FLAGS and _MLPERF_RATE_FLAG in known_flags:
-        return _MLPERF_RATE_FLAG
-    for hints in (_flags_of_options(), HINTS_FOR_FLAGS_OF_OTHER_TOOLS, _flags_of_set_keys()):
-        hint = hints.get(flag, "")
-        if hint and _is_applicable(hint, known_flags):
-            return hint
+def _hint_for_command(name: str, words: Sequence[str]) -> str:
+    """Return what to type instead of a word that other tools have as a command, or ""."""
+    if name == "version":
+        return "type: loadgen --version"
+    if name == "help":
+        return f"type: {shlex.join(['loadgen', *words[1:2], '--help'])}"
+    if name in ("serve", "simulate"):
+        return "type: loadgen sim --preset gb300-vm"
     return ""
 
 
-def _flags_of_options() -> Mapping[str, str]:
-    """Return flags of other tools with the option of this one that replaces them."""
-    return {
-        flag: f"did you mean {option.flags[0]}?"
-        for option in COMMAND_OPTIONS.values()
-        for flag in option.other_tools
+def _options_of(command: Any, help_names: Iterable[str]) -> dict[str, KnownOption]:
+    """Return the options of a command by their names."""
+    known = {
+        name: KnownOption(takes_value=not (param.is_flag or param.count))
+        for param in command.params
+        if param.param_type_name == "option"
+        for name in (*param.opts, *param.secondary_opts)
     }
+    return known | {name: KnownOption(takes_value=False) for name in help_names}
 
 
-def _flags_of_set_keys() -> Mapping[str, str]:
-    """Return, for each key of `--set` spelled as a flag, how it is specified."""
-    return {
-        f"--{name.replace('_', '-')}": f"--set {name}={option.set_metavar}"
-        for name, option in COMMAND_OPTIONS.items()
-        if option.set_metavar
+def _unknown_options(error: Any, command: str) -> UserError:
+    """Return one error for all options that a command does not have, with what to type instead."""
+    ctx = error.ctx
+    words = list(ctx.find_root().obj or [])
+    depth = len(command.split()) - 1
+    if hasattr(ctx.command, "list_commands"):
+        return _option_before_command(error.option_name, words, depth, ctx)
+    known = _options_of(ctx.command, ctx.help_option_names)
+    translation = translate(words, depth, known)
+    unknown = translation.unknown or (error.option_name,)
+    hints = {
+        flag: translation.hints.get(flag) or _similar_flag(flag, known, ctx) for flag in unknown
     }
+    if len(unknown) == 1:
+        what = f"no flag is called {unknown[0]}"
+        lines = [hints[unknown[0]]]
+        if translation.is_changed:
+            lines.append(f"type: {translation.command}")
+    else:
+        what = f"no flags are called {', '.join(unknown)}"
+        lines = [f"type: {translation.command}"] if translation.is_changed else []
+        lines += [
+            f"{flag}: {hint}" for flag, hint in hints.items() if flag not in translation.replaced
+        ]
+    return UserError("unknown_name", what, f"{command} {unknown[0]}", "\n  ".join(lines))
 
 
-def _is_applicable(hint: str, known_flags: Sequence[str]) -> bool:
-    """Return True if a hint names a flag of this command, another command, or no flag at all."""
-    flags = re.findall(r"(?<![a-z])--[a-z-]+", hint)
-    return not flags or "loadgen " in hint or not {*flags}.isdisjoint(known_flags)
+def _option_before_command(flag: str, words: list[str], depth: int, ctx: Any) -> UserError:
+    """Return the error for an option of a group, where a command has to be named first."""
+    names = ctx.command.list_commands(ctx)
+    hint = f"known: {', '.join(names)}"
+    if depth:
+        example = shlex.join(["loadgen", *words[:depth], names[0], *words[depth:]])
+        hint += f"\n  type, for example: {example}"
+    what = f"{flag} stands before the name of a command"
+    return UserError("unknown_name", what, f"{ctx.command_path} {flag}", hint)
 
 
-def _similar_flag(flag: str, known_flags: Sequence[str], ctx: typer.Context) -> str:
-    similar = closest(flag, known_flags, cutoff=0.7)
+def _similar_flag(flag: str, known_flags: Iterable[str], ctx: typer.Context) -> str:
+    similar = closest(flag, list(known_flags), cutoff=0.7)
     suggestion = f"did you mean {similar}? " if similar else ""
     has_full_help = "--help-all" in ctx.help_option_names
     return (

@@ -1,4 +1,4 @@
-"""The backend of a run without a URL: a simulated endpoint of its own, in real time, while the run goes."""
+"""The backend of `embedded` in Python: a simulated server over HTTP, in real time, while the run goes."""
 
 from __future__ import annotations
 

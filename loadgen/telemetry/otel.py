@@ -130,7 +130,11 @@ class Run:
         self.header, self._trace = header, TraceContext(header.run)
         self._start_unix_ns = time_ns() - (monotonic_ns() - start_ns)
         self.resource = Resource.create(
-            {"service.name": "loadgen", "service.version": header.version}
+            {
+                "service.name": "loadgen",
+                "service.version": header.version,
+                "loadgen.simulated": any(target.simulated for target in header.targets),
+            }
         )
         self._scope = InstrumentationScope("loadgen", header.version, SCHEMA_URL)
         self.operation = "chat" if header.api in ("chat", "messages") else "text_completion"

@@ -843,7 +843,7 @@ def test_a_contract_in_virtual_time(tmp_path: Path, limit: str, verdict: str, co
     assert again(folder) == found, "the verdict is a function of what is stored"
     suite = ElementTree.parse(folder / "junit.xml").getroot().find("testsuite")
     assert suite is not None
-    assert (suite.get("tests"), suite.get("failures")) == ("2", str(code))
+    assert (suite.get("tests"), suite.get("failures")) == ("3", str(code))
     page = (folder / "verdict.html").read_text()
     assert f"{verdict}: carried" in page
     assert "SIMULATED" in page
@@ -1237,7 +1237,9 @@ def test_a_dry_run_predicts_the_load_that_each_term_needs(
     assert 20 <= needs["errors at most 1.0 %"][0] <= 80, "381 requests at 8/s take 48 s"
     drift = needs["tpot at p50 in the last 1 min 20 s at most 15.0 % above the first"]
     assert drift == (pytest.approx(180, abs=22), PASS), "two windows of 80 s"
-    shortened = validated(f"'{tmp_path}/c.yaml' --dry-run --seed 1 --duration 40s", capsys)[1]
+    shortened = validated(
+        f"'{tmp_path}/c.yaml' --dry-run --seed 1 --url sim:gb300-vm --duration 40s", capsys
+    )[1]
     assert "40.0 s of load instead of 3 min 00 s" in shortened
     assert "can no longer pass: tpot at p50" in shortened
     assert [word for word in ("undecided", "kept") if word in shortened] == ["undecided", "kept"]

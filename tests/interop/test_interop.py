@@ -417,7 +417,8 @@ def test_csv_has_a_line_per_request(
     assert exits("export", str(folder), "--as", "csv") == 0
     lines = list(csv.DictReader(io.StringIO(capsysbinary.readouterr().out.decode())))
     assert len(lines) == 50 and {"ttft_ms", "tpot_ms", "e2e_ms", "input_tokens"} <= set(lines[0])
-    assert list(lines[0]) == list(loadgen.load(folder).frame("pyarrow").column_names)
+    columns = loadgen.load(folder).frame("pyarrow").column_names
+    assert list(lines[0]) == [*columns, "simulated"]
     assert [line["status"] for line in lines] == [
         "ok" if s == 0 else "failed" for s in found["status"]
     ]

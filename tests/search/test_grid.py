@@ -276,7 +276,8 @@ def test_the_plan_is_told_before_with_time_and_money(
     ],
 )
 def test_wrong_usage(flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exits("sweep", "qa", "-c", "1,2", *flags) == 2
+    target = () if "--target" in flags else ("--url", "sim:gb300-vm")
+    assert exits("sweep", "qa", "-c", "1,2", *target, *flags) == 2
     assert said in capsys.readouterr().err
 
 

@@ -47,6 +47,10 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     assert "bug" not in said and "Traceback" not in said and said
 
 
+SENDING = ("run", "sweep", "search", "mlperf", "validate")
+"""The commands that need a URL."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "what", "hint"),
     [
@@ -93,7 +97,7 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
         (["run", "rag", "-d", "10", "min"], "min is one word too many", "one word: 10min"),
         (["sim", "gb300-vm"], "gb300-vm is one word too many", "--preset gb300-vm"),
         (["run", "rag", "--slo", "p95_ttft:2s"], "names no metric", 'did you mean "ttft:2s:p95"?'),
-        (["run", "rag", "--input-tokens", "8k"], '"8k" is not a number', "8000, not 8k"),
+        (["run", "rag", "--input-tokens", "8k"], '"8k" is not a whole number', "8000, not 8k"),
         (["run", "rag", "--url", "localhost:8000"], "has no scheme", "http://localhost:8000"),
         (["sweep", "rag", "-c", "1-8"], '"1-8" is no level', "1,2,4,...,64"),
         (["doctor", "http://h:8000"], "http://h:8000 is an endpoint", "--url http://h:8000"),
@@ -121,12 +125,15 @@ def test_wrong_usage_is_a_fault_like_every_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a run makes its folder before it looks at the URL
+    if arguments[0] in SENDING and "--url" not in arguments:
+        arguments = [*arguments, "--url", "sim:gb300-vm"]
     assert exits(*arguments) == USAGE
     said = capsys.readouterr().err
-    first, place, last = said.splitlines()
+    first, place, last, *command = said.splitlines()
     assert first.startswith("error: ") and what in first
     assert place.startswith("  --> ") and "(mapping)" not in place
     assert last.startswith("hint: ") and hint in last
+    assert not command or command[0].startswith("  type: loadgen ")
 
 
 def test_all_faults_at_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -458,7 +465,7 @@ def test_keys_beside_their_part_are_one_fault(
     text: str, what: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "w.yaml").write_text(f"name: w\n{text}")
-    assert exits("run", str(tmp_path / "w.yaml")) == USAGE
+    assert exits("run", str(tmp_path / "w.yaml"), "--url", "sim:gb300-vm") == USAGE
     first, place, last = capsys.readouterr().err.splitlines()
     assert what in first and "w.yaml:1" in place and hint in last
 

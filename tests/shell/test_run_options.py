@@ -206,7 +206,8 @@ def test_both_faces_mean_the_same(
     typed: dict[str, Any], python: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a folder that can be written into
-    assert build_settings(typed) == build_settings(python)
+    url = {"url": "http://h"}
+    assert build_settings(url | typed) == build_settings(url | python)
 
 
 def test_a_key_is_the_one_given_or_of_a_file_or_of_the_environment(

@@ -140,20 +140,32 @@ def _read_flag(name: str, text: str, values: Mapping[str, Any]) -> dict[str, Any
     return {name: _PARSERS[name](text)}
 
 
+MAX_DIGITS = 12  # of a count; more than any load has, and quick to convert
+_OPEN_LOOP = "; for arrivals at a rate instead: --request-rate 10"
+
+
 def levels(text: str) -> tuple[int, ...]:
     """The numbers of `--concurrency 1,2,4,8`, in the given order. Raises UserError."""
     try:
-        return tuple(_count(1)(part.strip()) for part in text.split(","))
+        return tuple(_count(1, less_hint=_OPEN_LOOP)(part.strip()) for part in text.split(","))
     except units.Wrong as wrong:
         hint = "one number, or several: 1,2,4,8" if "," in text else wrong.hint
         raise UserError(wrong.code, f'"{text}" {wrong}', f"--concurrency {text}", hint) from None
 
 
-def _count(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+def _count(minimum: int, maximum: int | None = None, less_hint: str = "") -> Callable[[str], int]:
+    """Return a parser of whole numbers; `less_hint` says what to do instead of a smaller number."""
+
     def parse_count(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,12}", text) or int(text) < minimum:
+        if not re.fullmatch(r"-?[0-9]+", text):
             hint = f"a whole number, {minimum} or more, in digits: 8000, not 8k"
-            raise units.Wrong("invalid_value", "is not a number of that kind", hint)
+            raise units.Wrong("invalid_value", "is not a whole number", hint)
+        if len(text) > MAX_DIGITS:
+            hint = f"a whole number with at most {MAX_DIGITS} digits"
+            raise units.Wrong("out_of_range", "is too many", hint)
+        if int(text) < minimum:
+            hint = f"a whole number, {minimum} or more{less_hint}"
+            raise units.Wrong("invalid_value", f"is less than {minimum}", hint)
         if maximum is not None and int(text) > maximum:
             raise units.Wrong(
                 "out_of_range", "is too many", f"a whole number from {minimum} to {maximum:,}"
@@ -329,7 +341,7 @@ def _add_limit(text: str, limits: Mapping[str, float]) -> dict[str, float]:
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "request_rate": lambda text: units.rate_per_s(text, bare=True),
     "burstiness": _positive("below 1 is burstier than Poisson, 1 is Poisson, above 1 more even"),
-    "concurrency": _count(1, MAX_CONCURRENCY),
+    "concurrency": _count(1, MAX_CONCURRENCY, _OPEN_LOOP),
     "concurrency_ramp": _seconds,
     "max_in_flight": _count(1),
     "max_in_prefill": _count(1),

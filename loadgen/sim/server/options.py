@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 PHYSICAL = {"preset": "gb300-vm"}
-"""The server for a run without a URL: the physical model of a whole machine, not fixed latencies."""
+"""The options of a simulated server that uses the performance model of a whole machine."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -194,6 +194,7 @@ class Client:
             name: given[name] for name in ("server", "stream", "api_key", "headers", "extra_body")
         }
         self._probe_options = asked if quirk is None or not model else None
+        self.is_simulated = False  # True once a probe finds that a simulated server answers
         self._proxy = proxy_for(target, given["proxy"])
         self._opening = asyncio.Lock()
         keep_text, keep_headers = given["keep_text"], given["keep_headers"]
@@ -243,6 +244,7 @@ class Client:
                 )
                 self._pool.close()
                 self.model, self.quirk, self._probe_options = result.model, result.quirk, None
+                self.is_simulated = result.simulated
                 self._pool = self._make_pool(model=self.model, quirk=self.quirk)
             await self._pool.open(connections)
 

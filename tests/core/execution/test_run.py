@@ -726,20 +726,6 @@ def test_a_header_that_cannot_be_sent_is_the_users_fault(
 
 
 @pytest.mark.processes
-def test_without_a_url_the_embedded_endpoint_is_used_and_named(tmp_path: Path) -> None:
-    env = {"OPENAI_BASE_URL": "http://127.0.0.1:1/v1", "OPENAI_API_KEY": KEY}
-    code, out, err = ended(cli(tmp_path, "-c", "8", "-n", "40", "--json", env=env))
-    told = json.loads(out)
-    assert told["requests"]["ok"] == told["requests"]["scheduled"] == 40
-    assert told["target"]["name"] == "embedded simulation: gb300-vm" and told["target"]["simulated"]
-    assert "SIMULATED" in err and "the model extrapolates" in " ".join(err.split())
-    assert "OPENAI_BASE_URL is set and not used" in err
-    assert "embedded simulation" in err
-    assert KEY not in out + err
-    assert code in (0, 1, 3), err
-
-
-@pytest.mark.processes
 def test_a_drive_can_be_followed(tmp_path: Path, endpoint: Embedded) -> None:
     seen: list[RunningLoad] = []
     go(tmp_path, endpoint.url, concurrency="2", num_requests="10", begun=seen.append)
@@ -756,8 +742,10 @@ def test_wrong_workloads_never_reach_a_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_no_process_of_a_run_executes_code_from_the_current_folder(tmp_path: Path) -> None:
-    """The simulated server, two workers, the scraper, the compactor: one of these two is imported by each."""
+def test_no_process_of_a_run_executes_code_from_the_current_folder(
+    tmp_path: Path, endpoint: Embedded
+) -> None:
+    """Two workers, the scraper, the compactor: one of these two is imported by each."""
     for name in ("numpy.py", "subprocess.py"):
         (tmp_path / name).write_text(
             "import os\nopen(os.path.dirname(__file__) + '/executed', 'w')\n"
@@ -765,6 +753,8 @@ def test_no_process_of_a_run_executes_code_from_the_current_folder(tmp_path: Pat
     load = [
         "run",
         "qa",
+        "--url",
+        endpoint.url,
         "-n",
         "4",
         "-c",
