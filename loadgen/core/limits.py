@@ -37,6 +37,9 @@ CONTRADICTING_SHARE = (
     0.01  # of the answers: beyond it, what rests on the counts of tokens is withheld
 )
 NO_SPAN_SHARE = 0.01  # of the answers with tokens enough for a TPOT: came in one event, so that it is not decided
+UNSEEN_OUTPUT = (
+    0.01  # of the ok responses, with tokens but no output event: above it, TTFT is withheld
+)
 LENGTH_MISMATCH = 0.02  # of requests whose output is not as long as asked
 SHORTENED = (
     0.05  # of the output tokens asked for, missing in the answers: beyond it, it is another load

@@ -39,16 +39,17 @@ def streamed_tokens(output: int, reasoning: int, first_token: int, answer: int) 
     return output - reasoning if reasoning > 0 and first_token == answer else output
 
 
-def tpot(first_token: int, last_token: int, n: int, n1: int = 1) -> int | None:
+def tpot(first_token: int, last_token: int, n: float, n1: int = 1) -> int | None:
     """Time per output token after the first event: `(last_token - first_token) // (n - n1)`, floored to the nanosecond.
 
-    n: tokens streamed (`streamed_tokens`); n1: tokens of the first output event if the server reports them, else 1.
+    n: tokens streamed (`streamed_tokens`), of one choice where there are several; n1: tokens of the
+    first output event if the server reports them, else 1.
     None when n <= n1, because there is nothing to divide by, and when all output came at one instant, in one event or
     one write: there is no span, and 0 would say that its tokens took no time.
     """
     if NEVER in (first_token, last_token) or n <= n1 or last_token == first_token:
         return None
-    return (last_token - first_token) // (n - n1)
+    return int((last_token - first_token) // (n - n1))
 
 
 def tpot_mlperf(due: int, first_token: int, end: int, n: int) -> int | None:

@@ -68,9 +68,9 @@ class TokenPrice(msgspec.Struct, frozen=True):
             )  # most calls: the same, less the zeros
         cached_price = self.input if self.cached is None else self.cached
         write_price = self.input if self.cache_write is None else self.cache_write
+        cached = min(cached, input)  # a server may say more than there is
         fresh = input - cached
-        if written > fresh:  # a server may say more than there is
-            written = fresh
+        written = min(written, fresh)
         prices = self.input, write_price, cached_price, self.output
         plain, stored, found, answer = token_costs(
             (fresh - written, written, cached, output), prices

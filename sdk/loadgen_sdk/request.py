@@ -35,7 +35,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts as reported by the server; None: not reported."""
+    """Token counts as reported by the server; None: not reported.
+
+    Where they cannot all be true, `contradiction` says which. Then no cost and no rate is computed
+    from them.
+    """
 
     input: int | None = None
     output: int | None = None
@@ -44,6 +48,7 @@ class Usage(msgspec.Struct, frozen=True):
     cache_written: int | None = (
         None  # of the input, by servers that bill what is written to their cache
     )
+    contradiction: str = ""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -67,7 +72,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     sent: int = NEVER  # first byte handed to the kernel
     first_byte: int = NEVER  # response head
     first_event: int = NEVER  # first SSE event of any kind
-    first_token: int = NEVER  # first event with generated output
+    first_token: int = (
+        NEVER  # first event with generated output; never where output may have come before, unread
+    )
     first_answer: int = NEVER  # first event with output that is not reasoning
     last_token: int = NEVER  # last event with output
     end: int = NEVER  # last output or finish event: where E2E ends
@@ -98,3 +105,4 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, str], ...
     ] = ()  # id, name, arguments (JSON, as text); only if the client keeps texts
     response_id: str = ""  # the server's id of the answer; only if the client keeps texts
+    remark: str = ""  # what is unusual about a response that is ok all the same

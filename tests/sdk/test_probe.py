@@ -344,11 +344,11 @@ def test_the_other_name_of_the_limit_is_learnt() -> None:
         ([200, {}, "<html>hello</html>"], None, "no_model", "--model"),
         (
             [401, JSON, json.dumps({"error": f"bad key {KEY}"})],
-            "m",
+            None,
             "unauthorized",
             "check the key",
         ),
-        ([403, JSON, "{}"], "m", "unauthorized", "check the key"),
+        ([403, JSON, "{}"], None, "unauthorized", "check the key"),
         ([503, JSON, '{"error":{"message":"Loading model"}}'], None, "http_5xx", "loading"),
     ],
 )
@@ -357,6 +357,78 @@ def test_lists_that_end_it(listed: list[Any], model: str | None, code: str, hint
         InMemory(healthy(models=listed)).probe(model=model, api_key=KEY)
     assert hint in caught.value.hint
     assert KEY not in f"{caught.value} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
+def test_a_list_of_models_that_is_refused_is_not_needed_where_a_model_is_named(status: int) -> None:
+    found = InMemory(healthy(models=[status, JSON, "{}"])).probe(model="tiny", api_key=KEY)
+    assert found.model == "tiny" and found.usage
+
+
+def test_a_key_that_is_refused_ends_the_probe_though_a_model_is_named() -> None:
+    refusal = [401, JSON, '{"error":{"message":"bad key"}}']
+    with refused(TargetUnusable, "unauthorized"):
+        InMemory(healthy(models=refusal, short=refusal, long=refusal)).probe(
+            model="tiny", api_key=KEY
+        )
+
+
+@pytest.mark.parametrize(
+    ("refusal", "minimum"),
+    [
+        (
+            "Invalid 'max_tokens': integer below minimum value. Expected a value >= 16, but got 1",
+            16,
+        ),
+        ("max_tokens must be at least 4, got 1", 4),
+        ("max_tokens: Input should be greater than or equal to 20", 20),
+        ("max_tokens is too small", 16),
+    ],
+)
+def test_the_least_output_limit_is_learnt(refusal: str, minimum: int) -> None:
+    class Strict(InMemory):
+        async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
+            limit = json.loads(body)["max_tokens"] if body else minimum
+            if limit < minimum:
+                return HttpAnswer(400, JSON, json.dumps({"error": {"message": refusal}}).encode())
+            if body:
+                status, head, text = streamed(limit, limit, 43)
+                return HttpAnswer(status, head, text.encode(), took_ns=limit * 1_000_000)
+            return await super().exchange(method, path, headers, body)
+
+    found = Strict(healthy()).probe()
+    assert (found.exact, found.token_ms, found.first_ms) == (True, 1.0, 1.0)
+
+
+def test_a_media_type_in_capitals_and_any_status_of_success_are_read() -> None:
+    _, _, text = streamed(ASKED_TOKENS, ASKED_TOKENS, 43)
+    accepted = [201, {"content-type": "Text/Event-Stream"}, text]
+    assert InMemory(healthy(long=accepted)).probe().exact
+
+
+def test_one_object_where_a_stream_was_requested_is_said() -> None:
+    whole = {
+        "choices": [{"message": {"content": "x"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 43, "completion_tokens": ASKED_TOKENS},
+    }
+    found = InMemory(healthy(long=[200, JSON, json.dumps(whole)])).probe()
+    assert found.ignores_stream and found.tokens_per_event is None
+    assert len(found.warnings) == 1
+
+
+def test_a_body_that_is_compressed_is_named() -> None:
+    packed = [200, {"content-type": "text/event-stream", "content-encoding": "gzip"}, "?"]
+    with refused(TargetUnusable, "invalid_answer") as caught:
+        InMemory(healthy(short=packed, long=packed)).probe()
+    assert "gzip" in str(caught.value)
+
+
+def test_counts_that_contradict_each_other_are_named_and_not_used() -> None:
+    status, head, text = streamed(ASKED_TOKENS, ASKED_TOKENS, 43)
+    both = text.replace('"prompt_tokens": 43', '"prompt_tokens": 43, "cached_tokens": 99')
+    found = InMemory(healthy(long=[status, head, both])).probe()
+    assert found.template_tokens is None and found.usage
+    assert sum("contradict" in warning for warning in found.warnings) == 1
 
 
 def test_a_model_that_the_list_names_alone_is_not_offered_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk.dialects.events import error_text
-from loadgen_sdk.dialects.reader import Flow, Reading
+from loadgen_sdk.dialects.reader import NOT_STREAMED, NOT_UTF8, Flow, Reading
 from loadgen_sdk.dialects.sse import Named
-from loadgen_sdk.request import Completion, Usage
+from loadgen_sdk.dialects.usage import believable
+from loadgen_sdk.request import NEVER, Completion, Usage
 from loadgen_sdk.transport.exchange import Exchange
 
 TRANSCRIPTS = places.DATA / "transcripts"
@@ -500,7 +502,55 @@ TRAPS: dict[
     ),
     "refusal": (stream(event(refusal="no"), STOP), "", 1, None, ""),
     "content filter": (stream(A, event(finish="content_filter")), "a", 1, None, ""),
-    "abort": (stream(A, event(finish="abort")), "a", 1, None, "no_finish_reason"),
+    "abort": (stream(A, event(finish="abort")), "a", 1, None, "error_event"),
+    "ERROR": (stream(A, event(finish="ERROR")), "a", 1, None, "error_event"),
+    "another word for the end": (stream(A, event(finish="eos")), "a", 1, None, ""),
+    "a heartbeat of empty data": (
+        stream(b"data:\n\n", A, b"data: \n\n", STOP, b"data\n\n"),
+        "a",
+        1,
+        None,
+        "",
+    ),
+    "only heartbeats": (stream(b"data: \n\n", b"data: \n\n"), "", 0, None, "empty"),
+    "an error as a field": (
+        stream(A, b'error: {"message":"engine died"}\n\n'),
+        "a",
+        1,
+        None,
+        "error_event",
+    ),
+    "a media type in capitals": (
+        stream(A, STOP).replace(b"text/event-stream", b"Text/Event-Stream"),
+        "a",
+        1,
+        None,
+        "",
+    ),
+    "a stream that is called JSON": (
+        stream(A, STOP).replace(b"text/event-stream", b"application/json"),
+        "",
+        0,
+        None,
+        "malformed",
+    ),
+    "a response that was cancelled": (
+        stream({"type": "response.cancelled", "response": {"status": "cancelled"}}),
+        "",
+        0,
+        None,
+        "error_event",
+    ),
+    "a delta of the Responses API that is not known": (
+        stream(
+            {"type": "response.mcp_call_arguments.delta", "delta": "{"},
+            {"type": "response.completed", "response": {"status": "completed"}},
+        ),
+        "",
+        1,
+        None,
+        "",
+    ),
     "no finish reason": (stream(ROLE, A, DONE), "a", 1, None, "no_finish_reason"),
     "token ids without text": (
         stream(
@@ -558,10 +608,20 @@ TRAPS: dict[
     ),
     "not UTF-8": (
         stream(b'data: {"choices":[{"text":"\xff"}]}\n\n', STOP),
-        "",
-        0,
+        "\ufffd",
+        1,
         None,
-        "malformed",
+        "",
+    ),
+    "not UTF-8, of the Responses API": (
+        stream(
+            b'data: {"type":"response.output_text.delta","delta":"\xff"}\n\n',
+            {"type": "response.completed", "response": {"status": "completed"}},
+        ),
+        "\ufffd",
+        1,
+        None,
+        "",
     ),
     "a lone surrogate": (
         stream(b'data: {"choices":[{"text":"\\ud800"}]}\n\n', STOP),
@@ -638,8 +698,9 @@ def test_traps(name: str) -> None:
     done = found[0]
     assert (done.failure.kind if done.failure else "") == kind, done.failure
     assert (done.text, done.output_events, done.usage.output) == (text, events, tokens)
-    assert (done.first_token >= 0) is (done.last_token >= 0) is (events > 0)
-    if kind == "error_event":
+    assert (done.last_token >= 0) is (events > 0)
+    assert (done.first_token >= 0) is (events > 0 and done.remark != NOT_STREAMED)
+    if kind == "error_event" and not done.finish_reason:
         assert done.failure is not None and done.failure.text == "engine died"
     if kind != "malformed":
         assert [said(other) for other in found[1:]] == [said(done)] * (len(found) - 1)
@@ -953,9 +1014,6 @@ def test_what_ends_or_is_compressed_gets_its_right_name() -> None:
     )
     refused = b"HTTP/1.1 503 Busy\r\nContent-Encoding: br\r\nContent-Length: 2\r\n\r\n\x1f\x8b"
     half = b"HTTP/1.1 200 OK\r\n" + b"Content-Type: text/eve"
-    long_reason = stream(
-        b'data: {"choices":[{"text":"a","finish_reason":"%s"}]}\n\n' % (b"x" * 100_000)
-    )
     for data, kind, words, status in (
         (packed, "malformed", "a body in Content-Encoding gzip, which was not asked for", 200),
         (
@@ -966,7 +1024,6 @@ def test_what_ends_or_is_compressed_gets_its_right_name() -> None:
         ),
         (half, "truncated", "the connection ended within the response head", 0),
         (b"HTTP/1.1 200 OK\nContent-Length: 1\n\na", "malformed", "lines end with LF alone", 0),
-        (long_reason, "no_finish_reason", f"finish reason '{'x' * 60}' after 1 output events", 0),
     ):
         for pieces in splits(data):
             failure = answered(*pieces).failure
@@ -976,7 +1033,7 @@ def test_what_ends_or_is_compressed_gets_its_right_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "usage", [b"[]", b"7", b'{"completion_tokens":2.0}', b'{"completion_tokens":"2"}', b"{}"]
+    "usage", [b"[]", b"7", b'{"completion_tokens":2.5}', b'{"completion_tokens":"2"}', b"{}"]
 )
 def test_a_usage_of_another_shape_is_no_count_and_no_error(usage: bytes) -> None:
     events = (b'{"choices":[{"delta":{"content":"a"}}]}', b'{"choices":[],"usage":%s}' % usage)
@@ -999,3 +1056,101 @@ def test_an_event_that_only_a_strict_decoder_refuses_does_not_throw_an_answer_aw
     done = answered(stream(*(b"data: " + event + b"\n\n" for event in (odd, ending))))
     assert done.failure is None and done.usage == Usage()
     assert done.output_events == 1 + (b"ud800" in odd)
+
+
+def after_usage(**counts: Any) -> Completion:
+    return answered(stream(ROLE, A, B, STOP, {"choices": [], "usage": counts}, DONE))
+
+
+def test_whole_numbers_with_a_decimal_point_are_counts() -> None:
+    done = after_usage(
+        prompt_tokens=12.0,
+        completion_tokens=2.0,
+        prompt_tokens_details={"cached_tokens": 4.0},
+        cache_creation_input_tokens=3.0,
+    )
+    assert done.usage == Usage(input=12, output=2, cached=4, cache_written=3)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"prompt_tokens_details": {"cached_tokens": 5}},
+        {"prompt_cache_hit_tokens": 5, "prompt_cache_miss_tokens": 4},
+        {"cache_read_input_tokens": 5},
+        {"cached_tokens": 5},
+        {"prompt_tokens_details": {"cached_tokens": None}, "cached_tokens": 5.0},
+    ],
+)
+def test_cached_tokens_are_read_under_every_name_that_servers_use(counts: dict[str, Any]) -> None:
+    done = after_usage(**counted(2), **counts)
+    assert done.usage == Usage(input=9, output=2, cached=5)
+
+
+@pytest.mark.parametrize(
+    ("counts", "unbelievable"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 10}}, {"input", "cached", "cache_written"}),
+        ({"cache_creation_input_tokens": 10}, {"input", "cached", "cache_written"}),
+        (
+            {"cached_tokens": 5, "cache_creation_input_tokens": 5},
+            {"input", "cached", "cache_written"},
+        ),
+        ({"completion_tokens_details": {"reasoning_tokens": 3}}, {"output", "reasoning"}),
+        (
+            {"total_tokens": 12},
+            {"input", "output", "cached", "cache_written", "reasoning"},
+        ),
+    ],
+)
+def test_counts_that_contradict_each_other_are_not_believed(
+    counts: dict[str, Any], unbelievable: set[str]
+) -> None:
+    usage = after_usage(**counted(2) | counts).usage
+    assert usage.contradiction
+    assert {name for name in ("input", "output") if getattr(believable(usage), name) is None} == (
+        unbelievable & {"input", "output"}
+    )
+    assert all(getattr(believable(usage), name) is None for name in unbelievable)
+
+
+def test_reasoning_that_a_total_shows_beside_the_output_is_part_of_it() -> None:
+    details = {"completion_tokens_details": {"reasoning_tokens": 94}}
+    usage = after_usage(prompt_tokens=32, completion_tokens=9, total_tokens=135, **details).usage
+    assert usage == Usage(input=32, output=103, reasoning=94)
+
+
+def test_output_in_a_field_that_is_not_known_leaves_the_first_token_open() -> None:
+    thought = event(thinking="hm")
+    hidden = answered(stream(ROLE, thought, thought, A, B, STOP))
+    assert (hidden.first_token, hidden.output_events, hidden.failure) == (NEVER, 2, None)
+    name_beside_the_role = event(role="assistant", content="", channel="final")
+    known = answered(stream(name_beside_the_role, A, B, STOP))
+    assert known.first_token > 0
+    later = answered(stream(ROLE, A, thought, thought, STOP))
+    assert later.first_token > 0
+
+
+def test_one_object_where_a_stream_was_requested_has_no_first_token() -> None:
+    body = json.dumps(
+        {
+            "choices": [{"message": {"content": "ab"}, "finish_reason": "stop"}],
+            "usage": counted(2),
+        }
+    ).encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
+    done = answered(head + body)
+    assert (done.first_token, done.failure, done.remark) == (NEVER, None, NOT_STREAMED)
+    assert done.end > 0
+
+
+def test_bytes_that_are_not_utf_8_are_noted() -> None:
+    assert answered(stream(b'data: {"choices":[{"text":"\xff"}]}\n\n', STOP)).remark == NOT_UTF8
+    assert answered(stream(A, STOP)).remark == ""
+
+
+def test_the_message_of_a_compressed_error_is_read() -> None:
+    body = gzip.compress(b'{"error":{"message":"model is loading"}}')
+    head = b"HTTP/1.1 503 x\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+    failure = answered(head + body).failure
+    assert failure is not None and (failure.kind, failure.text) == ("http_5xx", "model is loading")

@@ -15,19 +15,23 @@ from loadgen_sdk.dialects.sse import MAX_EVENT_BYTES, Decoder, EventTooLarge, Na
 def reference(body: bytes) -> list[bytes | Named]:
     """Line by line, as the WHATWG grammar says it; the event that lacks its blank line at the end is given as well."""
     events: list[bytes | Named] = []
-    name, data = b"", []
+    name, error, data = b"", b"", []
     for line in [*re.split(rb"\r\n|\n|\r", body.removeprefix(b"\xef\xbb\xbf")), b""]:
         field, colon, value = line.partition(b":")
         value = value[1:] if value.startswith(b" ") else value
         if not line:
-            if data:
-                joined = b"\n".join(data)
+            joined = b"\n".join(data)
+            if joined:
                 events.append(Named(name, joined) if name not in (b"", b"message") else joined)
-            name, data = b"", []
+            if error:
+                events.append(Named(b"error", error))
+            name, error, data = b"", b"", []
         elif field == b"data":
             data.append(value if colon else b"")
         elif field == b"event":
             name = value
+        elif field == b"error":
+            error = value
     return events
 
 
@@ -53,7 +57,10 @@ TABLE = {
     "two spaces": (b"data:  a\n\n", [b" a"]),
     "trailing blank is kept": (b'data: {"x":1} \n\n', [b'{"x":1} ']),
     "several lines": (b"data: a\ndata:b\ndata\ndata: \n\n", [b"a\nb\n\n"]),
-    "empty data": (b"data:\n\ndata\n\n", [b"", b""]),
+    "empty data": (b"data:\n\ndata\n\ndata: \n\ndata: a\n\n", [b"a"]),
+    "a name and empty data": (b"event: heartbeat\ndata:\n\ndata: a\n\n", [b"a"]),
+    "an error as a field": (b'error: {"message":"x"}\n\n', [Named(b"error", b'{"message":"x"}')]),
+    "data and an error as a field": (b"data: a\nerror: x\n\n", [b"a", Named(b"error", b"x")]),
     "comments": (b": ping\n\n:\n\n: x\ndata: a\n: y\n\n", [b"a"]),
     "named": (b"event: m.perf\ndata: a\n\ndata: b\n\n", [Named(b"m.perf", b"a"), b"b"]),
     "named, name last": (b"data: a\nevent:n\n\n", [Named(b"n", b"a")]),
@@ -96,6 +103,7 @@ LINES = st.sampled_from(
         b": c",
         b"",
         b"id: 1",
+        b"error: e",
         b"\xef\xbb\xbf",
     ]
 )

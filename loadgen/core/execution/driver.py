@@ -40,6 +40,7 @@ from loadgen.core.results.record import (
     Built,
     RecordKey,
     sent_record,
+    text_of,
     unsent_record,
 )
 from loadgen.core.results.spool import Timeline
@@ -364,8 +365,8 @@ class Driver:
 
     def _record_of(self, start: Start, target: int, built: Built, completion: Completion) -> bytes:
         text = -1
-        if completion.failure is not None:
-            text = self._spool.text(self._redact(completion.failure.text))
+        if words := text_of(completion):
+            text = self._spool.text(self._redact(words))
         key = self._record_key(start, target)
         return sent_record(key, completion, self.start_ns, text=text, built=built)
 

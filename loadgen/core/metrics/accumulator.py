@@ -59,6 +59,22 @@ _TOKENS = (
 )
 
 
+FINISH_PREFIX = "finish_"
+"""Before a finish reason in the name of the sum of its ok requests."""
+
+REMARK_PREFIX = "remark_"
+"""Before a remark about responses in the name of the sum of its ok requests."""
+
+
+def _counted_texts(
+    text_numbers: NDArray[np.int64], texts: Sequence[str]
+) -> Iterator[tuple[str, int]]:
+    """Yield each text with how often its number occurs; "" for a number that has no text."""
+    numbers, counts = np.unique(text_numbers, return_counts=True)
+    for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+        yield texts[number] if 0 <= number < len(texts) else "", count
+
+
 def _sample_of(name: str) -> str:
     """Return which requests have values of a figure, ok or sent; "" if none has."""
     row = FIGURES.called(name)
@@ -103,6 +119,15 @@ class Cell:
 
     def sum(self, name: str) -> int:
         return self.sums.get(name, 0)
+
+    def sums_with_prefix(self, prefix: str) -> dict[str, int]:
+        """Return the sums whose names begin with a prefix, without it, the largest first."""
+        sums = [
+            (name.removeprefix(prefix), total)
+            for name, total in self.sums.items()
+            if name.startswith(prefix)
+        ]
+        return dict(sorted(sums, key=lambda item: (-item[1], item[0])))
 
     def sum_known(self, field: str) -> int | None:
         """The sum of a field over the ok requests where it is known; None when it is known of none."""
@@ -199,7 +224,7 @@ class Cell:
         self._add_times(columns, sent, open_loop)
         self._add_tokens(columns, ok)
         self._add_errors(columns, texts)
-        self._add_finishes(columns)
+        self._add_finishes(columns, texts)
         with_output = ok & ~columns.for_values
         self.count("output_source_unasked", (ok & columns.for_values).sum())
         self.count("tpot_undefined", (columns.measure("tpot")[with_output] == UNDEFINED).sum())
@@ -295,11 +320,24 @@ class Cell:
             for code, count in enumerate(np.bincount(of_them, minlength=len(SOURCES)).tolist()):
                 self.count(f"{side}_source_{SOURCES[code] or 'none'}", count)
 
-    def _add_finishes(self, columns: Columns) -> None:
-        of_ok = columns["finish_reason"][columns.where(OK)]
-        for code, count in enumerate(np.bincount(of_ok, minlength=len(FINISH_REASONS)).tolist()):
+    def _add_finishes(self, columns: Columns, texts: Sequence[str]) -> None:
+        """Count the ok requests by finish reason and by what else is unusual about them.
+
+        The text of an ok request is its finish reason if FINISH_REASONS lacks it, else a remark
+        (`record.text_of`).
+        """
+        ok = columns.where(OK)
+        reasons = columns["finish_reason"][ok]
+        text_numbers = columns["text"][ok]
+        other = reasons == FINISH["other"]
+        for code, count in enumerate(np.bincount(reasons[~other]).tolist()):
             if count:
-                self.count(f"finish_{FINISH_REASONS[code] or 'none'}", count)
+                self.count(f"{FINISH_PREFIX}{FINISH_REASONS[code] or 'none'}", count)
+        for text, count in _counted_texts(text_numbers[other], texts):
+            self.count(FINISH_PREFIX + (text or "other"), count)
+        for text, count in _counted_texts(text_numbers[~other & (text_numbers >= 0)], texts):
+            if text:
+                self.count(REMARK_PREFIX + text, count)
 
     def _add_errors(self, columns: Columns, texts: Sequence[str]) -> None:
         for kind in np.flatnonzero(np.bincount(columns["kind"])).tolist():

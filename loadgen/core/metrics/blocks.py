@@ -13,14 +13,14 @@ import numpy as np
 
 from loadgen.core.limits import ITL_TOKENS_PER_EVENT, STALL_NS
 from loadgen.core.metrics import validity, windows
-from loadgen.core.metrics.accumulator import Cell, CutConversations
+from loadgen.core.metrics.accumulator import FINISH_PREFIX, Cell, CutConversations
 from loadgen.core.metrics.windows import Span, Window, per_second, span
-from loadgen.core.results.record import FINISH_REASONS, SOURCES, STATUSES
+from loadgen.core.results.record import SOURCES, STATUSES
 from loadgen.core.stats.quantiles import Distribution, index, milliseconds
 from loadgen.core.units import LONGEST_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -251,15 +251,8 @@ def requests(cell: Cell, unrecorded: int) -> RequestCounts:
         scheduled=cell.sum("rows") + unrecorded,
         **counts | {"lost": counts["lost"] + unrecorded},
         by_error=dict(sorted(errors.items(), key=lambda item: (-item[1].count, item[0]))),
-        by_finish=dict(sorted(_finishes(cell), key=lambda item: (-item[1], item[0]))),
+        by_finish=cell.sums_with_prefix(FINISH_PREFIX),
     )
-
-
-def _finishes(cell: Cell) -> Iterator[tuple[str, int]]:
-    counts = (
-        (reason or "none", cell.sum(f"finish_{reason or 'none'}")) for reason in FINISH_REASONS
-    )
-    return ((reason, count) for reason, count in counts if count)
 
 
 def _plus(a: float | None, b: float | None) -> float | None:

@@ -14,6 +14,7 @@ ROWS = (
         compared=("p50", "p99"),
         block="",
         shown=("slo", "contract", "latency", "requests", "prometheus"),
+        guards=("output_unseen",),
     ),
     FigureRow(
         name="ttft_from_sent",
@@ -24,6 +25,7 @@ ROWS = (
         block="",
         shown=("slo", "contract", "latency", "requests"),
         under="from sent",
+        guards=("output_unseen",),
     ),
     FigureRow(
         name="first_answer",

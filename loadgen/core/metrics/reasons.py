@@ -59,6 +59,9 @@ SENTENCES = {
     "counts_contradict": "the token counts of {contradicting:,} of {answers:answer|answers} ({share:share}, limit {limit:share}) "
     "contradict the stream: {understated:,} say fewer tokens than output events came, {overstated:,} more than "
     "were asked for: what rests on them is not known",
+    "output_unseen": "{unseen:,} of {answers:ok response|ok responses} ({share:share}, limit "
+    "{limit:share}) had tokens by the server's count, but no output event that could be timed: the "
+    "output is in fields that are not known here, or the response was not streamed",
     "events_unsure": f"arrival times are unsure: {{quantile}} error of the gaps between events{{unsure_share:bundled}}: {_RATIO}",
     "largest_gap_unsure": f"arrival times are unsure: {{quantile}} error of the largest gap {_RATIO}",
     "tpot_unsure": f"arrival times are unsure: {{quantile}} error of TPOT {_RATIO}",
@@ -73,6 +76,7 @@ SENTENCES = {
     "limit_changed": "validity limit {limit} was changed to {value:share} (default {default:share})",
     "usage_missing": "usage is missing, or what no answer can have, in {missing:,} of {ok:ok answer|ok answers}: their tokens are "
     "counted another way",
+    "responses_remarked": "{responses:,} of {ok:ok response|ok responses} {remark}",
     "counts_estimated": "token counts of {estimated:,} of {ok:ok request|ok requests} are estimates by the packaged vocabulary",
     "prompt_counts_differ": "prompt token counts disagree: the server's differ from ours by {share:signed}, limit {limit:share}"
     "{template_known:template}",

@@ -16,7 +16,13 @@ import numpy as np
 from loadgen.core import errors as codes
 from loadgen.core import format
 from loadgen.core.metrics import blocks, drift, machines, steps, sustainable, validity
-from loadgen.core.metrics.accumulator import Accumulator, Cell, CellPair, sampled
+from loadgen.core.metrics.accumulator import (
+    REMARK_PREFIX,
+    Accumulator,
+    Cell,
+    CellPair,
+    sampled,
+)
 from loadgen.core.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
 from loadgen.core.metrics.drift import Drift
 from loadgen.core.metrics.goodput import Goodput, of_classes, unjudged, with_tasks
@@ -251,6 +257,8 @@ def measure(
     unsound |= validity.contradicted(measured) | not_here(
         header.slos
     )  # however sure the stamps are
+    if header.stream:
+        unsound |= validity.without_first_token(measured)
     itl_absent = blocks.itl_absent(measured, samples["inter_chunk"])
     undecided = ({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}) | unsound
     tokens_in = blocks.tokens_over_time(measured, own_timeline)
@@ -360,6 +368,7 @@ def _signs(everything: CellPair, header: Header, *, missed: bool, is_counted: bo
         own_ms=own_ms,
         own=own,
         missed=missed,
+        remarks=measured.sums_with_prefix(REMARK_PREFIX),
     )
 
 

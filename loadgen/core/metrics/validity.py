@@ -65,6 +65,7 @@ class Signs(msgspec.Struct, frozen=True):
     missed: bool | None = (
         None  # whether the SLO is missed also without the starts that the client dropped
     )
+    remarks: dict[str, int] = {}  # what is unusual about ok responses -> how many have it
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -345,6 +346,20 @@ def contradicted(cell: Cell) -> dict[str, str]:
     )
 
 
+def without_first_token(cell: Cell) -> dict[str, str]:
+    """Return the metrics that need the time of the first token, with the reason to withhold them.
+
+    They are withheld if too many responses do not show that time. Such a response has several
+    tokens by the server's count, but no output event that could be timed: its output is in fields
+    that are not known, or it came as one JSON object although a stream was requested.
+    """
+    ok, unseen = cell.sum("ok"), cell.sum("tpot_no_output")
+    if unseen <= limits.UNSEEN_OUTPUT * ok:
+        return {}
+    values = {"unseen": unseen, "answers": ok, "share": unseen / ok, "limit": limits.UNSEEN_OUTPUT}
+    return dict.fromkeys(guarded("output_unseen"), sentence(_code("output_unseen", **values)))
+
+
 def withheld(
     limits: ValidityLimits,
     samples: Mapping[str, Distribution],
@@ -443,6 +458,7 @@ def _warnings(
         if value != default:
             yield _code("limit_changed", limit=field, value=value, default=default)
     yield from _of_token_counts(header, summary, signs, shortened=shortened)
+    yield from _remarks(signs.remarks, summary.requests.ok)
     told = any(
         code.code == "server_timing_missing" for code in header.note_codes.values()
     )  # by the probe
@@ -503,6 +519,12 @@ def _not_steady(header: Header, summary: Any, sends: int) -> Iterator[ReasonCode
     )
     if lasted and summary.window.steady.duration_s is None:
         yield _code("never_steady", because="lanes" if lanes else "warmup")
+
+
+def _remarks(remarks: Mapping[str, int], ok: int) -> Iterator[ReasonCode]:
+    """Yield a warning for everything unusual about responses that are ok."""
+    for remark, count in remarks.items():
+        yield _code("responses_remarked", responses=count, ok=ok, remark=remark)
 
 
 def _of_token_counts(

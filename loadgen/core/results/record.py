@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from loadgen_sdk.dialects.account_lookup import server_account
 from loadgen_sdk.dialects.server_account import NO_ACCOUNT
+from loadgen_sdk.dialects.usage import believable
 from loadgen_sdk.errors import KINDS as KINDS  # noqa: PLC0414 - other rooms know it as the kinds of a record
 from loadgen_sdk.request import Completion
 from numpy.typing import NDArray
@@ -37,6 +38,10 @@ FINISH_REASONS = (
     "error",
     "other",
 )
+FINISH_REASON_CHARS = 60
+"""The longest finish reason that is kept whole. Known ones are much shorter."""
+
+CONTRADICTORY_USAGE = "have token counts that contradict each other and are not used"
 SOURCES = ("", "server", "tokenizer", "estimate", "events")
 
 
@@ -124,7 +129,13 @@ FIELDS: tuple[Column, ...] = (
     ),
     Column("reused", "u1", "1 when sent on a connection that had served before", 0),
     Column("kernel_stamp", "u1", "1 when arrival instants come from the kernel", 0),
-    Column("text", "i4", "index into the run's error texts, -1 none", -1),
+    Column(
+        "text",
+        "i4",
+        "index into the run's texts: the message of an error, or of an ok request the finish "
+        "reason that is not in FINISH_REASONS, or what else is unusual about its response; -1 none",
+        -1,
+    ),
     Column("replica", "i2", "index of the simulated replica that served it, -1 unknown", -1),
     Column(
         "server_queue_ns",
@@ -265,6 +276,21 @@ def sent_record(
     return encode(values)
 
 
+def text_of(completion: Completion) -> str:
+    """Return the text that belongs to a record, or an empty string.
+
+    It is the error message of a failed request. Of an ok request it is the finish reason if
+    FINISH_REASONS lacks it, or what else is unusual about the response.
+    """
+    if completion.failure is not None:
+        return completion.failure.text
+    if completion.finish_reason not in FINISH:
+        return completion.finish_reason[:FINISH_REASON_CHARS]
+    if completion.usage.contradiction:
+        return f"{CONTRADICTORY_USAGE}: {completion.usage.contradiction}"
+    return completion.remark
+
+
 def unsent_record(
     key: RecordKey, due_ns: int, kind: str, status: str, built: Built, text: int = -1
 ) -> bytes:
@@ -322,7 +348,7 @@ def _times(completion: Completion, start_ns: int) -> dict[str, int]:
 
 def _token_counts(completion: Completion, built: Built) -> dict[str, int]:
     """Return token counts and their sources: the server's usage first, then what is known here."""
-    usage = completion.usage
+    usage = believable(completion.usage)
     counts = {
         "built_tokens": built.tokens,
         "asked_output": built.asked_output,
@@ -353,7 +379,7 @@ def _server_timing(completion: Completion) -> dict[str, int]:
     account = NO_ACCOUNT
     if completion.server_timing is not None:
         account = server_account(completion.server_timing)
-    cached = completion.usage.cached
+    cached = believable(completion.usage).cached
     return {
         "cached_tokens": account.cached if cached is None else cached,
         "server_queue_ns": account.queue,

@@ -23,12 +23,13 @@
 #define DECODER_NUMBERS(F, T)
 #define DECODER_FLAGS(F, T) F(T, _after_cr) F(T, started)
 #define READING_OBJECTS(F, T)                                                                                          \
-    F(T, error) F(T, finish_reason) F(T, flow) F(T, malformed) F(T, pieces) F(T, reasoning_pieces) F(T, response_id)       \
+    F(T, error) F(T, finish_reason) F(T, flow) F(T, malformed) F(T, pieces) F(T, reasoning_pieces) F(T, remark)            \
+    F(T, response_id)                                                                                                  \
     F(T, server_timing) F(T, sink) F(T, template) F(T, tool_deltas) F(T, usage_counts)
 #define READING_NUMBERS(F, T)                                                                                          \
     F(T, end) F(T, first_answer) F(T, first_event) F(T, first_event_tokens) F(T, first_token) F(T, last_token)             \
     F(T, learned) F(T, max_gap) F(T, max_gap_error) F(T, output_events) F(T, plain_events) F(T, stamp_error)               \
-    F(T, unsure_at) F(T, unsure_error)
+    F(T, unknown_outputs) F(T, unsure_at) F(T, unsure_error)
 #define READING_FLAGS(F, T)
 
 #define OBJECT(T, name) PyObject *name;
@@ -56,8 +57,6 @@ static PyObject *never, *zero, *no_text, *no_bytes, *mode_head, *mode_chunked, *
 static PyObject *name_prompt_tokens, *name_completion_tokens;
 static PyObject *name_over;
 static PyObject *name_pop, *name_append;
-static PyObject *name_prompt_details, *name_input_details, *name_completion_details, *name_output_details;
-static PyObject *name_created, *name_cache_write, *name_cached, *name_reasoning;
 static PyObject *name_gaps, *name_instants, *name_errors, *name_content_type, *name_content_encoding;
 
 static void put_same(PyObject **place, PyObject *value)
@@ -164,7 +163,8 @@ static int begin_decoder(Decoder *decoder)
 
 static int begin_reading(Reading *reading, PyObject *flow, int keep_text, PyObject *sink, int few)
 {
-    PyObject **texts[] = {&reading->error, &reading->finish_reason, &reading->malformed, &reading->response_id};
+    PyObject **texts[] = {&reading->error, &reading->finish_reason, &reading->malformed, &reading->remark,
+                          &reading->response_id};
     PyObject **lists[] = {&reading->tool_deltas, &reading->pieces, &reading->reasoning_pieces};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         put_same(texts[i], no_text);
@@ -184,7 +184,7 @@ static int begin_reading(Reading *reading, PyObject *flow, int keep_text, PyObje
     reading->end = reading->first_answer = reading->first_event = reading->first_token = reading->last_token = NEVER;
     reading->unsure_at = NEVER;
     reading->first_event_tokens = reading->max_gap = reading->max_gap_error = reading->output_events = 0;
-    reading->plain_events = reading->stamp_error = reading->unsure_error = 0;
+    reading->plain_events = reading->stamp_error = reading->unknown_outputs = reading->unsure_error = 0;
     reading->learned = few ? ENOUGH : 0;
     return 0;
 }

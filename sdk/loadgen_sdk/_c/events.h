@@ -139,6 +139,7 @@ static const Field choice_fields[] = {
     FIELD("message", NOTHING),   FIELD("meta_info", NOTHING), FIELD("speculative_decoding", NOTHING), {NULL, 0, ANYTHING},
 };
 static const Field delta_fields[] = {
+    FIELD("role", ANYTHING),
     FIELD("content", CONTENT),       FIELD("reasoning_content", REASONING), FIELD("reasoning", REASONING), FIELD("tool_calls", NO_CALLS),
     FIELD("function_call", NO_CALLS), FIELD("refusal", EMPTY_TEXT),          FIELD("token_ids", NOTHING),   {NULL, 0, ANYTHING},
 };
@@ -149,9 +150,10 @@ typedef struct {
     enum Kind kind;
 } Hole;
 
-/* How the texts of a choice are weighed: `delta`: there is one; `content`, `reasoning`, `text`: they are not empty. */
+/* How the texts of a choice are weighed: `delta`: there is one; `content`, `reasoning`, `text`: they are not empty.
+   `unknown_text`: a field of the delta that is not known holds a text. */
 typedef struct {
-    char delta, content, reasoning, text, choices;
+    char delta, content, reasoning, text, choices, unknown_text;
     int holes; /* more than MOST_HOLES: some were not kept */
     Hole hole[MOST_HOLES];
 } Seen;
@@ -166,89 +168,44 @@ static int is_count(PyObject *value)
     return fits && number >= 0 && number < 1LL << 31;
 }
 
-/* An attribute that is a count of tokens; -1 where it is none. `*fits` becomes 0 where it is not there. */
-static int64_t count_of(PyObject *owner, PyObject *name, int *fits)
+/* The value of an attribute that is a count of tokens, or -1 if it is none. Sets an exception if it does not exist. */
+static int64_t count_attribute(PyObject *owner, PyObject *name)
 {
     PyObject *value = PyObject_GetAttr(owner, name);
-    int64_t count = -1;
-    if (value == NULL)
-        *fits = 0;
-    else if (is_count(value))
-        count = number_of(value, fits);
+    int fits = 1;
+    int64_t count = value != NULL && is_count(value) ? number_of(value, &fits) : -1;
     Py_XDECREF(value);
     return count;
 }
 
-/* The first of two attributes that is not None, or None; a new reference, NULL with an exception. */
-static PyObject *details(PyObject *usage, PyObject *name, PyObject *other)
+/* The output tokens of a usage in the names of chat, or -1 for any other usage. */
+static int64_t read_output_tokens(PyObject *usage)
 {
-    PyObject *found = PyObject_GetAttr(usage, name);
-    if (found != Py_None)
-        return found;
-    Py_DECREF(found);
-    return PyObject_GetAttr(usage, other);
+    if (count_attribute(usage, name_prompt_tokens) < 0)
+        return -1;
+    return count_attribute(usage, name_completion_tokens);
 }
 
-/* What UsageFields.usage says; -1: not told. */
-typedef struct {
-    int64_t input, output, cached, reasoning, written;
-} Tokens;
-
-/* That, where prompt and output were told by their usual names: 1, 0 for another. */
-static int usual_tokens(PyObject *usage, Tokens *tokens)
-{
-    int fits = 1;
-    *tokens = (Tokens){.cached = -1, .reasoning = -1};
-    tokens->input = count_of(usage, name_prompt_tokens, &fits);
-    tokens->output = fits ? count_of(usage, name_completion_tokens, &fits) : -1;
-    if (!fits || tokens->input < 0 || tokens->output < 0)
-        return 0;
-    PyObject *before = details(usage, name_prompt_details, name_input_details);
-    PyObject *after = before == NULL ? NULL : details(usage, name_completion_details, name_output_details);
-    PyObject *written = after == NULL ? NULL : PyObject_GetAttr(usage, name_created);
-    if (written != NULL && before != Py_None) {
-        PyObject *more = PyObject_GetAttr(before, name_cache_write);
-        tokens->cached = count_of(before, name_cached, &fits);
-        if (more != Py_None) {
-            Py_DECREF(written);
-            written = more;
-        } else
-            Py_DECREF(more);
-    }
-    if (written != NULL) {
-        tokens->written = is_count(written) ? number_of(written, &fits) : -1;
-        if (after != Py_None && fits)
-            tokens->reasoning = count_of(after, name_reasoning, &fits);
-    }
-    fits = fits && written != NULL;
-    Py_XDECREF(before);
-    Py_XDECREF(after);
-    Py_XDECREF(written);
-    return fits;
-}
-
-/* Usages that were decoded lately, which nobody changes: many answers have the same one. `usual`: whether `tokens` are
-   all that it says; -1: that was not asked. */
-enum { USAGES = 4, USAGE_BYTES = 256 };
+/* The usages that were decoded last, because many responses have the same one. Nothing changes them. `output_tokens` is
+   the result of `read_output_tokens`, or NOT_READ. */
+enum { USAGES = 4, USAGE_BYTES = 256, NOT_READ = -2 };
 static struct {
     PyObject *decoded;
-    Tokens tokens;
-    int usual;
+    int64_t output_tokens;
     Py_ssize_t size;
     char bytes[USAGE_BYTES];
 } usages[USAGES];
 
-/* What a usage says, if it is usual: else 0. */
-static int tokens_of(PyObject *usage, Tokens *tokens)
+/* The same as `read_output_tokens`, from the cache if the usage is there. */
+static int64_t output_tokens_of(PyObject *usage)
 {
     for (int i = 0; i < USAGES; i++)
         if (usages[i].decoded == usage) {
-            if (usages[i].usual < 0)
-                usages[i].usual = usual_tokens(usage, &usages[i].tokens);
-            *tokens = usages[i].tokens;
-            return usages[i].usual;
+            if (usages[i].output_tokens == NOT_READ)
+                usages[i].output_tokens = read_output_tokens(usage);
+            return usages[i].output_tokens;
         }
-    return usual_tokens(usage, tokens);
+    return read_output_tokens(usage);
 }
 
 /* A usage at `at`, as Python decodes it, and what follows it; NULL where it is none, or Python fails: then the whole event
@@ -272,7 +229,7 @@ static const char *usage_at(const char *at, const char *end, PyObject **usage)
     if (*at == '{' && after - at <= USAGE_BYTES) {
         memcpy(usages[next].bytes, at, (size_t)(after - at));
         usages[next].size = after - at;
-        usages[next].usual = -1;
+        usages[next].output_tokens = NOT_READ;
         put_same(&usages[next].decoded, *usage);
         next = (next + 1) % USAGES;
     }
@@ -329,14 +286,19 @@ static const char *value_in(enum Kind kind, const char *at, const char *end, Sai
     }
 }
 
-/* The same, and it is noted where another value says the same: any value that is skipped, any text in place of one. */
-static const char *value_of(enum Kind kind, const char *at, const char *end, Said *said, Seen *seen)
+/* The same, and it is noted where another value says the same: any value that is skipped, any text in place of one.
+   `unknown_in_delta`: the field is one that is not known, of a delta, where only a text may stand in place of a text. */
+static const char *value_of(enum Kind kind, int unknown_in_delta, const char *at, const char *end, Said *said, Seen *seen)
 {
     const char *after = value_in(kind, at, end, said, seen);
-    int text = (kind == CONTENT || kind == REASONING || kind == TEXT) && after != NULL && *at == '"' && after - at > 2;
-    if (text || (kind == ANYTHING && after != NULL && *at != 'n') || (kind == USAGE && said->usage != NULL)) {
+    int full_text = after != NULL && *at == '"' && after - at > 2;
+    int text = full_text && (kind == CONTENT || kind == REASONING || kind == TEXT || unknown_in_delta);
+    int skipped_value = after != NULL && kind == ANYTHING && !unknown_in_delta && *at != 'n';
+    if (unknown_in_delta && full_text)
+        seen->unknown_text = 1;
+    if (text || skipped_value || (kind == USAGE && said->usage != NULL)) {
         if (seen->holes < MOST_HOLES)
-            seen->hole[seen->holes] = (Hole){at, after, kind};
+            seen->hole[seen->holes] = (Hole){at, after, unknown_in_delta ? TEXT : kind};
         seen->holes++;
     }
     return after;
@@ -366,7 +328,8 @@ static const char *object(const char *at, const char *end, const Field *fields, 
         at = space(after, end);
         if (at >= end || *at != ':')
             return NULL;
-        at = value_of(fields[i].kind, space(at + 1, end), end, said, seen);
+        int unknown_in_delta = fields == delta_fields && fields[i].name == NULL;
+        at = value_of(fields[i].kind, unknown_in_delta, space(at + 1, end), end, said, seen);
         at = at == NULL ? NULL : space(at, end);
         if (at == NULL || at >= end)
             return NULL;
@@ -462,7 +425,7 @@ static int usual_event(const char *at, const char *end, Said *said)
 {
     Seen seen;
     const char *begin = at;
-    seen.delta = seen.content = seen.reasoning = seen.text = seen.choices = 0;
+    seen.delta = seen.content = seen.reasoning = seen.text = seen.choices = seen.unknown_text = 0;
     seen.holes = 0;
     *said = (Said){0};
     if (end - at == 6 && memcmp(at, "[DONE]", 6) == 0)
@@ -478,6 +441,10 @@ static int usual_event(const char *at, const char *end, Said *said)
     }
     said->answer = seen.delta ? seen.content : seen.text;
     said->output = said->answer || (seen.delta && seen.reasoning);
+    if (seen.unknown_text && !said->output) { /* Reading._note_unknown_output looks at it */
+        Py_CLEAR(said->usage);
+        return 0;
+    }
     keep_form(begin, end, said, &seen);
     return 1;
 }

@@ -47,11 +47,6 @@ static int make_values(void)
                  {&name_over, "over"},
                  
                  {&name_pop, "pop"}, {&name_append, "append"}, 
-                 {&name_prompt_details, "prompt_tokens_details"}, {&name_input_details, "input_tokens_details"},
-                 {&name_completion_details, "completion_tokens_details"},
-                 {&name_output_details, "output_tokens_details"}, {&name_created, "cache_creation_input_tokens"},
-                 {&name_cache_write, "cache_write_tokens"}, {&name_cached, "cached_tokens"},
-                 {&name_reasoning, "reasoning_tokens"},
                  {&name_errors, "errors"}, {&name_content_type, "content-type"},
                  {&name_content_encoding, "content-encoding"}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)

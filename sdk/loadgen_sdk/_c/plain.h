@@ -52,13 +52,13 @@ static const char *plain_event(const char *at, const char *end, const Template *
     return stop == NULL || end - stop < 2 || memcmp(stop, "\n\n", 2) != 0 ? NULL : stop + 2;
 }
 
-/* An event at `at`, before `end`, that is one line of data: where it ends, else NULL. */
+/* An event at `at`, before `end`, that is one line of data, which is not empty: where it ends, else NULL. */
 static const char *line_event(const char *at, const char *end)
 {
     if (end - at < 6 || memcmp(at, "data: ", 6) != 0)
         return NULL;
     const char *line_end = memchr(at, '\n', (size_t)(end - at));
-    return line_end == NULL || line_end + 1 == end || line_end[1] != '\n' ? NULL : line_end + 2;
+    return line_end == NULL || line_end == at + 6 || line_end + 1 == end || line_end[1] != '\n' ? NULL : line_end + 2;
 }
 
 /* A whole chunk at `at`, before `end`: its content is from `*content` to `*close`; returns what follows it, or NULL. */

@@ -117,6 +117,11 @@ static int append_number(PyObject *flow, int which, int64_t value)
 
 static PyObject *token_count(PyObject *Py_UNUSED(module), PyObject *value)
 {
+    if (PyFloat_Check(value)) { /* some servers write 8.0 */
+        double number = PyFloat_AsDouble(value);
+        if (number >= 0 && number < (double)(1LL << 31) && number == (double)(int64_t)number)
+            return PyLong_FromDouble(number);
+    }
     PyObject *count = is_count(value) ? value : Py_None;
     Py_INCREF(count);
     return count;
@@ -126,8 +131,8 @@ static PyObject *token_count(PyObject *Py_UNUSED(module), PyObject *value)
    exception. */
 static int take_usage(Reading *reading, PyObject *usage)
 {
-    Tokens tokens;
-    if (!tokens_of(usage, &tokens) || tokens.output == 0) {
+    int64_t output_tokens = output_tokens_of(usage);
+    if (output_tokens <= 0) {
         PyErr_Clear();
         PyObject *done = PyObject_CallMethod((PyObject *)reading, "_read_usage", "O", usage);
         Py_XDECREF(done);
@@ -135,7 +140,7 @@ static int take_usage(Reading *reading, PyObject *usage)
     }
     put_same(&reading->usage_counts, usage);
     if (reading->output_events == 1 && reading->first_event_tokens == 0 && PyObject_Size(reading->finish_reason) == 0)
-        reading->first_event_tokens = tokens.output;
+        reading->first_event_tokens = output_tokens;
     return 0;
 }
 

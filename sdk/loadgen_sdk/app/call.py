@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from ..dialects.usage import believable
 from ..errors import warn
 from ..prices import price_of
 from ..request import NEVER, Failure, Usage
@@ -31,6 +32,7 @@ from .measurement import (
     Measurement,
     Status,
     parameters_of,
+    warn_contradiction,
     without_server_text,
 )
 from .policy import Policy
@@ -279,7 +281,9 @@ class Call:
             self.instants,
             self.streamed,
         )
-        usage = observed.usage
+        if observed.usage.contradiction:
+            warn_contradiction(self.model, observed.usage.contradiction)
+        usage = believable(observed.usage)
         input_tokens, output_tokens, cached = usage.input, usage.output, usage.cached
         self._attempt_ended(done, failure)
         cost, total, counted = None, None, output_tokens is not None

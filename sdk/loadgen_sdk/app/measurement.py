@@ -137,13 +137,21 @@ class Measurement(msgspec.Struct, frozen=True):
         """Time per output token after the first event. None for one token and for answers that are not streamed."""
         if self.output_tokens is None:
             return None
-        reasoning = self.reasoning_tokens or 0
-        n = measures.streamed_tokens(
-            self.output_tokens, reasoning, self.first_token, self.first_answer
+        streamed_tokens = measures.streamed_tokens(
+            self.output_tokens, self.reasoning_tokens or 0, self.first_token, self.first_answer
         )
+        n: float = streamed_tokens
+        if self.choices > 1:  # the time that a reader of one choice sees
+            n = streamed_tokens / self.choices
         return _ms(
             measures.tpot(self.first_token, self.last_token, n, self.first_event_tokens or 1)
         )
+
+    @property
+    def choices(self) -> int:
+        """How many completions the call requested (`n`)."""
+        choices = self.parameters.get("n", 1)
+        return choices if isinstance(choices, int) and choices > 0 else 1
 
     @property
     def e2e_ms(self) -> float | None:
@@ -165,8 +173,13 @@ class Measurement(msgspec.Struct, frozen=True):
 
     @property
     def itl_ms(self) -> tuple[float, ...] | None:
-        """`inter_chunk_ms` when every event carried one token, else None: gaps between bundles are not ITL."""
-        return self.inter_chunk_ms if self.output_tokens == len(self.instants) else None
+        """`inter_chunk_ms` if every event carried one token of one choice, else None.
+
+        Gaps between bundles of tokens, and between the tokens of different choices, are not ITL.
+        """
+        if self.choices > 1 or self.output_tokens != len(self.instants):
+            return None
+        return self.inter_chunk_ms
 
     @property
     def retries(self) -> int:
@@ -367,6 +380,14 @@ def warn_uncounted(model: str) -> None:
     """Prices are given, and the server counted no tokens: say so, once per process and model."""
     text = f"the server sent no token counts for the model {model!r}: its cost is None"
     warn_once(f"{text}; for streams, ask_usage=True requests them")
+
+
+def warn_contradiction(model: str, contradiction: str) -> None:
+    """Say once per process, model and contradiction that the counts of a server are not used."""
+    warn_once(
+        f"the server's token counts for the model {model!r} contradict each other"
+        f" ({contradiction}): they are not used, and the cost is None"
+    )
 
 
 def _ms(ns: int | None) -> float | None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from ..dialects.implementation import token_count
+from ..dialects.usage import checked_usage
 from ..request import NEVER, Usage
 from .measurement import WRITING, Api, Choice
 
@@ -236,23 +238,26 @@ class OutputTracker:
             return Usage()
         api = self._api
         if api == "messages":
-            parts = [_count(getattr(usage, name, None)) for name in _MESSAGES_INPUT]
-            total = None if parts[0] is None else sum(part or 0 for part in parts)
-            output = _count(getattr(usage, "output_tokens", None))
-            return Usage(input=total, output=output, cached=parts[1], cache_written=parts[2])
+            parts = [token_count(getattr(usage, name, None)) for name in _MESSAGES_INPUT]
+            prompt_tokens = None if parts[0] is None else sum(part or 0 for part in parts)
+            output_tokens = token_count(getattr(usage, "output_tokens", None))
+            _, cached, written = parts
+            return checked_usage(Usage(prompt_tokens, output_tokens, cached, None, written))
         prompt, answer, prompt_details, answer_details = _USAGE.get(api, _CHAT_USAGE)
         counts = _fields(usage)
-        cached = reasoning = written = None
-        if (details := counts.get(prompt_details)) is not None:
-            inputs = _fields(details)
-            cached, written = _count(inputs.get("cached_tokens")), inputs.get("cache_write_tokens")
-        if (details := counts.get(answer_details)) is not None:
-            reasoning = _count(_fields(details).get("reasoning_tokens"))
+        inputs = _fields(counts.get(prompt_details))
+        outputs = _fields(counts.get(answer_details))
+        written = inputs.get("cache_write_tokens")
         if written is None:  # OpenAI says it of the input, gateways in front of Anthropic beside it
             written = counts.get("cache_creation_input_tokens")
-        output = 0 if api == "embeddings" else _count(counts.get(answer))
-        written = None if written is None else _count(written)
-        return Usage(_count(counts.get(prompt)), output, cached, reasoning, written)
+        checked = Usage(
+            input=token_count(counts.get(prompt)),
+            output=0 if api == "embeddings" else token_count(counts.get(answer)),
+            cached=token_count(_cached_tokens(inputs, counts)),
+            reasoning=token_count(outputs.get("reasoning_tokens")),
+            cache_written=token_count(written),
+        )
+        return checked_usage(checked, token_count(counts.get("total_tokens")))
 
 
 _CHAT_USAGE = (
@@ -273,6 +278,8 @@ def _fields(counts: Any) -> Mapping[str, Any]:
     """The fields of an object by name, those that pydantic keeps apart too. pydantic takes 1 µs to say by `getattr`
     that it has none of this name.
     """
+    if isinstance(counts, dict):
+        return counts
     fields: Mapping[str, Any] = getattr(counts, "__dict__", _NONE)
     extra = getattr(counts, "__pydantic_extra__", None)
     return {**extra, **fields} if extra else fields
@@ -281,8 +288,13 @@ def _fields(counts: Any) -> Mapping[str, Any]:
 _NONE: dict[str, Any] = {}
 
 
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+def _cached_tokens(inputs: Mapping[str, Any], counts: Mapping[str, Any]) -> Any:
+    """Return the prompt tokens from a cache, under any of the names in `UsageFields`."""
+    cached = inputs.get("cached_tokens")
+    for name in ("cache_read_input_tokens", "prompt_cache_hit_tokens", "cached_tokens"):
+        if cached is None:
+            cached = counts.get(name)
+    return cached
 
 
 class _Answer(msgspec.Struct):

@@ -12,6 +12,7 @@ import msgspec
 from ..request import Usage
 from .implementation import token_count
 from .sse import Named
+from .usage import checked_usage
 
 ERROR_TEXT_CHARS = 500
 
@@ -64,6 +65,10 @@ class UsageFields(msgspec.Struct, gc=False):
     input_tokens_details: CountDetails | None = None  # of the Responses API
     output_tokens_details: CountDetails | None = None
     cache_creation_input_tokens: int | None = None  # of messages, and of gateways in front of them
+    cache_read_input_tokens: int | None = None  # the same
+    prompt_cache_hit_tokens: int | None = None  # DeepSeek
+    cached_tokens: int | None = None  # Moonshot
+    total_tokens: int | None = None
 
     def output(self) -> int | None:
         return token_count(
@@ -78,15 +83,29 @@ class UsageFields(msgspec.Struct, gc=False):
         written = self.cache_creation_input_tokens
         if before is not None and before.cache_write_tokens is not None:
             written = before.cache_write_tokens
-        return Usage(
-            input=token_count(
-                self.input_tokens if self.prompt_tokens is msgspec.UNSET else self.prompt_tokens
-            ),
+        prompt = self.input_tokens if self.prompt_tokens is msgspec.UNSET else self.prompt_tokens
+        usage = Usage(
+            input=token_count(prompt),
             output=self.output(),
-            cached=None if before is None else token_count(before.cached_tokens),
+            cached=token_count(self._cached()),
             reasoning=None if after is None else token_count(after.reasoning_tokens),
-            cache_written=None if written is None else token_count(written),
+            cache_written=token_count(written),
         )
+        return checked_usage(usage, token_count(self.total_tokens))
+
+    def _cached(self) -> int | None:
+        """Return the prompt tokens that came from a cache, under any of the servers' names."""
+        before = self.prompt_tokens_details or self.input_tokens_details
+        if before is not None and before.cached_tokens is not None:
+            return before.cached_tokens
+        for count in (
+            self.cache_read_input_tokens,
+            self.prompt_cache_hit_tokens,
+            self.cached_tokens,
+        ):
+            if count is not None:
+                return count
+        return None
 
 
 class EventFields(msgspec.Struct, gc=False):
@@ -115,14 +134,16 @@ decode_any = msgspec.json.decode
 NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-def decode_odd(text: bytes) -> Any:
-    """The value of JSON as servers write it: also with half of a surrogate pair, which becomes U+FFFD (an answer was
-    cut there), and with numbers beyond a double. Raises one of NOT_JSON.
+def decode_leniently(text: bytes) -> Any:
+    """Return the value of JSON that a strict decoder may refuse.
+
+    Half of a surrogate pair and bytes that are not UTF-8 become U+FFFD, and numbers may be larger
+    than a double holds. Raises one of NOT_JSON.
     """
     try:
         return decode_any(text)
     except msgspec.MsgspecError:
-        return _whole_texts(json.loads(text))
+        return _whole_texts(json.loads(text.decode("utf-8", "replace")))
 
 
 def _whole_texts(value: Any) -> Any:
@@ -144,22 +165,31 @@ def counts_of(value: dict[str, Any]) -> UsageFields:
 
 
 def _lenient_counts(value: Any) -> UsageFields:
-    """Counts of which some have another type than a number. Output tokens that are no count: -1."""
+    """Return the counts of a usage of which some are no integers.
+
+    Output tokens that are no count become -1.
+    """
     if not isinstance(value, dict):
         return UsageFields()
-    output = value.get("completion_tokens", value.get("output_tokens"))
-    return UsageFields(
-        prompt_tokens=token_count(value.get("prompt_tokens", value.get("input_tokens"))),
-        completion_tokens=-1 if output is not None and token_count(output) is None else output,
-        prompt_tokens_details=CountDetails(
-            cached_tokens=token_count(nested_value(value, "prompt_tokens_details", "cached_tokens"))
-        ),
-        completion_tokens_details=CountDetails(
-            reasoning_tokens=token_count(
-                nested_value(value, "completion_tokens_details", "reasoning_tokens")
-            )
-        ),
-    )
+    counts: dict[str, Any] = {}
+    for name in UsageFields.__struct_fields__:
+        if name not in value:
+            continue
+        if name.endswith("_details"):
+            counts[name] = _lenient_details(value[name])
+        else:
+            counts[name] = token_count(value[name])
+    for name in ("completion_tokens", "output_tokens"):
+        if value.get(name) is not None and counts[name] is None:
+            counts[name] = -1
+    return UsageFields(**counts)
+
+
+def _lenient_details(value: Any) -> CountDetails | None:
+    if not isinstance(value, dict):
+        return None
+    names = CountDetails.__struct_fields__
+    return CountDetails(**{name: token_count(value.get(name)) for name in names})
 
 
 def id_of(payload: bytes | Named) -> str:
@@ -168,6 +198,34 @@ def id_of(payload: bytes | Named) -> str:
         return found.id or (found.response.id if found.response is not None else "")
     except NOT_JSON:
         return ""
+
+
+KNOWN_DELTA_FIELDS = frozenset(("role", *DeltaFields.__struct_fields__))
+
+
+class _ChoiceWithAnyDelta(msgspec.Struct, gc=False):
+    delta: dict[str, msgspec.Raw] | None = None
+
+
+class _EventWithAnyDelta(msgspec.Struct, gc=False):
+    choices: list[_ChoiceWithAnyDelta] | None = None
+
+
+_decode_any_delta = msgspec.json.Decoder(_EventWithAnyDelta).decode
+
+
+def has_unknown_text(payload: bytes) -> bool:
+    """Return True if a delta of the event has a non-empty text in a field that is not known."""
+    try:
+        event = _decode_any_delta(payload)
+    except NOT_JSON:
+        return False
+    for choice in event.choices or ():
+        for name, raw in (choice.delta or {}).items():
+            value = bytes(raw)
+            if name not in KNOWN_DELTA_FIELDS and value.startswith(b'"') and value != b'""':
+                return True
+    return False
 
 
 def nested_value(value: dict[str, Any], outer: str, name: str) -> Any:

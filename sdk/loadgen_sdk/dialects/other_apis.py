@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,15 +17,20 @@ from .events import (
     EventFields,
     UsageFields,
     counts_of,
-    decode_any,
     nested_value,
 )
 from .implementation import token_count
 from .sse import Named
 
 
-def with_choices(event: EventFields, payload: bytes | Named) -> EventFields | None:
-    """Another API's event as one with choices: the numbers of embeddings or rerank, or what `of_other_api` knows."""
+def with_choices(
+    event: EventFields, payload: bytes | Named, decode: Callable[[bytes], Any]
+) -> EventFields | None:
+    """Return the event of another API as one with choices, or None if its API is not known.
+
+    These are the numbers of embeddings or rerank, and what `of_other_api` knows. `decode` decodes
+    JSON, and raises one of NOT_JSON.
+    """
     if event.data is not ABSENT or event.results is not ABSENT:
         values = event.data if event.data is not ABSENT else event.results
         ended = [] if bytes(values) in EMPTY else [ChoiceFields(finish_reason="stop")]
@@ -32,7 +38,7 @@ def with_choices(event: EventFields, payload: bytes | Named) -> EventFields | No
     if event.output is ABSENT and not event.type:
         return None
     try:
-        value = decode_any(payload if isinstance(payload, bytes) else payload.data)
+        value = decode(payload if isinstance(payload, bytes) else payload.data)
     except NOT_JSON:  # a name that the decoder above had no need to look at
         return None
     return of_other_api(value) if isinstance(value, dict) else None
@@ -58,6 +64,7 @@ _RESPONSE_DELTAS = {
     "response.reasoning_summary_text.delta": "reasoning",
     "response.refusal.delta": "refusal",
 }
+_RESPONSE_STATES = ("completed", "incomplete", "failed", "cancelled")
 _RESPONSE_ENDS = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
@@ -67,14 +74,14 @@ def of_response(value: dict[str, Any]) -> EventFields:
     if kind in _RESPONSE_DELTAS and isinstance(delta, str):
         part: dict[str, Any] = {_RESPONSE_DELTAS[kind]: delta}
         return EventFields(choices=[ChoiceFields(delta=DeltaFields(**part))])
-    if kind == "response.function_call_arguments.delta" and isinstance(delta, str):
+    if isinstance(kind, str) and kind.endswith(".delta") and isinstance(delta, str):
         call = {"index": value.get("output_index"), "function": {"arguments": delta}}
         calls = DeltaFields(tool_calls=msgspec.Raw(msgspec.json.encode([call])))
         return EventFields(choices=[ChoiceFields(delta=calls)])
     whole = value.get("object") == "response"
     response = value if whole else value.get("response")
     status = response.get("status") if isinstance(response, dict) else None
-    if not isinstance(response, dict) or status not in ("completed", "incomplete", "failed"):
+    if not isinstance(response, dict) or status not in _RESPONSE_STATES:
         return EventFields()
     if status == "failed":
         return EventFields(
@@ -84,6 +91,8 @@ def of_response(value: dict[str, Any]) -> EventFields:
         )
     items = [item for item in response.get("output") or () if isinstance(item, dict)]
     finish = "tool_calls" if any(item.get("type") == "function_call" for item in items) else "stop"
+    if status == "cancelled":
+        finish = "cancelled"
     if status == "incomplete":
         reason = str(nested_value(response, "incomplete_details", "reason"))
         finish = _RESPONSE_ENDS.get(reason, reason)

@@ -1,14 +1,15 @@
 """Reads the events of an answer: text, finish reason, usage, errors, and the arrival instant of each. Pure.
 
 Each request has one `Reading`. Chat and completions, streamed or not, are so similar that one reader serves all four.
-A request is `ok` by the rules of metrics.md: the HTTP framing has ended, the finish reason is one of ENDINGS, and there
-was no error event.
+A request is `ok` by the rules of metrics.md: the HTTP framing has ended, there is a finish reason,
+which is none of ERROR_ENDINGS, and there was no error event.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import sub
+from typing import Any
 
 import msgspec
 
@@ -24,8 +25,9 @@ from .events import (
     UsageFields,
     decode_any,
     decode_event,
-    decode_odd,
+    decode_leniently,
     error_text,
+    has_unknown_text,
     id_of,
     is_set,
     lenient_event,
@@ -35,6 +37,36 @@ from .other_apis import of_other_api, with_choices
 from .sse import Named
 
 ENDINGS = frozenset(("stop", "length", "tool_calls", "function_call", "content_filter"))
+"""The finish reasons of OpenAI. Servers have many others, which are normal ends too."""
+
+ERROR_ENDINGS = frozenset(
+    (
+        "abort",
+        "aborted",
+        "cancel",
+        "canceled",
+        "cancelled",
+        "engine_error",
+        "error",
+        "exception",
+        "failed",
+        "failure",
+        "insufficient_system_resource",  # DeepSeek
+        "internal_error",
+        "network_error",  # Zhipu: the model failed
+        "server_error",
+        "timed_out",
+        "timeout",
+    )
+)
+"""The finish reasons, in lower case, that state an error."""
+
+UNKNOWN_OUTPUTS = 2
+"""So many events with a text in an unknown field are output. One may be a name beside the role."""
+
+NOT_UTF8 = "contain bytes that are not UTF-8; each is read as U+FFFD"
+NOT_STREAMED = "were not streamed: one JSON object came although a stream was requested"
+"""Remarks about responses that are ok. The subject of each sentence is "N responses"."""
 
 Events = bytes | Named | int
 """What a read brings: an event, or a number, which stands for so many plain events (`Reading._learn`)."""
@@ -215,8 +247,12 @@ class Reading(ReadingState):
                 event = unusual
                 usual = False
             choices = event.choices
-            if choices is None and (made := with_choices(event, payload)) is not None:
-                event, choices, usual = made, made.choices, False
+            if choices is None:
+                made = with_choices(event, payload, self._decode_leniently)
+                if made is not None:
+                    event = made
+                    choices = event.choices
+                    usual = False
             if pieces is not None and not self.response_id:
                 self.response_id = id_of(payload)
             if choices:
@@ -264,6 +300,8 @@ class Reading(ReadingState):
                     # A stream whose events differ in more (a time, a usage) is not tried for ever.
                     if usual and self.learned <= 3 + self.plain_events // 4:
                         self._learn(event, payload)  # type: ignore[arg-type]
+                elif self.last_token < 0:
+                    self._note_unknown_output(payload)
             if event.usage is not None:
                 self._read_usage(event.usage)
             if (
@@ -278,6 +316,22 @@ class Reading(ReadingState):
                 or event.metrics is not ABSENT
             ):
                 self._read_timing(event)
+
+    def _note_unknown_output(self, payload: bytes | Named) -> None:
+        """Count an event before the first known output if an unknown field has a text."""
+        if has_unknown_text(payload if isinstance(payload, bytes) else payload.data):
+            self.unknown_outputs += 1
+
+    @property
+    def timely_first_token(self) -> int:
+        """The time of the first output event, or NEVER if unknown output came before it."""
+        return NEVER if self.unknown_outputs >= UNKNOWN_OUTPUTS else self.first_token
+
+    @property
+    def output_is_hidden(self) -> bool:
+        """Whether output of several tokens came in fields that are not known."""
+        silent = not self.output_events and (self.usage().output or 0) > 1
+        return silent or self.unknown_outputs >= UNKNOWN_OUTPUTS
 
     def _classify_without_text(
         self, choice: ChoiceFields, delta: DeltaFields | None, output: bool
@@ -357,7 +411,7 @@ class Reading(ReadingState):
         if text == b"[DONE]":
             return None
         try:
-            value = decode_odd(text)
+            value = self._decode_leniently(text)
         except NOT_JSON:
             if not isinstance(payload, Named):
                 self.malformed = self.malformed or f"an event that is not JSON: {text[:120]!r}"
@@ -365,6 +419,15 @@ class Reading(ReadingState):
         if not isinstance(value, dict):
             return None
         return of_other_api(value) or lenient_event(value)
+
+    def _decode_leniently(self, text: bytes) -> Any:
+        """Return the value of JSON and note bytes that are not UTF-8. Raises one of NOT_JSON."""
+        value = decode_leniently(text)
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            self.remark = NOT_UTF8
+        return value
 
     def _read_error(self, event: EventFields, payload: bytes | Named) -> None:
         if not (is_set(event.error) or is_set(event.message) or is_set(event.detail)):
@@ -442,11 +505,13 @@ class Reading(ReadingState):
             return Failure("malformed", self.malformed[:ERROR_TEXT_CHARS])
         if self.first_event < 0:
             return Failure("empty", "an answer without a single event")
-        if self.finish_reason not in ENDINGS:
-            reason = (
-                f"finish reason {self.finish_reason[:60]!r}"
-                if self.finish_reason
-                else "no finish reason"
-            )
-            return Failure("no_finish_reason", f"{reason} after {self.output_events} output events")
+        return self._judge_finish_reason()
+
+    def _judge_finish_reason(self) -> Failure | None:
+        """Return the failure of a response without a reason for its end, or with an error as the reason."""
+        where = f"after {self.output_events} output events"
+        if not self.finish_reason:
+            return Failure("no_finish_reason", f"no finish reason {where}")
+        if self.finish_reason.lower() in ERROR_ENDINGS:
+            return Failure("error_event", f"finish reason {self.finish_reason!r} {where}")
         return None

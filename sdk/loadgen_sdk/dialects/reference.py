@@ -52,6 +52,9 @@ class ReadingState:
         plain_events: How many events were recognised by a template.
         unsure_at: The timestamp of the last output event, if it is uncertain by `unsure_error`.
         usage_counts: The last usage with output tokens that came, or else the first usage.
+        remark: What is unusual about a response that is read all the same; "" for nothing.
+        unknown_outputs: How many events before the first known output had a text in a field of
+            the delta that is not known.
         sink: A function called with (text, reasoning, timestamp) for each output event.
     """
 
@@ -73,12 +76,14 @@ class ReadingState:
         "pieces",
         "plain_events",
         "reasoning_pieces",
+        "remark",
         "response_id",
         "server_timing",
         "sink",
         "stamp_error",
         "template",
         "tool_deltas",
+        "unknown_outputs",
         "unsure_at",
         "unsure_error",
         "usage_counts",
@@ -114,9 +119,11 @@ class ReadingState:
         self.first_event_tokens = 0
         self.unsure_at = NEVER
         self.unsure_error = 0
+        self.unknown_outputs = 0
         self.finish_reason = ""
         self.error = ""
         self.malformed = ""
+        self.remark = ""
         self.response_id = ""
         self.usage_counts: UsageFields | None = None
         self.pieces: list[str] | None = [] if keep_text else None
@@ -178,7 +185,12 @@ def _is_plain_event(payload: bytes, before: bytes, after: bytes) -> bool:
 
 
 def token_count(value: object) -> int | None:
-    """Return `value` if it is a count of tokens: an integer, not a bool, of at most 31 bits."""
+    """Return `value` as an integer if it is a count of tokens, else None.
+
+    A count is a whole number of at most 31 bits. Some servers write it as 8.0.
+    """
+    if type(value) is float and value.is_integer():
+        value = int(value)
     if type(value) is int and 0 <= value < 1 << 31:
         return value
     return None

@@ -29,8 +29,11 @@ class Named(Struct, frozen=True):
 class Decoder(DecoderState):
     """Decodes one body. Each call of `feed` returns the events that its bytes complete.
 
-    An event without a name is returned as its data (`bytes`), one with a name as a `Named`. Comments and events without
-    data are dropped. `pending` is true while an event is incomplete. `started`: no BOM can come any more.
+    An event without a name is returned as its data (`bytes`), one with a name as a `Named`.
+    Comments and events without data, or with empty data, are dropped, as the grammar says.
+    llama-server of 2025 reports an error in a field named `error`, which the grammar does not know;
+    it is returned as an event with the name `error`.
+    `pending` is true while an event is incomplete. `started`: no BOM can come any more.
     """
 
     __slots__ = ()
@@ -52,6 +55,7 @@ class Decoder(DecoderState):
             and data.startswith(b"data: ")
             and data.find(b"\n") == len(data) - 2
             and data.endswith(b"\n")
+            and len(data) > len(b"data: \n\n")
             and b"\r" not in data
         ):
             return [data[6:-2]]
@@ -89,7 +93,7 @@ class Decoder(DecoderState):
         # A lone "\n" is kept without harm: a "\n\n" split between two reads is found when they are joined.
         events: list[bytes | Named] = []
         for block in blocks:
-            if block.startswith(b"data: ") and b"\n" not in block:
+            if block.startswith(b"data: ") and b"\n" not in block and len(block) > len(b"data: "):
                 events.append(block[6:])
             else:
                 self._parse_block(block, events)
@@ -117,6 +121,7 @@ class Decoder(DecoderState):
 
     def _parse_block(self, block: bytes, events: list[bytes | Named]) -> None:
         name = b""
+        error = b""
         data_lines: list[bytes] = []
         for line in block.split(b"\n"):
             field, _, value = line.partition(b":")
@@ -124,6 +129,10 @@ class Decoder(DecoderState):
                 data_lines.append(value.removeprefix(b" "))
             elif field == b"event":
                 name = value.removeprefix(b" ")
-        if data_lines:
-            data = b"\n".join(data_lines)
+            elif field == b"error":
+                error = value.removeprefix(b" ")
+        data = b"\n".join(data_lines)
+        if data:
             events.append(data if name in _DEFAULT_NAMES else Named(name, data))
+        if error:
+            events.append(Named(b"error", error))

@@ -19,12 +19,20 @@ from ..dialects.account_lookup import server_account
 from ..dialects.body import asking_for_timing, body
 from ..dialects.events import error_text
 from ..dialects.quirks import MAX_FIELDS, SERVERS, SOURCES, VALUES, Quirk, row_of
-from ..dialects.reader import Flow, Reading
+from ..dialects.reader import NOT_STREAMED, Flow, Reading
 from ..dialects.server_account import HEADER
 from ..dialects.sse import Decoder, EventTooLarge
+from ..dialects.usage import believable
 from ..errors import Code, TargetUnusable
 from ..redaction import shown
 from ..request import Request, Usage
+from ..transport.exchange import (
+    compressed_text,
+    http_failure,
+    is_event_stream,
+    take_whole_body,
+    unread_encoding,
+)
 from ..transport.http1 import CREDENTIALS, merged
 from ..transport.target import Target, header_secrets
 from .server_facts import ServerFacts, server_facts
@@ -90,6 +98,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int | None = (
         None  # tokens of prompt and answer together that its list of models says it takes
     )
+    ignores_stream: bool = False  # it answers a request for a stream with one JSON object
     account: bool = (
         False  # its answers carry its own account of their time (dialects/server_account.py)
     )
@@ -143,8 +152,8 @@ async def probe(
     models_answer, version = await asyncio.gather(
         asker.get(target.models), asker.get_optional(version_path)
     )
-    if models_answer.status in (401, 403) or (models_answer.status == 503 and not model):
-        asker.refuse(models_answer, model or "")
+    if models_answer.status in (401, 403, 503) and not model:
+        asker.refuse(models_answer, "")
     name, evidence = await _identify(asker, server, host, models_answer, version)
     quirk, warnings = row_of(name), []
     if server_timing:
@@ -164,15 +173,24 @@ async def probe(
     short, long, quirk = await _generations(
         asker, quirk, chosen_model, [text for text, _ in samples], evidence
     )
-    usage = long.usage()
+    usage = believable(long.usage())
     template, ratio = _template_overhead(
-        [short.usage().input, usage.input], [count for _, count in samples]
+        [believable(short.usage()).input, usage.input], [count for _, count in samples]
     )
     user_sets_limit = any(field in (extra_body or {}) for field in MAX_FIELDS)
-    exact = None if user_sets_limit or usage.output is None else usage.output == ASKED_TOKENS
-    tokens_per_event = _tokens_per_event(long, usage) if stream else None
+    exact = None
+    if not user_sets_limit and usage.output is not None:
+        exact = usage.output == asker.long_tokens
+    token_ms = asker.token_ms(usage.output)
+    tokens_per_event = None
+    if stream and not asker.ignores_stream:
+        tokens_per_event = _tokens_per_event(long, usage)
+    if stream and asker.ignores_stream:
+        warnings.append(
+            "it answers a request for a stream with one JSON object: responses are not streamed"
+        )
     if target.api not in VALUES:
-        warnings += _warnings(quirk, exact, long, tokens_per_event)
+        warnings += _warnings(quirk, asker.long_tokens, exact, long, tokens_per_event)
     warnings += asker.warnings()
     return ProbeResult(
         target=target,
@@ -192,8 +210,9 @@ async def probe(
         tokens_per_event=tokens_per_event,
         warnings=tuple(warnings),
         simulated=models_answer.headers.get("server", "").startswith(SIMULATION),
-        first_ms=asker.took_ns[1] / 1e6 if asker.took_ns.get(1) else None,
-        token_ms=_token_ms(asker.took_ns, usage.output),
+        ignores_stream=stream and asker.ignores_stream,
+        first_ms=asker.first_ms(token_ms),
+        token_ms=token_ms,
         max_context=_max_context(models_answer, chosen_model),
         account=asker.account,
     )
@@ -202,20 +221,60 @@ async def probe(
 async def _generations(
     asker: _Asker, quirk: Quirk, model: str, prompts: list[str], evidence: list[str]
 ) -> tuple[Reading, Reading, Quirk]:
-    """Both generations, and the server's row, with the name of the output limit that it takes."""
-    try:
-        short, long = await asker.generate_both(quirk, model, prompts)
-    except _WantsOtherLimitField:
-        quirk = msgspec.structs.replace(
-            quirk, reasoning_max_field=MAX_FIELDS[1], max_field=MAX_FIELDS[1]
-        )
-        evidence.append("it refuses max_tokens and takes max_completion_tokens")
-        short, long = await asker.generate_both(quirk, model, prompts)
+    """Run both generations as the server wants them.
+
+    Returns both responses and the server's row with the name of the output limit that it takes.
+    """
+    for _ in range(_CORRECTIONS):
+        try:
+            short, long = await asker.generate_both(quirk, model, prompts)
+        except _WantsOtherLimitField:
+            quirk = msgspec.structs.replace(
+                quirk, reasoning_max_field=MAX_FIELDS[1], max_field=MAX_FIELDS[1]
+            )
+            evidence.append("it refuses max_tokens and takes max_completion_tokens")
+        except _OutputLimitTooLowError as error:
+            asker.short_tokens = error.minimum
+            asker.long_tokens = error.minimum + ASKED_TOKENS
+            evidence.append(f"it takes no output limit below {error.minimum} tokens")
+        else:
+            return short, long, quirk
+    short, long = await asker.generate_both(quirk, model, prompts)
     return short, long, quirk
+
+
+_CORRECTIONS = 2  # the name of the output limit and its minimum
 
 
 class _WantsOtherLimitField(Exception):
     """The server requires the other name of the output limit."""
+
+
+class _OutputLimitTooLowError(Exception):
+    """The server requires an output limit of at least `minimum` tokens."""
+
+    def __init__(self, minimum: int) -> None:
+        super().__init__(minimum)
+        self.minimum = minimum
+
+
+_MINIMUM = re.compile(
+    r"(?:>=|≥|at least|minimum (?:value )?(?:of |is )?|greater than or equal to)\s*(\d{1,4})\b",
+    re.IGNORECASE,
+)
+_BELOW_MINIMUM = re.compile(r"below (?:the )?minimum|too (?:small|low)", re.IGNORECASE)
+_USUAL_MINIMUM = 16  # of OpenAI's Responses API
+
+
+def _minimum_tokens(status: int, refusal: str, tokens: int) -> int:
+    """Return the least output limit that a refusal names if it is above `tokens`, else 0."""
+    if status not in (400, 422) or not re.search(r"max_\w*tokens", refusal):
+        return 0
+    match = _MINIMUM.search(refusal)
+    minimum = int(match[1]) if match else 0
+    if not match and _BELOW_MINIMUM.search(refusal):
+        minimum = _USUAL_MINIMUM
+    return minimum if minimum > tokens else 0
 
 
 class FailedOnce(TargetUnusable):
@@ -256,6 +315,9 @@ class _Asker:
         self.failures: list[str] = []  # errors of generations that were tried again
         self.took_ns: dict[int, int] = {}  # tokens asked of a generation -> its time
         self.account = False  # whether some answer had the server's own account of its time
+        self.ignores_stream = False  # a stream was requested, and one JSON object came
+        self.short_tokens = 1  # output of the shorter generation
+        self.long_tokens = ASKED_TOKENS
 
     def ask_for_timing(self, quirk: Quirk) -> None:
         """Ask for the server's own account of each request from now on."""
@@ -324,10 +386,10 @@ class _Asker:
     async def generate_both(
         self, quirk: Quirk, model: str, prompts: Sequence[str]
     ) -> list[Reading]:
-        """Generate one token for the first prompt, and ASKED_TOKENS for the second, at the same time."""
+        """Generate `short_tokens` for the first prompt and `long_tokens` for the second at once."""
         generations = (
             self._generate(quirk, model, *pair)
-            for pair in zip(prompts, (1, ASKED_TOKENS), strict=True)
+            for pair in zip(prompts, (self.short_tokens, self.long_tokens), strict=True)
         )
         # Wait for both, so that the error shown does not depend on timing.
         results = await asyncio.gather(*generations, return_exceptions=True)
@@ -353,29 +415,26 @@ class _Asker:
         )
         self.took_ns[tokens] = answer.took_ns
         reading = Reading(Flow())
-        if answer.status != 200:
-            refusal = error_text(answer.body)
+        if answer.status >= 300:
+            refusal = http_failure(answer.status, answer.headers, answer.body).text
             if (
                 answer.status == 400
                 and "max_completion_tokens" in refusal
                 and quirk.max_field != MAX_FIELDS[1]
             ):
                 raise _WantsOtherLimitField
+            if minimum := _minimum_tokens(answer.status, refusal, tokens):
+                raise _OutputLimitTooLowError(minimum)
             if answer.status == 400 and "output limit was reached" in refusal:
                 return reading  # a reasoning model that needs more tokens: the target works
             self.refuse(answer, model)
-        streamed = answer.headers.get("content-type", "").startswith("text/event-stream")
-        decoder = Decoder()
-        try:
-            reading.take(
-                [*decoder.feed(answer.body), *decoder.end()] if streamed else [answer.body], 0
-            )
-        except EventTooLarge as error:
-            raise TargetUnusable(
-                "invalid_answer",
-                f"{self.target.path} streams {error}",
-                "check that this is the API's URL",
-            ) from None
+        if encoding := unread_encoding(answer.headers):
+            what = f"{self.target.redacted} sends {compressed_text(encoding)}"
+            hint = "switch compression off in the server or in the proxy before it"
+            raise TargetUnusable("invalid_answer", what, hint)
+        streamed = is_event_stream(answer.status, answer.headers)
+        self._take_body(reading, answer.body, streamed)
+        self.ignores_stream = self.ignores_stream or reading.remark == NOT_STREAMED
         timing = {HEADER: answer.headers.get(HEADER), **(reading.server_timing or {})}
         self.account = self.account or server_account(timing).timed
         if failure := reading.judge(True, False, streamed):
@@ -384,10 +443,42 @@ class _Asker:
             raise FailedOnce("invalid_answer", what, "see the server's log")
         return reading
 
+    def token_ms(self, tokens: int | None) -> float | None:
+        """Return the time of each further token, from both generations.
+
+        `tokens` is the output of the longer one by the server's count.
+        """
+        short_ns = self.took_ns.get(self.short_tokens)
+        long_ns = self.took_ns.get(self.long_tokens)
+        further_tokens = (self.long_tokens if tokens is None else tokens) - self.short_tokens
+        if not short_ns or not long_ns or further_tokens < 1:
+            return None
+        return max(0, long_ns - short_ns) / further_tokens / 1e6
+
+    def first_ms(self, token_ms: float | None) -> float | None:
+        """Return the time of a response of one token."""
+        short_ns = self.took_ns.get(self.short_tokens)
+        if not short_ns:
+            return None
+        return max(0.0, short_ns / 1e6 - (self.short_tokens - 1) * (token_ms or 0.0))
+
+    def _take_body(self, reading: Reading, response_body: bytes, streamed: bool) -> None:
+        """Read the body of a generation as the load does."""
+        if not streamed:
+            take_whole_body(reading, response_body, 0, self._stream)
+            return
+        decoder = Decoder()
+        try:
+            reading.take([*decoder.feed(response_body), *decoder.end()], 0)
+        except EventTooLarge as error:
+            what = f"{self.target.path} streams {error}"
+            hint = "check that this is the API's URL"
+            raise TargetUnusable("invalid_answer", what, hint) from None
+
     def refuse(self, answer: HttpAnswer, model: str) -> NoReturn:
         """Raise the error for an answer that makes the target unusable: its cause, and a hint."""
         status, url, models = answer.status, self.target.redacted, self.models
-        error = self.clean(error_text(answer.body)) or "no text"
+        error = self.clean(http_failure(status, answer.headers, answer.body).text) or "no text"
         message = f"{url} answers {status}: {error}"
         code, hint = _code_of_status(status), "see the server's log"
         if status in (401, 403):
@@ -612,15 +703,6 @@ def _template_overhead(
     return round(short - ratio * counts[0]), ratio
 
 
-def _token_ms(took_ns: Mapping[int, int], tokens: int | None) -> float | None:
-    """Time per token after the first, from the answers of 1 and of ASKED_TOKENS tokens."""
-    short_ns, long_ns = took_ns.get(1), took_ns.get(ASKED_TOKENS)
-    got = ASKED_TOKENS if tokens is None else tokens
-    if not short_ns or not long_ns or got < 2:
-        return None
-    return max(0, long_ns - short_ns) / (got - 1) / 1e6
-
-
 def _tokens_per_event(reading: Reading, usage: Usage) -> float | None:
     streamed_tokens = (usage.output or 0) - (usage.reasoning or 0)
     return (
@@ -631,9 +713,23 @@ def _tokens_per_event(reading: Reading, usage: Usage) -> float | None:
 
 
 def _warnings(
-    quirk: Quirk, exact: bool | None, answer: Reading, tokens_per_event: float | None
+    quirk: Quirk,
+    asked_tokens: int,
+    exact: bool | None,
+    answer: Reading,
+    tokens_per_event: float | None,
 ) -> list[str]:
-    warnings, usage = [], answer.usage()
+    """Return what the user should know of the longer generation, which requested `asked_tokens`."""
+    warnings: list[str] = []
+    usage = answer.usage()
+    if usage.contradiction:
+        warnings.append(
+            f"its token counts contradict each other ({usage.contradiction}): they are not used"
+        )
+    if answer.output_is_hidden:
+        warnings.append(
+            "its output is in fields that are not known here: there is no time of the first token"
+        )
     if answer.usage_is_absurd:
         warnings.append(
             "its usage says a number of tokens that no answer can have: not believed, counted here instead"
@@ -643,7 +739,7 @@ def _warnings(
             "its answers carry no usage: output tokens will be counted here, as an estimate"
         )
     if exact is False and quirk.forces:
-        asked = f"{ASKED_TOKENS} tokens were asked for and forced"
+        asked = f"{asked_tokens} tokens were asked for and forced"
         warnings.append(f"{asked}, {usage.output} came: lengths are not exact here")
     elif not quirk.forces:
         warnings.append(

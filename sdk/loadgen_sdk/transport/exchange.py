@@ -5,14 +5,24 @@ This module uses no socket and no clock.
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
+
 import msgspec
 
 from ..compiled import module as _compiled
 from ..dialects.events import ERROR_TEXT_CHARS, UsageFields, error_text
-from ..dialects.reader import ENDINGS, Events, Reading, events_in, without_last
+from ..dialects.reader import (
+    ENDINGS,
+    NOT_STREAMED,
+    Events,
+    Reading,
+    events_in,
+    without_last,
+)
 from ..dialects.server_account import HEADER
 from ..dialects.sse import Decoder, EventTooLarge
-from ..request import Completion, Failure
+from ..request import NEVER, Completion, Failure
 from .chunk_size import Malformed
 from .http1 import HEADS, Response
 from .implementation import ExchangeState, whole_chunks
@@ -21,6 +31,8 @@ from .response_state import LAST_EVENTS, Bundle
 MAX_WHOLE_BYTES = 64 << 20  # an answer that is not a stream is kept until it is complete
 MAX_ERROR_BYTES = 64 << 10
 UNKNOWN_EVENTS = 1 << 40
+EVENT_STREAM = "text/event-stream"
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
 class Exchange(ExchangeState):
@@ -107,17 +119,10 @@ class Exchange(ExchangeState):
                 return 0, []
             self.first_byte = stamp
             self.kernel_stamp = from_kernel
-            headers = response.headers
-            content_type = headers.get("content-type", "")
-            self.is_event_stream = response.status < 300 and content_type.startswith(
-                "text/event-stream"
-            )
-            if (
-                response.status < 300
-                and "content-encoding" in headers
-                and (encoding := _encoding(headers))
-            ):
-                raise Malformed(f"a body in Content-Encoding {encoding}, which was not asked for")
+            self.is_event_stream = is_event_stream(response.status, response.headers)
+            encoding = unread_encoding(response.headers) if response.status < 300 else ""
+            if encoding:
+                raise Malformed(compressed_text(encoding))
             self.at_start = response.chunked
         if not (self.is_event_stream and response.chunked):
             return self._decode(data)
@@ -226,31 +231,15 @@ class Exchange(ExchangeState):
             if last_events:
                 reading.take(last_events, stamp)
         elif self.body_parts:
-            reading.take([b"".join(self.body_parts)], stamp)
+            take_whole_body(reading, b"".join(self.body_parts), stamp, self.stream)
             if reading.first_token >= 0:
                 self.client_lag = read_at - stamp
-                reading.first_event_tokens = (
-                    reading.usage().output or 0
-                )  # the whole answer came at once
         failure = reading.judge(True, response.until_close, self.is_event_stream)
         self._close(stamp, failure)
 
     def _http_failure(self) -> Failure:
-        status, encoding = self.response.status, _encoding(self.response.headers)
-        text = error_text(b"".join(self.body_parts)) or f"HTTP {status} without a body"
-        if encoding:
-            text = (
-                f"HTTP {status}, its body in Content-Encoding {encoding}, which was not asked for"
-            )
-        if status == 429:
-            return Failure("http_429", text, status)
-        if status >= 500:
-            return Failure("http_5xx", text, status)
-        if status >= 400:
-            return Failure("http_4xx", text, status)
-        return Failure(
-            "malformed", f"HTTP {status}, a redirect, which a load test does not follow", status
-        )
+        response = self.response
+        return http_failure(response.status, response.headers, b"".join(self.body_parts))
 
     def _close(self, stamp: int, failure: Failure | None) -> None:
         self.done = stamp
@@ -278,7 +267,7 @@ class Exchange(ExchangeState):
             sent=self.sent,
             first_byte=self.first_byte,
             first_event=reading.first_event,
-            first_token=reading.first_token,
+            first_token=reading.timely_first_token,
             first_answer=reading.first_answer,
             last_token=reading.last_token,
             end=reading.end,
@@ -301,6 +290,7 @@ class Exchange(ExchangeState):
             text="".join(texts) if texts is not None else None,
             tool_calls=reading.tool_calls() if reading.tool_deltas else (),
             response_id=reading.response_id,
+            remark=reading.remark,
             reasoning_text="".join(reasoning_texts) if reasoning_texts is not None else None,
             headers=dict(response.headers) if self.keep_headers else None,
             server_timing=server_timing,
@@ -308,10 +298,62 @@ class Exchange(ExchangeState):
         )
 
 
-def _encoding(headers: dict[str, str]) -> str:
-    """The compression of a body; "" for none."""
+def is_event_stream(status: int, headers: Mapping[str, str]) -> bool:
+    """Return True if a response is a stream of events. Upper and lower case are the same."""
+    return status < 300 and headers.get("content-type", "")[:17].lower() == EVENT_STREAM
+
+
+def unread_encoding(headers: Mapping[str, str]) -> str:
+    """Return the compression of a body, which this client does not request, or "" for none."""
     encoding = headers.get("content-encoding", "")
     return "" if encoding.lower() == "identity" else encoding[:40]
+
+
+def compressed_text(encoding: str) -> str:
+    """Return the error message for a body that is compressed."""
+    return f"a body in Content-Encoding {encoding}, which was not asked for"
+
+
+def take_whole_body(reading: Reading, body: bytes, stamp: int, stream_requested: bool) -> None:
+    """Read a body that is not a stream of events.
+
+    The time of its first token is known only if no stream was requested: then it is the time of
+    the whole response.
+    """
+    if stream_requested and body.lstrip().startswith((b"data:", b"event:")):
+        reading.malformed = "a stream of events whose Content-Type is not text/event-stream"
+        reading.first_event = stamp
+        return
+    reading.take([body], stamp)
+    if reading.first_token < 0:
+        return
+    reading.first_event_tokens = reading.usage().output or 0
+    if stream_requested:
+        reading.remark = NOT_STREAMED
+        reading.first_token = NEVER
+
+
+def http_failure(status: int, headers: Mapping[str, str], body: bytes) -> Failure:
+    """Return the failure of a response with a status of 300 or more."""
+    encoding = unread_encoding(headers)
+    if 300 <= status < 400:
+        text = f"HTTP {status}, a redirect, which a load test does not follow"
+        return Failure("malformed", text, status)
+    if encoding and (body := _decompress(body)) == b"":
+        text = f"HTTP {status}, its body in Content-Encoding {encoding}, which was not asked for"
+    else:
+        text = error_text(body) or f"HTTP {status} without a body"
+    if status == 429:
+        return Failure("http_429", text, status)
+    return Failure("http_5xx" if status >= 500 else "http_4xx", text, status)
+
+
+def _decompress(body: bytes) -> bytes:
+    """Return the text of an error body in gzip or deflate, or b"" for any other or damaged body."""
+    try:
+        return zlib.decompressobj(_GZIP_OR_ZLIB).decompress(body, MAX_ERROR_BYTES)
+    except zlib.error:
+        return b""
 
 
 if _compiled is not None:

@@ -89,7 +89,7 @@ def _parsed_head(data: bytes) -> Head:
     reusable = "close" not in connection and (version != "HTTP/1.0" or "keep-alive" in connection)
     uses_left, idle_limit_s = None, None
     for part in headers.get("keep-alive", "").split(","):
-        key, _, value = part.strip().partition("=")
+        key, _, value = part.strip().lower().partition("=")
         if _is_decimal(value):
             if key == "max":
                 uses_left = int(value)

@@ -1,0 +1,77 @@
+"""The token counts of a response, checked against each other. Pure.
+
+Servers name and nest their counts differently (see `events.UsageFields` and
+`app/output_tracker.py`), but the rules by which counts contradict each other are the same.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..request import Usage
+
+_INPUT = ("input", "cached", "cache_written")
+_OUTPUT = ("output", "reasoning")
+DOUBTFUL_COUNTS: dict[str, tuple[str, ...]] = {
+    "cached tokens above prompt tokens": _INPUT,
+    "tokens written to the cache above prompt tokens": _INPUT,
+    "cached and written tokens above prompt tokens": _INPUT,
+    "reasoning tokens above output tokens": _OUTPUT,
+    "a total that is not the sum of prompt and output tokens": _INPUT + _OUTPUT,
+}
+"""Contradiction -> the counts of a Usage of which at least one is wrong."""
+
+
+def believable(usage: Usage) -> Usage:
+    """Return the usage without the counts that its contradiction puts in doubt."""
+    if not usage.contradiction:
+        return usage
+    return msgspec.structs.replace(
+        usage, **dict.fromkeys(DOUBTFUL_COUNTS[usage.contradiction], None)
+    )
+
+
+def checked_usage(usage: Usage, total: int | None = None) -> Usage:
+    """Return the usage with its contradiction named if its counts cannot all be true.
+
+    `total` is the sum of prompt and output tokens by the server's count. xAI and Gemini count
+    reasoning beside the output and not in it. Their total shows it, and then the returned output
+    includes the reasoning, as it does for every other server.
+    """
+    if usage.output is not None and usage.reasoning:
+        with_reasoning = usage.output + usage.reasoning
+        if total == (usage.input or 0) + with_reasoning:
+            usage = msgspec.structs.replace(usage, output=with_reasoning)
+    contradiction = _input_contradiction(usage) or _output_contradiction(usage, total or 0)
+    if not contradiction:
+        return usage
+    return msgspec.structs.replace(usage, contradiction=contradiction)
+
+
+def _input_contradiction(usage: Usage) -> str:
+    """Return what contradicts the number of prompt tokens, or an empty string."""
+    if usage.input is None:
+        return ""
+    cached = usage.cached or 0
+    written = usage.cache_written or 0
+    if cached > usage.input:
+        return "cached tokens above prompt tokens"
+    if written > usage.input:
+        return "tokens written to the cache above prompt tokens"
+    if cached + written > usage.input:
+        return "cached and written tokens above prompt tokens"
+    return ""
+
+
+def _output_contradiction(usage: Usage, total: int) -> str:
+    """Return what contradicts the number of output tokens, or an empty string.
+
+    A total of 0 is not reported.
+    """
+    if usage.output is None:
+        return ""
+    if (usage.reasoning or 0) > usage.output:
+        return "reasoning tokens above output tokens"
+    if usage.input is not None and total and total != usage.input + usage.output:
+        return "a total that is not the sum of prompt and output tokens"
+    return ""
