@@ -1,12 +1,13 @@
-"""What a chain of the timetable is made of: its slots, which of them wait for which, and for how long. Pure.
+"""The content of chains: which slots a chain has, which of them wait for which, and for how long.
 
-A chain is a single request, a conversation, or a task. What it is made of is a function of (seed, chain number).
+A chain is a single request, a conversation, or a task. Its content is a pure function of the seed
+and of its number.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -33,61 +34,68 @@ if TYPE_CHECKING:
     from loadgen.core.workload.trace_sessions import TraceSessions
 
 Ints = NDArray[np.int64]
-_PAUSES_DRAWN = 1024  # drawn at a time; 75 µs for a lognormal distribution
-_BLOCKS_KEPT = 64  # blocks of pauses in memory; conversations in progress have nearby numbers
-_CHAINS_KEPT = 4096
-_CLASSES_DRAWN = 1024  # starts whose classes are drawn together
+_PAUSES_PER_BLOCK = 1024  # Drawing this many from a lognormal distribution takes 75 µs.
+_CACHED_BLOCKS = 64  # Conversations in progress have nearby numbers, so few blocks are in use.
+_CACHED_CHAINS = 4096
+_CLASSES_PER_BLOCK = 1024
+_MAX_REDRAWS = 64  # of values outside the bounds of a distribution, before they are clipped
 
 
 class Chain(Struct, frozen=True):
-    """One chain. Its slots are named by their turn, in the order of the chain; the first waits for nothing."""
+    """The content of one chain. Its slots are numbered by turn; turn 0 waits for nothing."""
 
-    waits: tuple[int, ...]  # for each slot: how many others must end before it
-    followers: tuple[tuple[int, ...], ...]  # for each slot: those that wait for it
-    pauses: Sequence[int]  # for each slot: ns from the end of the last that it waits for
-    is_session: bool = True
-    leaving: Leaving | None = None  # where its user goes away
+    waits: tuple[int, ...]  # for each turn: how many others must end before it starts
+    followers: tuple[tuple[int, ...], ...]  # for each turn: the turns that wait for it
+    pauses: Sequence[int]  # for each turn: ns from the end of the last turn that it waits for
+    is_session: bool = True  # False for a single request
+    leaving: Leaving | None = None  # the turn at which its user cancels and leaves
 
 
 SINGLE = Chain((0,), ((),), (0,), is_session=False)
 
 
 class ChainColumns(Struct, frozen=True):
-    """Many chains as columns: `sizes` and `is_session` of each chain, the other two of each of their slots."""
+    """The content of many chains as columns."""
 
+    # One value per chain.
     sizes: Ints
     is_session: NDArray[np.bool_]
-    after: Ints  # the turn of the last slot that it waits for; -1 for the first of a chain
+    # One value per slot.
+    after: Ints  # the highest turn that it waits for; -1 for the first turn of a chain
     pause_ns: Ints
 
 
 class Chains(Protocol):
-    """The chains of a run. The number of a slot is `chain * turns + place`.
+    """The chains of a run.
 
-    A chain of fewer slots than `turns` uses the first places, and the last place for its last slot, so that the end of
-    a conversation or task shows in the number. A single request uses the first place alone.
+    The number of a slot is `chain * turns + position`. A chain with fewer slots than `turns` uses
+    the first positions, and the last position for its last slot, so that the number shows where a
+    conversation or task ends. A single request uses the first position only.
     """
 
     @property
-    def turns(self) -> int: ...
+    def turns(self) -> int:
+        """Return the number of slots of the largest chain."""
 
     @property
     def side_by_side(self) -> int:
-        """The most slots of a chain in flight at one time."""
+        """Return how many slots of one chain can be in flight at the same time."""
 
-    def of(self, chain: int) -> Chain: ...
+    def of(self, chain: int) -> Chain:
+        """Return the content of a chain."""
 
     def sizes(self, first: int, count: int) -> Ints:
-        """How many slots each of so many chains has."""
+        """Return the number of slots of each of `count` chains, from chain `first` on."""
 
     def slots(self, first: int, count: int) -> int:
-        """How many slots so many chains have together."""
+        """Return the number of slots of these chains together."""
 
-    def columns(self, first: int, count: int) -> ChainColumns: ...
+    def columns(self, first: int, count: int) -> ChainColumns:
+        """Return the content of these chains as columns."""
 
 
 class Singles:
-    """Each chain is a single request."""
+    """Chains that are single requests."""
 
     turns = side_by_side = 1
 
@@ -101,36 +109,42 @@ class Singles:
         return count
 
     def columns(self, first: int, count: int) -> ChainColumns:
-        none = np.zeros(count, np.int64)
-        return ChainColumns(self.sizes(first, count), none > 0, none - 1, none)
+        return ChainColumns(
+            sizes=self.sizes(first, count),
+            is_session=np.zeros(count, np.bool_),
+            after=np.full(count, -1, np.int64),
+            pause_ns=np.zeros(count, np.int64),
+        )
 
 
 class Conversations(Struct, frozen=True):
-    """Each chain is a conversation of `turns` slots, with the time of a tool before each but the first."""
+    """Chains that are conversations: `turns` slots, with a tool call before each but the first."""
 
     seed: int
     tool_time: Any
     turns: int
     side_by_side: int = 1
-    _memo: dict[int, list[list[int]]] = {}
+    _cache: dict[int, list[list[int]]] = {}  # from the number of a block to its pauses
 
     @property
-    def together(self) -> int:
-        """Conversations drawn at a time: few enough to draw inside the driver's loop, however many turns they have."""
-        return max(1, _PAUSES_DRAWN // self.turns)
+    def conversations_per_block(self) -> int:
+        """Return how many conversations are drawn together: few enough for the loop that sends."""
+        return max(1, _PAUSES_PER_BLOCK // self.turns)
 
     def of(self, chain: int) -> Chain:
-        waits, followers = _in_a_row(self.turns)
+        waits, followers = _linear_graph(self.turns)
         return Chain(waits, followers, (0, *self.pauses(chain)))
 
     def pauses(self, chain: int) -> list[int]:
-        """The pauses in ns before turn 1, 2, … of this conversation."""
-        block, index = divmod(chain, self.together)
-        pauses = self._memo.get(block)
+        """Return the pauses in ns before turn 1, 2, ... of a conversation."""
+        block, index = divmod(chain, self.conversations_per_block)
+        pauses = self._cache.get(block)
         if pauses is None:
-            if len(self._memo) == _BLOCKS_KEPT:
-                del self._memo[next(iter(self._memo))]
-            pauses = self._memo[block] = self._block(block).tolist()
+            if len(self._cache) == _CACHED_BLOCKS:
+                oldest_block = next(iter(self._cache))
+                del self._cache[oldest_block]
+            pauses = self._draw_block(block).tolist()
+            self._cache[block] = pauses
         return pauses[index]
 
     def sizes(self, first: int, count: int) -> Ints:
@@ -140,39 +154,38 @@ class Conversations(Struct, frozen=True):
         return count * self.turns
 
     def columns(self, first: int, count: int) -> ChainColumns:
-        first_block, end_block = first // self.together, (first + count - 1) // self.together + 1
         pause_ns = np.zeros((count, self.turns), np.int64)
         if count:
-            blocks = np.concatenate([self._block(block) for block in range(first_block, end_block)])
-            pause_ns[:, 1:] = blocks[first - first_block * self.together :][:count]
-        after = np.tile(np.arange(self.turns) - 1, count)
+            block_size = self.conversations_per_block
+            blocks = range(first // block_size, (first + count - 1) // block_size + 1)
+            drawn = np.concatenate([self._draw_block(block) for block in blocks])
+            pause_ns[:, 1:] = drawn[first - blocks.start * block_size :][:count]
         return ChainColumns(
-            self.sizes(first, count), np.ones(count, np.bool_), after, pause_ns.reshape(-1)
+            sizes=self.sizes(first, count),
+            is_session=np.ones(count, np.bool_),
+            after=np.tile(np.arange(self.turns) - 1, count),
+            pause_ns=pause_ns.reshape(-1),
         )
 
-    def _block(self, block: int) -> Ints:
-        """The pauses of block number `block`, in ns. Shape (together, turns - 1)."""
+    def _draw_block(self, block: int) -> Ints:
+        """Draw the pauses of a block in ns, with the shape (conversations_per_block, turns - 1)."""
         rng = seeds.stream(self.seed, "tool_time", block)
-        return _draw_delays(self.tool_time, rng, (self.together, self.turns - 1))
+        return _draw_delays(self.tool_time, rng, (self.conversations_per_block, self.turns - 1))
 
 
 class Tasks:
-    """Each chain is a task: a graph of requests."""
+    """Chains that are tasks, which are graphs of requests."""
 
     def __init__(self, task: Task, seed: int) -> None:
         self._graphs = TaskGraphs(task, seed)
         self.turns, self.side_by_side = task.width, task.side_by_side
-        self.of = functools.lru_cache(maxsize=_CHAINS_KEPT)(self._chain)
+        self.of = functools.lru_cache(maxsize=_CACHED_CHAINS)(self._build_chain)
 
-    def _chain(self, chain: int) -> Chain:
+    def _build_chain(self, chain: int) -> Chain:
         nodes = self._graphs[chain]
-        followers: list[list[int]] = [[] for _ in nodes]
-        for turn, node in enumerate(nodes):
-            for before in node.after:
-                followers[before].append(turn)
         return Chain(
             waits=tuple(len(node.after) for node in nodes),
-            followers=tuple(map(tuple, followers)),
+            followers=_invert([node.after for node in nodes]),
             pauses=tuple(node.pause_ns for node in nodes),
             leaving=self._graphs.leaving(chain),
         )
@@ -197,23 +210,19 @@ class Tasks:
 
 
 class TraceChains:
-    """Each chain is a session of a trace; after the last one the first comes again."""
+    """Chains that are the sessions of a trace, which repeat when all have been used."""
 
     def __init__(self, sessions: TraceSessions) -> None:
         self._sessions = sessions
         self.turns, self.side_by_side = sessions.turns, sessions.side_by_side
-        self.of = functools.lru_cache(maxsize=_CHAINS_KEPT)(self._chain)
+        self.of = functools.lru_cache(maxsize=_CACHED_CHAINS)(self._build_chain)
 
-    def _chain(self, chain: int) -> Chain:
+    def _build_chain(self, chain: int) -> Chain:
         session = chain % len(self._sessions)
         if not self._sessions.is_session[session]:
             return SINGLE
-        waits, pauses = self._sessions.graph(session)
-        followers: list[list[int]] = [[] for _ in waits]
-        for turn, before in enumerate(waits):
-            for one in before:
-                followers[one].append(turn)
-        return Chain(tuple(map(len, waits)), tuple(map(tuple, followers)), pauses)
+        predecessors, pauses = self._sessions.graph(session)
+        return Chain(tuple(map(len, predecessors)), _invert(predecessors), pauses)
 
     def sizes(self, first: int, count: int) -> Ints:
         sizes: Ints = self._sessions.sizes[np.arange(first, first + count) % len(self._sessions)]
@@ -229,62 +238,72 @@ class TraceChains:
             sizes=self.sizes(first, count),
             is_session=self._sessions.is_session[sessions],
             after=np.array(
-                [max(before, default=-1) for graph in graphs for before in graph.waits], np.int64
+                [max(predecessors, default=-1) for graph in graphs for predecessors in graph.waits],
+                np.int64,
             ),
             pause_ns=np.array([pause for graph in graphs for pause in graph.pauses], np.int64),
         )
 
 
 class ClassChains:
-    """The chains of several classes: each chain is that of its class, which seed and number decide."""
+    """Chains of several request classes. The seed and the number of a chain decide its class."""
 
     def __init__(self, mix: Mix, seed: int) -> None:
-        self._parts = [of_requests(one.requests, seed) for one in mix.classes.values()]
-        self._seed, self._weights = seed, [float(one.weight) for one in mix.classes.values()]
-        self.turns = max(part.turns for part in self._parts)
-        self.side_by_side = max(part.side_by_side for part in self._parts)
-        self._are_sessions = np.array([part.turns > 1 for part in self._parts])
+        classes = list(mix.classes.values())
+        self._seed = seed
+        self._weights = [float(request_class.weight) for request_class in classes]
+        self._class_chains = [
+            of_requests(request_class.requests, seed) for request_class in classes
+        ]
+        self._class_has_sessions = np.array([chains.turns > 1 for chains in self._class_chains])
+        self.turns = max(chains.turns for chains in self._class_chains)
+        self.side_by_side = max(chains.side_by_side for chains in self._class_chains)
+        self._classes_of_block = functools.lru_cache(maxsize=_CACHED_BLOCKS)(self._draw_block)
 
-        @functools.lru_cache(maxsize=_BLOCKS_KEPT)
-        def block(index: int) -> list[int]:
-            drawn: list[int] = self._drawn(index * _CLASSES_DRAWN, _CLASSES_DRAWN).tolist()
-            return drawn
+    def _draw_block(self, block: int) -> list[int]:
+        """Return the classes of the chains of a block."""
+        classes: list[int] = self._draw(block * _CLASSES_PER_BLOCK, _CLASSES_PER_BLOCK).tolist()
+        return classes
 
-        self._block = block
-
-    def _drawn(self, first: int, count: int) -> Ints:
+    def _draw(self, first: int, count: int) -> Ints:
+        """Return the class of each of `count` chains, from chain `first` on."""
         return seeds.classes(self._seed, self._weights, np.arange(first, first + count))
 
     def of(self, chain: int) -> Chain:
-        block, index = divmod(chain, _CLASSES_DRAWN)
-        return self._parts[self._block(block)[index]].of(chain)
+        block, index = divmod(chain, _CLASSES_PER_BLOCK)
+        request_class = self._classes_of_block(block)[index]
+        return self._class_chains[request_class].of(chain)
 
     def sizes(self, first: int, count: int) -> Ints:
-        drawn, sizes = self._drawn(first, count), np.ones(count, np.int64)
-        for index in np.flatnonzero(self._are_sessions[drawn]).tolist():
-            sizes[index] = self._parts[drawn[index]].sizes(first + index, 1)[0]
+        classes = self._draw(first, count)
+        sizes = np.ones(count, np.int64)
+        for index in np.flatnonzero(self._class_has_sessions[classes]).tolist():
+            sizes[index] = self._class_chains[classes[index]].sizes(first + index, 1)[0]
         return sizes
 
     def slots(self, first: int, count: int) -> int:
         return int(self.sizes(first, count).sum())
 
     def columns(self, first: int, count: int) -> ChainColumns:
-        drawn, sizes = self._drawn(first, count), self.sizes(first, count)
-        is_session = self._are_sessions[drawn]
-        slots, starts = int(sizes.sum()), np.cumsum(sizes) - sizes
-        after, pause_ns = np.full(slots, -1), np.zeros(slots, np.int64)
+        classes = self._draw(first, count)
+        sizes = self.sizes(first, count)
+        is_session = self._class_has_sessions[classes]
+        first_slots = np.cumsum(sizes) - sizes
+        after = np.full(int(sizes.sum()), -1)
+        pause_ns = np.zeros(len(after), np.int64)
         for index in np.flatnonzero(is_session).tolist():
-            columns = self._parts[drawn[index]].columns(first + index, 1)
-            own = slice(starts[index], starts[index] + sizes[index])
-            after[own], pause_ns[own] = columns.after, columns.pause_ns
+            columns = self._class_chains[classes[index]].columns(first + index, 1)
+            slots = slice(first_slots[index], first_slots[index] + sizes[index])
+            after[slots] = columns.after
+            pause_ns[slots] = columns.pause_ns
         return ChainColumns(sizes, is_session, after, pause_ns)
 
 
 def of_requests(requests: Any, seed: int) -> Chains:
-    """The chains of a workload, by what it sends."""
+    """Return the chains that the requests of a workload form."""
     if isinstance(requests, Mix):
-        parts = ClassChains(requests, seed)
-        return parts if parts.turns > 1 else Singles()
+        class_chains = ClassChains(requests, seed)
+        return class_chains if class_chains.turns > 1 else Singles()
     if isinstance(requests, Task):
         return Tasks(requests, seed)
     if isinstance(requests, FromTrace) and requests.replay == "sessions":
@@ -297,13 +316,24 @@ def of_requests(requests: Any, seed: int) -> Chains:
 
 
 @functools.cache
-def _in_a_row(turns: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """`waits` and `followers` of slots that follow each other."""
-    return (0, *(1,) * (turns - 1)), (*((turn + 1,) for turn in range(turns - 1)), ())
+def _linear_graph(turns: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Return `waits` and `followers` of a chain in which each turn waits for the one before."""
+    waits = (0,) + (1,) * (turns - 1)
+    followers = (*((turn + 1,) for turn in range(turns - 1)), ())
+    return waits, followers
+
+
+def _invert(predecessors: Sequence[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
+    """Return, for each turn, the turns that wait for it, from the turns that each one waits for."""
+    followers: list[list[int]] = [[] for _ in predecessors]
+    for turn, earlier_turns in enumerate(predecessors):
+        for earlier_turn in earlier_turns:
+            followers[earlier_turn].append(turn)
+    return tuple(map(tuple, followers))
 
 
 def _draw_delays(delay: Any, rng: np.random.Generator, shape: tuple[int, int]) -> Ints:
-    """Delays in ns drawn from a workload's delay law, each at least 0 and within its min and max."""
+    """Draw delays in ns from a distribution, each at least 0 and within its `min` and `max`."""
     match delay:
         case Fixed(value=value):
             return np.full(shape, value, np.int64)
@@ -316,20 +346,21 @@ def _draw_delays(delay: Any, rng: np.random.Generator, shape: tuple[int, int]) -
             return _draw_within(lambda n: rng.normal(mean, stddev, n), delay, shape)
         case LogNormal(sigma=sigma):
             return _draw_within(lambda n: rng.lognormal(log_mean(delay), sigma, n), delay, shape)
-    raise ValueError(f"no delay {delay!r}")
+    raise ValueError(f"{delay!r} is not a distribution of delays")
 
 
 def _draw_within(
     draw: Callable[[int], NDArray[np.float64]], bounds: Any, shape: tuple[int, int]
 ) -> Ints:
-    """Values of `draw`, rounded and within the bounds.
+    """Return values of `draw`, rounded to integers within the bounds.
 
-    Values outside are drawn again; what is still outside after 64 attempts is clipped to the bounds.
+    Values outside the bounds are drawn again. Those that are still outside after 64 attempts are
+    clipped.
     """
     low = bounds.min or 0
     high = LONGEST_NS if bounds.max is None else bounds.max
     values = np.rint(draw(shape[0] * shape[1]))
-    for _ in range(64):
+    for _ in range(_MAX_REDRAWS):
         (outside,) = np.nonzero((values < low) | (values > high))
         if not len(outside):
             break
