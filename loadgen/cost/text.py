@@ -19,6 +19,7 @@ from loadgen.cost.comparison import OfferComparison, has_lower_bound, slo_words
 from loadgen.present.section import Table, Warned
 from loadgen.pricing.prices import Owned, dated
 from loadgen.pricing.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer
+from loadgen.runs.headline import missed_by
 
 DIGITS = 4  # significant digits of a printed amount
 
@@ -91,6 +92,8 @@ def warned(comparison: OfferComparison) -> Iterator[Warned]:
     """What stands before any amount: simulated servers, bounds for capacities, prices that nobody offers."""
     if simulated := [offer.name for offer in comparison.offers if offer.evidence.simulated]:
         yield Warned("SIMULATED", f"no real server was measured: {', '.join(simulated)}")
+    for offer in comparison.offers:
+        yield from _warnings_of_run(offer)
     if bounds := [offer.name for offer in comparison.offers if has_lower_bound(offer)]:
         yield Warned(
             "A LOWER BOUND",
@@ -100,6 +103,28 @@ def warned(comparison: OfferComparison) -> Iterator[Warned]:
         yield Warned(
             "SAMPLE PRICES", f"nobody's offer ({comparison.prices.file}). {comparison.prices.notes}"
         )
+
+
+def _warnings_of_run(offer: Offer) -> Iterator[Warned]:
+    """Yield what spoils the price of an offer: a missed SLO, or a load that does not last."""
+    if is_slo_missed(offer):
+        missed = "; ".join(
+            dict.fromkeys(
+                reason for summary in offer.evidence.summaries for reason in missed_by(summary)
+            )
+        )
+        yield Warned("SLO MISSED", f"{offer.name}: {missed}", "bad")
+    if isinstance(offer.price, PerToken):  # paid for tokens, however fast they come
+        return
+    for word, code in (("NOT SUSTAINED", "overloaded"), ("NOT KNOWN TO LAST", "not_sustained")):
+        for note in offer.note_codes:
+            if note.code == code:
+                yield Warned(word, f"{offer.name}: {note.values['why']}")
+
+
+def is_slo_missed(offer: Offer) -> bool:
+    """Return whether a run behind an offer missed its SLO."""
+    return any(summary.goodput.met is False for summary in offer.evidence.summaries)
 
 
 def own_beside_rent(owned: Sequence[str], rented: Sequence[str]) -> str:
@@ -114,10 +139,21 @@ def own_beside_rent(owned: Sequence[str], rented: Sequence[str]) -> str:
 
 
 def answer(comparison: OfferComparison) -> Iterator[str]:
-    """What each offer costs, in one sentence: the compared unit, and an hour of the machines that it rests on."""
+    """Yield a sentence for each offer: its cost in the compared unit, and an hour of its machines.
+
+    An offer whose run missed its SLO has no price under it, so it gets none here; the tables have
+    its costs.
+    """
     currency, (by, name) = comparison.prices.currency, PER[comparison.unit]
     for shown, offer in zip(marked_names(comparison), comparison.offers, strict=True):
         cost = offer.costs[comparison.unit]
+        if is_slo_missed(offer):
+            yield (
+                f"{shown}: no price under the SLO, because the run missed it ({standing(offer)}). "
+                "What the requests of this run cost is below. To find a load that meets the SLO, "
+                "run loadgen search."
+            )
+            continue
         if cost is None:
             yield f"{shown}: no cost per {name} is known."
             continue
@@ -242,12 +278,18 @@ def standing(offer: Offer) -> str:
     """A short label for every figure of an offer: the basis of its rate, then what stands against it."""
     marks = ["simulated"] if offer.evidence.simulated else []
     marks += [] if offer.evidence.valid else ["INVALID"]
+    marks += ["SLO missed"] if is_slo_missed(offer) else []
+    marks += ["not sustained"] if _has_note(offer, "overloaded") else []
     marks += (
         ["ANOTHER MACHINE"]
-        if {note.code for note in offer.note_codes} & {"other_gpu", "other_shape"}
+        if _has_note(offer, "other_gpu") or _has_note(offer, "other_shape")
         else []
     )
     return ", ".join([offer.basis.label, *marks])
+
+
+def _has_note(offer: Offer, code: str) -> bool:
+    return any(note.code == code for note in offer.note_codes)
 
 
 def marked_names(comparison: OfferComparison) -> list[str]:

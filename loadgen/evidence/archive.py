@@ -11,6 +11,7 @@ Nothing in a bundle is trusted: names, sizes and the number of files are checked
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import stat
 import zipfile
@@ -89,7 +90,11 @@ def unpack(path: Path, folder: Path) -> Manifest:
     except UserError:
         raise
     except IsADirectoryError:
-        hint = f"if it is a result: loadgen bundle {path} -o FILE, and verify that file"
+        bundle = shlex.quote(f"{path.name}.zip")
+        hint = (
+            f"if it is a result: loadgen bundle {shlex.quote(str(path))} -o {bundle}, and then "
+            f"loadgen verify {bundle}"
+        )
         raise UserError("wrong_format", "a folder, not a bundle", str(path), hint) from None
     except OSError as error:
         raise UserError(

@@ -106,16 +106,37 @@ def notes(evidence: Evidence) -> Iterator[ReasonCode]:
             stored_per_s=evidence.lowered_from_per_s,
             offered_per_s=capacity.rate_per_s,
         )
-    if capacity is not None and capacity.method == "search":
-        if capacity.confirmed is False:
-            yield note("unconfirmed")
-        elif not capacity.sustained and capacity.sustained_why:
-            go_on = f"; the search was stopped, {capacity.what_to_do}" if capacity.go_on else ""
-            yield note("not_sustained", why=capacity.sustained_why + go_on)
+    yield from _notes_on_sustained(evidence)
     if evidence.at_once:
         yield note("at_once")
     elif not summaries[0].goodput.has_slo:
         yield note("no_slo")
+
+
+def _notes_on_sustained(evidence: Evidence) -> Iterator[ReasonCode]:
+    """Yield a note if the load behind the figures is not known to be sustained.
+
+    An Offline run is not judged, because all its requests were due at once.
+    """
+    capacity = evidence.capacity
+    if evidence.at_once:
+        return
+    if capacity is None:
+        judgments = [summary.sustainable for summary in evidence.summaries]
+        failed = [judgment for judgment in judgments if judgment.sustained is False]
+        unknown = [judgment for judgment in judgments if judgment.sustained is None]
+        if failed:
+            yield note("overloaded", why=failed[0].why)
+        elif unknown:
+            yield note("not_sustained", why=unknown[0].why)
+        return
+    if capacity.method != "search":
+        return
+    if capacity.confirmed is False:
+        yield note("unconfirmed")
+    elif not capacity.sustained and capacity.sustained_why:
+        resume = f"; the search was stopped, {capacity.what_to_do}" if capacity.go_on else ""
+        yield note("not_sustained", why=capacity.sustained_why + resume)
 
 
 def own_target(summary: Summary) -> Summary:

@@ -27,7 +27,8 @@ SENTENCES = {
     "at_an_end": "the rate is the {ends:both} end of its interval: the rate is the load that held at full length, the interval "
     "is where the highest such load lies by all trials together",
     "horizon": "the interval of the capacity holds for {within}",
-    "not_sustained": "whether this load can go on is not known: {why}",
+    "not_sustained": "it is not known whether this load can be sustained: {why}",
+    "overloaded": "the server did not sustain this load: {why}",
     "unconfirmed": "the search ended before a confirmation: a trial at full length is the evidence, and a longer "
     "run may not hold it",
     "at_once": "Offline: everything was due at once, without a limit on latency; rates are over the whole run. Under a limit "
@@ -44,8 +45,6 @@ SENTENCES = {
     "whole_machines": "{used:GPU was|GPUs were} used, {paid} are paid: machines are rented whole",
     "part_of_machines": "pays {used} of the {bought:GPU that was|GPUs that were} bought",
     "short_run": "no warm-up, and a run short beside its answers: the steady rate holds its ramp and reads low",
-    "good_above_all": "good requests look cheaper than requests: {good_per_s:.4g}/s of those offered were good, and "
-    "{requests_per_s:.4g}/s ended while load was offered, as it began with an empty server; a warm-up mends it",
     "began_empty": "its run showed {output_tokens_per_s:,.0f} output tokens/s, {missing:.1%} less than {requests_per_s:.4g}/s of "
     "{output_tokens:,.0f} tokens: it began with an empty server. Tokens are priced by what it showed",
     "off_capacity": "what a request is was measured at {offered_per_s:.3g}/s, away from the capacity",

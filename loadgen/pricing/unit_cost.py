@@ -695,15 +695,6 @@ def _machine_notes(
     )
     if not basis.is_capacity and not evidence.at_once and is_short and not summary.warmup.scheduled:
         yield note("short_run")
-    good, ended = basis.rates[GOOD], basis.rates[REQUEST]
-    if (
-        not basis.is_capacity
-        and not summary.warmup.scheduled
-        and good
-        and ended
-        and ended < good * (1 - RAMP)
-    ):
-        yield note("good_above_all", good_per_s=float(good), requests_per_s=float(ended))
     capacity = evidence.capacity
     if capacity is None:
         return

