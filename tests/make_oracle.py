@@ -1,11 +1,11 @@
-"""Writes `tests/data/oracle/`: the structure and the figures that `test_oracle.py` holds every later version to.
+"""Writes `tests/data/oracle/`: the structure and the figures that `test_oracle.py` compares the code with.
 
-`python tests/make_oracle.py` writes it again, on purpose, in less than a minute. The stored runs stay as an older
-version wrote them: reading those is what they are for (`make_oracle_folders.py`).
+`python tests/make_oracle.py` writes it again, on purpose, in less than a minute. The stored folders stay as they are:
+`make_oracle_folders.py` writes them again when the format of a result changes.
 
 Structure is names (of `__all__`, keywords, flags, keys of files that people write, codes of faults), exit codes, the
 tree of keys and types of each command's JSON, files of a result and their keys and columns. Figures are those of runs
-in virtual time, and what an older version's folders give. No sentence, no help and no day is kept: see `frozen.py`.
+in virtual time, and what the stored folders give. No sentence, no help and no day is kept: see `frozen.py`.
 
 Only the doors that stay are used: `loadgen.run`, `loadgen.load`, the command line, `__all__`, the files of a folder.
 """
@@ -439,7 +439,7 @@ def wrong(where: Path) -> dict[str, Any]:
     return {" ".join(call): told(where, *call)[0] for call in WRONG}
 
 
-# -- folders of an older version ---------------------------------------------------------------------------------------
+# -- stored folders ----------------------------------------------------------------------------------------------------
 
 READ: dict[str, list[list[str]]] = {
     "raw": [

@@ -1,85 +1,62 @@
-"""Writes `tests/data/oracle/folders/` again: results of every kind, with nothing of this machine in them.
+"""Writes `tests/data/oracle/folders/` again: a result of each kind, with nothing of this machine in it.
 
-Those that are stored are of 0.1.0. Reading an older version's folders is what they are for, so leave them as they are
-until a new format makes them worth writing.
+Run it when the format of a result changes, and `make_oracle.py` after it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 from make_oracle import FOLDERS, MLPERF, READ, SEARCH, SIM, SWEEP, inputs
 from named import told
 
 from loadgen.core.errors import BUG, USAGE
+from loadgen.core.execution import run_header
+from loadgen.core.results.manifest import Host
 
-HOST = {
-    "name": "load-1",
-    "kernel": "Linux 6.8.0",
-    "python": "3.12.4",
-    "cpu": "EPYC",
-    "cpus": 16,
-    "clock": "tsc",
-}
+FIXED_HOST = Host(
+    name="load-1",
+    kernel="Linux 6.8.0",
+    python="3.12.4",
+    cpu="EPYC",
+    cpus=16,
+    clock="tsc",
+    memory_bytes=64 << 30,
+    versions={"numpy": "2.0.0"},
+    hot_path="compiled",
+)
+"""The machine that the results name instead of the one that the script runs on."""
+
+COMMANDS = (
+    ["run", "open.yaml", *SIM, "-n", "60", "--out", "raw"],
+    SWEEP,
+    SEARCH,
+    ["validate", "carried.yaml", *SIM, "--out", "contract"],
+    ["mlperf", "server", *MLPERF, "--out", "mlperf"],
+)
 
 
-def store(where: Path) -> None:
-    """Write the folders, take the machine out of them, and pack them."""
-    inputs(where)
-    for call in (
-        ["run", "open.yaml", *SIM, "-n", "60", "--out", "raw"],
-        SWEEP,
-        SEARCH,
-        ["validate", "carried.yaml", *SIM, "--out", "contract"],
-        ["mlperf", "server", *MLPERF, "--out", "mlperf"],
-    ):
-        ending, _ = told(where, *call)
+def write_folders(scratch: Path) -> None:
+    """Run the commands in an empty folder and pack their results."""
+    inputs(scratch)
+    for command in COMMANDS:
+        with mock.patch.object(run_header, "_host", return_value=FIXED_HOST):
+            ending, _ = told(scratch, *command)
         assert ending["exit"] not in (USAGE, BUG), ending
-    FOLDERS.mkdir(exist_ok=True)
     for name in READ:
-        scrub(where / name)
         with tarfile.open(FOLDERS / f"{name}.tar.xz", "w:xz", preset=9) as packed:
-            packed.add(where / name, name, filter=nobody)
+            packed.add(scratch / name, name, filter=without_owner)
 
 
-def nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+def without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uid = entry.gid = entry.mtime = 0
     entry.uname = entry.gname = ""
     return entry
 
 
-def scrub(folder: Path) -> None:
-    """No host and no command in any JSON; pages are left out; the manifest is made anew."""
-    for file in sorted(folder.rglob("*")):
-        if file.name in ("run.json", "summary.json"):
-            file.write_text(
-                json.dumps(unnamed(json.loads(file.read_bytes())), indent=1, ensure_ascii=False)
-            )
-        elif file.name == "report.html":
-            file.unlink()
-    manifest = folder / "manifest.sha256"
-    if manifest.exists():
-        files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file != manifest]
-        manifest.write_text(
-            "".join(
-                f"{hashlib.sha256(one.read_bytes()).hexdigest()}  {one.relative_to(folder).as_posix()}\n"
-                for one in files
-            )
-        )
-
-
-def unnamed(value: Any) -> Any:
-    if isinstance(value, dict):
-        clean = {"host": HOST, "command": ["loadgen", "run"]}
-        return {key: clean[key] if key in clean else unnamed(one) for key, one in value.items()}
-    return [unnamed(one) for one in value] if isinstance(value, list) else value
-
-
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as scratch:
-        store(Path(scratch))
+    with tempfile.TemporaryDirectory() as directory:
+        write_folders(Path(directory))

@@ -35,9 +35,7 @@ def kind_of(folder: Path) -> ResultKind:
 
 def is_kept(file: PurePosixPath) -> bool:
     """Whether a file is one of those from which the others are made."""
-    named = {checksums.FILE, checksums.BEFORE}.union(
-        *(kind.kept for kind in result_kinds.KINDS.rows())
-    )
+    named = {checksums.FILE}.union(*(kind.kept for kind in result_kinds.KINDS.rows()))
     return file.name in named or file.parent.name in RECORD_FOLDERS
 
 

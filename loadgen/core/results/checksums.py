@@ -14,7 +14,6 @@ from loadgen.core.results.files import refuse_links, replace
 
 _LINE = r"[0-9a-f]{64} [ *].+"
 FILE = "SHA256SUMS"
-BEFORE = "manifest.sha256"  # the name in folders of older validations
 
 
 def write(folder: Path) -> None:
@@ -32,23 +31,23 @@ def renew(folder: Path, file: Path) -> None:
     listed = read(folder)
     name = file.relative_to(folder).as_posix() if file.is_relative_to(folder) else ""
     if listed is not None and name in listed:
-        of = next(folder / one for one in (FILE, BEFORE) if (folder / one).is_file())
-        replace(of, _text(listed | {name: _sha256(file)}))
+        replace(folder / FILE, _text(listed | {name: _sha256(file)}))
 
 
 def read(folder: Path) -> dict[str, str] | None:
-    """File -> digest, as listed; None without such a file. A list that cannot be read lists itself, as changed."""
-    for name in (FILE, BEFORE):
-        if not (folder / name).is_file():
-            continue
-        try:
-            lines = (folder / name).read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            continue
-        if not all(re.fullmatch(_LINE, line) and _is_inside(line[66:]) for line in lines):
-            return {name: ""}
-        return {line[66:]: line[:64] for line in lines}
-    return None
+    """Return the listed digest of each file, or None if the folder has no list that can be read.
+
+    A list with a line that is no digest and name lists only itself, with an empty digest, so that it counts as changed.
+    """
+    if not (folder / FILE).is_file():
+        return None
+    try:
+        lines = (folder / FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    if not all(re.fullmatch(_LINE, line) and _is_inside(line[66:]) for line in lines):
+        return {FILE: ""}
+    return {line[66:]: line[:64] for line in lines}
 
 
 def _is_inside(name: str) -> bool:
@@ -57,9 +56,9 @@ def _is_inside(name: str) -> bool:
 
 
 def changed(folder: Path) -> dict[str, str]:
-    """Listed file -> `changed` or `gone`. {} when all are as listed, or when there is no list (older folders).
+    """Return `changed` or `gone` for each listed file that is not as listed. Without a list nothing is returned.
 
-    Raises UserError as `refuse_links`.
+    A run that was killed has no list. Raises UserError as `refuse_links`.
     """
     differences: dict[str, str] = {}
     listed = read(folder) or {}
@@ -81,8 +80,7 @@ def unlisted(folder: Path) -> list[str]:
 
 
 def _names(folder: Path) -> list[str]:
-    own = {folder / FILE, folder / BEFORE}
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path not in own)
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / FILE)
     return [path.relative_to(folder).as_posix() for path in files]
 
 
