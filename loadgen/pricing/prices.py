@@ -162,7 +162,7 @@ class Owned(_Machines):
 
 
 _TYPES_BY_CHECK: dict[Callable[[object], object], Any] = {
-    price_file.amount: Amount,
+    price_file.amount_or_zero: Annotated[Decimal, _validator(price_file.amount_or_zero)],
     price_file.as_of: AsOf,
     price_file.currency: Currency,
     price_file.filled: Text,

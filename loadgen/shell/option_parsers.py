@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from loadgen.core import units
 from loadgen.core.errors import Fault, Faults, UserError, of_reading
+from loadgen.core.workload.extra_body import refused_fields
 
 if TYPE_CHECKING:
     from loadgen.core.execution.system_file import SystemSaid
@@ -185,7 +186,10 @@ def parse_output_folder(value: Any) -> str:
 
 
 def parse_extra_body(value: Any) -> dict[str, Any]:
-    """Return a JSON object that is merged into every request body."""
+    """Return a JSON object that is merged into every request body.
+
+    Raises UserError if it is not one, and Faults for fields that have options of their own.
+    """
     try:
         body = dict(value) if isinstance(value, Mapping) else json.loads(parse_text(value))
         if not isinstance(body, dict):
@@ -197,6 +201,12 @@ def parse_extra_body(value: Any) -> dict[str, Any]:
             "--extra-body",
             "write --extra-body '{\"temperature\": 0}'",
         ) from None
+    errors = [
+        UserError("unsupported", field.problem, f"--extra-body {field.name}", field.hint)
+        for field in refused_fields(body)
+    ]
+    if errors:
+        raise Faults(errors)
     return body
 
 

@@ -54,8 +54,14 @@ class PerToken(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def per_million(self) -> tuple[Decimal, Decimal, Decimal, Decimal]:
-        """As `token_costs` takes them. Not priced: writing to the cache as plain input, reading from it 0."""
-        write = self.per_million_cache_write or self.per_million_input
+        """Return the prices as `token_costs` takes them.
+
+        Without a price of its own, writing to the cache costs as much as plain input, and reading
+        from it nothing.
+        """
+        write = self.per_million_cache_write
+        if write is None:
+            write = self.per_million_input
         return (
             self.per_million_input,
             write,
@@ -120,13 +126,19 @@ def number(value: object) -> Decimal:
 
 
 def amount(value: object) -> Decimal:
-    """Money that is paid: above zero."""
-    money = number(value)
+    """Return an amount of money above zero. Raises WrongUse for any other value."""
+    money = amount_or_zero(value)
     if money == 0:
         hint = "the price you pay; leave the key out where nothing is paid"
         raise WrongUse("out_of_range", "is zero: nothing is free by default", hint)
+    return money
+
+
+def amount_or_zero(value: object) -> Decimal:
+    """Return an amount of money, which may be zero: some tokens are free. Raises WrongUse."""
+    money = number(value)
     if money < 0:
-        raise WrongUse("out_of_range", "is negative", "an amount above zero, like 10.50")
+        raise WrongUse("out_of_range", "is negative", "an amount like 10.50")
     if money > 10**15:
         raise WrongUse("out_of_range", "is more money than there is", "an amount, like 10.50")
     return money
@@ -136,7 +148,7 @@ MONEY = ("per_million_input", "per_million_output", "per_million_cached", "per_m
 CHECKS: dict[str, Callable[[object], object]] = {
     **dict.fromkeys((field.name for field in msgspec.structs.fields(PerToken)), text),
     **dict.fromkeys(("provider", "source", "model"), filled),
-    **dict.fromkeys((*MONEY, "egress_per_gb"), amount),
+    **dict.fromkeys((*MONEY, "egress_per_gb"), amount_or_zero),
     "as_of": as_of,
     "currency": currency,
 }
@@ -155,8 +167,8 @@ RANGES = {
 def absurd(
     amount: Decimal, low: Decimal, high: Decimal, unit: str, noun: str, currency: str
 ) -> WrongUse | None:
-    """What is wrong with an amount of this currency; None: nothing."""
-    if currency not in DOLLAR_LIKE or low <= amount <= high:
+    """Return what is wrong with an amount of this currency, or None. A price of zero is right."""
+    if currency not in DOLLAR_LIKE or not amount or low <= amount <= high:
         return None
     hint = f"between {low} and {high:,} {currency}; check the unit ({unit})"
     return WrongUse("out_of_range", f"{noun} of {amount.normalize():,f} {currency} is absurd", hint)

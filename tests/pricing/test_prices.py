@@ -83,6 +83,20 @@ def test_amounts_are_what_was_written_to_the_last_digit():
     assert isinstance(price, Rented) and price.per_hour == Decimal("0.3")
 
 
+@pytest.mark.parametrize("name", ["per_million_cached", "per_million_cache_write", "egress_per_gb"])
+def test_a_token_price_of_zero_is_a_price(name: str) -> None:
+    (price,) = parse(PER_TOKEN.replace("model: m\n", f"model: m\n    {name}: 0\n")).entries
+    assert isinstance(price, PerToken) and getattr(price, name) == Decimal(0)
+    if name == "per_million_cache_write":
+        assert price.per_million[1] == 0
+
+
+def test_free_input_and_output_are_prices() -> None:
+    free = PER_TOKEN.replace("per_million_output: 0.71", "per_million_output: 0")
+    (price,) = parse(free).entries
+    assert isinstance(price, PerToken) and price.per_million_output == 0
+
+
 @pytest.mark.parametrize(
     ("text", "old", "new", "line", "code"),
     [
@@ -132,7 +146,7 @@ def test_amounts_are_what_was_written_to_the_last_digit():
             7,
             "out_of_range",
         ),
-        (PER_TOKEN, "model: m\n", "model: m\n    per_million_cached: 0\n", 6, "out_of_range"),
+        (PER_TOKEN, "model: m\n", "model: m\n    per_million_cached: -1\n", 6, "out_of_range"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(text: str, old: str, new: str, line: int, code: str):

@@ -62,6 +62,8 @@ def test_body_of_every_server(name: str, rest: dict[str, Any]) -> None:
 def test_no_length_asked_for_means_none_forced(name: str) -> None:
     assert sent(name, max_tokens=None).keys() == {"model", "messages", "stream", "stream_options"}
     assert not sent(name, exact_output=False).keys() & {"ignore_eos", "min_tokens"}
+    stopped = sent(name, extra={"stop": ["END"]})
+    assert not stopped.keys() & {"ignore_eos", "min_tokens"} and stopped["stop"] == ["END"]
 
 
 @pytest.mark.parametrize(

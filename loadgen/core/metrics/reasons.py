@@ -88,8 +88,8 @@ SENTENCES = {
     "prompts before",
     "cache_disputed": "by the servers' own counters {share:share} of the prompt tokens came from their cache, "
     "{of:part}: others use the servers, or the counters mean another cache",
-    "lengths_differ": "{share:share} of the answers are not as long as asked, limit {limit:share}: the server does not honour the "
-    "forced length",
+    "lengths_differ": "{share:share} of the responses are not as long as requested, limit "
+    "{limit:share}: they stopped earlier, or the server does not honour the forced length",
     "first_event_unknown": "events carry several tokens and the server does not say how many the first one has: TPOT takes it as one",
     "prompts_repeated": "{requests:request repeats|requests repeat} a prompt that was sent before: a prefix cache may have served them",
     "slo_samples": "SLO term {metric} at p{percentile:g} rests on {samples:sample|samples}; {needed} are needed to support it",

@@ -26,6 +26,7 @@ from loadgen.core.errors import Code, Fault, Faults, UserError, closest, enough,
 from loadgen.core.format import shortened
 from loadgen.core.units import MOST_TOKENS, Wrong
 from loadgen.core.workload import data_files
+from loadgen.core.workload.extra_body import refused_fields
 
 PROMPT_HINT = "a text that is not empty, or a list of token ids"
 
@@ -519,4 +520,6 @@ def _extra_fields(row: dict[str, Any]) -> dict[str, Any]:
         expected, kind = PASSED[key]
         _checked(row, key, kind, expected)
     extra_body = _checked(row, "extra_body", dict, "an object") if "extra_body" in row else {}
+    for field in refused_fields(extra_body):
+        raise BadRow("unsupported", field.problem, field.row_hint, f"extra_body.{field.name}")
     return {key: row[key] for key in row if key in PASSED} | extra_body

@@ -1,7 +1,8 @@
 """Makes the body of a request as bytes, by the table of quirks. Pure. Bodies are made before their requests are due.
 
-A body has only the common fields, those that the server's row lists, and those that the user names. No code here
-depends on the name of a server: a rule that needs an `if name ==` belongs in `quirks.py`, as a column.
+A body has only the common fields, those that the server's row lists, and those that the user names.
+No code here depends on the name of a server: a rule that needs an `if name ==` belongs in
+`quirks.py`, as a column.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ def body(
 ) -> bytes:
     """The JSON body of `request` for this kind of server, as bytes. The same input gives the same bytes.
 
-    The output limit is `request.max_tokens`, in the server's own field. With `exact_output`, the fields that force this
-    length are added. Sampling fields (such as temperature) are sent only if `request.extra` or `extra_body` has them.
-    `continuous_usage` requests cumulative usage on every event if the server offers it; otherwise it has no effect.
-    `request.extra`, then `extra_body`, are merged last as JSON merge patches (RFC 7396): objects merge deeply, null
-    removes a field, any other value replaces. An output limit in them, in either spelling, replaces ours.
-    Raises TargetUnusable for a prompt of token ids if the API or the server does not accept it.
+    The output limit is `request.max_tokens`, in the server's own field. With `exact_output`, the
+    fields that force this length are added, unless the user asks for an earlier end by `stop`.
+    Sampling fields (such as temperature) are sent only if `request.extra` or `extra_body` has them.
+    `continuous_usage` requests cumulative usage on every event if the server offers it; otherwise
+    it has no effect. `request.extra`, then `extra_body`, are merged last as JSON merge patches (RFC
+    7396): objects merge deeply, null removes a field, any other value replaces. An output limit in
+    them, in either spelling, replaces ours. Raises TargetUnusable for a prompt of token ids if the
+    API or the server does not accept it.
     """
     extra = (
         merge(request.extra, extra_body)
@@ -81,7 +84,7 @@ def body(
     ):  # without a limit, forcing a length would generate up to the server's own limit
         if not user_limit_fields:
             fields[quirk.limit_field(api, model)] = max_tokens
-        for field in quirk.forces if request.exact_output else ():
+        for field in quirk.forces if request.exact_output and "stop" not in (extra or ()) else ():
             fields[field] = max_tokens if field == "min_tokens" else True
     return _encode(merge(fields, extra) if extra else fields)
 

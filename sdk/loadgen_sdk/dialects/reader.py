@@ -1,8 +1,8 @@
 """Reads the events of an answer: text, finish reason, usage, errors, and the arrival instant of each. Pure.
 
-Each request has one `Reading`. Chat and completions, streamed or not, are so similar that one reader serves all four.
-A request is `ok` by the rules of metrics.md: the HTTP framing has ended, there is a finish reason,
-which is none of ERROR_ENDINGS, and there was no error event.
+Each request has one `Reading`. Chat and completions, streamed or not, are so similar that one
+reader serves all four. A request is `ok` by the rules of metrics.md: the HTTP framing has ended,
+there is a finish reason, which is none of ERROR_ENDINGS, and there was no error event.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def without_last(events: list[Events]) -> tuple[list[Events], list[Events]]:
 class Flow:
     """Arrival instants of the output events of one stage and the gaps between them (ns): histogram, timeline.
 
-    `together`: plain events that came with the last event before them: its instant, and how many, each with a gap of 0.
-    They are not in `gaps` and `instants`. `errors`: the stamp errors (ns) of the
-    events whose stamp is unsure, and how many have it. Every other event has error 0.
+    `together`: plain events that came with the last event before them: its instant, and how many,
+    each with a gap of 0. They are not in `gaps` and `instants`. `errors`: the stamp errors (ns) of
+    the events whose stamp is unsure, and how many have it. Every other event has error 0.
     """
 
     __slots__ = ("errors", "gaps", "instants", "together")
@@ -111,9 +111,10 @@ class Flow:
 class Reading(ReadingState):
     """The state of one answer while it arrives. `take` is given complete events.
 
-    Instants are monotonic ns. An event's instant is its read's `stamp`: the arrival of the newest bytes of that read.
-    An event that came in an earlier packet of the read may have arrived at any time since the socket was last known to
-    be empty; the time from there to `stamp` is its stamp error.
+    Instants are monotonic ns. An event's instant is its read's `stamp`: the arrival of the newest
+    bytes of that read. An event that came in an earlier packet of the read may have arrived at any
+    time since the socket was last known to be empty; the time from there to `stamp` is its stamp
+    error.
     """
 
     __slots__ = ()
@@ -129,10 +130,11 @@ class Reading(ReadingState):
     ) -> None:
         """Process the events of one read. Those that are `unsure` may have come earlier, by at most `error` ns.
 
-        The end of an answer (finish, usage, `[DONE]`) is sent right after its last output, or with the next step of
-        the server. Where only that follows an output event in its read, the first token keeps the error, the last one
-        is wrong by a mean gap at most, and `Flow.errors` and the largest gap count the event as exact: it would judge
-        servers, not this client. `one_write`: the same for all events, which came in one write.
+        The end of an answer (finish, usage, `[DONE]`) is sent right after its last output, or with
+        the next step of the server. Where only that follows an output event in its read, the first
+        token keeps the error, the last one is wrong by a mean gap at most, and `Flow.errors` and
+        the largest gap count the event as exact: it would judge servers, not this client.
+        `one_write`: the same for all events, which came in one write.
         """
         before, largest = self.output_events, self.max_gap
         if unsure:
@@ -186,9 +188,10 @@ class Reading(ReadingState):
     def _learn(self, event: EventFields, payload: bytes) -> None:
         """Make the template of plain events from one that was decoded.
 
-        A plain event differs from it in its text alone, by which it needs no decoding: what stands before and after the
-        text is the same, so it is the same JSON, and all that it says is that output came. The text must be in the
-        payload exactly once as a string, which then is the string that was decoded (nothing in it is escaped).
+        A plain event differs from it in its text alone, by which it needs no decoding: what stands
+        before and after the text is the same, so it is the same JSON, and all that it says is that
+        output came. The text must be in the payload exactly once as a string, which then is the
+        string that was decoded (nothing in it is escaped).
         """
         choice = event.choices[0] if event.choices and len(event.choices) == 1 else None
         if choice is None or choice.finish_reason or b"\\" in payload or b"\n" in payload:
@@ -338,7 +341,8 @@ class Reading(ReadingState):
     ) -> tuple[bool, bool]:
         """Whether a choice without content text is output, and whether that output is answer (not reasoning).
 
-        Output without text: reasoning, a tool call, a refusal, token ids. `output`: what an earlier choice was.
+        Output without text: reasoning, a tool call, a refusal, token ids. `output`: what an earlier
+        choice was.
         """
         if delta is not None:
             reasoning = delta.reasoning_content or delta.reasoning
@@ -492,8 +496,8 @@ class Reading(ReadingState):
     def judge(self, framing_ended: bool, until_close: bool, streamed: bool) -> Failure | None:
         """None when the request is ok, else its failure, by the rules of metrics.md.
 
-        `framing_ended`: the body ended as its HTTP framing announced. `until_close`: the end of the connection ended
-        it. `streamed`: the answer is an event stream.
+        `framing_ended`: the body ended as its HTTP framing announced. `until_close`: the end of the
+        connection ended it. `streamed`: the answer is an event stream.
         """
         if self.error:
             return Failure("error_event", self.error[:ERROR_TEXT_CHARS])

@@ -1,0 +1,57 @@
+"""Fields of `--extra-body` and of a row's `extra_body` that the load decides itself. Pure.
+
+A request asks for one completion, for so many tokens, and for a stream or not. Records and metrics
+rest on that. A field that changes it behind their back would make them wrong, so it is refused in
+favour of the option that says the same to the whole run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+LIMIT_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+COUNT_FIELDS = ("n", "best_of")
+
+
+class RefusedField(NamedTuple):
+    """A field that may not be given, and what is wrong with it.
+
+    Attributes:
+        name: The name of the field.
+        problem: Why it is refused.
+        hint: What to write in its place on the command line.
+        row_hint: What to write in its place in a row of a data set.
+    """
+
+    name: str
+    problem: str
+    hint: str
+    row_hint: str
+
+
+def refused_fields(extra_body: Mapping[str, Any]) -> Iterator[RefusedField]:
+    """Yield the fields of an extra body that may not be given."""
+    for name in LIMIT_FIELDS:
+        if name in extra_body:
+            yield RefusedField(
+                name,
+                f"{name} changes the output length behind the load's back",
+                "--osl N sets it for every request",
+                "output_tokens: N in the row sets it",
+            )
+    for name in COUNT_FIELDS:
+        if extra_body.get(name) not in (None, 1):
+            yield RefusedField(
+                name,
+                f"{name} asks for several completions in one response, which have no TPOT of their own",
+                f"leave {name} out and send more requests (--concurrency, --request-rate, -n)",
+                f"leave {name} out and repeat the row",
+            )
+    if "stream" in extra_body:
+        yield RefusedField(
+            "stream",
+            "stream is decided for the whole run",
+            "--no-stream, or nothing: streams are the default",
+            "--no-stream on the command line",
+        )
