@@ -1,4 +1,4 @@
-"""What a run will send and how long it will take, known before it starts. Pure."""
+"""Forecast how many requests and tokens a run will send, and how long it takes."""
 
 from __future__ import annotations
 
@@ -6,65 +6,84 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from loadgen.core import format
-from loadgen.core.schedule.timetable import Schedule
+from loadgen.core.schedule.timetable import Schedule, StageSpan
 
 NS_PER_S = 1e9
 
 
 class Forecast(NamedTuple):
-    """Requests of all stages, mean tokens of one, and the time without a drain; None where it is not known.
+    """The expected size of a load. A value is None if it is not known.
 
-    How many requests a closed loop sends is an estimate from the probe's answers, which had the server for themselves:
-    under load they take longer, and there are fewer.
+    The number of requests of a closed loop is estimated from the responses to the probe, which had
+    the server to themselves. Under load responses take longer, so there will be fewer.
     """
 
-    requests: float | None
-    seconds: float | None
-    input_tokens: float
+    requests: float | None  # of all stages
+    seconds: float | None  # without the drain after the last request
+    input_tokens: float  # mean of one request
     output_tokens: float
 
     @property
     def words(self) -> str:
-        """The forecast as text."""
-        count = self.requests
-        if count is None:
-            parts = [
-                f"{self.input_tokens:,.0f} prompt and {self.output_tokens:,.0f} output tokens a request"
-            ]
+        """Return the forecast as text."""
+        count = 1 if self.requests is None else self.requests
+        input_tokens = self.input_tokens * count
+        output_tokens = self.output_tokens * count
+        tokens = f"{input_tokens:,.0f} prompt and {output_tokens:,.0f} output tokens"
+        if self.requests is None:
+            parts = [f"{tokens} per request"]
         else:
-            tokens = f"{count * self.input_tokens:,.0f} prompt and {count * self.output_tokens:,.0f} output tokens"
-            parts = [f"{count:,.0f} requests", tokens]
-        return ", ".join(
-            [*parts, *([] if self.seconds is None else [format.duration(self.seconds)])]
-        )
+            parts = [f"{self.requests:,.0f} requests", tokens]
+        if self.seconds is not None:
+            parts.append(format.duration(self.seconds))
+        return ", ".join(parts)
 
 
 def total(loads: Sequence[Forecast]) -> Forecast:
-    """Several loads, one after the other."""
+    """Return the forecast of several loads that are sent one after the other."""
     counts = [load.requests for load in loads if load.requests is not None]
-    lengths = [load.seconds for load in loads if load.seconds is not None]
-    known = len(counts) == len(loads) and sum(counts) > 0
-    weights = counts if known else [1.0] * len(loads)
-    means = (
-        sum(weight * tokens for weight, tokens in zip(weights, each, strict=True)) / sum(weights)
-        for each in zip(*(load[2:] for load in loads), strict=True)
+    lengths_s = [load.seconds for load in loads if load.seconds is not None]
+    is_count_known = len(counts) == len(loads) and sum(counts) > 0
+    weights = counts if is_count_known else [1.0] * len(loads)
+    return Forecast(
+        requests=sum(counts) if is_count_known else None,
+        seconds=sum(lengths_s) if len(lengths_s) == len(loads) else None,
+        input_tokens=_weighted_mean([load.input_tokens for load in loads], weights),
+        output_tokens=_weighted_mean([load.output_tokens for load in loads], weights),
     )
-    seconds = sum(lengths) if len(lengths) == len(loads) else None
-    return Forecast(sum(counts) if known else None, seconds, *means)
 
 
-def forecast(timetable: Schedule, tokens: tuple[float, float], answer_s: float = 0.0) -> Forecast:
-    """The forecast of a timetable. `tokens`: mean prompt and answer; `answer_s`: how long one takes, 0: not known."""
+def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    weighted = sum(value * weight for value, weight in zip(values, weights, strict=True))
+    return weighted / sum(weights)
+
+
+def forecast(schedule: Schedule, tokens: tuple[float, float], response_s: float = 0.0) -> Forecast:
+    """Return the forecast of a schedule.
+
+    `tokens` are the mean prompt and output tokens of a request. `response_s` is how long one
+    response takes, or 0 if that is not known.
+    """
     requests: float | None = 0.0
     seconds: float | None = 0.0
-    for span in timetable.stages:
-        length_s = None if span.length_ns is None else span.length_ns / NS_PER_S
-        lanes = len(timetable.own_lanes(span))
-        count: float | None = timetable.own_slots(span)
-        if count is None:
-            count = lanes * length_s / answer_s if length_s and answer_s else None
-        if length_s is None and count is not None and answer_s:
-            length_s = count / max(lanes, 1) * answer_s
+    for span in schedule.stages:
+        count, length_s = _forecast_stage(schedule, span, response_s)
         requests = None if requests is None or count is None else requests + count
         seconds = None if seconds is None or length_s is None else seconds + length_s
     return Forecast(requests, seconds, *tokens)
+
+
+def _forecast_stage(
+    schedule: Schedule, span: StageSpan, response_s: float
+) -> tuple[float | None, float | None]:
+    """Return the number of requests and the length in s of a stage; None if unknown."""
+    users = len(schedule.own_lanes(span))
+    length_s = None if span.length_ns is None else span.length_ns / NS_PER_S
+    count: float | None = schedule.own_slots(span)
+    if not response_s:
+        return count, length_s
+    if count is None and length_s:
+        count = users * length_s / response_s
+    if length_s is None and count is not None:
+        length_s = count / max(users, 1) * response_s
+    return count, length_s

@@ -268,7 +268,7 @@ def test_written_arrivals_ascend_and_end(
     offsets = np.cumsum([0, *gaps])
     end = int(offsets[-1]) + int(offsets[-1]) // len(gaps)
     duration = None if seconds is None else seconds * S
-    made = arrivals.given(offsets, end, speed=speed, duration_ns=duration, count=count)
+    made = arrivals.replay(offsets, end, speed=speed, duration_ns=duration, count=count)
     assert (np.diff(made.offsets) >= 0).all()
     if count is not None:
         assert len(made.offsets) <= count and (duration is not None or len(made.offsets) == count)
