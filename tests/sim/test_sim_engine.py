@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.sim.engine import replica as reference
 from loadgen.sim.engine.fleet import Fleet
 from loadgen.sim.engine.implementation import Replica, SimRequest
 from loadgen.sim.engine.replica import (
     DONE,
     NEVER,
     Costs,
-    PurePythonReplica,
-    PurePythonSimRequest,
     ServerLimits,
 )
 from loadgen.sim.engine.routing import order
@@ -52,7 +51,7 @@ def drive(replica: Replica, requests: list[SimRequest]) -> list[SimRequest]:
 
 def books_are_balanced(replica: Replica) -> None:
     assert (replica.active, replica.decoding, replica.queued, replica.blocks_used) == (0, 0, 0, 0)
-    if isinstance(replica, PurePythonReplica):
+    if isinstance(replica, reference.Replica):
         assert (
             not replica._running
             and not replica._buckets
@@ -263,11 +262,11 @@ class CountedCache(OrderedDict[Any, None]):
 
 def test_a_block_is_forgotten_without_a_search_for_it() -> None:
     """A plain dict keeps a hole for what has left it, and a search for its first entry steps over all of them."""
-    replica = PurePythonReplica(COSTS, REUSE)
+    replica = reference.Replica(COSTS, REUSE)
     assert type(replica._cache) is OrderedDict
     cache = replica._cache = CountedCache()
     requests = [
-        PurePythonSimRequest(i, i * 10**8, 160, 2, list(range(100 * i, 100 * i + 10)))
+        reference.SimRequest(i, i * 10**8, 160, 2, list(range(100 * i, 100 * i + 10)))
         for i in range(200)
     ]
     drive(replica, requests)

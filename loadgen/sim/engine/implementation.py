@@ -1,4 +1,4 @@
-"""Chooses the replica of simulations: the compiled one if it was built, else the reference."""
+"""Choose the replica for simulations: the compiled one if it was built, else the reference."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from loadgen_sdk import compiled
 
-from loadgen.sim.engine.replica import PurePythonReplica, PurePythonSimRequest
+from loadgen.sim.engine import replica as reference
 
 VERSION = 3
 """Version of the interface of `_replica.c`. A module of another version is not used."""
@@ -15,8 +15,8 @@ module, _ = compiled.load("loadgen.sim.engine._replica", VERSION)
 """The compiled module, or None."""
 
 if TYPE_CHECKING or module is None:
-    Replica = PurePythonReplica
-    SimRequest = PurePythonSimRequest
+    Replica = reference.Replica
+    SimRequest = reference.SimRequest
 else:
     Replica = module.Replica
     SimRequest = module.SimRequest

@@ -84,7 +84,7 @@ REQUEST_FIELDS = (
 """The fields of a request that say what happened to it, in the order in which `pack` writes them."""
 
 
-class PurePythonSimRequest:
+class SimRequest:
     """One sequence in a replica.
 
     `blocks` has one hash per full block of the prompt, which covers the prompt up to the end of
@@ -123,7 +123,7 @@ class PurePythonSimRequest:
         self.shared_blocks: Sequence[Hashable] = ()  # in use by this request
 
     @staticmethod
-    def pack(requests: Sequence[PurePythonSimRequest], rows: NDArray[np.int64]) -> None:
+    def pack(requests: Sequence[SimRequest], rows: NDArray[np.int64]) -> None:
         """Write the REQUEST_FIELDS of each request into a row of an array of shape (requests, fields)."""
         for row, request in zip(rows, requests, strict=True):
             row[:] = [getattr(request, name) for name in REQUEST_FIELDS]
@@ -157,7 +157,7 @@ class _Work:
         return int(costs.overhead_ns + max(memory_ns, compute_ns)) + 1
 
 
-class PurePythonReplica:
+class Replica:
     """One model instance.
 
     The owner calls `submit` for each request, `begin` when the replica is idle or an iteration has
@@ -169,13 +169,13 @@ class PurePythonReplica:
     first, last iteration in which it got a token since it was last admitted).
     """
 
-    Request = PurePythonSimRequest
+    Request = SimRequest
     """What `submit` takes."""
 
     def __init__(self, costs: Costs, limits: ServerLimits) -> None:
         self._costs = costs
         self._limits = limits
-        self.waiting: deque[PurePythonSimRequest] = deque()
+        self.waiting: deque[SimRequest] = deque()
         self.active = 0  # admitted, not finished
         self.decoding = 0  # active requests that have finished their prefill
         self.decoded = 0  # sum of `decoding` over all finished iterations
@@ -187,19 +187,19 @@ class PurePythonReplica:
         self.pauses = 0
         self.hits = 0  # prompt blocks found in the cache at admission
         self.misses = 0
-        self.paused: list[tuple[PurePythonSimRequest, int, int]] = []
-        self.started: list[PurePythonSimRequest] = []
+        self.paused: list[tuple[SimRequest, int, int]] = []
+        self.started: list[SimRequest] = []
         self._under_way = False  # between `begin` and `finish`
         self._kv = 0  # tokens in the key-value cache, of decoding sequences
         self._blocks_used = 0  # without the pinned, shared blocks
         # Prefilled in part; served before the queue.
-        self._partial: PurePythonSimRequest | None = None
+        self._partial: SimRequest | None = None
         # Their prefill ends with the current iteration.
-        self._ready: list[PurePythonSimRequest] = []
+        self._ready: list[SimRequest] = []
         # Decoding requests, in order of admission.
-        self._running: dict[PurePythonSimRequest, None] = {}
+        self._running: dict[SimRequest, None] = {}
         # Decoding requests by the iteration of their last token.
-        self._buckets: dict[int, list[PurePythonSimRequest]] = {}
+        self._buckets: dict[int, list[SimRequest]] = {}
         # Number of decoding sequences by phase: they need a new block when iteration %
         # tokens_per_block is the phase.
         self._phase = [0] * limits.tokens_per_block
@@ -242,7 +242,7 @@ class PurePythonReplica:
             limits.chunked_prefill or input_tokens <= limits.max_num_tokens
         )
 
-    def submit(self, request: PurePythonSimRequest) -> None:
+    def submit(self, request: SimRequest) -> None:
         """Queue an `admissible` request. Requests must arrive in order of `due_ns`."""
         room = self._limits.max_seq_len - request.input_tokens
         if request.output_tokens > room:  # trtllm-serve clamps without an error
@@ -288,7 +288,7 @@ class PurePythonReplica:
             if not request.prefill_left:
                 self._ready.append(request)
 
-    def _admit_next(self, budget: int, now_ns: int) -> PurePythonSimRequest | None:
+    def _admit_next(self, budget: int, now_ns: int) -> SimRequest | None:
         """Admit the request that waits first, and return it; None if it has to wait."""
         limits = self._limits
         if not self.waiting or self.active >= limits.max_batch_size:
@@ -305,7 +305,7 @@ class PurePythonReplica:
             request.admitted_ns = now_ns
         return request
 
-    def finish(self) -> list[PurePythonSimRequest]:
+    def finish(self) -> list[SimRequest]:
         """End the current iteration. Return the requests that are done.
 
         Every decoding sequence, and every sequence whose prefill has just ended, gets one token.
@@ -326,7 +326,7 @@ class PurePythonReplica:
         self.decoding = len(self._running)
         return done
 
-    def _start_decoding(self, request: PurePythonSimRequest, iteration: int) -> None:
+    def _start_decoding(self, request: SimRequest, iteration: int) -> None:
         """Note that this iteration has given a request its first token since its admission."""
         limits = self._limits
         if request.first_iteration < 0:
@@ -347,7 +347,7 @@ class PurePythonReplica:
         self._running[request] = None
         self._buckets.setdefault(request.last_iteration, []).append(request)
 
-    def _phase_of(self, request: PurePythonSimRequest) -> int:
+    def _phase_of(self, request: SimRequest) -> int:
         """Return in which iterations, modulo tokens_per_block, a request needs a new block."""
         return (
             request.resumed_iteration + 1 - request.prefill_tokens
@@ -366,7 +366,7 @@ class PurePythonReplica:
         return growing <= self._free_blocks
 
     @staticmethod
-    def next_iteration(replicas: Sequence[PurePythonReplica], before_ns: int) -> tuple[int, int]:
+    def next_iteration(replicas: Sequence[Replica], before_ns: int) -> tuple[int, int]:
         """Return the end of the iteration that ends first, and the index of its replica.
 
         Iterations that end before `before_ns`, and start and end no request, are ended here, in
@@ -380,7 +380,7 @@ class PurePythonReplica:
             replicas[index].finish()
             replicas[index].begin(end_ns)
 
-    def cancel(self, request: PurePythonSimRequest) -> None:
+    def cancel(self, request: SimRequest) -> None:
         """Stop a request unless it is done. Its blocks are free from the next iteration on."""
         state = request.state
         if state == WAITING:
@@ -396,7 +396,7 @@ class PurePythonReplica:
             self.active -= 1
         request.state = DONE
 
-    def generated(self, request: PurePythonSimRequest) -> int:
+    def generated(self, request: SimRequest) -> int:
         """Tokens that a request has got by the end of the last finished iteration."""
         if request.state == DECODING or (request.state == DONE and request.last_iteration >= 0):
             before = request.output_tokens - request.remaining_tokens
@@ -409,7 +409,7 @@ class PurePythonReplica:
         """Forget the shared blocks that no request uses; those in use stay until they are free."""
         self._cache.clear()
 
-    def _admit(self, request: PurePythonSimRequest) -> bool:
+    def _admit(self, request: SimRequest) -> bool:
         """Take the blocks for a waiting request. Returns False if there are not enough."""
         limits, pinned, cache = self._limits, self._pinned, self._cache
         per_block = limits.tokens_per_block
@@ -449,7 +449,7 @@ class PurePythonReplica:
         self.active += 1
         return True
 
-    def _share_prompt_blocks(self, request: PurePythonSimRequest) -> None:
+    def _share_prompt_blocks(self, request: SimRequest) -> None:
         """Share the full blocks of a prompt that has been computed with later requests.
 
         Blocks that another request has already shared stay private to this one.
@@ -473,7 +473,7 @@ class PurePythonReplica:
         while len(cache) > capacity:
             cache.popitem(last=False)
 
-    def _remove_finished(self, done: list[PurePythonSimRequest]) -> None:
+    def _remove_finished(self, done: list[SimRequest]) -> None:
         """Remove sequences that have got their last token.
 
         The common case of `_remove_decoding`: everything that they hold is known without counting
@@ -499,7 +499,7 @@ class PurePythonReplica:
         self.decoding -= len(done)
         self.active -= len(done)
 
-    def _remove_decoding(self, request: PurePythonSimRequest) -> None:
+    def _remove_decoding(self, request: SimRequest) -> None:
         """Remove a decoding sequence from the batch before its end."""
         steps = (
             min(self.iteration - 1, request.last_iteration) - request.resumed_iteration
@@ -525,7 +525,7 @@ class PurePythonReplica:
                 own_blocks += 1  # cancelled during an iteration for which it had been given a block
         self._release_blocks(request, own_blocks)
 
-    def _release_blocks(self, request: PurePythonSimRequest, own_blocks: int) -> None:
+    def _release_blocks(self, request: SimRequest, own_blocks: int) -> None:
         self._blocks_used -= own_blocks
         if request.shared_blocks:
             pinned, cache = self._pinned, self._cache
