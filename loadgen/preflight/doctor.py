@@ -28,7 +28,6 @@ from loadgen_sdk.transport.http1 import merged
 from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import Target, header_secrets
 
-from loadgen.core import seeds
 from loadgen.core.execution import backend, probing, resource_limits
 from loadgen.core.execution.plan import Settings
 from loadgen.core.requests import tokenizer as tokens
@@ -177,18 +176,9 @@ async def _handshake(target: Target, context: Any, verify: bool) -> Finding:
 async def _probe(settings: Settings, target: Target, fetcher: Fetcher) -> tuple[ProbeResult, str]:
     """The same probe as before a run, with prompts made from our tokenizer's words; and the longer prompt."""
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
-    texts = [_fresh_text(tokenizer, n) for n in PROMPTS]
-    samples = [(text, tokenizer.count(text)) for text in texts]
-    return await probing.ask(settings, target, fetcher, samples), texts[1]
-
-
-def _fresh_text(tokenizer: tokens.Tokenizer, count: int) -> str:
-    """A random text of about `count` tokens, which no cache can contain."""
-    random = seeds.stream(seeds.fresh(), "doctor")
-    first_word = tokenizer.starts[int(random.integers(len(tokenizer.starts)))]
-    return first_word + "".join(
-        tokenizer.words[int(i)] for i in random.integers(len(tokenizer.words), size=count - 1)
-    )
+    samples = probing.random_samples(tokenizer, PROMPTS)
+    longer_prompt, _ = samples[1]
+    return await probing.ask(settings, target, fetcher, samples), longer_prompt
 
 
 class _Trials(msgspec.Struct, frozen=True):

@@ -13,9 +13,11 @@ from loadgen_sdk.probe.fetch import Fetcher
 from loadgen_sdk.probe.probe import SAMPLES, ProbeResult, probe
 from loadgen_sdk.transport.target import Target
 
+from loadgen.core import seeds
 from loadgen.core.errors import Fault, Faults, TargetError, UserError
 from loadgen.core.execution.events import Tell, Waits
 from loadgen.core.execution.plan import Endpoint, Settings
+from loadgen.core.requests import tokenizer as tokens
 
 LONG_S = 5.0  # of a probe: then the user hears what is waited for
 Known = dict[Endpoint, ProbeResult]
@@ -62,6 +64,34 @@ def client_options(settings: Settings, probed: ProbeResult) -> dict[str, Any]:
     }
 
 
+PROBE_WORDS = (8, 72)
+"""The lengths of the two prompts of a probe in words of the model's own tokenizer."""
+
+
+def probe_samples(tokenizer_spec: str | None) -> Sequence[tuple[str, int]]:
+    """Return the two prompts of a probe with their content tokens.
+
+    With the model's own tokenizer they consist of its words, as the prompts of the load do, so that
+    a server with another tokenizer shows how many tokens it makes of them. Without one they consist
+    of a word that is one token in every vocabulary.
+
+    Raises UserError if the tokenizer cannot be loaded.
+    """
+    tokenizer = tokens.load_tokenizer(tokenizer_spec)
+    if not tokenizer.file_sha256:
+        return SAMPLES
+    return random_samples(tokenizer, PROBE_WORDS)
+
+
+def random_samples(
+    tokenizer: tokens.Tokenizer, lengths_in_words: Sequence[int]
+) -> list[tuple[str, int]]:
+    """Return random texts, which no cache can contain, with their tokens."""
+    random = seeds.stream(seeds.fresh(), "probe")
+    texts = [tokens.random_text(tokenizer, words, random) for words in lengths_in_words]
+    return [(text, tokenizer.count(text)) for text in texts]
+
+
 async def find(settings: Settings, timeout_s: float) -> ProbeResult:
     """Probe the target at `settings.url`; an answer may take `timeout_s`. Raises TargetError or UserError."""
     assert settings.url is not None
@@ -73,7 +103,7 @@ async def find(settings: Settings, timeout_s: float) -> ProbeResult:
         raise UserError(error.code, str(error), shown, error.hint) from None
     try:
         fetcher = Fetcher(target, settings.tls.context() if target.tls else None, timeout_s)
-        found = await ask(settings, target, fetcher)
+        found = await ask(settings, target, fetcher, probe_samples(settings.tokenizer))
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), shown, error.hint) from None
     return (

@@ -13,12 +13,15 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from loadgen.core.errors import UserError, of_reading
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PACKAGED, FILE = "cl100k", "tokenizer.json"
 DATA = Path(__file__).parent.parent.parent / "data"
@@ -87,6 +90,13 @@ def load_tokenizer(spec: str | None = None) -> Tokenizer:
     if snapshot is None or not (snapshot / FILE).is_file():
         snapshot = hub.fetched(spec, "model", [FILE], f"--tokenizer {spec}")
     return replace(local(snapshot), name=f"{spec}@{snapshot.name}")
+
+
+def random_text(tokenizer: Tokenizer, words: int, random: np.random.Generator) -> str:
+    """Return a text of so many random words of a tokenizer."""
+    start = tokenizer.starts[int(random.integers(len(tokenizer.starts)))]
+    numbers = random.integers(len(tokenizer.words), size=words - 1)
+    return start + "".join(tokenizer.words[int(number)] for number in numbers)
 
 
 @functools.cache
