@@ -102,7 +102,7 @@ def print_plans(planned: Iterable[PlannedRun], budget: Budget | None) -> int:
         loads.append((described.load, settings))
         print(described.text)
         if budget is not None:
-            cost = budget.cost(described.load, _targets(settings))
+            cost = budget.cost(described.load, target_facts(settings))
             print(
                 "cost: known once the target was probed"
                 if cost is None
@@ -126,12 +126,12 @@ def _money(budget: Budget, cost: Decimal, settings: Settings) -> str:
 
 def _cost_of_all(budget: Budget, loads: Sequence[tuple[Forecast, Settings]]) -> Decimal | None:
     """What several loads cost together; None where it is not known of each before its target was probed."""
-    costs = [budget.cost(load, _targets(settings)) for load, settings in loads]
+    costs = [budget.cost(load, target_facts(settings)) for load, settings in loads]
     return None if None in costs else sum(filter(None, costs), Decimal())
 
 
-def _targets(settings: Settings) -> list[TargetFacts]:
-    """What is known of the targets before they were asked."""
+def target_facts(settings: Settings) -> list[TargetFacts]:
+    """Return what is known of the targets before a request is sent."""
     from loadgen.core.results.manifest import TargetFacts
 
     model = settings.model or ""
@@ -185,6 +185,17 @@ class Show:
             money = f", {self._budget.words(cost)}"
         if money or (whole.seconds or LONG_S) >= LONG_S:
             say(f"expected in all: {format.counted(len(loads), 'run')}, about {whole.words}{money}")
+
+    def cost_per_time(self, seconds: float, settings: Settings) -> str:
+        """Return what the targets cost for this time, as text after a comma.
+
+        It is "" without prices, and where the price depends on the requests.
+        """
+        if self._budget is None:
+            return ""
+        load = Forecast(requests=None, seconds=seconds, input_tokens=0.0, output_tokens=0.0)
+        cost = self._budget.cost(load, target_facts(settings))
+        return "" if cost is None else f", about {_money(self._budget, cost, settings)}"
 
     def begin(self, of: int, *, at_most: bool = False, weights: Sequence[float] = ()) -> None:
         """Several runs follow, each after `step`. `weights`: how long each takes beside the others; (): all as long."""

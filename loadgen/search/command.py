@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loadgen.core import format, units
-from loadgen.core.errors import Fault, Faults, TargetError, UserError, collecting
+from loadgen.core.errors import OK, Fault, Faults, TargetError, UserError, collecting
 from loadgen.shell import completion
 from loadgen.shell.invocation import Invocation
 from loadgen.shell.option_parsers import parse_option, parse_share_option
-from loadgen.shell.options import WorkloadArgument, add_options, default_output_folder
+from loadgen.shell.options import (
+    DryRunOption,
+    WorkloadArgument,
+    add_options,
+    default_output_folder,
+)
 from loadgen.shell.output import print_report, say
 from loadgen.shell.resume import resume_arguments
 
@@ -136,6 +141,7 @@ def search(
     ] = None,
     sustain: Sustain = None,
     run_spread: RunSpread = None,
+    dry_run: DryRunOption = False,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -200,11 +206,8 @@ def search(
         ) or capacity.trial_ns(checked)
     with collecting(faults):
         longest_s = parse_option("--max-time", max_time, units.seconds)
-    if low and high and low >= high:
-        where = f"--low {low:g} --high {high:g}"
-        faults.append(
-            UserError("out_of_range", "the lowest load is not below the highest", where, "")
-        )
+    with collecting(faults):
+        _check_bounds(low, high)
     if resume is not None:
         with collecting(faults):
             experiment.search_of(resume)
@@ -212,7 +215,7 @@ def search(
         raise Faults(faults)
     assert goal is not None
     trial_workload = trials.probing(checked, trial_ns)
-    if resume is None:
+    if resume is None and not dry_run:
         invocation.move_existing_results(settings.out)
     folder = resume or settings.out or default_output_folder(f"search-{checked.name}")
     lowest = 1.0 if closed else low or min(first_load, 1e-3)
@@ -255,6 +258,14 @@ def search(
         seed=trial_runner.seed,
         command=settings.command,
     )
+    if dry_run:
+        return _dry_run(
+            load_search,
+            trial_runner,
+            invocation,
+            trial_s=trial_ns / 1e9,
+            is_load_known=about is not None or bool(start or low),
+        )
     show = shown(invocation, quiet=True)
     with alone(folder):
         unit = experiment.unit_of(plan, experiment.counted_by(trial_workload))
@@ -267,6 +278,44 @@ def search(
             as_json=as_json,
             trial_s=trial_ns / 1e9,
         )
+
+
+def _dry_run(
+    load_search: LoadSearch,
+    trial_runner: Trials,
+    invocation: Invocation,
+    *,
+    trial_s: float,
+    is_load_known: bool,
+) -> int:
+    """Print what a search would do, or what is left of it, and return the exit code."""
+    from loadgen.search import experiment
+    from loadgen.search.forecast import DryRun
+    from loadgen.search.load_search import NextTrial, resume
+
+    resume(load_search, experiment.told(trial_runner.folder))
+    settings = trial_runner.settings
+    first = load_search.ask() or NextTrial(
+        number=0, load=load_search.low, kind="probe", early_under=False
+    )
+    DryRun(
+        load_search,
+        trial_runner.make(first),
+        settings,
+        invocation.budget(),
+        trial_s=trial_s,
+        whole=bool(trial_runner.goal.whole) or settings.virtual,
+        is_load_known=is_load_known,
+    ).show()
+    return OK
+
+
+def _check_bounds(low: float | None, high: float | None) -> None:
+    """Raise UserError if the lowest load of a search is not below the highest."""
+    if low and high and low >= high:
+        where = f"--low {low:g} --high {high:g}"
+        hint = "give --low a smaller number than --high"
+        raise UserError("out_of_range", "the lowest load is not below the highest", where, hint)
 
 
 def _terms(asked: Sequence[str], percentile: str | None) -> tuple[str, ...]:
@@ -404,6 +453,7 @@ def perform(
     from loadgen.search import experiment
     from loadgen.search import text as report
     from loadgen.search.ahead import ahead
+    from loadgen.search.forecast import describe_forecast, forecast_search
     from loadgen.search.kind import ended
     from loadgen.search.load_search import exit_code, resume
     from loadgen.search.trials import Interrupted
@@ -433,10 +483,10 @@ def perform(
         return found.trials, show.spent_s / lengths * found.lengths if lengths else None
 
     trial_runner.hearers, short = show.hearers, ""
-    if words := report.expected(
-        load_search, trial_s, virtual=trial_runner.settings.virtual, whole=whole
-    ):
-        say(f"expected: {words}")
+    expected = forecast_search(load_search, trial_s, whole=whole)
+    if expected is not None:
+        words = describe_forecast(expected, virtual=trial_runner.settings.virtual)
+        say(f"expected: {words}{show.cost_per_time(expected.seconds, trial_runner.settings)}")
     trial_runner.go_on = experiment.resuming(trial_runner.folder, plan)
     trial_runner.keep(load_search)
     show.begin(load_search.most_probes - len(earlier_trials), at_most=True)

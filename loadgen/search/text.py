@@ -10,11 +10,10 @@ from loadgen.core.limits import MODEL_ERROR
 from loadgen.core.stats.intervals import length_for
 from loadgen.present.section import Facts, Section, Table, section
 from loadgen.repeated import capacity as capacity_file
-from loadgen.search.ahead import ahead
+from loadgen.search.forecast import describe_forecast, forecast_search
 from loadgen.search.load_search import (
     ENOUGH,
     LEVEL,
-    SUSTAINS,
     LoadSearch,
     NextTrial,
     SearchAnswer,
@@ -49,26 +48,12 @@ ENDINGS = {
 
 
 def expected(search: LoadSearch, trial_s: float, *, virtual: bool, whole: bool = False) -> str:
-    """What a search will take, in words; "" where it is done. `trial_s`: full length of a trial. `whole`: trials go on
-    to their end.
+    """Return what a search will take, as text; "" if nothing is left of it.
+
+    `trial_s` is the full length of a trial. With `whole`, every trial runs to its end.
     """
-    left = search.most_probes - len(search.told)
-    if left <= 0 or search.ask() is None:
-        return ""
-    longer = SUSTAINS if search.longer > 1 else 0
-    longest_s = (left + longer * search.longer) * trial_s
-    of = "simulated load" if virtual else "load"
-    most = f"at most {format.counted(left + longer, 'trial')}, {format.duration(longest_s)}"
-    if search.most_s is not None and search.most_s < longest_s:
-        longest_s, most = search.most_s, f"at most {format.duration(search.most_s)}"
-    found = ahead(search, whole=whole, trial_s=trial_s)
-    usual_s = found.lengths * trial_s
-    if usual_s >= longest_s:
-        return most
-    usual = (
-        f"about {format.counted(round(found.trials), 'trial')}, {format.duration(usual_s)} of {of}"
-    )
-    return f"{usual} (the time of the last answers comes on top); {most}"
+    forecast = forecast_search(search, trial_s, whole=whole)
+    return "" if forecast is None else describe_forecast(forecast, virtual=virtual)
 
 
 def asking(ask: NextTrial, unit: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import exits
 from refusals import refused
+from servers import shared
 
 from loadgen.core.errors import UserError
 from loadgen.core.execution.events import Counters, RunningLoad
@@ -128,7 +129,8 @@ def test_a_run_over_the_limit_does_not_start(
     prices: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = prices.parent / "out"
-    load = ("run", "--isl", "20", "--osl", "5", "-c", "2", "-d", "1h", "-o", str(out))
+    target = ("--url", shared().url)
+    load = ("run", "--isl", "20", "--osl", "5", "-c", "2", "-d", "1h", "-o", str(out), *target)
     paid = (*load, "--gpus", "4", "--shape", "four", "--prices", str(prices))
     assert exits(*paid, "--max-cost", "30") == 2
     told = capsys.readouterr().err
@@ -186,6 +188,8 @@ def test_the_limit_is_on_all_runs_of_a_command_and_before_the_first(
 def test_a_dry_run_over_the_limit_says_so(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load = (
         "sweep",
+        "--url",
+        "http://127.0.0.1:9",
         "--request-rate",
         "1,2",
         "-d",
