@@ -79,6 +79,8 @@ class FormatRow(msgspec.Struct, frozen=True):
         columns: Names of the columns of a trace that is a table, in small letters: time, input and output tokens.
         time: Parses a cell of the column of time to ns.
         in_seconds: Whether whole numbers in the column of time are seconds, not milliseconds.
+        any_unit: Whether the format does not define the unit of the column of time, so that it is
+            decided from all rows or by the user. `time` then is for seconds.
         session: An optional column of such a table: the name of the conversation.
         took: An optional column of such a table: the seconds until the response ended.
         suffixes: Suffixes of data sets in this format.
@@ -98,6 +100,7 @@ class FormatRow(msgspec.Struct, frozen=True):
     columns: tuple[str, ...] = ()
     time: Callable[[str], int] | None = None
     in_seconds: bool = False
+    any_unit: bool = False
     session: str = ""
     took: str = ""
     suffixes: tuple[str, ...] = ()
@@ -237,6 +240,7 @@ def _load_rows() -> tuple[FormatRow, ...]:
             "timestamp,input_length,output_length",
             columns=("timestamp", "input_length", "output_length"),
             time=traces.seconds_ns,
+            any_unit=True,
         ),
         # data sets that are not JSONL; csv is also what records are written as
         FormatRow("parquet", suffixes=(".parquet",), begins=(b"PAR1",), dataset=data_sets.parquet),

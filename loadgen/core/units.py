@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from decimal import Decimal
+from typing import Literal, TypeAlias
 
 from loadgen.core.errors import Code
 
@@ -23,6 +24,8 @@ UNIT_NS = {
     "min": 60 * NS_PER_S,
     "h": 3_600 * NS_PER_S,
 }
+TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
+"""A unit of the times in a file; a key of `UNIT_NS`."""
 PER_S = {"s": 1, "min": 60, "m": 60, "h": 3_600}
 MOST_TOKENS = 10_000_000  # of a prompt or an answer: ten times the longest known context
 LONGEST_NS = 366 * 24 * UNIT_NS["h"]  # one year, so that sums of durations fit easily into 64 bits

@@ -16,7 +16,7 @@ from loadgen.shell.option_parsers import parse_option
 from loadgen.shell.output import print_json, write_file
 
 
-def fit(
+def fit(  # noqa: PLR0913 - one parameter for each option of the command
     trace: Annotated[
         Path, typer.Argument(help="A trace of one of the formats of docs/workloads.md.")
     ],
@@ -30,6 +30,14 @@ def fit(
         str | None,
         typer.Option(
             "--trace-slice", metavar="FROM..TO", help="Only what came in this time: 10m..20m."
+        ),
+    ] = None,
+    trace_unit: Annotated[
+        units.TimeUnit | None,
+        typer.Option(
+            "--trace-unit",
+            metavar="UNIT",
+            help="Unit of the times of a trace whose format leaves it open: s, ms, us or ns.",
         ),
     ] = None,
     on_bad_row: Annotated[
@@ -56,7 +64,8 @@ def fit(
     from loadgen.interop import fit_text as report
 
     part = parse_option("--trace-slice", trace_slice, partial(units.time_slice, bare="s"))
-    fitted = fitting.fit(read_trace(trace, part=part, skip_bad=on_bad_row == "skip"))
+    replayed = read_trace(trace, part=part, skip_bad=on_bad_row == "skip", unit=trace_unit)
+    fitted = fitting.fit(replayed)
     workload = fitting.as_yaml(fitted, trace.name.partition(".")[0] or "trace")
     words = report.words(fitted)
     text = "".join(f"# {line}\n" for line in ["Made by loadgen fit.", *words]) + workload

@@ -13,11 +13,12 @@ WIDTH = 14
 
 
 def words(fitted: TraceFit) -> list[str]:
-    """The lines of the report."""
+    """Return the lines of the report."""
     trace = fitted.trace
     lines = [
         f"{trace.path.name}: {trace.format}, {format.counted(len(trace), 'request')} in "
         f"{format.duration(trace.end_ns / 1e9)}, {trace.rate:.4g} per second",
+        *([f"{'times':{WIDTH}}read as {trace.time_unit}"] if trace.time_unit else []),
         f"{'arrivals':{WIDTH}}{_arrivals(fitted)}",
         *_compared(fitted.gaps),
         f"{'input tokens':{WIDTH}}{_length(fitted.input_tokens[0])}",

@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from loadgen.core.format import shortened
-from loadgen.core.units import MOST_TOKENS, Wrong
-from loadgen.core.workload.dataset import PASSED
+from loadgen.core.units import MOST_TOKENS, UNIT_NS, TimeUnit, Wrong
+from loadgen.core.workload.dataset import PASSED, is_finish_reason
 from loadgen.core.workload.trace_formats import (
     LATEST_NS,
     TraceColumns,
@@ -29,8 +29,10 @@ from loadgen.core.workload.trace_formats import (
     json_object,
     length_of_time_ns,
     number,
+    time_ns,
     token_count,
 )
+from loadgen.core.workload.trace_units import TRIAL_UNIT
 
 BAILIAN_BLOCK = 16
 AIPERF_BLOCK, UNTOLD_BLOCK = 512, 64
@@ -49,17 +51,29 @@ def bailian(first: Mapping[str, Any]) -> TraceFormat | None:
 
 
 def mooncake(first: Mapping[str, Any]) -> TraceFormat | None:
-    """Mooncake uses whole milliseconds; a fraction means seconds. AIPerf's rows of sessions may have no timestamp."""
+    """Return the format of rows with the lengths of a request, as Mooncake, vLLM and GuideLLM write.
+
+    Mooncake's times are milliseconds and GuideLLM's are seconds. AIPerf's rows of sessions may have
+    no timestamp.
+    """
     if not {"input_length", "output_length"} <= first.keys() or not first.keys() & {
         "timestamp",
         "session_id",
     }:
         return None
-    at = first.get("timestamp")
-    scale = 1e9 if isinstance(at, float) and not at.is_integer() else 1e6
-    together = functools.partial(_mooncake_together, scale)
-    rows = each(functools.partial(_mooncake_row, scale, _Talks()))
-    return TraceFormat("Mooncake", rows, in_order="session_id" not in first, together=together)
+    return _mooncake_in("session_id" not in first, TRIAL_UNIT)
+
+
+def _mooncake_in(in_order: bool, unit: TimeUnit) -> TraceFormat:
+    """Return Mooncake's format with times in a unit."""
+    scale = float(UNIT_NS[unit])
+    return TraceFormat(
+        "Mooncake",
+        each(functools.partial(_mooncake_row, scale, _Talks())),
+        in_order=in_order,
+        together=functools.partial(_mooncake_together, scale),
+        in_unit=functools.partial(_mooncake_in, in_order),
+    )
 
 
 def weka(first: Mapping[str, Any]) -> TraceFormat | None:
@@ -98,7 +112,10 @@ def _several(
 # ------------------------------------------------------------------------------------------------ lengths and hashes
 
 
-_ASKS = ("model", *PASSED)  # fields of a row that its request is sent with
+_ASKS = ("model", *PASSED)
+"""Fields of a row that its request is sent with."""
+_WEKA_PARAMETERS = tuple(name for name in _ASKS if name != "stop")
+"""Those of Weka's rows, whose `stop` is the reason why the recorded response ended."""
 
 _PlainRow: Any = msgspec.defstruct(
     "_PlainRow",
@@ -199,9 +216,15 @@ def _row(row: dict[str, Any], at_ns: int, **more: Any) -> TraceRow:
     )
 
 
-def _fields(row: dict[str, Any]) -> str:
-    """JSON of what a row asks for beside its lengths, by the names of data sets; "" of one that asks for nothing."""
-    found = {name: row[name] for name in _ASKS if row.get(name) is not None}
+def _fields(row: dict[str, Any], names: Sequence[str] = _ASKS) -> str:
+    """Return JSON of the request parameters of a row, beside its lengths; "" if it has none.
+
+    A `stop` that is the name of a finish reason was recorded with the response and is no parameter.
+    Raises Wrong for a parameter of another type.
+    """
+    found = {name: row[name] for name in names if row.get(name) is not None}
+    if is_finish_reason(found.get("stop")):
+        del found["stop"]
     for name, value in found.items():
         what, kind = PASSED.get(name, ("a text", str))
         try:
@@ -303,7 +326,7 @@ def _weka_row(
         block=block,
         session=session,
         group=group,
-        fields=_fields(call),
+        fields=_fields(call, _WEKA_PARAMETERS),
         took_ns=_length_ns(call, "api_time", 1e9),
         pause_ns=_length_ns(call, "think_time", 1e9),
     )
@@ -560,16 +583,6 @@ def _captured(capture: Any, part: str) -> dict[str, Any]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def time_ns(value: Any, scale: float) -> int:
-    if (
-        not isinstance(value, int | float)
-        or not _is_number(value)
-        or abs(value) * scale > LATEST_NS
-    ):
-        raise Wrong("invalid_value", f"timestamp is {shortened(value)}", "a number", "timestamp")
-    return int(value) * int(scale) + round((value - int(value)) * scale)
 
 
 def _length_ns(row: dict[str, Any], name: str, scale: float) -> int:

@@ -278,6 +278,15 @@ class RunOptions(TypedDict, total=False):
             part="load",
         ),
     ]
+    trace_unit: Annotated[
+        LoadValue,
+        Option(
+            help=("Unit of the times of a trace whose format leaves it open: s, ms, us or ns."),
+            default_text="decided by all rows, and printed",
+            set_metavar="UNIT",
+            part="load",
+        ),
+    ]
     on_bad_row: Annotated[
         LoadValue,
         Option(

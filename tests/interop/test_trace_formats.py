@@ -344,7 +344,7 @@ def test_tables_in_parquet(tmp_path: Path) -> None:
         "input_length": [10, None, 30, -4, 5, 6],
         "output_length": [1, 1, 10**9, 1, 2, 3],
     }
-    times = [1.0, 2.0, 3.0, 4.0, 0.5, 6.0]
+    times = [1.5, 2.0, 3.0, 4.0, 0.5, 6.5]
     with pytest.raises(Faults) as found:
         traces.read_trace(parquet(tmp_path / "bad", timestamp=times, **bad))
     assert [

@@ -52,6 +52,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("trace_slice", "20m..10m", "out_of_range"),
     ("trace_loop", 0, "invalid_value"),
     ("on_bad_row", "drop", "unknown_name"),
+    ("trace_unit", "min", "unknown_name"),
     ("trace_replay", "chains", "unknown_name"),
     ("request_rate", "fast", "invalid_value"),
     ("burstiness", -1, "invalid_value"),
@@ -238,6 +239,7 @@ def test_the_table_agrees_with_what_it_becomes() -> None:
         assert option.default is None or option.default == kept[name]
     of_load = {name for name, option in OPTIONS.items() if option.part == "load"}
     words = {"slo", "goodput", "limit", "stop_when", "trace_slice", "on_bad_row", "trace_replay"}
+    words |= {"trace_unit"}
     assert not read_flags(**dict.fromkeys(of_load - words, "1")).faults
     assert of_load == set(FLAGS)
     assert {name for name in of_load if OPTIONS[name].set_metavar} == BY_KEY

@@ -54,6 +54,7 @@ from loadgen.core.workload import (
     recipe_fingerprint,
     work_fingerprint,
 )
+from loadgen.core.workload.traces import replayed
 from loadgen.figures import needs
 
 MOST_CHUNKS = 30_000  # drawn, to say how often chunks come again
@@ -252,8 +253,29 @@ def _notes(plan: Plan, coded: Iterable[str]) -> Iterator[str]:
         yield f"{plan.too_long.words}; these will fail"
     yield from coded
     yield from _replaced(job.workload)
+    yield from trace_notes(job.workload)
     yield from dict.fromkeys(note for result in job.found for note in result.warnings)
     yield from requests.warnings(timetable.slots or 1000)
+
+
+def trace_notes(workload: Workload) -> list[str]:
+    """Return a note for each trace of a workload whose unit of time had to be decided."""
+    replays = [
+        part
+        for part in (workload.requests, *parts(workload.requests).values())
+        if isinstance(part, FromTrace)
+    ]
+    arrivals = [stage.arrival for stage in workload.stages if isinstance(stage.arrival, Replay)]
+    notes = []
+    for replay in (*replays, *arrivals):
+        trace = replayed(replay)
+        if trace.time_unit:
+            rate = format.quantity(trace.rate)
+            notes.append(
+                f"{trace.path.name}: times read as {trace.time_unit}: {rate} requests/s "
+                "on average; --set trace_unit=s, ms, us or ns states the unit"
+            )
+    return list(dict.fromkeys(notes))
 
 
 def _replaced(workload: Workload) -> Iterator[str]:
@@ -528,7 +550,11 @@ def describe(workload: Workload, settings: Settings) -> Described:
     lines.append(f"recipe: {recipe}  timetable: {schedule.fingerprint(timetable)}")
     lines += [
         f"note: {note}"
-        for note in (*_replaced(workload), *requests.warnings(timetable.slots or 1000))
+        for note in (
+            *_replaced(workload),
+            *trace_notes(workload),
+            *requests.warnings(timetable.slots or 1000),
+        )
     ]
     known = backend.known(settings)
     long = too_long(requests, timetable.slots, None if known is None else known.context)

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 from loadgen_sdk.request import Request
 
 from loadgen.core import format
@@ -141,6 +142,12 @@ class TracePrompts(SyntheticPrompts):
             messages.append(
                 f"{asked} from a trace of {len(self.trace):,}: it comes again with other text"
             )
+        if self._sessions is None and (session_count := self._count_sessions()):
+            sessions = format.counted(session_count, "session")
+            messages.append(
+                f"the trace has {sessions} of several requests, which are sent as unrelated "
+                "requests; --set trace_replay=sessions sends each after the one before it"
+            )
         if self._sessions is not None and not len(self.trace.hashes):
             messages.append(
                 "the trace does not say what prompts share: later ones of a session begin with other text"
@@ -163,6 +170,11 @@ class TracePrompts(SyntheticPrompts):
                 f"the server lists no {', '.join(unlisted)}: rows that ask for it go to the run's model"
             )
         return messages
+
+    def _count_sessions(self) -> int:
+        """Return the number of sessions in the trace that have more than one request."""
+        groups = self.trace.group[self.trace.group >= 0]
+        return int((np.unique(groups, return_counts=True)[1] > 1).sum())
 
     def _block_text(self, cycle: int, block: int, n: int, first: bool) -> str:
         head = self._starts[block % len(self._starts)]

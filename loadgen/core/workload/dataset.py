@@ -80,6 +80,32 @@ Prompt = (
 Length = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 
 
+FINISH_REASONS = frozenset(
+    {
+        "stop",
+        "length",
+        "content_filter",
+        "tool_calls",
+        "function_call",
+        "end_turn",
+        "max_tokens",
+        "stop_sequence",
+        "tool_use",
+        "tool_call",
+        "eos",
+        "eos_token",
+        "model_length",
+        "abort",
+    }
+)
+"""Names of the reasons why a response ends, of OpenAI, Anthropic, TGI, vLLM and Mistral."""
+
+
+def is_finish_reason(value: Any) -> bool:
+    """Return True if the `stop` of a row is a recorded finish reason and not a stop sequence."""
+    return isinstance(value, str) and value in FINISH_REASONS
+
+
 class BadRow(Wrong):
     """A line is not valid; `column` counts bytes from 1, 0 means the whole row."""
 
@@ -522,4 +548,7 @@ def _extra_fields(row: dict[str, Any]) -> dict[str, Any]:
     extra_body = _checked(row, "extra_body", dict, "an object") if "extra_body" in row else {}
     for field in refused_fields(extra_body):
         raise BadRow("unsupported", field.problem, field.row_hint, f"extra_body.{field.name}")
-    return {key: row[key] for key in row if key in PASSED} | extra_body
+    passed = {key: row[key] for key in row if key in PASSED}
+    if is_finish_reason(passed.get("stop")):
+        del passed["stop"]
+    return passed | extra_body

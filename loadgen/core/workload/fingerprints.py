@@ -77,6 +77,7 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> Rec
     for requests in _all_requests(recipe):
         for key in requests.keys() & {"path", "trace"}:
             requests[key] = _hash_of_data(Path(requests[key]))
+        _remove_undecided_unit(requests)
         for step in requests.get("steps", {}).values():
             # Where a step is sent is no part of the work, and neither is the target of a run.
             del step["target"]
@@ -85,7 +86,14 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> Rec
         del stage_recipe["name"]
         if isinstance(stage.arrival, Replay):
             stage_recipe["arrival"][Replay.tag]["file"] = _file_sha256(stage.arrival.file)
+            _remove_undecided_unit(stage_recipe["arrival"][Replay.tag])
     return recipe
+
+
+def _remove_undecided_unit(recipe: Recipe) -> None:
+    """Remove the unit of the times of a trace if the rows of the file decide it."""
+    if recipe.get("unit") is None:
+        recipe.pop("unit", None)
 
 
 def _all_requests(recipe: Recipe) -> Iterator[Recipe]:

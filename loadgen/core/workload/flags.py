@@ -61,6 +61,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     trace_loop: int | None = None
     on_bad_row: Literal["fail", "skip"] | None = None
     trace_replay: Literal["instants", "sessions"] | None = None
+    trace_unit: units.TimeUnit | None = None
     stop_when: tuple[StopRule, ...] = ()
     limits: Mapping[str, float] = {}
     faults: tuple[Fault, ...] = ()
@@ -79,6 +80,7 @@ BY_KEY = frozenset(
         "trace_replay",
         "trace_slice",
         "trace_speed",
+        "trace_unit",
     }
 )
 """What a command line gives as `--set NAME=VALUE`."""
@@ -363,6 +365,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
             "sessions": "after what it waited for, and the recorded pause",
         }
     ),
+    "trace_unit": _word({"s": "seconds", "ms": "milliseconds", "us": "", "ns": ""}),
     "input_tokens": _count(1, units.MOST_TOKENS),
     "output_tokens": _count(1, units.MOST_TOKENS),
 }

@@ -68,7 +68,7 @@ def of_trace(trace: str | Path, overrides: Overrides = NONE, base: str | None = 
     overrides = _as_its_block(base, overrides)
     of_the_trace = {
         name: getattr(overrides, name)
-        for name in ("trace_slice", "trace_loop", "on_bad_row", "trace_replay")
+        for name in ("trace_slice", "trace_loop", "on_bad_row", "trace_replay", "trace_unit")
     }
     replayed = _checked(
         f"name: trace\n{parts}", str(trace), path.parent, Overrides(**of_the_trace), {}

@@ -137,6 +137,7 @@ def _of_trace(flags: Overrides) -> dict[str, Any]:
         "slice_ns": flags.trace_slice,
         "on_bad_row": flags.on_bad_row,
         "replay": flags.trace_replay,
+        "unit": flags.trace_unit,
     }
     return {name: value for name, value in said.items() if value is not None}
 
@@ -154,6 +155,7 @@ def _faults_without_a_trace(
     key_of = {
         "slice_ns": "trace_slice",
         "replay": "trace_replay",
+        "unit": "trace_unit",
         "speed": "trace_speed",
         "loop": "trace_loop",
     }

@@ -295,3 +295,5 @@ class FromTrace(Part):
     on_bad_row: OnBadRow = "fail"
     # sessions: a request waits for those of its session that it waited for in the trace
     replay: TraceReplay = "instants"
+    # of its times, where the format leaves it open; else decided by all rows
+    unit: units.TimeUnit | None = None

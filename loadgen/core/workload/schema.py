@@ -27,8 +27,8 @@ from loadgen.core.workload.yaml_marks import Map, Seq
 DEFAULT_TIMEOUT_NS = 600 * units.NS_PER_S  # the default of the openai client
 DEFAULT_STALL_TIMEOUT_NS = 120 * units.NS_PER_S  # a cold prefill of a long prompt takes a minute
 
-TRACE_KEYS_OF_REQUESTS = ("slice", "on_bad_row", "replay")
-TRACE_KEYS_OF_ARRIVALS = ("slice", "on_bad_row", "speed", "loop")
+TRACE_KEYS_OF_REQUESTS = ("slice", "on_bad_row", "replay", "unit")
+TRACE_KEYS_OF_ARRIVALS = ("slice", "on_bad_row", "speed", "loop", "unit")
 TRACE_KEYS = list(dict.fromkeys(("file", *TRACE_KEYS_OF_REQUESTS, *TRACE_KEYS_OF_ARRIVALS)))
 """The keys of a `trace:` block."""
 

@@ -96,6 +96,8 @@ class Replay(Tagged):
     # sessions: requests wait for the answers as in the trace, then for the recorded pause; they
     # count as tasks do
     replay: TraceReplay = "instants"
+    # of its times, where the format leaves it open; else decided by all rows
+    unit: units.TimeUnit | None = None
 
 
 Arrival = Annotated[

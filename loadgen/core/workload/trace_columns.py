@@ -1,22 +1,23 @@
 """Traces in Parquet: the columns of Mooncake, Azure LLM inference, BurstGPT or timestamp, input_length, output_length.
 
-Read batch by batch; every row is checked. A time is a date, seconds in a column with fractions, or else milliseconds
-(of BurstGPT seconds).
+Read batch by batch; every row is checked. A time is a date or a number; `trace_units` decides the
+unit of a number that the format leaves open.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.errors import FAULTS_SHOWN, Code, UserError
-from loadgen.core.units import LONGEST_NS, MOST_TOKENS, Wrong
+from loadgen.core.units import LONGEST_NS, MOST_TOKENS, UNIT_NS, TimeUnit, Wrong
 from loadgen.core.workload import trace_formats
 from loadgen.core.workload.trace_formats import TraceColumns
+from loadgen.core.workload.trace_units import TRIAL_UNIT
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,8 +28,18 @@ Take = Callable[[TraceColumns, int, Sequence[tuple[int, Wrong]]], bool]
 """Takes sound rows, the number of bad ones, and the first of these with what is wrong; says whether to go on."""
 
 
-def read(path: Path, take: Take) -> str:
-    """Give the rows of a file to `take`, batch by batch. Returns the name of its format. Raises UserError."""
+class TableFormat(NamedTuple):
+    """The format of a table: its name, and whether it leaves the unit of its times open."""
+
+    name: str
+    has_open_unit: bool
+
+
+def read(path: Path, take: Take, unit: TimeUnit = TRIAL_UNIT) -> TableFormat:
+    """Give the rows of a file to `take`, batch by batch, and return the format of the file.
+
+    `unit` is that of times whose unit the format leaves open. Raises UserError.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -60,13 +71,16 @@ def read(path: Path, take: Take) -> str:
                         "numbers, or dates for the time",
                     )
                     raise UserError("wrong_type", problem, str(path), hint, key=column)
-            whole_ns = 1_000_000_000 if found.in_seconds else 1_000_000
+            is_number = not pa.types.is_timestamp(kinds[0])
+            has_open_unit = found.any_unit and is_number
+            time_unit_ns = UNIT_NS[unit] if has_open_unit else UNIT_NS["s"]
             places = [
                 columns.index(names[one]) if one in told else -1
                 for one in (found.session, found.took)
             ]
-            _take_all(file.iter_batches(BATCH, columns=columns), columns, whole_ns, places, take)
-            return found.tool
+            batches = file.iter_batches(BATCH, columns=columns)
+            _take_all(batches, columns, time_unit_ns, places, take)
+            return TableFormat(found.tool, has_open_unit)
     except (
         OSError,
         pa.ArrowException,
@@ -77,12 +91,16 @@ def read(path: Path, take: Take) -> str:
 
 
 def _take_all(
-    batches: Iterator[Any], columns: list[str], whole_ns: int, told: Sequence[int], take: Take
+    batches: Iterator[Any], columns: list[str], time_unit_ns: int, told: Sequence[int], take: Take
 ) -> None:
-    """`whole_ns`: of 1 in a column of whole numbers. told: the places of session and length of time, -1 for none."""
+    """Check the rows of all batches and give them to `take`.
+
+    `time_unit_ns`: the ns of 1 in a column of time that holds numbers. `told`: the places of session
+    and length of time, -1 for none.
+    """
     number, first_ns, latest_ns = 1, None, -(2**63)
     for batch in batches:
-        at_ns, timed = _times(batch.column(0), whole_ns)
+        at_ns, timed = _times(batch.column(0), time_unit_ns)
         read, counted = _counts(batch.column(1), 1)
         write, answered = _counts(batch.column(2), 0)
         lasted = _lasted(batch, told[1])
@@ -154,8 +172,8 @@ def _no_count(column: str, least: int) -> str:
     return f"{column} is missing or not from {least} to {MOST_TOKENS:,}"
 
 
-def _times(column: pa.Array, whole_ns: int) -> tuple[Ints, NDArray[np.bool_]]:
-    """Ns of each row, and whether it has a time."""
+def _times(column: pa.Array, time_unit_ns: int) -> tuple[Ints, NDArray[np.bool_]]:
+    """Return the ns of each row, and whether it has a time."""
     import pyarrow as pa
 
     present = _present(column)
@@ -164,10 +182,11 @@ def _times(column: pa.Array, whole_ns: int) -> tuple[Ints, NDArray[np.bool_]]:
         return ns.fill_null(0).to_numpy(zero_copy_only=False), present
     values = column.fill_null(0).to_numpy(zero_copy_only=False)
     if values.dtype.kind == "f":
-        sound = np.isfinite(values) & (np.abs(values) < 9e9)
-        return np.rint(np.where(sound, values, 0) * 1e9).astype(np.int64), present & sound
-    sound = np.abs(values.astype(np.float64)) * whole_ns < 9e18
-    return np.where(sound, values, 0).astype(np.int64) * whole_ns, present & sound
+        sound = np.isfinite(values) & (np.abs(values) * time_unit_ns < trace_formats.LATEST_NS)
+        ns = np.rint(np.where(sound, values, 0) * time_unit_ns)
+        return ns.astype(np.int64), present & sound
+    sound = np.abs(values.astype(np.float64)) * time_unit_ns < trace_formats.LATEST_NS
+    return np.where(sound, values, 0).astype(np.int64) * time_unit_ns, present & sound
 
 
 def _counts(column: pa.Array, least: int) -> tuple[Ints, NDArray[np.bool_]]:

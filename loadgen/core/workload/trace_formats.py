@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.format import shortened
-from loadgen.core.units import MOST_TOKENS, Wrong
+from loadgen.core.units import MOST_TOKENS, UNIT_NS, TimeUnit, Wrong
 from loadgen.formats import FORMATS, FormatRow
 
 
@@ -26,6 +26,13 @@ def known() -> str:
     lines = ", ".join(row.tool for row in FORMATS.own if row.trace)
     tables = ", ".join(row.tool for row in FORMATS.own if row.columns)
     return f"known: {lines} (JSONL), {tables} (CSV, and Parquet); gzip and zstd of all"
+
+
+def hint_for(line: str) -> str:
+    """Return a hint for a file whose first line is no trace that is known."""
+    if ";" in line and of_csv(line.replace(";", ",")) is not None:
+        return "the columns are separated by semicolons; a CSV file has commas between them"
+    return known()
 
 
 class TraceRow(NamedTuple):
@@ -63,15 +70,24 @@ class TraceColumns(NamedTuple):
 
 
 class TraceFormat(NamedTuple):
-    """A format of lines. `rows`: the requests of one line. `in_order`: lines stand in order of arrival.
+    """A format of a trace in lines.
 
-    `together`: those of many plain lines, several times faster; None where one of them is not plain.
+    Attributes:
+        name: The name of the format, as people call it.
+        rows: Returns the requests of one line. Raises Wrong.
+        in_order: Whether lines must be in order of arrival.
+        together: Returns the requests of many plain lines, several times faster, or None if one of
+            the lines is not plain.
+        in_unit: Returns this format with its times in a unit. None if the format defines the unit.
+        default_unit: The unit of whole numbers where `in_unit` is set, if it is not milliseconds.
     """
 
     name: str
     rows: Callable[[str], Sequence[TraceRow]]
     in_order: bool = True
     together: Callable[[Sequence[str]], TraceColumns | None] | None = None
+    in_unit: Callable[[TimeUnit], TraceFormat] | None = None
+    default_unit: TimeUnit | None = None
 
 
 def of_json(first: Mapping[str, Any]) -> TraceFormat | None:
@@ -111,9 +127,18 @@ def of_csv(header: str) -> TraceFormat | None:
     ]
     assert found.time is not None, "a format with columns parses times"
     parse_time = FORMATS.guard(found, found.time)
-    return TraceFormat(
-        found.tool, functools.partial(_csv_row, found, places, len(columns), parse_time)
-    )
+
+    def read_times_with(parse_time: Callable[[str], int]) -> TraceFormat:
+        rows = functools.partial(_csv_row, found, places, len(columns), parse_time)
+        return TraceFormat(found.tool, rows)
+
+    def read_times_in(unit: TimeUnit) -> TraceFormat:
+        return read_times_with(lambda text: time_ns(number(text), UNIT_NS[unit]))
+
+    fixed = read_times_with(parse_time)
+    if not found.any_unit:
+        return fixed
+    return fixed._replace(in_unit=read_times_in, default_unit="s")
 
 
 def json_object(line: str) -> dict[str, Any]:
@@ -176,7 +201,20 @@ def length_of_time_ns(value: Any, name: str, scale: float = 1e9) -> int:
 LATEST_NS = 9e18  # 285 years: what 64 bits hold
 
 
+def time_ns(value: Any, scale: float) -> int:
+    """Return the ns of a time in units of `scale` ns. Raises Wrong."""
+    is_number = (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    )
+    if not is_number or abs(value) * scale > LATEST_NS:
+        raise Wrong("invalid_value", f"timestamp is {shortened(value)}", "a number", "timestamp")
+    return int(value) * int(scale) + round((value - int(value)) * scale)
+
+
 def token_count(value: Any, name: str, least: int) -> int:
+    """Return a number of tokens; 12.0 is the whole number 12. Raises Wrong for anything else."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_TOKENS:
         hint = f"a whole number from {least} to {MOST_TOKENS:,}"
         raise Wrong("invalid_value", f"{name} is {shortened(value)}", hint, name)

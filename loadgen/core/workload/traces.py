@@ -13,7 +13,7 @@ import math
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from loadgen.core import format
 from loadgen.core.errors import Fault, Faults, UserError, enough, of_reading
-from loadgen.core.units import LONGEST_NS, Wrong
+from loadgen.core.units import LONGEST_NS, TimeUnit, Wrong
 from loadgen.core.workload import trace_files, trace_formats
 from loadgen.core.workload.request_kinds import FromTrace
 from loadgen.core.workload.stages import Replay
 from loadgen.core.workload.trace_formats import TraceColumns, TraceFormat, TraceRow
+from loadgen.core.workload.trace_units import TRIAL_UNIT, UNIT_NAMES, decide_unit
 
 MOST_ROWS = 20_000_000
 BLOCKS = (
@@ -81,6 +82,9 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
     fields: tuple[dict[str, Any], ...] = ()
     untimed: int = 0  # rows that only say what they wait for
     skipped: int = 0  # rows without output tokens, which are left out
+    time_unit: str = (
+        ""  # of times whose unit the format leaves open: what they were read as, and why
+    )
     bad_rows: int = 0  # rows left out because something is wrong with them
     first_bad: str = ""  # what is wrong with the first of them, and where
 
@@ -145,10 +149,24 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         return replace(self, due_ns=due_ns, starts=starts, **columns)
 
 
-def read_trace(path: str | Path, *, part: Slice | None = None, skip_bad: bool = False) -> Trace:
-    """Read a trace file, or the part of it that came in a time. `skip_bad`: leave out rows with faults, and count them.
+def read_trace(
+    path: str | Path,
+    *,
+    part: Slice | None = None,
+    skip_bad: bool = False,
+    unit: TimeUnit | None = None,
+) -> Trace:
+    """Read a trace file, or a part of it.
 
-    Raises Faults with the first FAULTS_SHOWN faults, or UserError for the file as a whole.
+    Args:
+        path: The file.
+        part: The time that the part came in; None for the whole trace.
+        skip_bad: Leave out rows with mistakes, and count them.
+        unit: The unit of the times, for formats that leave it open; None to decide it.
+
+    Raises:
+        Faults: Rows have mistakes; these are the first FAULTS_SHOWN of them.
+        UserError: The file as a whole cannot be read, or its format defines another unit.
     """
     path = Path(path)
     try:
@@ -157,14 +175,15 @@ def read_trace(path: str | Path, *, part: Slice | None = None, skip_bad: bool = 
         raise UserError(
             of_reading(error), f"cannot read the trace: {error.strerror}", str(path)
         ) from None
-    trace = _read_cached(path, state.st_size, state.st_mtime_ns, skip_bad)
+    trace = _read_cached(path, state.st_size, state.st_mtime_ns, skip_bad, unit)
     return trace if part is None else trace.within(*part)
 
 
 def replayed(by: FromTrace | Replay) -> Trace:
     """The trace that requests or arrivals replay."""
     path = by.trace if isinstance(by, FromTrace) else by.file
-    return _part(read_trace(path, skip_bad=by.on_bad_row == "skip"), by.slice_ns)
+    trace = read_trace(path, skip_bad=by.on_bad_row == "skip", unit=by.unit)
+    return _part(trace, by.slice_ns)
 
 
 @functools.lru_cache(maxsize=4)
@@ -173,24 +192,55 @@ def _part(trace: Trace, part: Slice | None) -> Trace:
 
 
 @functools.lru_cache(maxsize=4)
-def _read_cached(path: Path, size: int, changed_ns: int, skip_bad: bool) -> Trace:
+def _read_cached(
+    path: Path, size: int, changed_ns: int, skip_bad: bool, unit: TimeUnit | None
+) -> Trace:
+    """Read a file whose size and time of change are these."""
+    index, opened = _read_file(path, skip_bad, unit or TRIAL_UNIT)
+    trace = index.trace(opened.name)
+    if not opened.has_open_unit:
+        if unit is not None:
+            problem = f"the format {opened.name} defines the unit of its times"
+            raise UserError("no_effect", problem, f"trace_unit {unit}", "leave trace_unit out")
+        return trace
+    if unit is not None:
+        return replace(trace, time_unit=f"{UNIT_NAMES[unit]}, as specified")
+    decision = decide_unit(index.times_ns(), opened.default_unit)
+    if decision.unit != TRIAL_UNIT:
+        index, _ = _read_file(path, skip_bad, decision.unit)
+        trace = index.trace(opened.name)
+    return replace(trace, time_unit=f"{UNIT_NAMES[decision.unit]}, because {decision.reason}")
+
+
+class _OpenedFormat(NamedTuple):
+    """The format of a file, whether it leaves the unit of its times open, and its default unit."""
+
+    name: str
+    has_open_unit: bool
+    default_unit: TimeUnit | None = None
+
+
+def _read_file(path: Path, skip_bad: bool, unit: TimeUnit) -> tuple[_Index, _OpenedFormat]:
+    """Read all rows of a file. `unit` is that of times whose unit the format leaves open."""
     if trace_files.is_parquet(path):
         from loadgen.core.workload import trace_columns
 
         index = _Index(path, skip_bad, in_order=True)
-        name = trace_columns.read(path, index.add_checked)
-        return index.trace(name)
+        table = trace_columns.read(path, index.add_checked, unit)
+        return index, _OpenedFormat(table.name, table.has_open_unit)
     with trace_files.opened(path) as lines:
-        return _read_lines(path, _limited(trace_files.documents(lines)), skip_bad)
+        return _read_lines(path, _limited(trace_files.documents(lines)), skip_bad, unit)
 
 
-def _read_lines(path: Path, lines: Iterator[tuple[int, str]], skip_bad: bool) -> Trace:
+def _read_lines(
+    path: Path, lines: Iterator[tuple[int, str]], skip_bad: bool, unit: TimeUnit
+) -> tuple[_Index, _OpenedFormat]:
     first = next(lines, None)
     if first is None:
         raise UserError("empty_file", "no requests in the trace", str(path), trace_formats.known())
-    is_json = first[1].lstrip().startswith("{")
+    line = first[1]
+    is_json = line.lstrip().startswith("{")
     try:
-        line = first[1]
         found = (
             trace_formats.of_json(trace_formats.json_object(line))
             if is_json
@@ -200,11 +250,17 @@ def _read_lines(path: Path, lines: Iterator[tuple[int, str]], skip_bad: bool) ->
         raise UserError(wrong.code, str(wrong), f"{path}:1", wrong.hint) from None
     if found is None:
         raise UserError(
-            "wrong_format", "not a trace that is known here", f"{path}:1", trace_formats.known()
+            "wrong_format",
+            "not a trace that is known here",
+            f"{path}:1",
+            trace_formats.hint_for(line),
         )
+    opened = _OpenedFormat(found.name, found.in_unit is not None, found.default_unit)
+    if found.in_unit is not None:
+        found = found.in_unit(unit)
     index = _Index(path, skip_bad, in_order=found.in_order)
     _add_rows(index, found, itertools.chain([first], lines) if is_json else lines)
-    return index.trace(found.name)
+    return index, opened
 
 
 def _limited(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
@@ -321,7 +377,7 @@ class _Index:
             raise Wrong(
                 "out_of_range",
                 problem,
-                "a trace of at most a year; are these milliseconds, or seconds?",
+                "a trace lasts at most a year; trace_unit states the unit: s, ms, us or ns",
             )
         self._latest_ns = at_ns
         if output_tokens < 1:  # BurstGPT marks failures this way; there is no output to request
@@ -418,6 +474,10 @@ class _Index:
             self._faults.append(UserError(wrong.code, str(wrong), where, wrong.hint, key=wrong.key))
         return not self._skip_bad and enough(self._faults, str(self.path))
 
+    def times_ns(self) -> Ints:
+        """Return the times of the rows so far, in the order of the file."""
+        return _view(self._at)
+
     def trace(self, name: str) -> Trace:
         """All rows, in order of arrival. Raises Faults, or UserError if there are none."""
         if self._faults and not self._skip_bad:
@@ -453,7 +513,7 @@ class _Index:
                 one[order] for one in columns
             )
             hashes, starts = _reordered(hashes, starts, order)
-        at_ns -= at_ns[0]
+        at_ns = at_ns - at_ns[0]
         return Trace(
             path=self.path,
             format=name,

@@ -1,0 +1,73 @@
+"""Decides the unit of the times of a trace whose format does not define it.
+
+Mooncake's traces have whole milliseconds, GuideLLM's and many exported tables have seconds, under
+the same names of columns. The decision uses the times of all rows. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.core.units import UNIT_NS, TimeUnit
+
+UNIT_NAMES: dict[TimeUnit, str] = {
+    "s": "seconds",
+    "ms": "milliseconds",
+    "us": "microseconds",
+    "ns": "nanoseconds",
+}
+
+TRIAL_UNIT: TimeUnit = "ms"
+"""The unit that times are first read in, before the unit is decided."""
+
+LEAST_PLAUSIBLE_RATE = 1e-3
+"""Requests per second; a lower mean rate is one request in 17 minutes."""
+MOST_PLAUSIBLE_RATE = 1e3
+"""Requests per second. Published traces of whole clusters have fewer than 100 per second."""
+
+
+class UnitDecision(NamedTuple):
+    """The unit that was assumed for the times of a trace, and why."""
+
+    unit: TimeUnit
+    reason: str
+
+
+def decide_unit(at_ns: NDArray[np.int64], default: TimeUnit | None = None) -> UnitDecision:
+    """Decide whether times are seconds or milliseconds.
+
+    A fraction in any row means seconds; whole numbers mean the default of the format, else
+    milliseconds. If that makes the mean rate implausible and the other unit makes it plausible,
+    the other unit is used.
+
+    Args:
+        at_ns: The time of each row in ns, read as if it were in `TRIAL_UNIT`.
+        default: The unit of whole numbers in this format, if it is not milliseconds.
+    """
+    has_fraction = bool((at_ns % UNIT_NS[TRIAL_UNIT]).any())
+    unit: TimeUnit = "s" if has_fraction else default or "ms"
+    reason = "some have a fraction" if has_fraction else "all are whole numbers"
+    other: TimeUnit = "ms" if unit == "s" else "s"
+    if not _is_plausible(mean_rate(at_ns, unit)) and _is_plausible(mean_rate(at_ns, other)):
+        rejected = f"{mean_rate(at_ns, unit):,.3g} requests/s in {UNIT_NAMES[unit]}"
+        return UnitDecision(other, f"they would be {rejected}")
+    return UnitDecision(unit, reason)
+
+
+def mean_rate(at_ns: NDArray[np.int64], unit: TimeUnit) -> float | None:
+    """Return the requests per second of times that were read in `TRIAL_UNIT` and are in `unit`.
+
+    Returns None if all requests have the same time.
+    """
+    if not len(at_ns):
+        return None
+    span_s = float(int(at_ns.max()) - int(at_ns.min())) / 1e9
+    span_s *= UNIT_NS[unit] / UNIT_NS[TRIAL_UNIT]
+    return len(at_ns) / span_s if span_s else None
+
+
+def _is_plausible(rate: float | None) -> bool:
+    return rate is None or LEAST_PLAUSIBLE_RATE <= rate <= MOST_PLAUSIBLE_RATE
