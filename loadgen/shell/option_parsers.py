@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from loadgen.core import units
 from loadgen.core.errors import Fault, Faults, UserError, of_reading
-from loadgen.core.workload.extra_body import refused_fields
 
 if TYPE_CHECKING:
     from loadgen.core.execution.system_file import SystemSaid
@@ -190,6 +189,8 @@ def parse_extra_body(value: Any) -> dict[str, Any]:
 
     Raises UserError if it is not one, and Faults for fields that have options of their own.
     """
+    from loadgen.core.workload.extra_body import refused_fields  # imports numpy
+
     try:
         body = dict(value) if isinstance(value, Mapping) else json.loads(parse_text(value))
         if not isinstance(body, dict):
