@@ -71,6 +71,7 @@ def test_every_field_is_in_its_place() -> None:
             "content": None,
             "labels": {"a": "b"},
             "parameters": {"temperature": 0.5},
+            "client_delay_ms": made.client_delay_ms,
         },
     }
     assert {name: getattr(made, name) for name in Measurement.__struct_fields__} == expected

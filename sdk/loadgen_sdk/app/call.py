@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import Context, copy_context
+from threading import get_ident
 from time import monotonic_ns, time_ns
 from typing import Any
 
@@ -36,6 +37,7 @@ from .measurement import (
     without_server_text,
 )
 from .policy import Policy
+from .processor_wait import processor_wait_ns
 from .prompt_text import estimated_tokens, given
 from .rate_limit_headers import REQUEST_ID, read_once, retry_after_s, should_retry, timings
 from .throttle import Permit
@@ -133,6 +135,8 @@ class Call:
         labels: Labels | None,
     ) -> None:
         self.started, self.started_unix_ns = monotonic_ns(), time_ns()
+        self._thread = get_ident()
+        self._processor_wait_ns = processor_wait_ns()
         self.setting, self.api, self.model, self.streamed = setting, api, model, streamed
         self._arguments = arguments
         self.policy = policy = setting.policy
@@ -339,9 +343,21 @@ class Call:
             self._content(observed.choices) if policy.keep_content else None,
             self.labels,
             parameters_of(self._arguments),
+            self._client_delay_ms(),
         )
         policy.tell(measurement, self._context, self._shape, self.spans)
         return measurement
+
+    def _client_delay_ms(self) -> float | None:
+        """Return how long the thread of the call has waited for a processor since its start.
+
+        It is None if the system does not say it, or if another thread ends the call.
+        """
+        waited_before_ns = self._processor_wait_ns
+        if waited_before_ns is None or self._thread != get_ident():
+            return None
+        waited_ns = processor_wait_ns()
+        return None if waited_ns is None else (waited_ns - waited_before_ns) / 1e6
 
     def _content(self, choices: tuple[Choice, ...]) -> Content:
         names = ("messages", "prompt", "input")

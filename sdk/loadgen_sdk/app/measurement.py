@@ -40,6 +40,10 @@ TEXT = WRITING | {
 Status = Literal["ok", "failed", "cancelled", "abandoned"]
 
 
+MOST_DELAY = 0.05
+"""The share of a time that the client may have added to it, as for the runs of the generator."""
+
+
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt of a call. Instants are monotonic ns. `failure` None: it was answered."""
 
@@ -116,6 +120,9 @@ class Measurement(msgspec.Struct, frozen=True):
     parameters: dict[
         str, int | float
     ] = {}  # numbers of the request: temperature, max_tokens, seed, n, ...
+    client_delay_ms: float | None = (
+        None  # how long the call's thread waited for a processor; None: not known
+    )
 
     @property
     def ttft_ms(self) -> float | None:
@@ -157,6 +164,18 @@ class Measurement(msgspec.Struct, frozen=True):
     def e2e_ms(self) -> float | None:
         """Time from the call to the last output or finish event."""
         return _ms(measures.e2e(self.started, self.end))
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether the client waited for a processor for more than MOST_DELAY of TTFT, or of E2E.
+
+        Then the times may be longer than the server's by up to `client_delay_ms`. It does not
+        matter where the kernel takes the times.
+        """
+        if self.kernel_stamps:
+            return False
+        times_ms = [time_ms for time_ms in (self.ttft_ms, self.e2e_ms) if time_ms is not None]
+        return bool(times_ms) and (self.client_delay_ms or 0.0) > MOST_DELAY * min(times_ms)
 
     @property
     def wait_ms(self) -> float | None:
@@ -209,6 +228,7 @@ FIGURES = (
     "inter_chunk_ms",
     "itl_ms",
     "retries",
+    "is_delayed",
 )
 """The properties of a Measurement that `to_dict` adds to its fields."""
 

@@ -26,6 +26,7 @@ from ..errors import BudgetExceeded, ThrottleTimeout, warn
 from ..request import NEVER, Failure
 from . import event_loop
 from .call import NO_HEADERS, Call, Observed, Setting, all_current
+from .event_types import build_response_event_types
 from .finishing import collecting, later
 from .measurement import TEXT, Api, Status, attach, warn_uncounted
 from .output_tracker import OutputTracker
@@ -92,6 +93,8 @@ class ObservedCall:
         if call.spans:
             self._current_span = all_current(call.spans)
             self._current_span.__enter__()
+        if self.streamed and call.api == "responses":
+            build_response_event_types()
         call.attempt_started = monotonic_ns()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:

@@ -1,0 +1,84 @@
+"""What the client itself adds to the times of an instrumented call is marked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import openai
+import places
+import pytest
+from canned import CHAT, CHAT_EVENTS, answer, chunk, events, serving
+from loadgen_sdk import Measurement, instrument
+from loadgen_sdk.app.processor_wait import processor_wait_ns
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+FIRST_RESPONSE = """
+import openai
+from canned import RESPONSE_EVENTS, events, serving
+from loadgen_sdk import instrument
+told = []
+with serving(events(*RESPONSE_EVENTS)) as server:
+    client = instrument(openai.OpenAI(base_url=server.url, api_key="k"), told.append)
+    list(client.responses.create(model="m", input="Hi", stream=True))
+print(told[0].wait_ms > told[0].ttft_from_sent_ms)
+"""
+
+
+def measurement(**fields: object) -> Measurement:
+    times = {"started": 0, "sent": 0, "first_token": 100_000_000, "end": 900_000_000}
+    return Measurement("chat", True, "ok", started_unix_ns=0, **times | fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_delayed"),
+    [
+        ({}, False),
+        ({"client_delay_ms": 4.9}, False),
+        ({"client_delay_ms": 75.0}, True),
+        ({"client_delay_ms": 75.0, "kernel_stamps": True}, False),
+    ],
+)
+def test_a_wait_for_a_processor_above_5_percent_of_ttft_is_marked(
+    fields: dict[str, object], is_delayed: bool
+) -> None:
+    assert measurement(**fields).is_delayed is is_delayed
+    assert measurement(**fields).to_dict()["is_delayed"] is is_delayed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="schedstat is Linux's")
+def test_an_instrumented_call_says_how_long_it_waited_for_a_processor() -> None:
+    told: list[Measurement] = []
+    with serving(answer(CHAT)) as server, openai.OpenAI(base_url=server.url, api_key="k") as own:
+        instrument(own, told.append).chat.completions.create(model="m", messages=MESSAGES)
+    delay_ms = told[0].client_delay_ms
+    wait_ns = processor_wait_ns()
+    assert delay_ms is not None and wait_ns is not None and 0 <= delay_ms <= wait_ns / 1e6
+
+
+@pytest.mark.processes
+def test_the_types_of_streamed_responses_are_built_before_the_first_call_is_sent() -> None:
+    command = [sys.executable, "-c", FIRST_RESPONSE]
+    done = subprocess.run(command, cwd=places.TESTS, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
+
+
+def test_tpot_with_two_choices_is_that_of_a_reader_of_one() -> None:
+    """Eight tokens of two choices over 90 ms are three steps of 30 ms for each choice."""
+    times = {"first_token": 100_000_000, "last_token": 190_000_000, "output_tokens": 8}
+    one = measurement(**times)
+    two = measurement(**times, parameters={"n": 2}, instants=tuple(range(8)))
+    assert two.choices == 2 and two.tpot_ms == pytest.approx(30.0)
+    assert one.choices == 1 and one.tpot_ms == pytest.approx(90 / 7, rel=1e-6)
+    assert two.itl_ms is None
+
+
+def test_the_number_of_choices_is_that_of_the_request() -> None:
+    told: list[Measurement] = []
+    with (
+        serving(events(chunk("a"), *CHAT_EVENTS)) as server,
+        openai.OpenAI(base_url=server.url, api_key="k") as own,
+    ):
+        client = instrument(own, told.append)
+        list(client.chat.completions.create(model="m", messages=MESSAGES, n=2, stream=True))
+    assert told[0].choices == 2
