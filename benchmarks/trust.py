@@ -656,7 +656,7 @@ def too_short_rows(members: list[str], loads: int) -> Iterator[bool]:
     for member in members:
         refused = [
             sum(
-                bool(sustainable.piled_up([Columns(queued(member, k, s, share))]))
+                sustainable.find_shortfall([Columns(queued(member, k, s, share))]) is not None
                 for s in (15.0, 30.0)
                 for k in range(loads)
             )

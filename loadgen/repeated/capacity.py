@@ -61,10 +61,16 @@ def unit_of(summary: Summary) -> Unit:
 
 
 State = Literal["sustained", "confirmed", "held", "stopped", "none"]
-"""How far the way to a capacity was gone: a longer run showed that nothing grows at it; a run at full length from empty
-met every term; a level of a sweep met them, or a trial of a search whose confirmations all grew; the search was stopped
-before its confirmation, and the rate is the highest load that held to its end until then; it came to its end and no
-load held or was confirmed."""
+"""How far a capacity was shown.
+
+- sustained: a longer run showed that nothing grows at it.
+- confirmed: a run at full length from empty met every term, and nothing grew in it.
+- held: a level of a sweep met every term, or a trial of a search of which no trial could show that
+  nothing grows.
+- stopped: the search was stopped before its confirmation. The rate is the highest load that passed
+  to its end until then.
+- none: the search came to its end and no load passed or was confirmed.
+"""
 
 
 class WithoutCapacity(Fault):

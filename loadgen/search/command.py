@@ -246,6 +246,9 @@ def search(
         longer=longer(sustain, settings),
         run_spread=spread,
         trial_s=None if settings.virtual else trial_ns / 1e9,
+        requires_steady=not closed,
+        may_extend=sustain is not False,
+        load_s=trial_ns / 1e9,
     )
     plan = experiment.ExperimentPlan(
         by="search",
@@ -512,7 +515,7 @@ def perform(
         load_search.stop("interrupted")
     answer = trial_runner.finish(load_search)
     if silent:
-        say(f"search in {trial_runner.folder}: {report.ENDINGS.get(answer.reason, answer.reason)}")
+        say(f"search in {trial_runner.folder}: {report.ending(answer)}")
     elif as_json:
         sys.stdout.write((trial_runner.folder / experiment.ANSWER).read_text("utf-8"))
     else:

@@ -11,7 +11,7 @@ calibrated where they are not.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -43,6 +43,7 @@ LAPSE = 0.01  # probability that the outcome of a full-length trial says nothing
 LAPSE_EARLY = 0.05  # the same for a trial that ended early as under
 SIGMA_OF_NOISE = 1.5  # expected sigma, in units of 1 / sqrt(n): lengths and their order add to the noise of arrivals
 SUSTAINS = 10  # trials, at most, for the highest load that is sustained
+MOST_LENGTHS = 8.0  # the longest trial, in full lengths, that a search extends itself to
 
 
 class NextTrial(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +79,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, float | None] = {}
     sustained: bool | None = None  # null: not known, as of every trial that ended early
     sustained_why: str = ""
+    needed_s: float | None = None  # length of the load that would show whether it is sustained
 
 
 class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,9 +87,10 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     "none").
 
     reason: "" not finished; "found" precise and confirmed; "coarse" confirmed, and not precise after `ENOUGH` trials;
-    "none" as above; "highest" the highest load allowed holds; "unconfirmed" the confirmations failed; "probes", "time",
-    "invalid", "gone" (no endpoint any more), "nodes" (no load machine any more), "interrupted": the search stopped with
-    what it knew then.
+    "none" as above; "highest" the highest load allowed holds; "unconfirmed" the confirmations
+    failed; "undecided" loads met the SLO, and their trials could not show whether they are
+    sustained; "probes", "time", "invalid", "gone" (no endpoint any more), "nodes" (no load machine
+    any more), "interrupted": the search stopped with what it knew then.
     """
 
     load: float | None
@@ -108,6 +111,7 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
         None  # the lowest load that held by the rules and grew, or missed them when it went on
     )
     lengths: float = 1.0  # duration of the trials behind `steady`, in full lengths
+    needed_s: float | None = None  # length of a trial that would decide an "undecided" search
     horizon_s: float | None = (
         None  # `interval` is of changes that come back within this time; null: of no change
     )
@@ -116,8 +120,8 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def only_allowed(self) -> bool:
-        """Whether the highest load that was allowed held, and none above it was tried: a lower bound."""
-        return self.reason == "highest" and self.confirmed is None
+        """Return whether the answer is the highest load that was allowed, so a lower bound."""
+        return self.reason == "highest" and self.missed is None
 
     @property
     def rules_only(self) -> bool:
@@ -126,19 +130,39 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FOUND = ("found", "coarse")  # reasons of searches that confirmed a load
-ENDED = (*FOUND, "highest", "none", "unconfirmed")  # reasons of searches that came to their end
+ENDED = (*FOUND, "highest", "none", "unconfirmed", "undecided")  # searches that came to their end
 CONFIRMING = ("confirm", "sustain")
 
 
-def evidence(told: Iterable[TrialResult]) -> TrialResult | None:
-    """The trial that shows the capacity, of those that held to their end: sustained over a longer time, else confirmed,
-    else at the highest load; one that grew only where none else held.
+def lowest_growing(results: Iterable[TrialResult]) -> float:
+    """Return the lowest load that a valid trial found not to be sustained, or infinity."""
+    return min(
+        (
+            result.ask.load
+            for result in results
+            if result.sustained is False and result.outcome != "invalid"
+        ),
+        default=math.inf,
+    )
+
+
+def evidence(results: Sequence[TrialResult]) -> TrialResult | None:
+    """Return the trial that shows the capacity, or None.
+
+    It passed to its end, and no load up to its own was found to grow. A trial that showed that
+    nothing grows comes before one that could not tell, a longer trial before a confirmation, a
+    confirmation before another trial, and a high load before a low one.
     """
     ranks = {"sustain": 2, "confirm": 1}
+    growing = lowest_growing(results)
     return max(
-        (result for result in told if result.outcome == "under" and not result.early),
+        (
+            result
+            for result in results
+            if result.outcome == "under" and not result.early and result.ask.load < growing
+        ),
         key=lambda result: (
-            result.sustained is not False,
+            result.ask.kind in CONFIRMING and result.sustained is True,
             ranks.get(result.ask.kind, 0),
             result.ask.load,
         ),
@@ -147,10 +171,13 @@ def evidence(told: Iterable[TrialResult]) -> TrialResult | None:
 
 
 def state_of(answer: SearchAnswer, confirmed: bool | None, sustained: bool | None) -> State:
-    """How far the way to the capacity was gone. `confirmed`, `sustained`: of the trial that shows it; None: of none.
+    """Return how far the way to the capacity was gone.
 
-    "held": the search ended, and of its confirmations none held without growing.
+    `confirmed` and `sustained` are those of the trial that shows it, None if there is none. "held":
+    the search ended, and no confirmation could show that its load is sustained.
     """
+    if answer.reason == "undecided" and confirmed is not None:
+        return "held"
     if confirmed or (confirmed is not None and answer.reason == "highest"):
         return "sustained" if sustained else "confirmed"
     if answer.reason not in ENDED:
@@ -158,7 +185,7 @@ def state_of(answer: SearchAnswer, confirmed: bool | None, sustained: bool | Non
     return "held" if confirmed is not None and answer.reason in FOUND else "none"
 
 
-def capacity_of(answer: SearchAnswer, told: Iterable[TrialResult]) -> tuple[float | None, State]:
+def capacity_of(answer: SearchAnswer, told: Sequence[TrialResult]) -> tuple[float | None, State]:
     """The load that answers a search, and its state: what `capacity.json`, text and page say."""
     best = evidence(told)
     if best is None or answer.load is None or answer.reason == "unconfirmed":
@@ -187,8 +214,11 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
     longer: float
     run_spread: float | None
     stopped: str
-    trial_s: float | None = None  # null also in older files
+    trial_s: float | None = None
     step: float = STEP
+    requires_steady: bool = False
+    may_extend: bool = True
+    load_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -213,6 +243,11 @@ class LoadSearch:
     trial_s: float | None = (
         None  # full length of a trial; None: of a server that does not change while it is searched
     )
+    # whether only a trial that showed that nothing grows confirms its load; False: the SLO alone,
+    # as MLPerf's rules have it and as suffices for a closed loop, which cannot pile up
+    requires_steady: bool = False
+    may_extend: bool = True  # a confirmation that cannot tell is repeated as long as it has to be
+    load_s: float | None = None  # full length of the load of a trial; None: not known
     told: list[TrialResult] = field(default_factory=list)
     stopped: str = ""
     _believed: tuple[object, Belief] | None = field(default=None, repr=False, compare=False)
@@ -249,9 +284,8 @@ class LoadSearch:
 
     def ask(self) -> NextTrial | None:
         """The next trial; None when the search has ended (see `answer`). The same trial until its result is told."""
-        if reason := self._stop_reason():
-            load = self._next_sustain() if reason in (*FOUND, "highest") else None
-            return None if load is None else self._trial(load, "sustain")
+        if reason := self._search_end():
+            return self._longer_trial() if reason in (*FOUND, "highest") else None
         bounds = self._bracket()
         if not isinstance(bounds, tuple):
             return self._trial(bounds, "bracket")
@@ -276,7 +310,7 @@ class LoadSearch:
             return self.low
         return None
 
-    def _trial(self, load: float, kind: Kind) -> NextTrial:
+    def _trial(self, load: float, kind: Kind, lengths: float = 1.0) -> NextTrial:
         load = min(max(load, self.low), self.high)
         if self.whole:
             load = float(round(load))
@@ -285,66 +319,131 @@ class LoadSearch:
         over = math.inf if self._missed is None else self._missed
         # within the precision of a load known to be over, only a full-length run can tell the outcome
         early = kind not in ("confirm", "sustain") and load * (1 + self.precision) <= over
-        lengths = self.longer if kind == "sustain" else 1.0
         # not their count: a search that is resumed has none of those that were not valid
         number = max((result.ask.number for result in self.told), default=-1) + 1
         return NextTrial(number=number, load=load, kind=kind, early_under=early, lengths=lengths)
 
-    # -- the highest load that is sustained ----------------------------------------------------------------------------
+    # -- the highest load that is sustained --------------------------------------------------------
 
     @property
-    def _sustain_results(self) -> list[TrialResult]:
-        """The trials that say whether a load is sustained: longer ones, and confirmations that grew."""
+    def _steadiness_trials(self) -> list[TrialResult]:
+        """The valid trials that say whether a load is sustained.
+
+        These are the longer trials, and confirmations that did not show it.
+        """
         return [
             result
             for result in self.told
             if result.outcome != "invalid"
             and (
                 result.ask.kind == "sustain"
-                or (result.ask.kind == "confirm" and result.sustained is False)
+                or (
+                    result.ask.kind == "confirm"
+                    and result.outcome == "under"
+                    and not self._is_steady(result)
+                )
             )
         ]
 
+    def _is_steady(self, result: TrialResult) -> bool:
+        """Return whether a trial passed, and showed what it has to show of growth."""
+        if self.requires_steady:
+            return result.outcome == "under" and result.sustained is True
+        return result.outcome == "under" and result.sustained is not False
+
     def _steady_bracket(self) -> tuple[TrialResult | None, TrialResult | None]:
-        """The trial at the highest load that held and did not grow, and the one at the lowest load that did not."""
-        results = self._sustain_results
-        held = [result for result in results if _is_steady(result)]
-        missed = [result for result in results if not _is_steady(result)]
+        """Return the trial at the highest sustained load and the one at the lowest that is not.
+
+        No load at or above one that was found growing is sustained, whatever another trial showed.
+        """
+        growing = lowest_growing(self.told)
+        results = self._steadiness_trials
+        steady = [
+            result for result in results if self._is_steady(result) and result.ask.load < growing
+        ]
+        if self.requires_steady and self.longer == 1:
+            steady += [
+                result
+                for result in self._valid_results
+                if result.ask.kind == "confirm"
+                and self._is_steady(result)
+                and result.ask.load < growing
+            ]
+        unsteady = [
+            result
+            for result in results
+            if not self._is_steady(result) and not self._is_too_short(result)
+        ]
         return (
-            max(held, key=lambda result: result.ask.load, default=None),
-            min(missed, key=lambda result: result.ask.load, default=None),
+            max(steady, key=lambda result: result.ask.load, default=None),
+            min(unsteady, key=lambda result: result.ask.load, default=None),
         )
 
-    def _next_sustain(self) -> float | None:
-        """The load of the next trial that must be sustained; None when there is none to try."""
-        tried = [result for result in self.told if result.ask.kind == "sustain"]
+    def _longer_trial(self) -> NextTrial | None:
+        """Return the next trial that has to show that a load is sustained, or None to end."""
+        longer_trials = [result for result in self.told if result.ask.kind == "sustain"]
         spent_s = sum(result.spent_s for result in self.told)
-        held, missed = self._steady_bracket()
         if (
-            len(tried) >= SUSTAINS
+            len(longer_trials) >= SUSTAINS
             or len(self.told) >= self.most_probes + SUSTAINS
             or self._out_of_time(spent_s)
         ):
             return None
-        if held is None and missed is None:
-            return self._top if self.longer > 1 else None
-        if missed is None:
+        lengths = max((result.ask.lengths for result in longer_trials), default=self.longer)
+        last = next(reversed(self._steadiness_trials), None)
+        if last is not None and self._is_too_short(last):
+            lengths = self._lengths_needed(last)
+            if not self.may_extend or lengths > MOST_LENGTHS:
+                return None
+            return self._trial(last.ask.load, "sustain", lengths)
+        load = self._next_sustained_load()
+        return None if load is None else self._trial(load, "sustain", lengths)
+
+    def _is_too_short(self, result: TrialResult) -> bool:
+        """Return whether only a longer trial at the same load could show that it is sustained."""
+        return (
+            self.requires_steady
+            and result.outcome == "under"
+            and result.sustained is None
+            and result.needed_s is not None
+        )
+
+    def _lengths_needed(self, result: TrialResult) -> float:
+        """Return how long a trial has to be to decide, in full lengths; at least twice as long."""
+        longer = 2 * result.ask.lengths
+        if self.load_s is None or result.needed_s is None:
+            return longer
+        return max(longer, float(math.ceil(1.1 * result.needed_s / self.load_s)))
+
+    def _next_sustained_load(self) -> float | None:
+        """Return the load of the next longer trial, or None when there is none to try."""
+        steady, unsteady = self._steady_bracket()
+        if steady is None and unsteady is None:
+            return self._top if self.longer > 1 or self._top_is_untested else None
+        if unsteady is None:
             return None  # the rules' own load is sustained
-        if held is None:
-            failed = len({result.ask.load for result in self._sustain_results})
+        if steady is None:
+            failed = len({result.ask.load for result in self._steadiness_trials})
             load = self._top * (1 - min(self.precision * 2 ** (failed - 1), 0.5))
             return self._not_again(
-                load if load < missed.ask.load else missed.ask.load * (1 - self.precision)
+                load if load < unsteady.ask.load else unsteady.ask.load * (1 - self.precision)
             )
-        if missed.ask.load <= held.ask.load * (1 + 1.1 * self.precision) + (
-            1.5 if self.whole else 0.0
-        ):
+        least_gap = 1.5 if self.whole else 0.0
+        if unsteady.ask.load <= steady.ask.load * (1 + 1.1 * self.precision) + least_gap:
             return None
-        return self._not_again(math.sqrt(held.ask.load * missed.ask.load))
+        return self._not_again(math.sqrt(steady.ask.load * unsteady.ask.load))
+
+    @property
+    def _top_is_untested(self) -> bool:
+        """Return whether no trial at full length has shown that the highest load is sustained."""
+        return self.requires_steady and not any(
+            self._is_steady(result) and result.ask.load >= self._top
+            for result in self._valid_results
+        )
 
     def _not_again(self, load: float) -> float | None:
         load = float(round(load)) if self.whole else load
-        tried = {result.ask.load for result in self._sustain_results}
+        tried = {result.ask.load for result in self._steadiness_trials}
         return None if load < self.low or load in tried else load
 
     def _out_of_time(self, spent_s: float) -> bool:
@@ -352,8 +451,12 @@ class LoadSearch:
 
     @property
     def _top(self) -> float:
-        """The load that the rules allow: the highest confirmed one, or the highest that held."""
-        return self._confirmed or self._held or self.low
+        """The load that the SLO allows, below any that was found growing.
+
+        It is the highest confirmed one, or the highest that passed.
+        """
+        allowed = self._confirmed or self._held or self.low
+        return min(allowed, lowest_growing(self.told) * (1 - self.precision))
 
     def _loads(self, outcome: Outcome) -> list[float]:
         return [result.ask.load for result in self._valid_results if result.outcome == outcome]
@@ -412,6 +515,7 @@ class LoadSearch:
 
     def _confirmation_load(self, belief: Belief) -> float:
         load = max(belief.passing(CONFIRM_AT), belief.quantile((1 - LEVEL) / 2))
+        load = min(load, lowest_growing(self.told) * (1 - self.precision))
         return math.floor(load) if self.whole else load
 
     @property
@@ -420,6 +524,20 @@ class LoadSearch:
         return max((ask.load for ask in passed if ask.kind == "confirm"), default=None)
 
     def _stop_reason(self) -> str:
+        """Return why the search has ended, as `SearchAnswer.reason` says it; "" while it goes on."""
+        reason = self._search_end()
+        is_found = reason in (*FOUND, "highest")
+        if not self.requires_steady or not is_found or self._longer_trial() is not None:
+            return reason
+        steady, unsteady = self._steady_bracket()
+        if steady is not None or (unsteady is None and not self._top_is_untested):
+            return reason
+        trials = self._steadiness_trials
+        undecided = any(one.outcome == "under" and one.sustained is None for one in trials)
+        return "undecided" if undecided or not trials else "unconfirmed"
+
+    def _search_end(self) -> str:
+        """Return why no more trials of the ordinary length are needed; "" while some are."""
         if self.stopped:
             return self.stopped
         held, missed = self._held, self._missed
@@ -480,9 +598,11 @@ class LoadSearch:
             ),
             sustained=sustained,
             sustained_why=sustained_why,
+            needed_s=max((one.needed_s or 0.0 for one in self._steadiness_trials), default=0.0)
+            or None,
             steady=None if steady is None else steady.ask.load,
             not_steady=None if not_steady is None else not_steady.ask.load,
-            lengths=self.longer,
+            lengths=self.longer if steady is None else steady.ask.lengths,
             horizon_s=None
             if interval is None or self.trial_s is None
             else recurrence(self.trial_s, LEVEL),
@@ -509,10 +629,6 @@ class LoadSearch:
         if self._confirmed is None:
             return None, "no load was confirmed"
         return None, "no trial was longer than the rules ask for"
-
-
-def _is_steady(result: TrialResult) -> bool:
-    return result.outcome == "under" and result.sustained is not False
 
 
 def resume(search: LoadSearch, told: Iterable[TrialResult]) -> LoadSearch:

@@ -38,6 +38,7 @@ ENDINGS = {
     "unconfirmed": "not confirmed: runs at full length failed where they should pass. Either the server does not come "
     "back to the same state between runs, or what builds up takes longer than a trial: search again, with longer ones "
     "(--duration; of mlperf --min-duration)",
+    "undecided": "not confirmed: loads met the SLO, and no trial could show whether the server sustains them",
     "probes": "stopped: so many trials were allowed and no more",
     "time": "stopped: the time allowed is used up",
     "invalid": "stopped: two trials in a row were not valid measurements",
@@ -80,6 +81,15 @@ def too_short(result: TrialResult, trial_s: float) -> str:
     )
 
 
+def ending(answer: SearchAnswer) -> str:
+    """Return why a search ended and, where its trials were too short, how long they have to be."""
+    text = ENDINGS.get(answer.reason, answer.reason)
+    if answer.reason != "undecided" or answer.needed_s is None:
+        return text
+    needed_s = math.ceil(answer.needed_s / 10) * 10
+    return f"{text}. Search again with trials of {format.duration(needed_s)}: -d {needed_s}s"
+
+
 def headline(
     answer: SearchAnswer, results: Sequence[TrialResult], names: Sequence[str], unit: str
 ) -> str:
@@ -87,7 +97,7 @@ def headline(
 
     `names`: of the terms of its goal.
     """
-    terms, ended = ", ".join(names), ENDINGS.get(answer.reason, answer.reason)
+    terms, ended = ", ".join(names), ending(answer)
     load, state = capacity_of(answer, results)
     if load is None:
         return f"No load is known that holds within the SLO ({terms}). The search ended: {ended}."
@@ -128,7 +138,7 @@ def found(
         rows += [("Half pass", half), ("Interval", covers(answer, simulated))]
     confirming = f"{format.duration(answer.confirming_s)} of it confirming"
     spent = f"{format.duration(answer.spent_s)} in {format.counted(answer.probes, 'trial')}, {confirming}"
-    rows += [("Spent", spent), ("Ended", ENDINGS.get(answer.reason, answer.reason))]
+    rows += [("Spent", spent), ("Ended", ending(answer))]
     for invalid in [result for result in results if result.outcome == "invalid"][-2:]:
         rows.append(("Not valid", f"trial {invalid.ask.number}: {invalid.why}"))
     return section("How the answer was confirmed", Facts(rows), id="confirmed")
@@ -176,7 +186,9 @@ def trial_table(results: Sequence[TrialResult]) -> Table:
 
 
 def _grows(result: TrialResult) -> str:
-    return result.sustained_why if result.sustained is False else ""
+    """Return why a load was not sustained, where the outcome of its trial does not say so itself."""
+    is_said = result.sustained is not False or result.code == "not_sustained"
+    return "" if is_said else result.sustained_why
 
 
 ORDERS = "1.9 %"  # of the peak, between other official seeds of arrivals and sample orders (v5.1, v6.0, v6.1)

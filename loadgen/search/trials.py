@@ -208,11 +208,13 @@ class Trials:
             else ask.load
         )
         full = len(due) if decision is None else offered * length_s
-        outcome, code, why, _ = _outcome(self.goal, summary, rows, sent, decision)
+        decided = _outcome(self.goal, summary, rows, sent, decision)
+        outcome, code, why, _ = _fail_unsustained(decided, ask, self.goal, summary)
         standing = summary.sustainable
-        sustained, sustained_why = (
-            (None, "") if decision is not None else (standing.sustained, standing.why)
-        )
+        sustained, sustained_why, needed_s = None, "", None
+        if decision is None:
+            sustained, sustained_why = standing.sustained, standing.why
+            needed_s = standing.needed_s if standing.sustained is None else None
         return TrialResult(
             ask=ask,
             outcome=outcome,
@@ -227,6 +229,7 @@ class Trials:
             figures=figures(summary),
             sustained=sustained,
             sustained_why=sustained_why,
+            needed_s=needed_s,
         )
 
     def keep(self, search: LoadSearch) -> SearchAnswer:
@@ -272,15 +275,18 @@ def retold(folder: Path, result: TrialResult, *, mlperf: bool) -> TrialResult:
         return again
     stored = store.read_run(run_of_it)
     slo, rows = stored.header.slo or Slo(terms=()), _measured(stored.rows, summary)
-    outcome, code, why, _ = _outcome(Goal(slo=slo, mlperf=mlperf), summary, rows, _due(rows), None)
-    lasts = summary.sustainable.sustained
+    goal = Goal(slo=slo, mlperf=mlperf)
+    decided = _outcome(goal, summary, rows, _due(rows), None)
+    outcome, code, why, _ = _fail_unsustained(decided, result.ask, goal, summary)
+    standing = summary.sustainable
     return msgspec.structs.replace(
         again,
         outcome=outcome,
         code=code,
         why=why,
-        sustained=lasts,
-        sustained_why=summary.sustainable.why,
+        sustained=standing.sustained,
+        sustained_why=standing.why,
+        needed_s=standing.needed_s if standing.sustained is None else None,
     )
 
 
@@ -302,7 +308,11 @@ def _outcome(
     sent: NDArray[np.void],
     decision: Decision | None,
 ) -> Decision:
-    """What the trial says of its load: nothing where it is not valid, else what was decided, else by its misses."""
+    """Return the outcome of a trial under its SLO.
+
+    It is invalid if the measurement is not sound, else what was decided before its end, else what
+    its misses say.
+    """
     end_ns = int(rows["done_ns"].max(initial=0))
     if invalid := _invalid(summary, rows, ended_early=decision is not None):
         return Decision("invalid", *invalid, end_ns)
@@ -330,6 +340,20 @@ def _outcome(
             "invalid", "unfinished", _undecided(int(unfinished.sum()), len(finished)), end_ns
         )
     return Decision("under", "full_length", "at full length", end_ns)
+
+
+def _fail_unsustained(
+    decided: Decision, trial: NextTrial, goal: Goal, summary: Summary
+) -> Decision:
+    """Return the outcome of a trial, failed if the server did not sustain the load.
+
+    By MLPerf's rules that is not required of a run, and of a level of a sweep its table says it.
+    """
+    is_required = trial.kind != "level" and not goal.mlperf
+    is_known = decided.code == "full_length" and summary.sustainable.sustained is False
+    if is_required and is_known:
+        return Decision("over", "not_sustained", summary.sustainable.why, decided.at_ns)
+    return decided
 
 
 def _has_chains(planned: RunPlanned | None) -> bool:

@@ -419,7 +419,7 @@ from pathlib import Path
 def call(words):
     return run_command_line(words)
 
-last = ["--seed", "1", "-d", "10s", "--no-sustain", "--precision", "20%"]
+last = ["--seed", "1", "-d", "200s", "--no-sustain", "--precision", "20%"]
 asked = {
     url: searching.AskedSearch(Path(name), ["search", "mine.yaml", "--url", url, "--out", name, *last, *slo])
     for name, url, slo in (
@@ -459,7 +459,7 @@ def test_several_machines_are_searched_at_once_and_found_the_same(folder: Path, 
             "--seed",
             "1",
             "-d",
-            "10s",
+            "200s",
             "--no-sustain",
             "--precision",
             "20%",

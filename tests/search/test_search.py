@@ -770,7 +770,7 @@ def test_a_search_is_taken_up_without_its_flags(
         "--url",
         "sim:gb300-vm",
         "-d",
-        "20s",
+        "60s",
         "--slo",
         "ttft:400ms:p95",
         "--seed",

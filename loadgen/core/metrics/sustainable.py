@@ -1,15 +1,20 @@
-"""Whether a load was sustained: neither TTFT nor the number in flight of any target (simulated: any replica) grew.
+"""Judge whether a load was sustained: the server kept up with it, and nothing grew.
 
-Pure. A run that meets every limit may be a queue that grows and was not given the time to show it. The second half of
-the measured load is cut into blocks, per target or replica, and `stats.trend` tests them all together. The first half
-is left out: there a server fills, and grows for that reason.
+Pure. A run that meets every limit may still be a queue that had no time to grow beyond them. Two
+tests look at the second half of the measured load. The first half is left out because a server
+fills in it and grows for that reason.
+
+- *Shortfall*: fewer first tokens or responses came than the arrivals lead to expect. It needs no
+  growth, so it also recognises an overload in which every request waits longer than the load lasts.
+- *Growth*: `stats.trend` tests TTFT and requests in flight, cut into blocks, for every target or
+  replica together.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,7 +22,15 @@ import numpy as np
 from loadgen.core import format
 from loadgen.core.limits import FAILURE_SHARE
 from loadgen.core.metrics import columns as metrics
-from loadgen.core.metrics.columns import FAILED, LOST, OK, Columns, JoinedColumns, together
+from loadgen.core.metrics.columns import (
+    CANCELLED,
+    FAILED,
+    LOST,
+    OK,
+    Columns,
+    JoinedColumns,
+    together,
+)
 from loadgen.core.metrics.windows import Window
 from loadgen.core.results.manifest import Header
 from loadgen.core.stats import trend
@@ -38,16 +51,35 @@ MAYBE = 0.05  # chance of a growth, of one series alone, below which it may be o
 MAYBE_GROWTH = 0.25  # of the mean: such a growth, if it may be one, is not called sustained either
 SEES = 1.0  # of the mean: where not even this growth would have been seen, nothing is said
 CLEARLY = 3.3  # standard deviations: hardly ever by chance, in all trials of a search
+KEEPS_UP = 0.95  # share of the expected events: a server that delivers less does not keep up
+MOST_TIMES = 4.0  # as long, at most, is proposed at once for a load that was too noisy
+DELAYS = 1_000  # quantiles that stand for the delays of the first quarter
 LONGER = (
     2.0  # how many times as long as a run by the rules the confirmation of a sustained load lasts
 )
 _SERIES = ("requests in flight", "TTFT")
 
+Code = Literal[
+    "not_judged",  # the kind of load or the state of the run does not allow a judgement
+    "too_short",
+    "too_few",
+    "too_noisy",
+    "may_grow",
+    "failures",
+    "falls_behind",
+    "grows",
+    "steady",
+]
+
 
 class Sustainable(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the load was sustained, and why that is said. Growth is over the time tested, as a share of the mean."""
+    """Whether the load was sustained, and why.
+
+    Growth is over the time tested, as a share of the mean.
+    """
 
     sustained: bool | None = None  # null: not known
+    code: Code = "not_judged"
     why: str = "not judged"
     start_s: float | None = None  # the time tested
     end_s: float | None = None
@@ -57,37 +89,46 @@ class Sustainable(msgspec.Struct, frozen=True, kw_only=True):
         None  # of the one that grew most, by the series that is named in `why`
     )
     visible_share: float | None = None  # smallest growth that would have been seen in each of them
+    needed_s: float | None = None  # length of the load that would decide, where a longer one would
 
 
 def of_rows(
     measured: Sequence[Columns], others: Sequence[Columns], inside: Window, header: Header
 ) -> Sustainable:
-    """Judge the measured rows of a run; `others`: the rows of the other stages, which are in flight too."""
+    """Judge the measured rows of a run.
+
+    `others` are the rows of the other stages, which are in flight too.
+    """
     stages = [stage for stage in header.stages if stage.measured]
     if reason := _not_judged(stages, header):
         return Sustainable(why=reason)
-    found = _over_time(measured, others, inside, header)
-    is_unseen = found.sustained is None and found.visible_share is None
-    if is_unseen and not any(stage.closed for stage in stages) and (why := piled_up(measured)):
-        return Sustainable(sustained=False, why=why)
+    found = _judge_growth(measured, others, inside, header)
+    is_open_loop = not any(stage.closed for stage in stages)
+    if found.sustained is not False and is_open_loop and (shortfall := find_shortfall(measured)):
+        return msgspec.structs.replace(
+            found, sustained=False, code="falls_behind", why=shortfall.text, needed_s=None
+        )
     count = sum(map(len, measured))
     failed = sum(int(part.where(status).sum()) for part in measured for status in (FAILED, LOST))
     if found.sustained and failed > FAILURE_SHARE * count:
-        why = f"{failed:,} of {count:,} requests failed, and what leaves a queue unserved keeps it from growing"
-        return msgspec.structs.replace(found, sustained=None, why=why)
+        why = (
+            f"{failed:,} of {count:,} requests failed, and what leaves a queue unserved keeps it "
+            "from growing"
+        )
+        return msgspec.structs.replace(found, sustained=None, code="failures", why=why)
     return found
 
 
-def _over_time(
+def _judge_growth(
     measured: Sequence[Columns], others: Sequence[Columns], inside: Window, header: Header
 ) -> Sustainable:
+    """Test the second half of the load for growth, if it is long enough to show any."""
     start_s, end_s = inside.steady.start_s, inside.steady.end_s
     if start_s is None or end_s is None:
         due_ns = together([part["due_ns"][part.attempted] for part in measured])
         if len(due_ns) and int(due_ns.max()) > int(due_ns.min()):
-            return Sustainable(
-                why="too short: there is no time at which the load was only that of measured requests"
-            )
+            why = "too short: there is no time at which the load was only that of measured requests"
+            return Sustainable(code="too_short", why=why)
         return Sustainable(why="all requests are due at one instant: nothing can grow over time")
     span = _Span((start_s + end_s) / 2 * 1e9, end_s * 1e9)
     e2e = together([metrics.defined(part.measure("e2e")[part.where(OK)]) for part in measured])
@@ -95,59 +136,110 @@ def _over_time(
         return Sustainable(why="no request ended ok")
     stay_ns = float(np.median(e2e))
     if span.end_ns - span.start_ns < STAYS * stay_ns:
-        alone, stay, needed = map(
-            format.duration, (end_s - start_s, stay_ns / 1e9, 2 * STAYS * stay_ns / 1e9)
+        needed_s = 2 * STAYS * stay_ns / 1e9
+        alone, stay, needed = map(format.duration, (end_s - start_s, stay_ns / 1e9, needed_s))
+        why = (
+            f"too short: the load ran alone and in full for {alone}, requests last {stay} (p50), "
+            f"so {needed} of it are needed"
         )
-        why = f"the load ran alone and in full for {alone}, requests last {stay} (p50), so {needed} of it are needed"
-        return Sustainable(why=f"too short: {why}")
+        return Sustainable(code="too_short", why=why, needed_s=needed_s)
     return _judge(list(_parts(measured, others, span, header)), span)
 
 
-def piled_up(measured: Sequence[Columns]) -> str:
-    """Why a load that is too short for a trend was not sustained all the same; "" where that cannot be said.
+# -- shortfall -------------------------------------------------------------------------------------
 
-    By Little's law so many are in flight at its end as are due while one is served, and so many wait for a first token
-    as are due while one waits. Where they are far more than the times of the load's first quarter explain, by more than
-    chance, the server did less than it was offered. A wait also begins when a server is full, so more must wait than
-    were due in the last quarter. Conversations and tasks are judged by the waits of their first turns alone.
+
+class Shortfall(NamedTuple):
+    """How far a server fell behind the arrivals in the second half of a load."""
+
+    events: Literal["first tokens", "responses"]
+    expected: float
+    observed: int
+    span_s: float
+
+    @property
+    def text(self) -> str:
+        """What the server delivered and what was due, as one sentence."""
+        return (
+            f"the server did not keep up: in the second half of the load, "
+            f"{format.duration(self.span_s)}, it delivered {self.observed:,} {self.events} where "
+            f"{self.expected:,.0f} were due ({self.observed / self.expected:.0%})"
+        )
+
+
+def find_shortfall(measured: Sequence[Columns]) -> Shortfall | None:
+    """Return how far the server of an open load fell behind, or None if it kept up.
+
+    In the second half of the load a server that keeps up delivers as many first tokens, and ends
+    as many responses, as the arrivals and the delays of the first quarter lead to expect. It does
+    not keep up if it delivers less than KEEPS_UP of them and the difference is beyond chance. How
+    long requests wait does not matter. Failed and dropped requests are expected and not delivered.
+    Of conversations and tasks only the first tokens of the first turns are compared, because how
+    long a session lasts depends on more than the server.
     """
-    names = ("due_ns", "sent_ns", "turn", "session", "first_token_ns", "end_ns", "done_ns")
-    due, sent, turn, session, first, end, done = (
-        together([part[name] for part in measured]) for name in names
+    names = ("due_ns", "turn", "session", "first_token_ns", "end_ns", "status")
+    due, turn, session, first_token, end, status = (
+        together([part[name][_was_due(part)] for part in measured]) for name in names
     )
     of_sessions = bool((session >= 0).any())
-    begun = np.flatnonzero((sent >= 0) & ((session < 0) | (turn == 0)))
-    due, first, end, done = (
-        each[begun[np.argsort(due[begun])]] for each in (due, first, end, done)
+    independent = (session < 0) | (turn == 0)
+    due, first_token, end, status = (
+        column[independent] for column in (due, first_token, end, status)
     )
-    if len(due) < 2 or due[0] == due[-1]:
-        return ""
-    quarter_ns, gaps = (due[-1] - due[0]) / 4, np.diff(due)
-    bursts = max(
-        1.0, float(gaps.var()) / float(gaps.mean()) ** 2
-    )  # 1: of a Poisson load, or a steadier one
-    flying = (done < 0) | (done > due[-1])
-    waiting = (first > due[-1]) | ((first < 0) & flying)
-    ends = ("completed", "were in flight", "took", flying, end, math.inf if of_sessions else 0)
-    begins = (
-        "began",
-        "waited for their first token",
-        "waited",
-        waiting,
-        first,
-        int((due > due[-1] - quarter_ns).sum()),
-    )
-    for done_less, did, took, those, until, least in (ends, begins):
-        early = (due < due[0] + quarter_ns) & (until >= 0)
-        stay_ns = float((until - due)[early].mean()) if early.any() else math.inf
-        count, explained = int(those.sum()), stay_ns / float(gaps.mean())
-        clearly = max(explained, CLEARLY * math.sqrt(bursts * (explained + count)))
-        if stay_ns <= quarter_ns and count > max(least, explained + clearly):
-            return (
-                f"the server {done_less} less than was offered: {count:,} requests {did} at the end of the load, and "
-                f"what its first quarter {took}, {format.duration(stay_ns / 1e9)}, explains {explained:,.0f}"
-            )
-    return ""
+    if len(due) < 2 or int(due.min()) == int(due.max()):
+        return None
+    start_ns, end_ns = int(due.min()), int(due.max())
+    span = _Span((start_ns + end_ns) / 2, float(end_ns))
+    quarter_ns = start_ns + (end_ns - start_ns) / 4
+    shortfall = _compare_events("first tokens", due, first_token, span, quarter_ns)
+    if shortfall is not None or of_sessions:
+        return shortfall
+    end = np.where(status == OK, end, -1)
+    stays = (end - due)[end >= 0]
+    if not len(stays) or STAYS * float(np.median(stays)) > span.end_ns - span.start_ns:
+        return None  # the server is still filling: its first responses came faster than later ones
+    return _compare_events("responses", due, end, span, quarter_ns)
+
+
+def _was_due(part: Columns) -> NDArray[np.bool_]:
+    """Return which requests reached their due time and were neither cancelled nor lost."""
+    was_due: NDArray[np.bool_] = part.attempted & ~part.where(CANCELLED) & ~part.where(LOST)
+    return was_due
+
+
+def _compare_events(
+    events: Literal["first tokens", "responses"],
+    due: NDArray[np.int64],
+    events_ns: NDArray[np.int64],
+    span: _Span,
+    quarter_ns: float,
+) -> Shortfall | None:
+    """Compare the events in a span with those that the arrivals lead to expect.
+
+    `events_ns` holds the time of the event of each request, -1 if it never came.
+    """
+    came = events_ns >= 0
+    early_delays = (events_ns - due)[came & (due <= quarter_ns)]
+    if not len(early_delays):
+        return None
+    delays = np.quantile(early_delays, np.linspace(0, 1, DELAYS), method="nearest")
+
+    def share_until(instant_ns: float) -> NDArray[np.float64]:
+        """Return, for each request, the share of the early delays that would be over by then."""
+        return np.searchsorted(delays, instant_ns - due, "right") / len(delays)
+
+    expected = float((share_until(span.end_ns) - share_until(span.start_ns)).sum())
+    observed = int(((events_ns > span.start_ns) & (events_ns <= span.end_ns)).sum())
+    gaps = np.diff(np.sort(due))
+    # 1 is the dispersion of a Poisson load; a steadier load is given the same tolerance
+    dispersion = max(1.0, float(gaps.var()) / float(gaps.mean()) ** 2)
+    is_beyond_chance = expected - observed > CLEARLY * math.sqrt(dispersion * expected)
+    if observed < KEEPS_UP * expected and is_beyond_chance:
+        return Shortfall(events, expected, observed, (span.end_ns - span.start_ns) / 1e9)
+    return None
+
+
+# -- growth ----------------------------------------------------------------------------------------
 
 
 def _not_judged(stages: Sequence[StagePlan], header: Header) -> str:
@@ -265,7 +357,8 @@ def _judge(parts: Sequence[_Part], span: _Span) -> Sustainable:
         name = f" at {few[0].name}" if few and few[0].name else ""
         count = few[0].requests if few else 0
         why = f"too few requests: {count} were due{name} in {tested}, {FEWEST_REQUESTS} are needed"
-        return Sustainable(why=why, parts=len(parts))
+        needed_s = 2 * seconds * FEWEST_REQUESTS / count if count else None
+        return Sustainable(code="too_few", why=why, parts=len(parts), needed_s=needed_s)
     trends = trend.of([series for part in parts for series in part.series])
     grown: list[_Growth] = []
     perhaps: list[_Growth] = []
@@ -303,6 +396,7 @@ def _judge(parts: Sequence[_Part], span: _Span) -> Sustainable:
         why = f"{worst.series}{where} grows beyond chance: {_values(worst)} in {tested}{others}"
         return Sustainable(
             sustained=False,
+            code="grows",
             why=why,
             growing=names,
             growth_share=worst.share,
@@ -315,13 +409,40 @@ def _judge(parts: Sequence[_Part], span: _Span) -> Sustainable:
             f"{most_grown.series}{where} may grow: {_values(most_grown)} in {tested}, which chance alone could do "
             "too: a longer run decides"
         )
-        return Sustainable(why=why, growth_share=most_grown.share, **facts)  # type: ignore[arg-type]
+        return Sustainable(
+            code="may_grow",
+            why=why,
+            growth_share=most_grown.share,
+            **facts,  # type: ignore[arg-type]
+        )
+    if not visible_share <= SEES and (most_flying := _few_in_flight(parts)) is not None:
+        why = (
+            f"the server kept up: no more than {most_flying:,.0f} requests were in flight{each} in "
+            f"{tested}, less than {1 - KEEPS_UP:.0%} of those that were due"
+        )
+        return Sustainable(sustained=True, code="steady", why=why, **facts)  # type: ignore[arg-type]
     if not visible_share <= SEES:
         most = f"{visible_share:.0%} of the mean" if math.isfinite(visible_share) else "any size"
         why = f"no growth seen in {tested}, but one of {most} would have been missed: a longer run shows more"
-        return Sustainable(why=why, **facts)  # type: ignore[arg-type]
+        # the smallest growth that is seen falls with the square root of the length
+        needed_s = 2 * seconds * min(visible_share**2, MOST_TIMES)
+        return Sustainable(code="too_noisy", why=why, needed_s=needed_s, **facts)  # type: ignore[arg-type]
     why = f"neither TTFT nor requests in flight{f' of any {kind}' if len(parts) > 1 else ''} grow in {tested}; {sees}"
-    return Sustainable(sustained=True, why=why, **facts)  # type: ignore[arg-type]
+    return Sustainable(sustained=True, code="steady", why=why, **facts)  # type: ignore[arg-type]
+
+
+def _few_in_flight(parts: Sequence[_Part]) -> float | None:
+    """Return how many requests were in flight at most, if so few that every server kept up.
+
+    What a server falls behind with is in flight. If that is less than the share of the requests
+    due that it may fall behind with, then it kept up, however noisy the series are.
+    """
+    most_flying = [float(part.series[0].max()) for part in parts]
+    are_few = all(
+        flying < (1 - KEEPS_UP) * part.requests
+        for flying, part in zip(most_flying, parts, strict=True)
+    )
+    return max(most_flying) if are_few else None
 
 
 def _values(growth: _Growth) -> str:
