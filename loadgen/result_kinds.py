@@ -61,10 +61,14 @@ class CapacityFacts(msgspec.Struct, frozen=True):
     Attributes:
         capacity: The capacity that was found.
         at_once: Whether all requests were due at the same time.
+        none_because: Why a result that should have a capacity has none, or "".
+        hint: What to do then.
     """
 
     capacity: Capacity | None = None
     at_once: bool | None = None
+    none_because: str = ""
+    hint: str = ""
 
 
 RECORDS = "records"
@@ -191,12 +195,6 @@ def _load_sweep() -> ResultFunctions[Any]:
     return FUNCTIONS
 
 
-def _load_grid() -> ResultFunctions[Any]:
-    from loadgen.search.grid_kind import FUNCTIONS
-
-    return FUNCTIONS
-
-
 def _load_repeats() -> ResultFunctions[Any]:
     from loadgen.runs.repeats_kind import FUNCTIONS
 
@@ -307,14 +305,6 @@ def _load_rows() -> tuple[ResultKind, ...]:
             markers=("plan.json",),
             has_runs=True,
             kept=("plan.json",),
-            leaves_page=True,
-        ),
-        ResultKind(
-            name="grid",
-            load_functions=_load_grid,
-            markers=("grid.json",),
-            has_runs=True,
-            kept=("grid.json",),
             leaves_page=True,
         ),
         ResultKind(

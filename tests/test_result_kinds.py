@@ -67,7 +67,7 @@ MADE = {
     "guidellm": "other tool",
     "vllm.json": "other tool",
     "calls.jsonl": "calls",
-    "grid": "grid",
+    "lengths": "sweep",
 }
 
 
@@ -90,7 +90,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--osl",
         "20",
         "-o",
-        root / "grid",
+        root / "lengths",
     )
     (root / "official" / "ours").mkdir(parents=True)
     for name in ("mlperf.json", "mlperf_log_summary.txt", "mlperf_log_detail.txt"):
@@ -264,7 +264,6 @@ OWNERS = {  # a file that names a marker -> why
     "mlperf/run.py": "writes it",
     "mlperf/accuracy_run.py": "writes it",
     "search/experiment.py": "writes it, and writes over no run",
-    "search/grid.py": "writes it",
     "shards/merge.py": "writes the header of the merged run",
     "shards/parts.py": "reads the headers of the parts",
     "sim/virtual_backend.py": "writes the summary of a run",

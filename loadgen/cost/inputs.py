@@ -58,40 +58,12 @@ def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tu
 
 
 def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
-    stored_capacity = result_kinds.capacity_facts(folder).capacity
-    if stored_capacity is not None:
-        file = folder / capacity.FILE
-        if stored_capacity.unfinished:
-            _refuse_unfinished(stored_capacity, file, allowed=allow_invalid)
-        run = folder / stored_capacity.evidence
-        summary = _summary(run, allow_invalid, f"named as the evidence of {file}")
-        if not promises(summary):
-            raise UserError(
-                "no_slo",
-                "a capacity whose run had no SLO",
-                str(file),
-                "a capacity is a rate under limits: --slo",
-            )
-        if stored_capacity.unit != "requests" and summary.sessions is None:
-            what = f"a capacity in {stored_capacity.unit}, and no conversations in its run"
-            raise UserError(
-                "mismatch",
-                what,
-                f"{file} (unit)",
-                "unit: requests; or name the right run as evidence",
-            )
-        shown, said, tokens = stored_capacity, stored_capacity.rate_per_s, summary.tokens
-        # a run that was never steady has none either, and what its requests were offered says nothing of its starts
-        if shown.output_tokens_per_s is None and tokens.steady_output_per_s is not None:
-            offered = _offered(summary, stored_capacity)
-            shown = capacity.as_shown(
-                shown, offered, tokens.steady_output_per_s, tokens.steady_total_per_s
-            )
-        lowered = said if shown.rate_per_s < said * (1 - SAME_RATE) else None
-        one = (summary,)
-        return Evidence(
-            name=name, folder=str(folder), summaries=one, capacity=shown, lowered_from_per_s=lowered
-        )
+    """Return the evidence of one result: its capacity, its run, or repeats of one run."""
+    facts = result_kinds.capacity_facts(folder)
+    if facts.none_because:
+        raise UserError("mismatch", facts.none_because, str(folder), facts.hint)
+    if facts.capacity is not None:
+        return _read_capacity(folder, name, facts.capacity, allow_invalid)
     runs = result_kinds.runs_in(folder)
     run_folders = sorted(run for run in runs if (run / FILE).is_file())
     if run_folders == [folder]:
@@ -100,18 +72,64 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
             name=name, folder=str(folder), summaries=(summary,), at_once=_at_once(folder, summary)
         )
     if not run_folders:
-        if not folder.is_dir():
-            raise nothing_there(folder, "give the folder that a run has written")
-        hint = "give the folder that a run has written"
-        if runs == (folder,):  # killed before its end
-            named = shlex.quote(str(folder))
-            hint = f"loadgen report {named} --json > {named}/summary.json makes it of the rows that are there"
-        raise UserError("no_result", "no summary.json here", str(folder), hint)
+        raise _no_summary(folder, runs)
     summaries = _repeats(folder, run_folders, allow_invalid)
     at_once = all(
         _at_once(run, summary) for run, summary in zip(run_folders, summaries, strict=True)
     )
     return Evidence(name=name, folder=str(folder), summaries=summaries, at_once=at_once)
+
+
+def _read_capacity(
+    folder: Path, name: str, stored: capacity.Capacity, allow_invalid: bool
+) -> Evidence:
+    """Return a stored capacity with the run that shows it.
+
+    Raises UnsoundEvidence for one that was not found, and UserError for a file that does not fit
+    its run.
+    """
+    file = folder / capacity.FILE
+    if stored.unfinished:
+        _refuse_unfinished(stored, file, allowed=allow_invalid)
+    summary = _summary(folder / stored.evidence, allow_invalid, f"named as the evidence of {file}")
+    if not promises(summary):
+        what = "a capacity whose run had no SLO"
+        raise UserError("no_slo", what, str(file), "a capacity is a rate under limits: --slo")
+    if stored.unit != "requests" and summary.sessions is None:
+        what = f"a capacity in {stored.unit}, and no conversations in its run"
+        hint = "unit: requests; or name the right run as evidence"
+        raise UserError("mismatch", what, f"{file} (unit)", hint)
+    shown = stored
+    tokens = summary.tokens
+    # A run that was never steady has no steady tokens, and the rate that its requests were offered
+    # says nothing about the rate of its conversations.
+    if stored.output_tokens_per_s is None and tokens.steady_output_per_s is not None:
+        offered = _offered(summary, stored)
+        shown = capacity.as_shown(
+            stored, offered, tokens.steady_output_per_s, tokens.steady_total_per_s
+        )
+    is_lowered = shown.rate_per_s < stored.rate_per_s * (1 - SAME_RATE)
+    return Evidence(
+        name=name,
+        folder=str(folder),
+        summaries=(summary,),
+        capacity=shown,
+        lowered_from_per_s=stored.rate_per_s if is_lowered else None,
+    )
+
+
+def _no_summary(folder: Path, runs: Sequence[Path]) -> UserError:
+    """Return the error for a folder without a summary. `runs` are the runs in it, if any."""
+    hint = "give the folder that a run has written"
+    if not folder.is_dir():
+        return nothing_there(folder, hint)
+    if tuple(runs) == (folder,):  # killed before its end
+        named = shlex.quote(str(folder))
+        hint = (
+            f"loadgen report {named} --json > {named}/summary.json makes it of the rows that are "
+            "there"
+        )
+    return UserError("no_result", "no summary.json here", str(folder), hint)
 
 
 def _refuse_unfinished(stored: capacity.Capacity, file: Path, *, allowed: bool) -> None:
@@ -131,16 +149,19 @@ def _refuse_unfinished(stored: capacity.Capacity, file: Path, *, allowed: bool) 
     )
     if allowed and stored.rate_per_s:
         return
-    hint = (
-        stored.what_to_do
-        if _is_a_search(stored.go_on)
-        else "loadgen search --resume goes on with it"
-    )
+    hint = stored.what_to_do if _is_a_search(stored.go_on) else _resume_hint(stored)
     if not stored.go_on:
         hint = f"loadgen report {shlex.quote(str(file.parent))} says why it stopped, and what to do"
     if stored.rate_per_s:
         hint += "; or --allow-invalid: at least that rate, at most so many machines"
     raise UnsoundEvidence("unsound", f"{stored.bound_why}{so_far}", str(file), hint)
+
+
+def _resume_hint(stored: capacity.Capacity) -> str:
+    """Return how to resume what was stopped, where the stored command is missing or not trusted."""
+    if stored.method == "sweep":
+        return "the command of the sweep, with the same --out, resumes it"
+    return "loadgen search --resume goes on with it"
 
 
 def _is_a_search(command: str) -> bool:
@@ -153,7 +174,7 @@ def _is_a_search(command: str) -> bool:
         return False
     return (
         words[:1] == ["loadgen"]
-        and words[1:2] in (["search"], ["mlperf"])
+        and words[1:2] in (["search"], ["sweep"], ["mlperf"])
         and shlex.join(words) == command
     )
 

@@ -109,7 +109,7 @@ def _parts(sheet: Page, section: Section) -> None:
             case Facts():
                 sheet.facts(**dict(part.rows))
             case Table():
-                sheet.table(part.head, part.rows, part.kind, part.ids, part.shades)
+                sheet.table(part.head, part.rows, part.kind, part.ids)
             case Quoted():
                 sheet.add(f"<pre>{escape(part.text)}</pre>")
             case Links():

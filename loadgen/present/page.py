@@ -182,23 +182,18 @@ class Page:
         rows: Sequence[Sequence[str]],
         kind: Literal["", "words", "remarks"] = "",
         ids: Sequence[str] = (),
-        shades: Sequence[Sequence[float]] = (),
     ) -> None:
         """Append a table of plain-text cells; nothing without rows.
 
         `kind`: "words", every cell is a sentence, which wraps; "remarks", the last column is. `ids`: of the rows, for
-        links to them. `shades`: from 0 to 1 for each cell, how deep it is coloured.
+        links to them.
         """
         if rows:
             heads = "".join(f"<th>{escape(cell)}</th>" for cell in head)
             marks = [f' id="{escape(id)}"' for id in ids] or [""] * len(rows)
-            depths = shades or [[0.0] * len(head)] * len(rows)
             wide = " wide" if kind != "words" and len(head) > FEW else ""
             names = [f' data-head="{escape(name)}"' if wide else "" for name in head]
-            cells = (
-                "".join(map(_cell, row, of_row, names))
-                for row, of_row in zip(rows, depths, strict=True)
-            )
+            cells = ("".join(map(_cell, row, names)) for row in rows)
             body = "".join(f"<tr{mark}>{row}</tr>" for mark, row in zip(marks, cells, strict=True))
             body = (
                 re.sub(_UNITS, "\\1\u00a0\\2", body) if kind else body
@@ -345,18 +340,15 @@ VERDICTS = {word: kind for kind, words in _WORDS.items() for word in words}
 _UNITS = r"([0-9]) (ms|s|min|h|%)(?![\w])"
 
 
-def _cell(text: str, depth: float, name: str) -> str:
-    """A cell; one that starts with ~ is uncertain, one that is a verdict has its colour.
+def _cell(text: str, attribute: str) -> str:
+    """Return a cell of a table as HTML. `attribute` holds the head of its column, for phones.
 
-    depth: of its background. name: the attribute with the head of its column, which a phone shows above it.
+    A text that starts with ~ is marked as uncertain, and a verdict has its color.
     """
-    html = escape(text)
-    if depth:
-        return f'<td{name} style="background:color-mix(in srgb,var(--c3) {depth * 60:.0f}%,transparent)">{html}</td>'
-    if kind := VERDICTS.get(re.split("[:,]", text)[0]):
-        return f'<td{name} class="{kind}"><b>{html}</b></td>'
-    return (
-        f'<td{name} class="unsure">{html}</td>'
-        if text.startswith("~")
-        else f"<td{name}>{html}</td>"
-    )
+    content = escape(text)
+    kind = VERDICTS.get(re.split("[:,]", text)[0])
+    if kind:
+        return f'<td{attribute} class="{kind}"><b>{content}</b></td>'
+    if text.startswith("~"):
+        return f'<td{attribute} class="unsure">{content}</td>'
+    return f"<td{attribute}>{content}</td>"

@@ -44,7 +44,7 @@ class Table(msgspec.Struct, frozen=True):
 
     left: columns that begin with words, the others are figures. kind: "remarks", the last column is a sentence;
     "words", every column is. split: one column for each thing compared, so that those without room may follow below.
-    ids: a place on the page for each row. shades: from 0 to 1 for each cell of each row, how deep a page colours it.
+    ids: a place on the page for each row.
     """
 
     head: Sequence[str]
@@ -53,7 +53,6 @@ class Table(msgspec.Struct, frozen=True):
     left: int = 1
     split: bool = False
     ids: Sequence[str] = ()
-    shades: Sequence[Sequence[float]] = ()
 
 
 class Quoted(msgspec.Struct, frozen=True):

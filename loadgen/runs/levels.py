@@ -14,6 +14,7 @@ from loadgen.core.errors import OK, UNSOUND
 from loadgen.core.metrics.blocks import per_gpu
 from loadgen.repeated.capacity import STILL_KEPT
 from loadgen.runs.headline import brief, promises
+from loadgen.runs.load_points import LoadPoint, PointGroup
 from loadgen.runs.rates import headline
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ Name = TypeVar("Name")
 class SweepLevel(msgspec.Struct, frozen=True, kw_only=True):
     """One load of a sweep. Rates are those of the steady window where known; latencies are in ms."""
 
-    name: str  # name of its folder: c8, r2.5
+    name: str  # name of its folder: c8, r2.5, isl500-osl100-c8
+    isl: int | None = None  # prompt length, where the sweep has several
+    osl: int | None = None  # output length, where the sweep has several
+    target: str = ""  # where the sweep has several
     load: str
     amount: float | None  # lanes, or requests per second offered
     ok: int
@@ -57,9 +61,50 @@ class SweepLevel(msgspec.Struct, frozen=True, kw_only=True):
     total_per_gpu: float | None = None  # input and output tokens/s; null without --gpus
     sustained: bool | None = None  # false: something grew while it went on; null: not known
 
+    @property
+    def group(self) -> PointGroup:
+        """Return what it has in common with the other load points of its curve."""
+        return PointGroup(isl=self.isl, osl=self.osl, target=self.target)
+
+    @property
+    def label(self) -> str:
+        """Return the load as text, after the lengths and the target if the sweep has several."""
+        return ", ".join(filter(None, (self.group.label, self.load or self.name)))
+
+
+class GroupCurve(PointGroup, frozen=True, kw_only=True):
+    """What was found on the curve of one group of load points.
+
+    Attributes:
+        knee: The name of the load point at the knee, or "".
+        best: The name of the best load point within the SLO, or "".
+    """
+
+    knee: str
+    best: str
+
+    @property
+    def group(self) -> PointGroup:
+        """Return the lengths and the target alone."""
+        return PointGroup(isl=self.isl, osl=self.osl, target=self.target)
+
 
 class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a sweep, levels in order of load."""
+    """The result of a sweep.
+
+    Attributes:
+        target: All targets, separated by commas.
+        gpus: Null if it is not known, or the targets differ.
+        levels: The load points, in order of load within each group.
+        knee: The name of the load point at the knee. Empty if no load point lies between others,
+            and if there are several groups.
+        best: The name of the best load point within the SLO. Empty if there is none, without an
+            SLO, and if there are several groups.
+        metadata: The metadata of the first run.
+        groups: The curves of a sweep over several lengths or targets. Empty if there is one.
+        not_run: The names of the requested load points that have not run to their end.
+        resume: The command that runs them.
+    """
 
     workload: str
     model: str
@@ -69,48 +114,107 @@ class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
     started: str
     slo: str
     levels: tuple[SweepLevel, ...]
-    knee: str  # name of the level, "" when no level lies between others
-    best: str  # name of the level that answers what is held within the SLO (`best`), "" when none or no SLO
-    metadata: dict[str, str] = {}  # what the user said of the first level
+    knee: str
+    best: str
+    metadata: dict[str, str] = {}
     region: str = ""
+    groups: tuple[GroupCurve, ...] = ()
+    not_run: tuple[str, ...] = ()
+    resume: str = ""
+
+    def split(self) -> list[SweepCurve]:
+        """Return one curve for each group of load points: this one, if there is only one."""
+        if not self.groups:
+            return [self]
+        return [self._of_group(found) for found in self.groups]
+
+    def _of_group(self, found: GroupCurve) -> SweepCurve:
+        return msgspec.structs.replace(
+            self,
+            levels=tuple(level for level in self.levels if level.group == found.group),
+            knee=found.knee,
+            best=found.best,
+            groups=(),
+        )
 
 
 def exit_code(curve: SweepCurve, *, strict: bool = False) -> int:
-    """Of a sweep when it ends and when its folder is read: 3 (no valid level; `strict`: one is undecided), else 0."""
-    undecided = strict and any(level.slo_undecided for level in curve.levels)
-    return UNSOUND if undecided or not any(level.valid for level in curve.levels) else OK
+    """Return the exit code of a sweep, when it ends and when its folder is read.
+
+    It is 3 if a workload or target has no valid load point, with `strict` also if one is
+    undecided, else 0.
+    """
+    is_undecided = strict and any(level.slo_undecided for level in curve.levels)
+    has_no_result = not all(any(level.valid for level in one.levels) for one in curve.split())
+    return UNSOUND if is_undecided or has_no_result else OK
 
 
-def curve(named: Sequence[tuple[str, Summary]]) -> SweepCurve:
-    """The levels of a sweep, or of any folder of runs, in order of load. `named`: at least one name and summary."""
-    levels = sorted(
-        (_level(called, summary) for called, summary in named),
-        key=lambda level: (level.amount or 0, level.name),
-    )
-    # all levels have the same number of GPUs, so throughput ranks them as throughput per GPU would
-    front = pareto(
-        {level.name: (level.output_per_s, level.per_user) for level in levels if level.valid}
-    )
-    levels = [msgspec.structs.replace(level, front=level.name in front) for level in levels]
+def curve(
+    named: Sequence[tuple[str, Summary]], points: Mapping[str, LoadPoint] | None = None
+) -> SweepCurve:
+    """Return the curve of a sweep, or of any folder of runs.
+
+    `named` holds the name and the summary of each run, of at least one. `points` holds the load
+    points of a sweep by the name of their run.
+    """
+    requested = points or {}
+    levels = [_level(name, summary, requested.get(name)) for name, summary in named]
+    groups = [point.group for point in requested.values()] + [level.group for level in levels]
+    order = list(dict.fromkeys(groups))
+    levels.sort(key=lambda level: (order.index(level.group), level.amount or 0, level.name))
+    levels = _with_fronts(levels)
+    curves = [
+        _group_curve(group, [level for level in levels if level.group == group])
+        for group in dict.fromkeys(level.group for level in levels)
+    ]
+    only = curves[0] if len(curves) == 1 else None
     first = named[0][1]
-    held = best(levels)
-    promised = max(
-        [promises(summary) for _, summary in named], key=len
-    )  # all of it, of one in which tasks ended
+    gpus = {summary.target.gpus for _, summary in named}
+    targets = [summary.target.name or summary.target.url for _, summary in named]
+    slo_terms = max([promises(summary) for _, summary in named], key=len)  # of one with tasks
     return SweepCurve(
         workload=first.run.workload,
         model=first.target.model,
-        target=first.target.name or first.target.url,
-        gpus=first.target.gpus,
+        target=", ".join(dict.fromkeys(targets)),
+        gpus=first.target.gpus if len(gpus) == 1 else None,
         version=first.run.version,
         started=first.run.started,
-        slo=", ".join(promised),
+        slo=", ".join(slo_terms),
         levels=tuple(levels),
-        knee=knee(levels),
-        best="" if held is None else held.name,
+        knee="" if only is None else only.knee,
+        best="" if only is None else only.best,
         metadata=first.run.metadata,
         region=first.target.region,
+        groups=() if only is not None else tuple(curves),
     )
+
+
+def _group_curve(group: PointGroup, levels: Sequence[SweepLevel]) -> GroupCurve:
+    """Return the knee and the best load point of the load points of one group."""
+    best_level = best(levels)
+    return GroupCurve(
+        isl=group.isl,
+        osl=group.osl,
+        target=group.target,
+        knee=knee(levels),
+        best="" if best_level is None else best_level.name,
+    )
+
+
+def _with_fronts(levels: Sequence[SweepLevel]) -> list[SweepLevel]:
+    """Mark the load points on the Pareto front of all targets at the same lengths."""
+    front: set[str] = set()
+    for lengths in dict.fromkeys((level.isl, level.osl) for level in levels):
+        valid = [level for level in levels if level.valid and (level.isl, level.osl) == lengths]
+        # Without the GPUs of every run, the throughput of all of them together is compared.
+        by_gpu = all(level.per_gpu is not None for level in valid)
+        front |= pareto(
+            {
+                level.name: (level.per_gpu if by_gpu else level.output_per_s, level.per_user)
+                for level in valid
+            }
+        )
+    return [msgspec.structs.replace(level, front=level.name in front) for level in levels]
 
 
 AVERAGED = (
@@ -251,14 +355,18 @@ def _began_at_once(stages: Sequence[StageSummary]) -> bool:
     return bool(begun) and not begun[0].ramp_s
 
 
-def _level(called: str, summary: Summary) -> SweepLevel:
+def _level(name: str, summary: Summary, point: LoadPoint | None) -> SweepLevel:
+    """Return the metrics of a run as a load point; `point` is what a sweep requested."""
     load = summary.load
     output, total = headline(summary).output, headline(summary).total
     lanes = next((stage.concurrency for stage in summary.stages if stage.measured), None)
     gpus, tpot = summary.target.gpus, summary.tpot_ms.p50
     shown = (("ttft", summary.ttft_ms), ("tpot", summary.tpot_ms), ("e2e", summary.e2e_ms))
     return SweepLevel(
-        name=called,
+        name=name,
+        isl=None if point is None else point.isl,
+        osl=None if point is None else point.osl,
+        target="" if point is None else point.target,
         load=brief(load.arrival),
         amount=float(lanes) if lanes is not None else load.offered_rps,
         ok=summary.requests.ok,

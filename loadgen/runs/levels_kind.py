@@ -37,12 +37,18 @@ def runs(folder: Path) -> list[Path]:
     return run_folder.runs_in(folder)
 
 
+def existing_runs(folder: Path) -> list[Path]:
+    """Return the directories of the runs in a folder. Raises UserError if there are none."""
+    found = runs(folder)
+    if found:
+        return found
+    hint = "the command that made it goes on with it, or give the folder of a run"
+    raise UserError("no_result", "no run in this folder yet", str(folder), hint)
+
+
 def load(folder: Path) -> StoredRuns:
-    """Raises UserError for runs of different work."""
-    if not (found := runs(folder)):
-        hint = "the command that made it goes on with it, or give the folder of a run"
-        raise UserError("no_result", "no run in this folder yet", str(folder), hint)
-    named = judged(folder, found)
+    """Read the runs of a folder. Raises UserError for runs of different work."""
+    named = judged(folder, existing_runs(folder))
     levels = len({summary.fingerprints.recipe for _, summary in named}) > 1
     if levels:
         of_one_work(folder, named)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
 import msgspec
 
 from loadgen.core import format
 from loadgen.core.metrics.reasons import STATES
-from loadgen.present.page import Axis, Chart, Mark, Series
+from loadgen.present.page import COLORS, Axis, Chart, Mark, Series
 from loadgen.present.section import (
     Charts,
     Facts,
+    Quoted,
     Report,
     Said,
+    Section,
     Table,
     Warned,
     facts,
@@ -24,11 +26,14 @@ from loadgen.present.section import (
 from loadgen.runs import levels
 from loadgen.runs.headline import met_word
 from loadgen.runs.levels import SweepCurve, SweepLevel
+from loadgen.runs.load_points import counted_points
 
 _HEAD: tuple[str, ...] = (
-    *("load", "verdict", "req/s", "tokens/s", "per GPU", "per user"),
+    *("target", "ISL", "OSL"),
+    *("load", "verdict", "req/s", "tokens/s", "per GPU", "GPU, in+out", "per user"),
     *("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p50", "within SLO", ""),
 )
+_LOAD_COLUMN = _HEAD.index("load")
 
 
 def level_ms(level: SweepLevel, name: str) -> str:
@@ -38,12 +43,17 @@ def level_ms(level: SweepLevel, name: str) -> str:
 
 
 def _row(curve: SweepCurve, level: SweepLevel) -> tuple[str, ...]:
+    has_groups = bool(curve.groups)
     return (
+        level.target,
+        _tokens_cell(level.isl),
+        _tokens_cell(level.osl),
         level.load or level.name,
         verdict(level),
         format.quantity(level.requests_per_s),
         format.quantity(level.output_per_s),
         format.quantity(level.per_gpu),
+        format.quantity(level.total_per_gpu) if has_groups else "",
         format.quantity(level.per_user),
         *(
             level_ms(level, name)
@@ -52,6 +62,11 @@ def _row(curve: SweepCurve, level: SweepLevel) -> tuple[str, ...]:
         format.percent(level.goodput),
         ", ".join(remarks(curve, level)),
     )
+
+
+def _tokens_cell(tokens: int | None) -> str:
+    """Return a length as a cell of the table, "" where it is the one of the workload."""
+    return "" if tokens is None else f"{tokens:,}"
 
 
 def verdict(level: SweepLevel) -> str:
@@ -68,9 +83,9 @@ def remarks(curve: SweepCurve, level: SweepLevel) -> Iterator[str]:
         yield STATES.get(level.state, level.state).partition(":")[0]
     if not level.full:
         yield "too short for its lanes"
-    if level.name == curve.best:
+    if level.name in {curve.best, *(group.best for group in curve.groups)}:
         yield "best within the SLO"
-    if level.name == curve.knee:
+    if level.name in {curve.knee, *(group.knee for group in curve.groups)}:
         yield "knee"
     if level.front:
         yield "Pareto"
@@ -81,7 +96,68 @@ def _tokens(level: SweepLevel) -> str:
 
 
 def sentences(curve: SweepCurve) -> Iterator[str]:
-    """The result of the sweep in sentences: the best level within the SLO, and the knee."""
+    """Yield the result of a sweep in sentences: the best load point within the SLO, and the knee.
+
+    Of a sweep over several lengths or targets: where throughput is highest and lowest, and where
+    no load point met the SLO. Last, how many load points have not run.
+    """
+    yield from _sentences_of_groups(curve) if curve.groups else _sentences_of_one_curve(curve)
+    if curve.not_run:
+        requested = counted_points(len({level.name for level in curve.levels} | {*curve.not_run}))
+        verb = "has" if len(curve.not_run) == 1 else "have"
+        yield f"{len(curve.not_run)} of {requested} {verb} not run yet."
+
+
+def _sentences_of_groups(curve: SweepCurve) -> Iterator[str]:
+    """Yield where throughput is highest and lowest, and the groups without a best load point."""
+    curves = curve.split()
+    chosen = [level for one in curves if (level := representative(one)) is not None]
+    if chosen:
+        within = f" within the SLO ({curve.slo})" if curve.slo else ""
+        highest = max(chosen, key=lambda level: level.output_per_s or 0.0)
+        tokens = format.quantity(highest.output_per_s)
+        yield f"Most output tokens/s{within}: {highest.label}: {tokens}."
+    if len(chosen) > 1:
+        lowest = min(chosen, key=lambda level: level.output_per_s or 0.0)
+        yield f"Fewest: {lowest.label}: {format.quantity(lowest.output_per_s)}."
+    for reason, groups in _groups_without_best(curves).items():
+        yield f"{reason} at {'; '.join(groups)}."
+
+
+def _groups_without_best(curves: Sequence[SweepCurve]) -> dict[str, list[str]]:
+    """Return the labels of the groups without a best load point, by the reason."""
+    by_reason: dict[str, list[str]] = {
+        "No load point met the SLO": [],
+        "No load point decides the SLO": [],
+        "No load point is a valid measurement": [],
+    }
+    missed, undecided, invalid = by_reason.values()
+    for one in curves:
+        label = one.levels[0].group.label
+        if not any(level.valid for level in one.levels):
+            invalid.append(label)
+        elif representative(one) is not None:
+            continue
+        elif any(level.slo_met is False for level in one.levels):
+            missed.append(label)
+        else:
+            undecided.append(label)
+    return {reason: labels for reason, labels in by_reason.items() if labels}
+
+
+def representative(curve: SweepCurve) -> SweepLevel | None:
+    """Return the load point that stands for one curve.
+
+    That is the best one within the SLO, or without an SLO the valid one with the most output
+    tokens/s. Return None if there is none.
+    """
+    if curve.slo:
+        return next((level for level in curve.levels if level.name == curve.best), None)
+    valid = [level for level in curve.levels if level.valid and level.output_per_s is not None]
+    return max(valid, key=lambda level: level.output_per_s or 0.0, default=None)
+
+
+def _sentences_of_one_curve(curve: SweepCurve) -> Iterator[str]:
     by_name = {level.name: level for level in curve.levels}
     if curve.slo:
         if curve.best:
@@ -168,10 +244,11 @@ def table(curve: SweepCurve) -> Table:
     kept = [
         i
         for i in range(len(_HEAD))
-        if i == 0 or any(row[i] not in (format.NONE, "") for row in rows)
+        if i == _LOAD_COLUMN or any(row[i] not in (format.NONE, "") for row in rows)
     ]
-    head, cells = [_HEAD[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]
-    return Table(head, cells, "remarks" if head[-1] == "" else "", left=2)
+    head = [_HEAD[i] for i in kept]
+    cells = [tuple(row[i] for i in kept) for row in rows]
+    return Table(head, cells, "remarks" if head[-1] == "" else "", left=1 + head.index("verdict"))
 
 
 UNITS = (
@@ -185,11 +262,11 @@ WORDS = (
 
 
 def report(curve: SweepCurve) -> Report:
-    """The result, what was measured, the table of levels, the charts with the Pareto front."""
+    """Return the report of a sweep: the result, what was measured, the load points, the charts."""
     all_levels = format.counted(len(curve.levels), "level")
     warned = [simulated()] if any(level.simulated for level in curve.levels) else []
-    if invalid := [level.load or level.name for level in curve.levels if not level.valid]:
-        warned.append(Warned("INVALID", f"do not rely on: {', '.join(invalid)}", "bad"))
+    if invalid := [level.label for level in curve.levels if not level.valid]:
+        warned.append(Warned("INVALID", f"do not rely on: {'; '.join(invalid)}", "bad"))
     return Report(
         title=" · ".join(filter(None, (curve.workload, curve.model, all_levels))),
         tab=f"{curve.workload}: {all_levels}",
@@ -199,9 +276,30 @@ def report(curve: SweepCurve) -> Report:
         sections=[
             section("", measured(curve)),
             section("Levels", table(curve), Said(UNITS, "soft"), Said(WORDS, "soft")),
-            section("Throughput and latency", Charts(list(charts(curve)))),
+            *_chart_sections(curve),
+            *([section("Resume with", Quoted(curve.resume))] if curve.resume else []),
         ],
     )
+
+
+def _chart_sections(curve: SweepCurve) -> Iterator[Section]:
+    """Yield the charts of a sweep, in a section for each pair of lengths.
+
+    Curves and Pareto fronts assume one kind of work, so load points of different lengths never
+    share a chart.
+    """
+    if not curve.groups:
+        yield section("Throughput and latency", Charts(list(charts(curve))))
+        return
+    by_lengths: dict[str, list[SweepCurve]] = {}
+    for one in curve.split():
+        by_lengths.setdefault(one.levels[0].group.lengths_label, []).append(one)
+    for lengths, curves in by_lengths.items():
+        title = ": ".join(filter(None, ("Throughput and latency", lengths)))
+        if len(curves) == 1:
+            yield section(title, Charts(list(charts(curves[0]))))
+        else:
+            yield section(title, Charts(list(target_charts(curves))))
 
 
 def measured(curve: SweepCurve) -> Facts:
@@ -221,6 +319,46 @@ def measured(curve: SweepCurve) -> Facts:
 def address(run: str) -> str:
     """Where a point of a chart leads: to the summary of its run, beside the page; `ui` shows its page there."""
     return f"{quote(run)}/summary.json"
+
+
+def target_charts(curves: Sequence[SweepCurve]) -> Iterator[Chart]:
+    """Yield the charts that compare several targets at the same lengths, a series for each."""
+    points = [level for one in curves for level in one.levels if level.valid]
+    by_gpu = all(level.per_gpu is not None for level in points)
+    unit = "tokens/s per GPU" if by_gpu else "tokens/s in all"
+    axes = (
+        ("per_user", "tokens/s per user (1 / TPOT p50)", "tokens/s per user"),
+        ("ttft_p50", "TTFT p50, ms", "ms"),
+    )
+    for field, label, axis_unit in axes:
+        series = [
+            _target_series(one, field, COLORS[i % len(COLORS)], by_gpu=by_gpu)
+            for i, one in enumerate(curves)
+        ]
+        if not any(one.x for one in series):
+            continue
+        yield Chart(
+            title=f"{unit[0].upper()}{unit[1:]} against {label}",
+            note="" if by_gpu else "of all GPUs together: --gpus was not given",
+            x=Axis(label=label, unit=axis_unit, pad=True),
+            y=Axis(label=f"output {unit}", unit=unit, min=0),
+            series=tuple(series),
+        )
+
+
+def _target_series(curve: SweepCurve, field: str, color: str, *, by_gpu: bool) -> Series:
+    """Return the valid load points of one target as a line, with `field` on the x axis."""
+    known = [level for level in curve.levels if level.valid and getattr(level, field) is not None]
+    known.sort(key=lambda level: float(getattr(level, field)))
+    return Series(
+        name=curve.levels[0].target,
+        x=[getattr(level, field) for level in known],
+        y=[level.per_gpu if by_gpu else level.output_per_s for level in known],
+        color=color,
+        dots=True,
+        labels=tuple(level.load or level.name for level in known),
+        links=tuple(address(level.name) for level in known),
+    )
 
 
 def charts(curve: SweepCurve) -> Iterator[Chart]:
@@ -269,7 +407,7 @@ def charts(curve: SweepCurve) -> Iterator[Chart]:
     if len(loads) < len(levels) or len(levels) == 1:
         return
     load = Axis(
-        label="requests in flight, log" if names[0].startswith("c") else "requests/s offered, log",
+        label="requests in flight, log" if levels[0].closed else "requests/s offered, log",
         log=True,
     )
     tokens = Axis(label="tokens/s", unit="tokens/s", min=0)

@@ -13,12 +13,14 @@ This module runs nothing (`trials.py` does) and chooses no load.
 
 from __future__ import annotations
 
+import csv
 import datetime
+import io
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -34,14 +36,13 @@ from loadgen.result_kinds import PAGE
 from loadgen.runs import levels
 from loadgen.runs.headline import promises
 from loadgen.runs.level_figures import FIGURES
+from loadgen.runs.load_points import LoadPoint
 from loadgen.search.load_search import (
     CONFIRMING,
-    LoadSearch,
     SearchAnswer,
     SearchSettings,
     TrialResult,
     evidence,
-    resume,
     state_of,
 )
 from loadgen.search.sweep import Kind
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
     from loadgen.core.metrics.summary import Summary
     from loadgen.present.section import Report
+
+CsvCell = float | int | str | None
 
 SCHEMA = 1
 PLAN = "plan.json"
@@ -78,6 +81,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}  # of --metadata; not part of the identity
     command: tuple[str, ...] = ()  # as typed, without its secrets; not part of the identity
     rules: str = ""  # by which it ran, beside the limits that were given: mlperf
+    load_points: tuple[LoadPoint, ...] = ()  # of a sweep; not part of the identity
 
 
 OF_A_REQUEST = (
@@ -327,7 +331,7 @@ def finish(
 
 
 def report_files(said: Report, table: str) -> dict[str, bytes]:
-    """The report of a sweep or a grid as the files that it leaves: Markdown, called `table`, and its page."""
+    """Return the report of a sweep as files: Markdown, called `table`, and the page."""
     from loadgen.present import html, markdown
 
     return {table: markdown.render(said).encode(), PAGE: html.render(said).encode()}
@@ -342,14 +346,19 @@ def outputs(
     table: levels.SweepCurve | None = None,
     go_on: str = "",
 ) -> dict[str, bytes]:
-    """The curve and, if there is one, the capacity; of a search there always is, with its state.
+    """Return the content of the curve and, if there is one, of the capacity, by file name.
 
-    Without the workload its recipe stays empty. `table`: of a sweep, whose best level is its capacity.
+    A search always has a capacity, with its state; so has a sweep with an SLO on one curve.
+    Without the workload the recipe of the capacity stays empty. `table` is the curve of a sweep,
+    whose best load point is its capacity.
     """
-    files = {CURVE: "\n".join(curve(told)).encode() + b"\n"}
+    lines = curve(told) if table is None else sweep_lines(told, table)
+    files = {CURVE: "\n".join(lines).encode() + b"\n"}
     found = highest(folder, told, answer, workload=workload, table=table)
-    if not any(result.ask.kind == "level" for result in told):
+    if table is None:
         found = with_state(found, answer, going_on(answer, told, go_on))
+    else:
+        found = with_state_of_sweep(found, table)
     if found is None:
         return files
     is_simulated = any(result.figures.get("simulated") for result in told)
@@ -417,45 +426,38 @@ def with_state(
     )
 
 
+def with_state_of_sweep(
+    found: capacity.Capacity | None, table: levels.SweepCurve
+) -> capacity.Capacity | None:
+    """Return the capacity of a sweep with its state.
+
+    A sweep that was stopped has only the highest load that met the SLO so far, without an
+    interval. Return None without an SLO, and for a sweep over several lengths or targets.
+    """
+    if not table.slo or table.groups:
+        return None
+    nothing = capacity.Capacity(rate_per_s=0.0, method="sweep", lower_bound=True)
+    if table.not_run:
+        return msgspec.structs.replace(
+            found or nothing,
+            low_per_s=None,
+            high_per_s=None,
+            horizon_s=None,
+            lower_bound=True,
+            bound_why=SWEEP_STOPPED,
+            state="stopped",
+            go_on=table.resume,
+        )
+    return found or msgspec.structs.replace(nothing, bound_why=NO_POINT_MET, state="none")
+
+
+SWEEP_STOPPED = "the sweep was stopped before all of its load points had run"
+NO_POINT_MET = "no load point of the sweep is a valid measurement that met the SLO"
 STOPPED = "the search was stopped before it confirmed a load"
 NOTHING_HELD = "no load held"
 NOT_FOUND = {
     "unconfirmed": "loads held, and none of them when it was to be confirmed at full length"
 }
-
-
-def swept(
-    folder: Path, told: Sequence[TrialResult]
-) -> tuple[levels.SweepCurve, list[TrialResult], SearchAnswer]:
-    """The curve of a sweep with at least one run, its results as the curve judges them, and the answer they give."""
-    named = [(run.name, run_folder.open_run(run).summary) for run in run_folder.runs_in(folder)]
-    table = levels.curve(named)
-    # what the table says of a level is what the capacity is made from
-    outcomes = {level.name: levels.outcome(level) for level in table.levels}
-    judged = [
-        msgspec.structs.replace(
-            trial, outcome=outcomes.get(trial.folder, "invalid") if table.slo else trial.outcome
-        )
-        for trial in told
-    ]
-    loads = sorted(trial.ask.load for trial in judged) or [1.0]
-    search = LoadSearch(low=loads[0], high=loads[-1], start=loads[0])
-    if not any(
-        summary.target.simulated for _, summary in named
-    ):  # as of a search: a real server varies, and changes
-        offered_s = [summary.window.steady.duration_s for _, summary in named]
-        search.run_spread, search.trial_s = (
-            None,
-            min((span_s for span_s in offered_s if span_s), default=None),
-        )
-    answer = resume(search, [trial for trial in judged if trial.outcome != "invalid"]).answer
-    grew = levels.grew_above(table)
-    bound = (
-        None
-        if grew is None
-        else next((one.ask.load for one in judged if one.folder == grew.name), None)
-    )
-    return table, judged, msgspec.structs.replace(answer, not_steady=bound)
 
 
 def highest(
@@ -545,10 +547,10 @@ def _counted(summary: Summary) -> str:
 
 
 def curve(told: Sequence[TrialResult]) -> Iterator[str]:
-    """The lines of a CSV file: latencies, goodput and throughput, in order of load.
+    """Yield the lines of the CSV file of a search: its trials in order of load.
 
-    `pareto` is 1 for points that no other point beats in both tokens/s per GPU (or in all, without GPUs) and tokens/s
-    per user.
+    `pareto` is 1 for trials that no other trial beats in both tokens/s per GPU (or in all, without
+    GPUs) and tokens/s per user.
     """
     points = {
         result.ask.number: (
@@ -560,18 +562,49 @@ def curve(told: Sequence[TrialResult]) -> Iterator[str]:
         if result.outcome != "invalid"
     }
     front = levels.pareto(points)
-    yield ",".join(("load", "offered", "outcome", "early", "seconds", *FIGURES, "pareto"))
+    yield _csv_line((*_CSV_HEAD, "pareto"))
     for result in sorted(told, key=lambda result: result.ask.load):
-        cells: list[Any] = [
-            result.ask.load,
-            result.offered,
-            result.outcome,
-            int(result.early),
-            result.spent_s,
-        ]
-        cells += [result.figures.get(name) for name in FIGURES]
-        shown = (
-            "" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell)
-            for cell in cells
-        )
-        yield ",".join((*shown, str(int(result.ask.number in front))))
+        yield _csv_line((*_csv_cells(result), int(result.ask.number in front)))
+
+
+def sweep_lines(told: Sequence[TrialResult], table: levels.SweepCurve) -> Iterator[str]:
+    """Yield the lines of the CSV file of a sweep: its load points, in the order of its table.
+
+    `pareto` is 1 for load points on the front of their lengths. The lengths are empty where they
+    are those of the workload, the target where there is only one.
+    """
+    by_name = {result.folder: result for result in told}
+    yield _csv_line(("isl", "osl", "target", *_CSV_HEAD, "pareto"))
+    for level in table.levels:
+        if level.name not in by_name:
+            continue
+        cells = _csv_cells(by_name[level.name])
+        yield _csv_line((level.isl, level.osl, level.target, *cells, int(level.front)))
+
+
+_CSV_HEAD = ("load", "offered", "outcome", "early", "seconds", *FIGURES)
+
+
+def _csv_cells(result: TrialResult) -> tuple[CsvCell, ...]:
+    metrics = (result.figures.get(name) for name in FIGURES)
+    return (
+        result.ask.load,
+        result.offered,
+        result.outcome,
+        int(result.early),
+        result.spent_s,
+        *metrics,
+    )
+
+
+def _csv_line(cells: Iterable[CsvCell]) -> str:
+    """Return the cells as a line of a CSV file, without the end of the line."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(map(_csv_text, cells))
+    return line.getvalue()
+
+
+def _csv_text(cell: CsvCell) -> str:
+    if cell is None:
+        return ""
+    return f"{cell:.6g}" if isinstance(cell, float) else str(cell)

@@ -1,8 +1,8 @@
-"""`loadgen sweep`: run one workload at several loads into one folder; the same command continues a sweep."""
+"""`loadgen sweep`: run one workload at several loads; the same command resumes a sweep."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from msgspec.structs import replace
@@ -22,7 +22,7 @@ from loadgen.shell.output import print_answer, say, telling_what_is_kept
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.repeated.repeats import Repetition
-    from loadgen.search.sweep_run import Sweep
+    from loadgen.search.sweep_plan import Sweep, SweepRun
 
 
 @add_options(
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
         "num_requests": "Of each level.",
         "duration": "Of each level: 30s, 5m.",
         "warmup": "Unmeasured load before each level: 10s, 20req.",
-        "input_tokens": "Prompt length; several make a grid: 500,1000,4000.",
-        "output_tokens": "Output length; several make a grid: 100,500.",
+        "input_tokens": "Prompt length; several add load points: 500,1000,4000.",
+        "output_tokens": "Output length; several add load points: 100,500.",
         "seed": "Of lengths and arrivals, the same for every level; each has texts of its own.",
         "out": "Its folder; the same one again goes on where it stopped.",
     },
@@ -61,123 +61,152 @@ def sweep(
 ) -> int:
     """Run a workload at several loads: the throughput-latency curve, its knee, tokens/s per GPU against per user.
 
-    Several input or output lengths, or --target, make a grid: a sweep for each, a heat map, a front per cell.
+    Several input or output lengths, or --target, add load points: each pair of lengths has a curve.
 
-    Exit: 0, 2 wrong usage, 3 unreachable or no level is valid, 130 interrupted.
+    Exit: 0, 2 wrong usage, 3 unreachable or a curve without a valid load point, 130 interrupted.
 
     Example: loadgen sweep rag --url http://HOST:8000 --concurrency 1,2,4,...,64 -d 1m -o sweep
     """
     from loadgen.core.execution.folder_names import alone
-    from loadgen.runs.levels_text import report
     from loadgen.runs.show import print_plans, shown
-    from loadgen.search import grid_run
-    from loadgen.search.sweep_run import carry_out, code, where
+    from loadgen.search.sweep_plan import SweepRun, plan_sweep
+    from loadgen.search.sweep_run import in_directory, runs_to_come
 
     faults: list[Fault] = []
     with collecting(faults):
-        how = invocation.repetition()
-    sweeps: list[grid_run.CellSweep] = []
+        repetition = invocation.repetition()
     with collecting(faults):
-        sweeps = grid_run.sweeps(invocation, workload, target)
-    is_grid = len(sweeps) > 1 or bool(sweeps and sweeps[0].cell.name)
-    if is_grid and how is not None:
-        what = "a grid of sweeps is not repeated"
-        faults.append(
-            UserError(
-                "unsupported",
-                what,
-                f"--repeat {invocation['repeat']}",
-                "repeat the sweep of one cell",
-            )
-        )
+        planned = plan_sweep(invocation, workload, target)
     if faults:
         raise Faults(faults)
+    output = _Output(as_json, as_markdown, strict)
     show = shown(invocation)
     if dry_run:
-        return print_plans([one for cell in sweeps for one in cell.planned], invocation.budget())
-    first = sweeps[0]
-    parent = first.settings.out or default_output_folder(
-        f"{'grid' if is_grid else 'sweep'}-{first.workload.name}"
-    )
-    asked = [cell.asked(parent, show) for cell in sweeps]
-    show.expect(
-        [one for cell in asked for one in cell.left(again=invocation["force"])]
-        * (1 if how is None else how.at_least)
-    )
-    invocation.move_existing_results(parent if invocation["out"] else None)
-    with (
-        alone(parent),
-        telling_what_is_kept(parent, f"the same command with --out {parent} goes on"),
-    ):
-        if is_grid:
-            return grid_run.carry_out(
-                parent, sweeps, asked, as_json=as_json, as_markdown=as_markdown, strict=strict
-            )
-        if how is not None:
-            return _repeated(how, asked[0], as_json=as_json, strict=strict)
-        curve, interrupted = carry_out(asked[0])
-        if curve is None:
-            return INTERRUPTED
-        print_answer(curve, report(curve), as_json=as_json, as_markdown=as_markdown)
-        left = f"; go on with: the same command and --out {parent}" if interrupted else ""
-        say(f"{where(parent)}{left}")
-        return code(curve, interrupted, strict=strict)
+        return print_plans(planned.planned_runs, invocation.budget())
+    folder = planned.settings.out or default_output_folder(f"sweep-{planned.workload.name}")
+    sweep = in_directory(planned, folder)
+    to_come = runs_to_come(sweep, folder, again=invocation["force"])
+    show.expect(to_come * (1 if repetition is None else repetition.at_least))
+    invocation.move_existing_results(folder if invocation["out"] else None)
+    resume = f"the same command with --out {folder} resumes it"
+    with alone(folder), telling_what_is_kept(folder, resume):
+        if repetition is not None:
+            return _run_repeats(repetition, SweepRun(sweep, folder, show), output)
+        return _run_once(SweepRun(sweep, folder, show), output)
 
 
-def _repeated(how: Repetition, asked: Sweep, *, as_json: bool, strict: bool) -> int:
-    """The whole sweep several times, as r1, r2, ... of one folder: each level's runs lie as far apart as can be."""
-    from loadgen.core import run_folder
+class _Output(NamedTuple):
+    """How the result of a sweep is printed and judged."""
+
+    as_json: bool
+    as_markdown: bool
+    strict: bool
+
+
+def _run_once(run: SweepRun, output: _Output) -> int:
+    """Run a sweep, print its curve and return the exit code."""
+    from loadgen.runs.levels_text import report
+    from loadgen.search.sweep_run import files_text, outcome_code, run_sweep
+
+    outcome = run_sweep(run)
+    curve = outcome.curve
+    if curve is None:
+        say(f"nothing was measured; resume with: the same command and --out {run.folder}")
+        return INTERRUPTED
+    print_answer(curve, report(curve), as_json=output.as_json, as_markdown=output.as_markdown)
+    resume = f"; resume with: {curve.resume}" if curve.resume else ""
+    say(f"{files_text(run.folder)}{resume}")
+    return outcome_code(outcome, strict=output.strict)
+
+
+def _run_repeats(repetition: Repetition, run: SweepRun, output: _Output) -> int:
+    """Run the whole sweep several times, as r1, r2, ... of one directory.
+
+    So the runs of a load point lie as far apart as they can. Return the exit code.
+    """
     from loadgen.core.results import store
     from loadgen.repeated.repeats import FILE, summarize_repeats
     from loadgen.runs.levels import curve
     from loadgen.runs.repeats_sections import report_of_levels
-    from loadgen.runs.repetition import repeat, seeded
+    from loadgen.runs.repetition import repeat
     from loadgen.search import experiment
-    from loadgen.search import sweep as levels
-    from loadgen.search.sweep_run import carry_out, code, where
 
-    parent = asked.folder
-    if (parent / experiment.PLAN).is_file():
+    folder = run.folder
+    if (folder / experiment.PLAN).is_file():
         raise UserError(
             "mismatch",
             "the folder holds a sweep that is not repeated",
-            f"--out {parent}",
+            f"--out {folder}",
             "give another --out",
         )
-    by_level: dict[str, list[tuple[str, Summary]]] = {
-        levels.name(asked.kind, amount): [] for amount in asked.grid
-    }
-    codes: list[int] = []
+    repeats = _RepeatedSweep(run, strict=output.strict)
 
-    def one(number: int) -> bool:
-        folder = parent / f"r{number}"
-        with store.nothing_left(folder):
-            own = {amount: seeded(workload, number) for amount, workload in asked.grid.items()}
-            found, interrupted = carry_out(
-                replace(
-                    asked, grid=own, settings=replace(asked.settings, out=folder), folder=folder
-                )
-            )
-        say(where(folder))
-        codes.append(INTERRUPTED if found is None else code(found, interrupted, strict=strict))
-        for level, runs in by_level.items():
-            if run_folder.is_run(folder / level):
-                runs.append((f"r{number}/{level}", run_folder.open_run(folder / level).summary))
-        return codes[-1] != INTERRUPTED
+    def is_enough() -> bool:
+        counts = (repetition.enough([one for _, one in runs]) for runs in repeats.runs.values())
+        done = len(repeats.codes)
+        return done >= repetition.at_most or (done > 0 and all(counts))
 
-    def enough() -> bool:
-        every_level = (how.enough([summary for _, summary in runs]) for runs in by_level.values())
-        return len(codes) >= how.at_most or (bool(codes) and all(every_level))
-
-    whole = repeat(how, enough, one, virtual=asked.settings.virtual, say=say)
-    within = how.within if how.count is None else None
-    made = [
-        (level, summarize_repeats(runs, within=within)) for level, runs in by_level.items() if runs
+    completed = repeat(
+        repetition, is_enough, repeats.run_one, virtual=run.sweep.settings.virtual, say=say
+    )
+    within = repetition.within if repetition.count is None else None
+    by_point = [
+        (name, summarize_repeats(runs, within=within))
+        for name, runs in repeats.runs.items()
+        if runs
     ]
-    if not made:
+    if not by_point:
         return INTERRUPTED
-    store.replace(parent / FILE, format.document({"levels": dict(made)}))
-    every = curve([run for runs in by_level.values() for run in runs])
-    print_answer({"levels": dict(made)}, report_of_levels(made, every), as_json=as_json)
-    say(f"results in {parent}: a sweep each in {', '.join(f'r{i + 1}' for i in range(len(codes)))}")
-    return max(codes) if whole else max(*codes, INTERRUPTED)
+    document = {"levels": dict(by_point)}
+    store.replace(folder / FILE, format.document(document))
+    all_runs = curve([run for runs in repeats.runs.values() for run in runs])
+    print_answer(document, report_of_levels(by_point, all_runs), as_json=output.as_json)
+    names = ", ".join(f"r{number}" for number in range(1, len(repeats.codes) + 1))
+    say(f"results in {folder}: a sweep each in {names}")
+    return max(repeats.codes) if completed else max(*repeats.codes, INTERRUPTED)
+
+
+class _RepeatedSweep:
+    """The repeats of a sweep so far.
+
+    Attributes:
+        runs: The names and summaries of the runs of each load point, by the name of the point.
+        codes: The exit code of each sweep.
+    """
+
+    def __init__(self, run: SweepRun, *, strict: bool) -> None:
+        """Start without any repeat."""
+        self._sweep_run = run
+        self._strict = strict
+        self.runs: dict[str, list[tuple[str, Summary]]] = {
+            planned.point.name: [] for planned in run.sweep.points
+        }
+        self.codes: list[int] = []
+
+    def run_one(self, number: int) -> bool:
+        """Run repeat `number`, from 1. Return False if the user stopped it."""
+        from loadgen.core import run_folder
+        from loadgen.core.results import store
+        from loadgen.search.sweep_plan import SweepRun
+        from loadgen.search.sweep_run import files_text, in_directory, outcome_code, run_sweep
+
+        folder = self._sweep_run.folder / f"r{number}"
+        repeat = SweepRun(in_directory(self._seeded(number), folder), folder, self._sweep_run.show)
+        with store.nothing_left(folder):
+            outcome = run_sweep(repeat)
+        say(files_text(folder))
+        self.codes.append(outcome_code(outcome, strict=self._strict))
+        for name, runs in self.runs.items():
+            if run_folder.is_run(folder / name):
+                runs.append((f"r{number}/{name}", run_folder.open_run(folder / name).summary))
+        return not outcome.interrupted
+
+    def _seeded(self, number: int) -> Sweep:
+        """Return the sweep with the seed of repeat `number`."""
+        from loadgen.runs.repetition import seeded
+
+        sweep = self._sweep_run.sweep
+        points = tuple(
+            replace(planned, workload=seeded(planned.workload, number)) for planned in sweep.points
+        )
+        return replace(sweep, points=points)

@@ -1,42 +1,107 @@
-"""A sweep: its levels, in the order of their loads."""
+"""The result kind of a sweep: its load points, on one curve for each pair of lengths and target."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from loadgen.result_kinds import RECORDS, ListRow, RegeneratedFile, ResultFunctions
-from loadgen.runs import levels
+from loadgen.core import run_folder
+from loadgen.core.metrics.summary import Summary
+from loadgen.present.section import Report
+from loadgen.result_kinds import (
+    RECORDS,
+    CapacityFacts,
+    ListRow,
+    RegeneratedFile,
+    ResultFunctions,
+)
+from loadgen.runs import levels, levels_text
 from loadgen.runs import levels_kind as runs
-from loadgen.runs.kind import capacity_facts, kept
-from loadgen.runs.levels import exit_code
-from loadgen.runs.levels_text import report
-from loadgen.search import experiment
+from loadgen.runs.kind import capacity_in, kept
+from loadgen.runs.levels import SweepCurve
+from loadgen.runs.load_points import counted_points
+from loadgen.search import experiment, stored_sweep
 from loadgen.search.experiment import ExperimentPlan
 from loadgen.search.kind import of_trials, retold
 from loadgen.search.sweep_run import TABLE
 
 
-def load(folder: Path) -> runs.StoredRuns:
-    """Raises UserError for runs of different work."""
-    return runs.load(folder)._replace(levels=True)
+class StoredSweep(NamedTuple):
+    """A sweep as `report` reads it: judged by its records."""
+
+    named: tuple[tuple[str, Summary], ...]
+    curve: SweepCurve
 
 
-def code(found: runs.StoredRuns, strict: bool) -> int:
-    return exit_code(levels.curve(found.named), strict=strict)
+def load(folder: Path) -> StoredSweep:
+    """Read a sweep. Raises UserError without a run, and for runs of different work on a curve."""
+    named = runs.judged(folder, runs.existing_runs(folder))
+    curve = stored_sweep.curve_of(folder, named)
+    for one in curve.split():
+        names = {level.name for level in one.levels}
+        runs.of_one_work(folder, [(name, summary) for name, summary in named if name in names])
+    return StoredSweep(named, curve)
+
+
+def headline(sweep: StoredSweep) -> str:
+    """Return the result in one sentence."""
+    return levels_text.headline(sweep.curve)
+
+
+def report(sweep: StoredSweep) -> Report:
+    """Return the report of the sweep."""
+    return levels_text.report(sweep.curve)
+
+
+def document(sweep: StoredSweep) -> bytes:
+    """Return the summaries of the runs as a JSON list."""
+    return runs.dump_summaries(sweep.named)
+
+
+def code(sweep: StoredSweep, strict: bool) -> int:
+    """Return the exit code of the sweep."""
+    return levels.exit_code(sweep.curve, strict=strict)
 
 
 def list_row(folder: Path) -> ListRow:
-    return runs.list_row_of_runs(kept(folder, runs.runs(folder)), folder)
+    """Return the row of a sweep in the list of results.
+
+    The list draws one kind of work on a chart, so of a sweep over several lengths or targets it
+    says only how far it got; its own page draws it.
+    """
+    named = kept(folder, runs.runs(folder))
+    plan = experiment.plan_of(folder) if experiment.begun_by(folder) == "sweep" else None
+    groups = {point.group for point in plan.load_points} if plan is not None else set()
+    if plan is None or len(groups) < 2:
+        return runs.list_row_of_runs(named, folder)
+    summaries = [summary for _, summary in named]
+    targets = [plan.target, *(point.target for point in plan.load_points)]
+    is_simulated = any(target.startswith("sim:") for target in targets)
+    return ListRow(
+        word=f"{len(named)} of {counted_points(len(plan.load_points))}",
+        about=plan.workload,
+        target=", ".join(dict.fromkeys(filter(None, targets))),
+        simulated=is_simulated or any(summary.target.simulated for summary in summaries),
+        started=min((summary.run.started for summary in summaries), default=""),
+    )
+
+
+def capacity_facts(folder: Path) -> CapacityFacts:
+    """Return the capacity of a sweep, or why it has none."""
+    found = capacity_in(folder)
+    if found is not None or experiment.begun_by(folder) != "sweep":
+        return CapacityFacts(found)
+    return stored_sweep.facts_without_capacity(folder)
 
 
 def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
-    told = experiment.told(folder, invalid_too=True)
-    yield retold(folder, told)
-    curve, judged, answer = experiment.swept(folder, told)
-    for name, data in experiment.report_files(report(curve), TABLE).items():
+    """Yield the derived files of a sweep, generated again from its runs."""
+    yield retold(folder, experiment.told(folder, invalid_too=True))
+    found = stored_sweep.judge(folder, run_folder.runs_in(folder))
+    for name, data in experiment.report_files(levels_text.report(found.curve), TABLE).items():
         yield RegeneratedFile(name, data, RECORDS)
-    yield from of_trials(folder, judged, answer, curve)
+    yield from of_trials(folder, found.trials, found.answer, found.curve)
 
 
 FUNCTIONS = ResultFunctions(
@@ -46,9 +111,9 @@ FUNCTIONS = ResultFunctions(
     regenerate=regenerate,
     fits=experiment.is_sweep,
     schema=ExperimentPlan,
-    headline=runs.headline,
-    report=runs.report,
-    document=runs.document,
+    headline=headline,
+    report=report,
+    document=document,
     runs=runs.runs,
     compare_side=runs.compare_side,
     capacity=capacity_facts,

@@ -1,189 +1,188 @@
-"""Carries out a sweep: one workload at each load of a grid, in one folder, which the same command takes up again."""
+"""Carries out a sweep in a directory, where the same command resumes it or adds load points."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import Struct
+import msgspec
+from msgspec.structs import replace
 
-from loadgen.core import format
-from loadgen.core.errors import INTERRUPTED, UserError
+from loadgen.core import run_folder
+from loadgen.core.errors import INTERRUPTED, TargetError
+from loadgen.core.execution import run
+from loadgen.core.results import checksums, store
+from loadgen.core.slo import Slo
 from loadgen.result_kinds import PAGE
+from loadgen.runs.levels import SweepCurve, exit_code
+from loadgen.runs.levels_text import report
+from loadgen.runs.load_points import counted_points
+from loadgen.search import experiment, stored_sweep, trials
+from loadgen.search.load_search import NextTrial, TrialResult
+from loadgen.search.watch import Goal
 from loadgen.shell.output import say
 
 if TYPE_CHECKING:
-    from loadgen.core.execution.plan import Settings
-    from loadgen.core.workload import Workload
-    from loadgen.runs.levels import SweepCurve
+    from loadgen.core.execution.run import Execute
     from loadgen.runs.show import PlannedRun, Show
-    from loadgen.search.sweep import Kind
-    from loadgen.shell.invocation import Invocation
+    from loadgen.search.sweep_plan import PlannedPoint, Sweep, SweepRun
 
 TABLE = "sweep.md"
-KINDS = ("concurrency", "request_rate")
-PER_LANE = 5  # minimum requests per lane of a closed-loop level
 
 
-class Sweep(Struct, frozen=True):
-    """What was asked for: a workload at each load, in one folder. `counted`: its levels are steps of a grid."""
+class SweepOutcome(NamedTuple):
+    """What a sweep has found; `curve` is None if no load point has run."""
 
-    name: str
-    grid: dict[float, Workload]
-    kind: Kind
-    flags: dict[str, str]
-    settings: Settings
-    folder: Path
-    show: Show
-    counted: bool = False
-
-    @property
-    def to_do(self) -> dict[str, float]:
-        """The levels that are not done yet, by their names."""
-        from loadgen.search import experiment
-        from loadgen.search import sweep as levels
-
-        done = {trial.folder for trial in experiment.told(self.folder)}
-        return {
-            level: amount
-            for amount in self.grid
-            if (level := levels.name(self.kind, amount)) not in done
-        }
-
-    def weights(self, to_do: Iterable[float]) -> list[float]:
-        """How long levels take beside each other: real ones last alike; in virtual time one costs what it sends."""
-        return [amount if self.settings.virtual else 1.0 for amount in to_do]
-
-    def left(self, *, again: bool) -> list[PlannedRun]:
-        """The runs that are not in the folder yet; `again`: all."""
-        from loadgen.core import run_folder
-        from loadgen.search import sweep as levels
-
-        return [
-            (workload, self.settings)
-            for amount, workload in self.grid.items()
-            if again or not run_folder.is_run(self.folder / levels.name(self.kind, amount))
-        ]
+    curve: SweepCurve | None
+    interrupted: bool
 
 
-def level(
-    invocation: Invocation, name: str | None, kind: Kind, amount: float, **other: Any
-) -> Workload:
-    """The workload at one level. A closed loop without a given length gets at least PER_LANE requests per lane.
+def points_to_run(sweep: Sweep, folder: Path) -> list[PlannedPoint]:
+    """Return the load points that have no valid run in the directory."""
+    done = {trial.folder for trial in experiment.told(folder)}
+    return [planned for planned in sweep.points if planned.point.name not in done]
 
-    other: options with other values than those typed.
+
+def runs_to_come(sweep: Sweep, folder: Path, *, again: bool) -> list[PlannedRun]:
+    """Return the runs that are not in the directory yet, or with `again` all of them."""
+    return [
+        (planned.workload, planned.settings)
+        for planned in sweep.points
+        if again or not run_folder.is_run(folder / planned.point.name)
+    ]
+
+
+def run_sweep(sweep_run: SweepRun) -> SweepOutcome:
+    """Run the load points that are not in the directory yet, and write the files of the sweep.
+
+    Raises TargetError if the target or the nodes are lost, after the files are written.
     """
-
-    def at_level(**changed: str) -> Workload:
-        return invocation.load_workload(
-            name, **other | dict.fromkeys(KINDS) | {kind: f"{amount:g}"} | changed
-        )
-
-    workload = at_level()
-    count = next((stage.count for stage in workload.stages if stage.measured), None)
-    if kind == "request_rate" or count is None:
-        return workload
-    if invocation["num_requests"] is not None and count < amount:
-        few = format.counted(count, "request is", "requests are")
-        what = f"{few} fewer than {amount:,.0f} lanes: so many would never be in flight"
-        raise UserError(
-            "out_of_range",
-            what,
-            f"--num-requests {count}",
-            f"--num-requests {PER_LANE * amount:g}, or leave it out",
-        )
-    if (
-        invocation["num_requests"] is None
-        and invocation["duration"] is None
-        and count < PER_LANE * amount
-    ):
-        return at_level(num_requests=f"{PER_LANE * amount:g}")
-    return workload
-
-
-def carry_out(asked: Sweep) -> tuple[SweepCurve | None, bool]:
-    """Run the levels that are not in the folder yet; write its files. The curve, and whether the user stopped it.
-
-    Raises TargetError where the target or the nodes are lost: the files are written.
-    """
-    from loadgen.core import run_folder
-    from loadgen.core.errors import TargetError
-    from loadgen.core.results import checksums, store
-    from loadgen.core.slo import Slo
-    from loadgen.runs.levels_text import report
-    from loadgen.search import experiment, trials
-    from loadgen.search import sweep as levels
-    from loadgen.search.load_search import NextTrial
-    from loadgen.search.watch import Goal
-
-    grid, parent = asked.grid, asked.folder
-    first_workload = next(iter(grid.values()))
-    seed = experiment.seed_of(parent, first_workload.seed)
-    plan = experiment.ExperimentPlan(
-        by="sweep",
-        kind=asked.kind,
-        workload=asked.name,
-        source_text=first_workload.source_text,
-        target=asked.settings.shown,
-        metadata=dict(asked.settings.metadata),
-        flags=asked.flags | experiment.of_requests(asked.settings),
-        seed=seed,
-    )
-    trials_done = experiment.begin(parent, plan)
-    say(f"repeat with --seed {seed}")
-    to_do = asked.to_do
-    if trials_done:
-        count = len(grid) - len(to_do)
-        say(f"going on with {parent}: {count} of {format.counted(len(grid), 'level')} are done")
-    trial_runner = trials.Trials(
-        folder=parent,
-        goal=Goal(slo=first_workload.slo or Slo(terms=())),
-        make=lambda ask: grid[ask.load],
-        settings=asked.settings,
-        seed=seed,
-        seeded=False,
-        watched=False,
-        name=lambda ask: levels.name(asked.kind, ask.load),
-        hearers=asked.show.hearers,
-    )
-    interrupted, lost = False, None
-    if not asked.counted:
-        asked.show.begin(len(to_do), weights=asked.weights(to_do.values()))
+    sweep, folder, show = sweep_run
+    plan = stored_sweep.begin(folder, _plan(sweep, folder))
+    done = experiment.told(folder)
+    say(f"repeat with --seed {plan.seed}")
+    to_run = points_to_run(sweep, folder)
+    if done:
+        count = len(sweep.points) - len(to_run)
+        total = counted_points(len(sweep.points))
+        say(f"resuming {folder}: {count} of {total} {'is' if count == 1 else 'are'} done")
+    show.begin(len(to_run), weights=_weights(to_run))
+    interrupted = False
+    lost: TargetError | None = None
     try:
-        for level, amount in to_do.items():
-            asked.show.step(f"level {level}")
-            trial_number = max((trial.ask.number for trial in trials_done), default=-1) + 1
-            trials_done.append(
-                trial_runner.run(
-                    NextTrial(number=trial_number, load=amount, kind="level", early_under=False)
-                )
-            )
-            asked.show.finished(run_folder.kept_summary(parent / level))
+        _run_points(to_run, folder, plan, done, show)
     except trials.Interrupted:
         interrupted = True
     except TargetError as error:
         lost = error
-    if not run_folder.runs_in(parent):
-        if lost is not None:
-            raise lost
-        return None, interrupted
-    curve, judged, answer = experiment.swept(parent, trials_done)
-    experiment.finish(parent, judged, answer, workload=first_workload, table=curve)
-    for name, data in experiment.report_files(report(curve), TABLE).items():
-        store.replace(parent / name, data, shared=True)
-    checksums.write(parent)
+    curve = _write_result(sweep, folder)
     if lost is not None:
         raise lost
-    return curve, interrupted
+    return SweepOutcome(curve, interrupted)
 
 
-def where(folder: Path, table: str = TABLE) -> str:
-    """Where the files of a sweep, or of a grid, are."""
-    return f"results in {folder}, page: {folder / PAGE}, table: {folder / table}"
+def _plan(sweep: Sweep, folder: Path) -> experiment.ExperimentPlan:
+    """Return the plan of a sweep, with the seed that its directory was begun with."""
+    settings = sweep.settings
+    return experiment.ExperimentPlan(
+        by="sweep",
+        kind=sweep.kind,
+        workload=sweep.name,
+        source_text=sweep.workload.source_text,
+        target=sweep.target,
+        metadata=dict(settings.metadata),
+        flags=sweep.flags | experiment.of_requests(settings),
+        seed=experiment.seed_of(folder, sweep.workload.seed),
+        command=settings.command,
+        load_points=tuple(planned.point for planned in sweep.points),
+    )
 
 
-def code(curve: SweepCurve, interrupted: bool, *, strict: bool) -> int:
-    from loadgen.runs.levels import exit_code
+def _weights(to_run: Sequence[PlannedPoint]) -> list[float]:
+    """Return how long the load points take relative to each other.
 
-    return INTERRUPTED if interrupted else exit_code(curve, strict=strict)
+    Real ones take the same time; in virtual time the cost is what they send.
+    """
+    return [one.point.load if one.settings.virtual else 1.0 for one in to_run]
+
+
+def _run_points(
+    to_run: Sequence[PlannedPoint],
+    folder: Path,
+    plan: experiment.ExperimentPlan,
+    done: list[TrialResult],
+    show: Show,
+) -> None:
+    """Run load points one after the other, and store after each what a killed sweep leaves."""
+    assert plan.seed is not None
+    # What a preflight finds out about a target is the same for all its load points.
+    execute: Execute = partial(run.execute, known={})
+    number = max((trial.ask.number for trial in done), default=-1)
+    for planned in to_run:
+        number += 1
+        show.step(f"load point {planned.point.name}")
+        trial_runner = _trial_runner(planned, folder, plan.seed, show, execute)
+        trial_runner.run(
+            NextTrial(number=number, load=planned.point.load, kind="level", early_under=False)
+        )
+        show.finished(run_folder.kept_summary(folder / planned.point.name))
+        stored_sweep.store_capacity(folder, planned.workload)
+
+
+def _trial_runner(
+    planned: PlannedPoint, folder: Path, seed: int, show: Show, execute: Execute
+) -> trials.Trials:
+    return trials.Trials(
+        folder=folder,
+        goal=Goal(slo=planned.workload.slo or Slo(terms=())),
+        make=lambda _: planned.workload,
+        settings=planned.settings,
+        seed=seed,
+        seeded=False,
+        watched=False,
+        name=lambda _: planned.point.name,
+        hearers=show.hearers,
+        execute=execute,
+    )
+
+
+def _write_result(sweep: Sweep, folder: Path) -> SweepCurve | None:
+    """Write the curve, the capacity, the table and the page. Return None without any run."""
+    if not run_folder.runs_in(folder):
+        return None
+    found = stored_sweep.judge(folder, run_folder.runs_in(folder))
+    stored_sweep.write(folder, found, sweep.workload)
+    for name, data in experiment.report_files(report(found.curve), TABLE).items():
+        store.replace(folder / name, data, shared=True)
+    checksums.write(folder)
+    return found.curve
+
+
+def files_text(folder: Path) -> str:
+    """Return where the files of a sweep are."""
+    return f"results in {folder}, page: {folder / PAGE}, table: {folder / TABLE}"
+
+
+def outcome_code(outcome: SweepOutcome, *, strict: bool) -> int:
+    """Return the exit code of a sweep that was just carried out."""
+    if outcome.interrupted or outcome.curve is None:
+        return INTERRUPTED
+    return exit_code(outcome.curve, strict=strict)
+
+
+def in_directory(sweep: Sweep, folder: Path) -> Sweep:
+    """Return the sweep with the settings of runs below a directory."""
+    points = tuple(
+        replace(
+            planned,
+            settings=msgspec.structs.replace(
+                planned.settings,
+                out=folder,
+                leave_out_first_round=sweep.kind == "concurrency",
+            ),
+        )
+        for planned in sweep.points
+    )
+    return replace(sweep, points=points)

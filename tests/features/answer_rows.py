@@ -343,10 +343,10 @@ JUDGEMENT = (
         ),
     ),
     Feature(
-        "A grid of lengths and loads",
+        "Several lengths and loads",
         lambda b: (
             b.do(
-                "sweep qa --url sim:gb300-vm -c 1 --isl 20,40 --osl 5 -n 2 --seed 1 --json -o grid"
+                "sweep qa --url sim:gb300-vm -c 1 --isl 20,40 --osl 5 -n 2 --seed 1 --json -o isl"
             ).code
             != 2
         ),

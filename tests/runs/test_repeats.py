@@ -181,7 +181,7 @@ def test_repeats_of_a_sweep_are_taken_up_again(
     assert "\nr10       2" in told and "±" in told
     assert exits(*command, "--repeat", "3", "--json") == 0
     captured = capsys.readouterr()
-    assert captured.err.count("2 of 2 levels are done") == 2, "the first two sweeps stand"
+    assert captured.err.count("2 of 2 load points are done") == 2, "the first two sweeps stand"
     levels = json.loads(captured.out)["levels"]
     assert (
         levels["r20"]["runs"] == ["r1/r20", "r2/r20", "r3/r20"]

@@ -1,4 +1,4 @@
-"""Sweeps: the grid, the knee, the front, the folder that is taken up again, and the command in virtual time."""
+"""Sweeps: their loads, knee and front, how they are resumed, and the command in virtual time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from loadgen.repeated import capacity
 from loadgen.runs import levels
 from loadgen.runs import levels_text as shown
 from loadgen.runs.levels import SweepLevel
-from loadgen.search import experiment, sweep
+from loadgen.search import experiment, stored_sweep, sweep
 from loadgen.search.load_search import NextTrial, TrialResult
 from loadgen.search.watch import Outcome
 from loadgen.sim.server.options import Options
@@ -41,7 +41,7 @@ from loadgen.sim.server.options import Options
 pytestmark = pytest.mark.commands
 
 
-# -- the grid ------------------------------------------------------------------------------------------------------
+# -- the loads -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,20 @@ pytestmark = pytest.mark.commands
     ],
 )
 def test_levels_of_concurrency(text: str, expected: tuple[float, ...]) -> None:
-    assert sweep.grid(text, "--concurrency", "concurrency") == expected
+    assert sweep.parse_loads(text, "--concurrency", "concurrency") == expected
 
 
 def test_levels_of_rate() -> None:
-    assert sweep.grid("0.5,1,2/s,...,8", "--request-rate", "request_rate") == (0.5, 1, 2, 4, 8)
-    assert sweep.grid("0.1,0.2,0.3,...,0.6", "--request-rate", "request_rate") == pytest.approx(
-        (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    assert sweep.parse_loads("0.5,1,2/s,...,8", "--request-rate", "request_rate") == (
+        0.5,
+        1,
+        2,
+        4,
+        8,
     )
+    assert sweep.parse_loads(
+        "0.1,0.2,0.3,...,0.6", "--request-rate", "request_rate"
+    ) == pytest.approx((0.1, 0.2, 0.3, 0.4, 0.5, 0.6))
 
 
 @pytest.mark.parametrize(
@@ -82,16 +88,16 @@ def test_levels_of_rate() -> None:
         ("1,2,3,...,999999", "does not reach"),
     ],
 )
-def test_what_is_no_grid(text: str, said: str) -> None:
+def test_texts_that_are_no_loads(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        sweep.grid(text, "--concurrency", "concurrency")
+        sweep.parse_loads(text, "--concurrency", "concurrency")
 
 
 @given(st.text("0123456789.,/s …", max_size=20))
-def test_any_text_is_a_grid_or_refused(text: str) -> None:
+def test_any_text_is_a_list_of_loads_or_refused(text: str) -> None:
     for kind in ("concurrency", "request_rate"):
         try:
-            found = sweep.grid(text, "--x", kind)
+            found = sweep.parse_loads(text, "--x", kind)
         except UserError:
             continue
         assert list(found) == sorted(set(found)) and all(amount > 0 for amount in found)
@@ -154,6 +160,11 @@ def test_the_front_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
         assert (one.name in front) is not beaten
 
 
+def store_summary(run: Path) -> None:
+    """Write the summary of a run as its command does at its end."""
+    (run / run_folder.SUMMARY).write_bytes(dump_summary(run_folder.open_run(run).summary))
+
+
 def several(folder: Path) -> Path:
     """Three levels of a closed loop, as a sweep leaves them."""
     for lanes, rate in ((4, 3.0), (8, 6.0), (16, 9.0)):
@@ -201,14 +212,15 @@ def test_the_interval_of_a_sweep_covers_what_that_of_a_search_does(
     tmp_path: Path, simulated: bool
 ) -> None:
     """A real server varies from run to run and over minutes, by whichever command it was asked."""
-    told = []
     outcomes: tuple[tuple[float, Outcome], ...] = ((3.0, "under"), (6.0, "over"))
     for number, (rate, outcome) in enumerate(outcomes):
         stage = StagePlan(name="load", arrival=f"poisson {rate:g}/s", slots=150, rate=rate)
         folder, targets = tmp_path / f"r{rate:g}", (TargetFacts(simulated=simulated),)
         runs.write(folder, rows(number, 150, rate), stages=(stage,), targets=targets, slo=None)
+        store_summary(folder)
         ask = NextTrial(number=number, load=rate, kind="level", early_under=False)
-        told.append(
+        experiment.append(
+            tmp_path,
             TrialResult(
                 ask=ask,
                 outcome=outcome,
@@ -217,9 +229,9 @@ def test_the_interval_of_a_sweep_covers_what_that_of_a_search_does(
                 offered=rate,
                 noise=0.1,
                 folder=folder.name,
-            )
+            ),
         )
-    answer = experiment.swept(tmp_path, told)[2]
+    answer = stored_sweep.judge(tmp_path, run_folder.runs_in(tmp_path)).answer
     assert answer.run_spread_from == ("simulated" if simulated else "learned")
     assert (answer.horizon_s is None) is simulated
     assert simulated or answer.horizon_s == pytest.approx(intervals.recurrence(25), rel=0.2)
@@ -343,15 +355,14 @@ def test_a_capacity_is_the_best_level_of_the_table(
     tmp_path: Path, rates: tuple[float, ...], met: tuple[bool, ...], best: str
 ) -> None:
     """What `cost`, `size`, `compare` and the list of results read is what text and page name."""
-    told = []
     for number, (rate, kept) in enumerate(zip(rates, met, strict=True)):
         stage = StagePlan(name="load", arrival=f"poisson {rate:g}/s", slots=150, rate=rate)
         found = rows(number, 150, rate, slower=1.0 if kept else 300.0)
         runs.write(tmp_path / f"r{rate:g}", found, stages=(stage,))
-        summary = run_folder.open_run(tmp_path / f"r{rate:g}").summary
-        (tmp_path / f"r{rate:g}" / run_folder.SUMMARY).write_bytes(dump_summary(summary))
+        store_summary(tmp_path / f"r{rate:g}")
         ask = NextTrial(number=number, load=rate, kind="level", early_under=False)
-        told.append(
+        experiment.append(
+            tmp_path,
             TrialResult(
                 ask=ask,
                 outcome="under",
@@ -360,9 +371,9 @@ def test_a_capacity_is_the_best_level_of_the_table(
                 offered=rate,
                 noise=0.1,
                 folder=f"r{rate:g}",
-            )
+            ),
         )
-    curve, judged, answer = experiment.swept(tmp_path, told)
+    curve, judged, answer = stored_sweep.judge(tmp_path, run_folder.runs_in(tmp_path))
     held = experiment.highest(tmp_path, judged, answer, table=curve)
     assert curve.best == best and held is not None and held.evidence == best
 
@@ -446,7 +457,7 @@ def test_the_command_in_virtual_time(tmp_path: Path, capsys: pytest.CaptureFixtu
     before = (out / "c8" / "summary.json").stat().st_mtime_ns
     assert exits(*common, "--concurrency", "4,8,16,32", "--markdown") == 0
     told = capsys.readouterr()
-    assert "3 of 4 levels are done" in told.err and told.out.startswith(
+    assert "3 of 4 load points are done" in told.err and told.out.startswith(
         "**SIMULATED**: a model of a server"
     )
     assert (out / "c8" / "summary.json").stat().st_mtime_ns == before
@@ -717,7 +728,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "first", "said"),
     [
-        ("sweep -c 2,200 -n 200", "c2", "the same command with --out {out} goes on"),
+        ("sweep -c 2,200 -n 200", "c2", "the same command with --out {out} resumes it"),
         ("run -c 2 -n 20 --repeat 2,pause=1s", "r1", "loadgen report {out} shows it"),
     ],
 )

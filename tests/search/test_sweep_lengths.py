@@ -1,0 +1,448 @@
+"""Sweeps over lengths and targets: their load points, their curves, and what is left of one that was stopped."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+from command_line import exits
+
+from loadgen.core.errors import UserError
+from loadgen.present import text as as_text
+from loadgen.repeated import capacity
+from loadgen.runs import levels, levels_text
+from loadgen.runs.levels import GroupCurve, SweepCurve, SweepLevel
+from loadgen.runs.load_points import LoadPoint, PointGroup
+from loadgen.search import experiment, stored_sweep, sweep, sweep_kind
+
+LOAD = (
+    *("sweep", "qa", "--url", "sim:gb300-vm", "-c", "1,4"),
+    *("-n", "40", "--gpus", "4", "--warmup", "0"),
+)
+LENGTHS = ("--isl", "100,300", "--osl", "20")
+
+
+# -- load points -----------------------------------------------------------------------------------
+
+
+def test_load_points_are_every_load_of_every_pair_of_lengths_of_every_target() -> None:
+    groups = sweep.point_groups("1000, 500", "100,200", ["a", "http://b:8000/v1"])
+    points = sweep.points_of(groups, (1, 8), "concurrency")
+    assert len(points) == 16
+    assert [point.name for point in points[:3]] == [
+        "isl500-osl100-a-c1",
+        "isl500-osl100-a-c8",
+        "isl500-osl200-a-c1",
+    ]
+    assert points[-1] == LoadPoint(
+        name="isl1000-osl200-http-b-8000-v1-c8",
+        load=8,
+        isl=1000,
+        osl=200,
+        target="http://b:8000/v1",
+    )
+    assert points[-1].label == "ISL 1,000, OSL 200, http://b:8000/v1"
+
+
+def test_load_points_of_a_plain_sweep_are_named_after_their_load_alone() -> None:
+    points = sweep.points_of(sweep.point_groups(None, None, ()), (2.5,), "request_rate")
+    assert points == [LoadPoint(name="r2.5", load=2.5)]
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,", "1,1", "a", "1,-2", "1e3", "٣"])
+def test_texts_that_are_no_lengths(text: str) -> None:
+    with pytest.raises(UserError) as error:
+        sweep.point_groups(text, None, ())
+    assert error.value.code in ("invalid_value", "duplicate")
+
+
+def test_more_load_points_than_anybody_waits_for_are_refused() -> None:
+    groups = [PointGroup(isl=length) for length in range(1, 102)]
+    with pytest.raises(UserError) as error:
+        sweep.points_of(groups, range(1, 11), "concurrency")
+    assert error.value.code == "too_large"
+
+
+# -- curves ----------------------------------------------------------------------------------------
+
+
+def level(isl: int, load: int, output: float, per_user: float, **changed: object) -> SweepLevel:
+    """Return a valid load point with these tokens/s in all and per user."""
+    made = SweepLevel(
+        name=f"isl{isl}-{changed.get('target', '')}-c{load}",
+        isl=isl,
+        load=f"{load} in flight",
+        amount=float(load),
+        ok=99,
+        failed=0,
+        requests_per_s=1.0,
+        output_per_s=output,
+        per_gpu=None,
+        per_user=per_user,
+        ttft_p50=1.0,
+        ttft_p99=2.0,
+        tpot_p50=1.0,
+        tpot_p99=2.0,
+        e2e_p50=9.0,
+        unsupported=(),
+        goodput=None,
+        slo_met=None,
+        valid=True,
+        state="finished",
+        simulated=False,
+    )
+    return msgspec.structs.replace(made, **changed)
+
+
+def curve_of(*found: SweepLevel, slo: str = "") -> SweepCurve:
+    """Return a sweep over several lengths or targets with these load points."""
+    groups = dict.fromkeys(one.group for one in found)
+    curves = [
+        levels._group_curve(group, [one for one in found if one.group == group]) for group in groups
+    ]
+    return SweepCurve(
+        workload="w",
+        model="m",
+        target="t",
+        gpus=None,
+        version="1",
+        started="2026-01-01T00:00",
+        slo=slo,
+        levels=found,
+        knee="",
+        best="",
+        groups=tuple(curves),
+    )
+
+
+def test_a_pareto_front_holds_all_targets_at_the_same_lengths_and_no_others() -> None:
+    found = levels._with_fronts(
+        [
+            level(500, 1, 10, 50, target="a"),
+            level(500, 2, 40, 20, target="a"),
+            level(500, 1, 20, 60, target="b"),
+            level(900, 1, 1, 1, target="a"),
+        ]
+    )
+    assert [one.front for one in found] == [False, True, True, True]
+
+
+def test_each_pair_of_lengths_has_a_knee_and_a_best_load_point_of_its_own() -> None:
+    curve = curve_of(
+        level(500, 1, 10, 50, slo_met=True),
+        level(500, 2, 40, 20, slo_met=False),
+        level(900, 1, 5, 9, slo_met=True),
+        slo="s",
+    )
+    assert [group.best for group in curve.groups] == ["isl500--c1", "isl900--c1"]
+    first, second = curve.split()
+    assert [one.name for one in first.levels] == ["isl500--c1", "isl500--c2"]
+    assert first.best == "isl500--c1" and second.best == "isl900--c1"
+
+
+def test_charts_of_different_lengths_are_apart() -> None:
+    curve = curve_of(level(500, 1, 10, 50), level(500, 2, 40, 20), level(900, 1, 5, 9))
+    sections = list(levels_text._chart_sections(curve))
+    assert len(sections) == 2
+    drawn = [
+        {label for chart in part.parts[0].charts for one in chart.series for label in one.labels}
+        for part in sections
+    ]
+    assert drawn == [{"isl500--c1", "isl500--c2"}, {"isl900--c1"}]
+
+
+def test_several_targets_at_the_same_lengths_share_a_chart() -> None:
+    curve = curve_of(level(500, 1, 10, 50, target="a"), level(500, 1, 20, 60, target="b"))
+    (part,) = levels_text._chart_sections(curve)
+    assert [[one.name for one in chart.series] for chart in part.parts[0].charts] == [
+        ["a", "b"],
+        ["a", "b"],
+    ]
+
+
+def test_the_first_sentence_names_the_lengths_of_the_highest_throughput_within_the_slo() -> None:
+    curve = curve_of(
+        level(500, 1, 10, 50, slo_met=True),
+        level(500, 2, 40, 20, slo_met=False),
+        level(900, 1, 5, 9, slo_met=True),
+        level(2000, 1, 7, 9, slo_met=False),
+        level(3000, 1, 7, 9, slo_met=None),
+        level(4000, 1, 7, 9, valid=False),
+        slo="s",
+    )
+    said = list(levels_text.sentences(curve))
+    assert "ISL 500, 1 in flight: 10.0" in said[0] and "ISL 900" in said[1]
+    assert "ISL 2,000" in said[2] and "ISL 3,000" in said[3] and "ISL 4,000" in said[4]
+
+
+@pytest.mark.parametrize(
+    ("valid", "met", "strict", "code"),
+    [
+        ((True, False), (False, None), False, 0),
+        ((False, False), (True, True), False, 3),
+        ((True, True), (True, None), True, 3),
+    ],
+)
+def test_a_missed_slo_is_a_result_and_a_curve_without_a_valid_load_point_is_none(
+    valid: tuple[bool, ...], met: tuple[bool | None, ...], strict: bool, code: int
+) -> None:
+    points = [
+        level(100, i + 1, 1.0, 9.0, valid=sound, slo_met=kept, slo_undecided=kept is None)
+        for i, (sound, kept) in enumerate(zip(valid, met, strict=True))
+    ]
+    other = level(200, 1, 1.0, 9.0)
+    assert levels.exit_code(curve_of(*points, other), strict=strict) == code
+
+
+def test_a_curve_of_one_group_is_its_own_only_part() -> None:
+    plain = msgspec.structs.replace(curve_of(level(1, 1, 1, 1)), groups=())
+    assert plain.split() == [plain]
+    assert GroupCurve(isl=1, knee="", best="").group == PointGroup(isl=1)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+@pytest.mark.commands
+def test_a_sweep_over_lengths_is_one_result_that_agrees_in_all_its_forms(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "s"
+    assert exits(*LOAD, *LENGTHS, "--json", "-o", folder) == 0
+    printed = capsys.readouterr()
+    made = json.loads(printed.out)
+    names = ["isl100-osl20-c1", "isl100-osl20-c4", "isl300-osl20-c1", "isl300-osl20-c4"]
+    assert [one["name"] for one in made["levels"]] == names
+    assert [(one["isl"], one["osl"]) for one in made["levels"]] == [(100, 20)] * 2 + [(300, 20)] * 2
+    assert [(one["isl"], one["osl"]) for one in made["groups"]] == [(100, 20), (300, 20)]
+    assert made["not_run"] == [] and made["resume"] == ""
+    assert made["levels"][1]["total_per_gpu"] == pytest.approx(
+        made["levels"][1]["per_gpu"] * 120 / 20, rel=0.01
+    )
+    for number, name in enumerate(names, 1):
+        assert f"{name}: {number} of 4" in printed.err
+    headers = [json.loads((folder / name / "run.json").read_bytes()) for name in names]
+    assert len({run["seed"] for run in headers}) == 1, "one seed for all, which is printed"
+    assert len({run["salt"] for run in headers}) == 4, "prompts of its own for each"
+    rows = list(csv.DictReader((folder / "curve.csv").read_text().splitlines()))
+    assert [(row["isl"], row["osl"], row["load"]) for row in rows] == [
+        ("100", "20", "1"),
+        ("100", "20", "4"),
+        ("300", "20", "1"),
+        ("300", "20", "4"),
+    ]
+    fronts = {one["name"]: int(one["front"]) for one in made["levels"]}
+    assert [int(row["pareto"]) for row in rows] == list(fronts.values())
+    assert exits("report", folder, "--markdown") == 0
+    assert capsys.readouterr().out == (folder / "sweep.md").read_text()
+    assert exits("report", folder, "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)) == 4
+    assert exits("report", tmp_path, "--json") == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["kind"], listed["word"]) == ("sweep", "4 of 4 load points")
+    assert not (folder / capacity.FILE).exists(), "no single load is the capacity"
+
+
+@pytest.mark.commands
+def test_the_same_directory_takes_more_lengths_and_refuses_another_slo(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "s"
+    assert exits(*LOAD, *LENGTHS, "-o", folder) == 0
+    stamp = (folder / "isl300-osl20-c4" / "summary.json").stat().st_mtime_ns
+    capsys.readouterr()
+    assert exits(*LOAD, "--isl", "300,700", "--osl", "20", "--json", "-o", folder) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert {one["isl"] for one in made["levels"]} == {100, 300, 700}
+    assert (folder / "isl300-osl20-c4" / "summary.json").stat().st_mtime_ns == stamp
+    assert exits(*LOAD, "--isl", "300,700", "--osl", "20", "--slo", "ttft:1s", "-o", folder) == 2
+
+
+@pytest.mark.commands
+def test_load_points_that_have_not_run_are_named_with_the_command_that_runs_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "s"
+    assert exits(*LOAD, *LENGTHS, "-o", folder) == 0
+    shutil.rmtree(folder / "isl300-osl20-c4")
+    shutil.rmtree(folder / "isl100-osl20-c4")
+    again = shlex.join(["loadgen", *LOAD, *LENGTHS, "-o", str(folder)])
+    curve = sweep_kind.load(folder).curve
+    assert curve.not_run == ("isl100-osl20-c4", "isl300-osl20-c4") and curve.resume == again
+    text = as_text.render(levels_text.report(curve))
+    assert "2 of 4 load points have not run yet." in text and again in text
+    capsys.readouterr()
+    assert exits(*shlex.split(again)[1:], "--json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["not_run"] == []
+    assert "isl100-osl20-c4: 1 of 2" in err and "isl300-osl20-c4: 2 of 2" in err
+
+
+@pytest.mark.commands
+def test_several_targets_are_load_points_of_one_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = tuple(word for word in LOAD if word not in ("--url", "sim:gb300-vm"))
+    targets = ("--target", "sim:gb300-vm,sim:h100x8", "--isl", "100")
+    assert exits(*load, *targets, "--json", "-o", tmp_path / "s") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert [one["target"] for one in made["groups"]] == ["sim:gb300-vm", "sim:h100x8"]
+    assert (tmp_path / "s" / "isl100-sim-h100x8-c4").is_dir()
+    assert "gb300-vm" in made["target"] and "h100x8" in made["target"]
+    assert sweep_kind.list_row(tmp_path / "s").simulated
+    assert exits("compare", tmp_path / "s", tmp_path / "s") == 2
+
+
+@pytest.mark.commands
+def test_a_sweep_over_lengths_is_repeated_as_any_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exits(*LOAD, *LENGTHS, "--repeat", "2", "--json", "-o", tmp_path / "s") == 0
+    by_point = json.loads(capsys.readouterr().out)["levels"]
+    assert by_point["isl300-osl20-c4"]["runs"] == ["r1/isl300-osl20-c4", "r2/isl300-osl20-c4"]
+    assert exits("report", tmp_path / "s") == 0
+
+
+@pytest.mark.commands
+def test_a_bundle_of_a_sweep_over_lengths_is_verified(tmp_path: Path) -> None:
+    assert exits(*LOAD, *LENGTHS, "-o", tmp_path / "s") == 0
+    assert exits("bundle", tmp_path / "s", "-o", tmp_path / "s.zip") == 0
+    assert exits("verify", tmp_path / "s.zip") == 0
+
+
+@pytest.mark.commands
+def test_the_plan_is_told_before_with_time_and_money(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices = tmp_path / "prices.yaml"
+    price = "{provider: P, model: m, per_million_input: 1, per_million_output: 2, source: x, as_of: 2026-01-01}"
+    prices.write_text("currency: USD\nper_token:\n  - " + price)
+    load = ("sweep", "qa", "--url", "http://127.0.0.1:9", "-m", "m", "--request-rate", "1,2")
+    lengths = ("-d", "30s", "--isl", "100,200", "--osl", "10", "--prices", prices)
+    assert exits(*load, *lengths, "--dry-run") == 0
+    assert "cost of all 4 runs: about" in capsys.readouterr().out
+    assert exits(*load, *lengths, "--max-cost", "0.00001") == 2
+
+
+@pytest.mark.commands
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--isl", "5,x", "--url", "sim:h100x8"),
+        ("--target", "a,a"),
+        ("--target", "sim:h100x8", "--url", "sim:h100x8"),
+    ],
+)
+def test_wrong_usage(flags: tuple[str, ...]) -> None:
+    assert exits("sweep", "qa", "-c", "1,2", *flags) == 2
+
+
+# -- sweeps that were stopped ----------------------------------------------------------------------
+
+PRICES = """currency: USD
+rented:
+  - {provider: x, shape: eight, gpu: H100, gpus: 8, per_gpu_hour: 2, as_of: 2026-01, source: y}
+"""
+WITH_SLO = (
+    *("sweep", "qa", "--url", "sim:h100x8", "--slo", "ttft:60s", "--gpus", "8"),
+    *("--shape", "eight", "--warmup", "0", "-n", "60", "--request-rate", "1,2,4"),
+)
+
+
+def remove_runs(folder: Path, *names: str) -> None:
+    """Leave a sweep as one that was killed before these load points ended."""
+    for name in names:
+        shutil.rmtree(folder / name)
+    trials = experiment.told(folder)
+    (folder / experiment.TOLD).unlink()
+    for trial in trials:
+        experiment.append(folder, trial)
+    (folder / "SHA256SUMS").unlink()
+
+
+@pytest.mark.commands
+def test_cost_and_size_of_a_stopped_sweep_say_how_to_resume_it_and_exit_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They called its load points "no repeats of each other"."""
+    folder, prices = tmp_path / "s", tmp_path / "prices.yaml"
+    prices.write_text(PRICES)
+    assert exits(*WITH_SLO, "-o", folder) == 0
+    remove_runs(folder, "r4")
+    (folder / capacity.FILE).unlink()
+    found = stored_sweep.judge(folder, [folder / "r1", folder / "r2"])
+    files = experiment.outputs(folder, found.trials, found.answer, table=found.curve)
+    stored = capacity.load_capacity(files[capacity.FILE])
+    assert (stored.state, stored.rate_per_s, stored.lower_bound) == ("stopped", 2.0, True)
+    (folder / capacity.FILE).write_bytes(capacity.dump(stored))
+    again = shlex.join(["loadgen", *WITH_SLO, "-o", str(folder)])
+    capsys.readouterr()
+    for command in (
+        ("cost", folder, "--prices", prices),
+        ("size", "qa", folder, "--users", "100", "-o", tmp_path / "sized"),
+    ):
+        assert exits(*command) == 3
+        assert again in capsys.readouterr().err
+    assert exits("cost", folder, "--prices", prices, "--allow-invalid") == 0
+    assert exits(*shlex.split(again)[1:]) == 0
+    assert capacity.load_capacity((folder / capacity.FILE).read_bytes()).state == "held"
+
+
+@pytest.mark.processes
+def test_a_sweep_that_was_killed_leaves_a_bound_and_the_command_that_resumes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, prices, over = tmp_path / "s", tmp_path / "prices.yaml", threading.Event()
+    prices.write_text(PRICES)
+    load = (*WITH_SLO[:-1], "1,2,4,8,16,32,64", "-o", str(folder))
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "loadgen", *load],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while not (folder / capacity.FILE).is_file():
+        assert process.poll() is None, "the sweep ended before it was killed"
+        over.wait(0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    stored = capacity.load_capacity((folder / capacity.FILE).read_bytes())
+    assert stored.state == "stopped" and stored.lower_bound and stored.rate_per_s >= 1
+    assert stored.go_on == shlex.join(["loadgen", *load])
+    assert exits("cost", folder, "--prices", prices) == 3
+    assert stored.go_on in capsys.readouterr().err
+
+
+@pytest.mark.commands
+def test_a_sweep_that_was_stopped_before_its_first_load_point_ended_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, prices = tmp_path / "s", tmp_path / "prices.yaml"
+    prices.write_text(PRICES)
+    assert exits(*WITH_SLO, "-o", folder) == 0
+    remove_runs(folder, "r1", "r2", "r4")
+    (folder / capacity.FILE).unlink()
+    capsys.readouterr()
+    assert exits("cost", folder, "--prices", prices) == 3
+    assert shlex.join(["loadgen", *WITH_SLO, "-o", str(folder)]) in capsys.readouterr().err
+
+
+@pytest.mark.commands
+def test_cost_of_a_sweep_without_a_capacity_names_the_reason_and_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(PRICES)
+    assert exits(*LOAD, *LENGTHS, "-o", tmp_path / "lengths") == 0
+    capsys.readouterr()
+    assert exits("cost", tmp_path / "lengths", "--prices", prices) == 2
+    assert "several lengths" in capsys.readouterr().err
