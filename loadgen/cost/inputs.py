@@ -22,7 +22,9 @@ from loadgen.core.errors import (
     nothing_there,
     of_reading,
 )
+from loadgen.core.limits import CONTRADICTING_SHARE
 from loadgen.core.metrics.summary import FILE, Summary, load_summary
+from loadgen.core.results.record import CONTRADICTORY_USAGE
 from loadgen.core.workload.diagnostics import locate
 from loadgen.core.workload.yaml_marks import read_yaml, where
 from loadgen.pricing.evidence import Evidence, starts
@@ -284,6 +286,14 @@ def _uncounted(summary: Summary, data: bytes, file: Path) -> list[Fault]:
                 hint,
             )
         ]
+    if contradicting := _contradicting_responses(summary):
+        what = (
+            f"the server's token counts of {contradicting:,} of {summary.requests.ok:,} responses "
+            "contradict each other"
+        )
+        at = place(data, file, "verdict", "warnings")
+        hint = "the warnings of the run say how; fix the usage that the server reports"
+        return [UnsoundEvidence("unsound", what, at, hint)]
     for key, total, by in (
         ("input", summary.tokens.input, sources.input),
         ("output", summary.tokens.output, sources.output),
@@ -296,6 +306,19 @@ def _uncounted(summary: Summary, data: bytes, file: Path) -> list[Fault]:
             hint = "run against a server that reports usage, or with --tokenizer; nothing is estimated here"
             faults.append(UserError("no_figure", what, place(data, file, "tokens", key), hint))
     return faults
+
+
+def _contradicting_responses(summary: Summary) -> int:
+    """Return how many responses have counts that contradict each other, or 0 if they are few."""
+    contradicting = sum(
+        code.values["responses"]
+        for code in summary.verdict.warning_codes
+        if code.code == "responses_remarked"
+        and code.values["remark"].startswith(CONTRADICTORY_USAGE)
+    )
+    if contradicting <= CONTRADICTING_SHARE * summary.requests.ok:
+        return 0
+    return int(contradicting)
 
 
 def place(data: bytes, file: Path, *keys: str) -> str:

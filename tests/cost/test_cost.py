@@ -29,6 +29,7 @@ from loadgen.core.errors import Faults, UserError
 from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.core.results.manifest import ReasonCode
+from loadgen.core.results.record import CONTRADICTORY_USAGE
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.stats.quantiles import Distribution
 from loadgen.cost import comparison, cost_data, inputs
@@ -892,6 +893,21 @@ def test_a_result_that_counted_no_tokens_is_refused_with_its_line(results: Path)
     with refused(Faults, "no_figure", "tokens.output") as caught:
         inputs.read_evidence([results / "azure"])
     assert "summary.json:" in caught.value.faults[0].where
+
+
+@pytest.mark.parametrize(("responses", "is_refused"), [(1, False), (100, True)])
+def test_counts_of_a_server_that_contradict_each_other_are_no_basis_of_a_cost(
+    results: Path, responses: int, is_refused: bool
+):
+    values = {"responses": responses, "ok": 294, "remark": f"{CONTRADICTORY_USAGE}: more cached"}
+    warning = ReasonCode(code="responses_remarked", values=values)
+    doubtful = changed(GPUS, verdict={"warning_codes": (warning,), "warnings": ("x",)})
+    (results / "azure" / "summary.json").write_bytes(dump_summary(doubtful))
+    if is_refused:
+        with refused(Faults, "unsound", "verdict.warnings"):
+            inputs.read_evidence([results / "azure"])
+    else:
+        inputs.read_evidence([results / "azure"])
 
 
 def test_an_endpoint_of_embeddings_has_no_output_tokens_and_a_price_all_the_same(results: Path):

@@ -359,10 +359,22 @@ def test_lists_that_end_it(listed: list[Any], model: str | None, code: str, hint
     assert KEY not in f"{caught.value} {caught.value.hint}"
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
+@pytest.mark.parametrize("status", [401, 403, 404, 408, 429, 500, 503])
 def test_a_list_of_models_that_is_refused_is_not_needed_where_a_model_is_named(status: int) -> None:
     found = InMemory(healthy(models=[status, JSON, "{}"])).probe(model="tiny", api_key=KEY)
     assert found.model == "tiny" and found.usage
+
+
+def test_a_list_of_models_that_never_comes_is_not_needed_where_a_model_is_named() -> None:
+    class WithoutList(InMemory):
+        async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
+            if path.endswith("/models"):
+                raise TargetUnusable("timeout", "no whole answer within 60 s")
+            return await super().exchange(method, path, headers, body)
+
+    assert WithoutList(healthy()).probe(model="tiny").model == "tiny"
+    with refused(TargetUnusable, "timeout"):
+        WithoutList(healthy()).probe()
 
 
 def test_a_key_that_is_refused_ends_the_probe_though_a_model_is_named() -> None:

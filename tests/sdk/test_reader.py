@@ -1012,10 +1012,15 @@ def test_what_ends_or_is_compressed_gets_its_right_name() -> None:
         b"HTTP/1.1 200 OK\r\n"
         + b"Content-Type: text/event-stream\r\nContent-Encoding: gzip\r\n\r\n\x1f\x8b\x08"
     )
+    packed_chunks = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: gzip, chunked"
+        b"\r\n\r\n3\r\n\x1f\x8b\x08\r\n"
+    )
     refused = b"HTTP/1.1 503 Busy\r\nContent-Encoding: br\r\nContent-Length: 2\r\n\r\n\x1f\x8b"
     half = b"HTTP/1.1 200 OK\r\n" + b"Content-Type: text/eve"
     for data, kind, words, status in (
         (packed, "malformed", "a body in Content-Encoding gzip, which was not asked for", 200),
+        (packed_chunks, "malformed", "a body in Content-Encoding gzip", 200),
         (
             refused,
             "http_5xx",
@@ -1154,3 +1159,14 @@ def test_the_message_of_a_compressed_error_is_read() -> None:
     head = b"HTTP/1.1 503 x\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
     failure = answered(head + body).failure
     assert failure is not None and (failure.kind, failure.text) == ("http_5xx", "model is loading")
+
+
+def test_a_byte_order_mark_before_json_is_skipped() -> None:
+    body = (
+        b"\xef\xbb\xbf"
+        + json.dumps(
+            {"choices": [{"message": {"content": "ab"}, "finish_reason": "stop"}]}
+        ).encode()
+    )
+    done = answered(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + body)
+    assert (done.failure, done.text) == (None, "ab")

@@ -91,6 +91,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("extra_body", '{"max_completion_tokens": null}', "unsupported"),
     ("extra_body", '{"max_output_tokens": 5}', "unsupported"),
     ("extra_body", '{"stream": false}', "unsupported"),
+    ("extra_body", '{"messages": []}', "unsupported"),
     ("headers", "no colon here", "invalid_value"),
     ("headers", "X: a\nY: b", "invalid_value"),
     ("headers", "a b: c", "invalid_value"),

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 LIMIT_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+PROMPT_FIELDS = ("messages", "prompt", "input")
 COUNT_FIELDS = ("n", "best_of")
 
 
@@ -47,6 +48,14 @@ def refused_fields(extra_body: Mapping[str, Any]) -> Iterator[RefusedField]:
                 f"{name} asks for several completions in one response, which have no TPOT of their own",
                 f"leave {name} out and send more requests (--concurrency, --request-rate, -n)",
                 f"leave {name} out and repeat the row",
+            )
+    for name in PROMPT_FIELDS:
+        if name in extra_body:
+            yield RefusedField(
+                name,
+                f"{name} replaces the prompts of the load, whose tokens are counted",
+                "--dataset FILE sends prompts of your own",
+                "the row's own `prompt` or `messages`",
             )
     if "stream" in extra_body:
         yield RefusedField(

@@ -137,13 +137,13 @@ NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 def decode_leniently(text: bytes) -> Any:
     """Return the value of JSON that a strict decoder may refuse.
 
-    Half of a surrogate pair and bytes that are not UTF-8 become U+FFFD, and numbers may be larger
-    than a double holds. Raises one of NOT_JSON.
+    Half of a surrogate pair and bytes that are not UTF-8 become U+FFFD, numbers may be larger than
+    a double holds, and a byte order mark may stand first. Raises one of NOT_JSON.
     """
     try:
         return decode_any(text)
     except msgspec.MsgspecError:
-        return _whole_texts(json.loads(text.decode("utf-8", "replace")))
+        return _whole_texts(json.loads(text.decode("utf-8-sig", "replace")))
 
 
 def _whole_texts(value: Any) -> Any:

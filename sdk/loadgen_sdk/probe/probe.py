@@ -17,7 +17,8 @@ import msgspec
 
 from ..dialects.account_lookup import server_account
 from ..dialects.body import asking_for_timing, body
-from ..dialects.events import error_text
+from ..dialects.events import decode_leniently, error_text
+from ..dialects.implementation import token_count
 from ..dialects.quirks import MAX_FIELDS, SERVERS, SOURCES, VALUES, Quirk, row_of
 from ..dialects.reader import NOT_STREAMED, Flow, Reading
 from ..dialects.server_account import HEADER
@@ -150,7 +151,7 @@ async def probe(
     host = "azure" if target.azure else _of_host(target.host)
     version_path = "" if host else target.beside(_PATHS["version"])
     models_answer, version = await asyncio.gather(
-        asker.get(target.models), asker.get_optional(version_path)
+        asker.models_page(needed=not model), asker.get_optional(version_path)
     )
     if models_answer.status in (401, 403, 503) and not model:
         asker.refuse(models_answer, "")
@@ -344,6 +345,15 @@ class _Asker:
                     return answer
                 await self._wait(_after_s(answer))
         return await self._get(path)
+
+    async def models_page(self, *, needed: bool) -> HttpAnswer:
+        """GET the list of models. An empty answer takes its place if it fails and is not needed."""
+        try:
+            return await self.get(self.target.models)
+        except TargetUnusable:
+            if needed:
+                raise
+            return HttpAnswer(0, {}, b"")
 
     async def _get(self, path: str) -> HttpAnswer:
         return await self._exchange(
@@ -546,8 +556,11 @@ def _code_of_status(status: int) -> Code:
 
 
 def _may_pass(status: int) -> bool:
-    """Whether another request may go well after one with this status."""
-    return status == 429 or status >= 500
+    """Return True if another request may succeed after one with this status."""
+    return status in _PASSING or status >= 500
+
+
+_PASSING = (408, 409, 425, 429)  # request timeout, conflict, too early, too many requests
 
 
 def _after_s(answer: HttpAnswer) -> float:
@@ -619,7 +632,7 @@ def _rows(answer: HttpAnswer) -> list[dict[str, Any]]:
 def _listed(answer: HttpAnswer) -> list[dict[str, Any]]:
     """The listed models."""
     try:
-        rows = msgspec.json.decode(answer.body)["data"] if answer.status == 200 else []
+        rows = decode_leniently(answer.body)["data"] if answer.status == 200 else []
     except (ValueError, KeyError, TypeError, RecursionError):
         rows = []
     rows = rows if isinstance(rows, list) else []
@@ -638,7 +651,7 @@ def _max_context(answer: HttpAnswer, model: str) -> int | None:
     rows = {row["id"]: row for row in _rows(answer)}
     for row in (rows.get(model, {}), rows.get(str(rows.get(model, {}).get("parent")), {})):
         for name in CONTEXT_FIELDS:
-            if type(tokens := row.get(name)) is int and tokens > 0:
+            if tokens := token_count(row.get(name)):
                 return tokens
     return None
 

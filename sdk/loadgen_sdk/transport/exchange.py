@@ -304,9 +304,15 @@ def is_event_stream(status: int, headers: Mapping[str, str]) -> bool:
 
 
 def unread_encoding(headers: Mapping[str, str]) -> str:
-    """Return the compression of a body, which this client does not request, or "" for none."""
-    encoding = headers.get("content-encoding", "")
-    return "" if encoding.lower() == "identity" else encoding[:40]
+    """Return the compression of a body, which this client does not request, or "" for none.
+
+    It is in Content-Encoding, or before `chunked` in Transfer-Encoding.
+    """
+    transfer = headers.get("transfer-encoding", "").lower().removesuffix("chunked").strip(" ,")
+    for encoding in (headers.get("content-encoding", ""), transfer):
+        if encoding.lower() not in ("", "identity"):
+            return encoding[:40]
+    return ""
 
 
 def compressed_text(encoding: str) -> str:

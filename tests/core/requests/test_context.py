@@ -108,6 +108,7 @@ def test_a_server_is_asked_for_its_context(
     ("rows", "tokens"),
     [
         ([{"id": "m", "max_model_len": 8192}], 8192),
+        ([{"id": "m", "max_model_len": 8192.0}], 8192),
         ([{"id": "m", "context_window": 32768}], 32768),
         ([{"id": "m", "parent": "base"}, {"id": "base", "max_model_len": 4096}], 4096),
         ([{"id": "m", "max_model_len": None}, {"id": "other", "max_model_len": 5}], None),
