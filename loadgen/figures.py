@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from loadgen.plugins import OpenTable
 
 if TYPE_CHECKING:
+    from loadgen.core.metrics.bounds import Bounds
     from loadgen.core.metrics.columns import Columns
 
 Place = Literal["slo", "contract", "latency", "client", "requests", "prometheus"]
@@ -52,6 +53,10 @@ class FigureRow(Struct, frozen=True, kw_only=True):
         needs: What a response must have: nothing, output, a stream, or enough tokens.
         least: Computes for each unfinished request how large its value would have become at least. None if that is not
             known.
+        bounds: Computes the smallest and the largest value that each request may have had.
+            None if its values are sure.
+        uncertainty_limit: The field of `ValidityLimits` that says by how much its statistics may be
+            off. "" if they are sure.
         guards: Codes of `metrics.reasons` that withhold the figure.
         better: -1 if lower is better, +1 if higher is, 0 if neither.
         compared: The quantiles that `compare` shows by default.
@@ -69,6 +74,8 @@ class FigureRow(Struct, frozen=True, kw_only=True):
     unit: str = "ms"
     needs: Literal["", "output", "stream", "tokens"] = "output"
     least: PerRequest | None = None
+    bounds: Callable[[Columns], Bounds] | None = None
+    uncertainty_limit: str = ""
     guards: tuple[str, ...] = ()
     better: Literal[-1, 0, 1] = -1
     compared: tuple[str, ...] = ()

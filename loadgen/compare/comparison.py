@@ -535,15 +535,16 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
     """The figure with its standard error, on the scale of the comparison; or None and the reason."""
     if side.told or not side.runs:
         return None, f"{side.name} has figures only"
-    family = compared.path.partition(".")[0].removesuffix("_ms")
-    if any(
-        family in run.summary.unsound and figure(run.summary, compared.path) is None
+    family, _, statistic = compared.path.rpartition(".")
+    metric = family.rpartition(".")[2].removesuffix("_ms")
+    reasons = dict.fromkeys(
+        reason
         for run in side.runs
-    ):
-        whys = dict.fromkeys(
-            run.summary.unsound[family] for run in side.runs if family in run.summary.unsound
-        )
-        return None, f"withheld in {side.name}: {'; '.join(whys)}"
+        if figure(run.summary, compared.path) is None
+        and (reason := run.summary.withheld_reason(metric, statistic))
+    )
+    if reasons:
+        return None, f"withheld in {side.name}: {'; '.join(reasons)}"
     value = _value(side, compared)
     if value is None:
         return None, f"{side.name} has none"

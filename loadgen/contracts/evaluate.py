@@ -33,11 +33,12 @@ from loadgen.core.analysis import fairness
 from loadgen.core.errors import Fault, Faults
 from loadgen.core.metrics import outcomes, windows
 from loadgen.core.metrics.columns import OK, Columns
+from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.windows import Span
 from loadgen.core.slo import not_here
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
-from loadgen.core.stats.quantiles import element
+from loadgen.core.stats.quantiles import QUANTILES, element
 from loadgen.figures import pooled_figures
 
 CENTRES = 200  # values that the tenants may have had in common, of which the most even one is taken
@@ -72,6 +73,15 @@ class Held(NamedTuple):
     of: str = ""
     length_s: float = 0.0
     looks: float | None = None
+
+
+def _withheld_reason(summary: Summary, metric: str, p: float) -> str:
+    """Return why a percentile of a metric is withheld; "" if it is not.
+
+    A percentile that a summary does not have is withheld with the next higher one that it has.
+    """
+    higher = [name for name, share in QUANTILES if share >= p]
+    return summary.withheld_reason(metric, higher[0] if higher and p else "mean")
 
 
 class Evaluator:
@@ -232,8 +242,8 @@ class Evaluator:
             if needs_slo and run.header.slo and (lacking := not_here([run.header.slo])):
                 raise Missing("; ".join(lacking.values()))
             for name in of_slo if needs_slo else [_REST_ON.get(of_term, of_term)]:
-                if name in summary.unsound:
-                    raise Missing(f"withheld in {run.folder}: {summary.unsound[name]}")
+                if reason := _withheld_reason(summary, name, term.quantile):
+                    raise Missing(f"withheld in {run.folder}: {reason}")
 
     def _ok_requests(self) -> int:
         return sum(run.summary.requests.ok for run in self.runs)

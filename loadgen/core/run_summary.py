@@ -97,7 +97,7 @@ def _with_sections_of_records(
         summary,
         splits=latency_breakdown.of_rows(measured, header),
         slowest=latency_breakdown.slowest(measured, others, header),
-        between=replica_differences.without(differences, summary.unsound),
-        causes=causes.explain(measured, header, server_samples, summary.unsound),
+        between=replica_differences.without(differences, summary.metrics_without("mean")),
+        causes=causes.explain(measured, header, server_samples, summary.metrics_without("p50")),
         within=within_run_variance.of_run(measured, summary, header.slo, run.tokens_in),
     )

@@ -112,12 +112,13 @@ def _throughput(summary: Summary) -> dict[str, Any]:
 
 
 def _distribution(ours: Distribution, units: str) -> dict[str, Any] | None:
+    """Return the known statistics of a metric; None without its mean, which is required."""
     if ours.mean is None:
         return None
     values = {
         name: getattr(ours, name) for name in ("mean", "min", "p50", "p90", "p95", "p99", "max")
     }
-    return {"units": units, **values, "p99p9": ours.p99_9}
+    return _known({"units": units, **values, "p99p9": ours.p99_9})
 
 
 def _lengths(tokens: NDArray[np.int64]) -> dict[str, Any] | None:

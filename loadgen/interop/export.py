@@ -57,12 +57,15 @@ class ExportSource:
         return self.columns[name][self.ok]
 
     def stats(self, metric: str) -> dict[str, float]:
-        if (
-            metric in self.summary.unsound
-        ):  # withheld there too, whatever the tool would have printed
+        """Return the statistics of a metric by the tool's definition that are not withheld."""
+        if metric in self.summary.unsound:
             return {}
         sample = getattr(self.samples, metric, None)
-        return sample.stats() if sample is not None else {}
+        withheld = self.summary.withheld.get(metric)
+        if sample is None:
+            return {}
+        ranges = withheld.ranges if withheld is not None else {}
+        return {name: value for name, value in sample.stats().items() if name not in ranges}
 
     @property
     def note(self) -> dict[str, Any]:
@@ -129,14 +132,16 @@ def vllm(summary: Summary, stored: RunRows) -> dict[str, Any]:
     for metric, their_name in (("ttft", "ttft"), ("tpot", "tpot"), ("itl", "itl"), ("e2e", "e2el")):
         stats = source.stats(metric)
         if stats:
-            document[f"mean_{their_name}_ms"], document[f"median_{their_name}_ms"] = (
-                stats["mean"],
-                stats["p50"],
-            )
-            document[f"std_{their_name}_ms"] = stats["std"]
+            theirs_of_ours = {"mean": "mean", "p50": "median", "std": "std"}
+            document |= {
+                f"{theirs}_{their_name}_ms": stats[ours]
+                for ours, theirs in theirs_of_ours.items()
+                if ours in stats
+            }
             document |= {
                 f"{percentile}_{their_name}_ms": stats[percentile]
                 for percentile in ("p50", "p90", "p95", "p99")
+                if percentile in stats
             }
     if source.samples is not None:
         seconds = {"ttfts": source.samples.ttft.values, "latencies": source.samples.e2e.values}
@@ -177,8 +182,9 @@ def aiperf(summary: Summary, stored: RunRows) -> dict[str, Any]:
     if summary.inter_chunk_ms.count and "inter_chunk" not in summary.unsound:
         inter_chunk = summary.inter_chunk_ms
         stats = {
-            name: getattr(inter_chunk, name)
+            name: value
             for name in ("count", "mean", "min", "p50", "p90", "p95", "p99", "max")
+            if (value := getattr(inter_chunk, name)) is not None
         }
         document["inter_chunk_latency"] = block("ms", stats)
     for key, field in (
@@ -238,12 +244,16 @@ def guidellm(summary: Summary, stored: RunRows) -> dict[str, Any]:
             f"p0{name[1:]}" if len(name) == 2 else name: value
             for name, value in percentiles.items()
         }
+
+        def scaled(statistic: str) -> float | None:
+            return stats[statistic] * scale if statistic in stats else None
+
         return {
-            "mean": stats["mean"] * scale,
-            "median": stats["p50"] * scale,
-            "std_dev": stats["std"] * scale,
-            "min": stats["min"] * scale,
-            "max": stats["max"] * scale,
+            "mean": scaled("mean"),
+            "median": scaled("p50"),
+            "std_dev": scaled("std"),
+            "min": scaled("min"),
+            "max": scaled("max"),
             "count": int(stats["count"]),
             "percentiles": padded,
         }

@@ -314,7 +314,7 @@ def sound(summary: Summary) -> bool:
     return (
         summary.verdict.valid
         and not has_high_error_rate(summary)
-        and not any(term.metric in summary.unsound for term in summary.goodput.slo)
+        and not any(term.undecided or term.low_ms is not None for term in summary.goodput.slo)
     )
 
 

@@ -38,8 +38,12 @@ def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
         ("End to end", ("e2e",)),
         ("Largest gap of a request", ("max_gap",)),
     ):
-        sound = [name for name in names if name not in summary.unsound]
-        named_curves = [(name, figures.curves[name]) for name in sound if name in figures.curves]
+        withheld = summary.metrics_without("p50")
+        named_curves = [
+            (name, figures.curves[name])
+            for name in names
+            if name not in withheld and name in figures.curves
+        ]
         if not named_curves:
             continue
         terms = [term for term in summary.goodput.slo if term.metric in (*names, "itl")]
@@ -145,7 +149,7 @@ def latency_over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
         ("Time per output token", "tpot", figures.tpot, "by the instant of the last token"),
     ):
         values = [value for series in bins.series.values() for value in series if value is not None]
-        if name in summary.unsound or not values:
+        if name in summary.metrics_without("p50") or not values:
             continue
         terms = [t for t in summary.goodput.slo if t.metric == name]
         seen = [t for t in terms if t.limit_ms < 3 * max(values)]
@@ -183,7 +187,7 @@ def recovery(figures: Figures, found: Sequence[Recovery]) -> Iterator[Chart]:
 
 def gaps_over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
     """The gaps between events over time."""
-    if figures.gaps and "inter_chunk" not in summary.unsound:
+    if figures.gaps and "inter_chunk" not in summary.metrics_without("p50"):
         yield _gap_heat_chart(figures)
 
 

@@ -5,7 +5,7 @@ Pure: takes a `Summary`, returns texts. Every page and message that states the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from loadgen.core import format, slo
@@ -58,8 +58,9 @@ def marks(summary: Summary) -> Iterator[Note]:
     if not summary.verdict.valid:
         kind: Literal["bad", "warn"] = "warn" if is_host_busy(summary.verdict) else "bad"
         yield Note("INVALID", "; ".join(summary.verdict.reasons), kind)
-    for caveat in summary.verdict.caveats:
-        yield Note("RESERVATION", caveat, "warn")
+    for caveat, code in zip(summary.verdict.caveats, summary.verdict.caveat_codes, strict=True):
+        if code.code != "withheld":  # all numbers that are shown are right
+            yield Note("RESERVATION", caveat, "warn")
     if summary.sustainable.sustained is False:
         yield Note("NOT SUSTAINED", summary.sustainable.why, "warn")
     if word := _ENDS.get(summary.run.state):
@@ -76,8 +77,10 @@ _ENDS = {
 
 def outcome(term: TermResult) -> str:
     """The measured value: `174 ms`; `~174 ms` with too few samples; or why there is no value."""
-    if term.undecided:
+    if term.undecided and term.low_ms is None:
         return "no figure"
+    if term.low_ms is not None and term.high_ms is not None:
+        return f"{value_range(term.low_ms, term.high_ms)} ms"
     if term.value_ms is None:
         return "falls on one not answered" if term.count else "nothing measured"
     return f"{'' if term.supported else '~'}{format.milliseconds(term.value_ms)} ms"
@@ -347,14 +350,32 @@ def quantile_ms(distribution: Distribution, quantile: str) -> str:
     return mark + format.milliseconds(value)
 
 
-def distribution_cells(distribution: Distribution, quantiles: Sequence[str]) -> tuple[str, ...]:
-    """The mean, these quantiles and the largest value in ms, and the number of samples."""
+def distribution_cells(
+    distribution: Distribution,
+    quantiles: Sequence[str],
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+) -> tuple[str, ...]:
+    """Return the mean, these quantiles and the maximum in ms, and the number of samples.
+
+    A statistic that is withheld is shown by its range.
+    """
+
+    def cell(statistic: str) -> str:
+        if ranges and statistic in ranges:
+            return value_range(*ranges[statistic])
+        return quantile_ms(distribution, statistic)
+
     return (
-        format.milliseconds(distribution.mean),
-        *(quantile_ms(distribution, quantile) for quantile in quantiles),
-        format.milliseconds(distribution.max),
+        cell("mean").removeprefix("~"),
+        *(cell(quantile) for quantile in quantiles),
+        cell("max").removeprefix("~"),
         format.count(distribution.count),
     )
+
+
+def value_range(low_ms: float, high_ms: float) -> str:
+    """Return a range of times: `8.33-10.0`."""
+    return f"{format.milliseconds(low_ms)}-{format.milliseconds(high_ms)}"
 
 
 def needed(distributions: Sequence[Distribution], quantiles: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ A `Summary` in, the report of text, Markdown and page out. What only a page has 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from loadgen.core import format
 from loadgen.core.metrics.blocks import RequestCounts
@@ -370,7 +370,12 @@ def _latency(
     needs = run_headline.needed([distribution for _, distribution in rows], QUANTILES)
     about = (Said(sentence, "soft") for sentence in run_headline.about_latency(summary))
     yield section(
-        "Latency", _distributions(rows), _asked(summary, rows), _needed(needs), *about, id="latency"
+        "Latency",
+        _distributions(rows, summary),
+        _asked(summary, rows),
+        _needed(needs),
+        *about,
+        id="latency",
     )
     yield sections.slo(summary)
     yield from within.sections(summary)
@@ -378,13 +383,22 @@ def _latency(
     yield from page.curves(summary, figures)
 
 
-def _distributions(rows: Iterable[tuple[FigureRow, Distribution]]) -> Table:
+def _distributions(rows: Iterable[tuple[FigureRow, Distribution]], summary: Summary) -> Table:
+    """Return the table of latencies; statistics that are withheld are shown by their range."""
     head = ("ms", "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "samples")
     cells = [
-        (run_headline.table_words(row), *run_headline.distribution_cells(each, QUANTILES))
+        (
+            run_headline.table_words(row),
+            *run_headline.distribution_cells(each, QUANTILES, _ranges(summary, row)),
+        )
         for row, each in rows
     ]
     return Table(head, cells)
+
+
+def _ranges(summary: Summary, row: FigureRow) -> Mapping[str, tuple[float, float]]:
+    withheld = summary.withheld.get(row.name)
+    return {} if withheld is None else withheld.ranges
 
 
 def _asked(summary: Summary, rows: Iterable[tuple[FigureRow, Distribution]]) -> Table:
@@ -394,7 +408,7 @@ def _asked(summary: Summary, rows: Iterable[tuple[FigureRow, Distribution]]) -> 
         for row, each in rows
         if row.field in summary.percentiles
     ]
-    names = next((list(quantiles) for *_, quantiles in found if quantiles), [])
+    names = list(dict.fromkeys(name for *_, quantiles in found for name in quantiles))
 
     def cell(name: str, count: int, quantiles: dict[str, float]) -> str:
         mark = "~" if count < support(float(name[1:].replace("_", ".")) / 100) else ""
@@ -420,7 +434,7 @@ def _client(
     summary: Summary, figures: Callable[[], Figures] | None
 ) -> Iterator[Section | PageOnly]:
     used = f"{', '.join(run_headline.client_use(summary))}."
-    times = _distributions(run_headline.own_times(summary))
+    times = _distributions(run_headline.own_times(summary), summary)
     yield section(
         "The load generator itself",
         used,

@@ -393,10 +393,9 @@ def _invalid(
     for reason in summary.verdict.codes:
         if reason.code != "too_few" or not ended_early:
             return reason.code, reasons.sentence(reason)
-    if withheld := [
-        term.undecided for term in summary.goodput.slo if term.metric in summary.unsound
-    ]:
-        return "withheld", withheld[0]
+    for term in summary.goodput.slo:
+        if term.undecided and (term.metric in summary.unsound or term.low_ms is not None):
+            return "withheld", term.undecided
     broken = int(np.isin(rows["kind"], BROKEN).sum())
     if broken > summary.verdict.limits.failure_share * max(len(rows), 1):
         met = f"{broken:,} of {len(rows):,} requests met a server that was gone or ill (connections, resets, 5xx)"

@@ -304,7 +304,6 @@ class Cell:
             told_streamed >= LONG_ANSWER
         )
         self.count("surplus", np.maximum(told_streamed - told_events - textless, 0).sum())
-        self.count("unsaid", (with_output & (columns["first_event_tokens"] == 0)).sum())
         built = columns["built_tokens"]
         both_counted = (
             with_output

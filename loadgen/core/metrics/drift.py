@@ -17,7 +17,7 @@ from loadgen.core.metrics.windows import Span
 from loadgen.core.stats.quantiles import Values, milliseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -60,12 +60,18 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[Block, ...] = ()
 
 
-def without_tpot(drift: Drift) -> Drift:
-    """The drift without its TPOT figures, where those are withheld."""
+def without_statistics(drift: Drift, metric: str, statistics: Collection[str]) -> Drift:
+    """Return the drift without the quantiles of a metric that are withheld."""
+    names = [
+        f"{metric}_p{p * 100:g}"
+        for part, p in PARTS
+        if part == metric and f"p{p * 100:g}" in statistics
+    ]
     blocks = tuple(
-        msgspec.structs.replace(block, tpot_p50_ms=None, tpot_p99_ms=None) for block in drift.blocks
+        msgspec.structs.replace(block, **dict.fromkeys(f"{name}_ms" for name in names))
+        for block in drift.blocks
     )
-    return msgspec.structs.replace(drift, tpot_p50=None, tpot_p99=None, blocks=blocks)
+    return msgspec.structs.replace(drift, blocks=blocks, **dict.fromkeys(names))
 
 
 def without_tokens(drift: Drift) -> Drift:

@@ -1,6 +1,6 @@
 """The built-in rows of the table `loadgen.figures`: the metrics that a request, a gap or an event has a value of."""
 
-from loadgen.core.metrics import columns, outcomes
+from loadgen.core.metrics import bounds, columns, outcomes
 from loadgen.figures import FigureRow
 
 ROWS = (
@@ -10,6 +10,8 @@ ROWS = (
         meaning="time to first token: first event with generated output - due. Role-only, empty and comment events "
         "do not count, reasoning does; waiting for a connection and the generator's lateness do",
         values=columns.ttft,
+        bounds=bounds.bound_ttft,
+        uncertainty_limit="stamp_error_share",
         least=outcomes.least_ttft,
         compared=("p50", "p99"),
         block="",
@@ -21,6 +23,8 @@ ROWS = (
         words="TTFT from sent",
         meaning="first token - sent",
         values=columns.ttft_from_sent,
+        bounds=bounds.bound_ttft_from_sent,
+        uncertainty_limit="stamp_error_share",
         least=outcomes.least_ttft_from_sent,
         block="",
         shown=("slo", "contract", "latency", "requests"),
@@ -32,6 +36,8 @@ ROWS = (
         words="First answer",
         meaning="first output that is not reasoning - due",
         values=columns.first_answer,
+        bounds=bounds.bound_first_answer,
+        uncertainty_limit="stamp_error_share",
         least=outcomes.least_first_answer,
         block="",
         shown=("slo", "contract", "latency", "requests"),
@@ -46,9 +52,11 @@ ROWS = (
         "the server says it, else 1. None where n <= n1, and where all output came at one instant (one event, one "
         "write): there is no span",
         values=columns.tpot,
+        bounds=bounds.bound_tpot,
+        uncertainty_limit="tpot_error_share",
         needs="tokens",
         least=outcomes.least_tpot,
-        guards=("tpot_unsure", "counts_contradict"),
+        guards=("counts_contradict",),
         compared=("p50", "p99"),
         block="",
         shown=("slo", "contract", "latency", "requests", "prometheus"),
@@ -58,9 +66,11 @@ ROWS = (
         words="TPOT (MLPerf)",
         meaning="LoadGen's: (e2e - ttft) // (n - 1), both from due",
         values=columns.tpot_mlperf,
+        bounds=bounds.bound_tpot_mlperf,
+        uncertainty_limit="tpot_error_share",
         needs="tokens",
         least=outcomes.least_tpot_mlperf,
-        guards=("tpot_unsure", "counts_contradict"),
+        guards=("counts_contradict",),
         block="",
     ),
     FigureRow(
@@ -69,6 +79,8 @@ ROWS = (
         meaning="normalised TPOT: E2E / n, n output tokens as the server counts them; the wait for the first token "
         "is inside. None where n is 0 or not known",
         values=columns.e2e_per_token,
+        bounds=bounds.bound_e2e_per_token,
+        uncertainty_limit="stamp_error_share",
         least=outcomes.least_e2e_per_token,
         needs="tokens",
         guards=("counts_contradict",),
@@ -101,8 +113,9 @@ ROWS = (
         meaning="inter-token latency: the gaps between events, when every event carries one token; else it is not "
         "given, and `itl_absent` says why",
         sample="gaps",
+        uncertainty_limit="event_error_share",
         needs="stream",
-        guards=("events_unsure", "counts_contradict"),
+        guards=("counts_contradict",),
         block="",
         shown=("contract", "latency"),
     ),
@@ -112,8 +125,8 @@ ROWS = (
         meaning="every gap between successive output events, all requests pooled; quantiles from a histogram, "
         "wrong by at most 0.1 %; count, mean, min and max exact",
         sample="gaps",
+        uncertainty_limit="event_error_share",
         needs="stream",
-        guards=("events_unsure",),
         block="",
         shown=("contract", "latency"),
     ),
@@ -122,6 +135,8 @@ ROWS = (
         words="E2E",
         meaning="last output or finish event - due; never the end of the body",
         values=columns.e2e,
+        bounds=bounds.bound_e2e,
+        uncertainty_limit="stamp_error_share",
         needs="",
         least=outcomes.least_e2e,
         compared=("p50", "p99"),
@@ -133,9 +148,10 @@ ROWS = (
         words="Largest gap",
         meaning="the largest gap between output events of one request",
         values=columns.max_gap,
+        bounds=bounds.bound_max_gap,
+        uncertainty_limit="event_error_share",
         needs="tokens",
         least=outcomes.least_max_gap,
-        guards=("events_unsure", "largest_gap_unsure"),
         block="",
         shown=("contract", "latency", "requests"),
     ),

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgen.core import format
-from loadgen.core.limits import NO_SPAN_SHARE
+from loadgen.core.limits import NO_SPAN_SHARE, ValidityLimits
+from loadgen.core.metrics import guards
 from loadgen.core.metrics.accumulator import Cell
 from loadgen.core.metrics.blocks import Sessions, amount_in
 from loadgen.core.metrics.outcomes import is_undecided
 from loadgen.core.metrics.windows import Window, per_second
 from loadgen.core.slo import Slo, Term, promise
 from loadgen.core.stats.quantiles import SUPPORT, Histogram, index, milliseconds, name, support
-from loadgen.figures import needs, pooled_figures
+from loadgen.figures import needs, pooled_figures, words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,6 +38,8 @@ class TermResult(msgspec.Struct, frozen=True, kw_only=True):
     supported: bool
     undecided: str = ""
     unfinished: int = 0  # unfinished requests that are not known to be over: not in `count`
+    low_ms: float | None = None  # the range of a value that is too uncertain to be shown
+    high_ms: float | None = None
 
     @property
     def promise(self) -> str:
@@ -133,6 +136,10 @@ def unjudged(part: Any) -> Any:
     return msgspec.structs.replace(part, goodput=judged)
 
 
+GOOD_UNCERTAIN = 0.05
+"""Share of the good requests that may be uncertain before their number is withheld."""
+
+
 def goodput(
     cell: Cell,
     slo: Slo | None,
@@ -141,6 +148,7 @@ def goodput(
     unrecorded: int,
     unsound: Mapping[str, str],
     *,
+    limits: ValidityLimits,
     dropped_too: bool = True,
 ) -> Goodput:
     """Each SLO term judged at its quantile, and the requests that meet all terms.
@@ -166,7 +174,7 @@ def goodput(
     left_out = cell.sum("unfinished") - cell.sum("unfinished_over")
     counted, cut = everyone - left_out, is_undecided(cell.sum("unfinished"), everyone)
     results = [
-        _term_result(cell, i, term, gaps, everyone, cut, unsound)
+        _term_result(cell, i, term, gaps, everyone, cut, unsound, limits)
         for i, term in enumerate(slo.terms)
     ]
     share_met: bool | None = True
@@ -174,14 +182,20 @@ def goodput(
     withheld = any(
         term.metric in unsound and term.metric not in pooled_figures() for term in slo.terms
     )
+    good_range = guards.good_range(cell.columns, slo)
     if slo.goodput_share is not None:
-        known = (
-            None
-            if withheld
-            else _judged_share(cell.sum("good"), counted, left_out, slo.goodput_share, cut)
-        )
+        known = None
+        if not withheld:
+            outcomes = {
+                _judged_share(number, counted, left_out, slo.goodput_share, cut)
+                for number in good_range or (cell.sum("good"),)
+            }
+            known = outcomes.pop() if len(outcomes) == 1 else None
         share_met = None if known and no_tpot else known
-    good = None if withheld or no_tpot else cell.sum("good")
+    is_uncertain = good_range is not None and guards.Range(*good_range).exceeds(
+        cell.sum("good"), GOOD_UNCERTAIN
+    )
+    good = None if withheld or no_tpot or is_uncertain else cell.sum("good")
     good_in_steady_state = None if good is None else amount_in([cell], "good", inside.steady)
     return Goodput(
         rps=per_second(good, inside),
@@ -204,9 +218,11 @@ def _term_result(
     everyone: int,
     cut: bool,
     unsound: Mapping[str, str],
+    limits: ValidityLimits,
 ) -> TermResult:
     """The result of term `i`. `everyone`: all but cancelled requests. `cut`: too many are unfinished to decide by."""
     value: float | None = None
+    value_range: guards.Range | None = None
     left_out = no_span = 0
     if term.metric in pooled_figures():
         values = count = gaps.count
@@ -222,6 +238,7 @@ def _term_result(
         place = index(count, term.quantile) if count else 0
         if place < values:
             value = cell.sample(term.metric).nth(place)
+            value_range = _range_if_uncertain(cell, term.metric, place, value, limits)
         met = place < min(values, count - over)
         no_span = _without_span(cell, term)
         undecided = _undecided_reason(term.metric, values, ok, count, unsound, no_span)
@@ -231,6 +248,11 @@ def _term_result(
     )
     if undecided:
         value, over, decided = None, 0, None
+    elif value_range is not None:
+        value = None
+        if value_range.lower <= term.limit_ns < value_range.upper:
+            decided = None
+            undecided = _straddles(term.metric, value_range)
     elif decided is None and no_span:
         undecided = _came_at_once(no_span)
     elif decided is None:
@@ -251,7 +273,26 @@ def _term_result(
         supported=count >= needed,
         undecided=undecided,
         unfinished=left_out,
+        low_ms=None if value_range is None else milliseconds(value_range.lower),
+        high_ms=None if value_range is None else milliseconds(value_range.upper),
     )
+
+
+def _range_if_uncertain(
+    cell: Cell, metric: str, place: int, value: float, limits: ValidityLimits
+) -> guards.Range | None:
+    """Return the range of the value at a place of a sample if it is too uncertain to be shown."""
+    sample_bounds = guards.bound_metric(cell.columns, metric)
+    if sample_bounds is None:
+        return None
+    found = sample_bounds.nth(place)
+    return found if found.exceeds(value, guards.limit_of(metric, limits)) else None
+
+
+def _straddles(metric: str, found: guards.Range) -> str:
+    """Return why a term is undecided whose limit lies inside the range of the value."""
+    low, high = (format.milliseconds(milliseconds(end)) for end in found)
+    return f"the limit lies within the range of {words(metric)}, {low} to {high} ms"
 
 
 def _without_span(cell: Cell, term: Term) -> int:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loadgen.core.metrics.columns import Columns
+    from loadgen.core.metrics.windows import Window
     from loadgen.core.results.manifest import Header, Placed, Second
 
 
@@ -37,9 +38,21 @@ class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_cluster(
-    header: Header, summary: Any, measured: Sequence[Columns], seconds: Sequence[Second]
+    header: Header,
+    window: Window,
+    scale_ms: float | None,
+    measured: Sequence[Columns],
+    seconds: Sequence[Second],
 ) -> tuple[MachineSummary, ...]:
-    """A row for each machine; () where one alone sent, and none was lost. `summary`: its `Summary`."""
+    """Return a row for each machine; () if one alone sent, and none was lost.
+
+    Args:
+        header: The header of the run.
+        window: The measured window.
+        scale_ms: The latency by which lateness is judged, see `validity.LatenessScale`.
+        measured: The measured records.
+        seconds: The samples that each worker takes of itself.
+    """
     if header.cluster is None:
         return ()
     machines: dict[str, list[Placed]] = {}
@@ -51,11 +64,10 @@ def of_cluster(
     )
     if len(machines) + len(gone) < 2:
         return ()
-    scale = summary.ttft_ms.p50 if summary.ttft_ms.p50 is not None else summary.e2e_ms.p50
-    limit_ns = None if scale is None else header.limits.send_lag_share * scale * 1e6
+    limit_ns = None if scale_ms is None else header.limits.send_lag_share * scale_ms * 1e6
     rows = JoinedColumns(measured, ok=False, keep=False)
     worker, status, lag = rows["worker"], rows["status"], rows.measure("send_lag")
-    full = inside(seconds, summary.window)
+    full = inside(seconds, window)
 
     def of_rows(own: list[int]) -> dict[str, Any]:
         chosen = np.isin(worker, own)

@@ -6,6 +6,8 @@ cut, not the server's failure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -114,15 +116,21 @@ def is_undecided(unfinished: int, counted: int) -> bool:
     return unfinished > UNFINISHED_SHARE * counted
 
 
-def meets(columns: Columns, slo: Slo) -> NDArray[np.bool_]:
-    """Which requests are ok and within every term with a value per request here: a mask of the length of the columns.
+def meets(
+    columns: Columns, slo: Slo, values_of: Mapping[str, NDArray[np.int64]] | None = None
+) -> NDArray[np.bool_]:
+    """Return which requests are ok and within every term that has a value per request.
 
-    A request too short to have a TPOT does not miss that term, nor does one that asked for no tokens miss any but E2E.
+    `values_of` has the values of some metrics in place of the measured ones. A request too short to
+    have a TPOT does not miss that term. One that asked for no tokens misses no term but E2E.
     """
     good = columns.where(OK)
     for term in slo.terms:
         if per_request(term.metric):
-            values = columns.measure(term.metric)
+            if values_of is not None and term.metric in values_of:
+                values = values_of[term.metric]
+            else:
+                values = columns.measure(term.metric)
             excused = (values == UNDEFINED) & (
                 columns.for_values | (needs(term.metric) == "tokens")
             )

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from loadgen.core import format
-from loadgen.core.metrics import blocks, drift
+from loadgen.core.metrics import blocks, drift, guards
 from loadgen.core.metrics.accumulator import Accumulator, Cell, CellPair, CutConversations
 from loadgen.core.metrics.blocks import Bytes, RequestCounts, Sessions, Tokens
 from loadgen.core.metrics.goodput import Goodput, goodput, of_classes, with_tasks
@@ -180,8 +180,21 @@ class Parts(msgspec.Struct, frozen=True):
             "requests": blocks.requests(cell, unrecorded),
             "load": load(cell, everything, inside, arrival, self.header.stages, self.whole),
             "tokens": blocks.tokens(cell, everything, inside, timeline, gpus),
-            "goodput": goodput(cell, cell.slo, inside, gaps, unrecorded, self.undecided),
-            **{f"{metric}_ms": cell.distribution(metric) for metric in drift.SHOWN},
+            "goodput": goodput(
+                cell,
+                cell.slo,
+                inside,
+                gaps,
+                unrecorded,
+                self.undecided,
+                limits=self.header.limits,
+            ),
+            **{
+                f"{metric}_ms": guards.guard_metric(
+                    cell.columns, metric, cell.distribution(metric), self.header.limits
+                )
+                for metric in drift.SHOWN
+            },
         }
 
     def missed_without_dropped(
@@ -192,11 +205,20 @@ class Parts(msgspec.Struct, frozen=True):
         of_classes = (
             (pair.measured, Histogram(), 0, self._by_part) for pair in accumulator.classes
         )
-        return any(
-            goodput(cell, cell.slo, inside, own_gaps, unrecorded, undecided, dropped_too=False).met
-            is False
+        results = (
+            goodput(
+                cell,
+                cell.slo,
+                inside,
+                own_gaps,
+                unrecorded,
+                undecided,
+                limits=self.header.limits,
+                dropped_too=False,
+            )
             for cell, own_gaps, unrecorded, undecided in (whole, *of_classes)
         )
+        return any(result.met is False for result in results)
 
     @property
     def _by_part(self) -> dict[str, str]:

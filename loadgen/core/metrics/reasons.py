@@ -31,9 +31,6 @@ SENTENCES = {
     "are needed: give a longer load, or a higher one",
     "sent_late": f"requests were sent late: {{quantile}} send lag {_RATIO}",
     "arrivals_unsure": f"arrival times are unsure: {{quantile}} stamp error {_RATIO}",
-    "late_and_unsure": f"requests were sent late and arrival times are unsure: {{quantile}} of both together {_RATIO}",
-    "client_in_ttft": "late sends and unsure arrival times may have made {value_ms:.3g} ms of the {basis} ({basis_ms:.3g} ms), "
-    "{share:share} of it, limit {limit:share}: {remedy:part}",
     "generator_busy": "the load generator was busy: worker {worker} used {cpu_share:share} of a core in the second up to "
     "{at_s:.0f} s, limit {limit:share}: add workers",
     "client_failures": "{failed:,} of {requests:request|requests} ({share:share}) were lost with a "
@@ -50,7 +47,7 @@ SENTENCES = {
     "stopped_by_latency": "stopped {at_s:.0f} s after the start by the rule {rule}: {over:,} of the {requests:request|requests} that "
     "ended in {window_s:.0f} s were over that. The run shows a part of the load that was planned",
     # caveats: what belongs beside VALID
-    "withheld": "{metrics:families} withheld: {why}",
+    "withheld": "not reported: {statistics:statistics}: {why}",
     "not_offered": "not the load that was asked for: {dropped:,} of {requests:start|starts} ({share:share}) were dropped at "
     "a cap (--max-in-flight, max_in_prefill), and count as missed",
     "shortened": "not the load that was asked for: the answers have {got:,} of {asked:,} output tokens asked "
@@ -62,9 +59,10 @@ SENTENCES = {
     "output_unseen": "{unseen:,} of {answers:ok response|ok responses} ({share:share}, limit "
     "{limit:share}) had tokens by the server's count, but no output event that could be timed: the "
     "output is in fields that are not known here, or the response was not streamed",
-    "events_unsure": f"arrival times are unsure: {{quantile}} error of the gaps between events{{unsure_share:bundled}}: {_RATIO}",
-    "largest_gap_unsure": f"arrival times are unsure: {{quantile}} error of the largest gap {_RATIO}",
-    "tpot_unsure": f"arrival times are unsure: {{quantile}} error of TPOT {_RATIO}",
+    "times_uncertain": "the client's timestamps are too uncertain for them{unsure_share:bundled}: "
+    "{remedy:part}",
+    "first_event_uncertain": "events carry several tokens, and the server does not say how many "
+    "the first one has: TPOT is known as a range only",
     # warnings
     "failures": "{failed:,} of {requests:request|requests} ({share:share}, limit {limit:share}) "
     "failed at the server or on the path to it: the table of errors says how. Latencies are those of "
@@ -90,7 +88,6 @@ SENTENCES = {
     "{of:part}: others use the servers, or the counters mean another cache",
     "lengths_differ": "{share:share} of the responses are not as long as requested, limit "
     "{limit:share}: they stopped earlier, or the server does not honour the forced length",
-    "first_event_unknown": "events carry several tokens and the server does not say how many the first one has: TPOT takes it as one",
     "prompts_repeated": "{requests:request repeats|requests repeat} a prompt that was sent before: a prefix cache may have served them",
     "slo_samples": "SLO term {metric} at p{percentile:g} rests on {samples:sample|samples}; {needed} are needed to support it",
     "lanes_unfilled": "{requests:,} requests for {lanes:,} lanes: so many were never in flight; give at least {needed:,} requests",
@@ -133,6 +130,8 @@ _PARTS = {
     "lower_load": "lower the load or add workers",
     "other_processes": "other processes kept worker {worker} off its core for {waited_share:share} of the second up to {at_s:.0f} s: "
     "stop them, or use a host of its own",
+    "shared_host": "client and server share the cores of this host: send from another host, or "
+    "give each its own cores (taskset)",
     "held_back": "the client read them at once, so they came together: a proxy, a gateway or the server itself holds events "
     "back, and TTFT may hold that wait",
     "disk": "writing the records took {write_share:share} of the second up to {at_s:.0f} s: a faster disk for --out",
@@ -206,6 +205,14 @@ def share(value: float) -> str:
     return f"{percent:.1f} %" if percent >= 0.1 or percent == 0 else f"{percent:.2g} %"
 
 
+def _withheld_metric(metric: str, statistics: list[str]) -> str:
+    """Return a metric and those of its statistics that are withheld: `ITL (p99, max)`."""
+    name = _BLOCKS.get(metric) or words(metric)
+    if not statistics:
+        return name
+    return f"{name} ({', '.join(statistic.replace('_', '.') for statistic in statistics)})"
+
+
 FORMATS: Formats = {
     "share": share,
     "signed": lambda value: f"{value * 100:+.1f} %",
@@ -227,7 +234,7 @@ FORMATS: Formats = {
     "addresses": lambda found: (
         f"{', '.join(found[:4])}{' and more' if len(found) > 4 else ''}" or "no address"
     ),
-    "families": lambda metrics: ", ".join(
-        _BLOCKS.get(metric) or words(metric) for metric in metrics
+    "statistics": lambda withheld: ", ".join(
+        _withheld_metric(metric, statistics) for metric, statistics in withheld.items()
     ),
 }

@@ -15,7 +15,7 @@ import numpy as np
 
 from loadgen.core import errors as codes
 from loadgen.core import format
-from loadgen.core.metrics import blocks, drift, machines, steps, sustainable, validity
+from loadgen.core.metrics import blocks, drift, guards, machines, steps, sustainable, validity
 from loadgen.core.metrics.accumulator import (
     REMARK_PREFIX,
     Accumulator,
@@ -26,6 +26,7 @@ from loadgen.core.metrics.accumulator import (
 from loadgen.core.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
 from loadgen.core.metrics.drift import Drift
 from loadgen.core.metrics.goodput import Goodput, of_classes, unjudged, with_tasks
+from loadgen.core.metrics.guards import STATISTICS, WithheldStatistics
 from loadgen.core.metrics.load import Load
 from loadgen.core.metrics.machines import MachineSummary
 from loadgen.core.metrics.parts import (
@@ -51,7 +52,7 @@ from loadgen.core.metrics.sections import (
     StimulusCheck,
 )
 from loadgen.core.metrics.sustainable import Sustainable
-from loadgen.core.metrics.validity import Signs, Verdict
+from loadgen.core.metrics.validity import LatenessScale, Signs, Verdict
 from loadgen.core.metrics.windows import Span, Window
 from loadgen.core.results.manifest import (
     ChunkReuse,
@@ -67,9 +68,10 @@ from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.hardware import SeenHardware
 from loadgen.core.server_metrics.series import Served
 from loadgen.core.slo import not_here
+from loadgen.core.stats import quantiles
 from loadgen.core.stats.intervals import Interval
-from loadgen.core.stats.quantiles import Distribution, Histogram, asked, of_gaps, pooled
-from loadgen.figures import FIGURES
+from loadgen.core.stats.quantiles import Distribution, Histogram, asked, pooled
+from loadgen.figures import FIGURES, pooled_figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -139,9 +141,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     inter_chunk_ms: Distribution
     itl_ms: Distribution | None
     itl_absent: str  # why itl_ms is null, in words
-    unsound: dict[
-        str, str
-    ] = {}  # metric -> why its figures are null though there are samples: unsure arrival times
+    unsound: dict[str, str] = {}  # metric -> why all its statistics are null despite its samples
+    withheld: dict[str, WithheldStatistics] = {}  # metric -> statistics that are too uncertain
     e2e_ms: Distribution
     max_gap_ms: Distribution
     stalls: Stalls
@@ -211,6 +212,18 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         str, dict[str, float]
     ] = {}  # those that were asked for: field of a figure -> its name -> ms
 
+    def withheld_reason(self, metric: str, statistic: str) -> str:
+        """Return why a statistic of a metric (`p99`, `mean`) is withheld; "" if it is not."""
+        if metric in self.unsound:
+            return self.unsound[metric]
+        found = self.withheld.get(metric)
+        return found.why if found is not None and statistic in found.ranges else ""
+
+    def metrics_without(self, statistic: str) -> set[str]:
+        """Return the metrics of which a statistic is withheld."""
+        partly = {name for name, found in self.withheld.items() if statistic in found.ranges}
+        return set(self.unsound) | partly
+
 
 class MeasuredRun(NamedTuple):
     """What core computes of a run: its summary without the sections of `core.analysis` and without a verdict."""
@@ -251,19 +264,19 @@ def measure(
     samples = {name: measured.distribution(name) for name in sampled()}
     samples |= {"inter_chunk": own_gaps.distribution(), "event_error": errors.distribution()}
     unsure_share = 1 - int(errors.counts[0]) / errors.count if errors.count else None
-    unsound = validity.withheld(
-        header.limits, samples | {"gap_error": of_gaps(errors)}, unsure_share, seconds, inside
+    gap_bounds = guards.bound_gaps(measured.columns, own_gaps, errors)
+    evidence = validity.Evidence(
+        unsure_share=unsure_share,
+        is_read_at_once=validity.is_read_at_once(samples["client_lag"], samples["event_error"]),
+        is_local=validity.is_local(header),
+        seconds=seconds,
+        window=inside,
     )
-    unsound |= validity.contradicted(measured) | not_here(
-        header.slos
-    )  # however sure the stamps are
-    if header.stream:
-        unsound |= validity.without_first_token(measured)
-    itl_absent = blocks.itl_absent(measured, samples["inter_chunk"])
-    undecided = ({"itl": f"there is no ITL: {itl_absent}"} if itl_absent else {}) | unsound
+    shown = _statistics_shown(header, measured, samples, gap_bounds, evidence)
+    scale = LatenessScale.of_samples(samples["ttft"], samples["e2e"])
     tokens_in = blocks.tokens_over_time(measured, own_timeline)
     arrival = ", then ".join(plans[i].arrival for i in chosen if plans[i].arrival)
-    parts = Parts(header, undecided, measured)
+    parts = Parts(header, shown.undecided(header), measured)
     whole = parts.figures(
         measured, everything, inside, arrival, own_timeline, target.gpus, own_gaps, lost
     )
@@ -285,7 +298,9 @@ def measure(
                 cell, everything, window, stage.arrival, events, target.gpus, own, unrecorded[i]
             )
         facts = shared(stage, StageSummary)
-        return StageSummary(window=window, inter_chunk_ms=own.distribution(), **facts, **figures)
+        own_errors = event_errors[i] if i < len(event_errors) else Histogram()
+        stage_gaps = guards.guard_gaps(cell.columns, own, own_errors, header.limits)
+        return StageSummary(window=window, inter_chunk_ms=stage_gaps, **facts, **figures)
 
     step_times = steps.times(measured.columns, header)
     by_part = parts.by_part(accumulator, inside, step_times, target.model)
@@ -305,9 +320,10 @@ def measure(
         tpot_undefined=measured.sum("tpot_undefined"),
         tpot_no_span=measured.sum("tpot_no_span") if header.stream else 0,
         tpot_no_output=measured.sum("tpot_no_output") if header.stream else 0,
-        itl_ms=None if itl_absent else samples["inter_chunk"],
-        itl_absent=itl_absent,
-        unsound=unsound,
+        itl_ms=None if shown.itl_absent else shown.samples["inter_chunk"],
+        itl_absent=shown.itl_absent,
+        unsound=shown.unsound,
+        withheld=shown.withheld,
         stalls=blocks.stalls(measured),
         event_unsure_share=unsure_share,
         sessions=tasks,
@@ -323,18 +339,76 @@ def measure(
         if explained
         else Sustainable(),
         **{
-            **_of_figures(samples, header.percentiles, measured, own_gaps, itl_absent),
+            **_of_figures(shown.samples),
+            "percentiles": _asked_percentiles(
+                header, measured, own_gaps, gap_bounds, shown.itl_absent
+            ),
             **whole,
             **by_part,
         },
     )
     summary = withhold(summary)
     summary = msgspec.structs.replace(
-        summary, machines=machines.of_cluster(header, summary, measured.columns, seconds)
+        summary,
+        machines=machines.of_cluster(header, inside, scale.p50_ms, measured.columns, seconds),
     )
     missed = parts.missed_without_dropped(accumulator, own_gaps, inside, lost)
-    signs = _signs(everything, header, missed=missed, is_counted="tokens" not in unsound)
+    signs = _signs(
+        everything, header, scale, missed=missed, is_counted="tokens" not in shown.unsound
+    )
     return MeasuredRun(summary, everything, signs, tokens_in)
+
+
+class ShownStatistics(NamedTuple):
+    """The distributions of a run without what is withheld, and why it is withheld."""
+
+    samples: dict[str, Distribution]
+    itl_absent: str
+    unsound: dict[str, str]
+    withheld: dict[str, WithheldStatistics]
+
+    def undecided(self, header: Header) -> dict[str, str]:
+        """Return the metrics on which no term of an SLO can be decided, with the reason."""
+        no_itl = {"itl": f"there is no ITL: {self.itl_absent}"} if self.itl_absent else {}
+        uncertain_gaps = {
+            term.metric: "it is too uncertain to be reported"
+            for slo in header.slos
+            for term in slo.terms
+            if term.metric in pooled_figures()
+            and term.metric in self.withheld
+            and quantiles.name(term.quantile) in self.withheld[term.metric].ranges
+        }
+        return no_itl | self.unsound | uncertain_gaps
+
+
+def _statistics_shown(
+    header: Header,
+    measured: Cell,
+    samples: Mapping[str, Distribution],
+    gap_bounds: guards.GapBounds | None,
+    evidence: validity.Evidence,
+) -> ShownStatistics:
+    """Return the distributions without the statistics that are too uncertain, and the reasons."""
+    unsound = validity.contradicted(measured) | not_here(header.slos)
+    if header.stream:
+        unsound |= validity.without_first_token(measured)
+    if guards.are_stalls_uncertain(measured.columns, measured.sum("stalled"), header.limits):
+        unsound["stalls"] = validity.why_times_are_uncertain(evidence)
+    by_first_event = guards.limited_by_first_event(measured.columns, samples["tpot"], header.limits)
+    withheld = validity.explain_withheld(
+        guards.find_withheld(samples, measured.columns, gap_bounds, header.limits),
+        by_first_event=by_first_event,
+        evidence=evidence,
+    )
+    shown = {
+        metric: sample.without(withheld[metric].ranges) if metric in withheld else sample
+        for metric, sample in samples.items()
+    }
+    itl_absent = blocks.itl_absent(measured, samples["inter_chunk"])
+    if "inter_chunk" in withheld and not itl_absent:
+        withheld["itl"] = withheld["inter_chunk"]
+    partly = {metric: found for metric, found in withheld.items() if metric not in unsound}
+    return ShownStatistics(shown, itl_absent, unsound, partly)
 
 
 def judge(header: Header, run: MeasuredRun, summary: Summary, seconds: Sequence[Second]) -> Summary:
@@ -343,14 +417,15 @@ def judge(header: Header, run: MeasuredRun, summary: Summary, seconds: Sequence[
     return by_verdict(msgspec.structs.replace(summary, verdict=verdict))
 
 
-def _signs(everything: CellPair, header: Header, *, missed: bool, is_counted: bool) -> Signs:
+def _signs(
+    everything: CellPair, header: Header, scale: LatenessScale, *, missed: bool, is_counted: bool
+) -> Signs:
     """Return what the verdict needs beside the summary.
 
     `missed`: whether the SLO is missed also without the requests that the client dropped. `is_counted`: whether tokens
     are counted, so that the requested tokens can be compared with those that came.
     """
     measured = everything.measured
-    own_ms, own = validity.own_part(measured.columns)
     died = {
         name.removeprefix("dead_")
         for cell in everything
@@ -358,41 +433,45 @@ def _signs(everything: CellPair, header: Header, *, missed: bool, is_counted: bo
         if name.startswith("dead_")
     }
     return Signs(
+        scale=scale,
         dead_workers=sorted(map(int, died)),
-        unsaid=measured.sum("unsaid") > 0,
         sends=measured.sum("sent"),
         disagreement=blocks.prompt_disagreement(measured, header.template_tokens),
         repeated=blocks.repeated(measured),
         asked=measured.sum("asked") if is_counted else 0,
         asked_got=measured.sum("asked_got"),
-        own_ms=own_ms,
-        own=own,
         missed=missed,
         remarks=measured.sums_with_prefix(REMARK_PREFIX),
     )
 
 
-def _of_figures(
-    samples: Mapping[str, Distribution],
-    shares: Sequence[float],
-    measured: Cell,
-    gaps: Histogram,
-    itl_absent: str,
-) -> dict[str, Any]:
-    """The fields of the figures that have one, the block `figures` of the others, and the percentiles asked for."""
+def _of_figures(samples: Mapping[str, Distribution]) -> dict[str, Any]:
+    """Return the fields of the metrics that have one, and the block `figures` of the others."""
     found = [(row, samples[row.name]) for row in FIGURES.here() if row.name in samples]
     own = {row.field: distribution for row, distribution in found if not row.block}
-    rows = [
-        row for row in FIGURES.at("latency") if shares and not (row.name == "itl" and itl_absent)
-    ]
-    of = {
-        row.field: asked(gaps if row.sample == "gaps" else measured.sample(row.name), shares)
-        for row in rows
-    }
-    return own | {
-        "figures": {row.field: each for row, each in found if row.block},
-        "percentiles": of,
-    }
+    return own | {"figures": {row.field: each for row, each in found if row.block}}
+
+
+def _asked_percentiles(
+    header: Header,
+    measured: Cell,
+    gaps: Histogram,
+    gap_bounds: guards.GapBounds | None,
+    itl_absent: str,
+) -> dict[str, dict[str, float]]:
+    """Return the percentiles that the user asked for, without those that are too uncertain."""
+    found = {}
+    for row in FIGURES.at("latency") if header.percentiles else ():
+        if row.name == "itl" and itl_absent:
+            continue
+        is_gaps = row.sample == "gaps"
+        sample = gaps if is_gaps else measured.sample(row.name)
+        sample_bounds: guards.SampleBounds | None = gap_bounds
+        if not is_gaps:
+            sample_bounds = guards.bound_metric(measured.columns, row.name)
+        shares = guards.certain_quantiles(sample, sample_bounds, row, header)
+        found[row.field] = asked(sample, shares)
+    return found
 
 
 def _unrecorded(
@@ -449,7 +528,8 @@ def fails_by_errors(summary: Summary) -> bool:
 
 
 def withhold(summary: Summary) -> Summary:
-    """The summary without the figures of its `unsound` metrics, whole and by stage, target and time."""
+    """Return the summary without its `unsound` metrics, also those of its parts."""
+    summary = msgspec.structs.replace(summary, drift=_drift_shown(summary))
     unsound = summary.unsound
     if not unsound:
         return summary
@@ -474,16 +554,14 @@ def withhold(summary: Summary) -> Summary:
         if row.name in unsound and row.field in summary.figures
     }
     changes["percentiles"] = {
-        name: found for name, found in summary.percentiles.items() if name not in fields
+        name: asked_for for name, asked_for in summary.percentiles.items() if name not in fields
     }
     if "itl" in unsound:
         changes |= {"itl_ms": None, "itl_absent": summary.itl_absent or unsound["itl"]}
     if "stalls" in unsound:
         changes["stalls"] = msgspec.structs.replace(summary.stalls, requests=None, share=None)
-    if "tpot" in unsound:
-        changes["drift"] = drift.without_tpot(summary.drift)
     if "tokens" in unsound:
-        changes["drift"] = drift.without_tokens(changes.get("drift", summary.drift))
+        changes["drift"] = drift.without_tokens(summary.drift)
         changes["rack"] = None
         if summary.sessions is not None:
             changes["sessions"] = msgspec.structs.replace(summary.sessions, output_tokens=None)
@@ -492,6 +570,16 @@ def withhold(summary: Summary) -> Summary:
             msgspec.structs.replace(part, **without(part)) for part in getattr(summary, name)
         )
     return msgspec.structs.replace(summary, **changes)
+
+
+def _drift_shown(summary: Summary) -> Drift:
+    """Return the drift of a run without the statistics that are withheld."""
+    found = summary.drift
+    for metric, withheld in summary.withheld.items():
+        found = drift.without_statistics(found, metric, withheld.ranges)
+    for metric in summary.unsound:
+        found = drift.without_statistics(found, metric, STATISTICS)
+    return found
 
 
 def _run_facts(header: Header) -> RunFacts:

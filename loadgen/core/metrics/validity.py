@@ -6,36 +6,33 @@ Pure. Every finding is a code with its values; `reasons.py` has the words. The l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
-import numpy as np
 
 from loadgen.core import limits
 from loadgen.core.format import SYSTEM
 from loadgen.core.limits import ValidityLimits
-from loadgen.core.metrics import outcomes
-from loadgen.core.metrics.columns import UNDEFINED, JoinedColumns
+from loadgen.core.metrics import guards, outcomes
+from loadgen.core.metrics.guards import WithheldStatistics
 from loadgen.core.metrics.reasons import sentence
 from loadgen.core.results.manifest import ReasonCode
-from loadgen.core.stats.quantiles import SUPPORT, deciding, exact
+from loadgen.core.stats.quantiles import SUPPORT, deciding
 from loadgen.figures import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from loadgen.core.metrics.accumulator import Cell
     from loadgen.core.metrics.blocks import RequestCounts
-    from loadgen.core.metrics.columns import Columns
     from loadgen.core.metrics.windows import Window
     from loadgen.core.results.manifest import Header, Second
     from loadgen.core.server_metrics.hardware import SeenHardware
     from loadgen.core.stats.quantiles import Distribution
 
 FEWEST = SUPPORT["p50"]  # requests of a valid run
-OF_THE_CLIENT = frozenset(
-    ("sent_late", "arrivals_unsure", "late_and_unsure", "client_in_ttft", "generator_busy")
-)
+OF_THE_CLIENT = frozenset(("sent_late", "arrivals_unsure", "generator_busy"))
 """Reasons that say that the load generator, not the server, may have determined the figures."""
 IDLE_SHARE = (
     0.5  # of a core: a worker that never used more was late because of something else on the host
@@ -46,22 +43,33 @@ WAITED_SHARE = 0.1  # of a second spent ready to run without a core, or writing 
 FULL_SECOND_S = 0.9  # a sample this long counts as a full second
 
 
+class LatenessScale(NamedTuple):
+    """The latency by which the lateness of the client is judged, also where it is not shown.
+
+    It is the p50 of TTFT, or of E2E where responses are not streamed. None: no request has one.
+    """
+
+    name: str
+    p50_ms: float | None
+
+    @classmethod
+    def of_samples(cls, ttft: Distribution, e2e: Distribution) -> LatenessScale:
+        """Return the scale of the distributions of TTFT and E2E, before anything is withheld."""
+        if ttft.p50 is not None:
+            return cls("TTFT p50", ttft.p50)
+        return cls("E2E p50", e2e.p50)
+
+
 class Signs(msgspec.Struct, frozen=True):
     """What the verdict needs beside the summary."""
 
+    scale: LatenessScale
     dead_workers: list[int]
-    unsaid: bool  # some ok request has a first event without a token count
     sends: int
     disagreement: float | None  # of prompt token counts: `blocks.prompt_disagreement`
     repeated: int
     asked: int  # output tokens asked for, of ok requests whose answers were counted too
     asked_got: int  # output tokens of the same requests
-    own_ms: float = (
-        0.0  # of TTFT p50, what late sends and unsure stamps may have made of it: `own_part`
-    )
-    own: Distribution | None = (
-        None  # both errors of each request together, ms; None without records
-    )
     missed: bool | None = (
         None  # whether the SLO is missed also without the starts that the client dropped
     )
@@ -84,6 +92,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     codes: tuple[ReasonCode, ...] = ()
     warning_codes: tuple[ReasonCode, ...] = ()
     caveat_codes: tuple[ReasonCode, ...] = ()
+
+
+class Evidence(NamedTuple):
+    """What is known of the cause of uncertain timestamps."""
+
+    unsure_share: float | None  # of the output events: came with later ones in one read
+    is_read_at_once: bool  # the client read them soon after they had arrived
+    is_local: bool  # client and server share a host
+    seconds: Sequence[Second]
+    window: Window
 
 
 def verdict(
@@ -202,31 +220,13 @@ def _reasons(
         yield _code("none_due")
     elif counted < FEWEST:
         yield _code("too_few", requests=counted, needed=FEWEST)
-    basis, scale = "TTFT p50", summary.ttft_ms.p50
-    if scale is None:
-        basis, scale = "E2E p50", summary.e2e_ms.p50
-    remedy, is_sound = _remedy(seconds, summary.window), True
+    remedy = _remedy(seconds, summary.window, is_local=is_local(header))
     for code, late, limit in (
         ("sent_late", summary.send_lag_ms, limits.send_lag_share),
         ("arrivals_unsure", summary.stamp_error_ms, limits.stamp_error_share),
     ):
-        if over := _over(late, basis, scale, limit):
-            is_sound = False
+        if over := _over(late, signs.scale, limit):
             yield _code(code, **over, **remedy)
-    if (
-        is_sound
-        and signs.own
-        and (
-            over := _over(signs.own, basis, scale, limits.send_lag_share + limits.stamp_error_share)
-        )
-    ):
-        yield _code("late_and_unsure", **over, **remedy)
-    if (
-        summary.ttft_ms.p50 is not None
-        and signs.own_ms > limits.send_lag_share * summary.ttft_ms.p50
-    ):
-        of = {"value_ms": signs.own_ms, "share": signs.own_ms / summary.ttft_ms.p50, "basis": basis}
-        yield _code("client_in_ttft", **of, basis_ms=scale, limit=limits.send_lag_share, **remedy)
     second = worst(seconds, summary.window, "cpu_share")
     if second is not None and second.cpu_share > limits.cpu_share:
         values = {"worker": second.worker, "cpu_share": second.cpu_share, "at_s": second.t_s}
@@ -272,33 +272,37 @@ def _dropped(requests: Any) -> dict[str, Any]:
     return {"dropped": requests.dropped, "requests": starts, "share": requests.dropped_share}
 
 
-def _over(
-    error: Distribution, basis: str, scale: float | None, limit: float
-) -> dict[str, Any] | None:
-    """How an error stands to the median of what it is an error of; None where it is within the limit."""
+def _over(error: Distribution, scale: LatenessScale, limit: float) -> dict[str, Any] | None:
+    """Return how an error of the client compares with the scale; None if it is within the limit."""
     decides = deciding(error)
-    if decides is None or scale is None or decides[1] <= limit * scale:
+    p50_ms = scale.p50_ms
+    if decides is None or p50_ms is None or decides[1] <= limit * p50_ms:
         return None
     name, value = decides
-    share = value / scale if scale > 0 else None
+    share = value / p50_ms if p50_ms > 0 else None
     return {
         "quantile": name,
         "value_ms": value,
         "share": share,
-        "basis": basis,
-        "basis_ms": scale,
+        "basis": scale.name,
+        "basis_ms": p50_ms,
         "limit": limit,
     }
 
 
-def _remedy(seconds: Sequence[Second], window: Window) -> dict[str, Any]:
-    """What to do about a client that was late."""
+def _remedy(seconds: Sequence[Second], window: Window, *, is_local: bool) -> dict[str, Any]:
+    """Return the cause of a late client and what to do about it, as values of a code.
+
+    On the host of the server, the other process that keeps the client waiting is the server.
+    """
     waited, written, busy = (
         worst(seconds, window, name) for name in ("waited_share", "write_share", "cpu_share")
     )
     waited_share = 0.0 if waited is None else waited.waited_share or 0.0
     if written is not None and written.write_share > max(WAITED_SHARE, waited_share):
         return {"remedy": "disk", "write_share": written.write_share, "at_s": written.t_s}
+    if is_local:
+        return {"remedy": "shared_host"}
     if waited is not None and waited_share > WAITED_SHARE:
         return {
             "remedy": "other_processes",
@@ -309,22 +313,6 @@ def _remedy(seconds: Sequence[Second], window: Window) -> dict[str, Any]:
     if busy is not None and busy.cpu_share < IDLE_SHARE:
         return {"remedy": "host", "cpu_share": busy.cpu_share}
     return {"remedy": "lower_load"}
-
-
-def own_part(rows: Sequence[Columns]) -> tuple[float, Distribution]:
-    """What of TTFT may be the load generator's own: of its p50, in ms (the p50 less that of the same requests had each
-    been sent in time and had its first token come as early as its stamp allows), and of each request.
-
-    Late sends and unsure stamps are judged by themselves too, but may have come to different requests. The p50 is for
-    few requests, whose lateness is judged at a low quantile (`deciding`): a third of them may be late unseen.
-    """
-    joined = JoinedColumns(rows, ok=True, keep=False)
-    own = np.maximum(joined.measure("send_lag"), 0)
-    own += np.maximum(joined.measure("stamp_error"), 0)
-    ttft = joined.measure("ttft")
-    own, ttft = (own, ttft) if (known := ttft != UNDEFINED).all() else (own[known], ttft[known])
-    few = len(own) < SUPPORT["p99"] and own.any()
-    return float(np.median(ttft) - np.median(ttft - own)) / 1e6 if few else 0.0, exact(own)
 
 
 def contradicted(cell: Cell) -> dict[str, str]:
@@ -360,37 +348,54 @@ def without_first_token(cell: Cell) -> dict[str, str]:
     return dict.fromkeys(guarded("output_unseen"), sentence(_code("output_unseen", **values)))
 
 
-def withheld(
-    limits: ValidityLimits,
-    samples: Mapping[str, Distribution],
-    unsure_share: float | None,
-    seconds: Sequence[Second],
-    window: Window,
-) -> dict[str, str]:
-    """Metrics whose figures rest on arrival times that are too unsure -> why. Empty for runs without stamp errors.
+def explain_withheld(
+    ranges: Mapping[str, guards.Ranges],
+    *,
+    by_first_event: Collection[str],
+    evidence: Evidence,
+) -> dict[str, WithheldStatistics]:
+    """Return the statistics that are withheld, each metric with its ranges and the reason.
 
-    `samples`: of the metrics that have a guard of their own, and of the errors that they are judged by. `unsure_share`:
-    of the output events, those that came with others in one read.
-
-    Each family has its own guard, so TTFT may be sound where the gaps are not. Stamps that came late as a whole (one
-    packet a read) are the kernel's and exact; unsure are those of several packets in one read.
+    Args:
+        ranges: The range of each withheld statistic, by metric.
+        by_first_event: The metrics that would be shown if the size of the first event were known.
+        evidence: What is known of the cause of uncertain timestamps.
     """
-    spoilt: dict[str, str] = {}
-    lag = deciding(samples["client_lag"])
-    of_events, of_tpot = limits.event_error_share, limits.tpot_error_share
-    for code, error, figure, basis, limit in (
-        ("events_unsure", "gap_error", "inter_chunk", "the gaps' p50", of_events),
-        ("largest_gap_unsure", "max_gap_error", "max_gap", "its p50", of_events),
-        ("tpot_unsure", "tpot_error", "tpot", "TPOT p50", of_tpot),
-    ):
-        metrics = (*guarded(code), *(("stalls",) if code == "events_unsure" else ()))
-        if over := _over(samples[error], basis, samples[figure].p50, limit):
-            at_once = lag is not None and lag[1] <= READ_AT_ONCE * over["value_ms"]
-            is_held_back = at_once and (unsure_share or 0.0) > HELD_BACK
-            remedy = {"remedy": "held_back"} if is_held_back else _remedy(seconds, window)
-            reason = sentence(_code(code, unsure_share=unsure_share, **over, **remedy))
-            spoilt |= {metric: reason for metric in metrics if metric not in spoilt}
-    return spoilt
+    return {
+        metric: WithheldStatistics(
+            ranges=found,
+            why=sentence(_code("first_event_uncertain"))
+            if metric in by_first_event
+            else why_times_are_uncertain(evidence),
+        )
+        for metric, found in ranges.items()
+    }
+
+
+def why_times_are_uncertain(evidence: Evidence) -> str:
+    """Return why timestamps are uncertain and what to do about it."""
+    share = evidence.unsure_share
+    if (share or 0.0) > HELD_BACK and evidence.is_read_at_once:
+        return sentence(_code("times_uncertain", unsure_share=share, remedy="held_back"))
+    remedy = _remedy(evidence.seconds, evidence.window, is_local=evidence.is_local)
+    return sentence(_code("times_uncertain", unsure_share=share, **remedy))
+
+
+def is_read_at_once(client_lag: Distribution, event_error: Distribution) -> bool:
+    """Return True if the client read events much sooner than their timestamps are uncertain.
+
+    Events that it did not keep waiting, and that came with others in one read, came together.
+    """
+    lag = deciding(client_lag)
+    error = deciding(event_error)
+    return lag is not None and error is not None and lag[1] <= READ_AT_ONCE * error[1]
+
+
+def is_local(header: Header) -> bool:
+    """Return True if a target runs on the host of the client."""
+    hosts = {urlsplit(target.url).hostname or "" for target in header.targets}
+    own = {"localhost", "::1", header.host.name} - {""}
+    return any(host in own or host.startswith("127.") for host in hosts)
 
 
 def _caveats(header: Header, summary: Any, signs: Signs) -> Iterator[ReasonCode]:
@@ -399,7 +404,13 @@ def _caveats(header: Header, summary: Any, signs: Signs) -> Iterator[ReasonCode]
     for metric, why in summary.unsound.items():
         by_reason.setdefault(why, []).append(metric)
     for why, metrics in by_reason.items():
-        yield _code("withheld", metrics=metrics, why=why)
+        yield _code("withheld", statistics={metric: [] for metric in metrics}, why=why)
+    partly: dict[str, dict[str, list[str]]] = {}
+    for metric, found in summary.withheld.items():
+        if metric != "inter_chunk" or summary.itl_ms is None:  # else the same as those of ITL
+            partly.setdefault(found.why, {})[metric] = list(found.ranges)
+    for why, statistics in partly.items():
+        yield _code("withheld", statistics=statistics, why=why)
     dropped = summary.requests.dropped_share
     if dropped > limits.NOT_OFFERED and (
         signs.missed or dropped <= header.limits.not_offered_share
@@ -559,13 +570,5 @@ def _of_token_counts(
     differ = None if shortened else tokens.length_mismatch_share
     if differ is not None and differ > limits.LENGTH_MISMATCH:
         yield _code("lengths_differ", share=differ, limit=limits.LENGTH_MISMATCH)
-    bundled = (
-        summary.itl_absent
-        and summary.tpot_ms.count
-        and "itl" not in summary.unsound
-        and (tokens.per_event or 0) > 1
-    )
-    if bundled and signs.unsaid:
-        yield _code("first_event_unknown")
     if signs.repeated:
         yield _code("prompts_repeated", requests=signs.repeated)

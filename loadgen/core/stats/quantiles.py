@@ -15,7 +15,7 @@ import numpy as np
 from loadgen.core.stats import early_stopping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from numpy.typing import NDArray
 
@@ -49,6 +49,10 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     p99_9: float | None = None
     max: float | None = None
     supported: tuple[str, ...] = ()
+
+    def without(self, statistics: Collection[str]) -> Distribution:
+        """Return the same sample with these statistics null."""
+        return msgspec.structs.replace(self, **dict.fromkeys(statistics)) if statistics else self
 
     def withheld(self) -> Distribution:
         """The same sample without its figures: only `count` and `supported` are kept."""
@@ -108,19 +112,6 @@ def exact(values_ns: NDArray[np.int64]) -> Distribution:
     values = Values()
     values.add(values_ns)
     return values.distribution()
-
-
-def of_gaps(stamp_errors: Histogram) -> Distribution:
-    """The errors of the gaps between events, from the stamp errors of the events.
-
-    One wrong stamp makes two gaps wrong, so quantile p of the gaps' errors is quantile 1 - (1 - p) / 2 of the stamps'.
-    """
-    errors = {
-        key: milliseconds(stamp_errors.quantile((1 + p) / 2))
-        for key, p in QUANTILES
-        if stamp_errors.count
-    }
-    return msgspec.structs.replace(stamp_errors.distribution(), **errors)
 
 
 def _distribution(
