@@ -31,7 +31,7 @@ from loadgen.core.results.manifest import Header, StagePlan
 from loadgen.core.schedule import arrivals
 from loadgen.core.server_metrics.series import UP, MetricSample
 from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
-from loadgen.sim.engine.replica import Costs, PurePythonReplica, ServerLimits
+from loadgen.sim.engine.replica import Costs, Replica, ServerLimits
 from loadgen.sim.engine.routing import route
 from loadgen.sim.load_bounds import LoadBounds
 from loadgen.sim.presets.preset import load_preset
@@ -62,7 +62,7 @@ PAGE = (
 )
 
 
-class Disturbed(PurePythonReplica):
+class Disturbed(Replica):
     """A replica whose iterations take `slower(seconds)` times as long. `stall`: how often it stands still, how long.
 
     `pages`: second -> what its metrics page would say, in the order of PAGE.

@@ -20,7 +20,7 @@ import rig
 import uvloop
 
 from loadgen.core.execution import run, run_header
-from loadgen.core.execution.driver import SETTLE_NS, Driver, work
+from loadgen.core.execution.driver import START_DELAY_NS, Driver, work
 from loadgen.core.execution.plan import Settings, prepare
 from loadgen.core.execution.probing import find
 from loadgen.core.followers.compactor_process import Compactor
@@ -67,15 +67,15 @@ def _drive(
 
         async def gate() -> int:
             loop = asyncio.get_running_loop()
-            start = monotonic_ns() + SETTLE_NS
+            start = monotonic_ns() + START_DELAY_NS
             while (
                 sum(_cpu_of(int(pid)) for pid in children) - recorded[0] > 0.005
             ):  # its imports are a cost of the start
                 recorded[0] = sum(_cpu_of(int(pid)) for pid in children)
                 await asyncio.sleep(0.3)
-                start = monotonic_ns() + SETTLE_NS
+                start = monotonic_ns() + START_DELAY_NS
             started.append(start)
-            loop.call_at(loop.time() + SETTLE_NS / 1e9 * 0.9, window.begin)
+            loop.call_at(loop.time() + START_DELAY_NS / 1e9 * 0.9, window.begin)
             return start
 
         share = runner.run(work(plan, 0, 1, gate, seen.append))

@@ -17,8 +17,8 @@ from loadgen.cluster.ray_nodes import POLL_S
 from loadgen.core.errors import Fault, TargetError, UserError
 from loadgen.core.execution import resource_limits
 from loadgen.core.execution.backends import worker
-from loadgen.core.execution.share import Share
 from loadgen.core.execution.shared_counters import SharedCounters
+from loadgen.core.execution.worker_resources import WorkerResult
 
 LOST_S = 8.0
 """Time without a response after which a node counts as lost, whatever the cluster reports."""
@@ -152,7 +152,7 @@ class RemoteWorker:
 
     async def follow(
         self, counters: SharedCounters, stop_others: Callable[[], None]
-    ) -> Share | None:
+    ) -> WorkerResult | None:
         """Copy the files and counters of the worker and handle its output until it ends.
 
         Returns its share, or None if it was lost or died. An error before the worker is ready is
@@ -172,7 +172,7 @@ class RemoteWorker:
 
     async def _follow(
         self, counters: SharedCounters, stop_others: Callable[[], None]
-    ) -> Share | None:
+    ) -> WorkerResult | None:
         share = None
         while (taken := await self._take()) is not None:
             self._copy.add(taken.pieces)
@@ -191,7 +191,7 @@ class RemoteWorker:
             )
         return None
 
-    def _read_line(self, line: bytes, stop_others: Callable[[], None]) -> Share | None:
+    def _read_line(self, line: bytes, stop_others: Callable[[], None]) -> WorkerResult | None:
         self._received_lines += 1
         if not self.ready.done():
             worker.expect_ready(line)

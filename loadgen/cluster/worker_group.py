@@ -29,8 +29,8 @@ from loadgen.core.execution import resource_limits, stop_signals
 from loadgen.core.execution.backends import merge, worker
 from loadgen.core.execution.events import LoadStarted, RunningLoad, Tell, WorkersPlaced
 from loadgen.core.execution.plan import Job, Plan
-from loadgen.core.execution.share import Share
 from loadgen.core.execution.shared_counters import SharedCounters
+from loadgen.core.execution.worker_resources import WorkerResult
 from loadgen.core.results import manifest
 
 NODE_DEATH_S = 2.0
@@ -126,7 +126,7 @@ class WorkerGroup:
 
     # -- the load
 
-    async def run(self, plan: Plan, tell: Tell) -> Share:
+    async def run(self, plan: Plan, tell: Tell) -> WorkerResult:
         """Carry out a plan on the placed agents and return the sum of their shares.
 
         The unfinished slots of a worker that dies or is lost are recorded as `lost`. Signals are
@@ -137,7 +137,7 @@ class WorkerGroup:
         """
         job = plan.job
         counters = SharedCounters(job.folder / "spool" / worker.BOARD, job.settings.workers)
-        followers: list[asyncio.Task[Share | None]] = []
+        followers: list[asyncio.Task[WorkerResult | None]] = []
         try:
             with stop_signals.ending_start(lambda: self._send_signal(signal.SIGKILL)):
                 followers += await self._start(plan, counters, tell)
@@ -162,7 +162,7 @@ class WorkerGroup:
 
     async def _start(
         self, plan: Plan, counters: SharedCounters, tell: Tell
-    ) -> list[asyncio.Task[Share | None]]:
+    ) -> list[asyncio.Task[WorkerResult | None]]:
         """Start the workers and return the tasks that follow them.
 
         Workers that do not respond are placed again: on other nodes if their node died, and at most
@@ -183,12 +183,12 @@ class WorkerGroup:
 
     async def _prepare_workers(
         self, job_pieces: Sequence[bytes], counters: SharedCounters
-    ) -> list[asyncio.Task[Share | None]]:
+    ) -> list[asyncio.Task[WorkerResult | None]]:
         """Start the worker processes, wait until they are ready and compare their clocks.
 
         Raises WorkerLostError, or another TargetError if a worker refuses its share.
         """
-        followers: list[asyncio.Task[Share | None]] = []
+        followers: list[asyncio.Task[WorkerResult | None]] = []
         workers = self._workers
         try:
             await asyncio.gather(*(one.start(len(workers), job_pieces) for one in workers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgen.core.execution.driver import AFTER_STOP_NS
+from loadgen.core.execution.driver import MAX_DRAIN_AFTER_STOP_NS
 from loadgen.sim.engine.replica import NEVER
 
 
@@ -28,7 +28,7 @@ class LoadBounds(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def after_stop_ns(self) -> int:
         """How long requests may go on after a stop."""
-        return min(self.drain_ns, AFTER_STOP_NS)
+        return min(self.drain_ns, MAX_DRAIN_AFTER_STOP_NS)
 
     def end_ns(self, horizon_ns: int | None) -> int:
         """When all is over, of a load with this horizon."""

@@ -15,9 +15,9 @@ from loadgen.sim.engine.replica import (
     NEVER,
     REQUEST_FIELDS,
     Costs,
-    PurePythonReplica,
-    PurePythonSimRequest,
+    Replica,
     ServerLimits,
+    SimRequest,
 )
 
 if module is None:
@@ -117,7 +117,7 @@ def test_both_have_the_same_state_after_each_step(
     limits: ServerLimits, asked: list[tuple[int, int, int, int]], cancelled: list[int]
 ) -> None:
     assert script(module.Replica, limits, asked, cancelled) == script(
-        PurePythonReplica, limits, asked, cancelled
+        Replica, limits, asked, cancelled
     )
 
 
@@ -158,9 +158,9 @@ def test_quiet_iterations_end_the_same_in_both(
             seen.append((end_ns, index, done, started, paused))
         return [seen, [list(replica.ends) for replica in replicas]]
 
-    compiled, reference = (events(one, step_ns) for one in (module.Replica, PurePythonReplica))
+    compiled, reference = (events(one, step_ns) for one in (module.Replica, Replica))
     assert compiled == reference
-    one_by_one = events(PurePythonReplica, 0)
+    one_by_one = events(Replica, 0)
     assert reference[1] == one_by_one[1]
     is_event = lambda event: bool(event[2] or event[3] or event[4])  # noqa: E731
     assert [*filter(is_event, reference[0])] == [*filter(is_event, one_by_one[0])]
@@ -176,7 +176,7 @@ def test_the_fields_of_requests_are_packed_in_their_order() -> None:
         request_class.pack(requests, rows)
         return rows.tolist()
 
-    assert packed(module.SimRequest) == packed(PurePythonSimRequest)
+    assert packed(module.SimRequest) == packed(SimRequest)
     assert packed(module.SimRequest)[2] == [2, 12, *range(200, 211)]
 
 

@@ -14,7 +14,7 @@ from loadgen.backends import BACKENDS, load_backend
 from loadgen.core.execution.context import KnownTarget
 from loadgen.core.execution.events import Tell
 from loadgen.core.execution.plan import Plan, Settings
-from loadgen.core.execution.share import Share
+from loadgen.core.execution.worker_resources import WorkerResult
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.workload import Workload
 from loadgen.plugins import check_type
@@ -30,7 +30,7 @@ class Senders(Protocol):
     async def place(self, plan: Plan, tell: Tell) -> list[str]:
         """Take their places, and check them; returns notes for the header. Raises Faults."""
 
-    async def run(self, plan: Plan, tell: Tell) -> Share:
+    async def run(self, plan: Plan, tell: Tell) -> WorkerResult:
         """Carry out the plan. Raises TargetError if one could not start."""
 
 

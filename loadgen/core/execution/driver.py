@@ -1,9 +1,10 @@
-"""Carries out one share of a plan in one process: `Driver` waits until requests are due, sends them, records the
-results, drains and stops. `share.py` makes what it needs for that: bodies, connections, files.
+"""Send one worker's share of a plan in real time.
 
-`Driver` is a thin shell over `schedule.dispatcher.Dispatcher`, which decides what starts when, and `Sender.send`, which
-sends. There is no asyncio task and no future per request. Records go to a `Spool`; the driver computes only the
-counters of the progress line.
+The `Driver` waits until requests are due, sends them and records the results. It is a thin shell
+around `schedule.dispatcher.Dispatcher`, which decides what starts when, and a `Sender`, which
+sends. There is no asyncio task and no future per request: the event loop calls the driver when a
+request is due and when one has ended. `worker_resources.py` prepares the bodies, connections and
+files that the driver uses.
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ from loadgen_sdk.transport.wire import FOREVER
 from loadgen.core.execution import stop_signals
 from loadgen.core.execution.events import Counters, LoadStarted, RunningLoad, Tell
 from loadgen.core.execution.plan import Plan, cap
+from loadgen.core.execution.process_memory import (
+    LARGEST_KEPT_BLOCK_UNDER_LOAD,
+    garbage_collection_disabled,
+    release_blocks_above,
+)
 from loadgen.core.execution.self_sampling import SECOND_NS, SelfSampling
 from loadgen.core.execution.shard import sleep_until_before_start, start_instant_ns
-from loadgen.core.execution.share import (
-    AHEAD,
-    LARGE_BLOCK,
-    Equipment,
-    Share,
-    equipped,
-    no_collector,
-    return_blocks,
-)
 from loadgen.core.execution.target_selection import TargetSelection
+from loadgen.core.execution.worker_resources import (
+    BODIES_AHEAD,
+    WorkerResources,
+    WorkerResult,
+    open_resources,
+)
 from loadgen.core.requests.trace_context import TraceContext
 from loadgen.core.results.record import (
     CUTS,
@@ -47,20 +50,20 @@ from loadgen.core.results.spool import Timeline
 from loadgen.core.schedule.dispatcher import Dispatcher, Start
 from loadgen.core.schedule.timetable import Schedule, shard
 
-BURST = 8  # requests started in one turn: a send takes about 20 µs, and reading must not wait long
-HOLD_NS = 5_000_000  # longest time without a turn of the event loop, which handles signals and the progress line
-FLUSH_NS = SECOND_NS // 2  # how often rows are written to disk
-FLOWS_NS = (
-    2 * SECOND_NS
-)  # how often histograms and timelines are written; a histogram is rewritten in full
-AFTER_STOP_NS = (
-    30 * SECOND_NS
-)  # longest time that requests in flight may go on after the user stopped the load
-SETTLE_NS = 20_000_000  # from the moment when everything is ready to instant 0
+MAX_DRAIN_AFTER_STOP_NS = 30 * SECOND_NS
+"""How long requests in flight may continue after the user has stopped the load."""
+
+START_DELAY_NS = 20_000_000
+"""Time from the moment when everything is ready to the start of the schedule."""
+
+_REQUESTS_PER_TURN = 8  # Sending one takes about 20 µs, and reading must not wait long.
+_MAX_HOLD_NS = 5_000_000  # Signals and the progress line wait at most this long.
+_FLUSH_INTERVAL_NS = SECOND_NS // 2  # how often records are written to disk
+_TIMELINE_INTERVAL_NS = 2 * SECOND_NS  # Less often, since a histogram is written in full each time.
 
 
 class Sender(Protocol):
-    """What the driver needs of a client, which is the SDK's `Pool`."""
+    """The client of one target, as far as the driver uses it. The SDK's `Pool` is one."""
 
     def send(
         self,
@@ -74,8 +77,10 @@ class Sender(Protocol):
         asked_output: int,
         **more: Any,
     ) -> object:
-        """`more`: `more` header lines; for requests of conversations and tasks also `sink` of output events;
-        `on_first`, which is told when the first output came.
+        """Send a request and call `on_done` when it has ended. Return a handle for `cancel`.
+
+        `more` holds further options: `more` (header lines), `sink` (is called with each output
+        event) and `on_first` (is called with the time of the first output).
         """
 
     def cancel(self, exchange: object, failure: Failure) -> None: ...
@@ -87,16 +92,12 @@ class Sender(Protocol):
 
 
 class DriveSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a driver keeps to.
+    """The settings of one driver."""
 
-    `route`: how a target is chosen. `stop_on_failure`: the run ends when a target stops answering. `hold_ns`: longest
-    time without a turn of the event loop. `drain_ns`: how long requests in flight may go on after the last one is due.
-    """
-
-    route: str = "auto"
-    stop_on_failure: bool = False
-    hold_ns: int = HOLD_NS
-    drain_ns: int
+    route: str = "auto"  # how the target of a request is chosen
+    stop_on_failure: bool = False  # end the run when a target stops responding
+    hold_ns: int = _MAX_HOLD_NS
+    drain_ns: int  # how long requests in flight may continue after the load
     max_in_flight: int | None = None
     max_in_prefill: int | None = None
     worker: int = 0
@@ -106,94 +107,123 @@ class DriveSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Driver:
-    """One schedule, one client per target, one spool. `run` returns when every slot has a record."""
+    """Send the requests of one schedule and write one record per slot.
+
+    `start_ns` is the start of the schedule on the monotonic clock.
+    """
 
     def __init__(
-        self, schedule: Schedule, own: Equipment, settings: DriveSettings, *, start_ns: int
+        self,
+        schedule: Schedule,
+        resources: WorkerResources,
+        settings: DriveSettings,
+        *,
+        start_ns: int,
     ) -> None:
-        """`start_ns`: instant 0 of the schedule, on the monotonic clock."""
-        clients, wire, drain_ns = own.clients, own.wire, settings.drain_ns
-        self._schedule, self._session_header = schedule, settings.session_header
+        self.start_ns = start_ns
+        self.counters = Counters()
+        self.interrupted = False
+        self.stopped = False  # because a target stopped responding
+
+        self._schedule = schedule
+        self._worker = settings.worker
+        self._run_id = settings.run_id
+        self._trace = settings.trace
+        self._session_header = settings.session_header
+        self._stop_on_failure = settings.stop_on_failure
+        self._caps_prefill = settings.max_in_prefill is not None
         self._dispatcher = Dispatcher(
             schedule, max_in_flight=settings.max_in_flight, max_in_prefill=settings.max_in_prefill
         )
-        self._caps_prefill = settings.max_in_prefill is not None
-        self._bodies, self._clients, self._wire, self._spool = own.bodies, clients, wire, own.spool
-        self._numbers_by_stage, self._head_lines = own.numbers, own.head_lines
+        self._bodies = resources.bodies
+        self._clients = resources.clients
+        self._wire = resources.wire
+        self._spool = resources.spool
+        self._redact = resources.redact
+        self._head_lines = resources.head_lines
+        self._numbers_by_stage = resources.numbers
+        self._selection = TargetSelection(
+            settings.route,
+            len(resources.clients),
+            schedule.turns,
+            lambda target: resources.clients[target].in_flight,
+            resources.serving,
+        )
+
+        # From the number of a request to its target and the client's handle.
+        self._in_flight: dict[int, tuple[int, object]] = {}
         self._sent_by_stage = [0] * len(schedule.stages)
+        self._timelines = [Timeline(start_ns) for _ in schedule.stages]
+        # In a stage without a count: how far the numbers of two successive chains of a user are
+        # apart.
         self._chain_step = [
             0 if span.chains is not None else span.lanes * schedule.turns
             for span in schedule.stages
         ]
-        self._selection = TargetSelection(
-            settings.route,
-            len(clients),
-            schedule.turns,
-            lambda target: clients[target].in_flight,
-            own.serving,
-        )
-        self._stop_on_failure = settings.stop_on_failure
-        self.start_ns, self._drain_ns = start_ns, drain_ns
-        self._worker, self._run_id, self._trace = settings.worker, settings.run_id, settings.trace
-        self._redact = own.redact
-        self._timelines = [Timeline(start_ns) for _ in schedule.stages]
-        horizon = schedule.horizon_ns
-        self._load_end_ns = FOREVER if horizon is None else start_ns + horizon
-        self._drain_end_ns = FOREVER if horizon is None else start_ns + horizon + drain_ns
-        self._is_rest_recorded = False  # the slots that will never be sent have their records
-        self._in_flight: dict[int, tuple[int, object]] = {}
-        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._flush_at_ns = start_ns + FLUSH_NS
-        self._flows_at_ns = start_ns + FLOWS_NS
+        self._drain_ns = settings.drain_ns
+        self._load_end_ns = FOREVER
+        self._drain_end_ns = FOREVER
+        if schedule.horizon_ns is not None:
+            self._load_end_ns = start_ns + schedule.horizon_ns
+            self._drain_end_ns = self._load_end_ns + settings.drain_ns
+        self._next_flush_ns = start_ns + _FLUSH_INTERVAL_NS
+        self._next_timeline_ns = start_ns + _TIMELINE_INTERVAL_NS
         self._sampling = SelfSampling(settings.worker, start_ns)
-        self.counters = Counters()
-        self.interrupted = False
-        self.stopped = False  # because a target stopped answering
-        self._cancelling = False  # we are cancelling the requests in flight
-        self._starting = (
-            False  # requests are started or ended in bulk: a completion must not start more
-        )
+
+        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._has_recorded_unsent = False
+        self._is_cancelling = False  # True while the requests in flight are being cancelled
+        # True while requests are started or ended in bulk, so that a completion does not start
+        # more.
+        self._is_starting = False
+
+        wire = resources.wire
         wire.hold_ns = settings.hold_ns
         wire.wake = self._on_wake
         wire.tick = self._on_tick
-        # bodies of a load without end are built during the run, where no other process does
-        if own.numbers and schedule.slots is None:
-            wire.idle = self._build_ahead
+        # Without a separate process, bodies of an endless load are built while nothing else
+        # happens.
+        if resources.numbers and schedule.slots is None:
+            wire.idle = self._build_next_body
 
     async def run(self) -> None:
-        """Run from the start instant to the last record. Raises an exception that a callback raised (a bug)."""
+        """Send everything, and return when every slot has a record.
+
+        Raises an exception that a callback raised, which is a bug.
+        """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_error)
         try:
-            self._set_wake_up()
+            self._schedule_wake_up()
             self._check_finished()
             await self._finished
         finally:
             self._wire.wake_at(FOREVER)
             self._wire.wake = self._wire.tick = self._wire.idle = None
             self._wire.hold_ns = 0
-            self._write_rest(monotonic_ns())
+            self._write_remaining(monotonic_ns())
             self._sampling.close()
             loop.set_exception_handler(None)
 
     @property
     def down(self) -> dict[int, float]:
-        """Targets that stopped answering -> when they first did, s from the start."""
+        """Return when each target that stopped responding first did, in s from the start."""
         return {
             target: round((at_ns - self.start_ns) / SECOND_NS, 3)
             for target, at_ns in self._selection.down.items()
         }
 
-    def give_up(self) -> None:
-        """Stop because a target stopped answering and the run is configured to end in that case."""
+    def stop_after_failure(self) -> None:
+        """Stop because a target stopped responding and the run is configured to end then."""
         if not self.interrupted:
             self.stopped = True
             self.stop()
 
     def stop(self) -> None:
-        """Start no more requests; those in flight may end within the drain, at most AFTER_STOP_NS.
+        """Start no more requests. Those in flight may end within the drain, at most 30 s.
 
-        A second call ends the run at once, and so does the first one where the load is over and only the drain is left.
+        A second call ends the run at once. So does the first call if the load is over and only the
+        drain is left.
         """
         if self._finished.done():
             return
@@ -202,46 +232,53 @@ class Driver:
             self.interrupted = True
             self._dispatcher.stop()
             self._cancel_all(Failure("interrupted", "interrupted by the user"))
-            self._record_rest("interrupted")
+            self._record_unsent_slots("interrupted")
             self._finish()
             return
         self.interrupted = True
         self._dispatcher.stop()
-        self._record_rest("interrupted")
-        self._drain_end_ns = min(self._drain_end_ns, now + min(self._drain_ns, AFTER_STOP_NS))
+        self._record_unsent_slots("interrupted")
+        self._drain_end_ns = min(
+            self._drain_end_ns, now + min(self._drain_ns, MAX_DRAIN_AFTER_STOP_NS)
+        )
         self._check_finished()
 
-    # -- starting and ending requests ----------------------------------------------------------------------------
+    # -- starting and ending requests
+    # ----------------------------------------------------------------------------
 
     def _on_wake(self, now: int) -> None:
-        self._starting = True
-        for start in self._dispatcher.ready(now - self.start_ns, BURST):
+        """Start the requests that are due."""
+        self._is_starting = True
+        for start in self._dispatcher.ready(now - self.start_ns, _REQUESTS_PER_TURN):
             if start.dropped:
                 self._record_unsent(start)
             else:
                 self._send(start)
-        self._starting = False
-        self._set_wake_up()
+        self._is_starting = False
+        self._schedule_wake_up()
 
-    def _set_wake_up(self) -> None:
-        due = self._dispatcher.next_ns()
-        self._wire.wake_at(FOREVER if due is None else self.start_ns + due)
+    def _schedule_wake_up(self) -> None:
+        """Let the event loop call `_on_wake` when the next request is due."""
+        due_ns = self._dispatcher.next_ns()
+        self._wire.wake_at(FOREVER if due_ns is None else self.start_ns + due_ns)
 
     def _send(self, start: Start) -> None:
+        """Send one request."""
         number = start.number
         self._sent_by_stage[start.stage] += 1
         self.counters.sent += 1
         self.counters.in_flight += 1
-        target = self._selection.choose(number, monotonic_ns()) if len(self._clients) > 1 else 0
+        has_one_target = len(self._clients) == 1
+        target = 0 if has_one_target else self._selection.choose(number, monotonic_ns())
         self._in_flight[number] = (target, None)
         body, built = self._bodies.take(start.stage, number)
-        more = self._of_session(start) if start.session >= 0 else {}
+        more = self._session_options(start) if start.session >= 0 else {}
         if self._trace is not None:
             more["more"] = self._trace.header(number) + more.get("more", b"")
         if self._head_lines is not None:
             more["more"] = self._head_lines(number) + more.get("more", b"")
         if self._caps_prefill:
-            more["on_first"] = partial(self._on_first, number)
+            more["on_first"] = partial(self._on_first_output, number)
         exchange = self._clients[target].send(
             None,
             body,
@@ -252,56 +289,61 @@ class Driver:
             asked_output=built.asked_output,
             **more,
         )
-        if number in self._in_flight:  # not there if it failed at once because no socket was free
+        if number in self._in_flight:  # It has ended already if no socket was free.
             self._in_flight[number] = (target, exchange)
 
-    def _of_session(self, start: Start) -> dict[str, Any]:
-        """What is said with a request of a conversation or task: its session, and where its user goes away."""
-        more: dict[str, Any] = {}
+    def _session_options(self, start: Start) -> dict[str, Any]:
+        """Return the options of `Sender.send` for a request of a conversation or task."""
+        options: dict[str, Any] = {}
         if self._session_header is not None:
-            more["more"] = f"{self._session_header}: {self._run_id}-{start.session}\r\n".encode(
-                "latin-1"
-            )
+            line = f"{self._session_header}: {self._run_id}-{start.session}\r\n"
+            options["more"] = line.encode("latin-1")
         leaving = self._schedule.chains.of(start.session).leaving
         if leaving is not None and leaving.turn == start.turn:
-            events_left = leaving.tokens
+            options["sink"] = self._abandon_after(start.number, leaving.tokens)
+        return options
 
-            def hear(text: str, reasoning: str, at: int) -> None:
-                nonlocal events_left
-                events_left -= 1
-                if not events_left:  # not from within the reading of its events
-                    asyncio.get_running_loop().call_soon(self._abandon, start.number)
+    def _abandon_after(self, number: int, events: int) -> Callable[..., None]:
+        """Return a callback for output events that cancels the session after so many of them."""
+        loop = asyncio.get_running_loop()
+        events_left = events
 
-            more["sink"] = hear
-        return more
+        def count_event(*_: object) -> None:
+            nonlocal events_left
+            events_left -= 1
+            if events_left == 0:
+                # Not from here, because the events of the request are being read.
+                loop.call_soon(self._abandon, number)
+
+        return count_event
 
     def _abandon(self, number: int) -> None:
-        """The user of a task goes away: end this request, and those in flight beside it."""
-        if number not in self._in_flight:  # its last event came in the same read
+        """Cancel a request whose user has left, and the requests in flight of the same task."""
+        if number not in self._in_flight:  # Its last event arrived in the same read.
             return
-        for one in (number, *self._dispatcher.beside(number)):
-            target, exchange = self._in_flight[one]
-            self._clients[target].cancel(
-                exchange, Failure("abandoned", "its user went away in the middle of an answer")
-            )
+        failure = Failure("abandoned", "its user went away in the middle of an answer")
+        for abandoned_number in (number, *self._dispatcher.beside(number)):
+            target, exchange = self._in_flight[abandoned_number]
+            self._clients[target].cancel(exchange, failure)
 
-    def _build_ahead(self) -> bool:
-        """Called when there is no traffic: build one body of a load without end. True if there may be more to do."""
+    def _build_next_body(self) -> bool:
+        """Build one body in advance. Return True if there may be more to build."""
         for stage, numbers in enumerate(self._numbers_by_stage):
-            if self._sent_by_stage[stage] + AHEAD > self._bodies.ahead(
-                stage
-            ) and self._bodies.build(stage, numbers, most=1):
+            bodies_wanted = self._sent_by_stage[stage] + BODIES_AHEAD
+            if bodies_wanted <= self._bodies.ahead(stage):
+                continue
+            if self._bodies.build(stage, numbers, most=1):
                 return True
         return False
 
-    def _on_first(self, number: int, at_ns: int) -> None:
-        """The first output of a request has come: its place in prefill is free."""
+    def _on_first_output(self, number: int, at_ns: int) -> None:
+        """Tell the dispatcher that a request is no longer in prefill, so another may start."""
         self._dispatcher.first_output(number, at_ns - self.start_ns)
-        if not self._starting:
+        if not self._is_starting:
             self._on_wake(monotonic_ns())
 
     def _on_done(self, start: Start, target: int, built: Built, completion: Completion) -> None:
-        """Record the end of a request, and start what follows it."""
+        """Record the end of a request, and start the requests that follow it."""
         self._in_flight.pop(start.number, None)
         self.counters.in_flight -= 1
         if completion.failure is not None:
@@ -309,9 +351,9 @@ class Driver:
         else:
             self._count_success(target, completion)
         self._bodies.answered(start.number, completion)
-        self._spool.row(self._record_of(start, target, built, completion))
+        self._spool.row(self._encode_record(start, target, built, completion))
         self._report_end(start, completion)
-        if self._starting:
+        if self._is_starting:
             return
         self._on_wake(monotonic_ns())
         if not self._in_flight:
@@ -325,22 +367,22 @@ class Driver:
             self.counters.recent_ttft_ns.append(completion.first_token - completion.due)
 
     def _count_failure(self, target: int, completion: Completion) -> None:
-        """Count a failure of the server, and give up if the target stopped answering."""
+        """Count a failure, and end the run if the target stopped responding and that is set."""
         assert completion.failure is not None
         if completion.failure.kind not in CUTS:
             self.counters.failed += 1
-        if self._cancelling:
+        if self._is_cancelling:
             return
         has_gone_down = self._selection.failed(target, completion, completion.done)
         if has_gone_down and self._stop_on_failure:
-            self.give_up()
+            self.stop_after_failure()
 
     def _report_end(self, start: Start, completion: Completion) -> None:
         """Tell the dispatcher that a request has ended."""
         failure = completion.failure
         pause_ns = 0
         step = 0 if failure is None else self._chain_step[start.stage]
-        if step:  # a virtual user of a stage without a count may go on to its next chain
+        if step:  # Its virtual user may continue with another chain.
             pause_ns = self._selection.pause_ns(start.number - start.turn + step)
         is_abandoned = failure is not None and failure.kind == "abandoned"
         self._dispatcher.finished(
@@ -363,12 +405,16 @@ class Driver:
             lane=start.lane,
         )
 
-    def _record_of(self, start: Start, target: int, built: Built, completion: Completion) -> bytes:
-        text = -1
-        if words := text_of(completion):
-            text = self._spool.text(self._redact(words))
+    def _encode_record(
+        self, start: Start, target: int, built: Built, completion: Completion
+    ) -> bytes:
+        """Return the encoded record of a request that was sent."""
+        text_number = -1
+        text = text_of(completion)
+        if text:
+            text_number = self._spool.text(self._redact(text))
         key = self._record_key(start, target)
-        return sent_record(key, completion, self.start_ns, text=text, built=built)
+        return sent_record(key, completion, self.start_ns, text=text_number, built=built)
 
     def _record_unsent(self, start: Start) -> None:
         """Record a slot whose request was never sent."""
@@ -389,51 +435,55 @@ class Driver:
             self._wire.hold_ns = 0  # the event loop continues at once
 
     def _end_drain(self) -> None:
-        """The drain is over: cut what is in flight; record the slots that would have followed as never sent."""
+        """Cancel what is still in flight, and record the slots after it as not sent."""
         if self.interrupted:
             self._cancel_all(
                 Failure("interrupted", "not finished when the drain after the interruption ended")
             )
             return
-        self._dispatcher.stop()  # before the cut: it must not drop the turns after those that are cut
-        self._starting = True
-        drain = self._drain_ns / SECOND_NS
+        # Stop first: the dispatcher must not drop the turns after those that are cancelled.
+        self._dispatcher.stop()
+        self._is_starting = True
+        drain_s = self._drain_ns / SECOND_NS
         self._cancel_all(
             Failure(
                 "unfinished",
-                f"in flight when the drain ended, {drain:g} s after the load (--grace)",
+                f"in flight when the drain ended, {drain_s:g} s after the load (--grace)",
             )
         )
-        self._starting = False
-        self._record_rest("unfinished")
+        self._is_starting = False
+        self._record_unsent_slots("unfinished")
 
-    def _record_rest(self, kind: str) -> None:
-        """After `dispatcher.stop`: record every slot that will never be sent. `kind`: why, where nothing else was."""
-        if self._is_rest_recorded:
+    def _record_unsent_slots(self, reason: str) -> None:
+        """Record, after `Dispatcher.stop`, every slot that will never be sent.
+
+        `reason` is recorded unless the slot had been dropped for another one.
+        """
+        if self._has_recorded_unsent:
             return
-        self._is_rest_recorded = True
+        self._has_recorded_unsent = True
         for start in self._dispatcher.unsent():
-            self._record_unsent(
-                msgspec.structs.replace(start, dropped=kind)
-                if start.dropped == "interrupted"
-                else start
-            )
+            if start.dropped == "interrupted":
+                self._record_unsent(msgspec.structs.replace(start, dropped=reason))
+            else:
+                self._record_unsent(start)
 
     def _cancel_all(self, failure: Failure) -> None:
-        self._cancelling = True
+        self._is_cancelling = True
         for target, exchange in list(self._in_flight.values()):
             self._clients[target].cancel(exchange, failure)
 
-    # -- housekeeping --------------------------------------------------------------------------------------------
+    # -- housekeeping
+    # --------------------------------------------------------------------------------------------
 
     def _on_tick(self, now: int) -> None:
+        """Check timeouts and the end of the drain, and write what was recorded."""
         for client in self._clients:
             client.tick(now)
         if now >= self._drain_end_ns and not self._dispatcher.done:
-            due = self._dispatcher.next_ns()
-            if (
-                due is None or self.start_ns + due > now
-            ):  # what is due and not started is sent first, even if late
+            due_ns = self._dispatcher.next_ns()
+            # What is due and has not started is sent first, even if it is late.
+            if due_ns is None or self.start_ns + due_ns > now:
                 self._drain_end_ns = FOREVER
                 self._end_drain()
         for timeline in self._timelines:
@@ -441,16 +491,17 @@ class Driver:
         if self._sampling.is_due(now):
             self._spool.second(self._sampling.second(now, self.counters))
         began = monotonic_ns()
-        if now >= self._flush_at_ns:
-            self._flush_at_ns = now + FLUSH_NS
+        if now >= self._next_flush_ns:
+            self._next_flush_ns = now + _FLUSH_INTERVAL_NS
             self._spool.flush()
-        if now >= self._flows_at_ns:
-            self._flows_at_ns = now + FLOWS_NS
-            self._store_flows()
+        if now >= self._next_timeline_ns:
+            self._next_timeline_ns = now + _TIMELINE_INTERVAL_NS
+            self._write_timelines()
         self._sampling.written_ns += monotonic_ns() - began
         self._check_finished()
 
-    def _store_flows(self) -> None:
+    def _write_timelines(self) -> None:
+        """Write the histograms and timelines of output events that have changed."""
         for stage, timeline in enumerate(self._timelines):
             if timeline.used:
                 bins = timeline.bins[: timeline.used]
@@ -459,14 +510,16 @@ class Driver:
                 )
                 timeline.stored()
 
-    def _write_rest(self, now: int) -> None:
+    def _write_remaining(self, now: int) -> None:
+        """Write everything that has not been written yet."""
         for timeline in self._timelines:
             timeline.fold()
         self._spool.second(self._sampling.second(now, self.counters))
-        self._store_flows()
+        self._write_timelines()
         self._spool.flush()
 
     def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """End the run with the exception of a callback."""
         error = context.get("exception")
         if not self._finished.done():
             exception = (
@@ -475,23 +528,19 @@ class Driver:
             self._finished.set_exception(exception)
 
 
-# -- a share of a plan in this process ---------------------------------------------------------------------------------
-
-
-async def run(plan: Plan, tell: Tell) -> Share:
-    """Carry out a plan in this process."""
-
+async def run(plan: Plan, tell: Tell) -> WorkerResult:
+    """Send a complete plan from this process."""
     shard_of_run = plan.job.settings.shard
 
-    async def gate() -> int:
-        await sleep_until_before_start(shard_of_run, lead_s=SETTLE_NS / SECOND_NS)
-        return start_instant_ns(shard_of_run, lead_ns=SETTLE_NS)
+    async def wait_for_start() -> int:
+        await sleep_until_before_start(shard_of_run, lead_s=START_DELAY_NS / SECOND_NS)
+        return start_instant_ns(shard_of_run, lead_ns=START_DELAY_NS)
 
-    def begun(driver: Driver) -> None:
+    def on_started(driver: Driver) -> None:
         with stop_signals.calling(lambda _: driver.stop()):
             tell(LoadStarted(driver.start_ns, RunningLoad(lambda: driver.counters, driver.stop)))
 
-    return await work(plan, 0, 1, gate, begun)
+    return await work(plan, 0, 1, wait_for_start, on_started)
 
 
 def drive_settings(plan: Plan, part: Schedule, worker: int) -> DriveSettings:
@@ -512,31 +561,33 @@ def drive_settings(plan: Plan, part: Schedule, worker: int) -> DriveSettings:
 
 async def work(
     plan: Plan,
-    share: int,
-    shares: int,
-    gate: Callable[[], Awaitable[int]],
-    begun: Callable[[Driver], None],
-) -> Share:
-    """Do one share of a plan in this process. Raises TargetError if a target cannot be used.
+    worker: int,
+    workers: int,
+    wait_for_start: Callable[[], Awaitable[int]],
+    on_started: Callable[[Driver], None],
+) -> WorkerResult:
+    """Send one worker's share of a plan from this process.
 
-    `gate()` is awaited when everything is ready and returns the start instant (monotonic ns). `begun` is called with
-    the driver before it runs.
+    `wait_for_start` is awaited when everything is ready, and returns the start time on the
+    monotonic clock in ns. `on_started` is called with the driver before it sends. Raises
+    TargetError if a target cannot be used.
     """
-    part = shard(plan.timetable, share, shares)
-    async with equipped(plan, part, share) as own:
-        return_blocks(LARGE_BLOCK)
-        with no_collector():
-            driver = Driver(part, own, drive_settings(plan, part, share), start_ns=await gate())
+    part = shard(plan.timetable, worker, workers)
+    settings = drive_settings(plan, part, worker)
+    async with open_resources(plan, part, worker) as resources:
+        release_blocks_above(LARGEST_KEPT_BLOCK_UNDER_LOAD)
+        with garbage_collection_disabled():
+            driver = Driver(part, resources, settings, start_ns=await wait_for_start())
             await stop_signals.heard()
-            begun(driver)
+            on_started(driver)
             with stop_signals.calling(lambda _: driver.stop()):
                 await driver.run()
-        digest = own.bodies.digest
-        return Share(
+        digest = resources.bodies.digest
+        return WorkerResult(
             prompts_total=digest.total,
             prompts_count=digest.count,
-            bodies_total=own.bodies.sent_bytes.total,
-            late=own.bodies.late,
+            bodies_total=resources.bodies.sent_bytes.total,
+            late=resources.bodies.late,
             interrupted=driver.interrupted and not driver.stopped,
             stopped=driver.stopped,
             down=driver.down,

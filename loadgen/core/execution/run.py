@@ -20,8 +20,9 @@ from loadgen.core.execution import backend, events, run_header, step_targets
 from loadgen.core.execution.folder_names import taken
 from loadgen.core.execution.plan import Plan, Settings, prepare
 from loadgen.core.execution.probing import Known, find_all
+from loadgen.core.execution.process_memory import LARGEST_KEPT_BLOCK, release_blocks_above
 from loadgen.core.execution.shard import PREPARATION_S, sleep_until_before_start
-from loadgen.core.execution.share import KEPT_BLOCK, Share, large, return_blocks
+from loadgen.core.execution.worker_resources import WorkerResult, is_large
 from loadgen.core.followers import server_accounts
 from loadgen.core.followers.compactor_process import Compactor
 from loadgen.core.followers.hearers import (
@@ -178,7 +179,7 @@ def _over_http(
 def finish(
     plan: Plan,
     header: manifest.Header,
-    share: Share,
+    share: WorkerResult,
     compactor: Compactor,
     load: events.RunningLoad | None = None,
 ) -> Summary:
@@ -187,7 +188,7 @@ def finish(
     `load`: says whether and why the tool ended the run; otherwise it was the user.
     """
     folder = plan.job.folder
-    return_blocks(KEPT_BLOCK)
+    release_blocks_above(LARGEST_KEPT_BLOCK)
     coded = reasons.coded("bodies_late", {"bodies": share.late} if share.late else None)
     header = run_header.noted(header, coded)
     header = msgspec.structs.replace(header, notes=(*header.notes, *share.notes))
@@ -230,7 +231,7 @@ def finish(
 
 
 def _with_sent_prompts(
-    fingerprints: manifest.Fingerprints, plan: Plan, share: Share
+    fingerprints: manifest.Fingerprints, plan: Plan, share: WorkerResult
 ) -> manifest.Fingerprints:
     """Return the fingerprints of a run with those of its prompts and request bodies.
 
@@ -238,8 +239,8 @@ def _with_sent_prompts(
     worker died has none of its prompts either: the part of the digest of that worker is missing.
     """
     slots = plan.timetable.slots
-    is_large = large(unsharded(plan.timetable), plan.job.settings.tuning)
-    if share.prompts_count == slots and not is_large:
+    has_prefetch = is_large(unsharded(plan.timetable), plan.job.settings.tuning)
+    if share.prompts_count == slots and not has_prefetch:
         digest = prompts.Digest(share.prompts_total, share.prompts_count)
         bodies = prompts.Digest(share.bodies_total, share.prompts_count)
         is_scripted = plan.requests.history == "scripted"
@@ -248,14 +249,16 @@ def _with_sent_prompts(
             prompts=digest.hexdigest(),
             bodies=bodies.hexdigest() if is_scripted else "",
         )
-    if plan.job.settings.shard is not None and slots is not None and not is_large:
+    if plan.job.settings.shard is not None and slots is not None and not has_prefetch:
         return fingerprints
     return msgspec.structs.replace(
-        fingerprints, prompts=prompts.fingerprint(plan.requests, None if is_large else slots)
+        fingerprints, prompts=prompts.fingerprint(plan.requests, None if has_prefetch else slots)
     )
 
 
-def _with_digests(part: manifest.ShardPart | None, share: Share) -> manifest.ShardPart | None:
+def _with_digests(
+    part: manifest.ShardPart | None, share: WorkerResult
+) -> manifest.ShardPart | None:
     """Return the shard of a header with the sums from which a merge computes the fingerprints."""
     if part is None:
         return None
@@ -267,7 +270,7 @@ def _with_digests(part: manifest.ShardPart | None, share: Share) -> manifest.Sha
     )
 
 
-def _state(share: Share, load: events.RunningLoad | None) -> str:
+def _state(share: WorkerResult, load: events.RunningLoad | None) -> str:
     if share.stopped or (load is not None and load.stopped_by):
         return "stopped"
     return (

@@ -63,7 +63,7 @@ def build(workload: Workload, seed: int) -> Schedule:
             index=index,
             start_ns=start_ns,
             first_chain=first_chain,
-            rng=seeds.stream(base_seed, "arrivals", index),
+            seed=base_seed,
             loadgen_seed=(
                 base_seed if has_explicit_seed else seeds.derived(base_seed, "arrivals", index)
             ),
@@ -95,7 +95,7 @@ def _build_stage(
     index: int,
     start_ns: int | None,
     first_chain: int,
-    rng: np.random.Generator,
+    seed: int,
     loadgen_seed: int,
     taken_over: int,
 ) -> StageSpan:
@@ -109,6 +109,7 @@ def _build_stage(
         count = stage.count
     else:
         lanes = 0
+        rng = seeds.stream(seed, "arrivals", index)
         offsets, length_ns = _draw_arrivals(stage, rng, loadgen_seed)
         count = len(offsets)
     return StageSpan(

@@ -22,9 +22,9 @@ from loadgen_sdk.transport.wire import Wire
 
 from loadgen.core.execution import stop_signals
 from loadgen.core.execution.bodies import Bodies
-from loadgen.core.execution.driver import AFTER_STOP_NS, Driver, DriveSettings
+from loadgen.core.execution.driver import MAX_DRAIN_AFTER_STOP_NS, Driver, DriveSettings
 from loadgen.core.execution.self_sampling import Waiting
-from loadgen.core.execution.share import Equipment
+from loadgen.core.execution.worker_resources import WorkerResources
 from loadgen.core.requests import tokenizer
 from loadgen.core.requests.build import build
 from loadgen.core.results.manifest import Header, StagePlan, encode
@@ -156,7 +156,9 @@ def run(
         spool = Spool(folder, 0)
         drive = Driver(
             timetable,
-            Equipment(wire=wire, clients=[client], bodies=bodies, numbers=numbers, spool=spool),
+            WorkerResources(
+                wire=wire, clients=[client], bodies=bodies, numbers=numbers, spool=spool
+            ),
             DriveSettings(drain_ns=made.drain_ns, max_in_flight=made.max_in_flight, run_id="r"),
             start_ns=monotonic_ns(),
         )
@@ -287,7 +289,7 @@ def test_a_signal_in_the_drain_ends_it_at_once(tmp_path: Path) -> None:
     stored, _, _, drive = run(tmp_path, made, never, during=interrupt)
     assert drive.interrupted
     assert outcomes(stored) == {("cancelled", "interrupted"): 40}
-    assert monotonic_ns() - begun < AFTER_STOP_NS
+    assert monotonic_ns() - begun < MAX_DRAIN_AFTER_STOP_NS
 
 
 def test_a_failed_turn_drops_the_rest_of_its_conversation_and_no_other(tmp_path: Path) -> None:
@@ -425,7 +427,7 @@ def test_a_bug_in_a_callback_ends_the_run_and_what_was_recorded_stays(tmp_path: 
 
 LARGE = """
 import ctypes, sys
-from loadgen.core.execution.share import KEPT_BLOCK, LARGE_BLOCK, return_blocks
+from loadgen.core.execution.process_memory import *
 
 class Blocks(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "heap a b c mapped d e used free top".split()]
@@ -434,10 +436,10 @@ memory = ctypes.CDLL(None)
 memory.mallinfo2.restype = Blocks
 size = memory.mallinfo2().free + 500_000  # more than lies free within the heap: this block needs fresh memory
 bytearray(2 * size)  # freed at once: from now on glibc keeps blocks of this size
-return_blocks(KEPT_BLOCK)
+release_blocks_above(LARGEST_KEPT_BLOCK)
 bytearray(2 * size)
 if sys.argv[1:]:
-    return_blocks(LARGE_BLOCK)
+    release_blocks_above(LARGEST_KEPT_BLOCK_UNDER_LOAD)
 before = memory.mallinfo2().mapped
 kept = bytearray(size)
 print(memory.mallinfo2().mapped - before >= size)

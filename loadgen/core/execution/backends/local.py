@@ -1,6 +1,6 @@
 """Several workers on this machine: one process and one share each; they coordinate nothing while the clock runs.
 
-A worker builds its share, reports `ready`, gets the common start instant, works, and reports a `Share`. Each has its
+A worker builds its share, reports `ready`, gets the common start instant, works, and reports a `WorkerResult`. Each has its
 own sockets and its own files. IO; `worker.py` defines the messages.
 """
 
@@ -28,8 +28,8 @@ from loadgen.core.execution.shard import (
     sleep_until_before_start,
     start_instant_ns,
 )
-from loadgen.core.execution.share import Share
 from loadgen.core.execution.shared_counters import SharedCounters
+from loadgen.core.execution.worker_resources import WorkerResult
 
 
 class ThisMachine:
@@ -40,7 +40,7 @@ class ThisMachine:
     async def place(self, plan: Plan, tell: Tell) -> list[str]:
         return []
 
-    async def run(self, plan: Plan, tell: Tell) -> Share:
+    async def run(self, plan: Plan, tell: Tell) -> WorkerResult:
         return await (run if plan.job.settings.workers > 1 else driver.run)(plan, tell)
 
 
@@ -54,7 +54,7 @@ HTTP = Backend(senders=use_this_machine)
 """A server that is loaded over HTTP from this machine."""
 
 
-async def run(plan: Plan, tell: Tell) -> Share:
+async def run(plan: Plan, tell: Tell) -> WorkerResult:
     """Carry out a plan on its worker processes and return the merged shares.
 
     Unfinished slots of a worker that dies are recorded as `lost`. A worker that publishes nothing
@@ -174,7 +174,7 @@ async def _wait_for_start(
 
 def _report(
     process: subprocess.Popen[bytes], all_processes: list[subprocess.Popen[bytes]]
-) -> Share | None:
+) -> WorkerResult | None:
     """Return the share that a worker reports at its end, or None if it died.
 
     Raises OSError if an error of this host ended the worker, for example a full disk.

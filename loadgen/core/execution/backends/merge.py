@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from loadgen.core.execution.bodies import UNKNOWN
 from loadgen.core.execution.plan import Plan
-from loadgen.core.execution.share import Share
+from loadgen.core.execution.worker_resources import WorkerResult
 from loadgen.core.results.record import ROW, RecordKey, unsent_record
 from loadgen.core.results.spool import Spool, recorded_slots, segments
 from loadgen.core.schedule import timetable as schedule
@@ -22,7 +22,9 @@ from loadgen.core.schedule import timetable as schedule
 AT_ONCE = 100_000  # slots that are checked in one step
 
 
-def total(plan: Plan, shares: Sequence[Share | None], reasons: Sequence[str]) -> Share:
+def total(
+    plan: Plan, shares: Sequence[WorkerResult | None], reasons: Sequence[str]
+) -> WorkerResult:
     """The sum of all workers' shares. Without one, the worker died, and its unfinished slots are recorded as `lost`.
 
     `reasons`: of each worker, why it would be lost.
@@ -33,12 +35,12 @@ def total(plan: Plan, shares: Sequence[Share | None], reasons: Sequence[str]) ->
     return reduce(
         _sum,
         filter(None, shares),
-        Share(prompts_total=0, prompts_count=0, late=0, interrupted=False),
+        WorkerResult(prompts_total=0, prompts_count=0, late=0, interrupted=False),
     )
 
 
-def _sum(left: Share, right: Share) -> Share:
-    return Share(
+def _sum(left: WorkerResult, right: WorkerResult) -> WorkerResult:
+    return WorkerResult(
         prompts_total=(left.prompts_total + right.prompts_total) % (1 << 128),
         prompts_count=left.prompts_count + right.prompts_count,
         bodies_total=(left.bodies_total + right.bodies_total) % (1 << 128),

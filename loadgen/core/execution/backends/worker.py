@@ -1,10 +1,10 @@
-"""A worker process and its messages: it gets a job on standard input and reports a `Share` on standard output.
+"""A worker process and its messages: it gets a job on standard input and reports a `WorkerResult` on standard output.
 
 The same process runs on this machine (`local.py`) and on a node of a cluster (`cluster/node_agent.py`).
 
     in   the job and the share; then the start instant on this machine's monotonic clock; then STOPPING, if it must stop
     out  READY, or a fault as JSON; STOPPING if a target is down and the run ends for it; at the
-         end the Share as JSON, or a HostError as JSON
+         end the WorkerResult as JSON, or a HostError as JSON
 
 It ends when the process that started it ends, which closes standard input. IO; `driver.work` does the work.
 """
@@ -31,8 +31,8 @@ from loadgen.core.errors import Fault, TargetError
 from loadgen.core.execution import stop_signals
 from loadgen.core.execution.driver import Driver, work
 from loadgen.core.execution.plan import Job, build_plan
-from loadgen.core.execution.share import Share
 from loadgen.core.execution.shared_counters import SharedCounters
+from loadgen.core.execution.worker_resources import WorkerResult
 
 BOARD = "board"
 SHOW_S = 1.0
@@ -106,7 +106,7 @@ def _raise_host_error(fields: dict[str, Any]) -> None:
     raise OSError(error.errno, error.strerror, error.filename or None)
 
 
-def read_share(line: bytes, stop_others: Callable[[], None]) -> Share | None:
+def read_share(line: bytes, stop_others: Callable[[], None]) -> WorkerResult | None:
     """Return the share in a line of a worker, or None for STOPPING, which comes before it.
 
     `stop_others` is called if the worker ends because a target is down. Raises OSError if the
@@ -119,7 +119,7 @@ def read_share(line: bytes, stop_others: Callable[[], None]) -> Share | None:
     _raise_host_error(fields)
     if fields["stopped"]:
         stop_others()
-    return Share(
+    return WorkerResult(
         **fields
         | {"down": {int(target): at_s for target, at_s in fields["down"].items()}, "notes": ()}
     )
@@ -169,7 +169,7 @@ def _run_worker() -> None:
 
         def on_input() -> None:
             if os.read(0, 64):
-                driver.give_up()
+                driver.stop_after_failure()
                 return
             loop.remove_reader(0)
             driver.stop()
