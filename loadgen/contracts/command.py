@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from loadgen import commands
 from loadgen.answers.command import AgainstKey, AgainstModel, other_endpoint
-from loadgen.core import units
+from loadgen.core import format, units
 from loadgen.core.errors import OK, Fault, Faults, UserError, collecting
 from loadgen.shell import completion
 from loadgen.shell.invocation import Invocation
@@ -24,7 +24,7 @@ from loadgen.shell.resume import arguments_to_type_again, resume_arguments
 from loadgen.shell.run_options import LOAD_OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from loadgen.contracts.schema import Checked
     from loadgen.contracts.verdict import Validation
@@ -33,6 +33,13 @@ if TYPE_CHECKING:
     from loadgen.core.workload import Overrides, Workload
     from loadgen.repeated.repeats import Repetition
     from loadgen.runs.show import Show
+
+
+MOST_EXTENSIONS = 3
+"""How often a level with `duration: auto` is extended at most.
+
+Each look at the growing records is judged at a higher confidence, so later ones need more load.
+"""
 
 
 @add_options(
@@ -144,20 +151,28 @@ def validate(
         )
     asked = _asked(invocation, contract, duration, has_other=against is not None, faults=faults)
     checked_contract, settings, overrides, how = asked
+    settings = run.with_gpus(settings, checked_contract.contract.gpus)
     other = _other(asked, against, against_model, against_key_file, dry_run=dry_run)
-    if dry_run:
-        return _predict(
-            checked_contract, settings, overrides.seed, as_json, shown(invocation, quiet=True)
-        )
-
-    show = shown(invocation)
+    show = shown(_with_contract_prices(invocation, checked_contract, settings), quiet=dry_run)
     repeats = {
         level.level.name: how.at_least if how else level.level.repeats
         for level in checked_contract.levels
     }
+    expected = [
+        (one.workload, settings)
+        for one in checked_contract.levels
+        for _ in range(repeats[one.level.name])
+    ]
+    if dry_run:
+        show.expect(expected, always=True)
+        return _predict(checked_contract, settings, overrides.seed, as_json, show)
+
+    has_auto_levels = any(one.is_auto for one in checked_contract.levels)
     if extend is None:
-        expected = (one for one in checked_contract.levels for _ in range(repeats[one.level.name]))
-        show.expect([(one.workload, settings) for one in expected])
+        for planned in checked_contract.levels:
+            if planned.is_auto:
+                say("\n".join(planned_words(planned)))
+        show.expect(expected, always=has_auto_levels)
         invocation.move_existing_results(settings.out)
     execute = invocation.executor(show.hearers)
     runs = (how or Repetition(count=level.level.repeats) for level in checked_contract.levels)
@@ -193,6 +208,12 @@ def validate(
             result = run.extend(folder, checked_contract, settings, add_ns=add_ns, **carry_out)
     else:
         result, folder = run.run(checked_contract, settings, settings.out, other=other, **carry_out)
+
+        def extend_by(length_ns: int) -> Validation:
+            with alone(folder):
+                return run.extend(folder, checked_contract, settings, add_ns=length_ns, **carry_out)
+
+        result = _extend_auto_levels(result, checked_contract, repeats, show, extend_by)
     print_answer(result, run.report(folder, result), as_json=as_json)
     say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
     if result.verdict == verdict.INCONCLUSIVE and not result.interrupted:
@@ -200,6 +221,69 @@ def validate(
     if bundle is not None:
         commands.call("bundle", folder, bundle)
     return verdict.exit_code(result)
+
+
+def _extend_auto_levels(
+    result: Validation,
+    checked: Checked,
+    repeats: Mapping[str, int],
+    show: Show,
+    extend_by: Callable[[int], Validation],
+) -> Validation:
+    """Add load to levels with `duration: auto` until they are decided, and return the last verdict.
+
+    Nothing is added if an undecided level has a length of its own, or if it is not known how much
+    load would decide it.
+
+    Args:
+        result: The verdict so far.
+        checked: The contract.
+        repeats: How many runs an extension adds to each level.
+        show: Shows the progress of the runs.
+        extend_by: Extends the validation by runs of this length in ns, and returns its verdict.
+    """
+    from loadgen.contracts import verdict
+
+    can_grow = {
+        one.level.name for one in checked.levels if one.is_auto and one.shortened_from_ns is None
+    }
+    for number in range(1, MOST_EXTENSIONS + 1):
+        undecided = [one for one in result.levels if one.verdict == verdict.INCONCLUSIVE]
+        add_s = verdict.to_add_s(result, repeats)
+        is_open = result.verdict == verdict.INCONCLUSIVE and not result.interrupted
+        if not is_open or not add_s or any(one.name not in can_grow for one in undecided):
+            return result
+        runs = sum(repeats[one.name] for one in undecided)
+        say(
+            f"undecided: {format.counted(runs, 'run')} of {format.duration(add_s)} more, "
+            f"extension {number} of at most {MOST_EXTENSIONS}"
+        )
+        show.begin(runs)
+        result = extend_by(math.ceil(add_s * 1e9))
+    return result
+
+
+def _with_contract_prices(
+    invocation: Invocation, checked: Checked, settings: Settings
+) -> Invocation:
+    """Return the invocation with the prices of the contract, if it has none of its own.
+
+    Prices that do not fit the target are left out here: they are for terms about cost.
+    """
+    from loadgen.core.schedule.forecast import Forecast
+    from loadgen.runs.show import target_facts
+
+    if invocation["prices"] is not None or checked.contract.prices is None:
+        return invocation
+    priced = invocation.with_options(prices=checked.folder / checked.contract.prices)
+    budget = priced.budget()
+    an_hour = Forecast(requests=1.0, seconds=3600.0, input_tokens=1.0, output_tokens=1.0)
+    try:
+        if budget is not None:
+            budget.cost(an_hour, target_facts(settings))
+    except Fault:
+        return invocation
+    return priced
 
 
 class _Asked(NamedTuple):

@@ -14,7 +14,13 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from loadgen.contracts import planning
+from loadgen.contracts import auto_duration, planning
+from loadgen.contracts.sample_sizes import (
+    WINDOWS,
+    requests_for_ratio,
+    requests_without_miss,
+    required_requests,
+)
 from loadgen.contracts.schema import (
     ANSWER_KINDS,
     OF_TASKS,
@@ -36,7 +42,6 @@ from loadgen.core.analysis.fairness import tenants_of
 from loadgen.core.errors import Code, Fault, Faults, UserError, meant
 from loadgen.core.limits import FEWEST_ANSWERS
 from loadgen.core.stats import intervals
-from loadgen.core.stats.quantiles import support
 from loadgen.core.workload import Closed, Mix, Poisson, Slo, Workload
 from loadgen.core.workload import load as load_workload
 from loadgen.core.workload.diagnostics import locate
@@ -45,9 +50,7 @@ from loadgen.core.workload.loading import packaged
 from loadgen.core.workload.yaml_marks import Map, where
 from loadgen.figures import pooled_figures
 
-RATES_NEED = 30  # least number of requests for a rate with an interval
 POOLED_REPEATS = 3  # pooled gaps are correlated within a run, so each repeat counts as one sample
-WINDOWS = 2  # a drift compares the first window with the last
 
 _WAITS_OF_TASKS = ("task_wait", "task_longest_wait")
 Where = tuple[str | int, ...]
@@ -64,12 +67,6 @@ class _FaultReport:
     def fault(self, code: Code, loc: Where, what: str, hint: str) -> None:
         spot, path, _ = locate(self.top, loc)
         self.here.append(UserError(code, what, where(self.file, spot, path), hint))
-
-
-def faultless(limit: float, level: float = intervals.LEVEL) -> int:
-    """The number of requests, none of which misses, from which Wilson's interval shows a miss share below `limit`."""
-    z = intervals.z_quantile(level)
-    return math.ceil(z * z * (1 - limit) / limit)
 
 
 def check(
@@ -110,6 +107,9 @@ def check(
     planned = []
     for draft in drafts:
         planned_level = _planned_level(draft, contract.slo, folder, report, env)
+        if planned_level is not None and auto_duration.is_auto(planned_level.level):
+            terms = [term for _, _, term in draft.terms]
+            planned_level = auto_duration.with_needed_length(planned_level, terms, contract)
         if planned_level is not None and longest_ns is not None:
             planned_level = planning.shortened(planned_level, longest_ns)
         has_slo = planned_level is None or planned_level.workload.slo is not None
@@ -200,11 +200,19 @@ def _workload_path(name: str, folder: Path) -> str | None:
     return name if name in packaged() else None
 
 
+def _provisional_ns(level: ContractLevel) -> int | None:
+    """Return the length of a level's load, as far as it is known before its terms are looked at."""
+    has_own_load = level.rate is not None or level.concurrency is not None
+    if auto_duration.is_auto(level) and has_own_load:
+        return auto_duration.PROVISIONAL_NS
+    return level.duration_ns
+
+
 def _overrides(level: ContractLevel) -> Overrides:
     return Overrides(
         request_rate=None if level.rate is None else round(level.rate, 9),
         concurrency=level.concurrency,
-        duration=level.duration_ns,
+        duration=_provisional_ns(level),
         num_requests=level.requests,
         grace=level.grace_ns,
         warmup_ns=level.warmup_ns,
@@ -403,24 +411,6 @@ def _check_missing(
 # -- samples -----------------------------------------------------------------------------------------------------
 
 
-def needed(term: Promise, confidence: float) -> int:
-    """The least number of requests with which a term can pass.
-
-    For a percentile: LoadGen's early-stopping minimum. For a share: as many as show it when no request misses.
-    """
-    if term.kind in ("errors", "goodput", "task_goodput"):
-        return faultless(term.limit if term.kind == "errors" else 1 - term.limit, confidence)
-    return support(term.quantile) if term.quantile else RATES_NEED
-
-
-def alike(share: float, confidence: float) -> int:
-    """Requests needed in each of two windows to show that their ratio is above `share` when the true ratio is 1.
-
-    Poisson arrivals alone make the two counts differ: z * sqrt(2 / n) must be below 1 - share.
-    """
-    return math.ceil(2 * (intervals.z_quantile(confidence) / (1 - share)) ** 2)
-
-
 def _all_poisson(workload: Workload) -> bool:
     return all(isinstance(stage.arrival, Poisson) for stage in workload.stages if stage.measured)
 
@@ -474,9 +464,9 @@ def _too_few(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str
     available = round(plan.starts * each * level.repeats)
     if windowed and plan.rate is not None:
         available = int(plan.rate * term.window_ns / 1e9)
-    least = needed(term, confidence)
+    least = required_requests(term, confidence)
     if term.kind == "sustained" and _all_poisson(plan.workload):
-        least = max(least, alike(term.limit, confidence))
+        least = max(least, requests_for_ratio(term.limit, confidence))
     if available >= least:
         return None
     scope = (
@@ -508,7 +498,7 @@ def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, s
         + (f" in {repeats} runs" if repeats > 1 else "")
     )
     starts_s = (
-        needed(term, confidence)
+        required_requests(term, confidence)
         / planning.each(term, plan)
         * length_s
         / repeats
@@ -643,7 +633,7 @@ def _prompts_needed(term: Promise, confidence: float) -> int:
     if term.kind == "within":  # so many that too many lost answers would have been met
         return intervals.unseen(1 - term.limit, confidence)
     if term.kind in SHARES_OF_ANSWERS:
-        return faultless(1 - term.limit, confidence)
+        return requests_without_miss(1 - term.limit, confidence)
     return FEWEST_ANSWERS
 
 

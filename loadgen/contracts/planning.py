@@ -153,6 +153,9 @@ def planned_words(level_plan: Planned) -> list[str]:
     lines = [
         f"level {level.name}: {level.workload}{each}{length}, {format.counted(level.repeats, 'run')}"
     ]
+    if level_plan.is_auto:
+        reason = f": {level_plan.decided_by} needs it" if level_plan.decided_by else ""
+        lines.append(f"  duration auto{reason}; extended while the level is undecided")
     lines += [f"  {shortened}"] if (shortened := shortened_words(level_plan)) else []
     lines += (
         [f"  can no longer pass: {', '.join(level_plan.undecidable)}"]

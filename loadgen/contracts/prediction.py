@@ -95,7 +95,6 @@ def predict(
     `longest`: so many times the length of a level are simulated, up to MOST_REQUESTS (but never less than the level).
     `step`: told the name of each of the `steps` that begins.
     """
-    settings = replace(settings, gpus=settings.gpus or checked.contract.gpus)
     runs: dict[str, tuple[Ahead, ...]] = {}
     own: dict[str, float] = {}
     trouble: dict[str, LevelForecast] = {}

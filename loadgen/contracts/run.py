@@ -119,7 +119,7 @@ def _carry_out(
     if checked.contract.prices:
         (folder / PRICES).write_bytes((checked.folder / checked.contract.prices).read_bytes())
     say(f"folder: {folder}")
-    settings = _with_gpus(settings, checked.contract.gpus)
+    settings = with_gpus(settings, checked.contract.gpus)
     findings = _preflight(settings, folder, say)
     unusable = _of_findings([finding for finding in findings if finding.state == FAULT])
     trouble: dict[str, _Trouble] = {}
@@ -255,7 +255,7 @@ def extend(
         what = "every term is decided" if is_pass else "no term is undecided for want of load"
         hint = "nothing is gained by more load; loadgen validate with a new folder runs anew"
         raise UserError("already_decided", what, str(folder), hint)
-    settings = _with_gpus(settings, contract.gpus)
+    settings = with_gpus(settings, contract.gpus)
     findings = _preflight(settings, folder, say)
     if faults := [finding for finding in findings if finding.state == FAULT]:
         checksums.write(folder)
@@ -353,8 +353,13 @@ def _undecided(contract: Contract, level: LevelVerdict) -> set[str]:
     return {level.name for _ in open_terms[:1]} | {term.level for term in open_terms if term.level}
 
 
-def _with_gpus(settings: Settings, gpus: int | None) -> Settings:
-    """The settings with the contract's GPUs, like --gpus: for each endpoint without a number of its own."""
+def with_gpus(settings: Settings, gpus: int | None) -> Settings:
+    """Return the settings with the contract's GPUs for each endpoint that has no number of its own.
+
+    A simulated target keeps the number of its preset.
+    """
+    if settings.virtual:
+        return settings
     targets = tuple(replace(target, gpus=target.gpus or gpus) for target in settings.targets)
     return replace(settings, gpus=settings.gpus or gpus, targets=targets)
 

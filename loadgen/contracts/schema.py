@@ -439,6 +439,17 @@ WrittenOfAnswers = Annotated[
 Name = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
+def _is_left_to_the_terms(value: Any) -> Any:
+    """Return None for `auto`, and any other value as it is."""
+    return None if value == "auto" else value
+
+
+WrittenDuration = Annotated[
+    Annotated[Duration, Field(gt=0)] | None, BeforeValidator(_is_left_to_the_terms)
+]
+"""The length of a level's load. None, written as `auto` or left out, leaves it to the terms."""
+
+
 class ContractLevel(Part):
     """One load, and what was promised under it. What is left out is as in the workload."""
 
@@ -456,7 +467,7 @@ class ContractLevel(Part):
     ]  # name of a packaged workload, or a path relative to the contract
     rate: FiniteRate | None = None
     concurrency: Concurrency | None = None
-    duration_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="duration")
+    duration_ns: WrittenDuration = Field(None, validation_alias="duration")  # None: auto
     requests: Whole | None = None
     warmup_ns: Duration | None = Field(None, validation_alias="warmup")
     grace_ns: Duration | None = Field(None, validation_alias="grace")
@@ -545,6 +556,8 @@ class Planned(Struct, frozen=True, kw_only=True):
     duration_ns: int | None  # of the measured stages together
     shortened_from_ns: int | None = None
     undecidable: tuple[str, ...] = ()
+    is_auto: bool = False  # the terms decide how long the load lasts
+    decided_by: str = ""  # the term that needs the longest load, in words
 
 
 class Checked(Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from statistics import fmean
 from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import quote
@@ -53,6 +54,7 @@ from loadgen.present.section import (
 )
 from loadgen.repeated.repeats import RepeatSummary
 from loadgen.runs import stimulus
+from loadgen.runs.rates import headline
 from loadgen.runs.repeats_text import OF_LEVELS, levels_table
 
 
@@ -129,7 +131,7 @@ def report(validation: Validation, measured: Measured | None = None) -> Report:
                 horizon_words(validation),
             ),
             *([] if measured is None else [_used(validation, measured.contract)]),
-            *(_level(level, shared_notes) for level in validation.levels),
+            *(_level(level, shared_notes, measured) for level in validation.levels),
             section("Said of every level", Bullets(shared_notes, "warn")),
             section("What was measured, and from where", _conditions(validation, measured)),
             *([] if measured is None else [_signed(validation), *_annex(validation, measured)]),
@@ -137,12 +139,13 @@ def report(validation: Validation, measured: Measured | None = None) -> Report:
     )
 
 
-def _level(level: LevelVerdict, shared_notes: Sequence[str]) -> Section:
+def _level(level: LevelVerdict, shared_notes: Sequence[str], measured: Measured | None) -> Section:
     holds, exceptions = _holds(level.terms)
     rows = [_row(term, level.trouble, holds) for term in level.terms]
     return section(
         f"{level.name}: {level.verdict}",
         Said(_load(level), "soft"),
+        Said("" if measured is None else throughput_text(level.runs, measured.runs)),
         Said(f"NOTHING SHOWN: {level.trouble}" if level.trouble else "", "warn"),
         Table(("verdict", "", "promise", "measured"), rows, "words"),
         Said(
@@ -153,6 +156,36 @@ def _level(level: LevelVerdict, shared_notes: Sequence[str]) -> Section:
         ),
         Bullets([note for note in level.notes if note not in shared_notes], "warn"),
     )
+
+
+def throughput_text(names: Sequence[str], runs: Mapping[str, Summary]) -> str:
+    """Return the headline rates of a level: the means over its valid runs, or "" without one."""
+    rates = [headline(runs[name]) for name in names if name in runs and runs[name].verdict.valid]
+    if not rates:
+        return ""
+    requests = _mean([rate.requests for rate in rates])
+    total = _mean([rate.total for rate in rates])
+    output = _mean([rate.output for rate in rates])
+    output_per_gpu = _mean([rate.output_per_gpu for rate in rates])
+    goodput = _mean([rate.goodput for rate in rates])
+    parts = [
+        f"{format.rate(requests, ' requests/s')}",
+        f"{format.rate(output, ' output tokens/s')}",
+    ]
+    if output_per_gpu is not None:
+        parts[-1] += f" ({format.rate(output_per_gpu)} per GPU)"
+    if total is not None:
+        parts.append(format.rate(total, " tokens/s with the prompts"))
+    if goodput is not None:
+        parts.append(f"goodput {format.rate(goodput, ' requests/s')}")
+    window = rates[0].window if len(rates) == 1 else f"{rates[0].window}, mean of {len(rates)} runs"
+    return f"Throughput: {', '.join(parts)}, in the {window}"
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean, or None if a value is unknown."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known and len(known) == len(values) else None
 
 
 def _signed(validation: Validation) -> Section:
@@ -253,8 +286,7 @@ def _conditions(validation: Validation, measured: Measured | None) -> Facts:
         Model=validation.model,
         Server=validation.server,
         Software=target.software,
-        Hardware=[] if first is None or first.hardware is None else first.hardware.words,
-        Machine=("" if target.gpus is None else format.counted(target.gpus, "GPU"), target.shape),
+        Hardware=_hardware_text(first, None if measured is None else measured.contract.gpus),
         Region=validation.region,
         **format.said(validation.metadata),
         When=f"{validation.started} to {validation.ended}".replace("T", " "),
@@ -264,6 +296,23 @@ def _conditions(validation: Validation, measured: Measured | None) -> Facts:
         Made_by=(f"loadgen {validation.version}", f"Python {host.python}" if host.python else ""),
         Contract=f"SHA-256 {validation.contract_sha256}",
     )
+
+
+def _hardware_text(summary: Summary | None, contract_gpus: int | None) -> list[str]:
+    """Return the hardware behind the endpoint, named once, and how it differs from the contract."""
+    if summary is None:
+        return []
+    target = summary.target
+    if summary.hardware is not None and summary.hardware.words:
+        parts = [*summary.hardware.words, target.shape]
+    else:
+        parts = ["" if target.gpus is None else format.counted(target.gpus, "GPU"), target.shape]
+    if contract_gpus is not None and target.gpus is not None and contract_gpus != target.gpus:
+        contract = format.counted(contract_gpus, "GPU")
+        parts.append(
+            f"the contract is for {contract}, and figures per GPU are of the {target.gpus} that are here"
+        )
+    return [part for part in parts if part]
 
 
 def _horizon(validation: Validation) -> str:

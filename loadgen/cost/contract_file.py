@@ -12,8 +12,6 @@ from loadgen.core.metrics.summary import Summary
 if TYPE_CHECKING:
     from loadgen.cost.sizing import Size
 
-DURATION = "60m"  # sees what comes back within the usual horizon of a contract, and tasks of a minute often enough
-
 
 def text(size: Size, summary: Summary, *, workload: str, gpus: int) -> str:
     """The YAML that `loadgen validate` takes: every limit that the run kept is one that the machine has to keep.
@@ -28,7 +26,8 @@ def text(size: Size, summary: Summary, *, workload: str, gpus: int) -> str:
         own = own if not summary.classes else []
     return "\n".join(
         [
-            f"# one of {size.carrying} that carry the load; check it first: loadgen validate FILE --dry-run",
+            f"# one of {size.carrying} machines that carry the load; check it first: "
+            "loadgen validate FILE --url URL --dry-run",
             f"name: {summary.run.workload}",
             f"gpus: {gpus}",
             *own,
@@ -36,7 +35,7 @@ def text(size: Size, summary: Summary, *, workload: str, gpus: int) -> str:
             "  - name: share",
             f"    workload: {workload}",
             f"    rate: {size.demand_per_s / size.carrying:.6g}/s",
-            f"    duration: {DURATION}",
+            "    duration: auto",
             "    must:",
             *(f"      - {term}" for term in terms),
             "",

@@ -166,24 +166,28 @@ class Show:
         self._done: list[Summary] = []
         self._printed: set[str] = set()
 
-    def expect(self, planned: Sequence[PlannedRun]) -> None:
-        """Say what several runs will send and cost together, before the first; nothing of runs in virtual time.
+    def expect(self, planned: Sequence[PlannedRun], *, always: bool = False) -> None:
+        """Print what several runs will send and cost together, before the first of them.
 
-        Raises UserError where together they go over the limit of money. What a closed loop will cost is known only when
-        its target was probed: such runs are refused one by one.
+        Nothing is printed of a single run, or of runs in virtual time, unless `always` is True.
+        Raises UserError if together they exceed the limit of money. What a closed loop costs is known
+        only once its target was probed, so such runs are refused one by one.
         """
         from loadgen.core.execution.run_header import describe
 
-        if len(planned) < 2 or planned[0][1].virtual:
+        is_virtual = bool(planned) and planned[0][1].virtual
+        if not planned or ((len(planned) < 2 or is_virtual) and not always):
             return
         loads = [(describe(workload, settings).load, settings) for workload, settings in planned]
         whole = total([load for load, _ in loads])
         cost = None if self._budget is None else _cost_of_all(self._budget, loads)
         money = ""
         if self._budget is not None and cost is not None:
-            self._budget.admit(cost, f"these {len(loads)} runs")
-            money = f", {self._budget.words(cost)}"
-        if money or (whole.seconds or LONG_S) >= LONG_S:
+            if not is_virtual:
+                what = "this run" if len(loads) == 1 else f"these {len(loads)} runs"
+                self._budget.admit(cost, what)
+            money = f", {_money(self._budget, cost, planned[0][1])}"
+        if always or money or (whole.seconds or LONG_S) >= LONG_S:
             say(f"expected in all: {format.counted(len(loads), 'run')}, about {whole.words}{money}")
 
     def cost_per_time(self, seconds: float, settings: Settings) -> str:

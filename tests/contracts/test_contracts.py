@@ -31,8 +31,8 @@ from loadgen.contracts import planning, prediction, quantile_interval, sections,
 from loadgen.contracts import run as validation
 from loadgen.contracts import verdict as judge
 from loadgen.contracts.evaluate import MeasuredLevel
-from loadgen.contracts.lint import faultless
 from loadgen.contracts.load import load_contract
+from loadgen.contracts.sample_sizes import requests_without_miss
 from loadgen.contracts.schema import parse, words
 from loadgen.contracts.stored import PLACE, again, command_of, read_run, verify
 from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Judgement, Validation, holds_words
@@ -164,7 +164,10 @@ OF_TASKS = (
         ("name: c\nprices: 5\nlevels: []", "missing_file"),
         (LEVEL.replace("qa", "7"), "unknown_name"),
         (LEVEL.replace("name: a", "name: ../evil"), "invalid_value"),
-        (LEVEL + "    must: [{ttft: 1s}]\n    must: [{errors: 1%}]\n", "too_few"),
+        (
+            LEVEL + "    requests: 240\n    must: [{ttft: 1s}]\n    must: [{errors: 1%}]\n",
+            "too_few",
+        ),
         (LEVEL + "    must: {ttft: 2s}\n", "wrong_type"),
         (LEVEL + "    must: [ttft]\n", "wrong_type"),
         (LEVEL + "    must: [{ttft: 2s, tpot: 3ms}]\n", "conflict"),
@@ -796,7 +799,7 @@ def test_intervals_of_samples() -> None:
     wide = quantile_interval.quantile([held], 0.5, 0.95)
     assert wide.high - wide.low > 5 * (median.high - median.low)
     assert quantile_interval.share([np.zeros(1000)], 0.95).high == pytest.approx(0.0038, abs=1e-4)
-    assert faultless(0.0038, 0.95) == pytest.approx(1007, abs=5)
+    assert requests_without_miss(0.0038, 0.95) == pytest.approx(1007, abs=5)
     assert intervals.quotient(Interval(2, 1.9, 2.1), Interval(1, 0.9, 1.1)).low == pytest.approx(
         1.79, abs=0.01
     )

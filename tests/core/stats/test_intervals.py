@@ -10,7 +10,7 @@ import pytest
 
 from loadgen.compare import block_errors
 from loadgen.contracts import quantile_interval
-from loadgen.contracts.lint import faultless
+from loadgen.contracts.sample_sizes import requests_without_miss
 from loadgen.core import seeds
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
@@ -123,7 +123,7 @@ def test_wilson_of_a_worked_example() -> None:
     assert intervals.wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
     assert intervals.wilson(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
     assert intervals.wilson(0.5, 0) == (0.0, 1.0)
-    n = faultless(0.01)
+    n = requests_without_miss(0.01)
     assert intervals.wilson(0.0, n)[1] <= 0.01 < intervals.wilson(0.0, n - 1)[1]
 
 

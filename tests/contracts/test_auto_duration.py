@@ -1,0 +1,159 @@
+"""A contract without a duration lasts as long as its terms need, and ends decided."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import places
+import pytest
+from command_line import exits
+
+from loadgen.contracts.load import load_contract
+from loadgen.contracts.schema import Planned
+from loadgen.core import format
+from loadgen.core.errors import Faults
+
+SIM = ("--url", "sim:gb300-vm", "--seed", "1", "--progress", "off")
+PRICES = ("--prices", places.ROOT / "docs/prices.example.yaml", "--shape", "ND128isr_GB300_v6")
+
+
+def _contract(folder: Path, level: str, horizon: str = "12m") -> Path:
+    file = folder / "contract.yaml"
+    file.write_text(
+        f"name: auto\ngpus: 4\nhorizon: {horizon}\nlevels:\n  - {{name: load, {level}}}\n"
+    )
+    return file
+
+
+def _plan(folder: Path, level: str, **options: Any) -> Planned:
+    return load_contract(_contract(folder, level, **options)).levels[0]
+
+
+def _verdict(folder: Path) -> dict[str, Any]:
+    verdict: dict[str, Any] = json.loads((folder / "verdict.json").read_bytes())
+    return verdict
+
+
+@pytest.mark.parametrize("duration", ["", "duration: auto, "])
+def test_a_latency_needs_the_time_in_which_rare_events_are_seen(
+    duration: str, tmp_path: Path
+) -> None:
+    terms = "must: [{tpot: {limit: 60ms, at: p95}}]"
+    plan = _plan(tmp_path, f"workload: qa, rate: 12/s, {duration}{terms}")
+    assert plan.duration_ns is not None
+    assert 2_656 <= plan.duration_ns / 1e9 <= 3_000
+    assert plan.is_auto and "tpot" in plan.decided_by
+
+
+def test_errors_need_a_number_of_requests(tmp_path: Path) -> None:
+    plan = _plan(tmp_path, "workload: qa, rate: 2/s, must: [{errors: 0.1%}]")
+    assert plan.requests is not None and plan.requests >= 3_838
+
+
+def test_repeats_share_the_time(tmp_path: Path) -> None:
+    terms = "must: [{tpot: {limit: 60ms, at: p95}}]"
+    once = _plan(tmp_path, f"workload: qa, rate: 12/s, {terms}")
+    twice = _plan(tmp_path, f"workload: qa, rate: 12/s, repeats: 2, {terms}")
+    assert once.duration_ns is not None and twice.duration_ns is not None
+    assert twice.duration_ns == pytest.approx(once.duration_ns / 2, rel=0.01)
+
+
+def test_two_windows_fit_into_the_load(tmp_path: Path) -> None:
+    terms = "must: [{drift: {of: tpot, at: p50, window: 1h, limit: 10%}}]"
+    plan = _plan(tmp_path, f"workload: qa, rate: 12/s, {terms}")
+    assert plan.duration_ns is not None and plan.duration_ns >= 2 * 3_600e9
+
+
+def test_a_closed_loop_without_a_number_lasts_by_time(tmp_path: Path) -> None:
+    terms = "must: [{tpot: {limit: 60ms, at: p95}}]"
+    plan = _plan(tmp_path, f"workload: qa, concurrency: 8, {terms}")
+    (stage,) = [stage for stage in plan.workload.stages if stage.measured]
+    assert stage.count is None and stage.duration_ns is not None
+    assert stage.duration_ns >= 2_656e9
+
+
+def test_a_level_with_a_number_of_requests_is_not_changed(tmp_path: Path) -> None:
+    with pytest.raises(Faults):
+        load_contract(_contract(tmp_path, "workload: qa, rate: 2/s, requests: 9, must: [ttft: 1s]"))
+
+
+def test_the_forecast_names_hours_and_money_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terms = "must: [{tpot: {limit: 60ms, at: p95}}]"
+    file = _contract(tmp_path, f"workload: qa, rate: 1/s, {terms}", horizon="30s")
+    out = tmp_path / "out"
+    assert exits("validate", file, *SIM, *PRICES, "-o", out) == 0
+    before, _, _ = capsys.readouterr().err.partition("level load, run 1")
+    assert re.search(r"expected in all: 1 run, .* min .*USD", before)
+    assert exits("validate", file, *SIM, *PRICES, "--dry-run") == 0
+    assert "USD" in capsys.readouterr().err
+
+
+def test_an_undecided_level_is_extended_until_it_is_decided(tmp_path: Path) -> None:
+    terms = "must: [{ttft: {limit: 500ms, at: p95}}]"
+    file = _contract(tmp_path, f"workload: rag, rate: 20/s, {terms}", horizon="2m")
+    out = tmp_path / "out"
+    assert exits("validate", file, *SIM, "-o", out) == 0
+    verdict = _verdict(out)
+    assert verdict["verdict"] == "PASS"
+    assert verdict["looks"] > 1
+    assert len(verdict["levels"][0]["runs"]) == verdict["looks"]
+
+
+def test_a_level_that_was_shortened_is_not_extended(tmp_path: Path) -> None:
+    terms = "must: [{ttft: {limit: 500ms, at: p95}}]"
+    file = _contract(tmp_path, f"workload: rag, rate: 20/s, {terms}", horizon="2m")
+    out = tmp_path / "out"
+    assert exits("validate", file, *SIM, "-o", out, "--duration", "1m") in (3, 4)
+    assert _verdict(out)["looks"] == 1
+
+
+@pytest.mark.commands
+@pytest.mark.parametrize("page", ["tutorial.md", "four-questions.md"])
+def test_the_contract_of_a_page_ends_decided(page: str, tmp_path: Path) -> None:
+    text = (places.ROOT / "docs" / page).read_text("utf-8")
+    (contract,) = re.findall(r"(?m)^```yaml\n(name: rag-poc\n[\s\S]*?)^```", text)
+    (tmp_path / "promise.yaml").write_text(contract)
+    assert exits("validate", tmp_path / "promise.yaml", *SIM, "-o", tmp_path / "poc") == 0
+    assert _verdict(tmp_path / "poc")["verdict"] == "PASS"
+
+
+@pytest.mark.commands
+def test_the_contract_that_size_writes_ends_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    slo = ("--slo", "ttft:2s:p90", "--slo", "tpot:60ms:p90")
+    search = ("search", "qa", *SIM, *slo, "--gpus", "4", "-d", "60s", "-o", "vm")
+    assert exits(*search) == 0
+    assert exits("size", "qa", "vm", "--rate", "20", "--contract", "c.yaml") == 0
+    assert exits("validate", "c.yaml", *SIM, "-o", "poc") == 0
+
+
+def test_the_page_shows_throughput_and_names_the_hardware_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The contract is for 8 GPUs, and the simulated machine has 4."""
+    file = tmp_path / "contract.yaml"
+    file.write_text(
+        "name: auto\ngpus: 8\nhorizon: 30s\nlevels:\n  - {name: load, workload: qa, rate: 8/s,"
+        " must: [{tpot: {limit: 60ms, at: p95}}]}\n"
+    )
+    out = tmp_path / "out"
+    assert exits("validate", file, *SIM, "-o", out) == 0
+    summary = json.loads(next(out.glob("load/r1/summary.json")).read_bytes())
+    tokens = summary["tokens"]
+    assert summary["target"]["gpus"] == 4
+    assert tokens["steady_output_per_s_per_gpu"] == pytest.approx(tokens["steady_output_per_s"] / 4)
+    page = (out / "verdict.html").read_text("utf-8")
+    for text in (page, capsys.readouterr().out):
+        words = " ".join(text.split())
+        per_gpu = format.rate(tokens["steady_output_per_s_per_gpu"])
+        assert f"{format.rate(tokens['steady_output_per_s'], ' output tokens/s')}" in words
+        assert f"({per_gpu} per GPU)" in words
+        assert words.count("8 GPUs") == 1
+        assert "the contract is for 8 GPUs" in words
