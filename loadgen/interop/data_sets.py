@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.core.errors import UserError
-from loadgen.core.workload.data_files import Placed
+from loadgen.core.workload.data_files import Placed, is_conversation
 
 TOGETHER = 100  # rows of a table that are taken at once
 FREE_GROWTH, MOST_GROWTH = (
@@ -38,7 +38,7 @@ def json_list(file: Path) -> Iterator[Placed]:
             "invalid_syntax",
             "begins like a JSON list and is none",
             f"{file}{line}",
-            "one list of objects, or JSONL",
+            "one list of objects in the file, or JSONL: an object or a list of messages per line",
         ) from None
     for number, raw in enumerate(rows, 1):
         try:
@@ -47,6 +47,8 @@ def json_list(file: Path) -> Iterator[Placed]:
             raise UserError(
                 "invalid_syntax", f"not JSON: {error}", f"{file}: row {number}"
             ) from None
+        if is_conversation(row):
+            row = {"messages": row}
         if not isinstance(row, dict):
             raise UserError(
                 "wrong_type",
@@ -67,6 +69,7 @@ def cells(file: Path) -> Iterator[Placed]:
                 opened, delimiter="\t" if file.suffix.lower() == ".tsv" else ",", strict=True
             )
             line = 2
+            _check_separator(file, reader.fieldnames or ())
             for row in reader:
                 if None in row:
                     what = "more cells than the first line has names"
@@ -89,8 +92,19 @@ def cells(file: Path) -> Iterator[Placed]:
         ) from None
 
 
+def _check_separator(file: Path, names: Sequence[str]) -> None:
+    """Raise UserError if the names in the first line are separated by semicolons or tabs."""
+    if len(names) != 1:
+        return
+    for separator, word in ((";", "semicolons"), ("\t", "tabs")):
+        if separator in names[0]:
+            problem = f"the columns are separated by {word}, not by commas"
+            hint = "save the file with commas; a file with tabs may be called .tsv"
+            raise UserError("wrong_format", problem, f"{file}:1", hint)
+
+
 def _cell(text: str) -> Any:
-    if text[0] in "[{" or re.fullmatch(r"[0-9]{1,9}", text):
+    if text[0] in "[{" or re.fullmatch(r"[0-9]{1,9}(\.0{1,3})?", text):
         try:
             return msgspec.json.decode(text)
         except (ValueError, RecursionError):

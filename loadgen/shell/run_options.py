@@ -481,7 +481,10 @@ class RunOptions(TypedDict, total=False):
             flags=("--output-tokens", "--osl"),
             metavar="N",
             panel="Load",
-            help="Output length, replacing the file's.",
+            help=(
+                "Output length, replacing the workload's. unlimited sends no limit with the rows "
+                "of a data set that have no length."
+            ),
             default_text="the workload's",
             part="load",
             other_tools=("--random-output-len", "--max-tokens", "--max-output-tokens"),

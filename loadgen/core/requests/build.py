@@ -69,7 +69,7 @@ def build(
         sessions = trace_sessions.sessions_of(trace) if requests.replay == "sessions" else None
         return TracePrompts(trace, seed, salt, tokenizer, template_tokens, api, sessions, models)
     if hasattr(requests, "path"):
-        return FilePrompts(requests, seed, tokenizer)
+        return FilePrompts(requests, seed, tokenizer, api)
     if hasattr(requests, "steps"):
         return TaskPrompts(requests, seed, salt, tokenizer, template_tokens)
     if api == "rerank" and getattr(requests, "chunks", None) is None:

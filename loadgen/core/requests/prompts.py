@@ -24,7 +24,7 @@ from loadgen_sdk.words import text_writer
 from loadgen.core import format
 from loadgen.core.requests import images
 from loadgen.core.requests.chunks import Corpus
-from loadgen.core.requests.laws import draw, key, law, together
+from loadgen.core.requests.laws import Law, draw, key, law, together
 from loadgen.core.requests.natural import NaturalText
 from loadgen.core.requests.tokenizer import Tokenizer
 
@@ -465,20 +465,25 @@ class SyntheticPrompts:
         return head if n >= HEAD else head[:n]
 
 
-class FilePrompts:
-    """The rows of the user's file, in file order or shuffled once by the seed; after the last row the first again.
+DEFAULT_OUTPUT_LIMIT = 1024
+"""Most output tokens of a row that does not say how long its response should be."""
+UNLIMITED = "unlimited"
+"""The `output_tokens` with which such rows are sent without a limit."""
 
-    A row is sent as written and is not counted first: servers report their count, and `input_tokens` counts on demand
-    if they do not.
+
+class FilePrompts:
+    """The rows of the user's file, in file order or shuffled once by the seed.
+
+    After the last row the first one follows again. A row is sent as written and its prompt is not
+    counted first: servers report their count, and `input_tokens` counts on demand if they do not.
     """
 
     turns = 1
     history = "scripted"
 
-    def __init__(self, requests: Any, seed: int, tokenizer: Tokenizer) -> None:
-        from loadgen.core.workload.dataset import (
-            read_rows,  # not needed by workers without a data set
-        )
+    def __init__(self, requests: Any, seed: int, tokenizer: Tokenizer, api: str = "chat") -> None:
+        # Workers without a data set do not need this module.
+        from loadgen.core.workload.dataset import read_rows
 
         self.rows = read_rows(requests.path)
         # a row of a small file is read and checked once, not by each request that repeats it
@@ -488,7 +493,12 @@ class FilePrompts:
             else self.rows.__getitem__
         )
         self._tokenizer = tokenizer
-        self._output_length = law(requests.output_tokens) if requests.output_tokens else None
+        self._output_length: Law | None = None
+        self._default_limit: int | None = DEFAULT_OUTPUT_LIMIT
+        if requests.output_tokens == UNLIMITED or api in VALUES:
+            self._default_limit = None
+        elif requests.output_tokens:
+            self._output_length = law(requests.output_tokens)
         self._lengths_key = key(seed)
         self._order: np.ndarray[Any, np.dtype[np.int64]] | None = None
         if requests.order == "shuffled":
@@ -505,6 +515,8 @@ class FilePrompts:
             output_tokens, exact = self._output_length(self._lengths_key, "output", number), True
         elif output_tokens is None and row.answer:
             output_tokens, exact = max(self._tokenizer.count(row.answer), 1), True
+        elif output_tokens is None:
+            output_tokens, exact = self._default_limit, False
         return Request(
             id=f"{self.rows.sha256[:8]}-{number}",
             messages=row.messages,
@@ -546,6 +558,12 @@ class FilePrompts:
             messages.append(
                 f"{format.counted(n, 'request')} from {format.counted(len(self.rows), 'row')}: prompts repeat, and a "
                 "server's prefix cache will notice"
+            )
+        if self.rows.without_length and self._default_limit and self._output_length is None:
+            rows = format.counted(self.rows.without_length, "row")
+            messages.append(
+                f"{rows} without an output length: a limit of {self._default_limit:,} output tokens "
+                "is sent; --output-tokens N sets the length, --output-tokens unlimited sends none"
             )
         if self.rows.ignored:
             messages.append(

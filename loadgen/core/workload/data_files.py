@@ -13,12 +13,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from loadgen.core.errors import UserError
 from loadgen.core.workload import hub
 from loadgen.formats import FORMATS, FormatRow
 
 HUB = "hf:"  # of the name of a data set of Hugging Face: hf:ORG/NAME, hf:ORG/NAME/CONFIG:SPLIT
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")
+LONGEST_CONVERSATION = 100_000_000
+"""Bytes of the longest line of messages that is read, as of a line of a trace."""
 SPLITS = ("train", "test", "validation")  # which is taken where several are there and none is named
 _NOT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 
@@ -31,7 +35,26 @@ def is_jsonl(file: Path) -> bool:
         begin = opened.read(4096)
     if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UserError("wrong_encoding", "the file is UTF-16", str(file), "save it as UTF-8")
+    text = begin.removeprefix(codecs.BOM_UTF8).lstrip()
+    if text.startswith(b"[") and _has_conversation_per_line(file):
+        return True
     return _format(file, begin) is None
+
+
+def is_conversation(row: Any) -> bool:
+    """Return True if a row is a list of messages and not an object that holds them."""
+    return isinstance(row, list) and bool(row) and isinstance(row[0], dict) and "role" in row[0]
+
+
+def _has_conversation_per_line(file: Path) -> bool:
+    """Return True if the first line of a file is a complete list of messages."""
+    with file.open("rb") as opened:
+        line = opened.readline(LONGEST_CONVERSATION)
+    try:
+        row = msgspec.json.decode(line.removeprefix(codecs.BOM_UTF8))
+    except (ValueError, RecursionError):
+        return False
+    return is_conversation(row)
 
 
 def rows_of(file: Path) -> Iterator[Placed]:

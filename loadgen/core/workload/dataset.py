@@ -30,8 +30,30 @@ from loadgen.core.workload.extra_body import refused_fields
 
 PROMPT_HINT = "a text that is not empty, or a list of token ids"
 
-# Fields that set the output length of a row; True: the exact length, False: an upper bound.
-LENGTHS = {"output_tokens": True, "max_tokens": False, "max_completion_tokens": False}
+EXACT_LENGTHS = (
+    "output_tokens",  # vLLM's custom data sets
+    "output_tokens_count",  # GuideLLM
+    "output_token_count",
+    "output_length",  # AIPerf, Mooncake
+    "output_len",  # SGLang, vLLM
+    "expected_output_len",  # vLLM's SampleRequest
+    "target_output_tokens",
+    "num_output_tokens",
+    "completion_tokens",  # recorded usage
+    "generated_tokens",
+    "osl",
+)
+"""Fields for the exact output length of a row, as data sets and tools call it."""
+LENGTH_LIMITS = (
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",  # OpenAI's Responses API
+    "max_new_tokens",  # Hugging Face, TGI
+    "max_gen_len",
+    "n_predict",  # llama.cpp
+)
+"""Fields for an upper bound of the output length of a row."""
+LENGTHS = (*EXACT_LENGTHS, *LENGTH_LIMITS)
 
 
 # Body fields of the OpenAI API that a row may contain; they are copied into the request body unchanged.
@@ -64,7 +86,9 @@ TURNS = (
 )
 PROMPTS = ("question", "instruction", "query", "text_input", "user", "input", "text")
 SYSTEMS = ("system_prompt", "system")
-ANSWERS = ("answer", "response", "output", "completion")
+ANSWERS = ("answer", "response", "output", "completion", "generated_text")
+CONTINUES = ("continue_final_message", "add_generation_prompt")
+"""Parameters of vLLM and SGLang with which a last message of the assistant is continued."""
 SPEAKERS = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model"), "assistant"),
@@ -123,7 +147,8 @@ class NoQuestion(BadRow):
 class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
     """One request as the user wrote it. Exactly one of `messages` and `prompt` is set.
 
-    `answer`: a text that the answer is to be as long as, of rows under other names. `read_as`: under which, in words.
+    `answer`: the recorded response, which tells how long the response should be. `read_as`: the
+    names of fields that were read under other names, as text.
     """
 
     messages: list[dict[str, Any]] | None = None
@@ -143,6 +168,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     starts: array[int]  # byte offset of each row; the last entry is the size of the file
     ignored: tuple[str, ...]  # fields in some row that are not sent
+    without_length: int = 0  # rows that do not say how long their response should be
     notes: tuple[str, ...] = ()  # what was read, where it is not plainly the file
     spool: _Spool | None = None  # the rows as JSONL, where the file is none
 
@@ -193,6 +219,7 @@ class _Check:
         self._path = path
         self.starts, self.faults = array("Q"), list[Fault]()
         self._ignored, self._read_as, self._left_out = dict[str, None](), dict[str, None](), 0
+        self._without_length = 0
 
     def add(self, line: bytes, start: int, where: str) -> None:
         """Check one row that begins at `start`; `where` names it in a fault. Raises Faults where there are enough."""
@@ -206,6 +233,7 @@ class _Check:
             if enough(self.faults, str(self._path)):
                 raise Faults(self.faults) from None
         else:
+            self._without_length += row.output_tokens is None and not row.answer
             self._ignored.update(dict.fromkeys(row.ignored))
             self._read_as.update(dict.fromkeys(filter(None, (row.read_as,))))
             self.starts.append(start)
@@ -234,6 +262,7 @@ class _Check:
             sha256=sha256,
             starts=self.starts,
             ignored=tuple(self._ignored),
+            without_length=self._without_length,
             notes=notes,
             spool=spool,
         )
@@ -321,6 +350,7 @@ def placed(file: Path) -> Iterator[data_files.Placed]:
                         f"{file}:{number}",
                         "one JSON object per line",
                     ) from None
+                row = with_messages(row)
                 if not isinstance(row, dict):
                     raise UserError(
                         "wrong_type",
@@ -329,6 +359,11 @@ def placed(file: Path) -> Iterator[data_files.Placed]:
                         'objects like {"prompt": "..."}',
                     )
                 yield f"{file}:{number}", row
+
+
+def with_messages(row: Any) -> Any:
+    """Return a row that is a list of messages as an object with these messages, else the row."""
+    return {"messages": row} if data_files.is_conversation(row) else row
 
 
 def parse_row(line: bytes) -> DatasetRow:
@@ -352,6 +387,7 @@ def parse_row(line: bytes) -> DatasetRow:
         raise BadRow(
             "invalid_syntax", f"not JSON: {message}", "one JSON object per line", column=column
         ) from None
+    row = with_messages(row)
     if not isinstance(row, dict):
         raise BadRow(
             "wrong_type", "not a JSON object", 'write {"prompt": "..."} or {"messages": [...]}'
@@ -393,7 +429,7 @@ def _under_our_names(row: dict[str, Any]) -> tuple[dict[str, Any], str, str]:
     if row.keys() >= {"body", "url"} and row.keys() <= BATCH:
         return _batch(row), "rows of an OpenAI batch: their `body` is sent", ""
     if "prompt" in row or "messages" in row:
-        return row, "", ""
+        return _without_response(row)
     for key in CONVERSATIONS:
         if isinstance(row.get(key), list):
             messages, answer = _first_question(row[key], key)
@@ -437,6 +473,34 @@ def _under_our_names(row: dict[str, Any]) -> tuple[dict[str, Any], str, str]:
         used, read_as = [*used, answered], f"{read_as}, answers are as long as `{answered}`"
     rest = {name: value for name, value in row.items() if name not in used}
     return rest | made, read_as, "" if answered is None else row[answered]
+
+
+def _without_response(row: dict[str, Any]) -> tuple[dict[str, Any], str, str]:
+    """Split a row with `prompt` or `messages` into what is sent and the recorded response.
+
+    The response is the last message if it is the assistant's, unless the server is to continue it,
+    else a field such as `completion`. It is not sent. Returns the row without it, where it was
+    found as text, and the response; the last two are "" if there is none.
+    """
+    messages = row.get("messages")
+    if isinstance(messages, list) and len(messages) > 1 and not _continues_last_message(row):
+        last = messages[-1]
+        if isinstance(last, dict) and last.get("role") == "assistant" and not last.get("prefix"):
+            content = last.get("content")
+            response = content if isinstance(content, str) else ""
+            shorter = row | {"messages": messages[:-1]}
+            return shorter, "the response at the end of `messages` is not sent", response
+    answer = next((key for key in ANSWERS if isinstance(row.get(key), str) and row[key]), None)
+    if answer is None:
+        return row, "", ""
+    rest = {key: value for key, value in row.items() if key != answer}
+    return rest, f"answers are as long as `{answer}`", row[answer]
+
+
+def _continues_last_message(row: dict[str, Any]) -> bool:
+    extra_body = row.get("extra_body")
+    fields = row | extra_body if isinstance(extra_body, dict) else row
+    return any(key in fields for key in CONTINUES)
 
 
 def _batch(row: dict[str, Any]) -> dict[str, Any]:
@@ -497,11 +561,20 @@ def _output_length(row: dict[str, Any]) -> tuple[int | None, bool]:
     keys = [key for key in LENGTHS if row.get(key) is not None]
     if not keys:
         return None, False
-    if len(keys) > 1:
+    lengths = {key: _length(row, key) for key in keys}
+    if len(set(lengths.values())) > 1:
         hint = "output_tokens is the exact length, max_tokens an upper bound"
         raise BadRow("conflict", f"{' and '.join(keys)} together", hint, keys[0])
-    [key] = keys
-    return _checked(row, key, Length, f"a whole number from 1 to {MOST_TOKENS:,}"), LENGTHS[key]
+    return lengths[keys[0]], keys[0] in EXACT_LENGTHS
+
+
+def _length(row: dict[str, Any], key: str) -> int:
+    """Return the output length under a key; 12.0 is the whole number 12. Raises BadRow."""
+    value = row[key]
+    if isinstance(value, float) and value.is_integer():
+        row = {key: int(value)}
+    length: int = _checked(row, key, Length, f"a whole number from 1 to {MOST_TOKENS:,}")
+    return length
 
 
 def _checked(row: dict[str, Any], key: str, kind: Any, hint: str) -> Any:

@@ -55,7 +55,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     schedule_seed: int | None = None
     salt: str | None = None
     input_tokens: int | None = None
-    output_tokens: int | None = None
+    output_tokens: int | Literal["unlimited"] | None = None
     trace_speed: float | None = None
     trace_slice: tuple[int, int | None] | None = None
     trace_loop: int | None = None
@@ -175,6 +175,10 @@ def _count(minimum: int, maximum: int | None = None, less_hint: str = "") -> Cal
         return int(text)
 
     return parse_count
+
+
+def _output_tokens(text: str) -> int | str:
+    return text if text == "unlimited" else _count(1, units.MOST_TOKENS)(text)
 
 
 def _seed(text: str) -> int:
@@ -367,6 +371,6 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     ),
     "trace_unit": _word({"s": "seconds", "ms": "milliseconds", "us": "", "ns": ""}),
     "input_tokens": _count(1, units.MOST_TOKENS),
-    "output_tokens": _count(1, units.MOST_TOKENS),
+    "output_tokens": _output_tokens,
 }
 FLAGS = (*_PARSERS, "warmup", "num_warmups", "slo", "goodput", "stop_when", "limit")

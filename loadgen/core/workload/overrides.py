@@ -126,7 +126,13 @@ def _requests(
                 )
             )
         changes["input_tokens"] = FixedTokens.model_construct(value=flags.input_tokens)
-    if flags.output_tokens is not None:
+    if flags.output_tokens == "unlimited":
+        if not isinstance(requests, FromFile):
+            problem = "only rows of a data set can be sent without a limit"
+            hint = "a number of tokens: --output-tokens 200"
+            faults.append(UserError("conflict", problem, "--output-tokens unlimited", hint))
+        changes["output_tokens"] = "unlimited"
+    elif flags.output_tokens is not None:
         changes["output_tokens"] = FixedTokens.model_construct(value=flags.output_tokens)
     return requests.model_copy(update=changes)
 

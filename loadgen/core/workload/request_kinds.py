@@ -249,8 +249,8 @@ class FromFile(Part):
 
     synonyms: ClassVar[dict[str, str]] = dict.fromkeys(("path", "file", "dataset"), "from")
     path: ExistingFile = Field(validation_alias="from")
-    # for rows that do not set it
-    output_tokens: Length | None = None
+    # for rows that do not set it; `unlimited`: such rows are sent without a limit
+    output_tokens: Length | Literal["unlimited"] | None = None
     order: Literal["sequential", "shuffled"] = "sequential"
 
 
