@@ -132,12 +132,19 @@ def _cost_of_all(budget: Budget, loads: Sequence[tuple[Forecast, Settings]]) -> 
 
 def target_facts(settings: Settings) -> list[TargetFacts]:
     """Return what is known of the targets before a request is sent."""
+    from loadgen.core.execution import backend
     from loadgen.core.results.manifest import TargetFacts
 
-    model = settings.model or ""
+    known = backend.known(settings)
+    known_gpus = None if known is None else known.gpus
     return [
         TargetFacts(
-            url=one.url, server="", model=model, gpus=one.gpus, shape=one.shape, region=one.region
+            url=one.url,
+            server="",
+            model=settings.model or "",
+            gpus=one.gpus or known_gpus,
+            shape=one.shape,
+            region=one.region,
         )
         for one in settings.endpoints
     ]

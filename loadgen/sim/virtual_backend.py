@@ -282,6 +282,7 @@ def known(settings: Settings) -> KnownTarget:
         context=Context(preset.model.name, preset.limits.max_seq_len),
         notes=preset.notes,
         virtual_url=settings.url or "",
+        gpus=preset.gpus,
         identity=hashlib.sha256(preset.model_dump_json().encode()).hexdigest(),
     )
 

@@ -36,6 +36,7 @@ class KnownTarget(Struct, frozen=True):
     context: Context | None = None
     notes: tuple[str, ...] = ()  # of the header of its runs
     virtual_url: str = ""  # of the same target in virtual time; "": there is none
+    gpus: int | None = None  # that it has; None: not known
     identity: str = ""  # a digest of all that it is made from; "": not known
 
 
