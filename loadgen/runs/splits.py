@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from loadgen.core import format
-from loadgen.core.analysis.causes import FEWEST, SLOW, looked_at, stand_out
+from loadgen.core.analysis.causes import SLOW, looked_at, stand_out
 from loadgen.core.metrics.sections import SlowRequest, Splits
 from loadgen.core.metrics.summary import Summary
 from loadgen.present.page import Bar
@@ -97,9 +97,12 @@ def sections(
     if not splits.groups:
         yield section("Why was it slow", why)
         return
-    why = why or _nothing_told(summary)
+    why = _explanation(summary)
     told = bool(splits.accounted)
-    yield section("Why was it slow", why, page_only=not (told or summary.causes.text), id="why")
+    missed = summary.goodput.met is False
+    yield section(
+        "Why was it slow", why, page_only=not (told or missed or summary.causes.text), id="why"
+    )
     legend = f"Means over the requests near the quantile, which add up. {WORDS}."
     account = f"{splits.why[:1].upper()}{splits.why[1:]}." if splits.why else ""
     yield section(
@@ -108,17 +111,24 @@ def sections(
     yield from _slowest(summary, told, figures)
 
 
-def _nothing_told(summary: Summary) -> str:
-    """What is said where no cause was found: that nothing was slow is another answer than that nobody knows why."""
+def _explanation(summary: Summary) -> str:
+    """Return the causes that were found and what was not examined, or that no cause was found."""
+    found = summary.causes
+    if found.not_examined:
+        return f"{found.text} Not examined: {found.not_examined}.".strip()
+    return found.text or _no_cause_found(summary)
+
+
+def _no_cause_found(summary: Summary) -> str:
+    """Return that nothing was slow, or that nothing tells why it was."""
     requests, slow = looked_at(summary.ttft_ms.count), summary.causes.slow
     if (
         summary.goodput.met is not False
         and not summary.goodput.not_judged
-        and requests >= FEWEST
         and not stand_out(slow, requests)
     ):
         return f"It was not: {slow:,} of {requests:,} requests took more than {SLOW:g} times the usual TTFT."
-    return "Nothing in the slow requests tells clearly what made them slow."
+    return "No cause stands out: the slow requests have nothing in common that the fast ones lack."
 
 
 def _slowest(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from loadgen.core.analysis import queue_of_few
 from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, by_time, sendable
 from loadgen.core.metrics.sections import Cause, Explanation
 from loadgen.core.metrics.sustainable import keys, part_name
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Mask = NDArray[np.bool_]
 
-FEWEST = 200  # ok requests: fewer have no p99 to explain
+FEWEST = 200  # ok requests: with fewer, slow requests are not compared with fast ones
 MOST = 200_000  # requests that are looked at: of more, every second, third ...
 FAST = 0.2  # quantile of TTFT that stands for a request that met no trouble
 SLOW = 3.0  # times that TTFT is slow; a run with fewer such requests than 1 % has none to explain
@@ -84,13 +85,19 @@ def explain(
     samples: Sequence[MetricSample] = (),
     unsound: Collection[str] = (),
 ) -> Explanation:
-    """The causes of the slow requests among the measured rows. `samples`: of the servers' metrics pages. `unsound`:
-    metrics that are withheld, so no evidence.
+    """Return the causes of the slow requests among the measured records.
+
+    Args:
+        measured: The measured records.
+        header: The header of the run.
+        samples: What the metrics pages of the servers said.
+        unsound: Metrics that are withheld, so that they are no evidence.
     """
     everything = JoinedColumns(measured, ok=True, keep=False)
     streamed = everything.measure("ttft") != UNDEFINED
-    if np.count_nonzero(streamed) < FEWEST:
-        return Explanation()
+    requests = int(np.count_nonzero(streamed))
+    if requests < FEWEST:
+        return _explain_few(measured, requests, header, samples)
     due, slot = everything["due_ns"], everything["slot"]
     if streamed.all():
         in_order = by_time(due, slot)
@@ -129,11 +136,54 @@ def explain(
     elif found and (share := float(late.mean() / ttft.mean())) >= BESIDE:
         found.append(_client(share, f" too, by {share:.0%} of the mean TTFT", "possible"))
     if not found:
-        return Explanation(slow=int(slow.sum()))
+        queue = _queue_of_missed_ttft(rows, ttft, late, header, samples)
+        return Explanation(
+            slow=int(slow.sum()),
+            text="" if queue is None else f"{queue.sure.capitalize()}: {queue.evidence}.",
+            causes=() if queue is None else (queue,),
+        )
     several = f"{own_slow.sum():,} of {len(ttft):,} requests took more than {SLOW:g} times the usual TTFT: "
     text = f"{found[0].sure.capitalize()}: {'' if of_all else several}{found[0].evidence}."
     also = f" Also: {'; '.join(cause.evidence for cause in found[1:])}." if found[1:] else ""
     return Explanation(text=text + also, slow=int(slow.sum()), causes=tuple(found))
+
+
+def _explain_few(
+    measured: Sequence[Columns], requests: int, header: Header, samples: Sequence[MetricSample]
+) -> Explanation:
+    """Return what is known of too few requests to compare slow ones with fast ones.
+
+    A queue that explains most of a missed TTFT is named. All other causes are not examined.
+    """
+    if not requests:
+        return Explanation()
+    too_few = (
+        f"{requests:,} requests are too few to compare slow ones with fast ones, which takes "
+        f"{FEWEST} or more"
+    )
+    if requests < queue_of_few.FEWEST:
+        return Explanation(not_examined=too_few)
+    everything = JoinedColumns(measured, ok=True, keep=False)
+    rows = JoinedColumns(measured, ok=True, order=queue_of_few.in_order_of_due(everything))
+    queue = _queue_of_missed_ttft(rows, rows.measure("ttft"), _late(rows), header, samples)
+    if queue is None:
+        return Explanation(not_examined=too_few)
+    text = f"{queue.sure.capitalize()}: {queue.evidence}."
+    return Explanation(text=text, causes=(queue,), not_examined=f"other causes, since {too_few}")
+
+
+def _queue_of_missed_ttft(
+    rows: JoinedColumns,
+    ttft: Ints,
+    late: Ints,
+    header: Header,
+    samples: Sequence[MetricSample],
+) -> Cause | None:
+    """Return the queue if the run missed a TTFT objective and a queue explains most of it."""
+    limit_ns = queue_of_few.missed_ttft_limit(ttft, header.slo)
+    if limit_ns is None:
+        return None
+    return queue_of_few.find_queue(queue_of_few.MissedTtft(rows, ttft, late, limit_ns, samples))
 
 
 def _late(rows: JoinedColumns) -> Ints:

@@ -19,11 +19,15 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What moved with the slow requests. `text`: a paragraph; "" where nothing was slow, or it cannot be told why."""
+    """What moved with the slow requests.
+
+    `text` is a paragraph; it is empty if nothing was slow, or if no cause stands out.
+    """
 
     text: str = ""
     slow: int = 0  # ok requests whose TTFT was SLOW times that of the fast ones
     causes: tuple[Cause, ...] = ()  # the first is the one to look at
+    not_examined: str = ""  # what was not looked for, and why; "": every cause was
 
 
 Near = Literal["p50", "p99", "slowest"]

@@ -15,6 +15,7 @@ from typing import cast
 import numpy as np
 import places
 import pytest
+from make_examples import MS, blank
 from numpy.typing import NDArray
 
 import loadgen
@@ -22,6 +23,7 @@ from loadgen.core.analysis import causes
 from loadgen.core.analysis.causes import explain
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.sections import Explanation
+from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results.manifest import Header
 from loadgen.core.server_metrics.series import UP, MetricSample
 from loadgen.core.slo import Slo, Term
@@ -210,8 +212,104 @@ def test_an_overload_in_which_all_waited_about_as_long_is_a_queue(
 
 def test_few_requests_explain_nothing() -> None:
     rows, samples = BENCHMARK.simulate("queue", 3)
-    assert explain([Columns(rows[:199])], Header(), samples) == Explanation()
+    found = explain([Columns(rows[:199])], Header(), samples)
+    assert (found.text, found.causes) == ("", ())
+    assert "199 requests are too few" in found.not_examined
     assert explain([], Header()) == Explanation()
+
+
+def few_requests(*, queue_ms: int = -1, grows: bool = False, count: int = 130) -> NDArray[np.void]:
+    """Return requests due over 22 s, with a TTFT of 7.6 s and the server's own queue time."""
+    rows = blank(count)
+    rows["due_ns"] = rows["sent_ns"] = rows["ready_ns"] = np.arange(count) * 170 * MS
+    ttft_ms = np.linspace(200, 15_000, count) if grows else np.full(count, 7_600)
+    rows["first_token_ns"] = rows["due_ns"] + (ttft_ms * MS).astype(np.int64)
+    rows["last_token_ns"] = rows["end_ns"] = rows["done_ns"] = rows["first_token_ns"] + 500 * MS
+    rows["reused"] = 1
+    rows["server_queue_ns"] = queue_ms * MS if queue_ms >= 0 else -1
+    return rows
+
+
+MISSED = Header(slo=Slo(terms=(Term(metric="ttft", limit_ns=100 * MS, quantile=0.99),)))
+
+
+def page(name: str, *values: tuple[float, float]) -> list[MetricSample]:
+    return [
+        MetricSample(
+            t_s=t_s, target=0, page="http://gpu/metrics", name=name, labels="", value=value
+        )
+        for t_s, value in values
+    ]
+
+
+QUEUE_TIMES = [
+    *page("vllm:request_queue_time_seconds_sum", (-1, 10.0), (30, 985.0)),
+    *page("vllm:request_queue_time_seconds_count", (-1, 10.0), (30, 140.0)),
+]
+WAITING = [
+    *page("vllm:num_requests_waiting", (0, 0.0), (2, 40.0), (15, 45.0), (25, 44.0)),
+    *page(UP, *((t_s, 1.0) for t_s in range(30))),
+]
+SHORT_QUEUE = [
+    *page("vllm:request_queue_time_seconds_sum", (-1, 10.0), (30, 11.0)),
+    *page("vllm:request_queue_time_seconds_count", (-1, 10.0), (30, 140.0)),
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "samples", "sure"),
+    [
+        (few_requests(queue_ms=7_500), [], "likely"),
+        (few_requests(queue_ms=100), [], None),
+        (few_requests(), QUEUE_TIMES, "likely"),
+        (few_requests(), WAITING, "likely"),
+        (few_requests(), SHORT_QUEUE, None),
+        (few_requests(grows=True), [], "possible"),
+        (few_requests(), [], None),
+        (few_requests(queue_ms=7_500, count=20), [], "likely"),
+        (few_requests(queue_ms=7_500, count=19), [], None),
+    ],
+    ids=[
+        "by timing",
+        "the server was slow",
+        "by queue times of the page",
+        "by waiting requests of the page",
+        "a short queue on the page",
+        "grows",
+        "no evidence",
+        "20 requests",
+        "19 requests",
+    ],
+)
+def test_a_queue_that_explains_a_missed_ttft_is_named_from_20_requests_on(
+    rows: NDArray[np.void], samples: list[MetricSample], sure: str | None
+) -> None:
+    found = explain([Columns(rows)], MISSED, samples)
+    assert [(cause.code, cause.sure) for cause in found.causes] == (
+        [] if sure is None else [("queue", sure)]
+    )
+    assert found.not_examined, "causes other than a queue need more requests"
+
+
+def test_no_queue_is_named_where_the_client_was_late() -> None:
+    rows = few_requests(grows=True)
+    rows["sent_ns"] = rows["first_token_ns"] - 50 * MS
+    assert explain([Columns(rows)], MISSED).causes == ()
+
+
+def test_a_queue_is_no_cause_where_the_ttft_objective_is_met() -> None:
+    slo = Slo(terms=(Term(metric="ttft", limit_ns=60_000 * MS, quantile=0.99),))
+    assert explain([Columns(few_requests(queue_ms=7_500))], Header(slo=slo)).causes == ()
+
+
+@pytest.mark.parametrize("count", [199, 200])
+def test_an_overload_of_few_requests_names_its_queue(tmp_path: Path, count: int) -> None:
+    load = ["--isl", "2000", "--osl", "200", "--request-rate", "900", "-n", str(count)]
+    options = ["--url", "sim:gb300-vm", "--warmup", "0", "--slo", "ttft:100ms", "--seed", "1"]
+    with pytest.raises(SystemExit):
+        main(["run", *load, *options, "--out", str(tmp_path / "r")])
+    summary = load_summary((tmp_path / "r" / "summary.json").read_bytes())
+    assert [cause.code for cause in summary.causes.causes] == ["queue"]
 
 
 def test_the_paragraph_stands_above_the_verdict(tmp_path: Path) -> None:
