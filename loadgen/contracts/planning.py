@@ -90,7 +90,7 @@ def expected(workload: Workload) -> tuple[float | None, int | None]:
             continue
         if isinstance(law, Replay):
             return None, stage.duration_ns  # the trace decides
-        rate = (law.from_rate + law.to_rate) / 2 if isinstance(law, Ramp) else law.rate
+        rate = law.mean_rate if isinstance(law, Ramp) else law.rate
         by_time = math.inf if stage.duration_ns is None else rate * stage.duration_ns / 1e9
         of_stage = min(by_time, stage.count or math.inf)
         if stage.at_least is not None:

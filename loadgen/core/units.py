@@ -23,6 +23,7 @@ UNIT_NS = {
     "m": 60 * NS_PER_S,
     "min": 60 * NS_PER_S,
     "h": 3_600 * NS_PER_S,
+    "d": 24 * 3_600 * NS_PER_S,
 }
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 """A unit of the times in a file; a key of `UNIT_NS`."""
@@ -31,16 +32,27 @@ MOST_TOKENS = 10_000_000  # of a prompt or an answer: ten times the longest know
 LONGEST_NS = 366 * 24 * UNIT_NS["h"]  # one year, so that sums of durations fit easily into 64 bits
 
 NUMBER = r"[0-9]{1,18}(\.[0-9]{1,18})?"
-DURATION_PATTERN = rf"^({NUMBER} ?(ns|us|µs|ms|s|m|min|h)|0)$"
+DURATION_PATTERN = rf"^({NUMBER} ?(ns|us|µs|ms|s|m|min|h|d)|([0-9]+[dhms])+|0)$"
 RATE_PATTERN = rf"^({NUMBER} ?/ ?(s|min|m|h)|inf)$"
 SHARE_PATTERN = r"^(100(\.0{1,18})?|[0-9]{1,2}(\.[0-9]{1,18})?) ?%$"
 QUANTILE_PATTERN = r"^p[0-9]{1,2}(\.[0-9]{1,4})?$"
 
+_SEVERAL_UNITS = re.compile(
+    r"((?P<d>[0-9]{1,9})d)?((?P<h>[0-9]{1,9})h)?((?P<m>[0-9]{1,9})m)?((?P<s>[0-9]{1,9})s)?"
+)
+_UNITS_BY_OTHER_NAMES = {
+    **dict.fromkeys(("sec", "secs", "second", "seconds"), "s"),
+    **dict.fromkeys(("mins", "minute", "minutes"), "m"),
+    **dict.fromkeys(("hr", "hrs", "hour", "hours"), "h"),
+    **dict.fromkeys(("day", "days"), "d"),
+    **dict.fromkeys(("msec", "msecs", "millisecond", "milliseconds"), "ms"),
+}
+"""Maps what people also call a unit of time to the unit, for hints."""
 _QUANTITY = re.compile(rf"(?P<number>{NUMBER}) ?(?P<unit>[A-Za-zµ]*)")
 _RATE = re.compile(rf"(?P<number>{NUMBER}) ?/ ?(?P<unit>[A-Za-z]+)")
 
 DURATION_HINT = (
-    "write a number and its unit, like 250ms, 30s, 2m or 1h (units: ns, us, ms, s, m, h)"
+    "write a number and its unit, like 250ms, 30s, 2m, 1m30s or 1h (units: ns, us, ms, s, m, h, d)"
 )
 RATE_HINT = "write a number per unit of time, like 10/s or 600/min (units: s, min, h)"
 SHARE_HINT = "write a percentage, like 99% or 0.5%"
@@ -64,11 +76,22 @@ def seconds(text: str) -> float:
 
 
 def duration_ns(text: str, bare: str | None = None) -> int:
-    """Nanoseconds of `30s`, `250ms`, `2m`, `1h`; at most one year. Raises `Wrong`.
+    """Return the nanoseconds of `30s`, `250ms`, `2m`, `1m30s` or `1h`; at most one year.
 
-    bare: the unit of a number without one ("s" for flags, "ms" for `goodput`); None allows only `0` without unit.
+    Args:
+        text: The duration.
+        bare: The unit of a number without one: "s" for options, "ms" for `goodput`. Without it only
+            `0` needs no unit.
+
+    Raises:
+        Wrong: The text is no duration, or it is out of range.
     """
-    match = _QUANTITY.fullmatch(text.strip())
+    text = text.strip()
+    parts = _SEVERAL_UNITS.fullmatch(text) if text else None
+    if parts is not None:
+        ns = sum(int(number or 0) * UNIT_NS[unit] for unit, number in parts.groupdict().items())
+        return _within_a_year(ns)
+    match = _QUANTITY.fullmatch(text)
     if match is None:
         raise Wrong("invalid_value", "is not a duration", DURATION_HINT)
     number, unit = Decimal(match["number"]), match["unit"] or bare
@@ -81,13 +104,30 @@ def duration_ns(text: str, bare: str | None = None) -> int:
             f"write {match['number']}s or {match['number']}ms",
         )
     if unit not in UNIT_NS:
-        raise Wrong("invalid_value", f'is not a duration: there is no unit "{unit}"', DURATION_HINT)
-    ns = round(number * UNIT_NS[unit])
-    if ns > LONGEST_NS:
-        raise Wrong("out_of_range", "is longer than a year", DURATION_HINT)
+        meant = _suggest_unit(unit)
+        hint = (
+            f'did you mean "{match["number"]}{meant}"? {DURATION_HINT}' if meant else DURATION_HINT
+        )
+        raise Wrong("invalid_value", f'is not a duration: there is no unit "{unit}"', hint)
+    ns = _within_a_year(round(number * UNIT_NS[unit]))
     if ns == 0 and number > 0:
         raise Wrong("out_of_range", "is shorter than a nanosecond", DURATION_HINT)
     return ns
+
+
+def _within_a_year(ns: int) -> int:
+    """Return a duration in ns. Raises `Wrong` if it is longer than a year."""
+    if ns > LONGEST_NS:
+        raise Wrong("out_of_range", "is longer than a year", DURATION_HINT)
+    return ns
+
+
+def _suggest_unit(written: str) -> str:
+    """Return the unit of time that was probably meant, or "" if there is none."""
+    lowered = written.lower()
+    if lowered in UNIT_NS and written != "M":  # M may be a month
+        return lowered
+    return _UNITS_BY_OTHER_NAMES.get(lowered, "")
 
 
 def time_slice(text: str, bare: str | None = None) -> tuple[int, int | None]:
@@ -144,6 +184,14 @@ def rate_per_s(text: str, bare: bool = False) -> float:
             "a rate is above zero; leave the stage out for a pause",
         )
     return rate
+
+
+def rate_or_zero_per_s(text: str) -> float:
+    """Return a rate as `rate_per_s` does; also zero, as `0/s` or `0`. Raises `Wrong`."""
+    match = re.fullmatch(rf"({NUMBER}) ?(/ ?(s|min|m|h))?", text.strip())
+    if match is not None and float(match[1]) == 0:
+        return 0.0
+    return rate_per_s(text)
 
 
 def share(text: str) -> float:

@@ -62,6 +62,24 @@ FiniteRate = Annotated[
     _parse_rate,
     _text_schema(units.RATE_PATTERN.replace("|inf", ""), "10/s"),
 ]
+FiniteRateOrZero = Annotated[
+    float,
+    Field(ge=0, allow_inf_nan=False),
+    _parse_unit(units.rate_or_zero_per_s, (int, float), units.RATE_HINT),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {
+                    "type": "string",
+                    "pattern": units.RATE_PATTERN.replace("|inf", ""),
+                    "examples": ["10/s"],
+                },
+                {"const": 0},
+            ]
+        }
+    ),
+]
+"""A rate that may be zero, as at one end of a ramp."""
 Share = Annotated[
     float,
     Field(ge=0, le=1),

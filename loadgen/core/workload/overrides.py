@@ -368,8 +368,8 @@ def _with_burstiness(stage: Stage, burstiness: float, faults: list[Fault]) -> St
 def _with_warmup(stages: list[Stage], flags: Overrides) -> list[Stage]:
     """Put one warm-up stage of the flag's length before the measured stages and drop the warm-up stages of the file.
 
-    Its law is that of the first measured stage; a ramp becomes Poisson at its first rate, a trace Poisson at its mean
-    rate. A length of 0 means no warm-up.
+    Its law is that of the first measured stage. A ramp becomes Poisson at its first rate, or at its mean rate if it
+    starts at zero; a trace becomes Poisson at its mean rate. A length of 0 means no warm-up.
     """
     measured = [stage for stage in stages if stage.measured]
     ns, count = flags.warmup_ns or None, flags.warmup_count or None
@@ -377,7 +377,7 @@ def _with_warmup(stages: list[Stage], flags: Overrides) -> list[Stage]:
         return measured
     law = measured[0].arrival
     if isinstance(law, Ramp):
-        law = Poisson.model_construct(rate=law.from_rate)
+        law = Poisson.model_construct(rate=law.from_rate or law.mean_rate)
     if isinstance(law, Replay):
         law = Poisson.model_construct(rate=min(1e6, _trace_of(law).rate * law.speed))
     return [
@@ -480,7 +480,7 @@ def _planned_starts(stage: Stage) -> float:
     if stage.count is not None or stage.duration_ns is None:
         return stage.count or 0
     assert not isinstance(law, Replay)
-    rate = (law.from_rate + law.to_rate) / 2 if isinstance(law, Ramp) else law.rate
+    rate = law.mean_rate if isinstance(law, Ramp) else law.rate
     return rate * stage.duration_ns / 1e9 if math.isfinite(rate) else 0
 
 

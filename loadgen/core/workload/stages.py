@@ -12,7 +12,14 @@ from pydantic.json_schema import JsonSchemaValue
 
 from loadgen.core import units
 from loadgen.core.workload import spikes
-from loadgen.core.workload.fields import Duration, FiniteRate, Positive, Rate, Whole
+from loadgen.core.workload.fields import (
+    Duration,
+    FiniteRate,
+    FiniteRateOrZero,
+    Positive,
+    Rate,
+    Whole,
+)
 from loadgen.core.workload.file_models import Part, Tagged, TaggedUnion
 from loadgen.core.workload.request_kinds import ExistingFile, OnBadRow, TimeSlice, TraceReplay
 from loadgen.core.workload.yaml_marks import Map
@@ -55,11 +62,26 @@ class Gamma(Tagged):
 
 
 class Ramp(Tagged):
-    """Poisson arrivals whose rate changes linearly over the duration of the stage."""
+    """Poisson arrivals whose rate changes linearly over the duration of the stage.
+
+    One of the two rates may be zero.
+    """
 
     tag = "ramp"
-    from_rate: FiniteRate = Field(validation_alias="from")
-    to_rate: FiniteRate = Field(validation_alias="to")
+    from_rate: FiniteRateOrZero = Field(validation_alias="from")
+    to_rate: FiniteRateOrZero = Field(validation_alias="to")
+
+    @property
+    def mean_rate(self) -> float:
+        """The mean of the rate over the stage, per second."""
+        return (self.from_rate + self.to_rate) / 2
+
+    @model_validator(mode="after")
+    def _check_sends_something(self) -> Self:
+        if not self.from_rate and not self.to_rate:
+            hint = "at least one of the two is above zero: {ramp: {from: 0/s, to: 20/s}}"
+            raise units.Wrong("out_of_range", "is a ramp from zero to zero", hint)
+        return self
 
 
 class Closed(Tagged):
