@@ -392,10 +392,11 @@ class LoadSearch:
         lengths = max((result.ask.lengths for result in longer_trials), default=self.longer)
         last = next(reversed(self._steadiness_trials), None)
         if last is not None and self._is_too_short(last):
-            lengths = self._lengths_needed(last)
-            if not self.may_extend or lengths > MOST_LENGTHS:
-                return None
-            return self._trial(last.ask.load, "sustain", lengths)
+            needed = self._lengths_needed(last)
+            is_longest = last.ask.lengths >= MOST_LENGTHS
+            if not self.may_extend or is_longest or needed > 2 * MOST_LENGTHS:
+                return None  # the longest trial would most likely not decide either
+            return self._trial(last.ask.load, "sustain", min(needed, MOST_LENGTHS))
         load = self._next_sustained_load()
         return None if load is None else self._trial(load, "sustain", lengths)
 

@@ -58,6 +58,7 @@ LONGER = (
     2.0  # how many times as long as a run by the rules the confirmation of a sustained load lasts
 )
 _SERIES = ("requests in flight", "TTFT")
+_WORK = ("input_tokens", "asked_output")
 
 Code = Literal[
     "not_judged",  # the kind of load or the state of the run does not allow a judgement
@@ -90,6 +91,8 @@ class Sustainable(msgspec.Struct, frozen=True, kw_only=True):
     )
     visible_share: float | None = None  # smallest growth that would have been seen in each of them
     needed_s: float | None = None  # length of the load that would decide, where a longer one would
+    # how much longer prompts or responses became over the time tested; null: not beyond chance
+    work_growth_share: float | None = None
 
 
 def of_rows(
@@ -177,28 +180,34 @@ def find_shortfall(measured: Sequence[Columns]) -> Shortfall | None:
     Of conversations and tasks only the first tokens of the first turns are compared, because how
     long a session lasts depends on more than the server.
     """
-    names = ("due_ns", "turn", "session", "first_token_ns", "end_ns", "status")
-    due, turn, session, first_token, end, status = (
-        together([part[name][_was_due(part)] for part in measured]) for name in names
-    )
-    of_sessions = bool((session >= 0).any())
-    independent = (session < 0) | (turn == 0)
-    due, first_token, end, status = (
-        column[independent] for column in (due, first_token, end, status)
-    )
+    names = ("due_ns", "turn", "session", "first_token_ns", "end_ns", "status", *_WORK)
+    columns = {
+        name: together([_column(part, name)[_was_due(part)] for part in measured]) for name in names
+    }
+    of_sessions = bool((columns["session"] >= 0).any())
+    independent = (columns["session"] < 0) | (columns["turn"] == 0)
+    columns = {name: column[independent] for name, column in columns.items()}
+    due = columns["due_ns"]
     if len(due) < 2 or int(due.min()) == int(due.max()):
         return None
-    start_ns, end_ns = int(due.min()), int(due.max())
-    span = _Span((start_ns + end_ns) / 2, float(end_ns))
-    quarter_ns = start_ns + (end_ns - start_ns) / 4
-    shortfall = _compare_events("first tokens", due, first_token, span, quarter_ns)
+    half = _SecondHalf(due)
+    longer_prompts = half.relative_work(columns["input_tokens"])
+    shortfall = half.compare("first tokens", columns["first_token_ns"], longer_prompts)
     if shortfall is not None or of_sessions:
         return shortfall
-    end = np.where(status == OK, end, -1)
+    end = np.where(columns["status"] == OK, columns["end_ns"], -1)
     stays = (end - due)[end >= 0]
-    if not len(stays) or STAYS * float(np.median(stays)) > span.end_ns - span.start_ns:
+    if not len(stays) or STAYS * float(np.median(stays)) > half.end_ns - half.start_ns:
         return None  # the server is still filling: its first responses came faster than later ones
-    return _compare_events("responses", due, end, span, quarter_ns)
+    longer = longer_prompts * half.relative_work(columns["asked_output"])
+    return half.compare("responses", end, longer)
+
+
+def _column(part: Columns, name: str) -> NDArray[np.int64]:
+    """Return a column. A response without a requested length counts with the tokens it had."""
+    if name != "asked_output":
+        return part[name]
+    return np.where(part[name] >= 0, part[name], part["output_tokens"])
 
 
 def _was_due(part: Columns) -> NDArray[np.bool_]:
@@ -207,36 +216,61 @@ def _was_due(part: Columns) -> NDArray[np.bool_]:
     return was_due
 
 
-def _compare_events(
-    events: Literal["first tokens", "responses"],
-    due: NDArray[np.int64],
-    events_ns: NDArray[np.int64],
-    span: _Span,
-    quarter_ns: float,
-) -> Shortfall | None:
-    """Compare the events in a span with those that the arrivals lead to expect.
+class _SecondHalf:
+    """The second half of a load, in which events are compared with those that are expected."""
 
-    `events_ns` holds the time of the event of each request, -1 if it never came.
-    """
-    came = events_ns >= 0
-    early_delays = (events_ns - due)[came & (due <= quarter_ns)]
-    if not len(early_delays):
+    def __init__(self, due_ns: NDArray[np.int64]) -> None:
+        first_ns, last_ns = int(due_ns.min()), int(due_ns.max())
+        self.due_ns = due_ns
+        self.start_ns = (first_ns + last_ns) / 2
+        self.end_ns = float(last_ns)
+        self.is_early = due_ns <= first_ns + (last_ns - first_ns) / 4  # in the first quarter
+        gaps = np.diff(np.sort(due_ns))
+        # 1 is the dispersion of a Poisson load; a steadier load is given the same tolerance
+        self.dispersion = max(1.0, float(gaps.var()) / float(gaps.mean()) ** 2)
+
+    def relative_work(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the tokens of each request relative to the mean of the first quarter.
+
+        The result is 1 for every request unless requests became longer. -1 tokens are unknown.
+        """
+        is_known = tokens >= 0
+        early = tokens[is_known & self.is_early]
+        late = tokens[is_known & (self.due_ns > self.start_ns)]
+        unchanged = np.ones(len(tokens))
+        if not len(early) or not len(late) or not early.any():
+            return unchanged
+        early_mean = float(early.mean())
+        if float(late.mean()) <= (1 + GROWTH) * early_mean:
+            return unchanged
+        return np.where(is_known, tokens / early_mean, unchanged)
+
+    def compare(
+        self,
+        events: Literal["first tokens", "responses"],
+        events_ns: NDArray[np.int64],
+        relative_work: NDArray[np.float64],
+    ) -> Shortfall | None:
+        """Compare the events with those that the arrivals lead to expect.
+
+        `events_ns` holds the time of the event of each request, -1 if it never came.
+        """
+        early_delays = (events_ns - self.due_ns)[(events_ns >= 0) & self.is_early]
+        if not len(early_delays):
+            return None
+        delays = np.quantile(early_delays, np.linspace(0, 1, DELAYS), method="nearest")
+
+        def share_until(instant_ns: float) -> NDArray[np.float64]:
+            """Return, for each request, the share of the early delays that are over by then."""
+            elapsed_ns = (instant_ns - self.due_ns) / relative_work
+            return np.searchsorted(delays, elapsed_ns, "right") / len(delays)
+
+        expected = float((share_until(self.end_ns) - share_until(self.start_ns)).sum())
+        observed = int(((events_ns > self.start_ns) & (events_ns <= self.end_ns)).sum())
+        is_beyond_chance = expected - observed > CLEARLY * math.sqrt(self.dispersion * expected)
+        if observed < KEEPS_UP * expected and is_beyond_chance:
+            return Shortfall(events, expected, observed, (self.end_ns - self.start_ns) / 1e9)
         return None
-    delays = np.quantile(early_delays, np.linspace(0, 1, DELAYS), method="nearest")
-
-    def share_until(instant_ns: float) -> NDArray[np.float64]:
-        """Return, for each request, the share of the early delays that would be over by then."""
-        return np.searchsorted(delays, instant_ns - due, "right") / len(delays)
-
-    expected = float((share_until(span.end_ns) - share_until(span.start_ns)).sum())
-    observed = int(((events_ns > span.start_ns) & (events_ns <= span.end_ns)).sum())
-    gaps = np.diff(np.sort(due))
-    # 1 is the dispersion of a Poisson load; a steadier load is given the same tolerance
-    dispersion = max(1.0, float(gaps.var()) / float(gaps.mean()) ** 2)
-    is_beyond_chance = expected - observed > CLEARLY * math.sqrt(dispersion * expected)
-    if observed < KEEPS_UP * expected and is_beyond_chance:
-        return Shortfall(events, expected, observed, (span.end_ns - span.start_ns) / 1e9)
-    return None
 
 
 # -- growth ----------------------------------------------------------------------------------------
@@ -261,12 +295,13 @@ class _Part(msgspec.Struct, frozen=True):
     name: str
     requests: int  # due in the span
     series: tuple[NDArray[np.float64], NDArray[np.float64]]  # block means, in the order of _SERIES
+    work: tuple[NDArray[np.float64], NDArray[np.float64]]  # block means, in the order of _WORK
 
 
 def _parts(
     measured: Sequence[Columns], others: Sequence[Columns], span: _Span, header: Header
 ) -> Iterator[_Part]:
-    """The block means of each target, or of each replica where the rows name one."""
+    """Yield the block means of each target, or of each replica where the rows name one."""
     due = together([part["due_ns"] for part in measured])
     place = np.empty(len(due), np.int8)
     for these in metrics.in_parts(len(due)):
@@ -277,6 +312,7 @@ def _parts(
     ttft = together(
         [np.where(part.where(OK), part.measure("ttft"), metrics.UNDEFINED) for part in measured]
     )[in_span]
+    work = [together([_column(part, name) for part in measured])[in_span] for name in _WORK]
     instants = np.linspace(span.start_ns, span.end_ns, BLOCKS * INSTANTS + 1)[:-1]
     flying: dict[int, NDArray[np.int64]] = defaultdict(lambda: np.zeros(len(instants), np.int64))
     for part in (*measured, *others):
@@ -288,12 +324,21 @@ def _parts(
             flying[key] -= np.searchsorted(np.sort(ended[ended >= 0]), instants, "right")
     for key, rows in _grouped(together([*map(keys, measured)])[in_span]):
         requests = len(rows)
-        rows = rows[ttft[rows] != metrics.UNDEFINED]
-        counts = np.bincount(place[rows], minlength=BLOCKS)
-        sums = np.bincount(place[rows], weights=ttft[rows], minlength=BLOCKS)
-        means = np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
-        series = (flying[key].reshape(BLOCKS, INSTANTS).mean(axis=1), means)
-        yield _Part(part_name(key, header), requests, series)
+        with_ttft = rows[ttft[rows] != metrics.UNDEFINED]
+        mean_ttft = _block_means(ttft[with_ttft], place[with_ttft])
+        series = (flying[key].reshape(BLOCKS, INSTANTS).mean(axis=1), mean_ttft)
+        prompts, responses = (
+            _block_means(tokens[rows][tokens[rows] >= 0], place[rows][tokens[rows] >= 0])
+            for tokens in work
+        )
+        yield _Part(part_name(key, header), requests, series, (prompts, responses))
+
+
+def _block_means(values: NDArray[np.int64], place: NDArray[np.int8]) -> NDArray[np.float64]:
+    """Return the mean of the values in each block, NaN for a block without any."""
+    counts = np.bincount(place, minlength=BLOCKS)
+    sums = np.bincount(place, weights=values, minlength=BLOCKS)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
 
 
 REPLICAS = 1 << 16
@@ -359,32 +404,24 @@ def _judge(parts: Sequence[_Part], span: _Span) -> Sustainable:
         why = f"too few requests: {count} were due{name} in {tested}, {FEWEST_REQUESTS} are needed"
         needed_s = 2 * seconds * FEWEST_REQUESTS / count if count else None
         return Sustainable(code="too_few", why=why, parts=len(parts), needed_s=needed_s)
-    trends = trend.of([series for part in parts for series in part.series])
-    grown: list[_Growth] = []
-    perhaps: list[_Growth] = []
-    least_visible: list[float] = []
-    for i, part in enumerate(parts):
-        visible = []
-        for name, series, found in zip(
-            _SERIES, part.series, trends[2 * i : 2 * i + 2], strict=True
-        ):
-            if found is None or found.level <= 0:
-                continue
-            visible.append(found.visible / found.level)
-            share = found.growth / found.level
-            if (found.grows and share > GROWTH) or (found.chance < MAYBE and share > MAYBE_GROWTH):
-                known = series[np.isfinite(series)]
-                growth = _Growth(share, part.name, name, float(known[0]), float(known[-1]))
-                (grown if found.grows else perhaps).append(growth)
-        least_visible.append(min(visible, default=math.inf))
-    visible_share = max(least_visible)
+    growths = _find_growths(parts)
+    work_growth = None
+    if growths.certain or growths.possible:
+        relative_parts = [_relative_to_work(part) for part in parts]
+        work_growth = max(share for _, share in relative_parts) or None
+        if work_growth is not None:
+            growths = _find_growths([part for part, _ in relative_parts])
+    grown, perhaps, visible_share = growths.certain, growths.possible, growths.visible_share
     kind = "replica" if parts[0].name.startswith("replica") else "target"
     facts = {
         "start_s": float(span.start_ns / 1e9),
         "end_s": float(span.end_ns / 1e9),
         "parts": len(parts),
         "visible_share": visible_share if math.isfinite(visible_share) else None,
+        "work_growth_share": work_growth,
     }
+    if work_growth is not None:
+        tested += f", relative to requests that became {work_growth:.0%} longer"
     each = f" in each {kind}" if len(parts) > 1 else ""
     sees = f"a growth of {max(visible_share, GROWTH):.0%} of the mean or more would have been seen{each}"
     if grown:
@@ -429,6 +466,56 @@ def _judge(parts: Sequence[_Part], span: _Span) -> Sustainable:
         return Sustainable(code="too_noisy", why=why, needed_s=needed_s, **facts)  # type: ignore[arg-type]
     why = f"neither TTFT nor requests in flight{f' of any {kind}' if len(parts) > 1 else ''} grow in {tested}; {sees}"
     return Sustainable(sustained=True, code="steady", why=why, **facts)  # type: ignore[arg-type]
+
+
+class _Growths(NamedTuple):
+    certain: list[_Growth]
+    possible: list[_Growth]
+    visible_share: float  # the smallest growth that would have been seen in each part
+
+
+def _find_growths(parts: Sequence[_Part]) -> _Growths:
+    """Test all series of all parts for growth together."""
+    trends = iter(trend.of([series for part in parts for series in part.series]))
+    growths = _Growths([], [], 0.0)
+    least_visible = []
+    for part in parts:
+        visible = [math.inf]
+        for name, series in zip(_SERIES, part.series, strict=True):
+            found = next(trends)
+            if found is None or found.level <= 0:
+                continue
+            visible.append(found.visible / found.level)
+            share = found.growth / found.level
+            is_possible = found.chance < MAYBE and share > MAYBE_GROWTH
+            if (found.grows and share > GROWTH) or is_possible:
+                known = series[np.isfinite(series)]
+                growth = _Growth(share, part.name, name, float(known[0]), float(known[-1]))
+                (growths.certain if found.grows else growths.possible).append(growth)
+        least_visible.append(min(visible))
+    return growths._replace(visible_share=max(least_visible))
+
+
+def _relative_to_work(part: _Part) -> tuple[_Part, float]:
+    """Return a part with its series relative to the work of its requests, and how that grew.
+
+    Where prompts became longer, so does TTFT; where prompts or responses did, more requests are in
+    flight at the same rate. The growth is a share of the mean, 0 if there is none beyond chance.
+    """
+    (prompts, longer_prompts), (responses, longer_responses) = map(_relative_growth, part.work)
+    in_flight, ttft = part.series
+    series = (in_flight / (prompts * responses), ttft / prompts)
+    relative = msgspec.structs.replace(part, series=series)
+    return relative, max(longer_prompts, longer_responses)
+
+
+def _relative_growth(tokens: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    """Return the tokens of each block relative to the first, and their growth beyond chance."""
+    (found,) = trend.of([tokens])
+    if found is None or not found.grows or found.growth <= GROWTH * found.level:
+        return np.ones(BLOCKS), 0.0
+    first = float(tokens[np.isfinite(tokens)][0])
+    return tokens / first, found.growth / found.level
 
 
 def _few_in_flight(parts: Sequence[_Part]) -> float | None:

@@ -245,6 +245,48 @@ def test_requests_that_fail_are_not_completed(failing_share: float, sustained: b
     assert found.code == ("failures" if sustained is None else "falls_behind")
 
 
+def lengthening(*, growth: float, queue_s: float = 0.0, field: str = "input_tokens") -> Any:
+    """Rows of requests that become longer by `growth`, and wait up to `queue_s` at the end.
+
+    The time to the first token is that of the prompt, and the rest that of the response.
+    """
+    rng = seeds.stream(6, "lengthening")
+    n, length_s = 12_000, 600
+    rows = blank(n)
+    rows["due_ns"] = rows["sent_ns"] = np.sort(rng.random(n) * length_s * S).astype(np.int64)
+    place = np.arange(n) / n
+    tokens = {name: np.full(n, 500.0) for name in ("input_tokens", "asked_output")}
+    tokens[field] *= 1 + growth * place
+    ttft_s = 0.02 + tokens["input_tokens"] * 1e-4 * rng.lognormal(0, 0.1, n) + queue_s * place
+    rows["input_tokens"] = tokens["input_tokens"]
+    rows["asked_output"] = rows["output_tokens"] = tokens["asked_output"]
+    rows["first_token_ns"] = rows["due_ns"] + (ttft_s * S).astype(np.int64)
+    stays_s = tokens["asked_output"] * 0.02 * rng.lognormal(0, 0.1, n)
+    rows["end_ns"] = rows["first_token_ns"] + (stays_s * S).astype(np.int64)
+    for name in ("done_ns", "last_token_ns"):
+        rows[name] = rows["end_ns"]
+    return rows
+
+
+@pytest.mark.parametrize("field", ["input_tokens", "asked_output"])
+@pytest.mark.parametrize("growth", [1.0, 4.0])
+def test_requests_that_become_longer_are_no_server_that_becomes_slower(
+    growth: float, field: str
+) -> None:
+    """Rows that lengthen in file order were not sustained at a tenth of the capacity."""
+    found = judged(lengthening(growth=growth, field=field))
+    assert (found.sustained, found.code) == (True, "steady")
+    in_tested_half = growth / 2 / (1 + 0.75 * growth)
+    assert found.work_growth_share == pytest.approx(in_tested_half, rel=0.1)
+    assert judged(lengthening(growth=0.0)).work_growth_share is None
+
+
+@pytest.mark.parametrize("field", ["input_tokens", "asked_output"])
+def test_a_queue_that_grows_is_seen_where_requests_become_longer_too(field: str) -> None:
+    found = judged(lengthening(growth=1.0, queue_s=5, field=field))
+    assert (found.sustained, found.code) == (False, "grows")
+
+
 def test_noise_hides_no_queue_where_few_requests_are_in_flight() -> None:
     """In flight are 1 % of the requests that are due in the second half: no more can have piled up."""
     rng = seeds.stream(9, "noise")

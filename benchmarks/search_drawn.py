@@ -1,0 +1,214 @@
+"""Whether `loadgen search` confirms a load that the server does not sustain, in virtual time.
+
+Servers, workloads and SLOs are drawn by seed: batch size, cache and speed of one or two replicas,
+lengths of prompts and responses, and objectives on TPOT, TTFT, E2E, both, or the joint share, tight
+ones and ones that hardly limit anything. Each search is the command itself. A confirmed load is
+judged by long runs at fixed loads, LONG times the length of a trial: if the run at the load divided
+by ALLOWED misses the SLO or falls behind, then the load is more than ALLOWED times the true
+capacity. With --bounds a run at TOO_LOW times the load says whether the answer is much too low.
+
+    nice -n 10 python benchmarks/search_drawn.py --seeds 300 --bounds
+    nice -n 10 python benchmarks/search_drawn.py --seeds 300 --minutes 25
+
+Everything here is SIMULATED.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import rig
+
+from loadgen.core.execution import run
+from loadgen.core.execution.plan import Settings
+from loadgen.core.results import store
+from loadgen.core.results.record import STATUS
+from loadgen.core.workload import load
+from loadgen.core.workload.flags import read_flags
+from loadgen.repeated.capacity import Capacity, load_capacity
+from loadgen.search.watch import Goal
+from loadgen.shell.app import run_command_line
+
+ALLOWED = 1.05  # times the true capacity: no confirmed load may be higher
+TOO_LOW = 1.25  # times the confirmed load: an answer below that is called much too low
+LONG = 6.0  # times the length of a trial: the length of the runs that give the truth
+BEHIND = 0.98  # share of the arrivals that a server that keeps up completes in half of a long run
+TRIAL_S = (120, 240, 480)
+TIMEOUT = "7200s"
+
+
+class Case(NamedTuple):
+    """A server, a workload and an SLO, as the files and options of a search."""
+
+    preset: str
+    workload: str
+    slo: tuple[str, ...]
+    trial_s: int
+
+    @property
+    def title(self) -> str:
+        """The case in a few words."""
+        lengths = self.workload.splitlines()[1].removeprefix("requests: ")
+        return f"{lengths} {', '.join(self.slo)}, trials of {self.trial_s} s"
+
+
+def draw_case(seed: int) -> Case:
+    """Draw a server, a workload and an SLO by a seed."""
+    rng = np.random.default_rng([seed, 56])
+    batch = int(rng.choice([8, 16, 32, 64, 128]))
+    speed = float(rng.uniform(0.6, 1.4))
+    replicas = int(rng.choice([1, 1, 2]))
+    cache_share = float(rng.choice([0.02, 0.05, 0.95]))
+    preset = (
+        f"extends: gb300-vm\nvms: {replicas}\ngpus_per_vm: 1\n"
+        f"vm_speeds: {[round(speed, 3)] * replicas}\n"
+        f"server: {{max_batch_size: {batch}, kv_cache_share: {cache_share}}}\n"
+    )
+    prompt = round(math.exp(rng.uniform(math.log(50), math.log(2500))))
+    response = round(math.exp(rng.uniform(math.log(20), math.log(1200))))
+    lengths = f"{{input_tokens: {prompt}, output_tokens: {response}}}"
+    if rng.random() < 0.5:
+        spread = f"{{uniform: {{min: {max(response // 3, 1)}, max: {response}}}}}"
+        lengths = f"{{input_tokens: {prompt}, output_tokens: {spread}}}"
+    workload = (
+        f"name: drawn\nrequests: {lengths}\n"
+        "stages:\n  - {name: load, arrival: {poisson: 1/s}, duration: 60s}\n"
+    )
+    return Case(preset, workload, _draw_slo(rng, response), int(rng.choice(TRIAL_S)))
+
+
+def _draw_slo(rng: np.random.Generator, response: int) -> tuple[str, ...]:
+    """Draw the objectives; half of the limits on TPOT hardly limit anything."""
+    percentile = str(rng.choice(["p50", "p90", "p95", "p99"]))
+    tpot_ms = float(rng.choice([30, 60, 200, 500]))
+    ttft_s = float(rng.choice([0.5, 2, 30, 300]))
+    e2e_s = ttft_s + response * tpot_ms / 1000
+    kind = str(rng.choice(["tpot", "tpot", "ttft", "e2e", "both", "attainment"]))
+    terms = {
+        "tpot": (f"tpot:{tpot_ms:g}ms:{percentile}",),
+        "ttft": (f"ttft:{ttft_s:g}s:{percentile}",),
+        "e2e": (f"e2e:{e2e_s:.3f}s:{percentile}",),
+        "both": (f"ttft:{ttft_s:g}s:{percentile}", f"tpot:{tpot_ms:g}ms:{percentile}"),
+        "attainment": (f"tpot:{tpot_ms:g}ms:p99", "attainment:90%"),
+    }
+    return terms[kind]
+
+
+def search(case: Case, seed: int, folder: Path) -> Capacity:
+    """Run the search of a case and return the capacity that it wrote."""
+    (folder / "server.yaml").write_text(case.preset)
+    (folder / "work.yaml").write_text(case.workload)
+    objectives = [word for term in case.slo for word in ("--slo", term)]
+    command = ["search", str(folder / "work.yaml"), "--url", f"sim:{folder / 'server.yaml'}"]
+    options = ["-d", f"{case.trial_s}s", "--timeout", TIMEOUT, "--precision", "5%", "--gpus", "1"]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        run_command_line(
+            [*command, *objectives, *options, "--seed", str(seed), "-o", str(folder / "search")]
+        )
+    return load_capacity((folder / "search" / "capacity.json").read_bytes())
+
+
+def sustains(case: Case, rate_per_s: float, seed: int, folder: Path) -> bool:
+    """Return whether a long run at a load meets the SLO and keeps up in its second half."""
+    length_ns = round(LONG * case.trial_s * 1e9)
+    flags = read_flags(
+        slo=case.slo,
+        timeout=TIMEOUT,
+        request_rate=rate_per_s,
+        duration=f"{length_ns / 1e9:g}s",
+        seed=10_000 + seed,
+    )
+    workload = load(str(folder / "work.yaml"), flags)
+    assert workload.slo is not None
+    out = folder / f"truth-{rate_per_s:.4g}"
+    settings = Settings(url=f"sim:{folder / 'server.yaml'}", out=out)
+    _, run_folder = run.execute(workload, settings)
+    rows = store.read_run(run_folder).rows
+    second_half = rows[rows["due_ns"] >= length_ns / 2]
+    goal = Goal(slo=workload.slo)
+    misses = goal.misses(second_half).sum(axis=1)
+    allowed = goal.allowed(len(second_half))
+    meets_slo = all(count <= most for count, most in zip(misses, allowed, strict=True))
+    is_completed = (
+        (rows["status"] == STATUS["ok"])
+        & (rows["end_ns"] > length_ns / 2)
+        & (rows["end_ns"] <= length_ns)
+    )
+    return meets_slo and int(is_completed.sum()) >= BEHIND * len(second_half)
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """What a search found, and what long runs say of it."""
+
+    seed: int
+    case: str
+    state: str
+    rate_per_s: float
+    is_too_high: bool
+    is_too_low: bool | None
+    cpu_s: float
+
+
+def judge(seed: int, *, bounds: bool) -> Judged:
+    """Search a drawn case and judge its capacity by long runs."""
+    case = draw_case(seed)
+    start_s = time.process_time()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found = search(case, seed, folder)
+        is_confirmed = found.state in ("sustained", "confirmed")
+        is_too_high = is_confirmed and not sustains(case, found.rate_per_s / ALLOWED, seed, folder)
+        is_too_low = None
+        if bounds and is_confirmed and not is_too_high:
+            is_too_low = sustains(case, found.rate_per_s * TOO_LOW, seed, folder)
+    spent_s = time.process_time() - start_s
+    state = found.state or ""
+    return Judged(seed, case.title, state, found.rate_per_s, is_too_high, is_too_low, spent_s)
+
+
+def print_totals(results: Sequence[Judged]) -> None:
+    """Print how many searches confirmed a load, and how many of them a wrong one."""
+    states = Counter(result.state for result in results)
+    confirmed = states["sustained"] + states["confirmed"]
+    too_high = sum(result.is_too_high for result in results)
+    too_low = [result.is_too_low for result in results if result.is_too_low is not None]
+    print(f"\n{len(results)} searches: {dict(states)}")
+    print(
+        f"{too_high} of {confirmed} confirmed loads are above {ALLOWED:g} of the truth (limit: 0)"
+    )
+    if too_low:
+        print(f"{sum(too_low)} of {len(too_low)} are below 1/{TOO_LOW:g} of the truth")
+
+
+def main() -> int:
+    """Run the searches and return 1 if one confirmed a load that is too high."""
+    options = rig.parser(__doc__)
+    options.add_argument("--seeds", type=int, default=300)
+    options.add_argument("--first", type=int, default=0)
+    options.add_argument("--minutes", type=float, default=math.inf, help="stop after this time")
+    options.add_argument("--bounds", action="store_true", help="also look for loads too low")
+    arguments = rig.given(options, seeds=1)
+    end_s = time.monotonic() + 60 * arguments.minutes
+    results: list[Judged] = []
+    for seed in range(arguments.first, arguments.first + arguments.seeds):
+        if time.monotonic() > end_s:
+            break
+        results.append(judge(seed, bounds=arguments.bounds))
+        print(json.dumps(msgspec.to_builtins(results[-1])), flush=True)
+    print_totals(results)
+    return int(any(result.is_too_high for result in results))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
