@@ -316,8 +316,6 @@ def _hardware_text(summary: Summary | None, contract_gpus: int | None) -> list[s
 
 
 def _horizon(validation: Validation) -> str:
-    if validation.horizon_s is None:
-        return ""
     return f"asked for what comes back within {format.duration(validation.horizon_s)}"
 
 

@@ -45,7 +45,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """One judged term. `value`, `low`, `high`, `limit` are in `unit`; null where not bounded or not known.
 
     `horizon_s`: the verdict holds for what comes back within this time, on average. `looks`: the independent looks at
-    the server behind it. Null where not known, and in verdicts of older versions. `look`: of a validation that was
+    the server behind it. Both are null where they are not known. `look`: of a validation that was
     extended, at which look this was decided, or the last one. `missing_s`: of an undecided term, how much more load, of
     all runs together, will decide it if the server goes on like this; null where nobody can say.
     """
@@ -106,9 +106,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     sentence: str
     confidence: float
-    horizon_s: float | None = (
-        None  # that the contract signs or takes; None in verdicts of older versions
-    )
+    horizon_s: float  # that the contract signs or takes
     looks: int = 1  # how often the records were judged: once, and once more after each extension
     target: str
     model: str
@@ -166,7 +164,7 @@ def looks_words(validation: Validation) -> str:
 
 def horizon_words(validation: Validation) -> str:
     """What a contract does not look for that signs less than the usual horizon; "" where it signs no less."""
-    if validation.horizon_s is None or validation.horizon_s >= HORIZON_S:
+    if validation.horizon_s >= HORIZON_S:
         return ""
     return f"signed: {within(validation.horizon_s)}"
 

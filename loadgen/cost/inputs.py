@@ -27,7 +27,7 @@ from loadgen.core.metrics.summary import FILE, Summary, load_summary
 from loadgen.core.results.record import CONTRADICTORY_USAGE
 from loadgen.core.workload.diagnostics import locate
 from loadgen.core.workload.yaml_marks import read_yaml, where
-from loadgen.pricing.evidence import Evidence, starts
+from loadgen.pricing.evidence import Evidence
 from loadgen.repeated import capacity
 from loadgen.runs.headline import promises
 
@@ -101,23 +101,7 @@ def _read_capacity(
         what = f"a capacity in {stored.unit}, and no conversations in its run"
         hint = "unit: requests; or name the right run as evidence"
         raise UserError("mismatch", what, f"{file} (unit)", hint)
-    shown = stored
-    tokens = summary.tokens
-    # A run that was never steady has no steady tokens, and the rate that its requests were offered
-    # says nothing about the rate of its conversations.
-    if stored.output_tokens_per_s is None and tokens.steady_output_per_s is not None:
-        offered = _offered(summary, stored)
-        shown = capacity.as_shown(
-            stored, offered, tokens.steady_output_per_s, tokens.steady_total_per_s
-        )
-    is_lowered = shown.rate_per_s < stored.rate_per_s * (1 - SAME_RATE)
-    return Evidence(
-        name=name,
-        folder=str(folder),
-        summaries=(summary,),
-        capacity=shown,
-        lowered_from_per_s=stored.rate_per_s if is_lowered else None,
-    )
+    return Evidence(name=name, folder=str(folder), summaries=(summary,), capacity=stored)
 
 
 def _no_summary(folder: Path, runs: Sequence[Path]) -> UserError:
@@ -193,17 +177,6 @@ def gpus_of(evidence: Evidence, said: int | None) -> int | None:
     what = f"the run recorded {had}, and {said} are given: its rates are those of {recorded}"
     hint = "leave the flag out; a run that recorded a wrong number is run again"
     raise UserError("conflict", what, f"--gpus, {evidence.folder}", hint)
-
-
-SAME_RATE = 0.001  # relative difference below which two rates print as the same
-
-
-def _offered(summary: Summary, stored_capacity: capacity.Capacity) -> float | None:
-    """What a run was offered, in the unit of a capacity; None of a closed loop."""
-    offered = summary.load.offered_rps
-    if offered is None or stored_capacity.unit == "requests" or summary.sessions is None:
-        return offered
-    return offered * starts(summary) / summary.requests.decided
 
 
 def _at_once(folder: Path, summary: Summary) -> bool:

@@ -109,9 +109,7 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
     ttft: LoadGenSpread | None
     tpot: LoadGenSpread | None
     dataset: str = ""
-    samples: int | None = (
-        None  # of the data set; null in results of older versions: those of the rules
-    )
+    samples: int  # of the data set
     target_qps: float | None = None
     notes: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()

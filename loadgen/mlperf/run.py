@@ -347,7 +347,7 @@ def _test_of(stored: mlperf.MlperfResult) -> rules.Test:
     test = rules.test(
         stored.benchmark, scenario, stored.round, min_duration_s=stored.min_duration_s
     )
-    return replace(test, samples=stored.samples or test.samples, min_queries=stored.min_queries)
+    return replace(test, samples=stored.samples, min_queries=stored.min_queries)
 
 
 def outputs_again(folder: Path, summary: Summary) -> dict[str, bytes]:

@@ -21,8 +21,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The evidence behind a figure. `summaries`: one run, or its repeats; with a capacity the run that shows it.
 
     `at_once`: an Offline run, or another whose requests were all due at once. Its rates are those of
-    the whole run, because it has no steady-state window. `lowered_from_per_s`: what the capacity file of an earlier version
-    gave as the rate, where its run was offered less.
+    the whole run, because it has no steady-state window.
     """
 
     name: str
@@ -30,7 +29,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     summaries: tuple[Summary, ...]
     capacity: Capacity | None = None
     at_once: bool = False
-    lowered_from_per_s: float | None = None
 
     @property
     def summary(self) -> Summary:
@@ -100,12 +98,6 @@ def notes(evidence: Evidence) -> Iterator[ReasonCode]:
             yield note("horizon", horizon_s=capacity.horizon_s, within=within(capacity.horizon_s))
     if any(summary.goodput.undecided for summary in summaries):
         yield note("slo_undecided")
-    if evidence.lowered_from_per_s is not None and capacity is not None:
-        yield note(
-            "capacity_lowered",
-            stored_per_s=evidence.lowered_from_per_s,
-            offered_per_s=capacity.rate_per_s,
-        )
     yield from _notes_on_sustained(evidence)
     if evidence.at_once:
         yield note("at_once")

@@ -22,8 +22,6 @@ SENTENCES = {
     "lower_bound": "a lower bound: {why}. The capacity is at least this; a cost and a number of machines that follow from it are "
     "at most what stands here",
     "slo_undecided": "the SLO is undecided at this load: its figures are withheld, or too many requests unfinished (--grace)",
-    "capacity_lowered": "capacity.json says {stored_per_s:.4g}/s, without tokens (an earlier version, or by hand); its run was in fact "
-    "offered {offered_per_s:.4g}/s, and no more than that is used",
     "at_an_end": "the rate is the {ends:both} end of its interval: the rate is the load that held at full length, the interval "
     "is where the highest such load lies by all trials together",
     "horizon": "the interval of the capacity holds for {within}",

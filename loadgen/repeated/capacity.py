@@ -85,15 +85,14 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     `rate_per_s` is the offered rate of what `unit` says, by everything behind the endpoint together, that the run
     named as `evidence` held at full length: never one that no run was offered. `confirmed`: a search ran it as its
     confirmation. `output_tokens_per_s` and `total_tokens_per_s` (with the prompts) are the steady ones of that run.
-    In files without tokens (of an earlier version) `rate_per_s` may be the rate at which half of the runs fail:
-    `as_shown` turns it into what their run showed. `low_per_s` and `high_per_s` are the interval of the highest
+    `low_per_s` and `high_per_s` are the interval of the highest
     rate, widened to the seen one and below a load that was not sustained, at `confidence`; null when there is none.
     `horizon_s`: they hold for what comes back within this time; null: of a server that does not change, or not known.
     `evidence` is a folder, relative to this file. `recipe` is the fingerprint of what was asked, without the rate:
     equal for two searches for the same thing. `lower_bound`: the capacity is at least this, for the reason in
     `bound_why`: no load that was tried was too high, or the next one that was tried is a step away. `sustained`:
     whether a longer run showed that nothing grows at this rate, with the reason; false: something grows; null: not
-    known, "rules only". `state`: see `State`; null in files of earlier versions. Of a search that was stopped, or found
+    known, "rules only". `state`: see `State`. Of a search that was stopped, or found
     nothing, `rate_per_s` may be 0: no load held to its end. `go_on`: the command that goes on with a stopped search.
     """
 
@@ -205,27 +204,3 @@ def load_capacity(data: bytes, where: str = FILE) -> Capacity:
             "a share, like 0.95",
         )
     return capacity
-
-
-def as_shown(
-    capacity: Capacity,
-    offered_per_s: float | None,
-    output_tokens_per_s: float | None,
-    total_tokens_per_s: float | None,
-) -> Capacity:
-    """A capacity without tokens (written by an earlier version, or by hand) with the rates that its run showed.
-
-    `offered_per_s`: what its run was offered, in the capacity's unit; a higher `rate_per_s` is lowered to it. Tokens
-    are the steady ones of that run; of a lower `rate_per_s` their share.
-    """
-    rate = capacity.rate_per_s if offered_per_s is None else min(capacity.rate_per_s, offered_per_s)
-    share = 1.0 if offered_per_s is None else rate / offered_per_s
-    low, high = capacity.low_per_s, capacity.high_per_s
-    return msgspec.structs.replace(
-        capacity,
-        rate_per_s=rate,
-        low_per_s=None if low is None else min(low, rate),
-        high_per_s=None if high is None else max(high, rate),
-        output_tokens_per_s=None if output_tokens_per_s is None else output_tokens_per_s * share,
-        total_tokens_per_s=None if total_tokens_per_s is None else total_tokens_per_s * share,
-    )

@@ -388,12 +388,8 @@ def needed(distributions: Sequence[Distribution], quantiles: Sequence[str]) -> s
 
 def class_share(summary: Summary, part: ClassSummary) -> float | None:
     """Which share of the measured starts a class had: single requests, conversations and tasks alike."""
-    total = sum(_starts(one) for one in summary.classes)
-    return _starts(part) / total if total else None
-
-
-def _starts(part: ClassSummary) -> int:
-    return part.requests.decided if part.starts is None else part.starts
+    total = sum(one.starts for one in summary.classes)
+    return part.starts / total if total else None
 
 
 def class_term(term: TermResult) -> str:

@@ -346,13 +346,13 @@ def grew_above(curve: SweepCurve) -> SweepLevel | None:
 
 
 def _began_at_once(stages: Sequence[StageSummary]) -> bool:
-    """Whether all lanes of a closed loop began in one instant: asked for, or in a run of an earlier version."""
+    """Return whether all virtual users of the first closed loop began at the same time, which has to be requested."""
     begun = [
         stage
         for stage in stages
         if stage.concurrency and stage.concurrency > 1 and stage.ramp_from != "stage"
     ]
-    return bool(begun) and not begun[0].ramp_s
+    return bool(begun) and begun[0].ramp_s == 0
 
 
 def _level(name: str, summary: Summary, point: LoadPoint | None) -> SweepLevel:

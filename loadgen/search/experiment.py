@@ -161,7 +161,7 @@ class StoredSearch(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool = False
     seed: int | None = None
     metadata: dict[str, str] = {}
-    settings: SearchSettings | None = None  # null: not stored
+    settings: SearchSettings
 
 
 def resuming(folder: Path, plan: ExperimentPlan) -> str:

@@ -145,14 +145,6 @@ def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
     if stored is None:
         yield RegeneratedFile(experiment.ANSWER, None, "the search has not ended")
         return
-    if stored.settings is None:
-        yield RegeneratedFile(
-            experiment.ANSWER,
-            None,
-            "the search has not stored its settings: it is of an older version",
-        )
-        yield from of_trials(folder, told, stored.answer)
-        return
     answer = resume(LoadSearch(**msgspec.structs.asdict(stored.settings)), told).answer
     document = msgspec.structs.replace(stored, answer=answer, told=tuple(again))
     given = (

@@ -214,11 +214,11 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
     longer: float
     run_spread: float | None
     stopped: str
-    trial_s: float | None = None
-    step: float = STEP
-    requires_steady: bool = False
-    may_extend: bool = True
-    load_s: float | None = None
+    trial_s: float | None
+    step: float
+    requires_steady: bool
+    may_extend: bool
+    load_s: float | None
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from loadgen.core import run_folder
 from loadgen.core.followers.hearers import write_header
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.results import checksums, parquet, shard_schedule, store
-from loadgen.core.results.record import BIN_NS, WITH_UNFINISHED
+from loadgen.core.results.record import BIN_NS
 from loadgen.core.results.spool import HEAT
 from loadgen.core.server_metrics import series
 from loadgen.shards.header import merged_header
@@ -46,8 +46,6 @@ def merge_parts(parts: Sequence[RunPart], folder: Path) -> Summary:
     header = merged_header(placed, lost, folder.name)
     write_header(folder, header)
     summary = run_folder.summary(folder)
-    if summary.requests.unfinished or summary.warmup.unfinished:
-        write_header(folder, replace(header, schema=WITH_UNFINISHED))
     store.replace(folder / "summary.json", dump_summary(summary))
     checksums.write(folder)
     return summary

@@ -39,7 +39,6 @@ from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.requests import prompts, resonance
 from loadgen.core.results import checksums, store
 from loadgen.core.results.manifest import Header, Second
-from loadgen.core.results.record import STATUS, WITH_UNFINISHED
 from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.workload import Workload
@@ -213,8 +212,6 @@ def run(
         virtual_folder.no_errors(results),
         counted,
     )
-    if (results.rows["status"] == STATUS["unfinished"]).any():
-        header = msgspec.structs.replace(header, schema=WITH_UNFINISHED)
     virtual_folder.write(folder, header, results, seconds, TEXTS, counted)
     store.replace(folder / "summary.json", dump_summary(summary))
     checksums.write(folder)

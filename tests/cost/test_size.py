@@ -157,6 +157,7 @@ def _beside_tasks() -> Summary:
     single = ClassSummary(
         name="qa",
         share=0.9,
+        starts=1100,
         requests=structs.replace(RAG.requests, scheduled=1100, ok=1100),
         bytes=RAG.bytes,
         load=RAG.load,
@@ -168,7 +169,7 @@ def _beside_tasks() -> Summary:
     )
     lasted = structs.replace(times, mean=40_000.0, count=100)
     tasks = Sessions(count=100, ok=100, ok_per_s=1.0, steady_ok_per_s=1.0, duration_ms=lasted)
-    agentic = structs.replace(single, name="agentic", share=0.1, sessions=tasks)
+    agentic = structs.replace(single, name="agentic", share=0.1, starts=100, sessions=tasks)
     return structs.replace(RAG, classes=(single, agentic), sessions=tasks)
 
 
@@ -228,8 +229,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "vm" / "run" / "summary.json").write_bytes(
         (DATA / "summary_example_rag_gpus.json").read_bytes()
     )
+    assert RAG.load.offered_rps is not None
     capacity = Capacity(
-        rate_per_s=20.0,
+        rate_per_s=RAG.load.offered_rps,
+        output_tokens_per_s=RAG.tokens.steady_output_per_s,
+        total_tokens_per_s=RAG.tokens.steady_total_per_s,
         low_per_s=19.0,
         high_per_s=21.5,
         method="search",
@@ -346,6 +350,7 @@ def test_the_contract_of_tasks_and_of_classes_has_their_limits(folder: Path) -> 
     one = ClassSummary(
         name="chat",
         share=1.0,
+        starts=RAG.requests.decided,
         requests=RAG.requests,
         bytes=RAG.bytes,
         load=RAG.load,

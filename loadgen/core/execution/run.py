@@ -46,7 +46,6 @@ from loadgen.core.results import (
     shard_schedule,
     store,
 )
-from loadgen.core.results.record import WITH_UNFINISHED
 from loadgen.core.results.spool import segments
 from loadgen.core.schedule.timetable import unsharded
 from loadgen.core.server_metrics import request_accounts
@@ -219,8 +218,6 @@ def finish(
         header = run_header.noted(header, reasons.coded("store_died", {"why": compactor.died}))
         write_header(folder, header)
         summary = run_folder.summary(folder)
-    if summary.requests.unfinished or summary.warmup.unfinished:
-        write_header(folder, msgspec.structs.replace(header, schema=WITH_UNFINISHED))
     store.replace(folder / "summary.json", dump_summary(summary))
     if plan.job.settings.keep == "gaps":
         gaps.write(folder, gaps.spooled(folder))

@@ -75,9 +75,7 @@ class ClassSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     share: float  # of all starts, as asked: single requests, conversations and tasks
-    starts: int | None = (
-        None  # of this class; null: written before there were any but single requests
-    )
+    starts: int  # of this class: single requests, conversations and tasks
     model: str | None = None
     priority: int | None = None
     tenant: str | None = None

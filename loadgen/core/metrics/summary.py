@@ -150,13 +150,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     send_lag_ms: Distribution
     client_lag_ms: Distribution
     stamp_error_ms: Distribution
-    event_error_ms: Distribution = (
-        Distribution()
-    )  # stamp error of every output event; empty in older runs
+    event_error_ms: Distribution = Distribution()  # stamp error of every output event
     event_unsure_share: float | None = None  # of output events: came with later ones in one read
-    tpot_error_ms: Distribution = (
-        Distribution()
-    )  # (first + last stamp error) / (n - n1); empty in older runs
+    tpot_error_ms: Distribution = Distribution()  # (first + last stamp error) / (n - n1)
     max_gap_error_ms: Distribution = (
         Distribution()
     )  # of the stamp at the end of a request's largest gap
@@ -604,11 +600,4 @@ def load_summary(data: bytes, where: str = "summary.json") -> Summary:
     Raises UserError for data that is no summary, and for a summary of a newer schema.
     """
     hint = f"loadgen report {(at := where.rpartition('/')[0] or 'DIR')} --json > {at}/summary.json makes it again"
-    summary = decoded(data, Summary, where, "a summary of a run", hint, schema=SCHEMA)
-    verdict = validity.with_codes(summary.verdict)
-    state = validity.state_reasons(summary.run.state)
-    if verdict.valid and state:  # older versions called an interrupted run valid
-        verdict = validity.verdict(
-            verdict.limits, state, verdict.warning_codes, verdict.caveat_codes
-        )
-    return by_verdict(msgspec.structs.replace(summary, verdict=verdict))
+    return decoded(data, Summary, where, "a summary of a run", hint, schema=SCHEMA)

@@ -134,20 +134,6 @@ def answered_share(verdict: Verdict) -> float:
     return next((float(share) for share in shares if share is not None), 1.0)
 
 
-def with_codes(stored: Verdict) -> Verdict:
-    """A stored verdict with a code for every sentence: "note", which says nothing, where an older version gave none."""
-
-    def coded(sentences: Sequence[str], given: tuple[ReasonCode, ...]) -> tuple[ReasonCode, ...]:
-        return given if len(given) == len(sentences) else tuple(map(note, sentences))
-
-    return msgspec.structs.replace(
-        stored,
-        codes=coded(stored.reasons, stored.codes),
-        warning_codes=coded(stored.warnings, stored.warning_codes),
-        caveat_codes=coded(stored.caveats, stored.caveat_codes),
-    )
-
-
 def warned(verdict: Verdict, code: str, values: dict[str, Any]) -> Verdict:
     """The verdict with one more warning."""
     reason = ReasonCode(code=code, values=values)
@@ -166,10 +152,6 @@ def without(verdict: Verdict, code: str) -> Verdict:
         warnings=tuple(text for text in verdict.warnings if text not in words),
         warning_codes=tuple(one for one in verdict.warning_codes if one.code != code),
     )
-
-
-def note(text: str) -> ReasonCode:
-    return ReasonCode(code="note", values={"text": text})
 
 
 def worst(seconds: Sequence[Second], window: Window, share: str) -> Second | None:
@@ -453,7 +435,7 @@ def _warnings(
     header: Header, summary: Any, signs: Signs, *, shortened: bool
 ) -> Iterator[ReasonCode]:
     for text in header.notes:
-        code = header.note_codes.get(text) or note(text)
+        code = header.note_codes.get(text) or _code("note", text=text)
         if code.code != "undisclosed":
             yield code
         elif missing := _undisclosed(code.values["missing"], summary.hardware):

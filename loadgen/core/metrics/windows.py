@@ -58,11 +58,11 @@ def span(start_ns: float, end_ns: float) -> Span:
 
 
 def first_round(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
-    """Which rows of a stage are the first requests of its lanes; none in an open loop, or where the plan is too old.
+    """Return which records of a stage are the first requests of its virtual users; none in an open loop.
 
     The chains of a stage are numbered lane after lane, so the first round has the lowest numbers.
     """
-    if not plan.concurrency or plan.first_slot is None:
+    if not plan.concurrency:
         return np.zeros(len(columns), bool)
     first: NDArray[np.bool_] = columns["slot"] < plan.first_slot + plan.concurrency * turns
     first &= columns["turn"] == 0
@@ -71,7 +71,7 @@ def first_round(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.boo
 
 def last_round(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
     """Which rows of a stage end the last request of a lane, where its plan says how many requests there are."""
-    if not plan.concurrency or plan.first_slot is None or plan.slots is None:
+    if not plan.concurrency or plan.slots is None:
         return np.zeros(len(columns), bool)
     chains = plan.slots // turns if plan.chains is None else plan.chains
     last: NDArray[np.bool_] = (

@@ -12,7 +12,7 @@ import msgspec
 from loadgen.core import format
 from loadgen.core.errors import UserError
 from loadgen.core.limits import ValidityLimits
-from loadgen.core.results.record import SCHEMA, WITH_UNFINISHED
+from loadgen.core.results.record import SCHEMA
 from loadgen.core.slo import Slo, not_here
 from loadgen.figures import FIGURES
 
@@ -77,7 +77,7 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     slots: int | None = None  # planned; null when bounded by time alone
     rate: float | None = None  # nominal, requests (conversations) per second
     concurrency: int | None = None  # lanes of a closed loop
-    first_slot: int | None = None  # number of its first slot
+    first_slot: int = 0  # number of its first slot
     chains: int | None = (
         None  # tasks, conversations and single requests that start in it; null: `slots / turns`
     )
@@ -206,7 +206,7 @@ class PluginUsed(msgspec.Struct, frozen=True, kw_only=True):
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `run.json`. Written when the run starts (`state` running) and again when it ends."""
 
-    schema: int = SCHEMA  # record.WITH_UNFINISHED where there are unfinished requests
+    schema: int = SCHEMA
     run: str = ""  # id of the run: the name of its folder
     name: str = ""  # the name that the user gave it
     started: str = ""  # wall clock, ISO 8601 with offset: instant 0 of all rows
@@ -335,11 +335,11 @@ def encode(header: Header) -> bytes:
 
 
 def decode(data: bytes, where: str = "run.json") -> Header:
-    """The inverse of `encode`. Missing fields (older version) take their defaults; unknown fields are ignored.
+    """Decode the bytes of `encode`. Unknown fields are ignored.
 
     Raises UserError for bytes that are no header, and for a header of a newer version. `where` names the file in it.
     """
-    return decoded(data, Header, where, "the header of a run", schema=WITH_UNFINISHED)
+    return decoded(data, Header, where, "the header of a run", schema=SCHEMA)
 
 
 def decoded(

@@ -19,9 +19,6 @@ from loadgen_sdk.request import Completion
 from numpy.typing import NDArray
 
 SCHEMA = 1  # version of records and header; a reader refuses newer ones
-WITH_UNFINISHED = (
-    2  # the schema of a run with unfinished requests: readers of schema 1 would take them for ok
-)
 
 STATUSES = ("ok", "failed", "dropped", "cancelled", "lost", "unfinished")
 """The index of a status is its code in a record. Append only."""
@@ -89,14 +86,14 @@ FIELDS: tuple[Column, ...] = (
     Column(
         "last_token_error_ns",
         "i8",
-        "last token: how wrong its stamp can be; -1 unknown (older runs)",
+        "last token: how wrong its stamp can be; -1 unknown",
         0,
     ),
     Column("max_gap_ns", "i8", "largest gap between output events", 0),
     Column(
         "max_gap_error_ns",
         "i8",
-        "largest gap: how wrong the stamp at its end can be; -1 unknown (older runs)",
+        "largest gap: how wrong the stamp at its end can be; -1 unknown",
         0,
     ),
     Column("input_tokens", "i4", "prompt tokens, -1 unknown", -1),

@@ -10,7 +10,7 @@ Does IO. `record.py` defines the rows, `manifest.py` defines `run.json`, and `sp
     spool/w0.seconds              one JSON line per second (manifest.Second)
     spool/w0.events, gaps/        with --keep gaps: see `gaps.py`
     flows/w0.gaps.S               histogram of the gaps between output events of stage S
-    flows/w0.stamps-S             histogram of the stamp errors of the output events of stage S; not in older runs
+    flows/w0.stamps-S             histogram of the stamp errors of the output events of stage S
     flows/w0.timeline.S           output events of stage S, counted per 10 ms
     flows/w0.heat                 gaps of all stages counted by length, about every 2 s: records of HEAT
     server.jsonl                  values from the servers' metrics pages (server_metrics.series.MetricSample), one line
@@ -62,9 +62,7 @@ class Stored(NamedTuple):
     timeline: list[NDArray[np.int64]]
     seconds: list[manifest.Second]
     texts: list[str]
-    event_errors: list[
-        Histogram
-    ]  # per stage, stamp errors of output events; empty histograms in older runs
+    event_errors: list[Histogram]  # per stage, stamp errors of output events
 
 
 def read_run(folder: Path, *, most: float = inf, by_stage: bool = True) -> Stored:
@@ -147,7 +145,7 @@ def server(folder: Path) -> list[series.MetricSample]:
 
 
 def heat(folder: Path) -> NDArray[np.void]:
-    """Records of HEAT of all workers, in order of time; empty for runs of older versions, which did not write them."""
+    """Return the records of HEAT of all workers in order of time; empty without output events."""
     parts = [
         np.frombuffer(_whole_records(file.read_bytes(), HEAT.itemsize), HEAT)
         for file in sorted((folder / "flows").glob("w*.heat"))

@@ -22,7 +22,7 @@ from loadgen.core.errors import INTERRUPTED, OK, SLO_MISSED, UNSOUND
 from loadgen.core.execution.events import Counters
 from loadgen.core.metrics import columns, outcomes
 from loadgen.core.metrics.columns import UNFINISHED, Columns
-from loadgen.core.metrics.summary import Summary, dump_summary, exit_code, load_summary
+from loadgen.core.metrics.summary import Summary, exit_code, load_summary
 from loadgen.core.results import manifest, store
 from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
 from loadgen.core.results.parquet import from_parquet, to_table
@@ -226,11 +226,6 @@ def test_an_interrupted_run_is_not_valid_and_says_so() -> None:
     summary = summary_of(1000, 0, state="interrupted")
     assert not summary.verdict.valid and says(summary.verdict.codes, "interrupted")
     assert exit_code(summary) == INTERRUPTED  # of the run itself
-    older = msgspec.structs.replace(
-        summary, verdict=msgspec.structs.replace(summary.verdict, valid=True, reasons=())
-    )
-    read = load_summary(dump_summary(older))
-    assert not read.verdict.valid and read.verdict.reasons == summary.verdict.reasons
     assert summary_of(
         1000, 0, state="decided"
     ).verdict.valid  # a search ended it: nobody broke it off
@@ -340,8 +335,6 @@ def test_a_run_drains_until_its_answers_are_done(
         == whole.requests.scheduled
     )
     assert cut.goodput.met is None and "UNDECIDED" in printed and "--grace" in printed
-    stored = manifest.decode((tmp_path / "cut" / "run.json").read_bytes())
-    assert stored.schema == 2  # so that a reader of before refuses what it would take for ok
     assert exits("report", str(tmp_path / "cut")) == OK
     page = (tmp_path / "cut" / "report.html").read_text()
     assert (

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import places
 import pytest
@@ -140,16 +139,6 @@ def test_without_time_of_its_own_a_load_has_no_steady_figures_and_says_so() -> N
     summary = summary_of(warm(constant(40.0, duration_ns=3 * S)), constant(10.0, count=10))
     assert summary.window.steady.duration_s is None and summary.load.steady_completed_rps is None
     assert says(summary.verdict.warning_codes, "never_steady")
-
-
-def test_an_older_folder_has_its_window_from_the_first_due_instant() -> None:
-    schedule = build(workload(closed(4, TAKES_NS, count=20)), 1)
-    header, rows = answered(schedule, drive(Dispatcher(schedule), lambda start: (TAKES_NS, True)))
-    old = msgspec.structs.replace(
-        header, stages=(msgspec.structs.replace(header.stages[0], first_slot=None),)
-    )
-    assert summarize(old, rows).window.steady.start_s == 0
-    assert summarize(header, rows).window.steady.start_s == pytest.approx(0.75 * TAKES_NS / S)
 
 
 # -- how lanes begin ---------------------------------------------------------------------------------------------------
