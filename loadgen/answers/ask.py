@@ -134,6 +134,7 @@ async def _ask(
     tell: Callable[[int], None],
 ) -> Asked:
     from loadgen_sdk import Client, Request, Retry
+    from loadgen_sdk.dialects.usage import believable
 
     answers: list[str | None] = [None] * len(questions)
     tokens: list[int | None] = [None] * len(questions)
@@ -169,7 +170,9 @@ async def _ask(
                 completion = await client.complete(request)
                 if completion.failure is None:
                     answers[i] = completion.text
-                    tokens[i], output_tokens[i] = completion.usage.input, completion.usage.output
+                    usage = believable(completion.usage)
+                    tokens[i] = usage.input
+                    output_tokens[i] = usage.output
                 elif len(reasons) < 5:
                     reasons.append(str(completion.failure))
                 done += 1

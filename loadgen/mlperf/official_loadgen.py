@@ -17,6 +17,7 @@ from time import monotonic_ns
 from typing import Any
 
 import numpy as np
+from loadgen_sdk.dialects.usage import believable
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.request import Completion
 
@@ -179,10 +180,9 @@ class Carrier:
 
 
 def _output_tokens(completion: Completion) -> int:
-    """By the server's count; without one, the events of the stream."""
-    return (
-        completion.usage.output if completion.usage.output is not None else completion.output_events
-    )
+    """Return the output tokens by the server's count or, without one, the events of the stream."""
+    counted = believable(completion.usage).output
+    return completion.output_events if counted is None else counted
 
 
 def perform(

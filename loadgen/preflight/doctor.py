@@ -19,6 +19,7 @@ import msgspec
 from loadgen_sdk import compiled
 from loadgen_sdk.dialects.quirks import Quirk
 from loadgen_sdk.dialects.reader import Flow
+from loadgen_sdk.dialects.usage import believable
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.fetch import Fetcher
 from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult
@@ -276,11 +277,12 @@ async def _send_trial(
         if failed is not None
         else ""
     )
+    usage = believable(completion.usage)
     return Trial(
         failure=failure[:200],
         asked=max_tokens,
-        output=completion.usage.output,
-        cached=completion.usage.cached,
+        output=usage.output,
+        cached=usage.cached,
         instants_ns=tuple(instants),
         sent_ns=completion.sent,
         late_ms=late_ms,

@@ -424,6 +424,14 @@ def values(api: str, trials: Sequence[Trial]) -> Finding:
 
 def usage(probe_result: ProbeResult, streamed: bool) -> Finding:
     """Whether answers (streamed or not, as in the run) carry token counts."""
+    if probe_result.contradiction:
+        return Finding(
+            "usage",
+            WARNING,
+            f"token counts contradict each other: {probe_result.contradiction}",
+            "the counts in doubt are not used: rates and costs that need them are missing",
+            "fix the usage that the server reports, or give --tokenizer",
+        )
     kind = "streamed answers" if streamed else "answers"
     if probe_result.usage:
         return Finding(

@@ -71,6 +71,15 @@ def test_a_sound_trtllm_like_endpoint() -> None:
     assert "emptied by each reader" in found["metrics"].meaning
 
 
+def test_token_counts_that_contradict_each_other_are_a_warning() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 1, "cached_tokens": 99}
+    events = [canned.chunk("a"), canned.chunk(finish="length"), {"choices": [], "usage": usage}]
+    with canned.serving(canned.events(*events)) as server:
+        settings = Settings(url=server.url, model="m", server="generic")
+        found = {one.check: one for one in asyncio.run(doctor.examine(settings))}
+    assert found["usage"].state == WARNING and "cached" in found["usage"].found
+
+
 @pytest.mark.processes
 def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(KEY)

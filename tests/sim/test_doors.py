@@ -119,7 +119,7 @@ def test_streamed_responses_have_their_tokens_and_instants(tmp_path: Path) -> No
     ("last", "ok"),
     [
         (response("incomplete", incomplete_details={"reason": "max_output_tokens"}), True),
-        (response("incomplete", incomplete_details={"reason": "tired"}), False),
+        (response("incomplete", incomplete_details={"reason": "cancelled"}), False),
         (response("failed", error={"code": "server_error", "message": "out of memory"}), False),
         (response("in_progress"), False),
     ],
@@ -256,7 +256,7 @@ def test_a_message_has_its_text_thinking_tool_call_and_counts(
             "error_event",
         ),
         (
-            message_event("message_delta", delta={"stop_reason": "tired"}, usage={}),
+            message_event("message_delta", delta={"stop_reason": None}, usage={}),
             "no_finish_reason",
         ),
         (message_event("ping"), "no_finish_reason"),

@@ -192,7 +192,9 @@ def find_shortfall(measured: Sequence[Columns]) -> Shortfall | None:
         return None
     half = _SecondHalf(due)
     longer_prompts = half.relative_work(columns["input_tokens"])
-    shortfall = half.compare("first tokens", columns["first_token_ns"], longer_prompts)
+    is_unseen = (columns["first_token_ns"] < 0) & (columns["status"] == OK)
+    first_token = np.where(is_unseen, columns["end_ns"], columns["first_token_ns"])
+    shortfall = half.compare("first tokens", first_token, longer_prompts)
     if shortfall is not None or of_sessions:
         return shortfall
     end = np.where(columns["status"] == OK, columns["end_ns"], -1)

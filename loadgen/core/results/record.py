@@ -15,7 +15,7 @@ from loadgen_sdk.dialects.account_lookup import server_account
 from loadgen_sdk.dialects.server_account import NO_ACCOUNT
 from loadgen_sdk.dialects.usage import believable
 from loadgen_sdk.errors import KINDS as KINDS  # noqa: PLC0414 - other rooms know it as the kinds of a record
-from loadgen_sdk.request import Completion
+from loadgen_sdk.request import Completion, Usage
 from numpy.typing import NDArray
 
 SCHEMA = 1  # version of records and header; a reader refuses newer ones
@@ -262,8 +262,11 @@ def sent_record(
     values = key._asdict()
     values |= _outcome(completion)
     values |= _times(completion, start_ns)
-    values |= _token_counts(completion, built)
-    values |= _server_timing(completion)
+    usage = completion.usage
+    if usage.contradiction:
+        usage = believable(usage)
+    values |= _token_counts(completion, usage, built)
+    values |= _server_timing(completion, usage)
     values["bytes_sent"] = completion.bytes_sent
     values["bytes_received"] = completion.bytes_received
     values["resent"] = completion.resent
@@ -318,34 +321,31 @@ def _outcome(completion: Completion) -> dict[str, int]:
 
 def _times(completion: Completion, start_ns: int) -> dict[str, int]:
     """Return the times of a request from the start of the run, and how uncertain they are."""
-
-    def since_start(time_ns: int) -> int:
-        return time_ns - start_ns if time_ns >= 0 else -1
-
-    return {
-        "due_ns": completion.due - start_ns,
-        "ready_ns": since_start(completion.ready),
-        "sent_ns": since_start(completion.sent),
-        "first_byte_ns": since_start(completion.first_byte),
-        "first_event_ns": since_start(completion.first_event),
-        "first_token_ns": since_start(completion.first_token),
-        "first_answer_ns": since_start(completion.first_answer),
-        "last_token_ns": since_start(completion.last_token),
-        "end_ns": since_start(completion.end),
-        "done_ns": since_start(completion.done),
-        "client_lag_ns": completion.client_lag,
-        "stamp_error_ns": completion.stamp_error,
-        "last_token_error_ns": completion.last_token_error,
-        "max_gap_ns": completion.max_gap,
-        "max_gap_error_ns": completion.max_gap_error,
-        "tcp_ns": completion.tcp,
-        "tls_ns": completion.tls,
+    times_ns = {
+        "ready_ns": completion.ready,
+        "sent_ns": completion.sent,
+        "first_byte_ns": completion.first_byte,
+        "first_event_ns": completion.first_event,
+        "first_token_ns": completion.first_token,
+        "first_answer_ns": completion.first_answer,
+        "last_token_ns": completion.last_token,
+        "end_ns": completion.end,
+        "done_ns": completion.done,
     }
+    values = {name: time - start_ns if time >= 0 else -1 for name, time in times_ns.items()}
+    values["due_ns"] = completion.due - start_ns
+    values["client_lag_ns"] = completion.client_lag
+    values["stamp_error_ns"] = completion.stamp_error
+    values["last_token_error_ns"] = completion.last_token_error
+    values["max_gap_ns"] = completion.max_gap
+    values["max_gap_error_ns"] = completion.max_gap_error
+    values["tcp_ns"] = completion.tcp
+    values["tls_ns"] = completion.tls
+    return values
 
 
-def _token_counts(completion: Completion, built: Built) -> dict[str, int]:
+def _token_counts(completion: Completion, usage: Usage, built: Built) -> dict[str, int]:
     """Return token counts and their sources: the server's usage first, then what is known here."""
-    usage = believable(completion.usage)
     counts = {
         "built_tokens": built.tokens,
         "asked_output": built.asked_output,
@@ -371,12 +371,12 @@ def _token_counts(completion: Completion, built: Built) -> dict[str, int]:
     return counts
 
 
-def _server_timing(completion: Completion) -> dict[str, int]:
+def _server_timing(completion: Completion, usage: Usage) -> dict[str, int]:
     """Return what the server says of its own time and of its speculation; cached tokens too."""
     account = NO_ACCOUNT
     if completion.server_timing is not None:
         account = server_account(completion.server_timing)
-    cached = believable(completion.usage).cached
+    cached = usage.cached
     return {
         "cached_tokens": account.cached if cached is None else cached,
         "server_queue_ns": account.queue,

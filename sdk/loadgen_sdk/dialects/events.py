@@ -84,14 +84,15 @@ class UsageFields(msgspec.Struct, gc=False):
         if before is not None and before.cache_write_tokens is not None:
             written = before.cache_write_tokens
         prompt = self.input_tokens if self.prompt_tokens is msgspec.UNSET else self.prompt_tokens
+        cached = self._cached()
         usage = Usage(
             input=token_count(prompt),
             output=self.output(),
-            cached=token_count(self._cached()),
+            cached=None if cached is None else token_count(cached),
             reasoning=None if after is None else token_count(after.reasoning_tokens),
-            cache_written=token_count(written),
+            cache_written=None if written is None else token_count(written),
         )
-        return checked_usage(usage, token_count(self.total_tokens))
+        return checked_usage(usage, self.total_tokens)
 
     def _cached(self) -> int | None:
         """Return the prompt tokens that came from a cache, under any of the servers' names."""
@@ -214,18 +215,18 @@ class _EventWithAnyDelta(msgspec.Struct, gc=False):
 _decode_any_delta = msgspec.json.Decoder(_EventWithAnyDelta).decode
 
 
-def has_unknown_text(payload: bytes) -> bool:
-    """Return True if a delta of the event has a non-empty text in a field that is not known."""
+def unknown_text_field(payload: bytes) -> str:
+    """Return the name of a field of a delta that is not known and has a text, or ""."""
     try:
         event = _decode_any_delta(payload)
     except NOT_JSON:
-        return False
+        return ""
     for choice in event.choices or ():
         for name, raw in (choice.delta or {}).items():
             value = bytes(raw)
             if name not in KNOWN_DELTA_FIELDS and value.startswith(b'"') and value != b'""':
-                return True
-    return False
+                return name
+    return ""
 
 
 def nested_value(value: dict[str, Any], outer: str, name: str) -> Any:

@@ -173,7 +173,7 @@ def of_message(value: dict[str, Any]) -> EventFields:
         )
     if kind == "content_block_start":
         block = value.get("content_block")
-        if isinstance(block, dict) and block.get("type") == "tool_use":
+        if isinstance(block, dict) and str(block.get("type")).endswith("tool_use"):
             return _call_piece(value.get("index"), _call(block, ""))
         return EventFields()
     if kind == "content_block_delta":

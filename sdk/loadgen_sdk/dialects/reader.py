@@ -27,10 +27,10 @@ from .events import (
     decode_event,
     decode_leniently,
     error_text,
-    has_unknown_text,
     id_of,
     is_set,
     lenient_event,
+    unknown_text_field,
 )
 from .implementation import ReadingState, plain_run
 from .other_apis import of_other_api, with_choices
@@ -64,6 +64,8 @@ ERROR_ENDINGS = frozenset(
 UNKNOWN_OUTPUTS = 2
 """So many events with a text in an unknown field are output. One may be a name beside the role."""
 
+FIELD_CHARS = 60
+HIDDEN_OUTPUT = "have output in the field {!r} of a delta, which is not known here"
 NOT_UTF8 = "contain bytes that are not UTF-8; each is read as U+FFFD"
 NOT_STREAMED = "were not streamed: one JSON object came although a stream was requested"
 """Remarks about responses that are ok. The subject of each sentence is "N responses"."""
@@ -322,13 +324,12 @@ class Reading(ReadingState):
 
     def _note_unknown_output(self, payload: bytes | Named) -> None:
         """Count an event before the first known output if an unknown field has a text."""
-        if has_unknown_text(payload if isinstance(payload, bytes) else payload.data):
-            self.unknown_outputs += 1
-
-    @property
-    def timely_first_token(self) -> int:
-        """The time of the first output event, or NEVER if unknown output came before it."""
-        return NEVER if self.unknown_outputs >= UNKNOWN_OUTPUTS else self.first_token
+        field = unknown_text_field(payload if isinstance(payload, bytes) else payload.data)
+        if not field:
+            return
+        self.unknown_outputs += 1
+        if self.unknown_outputs == UNKNOWN_OUTPUTS:
+            self.remark = HIDDEN_OUTPUT.format(field[:FIELD_CHARS])
 
     @property
     def output_is_hidden(self) -> bool:

@@ -38,6 +38,9 @@ def checked_usage(usage: Usage, total: int | None = None) -> Usage:
     reasoning beside the output and not in it. Their total shows it, and then the returned output
     includes the reasoning, as it does for every other server.
     """
+    has_details = usage.cached or usage.cache_written or usage.reasoning
+    if not has_details and (not total or total == (usage.input or 0) + (usage.output or 0)):
+        return usage  # the usual case
     if usage.output is not None and usage.reasoning:
         with_reasoning = usage.output + usage.reasoning
         if total == (usage.input or 0) + with_reasoning:

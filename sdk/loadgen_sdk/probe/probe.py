@@ -99,6 +99,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int | None = (
         None  # tokens of prompt and answer together that its list of models says it takes
     )
+    contradiction: str = ""  # the token counts that cannot all be true
     ignores_stream: bool = False  # it answers a request for a stream with one JSON object
     account: bool = (
         False  # its answers carry its own account of their time (dialects/server_account.py)
@@ -178,7 +179,7 @@ async def probe(
     template, ratio = _template_overhead(
         [believable(short.usage()).input, usage.input], [count for _, count in samples]
     )
-    user_sets_limit = any(field in (extra_body or {}) for field in MAX_FIELDS)
+    user_sets_limit = any(field in (extra_body or {}) for field in (*MAX_FIELDS, "stop"))
     exact = None
     if not user_sets_limit and usage.output is not None:
         exact = usage.output == asker.long_tokens
@@ -211,6 +212,7 @@ async def probe(
         tokens_per_event=tokens_per_event,
         warnings=tuple(warnings),
         simulated=models_answer.headers.get("server", "").startswith(SIMULATION),
+        contradiction=long.usage().contradiction,
         ignores_stream=stream and asker.ignores_stream,
         first_ms=asker.first_ms(token_ms),
         token_ms=token_ms,
@@ -428,7 +430,7 @@ class _Asker:
         if answer.status >= 300:
             refusal = http_failure(answer.status, answer.headers, answer.body).text
             if (
-                answer.status == 400
+                answer.status in (400, 422)
                 and "max_completion_tokens" in refusal
                 and quirk.max_field != MAX_FIELDS[1]
             ):
@@ -740,9 +742,8 @@ def _warnings(
             f"its token counts contradict each other ({usage.contradiction}): they are not used"
         )
     if answer.output_is_hidden:
-        warnings.append(
-            "its output is in fields that are not known here: there is no time of the first token"
-        )
+        where = answer.remark or "have output in fields that are not known here"
+        warnings.append(f"its responses {where}: there is no time of the first token")
     if answer.usage_is_absurd:
         warnings.append(
             "its usage says a number of tokens that no answer can have: not believed, counted here instead"

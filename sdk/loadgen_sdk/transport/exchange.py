@@ -15,6 +15,7 @@ from ..dialects.events import ERROR_TEXT_CHARS, UsageFields, error_text
 from ..dialects.reader import (
     ENDINGS,
     NOT_STREAMED,
+    UNKNOWN_OUTPUTS,
     Events,
     Reading,
     events_in,
@@ -267,7 +268,9 @@ class Exchange(ExchangeState):
             sent=self.sent,
             first_byte=self.first_byte,
             first_event=reading.first_event,
-            first_token=reading.timely_first_token,
+            first_token=(
+                reading.first_token if reading.unknown_outputs < UNKNOWN_OUTPUTS else NEVER
+            ),
             first_answer=reading.first_answer,
             last_token=reading.last_token,
             end=reading.end,

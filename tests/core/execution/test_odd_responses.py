@@ -77,6 +77,7 @@ def test_output_in_unknown_fields_leaves_ttft_undecided(tmp_path: Path) -> None:
         assert summary.requests.ok == 12
         assert summary.ttft_ms.p50 is None and summary.goodput.met is None
         assert "ttft" in summary.unsound
+        assert "thinking" in warnings_of(summary)["responses_remarked"]["remark"]
 
 
 def test_one_object_where_a_stream_was_requested_leaves_ttft_undecided(tmp_path: Path) -> None:

@@ -627,6 +627,17 @@ def test_a_run_without_a_time_of_its_own_is_not_called_one_instant(tmp_path: Pat
     )
 
 
+def test_a_response_whose_first_token_is_not_known_counts_as_delivered_at_its_end() -> None:
+    rows = blank(200)
+    rows["due_ns"] = np.arange(200) * 10 * MS
+    rows["sent_ns"] = rows["due_ns"]
+    rows["first_token_ns"] = rows["due_ns"] + MS
+    rows["first_token_ns"][100:] = -1
+    rows["end_ns"] = rows["due_ns"] + 50 * MS
+    rows["done_ns"] = rows["end_ns"]
+    assert sustainable.find_shortfall([Columns(rows)]) is None
+
+
 def test_a_load_with_any_session_is_judged_by_first_tokens_alone() -> None:
     """A session is expected to be in flight for long, so requests that end late show nothing."""
     rows = blank(200)
