@@ -105,7 +105,7 @@ def streams(url: str, streams: int, tokens: int) -> dict[str, Any]:
     """As the contenders: so many streams at once, one request each."""
     at_once: dict[str, Any] = {
         "concurrency": streams,
-        "concurrency_ramp": "0",
+        "stagger": "0",
         "num_requests": streams,
     }
     found = drive(url, requests={"input_tokens": 4, "output_tokens": tokens}, **at_once)

@@ -316,7 +316,7 @@ def bound_why(curve: SweepCurve) -> str:
     missed = lowest_missed(curve.levels)
     if best.at_once:
         return (
-            f"at {best.load or best.name} all lanes began in one instant (concurrency_ramp 0): lanes in step meet "
+            f"at {best.load or best.name} all virtual users started at once: lanes in step meet "
             "queues that a spread load does not"
         )
     if missed is None and (grew := grew_above(curve)):

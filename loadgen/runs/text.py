@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from loadgen.core import format
+from loadgen.core.execution import lane_start
 from loadgen.core.metrics.blocks import RequestCounts
 from loadgen.core.metrics.drift import Drift
 from loadgen.core.metrics.machines import MachineSummary
@@ -263,6 +264,15 @@ def _lasted(duration_s: float | None, suffix: str) -> str:
     return "" if duration_s is None else f"{format.duration(duration_s)} {suffix}"
 
 
+def _starts(summary: Summary) -> Iterator[str]:
+    """Yield how the virtual users of a closed loop started: staggered, or all at once."""
+    texts = (
+        lane_start.words(stage.ramp_s, stage.ramp_from, stage.concurrency)
+        for stage in summary.stages
+    )
+    yield from dict.fromkeys(filter(None, texts))
+
+
 def _load(summary: Summary) -> Iterator[str]:
     load = summary.load
     of_tasks = (
@@ -270,6 +280,7 @@ def _load(summary: Summary) -> Iterator[str]:
     )  # their rate is not that of requests
     if load.arrival:
         yield f"{load.arrival} ({unit_of(summary)})" if of_tasks else load.arrival
+    yield from _starts(summary)
     if load.offered_rps is not None:
         # the last request is due after the last start, where load is no longer said to be on
         later = " up to the last request" * (of_tasks and load.steady_completed_rps is not None)

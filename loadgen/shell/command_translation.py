@@ -236,10 +236,8 @@ REPLACEMENTS: dict[str, Replacement] = {
     "--threads": _CONCURRENCY,
     "--users": _CONCURRENCY,
     "--vus": _CONCURRENCY,
-    "--concurrency-ramp-duration": _seconds("concurrency_ramp"),
-    "--ramp-up": _seconds("concurrency_ramp"),
     "--spawn-rate": _explain(
-        "--set concurrency_ramp=TIME, the time until all requests are in flight", "--set"
+        "--stagger TIME, the time until all requests are in flight", "--stagger"
     ),
     "--csv": _REPORT_FILE,
     "--export": _REPORT_FILE,

@@ -330,16 +330,16 @@ class RunOptions(TypedDict, total=False):
             other_tools=("--max-concurrency", "--parallel"),
         ),
     ]
-    concurrency_ramp: Annotated[
+    stagger: Annotated[
         LoadValue,
         Option(
-            help=(
-                "Closed loop: lanes begin one after the other, evenly over this time; 0: "
-                "all at once."
-            ),
-            default_text="the length of an answer",
-            set_metavar="TIME",
+            flags=("--stagger",),
+            metavar="TIME",
+            panel="Load",
+            help="Closed loop: spread the starts over this time; 0: all start at once.",
+            default_text="one response time",
             part="load",
+            other_tools=("--concurrency-ramp-duration", "--ramp-up"),
         ),
     ]
     max_in_flight: Annotated[

@@ -102,7 +102,7 @@ def spike(bench: Bench) -> bool:
 
 def in_prefill(bench: Bench) -> bool:
     """Requests that have been sent and have no first token: never more than the cap, which is below those in flight."""
-    ran = bench.run("-n 40 -c 8 --set concurrency_ramp=0 --set max_in_prefill=2", asks(50, 40))
+    ran = bench.run("-n 40 -c 8 --stagger 0 --set max_in_prefill=2", asks(50, 40))
     sent, first = (bench.rows(ran, name) for name in ("sent_ns", "first_token_ns"))
     steps = sorted(
         [(at, 1) for at in sent] + [(at, -1) for at in first], key=lambda step: (step[0], step[1])
@@ -251,9 +251,7 @@ LOAD = (
     Feature("Closed loop: a fixed number of lanes", lambda b: b.run()["load.in_flight_max"] == 4),
     Feature(
         "Lanes that begin spread",
-        lambda b: bool(
-            np.unique(b.rows(b.run("-c 4 -n 24 --set concurrency_ramp=8s"), "due_ns")[:4]).size == 4
-        ),
+        lambda b: bool(np.unique(b.rows(b.run("-c 4 -n 24 --stagger 8s"), "due_ns")[:4]).size == 4),
     ),
     Feature("Open loop: Poisson arrivals", lambda b: 0.8 < gaps(b, "{poisson: 20/s}") < 1.2),
     Feature("Open loop: evenly spaced", lambda b: gaps(b, "{constant: 20/s}") < 0.001),

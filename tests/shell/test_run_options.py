@@ -57,7 +57,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("request_rate", "fast", "invalid_value"),
     ("burstiness", -1, "invalid_value"),
     ("concurrency", 0, "invalid_value"),
-    ("concurrency_ramp", "soon", "invalid_value"),
+    ("stagger", "soon", "invalid_value"),
     ("max_in_flight", "0", "invalid_value"),
     ("max_in_prefill", "0", "invalid_value"),
     ("num_requests", -5, "invalid_value"),

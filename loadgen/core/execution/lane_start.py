@@ -127,13 +127,13 @@ def mean_lengths(requests: Any) -> tuple[float, float]:
 
 
 def words(ramp_s: float | None, source: str, lanes: int | None) -> str:
-    """How the lanes of a stage begin, for the first lines of a run; "" where they take over from another stage."""
-    if ramp_s is None or source in ("", "stage") or (lanes or 0) < 2:
+    """Return how the virtual users of a stage start; "" if they take over from another stage."""
+    if ramp_s is None or source in ("", "stage") or (lanes or 0) <= 1:
         return ""
     if not ramp_s:
-        return "all lanes begin at once"
+        return "all start at once"
     reason = {
-        "probe": ", an answer's length by the probe",
-        "preset": ", an answer's length by the preset",
+        "probe": " (one response time, by the probe)",
+        "preset": " (one response time, by the preset)",
     }
-    return f"lanes begin spread over {ramp_s:.3g} s{reason.get(source, '')}"
+    return f"starts staggered over {ramp_s:.3g} s{reason.get(source, '')}"

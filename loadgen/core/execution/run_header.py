@@ -540,7 +540,7 @@ def describe(workload: Workload, settings: Settings) -> Described:
         law = workload.stages[index].arrival
         if isinstance(law, Closed) and law.ramp_ns is None and law.concurrency > 1:
             lines.append(
-                "      its lanes begin spread over an answer's length, which the probe of the target tells"
+                "      starts staggered over one response time, which the probe of the target measures"
             )
     lines += slo_lines(workload.slo, slo_of_classes(workload))
     lines += _lengths_words(workload, requests, timetable.slots)

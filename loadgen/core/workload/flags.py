@@ -39,7 +39,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     request_rate: float | None = None
     burstiness: float | None = None
     concurrency: int | None = None
-    concurrency_ramp: int | None = None
+    stagger: int | None = None
     max_in_flight: int | None = None
     max_in_prefill: int | None = None
     num_requests: int | None = None
@@ -70,7 +70,6 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
 BY_KEY = frozenset(
     {
         "burstiness",
-        "concurrency_ramp",
         "limit",
         "max_in_prefill",
         "on_bad_row",
@@ -348,7 +347,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "request_rate": lambda text: units.rate_per_s(text, bare=True),
     "burstiness": _positive("below 1 is burstier than Poisson, 1 is Poisson, above 1 more even"),
     "concurrency": _count(1, MAX_CONCURRENCY, _OPEN_LOOP),
-    "concurrency_ramp": _seconds,
+    "stagger": _seconds,
     "max_in_flight": _count(1),
     "max_in_prefill": _count(1),
     "num_requests": _count(1),

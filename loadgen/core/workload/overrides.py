@@ -218,8 +218,8 @@ def _stages(
         stages = _replace_measured(law, stages)
     elif flags.burstiness is not None:
         stages = [_with_burstiness(stage, flags.burstiness, faults) for stage in stages]
-    if flags.concurrency_ramp is not None and flags.concurrency is None:
-        stages = _with_ramp(stages, flags.concurrency_ramp, faults)
+    if flags.stagger is not None and flags.concurrency is None:
+        stages = _with_ramp(stages, flags.stagger, faults)
     faults.extend(_faults_without_a_trace(workload.requests, stages, flags))
     if flags.duration is not None or flags.num_requests is not None:
         bounds = {"duration_ns": flags.duration, "count": flags.num_requests, "at_least": None}
@@ -255,7 +255,7 @@ def _arrival_of_flags(
         )
         return None
     if concurrency is not None:
-        return Closed.model_construct(concurrency=concurrency, ramp_ns=flags.concurrency_ramp)
+        return Closed.model_construct(concurrency=concurrency, ramp_ns=flags.stagger)
     if rate is None:
         return None
     if math.isinf(rate):
@@ -300,17 +300,14 @@ def _replace_measured(law: Constant | Poisson | Gamma | Closed, stages: list[Sta
 
 
 def _with_ramp(stages: list[Stage], ramp_ns: int, faults: list[Fault]) -> list[Stage]:
-    """Give every closed loop the ramp of the flag; a fault if there is none."""
+    """Return the stages with the starts of every closed loop staggered over `ramp_ns`.
+
+    Adds an error if there is no closed loop.
+    """
     if not any(isinstance(stage.arrival, Closed) for stage in stages):
-        problem = "only the lanes of a closed loop begin one after the other"
-        faults.append(
-            UserError(
-                "no_effect",
-                problem,
-                place("concurrency_ramp", f"{ramp_ns / 1e9:g}s"),
-                "add --concurrency 8",
-            )
-        )
+        problem = "only the virtual users of a closed loop start together or one after the other"
+        option = place("stagger", f"{ramp_ns / 1e9:g}s")
+        faults.append(UserError("no_effect", problem, option, "add --concurrency 8"))
     return [
         stage.model_copy(update={"arrival": stage.arrival.model_copy(update={"ramp_ns": ramp_ns})})
         if isinstance(stage.arrival, Closed)
@@ -542,6 +539,6 @@ def _faults_of_stages(stages: list[Stage], of_tasks: bool, file: str, top: Map) 
             and (law.ramp_ns or 0) >= stage.duration_ns
         ):
             problem = f'stage "{stage.name}" ends after {stage.duration_ns / 1e9:g} s, before all its lanes have begun'
-            hint = f"a ramp (--set concurrency_ramp) of less than that; it is {(law.ramp_ns or 0) / 1e9:g} s"
+            hint = f"a ramp (--stagger) of less than that; it is {(law.ramp_ns or 0) / 1e9:g} s"
             faults.append(UserError("out_of_range", problem, where(file, spot, path), hint))
     return faults

@@ -292,7 +292,7 @@ def test_lanes_wait_for_a_place_in_prefill(tmp_path: Path, workers: int) -> None
     """Two at a time for 10 ms each, then 480 ms of answer: all eight lanes are at work, and nothing counts as late."""
     load = {
         "concurrency": "8",
-        "concurrency_ramp": "0",
+        "stagger": "0",
         "num_requests": "24",
         "max_in_prefill": "2",
     }

@@ -234,10 +234,10 @@ def test_a_warm_up_begins_the_lanes_of_what_follows() -> None:
 def test_the_words() -> None:
     assert (
         lane_start.words(1.24, "probe", 4)
-        == "lanes begin spread over 1.24 s, an answer's length by the probe"
+        == "starts staggered over 1.24 s (one response time, by the probe)"
     )
-    assert lane_start.words(0.0, "asked", 4) == "all lanes begin at once"
-    assert lane_start.words(30.0, "asked", 4) == "lanes begin spread over 30 s"
+    assert lane_start.words(0.0, "asked", 4) == "all start at once"
+    assert lane_start.words(30.0, "asked", 4) == "starts staggered over 30 s"
     assert (
         lane_start.words(0.0, "stage", 4)
         == lane_start.words(None, "", None)
@@ -259,20 +259,18 @@ def test_a_run_says_and_stores_how_its_lanes_begin(
     assert exits(*common, "-n", "64", "-o", str(tmp_path / "n")) == 0
     told = capsys.readouterr()
     assert (
-        "64 requests; lanes begin spread over" in told.err
-        and "an answer's length by the preset" in told.err
+        "64 requests; starts staggered over" in told.err
+        and "one response time, by the preset" in told.err
     )
     stages = json.loads((tmp_path / "n" / "run.json").read_bytes())["stages"]
     assert [stage["ramp_from"] for stage in stages] == ["preset"] and stages[0]["ramp_s"] > 0.5
     assert exits(*common, "-d", "20s", "-o", str(tmp_path / "d")) == 0
     assert (
-        "the first request of each lane, not measured; lanes begin spread over"
+        "the first request of each lane, not measured; starts staggered over"
         in capsys.readouterr().err
     )
-    assert (
-        exits(*common, "-n", "64", "--set", "concurrency_ramp=0", "-o", str(tmp_path / "herd")) == 0
-    )
-    assert "all lanes begin at once" in capsys.readouterr().err
+    assert exits(*common, "-n", "64", "--stagger", "0", "-o", str(tmp_path / "herd")) == 0
+    assert "all start at once" in capsys.readouterr().err
     for name in ("n", "d", "herd"):
         rows = store.read_run(tmp_path / name).rows
         changes = sorted([(at, 1) for at in rows["sent_ns"]] + [(at, -1) for at in rows["done_ns"]])
@@ -369,9 +367,41 @@ def test_lanes_in_step_give_a_bound(tmp_path: Path, capsys: pytest.CaptureFixtur
         "--warmup",
         "0",
     )
-    assert exits(*common, "-c", "8,32", "-n", "200", "--set", "concurrency_ramp=0", "-o", out) == 0
+    assert exits(*common, "-c", "8,32", "-n", "200", "--stagger", "0", "-o", out) == 0
     capsys.readouterr()
     swept = capacity.load_capacity((tmp_path / "s" / capacity.FILE).read_bytes())
-    assert swept.lower_bound and "concurrency_ramp 0" in swept.bound_why
+    assert swept.lower_bound and "started at once" in swept.bound_why
     assert exits("report", out) == 0
     assert "lower bound of the capacity" in capsys.readouterr().out
+
+
+def test_without_stagger_every_virtual_user_starts_at_the_start_time(tmp_path: Path) -> None:
+    load = ("run", "--url", "sim:gb300-vm", "-c", "4", "-n", "20", "--isl", "50", "--osl", "20")
+    first_dues = {}
+    for name, options in {"default": (), "at once": ("--stagger", "0")}.items():
+        out = tmp_path / name
+        assert exits(*load, "--warmup", "0", "--seed", "1", *options, "-o", str(out)) == 0
+        first_dues[name] = sorted(store.read_run(out).rows["due_ns"].tolist())[:4]
+    assert first_dues["at once"] == [0, 0, 0, 0]
+    assert len(set(first_dues["default"])) == 4
+
+
+@pytest.mark.parametrize(
+    "options", [("--request-rate", "4", "--stagger", "2s"), ("-c", "4", "--stagger", "soon")]
+)
+def test_a_stagger_that_cannot_be_is_an_error(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    assert exits("run", "qa", "--url", "sim:gb300-vm", "-n", "20", *options) == 2
+    assert "--stagger" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "text"), [((), "starts staggered over"), (("--stagger", "0"), "all start at once")]
+)
+def test_the_report_says_how_the_virtual_users_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], text: str
+) -> None:
+    load = ("run", "--url", "sim:gb300-vm", "-c", "4", "-n", "20", "--isl", "50", "--osl", "20")
+    assert exits(*load, "--warmup", "0", *options, "-o", str(tmp_path / "r")) == 0
+    assert text in " ".join(capsys.readouterr().out.split())

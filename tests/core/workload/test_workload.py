@@ -520,7 +520,7 @@ def short(workload: Workload) -> list[Any]:
             [("load", Closed(concurrency=3), 5, 9)],
         ),
         (
-            {"concurrency": 3, "concurrency_ramp": "1.5", "duration": 5, "warmup": 2},
+            {"concurrency": 3, "stagger": "1.5", "duration": 5, "warmup": 2},
             [
                 ("warm-up", Closed(concurrency=3, ramp_ns=3 * S // 2), 2, None),
                 ("load", Closed(concurrency=3, ramp_ns=3 * S // 2), 5, None),
@@ -619,7 +619,7 @@ def key_in(where: str) -> str:
         ({"limit": ("cpu:5%",)}, "--set limit=cpu:5%"),
         ({"concurrency": 2, "request_rate": 3}, "--concurrency 2 --request-rate"),
         ({"concurrency": 2, "burstiness": 3}, "--concurrency 2 --set burstiness"),
-        ({"concurrency_ramp": "2s", "request_rate": 3, "duration": 9}, "--set concurrency_ramp=2s"),
+        ({"stagger": "2s", "request_rate": 3, "duration": 9}, "--stagger 2s"),
         (
             {"goodput": ("attainment:99%",), "request_rate": 1, "duration": 1},
             "--slo attainment:99%",
@@ -697,10 +697,7 @@ def test_equal_recipes_have_equal_fingerprints(tmp_path: Path) -> None:
     assert lanes[0] == lanes[1] and len(set(lanes)) == 3, (
         "spread over an answer, all at once, spread over 2 s"
     )
-    assert (
-        of(closed, tmp_path, read_flags(concurrency_ramp="2s")).stages
-        == of(spelt[2], tmp_path).stages
-    )
+    assert of(closed, tmp_path, read_flags(stagger="2s")).stages == of(spelt[2], tmp_path).stages
     prints = [recipe_fingerprint(of(text, tmp_path), "server") for text in other]
     assert (
         len({base, recipe_fingerprint(of(STAGES, tmp_path), "events"), *prints}) == len(other) + 2
