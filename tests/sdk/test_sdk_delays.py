@@ -73,6 +73,21 @@ def test_tpot_with_two_choices_is_that_of_a_reader_of_one() -> None:
     assert two.itl_ms is None
 
 
+def test_output_in_a_field_that_is_not_known_leaves_ttft_open() -> None:
+    thoughts = [chunk(thinking="hm") for _ in range(3)]
+    told: list[Measurement] = []
+    for pieces in (thoughts, [chunk(role="assistant", channel="final")]):
+        with (
+            serving(events(*pieces, *CHAT_EVENTS)) as server,
+            openai.OpenAI(base_url=server.url, api_key="k") as own,
+        ):
+            client = instrument(own, told.append)
+            list(client.chat.completions.create(model="m", messages=MESSAGES, stream=True))
+    hidden, known = told
+    assert (hidden.status, hidden.ttft_ms, hidden.tpot_ms) == ("ok", None, None)
+    assert hidden.instants and known.ttft_ms is not None
+
+
 def test_the_number_of_choices_is_that_of_the_request() -> None:
     told: list[Measurement] = []
     with (

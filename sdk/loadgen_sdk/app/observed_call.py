@@ -256,6 +256,8 @@ class ObservedCall:
             if uncounted and status == "ok" and call.policy.prices is not None and call.api in TEXT:
                 warn_uncounted(call.model)
             first, last = (instants[0], instants[-1]) if instants else (NEVER, NEVER)
+            if not tracker.is_first_output_known:
+                first = NEVER
             observed = Observed(  # by place, in the order of its fields
                 call.attempt_started,
                 first,

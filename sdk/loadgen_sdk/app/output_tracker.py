@@ -31,6 +31,7 @@ class OutputTracker:
     finish_reason = response_model = response_id = error = ""
     _usage: Any = None
     _part_ended = False
+    _unknown_outputs = 0  # events with a text in an unknown field, before the first known output
     _is_going_on = False  # an answer has begun, and of most of its pieces only the instant matters
 
     def __init__(self, api: Api, streamed: bool, keep_content: bool) -> None:
@@ -54,6 +55,11 @@ class OutputTracker:
     def is_near_its_end(self) -> bool:
         """A text is whole: of a short answer all that is left to come are the last events, with the counts."""
         return self._part_ended or bool(self.finish_reason)
+
+    @property
+    def is_first_output_known(self) -> bool:
+        """Whether no output may have come before the first event of `instants`, unread."""
+        return self._unknown_outputs < UNKNOWN_OUTPUTS
 
     def whole(self, answer: Any, at: int) -> None:
         """An answer that is not streamed has arrived."""
@@ -124,6 +130,8 @@ class OutputTracker:
                 self.instants.append(at)
                 if answer and self.first_answer < 0:
                     self.first_answer = at
+            elif self._is_chat and not self.instants:
+                self._unknown_outputs += any(map(_has_unknown_text, chunk.choices))
             try:
                 usage = chunk.usage
             except AttributeError:
@@ -258,6 +266,20 @@ class OutputTracker:
             cache_written=token_count(written),
         )
         return checked_usage(checked, token_count(counts.get("total_tokens")))
+
+
+UNKNOWN_OUTPUTS = 2
+"""As in `dialects.reader`: so many events with a text in an unknown field are output."""
+
+_REASONING = ("reasoning_content", "reasoning")
+
+
+def _has_unknown_text(choice: Any) -> bool:
+    """Return True if the delta of a choice has a text in a field that is not known."""
+    extra = getattr(choice.delta, "__pydantic_extra__", None) or _NONE
+    return any(
+        text and isinstance(text, str) for name, text in extra.items() if name not in _REASONING
+    )
 
 
 _CHAT_USAGE = (
