@@ -563,14 +563,18 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
         """The report as text, ending in a newline."""
         return self.render_text(color=False)
 
-    def render_text(self, *, color: bool) -> str:
-        """Return the report as text, with colors if wanted."""
+    def render_text(self, *, color: bool, width: int | None = None) -> str:
+        """Return the report as text, with colors if wanted.
+
+        `width` is the number of columns of the terminal. A kind without a report ignores it.
+        """
         from loadgen.present import text
+        from loadgen.present.table import WIDTH
 
         report = self._report()
         if report is not None:
             with reporting_damage(self.path):
-                return text.render(report, color=color)
+                return text.render(report, color=color, width=width or WIDTH)
         render = self.row.functions.text
         assert render is not None, self.kind
         value = self.value

@@ -618,7 +618,7 @@ def _find_peak(
         search,
         trial_runner,
         plan,
-        shown(load.invocation, quiet=True),
+        shown(load.invocation, quiet=True, has_line_per_step=True),
         unit=" queries/s",
         as_json=False,
         silent=load.as_json,

@@ -128,7 +128,12 @@ def _table(part: Table, paint: Paint, width: int) -> Iterator[str]:
     elif part.kind:
         yield from _with_sentences(part, paint, width)
     else:
-        yield from _lines(part.head, part.rows, part.left, paint, width)
+        above, lines = _fitted(part.head, part.rows, part.left, width)
+        if max(map(len, (*above, *lines))) > width and len(part.head) > part.left + 1:
+            yield from _in_columns(part, paint, width)
+        else:
+            yield from above
+            yield from map(_coloured, part.rows, lines, [paint] * len(part.rows))
 
 
 def _lines(
@@ -182,6 +187,9 @@ def _with_sentences(part: Table, paint: Paint, width: int) -> Iterator[str]:
         room = width - at
         if beside := room >= needed:
             break
+    if at - 2 > width:
+        yield from _with_sentences_below(part, paint, width)
+        return
     *upper, last = above
     yield from upper
     first = f"{last:<{at}}{part.head[-1]}" if beside else last
@@ -197,18 +205,35 @@ def _with_sentences(part: Table, paint: Paint, width: int) -> Iterator[str]:
             yield from (f"{'':<{at}}{line}" for line in others)
 
 
+def _with_sentences_below(part: Table, paint: Paint, width: int) -> Iterator[str]:
+    """Yield a table whose figures do not fit beside each other, then the sentence of each row."""
+    rows = [row[:-1] for row in part.rows]
+    left = 1 if part.kind == "words" else part.left
+    yield from _in_columns(Table(part.head[:-1], rows, left=left), paint, width)
+    sentences = [(row[0].strip(), row[-1]) for row in part.rows if row[-1]]
+    if sentences:
+        yield ""
+    for label, sentence in sentences:
+        yield from wrapped(f"{label}: {sentence}", "", "    ", width)
+
+
 def _in_columns(part: Table, paint: Paint, width: int) -> Iterator[str]:
-    """A table with one column for each thing compared. Those that do not fit follow below, labels repeated."""
+    """Yield the lines of a table in blocks of as many columns as fit.
+
+    The columns that do not fit follow below, and each block begins with the columns of labels.
+    """
+    labels = list(range(max(part.left, 1)))
     widths = [max(map(len, column)) for column in zip(part.head, *part.rows, strict=True)]
-    first = 1
+    first = len(labels)
     while first < len(part.head):
-        last, used = first, widths[0] + 2 + widths[first]
+        last = first
+        used = sum(widths[label] + 2 for label in labels) + widths[first]
         while last + 1 < len(part.head) and used + 2 + widths[last + 1] <= width:
             last += 1
             used += 2 + widths[last]
-        if first > 1:
+        if first > len(labels):
             yield ""
-        columns = [0, *range(first, last + 1)]
+        columns = [*labels, *range(first, last + 1)]
         rows = [[row[i] for i in columns] for row in part.rows]
-        yield from _lines([part.head[i] for i in columns], rows, 1, paint, width)
+        yield from _lines([part.head[i] for i in columns], rows, len(labels), paint, width)
         first = last + 1

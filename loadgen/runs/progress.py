@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from loadgen.core import format
 from loadgen.core.execution.events import Counters, LoadStarted, RunEnded, RunEvent, RunPlanned
+from loadgen.present.table import WIDTH
 from loadgen.shell.streams import drawing
 
 EVERY_S = 0.5
@@ -26,6 +28,14 @@ def draining(in_flight: int, left_s: float | None) -> str:
     """Words for the time after the load: what the run waits for, for how long at most, and how to end it."""
     most = "" if left_s is None else f", at most {format.duration(max(left_s, 0.0))} more"
     return f"draining: {format.count(in_flight)} in flight{most}; Ctrl-C ends it"
+
+
+def _terminal_columns(stream: TextIO) -> int:
+    """Return the columns of the terminal of a stream as they are, however few."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or WIDTH
+    except (OSError, ValueError):
+        return WIDTH
 
 
 class Progress:
@@ -58,10 +68,10 @@ class Progress:
 
         def show() -> None:
             facts = self.facts(counters(), monotonic_ns())
-            line = json.dumps({"progress": facts}) if self._as_json else words(facts)
             if self._is_rewritten:
-                self._draw("\r\x1b[K" + line)
+                self._draw("\r\x1b[K" + progress_text(facts, _terminal_columns(self._out)))
             else:
+                line = json.dumps({"progress": facts}) if self._as_json else words(facts)
                 self._out.write(line + "\n")
             self._out.flush()
             self._handle = loop.call_later(every_s, show)
@@ -132,21 +142,50 @@ class ProgressLine:
 
 
 def words(facts: Mapping[str, Any]) -> str:
-    """The progress line."""
+    """Return the progress line, however long it is."""
+    return SEPARATOR.join(part.text for part in _parts(facts))
+
+
+def progress_text(facts: Mapping[str, Any], columns: int) -> str:
+    """Return the progress line for a terminal, shorter than its columns so that it never wraps.
+
+    The least important parts are left out first.
+    """
+    parts = _parts(facts)
+    while len(parts) > 1 and len(SEPARATOR.join(part.text for part in parts)) >= columns:
+        parts.remove(min(parts, key=lambda part: part.importance))
+    line = SEPARATOR.join(part.text for part in parts)
+    return line if len(line) < columns else f"{line[: columns - 2]}…"
+
+
+SEPARATOR = " · "
+
+
+class _Part(NamedTuple):
+    """A part of the progress line; on a narrow terminal those of low importance are left out."""
+
+    text: str
+    importance: int
+
+
+def _parts(facts: Mapping[str, Any]) -> list[_Part]:
     planned = f"/{facts['planned']:,}" if facts["planned"] is not None else ""
-    parts = [f"{facts['done']:,}{planned} done", f"{facts['in_flight']:,} in flight"]
-    parts.append(f"{facts['events_per_s']:,.0f} events/s")
+    parts = [
+        _Part(f"{facts['done']:,}{planned} done", 5),
+        _Part(f"{facts['in_flight']:,} in flight", 2),
+        _Part(f"{facts['events_per_s']:,.0f} events/s", 0),
+    ]
     if facts["ttft_p50_ms"] is not None:
-        parts.append(f"TTFT p50 {facts['ttft_p50_ms']:,.1f} p99 {facts['ttft_p99_ms']:,.1f} ms")
-    parts += [f"{facts[name]:,} {name}" for name in ("failed", "dropped") if facts[name]]
+        ttft = f"TTFT p50 {facts['ttft_p50_ms']:,.1f} p99 {facts['ttft_p99_ms']:,.1f} ms"
+        parts.append(_Part(ttft, 1))
+    parts += [_Part(f"{facts[name]:,} {name}", 3) for name in ("failed", "dropped") if facts[name]]
     if facts["left_s"] is not None:
-        over = facts["left_s"] <= 0
-        parts.append(
-            draining(facts["in_flight"], facts["drain_left_s"])
-            if over
-            else f"{facts['left_s']:,.0f} s left"
-        )
-    return " · ".join(parts)
+        is_over = facts["left_s"] <= 0
+        left = f"{facts['left_s']:,.0f} s left"
+        if is_over:
+            left = draining(facts["in_flight"], facts["drain_left_s"])
+        parts.append(_Part(left, 4))
+    return parts
 
 
 Left = tuple[float, float | None]

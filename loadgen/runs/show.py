@@ -31,7 +31,7 @@ from loadgen.present import text as as_text
 from loadgen.runs import text
 from loadgen.runs.level_figures import figures
 from loadgen.runs.progress import SHORTEST_S, Left, ProgressLine, Steps, step_words
-from loadgen.shell.output import say
+from loadgen.shell.output import columns_of, say
 
 if TYPE_CHECKING:
     from loadgen.core.execution.events import Hearer
@@ -78,11 +78,16 @@ def too_few(measured: Forecast, promised: Slo | None) -> str:
     return f"{few}: give a longer load" if count < needed else ""
 
 
-def shown(invocation: Invocation, *, quiet: bool = False) -> Show:
-    """Shows the runs of a command on stderr. `quiet`: without their first lines. Raises Fault or Faults."""
+def shown(invocation: Invocation, *, quiet: bool = False, has_line_per_step: bool = False) -> Show:
+    """Return what shows the runs of a command on stderr. Raises Fault or Faults.
+
+    With `quiet`, the first lines of each run are left out. With `has_line_per_step`, a stream that
+    is no terminal gets one line for each run, after it.
+    """
     return Show(
         invocation["progress"],
         quiet=quiet,
+        has_line_per_step=has_line_per_step,
         budget=invocation.budget(),
         followers=invocation.telemetry_listeners(),
     )
@@ -155,6 +160,7 @@ class Show:
 
     `progress`: auto (a live view on a terminal, else a line every 10 s), plain (a line), json or off. `quiet`: of the
     runs of a search, no first lines. `followers`: who hears these runs too. `hearers`: all, for `execute`.
+    `has_line_per_step`: with auto and without a terminal, a line for each run, and none every 10 s.
     """
 
     def __init__(
@@ -162,11 +168,17 @@ class Show:
         progress: str = "auto",
         *,
         quiet: bool = False,
+        has_line_per_step: bool = False,
         budget: Budget | None = None,
         followers: Sequence[Hearer] = (),
     ) -> None:
         self._form, self._quiet = progress, quiet
-        self.hearers = (self.hear, *followers, *_of_progress(progress, quiet=quiet))
+        self._has_line_per_step = (
+            has_line_per_step and progress == "auto" and not sys.stderr.isatty()
+        )
+        self._step_line = ""
+        followed = () if self._has_line_per_step else _of_progress(progress)
+        self.hearers = (self.hear, *followers, *followed)
         self._budget = budget
         self._cost_so_far: Callable[[], Decimal] = Decimal
         self._steps: Steps | None = None
@@ -222,11 +234,15 @@ class Show:
         if self._steps is None or self._form == "off":
             return
         step = self._steps.next(left)
-        say(
-            json.dumps({"step": {"name": name} | step})
-            if self._form == "json"
-            else step_words(name, step)
-        )
+        self._step_line = step_words(name, step)
+        if self._form == "json":
+            say(json.dumps({"step": {"name": name} | step}))
+        elif not self._has_line_per_step:
+            say(self._step_line)
+
+    def end_step(self, outcome: str) -> None:
+        """Print the outcome of the run that `step` began: on its line, or below it, indented."""
+        say(f"{self._step_line}: {outcome}" if self._has_line_per_step else f"  {outcome}")
 
     def finished(self, summary: Summary) -> None:
         """One of the runs is done: the table so far, where the runs are long enough to wait for."""
@@ -239,7 +255,8 @@ class Show:
             }
             say(json.dumps({"finished": verdict | figures(summary)}))
         elif self._form != "off" and self._steps is not None and self._steps.spent_s >= SHORTEST_S:
-            say(as_text.of_sections([text.levels(self._done)]).rstrip())
+            table = as_text.of_sections([text.levels(self._done)], width=columns_of(sys.stderr))
+            say(table.rstrip())
 
     def hear(self, event: RunEvent) -> None:
         match event:
@@ -375,9 +392,9 @@ class Show:
         )
 
 
-def _of_progress(form: str, *, quiet: bool) -> Iterator[Hearer]:
-    """Who shows the progress of a run."""
-    if form == "auto" and sys.stderr.isatty() and not quiet:
+def _of_progress(form: str) -> Iterator[Hearer]:
+    """Yield what shows the progress of each run: the live view on a terminal, or lines."""
+    if form == "auto" and sys.stderr.isatty():
         from loadgen.runs.dashboard import Dashboard
         from loadgen.telemetry.reader_process import Beside
 

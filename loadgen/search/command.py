@@ -269,7 +269,7 @@ def search(
             trial_s=trial_ns / 1e9,
             is_load_known=about is not None or bool(start or low),
         )
-    show = shown(invocation, quiet=True)
+    show = shown(invocation, quiet=True, has_line_per_step=True)
     with alone(folder):
         unit = experiment.unit_of(plan, experiment.counted_by(trial_workload))
         return perform(
@@ -499,7 +499,7 @@ def perform(
             trial = trial_runner.run(ask)
             load_search.tell(trial)
             trial_runner.keep(load_search)
-            say(report.told(trial))
+            show.end_step(report.told(trial))
             if not short and unit != report.QUERIES and (short := report.too_short(trial, trial_s)):
                 say(f"note: {short}")
     except TargetError as error:

@@ -67,7 +67,9 @@ def told(result: TrialResult) -> str:
     """The line printed after a trial."""
     ended_early = ", ended early" if result.early else ""
     why = "; ".join(filter(None, (result.why, _grows(result))))
-    return f"  {OUTCOMES[result.outcome][0]}{ended_early} after {format.duration(result.spent_s)}: {why}"
+    return (
+        f"{OUTCOMES[result.outcome][0]}{ended_early} after {format.duration(result.spent_s)}: {why}"
+    )
 
 
 def too_short(result: TrialResult, trial_s: float) -> str:

@@ -7,13 +7,33 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from loadgen.core import format
 from loadgen.core.errors import TargetError, UserError
 
 if TYPE_CHECKING:
     from loadgen.present.section import Report
+
+
+LEAST_COLUMNS = 60
+MOST_COLUMNS = 160
+"""The widths between which text follows the terminal. Lines of prose beyond are hard to read."""
+
+
+def columns_of(stream: TextIO) -> int:
+    """Return the columns of a text on this stream: those of its terminal, or a fixed number."""
+    from loadgen.present.table import WIDTH
+
+    if not stream.isatty():
+        return WIDTH
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return WIDTH
+    if not columns:
+        return WIDTH
+    return min(max(columns, LEAST_COLUMNS), MOST_COLUMNS)
 
 
 def say(line: str) -> None:
@@ -47,7 +67,7 @@ def print_report(report: Report, *, as_markdown: bool = False) -> None:
     else:
         from loadgen.present import text
 
-        answer = text.render(report, color=in_color())
+        answer = text.render(report, color=in_color(), width=columns_of(sys.stdout))
     print(answer, end="", flush=True)
 
 

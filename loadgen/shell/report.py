@@ -14,7 +14,7 @@ import typer
 from loadgen.core.errors import UserError
 from loadgen.shell import completion
 from loadgen.shell.options import StrictOption
-from loadgen.shell.output import foreign_pages, in_color, say, say_changed
+from loadgen.shell.output import columns_of, foreign_pages, in_color, say, say_changed
 
 
 def report(
@@ -71,7 +71,9 @@ def report(
     elif as_markdown:
         print(opened.markdown, end="", flush=True)
     else:
-        print(opened.render_text(color=in_color()), end="", flush=True)
+        print(
+            opened.render_text(color=in_color(), width=columns_of(sys.stdout)), end="", flush=True
+        )
     only = as_json or as_markdown
     beside = opened.row.page_name if result_kinds.leaves_page_in(opened.row, folder) else ""
     if (

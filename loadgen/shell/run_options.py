@@ -889,7 +889,8 @@ class CommandOptions(RunOptions, total=False):
             metavar="HOW",
             panel="Output",
             help=(
-                "On stderr: auto (a live view on a terminal, else a line every 10 s), "
+                "On stderr: auto (a live view on a terminal, else a line every 10 s, of a search a "
+                "line for each trial), "
                 "plain (a line), json (a line of JSON every 10 s), or off."
             ),
             cli_type=Literal["auto", "plain", "json", "off"],

@@ -1,0 +1,55 @@
+"""What a search prints on stderr while it runs."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import exits
+
+from loadgen.runs.show import Show
+from loadgen.telemetry.reader_process import Beside
+
+SEARCH = ("search", "qa", "--url", "sim:gb300-vm", "--slo", "ttft:2s:p90", "--seed", "1")
+
+
+def _count_trials(folder: Path) -> int:
+    return len((folder / "probes.jsonl").read_bytes().splitlines())
+
+
+def test_a_pipe_gets_one_line_for_each_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "s"
+    exits(*SEARCH, "-d", "20s", "--no-sustain", "--max-probes", "4", "-o", out)
+    lines = capsys.readouterr().err.splitlines()
+    of_trials = [line for line in lines if re.match(r"trial \d+: ", line)]
+    assert len(of_trials) == _count_trials(out)
+    assert all(re.search(r"\d of (about|at most) \d", line) for line in of_trials)
+    assert not [line for line in lines if line.startswith("  ")]
+
+
+def test_plain_progress_says_when_a_trial_begins_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "s"
+    typed = (*SEARCH, "-d", "20s", "--no-sustain", "--max-probes", "2", "--progress", "plain")
+    exits(*typed, "-o", out)
+    lines = capsys.readouterr().err.splitlines()
+    outcomes = [line for line in lines if line.startswith("  ")]
+    assert len(outcomes) == _count_trials(out)
+
+
+@pytest.mark.parametrize("command", ["run", "search"])
+def test_a_terminal_gets_the_live_view(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_search = command == "search"
+    leader, follower = pty.openpty()
+    with open(follower, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        show = Show("auto", quiet=is_search, has_line_per_step=is_search)
+        assert any(isinstance(listener, Beside) for listener in show.hearers)
+    os.close(leader)
