@@ -42,7 +42,7 @@ from loadgen.search.load_search import (
     SearchAnswer,
     SearchSettings,
     TrialResult,
-    evidence,
+    shown_trial,
     state_of,
 )
 from loadgen.search.sweep import Kind
@@ -479,7 +479,7 @@ def highest(
     in lanes.
     """
     best = (
-        evidence(told)
+        shown_trial(answer, told)
         if table is None
         else next((one for one in told if one.folder == table.best), None)
     )

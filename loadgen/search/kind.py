@@ -61,7 +61,7 @@ def load(folder: Path) -> StoredTrials:
 
 def headline(found: StoredTrials) -> str:
     if found.search is None:
-        return f"The search has no answer yet: {runs.headline(found.as_runs)}"
+        return f"{_not_ended_text(found.folder)} {runs.headline(found.as_runs)}"
     return words.headline(found.search.answer, found.search.told, found.search.goal, found.unit)
 
 
@@ -69,9 +69,7 @@ def report(found: StoredTrials) -> Report:
     go_on = _go_on(found.folder, found.search)
     if found.search is None:
         so_far = runs.report(found.as_runs)
-        none = Said(
-            "The search has no answer yet: these are its trials so far.", "warn", large=True
-        )
+        none = Said(_not_ended_text(found.folder), "warn", large=True)
         added = [one for addition in found.additions for one in addition.sections]
         sections = [*so_far.sections, *added, section("Go on with", Quoted(go_on))]
         warned = [*so_far.warned, *(one for addition in found.additions for one in addition.warned)]
@@ -88,6 +86,13 @@ def report(found: StoredTrials) -> Report:
     )
     left = [section("Go on with", Quoted(go_on))] if go_on else []
     return msgspec.structs.replace(whole, sections=[*whole.sections, *left])
+
+
+def _not_ended_text(folder: Path) -> str:
+    """Return what is known of a search that was killed, as `cost` and `size` state it."""
+    so_far = capacity_in(folder)
+    known = "" if so_far is None else f" ({so_far.words})"
+    return f"The search has not ended{known}: these are its trials so far."
 
 
 def _go_on(folder: Path, search: StoredSearch | None) -> str:

@@ -146,21 +146,41 @@ def lowest_growing(results: Iterable[TrialResult]) -> float:
     )
 
 
+def lowest_failed_longer(results: Iterable[TrialResult]) -> float:
+    """Return the lowest load that failed in a trial longer than the ordinary ones, or infinity."""
+    return min(
+        (
+            result.ask.load
+            for result in results
+            if result.ask.kind == "sustain" and result.outcome == "over"
+        ),
+        default=math.inf,
+    )
+
+
+def _is_evidence(result: TrialResult, growing: float, failed_longer: float) -> bool:
+    """Return whether a trial passed to its end, and nothing longer contradicts it.
+
+    `growing` is the lowest load that was found to grow, `failed_longer` the lowest that failed in
+    a longer trial.
+    """
+    limit = growing if result.ask.kind == "sustain" else min(growing, failed_longer)
+    return result.outcome == "under" and not result.early and result.ask.load < limit
+
+
 def evidence(results: Sequence[TrialResult]) -> TrialResult | None:
     """Return the trial that shows the capacity, or None.
 
-    It passed to its end, and no load up to its own was found to grow. A trial that showed that
+    It passed to its end, no load up to its own was found to grow, and none failed in a longer
+    trial, unless it is a longer trial itself. A trial that showed that
     nothing grows comes before one that could not tell, a longer trial before a confirmation, a
     confirmation before another trial, and a high load before a low one.
     """
     ranks = {"sustain": 2, "confirm": 1}
     growing = lowest_growing(results)
+    failed_longer = lowest_failed_longer(results)
     return max(
-        (
-            result
-            for result in results
-            if result.outcome == "under" and not result.early and result.ask.load < growing
-        ),
+        (result for result in results if _is_evidence(result, growing, failed_longer)),
         key=lambda result: (
             result.ask.kind in CONFIRMING and result.sustained is True,
             ranks.get(result.ask.kind, 0),
@@ -170,24 +190,57 @@ def evidence(results: Sequence[TrialResult]) -> TrialResult | None:
     )
 
 
+def shown_trial(answer: SearchAnswer, results: Sequence[TrialResult]) -> TrialResult | None:
+    """Return the trial that shows the capacity of a search, or the bound of one that was stopped.
+
+    A trial that was too short to show whether its load is sustained bounds nothing: at a load that
+    grows slowly, a short trial passes. A finished search has tried its load for long enough, or
+    says that it could not.
+    """
+    best = evidence(results)
+    if best is None or answer.reason in ENDED or not _was_too_short(best):
+        return best
+    growing = lowest_growing(results)
+    failed_longer = lowest_failed_longer(results)
+    return max(
+        (
+            result
+            for result in results
+            if _is_evidence(result, growing, failed_longer) and not _was_too_short(result)
+        ),
+        key=lambda result: result.ask.load,
+        default=None,
+    )
+
+
+def _was_too_short(result: TrialResult) -> bool:
+    """Return whether only a longer trial could show that the load is sustained."""
+    return result.sustained is None and result.needed_s is not None
+
+
 def state_of(answer: SearchAnswer, confirmed: bool | None, sustained: bool | None) -> State:
     """Return how far the way to the capacity was gone.
 
     `confirmed` and `sustained` are those of the trial that shows it, None if there is none. "held":
-    the search ended, and no confirmation could show that its load is sustained.
+    the search ended, and no confirmation could show that its load is sustained. "stopped": the
+    search has to confirm a load, or to show in a longer trial that a confirmed one is sustained.
     """
+    has_ended = answer.reason in ENDED
+    wants_longer_trial = answer.lengths > 1 or answer.needed_s is not None
+    if not has_ended and wants_longer_trial and not sustained:
+        return "stopped"
     if answer.reason == "undecided" and confirmed is not None:
         return "held"
     if confirmed or (confirmed is not None and answer.reason == "highest"):
         return "sustained" if sustained else "confirmed"
-    if answer.reason not in ENDED:
+    if not has_ended:
         return "stopped"
     return "held" if confirmed is not None and answer.reason in FOUND else "none"
 
 
 def capacity_of(answer: SearchAnswer, told: Sequence[TrialResult]) -> tuple[float | None, State]:
     """The load that answers a search, and its state: what `capacity.json`, text and page say."""
-    best = evidence(told)
+    best = shown_trial(answer, told)
     if best is None or answer.load is None or answer.reason == "unconfirmed":
         return None, state_of(answer, None, None)
     sustained = answer.sustained if best.ask.kind == "sustain" else None
@@ -381,13 +434,13 @@ class LoadSearch:
 
     def _longer_trial(self) -> NextTrial | None:
         """Return the next trial that has to show that a load is sustained, or None to end."""
+        return None if self._out_of_time() else self._wanted_longer_trial()
+
+    def _wanted_longer_trial(self) -> NextTrial | None:
+        """Return the next longer trial, also if there is no time left for it."""
         longer_trials = [result for result in self.told if result.ask.kind == "sustain"]
-        spent_s = sum(result.spent_s for result in self.told)
-        if (
-            len(longer_trials) >= SUSTAINS
-            or len(self.told) >= self.most_probes + SUSTAINS
-            or self._out_of_time(spent_s)
-        ):
+        most_trials = self.most_probes + SUSTAINS
+        if len(longer_trials) >= SUSTAINS or len(self.told) >= most_trials:
             return None
         lengths = max((result.ask.lengths for result in longer_trials), default=self.longer)
         last = next(reversed(self._steadiness_trials), None)
@@ -447,7 +500,9 @@ class LoadSearch:
         tried = {result.ask.load for result in self._steadiness_trials}
         return None if load < self.low or load in tried else load
 
-    def _out_of_time(self, spent_s: float) -> bool:
+    def _out_of_time(self) -> bool:
+        """Return whether the trials so far took as long as they may take together."""
+        spent_s = sum(result.spent_s for result in self.told)
         return self.most_s is not None and spent_s >= self.most_s
 
     @property
@@ -527,8 +582,11 @@ class LoadSearch:
     def _stop_reason(self) -> str:
         """Return why the search has ended, as `SearchAnswer.reason` says it; "" while it goes on."""
         reason = self._search_end()
-        is_found = reason in (*FOUND, "highest")
-        if not self.requires_steady or not is_found or self._longer_trial() is not None:
+        if reason not in (*FOUND, "highest"):
+            return reason
+        if self._wanted_longer_trial() is not None:
+            return "time" if self._out_of_time() else ""
+        if not self.requires_steady:
             return reason
         steady, unsteady = self._steady_bracket()
         if steady is not None or (unsteady is None and not self._top_is_untested):
@@ -557,7 +615,7 @@ class LoadSearch:
             return "unconfirmed"
         if len(self.told) >= self.most_probes:
             return "probes"
-        if self._out_of_time(sum(result.spent_s for result in self.told)):
+        if self._out_of_time():
             return "time"
         return ""
 

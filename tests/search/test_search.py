@@ -1332,3 +1332,115 @@ def test_the_command_that_resumes_a_search_raises_the_limit_it_stopped_at() -> N
     out_of_time = msgspec.structs.replace(answer, reason="time", spent_s=60.2)
     assert experiment.going_on(out_of_time, [], "resume") == "resume --max-time 121s"
     assert experiment.going_on(out_of_time, [], "loadgen mlperf server") == ""
+
+
+# -- searches that are stopped while they confirm --------------------------------------------------
+
+PASSES_UP_TO = 100.0  # at the ordinary length of a trial
+LASTS_UP_TO = 97.0  # at twice that length
+
+
+def result_of(ask: NextTrial) -> TrialResult:
+    """Return the result of a trial against a server that bears a long load less well."""
+    limit = LASTS_UP_TO if ask.lengths > 1 else PASSES_UP_TO
+    outcome: Outcome = "under" if ask.load <= limit else "over"
+    return TrialResult(
+        ask=ask,
+        outcome=outcome,
+        early=False,
+        spent_s=60.0 * ask.lengths,
+        offered=ask.load,
+        noise=0.01,
+        sustained=True if outcome == "under" and ask.lengths > 1 else None,
+    )
+
+
+def search_until(kind: str, **limits: float) -> LoadSearch:
+    """Return a search that has to run a trial of this kind next."""
+    search = LoadSearch(low=1, high=1000, start=80, longer=2.0, **limits)  # type: ignore[arg-type]
+    while (ask := search.ask()) is not None and ask.kind != kind:
+        search.tell(result_of(ask))
+    return search
+
+
+def test_a_search_out_of_time_before_its_load_is_shown_to_last_has_not_found_it() -> None:
+    """It ended as found, with exit code 0 and a load that the finished search rejects."""
+    search = search_until("sustain")
+    search.most_s = 1.0
+    assert search.ask() is None
+    answer = search.answer
+    assert answer.reason == "time" and load_search.exit_code(answer) == 3
+    assert load_search.capacity_of(answer, search.told)[1] == "stopped"
+    go_on = experiment.going_on(answer, search.told, "loadgen search --resume s")
+    assert "--max-time" in go_on
+    search.most_s = None
+    while (ask := search.ask()) is not None:
+        search.tell(result_of(ask))
+    load, state = load_search.capacity_of(search.answer, search.told)
+    assert (search.answer.reason, state) == ("found", "sustained")
+    assert load is not None and load <= LASTS_UP_TO
+
+
+def test_a_search_killed_before_its_load_is_shown_to_last_leaves_the_state_stopped() -> None:
+    """`report` said that it had no answer yet, where `cost` and `size` said confirmed."""
+    search = search_until("sustain")
+    answer = search.answer
+    assert answer.confirmed is not None and answer.reason == ""
+    assert load_search.capacity_of(answer, search.told)[1] == "stopped"
+    search.stop("interrupted")
+    assert load_search.capacity_of(search.answer, search.told)[1] == "stopped"
+    assert load_search.exit_code(search.answer) == 130
+
+
+def test_the_bound_of_a_stopped_search_lies_below_a_load_that_did_not_last() -> None:
+    search = search_until("sustain")
+    ask = search.ask()
+    assert ask is not None and ask.load > LASTS_UP_TO
+    search.tell(result_of(ask))
+    search.stop("interrupted")
+    load, state = load_search.capacity_of(search.answer, search.told)
+    assert state == "stopped" and (load is None or load < ask.load)
+
+
+def test_a_load_that_was_shown_to_last_stays_sustained_where_the_search_is_stopped_later() -> None:
+    search = search_until("sustain")
+    while search.answer.steady is None:
+        ask = search.ask()
+        assert ask is not None
+        search.tell(result_of(ask))
+    search.stop("interrupted")
+    load, state = load_search.capacity_of(search.answer, search.told)
+    assert state == "sustained" and load is not None and load <= LASTS_UP_TO
+
+
+def test_the_report_of_a_killed_search_states_the_bound_that_cost_and_size_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "s"
+    options = ("--url", "sim:gb300-vm", "--slo", "ttft:500ms", "-d", "20s", "--seed", "1")
+    assert exits("search", "qa", *options, "--max-probes", "2", "-o", str(folder)) == 3
+    (folder / "search.json").unlink()
+    stored = capacity.load_capacity((folder / capacity.FILE).read_bytes())
+    assert stored.state == "stopped"
+    capsys.readouterr()
+    assert exits("report", str(folder)) == 3
+    text_of_report = " ".join(capsys.readouterr().out.split())
+    assert stored.words in text_of_report
+
+
+def test_a_trial_too_short_to_show_growth_bounds_nothing_of_a_stopped_search() -> None:
+    """A minute at 189.5/s passed, and "at least 189.5/s" was said where 141.8/s is sustained."""
+    search = LoadSearch(low=1, high=1000, start=80, longer=2.0, requires_steady=True)
+    first = search.ask()
+    assert first is not None
+    shown = msgspec.structs.replace(result_of(first), sustained=True)
+    search.tell(shown)
+    second = search.ask()
+    assert second is not None and second.load > first.load
+    too_short = msgspec.structs.replace(
+        result_of(second), outcome="under", sustained=None, needed_s=600.0
+    )
+    search.tell(too_short)
+    search.stop("interrupted")
+    assert load_search.capacity_of(search.answer, search.told) == (first.load, "stopped")
+    assert load_search.shown_trial(search.answer, [too_short]) is None
