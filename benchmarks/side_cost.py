@@ -1,10 +1,13 @@
-"""What reading pages and accounts costs beside a worker, as ratios within one process.
+"""What it costs to read metrics pages and request accounts while a load runs.
 
     python benchmarks/side_cost.py
 
-A worker has one core. A read of a page costs the scraper process CPU once a second: its share of a core is printed for
-the pages of the simulated server, a DCGM exporter's of 8 GPUs, and a page of 2,000 series. The account of a request
-costs the worker CPU once per request: its share of all that the worker needs for a request of a load that runs here.
+The scraper process reads each page once a second and parses it with prometheus-client. The script
+prints the share of a core that this takes for the page of the simulated server, that of a DCGM
+exporter with 8 GPUs, and a page of 2,000 series. The share grows with the number of series: about 9
+microseconds each. The account of a request costs the worker CPU once per request; the script prints
+its share of all the CPU that the worker uses for a request of 100 events. Exit 1 if a share is
+above its limit.
 """
 
 from __future__ import annotations
@@ -22,7 +25,11 @@ from loadgen.core.server_metrics import energy, request_accounts, series
 from loadgen.sim.engine.latency_model import Pace, law
 from loadgen.sim.server.metrics_pages import Tally
 
-MOST_PER_READ, MOST_PER_REQUEST = 0.01, 0.02  # shares: of a core at one read a second, of a request
+# Shares of a core at one read a second. A page of 2,000 series was seen to take 1.8 %.
+LIMIT_PER_READ = 0.01
+LIMIT_PER_LONG_READ = 0.03
+LIMIT_PER_ACCOUNT = 0.02  # share of the CPU of a request
+LONG_PAGE_SERIES = 2_000
 WORKLOAD = {
     "name": "side-cost",
     "requests": {"input_tokens": 100, "output_tokens": 100},
@@ -53,7 +60,7 @@ def main() -> int:
     dcgm = "".join(
         f'{name}{{gpu="{gpu}",UUID="GPU-{gpu}"}} 612.5\n' for name in names for gpu in range(8)
     )
-    long = "".join(f'a_name_of_a_series{{label="{i}"}} {i}\n' for i in range(2_000))
+    long = "".join(f'a_name_of_a_series{{label="{i}"}} {i}\n' for i in range(LONG_PAGE_SERIES))
     records = b"[" + b",".join([RECORD] * 100) + b"]"
     reads = {
         "metrics page of the simulated server": each(lambda: series.samples(simulated)),
@@ -61,12 +68,12 @@ def main() -> int:
         "/energy_metrics": each(
             lambda: energy.of_energy_metrics(b'{"total_energy_j": 12.5, "query_time": 3.0}')
         ),
-        "page of 2,000 series": each(lambda: series.samples(long), times=max(1, given.times // 10)),
         "/perf_metrics with 100 requests": each(lambda: request_accounts.accounts(records, 0)),
     }
-    rows = [[name, f"{cpu_s * 1e3:.2f}", f"{cpu_s:.2%}"] for name, cpu_s in reads.items()]
+    long_read_s = each(lambda: series.samples(long), times=max(1, given.times // 10))
+    shown = {**reads, f"page of {LONG_PAGE_SERIES:,} series": long_read_s}
+    rows = [[name, f"{cpu_s * 1e3:.2f}", f"{cpu_s:.2%}"] for name, cpu_s in shown.items()]
     print(rig.table(["a read of", "ms CPU", "of a core at one read a second"], rows) + "\n")
-    worst = max(cpu_s for name, cpu_s in reads.items() if "2,000" not in name)
     with tempfile.TemporaryDirectory() as scratch:
         run = loadgen.run(
             WORKLOAD,
@@ -82,8 +89,12 @@ def main() -> int:
     share = account / per_request if per_request else 0.0
     print(f"a request of 100 events: {per_request * 1e6:,.0f} µs CPU of the worker")
     print(f"its account: {account * 1e6:.1f} µs, {share:.2%} of that")
-    good = worst <= MOST_PER_READ and share <= MOST_PER_REQUEST
-    return 0 if good or given.smoke else 1
+    is_within_limits = (
+        max(reads.values()) <= LIMIT_PER_READ
+        and long_read_s <= LIMIT_PER_LONG_READ
+        and share <= LIMIT_PER_ACCOUNT
+    )
+    return 0 if is_within_limits or given.smoke else 1
 
 
 if __name__ == "__main__":

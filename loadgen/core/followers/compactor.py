@@ -1,7 +1,7 @@
 """Converts the records that workers append to the spool into Parquet, during a run or after it.
 
-IO. `compactor_process.py` runs this during a long run. A complete file of the spool is deleted once its records are in
-Parquet, so the spool does not grow with the run.
+IO. `compactor_process.py` runs this during a long run. A complete file of the spool is deleted once
+its records are in Parquet, so the spool does not grow with the run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Latencies and throughput by blocks of time, and their change from the first third of a run to the last third.
 
-Pure. A block lasts a power of two in seconds: the shortest that needs at most BLOCKS blocks for the run.
+Pure. A block lasts a power of two in seconds: the shortest that needs at most BLOCKS blocks for the
+run.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ def of_blocks(
 ) -> Drift:
     """Return the drift of a run.
 
-    `tokens_in` returns the output tokens that came in an interval, or None if they were not counted.
+    `tokens_in` returns the output tokens that came in an interval, or None if they were not
+    counted.
     """
     if not time_blocks.samples:
         return Drift()

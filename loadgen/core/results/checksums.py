@@ -1,7 +1,8 @@
 """`SHA256SUMS`: the hash of every file of a results folder, as `sha256sum -c SHA256SUMS` reads it. IO.
 
-Written last and at once, so that a folder with this file is complete. It covers the folders inside, too. A file that
-comes later (a page of `loadgen report`) is not in it, unless `renew` says that loadgen itself has written it again.
+Written last and at once, so that a folder with this file is complete. It covers the folders inside,
+too. A file that comes later (a page of `loadgen report`) is not in it, unless `renew` says that
+loadgen itself has written it again.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def renew(folder: Path, file: Path) -> None:
 def read(folder: Path) -> dict[str, str] | None:
     """Return the listed digest of each file, or None if the folder has no list that can be read.
 
-    A list with a line that is no digest and name lists only itself, with an empty digest, so that it counts as changed.
+    A list with a line that is no digest and name lists only itself, with an empty digest, so that
+    it counts as changed.
     """
     if not (folder / FILE).is_file():
         return None
