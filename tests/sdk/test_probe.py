@@ -684,6 +684,21 @@ def test_direct_says_what_is_wrong_with_an_answer(text: bytes, code: str) -> Non
     assert caught.value.hint
 
 
+def test_plain_http_at_a_tls_port_is_answered_with_https() -> None:
+    for text in (b"", b"\x15\x03\x01\x00\x02\x02\x46"):
+        with pytest.raises(TargetUnusable) as caught:
+            ask(saying(text))
+        assert "https://127.0.0.1" in caught.value.hint
+    for error in (
+        "400 The plain HTTP request was sent to HTTPS port",
+        "Client sent an HTTP request to an HTTPS server.",
+    ):
+        server = InMemory({"GET /v1/models": [400, {}, error]})
+        with refused(TargetUnusable, "wrong_protocol") as caught:
+            server.probe("http://127.0.0.1:8443")
+        assert "https://127.0.0.1:8443" in caught.value.hint
+
+
 def test_direct_does_not_wait_for_ever() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -104,7 +104,7 @@ class Fetcher:
                 raise TargetUnusable(
                     "wrong_protocol", f"{target.address}: {HTTP_2}", _HTTP_2_HINT
                 ) from None
-            hint = "check the port" if target.tls else "does it want https:// ?"
+            hint = "check the port" if target.tls else target.tls_hint
             raise FailedOnce(
                 "wrong_protocol", f"{target.address} does not speak HTTP/1.1", hint
             ) from None
@@ -113,8 +113,9 @@ class Fetcher:
             raise TargetUnusable("timeout", what, "is the server stuck or overloaded?") from None
         except OSError as error:
             reason = error.strerror or "the connection broke"
+            hint = "" if target.tls else target.tls_hint
             raise FailedOnce(
-                "reset", f"{target.address}: {reason}", _BROKEN_HINT if size else ""
+                "reset", f"{target.address}: {reason}", _BROKEN_HINT if size else hint
             ) from None
         finally:
             writer.transport.abort()
@@ -128,7 +129,7 @@ class Fetcher:
         if size:
             what = f"{target.address} closed the connection in the middle of its answer to {method}"
             return FailedOnce("reset", what, _BROKEN_HINT)
-        hint = "see the server's log" if target.tls else "does it want https:// ?"
+        hint = "see the server's log" if target.tls else target.tls_hint
         return FailedOnce(
             "reset", f"{target.address} closed the connection without an answer to {method}", hint
         )

@@ -154,7 +154,8 @@ async def probe(
     models_answer, version = await asyncio.gather(
         asker.models_page(needed=not model), asker.get_optional(version_path)
     )
-    if models_answer.status in (401, 403, 503) and not model:
+    is_refused = models_answer.status in (401, 403, 503) and not model
+    if is_refused or asker.wants_tls(models_answer):
         asker.refuse(models_answer, "")
     name, evidence = await _identify(asker, server, host, models_answer, version)
     quirk, warnings = row_of(name), []
@@ -487,13 +488,22 @@ class _Asker:
             hint = "check that this is the API's URL"
             raise TargetUnusable("invalid_answer", what, hint) from None
 
+    def wants_tls(self, answer: HttpAnswer) -> bool:
+        """Return True if a server refuses plain HTTP because its port expects TLS."""
+        if self.target.tls or answer.status != 400:  # noqa: PLR2004 - nginx's 497 is sent as 400
+            return False
+        error = answer.body.decode(errors="replace")
+        return re.search(_HTTP_AT_A_TLS_PORT, error) is not None
+
     def refuse(self, answer: HttpAnswer, model: str) -> NoReturn:
         """Raise the error for an answer that makes the target unusable: its cause, and a hint."""
         status, url, models = answer.status, self.target.redacted, self.models
         error = self.clean(http_failure(status, answer.headers, answer.body).text) or "no text"
         message = f"{url} answers {status}: {error}"
         code, hint = _code_of_status(status), "see the server's log"
-        if status in (401, 403):
+        if self.wants_tls(answer):
+            code, hint = "wrong_protocol", self.target.tls_hint
+        elif status in (401, 403):
             key_hint = "check the key, and what it may be used for"
             hint = key_hint if self._has_key else "it wants a key: set OPENAI_API_KEY"
         elif status == 407:
@@ -540,6 +550,8 @@ class _Asker:
         return self.target.redact(text, *self._secrets).strip()
 
 
+_HTTP_AT_A_TLS_PORT = r"(?i)plain http request .* https port|http request to an https server"
+"""What servers answer to plain HTTP at a port that expects TLS: nginx, Go, Apache, Envoy."""
 _TOO_LONG = (
     r"(?i)context.{0,3}(length|size|window)|max_?(model|seq|num|input)_?(len|tokens)|(too|is) long(er)?\b|"
     r"exceeds? the (maximum|available|model)"

@@ -193,6 +193,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return _authority(self.host, self.port)
 
     @property
+    def tls_hint(self) -> str:
+        """A hint for an http:// URL whose port may expect TLS."""
+        return f"the port may expect TLS: try https://{self.address}"
+
+    @property
     def base_url(self) -> str:
         """The API's URL for other clients, without user and query."""
         return f"{'https' if self.tls else 'http'}://{self.host_header}{self.base}"
