@@ -30,7 +30,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         None  # rate of due instants; null in a closed loop, which has no offered load
     )
     achieved_rps: float | None = None  # rate of sent instants
-    completed_rps: float | None = None  # ok requests over the measured window
+    # ok requests over the measured window; null for a single request
+    completed_rps: float | None = None
     steady_completed_rps: float | None = (
         None  # ok requests that ended in the steady window, per second of it
     )
@@ -59,13 +60,21 @@ def load(
         arrival=arrival,
         offered_rps=instants_per_s(cell, "open_due", whole),
         achieved_rps=instants_per_s(cell, "sent", whole),
-        completed_rps=per_second(cell.sum("ok"), inside),
+        completed_rps=_completed_per_s(cell, inside),
         steady_completed_rps=per_second(amount_in([cell], "ok", inside.steady), inside.steady),
         in_flight_mean=mean,
         in_flight_max=largest,
         gap_variation=variation,
         gap_variation_planned=variation_planned,
     )
+
+
+def _completed_per_s(cell: Cell, inside: Window) -> float | None:
+    """Return the ok requests per second of the measurement window, or None for a single request.
+
+    The window of a single request is its own latency, whose inverse says nothing about the load.
+    """
+    return per_second(cell.sum("ok"), inside) if cell.sum("rows") > 1 else None
 
 
 def instants_per_s(cell: Cell, instants: str, whole: Cell | None = None) -> float | None:

@@ -52,6 +52,8 @@ SENTENCES = {
     "a cap (--max-in-flight, max_in_prefill), and count as missed",
     "shortened": "not the load that was asked for: the answers have {got:,} of {asked:,} output tokens asked "
     "({share:share}): the server ends them early, so its figures are for shorter answers",
+    "lanes_unfilled": "not the load that was requested: {requests:request|requests} cannot fill a concurrency of "
+    "{lanes:,}; send at least {needed:,} requests",
     # why the figures of a family are withheld: `unsound` of a summary
     "counts_contradict": "the token counts of {contradicting:,} of {answers:answer|answers} ({share:share}, limit {limit:share}) "
     "contradict the stream: {understated:,} say fewer tokens than output events came, {overstated:,} more than "
@@ -90,7 +92,6 @@ SENTENCES = {
     "{limit:share}: they stopped earlier, or the server does not honour the forced length",
     "prompts_repeated": "{requests:request repeats|requests repeat} a prompt that was sent before: a prefix cache may have served them",
     "slo_samples": "SLO term {metric} at p{percentile:g} rests on {samples:sample|samples}; {needed} are needed to support it",
-    "lanes_unfilled": "{requests:,} requests for {lanes:,} lanes: so many were never in flight; give at least {needed:,} requests",
     "never_steady": "no steady figures: {because:part} as long as measured requests were due; give a longer load",
     "gaps_differ": "send gaps vary by {variation:.2f} where the timetable has {planned:.2f}: the arrivals were not as planned",
     "server_timing_missing": "the server ({server}) was asked for its own account of each request (--server-timing), and no answer had one: "

@@ -381,7 +381,7 @@ def is_local(header: Header) -> bool:
 
 
 def _caveats(header: Header, summary: Any, signs: Signs) -> Iterator[ReasonCode]:
-    """What belongs beside VALID: figures that are withheld; answers so short that this is another load."""
+    """Yield what belongs beside VALID: withheld statistics, and what makes this another load."""
     by_reason: dict[str, list[str]] = {}
     for metric, why in summary.unsound.items():
         by_reason.setdefault(why, []).append(metric)
@@ -401,6 +401,19 @@ def _caveats(header: Header, summary: Any, signs: Signs) -> Iterator[ReasonCode]
     asked, got = signs.asked, signs.asked_got
     if got < asked * (1 - limits.SHORTENED):
         yield _code("shortened", asked=asked, got=got, share=got / asked)
+    yield from _unfilled_concurrency(header, signs.sends)
+
+
+def _unfilled_concurrency(header: Header, sends: int) -> Iterator[ReasonCode]:
+    """Yield a code if a closed loop sent fewer requests than its concurrency."""
+    lanes = _largest_concurrency(header)
+    if 0 < sends < lanes:
+        yield _code("lanes_unfilled", requests=sends, lanes=lanes, needed=5 * lanes)
+
+
+def _largest_concurrency(header: Header) -> int:
+    """Return the concurrency of the largest measured closed loop, or 0 without one."""
+    return max((stage.concurrency or 0 for stage in header.stages if stage.measured), default=0)
 
 
 def _undisclosed(
@@ -502,9 +515,8 @@ def _unfinished(header: Header, summary: Any) -> Iterator[ReasonCode]:
 
 def _not_steady(header: Header, summary: Any, sends: int) -> Iterator[ReasonCode]:
     """That the load never ran alone and in full: there was no time over which its steady rates could be."""
-    lanes = max((stage.concurrency or 0 for stage in header.stages if stage.measured), default=0)
-    if 0 < sends < lanes:
-        yield _code("lanes_unfilled", requests=sends, lanes=lanes, needed=5 * lanes)
+    lanes = _largest_concurrency(header)
+    if 0 < sends < lanes:  # said as a caveat
         return
     load = summary.load
     lasted = (

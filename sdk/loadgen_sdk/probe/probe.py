@@ -490,7 +490,7 @@ class _Asker:
 
     def wants_tls(self, answer: HttpAnswer) -> bool:
         """Return True if a server refuses plain HTTP because its port expects TLS."""
-        if self.target.tls or answer.status != 400:  # noqa: PLR2004 - nginx's 497 is sent as 400
+        if self.target.tls or answer.status != 400:
             return False
         error = answer.body.decode(errors="replace")
         return re.search(_HTTP_AT_A_TLS_PORT, error) is not None

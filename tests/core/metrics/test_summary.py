@@ -22,6 +22,7 @@ from pytest import approx as about
 from refusals import refused
 from runs import says
 
+import loadgen
 from loadgen.core import format
 from loadgen.core.errors import UserError
 from loadgen.core.limits import ValidityLimits
@@ -907,8 +908,7 @@ def test_a_run_needs_requests_for_all_virtual_users_of_its_largest_stage() -> No
     rows = sound(20)
     rows["stage"][10:] = 1
     verdict = summarize(Header(state="finished", stages=stages), rows).verdict
-    codes = (*verdict.codes, *verdict.warning_codes)
-    assert says(codes, "lanes_unfilled", requests=20, lanes=50)
+    assert says(verdict.caveat_codes, "lanes_unfilled", requests=20, lanes=50)
 
 
 def test_responses_in_one_event_leave_terms_other_than_tpot_decided() -> None:
@@ -1099,3 +1099,19 @@ def test_goodput_is_part_of_the_throughput_of_the_same_window() -> None:
         assert f"goodput {said}" in text.render(summary) and f"goodput {said}" in run_page.render(
             summary
         )
+
+
+@pytest.mark.commands
+def test_a_single_request_has_no_rate(tmp_path: Path) -> None:
+    run = loadgen.run(
+        "qa",
+        url="sim:gb300-vm",
+        request_rate=0.01,
+        num_requests=1,
+        warmup=0,
+        seed=1,
+        out=tmp_path / "run",
+    )
+    summary = run.summary
+    assert summary.requests.ok == 1
+    assert summary.load.completed_rps is None and summary.load.steady_completed_rps is None
