@@ -86,7 +86,8 @@ def answers(
     Sends each prompt once, greedily (temperature 0). Scores: ROUGE-1, -2, -L as MLPerf's, exact match, right choice,
     valid JSON; of two endpoints also how alike their answers are. Texts are stored only with --keep-content.
 
-    Exit: 0, 1 beyond --within, 2 wrong usage or data set, 3 not reachable, or --within is undecided.
+    Exit: 0, 1 beyond --within, 2 wrong usage or data set, 3 not reachable,
+    4 --within is undecided.
 
     Example: loadgen answers questions.jsonl --url http://HOST:8000 --against http://OTHER:8000 --within 1%
     """

@@ -16,7 +16,7 @@ from loadgen.answers.scores import (
     against_each_other,
     against_reference,
 )
-from loadgen.core.errors import OK, SLO_MISSED, UNSOUND
+from loadgen.core.errors import INCONCLUSIVE, OK, SLO_MISSED, UNSOUND
 from loadgen.core.limits import FEWEST_ANSWERS
 from loadgen.core.stats.intervals import LEVEL, ratio, replications, wilson
 
@@ -107,12 +107,14 @@ def unseen_share(n: int, level: float = LEVEL) -> float:
 
 
 def exit_code(result: AnswersResult) -> int:
-    """0, 1 beyond the loss that is allowed, 3 where that is undecided or nothing was answered."""
+    """Return 1 beyond the allowed loss, 4 if that is undecided, 3 without a response, else 0."""
     if result.failed == result.prompts:
         return UNSOUND
     if result.loss is None:
         return OK
-    return UNSOUND if result.verdict is None else OK if result.verdict else SLO_MISSED
+    if result.verdict is None:
+        return INCONCLUSIVE
+    return OK if result.verdict else SLO_MISSED
 
 
 def score(

@@ -38,6 +38,15 @@ def samples(columns: Columns, figure: str) -> NDArray[np.int64]:
     return in_order(columns, values, columns.where(OK) & (values != UNDEFINED))
 
 
+def too_few_samples(parts: Sequence[Columns], one: Metric) -> str:
+    """Return why the samples of all parts together do not support a percentile; "" if they do."""
+    quantile = next((name for name, p in QUANTILES if p == one.p), "")
+    count = sum(len(samples(part, one.per_request)) for part in parts)
+    if not quantile or count >= SUPPORT[quantile]:
+        return ""
+    return f"{count:,} samples, {quantile.replace('_', '.')} needs {SUPPORT[quantile]:,}"
+
+
 def latency(parts: Sequence[Columns], one: Metric, value: float) -> tuple[Known | None, str]:
     """A quantile or a mean of the ok requests, with its error by blocks in order of due instant; or None and the
     reason.
@@ -48,9 +57,8 @@ def latency(parts: Sequence[Columns], one: Metric, value: float) -> tuple[Known 
         np.float64
     )
     n = len(everything)
-    quantile = next((name for name, p in QUANTILES if p == one.p), "")
-    if quantile and n < SUPPORT[quantile]:
-        return None, f"{n:,} samples, {quantile.replace('_', '.')} needs {SUPPORT[quantile]:,}"
+    if too_few := too_few_samples(parts, one):
+        return None, too_few
     if n < 4 * max(BLOCKS):
         return None, f"{n:,} samples are too few for blocks"
     if one.p is None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from loadgen.core.errors import OK, SLO_MISSED, UNSOUND, UserError
+from loadgen.core.errors import INCONCLUSIVE, OK, SLO_MISSED, UNSOUND, UserError
 from loadgen.result_kinds import reporting_damage
 from loadgen.shell import completion
 from loadgen.shell.option_parsers import parse_share_option
@@ -85,7 +85,8 @@ def compare(
 
     Better or worse needs repeats on both sides (loadgen run --repeat 3); one run a side can differ, no more.
 
-    Exit: 0, 1 a condition of --fail-on holds, 2 wrong usage, 3 a result is not valid, or a condition is undecided.
+    Exit: 0, 1 a condition of --fail-on holds, 2 wrong usage, 3 a result is not valid, 4 a condition
+    is undecided.
 
     Example: loadgen compare before after --fail-on 'ttft_ms.p99 > +5%'
     """
@@ -134,7 +135,7 @@ def compare(
         return UNSOUND
     if any(outcome.failed for outcome in outcomes):
         return SLO_MISSED
-    return UNSOUND if any(outcome.failed is None for outcome in outcomes) else OK
+    return INCONCLUSIVE if any(outcome.failed is None for outcome in outcomes) else OK
 
 
 def _confidence(text: str) -> float:

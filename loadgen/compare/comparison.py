@@ -33,7 +33,7 @@ from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import LEVEL
 from loadgen.repeated import registry
 from loadgen.repeated.registry import SHARES, Metric, figure, metric
-from loadgen.runs.compared import ComparedRun, Side
+from loadgen.runs.compared import ComparedRun, Side, SideFacts
 from loadgen.runs.headline import promises
 
 UNLIKE = "not the same work"
@@ -49,8 +49,17 @@ BOUNDS = {
 DRAWN = 0.1  # share by which lengths and times of one recipe differ from seed to seed
 POWER = 0.9  # probability of finding the smallest detectable change
 
+EQUIVALENT_CHANGE = 0.10
+"""A relative change below this is small enough to call two sides equivalent."""
+EQUIVALENT_POINTS = 0.01
+"""The same for the difference of two shares: one percentage point."""
+MOST_NEEDED = 1000  # times as much load: beyond this no number of runs is named
+
 DIFFER: Literal["these two runs differ"] = "these two runs differ"
-Word = Literal["better", "worse", "these two runs differ", "no difference seen", "cannot tell"]
+Word = Literal[
+    "better", "worse", "different", "these two runs differ", "equivalent", "inconclusive"
+]
+Outcome = Literal["different", "equivalent", "inconclusive"]
 
 
 TOLD = ("tokens.output_per_s", "load.completed_rps")
@@ -60,10 +69,17 @@ TOLD = ("tokens.output_per_s", "load.completed_rps")
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """One metric of one side, compared with the first side.
 
-    `change`: relative (0.1 is +10 %); for a share, the difference as a part of one. `low`, `high`: its interval at the
-    level at which `word` was decided; null where there is none. `detectable`: the smallest change that would be found
-    with probability POWER. `why`: the reason for "cannot tell". `repeated`: both sides are repeats, so `word` holds
-    beyond these runs.
+    Attributes:
+        change: The relative change (0.1 is +10 %); for a share, the difference as a part of one.
+        low: The lower end of its interval, at the level at which `word` was decided. None if there
+            is no interval.
+        high: The upper end.
+        detectable: The smallest change that would be found with probability POWER.
+        word: The outcome; a difference is called better or worse only between repeats.
+        why: Why the outcome is inconclusive.
+        within: If the sides are equivalent, the largest change that the interval allows.
+        repeated: Whether both sides are repeats, so that the outcome holds beyond these runs.
+        needed: If more load would decide the outcome, how many times as much.
     """
 
     metric: str
@@ -76,14 +92,23 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     detectable: float | None = None
-    word: Word = "cannot tell"
+    word: Word = "inconclusive"
     why: str = ""
+    within: float | None = None
     repeated: bool = False
+    needed: float | None = None
 
     @property
     def absolute(self) -> bool:
         """Whether `change` is a difference of shares, and not a ratio minus one."""
         return self.metric.endswith(SHARES)
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the sides are different, equivalent, or cannot be told apart or called equal."""
+        if self.word in ("equivalent", "inconclusive"):
+            return self.word
+        return "different"
 
 
 class WayBack(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +137,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     differences: tuple[Difference, ...]
     codes: dict[str, tuple[ReasonCode, ...]] = {}  # run that is not valid -> why
     recovery: tuple[WayBack, ...] = ()
+    facts: tuple[SideFacts, ...] = ()  # what each side is
 
 
 def compare(
@@ -173,6 +199,7 @@ def compare(
             if not run.summary.verdict.valid
         },
         recovery=tuple(_ways_back(sides)),
+        facts=tuple(side.facts for side in sides),
     )
 
 
@@ -518,8 +545,11 @@ def _rests_on_few(
     above_b, total_b = block_errors.stretches_above(parts_b, compared, middle_ns)
     if fisher(above_a, total_a, above_b, total_b) <= level:
         return difference
-    why = f"they differ in a few stretches of time only ({above_a} of {total_a}, {above_b} of {total_b})"
-    return msgspec.structs.replace(difference, word="cannot tell", why=why)
+    why = (
+        f"they differ in a few stretches of time only ({above_a} of {total_a}, "
+        f"{above_b} of {total_b})"
+    )
+    return msgspec.structs.replace(difference, word="inconclusive", why=why)
 
 
 def _value(side: Side, compared: Metric) -> float | None:
@@ -563,6 +593,8 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
         known = Known(float(scaled.mean()), error, len(values) - 1)
         recorded = [part for run in side.runs if (part := run.measured()) is not None]
         if compared.per_request and len(recorded) == len(side.runs):
+            if too_few := block_errors.too_few_samples(recorded, compared):
+                return None, too_few
             inside, freedom = block_errors.within_runs(recorded, compared)
             if inside > known.error:
                 known = Known(known.value, inside, freedom)
@@ -646,22 +678,65 @@ def _judged(
     seen_from = intervals.t_quantile(1 - family_level / 2, known.freedom) + intervals.t_quantile(
         POWER, known.freedom
     )
-    word: Word = "no difference seen"
-    if (low > 0 or high < 0) and not difference.repeated:
-        word = DIFFER
-    elif (low > 0 or high < 0) and better:
-        word = "better" if (known.value > 0) == (better > 0) else "worse"
-    detectable = to_change(seen_from * known.error)
-    if not difference.absolute or difference.before is None:
-        return msgspec.structs.replace(
-            difference, low=low, high=high, detectable=detectable, word=word, why=""
-        )
-    before = difference.before  # of a share, which is from 0 to 1
-    seen = detectable if detectable <= max(before, 1 - before) else None
-    low, high = max(low, -before), min(high, 1 - before)
+    detectable: float | None = to_change(seen_from * known.error)
+    is_certain = low > 0 or high < 0
+    if difference.absolute and difference.before is not None:  # a share, which is from 0 to 1
+        before = difference.before
+        detectable = detectable if seen_from * known.error <= max(before, 1 - before) else None
+        low, high = max(low, -before), min(high, 1 - before)
+    found = msgspec.structs.replace(difference, low=low, high=high, detectable=detectable, why="")
+    if is_certain:
+        return msgspec.structs.replace(found, word=_word_of_certain(found, known, better))
+    return _equivalent_or_not(found, known, half)
+
+
+def _word_of_certain(difference: Difference, known: Known, better: int) -> Word:
+    """Return the word for a change whose interval does not contain zero."""
+    if not difference.repeated:
+        return DIFFER
+    if not better:
+        return "different"
+    return "better" if (known.value > 0) == (better > 0) else "worse"
+
+
+def _equivalent_or_not(difference: Difference, known: Known, half_width: float) -> Difference:
+    """Return a change whose interval contains zero as equivalent, or as inconclusive.
+
+    `half_width`: of the interval, on the scale of `known`.
+    """
+    assert difference.low is not None and difference.high is not None
+    within = max(abs(difference.low), abs(difference.high))
+    margin = EQUIVALENT_POINTS if difference.absolute else EQUIVALENT_CHANGE
+    if within <= margin:
+        return msgspec.structs.replace(difference, word="equivalent", within=within)
+    scaled_margin = margin if difference.absolute else math.log1p(margin)
+    from_zero = abs(known.value)
     return msgspec.structs.replace(
-        difference, low=low, high=high, detectable=seen, word=word, why=""
+        difference,
+        word="inconclusive",
+        why="its interval is too wide to decide",
+        needed=load_needed(max(from_zero, scaled_margin - from_zero), half_width),
     )
+
+
+def load_needed(distance: float, half_width: float) -> float | None:
+    """Return how many times as much load narrows the half width of an interval to a distance.
+
+    The half width falls with the square root of the load. Return None if that were more than
+    MOST_NEEDED times as much.
+    """
+    if distance <= half_width / math.sqrt(MOST_NEEDED):
+        return None
+    return max((half_width / distance) ** 2, 1.0)
+
+
+def needed_in_words(difference: Difference, needed: float | None, runs: int) -> str:
+    """Return how many runs, or how much longer runs, would decide a difference; "" if unknown."""
+    if needed is None:
+        return ""
+    if difference.repeated:
+        return f"about {max(math.ceil(runs * needed), runs + 1):,} runs a side would decide"
+    return f"about {format.quantity(max(needed, 1.1), 2)} times as long a run would decide"
 
 
 def fisher(hits_a: int, n_a: int, hits_b: int, n_b: int) -> float:

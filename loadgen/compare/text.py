@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from loadgen.compare.comparison import DIFFER, UNLIKE, Comparison, Difference, WayBack
+from loadgen.compare.comparison import (
+    DIFFER,
+    EQUIVALENT_CHANGE,
+    EQUIVALENT_POINTS,
+    UNLIKE,
+    Comparison,
+    Difference,
+    WayBack,
+    needed_in_words,
+)
 from loadgen.compare.thresholds import ThresholdOutcome, interval
 from loadgen.core import format
 from loadgen.core.metrics.reasons import sentence
@@ -41,6 +50,7 @@ def report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) ->
         warned=warned,
         answer=[Said(_answer(comparison, side), large=True) for side in others],
         sections=[
+            section("What is compared", _sides(comparison)),
             section("", facts(Work=_work(comparison), Judged=comparison.scope)),
             *(_against(comparison, side) for side in others),
             section("", Said(_legend(comparison), "soft")),
@@ -49,6 +59,30 @@ def report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) ->
             section("Conditions", Table(("", "condition", "side", "came out"), cells, "words")),
         ],
     )
+
+
+_FACTS = {
+    "workload": "workload",
+    "load": "load",
+    "model": "model",
+    "server": "server",
+    "URL": "url",
+    "started": "started",
+    "SLO": "slo",
+    "runs": "runs",
+    "measured by": "tool",
+}
+"""The facts of a side: the name of a row, and the field."""
+
+
+def _sides(comparison: Comparison) -> Table:
+    """Return a table with a row for each fact and a column for each side."""
+    rows = []
+    for name, field in _FACTS.items():
+        values = [getattr(side, field) for side in comparison.facts]
+        if any(values):
+            rows.append((name, *(str(value) if value else format.NONE for value in values)))
+    return Table(("", *(side.name for side in comparison.facts)), rows, "words")
 
 
 def _of_simulated(comparison: Comparison) -> str:
@@ -64,6 +98,7 @@ def _against(comparison: Comparison, side: str) -> Section:
         "change",
         f"interval, {comparison.confidence:.0%}",
         "seen from",
+        "outcome",
         "",
     )
     differences = [difference for difference in comparison.differences if difference.side == side]
@@ -71,7 +106,8 @@ def _against(comparison: Comparison, side: str) -> Section:
     reason = reasons.pop() if len(differences) > 1 and len(reasons) == 1 else ""
     hint = "; --anyway judges all the same" if reason == UNLIKE else ""
     columns = 4 if reason else len(head)
-    rows = [_row(difference)[:columns] for difference in differences]
+    runs = min(comparison.runs, default=0)
+    rows = [_row(difference, runs)[:columns] for difference in differences]
     return section(
         f"{side} against {comparison.sides[0]}",
         *_change_bars(differences),
@@ -88,15 +124,22 @@ def _answer(comparison: Comparison, side: str) -> str:
             names.setdefault(difference.word, []).append(difference.name)
     said = [
         f"{word} in {', '.join(names[word])}"
-        for word in ("worse", "better", DIFFER)
+        for word in ("worse", "better", "different", DIFFER)
         if word in names
     ]
-    said += [
-        f"{word} in {len(names[word])}"
-        for word in ("no difference seen", "cannot tell")
-        if word in names
+    equivalent = [
+        difference.within
+        for difference in comparison.differences
+        if difference.side == side and difference.within is not None
     ]
+    if equivalent:
+        said.append(f"equivalent within {max(equivalent) * 100:.1f} % in {len(equivalent)}")
+    if "inconclusive" in names:
+        said.append(f"inconclusive in {len(names['inconclusive'])}")
     return f"{side} against {comparison.sides[0]}: {'; '.join(said) or 'no figure on both sides'}."
+
+
+_COLORS = {"better": "good", "worse": "bad", "different": "warn", DIFFER: "warn"}
 
 
 def _change_bars(differences: Sequence[Difference]) -> Iterator[Bars]:
@@ -109,11 +152,12 @@ def _change_bars(differences: Sequence[Difference]) -> Iterator[Bars]:
         for one in differences:
             if one.absolute != absolute or one.change is None or abs(one.change) > MOST_DRAWN:
                 continue
-            color = {"better": "good", "worse": "bad", DIFFER: "warn"}.get(one.word, "c6")
+            color = _COLORS.get(one.word, "c6")
             has_whisker = one.low is not None and one.high is not None and one.high <= MOST_DRAWN
             whisker = (one.low * 100, one.high * 100) if has_whisker else None  # type: ignore[operator]
             start, end = sorted((0.0, one.change * 100))
-            text = f"{_change(one)}  {one.word if one.word != 'cannot tell' else ''}".rstrip()
+            text = f"{_change(one)}  {_outcome(one) if one.outcome != 'inconclusive' else ''}"
+            text = text.rstrip()
             bars.append(Bar(one.name, text, [(start, end, color, text)], whisker))
         if bars:
             yield Bars(rows=bars, title=f"{title}: change, with its interval", unit=unit, line=0.0)
@@ -155,7 +199,7 @@ def cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) -> Itera
             yield Case(
                 name=difference.name,
                 group=f"loadgen compare {difference.side}",
-                outcome="passed",
+                outcome="skipped" if difference.outcome == "inconclusive" else "passed",
                 text=figures,
             )
 
@@ -197,21 +241,34 @@ def _legend(comparison: Comparison) -> str:
     if all(difference.low is None for difference in comparison.differences):
         return ""
     return (
-        f"Intervals: {comparison.confidence:.0%} for all metrics together (Holm). Seen from: the smallest change that "
-        "would be seen in nine of ten such comparisons. Shares differ in points."
+        f"Intervals: {comparison.confidence:.0%} for all metrics together (Holm). Different: the "
+        "interval does not hold zero. Equivalent (X %): it holds no change beyond X %, at most "
+        f"{EQUIVALENT_CHANGE:.0%}, of a share {EQUIVALENT_POINTS * 100:g} point. "
+        "Inconclusive: neither. "
+        "Seen from: the smallest change that would be seen in nine of ten such comparisons. Shares "
+        "differ in points."
     )
 
 
 def _mark(outcome: ThresholdOutcome) -> str:
-    return {True: "FAILED", False: "passed", None: "undecided"}[outcome.failed]
+    return {True: "FAILED", False: "passed", None: "inconclusive"}[outcome.failed]
 
 
-def _row(difference: Difference) -> tuple[str, ...]:
-    word = (
-        f"{difference.word}: {difference.why}"
-        if difference.word == "cannot tell" and difference.why
-        else difference.word
-    )
+def _outcome(difference: Difference) -> str:
+    """Return the outcome of a difference in words."""
+    if difference.within is not None:
+        unit = "points" if difference.absolute else "%"
+        return f"equivalent ({difference.within * 100:.1f} {unit})"
+    return difference.word
+
+
+def _why_inconclusive(difference: Difference, runs: int) -> str:
+    """Return why a difference is inconclusive and what would decide it, or "" if it is decided."""
+    decides = needed_in_words(difference, difference.needed, runs)
+    return "; ".join(filter(None, (difference.why, decides)))
+
+
+def _row(difference: Difference, runs: int = 0) -> tuple[str, ...]:
     return (
         ", ".join(filter(None, (difference.name, difference.unit))),
         _figure(difference, difference.before),
@@ -219,7 +276,8 @@ def _row(difference: Difference) -> tuple[str, ...]:
         _change(difference),
         interval(difference),
         _detectable(difference),
-        word,
+        _outcome(difference),
+        _why_inconclusive(difference, runs),
     )
 
 

@@ -6,13 +6,22 @@ a sign is a value of the other side itself.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from loadgen.compare.comparison import SAME, UNLIKE, Comparison, Difference
+from loadgen.compare.comparison import (
+    SAME,
+    UNLIKE,
+    Comparison,
+    Difference,
+    load_needed,
+    needed_in_words,
+)
 from loadgen.core import format
 from loadgen.core.errors import Faults, UserError, closest
 from loadgen.repeated.registry import SHARES, metric, paths
@@ -126,59 +135,115 @@ def hold(
 ) -> Iterator[ThresholdOutcome]:
     """Check each condition for each other side.
 
-    `beyond_noise`: a change fails only where its whole interval is beyond the limit.
+    `beyond_noise`: a change fails only if its whole interval is beyond the limit, passes only if
+    none of it is, and is undecided otherwise.
     """
+    runs = min(found.runs, default=0)
     for condition in conditions:
         for difference in found.differences:
             if difference.metric == condition.metric:
-                yield _check(condition, difference, beyond_noise)
+                yield _check(condition, difference, beyond_noise, runs)
 
 
-def _check(condition: Condition, difference: Difference, beyond_noise: bool) -> ThresholdOutcome:
-    def outcome(failed: bool | None, text: str) -> ThresholdOutcome:
-        return ThresholdOutcome(
-            condition=condition.text, side=difference.side, failed=failed, said=text
-        )
+class CheckedChange(NamedTuple):
+    """A change and the ends of its interval, in the unit of a condition's limit."""
 
+    text: str
+    change: float
+    low: float | None
+    high: float | None
+
+
+def _check(
+    condition: Condition, difference: Difference, beyond_noise: bool, runs: int
+) -> ThresholdOutcome:
+    """Check a condition for one difference. `runs`: the fewest runs that a side has."""
+    found = _checked_change(condition, difference)
+    if isinstance(found, ThresholdOutcome):
+        return found
+    if not difference.repeated:
+        return _outcome(condition, difference, None, f"{found.text}; {ONE_RUN}")
+    if beyond_noise:
+        return _check_beyond_noise(condition, difference, found, runs)
+    text = found.text
+    failed = _TESTS[condition.test](found.change, condition.limit)
+    if failed and difference.outcome != "different" and difference.low is not None:
+        text += f", which may be noise: interval {interval(difference, percent=True)}"
+    return _outcome(condition, difference, failed, text)
+
+
+def _outcome(
+    condition: Condition, difference: Difference, failed: bool | None, text: str
+) -> ThresholdOutcome:
+    return ThresholdOutcome(
+        condition=condition.text, side=difference.side, failed=failed, said=text
+    )
+
+
+def _checked_change(
+    condition: Condition, difference: Difference
+) -> CheckedChange | ThresholdOutcome:
+    """Return the change that a condition limits, or the outcome if none is needed."""
+    name = difference.name
     if difference.after is None or (difference.before is None and condition.kind != "value"):
-        return outcome(None, f"{difference.name} has no figure on both sides")
-    test = _TESTS[condition.test]
+        return _outcome(condition, difference, None, f"{name} has no figure on both sides")
     if condition.kind == "value":
-        return outcome(
-            test(difference.after, condition.limit),
-            f"{difference.name} is {format.quantity(difference.after)} {difference.unit}".rstrip(),
-        )
-    if difference.why == UNLIKE:
-        return outcome(
-            None,
-            f"{difference.name}: {UNLIKE}, so a change says nothing; --anyway takes it all the same",
-        )
-    if difference.why == SAME:
-        return outcome(None, f"{difference.name}: {SAME}, so no change could be seen")
+        failed = _TESTS[condition.test](difference.after, condition.limit)
+        value = f"{format.quantity(difference.after)} {difference.unit}".rstrip()
+        return _outcome(condition, difference, failed, f"{name} is {value}")
+    if difference.why in (UNLIKE, SAME):
+        return _outcome(condition, difference, None, f"{name}: {_NOT_JUDGED[difference.why]}")
     assert difference.before is not None
     before, after = format.quantity(difference.before), format.quantity(difference.after)
-    text = f"{difference.name}: {before} to {after} {difference.unit}".rstrip()
-    change, low, high = difference.after - difference.before, difference.low, difference.high
+    text = f"{name}: {before} to {after} {difference.unit}".rstrip()
+    low, high = difference.low, difference.high
     if condition.kind == "change":
         if difference.change is None:
-            return outcome(None, f"{text}: no relative change from zero")
-        text += f" ({difference.change * 100:+.1f} %)"
+            text = f"{text}: no relative change from zero"
+            return _outcome(condition, difference, None, text)
         change = round(difference.change, 9)  # because 105 against 100 is 5 % and not a little more
-    elif not difference.absolute:  # its interval is relative, its limit is not
-        low, high = (None if end is None else end * difference.before for end in (low, high))
-    if not difference.repeated:
-        return outcome(None, f"{text}; {ONE_RUN}")
-    end = low if condition.test in (">", ">=") else high
-    if beyond_noise:
-        if end is None:
-            return outcome(None, f"{text}; without an interval: {difference.why}")
-        return outcome(
-            test(end, condition.limit), f"{text}, interval {interval(difference, percent=True)}"
-        )
-    failed = test(change, condition.limit)
-    if failed and difference.word == "no difference seen":
-        text += f", which may be noise: interval {interval(difference, percent=True)}"
-    return outcome(failed, text)
+        return CheckedChange(f"{text} ({difference.change * 100:+.1f} %)", change, low, high)
+    if not difference.absolute:  # its interval is relative, its limit is not
+        low = None if low is None else low * difference.before
+        high = None if high is None else high * difference.before
+    return CheckedChange(text, difference.after - difference.before, low, high)
+
+
+_NOT_JUDGED = {
+    UNLIKE: f"{UNLIKE}, so a change says nothing; --anyway takes it all the same",
+    SAME: f"{SAME}, so no change could be seen",
+}
+
+
+def _check_beyond_noise(
+    condition: Condition, difference: Difference, found: CheckedChange, runs: int
+) -> ThresholdOutcome:
+    """Check a condition that holds only if the whole interval of a change is beyond its limit.
+
+    The condition is undecided if the limit lies inside the interval; the text then says how many
+    runs would decide it.
+    """
+    if found.low is None or found.high is None:
+        text = f"{found.text}; without an interval: {difference.why}"
+        return _outcome(condition, difference, None, text)
+    text = f"{found.text}, interval {interval(difference, percent=True)}"
+    test = _TESTS[condition.test]
+    is_low_beyond = test(found.low, condition.limit)
+    is_high_beyond = test(found.high, condition.limit)
+    if is_low_beyond == is_high_beyond:
+        return _outcome(condition, difference, is_low_beyond, text)
+    limit = _scaled(condition.limit, condition)
+    low = _scaled(found.low, condition)
+    high = _scaled(found.high, condition)
+    needed = load_needed(abs(limit - (low + high) / 2), (high - low) / 2)
+    decides = needed_in_words(difference, needed, runs)
+    text = f"{text}, which holds the limit{f'; {decides}' if decides else ''}"
+    return _outcome(condition, difference, None, text)
+
+
+def _scaled(change: float, condition: Condition) -> float:
+    """Return a change on the scale on which intervals are symmetric: the logarithm of a ratio."""
+    return math.log1p(max(change, -0.999)) if condition.kind == "change" else change
 
 
 def interval(one: Difference, *, percent: bool = False) -> str:

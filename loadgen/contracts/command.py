@@ -109,7 +109,8 @@ def validate(
 ) -> int:
     """Measure what a contract promises and say PASS, FAIL or INCONCLUSIVE, with reasons, in one folder with hashes.
 
-    Exit: 0 PASS, 1 FAIL, 2 wrong usage or contract, 3 INCONCLUSIVE, 70 bug, 130 interrupted.
+    Exit: 0 PASS, 1 FAIL, 2 wrong usage or contract, 3 a level could not be
+    measured, 4 INCONCLUSIVE, 70 bug, 130 interrupted.
 
     Of a validation that is extended, each look at the growing records is judged at a higher confidence (97.5 %, 98.75
     %, ... of 95 %), so that looking again makes no wrong PASS likely; what was decided stays so.

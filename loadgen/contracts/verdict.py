@@ -182,10 +182,17 @@ def _of_last_look(validation: Validation) -> float:
 
 
 def exit_code(validation: Validation) -> int:
-    """0 for PASS, 1 for FAIL, 3 for INCONCLUSIVE, 130 when the user interrupted the validation."""
+    """Return the exit code of a validation.
+
+    It is 130 if the user interrupted it, 0 for PASS and 1 for FAIL. INCONCLUSIVE is 4 if more load
+    can decide it, and 3 if an undecided level could not be measured at all.
+    """
     if validation.interrupted:
         return codes.INTERRUPTED
-    return {PASS: codes.OK, FAIL: codes.SLO_MISSED, INCONCLUSIVE: codes.UNSOUND}[validation.verdict]
+    if validation.verdict != INCONCLUSIVE:
+        return codes.OK if validation.verdict == PASS else codes.SLO_MISSED
+    undecided = [level for level in validation.levels if level.verdict == INCONCLUSIVE]
+    return codes.UNSOUND if any(level.trouble for level in undecided) else codes.INCONCLUSIVE
 
 
 def to_add_s(validation: Validation, runs_of: Mapping[str, int]) -> float:

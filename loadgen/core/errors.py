@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os.path import isfile
 from typing import Literal, NamedTuple
@@ -14,8 +14,19 @@ OK = 0  # done, SLO met
 SLO_MISSED = 1  # a sound run that missed its SLO, or a comparison that failed
 USAGE = 2  # wrong flags or workload
 UNSOUND = 3  # target unreachable, or the measurement is not valid
+INCONCLUSIVE = 4  # a sound measurement that cannot decide what was asked
 BUG = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT
+
+_BY_SEVERITY = (INTERRUPTED, BUG, UNSOUND, USAGE, SLO_MISSED, INCONCLUSIVE, OK)
+
+
+def most_severe(exit_codes: Iterable[int]) -> int:
+    """Return the exit code of a command with several parts, or OK if there are none.
+
+    A measurement that is not valid comes before a missed SLO, and that before an undecided one.
+    """
+    return min(exit_codes, key=_BY_SEVERITY.index, default=OK)
 
 
 Code = Literal[

@@ -11,7 +11,7 @@ from loadgen.interop import other_definitions, reader
 from loadgen.interop import text as words
 from loadgen.present.additions import Addition
 from loadgen.result_kinds import ResultFunctions
-from loadgen.runs.compared import Side
+from loadgen.runs.compared import Side, SideFacts
 
 
 def fits(path: Path) -> bool:
@@ -51,7 +51,14 @@ def additions(folder: Path, run: OpenedRun) -> Addition | None:
 def compare_side(path: Path) -> Side:
     reported = load(path)
     notes = (f"figures of {reported.tool}: {reported.counts}", *reported.notes)
-    return Side(name="", told=dict(reported.figures), notes=notes)
+    described = SideFacts(
+        tool=" ".join(filter(None, (reported.tool, reported.version))),
+        load=reported.load,
+        model=reported.model,
+        url=reported.target,
+        started=reported.started,
+    )
+    return Side(name="", told=dict(reported.figures), notes=notes, described=described)
 
 
 FUNCTIONS = ResultFunctions(

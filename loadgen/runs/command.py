@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from msgspec.structs import replace
 
-from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
+from loadgen.core.errors import (
+    INTERRUPTED,
+    Fault,
+    Faults,
+    UserError,
+    collecting,
+    most_severe,
+)
 from loadgen.runs.builds import KeptByBuild, kept_by_build
 from loadgen.runs.repeats import finish
 from loadgen.shell.invocation import Invocation
@@ -118,8 +125,8 @@ def run(
     """Drive a workload at an endpoint; print latencies, throughput, goodput and a verdict.
 
     Exit: 0 done and SLO met (or undecided: see --strict), 1 SLO missed, or more than
-    1% of the requests failed without an SLO, 2 wrong usage, 3 unreachable or not valid, 70
-    bug, 130 interrupted.
+    1% of the requests failed without an SLO, 2 wrong usage, 3 unreachable or not valid, 4 with
+    --strict an SLO is undecided, 70 bug, 130 interrupted.
 
     Example: loadgen run qa --url http://HOST:8000 -c 16 -d 2m --slo ttft:2s --slo tpot:50ms
     """
@@ -145,7 +152,7 @@ def run(
         outcome = _run_once(invocation, plan, show, as_json=as_json)
     plan.build.write(COMMAND, outcome.runs, whole=outcome.is_complete)
     codes = [exit_code(summary, strict=report_options.strict) for _, summary in outcome.runs]
-    return max(codes) if outcome.is_complete else max(*codes, INTERRUPTED)
+    return most_severe(codes if outcome.is_complete else [*codes, INTERRUPTED])
 
 
 def _check(

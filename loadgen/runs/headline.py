@@ -159,15 +159,25 @@ def sentence(summary: Summary) -> str:
 
 
 def _on_few(summary: Summary) -> str:
-    """What is said beside an SLO that was met by too few requests to show it: of the term that lacks most."""
+    """Return the sentence for an SLO that was met on too few samples, or "" if there are enough.
+
+    It is about the term that lacks most, and says how long the same load has to be.
+    """
     terms = (term for _, part in judged_parts(summary) for term in part.goodput.slo)
     few = [term for term in terms if not term.supported and not term.undecided]
     if not few:
         return ""
     term = max(few, key=lambda term: term.needed)
     samples = format.counted(term.count, "sample")
+    duration_s = summary.window.duration_s
+    enough = (
+        f", about {format.duration(duration_s * term.needed / term.count)} of this load"
+        if duration_s is not None and term.count
+        else ""
+    )
     return (
-        f" Too few to show it: {term.promise} rests on {samples}, and {term.needed:,} are needed."
+        f" Too few to show it: {term.promise} rests on {samples}, and {term.needed:,} are "
+        f"needed{enough}."
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loadgen.core import run_folder
+from loadgen.core.errors import most_severe
 from loadgen.core.metrics.summary import Summary, dump_summary, exit_code
 from loadgen.core.results import store
 from loadgen.core.results.manifest import Header
@@ -66,11 +67,8 @@ def document(run: StoredRun) -> bytes:
 
 
 def code(run: StoredRun, strict: bool) -> int:
-    return max(
-        exit_code(run.summary, strict=strict, reported=True),
-        *(one.code(strict) for one in run.additions if one.code),
-        0,
-    )
+    of_additions = [one.code(strict) for one in run.additions if one.code]
+    return most_severe([exit_code(run.summary, strict=strict, reported=True), *of_additions])
 
 
 def runs(folder: Path) -> list[Path]:

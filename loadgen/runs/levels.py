@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
-from loadgen.core.errors import OK, UNSOUND
+from loadgen.core.errors import INCONCLUSIVE, OK, UNSOUND
 from loadgen.core.metrics.blocks import per_gpu
 from loadgen.repeated.capacity import STILL_KEPT
 from loadgen.runs.headline import brief, promises
@@ -141,12 +141,14 @@ class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
 def exit_code(curve: SweepCurve, *, strict: bool = False) -> int:
     """Return the exit code of a sweep, when it ends and when its folder is read.
 
-    It is 3 if a workload or target has no valid load point, with `strict` also if one is
-    undecided, else 0.
+    It is 3 if a workload or target has no valid load point, 4 with `strict` if one is undecided,
+    else 0.
     """
-    is_undecided = strict and any(level.slo_undecided for level in curve.levels)
-    has_no_result = not all(any(level.valid for level in one.levels) for one in curve.split())
-    return UNSOUND if is_undecided or has_no_result else OK
+    if not all(any(level.valid for level in one.levels) for one in curve.split()):
+        return UNSOUND
+    if strict and any(level.slo_undecided for level in curve.levels):
+        return INCONCLUSIVE
+    return OK
 
 
 def curve(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, Never
 
 from loadgen.core import format, run_folder
-from loadgen.core.errors import UserError
+from loadgen.core.errors import UserError, most_severe
 from loadgen.core.metrics.summary import Summary, dump_summary, exit_code
 from loadgen.present.section import Report
 from loadgen.repeated import capacity
@@ -89,14 +89,14 @@ def dump_summaries(named: Sequence[tuple[str, Summary]]) -> bytes:
 
 
 def code(found: StoredRuns, strict: bool) -> int:
-    """Return the highest exit code of the runs."""
-    return highest_exit_code(found.named, strict)
+    """Return the most severe exit code of the runs."""
+    return most_severe_exit_code(found.named, strict)
 
 
-def highest_exit_code(named: Sequence[tuple[str, Summary]], strict: bool) -> int:
-    """Return the highest exit code of named runs, 0 if there are none."""
+def most_severe_exit_code(named: Sequence[tuple[str, Summary]], strict: bool) -> int:
+    """Return the most severe exit code of named runs, 0 if there are none."""
     codes = [exit_code(summary, strict=strict, reported=True) for _, summary in named]
-    return max(codes, default=0)
+    return most_severe(codes)
 
 
 def compare_side(folder: Path) -> Side:

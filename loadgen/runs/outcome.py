@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from loadgen.core import format
 from loadgen.core.metrics.parts import ClassSummary
@@ -43,16 +44,33 @@ def cases(named: Named, *, strict: bool = False) -> list[Case]:
         )
         if fails_by_errors(summary):
             found.append(_error_rate_case(summary, group))
-        for promise, met, said in (
-            each for part in judged_parts(summary) for each in _promised(*part)
-        ):
-            result = OF_MET[met]
-            if not is_judged(summary, met):
-                result, said = "skipped", "the run is not valid"
-            elif met is None and strict:
-                result = "error"
-            found.append(Case(name=promise, group=group, outcome=result, text=said))
+        for part_name, part in judged_parts(summary):
+            found += [
+                _objective_case(summary, objective, group, strict=strict)
+                for objective in _objectives(part_name, part)
+            ]
     return found
+
+
+class _Objective(NamedTuple):
+    """An objective of an SLO, whether it was met, and the measured value with its counts."""
+
+    name: str
+    met: bool | None
+    measured: str
+    is_supported: bool = True  # whether the samples are enough for the percentile
+
+
+def _objective_case(summary: Summary, objective: _Objective, group: str, *, strict: bool) -> Case:
+    """Return the case of an objective, with `strict` an error if the run cannot decide it."""
+    outcome = OF_MET[objective.met]
+    text = objective.measured
+    if not is_judged(summary, objective.met):
+        outcome = "skipped"
+        text = "the run is not valid"
+    elif strict and (objective.met is None or (objective.met and not objective.is_supported)):
+        outcome = "error"
+    return Case(name=objective.name, group=group, outcome=outcome, text=text)
 
 
 def _error_rate_case(summary: Summary, group: str) -> Case:
@@ -66,21 +84,21 @@ def _error_rate_case(summary: Summary, group: str) -> Case:
     )
 
 
-def _promised(name: str, part: Summary | ClassSummary) -> Iterator[tuple[str, bool | None, str]]:
-    """Each promise of a run, or of a class of it, in words; whether it was met; what came out."""
+def _objectives(name: str, part: Summary | ClassSummary) -> Iterator[_Objective]:
+    """Yield each objective of a run, or of a class of it, after the `name` of that."""
     goodput, tasks = part.goodput, part.sessions.goodput if part.sessions is not None else None
-    said = []
+    measured = []
     for term in goodput.slo:
         _, value, over = term_cells(term, "over")
-        said.append(term.undecided or f"{value}, {over}")
+        too_few = "" if term.supported else f"; {term.needed:,} samples are needed to show it"
+        measured.append((term.undecided or f"{value}, {over}{too_few}", term.supported))
     if goodput.share_limit is not None:
-        said.append(format.percent(goodput.share))
+        measured.append((format.percent(goodput.share), True))
     if tasks is not None and part.sessions is not None:
-        said.append(f"{tasks.good:,} of {part.sessions.count:,} ({format.percent(tasks.share)})")
-    yield from (
-        (f"{name}{words}", met, text)
-        for (words, met), text in zip(promises_of(part), said, strict=True)
-    )
+        share = format.percent(tasks.share)
+        measured.append((f"{tasks.good:,} of {part.sessions.count:,} ({share})", True))
+    for (words, met), (value, is_supported) in zip(promises_of(part), measured, strict=True):
+        yield _Objective(f"{name}{words}", met, value, is_supported)
 
 
 def _of_verdict(summary: Summary) -> str:

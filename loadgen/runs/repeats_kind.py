@@ -96,8 +96,8 @@ def document(found: StoredRepeats) -> bytes:
 
 
 def code(found: StoredRepeats, strict: bool) -> int:
-    """Return the highest exit code of the runs."""
-    return of_runs.highest_exit_code(found.named, strict)
+    """Return the most severe exit code of the runs."""
+    return of_runs.most_severe_exit_code(found.named, strict)
 
 
 def list_row(folder: Path) -> ListRow:

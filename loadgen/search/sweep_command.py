@@ -8,7 +8,14 @@ import typer
 from msgspec.structs import replace
 
 from loadgen.core import format
-from loadgen.core.errors import INTERRUPTED, Fault, Faults, UserError, collecting
+from loadgen.core.errors import (
+    INTERRUPTED,
+    Fault,
+    Faults,
+    UserError,
+    collecting,
+    most_severe,
+)
 from loadgen.shell.invocation import Invocation
 from loadgen.shell.options import (
     DryRunOption,
@@ -63,7 +70,8 @@ def sweep(
 
     Several input or output lengths, or --target, add load points: each pair of lengths has a curve.
 
-    Exit: 0, 2 wrong usage, 3 unreachable or a curve without a valid load point, 130 interrupted.
+    Exit: 0, 2 wrong usage, 3 unreachable or a curve without a valid load point, with --strict 4 an
+    SLO is undecided, 130 interrupted.
 
     Example: loadgen sweep rag --url http://HOST:8000 --concurrency 1,2,4,...,64 -d 1m -o sweep
     """
@@ -163,7 +171,7 @@ def _run_repeats(repetition: Repetition, run: SweepRun, output: _Output) -> int:
     print_answer(document, report_of_levels(by_point, all_runs), as_json=output.as_json)
     names = ", ".join(f"r{number}" for number in range(1, len(repeats.codes) + 1))
     say(f"results in {folder}: a sweep each in {names}")
-    return max(repeats.codes) if completed else max(*repeats.codes, INTERRUPTED)
+    return most_severe(repeats.codes if completed else [*repeats.codes, INTERRUPTED])
 
 
 class _RepeatedSweep:

@@ -72,7 +72,7 @@ StrictOption = Annotated[
     typer.Option(
         "--strict",
         rich_help_panel="SLO",
-        help="Exit 3 where a run cannot decide the SLO; without it that exits 0.",
+        help="Exit 4 if a run cannot decide the SLO; without it that exits 0.",
     ),
 ]
 JunitOption = Annotated[

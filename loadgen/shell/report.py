@@ -55,7 +55,8 @@ def report(
 ) -> int:
     """Print a stored result again, from its records, and write report.html: one file that opens without network.
 
-    Exit: 0 sound and SLO met, 1 SLO missed, 2 not a result, 3 not valid; searches, sweeps, verdicts, answers: theirs.
+    Exit: 0 sound and SLO met, 1 SLO missed, 2 not a result, 3 not valid, with --strict 4 undecided;
+    searches, sweeps, verdicts, answers: theirs.
 
     Example: loadgen report results/qa-20261122-101500-1a2b --html page.html
     """

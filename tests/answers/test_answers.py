@@ -187,7 +187,7 @@ def test_a_worse_endpoint_is_found_and_an_equal_one_is_not(
     ]
     data = str(_write(tmp_path / "d.jsonl", rows))
     code, found = _asked(capsys, data, "--url", same, "--against", good, "--within", "1%")
-    assert code == 3, "40 equal answers do not show that fewer than 1 of 100 are lost"
+    assert code == 4, "40 equal answers do not show that fewer than 1 of 100 are lost"
     code, found = _asked(capsys, data, "--url", same, "--against", good, "--within", "10%")
     assert code == 0 and found["parts"][0]["changes"][0]["ratio"] == 1
     assert next(s["mean"] for s in found["parts"][0]["alike"] if s["metric"] == "equal") == 1
@@ -214,7 +214,7 @@ def test_without_references_nothing_says_whose_answer_is_right(
     code = run_command_line(
         ["answers", data, "--url", endpoints[0], "--against", endpoints[1], "--within", "1%"]
     )
-    assert code == 3 and "UNDECIDED" in capsys.readouterr().out
+    assert code == 4 and "UNDECIDED" in capsys.readouterr().out
 
 
 def test_what_few_prompts_may_not_have_met_is_in_the_interval() -> None:

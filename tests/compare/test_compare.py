@@ -27,13 +27,15 @@ from loadgen.core.analysis import within_run_variance
 from loadgen.core.errors import Faults
 from loadgen.core.metrics.sections import Recovery
 from loadgen.core.metrics.summary import load_summary
-from loadgen.core.results.manifest import Fingerprints, StagePlan
+from loadgen.core.results.manifest import Fingerprints, StagePlan, TargetFacts
 from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
+from loadgen.present import html as as_page
 from loadgen.present import junit, table
 from loadgen.present import markdown as as_markdown
 from loadgen.present import text as as_text
 from loadgen.repeated import registry
+from loadgen.runs.compared import SideFacts
 
 EXAMPLE = places.DATA / "summary_example_rag_gpus.json"
 INSTANTS = (
@@ -78,7 +80,7 @@ def words(*sides: Side, **how: object) -> dict[str, str]:
 def test_two_of_the_same_show_no_difference() -> None:
     found = comparison.compare([side("a", rows(11, 1000)), side("b", rows(12, 1000))])
     assert found.same_work is True and found.valid
-    assert {one.word for one in found.differences} == {"no difference seen"}
+    assert {one.outcome for one in found.differences} == {"equivalent", "inconclusive"}
     assert all(one.low is not None and one.low <= 0 <= (one.high or 0) for one in found.differences)
     assert "these runs" in found.scope
 
@@ -89,7 +91,7 @@ def test_a_large_shift_is_found_and_named_rightly() -> None:
     worse, better = words(one, other), words(other, one)
     for metric in ("tpot_ms.p50", "tpot_ms.p99", "e2e_ms.p50"):
         assert (worse[metric], better[metric]) == ("worse", "better")
-    assert worse["ok_share"] == "no difference seen"
+    assert worse["ok_share"] == "equivalent"
 
 
 def test_one_run_a_side_differs_and_is_never_better_or_worse() -> None:
@@ -128,7 +130,7 @@ def test_a_tail_made_by_one_bad_spell_a_run_is_not_told_apart() -> None:
     found = comparison.compare([side("a", *clean[:3]), side("b", *clean[3:])])
     (tpot,) = (one for one in found.differences if one.metric == "tpot_ms.p99")
     assert (tpot.change or 0) > 1 and (tpot.low or 0) > 0
-    assert tpot.word == "cannot tell" and "a few stretches of time only" in tpot.why
+    assert tpot.word == "inconclusive" and "a few stretches of time only" in tpot.why
     assert comparison.fisher(0, 20, 3, 20) == pytest.approx(0.2308, abs=1e-4)
     assert comparison.fisher(0, 20, 20, 20) < 1e-10
 
@@ -139,7 +141,7 @@ def test_shares_of_repeats_without_a_failure_are_not_certain() -> None:
     for one in bad:
         fail(one[:1], 1.0)
     told = words(side("a", *(rows(seed, 700) for seed in (1, 2, 3))), side("b", *bad))
-    assert told["ok_share"] == "no difference seen"
+    assert told["ok_share"] == "equivalent"
 
 
 def test_failures_are_a_difference_of_shares() -> None:
@@ -160,7 +162,7 @@ def test_what_is_not_the_same_work_is_not_judged() -> None:
         ]
     )
     assert found.same_work is False and found.unlike == ("workload: chat against rag",)
-    assert {one.word for one in found.differences} == {"cannot tell"}
+    assert {one.word for one in found.differences} == {"inconclusive"}
     assert {one.why for one in found.differences} == {comparison.UNLIKE}
     assert all(one.change is not None for one in found.differences)
     said = compared.report(found)
@@ -228,11 +230,11 @@ def test_what_is_not_valid_is_not_judged() -> None:
 
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_a_result_beside_itself_or_its_copy_decides_nothing(repeats: int) -> None:
-    """A build that names one folder twice would pass with "no difference seen"."""
+    """A build that names one folder twice would pass as equivalent."""
     runs_of_it = [rows(number, 500) for number in range(repeats)]
     others = [rows(20 + number, 500) for number in range(repeats - 1)]
     found = comparison.compare([side("a", *runs_of_it), side("b", *others, runs_of_it[-1])])
-    assert {(one.word, one.why) for one in found.differences} == {("cannot tell", comparison.SAME)}
+    assert {(one.word, one.why) for one in found.differences} == {("inconclusive", comparison.SAME)}
     conditions = thresholds.parse_thresholds(["ttft_ms.p99 > +5%", "ttft_ms.p99 > 900s"])
     changed, value = thresholds.hold(conditions, found, beyond_noise=False)
     assert changed.failed is None and comparison.SAME in changed.said and value.failed is False
@@ -246,7 +248,8 @@ def test_too_few_samples_cannot_tell() -> None:
         ).differences
     }
     assert found["ttft_ms.p99"].why == "300 samples, p99 needs 662"
-    assert found["ttft_ms.p50"].word == "no difference seen"
+    assert found["ttft_ms.p50"].word == "inconclusive"
+    assert found["ttft_ms.p50"].needed is not None
 
 
 def test_repeats_speak_as_whole_runs() -> None:
@@ -267,7 +270,7 @@ def test_a_summary_alone_has_no_interval() -> None:
     summary = load_summary(EXAMPLE.read_bytes())
     kept = Side(name="kept", runs=(ComparedRun(name="kept", summary=summary),))
     found = comparison.compare([kept, kept])
-    assert {one.word for one in found.differences} == {"cannot tell"}
+    assert {one.word for one in found.differences} == {"inconclusive"}
     assert any("no records" in note for note in found.notes)
 
 
@@ -279,7 +282,7 @@ def test_figures_of_another_tool_are_shown_and_not_judged() -> None:
     )
     found = comparison.compare([side("a", rows(1, 300)), told])
     assert {one.metric for one in found.differences} == {"ttft_ms.p50", "tokens.output_per_s"}
-    assert {one.word for one in found.differences} == {"cannot tell"} and found.same_work is None
+    assert {one.word for one in found.differences} == {"inconclusive"} and found.same_work is None
 
 
 # -- statistics ----------------------------------------------------------------------------------------------------
@@ -412,7 +415,7 @@ def test_a_change_of_one_run_a_side_is_undecided_and_a_value_is_not(
     (condition,) = thresholds.parse_thresholds([text])
     one = difference(before=100.0, after=150.0, change=0.5, low=0.4, high=0.6, repeated=False)
     for beyond_noise in (False, True):
-        outcome = thresholds._check(condition, one, beyond_noise=beyond_noise)
+        outcome = thresholds._check(condition, one, beyond_noise=beyond_noise, runs=3)
         assert outcome.failed is failed
         assert (failed is not None) or "--repeat" in outcome.said
 
@@ -459,7 +462,7 @@ def test_the_interval_of_a_condition_is_in_percent_as_its_change_is() -> None:
     """ "(+105.8 %), interval 1.93x to 2.19x" stood in one row."""
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
     one = difference(before=100.0, after=210.0, change=1.1, low=0.9, high=1.2)
-    said = thresholds._check(condition, one, beyond_noise=True).said
+    said = thresholds._check(condition, one, beyond_noise=True, runs=3).said
     assert said.endswith("(+110.0 %), interval +90.0 to +120.0 %")
 
 
@@ -471,29 +474,116 @@ def test_a_share_can_change_by_no_more_than_there_is() -> None:
 
 
 @pytest.mark.parametrize("text", ["ttft_ms.p99 > +5%", "ttft_ms.p99 > +10ms"])
-@pytest.mark.parametrize(("low", "failed"), [(0.06, True), (0.04, False), (None, None)])
-def test_beyond_noise_asks_for_the_whole_interval(
-    text: str, low: float | None, failed: bool
+@pytest.mark.parametrize(
+    ("low", "high", "failed"),
+    [
+        (0.06, 0.2, True),
+        (0.04, 0.2, None),
+        (-0.295, 2.906, None),
+        (-0.02, 0.03, False),
+        (None, None, None),
+    ],
+)
+def test_beyond_noise_decides_where_the_limit_is_outside_the_interval(
+    text: str, low: float | None, high: float | None, failed: bool | None
 ) -> None:
     (condition,) = thresholds.parse_thresholds([text])
-    one = difference(
-        before=200.0, after=220.0, change=0.1, low=low, high=None if low is None else 0.2
+    one = difference(before=200.0, after=220.0, change=0.1, low=low, high=high)
+    assert thresholds._check(condition, one, beyond_noise=True, runs=3).failed is failed
+
+
+def test_an_undecided_condition_names_the_runs_that_would_decide_it() -> None:
+    """The limit is half a half width from the middle, so four times as many runs are needed."""
+    (condition,) = thresholds.parse_thresholds(["ok_share < -0.5%"])
+    one = difference(metric="ok_share", before=0.9, after=0.91, change=0.01, low=-0.02, high=0.04)
+    outcome = thresholds._check(condition, one, beyond_noise=True, runs=3)
+    assert outcome.failed is None
+    assert "about 12 runs a side" in outcome.said
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "word"),
+    [
+        (0.3, 0.01, "worse"),
+        (-0.3, 0.01, "better"),
+        (0.01, 0.01, "equivalent"),
+        (0.01, 0.2, "inconclusive"),
+        (0.3, 0.3, "inconclusive"),
+    ],
+)
+def test_a_difference_is_different_equivalent_or_inconclusive(
+    value: float, error: float, word: str
+) -> None:
+    known = Known(value=value, error=error, freedom=1000)
+    found = comparison._judged(difference(before=1.0, after=1.0, change=0.0), known, -1, 0.05, 0.05)
+    assert found.word == word
+    assert found.outcome == {"worse": "different", "better": "different"}.get(word, word)
+    assert (found.within is not None) is (word == "equivalent")
+    assert found.within is None or found.within <= comparison.EQUIVALENT_CHANGE
+    assert (found.needed is not None) is (word == "inconclusive")
+
+
+def test_as_much_more_load_as_is_named_decides() -> None:
+    known = Known(value=0.02, error=0.1, freedom=1000)
+    base = difference(before=1.0, after=1.0, change=0.0)
+    found = comparison._judged(base, known, -1, 0.05, 0.05)
+    assert found.outcome == "inconclusive" and found.needed is not None
+    narrower = Known(value=0.02, error=0.1 / math.sqrt(found.needed * 1.01), freedom=1000)
+    assert comparison._judged(base, narrower, -1, 0.05, 0.05).outcome == "equivalent"
+
+
+def test_repeats_with_too_few_requests_for_a_percentile_are_inconclusive_in_it() -> None:
+    """Three runs of 96 requests have 288 of the 662 that a p99 needs."""
+    found = comparison.compare(
+        [
+            side("a", *(rows(seed, 96) for seed in (1, 2, 3))),
+            side("b", *(rows(seed, 96) for seed in (4, 5, 6))),
+        ]
     )
-    assert thresholds._check(condition, one, beyond_noise=True).failed is failed
+    ttft = {one.metric: one for one in found.differences}["ttft_ms.p99"]
+    assert (ttft.outcome, ttft.low) == ("inconclusive", None)
+    assert "288 samples" in ttft.why
+    (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
+    (outcome,) = thresholds.hold([condition], found, beyond_noise=True)
+    assert outcome.failed is None
 
 
-@pytest.mark.parametrize(("high", "failed"), [(-0.006, True), (0.001, False)])
+def test_both_sides_are_named_with_what_was_measured_where_and_when() -> None:
+    facts = TargetFacts(url="http://a:8000", server="vllm", version="0.32.0", model="m")
+    a = side(
+        "a", rows(1, 200), targets=(facts,), workload="qa", started="2026-11-01T10:00:00+00:00"
+    )
+    foreign = Side(
+        name="b",
+        told={"ttft_ms.p50": 5.0},
+        described=SideFacts(tool="GuideLLM", model="m2", url="http://b", load="4 in flight"),
+    )
+    found = comparison.compare([a, foreign])
+    first, other = found.facts
+    assert (first.workload, first.model, first.url) == ("qa", "m", "http://a:8000")
+    assert (first.server, first.started[:10]) == ("vllm 0.32.0", "2026-11-01")
+    assert first.slo and first.load
+    assert (other.tool, other.model, other.load) == ("GuideLLM", "m2", "4 in flight")
+    said = compared.report(found)
+    for shown in (as_text.render(said), as_markdown.render(said), as_page.render(said)):
+        for words in ("qa", "http://a:8000", "vllm 0.32.0", "2026-11-01", "GuideLLM", "http://b"):
+            assert words in shown
+
+
+@pytest.mark.parametrize(("high", "failed"), [(-0.006, True), (0.001, None)])
 def test_beyond_noise_of_a_share_is_in_points(high: float, failed: bool) -> None:
     (condition,) = thresholds.parse_thresholds(["ok_share < -0.5%"])
     one = difference(metric="ok_share", before=0.9, after=0.85, change=-0.05, low=-0.1, high=high)
-    assert thresholds._check(condition, one, beyond_noise=True).failed is failed
+    assert thresholds._check(condition, one, beyond_noise=True, runs=3).failed is failed
 
 
-@pytest.mark.parametrize(("word", "noise"), [("no difference seen", True), ("worse", False)])
+@pytest.mark.parametrize(
+    ("word", "noise"), [("inconclusive", True), ("equivalent", True), ("worse", False)]
+)
 def test_a_condition_that_noise_may_have_broken_says_so(word: str, noise: bool) -> None:
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
     one = difference(before=100.0, after=110.0, change=0.1, low=-0.2, high=0.4, word=word)
-    outcome = thresholds._check(condition, one, beyond_noise=False)
+    outcome = thresholds._check(condition, one, beyond_noise=False, runs=3)
     assert outcome.failed is True
     assert (
         outcome.said.endswith("(+10.0 %), which may be noise: interval -20.0 to +40.0 %") is noise
@@ -536,10 +626,8 @@ def test_text_markdown_and_junit_say_the_same() -> None:
     plain, pasted = as_text.render(said), as_markdown.render(said)
     for one in found.differences:
         line = next(line for line in plain.splitlines() if line.startswith(one.name))
-        assert one.word in line
-        assert any(
-            row.startswith(f"| {one.name}") and one.word in row for row in pasted.splitlines()
-        )
+        assert line.endswith(one.word) or one.outcome != "different"
+        assert any(row.startswith(f"| {one.name}") for row in pasted.splitlines())
     assert "FAILED  tpot_ms.p50 > +5%" in plain and "passed  e2e_ms.p50 > 9999s" in plain
     assert "\x1b[31mworse" in as_text.render(said, color=True) and "\x1b" not in plain
     tree = ElementTree.fromstring(
@@ -633,7 +721,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     b = str(runs.write(tmp_path / "b", slower(rows(2, 300), 1.5)))
     assert exits("compare", a, b) == 0
     assert "these two runs differ" in capsys.readouterr().out
-    assert exits("compare", a, b, "--fail-on", "tpot_ms.p50 > +5%") == 3, (
+    assert exits("compare", a, b, "--fail-on", "tpot_ms.p50 > +5%") == 4, (
         "one run a side decides nothing"
     )
     assert "undecided" in capsys.readouterr().out
@@ -696,7 +784,7 @@ FEWER_THAN_A_RUN_NEEDS = 5  # requests: a run of them is INVALID
 def test_an_invalid_repeat_is_left_out_and_its_side_is_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One INVALID repeat of three made every line "cannot tell", at 5.4 times the latency."""
+    """One INVALID repeat of three made every line "inconclusive", at 5.4 times the latency."""
     for seed in (1, 2, 3):
         runs.write(tmp_path / "a" / f"r{seed}", rows(seed, 700))
         runs.write(tmp_path / "b" / f"r{seed}", slower(rows(seed + 5, 700), 5.4))
@@ -721,8 +809,6 @@ def test_a_side_of_which_every_repeat_is_invalid_is_not_judged(
 
 
 def test_what_is_simulated_says_so_first() -> None:
-    from loadgen.core.results.manifest import TargetFacts
-
     a, b = side("a", rows(1, 200), targets=(TargetFacts(simulated=True),)), side("b", rows(2, 200))
     found = comparison.compare([a, b])
     assert found.simulated == ("a",)

@@ -1146,7 +1146,7 @@ def test_why_there_is_no_rate_is_no_riddle() -> None:
 
 @pytest.mark.parametrize(
     ("verdict", "interrupted", "code"),
-    [(PASS, False, 0), (FAIL, False, 1), (INCONCLUSIVE, False, 3), (PASS, True, 130)],
+    [(PASS, False, 0), (FAIL, False, 1), (INCONCLUSIVE, False, 4), (PASS, True, 130)],
 )
 def test_exit_codes(verdict: Any, interrupted: bool, code: int) -> None:
     found = Validation(
@@ -1308,7 +1308,7 @@ def test_a_validation_is_shortened_and_extended(
     folder = tmp_path / "the poc"
     begin = f"'{tmp_path}/c.yaml' --url sim:gb300-vm --seed 1 -o '{folder}' --duration 80s"
     code, out, err = validated(begin, capsys)
-    assert (code, "1 min 20 s of load instead of 3 min 00 s" in out) == (3, True)
+    assert (code, "1 min 20 s of load instead of 3 min 00 s" in out) == (4, True)
     assert f"loadgen validate --extend '{folder}' --add 176s" in err, (
         "two windows of 80 s, and a tenth"
     )
@@ -1349,7 +1349,7 @@ def test_the_load_that_is_said_to_be_missing_decides(
     (tmp_path / "c.yaml").write_text(f"name: c\ngpus: 4\nhorizon: 30s\nlevels: [{level}]\n")
     target = f"--url sim:gb300-vm --seed {seed}"
     code, out, err = validated(f"'{tmp_path}/c.yaml' {target} -o '{tmp_path}/out'", capsys)
-    assert code == 3, out
+    assert code == 4, out
     (term,) = (
         msgspec.json.decode((tmp_path / "out" / "verdict.json").read_bytes(), type=Validation)
         .levels[0]

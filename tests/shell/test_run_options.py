@@ -374,7 +374,7 @@ def test_the_command_is_what_was_typed_without_its_secrets(tmp_path: Path) -> No
 UNDECIDED = {"slo": "tpot:1s", "output_tokens": 1}  # answers of one token have no TPOT
 
 
-@pytest.mark.parametrize(("strict", "code"), [([], 0), (["--strict"], 3)])
+@pytest.mark.parametrize(("strict", "code"), [([], 0), (["--strict"], 4)])
 @pytest.mark.parametrize(
     "call",
     [

@@ -501,11 +501,14 @@ def by_verdict(summary: Summary) -> Summary:
 def exit_code(summary: Summary, *, strict: bool = False, reported: bool = False) -> int:
     """Return the exit code of a run: 130 interrupted, else 3 not valid, else 1 SLO missed, else 0.
 
+    With `strict` an SLO that the run does not decide is 4, also where its percentile rests on too
+    few samples to be supported.
+
     A run without an SLO ends with 1 if its error rate is above the limit `failure_share`.
 
     Args:
         summary: The run.
-        strict: Whether an SLO that the run cannot decide is 3.
+        strict: Whether an SLO that the run cannot decide is 4.
         reported: Whether this is the exit code of a report, which does not end with 130.
     """
     if summary.run.state == "interrupted" and not reported:
@@ -514,7 +517,18 @@ def exit_code(summary: Summary, *, strict: bool = False, reported: bool = False)
         return codes.UNSOUND
     if summary.goodput.met is False or fails_by_errors(summary):
         return codes.SLO_MISSED
-    return codes.UNSOUND if summary.goodput.undecided and strict else codes.OK
+    return codes.INCONCLUSIVE if strict and is_inconclusive(summary) else codes.OK
+
+
+def is_inconclusive(summary: Summary) -> bool:
+    """Return whether a run does not decide its SLO, or decides a term on too few samples.
+
+    The terms of request classes with their own SLOs count too.
+    """
+    judged = [summary.goodput, *(part.goodput for part in summary.classes)]
+    return summary.goodput.undecided or any(
+        not term.supported for goodput in judged for term in goodput.slo
+    )
 
 
 def fails_by_errors(summary: Summary) -> bool:

@@ -201,7 +201,7 @@ def test_a_contract_promises_a_figure_of_another_package(
     assert "thinking: first answer - first token" in (out / "verdict.html").read_text("utf-8")
     assert "thinking at p50 within" in (out / "junit.xml").read_text("utf-8")
     with without_plugins():
-        assert exits("report", out) == 3
+        assert exits("report", out) == 4
         shown = capsys.readouterr().out
         assert "thinking at p50 within" in shown
         assert "figure thinking is defined by a package that is not loaded here" in shown

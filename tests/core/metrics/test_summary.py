@@ -19,10 +19,12 @@ from loadgen_sdk.transport.exchange import Exchange
 from make_examples import DATA, EXAMPLES, blank
 from numpy.typing import NDArray
 from pytest import approx as about
+from queueing import rows
 from refusals import refused
 from runs import says
 
 import loadgen
+from loadgen.core import errors as codes
 from loadgen.core import format
 from loadgen.core.errors import UserError
 from loadgen.core.limits import ValidityLimits
@@ -684,6 +686,7 @@ def test_a_client_that_stands_still_prints_no_gaps_as_sound() -> None:
     assert max_gap.met is True, "its whole range is within the limit"
     assert max_gap.high_ms is not None and max_gap.high_ms < max_gap.limit_ms
     assert (s.goodput.met, s.goodput.undecided) == (None, True)
+    assert (exit_code(s), exit_code(s, strict=True)) == (0, 4)
     page = " ".join(text.render(s).split())
     assert "VALID, with a reservation: not reported: " in page
     assert s.percentiles["itl_ms"] == {}
@@ -895,7 +898,7 @@ def test_a_term_that_no_request_can_have_is_undecided() -> None:
     assert s.goodput.slo[0].undecided == "no answer had the two tokens of a TPOT"
     assert s.goodput.met is False, "a missed term decides"
     s = summarize(Header(state="finished", slo=Slo(terms=slo.terms[:1])), rows)
-    assert s.goodput.undecided and exit_code(s) == 0 and exit_code(s, strict=True) == 3
+    assert s.goodput.undecided and exit_code(s) == 0 and exit_code(s, strict=True) == 4
     assert "MISSED" not in text.render(s)
     rows["status"] = FAILED
     assert summarize(Header(slo=Slo(terms=slo.terms[:1])), rows).goodput.met is False, (
@@ -1115,3 +1118,24 @@ def test_a_single_request_has_no_rate(tmp_path: Path) -> None:
     summary = run.summary
     assert summary.requests.ok == 1
     assert summary.load.completed_rps is None and summary.load.steady_completed_rps is None
+
+
+def test_an_slo_that_rests_on_too_few_samples_is_inconclusive_under_strict() -> None:
+    """p99 needs 662 samples: 300 good ones pass without --strict, and decide nothing with it."""
+    slo = Slo(terms=(Term(metric="ttft", limit_ns=60_000 * MS, quantile=0.99),))
+    few = summarize(Header(slo=slo, state="finished"), rows(1, 300))
+    enough = summarize(Header(slo=slo, state="finished"), rows(1, 700))
+    assert few.verdict.valid and few.goodput.met and not few.goodput.slo[0].supported
+    assert (exit_code(few), exit_code(few, strict=True)) == (0, 4)
+    assert (exit_code(enough), exit_code(enough, strict=True)) == (0, 0)
+    slow = Slo(terms=(Term(metric="ttft", limit_ns=1, quantile=0.99),))
+    missed = summarize(Header(slo=slow, state="finished"), rows(1, 300))
+    assert exit_code(missed, strict=True) == 1, "a miss decides"
+
+
+def test_the_most_severe_exit_code_is_not_the_largest() -> None:
+    assert codes.most_severe([]) == 0
+    assert codes.most_severe([0, 4, 1]) == 1
+    assert codes.most_severe([4, 3, 1]) == 3
+    assert codes.most_severe([4, 0]) == 4
+    assert codes.most_severe([3, 130]) == 130

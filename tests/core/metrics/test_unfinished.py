@@ -18,7 +18,7 @@ from make_examples import blank, stream
 from numpy.typing import NDArray
 from runs import says
 
-from loadgen.core.errors import INTERRUPTED, OK, SLO_MISSED, UNSOUND
+from loadgen.core.errors import INCONCLUSIVE, INTERRUPTED, OK, SLO_MISSED, UNSOUND
 from loadgen.core.execution.events import Counters
 from loadgen.core.metrics import columns, outcomes
 from loadgen.core.metrics.columns import UNFINISHED, Columns
@@ -383,7 +383,7 @@ def test_a_contract_is_inconclusive_where_its_own_grace_cut_too_much(
         exits(
             "validate", str(contract), "--url", "sim:gb300-vm", "-o", str(tmp_path / "a"), "--json"
         )
-        == UNSOUND
+        == INCONCLUSIVE
     )
     verdict = json.loads(capsys.readouterr().out)
     for term in verdict["levels"][0]["terms"]:
