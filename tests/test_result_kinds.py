@@ -556,6 +556,28 @@ def test_text_markdown_and_page_say_the_same_figures(made: Path, name: str) -> N
     assert len(shown) > 5
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "field"),
+    [
+        ("raw", "run.json", "schema"),
+        ("mlperf", "mlperf.json", "samples"),
+        ("search", "search.json", "settings"),
+        ("size", "size.json", "made"),
+    ],
+)
+def test_a_file_without_a_value_that_is_always_written_is_refused_as_damaged(
+    results: Path, name: str, file: str, field: str, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(results / name, tmp_path / name))
+    content = json.loads((folder / file).read_bytes())
+    del content[field]
+    (folder / file).write_text(json.dumps(content))
+    with pytest.raises(UserError) as caught:
+        assert opened(folder).text
+    assert caught.value.exit_code == 2
+    assert caught.value.where == str(folder / file) and f"`{field}`" in str(caught.value)
+
+
 def test_a_verdict_that_was_reported_is_as_it_was_handed_over(results: Path) -> None:
     folder = results / "contract"
     assert exits("report", folder) in (0, 1, 3)

@@ -73,7 +73,7 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
     workload: str = ""
     remarks: tuple[str, ...] = ()
     version: str = ""  # of loadgen
-    made: str = ""  # when, ISO 8601 in UTC; "" in files of before this field
+    made: str  # when, ISO 8601 in UTC
 
 
 def sizing(

@@ -38,13 +38,13 @@ CLOSE = 0.01  # a rate within so much of the one asked for is that rate, whateve
 def checks(
     header: Header, summary: Any, signs: Signs, columns: Sequence[Columns]
 ) -> tuple[StimulusCheck, ...]:
-    """The checks that this load has. `columns`: the measured rows; () where they were not kept."""
+    """Return the checks that apply to this load. `columns`: the measured records of each stage."""
     if not signs.sends:
         return ()
     return (
         *_arrivals(header, summary, columns),
         *_mix(header, summary),
-        *_tokens(header, summary, signs, kept=bool(columns)),
+        *_tokens(header, summary, signs),
     )
 
 
@@ -63,9 +63,7 @@ def _arrivals(header: Header, summary: Any, columns: Sequence[Columns]) -> Itera
         return
     (stage,) = measured
     lanes, most = stage.concurrency, load.in_flight_max
-    if (
-        stage.closed and lanes and most is not None and columns
-    ):  # without rows, it is sampled once a second
+    if stage.closed and lanes and most is not None:
         yield StimulusCheck(
             code="lanes", asked=float(lanes), seen=float(most), ok=most >= lanes, n=sent
         )
@@ -113,7 +111,7 @@ def _mix(header: Header, summary: Any) -> Iterator[StimulusCheck]:
     )
 
 
-def _tokens(header: Header, summary: Any, signs: Signs, *, kept: bool) -> Iterator[StimulusCheck]:
+def _tokens(header: Header, summary: Any, signs: Signs) -> Iterator[StimulusCheck]:
     tokens, ok = summary.tokens, summary.requests.ok
     asked, got = float(signs.asked), float(signs.asked_got)
     if asked:
@@ -133,13 +131,12 @@ def _tokens(header: Header, summary: Any, signs: Signs, *, kept: bool) -> Iterat
     if header.shares_prompts:
         yield StimulusCheck(code="cache", seen=tokens.cached_share, ok=None, n=ok)
         return
-    if kept:  # sums do not tell which prompts were sent before
-        yield StimulusCheck(
-            code="repeats",
-            asked=0.0,
-            seen=float(signs.repeated),
-            ok=not signs.repeated,
-            n=signs.sends,
-        )
+    yield StimulusCheck(
+        code="repeats",
+        asked=0.0,
+        seen=float(signs.repeated),
+        ok=not signs.repeated,
+        n=signs.sends,
+    )
     cold = None if tokens.cached_share is None else tokens.cached_share <= CACHED_SHARE
     yield StimulusCheck(code="cache", asked=0.0, seen=tokens.cached_share, ok=cold, n=ok)

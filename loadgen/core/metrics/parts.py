@@ -108,7 +108,7 @@ class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
 class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One step of the tasks: its measured requests, over the window of the whole run.
 
-    The shares are of the time of the tasks that ended ok, all of which add up to 1; null where no records were kept.
+    The shares are of the time of the tasks that ended ok, all of which add up to 1; null where no task ended ok.
     """
 
     name: str

@@ -186,9 +186,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     )
     drift: Drift = Drift()
     sustainable: Sustainable = Sustainable()
-    recovery: tuple[
-        Recovery, ...
-    ] = ()  # one for each spike, where there is an SLO and all rows were kept
+    recovery: tuple[Recovery, ...] = ()  # one for each spike, where there is an SLO
     speculation: Speculation | None = None  # null: nobody says that anything was drafted
     splits: Splits = Splits()
     slowest: tuple[SlowRequest, ...] = ()
@@ -203,7 +201,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()  # those that sent the load, or were lost; empty: one did
     within: dict[
         str, Interval
-    ] = {}  # path of a figure -> its interval by blocks of time; empty: too short, or no rows
+    ] = {}  # path of a figure -> its interval by blocks of time; empty: too short
     percentiles: dict[
         str, dict[str, float]
     ] = {}  # those that were asked for: field of a figure -> its name -> ms

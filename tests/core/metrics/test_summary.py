@@ -987,7 +987,7 @@ def test_the_examples_are_what_the_script_writes(name: str) -> None:
     assert exit_code(stored) == (0 if stored.verdict.valid else 3)
 
 
-def test_a_header_survives_its_file_and_an_older_one_is_filled_up() -> None:
+def test_a_header_survives_its_file_and_unknown_fields_are_ignored() -> None:
     assert decode(encode(HEADER)) == HEADER
     assert decode(b'{"schema": 1, "run": "x", "unknown": [1]}') == Header(run="x")
     assert [second.t_s for second in decode_seconds(b'{"t_s": 1.0}\n{"t_s": 2.0}\n{"t_s": 3')] == [
