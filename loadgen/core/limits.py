@@ -29,6 +29,9 @@ UNFINISHED_SHARE = (
 
 # Limits of the warnings. A run beyond one of them stays valid, and its summary carries a warning.
 COUNT_DISAGREEMENT = 0.02  # between two counts of the same tokens
+PROMPT_LENGTHS = 0.05
+"""Difference between the requested and the counted tokens of generated prompts. Beyond it, it is
+another load."""
 CONTRADICTING_TOKENS = (
     2  # a count that differs from its stream by more tokens than this, and by more than
 )

@@ -226,9 +226,17 @@ def full_load(stages: Sequence[Cell], first: int, last: int) -> tuple[int, int]:
     return max(start_ns, stages[first].latest("lane_due")), end_ns
 
 
-def amount_in(cells: Sequence[Cell], name: str, stretch: Span | Window) -> float:
-    """How much of an amount came in an interval, all cells together."""
-    return sum(cell.amount(name).between(stretch.start_s, stretch.end_s) for cell in cells)
+def amount_in(
+    cells: Sequence[Cell], name: str, stretch: Span | Window, *, includes_start: bool = False
+) -> float:
+    """Return how much of an amount came in an interval, all cells together.
+
+    What came in the first nanosecond of the interval counts with `includes_start` only.
+    """
+    return sum(
+        cell.amount(name).between(stretch.start_s, stretch.end_s, includes_start=includes_start)
+        for cell in cells
+    )
 
 
 def bytes(cell: Cell) -> Bytes:
@@ -288,7 +296,9 @@ def tokens(
     )
     steady_output = per_second(in_steady, steady) if output is not None else None
     steady_input = (
-        per_second(amount_in([cell], "input", steady), steady) if prompt is not None else None
+        per_second(amount_in([cell], "input", steady, includes_start=True), steady)
+        if prompt is not None
+        else None
     )
     rates = {
         "output_per_s": per_second(output, inside),

@@ -54,6 +54,9 @@ SENTENCES = {
     "({share:share}): the server ends them early, so its figures are for shorter answers",
     "lanes_unfilled": "not the load that was requested: {requests:request|requests} cannot fill a concurrency of "
     "{lanes:,}; send at least {needed:,} requests",
+    "prompt_lengths": "not the load that was asked for: by the server's count the prompts have "
+    "{share:signed} tokens against those requested (limit {limit:share}): give the tokenizer of "
+    "the model (--tokenizer)",
     # why the figures of a family are withheld: `unsound` of a summary
     "counts_contradict": "the token counts of {contradicting:,} of {answers:answer|answers} ({share:share}, limit {limit:share}) "
     "contradict the stream: {understated:,} say fewer tokens than output events came, {overstated:,} more than "

@@ -401,6 +401,8 @@ def _caveats(header: Header, summary: Any, signs: Signs) -> Iterator[ReasonCode]
     asked, got = signs.asked, signs.asked_got
     if got < asked * (1 - limits.SHORTENED):
         yield _code("shortened", asked=asked, got=got, share=got / asked)
+    if _have_prompts_another_length(header, signs):
+        yield _code("prompt_lengths", share=signs.disagreement, limit=limits.PROMPT_LENGTHS)
     yield from _unfilled_concurrency(header, signs.sends)
 
 
@@ -414,6 +416,17 @@ def _unfilled_concurrency(header: Header, sends: int) -> Iterator[ReasonCode]:
 def _largest_concurrency(header: Header) -> int:
     """Return the concurrency of the largest measured closed loop, or 0 without one."""
     return max((stage.concurrency or 0 for stage in header.stages if stage.measured), default=0)
+
+
+def _have_prompts_another_length(header: Header, signs: Signs) -> bool:
+    """Return True if generated prompts are not as long as requested, by the server's count.
+
+    Without the size of the chat template, the difference may be the template.
+    """
+    is_known = signs.disagreement is not None and header.template_tokens is not None
+    if not is_known or not header.random_words:
+        return False
+    return abs(signs.disagreement or 0.0) > limits.PROMPT_LENGTHS
 
 
 def _undisclosed(
@@ -543,7 +556,8 @@ def _of_token_counts(
         yield _code("usage_missing", missing=missing, ok=ok)
     if estimated := max(sources.input.get("estimate", 0), sources.output.get("estimate", 0)):
         yield _code("counts_estimated", estimated=estimated, ok=ok)
-    if signs.disagreement is not None and abs(signs.disagreement) > limits.COUNT_DISAGREEMENT:
+    differs = abs(signs.disagreement or 0.0) > limits.COUNT_DISAGREEMENT
+    if differs and not _have_prompts_another_length(header, signs):
         values = {"share": signs.disagreement, "limit": limits.COUNT_DISAGREEMENT}
         yield _code(
             "prompt_counts_differ", **values, template_known=header.template_tokens is not None

@@ -34,15 +34,20 @@ class Amounts:
         """Add the amounts of another; the order of merging does not matter."""
         self._parts += other._parts
 
-    def between(self, start_s: float | None, end_s: float | None) -> float:
-        """The amount that came in an interval; 0 when an end is None.
+    def between(
+        self, start_s: float | None, end_s: float | None, *, includes_start: bool = False
+    ) -> float:
+        """Return the amount that came in an interval; 0 if an end is None.
 
-        What came in the very instant in which the interval begins was before it. So lanes in step, which all begin and
-        end together, are counted once a round.
+        What came at the start of the interval belongs to the interval before it, unless
+        `includes_start`. So virtual users in step, which all start and end together, are counted
+        once a round.
         """
         if start_s is None or end_s is None:
             return 0.0
         low, high = round(start_s * 1e9), round(end_s * 1e9)
+        if includes_start:
+            low -= 1
         total = 0.0
         for start, end, amount in self._parts:
             if start is end:

@@ -1139,3 +1139,35 @@ def test_the_most_severe_exit_code_is_not_the_largest() -> None:
     assert codes.most_severe([4, 3, 1]) == 3
     assert codes.most_severe([4, 0]) == 4
     assert codes.most_severe([3, 130]) == 130
+
+
+def test_the_steady_input_rate_counts_a_prompt_read_at_the_start_of_the_window() -> None:
+    rows = sound(20)
+    due_ns = rows["due_ns"].copy()
+    rows["first_token_ns"] = rows["last_token_ns"] = rows["end_ns"] = due_ns
+    s = summarize(Header(state="finished"), rows)
+    steady = s.window.steady
+    assert steady.start_s == due_ns.min() / 1e9
+    assert s.tokens.steady_input_per_s is not None and steady.duration_s is not None
+    counted = s.tokens.steady_input_per_s * steady.duration_s
+    assert counted == pytest.approx(rows["input_tokens"].sum())
+
+
+@pytest.mark.parametrize(
+    ("counted", "header", "caveat"),
+    [
+        (253, {"random_words": True}, "prompt_lengths"),
+        (104, {"random_words": True}, None),
+        (253, {"random_words": True, "template_tokens": None}, None),
+        (253, {}, None),
+    ],
+    ids=["153 % too long", "4 % too long", "the template is not known", "prompts of the user"],
+)
+def test_generated_prompts_of_another_length_are_a_reservation(
+    counted: int, header: dict[str, Any], caveat: str | None
+) -> None:
+    s = judged({"input_tokens": (1000, counted)}, **header)
+    assert s.verdict.valid
+    expected = [] if caveat is None else [caveat]
+    assert [code.code for code in s.verdict.caveat_codes] == expected
+    assert says(s.verdict.warning_codes, "prompt_counts_differ") is (caveat is None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadgen.core.stats.amounts import BINS, TimeCurve
+from loadgen.core.stats.amounts import BINS, Amounts, TimeCurve
 
 S = 1_000_000_000
 
@@ -27,3 +27,11 @@ def test_a_curve_of_any_length_takes_the_same_room(hours: float) -> None:
     exact = float((np.where(end > start, share, at_once) * amount).sum())
     assert curve.between(low, high) == pytest.approx(exact, rel=0.005)
     assert curve.between(0, span_s + 100) == pytest.approx(amount.sum(), rel=1e-6)
+
+
+def test_an_amount_at_the_start_of_an_interval_counts_where_it_is_asked_for() -> None:
+    at_ns = np.array([1, 2, 3], np.int64) * 1_000_000_000
+    amounts = Amounts()
+    amounts.add(at_ns, at_ns, np.array([1, 10, 100]))
+    assert amounts.between(1.0, 2.0) == 10
+    assert amounts.between(1.0, 2.0, includes_start=True) == 11
