@@ -20,6 +20,7 @@ from loadgen.present.section import Table, Warned
 from loadgen.pricing.prices import Owned, dated
 from loadgen.pricing.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer
 from loadgen.runs.headline import missed_by
+from loadgen.runs.rates import MEASUREMENT_WINDOW, STEADY_STATE_WINDOW
 
 DIGITS = 4  # significant digits of a printed amount
 
@@ -270,8 +271,11 @@ def measured(offer: Offer) -> str:
     if basis.low is not None and basis.high is not None and request_rate:
         ends = f"{format.quantity(float(request_rate * basis.low))} to {format.quantity(float(request_rate * basis.high))}"
         rate += f" (95 % interval {ends})"
-    window = "over the whole run" if offer.evidence.at_once else "in the steady-state window"
-    return f"{basis.label}: {rate} of {workload} completed {window}; SLO: {limits}; from {place}"
+    window = MEASUREMENT_WINDOW if offer.evidence.at_once else STEADY_STATE_WINDOW
+    return (
+        f"{basis.label}: {rate} of {workload} completed in the {window}; SLO: {limits}; "
+        f"from {place}"
+    )
 
 
 def standing(offer: Offer) -> str:

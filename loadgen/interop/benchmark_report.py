@@ -118,7 +118,8 @@ def _distribution(ours: Distribution, units: str) -> dict[str, Any] | None:
     values = {
         name: getattr(ours, name) for name in ("mean", "min", "p50", "p90", "p95", "p99", "max")
     }
-    return _known({"units": units, **values, "p99p9": ours.p99_9})
+    statistics_known: dict[str, Any] = _known({"units": units, **values, "p99p9": ours.p99_9})
+    return statistics_known
 
 
 def _lengths(tokens: NDArray[np.int64]) -> dict[str, Any] | None:

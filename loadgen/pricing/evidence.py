@@ -21,7 +21,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The evidence behind a figure. `summaries`: one run, or its repeats; with a capacity the run that shows it.
 
     `at_once`: an Offline run, or another whose requests were all due at once. Its rates are those of
-    the whole run, because it has no steady-state window.
+    the measurement window, because it has no steady-state window.
     """
 
     name: str

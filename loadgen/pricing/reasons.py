@@ -29,7 +29,8 @@ SENTENCES = {
     "overloaded": "the server did not sustain this load: {why}",
     "unconfirmed": "the search ended before a confirmation: a trial at full length is the evidence, and a longer "
     "run may not hold it",
-    "at_once": "Offline: everything was due at once, without a limit on latency; rates are over the whole run. Under a limit "
+    "at_once": "Offline: everything was due at once, without a limit on latency, so the rates are "
+    "those of the measurement window. Under a limit "
     "the same machines carry less",
     "no_slo": "no SLO: nothing says which requests were good",
     # of a cost

@@ -176,8 +176,9 @@ def decimal(number: float) -> Decimal:
 def basis(evidence: Evidence) -> Basis:
     """Rates and counts of a capacity, of one run, or of repeats (means of their rates, sums of their counts).
 
-    Of runs: the steady rates of metrics.md, of Offline those of the whole run. Of a capacity: its rate, multiplied by
-    the share of good requests and of tasks in its run; of tokens the steady rates that its run showed.
+    Of runs these are the steady rates of metrics.md, of Offline runs those of the measurement
+    window. Of a capacity it is its rate, multiplied by the share of good requests and of tasks in
+    its run; of tokens the steady rates that its run showed.
     """
     summaries = evidence.summaries
     totals = _totals(summaries)

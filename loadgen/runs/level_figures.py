@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 FIGURES = (
     "simulated",
     "offered_rps",
-    "completed_rps",
+    "steady_completed_rps",
     "goodput_rps",
     "output_tokens_per_s",
     "output_tokens_per_s_per_gpu",

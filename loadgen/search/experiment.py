@@ -496,7 +496,7 @@ def highest(
     if not promises(summary):
         return None
     closed = any(stage.concurrency is not None for stage in summary.stages if stage.measured)
-    rate = best.figures.get("completed_rps") if closed else best.ask.load
+    rate = best.figures.get("steady_completed_rps") if closed else best.ask.load
     if not rate:
         return None
     ends = None if closed else answer.interval
