@@ -119,7 +119,9 @@ def test_streamed_responses_have_their_tokens_and_instants(tmp_path: Path) -> No
     ("last", "ok"),
     [
         (response("incomplete", incomplete_details={"reason": "max_output_tokens"}), True),
-        (response("incomplete", incomplete_details={"reason": "cancelled"}), False),
+        (response("incomplete", incomplete_details={"reason": "tired"}), True),
+        (response("incomplete"), True),
+        (response("cancelled"), False),
         (response("failed", error={"code": "server_error", "message": "out of memory"}), False),
         (response("in_progress"), False),
     ],

@@ -33,7 +33,7 @@ from .events import (
     unknown_text_field,
 )
 from .implementation import ReadingState, plain_run
-from .other_apis import of_other_api, with_choices
+from .other_apis import read_other_api, with_choices
 from .sse import Named
 
 ENDINGS = frozenset(("stop", "length", "tool_calls", "function_call", "content_filter"))
@@ -423,7 +423,7 @@ class Reading(ReadingState):
             return None
         if not isinstance(value, dict):
             return None
-        return of_other_api(value) or lenient_event(value)
+        return read_other_api(value) or lenient_event(value)
 
     def _decode_leniently(self, text: bytes) -> Any:
         """Return the value of JSON and note bytes that are not UTF-8. Raises one of NOT_JSON."""
