@@ -366,7 +366,7 @@ def outputs(
     return files | {capacity.FILE: capacity.dump(found)}
 
 
-RESUMABLE = ("", "interrupted", "gone", "nodes", "invalid", "probes", "time")
+RESUMABLE = ("", "interrupted", "gone", "nodes", "invalid", "refused", "probes", "time")
 """Reasons for which a search ended before it had its answer, so that it can be resumed."""
 
 MORE_PROBES = 20  # half of the default limit of a search: enough for most confirmations

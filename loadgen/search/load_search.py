@@ -21,6 +21,7 @@ from loadgen.core.errors import INTERRUPTED, OK, SLO_MISSED, UNSOUND
 from loadgen.core.stats.intervals import Interval, recurrence
 from loadgen.repeated.capacity import State
 from loadgen.search.belief import Belief
+from loadgen.search.failures import REFUSED
 from loadgen.search.watch import Outcome
 
 Kind = Literal["bracket", "probe", "confirm", "sustain", "level"]
@@ -74,7 +75,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     offered: float
     noise: float
     why: str = ""
-    code: str = ""  # of `why`: misses, steady, full_length, unfinished, withheld, server_gone, or that of the verdict
+    code: str = ""  # of `why`: misses, steady, full_length, not_sustained, failures, refused, ...
     folder: str = ""
     figures: dict[str, float | None] = {}
     sustained: bool | None = None  # null: not known, as of every trial that ended early
@@ -89,7 +90,7 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     reason: "" not finished; "found" precise and confirmed; "coarse" confirmed, and not precise after `ENOUGH` trials;
     "none" as above; "highest" the highest load allowed holds; "unconfirmed" the confirmations
     failed; "undecided" loads met the SLO, and their trials could not show whether they are
-    sustained; "probes", "time", "invalid", "gone" (no endpoint any more), "nodes" (no load machine
+    sustained; "probes", "time", "invalid", "refused" (a quota or rate limit), "gone" (no endpoint any more), "nodes" (no load machine
     any more), "interrupted": the search stopped with what it knew then.
     """
 
@@ -250,7 +251,7 @@ def capacity_of(answer: SearchAnswer, told: Sequence[TrialResult]) -> tuple[floa
 def exit_code(answer: SearchAnswer) -> int:
     """The exit code of a search."""
     ok = dict.fromkeys((*FOUND, "highest"), OK)
-    unsound = dict.fromkeys(("invalid", "gone", "nodes", "probes", "time"), UNSOUND)
+    unsound = dict.fromkeys(("invalid", "refused", "gone", "nodes", "probes", "time"), UNSOUND)
     return (ok | unsound | {"interrupted": INTERRUPTED}).get(answer.reason, SLO_MISSED)
 
 
@@ -321,13 +322,18 @@ class LoadSearch:
         ]
 
     def tell(self, told: TrialResult) -> None:
-        """Record the result of a trial. An invalid one says nothing about its load, which is tried again; a second one
-        in a row ends the search. Where each load so far missed and the next sends too few requests to be judged, none
-        holds: still lower ones would send fewer.
+        """Record the result of a trial.
+
+        An invalid one says nothing about its load, which is tried again; a second one in a row ends
+        the search. A refusal for a quota or a rate limit ends it at once, because each further trial
+        would meet it too. Where each load so far failed and the next sends too few requests to be
+        judged, none passes: still lower ones would send fewer.
         """
         again = bool(self.told) and self.told[-1].outcome == "invalid"
         self.told.append(told)
-        if told.outcome == "invalid" and again:
+        if told.code == REFUSED:
+            self.stopped = "refused"
+        elif told.outcome == "invalid" and again:
             nothing = self._held is None and self._missed is not None and told.code == "too_few"
             self.stopped = "none" if nothing else "invalid"
 

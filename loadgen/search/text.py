@@ -42,6 +42,7 @@ ENDINGS = {
     "probes": "stopped: so many trials were allowed and no more",
     "time": "stopped: the time allowed is used up",
     "invalid": "stopped: two trials in a row were not valid measurements",
+    "refused": "stopped: the endpoint refused requests for a quota or a rate limit",
     "gone": "stopped: the endpoint could not be reached any more",
     "nodes": "stopped: no node of the cluster was left to send the load",
     "interrupted": "interrupted",

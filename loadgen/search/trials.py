@@ -44,7 +44,7 @@ from loadgen.core.slo import Slo
 from loadgen.core.workload import Closed, Poisson, placed
 from loadgen.runs.headline import missed_by
 from loadgen.runs.level_figures import figures
-from loadgen.search import experiment
+from loadgen.search import experiment, failures
 from loadgen.search.experiment import StoredSearch
 from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult
 from loadgen.search.watch import BROKEN, Decision, Goal, Watch, that_ended
@@ -209,7 +209,7 @@ class Trials:
         )
         full = len(due) if decision is None else offered * length_s
         decided = _outcome(self.goal, summary, rows, sent, decision)
-        outcome, code, why, _ = _fail_unsustained(decided, ask, self.goal, summary)
+        outcome, code, why, _ = _apply_search_rules(decided, ask, self.goal, summary)
         standing = summary.sustainable
         sustained, sustained_why, needed_s = None, "", None
         if decision is None:
@@ -277,7 +277,7 @@ def retold(folder: Path, result: TrialResult, *, mlperf: bool) -> TrialResult:
     slo, rows = stored.header.slo or Slo(terms=()), _measured(stored.rows, summary)
     goal = Goal(slo=slo, mlperf=mlperf)
     decided = _outcome(goal, summary, rows, _due(rows), None)
-    outcome, code, why, _ = _fail_unsustained(decided, result.ask, goal, summary)
+    outcome, code, why, _ = _apply_search_rules(decided, result.ask, goal, summary)
     standing = summary.sustainable
     return msgspec.structs.replace(
         again,
@@ -342,16 +342,25 @@ def _outcome(
     return Decision("under", "full_length", "at full length", end_ns)
 
 
-def _fail_unsustained(
+def _apply_search_rules(
     decided: Decision, trial: NextTrial, goal: Goal, summary: Summary
 ) -> Decision:
-    """Return the outcome of a trial, failed if the server did not sustain the load.
+    """Return the outcome of a trial by what a search asks beside the SLO.
 
-    By MLPerf's rules that is not required of a run, and of a level of a sweep its table says it.
+    A trial in which the endpoint refused requests for a quota or a rate limit says nothing about
+    the load. One in which more than 1 % of the requests failed, or whose load the server did not
+    sustain, has failed. By MLPerf's rules that is not required of a run, and of a level of a sweep
+    its table says it.
     """
-    is_required = trial.kind != "level" and not goal.mlperf
-    is_known = decided.code == "full_length" and summary.sustainable.sustained is False
-    if is_required and is_known:
+    if trial.kind == "level" or goal.mlperf:
+        return decided
+    if refusals := failures.describe_refusals(summary.requests):
+        return Decision("invalid", failures.REFUSED, refusals, decided.at_ns)
+    if decided.outcome == "invalid":
+        return decided
+    if failed := failures.describe_failures(summary.requests):
+        return Decision("over", "failures", failed, decided.at_ns)
+    if decided.code == "full_length" and summary.sustainable.sustained is False:
         return Decision("over", "not_sustained", summary.sustainable.why, decided.at_ns)
     return decided
 

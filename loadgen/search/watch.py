@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Outcome = Literal["over", "under", "invalid"]
-BROKEN = tuple(
-    KIND[name] for name in ("dns", "connect", "tls", "reset", "truncated", "http_5xx", "empty")
-)
-"""Kinds of failure of a server that is gone or broken. An overloaded server answers 429, or late."""
+BROKEN = tuple(KIND[name] for name in ("dns", "connect", "tls", "reset"))
+"""Kinds of failure of a server that is gone. One that is overloaded responds late, or with errors."""
 
 
 class Goal(Struct, frozen=True, kw_only=True):
