@@ -24,8 +24,10 @@ def text(size: Size, summary: Summary, *, workload: str, gpus: int) -> str:
     if not summary.goodput.slo:  # the workload's classes have limits of their own: they stand there
         terms += [term for part in summary.classes for term in _terms(part, part.name)]
         own = own if not summary.classes else []
+    mark = ["# SIMULATED: its limits are of a performance model, not of a real server"]
     return "\n".join(
         [
+            *(mark if summary.target.simulated else []),
             f"# one of {size.carrying} machines that carry the load; check it first: "
             "loadgen validate FILE --url URL --dry-run",
             f"name: {summary.run.workload}",

@@ -131,6 +131,7 @@ def test_the_contract_that_size_writes_ends_decided(
     search = ("search", "qa", *SIM, *slo, "--gpus", "4", "-d", "60s", "-o", "vm")
     assert exits(*search) == 0
     assert exits("size", "qa", "vm", "--rate", "20", "--contract", "c.yaml") == 0
+    assert "SIMULATED" in Path("c.yaml").read_text("utf-8")
     assert exits("validate", "c.yaml", *SIM, "-o", "poc") == 0
 
 

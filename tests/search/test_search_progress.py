@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
-import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
@@ -45,11 +45,10 @@ def test_plain_progress_says_when_a_trial_begins_too(
 
 
 @pytest.mark.parametrize("command", ["run", "search"])
-def test_a_terminal_gets_the_live_view(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_the_live_view(command: str) -> None:
     is_search = command == "search"
     leader, follower = pty.openpty()
-    with open(follower, "w", encoding="utf-8") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
+    with open(follower, "w", encoding="utf-8") as terminal, redirect_stderr(terminal):
         show = Show("auto", quiet=is_search, has_line_per_step=is_search)
         assert any(isinstance(listener, Beside) for listener in show.hearers)
     os.close(leader)
