@@ -94,6 +94,7 @@ def cost(
     Example: loadgen cost results/azure results/aws --prices prices.yaml
     """
     from loadgen.cost import comparison, cost_data, inputs
+    from loadgen.cost.recorded_runs import with_records
     from loadgen.cost.sections import report
     from loadgen.present import html as as_page
     from loadgen.pricing import price_file
@@ -118,6 +119,7 @@ def cost(
         as_of=None if as_of is None else _day(as_of),
     )
     evidence = inputs.read_evidence(folders, allow_invalid=allow_invalid)
+    evidence = tuple(map(with_records, evidence))
     _check_names(chosen, [result.name for result in evidence], "--price")
     _check_names(gpu_counts, [result.name for result in evidence], "--gpus")
     priced, faults = [], list[Fault]()

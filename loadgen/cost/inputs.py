@@ -71,7 +71,11 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
     if run_folders == [folder]:
         summary = _summary(folder, allow_invalid)
         return Evidence(
-            name=name, folder=str(folder), summaries=(summary,), at_once=_at_once(folder, summary)
+            name=name,
+            folder=str(folder),
+            summaries=(summary,),
+            at_once=_at_once(folder, summary),
+            run_folders=(str(folder),),
         )
     if not run_folders:
         raise _no_summary(folder, runs)
@@ -79,7 +83,13 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
     at_once = all(
         _at_once(run, summary) for run, summary in zip(run_folders, summaries, strict=True)
     )
-    return Evidence(name=name, folder=str(folder), summaries=summaries, at_once=at_once)
+    return Evidence(
+        name=name,
+        folder=str(folder),
+        summaries=summaries,
+        at_once=at_once,
+        run_folders=tuple(map(str, run_folders)),
+    )
 
 
 def _read_capacity(
@@ -101,7 +111,13 @@ def _read_capacity(
         what = f"a capacity in {stored.unit}, and no conversations in its run"
         hint = "unit: requests; or name the right run as evidence"
         raise UserError("mismatch", what, f"{file} (unit)", hint)
-    return Evidence(name=name, folder=str(folder), summaries=(summary,), capacity=stored)
+    return Evidence(
+        name=name,
+        folder=str(folder),
+        summaries=(summary,),
+        capacity=stored,
+        run_folders=(str(folder / stored.evidence),),
+    )
 
 
 def _no_summary(folder: Path, runs: Sequence[Path]) -> UserError:

@@ -427,13 +427,14 @@ def _source(
 ) -> tuple[MeasuredRate, Evidence | None]:
     """What a source was seen to carry, and the evidence; None of a published figure."""
     from loadgen.cost import inputs
+    from loadgen.cost.recorded_runs import with_records
 
     if source.startswith(PUBLISHED):
         return _published(source.removeprefix(PUBLISHED), profile), None
     folder = _searched(source, profile, slo, call) if _is_searched(source) else Path(source)
     refuse_shard(folder)
     say_changed(folder)
-    evidence = inputs.read_evidence([folder], allow_invalid=allow_invalid)[0]
+    evidence = with_records(inputs.read_evidence([folder], allow_invalid=allow_invalid)[0])
     if not _is_searched(source):
         _refuse_other_slo(slo, evidence, source)
     return replace(measured_rate(evidence, _name_of(profile), gpus), name=source), evidence

@@ -22,11 +22,11 @@ from loadgen.pricing.unit_cost import (
     HOUR_S,
     REQUEST,
     TASK,
-    basis,
     cost,
     decimal,
     energy_per_hour,
     hourly,
+    priced_basis,
     tasks_of,
 )
 
@@ -181,7 +181,7 @@ def _by_count(price: Price, evidence: Evidence | None, source: MeasuredRate) -> 
         unit = TASK
     elif summary.sessions is not None:  # an interaction is a request or a conversation of several
         each = Decimal(summary.requests.decided) / starts(summary)
-    found = cost(basis(evidence), price, source.gpus, unit)
+    found = cost(priced_basis(evidence, price), price, source.gpus, unit)
     if found is None:
         return Decimal(0)
     return each * sum((found.parts[p] for p in found.parts if p not in BY_TIME), Decimal(0))

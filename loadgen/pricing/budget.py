@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 
+from loadgen_sdk.price_file import PerToken
 from msgspec import Struct
 
 from loadgen.core.errors import UserError
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.schedule.forecast import Forecast
 from loadgen.pricing import unit_cost
-from loadgen.pricing.prices import Owned, Prices, Rented, find
+from loadgen.pricing.prices import Owned, Price, Prices, Rented, find
 from loadgen.pricing.unit_cost import REQUEST, Basis
 
 NOTHING = Decimal(0)
@@ -69,6 +70,7 @@ class Budget(Struct):
             output_tokens=count * Decimal(repr(load.output_tokens)),
             bytes_out=NOTHING,
         )
+        found = [_price_of_mean_prompt(price, load.input_tokens) for price in found]
         gpus = sum(target.gpus or 0 for target in targets) or None
         costs = [unit_cost.cost(basis, price, gpus, REQUEST) for price in found]
         if None in costs:
@@ -79,3 +81,13 @@ class Budget(Struct):
                 "--gpus 4",
             )
         return max(cost.total for cost in costs if cost is not None) * count
+
+
+def _price_of_mean_prompt(price: Price, mean_prompt_tokens: float) -> Price:
+    """Return the price for prompts of a mean length, where a price changes with the length.
+
+    A forecast has only the mean, so that it is an estimate for prompts on both sides of the change.
+    """
+    if not isinstance(price, PerToken) or price.above_prompt_tokens is None:
+        return price
+    return (price.above or price) if mean_prompt_tokens > price.above_prompt_tokens else price

@@ -167,6 +167,7 @@ _TYPES_BY_CHECK: dict[Callable[[object], object], Any] = {
     price_file.currency: Currency,
     price_file.filled: Text,
     price_file.text: str,
+    price_file.token_threshold: Annotated[int, _validator(price_file.token_threshold), Field(ge=1)],
 }
 
 
@@ -195,7 +196,12 @@ _WrittenPerToken = _token_price_model()
 
 def _validate_token_price(value: Any, info: ValidationInfo) -> PerToken:
     written = _WrittenPerToken.model_validate(value, context=info.context)
-    return PerToken(**dict(written))
+    price = PerToken(**dict(written))
+    try:
+        price_file.check_tiers(price)
+    except WrongUse as wrong:
+        raise Wrong(wrong.code, wrong.what, wrong.hint) from None
+    return price
 
 
 TokenPrice = Annotated[

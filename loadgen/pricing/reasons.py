@@ -52,6 +52,8 @@ SENTENCES = {
     "whole machines: what energy costs here is too little",
     "all_written": "every prompt token that did not come from the cache is taken as written to it: answers do not say "
     "how many were; a provider bills those of short prompts and of ends of blocks as plain input",
+    "cached_above_input": "cached prompt tokens cost more ({cached} per million) than uncached "
+    "ones ({input}): check the price file",
     "cached_unknown": "the server does not say what came from its cache: all prompt tokens are priced as fresh",
     "failed_paid": "{failed:failed request|failed requests}: {tokens:token of theirs is|tokens of theirs are} known and in the "
     "price",

@@ -54,7 +54,10 @@ def with_steps(offer: Offer, prices: Prices) -> Offer:
             if not isinstance(price, PerToken):
                 made[name] = _by_the_hour(price, facts.gpus, tasks_per_s)
                 continue
-        if isinstance(price, PerToken):
+        if isinstance(price, PerToken) and price.above is not None:
+            why = "its price changes with the length of each prompt"
+            made[name] = StepCost(price=price, per_task=None, why=why, code="no_figure")
+        elif isinstance(price, PerToken):
             made[name] = StepCost(price=price, per_task=_by_token(price, same) / (tasks or 1))
         elif of_task is None:
             made[name] = StepCost(

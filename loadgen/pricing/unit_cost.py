@@ -22,6 +22,7 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.evidence import Evidence, notes, own_target, starts
 from loadgen.pricing.prices import NO_SOURCE, Energy, Owned, Price, Rented
+from loadgen.pricing.prompt_lengths import TokenAmounts, count_long_prompts
 from loadgen.pricing.reasons import note, texts
 from loadgen.pricing.spread import Spread, rate_of_repeats
 from loadgen.repeated.capacity import Capacity
@@ -84,6 +85,8 @@ class Basis(msgspec.Struct, frozen=True, kw_only=True):
     )  # of the input tokens, those that were written to a cache; None: nobody says
     output_tokens: Decimal
     bytes_out: Decimal
+    # those of requests with prompts above the length at which the price changes
+    long_prompts: TokenAmounts | None = None
     low: Decimal | None = None
     high: Decimal | None = None
     confidence: float | None = None
@@ -380,8 +383,8 @@ def cost(
         return None
     amounts: dict[str, Decimal] = {}
     if isinstance(price, PerToken):
-        tokens = basis.input_tokens, basis.written_tokens, basis.cached_tokens, basis.output_tokens
-        amounts = {part: amount / count for part, amount in costs_by_token(price, *tokens).items()}
+        paid_by_part = _costs_of_tokens(basis, price)
+        amounts = {part: amount / count for part, amount in paid_by_part.items()}
     else:
         if not rate or gpus is None:
             return None
@@ -403,6 +406,43 @@ def cost(
             _rounded(by_time / basis.low + by_count),
         )
     return Cost(parts=parts, total=by_time + by_count, low=low, high=high)
+
+
+def _costs_of_tokens(basis: Basis, price: PerToken) -> dict[str, Decimal]:
+    """Return what the tokens of a basis cost, by part, at the price for their prompt lengths."""
+    tokens = TokenAmounts(
+        fresh=basis.input_tokens,
+        written=basis.written_tokens,
+        cached=basis.cached_tokens,
+        output=basis.output_tokens,
+    )
+    long_prompts = basis.long_prompts
+    if price.above is None or long_prompts is None:
+        return costs_by_token(price, tokens.fresh, tokens.written, tokens.cached, tokens.output)
+    short = tokens.without(long_prompts)
+    costs = costs_by_token(price, short.fresh, short.written, short.cached, short.output)
+    costs_above = costs_by_token(
+        price.above,
+        long_prompts.fresh,
+        long_prompts.written,
+        long_prompts.cached,
+        long_prompts.output,
+    )
+    return {
+        part: costs.get(part, Decimal(0)) + costs_above.get(part, Decimal(0))
+        for part in (*costs, *costs_above)
+    }
+
+
+def priced_basis(evidence: Evidence, price: Price) -> Basis:
+    """Return the basis of a cost, with the long prompts if the price changes with their length.
+
+    Raises UserError if the records that tell the lengths are missing.
+    """
+    found = basis(evidence)
+    if not isinstance(price, PerToken) or price.above_prompt_tokens is None:
+        return found
+    return replace(found, long_prompts=count_long_prompts(evidence, price.above_prompt_tokens))
 
 
 def costs_by_token(
@@ -437,7 +477,7 @@ def offer(
     Raises UserError for an unknown number of GPUs, for cached tokens without a price, and for a utilization without a
     capacity: the idle time of a run that was itself at 40 % would count twice.
     """
-    rate_basis = basis(evidence)
+    rate_basis = priced_basis(evidence, price)
     is_per_token = isinstance(price, PerToken)
     if not is_per_token and gpus is None:
         hint = f"--gpus {evidence.name}=4, or `loadgen run --gpus` next time"
@@ -492,7 +532,12 @@ def offer(
 def _classes(
     evidence: Evidence, whole: Basis, price: Price, gpus: int | None, utilization: Decimal
 ) -> dict[str, ClassCost]:
-    """What each class costs: of each unit as many per second as the whole rate has of it in proportion."""
+    """Return what each class costs, with the rates of its units in proportion to the whole rate.
+
+    Returns {} for a price that changes with the length of the prompt, which is not known by class.
+    """
+    if isinstance(price, PerToken) and price.above is not None:
+        return {}
     requests = whole.counts[REQUEST]
     parts: dict[str, ClassCost] = {}
     for name in [part.name for part in evidence.summary.classes]:
@@ -608,6 +653,12 @@ def _notes(
     if isinstance(price, PerToken):
         if price.per_million_cache_write is not None and basis.written_tokens is None:
             yield note("all_written")
+        if (price.per_million_cached or 0) > price.per_million_input:
+            yield note(
+                "cached_above_input",
+                cached=str(price.per_million_cached),
+                input=str(price.per_million_input),
+            )
         if not basis.cached_known and price.per_million_cached is not None:
             yield note("cached_unknown")
         failed = sum(

@@ -51,6 +51,12 @@ class PerToken(msgspec.Struct, frozen=True, kw_only=True):
     per_million_output: Decimal
     per_million_cached: Decimal | None = None  # prompt tokens from the provider's prefix cache
     per_million_cache_write: Decimal | None = None  # those written to it; nobody says: all others
+    # a request with a longer prompt, cached tokens included, is paid at the prices below
+    above_prompt_tokens: int | None = None
+    per_million_input_above: Decimal | None = None
+    per_million_output_above: Decimal | None = None
+    per_million_cached_above: Decimal | None = None
+    per_million_cache_write_above: Decimal | None = None
 
     @property
     def per_million(self) -> tuple[Decimal, Decimal, Decimal, Decimal]:
@@ -68,6 +74,20 @@ class PerToken(msgspec.Struct, frozen=True, kw_only=True):
             self.per_million_cached or Decimal(0),
             self.per_million_output,
         )
+
+    @property
+    def above(self) -> PerToken | None:
+        """Return the price of a request with a long prompt, or None if the length does not matter.
+
+        What has no price of its own above the length costs the same below and above it.
+        """
+        if self.above_prompt_tokens is None:
+            return None
+        changed: dict[str, Any] = dict.fromkeys(MONEY_ABOVE)
+        for key in MONEY:
+            price_above = getattr(self, f"{key}_above")
+            changed[key] = getattr(self, key) if price_above is None else price_above
+        return msgspec.structs.replace(self, above_prompt_tokens=None, **changed)
 
     @property
     def offer(self) -> tuple[str, str, str, str, str]:
@@ -144,11 +164,31 @@ def amount_or_zero(value: object) -> Decimal:
     return money
 
 
+def token_threshold(value: object) -> int:
+    """Return a number of prompt tokens above which other prices apply. Raises WrongUse."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise WrongUse("invalid_value", "is no number of tokens", "a whole number like 200000")
+    return value
+
+
+def check_tiers(price: PerToken) -> None:
+    """Raise WrongUse if only one of a threshold and the prices above it is there."""
+    named = [key for key in MONEY_ABOVE if getattr(price, key) is not None]
+    if price.above_prompt_tokens is None and named:
+        hint = "above_prompt_tokens: 200000"
+        raise WrongUse("missing_key", f"{named[0]} without above_prompt_tokens", hint)
+    if price.above_prompt_tokens is not None and not named:
+        hint = "per_million_input_above, per_million_output_above"
+        raise WrongUse("missing_key", "above_prompt_tokens without a price above it", hint)
+
+
 MONEY = ("per_million_input", "per_million_output", "per_million_cached", "per_million_cache_write")
+MONEY_ABOVE = tuple(f"{key}_above" for key in MONEY)
 CHECKS: dict[str, Callable[[object], object]] = {
     **dict.fromkeys((field.name for field in msgspec.structs.fields(PerToken)), text),
     **dict.fromkeys(("provider", "source", "model"), filled),
-    **dict.fromkeys((*MONEY, "egress_per_gb"), amount_or_zero),
+    **dict.fromkeys((*MONEY, *MONEY_ABOVE, "egress_per_gb"), amount_or_zero),
+    "above_prompt_tokens": token_threshold,
     "as_of": as_of,
     "currency": currency,
 }
@@ -158,7 +198,10 @@ CHECKS: dict[str, Callable[[object], object]] = {
 # magnitude; in others only the sign of a price is checked.
 DOLLAR_LIKE = frozenset(("USD", "EUR", "GBP", "CHF", "CAD", "AUD"))
 RANGES = {
-    **dict.fromkeys(MONEY, (Decimal("0.001"), Decimal(2000), "per_million", "a million tokens")),
+    **dict.fromkeys(
+        (*MONEY, *MONEY_ABOVE),
+        (Decimal("0.001"), Decimal(2000), "per_million", "a million tokens"),
+    ),
     "egress_per_gb": (Decimal("0.0001"), Decimal(5), "egress_per_gb", "a gigabyte of egress"),
 }
 """Of each amount the least, the most, its unit, and what costs that much."""
@@ -272,10 +315,16 @@ _EXAMPLE = "like docs/prices.example.yaml: currency:, and per_token: with model,
 
 
 def _token_price(price: PerToken) -> TokenPrice:
+    """Return the price of a model as the SDK computes with it."""
     amounts = [getattr(price, key) for key in MONEY]
     into, out, cached, write = (None if amount is None else float(amount) for amount in amounts)
     assert into is not None and out is not None
-    return TokenPrice(into, out, cached, price.currency or "", write)
+    flat = TokenPrice(into, out, cached, price.currency or "", write)
+    if price.above is None:
+        return flat
+    return msgspec.structs.replace(
+        flat, above_prompt_tokens=price.above_prompt_tokens, above=_token_price(price.above)
+    )
 
 
 def _entry(at: str, written: object, of_file: str) -> PerToken:
@@ -297,6 +346,7 @@ def _entry(at: str, written: object, of_file: str) -> PerToken:
         elif field.default is msgspec.NODEFAULT:
             raise WrongUse("missing_key", f'{at}: missing "{field.name}"', _EXAMPLE)
     price = PerToken(**{"currency": of_file, **values})
+    _checked(at, lambda _: check_tiers(price), "")
     if (fault := to_come(price.as_of, date.today())) is not None:
         raise WrongUse(fault.code, f"{at}.as_of: {fault.what}", fault.hint)
     for key, (low, high, unit, noun) in RANGES.items():

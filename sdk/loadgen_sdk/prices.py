@@ -38,6 +38,9 @@ def token_costs(
 class TokenPrice(msgspec.Struct, frozen=True):
     """The price of a million tokens. `cached`, `cache_write` None: as `input`. `currency`: "" where nobody says.
 
+    A call whose prompt, cached tokens included, has more than `above_prompt_tokens` tokens is paid
+    at the price `above` as a whole.
+
     Raises WrongUse for a price that is negative or not a finite number.
     """
 
@@ -46,6 +49,8 @@ class TokenPrice(msgspec.Struct, frozen=True):
     cached: float | None = None
     currency: str = ""
     cache_write: float | None = None
+    above_prompt_tokens: int | None = None
+    above: TokenPrice | None = None
 
     def __post_init__(self) -> None:
         for name in ("input", "output", "cached", "cache_write"):
@@ -62,6 +67,8 @@ class TokenPrice(msgspec.Struct, frozen=True):
 
     def cost(self, input: int, output: int, cached: int = 0, written: int = 0) -> float:
         """The cost of one call. Of its `input` tokens `cached` came from the server's cache, `written` went into it."""
+        if self.above is not None and input > (self.above_prompt_tokens or 0):
+            return self.above.cost(input, output, cached, written)
         if not (cached or written):
             return (
                 input * self.input / MILLION + output * self.output / MILLION

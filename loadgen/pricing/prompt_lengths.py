@@ -1,0 +1,98 @@
+"""Counts in the records of runs how many tokens belong to requests with long prompts.
+
+Prices by the token may change above a number of prompt tokens. Summaries have sums over all
+requests, so such a price needs the records. Pure: the caller provides a function that reads them.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from loadgen.core.errors import UserError
+from loadgen.core.metrics.columns import FAILED, OK, Columns
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loadgen.core.results.manifest import Header
+    from loadgen.pricing.evidence import Evidence
+
+
+class RecordedRun(NamedTuple):
+    """The records of a run and the header that describes them."""
+
+    rows: NDArray[np.void]
+    header: Header
+
+
+class TokenAmounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of tokens that are paid for.
+
+    Attributes:
+        fresh: Prompt tokens that did not come from a cache.
+        written: Those of them that were written to a cache; None if the server does not say.
+        cached: Prompt tokens that came from a cache.
+        output: Output tokens.
+    """
+
+    fresh: Decimal
+    written: Decimal | None
+    cached: Decimal
+    output: Decimal
+
+    def without(self, part: TokenAmounts) -> TokenAmounts:
+        """Return the tokens that are not in a part of these."""
+        written = None
+        if self.written is not None and part.written is not None:
+            written = self.written - part.written
+        return TokenAmounts(
+            fresh=self.fresh - part.fresh,
+            written=written,
+            cached=self.cached - part.cached,
+            output=self.output - part.output,
+        )
+
+
+def count_long_prompts(evidence: Evidence, above_prompt_tokens: int) -> TokenAmounts:
+    """Return the tokens of the requests whose prompts, cached tokens included, are longer.
+
+    Raises UserError if the records of a run are missing.
+    """
+    if evidence.read_runs is None:
+        what = f"the price changes above {above_prompt_tokens:,} prompt tokens of a request"
+        hint = "a run with its records, which tell the length of each prompt"
+        raise UserError("no_figure", what, evidence.folder or evidence.name, hint)
+    parts = [_long_rows(run, above_prompt_tokens) for run in evidence.read_runs()]
+    rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    cached = np.maximum(rows["cached_tokens"], 0)
+    written = rows["cache_written_tokens"]
+    return TokenAmounts(
+        fresh=_sum(rows["input_tokens"] - cached),
+        written=_sum(written) if (written >= 0).all() else None,
+        cached=_sum(cached),
+        output=_sum(np.maximum(rows["output_tokens"], 0)),
+    )
+
+
+def _long_rows(run: RecordedRun, above_prompt_tokens: int) -> dict[str, NDArray[np.int64]]:
+    """Return the token counts of the measured requests with longer prompts, by column.
+
+    Requests to endpoints that serve single steps of a task have prices of their own.
+    """
+    columns = Columns(run.rows)
+    stages = run.header.stages
+    is_measured = np.array([stage.measured for stage in stages] or [True])[columns["stage"]]
+    is_priced = np.array([not target.serves for target in run.header.targets] or [True])
+    chosen = is_measured & (columns.where(OK) | columns.where(FAILED))
+    chosen &= is_priced[np.maximum(columns["target"], 0)]
+    chosen &= columns["input_tokens"] > above_prompt_tokens
+    names = ("input_tokens", "cached_tokens", "cache_written_tokens", "output_tokens")
+    return {name: columns[name][chosen].astype(np.int64) for name in names}
+
+
+def _sum(values: NDArray[np.int64]) -> Decimal:
+    return Decimal(int(values.sum()))
