@@ -456,6 +456,7 @@ def test_a_model_that_the_list_names_alone_is_not_offered_again() -> None:
     [
         "This model's maximum context length is 64 tokens. However, you requested 103 tokens.",
         "the request exceeds the available context size, try increasing it",
+        "max_tokens is too large: context length is 64, and the prompt has at least 57 tokens",
         "The sum of prompt length (70) and query length should not exceed max_num_tokens (64)",
         "Requested token count exceeds the model's maximum context length of 64 tokens.",
         "input is too long: 103 tokens, at most 64",

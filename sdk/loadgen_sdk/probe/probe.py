@@ -1,7 +1,8 @@
-"""Examines a target before the load: can it be reached, its connect time, kind of server, model, what answers report.
+"""Examines a target before the load: its connect time, kind, model, and what its responses report.
 
-`probe` uses no socket. It is given two functions for its requests, so that an in-memory stand-in works as well as a
-network (`fetch.py` has the two for a network). It sends a few small requests, whatever the size of the run.
+`probe` uses no socket. It gets two functions for its requests, so that a server in memory works as
+well as a network (`fetch.py` has the two for a network). It sends a few small requests, whatever
+the size of the run, and reads their responses as a load does.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from statistics import median
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -139,31 +140,45 @@ async def probe(
     samples: Sequence[tuple[str, int]] = SAMPLES,
     wait: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> ProbeResult:
-    """Examine `target`. Two generations (1 and ASKED_TOKENS tokens) show token counts and bundling of tokens.
+    """Examine a target with a few small requests.
 
-    `samples`: a short and a longer prompt with their content tokens. `server_timing`: ask for the server's own account
-    of each request, in the way of its kind. `wait`: so many seconds, where a rate limit was used up.
+    Two generations, of 1 and of ASKED_TOKENS tokens, show how the server counts tokens and whether
+    it sends several in one event.
 
-    Raises TargetUnusable, with a hint for the user, for everything that would make each request of the load fail. Its
-    text has neither key nor password.
+    Args:
+        target: The target, whose model is `model` or the only one that it lists.
+        exchange: Sends a request.
+        connect: Opens a connection and says how long that took.
+        model: The model of the load.
+        server: The name of the server's row, or "auto" to find it out.
+        stream: Request streams, as the load does.
+        api_key: The key of the user.
+        headers: The headers of the user.
+        extra_body: Fields that the user adds to each body.
+        server_timing: Ask for the server's own account of each request.
+        samples: A short and a longer prompt with their content tokens.
+        wait: Waits for so many seconds after a rate limit was used up.
+
+    Raises TargetUnusable, with a hint for the user, for everything that would make each request of
+    the load fail. Its text has neither key nor password.
     """
-    asker = _Asker(target, exchange, headers, api_key, stream, extra_body, wait)
+    client = _ProbeClient(target, exchange, headers, api_key, stream, extra_body, wait)
     rtt_ms = await _rtt_ms(connect)
     host = "azure" if target.azure else _of_host(target.host)
     version_path = "" if host else target.beside(_PATHS["version"])
     models_answer, version = await asyncio.gather(
-        asker.models_page(needed=not model), asker.get_optional(version_path)
+        client.models_page(needed=not model), client.get_optional(version_path)
     )
     is_refused = models_answer.status in (401, 403, 503) and not model
-    if is_refused or asker.wants_tls(models_answer):
-        asker.refuse(models_answer, "")
-    name, evidence = await _identify(asker, server, host, models_answer, version)
+    if is_refused or client.wants_tls(models_answer):
+        raise client.refusal(models_answer, "")
+    name, evidence = await _identify(client, server, host, models_answer, version)
     quirk, warnings = row_of(name), []
     if server_timing:
-        asker.ask_for_timing(quirk)
+        client.ask_for_timing(quirk)
     models, base_models = _models(models_answer)
-    asker.models = models
-    chosen_model = model or target.deployment or await asker.pinned_model(quirk, models_answer)
+    client.models = models
+    chosen_model = model or target.deployment or await client.pinned_model(quirk, models_answer)
     chosen_model = chosen_model or _default_model(models, base_models, models_answer, quirk)
     if models and chosen_model not in models and not quirk.checks_model:
         found = f"it lists {_shown_models(models)}, not {chosen_model!r}"
@@ -172,9 +187,9 @@ async def probe(
         warnings.append(f"--server says {server}, {evidence[1]}")
     if models_answer.status >= 300:
         evidence.append(f"its list of models answers {models_answer.status}")
-    facts = await asker.facts(quirk, _version(version), hosted=bool(host))
+    facts = await client.facts(quirk, _version(version), hosted=bool(host))
     short, long, quirk = await _generations(
-        asker, quirk, chosen_model, [text for text, _ in samples], evidence
+        client, quirk, chosen_model, [text for text, _ in samples], evidence
     )
     usage = believable(long.usage())
     template, ratio = _template_overhead(
@@ -183,18 +198,18 @@ async def probe(
     user_sets_limit = any(field in (extra_body or {}) for field in (*MAX_FIELDS, "stop"))
     exact = None
     if not user_sets_limit and usage.output is not None:
-        exact = usage.output == asker.long_tokens
-    token_ms = asker.token_ms(usage.output)
+        exact = usage.output == client.long_tokens
+    token_ms = client.token_ms(usage.output)
     tokens_per_event = None
-    if stream and not asker.ignores_stream:
+    if stream and not client.ignores_stream:
         tokens_per_event = _tokens_per_event(long, usage)
-    if stream and asker.ignores_stream:
+    if stream and client.ignores_stream:
         warnings.append(
             "it answers a request for a stream with one JSON object: responses are not streamed"
         )
     if target.api not in VALUES:
-        warnings += _warnings(quirk, asker.long_tokens, exact, long, tokens_per_event)
-    warnings += asker.warnings()
+        warnings += _warnings(quirk, client.long_tokens, exact, long, tokens_per_event)
+    warnings += client.warnings()
     return ProbeResult(
         target=target,
         server=name,
@@ -214,16 +229,16 @@ async def probe(
         warnings=tuple(warnings),
         simulated=models_answer.headers.get("server", "").startswith(SIMULATION),
         contradiction=long.usage().contradiction,
-        ignores_stream=stream and asker.ignores_stream,
-        first_ms=asker.first_ms(token_ms),
+        ignores_stream=stream and client.ignores_stream,
+        first_ms=client.first_ms(token_ms),
         token_ms=token_ms,
         max_context=_max_context(models_answer, chosen_model),
-        account=asker.account,
+        account=client.account,
     )
 
 
 async def _generations(
-    asker: _Asker, quirk: Quirk, model: str, prompts: list[str], evidence: list[str]
+    client: _ProbeClient, quirk: Quirk, model: str, prompts: list[str], evidence: list[str]
 ) -> tuple[Reading, Reading, Quirk]:
     """Run both generations as the server wants them.
 
@@ -231,19 +246,19 @@ async def _generations(
     """
     for _ in range(_CORRECTIONS):
         try:
-            short, long = await asker.generate_both(quirk, model, prompts)
+            short, long = await client.generate_both(quirk, model, prompts)
         except _WantsOtherLimitField:
             quirk = msgspec.structs.replace(
                 quirk, reasoning_max_field=MAX_FIELDS[1], max_field=MAX_FIELDS[1]
             )
             evidence.append("it refuses max_tokens and takes max_completion_tokens")
         except _OutputLimitTooLowError as error:
-            asker.short_tokens = error.minimum
-            asker.long_tokens = error.minimum + ASKED_TOKENS
+            client.short_tokens = error.minimum
+            client.long_tokens = error.minimum + ASKED_TOKENS
             evidence.append(f"it takes no output limit below {error.minimum} tokens")
         else:
             return short, long, quirk
-    short, long = await asker.generate_both(quirk, model, prompts)
+    short, long = await client.generate_both(quirk, model, prompts)
     return short, long, quirk
 
 
@@ -272,13 +287,47 @@ _USUAL_MINIMUM = 16  # of OpenAI's Responses API
 
 def _minimum_tokens(status: int, refusal: str, tokens: int) -> int:
     """Return the least output limit that a refusal names if it is above `tokens`, else 0."""
-    if status not in (400, 422) or not re.search(r"max_\w*tokens", refusal):
+    is_about_the_limit = status in (400, 422) and re.search(r"max_\w*tokens", refusal)
+    if not is_about_the_limit or re.search(_TOO_LONG, refusal):
         return 0
     match = _MINIMUM.search(refusal)
     minimum = int(match[1]) if match else 0
     if not match and _BELOW_MINIMUM.search(refusal):
         minimum = _USUAL_MINIMUM
     return minimum if minimum > tokens else 0
+
+
+class _Refusal(NamedTuple):
+    """What a refusal means: a code for programs, a message, and a hint for the user."""
+
+    code: Code
+    message: str
+    hint: str
+
+
+_KEY_HINT = "check the key, and what it may be used for"
+_FIELD_HINT = (
+    "if it names a field, remove it with --extra-body '{\"FIELD\": null}', or say what it is with "
+    "--server"
+)
+_TOO_LONG_HINT = (
+    "its context is too short for this: shorter prompts and answers, or a server with a longer "
+    "context"
+)
+_PROXY_HINT = "a proxy answers, and the server behind it does not: is it up?"
+_HINTS = {
+    400: _FIELD_HINT,
+    401: _KEY_HINT,
+    403: _KEY_HINT,
+    407: "a proxy is in between and wants a login",
+    413: _FIELD_HINT,
+    422: _FIELD_HINT,
+    429: "its rate limit lets no probe (two requests) through: use another key or raise the limit",
+    502: _PROXY_HINT,
+    503: "it may still be loading its model: try again when it is ready",
+    504: _PROXY_HINT,
+}
+"""Status -> what the user can do."""
 
 
 class FailedOnce(TargetUnusable):
@@ -290,8 +339,19 @@ class FailedOnce(TargetUnusable):
     after_s = 0.0
 
 
-class _Asker:
-    """The requests of one probe, and the errors for answers that make the target unusable."""
+class _ProbeClient:
+    """Sends the requests of one probe and remembers what their responses show.
+
+    Attributes:
+        unsent_key: The name of a header that the user gave in the place of the key, or "".
+        models: The models that the server lists.
+        failures: The errors of generations that were tried again.
+        took_ns: The output tokens that a generation requested, and its time.
+        account: Some response had the server's own account of its time.
+        ignores_stream: A stream was requested, and one JSON object came.
+        short_tokens: The output that the shorter generation requests.
+        long_tokens: The output that the longer generation requests.
+    """
 
     def __init__(
         self,
@@ -303,24 +363,22 @@ class _Asker:
         extra_body: Mapping[str, Any] | None,
         wait: Callable[[float], Awaitable[object]],
     ) -> None:
-        self.target, self._exchange, self._stream, self._extra_body = (
-            target,
-            exchange,
-            stream,
-            extra_body,
-        )
+        self.target = target
+        self._exchange = exchange
+        self._stream = stream
+        self._extra_body = extra_body
         self._wait = wait
         self._headers = tuple(merged(target.auth(api_key), headers))
         names = [name for name, _ in headers if name.lower() in CREDENTIALS - {"authorization"}]
         self.unsent_key = names[0] if api_key and names and names[0].lower() != "api-key" else ""
         self._secrets = (api_key, *header_secrets(self._headers))
         self._has_key = bool(api_key or target.basic)
-        self.models: tuple[str, ...] = ()  # that the server lists
-        self.failures: list[str] = []  # errors of generations that were tried again
-        self.took_ns: dict[int, int] = {}  # tokens asked of a generation -> its time
-        self.account = False  # whether some answer had the server's own account of its time
-        self.ignores_stream = False  # a stream was requested, and one JSON object came
-        self.short_tokens = 1  # output of the shorter generation
+        self.models: tuple[str, ...] = ()
+        self.failures: list[str] = []
+        self.took_ns: dict[int, int] = {}
+        self.account = False
+        self.ignores_stream = False
+        self.short_tokens = 1
         self.long_tokens = ASKED_TOKENS
 
     def ask_for_timing(self, quirk: Quirk) -> None:
@@ -330,15 +388,18 @@ class _Asker:
         )
 
     def warnings(self) -> list[str]:
-        """What the user should know of the requests that were made."""
-        told = []
+        """Return what the user should know of the requests that were sent."""
+        warnings = []
         if self.unsent_key:
-            told.append(f"the key is not sent: the header {self.unsent_key} was given in its place")
-        if self.failures:
-            told.append(
-                f"{len(self.failures)} probing requests failed before one went well: {self.failures[0]}"
+            warnings.append(
+                f"the key is not sent: the header {self.unsent_key} was given in its place"
             )
-        return told
+        if self.failures:
+            warnings.append(
+                f"{len(self.failures)} probing requests failed before one went well: "
+                f"{self.failures[0]}"
+            )
+        return warnings
 
     async def get(self, path: str) -> HttpAnswer:
         for _ in range(TRIES - 1):
@@ -421,39 +482,62 @@ class _Asker:
         return await self._generate_once(quirk, model, text, tokens)
 
     async def _generate_once(self, quirk: Quirk, model: str, text: str, tokens: int) -> Reading:
-        """Generate `tokens` tokens for `text`. Raises TargetUnusable unless the answer is ok by the rules of a load."""
+        """Generate `tokens` tokens for `text` and return the response, which is ok.
+
+        Raises TargetUnusable for a response that a load would count as failed.
+        """
         request = Request(id="probe", prompt=text, max_tokens=tokens)
-        answer = await self._post(
-            body(request, quirk, self.target.api, model, self._stream, extra_body=self._extra_body)
+        request_body = body(
+            request, quirk, self.target.api, model, self._stream, extra_body=self._extra_body
         )
+        answer = await self._post(request_body)
         self.took_ns[tokens] = answer.took_ns
-        reading = Reading(Flow())
         if answer.status >= 300:
-            refusal = http_failure(answer.status, answer.headers, answer.body).text
-            if (
-                answer.status in (400, 422)
-                and "max_completion_tokens" in refusal
-                and quirk.max_field != MAX_FIELDS[1]
-            ):
-                raise _WantsOtherLimitField
-            if minimum := _minimum_tokens(answer.status, refusal, tokens):
-                raise _OutputLimitTooLowError(minimum)
-            if answer.status == 400 and "output limit was reached" in refusal:
-                return reading  # a reasoning model that needs more tokens: the target works
-            self.refuse(answer, model)
+            return self._read_refusal(answer, quirk, model, tokens)
         if encoding := unread_encoding(answer.headers):
             what = f"{self.target.redacted} sends {compressed_text(encoding)}"
             hint = "switch compression off in the server or in the proxy before it"
             raise TargetUnusable("invalid_answer", what, hint)
         streamed = is_event_stream(answer.status, answer.headers)
-        self._take_body(reading, answer.body, streamed)
+        reading = self._read_body(answer.body, streamed)
         self.ignores_stream = self.ignores_stream or reading.remark == NOT_STREAMED
         timing = {HEADER: answer.headers.get(HEADER), **(reading.server_timing or {})}
         self.account = self.account or server_account(timing).timed
         if failure := reading.judge(True, False, streamed):
-            asked = "1 token" if tokens == 1 else f"{tokens} tokens"
-            what = f"a probe of {asked} failed: {failure.kind}: {self.clean(failure.text)}"
+            requested = "1 token" if tokens == 1 else f"{tokens} tokens"
+            what = f"a probe of {requested} failed: {failure.kind}: {self.clean(failure.text)}"
             raise FailedOnce("invalid_answer", what, "see the server's log")
+        return reading
+
+    def _read_refusal(self, answer: HttpAnswer, quirk: Quirk, model: str, tokens: int) -> Reading:
+        """Return an empty response if a refusal shows that the target works, else raise it.
+
+        Raises _OutputLimitTooLowError and _WantsOtherLimitField if another request may be accepted.
+        """
+        refusal = http_failure(answer.status, answer.headers, answer.body).text
+        is_about_a_field = answer.status in (400, 422)
+        other_field = MAX_FIELDS[1]
+        if is_about_a_field and other_field in refusal and quirk.max_field != other_field:
+            raise _WantsOtherLimitField
+        if minimum := _minimum_tokens(answer.status, refusal, tokens):
+            raise _OutputLimitTooLowError(minimum)
+        if answer.status == 400 and "output limit was reached" in refusal:
+            return Reading(Flow())  # a reasoning model that needs more tokens
+        raise self.refusal(answer, model)
+
+    def _read_body(self, response_body: bytes, streamed: bool) -> Reading:
+        """Read the body of a generation as a load does."""
+        reading = Reading(Flow())
+        if not streamed:
+            take_whole_body(reading, response_body, 0, self._stream)
+            return reading
+        decoder = Decoder()
+        try:
+            reading.take([*decoder.feed(response_body), *decoder.end()], 0)
+        except EventTooLarge as error:
+            what = f"{self.target.path} streams {error}"
+            hint = "check that this is the API's URL"
+            raise TargetUnusable("invalid_answer", what, hint) from None
         return reading
 
     def token_ms(self, tokens: int | None) -> float | None:
@@ -475,19 +559,6 @@ class _Asker:
             return None
         return max(0.0, short_ns / 1e6 - (self.short_tokens - 1) * (token_ms or 0.0))
 
-    def _take_body(self, reading: Reading, response_body: bytes, streamed: bool) -> None:
-        """Read the body of a generation as the load does."""
-        if not streamed:
-            take_whole_body(reading, response_body, 0, self._stream)
-            return
-        decoder = Decoder()
-        try:
-            reading.take([*decoder.feed(response_body), *decoder.end()], 0)
-        except EventTooLarge as error:
-            what = f"{self.target.path} streams {error}"
-            hint = "check that this is the API's URL"
-            raise TargetUnusable("invalid_answer", what, hint) from None
-
     def wants_tls(self, answer: HttpAnswer) -> bool:
         """Return True if a server refuses plain HTTP because its port expects TLS."""
         if self.target.tls or answer.status != 400:
@@ -495,56 +566,63 @@ class _Asker:
         error = answer.body.decode(errors="replace")
         return re.search(_HTTP_AT_A_TLS_PORT, error) is not None
 
-    def refuse(self, answer: HttpAnswer, model: str) -> NoReturn:
-        """Raise the error for an answer that makes the target unusable: its cause, and a hint."""
-        status, url, models = answer.status, self.target.redacted, self.models
+    def refusal(self, answer: HttpAnswer, model: str) -> TargetUnusable:
+        """Return the error for a response with an error status: its cause and a hint."""
+        code, message, hint = self._describe_refusal(answer, model)
+        if not _may_pass(answer.status):
+            return TargetUnusable(code, message, hint)
+        failed_once = FailedOnce(code, message, hint)
+        failed_once.after_s = _after_s(answer)
+        return failed_once
+
+    def _describe_refusal(self, answer: HttpAnswer, model: str) -> _Refusal:
+        status = answer.status
         error = self.clean(http_failure(status, answer.headers, answer.body).text) or "no text"
-        message = f"{url} answers {status}: {error}"
-        code, hint = _code_of_status(status), "see the server's log"
+        if status in (400, 404, 422) and model and _about_model(error, model):
+            return self._describe_unknown_model(error, model)
+        if status in (404, 405):
+            return self._describe_missing_path(status, error)
+        if 300 <= status < 400:
+            return self._describe_redirect(answer)
+        message = f"{self.target.redacted} answers {status}: {error}"
         if self.wants_tls(answer):
-            code, hint = "wrong_protocol", self.target.tls_hint
-        elif status in (401, 403):
-            key_hint = "check the key, and what it may be used for"
-            hint = key_hint if self._has_key else "it wants a key: set OPENAI_API_KEY"
-        elif status == 407:
-            hint = "a proxy is in between and wants a login"
-        elif status in (400, 404, 422) and model and _about_model(error, model):
-            code, message = "unknown_model", f"{url} does not serve the model {model!r}: {error}"
+            return _Refusal("wrong_protocol", message, self.target.tls_hint)
+        return _Refusal(_code_of_status(status), message, self._hint(status, error))
+
+    def _describe_unknown_model(self, error: str, model: str) -> _Refusal:
+        hint = "name one that it serves with --model"
+        if self.models:
+            hint = f"choose with --model: {_shown_models(self.models)}"
+        if list(self.models) == [model]:
+            hint = "its list names this model alone: see the server's log, or try another --api"
+        message = f"{self.target.redacted} does not serve the model {model!r}: {error}"
+        return _Refusal("unknown_model", message, hint)
+
+    def _describe_missing_path(self, status: int, error: str) -> _Refusal:
+        target = self.target
+        other_api = "completions" if target.api == "chat" else "chat"
+        hint = f"check the path of the URL, or try --api {other_api}"
+        if target.api in VALUES:
             hint = (
-                f"choose with --model: {_shown_models(models)}"
-                if models
-                else "name one that it serves with --model"
+                f"check the path of the URL, and whether this server does {target.api}: here or in "
+                "a step"
             )
-            if list(models) == [model]:
-                hint = "its list names this model alone: see the server's log, or try another --api"
-        elif status in (404, 405):
-            other_api = "completions" if self.target.api == "chat" else "chat"
-            message = f"{url} answers {status} to {self.target.path}: {error}"
-            hint = f"check the path of the URL, or try --api {other_api}"
-            if self.target.api in VALUES:
-                hint = f"check the path of the URL, and whether this server does {self.target.api}: here or in a step"
-        elif status in (400, 413, 422) and re.search(_TOO_LONG, error):
-            hint = "its context is too short for this: shorter prompts and answers, or a server with a longer context"
-        elif status in (400, 413, 422):
-            field_hint = "if it names a field, remove it with --extra-body '{\"FIELD\": null}'"
-            hint = f"{field_hint}, or say what it is with --server"
-        elif status == 429:
-            hint = "its rate limit lets no probe through (two generations): use another key, or a higher limit"
-        elif status in (502, 504):
-            hint = "a proxy answers, and the server behind it does not: is it up?"
-        elif status == 503:
-            hint = "it may still be loading its model: try again when it is ready"
-        elif 300 <= status < 400:
-            location = self.clean(answer.headers.get("location", "").partition("?")[0])
-            message = f"{url} answers {status}, a redirect" + (
-                f" to {location}" if location else ""
-            )
-            hint = "give the URL it leads to"
-        if not _may_pass(status):
-            raise TargetUnusable(code, message, hint)
-        failed = FailedOnce(code, message, hint)
-        failed.after_s = _after_s(answer)
-        raise failed
+        message = f"{target.redacted} answers {status} to {target.path}: {error}"
+        return _Refusal("http_4xx", message, hint)
+
+    def _describe_redirect(self, answer: HttpAnswer) -> _Refusal:
+        location = self.clean(answer.headers.get("location", "").partition("?")[0])
+        where = f" to {location}" if location else ""
+        message = f"{self.target.redacted} answers {answer.status}, a redirect{where}"
+        return _Refusal("http_3xx", message, "give the URL it leads to")
+
+    def _hint(self, status: int, error: str) -> str:
+        """Return what the user can do about a refusal with this status and this text."""
+        if status in (401, 403) and not self._has_key:
+            return "it wants a key: set OPENAI_API_KEY"
+        if status in (400, 413, 422) and re.search(_TOO_LONG, error):
+            return _TOO_LONG_HINT
+        return _HINTS.get(status, "see the server's log")
 
     def clean(self, text: str) -> str:
         return self.target.redact(text, *self._secrets).strip()
@@ -593,11 +671,11 @@ async def _rtt_ms(connect: Connect) -> float:
 
 
 async def _identify(
-    asker: _Asker, server: str, host: str, models_answer: HttpAnswer, version: HttpAnswer
+    client: _ProbeClient, server: str, host: str, models_answer: HttpAnswer, version: HttpAnswer
 ) -> tuple[str, list[str]]:
     """The name of the server's row, and the reasons for it as texts. `host`: the row that the host's name tells."""
     if server == "auto" and host:
-        return host, [f"the host is {asker.target.host}"]
+        return host, [f"the host is {client.target.host}"]
     head = "\n".join(f"{name}: {value}" for name, value in models_answer.headers.items())
     texts = {"models": _text(models_answer), "head": head, "version": _text(version)}
     match = _match_signs(SERVERS.own, texts)
@@ -608,7 +686,7 @@ async def _identify(
         )
     if not match:
         pages = (
-            asker.get_optional(asker.target.beside(_PATHS[source])) for source in _FURTHER_SOURCES
+            client.get_optional(client.target.beside(_PATHS[source])) for source in _FURTHER_SOURCES
         )
         texts |= zip(_FURTHER_SOURCES, map(_text, await asyncio.gather(*pages)), strict=True)
         match = _match_signs(SERVERS.own, texts) or _match_signs(
@@ -616,7 +694,7 @@ async def _identify(
         )
     if match:
         name, where, text = match
-        return name, [f"{_PATHS.get(where, '/models')} says {asker.clean(text)[:80]}"]
+        return name, [f"{_PATHS.get(where, '/models')} says {client.clean(text)[:80]}"]
     return "generic", ["nothing it says tells its make: only the common fields are sent"]
 
 
