@@ -445,7 +445,8 @@ def _is_left_to_the_terms(value: Any) -> Any:
 
 
 WrittenDuration = Annotated[
-    Annotated[Duration, Field(gt=0)] | None, BeforeValidator(_is_left_to_the_terms)
+    Annotated[Duration, Field(gt=0)] | None,
+    BeforeValidator(_is_left_to_the_terms, json_schema_input_type=Duration | Literal["auto"]),
 ]
 """The length of a level's load. None, written as `auto` or left out, leaves it to the terms."""
 

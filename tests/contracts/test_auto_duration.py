@@ -158,3 +158,10 @@ def test_the_page_shows_throughput_and_names_the_hardware_once(
         assert f"({per_gpu} per GPU)" in words
         assert words.count("8 GPUs") == 1
         assert "the contract is for 8 GPUs" in words
+
+
+@pytest.mark.commands
+@pytest.mark.parametrize("name", ["chatbot", "rag", "summarization"])
+def test_a_packaged_contract_ends_decided(name: str, tmp_path: Path) -> None:
+    assert exits("validate", name, *SIM, "-o", tmp_path / "out") == 0
+    assert _verdict(tmp_path / "out")["verdict"] == "PASS"
