@@ -151,7 +151,10 @@ def cost(
 
 
 def _pairs(texts: Sequence[str], flag: str, folders: Sequence[Path]) -> dict[str, str]:
-    """DIR=VALUE of a flag; the name of a single folder may be left out."""
+    """Return the values of DIR=VALUE by directory; the name of a single folder may be left out.
+
+    Raises UserError for a text of another form and for a directory that has two values.
+    """
     values_by_name: dict[str, str] = {}
     for text in texts:
         folder, equals, value = text.partition("=")
@@ -160,7 +163,11 @@ def _pairs(texts: Sequence[str], flag: str, folders: Sequence[Path]) -> dict[str
         if not (folder and value):
             what = f'"{text}" does not say which result it is of'
             raise UserError("invalid_value", what, flag, f"like {flag} {folders[0]}=...")
-        values_by_name[Path(folder).name if "/" in folder else folder] = value
+        name = Path(folder).name if "/" in folder else folder
+        if name in values_by_name:
+            what = f"{name} has two values: {values_by_name[name]} and {value}"
+            raise UserError("duplicate", what, f"{flag} {text}", "keep one of them")
+        values_by_name[name] = value
     return values_by_name
 
 

@@ -403,8 +403,11 @@ def _need(users: str | None, think: str, rate: str | None, answer: str | None, s
 
 
 def _chosen(texts: Sequence[str], sources: Sequence[str]) -> dict[str, str]:
-    """--price SOURCE=NAME; the name of a single source may be left out."""
-    chosen = {}
+    """Return the names of --price SOURCE=NAME by source; a single source may be left out.
+
+    Raises UserError for a text of another form and for a source that has two prices.
+    """
+    chosen: dict[str, str] = {}
     for text in texts:
         source, equals, name = text.rpartition("=")
         if not equals and len(sources) == 1:
@@ -412,6 +415,9 @@ def _chosen(texts: Sequence[str], sources: Sequence[str]) -> dict[str, str]:
         if source not in sources or not name:
             hint = meant(source, sources) or "a source as it was given"
             raise UserError("invalid_value", f'"{text}" is not SOURCE=NAME', "--price", hint)
+        if source in chosen:
+            what = f"{source} has two prices: {chosen[source]} and {name}"
+            raise UserError("duplicate", what, f"--price {text}", "keep one of them")
         chosen[source] = name
     return chosen
 

@@ -70,9 +70,9 @@ class Budget(Struct):
             output_tokens=count * Decimal(repr(load.output_tokens)),
             bytes_out=NOTHING,
         )
-        found = [_price_of_mean_prompt(price, load.input_tokens) for price in found]
+        prices = [_price_of_mean_prompt(price, load.input_tokens) for price in found]
         gpus = sum(target.gpus or 0 for target in targets) or None
-        costs = [unit_cost.cost(basis, price, gpus, REQUEST) for price in found]
+        costs = [unit_cost.cost(basis, price, gpus, REQUEST) for price in prices]
         if None in costs:
             raise UserError(
                 "missing_option",

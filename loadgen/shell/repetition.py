@@ -30,6 +30,10 @@ def parse_repetition(text: str | None) -> Repetition | None:
     number, *parts = (part.strip() for part in text.split(","))
     settings = dict(part.partition("=")[::2] for part in parts)
     errors: list[Fault] = _unknown_settings(settings, place)
+    if len(settings) < len(parts):
+        errors.append(
+            UserError("duplicate", "a setting is specified twice", place, "keep one of them")
+        )
     count = None
     most = None
     within = None

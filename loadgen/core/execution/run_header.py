@@ -260,14 +260,14 @@ def _notes(plan: Plan, coded: Iterable[str]) -> Iterator[str]:
 
 def trace_notes(workload: Workload) -> list[str]:
     """Return a note for each trace of a workload whose unit of time had to be decided."""
-    replays = [
+    replays: list[FromTrace | Replay] = [
         part
         for part in (workload.requests, *parts(workload.requests).values())
         if isinstance(part, FromTrace)
     ]
-    arrivals = [stage.arrival for stage in workload.stages if isinstance(stage.arrival, Replay)]
+    replays += [stage.arrival for stage in workload.stages if isinstance(stage.arrival, Replay)]
     notes = []
-    for replay in (*replays, *arrivals):
+    for replay in replays:
         trace = replayed(replay)
         if trace.time_unit:
             rate = format.quantity(trace.rate)

@@ -208,14 +208,16 @@ def time_ns(value: Any, scale: float) -> int:
     )
     if not is_number or abs(value) * scale > LATEST_NS:
         raise Wrong("invalid_value", f"timestamp is {shortened(value)}", "a number", "timestamp")
-    return int(value) * int(scale) + round((value - int(value)) * scale)
+    ns: int = int(value) * int(scale) + round((value - int(value)) * scale)
+    return ns
 
 
 def token_count(value: Any, name: str, least: int) -> int:
     """Return a number of tokens; 12.0 is the whole number 12. Raises Wrong for anything else."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_TOKENS:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or not least <= value <= MOST_TOKENS:
         hint = f"a whole number from {least} to {MOST_TOKENS:,}"
         raise Wrong("invalid_value", f"{name} is {shortened(value)}", hint, name)
-    return value
+    return int(value)

@@ -117,10 +117,16 @@ def one(text: str, where: str = "") -> PlannedFault:
 
 
 def parse(text: str, seed: int = 0, where: str = "--fault") -> FaultPlan:
-    """Parse `truncate:0.05,http_429@2s:0.1`. A fault without a share applies to every request. Raises Faults."""
+    """Parse `truncate:0.05,http_429@2s:0.1`. A fault without a share applies to every request.
+
+    Raises Faults, and UserError for a fault that has two shares.
+    """
     shares: dict[str, Any] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, colon, share = entry.partition(":")
+        if name.strip() in shares:
+            what = f"{name.strip()} has two shares"
+            raise UserError("duplicate", what, where, "keep one of them")
         shares[name.strip()] = share.strip() if colon else 1.0
     return parse_faults(shares, seed, where)
 
