@@ -27,10 +27,28 @@ from loadgen.present.section import (
     section,
     simulated,
 )
+from loadgen.pricing.reasons import texts
 from loadgen.pricing.spread import Spread, spanned
 
 NEAR_FULL = 0.95  # of its capacity: what is promised there holds by little, and little takes a long load to show
 UNLIKE = "measured under different SLOs, as said below: not like with like"
+
+
+WARNED_FIRST = {
+    "slo_missed": "SLO MISSED",
+    "slo_missed_at_capacity": "SLO MISSED",
+    "overloaded": "NOT SUSTAINED",
+    "not_sustained": "NOT KNOWN TO LAST",
+}
+"""Notes that make a number of machines useless, and the word that they begin with."""
+
+
+def _warnings_of_run(size: SizedSource) -> Iterator[Warned]:
+    """Yield what spoils a number of machines: a missed SLO, or a load that does not last."""
+    for code, word in WARNED_FIRST.items():
+        for note in size.note_codes:
+            if note.code == code:
+                yield Warned(word, f"{size.source.name}: {texts([note])[0]}")
 
 
 def report(found: Sizing) -> Report:
@@ -46,6 +64,8 @@ def report(found: Sizing) -> Report:
     if of := [size.source.name for size in sizes if size.estimate]:
         how = "from published figures: another mix of lengths, other limits, no interval"
         warned.append(Warned("AN ESTIMATE", f"{how}: {', '.join(of)}"))
+    for size in sizes:
+        warned += _warnings_of_run(size)
     priced = any(size.price is not None and size.price.rented for size in sizes)
     unlike = len({size.slo for size in sizes if size.slo}) > 1
     tiles = Tiles(list(_tiles(sizes[0], found.currency)) if len(sizes) == 1 else ())

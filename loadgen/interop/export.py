@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from loadgen.core.metrics.columns import FAILED, LOST
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.windows import per_second
-from loadgen.core.results.manifest import Header
+from loadgen.core.results.manifest import Header, StagePlan
 from loadgen.core.results.record import FINISH_REASONS
 from loadgen.core.stats.early_stopping import allowed
 from loadgen.core.stats.quantiles import Histogram, index
@@ -100,6 +100,33 @@ class ExportSource:
         return tokens.input + tokens.output
 
 
+AT_ONCE = "everything at once"  # the arrival of a stage with an infinite rate
+
+
+def _burstiness(stage: StagePlan | None) -> float | None:
+    """Return the shape of the gaps between arrivals as vLLM defines it.
+
+    It is 1 for Poisson arrivals and, as vLLM's default, where no rate is requested. It is None for
+    other arrivals whose gaps have no gamma distribution.
+    """
+    arrival = "" if stage is None else stage.arrival
+    if arrival.startswith("gamma"):
+        shape = arrival.partition("burstiness ")[2]
+        return float(shape.partition(",")[0])
+    has_no_rate = stage is not None and (stage.closed or arrival.startswith(AT_ONCE))
+    return 1.0 if has_no_rate or arrival.startswith("poisson") else None
+
+
+def _load_pattern(source: ExportSource) -> str | None:
+    """Return the load pattern of mlcommons/endpoints, or None for a load that it does not have."""
+    if source.lanes:
+        return "concurrency"
+    arrival = "" if source.stage is None else source.stage.arrival
+    if arrival.startswith(AT_ONCE):
+        return "max_throughput"
+    return "poisson" if arrival.startswith("poisson") else None
+
+
 def vllm(summary: Summary, stored: RunRows) -> dict[str, Any]:
     """The file of `vllm bench serve --save-result --save-detailed` without texts, `itls` where gaps were kept."""
     source, header = ExportSource(summary, stored, "vllm bench serve"), stored.header
@@ -114,7 +141,7 @@ def vllm(summary: Summary, stored: RunRows) -> dict[str, Any]:
         "tokenizer_id": header.tokenizer,
         "num_prompts": summary.requests.scheduled,
         "request_rate": rate if rate is not None and math.isfinite(rate) else "inf",
-        "burstiness": 1.0,
+        "burstiness": _burstiness(source.stage),
         "max_concurrency": source.lanes or header.max_in_flight,
         "duration": benchmark.duration_s,
         "completed": summary.requests.ok,
@@ -449,7 +476,7 @@ def mlcommons(summary: Summary, stored: RunRows) -> dict[str, Any]:
         "finish_reason_counts": finished,
         "run_config": {
             "load_pattern": {
-                "type": "concurrency" if lanes else "poisson",
+                "type": _load_pattern(source),
                 "target_qps": None if lanes or stage is None else stage.rate,
                 "target_concurrency": lanes,
             },

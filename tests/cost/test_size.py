@@ -34,7 +34,10 @@ from loadgen.core.results import checksums
 from loadgen.cost import contract_file, searching, size_command
 from loadgen.cost.capacity_planning import MeasuredRate, measured
 from loadgen.cost.size_command import _searched
+from loadgen.cost.size_result import sizing
+from loadgen.cost.size_text import report
 from loadgen.cost.sizing import Need, published_rate, size
+from loadgen.present import text as as_text
 from loadgen.pricing.evidence import Evidence, notes
 from loadgen.pricing.prices import Energy, Rented
 from loadgen.pricing.reasons import texts
@@ -708,3 +711,28 @@ def test_the_answer_stays_in_a_folder_with_its_page(
 def test_what_cannot_be_sized_is_said(folder: Path, arguments: tuple[str, ...]) -> None:
     with pytest.raises((UserError, Faults)):
         _called(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"goodput": {"met": False}}, "SLO MISSED"),
+        ({"sustainable": {"sustained": False, "why": "because"}}, "NOT SUSTAINED"),
+        ({"sustainable": {"sustained": None, "why": "because"}}, "NOT KNOWN TO LAST"),
+    ],
+)
+def test_what_spoils_a_number_of_machines_is_said_before_it(
+    changes: dict[str, dict[str, Any]], word: str
+) -> None:
+    parts = {
+        name: msgspec.structs.replace(getattr(RAG, name), **values)
+        for name, values in changes.items()
+    }
+    evidence = Evidence(name="vm", folder="vm", summaries=(msgspec.structs.replace(RAG, **parts),))
+    source = measured(evidence, 4)
+    need = Need(users=5000, think_s=30)
+    sized = size(source, need, gpus_per_machine=4, price=None, evidence=evidence)
+    found = sizing([(sized, evidence)], need, currency="USD", workload="rag")
+    shown = as_text.render(report(found))
+    assert word in shown
+    assert shown.index(word) < shown.index("machines")

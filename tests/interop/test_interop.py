@@ -702,3 +702,29 @@ def field_pattern(field: str) -> re.Pattern[str]:
     """Compile a documented field, where `*` stands for a part of a name and `**` for a path."""
     escaped = re.escape(field).replace(r"\*\*", ".+").replace(r"\*", r"[^.]+")
     return re.compile(escaped)
+
+
+@pytest.mark.parametrize(
+    ("load", "burstiness", "pattern"),
+    [
+        ({"request_rate": 20}, 1.0, "poisson"),
+        ({"request_rate": 20, "burstiness": "0.3"}, 0.3, None),
+        ({"request_rate": "inf"}, 1.0, "max_throughput"),
+        ({"concurrency": 4}, 1.0, "concurrency"),
+    ],
+)
+def test_exported_arrivals_are_those_of_the_load(
+    tmp_path: Path, load: dict[str, Any], burstiness: float | None, pattern: str | None
+) -> None:
+    run = loadgen.run(
+        {"name": "w", "requests": {"input_tokens": 100, "output_tokens": 30}},
+        url="sim:gb300-vm",
+        num_requests=40,
+        seed=1,
+        out=tmp_path / "r",
+        **load,
+    )
+    stored = store.read_run(tmp_path / "r")
+    assert export.vllm(run.summary, stored)["burstiness"] == burstiness
+    exported_pattern = export.mlcommons(run.summary, stored)["run_config"]["load_pattern"]
+    assert exported_pattern["type"] == pattern
