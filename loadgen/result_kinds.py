@@ -18,8 +18,7 @@ from loadgen.core.errors import OK, Fault, Faults, UserError, nothing_there
 from loadgen.plugins import Check, OpenTable, check_type
 
 if TYPE_CHECKING:
-    from loadgen.core.metrics.summary import Summary
-    from loadgen.core.run_folder import OpenedRun
+    from loadgen.core.run_folder import NamedSummary, OpenedRun
     from loadgen.present.additions import Addition
     from loadgen.present.section import Report
     from loadgen.repeated.capacity import Capacity
@@ -31,14 +30,22 @@ PAGE = "report.html"
 HINT = "give the folder that run, sweep, search, validate or mlperf has named"
 
 
+class RateInterval(msgspec.Struct, frozen=True, kw_only=True):
+    """The interval of an output rate, at the speed that a user sees there. All in tokens/s."""
+
+    per_user: float
+    low: float
+    high: float
+
+
 class ListRow(msgspec.Struct, frozen=True, kw_only=True):
     """What the list of results shows for one result.
 
     Attributes:
         word: The outcome.
         answer: The name of the run that the result is based on. If empty, it is the best one.
-        named: The runs of the result: the name and the stored summary of each.
-        interval: Of a capacity or of repeats: tokens/s per user, and the ends of the interval of all tokens/s.
+        runs: The runs of the result, with their stored summaries.
+        interval: The interval of a capacity, or of the mean of repeats.
         about: What was measured, of a result without runs.
         target: The target, of a result without runs.
         simulated: Whether the target was simulated, of a result without runs.
@@ -47,8 +54,8 @@ class ListRow(msgspec.Struct, frozen=True, kw_only=True):
 
     word: str = ""
     answer: str = ""
-    named: tuple[tuple[str, Summary], ...] = ()
-    interval: tuple[float, float, float] | None = None
+    runs: tuple[NamedSummary, ...] = ()
+    interval: RateInterval | None = None
     about: str = ""
     target: str = ""
     simulated: bool = False

@@ -373,7 +373,7 @@ def test_every_kind_is_loaded(made: Path, name: str) -> None:
 
 def test_a_loaded_result_gives_its_value_and_its_runs(made: Path) -> None:
     search = loadgen.load(made / "search")
-    assert search.value.search.answer.reason and len(search.runs) == len(search.value.named) > 2
+    assert search.value.search.answer.reason and len(search.runs) == len(search.value.runs) > 2
     repeats = loadgen.load(made / "swept-twice")
     assert list(repeats.value.made) == ["r2", "r4"] and repeats.value.made["r4"].runs == (
         "r1/r4",

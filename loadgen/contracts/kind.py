@@ -20,7 +20,7 @@ from loadgen.core.results.manifest import decoded
 from loadgen.present.section import Report
 from loadgen.result_kinds import RECORDS, ListRow, RegeneratedFile, ResultFunctions
 from loadgen.runs.compared import Side
-from loadgen.runs.kind import kept
+from loadgen.runs.kind import stored_summaries
 from loadgen.runs.levels_kind import of_repeats
 
 
@@ -64,7 +64,7 @@ def runs(folder: Path) -> list[Path]:
 def list_row(folder: Path) -> ListRow:
     file = folder / contracts.VERDICT
     told = decoded(file.read_bytes(), dict[str, Any], str(file), "a verdict")
-    return ListRow(word=str(told.get("verdict", "")), named=kept(folder, runs(folder)))
+    return ListRow(word=str(told.get("verdict", "")), runs=stored_summaries(folder, runs(folder)))
 
 
 def compare_side(folder: Path) -> Side:

@@ -401,7 +401,10 @@ def _spread(folder: Path, validation: Validation) -> dict[str, RepeatSummary]:
     """How far the runs of each level that has several lie from each other."""
     return {
         level.name: repeats.summarize_repeats(
-            [(run, run_folder.kept_summary(folder / run)) for run in level.runs]
+            [
+                run_folder.NamedSummary(run, run_folder.kept_summary(folder / run))
+                for run in level.runs
+            ]
         )
         for level in validation.levels
         if len(level.runs) > 1

@@ -18,6 +18,7 @@ from loadgen.repeated.registry import SHARES, figure, metric, shown
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
+    from loadgen.core.run_folder import NamedSummary
 
 FILE = "repeats.json"
 FEWEST = 3  # runs, before an interval may be called tight: two agree by chance too often
@@ -132,7 +133,7 @@ def valid_or_all(summaries: Sequence[Summary]) -> list[Summary]:
 
 
 def summarize_repeats(
-    named: Sequence[tuple[str, Summary]], *, within: float | None = None
+    named: Sequence[NamedSummary], *, within: float | None = None
 ) -> RepeatSummary:
     """Return the summary of repeats of one load.
 

@@ -22,6 +22,7 @@ from loadgen.core.errors import (
     collecting,
     most_severe,
 )
+from loadgen.core.run_folder import NamedSummary
 from loadgen.runs.builds import KeptByBuild, kept_by_build
 from loadgen.runs.repeats import finish
 from loadgen.shell.invocation import Invocation
@@ -38,7 +39,6 @@ from loadgen.shell.resume import merge_arguments
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
-    from loadgen.core.metrics.summary import Summary
     from loadgen.core.workload import Workload
     from loadgen.repeated.repeats import Repetition
     from loadgen.runs.show import Show
@@ -111,7 +111,7 @@ class RunPlan(NamedTuple):
 class Outcome(NamedTuple):
     """The summaries of the runs of a command, by name, and whether all runs were finished."""
 
-    runs: list[tuple[str, Summary]]
+    runs: list[NamedSummary]
     is_complete: bool
 
 
@@ -221,7 +221,7 @@ def _run_once(invocation: Invocation, plan: RunPlan, show: Show, *, as_json: boo
         say(f"results in {folder}")
         if is_host_busy(summary.verdict):
             say(next_step(invocation.arguments, plan.settings))
-    return Outcome([(summary.run.workload, summary)], is_complete=True)
+    return Outcome([NamedSummary(summary.run.workload, summary)], is_complete=True)
 
 
 def next_step(arguments: Sequence[str], settings: Settings) -> str:
@@ -251,7 +251,7 @@ class _RunSeries:
     ) -> None:
         """Use the settings for each run, with its own folder."""
         self.folder = folder
-        self.runs: list[tuple[str, Summary]] = []
+        self.runs: list[NamedSummary] = []
         self._execute = invocation.executor(show.hearers)
         self._settings = settings
         self._show = show
@@ -263,7 +263,7 @@ class _RunSeries:
         settings = replace(self._settings, out=self.folder / name, store=store)
         summary, _ = self._execute(workload, settings)
         self._show.finished(summary)
-        self.runs.append((name, summary))
+        self.runs.append(NamedSummary(name, summary))
         return summary.run.state != "interrupted"
 
 

@@ -12,6 +12,7 @@ from loadgen.core.errors import most_severe
 from loadgen.core.metrics.summary import Summary, dump_summary, exit_code
 from loadgen.core.results import store
 from loadgen.core.results.manifest import Header
+from loadgen.core.run_folder import NamedSummary
 from loadgen.present.additions import Addition
 from loadgen.present.section import Report
 from loadgen.repeated import capacity
@@ -77,7 +78,9 @@ def runs(folder: Path) -> list[Path]:
 
 def list_row(folder: Path) -> ListRow:
     held = capacity_in(folder)
-    return ListRow(word="" if held is None else held.words, named=kept(folder.parent, [folder]))
+    return ListRow(
+        word="" if held is None else held.words, runs=stored_summaries(folder.parent, [folder])
+    )
 
 
 def capacity_facts(folder: Path) -> CapacityFacts:
@@ -91,10 +94,13 @@ def capacity_in(folder: Path) -> capacity.Capacity | None:
     return capacity.load_capacity(file.read_bytes(), str(file)) if file.is_file() else None
 
 
-def kept(root: Path, folders: Iterable[Path]) -> tuple[tuple[str, Summary], ...]:
-    """The summaries that runs have stored, each with its folder under `root`; of those that have one."""
+def stored_summaries(root: Path, folders: Iterable[Path]) -> tuple[NamedSummary, ...]:
+    """Return the summaries that runs have stored, named by their path below `root`.
+
+    Runs without a summary are left out.
+    """
     return tuple(
-        (folder.relative_to(root).as_posix(), run_folder.kept_summary(folder))
+        NamedSummary(folder.relative_to(root).as_posix(), run_folder.kept_summary(folder))
         for folder in folders
         if (folder / run_folder.SUMMARY).is_file()
     )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from loadgen.core.metrics.parts import StageSummary
     from loadgen.core.metrics.summary import Summary
+    from loadgen.core.run_folder import NamedSummary
 
 Outcome = Literal["under", "over", "invalid"]
 Name = TypeVar("Name")
@@ -152,7 +153,7 @@ def exit_code(curve: SweepCurve, *, strict: bool = False) -> int:
 
 
 def curve(
-    named: Sequence[tuple[str, Summary]], points: Mapping[str, LoadPoint] | None = None
+    named: Sequence[NamedSummary], points: Mapping[str, LoadPoint] | None = None
 ) -> SweepCurve:
     """Return the curve of a sweep, or of any folder of runs.
 

@@ -8,11 +8,12 @@ from typing import NamedTuple, Never
 
 from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError, most_severe
-from loadgen.core.metrics.summary import Summary, dump_summary, exit_code
+from loadgen.core.metrics.summary import dump_summary, exit_code
+from loadgen.core.run_folder import NamedSummary
 from loadgen.present.section import Report
 from loadgen.repeated import capacity
 from loadgen.repeated.repeats import is_valid, summarize_repeats
-from loadgen.result_kinds import ListRow, RegeneratedFile, ResultFunctions
+from loadgen.result_kinds import ListRow, RateInterval, RegeneratedFile, ResultFunctions
 from loadgen.runs import levels_text, repeats_text
 from loadgen.runs import repeats_sections as repeats
 from loadgen.runs.compared import ComparedRun, Side
@@ -22,10 +23,14 @@ from loadgen.runs.levels import SweepCurve, curve
 
 
 class StoredRuns(NamedTuple):
-    """Runs with their names, as `report` reads them: judged by their records. `levels`: at several loads."""
+    """The runs of a directory, with summaries that are computed from their records.
+
+    Attributes:
+        levels: Whether they are load points of one workload, and not repeats of one load.
+    """
 
     folder: Path
-    named: tuple[tuple[str, Summary], ...]
+    runs: tuple[NamedSummary, ...]
     levels: bool
 
 
@@ -48,41 +53,45 @@ def existing_runs(folder: Path) -> list[Path]:
 
 def load(folder: Path) -> StoredRuns:
     """Read the runs of a folder. Raises UserError for runs of different work."""
-    named = judged(folder, existing_runs(folder))
+    named = computed_summaries(folder, existing_runs(folder))
     levels = len({summary.fingerprints.recipe for _, summary in named}) > 1
     if levels:
         of_one_work(folder, named)
     return StoredRuns(folder, named, levels)
 
 
-def judged(root: Path, folders: Sequence[Path]) -> tuple[tuple[str, Summary], ...]:
-    """The summaries of runs, made of their records, each with its folder under `root`."""
+def computed_summaries(root: Path, folders: Sequence[Path]) -> tuple[NamedSummary, ...]:
+    """Return the summaries of runs, computed from their records.
+
+    Each is named by its path below `root`.
+    """
     return tuple(
-        (run.relative_to(root).as_posix(), run_folder.open_run(run).summary) for run in folders
+        NamedSummary(run.relative_to(root).as_posix(), run_folder.open_run(run).summary)
+        for run in folders
     )
 
 
 def headline(found: StoredRuns) -> str:
     if not found.levels:
-        return repeats_text.headline(summarize_repeats(found.named))
-    return levels_text.headline(curve(found.named))
+        return repeats_text.headline(summarize_repeats(found.runs))
+    return levels_text.headline(curve(found.runs))
 
 
 def report(found: StoredRuns) -> Report:
-    levels = curve(found.named)
+    levels = curve(found.runs)
     return (
         levels_text.report(levels)
         if found.levels
-        else repeats.report(summarize_repeats(found.named), levels)
+        else repeats.report(summarize_repeats(found.runs), levels)
     )
 
 
 def document(found: StoredRuns) -> bytes:
     """Return the summaries of the runs as a JSON list."""
-    return dump_summaries(found.named)
+    return dump_summaries(found.runs)
 
 
-def dump_summaries(named: Sequence[tuple[str, Summary]]) -> bytes:
+def dump_summaries(named: Sequence[NamedSummary]) -> bytes:
     """Return the summaries of named runs as a JSON list."""
     documents = [dump_summary(summary).decode().rstrip() for _, summary in named]
     return ("[" + ",\n".join(documents) + "]\n").encode()
@@ -90,10 +99,10 @@ def dump_summaries(named: Sequence[tuple[str, Summary]]) -> bytes:
 
 def code(found: StoredRuns, strict: bool) -> int:
     """Return the most severe exit code of the runs."""
-    return most_severe_exit_code(found.named, strict)
+    return most_severe_exit_code(found.runs, strict)
 
 
-def most_severe_exit_code(named: Sequence[tuple[str, Summary]], strict: bool) -> int:
+def most_severe_exit_code(named: Sequence[NamedSummary], strict: bool) -> int:
     """Return the most severe exit code of named runs, 0 if there are none."""
     codes = [exit_code(summary, strict=strict, reported=True) for _, summary in named]
     return most_severe(codes)
@@ -111,7 +120,7 @@ def of_repeats(folder: Path, runs: Sequence[Path]) -> Side:
     Raises UserError for runs that are not repeats of one another.
     """
     repeats = tuple(compared(run) for run in runs)
-    one_recipe(folder, [(run.name, run.summary) for run in repeats])
+    one_recipe(folder, [NamedSummary(run.name, run.summary) for run in repeats])
     valid_repeats = tuple(run for run in repeats if is_valid(run.summary))
     if not valid_repeats or len(valid_repeats) == len(repeats):
         return Side(name="", runs=repeats)
@@ -129,7 +138,7 @@ def _left_out_note(repeats: Sequence[ComparedRun]) -> str:
     return f"{len(invalid_repeats)} of {counted} {verb} INVALID and left out: {names}"
 
 
-def one_recipe(folder: Path, named: Sequence[tuple[str, Summary]]) -> None:
+def one_recipe(folder: Path, named: Sequence[NamedSummary]) -> None:
     """Raises UserError unless all runs have one recipe."""
     recipes: dict[str, str] = {}
     for name, summary in named:
@@ -140,7 +149,7 @@ def one_recipe(folder: Path, named: Sequence[tuple[str, Summary]]) -> None:
         raise UserError("mismatch", what, str(folder), hint)
 
 
-def of_one_work(folder: Path, found: Sequence[tuple[str, Summary]]) -> None:
+def of_one_work(folder: Path, found: Sequence[NamedSummary]) -> None:
     """Raises UserError unless the runs are levels of one load: same requests, model, API and SLO."""
     (first, base), *others = found
     for name, summary in others:
@@ -164,27 +173,25 @@ def of_one_work(folder: Path, found: Sequence[tuple[str, Summary]]) -> None:
             )
 
 
-def list_row_of_runs(
-    found: tuple[tuple[str, Summary], ...], folder: Path, word: str = ""
-) -> ListRow:
+def list_row_of_runs(found: tuple[NamedSummary, ...], folder: Path, word: str = "") -> ListRow:
     """The row of runs that may have found a capacity: this is what it says then, and its run is the one shown."""
     held = capacity_in(folder)
     interval = _interval(held, curve(found)) if found and held is not None else None
     if held is None:
-        return ListRow(word=word, named=found)
-    return ListRow(word=held.words, answer=held.evidence, named=found, interval=interval)
+        return ListRow(word=word, runs=found)
+    return ListRow(word=held.words, answer=held.evidence, runs=found, interval=interval)
 
 
-def _interval(found: capacity.Capacity, levels: SweepCurve) -> tuple[float, float, float] | None:
-    """Of a capacity: tokens/s of a user, and the ends of the interval of the tokens/s in all."""
+def _interval(found: capacity.Capacity, levels: SweepCurve) -> RateInterval | None:
+    """Return the interval of a capacity in output tokens/s, or None if it is not known."""
     level = next((one for one in levels.levels if one.name == found.evidence), None)
     if level is None or level.per_user is None or not level.output_per_s or found.low_per_s is None:
         return None
-    per_request = level.output_per_s / found.rate_per_s
-    return (
-        level.per_user,
-        found.low_per_s * per_request,
-        (found.high_per_s or found.rate_per_s) * per_request,
+    tokens_per_request = level.output_per_s / found.rate_per_s
+    return RateInterval(
+        per_user=level.per_user,
+        low=found.low_per_s * tokens_per_request,
+        high=(found.high_per_s or found.rate_per_s) * tokens_per_request,
     )
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from loadgen.core import format
 
 if TYPE_CHECKING:
-    from loadgen.core.metrics.summary import Summary
+    from loadgen.core.run_folder import NamedSummary
     from loadgen.repeated.repeats import RepeatSummary, Repetition
 
 
-def finish(parent: Path, how: Repetition, named: Sequence[tuple[str, Summary]]) -> RepeatSummary:
+def finish(parent: Path, how: Repetition, named: Sequence[NamedSummary]) -> RepeatSummary:
     """Store the summary over the repeats in their folder."""
     from loadgen.core.results import checksums, store
     from loadgen.repeated import repeats

@@ -10,17 +10,23 @@ import msgspec
 
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
-from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import decoded
+from loadgen.core.run_folder import NamedSummary
 from loadgen.present.section import Report
 from loadgen.repeated import repeats
 from loadgen.repeated.repeats import RepeatSummary, summarize_repeats
-from loadgen.result_kinds import SUMMARIES, ListRow, RegeneratedFile, ResultFunctions
+from loadgen.result_kinds import (
+    SUMMARIES,
+    ListRow,
+    RateInterval,
+    RegeneratedFile,
+    ResultFunctions,
+)
 from loadgen.runs import levels_kind as of_runs
 from loadgen.runs import repeats_sections
 from loadgen.runs import repeats_text as words
 from loadgen.runs.compared import Side
-from loadgen.runs.kind import kept
+from loadgen.runs.kind import stored_summaries
 from loadgen.runs.levels import average_repeats, curve
 
 
@@ -31,17 +37,21 @@ class _OfSweep(msgspec.Struct, frozen=True):
 
 
 class StoredRepeats(NamedTuple):
-    """`made`: by level, under "" where there is one load; made again of the records."""
+    """Stored repeats, with summaries that are computed from their records.
+
+    Attributes:
+        made: The summary of the repeats by load point, under "" if there is one load.
+    """
 
     folder: Path
-    named: tuple[tuple[str, Summary], ...]
+    runs: tuple[NamedSummary, ...]
     made: dict[str, RepeatSummary]
 
 
 def load(folder: Path) -> StoredRepeats:
     """Raises UserError for damaged files, and for runs that are no repeats of each other."""
     stored = _stored(folder)
-    named = of_runs.judged(folder, runs(folder))
+    named = of_runs.computed_summaries(folder, runs(folder))
     if list(stored) == [""]:
         of_runs.one_recipe(folder, named)
         return StoredRepeats(
@@ -50,7 +60,8 @@ def load(folder: Path) -> StoredRepeats:
     by_name = dict(named)
     made = {
         level: summarize_repeats(
-            [(run, by_name[run]) for run in one.runs if run in by_name], within=one.within
+            [NamedSummary(run, by_name[run]) for run in one.runs if run in by_name],
+            within=one.within,
         )
         for level, one in stored.items()
     }
@@ -84,7 +95,7 @@ def headline(found: StoredRepeats) -> str:
 
 
 def report(found: StoredRepeats) -> Report:
-    levels = curve(found.named)
+    levels = curve(found.runs)
     if "" in found.made:
         return repeats_sections.report(found.made[""], levels)
     return repeats_sections.report_of_levels(list(found.made.items()), levels)
@@ -92,31 +103,32 @@ def report(found: StoredRepeats) -> Report:
 
 def document(found: StoredRepeats) -> bytes:
     """Return the summaries of the runs as a JSON list."""
-    return of_runs.dump_summaries(found.named)
+    return of_runs.dump_summaries(found.runs)
 
 
 def code(found: StoredRepeats, strict: bool) -> int:
     """Return the most severe exit code of the runs."""
-    return of_runs.most_severe_exit_code(found.named, strict)
+    return of_runs.most_severe_exit_code(found.runs, strict)
 
 
 def list_row(folder: Path) -> ListRow:
-    found, stored = kept(folder, runs(folder)), _stored(folder)
+    found = stored_summaries(folder, runs(folder))
+    stored = _stored(folder)
     interval = _interval(stored[""], found) if found and "" in stored else None
-    return ListRow(named=found, interval=interval)
+    return ListRow(runs=found, interval=interval)
 
 
-def _interval(
-    stored: RepeatSummary, named: tuple[tuple[str, Summary], ...]
-) -> tuple[float, float, float] | None:
-    """The tokens/s of a user, and the ends of the interval of the tokens/s in all."""
+def _interval(stored: RepeatSummary, named: tuple[NamedSummary, ...]) -> RateInterval | None:
+    """Return the interval of the mean output rate of repeats, or None if it is not known."""
     rate = next(
         (figure for figure in stored.figures if figure.metric == "tokens.steady_output_per_s"), None
     )
     if rate is None or rate.low is None or rate.high is None:
         return None
     per_user = average_repeats(curve(named).levels).per_user
-    return None if per_user is None else (per_user, rate.low, rate.high)
+    if per_user is None:
+        return None
+    return RateInterval(per_user=per_user, low=rate.low, high=rate.high)
 
 
 def compare_side(folder: Path) -> Side:
@@ -131,7 +143,7 @@ def compare_side(folder: Path) -> Side:
 def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
     def again(before: RepeatSummary) -> RepeatSummary:
         return summarize_repeats(
-            [(name, run_folder.kept_summary(folder / name)) for name in before.runs],
+            [NamedSummary(name, run_folder.kept_summary(folder / name)) for name in before.runs],
             within=before.within,
         )
 

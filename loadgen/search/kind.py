@@ -9,15 +9,14 @@ from typing import NamedTuple
 import msgspec
 
 from loadgen.core.errors import INTERRUPTED, UNSOUND, UserError
-from loadgen.core.metrics.summary import Summary
-from loadgen.core.run_folder import OpenedRun
+from loadgen.core.run_folder import NamedSummary, OpenedRun
 from loadgen.present.additions import Addition
 from loadgen.present.section import Quoted, Report, Said, section
 from loadgen.repeated import capacity
 from loadgen.result_kinds import SUMMARIES, ListRow, RegeneratedFile, ResultFunctions, additions_to
-from loadgen.runs import levels_kind as runs
+from loadgen.runs import levels_kind
 from loadgen.runs.compared import Side
-from loadgen.runs.kind import capacity_facts, capacity_in, compared, kept
+from loadgen.runs.kind import capacity_facts, capacity_in, compared, stored_summaries
 from loadgen.runs.levels import SweepCurve
 from loadgen.search import experiment, trials
 from loadgen.search import sections as search_report
@@ -27,28 +26,32 @@ from loadgen.search.load_search import LoadSearch, SearchAnswer, TrialResult, ex
 
 
 class StoredTrials(NamedTuple):
-    """The trials of a search, and its answer; None: it has none yet."""
+    """The trials of a search, and its answer. The answer is None if the search has not ended."""
 
     folder: Path
-    named: tuple[tuple[str, Summary], ...]
+    runs: tuple[NamedSummary, ...]
     search: StoredSearch | None
     additions: tuple[Addition, ...]
 
     @property
     def unit(self) -> str:
-        of_runs = {capacity.unit_of(summary) for _, summary in self.named} - {"requests"}
+        of_runs = {capacity.unit_of(summary) for _, summary in self.runs} - {"requests"}
         return experiment.unit_of(experiment.plan_of(self.folder), min(of_runs, default="requests"))
 
     @property
-    def as_runs(self) -> runs.StoredRuns:
-        """The trials as levels of one load, where there is no answer to show."""
-        return runs.StoredRuns(self.folder, self.named, levels=True)
+    def as_runs(self) -> levels_kind.StoredRuns:
+        """The trials as load points of one workload, for a search without an answer."""
+        return levels_kind.StoredRuns(self.folder, self.runs, levels=True)
 
 
 def load(folder: Path) -> StoredTrials:
     """Raises UserError for a damaged answer, and where there is neither an answer nor a trial."""
     search = experiment.stored_search(folder)
-    named = runs.load(folder).named if search is None else runs.judged(folder, runs.runs(folder))
+    named = (
+        levels_kind.load(folder).runs
+        if search is None
+        else levels_kind.computed_summaries(folder, levels_kind.runs(folder))
+    )
     if not named:
         raise UserError(
             "no_records",
@@ -61,14 +64,14 @@ def load(folder: Path) -> StoredTrials:
 
 def headline(found: StoredTrials) -> str:
     if found.search is None:
-        return f"{_not_ended_text(found.folder)} {runs.headline(found.as_runs)}"
+        return f"{_not_ended_text(found.folder)} {levels_kind.headline(found.as_runs)}"
     return words.headline(found.search.answer, found.search.told, found.search.goal, found.unit)
 
 
 def report(found: StoredTrials) -> Report:
     go_on = _go_on(found.folder, found.search)
     if found.search is None:
-        so_far = runs.report(found.as_runs)
+        so_far = levels_kind.report(found.as_runs)
         none = Said(_not_ended_text(found.folder), "warn", large=True)
         added = [one for addition in found.additions for one in addition.sections]
         sections = [*so_far.sections, *added, section("Go on with", Quoted(go_on))]
@@ -79,7 +82,7 @@ def report(found: StoredTrials) -> Report:
     held = capacity_in(found.folder)
     whole = search_report.report(
         found.search,
-        found.named,
+        found.runs,
         unit=found.unit,
         evidence="" if held is None or held.unfinished else held.evidence,
         additions=found.additions,
@@ -103,13 +106,15 @@ def _go_on(folder: Path, search: StoredSearch | None) -> str:
 
 def document(found: StoredTrials) -> bytes:
     """Return the summaries of the trials as a JSON list."""
-    return runs.document(found.as_runs)
+    return levels_kind.document(found.as_runs)
 
 
 def ended(folder: Path) -> Report:
     """The report of a search that its command has just ended: of the summaries that its runs have left."""
     search = experiment.stored_search(folder)
-    return report(StoredTrials(folder, kept(folder, runs.runs(folder)), search, ()))
+    return report(
+        StoredTrials(folder, stored_summaries(folder, levels_kind.runs(folder)), search, ())
+    )
 
 
 def code(found: StoredTrials, strict: bool) -> int:
@@ -121,8 +126,10 @@ def code(found: StoredTrials, strict: bool) -> int:
 
 def list_row(folder: Path) -> ListRow:
     search = experiment.stored_search(folder)
-    return runs.list_row_of_runs(
-        kept(folder, runs.runs(folder)), folder, "" if search is None else search.answer.reason
+    return levels_kind.list_row_of_runs(
+        stored_summaries(folder, levels_kind.runs(folder)),
+        folder,
+        "" if search is None else search.answer.reason,
     )
 
 
@@ -130,7 +137,7 @@ def compare_side(folder: Path) -> Side:
     """The run that shows the capacity: sustained, else confirmed. Raises WithoutCapacity where there is none."""
     held = capacity_in(folder)
     if held is None or held.unfinished:
-        names = ", ".join(run.name for run in runs.runs(folder)) or "none yet"
+        names = ", ".join(run.name for run in levels_kind.runs(folder)) or "none yet"
         why = f": {held.bound_why}" if held is not None and held.bound_why else ""
         what = f"a search without a capacity{why}; no run of it stands for a load that holds"
         go_on = _go_on(folder, experiment.stored_search(folder))
@@ -217,6 +224,6 @@ FUNCTIONS = ResultFunctions(
     fits=experiment.is_search,
     schema=ExperimentPlan,
     document=document,
-    runs=runs.runs,
+    runs=levels_kind.runs,
     capacity=capacity_facts,
 )

@@ -13,6 +13,7 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.core.metrics.summary import Summary
+from loadgen.core.run_folder import NamedSummary
 from loadgen.present.additions import Addition
 from loadgen.present.page import Axis, Band, Chart, Mark, Number, Series
 from loadgen.present.section import Charts, Kind, Report, Said, Tiles, section, simulated
@@ -27,7 +28,7 @@ from loadgen.search.load_search import evidence as evidence_of
 
 def report(
     search: StoredSearch,
-    named: Sequence[tuple[str, Summary]],
+    named: Sequence[NamedSummary],
     *,
     unit: str,
     evidence: str = "",

@@ -11,6 +11,7 @@ import msgspec
 
 from loadgen.core import format, run_folder
 from loadgen.core.results import store
+from loadgen.core.run_folder import NamedSummary
 from loadgen.repeated import capacity
 from loadgen.result_kinds import CapacityFacts
 from loadgen.runs import levels
@@ -81,7 +82,7 @@ def judge(
 
     `read_summary` computes the summary of a run from its records, or reads the stored one.
     """
-    named = [(run.name, read_summary(run)) for run in runs]
+    named = [NamedSummary(run.name, read_summary(run)) for run in runs]
     curve = curve_of(folder, named)
     stored = experiment.told(folder, invalid_too=True)
     outcomes = {level.name: levels.outcome(level) for level in curve.levels}
@@ -95,7 +96,7 @@ def judge(
     return JudgedSweep(curve, judged, answer)
 
 
-def curve_of(folder: Path, named: Sequence[tuple[str, Summary]]) -> SweepCurve:
+def curve_of(folder: Path, named: Sequence[NamedSummary]) -> SweepCurve:
     """Return the curve of the runs of a sweep, with the load points that have not run."""
     if experiment.begun_by(folder) != "sweep":  # its plan is damaged
         return levels.curve(named)

@@ -27,7 +27,7 @@ from loadgen.shell.options import (
 from loadgen.shell.output import print_answer, say, telling_what_is_kept
 
 if TYPE_CHECKING:
-    from loadgen.core.metrics.summary import Summary
+    from loadgen.core.run_folder import NamedSummary
     from loadgen.repeated.repeats import Repetition
     from loadgen.search.sweep_plan import Sweep, SweepRun
 
@@ -186,7 +186,7 @@ class _RepeatedSweep:
         """Start without any repeat."""
         self._sweep_run = run
         self._strict = strict
-        self.runs: dict[str, list[tuple[str, Summary]]] = {
+        self.runs: dict[str, list[NamedSummary]] = {
             planned.point.name: [] for planned in run.sweep.points
         }
         self.codes: list[int] = []
@@ -206,7 +206,8 @@ class _RepeatedSweep:
         self.codes.append(outcome_code(outcome, strict=self._strict))
         for name, runs in self.runs.items():
             if run_folder.is_run(folder / name):
-                runs.append((f"r{number}/{name}", run_folder.open_run(folder / name).summary))
+                summary = run_folder.open_run(folder / name).summary
+                runs.append(run_folder.NamedSummary(f"r{number}/{name}", summary))
         return not outcome.interrupted
 
     def _seeded(self, number: int) -> Sweep:

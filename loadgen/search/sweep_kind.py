@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loadgen.core import run_folder
-from loadgen.core.metrics.summary import Summary
+from loadgen.core.run_folder import NamedSummary
 from loadgen.present.section import Report
 from loadgen.result_kinds import (
     RECORDS,
@@ -18,7 +18,7 @@ from loadgen.result_kinds import (
 )
 from loadgen.runs import levels, levels_text
 from loadgen.runs import levels_kind as runs
-from loadgen.runs.kind import capacity_in, kept
+from loadgen.runs.kind import capacity_in, stored_summaries
 from loadgen.runs.levels import SweepCurve
 from loadgen.runs.load_points import counted_points
 from loadgen.search import experiment, stored_sweep
@@ -30,17 +30,17 @@ from loadgen.search.sweep_run import TABLE
 class StoredSweep(NamedTuple):
     """A sweep as `report` reads it: judged by its records."""
 
-    named: tuple[tuple[str, Summary], ...]
+    runs: tuple[NamedSummary, ...]
     curve: SweepCurve
 
 
 def load(folder: Path) -> StoredSweep:
     """Read a sweep. Raises UserError without a run, and for runs of different work on a curve."""
-    named = runs.judged(folder, runs.existing_runs(folder))
+    named = runs.computed_summaries(folder, runs.existing_runs(folder))
     curve = stored_sweep.curve_of(folder, named)
     for one in curve.split():
         names = {level.name for level in one.levels}
-        runs.of_one_work(folder, [(name, summary) for name, summary in named if name in names])
+        runs.of_one_work(folder, [run for run in named if run.name in names])
     return StoredSweep(named, curve)
 
 
@@ -56,7 +56,7 @@ def report(sweep: StoredSweep) -> Report:
 
 def document(sweep: StoredSweep) -> bytes:
     """Return the summaries of the runs as a JSON list."""
-    return runs.dump_summaries(sweep.named)
+    return runs.dump_summaries(sweep.runs)
 
 
 def code(sweep: StoredSweep, strict: bool) -> int:
@@ -70,7 +70,7 @@ def list_row(folder: Path) -> ListRow:
     The list draws one kind of work on a chart, so of a sweep over several lengths or targets it
     says only how far it got; its own page draws it.
     """
-    named = kept(folder, runs.runs(folder))
+    named = stored_summaries(folder, runs.runs(folder))
     plan = experiment.plan_of(folder) if experiment.begun_by(folder) == "sweep" else None
     groups = {point.group for point in plan.load_points} if plan is not None else set()
     if plan is None or len(groups) < 2:

@@ -225,11 +225,11 @@ def _intervals(
     """A vertical line each, over the interval of a capacity or of the mean of repeats."""
     for result in drawn:
         if result.interval is not None and result.curve is not None:
-            per_user, *ends = result.interval
-            share = result.curve.gpus if per_gpu and result.curve.gpus else 1
+            interval = result.interval
+            gpus = result.curve.gpus if per_gpu and result.curve.gpus else 1
             yield Series(
-                x=[per_user] * 2,
-                y=[end / share for end in ends],
+                x=[interval.per_user] * 2,
+                y=[interval.low / gpus, interval.high / gpus],
                 color=painted[result.name],
                 width=5,
             )

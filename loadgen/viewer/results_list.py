@@ -18,6 +18,7 @@ from loadgen.result_kinds import ListRow, ResultFunctions
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
+    from loadgen.core.run_folder import NamedSummary
     from loadgen.pricing.prices import Prices
     from loadgen.runs.levels import SweepLevel
     from loadgen.viewer.stored_result import StoredResult
@@ -59,7 +60,7 @@ def is_collection(folder: Path) -> bool:
     ):
         return True
     named = [
-        (run.name, run_folder.kept_summary(run))
+        run_folder.NamedSummary(run.name, run_folder.kept_summary(run))
         for run in found
         if (run / run_folder.SUMMARY).is_file()
     ]
@@ -122,20 +123,20 @@ def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
             simulated=row.simulated,
             made=row.started,
         )
-        if not row.named:
+        if not row.runs:
             return (
                 shown if row.word else msgspec.structs.replace(shown, word="nothing was summarized")
             )
-        runs_curve = curve(row.named)
+        runs_curve = curve(row.runs)
         points = [
             _LoadPoint(
                 level=average_repeats([level for level in runs_curve.levels if level.name in runs]),
                 summaries=valid_or_all(list(runs.values())),
             )
-            for runs in _runs_by_load(row.named)
+            for runs in _runs_by_load(row.runs)
         ]
         usd = {point.level.name: _usd(point.summaries, prices) for point in points}
-        first = row.named[0][1]
+        first = row.runs[0].summary
         limits = [term.limit_ms for term in first.goodput.slo if term.metric == "tpot"]
         answered = first.requests.ok or None
         return msgspec.structs.replace(
@@ -164,7 +165,7 @@ class _LoadPoint(NamedTuple):
     summaries: Sequence[Summary]
 
 
-def _runs_by_load(named: Sequence[tuple[str, Summary]]) -> list[dict[str, Summary]]:
+def _runs_by_load(named: Sequence[NamedSummary]) -> list[dict[str, Summary]]:
     """Return the runs of each load as summaries by name.
 
     Runs of one recipe and load are repeats of each other.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from loadgen.core import format
+from loadgen.result_kinds import RateInterval
 from loadgen.runs.levels import SweepCurve, SweepLevel, best
 
 ALIKE = 1.1  # lengths of requests within this factor are drawn on one chart
@@ -30,7 +31,7 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     curve: SweepCurve | None = None
     load_points: tuple[SweepLevel, ...] = ()
     tpot_limit_ms: float | None = None  # of its SLO
-    interval: tuple[float, float, float] | None = None
+    interval: RateInterval | None = None
     usd: dict[str, float] = {}
     page: str = ""
     going_on: bool = False

@@ -190,7 +190,7 @@ def test_the_first_sentence_names_the_lengths_of_the_highest_throughput_within_t
     [
         ((True, False), (False, None), False, 0),
         ((False, False), (True, True), False, 3),
-        ((True, True), (True, None), True, 3),
+        ((True, True), (True, None), True, 4),
     ],
 )
 def test_a_missed_slo_is_a_result_and_a_curve_without_a_valid_load_point_is_none(

@@ -122,7 +122,7 @@ def test_runs_beside_a_damaged_plan_are_reported(
 def test_the_interval_of_a_capacity_is_in_tokens_per_second(results: Path) -> None:
     (swept,) = (result for result in results_in(results) if result.name == "swept")
     assert swept.interval is not None
-    assert swept.interval[1:] == pytest.approx(
+    assert (swept.interval.low, swept.interval.high) == pytest.approx(
         (PER_REQUEST * 1.5 / 2 * 1.9, PER_REQUEST * 1.5 / 2 * 2.2)
     )
 
