@@ -29,10 +29,17 @@ _FRAMING_HEADERS = ("content-length", "transfer-encoding")
 
 
 def parse_text(value: Any) -> str:
-    """Return a text or a path as text."""
+    """Return a text or a path as text. Raises units.Wrong for an empty one.
+
+    A variable of a build that is not set makes an empty text, which must not mean the default.
+    """
     if not isinstance(value, str | os.PathLike):
         raise units.Wrong("wrong_type", f"a {type(value).__name__} is no text", "")
-    return os.fspath(value)
+    text = os.fspath(value)
+    if not text.strip():
+        reason = "the value is empty: is a variable not set?"
+        raise units.Wrong("missing_value", reason, "give a value, or leave the option out")
+    return text
 
 
 def parse_mapping(value: Any) -> dict[str, Any]:

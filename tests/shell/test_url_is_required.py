@@ -50,6 +50,12 @@ def test_python_needs_a_url_too(url: object) -> None:
     assert "sim:gb300-vm" in str(raised.value)
 
 
+@pytest.mark.parametrize("option", ["--model", "--tokenizer", "--shape", "--slo", "--prices"])
+def test_no_empty_option_means_its_default(option: str, tmp_path: Path) -> None:
+    typed = ("run", "qa", "--url", "sim:gb300-vm", "-c", "1", "-n", "12", option, "")
+    assert exits(*typed, "-o", tmp_path / "out") == 2
+
+
 def test_an_empty_url_beside_another_one_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert exits("run", "qa", "--url", "http://127.0.0.1:9", "--url", "") == 2
     assert "--url" in capsys.readouterr().err
