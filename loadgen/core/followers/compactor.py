@@ -40,11 +40,11 @@ class ParquetParts:
         (folder / "requests").mkdir(exist_ok=True)
 
     def add(self, segment: Segment, start: int, rows: NDArray[np.void]) -> None:
-        """Write new records of a segment. `start`: the index of the first one among all records of the worker."""
+        """Write new records of a segment; the first one has the index `start` at its worker."""
         self._write(segment.worker, start, rows)
 
     def replace_segment(self, segment: Segment) -> None:
-        """Write the records of a complete segment as one file, in place of the small files of these records."""
+        """Write the records of a complete segment as one file that replaces the small ones."""
         small_files = [path for path in self._parts if _is_part_of(path, segment)]
         # This replaces the first small file, so the records are in Parquet at any time.
         complete = self._write(segment.worker, segment.first, np.fromfile(segment.path, ROW))
@@ -61,7 +61,7 @@ class ParquetParts:
         return path
 
     def merge(self) -> None:
-        """Merge all parts into one file, one row group at a time, so that they are never all in memory."""
+        """Merge all parts into one file, with one row group in memory at a time."""
         merged = self._folder / "requests" / store.MERGED
         if len(self._parts) == 1:
             self._parts[0].replace(merged)
@@ -91,9 +91,9 @@ def _is_part_of(path: Path, segment: Segment) -> bool:
 
 
 def compact_records(folder: Path, ended: TextIO | None = None) -> None:
-    """Convert new records until `ended` is readable or at its end, then convert the remaining ones and merge all.
+    """Convert the records of a run to Parquet, and merge the files when it is over.
 
-    Without `ended`, the run is over.
+    The run is over when `ended` is readable or at its end. Without `ended`, it is over already.
     """
     parts = ParquetParts(folder)
     rows_written: dict[int, int] = {}  # by worker

@@ -1,11 +1,10 @@
-"""The records of a run added up: sums, samples and amounts over time, for each stage, target, class and step.
+"""Adds up the records of a run for each stage, target, class and step.
 
 Pure numpy. `core.run_summary.summarize` turns an accumulator into a Summary.
 """
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -41,14 +40,13 @@ if TYPE_CHECKING:
     from loadgen.core.slo import Slo
 
 REQUEST_AMOUNTS = ("ok", "good", "input", "output")
-"""Amounts that come with time, of requests: how many ended ok, how many met the SLO, and their tokens."""
+"""Amounts of requests that come over time: ok requests, requests that met the SLO, and tokens."""
 
-_COUNTED = [
-    SOURCES.index("server"),
-    SOURCES.index("tokenizer"),
-]  # sources that know how many tokens an event carries
+_EXACT_SOURCES = [SOURCES.index("server"), SOURCES.index("tokenizer")]
+"""Sources of token counts that know how many tokens an event carries."""
 
 
+NEVER_NS = 1 << 62  # later than any time of a run
 _TOKENS = (
     "output_tokens",
     "input_tokens",
@@ -82,15 +80,27 @@ def _sample_of(name: str) -> str:
 
 
 def sampled() -> list[str]:
-    """The figures that have a value per request."""
+    """Return the names of the metrics that have a value per request."""
     return [row.name for row in FIGURES.here() if row.values]
 
 
 class Cell:
-    """Sums, minimums, maximums, samples and amounts of the records of a stage, a target, a class or a step.
+    """Sums, extremes, samples and amounts of the records of one stage, target, class or step.
 
-    The cell keeps its records as `columns`. It computes the samples and amounts of requests from them each time they
-    are asked for, because all of them together would need several times the memory of the records.
+    It keeps its records as `columns`, and computes the samples and amounts of requests from them on
+    each call, because all of them together would need several times the memory of the records.
+
+    Attributes:
+        slo: The SLO that these requests are judged by, or None.
+        sums: Sums by name.
+        least: The smallest value of some fields.
+        most: The largest value of some fields. `issued_end` and `issued_done` belong to the request
+            that was sent last.
+        errors: For each kind of failure the number of failures, and the due time and the text of
+            the failure that is shown: the earliest one with a text.
+        samples: Values that were added under a name, beside those of the per-request metrics.
+        amounts: Amounts that were added under a name, beside REQUEST_AMOUNTS.
+        columns: The records of each stage.
     """
 
     __slots__ = (
@@ -110,7 +120,6 @@ class Cell:
         self.sums: dict[str, int] = {}
         self.least: dict[str, int] = {}
         self.most: dict[str, int] = {}
-        # kind -> count, then instant and text of the failure shown: the first due of those with a text
         self.errors: dict[str, tuple[int, int, str]] = {}
         self.samples: dict[str, Values] = {}
         self.amounts: dict[str, Amounts] = {}
@@ -118,6 +127,7 @@ class Cell:
         self._distributions: dict[str, Distribution] = {}
 
     def sum(self, name: str) -> int:
+        """Return the sum of this name, 0 if nothing was added to it."""
         return self.sums.get(name, 0)
 
     def sums_with_prefix(self, prefix: str) -> dict[str, int]:
@@ -130,22 +140,22 @@ class Cell:
         return dict(sorted(sums, key=lambda item: (-item[1], item[0])))
 
     def sum_known(self, field: str) -> int | None:
-        """The sum of a field over the ok requests where it is known; None when it is known of none."""
+        """Return the sum of a field over the ok requests that have it, or None if none has it."""
         return self.sums[field] if self.sum(field + "_known") else None
 
     def latest(self, name: str) -> int:
-        """The largest value of a field; -1 where there is none."""
+        """Return the largest value of a field, or -1 without any."""
         return self.most.get(name, -1)
 
     def sample(self, name: str) -> Values:
-        """Return the values of a per-request metric, or the sample that was added under this name."""
+        """Return the values of a per-request metric, or those that were added under this name."""
         if not _sample_of(name):
             return self.samples.setdefault(name, Values())
         blocks = (block for columns in self.columns for block in columns.blocks())
         return Values.of((_values(block, name) for block in blocks), sum(map(len, self.columns)))
 
     def distribution(self, name: str) -> Distribution:
-        """The distribution of a sample, of a cell to which nothing is added any more."""
+        """Return the distribution of a sample. Call it only after all records have been added."""
         if name not in self._distributions:
             self._distributions[name] = self.sample(name).distribution()
         return self._distributions[name]
@@ -159,48 +169,48 @@ class Cell:
             amounts.add(*_amounts(columns, name, self.slo))
         return amounts
 
-    def count(self, name: str, value: Any) -> None:
+    def add_to_sum(self, name: str, value: int | np.integer[Any]) -> None:
+        """Add a value to the sum of this name."""
         self.sums[name] = self.sum(name) + int(value)
 
-    def span(self, name: str, values: NDArray[np.int64]) -> None:
+    def add_range(self, name: str, values: NDArray[np.int64]) -> None:
         """Record the count, the minimum and the maximum of these values."""
-        self.count(name, len(values))
+        self.add_to_sum(name, len(values))
         if len(values):
-            self.least[name] = min(self.least.get(name, 1 << 62), int(values.min()))
-            self.reach(name, values)
+            self.least[name] = min(self.least.get(name, NEVER_NS), int(values.min()))
+            self.add_maximum(name, values)
 
-    def reach(self, name: str, values: NDArray[np.int64]) -> None:
+    def add_maximum(self, name: str, values: NDArray[np.int64]) -> None:
         """Record the maximum of these values."""
         self.most[name] = max(self.latest(name), int(values.max(initial=-1)))
 
-    def known(self, name: str, values: NDArray[np.int64]) -> None:
-        """Add the sum of the known values (those not -1), and how many they are."""
+    def add_known(self, name: str, values: NDArray[np.int64]) -> None:
+        """Add the values that are known, which are those other than -1, and their number."""
         known = values[by_column.or_all(values >= 0)]
-        self.count(name, known.sum(dtype=np.int64))
-        self.count(name + "_known", len(known))
+        self.add_to_sum(name, known.sum(dtype=np.int64))
+        self.add_to_sum(name + "_known", len(known))
 
-    def error(self, kind: str, count: int, due_ns: int, words: str) -> None:
-        """Count failures of a kind; the text kept is that of the earliest, of several the first one added."""
-        before = self.errors.get(kind, (0, 1 << 62, ""))
-        self.errors[kind] = (
-            before[0] + count,
-            *min(before[1:], (due_ns, words), key=itemgetter(0)),
-        )
+    def add_failures(self, kind: str, count: int, due_ns: int, words: str) -> None:
+        """Count failures of a kind, and keep the text of the one that was due first."""
+        earlier_count, earliest_ns, text = self.errors.get(kind, (0, NEVER_NS, ""))
+        if due_ns < earliest_ns:
+            earliest_ns, text = due_ns, words
+        self.errors[kind] = (earlier_count + count, earliest_ns, text)
 
     def merge(self, other: Cell) -> None:
-        """Add another cell to this one; the other does not change."""
+        """Add what another one holds. The other one does not change."""
         issued_later = other.latest("sent") > self.latest("sent")
         for name, count in other.sums.items():
-            self.count(name, count)
+            self.add_to_sum(name, count)
         for name, value in other.least.items():
-            self.least[name] = min(self.least.get(name, 1 << 62), value)
+            self.least[name] = min(self.least.get(name, NEVER_NS), value)
         for name, value in other.most.items():
             if name not in ("issued_end", "issued_done"):
                 self.most[name] = max(self.latest(name), value)
             elif issued_later:
                 self.most[name] = value
         for kind, error in other.errors.items():
-            self.error(kind, *error)
+            self.add_failures(kind, *error)
         for name, sample in other.samples.items():
             self.sample(name).merge(sample)
         for name, amounts in other.amounts.items():
@@ -214,110 +224,123 @@ class Cell:
             self._add_sums(block, texts, open_loop)
 
     def _add_sums(self, columns: Columns, texts: Sequence[str], open_loop: bool) -> None:
-        ok, sent = columns.where(OK), columns["sent_ns"] >= 0
-        self.count("rows", len(columns))
-        self.count("starts", (columns["turn"] == 0).sum())
+        ok = columns.where(OK)
+        self.add_to_sum("rows", len(columns))
+        self.add_to_sum("starts", (columns["turn"] == 0).sum())
         for code, status in enumerate(STATUSES):
-            self.count(status, columns.where(code).sum())
+            self.add_to_sum(status, columns.where(code).sum())
         for name in ("resent", "bytes_sent", "bytes_received"):
-            self.count(name, columns[name].sum(dtype=np.int64))
-        self._add_times(columns, sent, open_loop)
+            self.add_to_sum(name, columns[name].sum(dtype=np.int64))
+        self._add_times(columns, open_loop)
         self._add_tokens(columns, ok)
         self._add_errors(columns, texts)
         self._add_finishes(columns, texts)
         with_output = ok & ~columns.for_values
-        self.count("output_source_unasked", (ok & columns.for_values).sum())
-        self.count("tpot_undefined", (columns.measure("tpot")[with_output] == UNDEFINED).sum())
-        self.count("tpot_no_span", by_column.has_no_span(columns)[with_output].sum())
-        self.count("tpot_no_output", by_column.lacks_output(columns)[with_output].sum())
-        self.count("stalled", (columns.measure("max_gap")[ok] > STALL_NS).sum())
+        self.add_to_sum("output_source_unasked", (ok & columns.for_values).sum())
+        self.add_to_sum("tpot_undefined", (columns.measure("tpot")[with_output] == UNDEFINED).sum())
+        self.add_to_sum("tpot_no_span", by_column.has_no_span(columns)[with_output].sum())
+        self.add_to_sum("tpot_no_output", by_column.lacks_output(columns)[with_output].sum())
+        self.add_to_sum("stalled", (columns.measure("max_gap")[ok] > STALL_NS).sum())
         if self.slo is not None:
             self._add_outcomes(columns, ok, self.slo)
 
     def _add_outcomes(self, columns: Columns, ok: NDArray[np.bool_], slo: Slo) -> None:
-        self.count(
+        self.add_to_sum(
             "unfinished_over", (columns.where(UNFINISHED) & outcomes.is_counted(columns, slo)).sum()
         )
-        self.count("good", outcomes.meets(columns, slo).sum())
+        self.add_to_sum("good", outcomes.meets(columns, slo).sum())
         for i, term in enumerate(slo.terms):
             if per_request(term.metric):
                 values = defined(columns.measure(term.metric)[ok])
-                self.count(f"term{i}", len(values))
-                self.count(f"term{i}_over", (values > term.limit_ns).sum())
-                self.count(
+                self.add_to_sum(f"term{i}", len(values))
+                self.add_to_sum(f"term{i}_over", (values > term.limit_ns).sum())
+                self.add_to_sum(
                     f"term{i}_unfinished_over", outcomes.is_over_when_cut(columns, term).sum()
                 )
 
-    def _add_times(self, columns: Columns, sent: NDArray[np.bool_], open_loop: bool) -> None:
+    def _add_times(self, columns: Columns, open_loop: bool) -> None:
         due = columns["due_ns"][columns.attempted]
-        self.span("due", due)
-        self.reach("start", columns["due_ns"][columns.attempted & (columns["turn"] <= 0)])
+        self.add_range("due", due)
+        self.add_maximum("start", columns["due_ns"][columns.attempted & (columns["turn"] <= 0)])
         if open_loop:
-            self.span("open_due", due)
-        before = self.latest("sent")
-        self.span("sent", columns["sent_ns"][sent])
-        if self.latest("sent") > before:  # these rows hold the request issued last so far
+            self.add_range("open_due", due)
+        latest_before = self.latest("sent")
+        self.add_range("sent", columns["sent_ns"][columns["sent_ns"] >= 0])
+        if self.latest("sent") > latest_before:  # these records hold the request sent last so far
             last = int(np.argmax(columns["sent_ns"]))
-            self.most["issued_end"], self.most["issued_done"] = (
-                int(columns[name][last]) for name in ("end_ns", "done_ns")
-            )
+            self.most["issued_end"] = int(columns["end_ns"][last])
+            self.most["issued_done"] = int(columns["done_ns"][last])
         for name in ("done_ns", "last_token_ns"):
-            self.reach(name, columns[name])
+            self.add_maximum(name, columns[name])
         answered = columns["first_token_ns"] >= 0
-        self.count("answered", answered.sum())
-        self.count("kernel_stamps", columns["kernel_stamp"][answered].sum())
+        self.add_to_sum("answered", answered.sum())
+        self.add_to_sum("kernel_stamps", columns["kernel_stamp"][answered].sum())
 
     def _add_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        with_output = ok & ~columns.for_values
-        output, prompt, asked = (
-            columns["output_tokens"],
-            columns["input_tokens"],
-            columns["asked_output"],
-        )
         for name in _TOKENS:
-            self.known(name, columns[name][by_column.or_all(ok)])
-        self.known("cached_base", prompt[ok & (columns["cached_tokens"] >= 0)])
+            self.add_known(name, columns[name][by_column.or_all(ok)])
+        prompt = columns["input_tokens"]
+        self.add_known("cached_base", prompt[ok & (columns["cached_tokens"] >= 0)])
         failed = columns.where(FAILED)
-        self.known("failed_input", prompt[failed])
-        self.known("failed_output", output[failed])
-        events, streamed = columns["output_events"], by_column.streamed_tokens(columns)
-        counted = by_column.or_all(ok & (output >= 0) & (events > 0))
-        for name, values in (("events", events), ("streamed", streamed), ("billed", output)):
-            self.count(name, values[counted].sum(dtype=np.int64))
-        comparable = ok & (asked > 0) & (output >= 0)
-        self.count("comparable", comparable.sum())
-        self.count("asked", asked[comparable].sum(dtype=np.int64))
-        self.count("asked_got", output[comparable].sum(dtype=np.int64))
-        self.count("unequal", (asked != output)[comparable].sum())
-        is_counted = np.isin(columns["output_source"], _COUNTED)
-        known = with_output & (output >= 0) & is_counted
-        under, over = known & by_column.understates(columns), known & by_column.overstates(columns)
-        self.count("counted", known.sum())
-        self.count("contradicting", (under | over).sum())
-        self.count("understated", under.sum())
-        told = by_column.or_all(ok & (events > 0) & is_counted)
-        told_events, told_streamed = events[told].astype(np.int64), streamed[told].astype(np.int64)
-        self.count("told_events", told_events.sum())
-        self.count("told_streamed", told_streamed.sum())
-        # an answer may have one token without text: the one that ends it, or any one of many
-        textless = (columns["finish_reason"][told] != FINISH["length"]) | (
-            told_streamed >= LONG_ANSWER
+        self.add_known("failed_input", prompt[failed])
+        self.add_known("failed_output", columns["output_tokens"][failed])
+        self._add_tokens_of_events(columns, ok)
+        self._add_tokens_beside_requested(columns, ok)
+        self._add_tokens_beside_built(columns, ok)
+        self._add_token_sources(columns, ok)
+
+    def _add_tokens_of_events(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        """Add the output events and their tokens, and how far token counts contradict events."""
+        output, events = columns["output_tokens"], columns["output_events"]
+        streamed = by_column.streamed_tokens(columns)
+        has_both = by_column.or_all(ok & (output >= 0) & (events > 0))
+        self.add_to_sum("events", events[has_both].sum(dtype=np.int64))
+        self.add_to_sum("streamed", streamed[has_both].sum(dtype=np.int64))
+        self.add_to_sum("billed", output[has_both].sum(dtype=np.int64))
+        is_exact = np.isin(columns["output_source"], _EXACT_SOURCES)
+        known = ok & ~columns.for_values & (output >= 0) & is_exact
+        understated = known & by_column.understates(columns)
+        overstated = known & by_column.overstates(columns)
+        self.add_to_sum("counted", known.sum())
+        self.add_to_sum("contradicting", (understated | overstated).sum())
+        self.add_to_sum("understated", understated.sum())
+        counted = by_column.or_all(ok & (events > 0) & is_exact)
+        counted_events = events[counted].astype(np.int64)
+        counted_tokens = streamed[counted].astype(np.int64)
+        self.add_to_sum("counted_events", counted_events.sum())
+        self.add_to_sum("counted_tokens", counted_tokens.sum())
+        # A response may have one token without text: the one that ends it, or any one of many.
+        may_lack_text = (columns["finish_reason"][counted] != FINISH["length"]) | (
+            counted_tokens >= LONG_ANSWER
         )
-        self.count("surplus", np.maximum(told_streamed - told_events - textless, 0).sum())
-        built = columns["built_tokens"]
-        both_counted = (
-            with_output
-            & (columns["input_source"] == SOURCES.index("server"))
-            & (built > 0)
-            & (prompt >= 0)
-        )
-        self.count("both", both_counted.sum())
-        self.count("both_built", built[both_counted].sum(dtype=np.int64))
-        self.count("both_said", prompt[both_counted].sum(dtype=np.int64))
-        for side in ("input", "output"):
-            of_them = columns[f"{side}_source"][ok if side == "input" else with_output]
-            for code, count in enumerate(np.bincount(of_them, minlength=len(SOURCES)).tolist()):
-                self.count(f"{side}_source_{SOURCES[code] or 'none'}", count)
+        surplus = np.maximum(counted_tokens - counted_events - may_lack_text, 0)
+        self.add_to_sum("surplus_tokens", surplus.sum())
+
+    def _add_tokens_beside_requested(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        """Add the requested output tokens, and the output tokens of the same requests."""
+        output, requested = columns["output_tokens"], columns["asked_output"]
+        comparable = ok & (requested > 0) & (output >= 0)
+        self.add_to_sum("comparable", comparable.sum())
+        self.add_to_sum("asked", requested[comparable].sum(dtype=np.int64))
+        self.add_to_sum("asked_got", output[comparable].sum(dtype=np.int64))
+        self.add_to_sum("unequal", (requested != output)[comparable].sum())
+
+    def _add_tokens_beside_built(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        """Add the prompt tokens as built here, and as the server counted them."""
+        prompt, built = columns["input_tokens"], columns["built_tokens"]
+        is_of_server = columns["input_source"] == SOURCES.index("server")
+        has_both = ok & ~columns.for_values & is_of_server & (built > 0) & (prompt >= 0)
+        self.add_to_sum("prompts_compared", has_both.sum())
+        self.add_to_sum("prompt_tokens_built", built[has_both].sum(dtype=np.int64))
+        self.add_to_sum("prompt_tokens_of_server", prompt[has_both].sum(dtype=np.int64))
+
+    def _add_token_sources(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        """Count the ok requests by the source of their token counts."""
+        with_output = ok & ~columns.for_values
+        for side, chosen in (("input", ok), ("output", with_output)):
+            requests = np.bincount(columns[f"{side}_source"][chosen], minlength=len(SOURCES))
+            for source, count in zip(SOURCES, requests.tolist(), strict=True):
+                self.add_to_sum(f"{side}_source_{source or 'none'}", count)
 
     def _add_finishes(self, columns: Columns, texts: Sequence[str]) -> None:
         """Count the ok requests by finish reason and by what else is unusual about them.
@@ -331,12 +354,12 @@ class Cell:
         other = reasons == FINISH["other"]
         for code, count in enumerate(np.bincount(reasons[~other]).tolist()):
             if count:
-                self.count(f"{FINISH_PREFIX}{FINISH_REASONS[code] or 'none'}", count)
+                self.add_to_sum(f"{FINISH_PREFIX}{FINISH_REASONS[code] or 'none'}", count)
         for text, count in _counted_texts(text_numbers[other], texts):
-            self.count(FINISH_PREFIX + (text or "other"), count)
+            self.add_to_sum(FINISH_PREFIX + (text or "other"), count)
         for text, count in _counted_texts(text_numbers[~other & (text_numbers >= 0)], texts):
             if text:
-                self.count(REMARK_PREFIX + text, count)
+                self.add_to_sum(REMARK_PREFIX + text, count)
 
     def _add_errors(self, columns: Columns, texts: Sequence[str]) -> None:
         for kind in np.flatnonzero(np.bincount(columns["kind"])).tolist():
@@ -352,37 +375,37 @@ class Cell:
             words = texts[text] if 0 <= text < len(texts) else ""
             if KINDS[kind] == "worker_died":
                 for worker in np.unique(columns["worker"][places]).tolist():
-                    self.count(f"dead_{worker}", 1)
+                    self.add_to_sum(f"dead_{worker}", 1)
             due_ns += 0 if words else LONGEST_NS
-            self.error(
+            self.add_failures(
                 KINDS[kind], len(places), due_ns, words or (f"HTTP {status}" if status else "")
             )
 
 
 def _count_conversations(cell: Cell, ended: TaskColumns, end: NDArray[np.int64]) -> None:
-    """Add conversations that are over, and the instants at which they ended."""
+    """Add conversations that are over, which ended at the times `end`."""
     ok, cancelled, unfinished = ended.ok > 0, ended.cancelled > 0, ended.unfinished > 0
-    cell.count("sessions", len(ok))
-    cell.count("sessions_cancelled", cancelled.sum())
-    cell.count("sessions_abandoned", ended.abandoned.sum())
-    cell.count("sessions_cut", (unfinished & ~cancelled).sum())
-    cell.count("sessions_ok", ok.sum())
+    cell.add_to_sum("sessions", len(ok))
+    cell.add_to_sum("sessions_cancelled", cancelled.sum())
+    cell.add_to_sum("sessions_abandoned", ended.abandoned.sum())
+    cell.add_to_sum("sessions_cut", (unfinished & ~cancelled).sum())
+    cell.add_to_sum("sessions_ok", ok.sum())
     took = end - ended.due
     cell.sample("session").add(took[ok])
     cell.sample("session_wait").add(ended.wait[ok])
     cell.sample("session_longest_wait").add(ended.longest_wait[ok])
     for name in ("requests", "input", "cached", "output"):
-        cell.count(f"session_{name}", getattr(ended, name)[ok].sum())
+        cell.add_to_sum(f"session_{name}", getattr(ended, name)[ok].sum())
     cell.amount("session").add(end[ok], end[ok], np.ones(int(ok.sum()), np.int64))
     if cell.slo is not None and cell.slo.task is not None:
         is_good = tasks.kept(ended, end, cell.slo.task)
         good_ends = end[is_good]
-        cell.count("sessions_good", len(good_ends))
+        cell.add_to_sum("sessions_good", len(good_ends))
         cell.amount("good_session").add(good_ends, good_ends, np.ones(len(good_ends), np.int64))
 
 
 def _values(columns: Columns, metric: str) -> NDArray[np.int64]:
-    """The values of a figure in its sample."""
+    """Return the values of a per-request metric, of the requests that belong to its sample."""
     chosen = columns["sent_ns"] >= 0 if _sample_of(metric) == "sent" else columns.where(OK)
     values = columns.measure(metric)
     return defined(values if chosen.all() else values[chosen])
@@ -406,13 +429,13 @@ def _amounts(
 
 
 class CellPair(NamedTuple):
-    """The cell of the measured stages, and that of the others."""
+    """What is known of one target, class or step: in the measured stages, and in all others."""
 
     measured: Cell
     others: Cell
 
     def of_stage(self, plan: StagePlan) -> Cell:
-        """Return the cell to which the records of a stage belong."""
+        """Return the one to which the records of a stage belong."""
         return self.measured if plan.measured else self.others
 
 
@@ -427,10 +450,10 @@ class CutConversations(NamedTuple):
 
 
 class Accumulator:
-    """The records of a run in cells: one per stage, and a pair per target, class and step.
+    """The records of a run added up, for each stage, target, class and step.
 
-    A conversation lies within one stage. A conversation whose last turn was never scheduled is not counted in a
-    cell; `count_cut_conversations` counts it.
+    A conversation lies within one stage. One whose last turn was never scheduled is counted by
+    `count_cut_conversations` alone.
     """
 
     def __init__(self, header: Header, rows: NDArray[np.void], texts: Sequence[str]) -> None:
@@ -439,9 +462,9 @@ class Accumulator:
         self._plans = header.stages or (StagePlan(),)
         several_targets = len(header.targets) if len(header.targets) > 1 else 0
         self.stages = [Cell(header.slo) for _ in self._plans]
-        self.targets = _cell_pairs([header.slo] * several_targets)
-        self.classes = _cell_pairs([plan.slo for plan in header.classes])
-        self.steps = _cell_pairs([None] * len(header.steps))
+        self.targets = _new_pairs([header.slo] * several_targets)
+        self.classes = _new_pairs([plan.slo for plan in header.classes])
+        self.steps = _new_pairs([None] * len(header.steps))
         self._cut_conversations: list[NDArray[np.int64]] = []
         self._cut_is_cancelled: list[NDArray[np.bool_]] = []
         for stage in range(len(self._plans)):
@@ -457,7 +480,7 @@ class Accumulator:
         self._add_conversations(stage, columns)
         turns = self._header.turns
         cell.sample("lane_end").add(columns["done_ns"][last_round(columns, plan, turns)])
-        cell.reach("lane_due", columns["due_ns"][first_round(columns, plan, turns)])
+        cell.add_maximum("lane_due", columns["due_ns"][first_round(columns, plan, turns)])
         for pairs, part_of_row in self._parts_of_rows(columns):
             for number, pair in enumerate(pairs):
                 of_part = Columns(columns, part_of_row == number)
@@ -467,7 +490,7 @@ class Accumulator:
     def _parts_of_rows(
         self, columns: Columns
     ) -> Iterator[tuple[list[CellPair], NDArray[np.int64]]]:
-        """Yield the cells of targets, classes and steps, with the number of the cell that each row belongs to."""
+        """Yield the targets, the classes and the steps, and which one each record belongs to."""
         yield self.targets, columns["target"]
         if self.classes:
             yield self.classes, class_of(self._header, columns["request"] // self._header.turns)
@@ -475,7 +498,7 @@ class Accumulator:
             yield self.steps, step_of(self._header, columns["request"], columns["turn"])
 
     def _add_conversations(self, stage: int, columns: Columns) -> None:
-        """Add the conversations and tasks of a stage. Those whose last request was never scheduled are set aside."""
+        """Add the conversations and tasks of a stage, and set those aside that the load cut off."""
         found = tasks.of_requests(columns, self._header.turns)
         if not len(found.numbers):
             return
@@ -494,7 +517,7 @@ class Accumulator:
                 _count_conversations(pair.of_stage(plan), class_tasks, end[of_class])
 
     def count_cut_conversations(self, class_index: int | None = None) -> CutConversations:
-        """Count the measured conversations of a class, or of all classes, whose last turn was never scheduled."""
+        """Count the measured conversations of a class, or of all, that the load cut off."""
         numbers = np.concatenate([np.zeros(0, np.int64), *self._cut_conversations])
         is_cancelled = np.concatenate([np.zeros(0, bool), *self._cut_is_cancelled])
         if class_index is not None and len(numbers):
@@ -503,15 +526,15 @@ class Accumulator:
         return CutConversations(len(is_cancelled) - cancelled, cancelled)
 
     def measured(self, measured: bool = True) -> Cell:
-        """Return the cell of all measured stages, or of all others."""
+        """Return what all measured stages add up to, or all others."""
         cells = [
             cell
             for cell, plan in zip(self.stages, self._plans, strict=True)
             if plan.measured == measured
         ]
-        return self._merge_cells(cells)
+        return self._merge(cells)
 
-    def _merge_cells(self, cells: Sequence[Cell]) -> Cell:
+    def _merge(self, cells: Sequence[Cell]) -> Cell:
         if len(cells) == 1:
             return cells[0]
         total = Cell(self._header.slo)
@@ -520,15 +543,15 @@ class Accumulator:
         return total
 
     def of_targets(self, numbers: Sequence[int]) -> CellPair:
-        """Return the cells of several targets together."""
+        """Return what several targets add up to."""
         pairs = [self.targets[number] for number in numbers]
         return CellPair(
-            self._merge_cells([pair.measured for pair in pairs]),
-            self._merge_cells([pair.others for pair in pairs]),
+            self._merge([pair.measured for pair in pairs]),
+            self._merge([pair.others for pair in pairs]),
         )
 
     def of_classes(self, numbers: Sequence[int]) -> CellPair:
-        """Return the cells of several classes together, without their SLOs."""
+        """Return what several classes add up to, without their SLOs."""
         total = CellPair(Cell(), Cell())
         for number in numbers:
             total.measured.merge(self.classes[number].measured)
@@ -536,5 +559,5 @@ class Accumulator:
         return total
 
 
-def _cell_pairs(slos: Sequence[Slo | None]) -> list[CellPair]:
+def _new_pairs(slos: Sequence[Slo | None]) -> list[CellPair]:
     return [CellPair(Cell(slo), Cell(slo)) for slo in slos]

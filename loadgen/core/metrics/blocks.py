@@ -390,11 +390,11 @@ def itl_absent(cell: Cell, inter_chunk: Distribution) -> str:
     """
     if inter_chunk.count == 0:
         return "no answer had two output events"
-    events = cell.sum("told_events")
+    events = cell.sum("counted_events")
     if not events:
         return "nobody counted the tokens, so how many an event carries is not known"
-    if cell.sums["surplus"] > ITL_TOKENS_PER_EVENT * events:
-        return f"events carry {cell.sums['told_streamed'] / events:.2f} tokens on average"
+    if cell.sums["surplus_tokens"] > ITL_TOKENS_PER_EVENT * events:
+        return f"events carry {cell.sums['counted_tokens'] / events:.2f} tokens on average"
     return ""
 
 
@@ -479,11 +479,11 @@ def prompt_disagreement(cell: Cell, template_tokens: int | None) -> float | None
 
     Ours is the content as built plus the share of the chat template.
     """
-    count = cell.sum("both")
+    count = cell.sum("prompts_compared")
     if not count:
         return None
-    ours = cell.sums["both_built"] + (template_tokens or 0) * count
-    return (cell.sums["both_said"] - ours) / ours
+    ours = cell.sums["prompt_tokens_built"] + (template_tokens or 0) * count
+    return (cell.sums["prompt_tokens_of_server"] - ours) / ours
 
 
 def repeated(cell: Cell) -> int:
