@@ -22,7 +22,8 @@ from loadgen.core.metrics.blocks import Sessions, TaskGoodput
 from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.parts import ClassSummary
 from loadgen.core.metrics.summary import by_verdict, load_summary
-from loadgen.core.metrics.validity import note, verdict
+from loadgen.core.metrics.validity import verdict
+from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.run_folder import kept_summary
 from loadgen.runs import builds, outcome
 from loadgen.runs.headline import judged
@@ -109,7 +110,12 @@ def test_of_a_run_that_is_not_valid_no_term_is_judged(tmp_path: Path) -> None:
     assert exits(*RUN, "-o", str(tmp_path / "r")) == 0
     summary = kept_summary(tmp_path / "r")
     spoiled = by_verdict(
-        msgspec.structs.replace(summary, verdict=verdict(summary.verdict.limits, [note("spoiled")]))
+        msgspec.structs.replace(
+            summary,
+            verdict=verdict(
+                summary.verdict.limits, [ReasonCode(code="note", values={"text": "spoiled"})]
+            ),
+        )
     )
     first, *terms = outcome.cases([("r", spoiled)])
     assert "SIMULATED" in first.name
