@@ -575,7 +575,7 @@ def test_nothing_secret_stays_anywhere(tmp_path: Path, user: str) -> None:
             pages=True,
         )
         code, out, err = ended(process)
-        assert code == 3, err
+        assert code in (1, 3), err
     assert len(store.read_run(tmp_path / "out").rows) == 40
     texts = [
         out.encode(),
