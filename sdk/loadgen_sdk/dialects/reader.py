@@ -228,10 +228,8 @@ class Reading(ReadingState):
         """Process events that came at `stamp`, or earlier by at most `error` ns."""
         if events and self.first_event < 0:
             self.first_event = stamp
-        flow = self.flow
-        pieces = self.pieces
-        position, size = 0, len(events)
-        while position < size:
+        position = 0
+        while position < len(events):
             if self.template is not None:
                 items, plain = plain_run(events, position, *self.template)
                 if items:
@@ -240,87 +238,108 @@ class Reading(ReadingState):
                     continue
             payload: bytes | Named = events[position]  # type: ignore[assignment]  # no number without a template
             position += 1
-            if payload == b"[DONE]":
-                continue
-            try:
-                event = decode_event(payload)  # type: ignore[arg-type]  # a Named raises TypeError: cheaper than a test per event
-                usual = pieces is None and self.sink is None
-            except (*NOT_JSON, TypeError):
-                unusual = self._unusual_event(payload)
-                if unusual is None:
-                    continue
-                event = unusual
-                usual = False
-            choices = event.choices
-            if choices is None:
-                made = with_choices(event, payload, self._decode_leniently)
-                if made is not None:
-                    event = made
-                    choices = event.choices
-                    usual = False
-            if pieces is not None and not self.response_id:
-                self.response_id = id_of(payload)
-            if choices:
-                output = False
-                for choice in choices:
-                    delta = choice.delta
-                    if delta is None:
-                        delta = choice.message
-                    text = choice.text if delta is None else delta.content
-                    if text:
-                        output = answer = True
-                        if pieces is not None:
-                            pieces.append(text)
-                            if delta is not None and is_set(delta.tool_calls):
-                                self.tool_deltas.append(delta.tool_calls)
-                    else:
-                        output, answer = self._classify_without_text(choice, delta, output)
-                    if output and self.last_token < 0:
-                        self.first_token = stamp
-                        self.stamp_error = error
-                    if output and answer and self.first_answer < 0:
-                        self.first_answer = stamp
-                    if choice.finish_reason:
-                        self.finish_reason = choice.finish_reason
-                        self.end = stamp
-                        if choice.meta_info is not ABSENT:
-                            self._keep_timing("meta_info", bytes(choice.meta_info))
-                        if choice.speculative_decoding is not ABSENT:
-                            self._keep_timing(
-                                "speculative_decoding", bytes(choice.speculative_decoding)
-                            )
-                if output:
-                    previous_output = self.last_token
-                    if previous_output >= 0:
-                        gap = stamp - previous_output
-                        flow.gaps.append(gap)
-                        if gap > self.max_gap:
-                            self.max_gap = gap
-                            self.max_gap_error = error
-                    flow.instants.append(stamp)
-                    self.output_events += 1
-                    self.last_token = self.end = stamp
-                    if self.sink is not None:
-                        self._call_sink(self.sink, choices, stamp)
-                    # A stream whose events differ in more (a time, a usage) is not tried for ever.
-                    if usual and self.learned <= 3 + self.plain_events // 4:
-                        self._learn(event, payload)  # type: ignore[arg-type]
-                elif self.last_token < 0:
-                    self._note_unknown_output(payload)
-            if event.usage is not None:
-                self._read_usage(event.usage)
-            if (
-                event.error is not ABSENT
-                or event.message is not ABSENT
-                or event.detail is not ABSENT
-            ):
-                self._read_error(event, payload)
-            if (
-                event.timings is not ABSENT
-                or event.nvext is not ABSENT
-                or event.metrics is not ABSENT
-            ):
-                self._read_timing(event)
+            if payload != b"[DONE]":
+                self._take_payload(payload, stamp, error)
+
+    def _take_payload(self, payload: bytes | Named, stamp: int, error: int) -> None:
+        """Process one event that is not known to be plain."""
+        is_usual = False
+        try:
+            event: EventFields | None = decode_event(payload)  # type: ignore[arg-type]  # a Named raises TypeError: cheaper than a test per event
+            is_usual = self.pieces is None and self.sink is None
+        except (*NOT_JSON, TypeError):
+            event = self._unusual_event(payload)
+        if event is None:
+            return
+        if event.choices is None:
+            event_with_choices = with_choices(event, payload, self._decode_leniently)
+            if event_with_choices is not None:
+                event = event_with_choices
+                is_usual = False
+        if self.pieces is not None and not self.response_id:
+            self.response_id = id_of(payload)
+        if event.choices:
+            self._take_choices(event, payload, is_usual, stamp, error)
+        if event.usage is not None:
+            self._read_usage(event.usage)
+        if event.error is not ABSENT or event.message is not ABSENT or event.detail is not ABSENT:
+            self._read_error(event, payload)
+        if event.timings is not ABSENT or event.nvext is not ABSENT or event.metrics is not ABSENT:
+            self._read_timing(event)
+
+    def _take_choices(
+        self,
+        event: EventFields,
+        payload: bytes | Named,
+        is_usual: bool,
+        stamp: int,
+        error: int,
+    ) -> None:
+        """Process the choices of an event, which together are one output event or none.
+
+        `is_usual`: the payload may become the template of plain events.
+        """
+        choices = event.choices or []
+        has_output = False
+        for choice in choices:
+            has_output = self._take_choice(choice, has_output, stamp, error)
+        if not has_output:
+            if self.last_token < 0:
+                self._note_unknown_output(payload)
+            return
+        self._count_output_event(stamp, error)
+        if self.sink is not None:
+            self._call_sink(self.sink, choices, stamp)
+        # A stream whose events differ in more (a time, a usage) is not tried for ever.
+        if is_usual and self.learned <= 3 + self.plain_events // 4:
+            self._learn(event, payload)  # type: ignore[arg-type]
+
+    def _take_choice(self, choice: ChoiceFields, has_output: bool, stamp: int, error: int) -> bool:
+        """Process one choice and return whether the event has output so far.
+
+        `has_output`: an earlier choice of the event has output.
+        """
+        delta = choice.message if choice.delta is None else choice.delta
+        text = choice.text if delta is None else delta.content
+        if text:
+            has_output = True
+            is_answer = True
+            if self.pieces is not None:
+                self.pieces.append(text)
+                if delta is not None and is_set(delta.tool_calls):
+                    self.tool_deltas.append(delta.tool_calls)
+        else:
+            has_output, is_answer = self._classify_without_text(choice, delta, has_output)
+        if has_output and self.last_token < 0:
+            self.first_token = stamp
+            self.stamp_error = error
+        if has_output and is_answer and self.first_answer < 0:
+            self.first_answer = stamp
+        if choice.finish_reason:
+            self._finish(choice, choice.finish_reason, stamp)
+        return has_output
+
+    def _finish(self, choice: ChoiceFields, finish_reason: str, stamp: int) -> None:
+        """Note the end of a choice, and what the server says of its time there."""
+        self.finish_reason = finish_reason
+        self.end = stamp
+        if choice.meta_info is not ABSENT:
+            self._keep_timing("meta_info", bytes(choice.meta_info))
+        if choice.speculative_decoding is not ABSENT:
+            self._keep_timing("speculative_decoding", bytes(choice.speculative_decoding))
+
+    def _count_output_event(self, stamp: int, error: int) -> None:
+        """Count an event with output and the gap before it."""
+        if self.last_token >= 0:
+            gap = stamp - self.last_token
+            self.flow.gaps.append(gap)
+            if gap > self.max_gap:
+                self.max_gap = gap
+                self.max_gap_error = error
+        self.flow.instants.append(stamp)
+        self.output_events += 1
+        self.last_token = stamp
+        self.end = stamp
 
     def _note_unknown_output(self, payload: bytes | Named) -> None:
         """Count an event before the first known output if an unknown field has a text."""

@@ -64,9 +64,9 @@ def test_a_request_is_encoded_once_and_hashed_twice_and_arms_no_timer_of_its_own
         return (many[name] - few[name]) / 800
 
     assert each("encode") < 2.1 and each("blake2b") < 2.1 and each("socket.sendmsg") < 1.1
-    decoded = 0.1 if compiled.module is not None else 6.1
+    decoded = 0.1 if compiled.module is not None else 7.1
     assert each("Decoder.decode") < decoded, (
-        "an event is decoded once: role, four tokens, usage; or in C"
+        "an event is decoded once: role (again for unknown fields), four tokens, usage; or in C"
     )
     assert each("epoll.poll") < 2 and each("timerfd_settime") < 1
     assert each("") < FRAMES
