@@ -54,7 +54,6 @@ from loadgen.core.workload import (
     recipe_fingerprint,
     work_fingerprint,
 )
-from loadgen.core.workload.traces import replayed
 from loadgen.figures import needs
 
 MOST_CHUNKS = 30_000  # drawn, to say how often chunks come again
@@ -260,6 +259,8 @@ def _notes(plan: Plan, coded: Iterable[str]) -> Iterator[str]:
 
 def trace_notes(workload: Workload) -> list[str]:
     """Return a note for each trace of a workload whose unit of time had to be decided."""
+    from loadgen.core.workload.traces import replayed  # a run without a trace does not need it
+
     replays: list[FromTrace | Replay] = [
         part
         for part in (workload.requests, *parts(workload.requests).values())
