@@ -154,6 +154,7 @@ def test_what_classes_and_tasks_were_promised_is_a_case_each() -> None:
     chat = ClassSummary(
         name="chat",
         share=1.0,
+        starts=rag.requests.decided,
         requests=rag.requests,
         bytes=rag.bytes,
         load=rag.load,
