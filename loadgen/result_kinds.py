@@ -18,7 +18,8 @@ from loadgen.core.errors import OK, Fault, Faults, UserError, nothing_there
 from loadgen.plugins import Check, OpenTable, check_type
 
 if TYPE_CHECKING:
-    from loadgen.core.run_folder import NamedSummary, OpenedRun
+    from loadgen.core.metrics.summary import NamedSummary
+    from loadgen.core.run_folder import OpenedRun
     from loadgen.present.additions import Addition
     from loadgen.present.section import Report
     from loadgen.repeated.capacity import Capacity

@@ -29,7 +29,7 @@ from loadgen.core.errors import Fault, Faults, TargetError, UserError, codes
 from loadgen.core.execution.folder_names import alone, run_id
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import Execute
-from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.summary import NamedSummary, Summary
 from loadgen.core.results import checksums, store
 from loadgen.core.workload import placed
 from loadgen.preflight.target_checks import FAULT, WARNING, Finding
@@ -401,10 +401,7 @@ def _spread(folder: Path, validation: Validation) -> dict[str, RepeatSummary]:
     """How far the runs of each level that has several lie from each other."""
     return {
         level.name: repeats.summarize_repeats(
-            [
-                run_folder.NamedSummary(run, run_folder.kept_summary(folder / run))
-                for run in level.runs
-            ]
+            [NamedSummary(run, run_folder.kept_summary(folder / run)) for run in level.runs]
         )
         for level in validation.levels
         if len(level.runs) > 1

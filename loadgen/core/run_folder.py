@@ -27,13 +27,6 @@ class OpenedRun(NamedTuple):
     stored: store.Stored | None
 
 
-class NamedSummary(NamedTuple):
-    """The summary of a run, with the name of its directory in the result that it belongs to."""
-
-    name: str
-    summary: Summary
-
-
 def is_run(folder: Path) -> bool:
     """Whether a folder holds a run, finished or not."""
     return (folder / "run.json").is_file() or (folder / SUMMARY).is_file()

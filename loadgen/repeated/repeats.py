@@ -17,8 +17,7 @@ from loadgen.core.stats.intervals import LEVEL
 from loadgen.repeated.registry import SHARES, figure, metric, shown
 
 if TYPE_CHECKING:
-    from loadgen.core.metrics.summary import Summary
-    from loadgen.core.run_folder import NamedSummary
+    from loadgen.core.metrics.summary import NamedSummary, Summary
 
 FILE = "repeats.json"
 FEWEST = 3  # runs, before an interval may be called tight: two agree by chance too often

@@ -22,7 +22,7 @@ from loadgen.core.errors import (
     collecting,
     most_severe,
 )
-from loadgen.core.run_folder import NamedSummary
+from loadgen.core.metrics.summary import NamedSummary
 from loadgen.runs.builds import KeptByBuild, kept_by_build
 from loadgen.runs.repeats import finish
 from loadgen.shell.invocation import Invocation

@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 from loadgen.core import run_folder
 from loadgen.core.errors import most_severe
-from loadgen.core.metrics.summary import Summary, dump_summary, exit_code
+from loadgen.core.metrics.summary import NamedSummary, Summary, dump_summary, exit_code
 from loadgen.core.results import store
 from loadgen.core.results.manifest import Header
-from loadgen.core.run_folder import NamedSummary
 from loadgen.present.additions import Addition
 from loadgen.present.section import Report
 from loadgen.repeated import capacity

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from loadgen.core.metrics.parts import StageSummary
-    from loadgen.core.metrics.summary import Summary
-    from loadgen.core.run_folder import NamedSummary
+    from loadgen.core.metrics.summary import NamedSummary, Summary
 
 Outcome = Literal["under", "over", "invalid"]
 Name = TypeVar("Name")

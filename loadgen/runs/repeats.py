@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from loadgen.core import format
 
 if TYPE_CHECKING:
-    from loadgen.core.run_folder import NamedSummary
+    from loadgen.core.metrics.summary import NamedSummary
     from loadgen.repeated.repeats import RepeatSummary, Repetition
 
 

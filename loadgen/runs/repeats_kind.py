@@ -10,8 +10,8 @@ import msgspec
 
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
+from loadgen.core.metrics.summary import NamedSummary
 from loadgen.core.results.manifest import decoded
-from loadgen.core.run_folder import NamedSummary
 from loadgen.present.section import Report
 from loadgen.repeated import repeats
 from loadgen.repeated.repeats import RepeatSummary, summarize_repeats

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import msgspec
 
 from loadgen.core.errors import INTERRUPTED, UNSOUND, UserError
-from loadgen.core.run_folder import NamedSummary, OpenedRun
+from loadgen.core.metrics.summary import NamedSummary
+from loadgen.core.run_folder import OpenedRun
 from loadgen.present.additions import Addition
 from loadgen.present.section import Quoted, Report, Said, section
 from loadgen.repeated import capacity

@@ -12,8 +12,7 @@ from itertools import accumulate
 import msgspec
 
 from loadgen.core import format
-from loadgen.core.metrics.summary import Summary
-from loadgen.core.run_folder import NamedSummary
+from loadgen.core.metrics.summary import NamedSummary, Summary
 from loadgen.present.additions import Addition
 from loadgen.present.page import Axis, Band, Chart, Mark, Number, Series
 from loadgen.present.section import Charts, Kind, Report, Said, Tiles, section, simulated

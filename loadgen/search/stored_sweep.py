@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from loadgen.core import format, run_folder
+from loadgen.core.metrics.summary import NamedSummary
 from loadgen.core.results import store
-from loadgen.core.run_folder import NamedSummary
 from loadgen.repeated import capacity
 from loadgen.result_kinds import CapacityFacts
 from loadgen.runs import levels

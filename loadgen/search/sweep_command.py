@@ -27,7 +27,7 @@ from loadgen.shell.options import (
 from loadgen.shell.output import print_answer, say, telling_what_is_kept
 
 if TYPE_CHECKING:
-    from loadgen.core.run_folder import NamedSummary
+    from loadgen.core.metrics.summary import NamedSummary
     from loadgen.repeated.repeats import Repetition
     from loadgen.search.sweep_plan import Sweep, SweepRun
 
@@ -194,6 +194,7 @@ class _RepeatedSweep:
     def run_one(self, number: int) -> bool:
         """Run repeat `number`, from 1. Return False if the user stopped it."""
         from loadgen.core import run_folder
+        from loadgen.core.metrics.summary import NamedSummary
         from loadgen.core.results import store
         from loadgen.search.sweep_plan import SweepRun
         from loadgen.search.sweep_run import files_text, in_directory, outcome_code, run_sweep
@@ -207,7 +208,7 @@ class _RepeatedSweep:
         for name, runs in self.runs.items():
             if run_folder.is_run(folder / name):
                 summary = run_folder.open_run(folder / name).summary
-                runs.append(run_folder.NamedSummary(f"r{number}/{name}", summary))
+                runs.append(NamedSummary(f"r{number}/{name}", summary))
         return not outcome.interrupted
 
     def _seeded(self, number: int) -> Sweep:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loadgen.core import run_folder
-from loadgen.core.run_folder import NamedSummary
+from loadgen.core.metrics.summary import NamedSummary
 from loadgen.present.section import Report
 from loadgen.result_kinds import (
     RECORDS,

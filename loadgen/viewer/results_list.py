@@ -17,8 +17,7 @@ from loadgen.core.errors import OK, Fault
 from loadgen.result_kinds import ListRow, ResultFunctions
 
 if TYPE_CHECKING:
-    from loadgen.core.metrics.summary import Summary
-    from loadgen.core.run_folder import NamedSummary
+    from loadgen.core.metrics.summary import NamedSummary, Summary
     from loadgen.pricing.prices import Prices
     from loadgen.runs.levels import SweepLevel
     from loadgen.viewer.stored_result import StoredResult
@@ -49,6 +48,7 @@ def results_in(root: Path, prices: Prices | None = None) -> list[StoredResult]:
 def is_collection(folder: Path) -> bool:
     """Whether a folder holds results of several commands: neither a run, nor levels or repeats of one load."""
     from loadgen.core import run_folder
+    from loadgen.core.metrics.summary import NamedSummary
     from loadgen.runs.levels_kind import of_one_work
 
     if not folder.is_dir() or kind_of(folder):
@@ -60,7 +60,7 @@ def is_collection(folder: Path) -> bool:
     ):
         return True
     named = [
-        run_folder.NamedSummary(run.name, run_folder.kept_summary(run))
+        NamedSummary(run.name, run_folder.kept_summary(run))
         for run in found
         if (run / run_folder.SUMMARY).is_file()
     ]

@@ -219,6 +219,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return set(self.unsound) | partly
 
 
+class NamedSummary(NamedTuple):
+    """The summary of a run, with the name of its directory in the result that it belongs to."""
+
+    name: str
+    summary: Summary
+
+
 class MeasuredRun(NamedTuple):
     """What core computes of a run: its summary without the sections of `core.analysis` and without a verdict."""
 
