@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
-from loadgen.core.errors import INCONCLUSIVE, OK, UNSOUND
+from loadgen.core.errors import INCONCLUSIVE, OK, SLO_MISSED, UNSOUND
 from loadgen.core.metrics.blocks import per_gpu
+from loadgen.core.metrics.summary import fails_by_errors
 from loadgen.repeated.capacity import STILL_KEPT
 from loadgen.runs.headline import brief, promises
 from loadgen.runs.load_points import LoadPoint, PointGroup
@@ -60,6 +61,12 @@ class SweepLevel(msgspec.Struct, frozen=True, kw_only=True):
     full: bool = True  # closed loop: for some time all lanes were at work
     total_per_gpu: float | None = None  # input and output tokens/s; null without --gpus
     sustained: bool | None = None  # false: something grew while it went on; null: not known
+    many_errors: bool = False  # there is no SLO, and the error rate is above its limit
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether its metrics describe a server that served its load."""
+        return self.valid and not self.many_errors
 
     @property
     def group(self) -> PointGroup:
@@ -141,11 +148,14 @@ class SweepCurve(msgspec.Struct, frozen=True, kw_only=True):
 def exit_code(curve: SweepCurve, *, strict: bool = False) -> int:
     """Return the exit code of a sweep, when it ends and when its folder is read.
 
-    It is 3 if a workload or target has no valid load point, 4 with `strict` if one is undecided,
-    else 0.
+    It is 3 if a workload or target has no valid load point, 1 if there is no SLO and too many
+    requests failed at all its load points, 4 with `strict` if one is undecided, else 0.
     """
-    if not all(any(level.valid for level in one.levels) for one in curve.split()):
+    curves = curve.split()
+    if not all(any(level.valid for level in one.levels) for one in curves):
         return UNSOUND
+    if not all(any(level.is_usable for level in one.levels) for one in curves):
+        return SLO_MISSED
     if strict and any(level.slo_undecided for level in curve.levels):
         return INCONCLUSIVE
     return OK
@@ -207,7 +217,7 @@ def _with_fronts(levels: Sequence[SweepLevel]) -> list[SweepLevel]:
     """Mark the load points on the Pareto front of all targets at the same lengths."""
     front: set[str] = set()
     for lengths in dict.fromkeys((level.isl, level.osl) for level in levels):
-        valid = [level for level in levels if level.valid and (level.isl, level.osl) == lengths]
+        valid = [level for level in levels if level.is_usable and (level.isl, level.osl) == lengths]
         # Without the GPUs of every run, the throughput of all of them together is compared.
         by_gpu = all(level.per_gpu is not None for level in valid)
         front |= pareto(
@@ -396,6 +406,7 @@ def _level(name: str, summary: Summary, point: LoadPoint | None) -> SweepLevel:
         full=lanes is None or summary.window.steady.duration_s is not None,
         total_per_gpu=per_gpu(total, gpus),
         sustained=summary.sustainable.sustained,
+        many_errors=fails_by_errors(summary),
     )
 
 
@@ -406,7 +417,7 @@ def knee(levels: Sequence[SweepLevel]) -> str:
     than three of them, or when it is the last one: then the knee is not reached yet.
     """
     valid_levels = [
-        level for level in levels if level.valid and level.output_per_s and level.e2e_p50
+        level for level in levels if level.is_usable and level.output_per_s and level.e2e_p50
     ]
     if len(valid_levels) < 3:
         return ""

@@ -73,6 +73,8 @@ def verdict(level: SweepLevel) -> str:
     """Whether the level is a sound measurement, and of a sound one whether it met the SLO, if there is one."""
     if not level.valid:
         return "INVALID"
+    if level.many_errors:
+        return "too many errors"
     if level.slo_met is None:
         return "UNDECIDED" if level.slo_undecided else "valid"
     return met_word(level.slo_met)
@@ -153,7 +155,7 @@ def representative(curve: SweepCurve) -> SweepLevel | None:
     """
     if curve.slo:
         return next((level for level in curve.levels if level.name == curve.best), None)
-    valid = [level for level in curve.levels if level.valid and level.output_per_s is not None]
+    valid = [level for level in curve.levels if level.is_usable and level.output_per_s is not None]
     return max(valid, key=lambda level: level.output_per_s or 0.0, default=None)
 
 

@@ -17,14 +17,15 @@ from browser import Browser, find
 from command_line import exits
 from hypothesis import given
 from hypothesis import strategies as st
-from queueing import rows
+from queueing import fail, rows
 from servers import start
 
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import dump_summary, load_summary
 from loadgen.core.results import store
-from loadgen.core.results.manifest import Fingerprints, StagePlan, TargetFacts
+from loadgen.core.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
+from loadgen.core.run_summary import summarize
 from loadgen.core.stats import intervals
 from loadgen.present import html as as_page
 from loadgen.present import markdown as as_markdown
@@ -148,6 +149,28 @@ def test_the_knee_is_where_throughput_over_latency_is_largest() -> None:
     assert levels.knee(curve[:2]) == ""
     unsound = [msgspec.structs.replace(one, valid=one.name != "c4") for one in curve]
     assert levels.knee(unsound) == "c8" or levels.knee(unsound) == "c2"
+
+
+def test_a_load_point_with_many_errors_is_neither_the_knee_nor_on_the_front() -> None:
+    points = [level("c1", 100, 10), level("c2", 195, 10.2), level("c4", 360, 11)]
+    points += [level("c8", 400, 20), level("c16", 405, 40)]
+    failing = [msgspec.structs.replace(one, many_errors=one.name == "c4") for one in points]
+    assert levels.knee(points) == "c4"
+    assert levels.knee(failing) != "c4"
+    assert "c4" not in [one.name for one in levels._with_fronts(failing) if one.front]
+
+
+@pytest.mark.parametrize(("failing", "code"), [(1, 0), (2, 1)])
+def test_a_sweep_in_which_every_load_point_has_many_errors_exits_1(failing: int, code: int) -> None:
+    named = []
+    for number in range(2):
+        found = rows(number, 300)
+        if number < failing:
+            fail(found, 0.3)
+        summary = summarize(Header(state="finished"), found)
+        named.append(run_folder.NamedSummary(f"c{number + 1}", summary))
+    curve = levels.curve(named)
+    assert levels.exit_code(curve) == code
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=8))
