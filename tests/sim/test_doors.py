@@ -506,12 +506,15 @@ def test_images_are_of_their_size_and_no_two_are_alike() -> None:
     ("command", "told"),
     [
         (
-            "answers {rows} --api embeddings",
+            "answers {rows} --api embeddings --url http://127.0.0.1:9",
             "answers are scored as texts, and an answer of embeddings is numbers",
         ),
-        ("mlperf offline -b llama2-70b --api rerank", "the rules are about generated tokens"),
         (
-            "mlperf accuracy -b llama2-70b --dataset {rows} --api embeddings",
+            "mlperf offline -b llama2-70b --api rerank --url http://127.0.0.1:9",
+            "the rules are about generated tokens",
+        ),
+        (
+            "mlperf accuracy -b llama2-70b --dataset {rows} --api embeddings --url http://127.0.0.1:9",
             "accuracy is scored over texts",
         ),
         ("search qa --api embeddings --url sim:gb300-vm", "nothing of the SLO can be judged"),

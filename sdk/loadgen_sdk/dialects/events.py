@@ -1,10 +1,9 @@
-"""The shapes of events and of whole answers, as every known server sends them, read into one. Pure.
+"""The fields of events and of whole responses that are read, under the names of every known server.
 
-What has the usual types is decoded in one step, what has not is made into the same shape here, and what is of another
-API in `other_apis.py`.
+An event whose fields have the usual types is decoded in one step. `lenient_events.py` reads one of
+other types into the same shape, and `other_apis.py` one of another API. Pure.
 """
 
-import json
 from typing import Any
 
 import msgspec
@@ -18,14 +17,17 @@ ERROR_TEXT_CHARS = 500
 
 
 ABSENT = msgspec.Raw(b"null")
-"""The value of a field that was not sent. (msgspec would decode a union of Raw and None as None only.)"""
+"""The value of a field that was not sent. msgspec decodes a union of Raw and None as None only."""
 
 
 def is_set(raw: msgspec.Raw) -> bool:
+    """Return True if a field was sent and is not null."""
     return raw is not ABSENT and bytes(raw) != b"null"
 
 
 class DeltaFields(msgspec.Struct, gc=False):
+    """A piece of a streamed response, or the message of a whole one."""
+
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -36,6 +38,8 @@ class DeltaFields(msgspec.Struct, gc=False):
 
 
 class ChoiceFields(msgspec.Struct, gc=False):
+    """One of the completions of a response, or a piece of it."""
+
     delta: DeltaFields | None = None
     text: str | None = None
     finish_reason: str | None = None
@@ -48,6 +52,8 @@ class ChoiceFields(msgspec.Struct, gc=False):
 
 
 class CountDetails(msgspec.Struct, gc=False):
+    """What the prompt or output tokens of a usage consist of."""
+
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
     reasoning_tokens: int | None = None
@@ -71,6 +77,7 @@ class UsageFields(msgspec.Struct, gc=False):
     total_tokens: int | None = None
 
     def output(self) -> int | None:
+        """Return the output tokens, or None if there is no such count or an absurd one."""
         return token_count(
             self.output_tokens
             if self.completion_tokens is msgspec.UNSET
@@ -78,6 +85,7 @@ class UsageFields(msgspec.Struct, gc=False):
         )
 
     def usage(self) -> Usage:
+        """Return the counts under one name each, checked against each other."""
         before = self.prompt_tokens_details or self.input_tokens_details
         after = self.completion_tokens_details or self.output_tokens_details
         written = self.cache_creation_input_tokens
@@ -110,6 +118,8 @@ class UsageFields(msgspec.Struct, gc=False):
 
 
 class EventFields(msgspec.Struct, gc=False):
+    """One event of a stream, or a whole response."""
+
     choices: list[ChoiceFields] | None = None
     usage: UsageFields | None = None
     error: msgspec.Raw = ABSENT
@@ -125,6 +135,8 @@ class EventFields(msgspec.Struct, gc=False):
 
 
 class IdFields(msgspec.Struct, gc=False):
+    """The id of a response, as its events carry it."""
+
     id: str = ""
     response: "IdFields | None" = None  # of the Responses API
 
@@ -135,70 +147,18 @@ decode_any = msgspec.json.decode
 NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-def decode_leniently(text: bytes) -> Any:
-    """Return the value of JSON that a strict decoder may refuse.
-
-    Half of a surrogate pair and bytes that are not UTF-8 become U+FFFD, numbers may be larger than
-    a double holds, and a byte order mark may stand first. Raises one of NOT_JSON.
-    """
-    try:
-        return decode_any(text)
-    except msgspec.MsgspecError:
-        return _whole_texts(json.loads(text.decode("utf-8-sig", "replace")))
-
-
-def _whole_texts(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {_whole_texts(key): _whole_texts(one) for key, one in value.items()}
-    return [_whole_texts(one) for one in value] if isinstance(value, list) else value
-
-
 EMPTY = (b"null", b"[]", b"{}", b'""')
 
 
-def counts_of(value: dict[str, Any]) -> UsageFields:
-    try:
-        return msgspec.convert(value, UsageFields)
-    except msgspec.ValidationError:
-        return _lenient_counts(value)
-
-
-def _lenient_counts(value: Any) -> UsageFields:
-    """Return the counts of a usage of which some are no integers.
-
-    Output tokens that are no count become -1.
-    """
-    if not isinstance(value, dict):
-        return UsageFields()
-    counts: dict[str, Any] = {}
-    for name in UsageFields.__struct_fields__:
-        if name not in value:
-            continue
-        if name.endswith("_details"):
-            counts[name] = _lenient_details(value[name])
-        else:
-            counts[name] = token_count(value[name])
-    for name in ("completion_tokens", "output_tokens"):
-        if value.get(name) is not None and counts[name] is None:
-            counts[name] = -1
-    return UsageFields(**counts)
-
-
-def _lenient_details(value: Any) -> CountDetails | None:
-    if not isinstance(value, dict):
-        return None
-    names = CountDetails.__struct_fields__
-    return CountDetails(**{name: token_count(value.get(name)) for name in names})
-
-
 def id_of(payload: bytes | Named) -> str:
+    """Return the id of the response in an event, or "" if it has none."""
     try:
-        found = _decode_id(payload if isinstance(payload, bytes) else payload.data)
-        return found.id or (found.response.id if found.response is not None else "")
+        fields = _decode_id(payload if isinstance(payload, bytes) else payload.data)
     except NOT_JSON:
         return ""
+    if fields.id or fields.response is None:
+        return fields.id
+    return fields.response.id
 
 
 KNOWN_DELTA_FIELDS = frozenset(("role", *DeltaFields.__struct_fields__))
@@ -230,80 +190,27 @@ def unknown_text_field(payload: bytes) -> str:
 
 
 def nested_value(value: dict[str, Any], outer: str, name: str) -> Any:
+    """Return a value inside an object inside an object, or None."""
     nested = value.get(outer)
     return nested.get(name) if isinstance(nested, dict) else None
 
 
 def error_text(body: bytes) -> str:
-    """The message in an error body of any server, else the beginning of the body."""
+    """Return the message in an error body of any server, else the beginning of the body."""
     try:
         value = decode_any(body)
     except NOT_JSON:
         return body[:ERROR_TEXT_CHARS].decode("utf-8", "replace").strip()
-    inner = value
-    if isinstance(value, dict):
-        inner = value.get("error", value)
-    if isinstance(inner, dict):
-        for key in ("message", "detail", "msg"):
-            if inner.get(key):
-                inner = inner[key]
-                break
-    text = inner if isinstance(inner, str) else msgspec.json.encode(inner).decode()
+    error = value.get("error", value) if isinstance(value, dict) else value
+    message = _message_of(error)
+    text = message if isinstance(message, str) else msgspec.json.encode(message).decode()
     return text[:ERROR_TEXT_CHARS]
 
 
-def lenient_event(value: dict[str, Any]) -> EventFields:
-    """An event whose known fields have unexpected types: keep what can be read, drop the rest."""
-
-    def text(item: Any) -> str | None:
-        if isinstance(item, str):
-            return item
-        if isinstance(item, list):  # content as parts
-            return (
-                "".join(
-                    p["text"]
-                    for p in item
-                    if isinstance(p, dict) and isinstance(p.get("text"), str)
-                )
-                or None
-            )
-        return None
-
-    def raw(item: Any) -> msgspec.Raw:
-        return ABSENT if item is None else msgspec.Raw(msgspec.json.encode(item))
-
-    def ids(item: Any) -> list[int] | None:
-        return [i for i in item if isinstance(i, int)] if isinstance(item, list) else None
-
-    def delta(item: Any) -> DeltaFields | None:
-        if not isinstance(item, dict):
-            return None
-        return DeltaFields(
-            content=text(item.get("content")),
-            reasoning_content=text(item.get("reasoning_content")),
-            reasoning=text(item.get("reasoning")),
-            tool_calls=raw(item.get("tool_calls")),
-            function_call=raw(item.get("function_call")),
-            refusal=text(item.get("refusal")),
-            token_ids=ids(item.get("token_ids")),
-        )
-
-    choices = (
-        [
-            ChoiceFields(
-                delta=delta(choice.get("delta")),
-                text=text(choice.get("text")),
-                finish_reason=text(choice.get("finish_reason")),
-                token_ids=ids(choice.get("token_ids")),
-                message=delta(choice.get("message")),
-            )
-            for choice in value.get("choices") or ()
-            if isinstance(choice, dict)
-        ]
-        if isinstance(value.get("choices"), list)
-        else None
-    )
-    usage = None if value.get("usage") is None else _lenient_counts(value["usage"])
-    names = ("error", "message", "detail", "timings", "nvext", "metrics")
-    others: dict[str, Any] = {name: raw(value.get(name)) for name in names}
-    return EventFields(choices=choices, usage=usage, **others)
+def _message_of(error: Any) -> Any:
+    """Return the message of an error object, or the error itself if it has none."""
+    if isinstance(error, dict):
+        for name in ("message", "detail", "msg"):
+            if error.get(name):
+                return error[name]
+    return error

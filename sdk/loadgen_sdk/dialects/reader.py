@@ -25,14 +25,13 @@ from .events import (
     UsageFields,
     decode_any,
     decode_event,
-    decode_leniently,
     error_text,
     id_of,
     is_set,
-    lenient_event,
     unknown_text_field,
 )
 from .implementation import ReadingState, plain_run
+from .lenient_events import decode_leniently, read_event
 from .other_apis import read_other_api, with_choices
 from .sse import Named
 
@@ -442,7 +441,7 @@ class Reading(ReadingState):
             return None
         if not isinstance(value, dict):
             return None
-        return read_other_api(value) or lenient_event(value)
+        return read_other_api(value) or read_event(value)
 
     def _decode_leniently(self, text: bytes) -> Any:
         """Return the value of JSON and note bytes that are not UTF-8. Raises one of NOT_JSON."""

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from .events import ABSENT, ChoiceFields, DeltaFields, EventFields, counts_of, nested_value
+from .events import ABSENT, ChoiceFields, DeltaFields, EventFields, nested_value
+from .lenient_events import read_counts
 
 _DELTA_FIELDS = {
     "response.output_text.delta": "content",
@@ -68,7 +69,7 @@ def _read_end(response: dict[str, Any], *, is_streamed: bool) -> EventFields:
         finish_reason=_finish_reason(response, items),
     )
     return EventFields(
-        choices=[choice], usage=counts_of(usage) if isinstance(usage, dict) else None
+        choices=[choice], usage=read_counts(usage) if isinstance(usage, dict) else None
     )
 
 

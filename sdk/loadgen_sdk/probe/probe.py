@@ -18,8 +18,9 @@ import msgspec
 
 from ..dialects.account_lookup import server_account
 from ..dialects.body import asking_for_timing, body
-from ..dialects.events import decode_leniently, error_text
+from ..dialects.events import error_text
 from ..dialects.implementation import token_count
+from ..dialects.lenient_events import decode_leniently
 from ..dialects.quirks import MAX_FIELDS, SERVERS, SOURCES, VALUES, Quirk, row_of
 from ..dialects.reader import NOT_STREAMED, Flow, Reading
 from ..dialects.server_account import HEADER
