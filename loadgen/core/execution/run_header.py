@@ -259,14 +259,16 @@ def _notes(plan: Plan, coded: Iterable[str]) -> Iterator[str]:
 
 def trace_notes(workload: Workload) -> list[str]:
     """Return a note for each trace of a workload whose unit of time had to be decided."""
-    from loadgen.core.workload.traces import replayed  # a run without a trace does not need it
-
     replays: list[FromTrace | Replay] = [
         part
         for part in (workload.requests, *parts(workload.requests).values())
         if isinstance(part, FromTrace)
     ]
     replays += [stage.arrival for stage in workload.stages if isinstance(stage.arrival, Replay)]
+    if not replays:
+        return []
+    from loadgen.core.workload.traces import replayed
+
     notes = []
     for replay in replays:
         trace = replayed(replay)
