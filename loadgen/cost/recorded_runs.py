@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from loadgen.core.results import store
 from loadgen.pricing.evidence import Evidence
-from loadgen.pricing.prompt_lengths import RecordedRun
+from loadgen.pricing.prompt_lengths import RunRecords
 
 
 def with_records(evidence: Evidence) -> Evidence:
@@ -18,6 +18,6 @@ def with_records(evidence: Evidence) -> Evidence:
     return replace(evidence, read_runs=partial(_read_runs, evidence.run_folders))
 
 
-def _read_runs(folders: Sequence[str]) -> list[RecordedRun]:
+def _read_runs(folders: Sequence[str]) -> list[RunRecords]:
     runs = [store.read_run(Path(folder)) for folder in folders]
-    return [RecordedRun(run.rows, run.header) for run in runs]
+    return [RunRecords(run.rows, run.header) for run in runs]

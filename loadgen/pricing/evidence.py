@@ -13,7 +13,7 @@ from loadgen.core import format
 from loadgen.core.limits import MODEL_ERROR
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import ReasonCode
-from loadgen.pricing.prompt_lengths import RecordedRun
+from loadgen.pricing.prompt_lengths import RunRecords
 from loadgen.pricing.reasons import note
 from loadgen.repeated.capacity import STILL_KEPT, Capacity, within
 
@@ -31,7 +31,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     capacity: Capacity | None = None
     at_once: bool = False
     run_folders: tuple[str, ...] = ()  # of the summaries, in their order
-    read_runs: Callable[[], Sequence[RecordedRun]] | None = None  # reads the records of the runs
+    read_runs: Callable[[], Sequence[RunRecords]] | None = None  # reads the records of the runs
 
     @property
     def summary(self) -> Summary:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from loadgen.pricing.evidence import Evidence
 
 
-class RecordedRun(NamedTuple):
+class RunRecords(NamedTuple):
     """The records of a run and the header that describes them."""
 
     rows: NDArray[np.void]
@@ -78,7 +78,7 @@ def count_long_prompts(evidence: Evidence, above_prompt_tokens: int) -> TokenAmo
     )
 
 
-def _long_rows(run: RecordedRun, above_prompt_tokens: int) -> dict[str, NDArray[np.int64]]:
+def _long_rows(run: RunRecords, above_prompt_tokens: int) -> dict[str, NDArray[np.int64]]:
     """Return the token counts of the measured requests with longer prompts, by column.
 
     Requests to endpoints that serve single steps of a task have prices of their own.

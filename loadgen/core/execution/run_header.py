@@ -267,6 +267,7 @@ def trace_notes(workload: Workload) -> list[str]:
     replays += [stage.arrival for stage in workload.stages if isinstance(stage.arrival, Replay)]
     if not replays:
         return []
+    # Runs without a trace do not need this module.
     from loadgen.core.workload.traces import replayed
 
     notes = []
