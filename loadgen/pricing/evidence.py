@@ -16,6 +16,7 @@ from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.prompt_lengths import RunRecords
 from loadgen.pricing.reasons import note
 from loadgen.repeated.capacity import STILL_KEPT, Capacity, within
+from loadgen.repeated.run_warnings import describe_other_work
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +90,9 @@ def notes(evidence: Evidence) -> Iterator[ReasonCode]:
     caveats = [caveat for summary in summaries for caveat in summary.verdict.caveats]
     if caveats:
         yield note("reserved", caveats=list(dict.fromkeys(caveats)))
+    warnings = [text for summary in summaries for text in describe_other_work(summary)]
+    if others := [text for text in dict.fromkeys(warnings) if text not in caveats]:
+        yield note("other_work", warnings=others)
     if any(summary.goodput.met is False for summary in summaries):
         yield note("slo_missed_at_capacity" if capacity else "slo_missed")
     if capacity is not None and capacity.lower_bound:

@@ -15,6 +15,7 @@ from loadgen.core.results.manifest import ReasonCode
 SENTENCES = {
     # of every figure that rests on the evidence
     "reserved": "VALID with a reservation: {caveats:all}",
+    "other_work": "the run behind this warns: {warnings:all}",
     "simulated": "SIMULATED: no real server was measured; the model is wrong by {error}, which no interval here holds",
     "invalid": "INVALID measurement: {reasons:all}; an invalid run has no good requests",
     "slo_missed": "the SLO was missed at this load",

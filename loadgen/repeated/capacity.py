@@ -1,6 +1,7 @@
 """The capacity that a search or sweep found (`capacity.json`).
 
-Pure: bytes and numbers in, values out. `search/` finds a capacity; `cost/` plans machines and cost from it.
+Pure: bytes and numbers in, values out. `search/` finds a capacity; `cost/` plans machines and cost
+from it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ STILL_KEPT = "the highest load that was tried still kept the SLO"  # why a rate 
 def trial_ns(workload: Workload) -> int:
     """How long a trial of a search lasts where nobody says: ten minutes, of tasks ten times as long as one may take.
 
-    The tasks that find an empty server are quick, and one in ten that may miss is few: of 600 s a search found 0.849
-    of coding-agent, whose tasks may take 180 s, where runs of four hours keep 0.80 and miss at 0.83.
+    The tasks that find an empty server are quick, and one in ten that may miss is few: of 600 s a
+    search found 0.849 of coding-agent, whose tasks may take 180 s, where runs of four hours keep
+    0.80 and miss at 0.83.
     """
     own = [one.slo for one in getattr(workload.requests, "classes", {}).values()]
     tasks = [slo.task for slo in (workload.slo, *own) if slo is not None and slo.task is not None]
@@ -82,18 +84,20 @@ class WithoutCapacity(Fault):
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """The highest rate at which every term of the SLO was seen to hold; documented in docs/cost.md.
 
-    `rate_per_s` is the offered rate of what `unit` says, by everything behind the endpoint together, that the run
-    named as `evidence` held at full length: never one that no run was offered. `confirmed`: a search ran it as its
-    confirmation. `output_tokens_per_s` and `total_tokens_per_s` (with the prompts) are the steady ones of that run.
-    `low_per_s` and `high_per_s` are the interval of the highest
-    rate, widened to the seen one and below a load that was not sustained, at `confidence`; null when there is none.
-    `horizon_s`: they hold for what comes back within this time; null: of a server that does not change, or not known.
-    `evidence` is a folder, relative to this file. `recipe` is the fingerprint of what was asked, without the rate:
-    equal for two searches for the same thing. `lower_bound`: the capacity is at least this, for the reason in
-    `bound_why`: no load that was tried was too high, or the next one that was tried is a step away. `sustained`:
-    whether a longer run showed that nothing grows at this rate, with the reason; false: something grows; null: not
-    known, "rules only". `state`: see `State`. Of a search that was stopped, or found
-    nothing, `rate_per_s` may be 0: no load held to its end. `go_on`: the command that goes on with a stopped search.
+    `rate_per_s` is the offered rate of what `unit` says, by everything behind the endpoint
+    together, that the run named as `evidence` held at full length: never one that no run was
+    offered. `confirmed`: a search ran it as its confirmation. `output_tokens_per_s` and
+    `total_tokens_per_s` (with the prompts) are the steady ones of that run. `low_per_s` and
+    `high_per_s` are the interval of the highest rate, widened to the seen one and below a load that
+    was not sustained, at `confidence`; null when there is none. `horizon_s`: they hold for what
+    comes back within this time; null: of a server that does not change, or not known. `evidence` is
+    a folder, relative to this file. `recipe` is the fingerprint of what was asked, without the
+    rate: equal for two searches for the same thing. `lower_bound`: the capacity is at least this,
+    for the reason in `bound_why`: no load that was tried was too high, or the next one that was
+    tried is a step away. `sustained`: whether a longer run showed that nothing grows at this rate,
+    with the reason; false: something grows; null: not known, "rules only". `state`: see `State`. Of
+    a search that was stopped, or found nothing, `rate_per_s` may be 0: no load held to its end.
+    `go_on`: the command that goes on with a stopped search.
     """
 
     schema: int = SCHEMA
@@ -115,6 +119,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     sustained_why: str = ""
     state: State | None = None
     go_on: str = ""
+    warnings: tuple[str, ...] = ()  # of its run: repeated prompts, a cache, other lengths, replicas
     simulated: bool = False  # a performance model answered, and no real server was measured
 
     @property

@@ -32,6 +32,7 @@ from loadgen.core.results.manifest import decoded, decoded_lines
 from loadgen.core.schedule import chains
 from loadgen.core.workload import Mix, Workload, request_fingerprint
 from loadgen.repeated import capacity
+from loadgen.repeated.run_warnings import describe_other_work
 from loadgen.result_kinds import PAGE
 from loadgen.runs import levels
 from loadgen.runs.headline import promises
@@ -523,6 +524,7 @@ def highest(
         total_tokens_per_s=summary.tokens.steady_total_per_s,
         sustained=_sustained(best, answer),
         sustained_why=answer.sustained_why or best.sustained_why,
+        warnings=describe_other_work(summary),
         state="held" if best.ask.kind == "level" else None,
     )
 

@@ -12,7 +12,7 @@ from loadgen.core.errors import INTERRUPTED, UNSOUND, UserError
 from loadgen.core.metrics.summary import NamedSummary
 from loadgen.core.run_folder import OpenedRun
 from loadgen.present.additions import Addition
-from loadgen.present.section import Quoted, Report, Said, section
+from loadgen.present.section import Quoted, Report, Said, Warned, section
 from loadgen.repeated import capacity
 from loadgen.result_kinds import SUMMARIES, ListRow, RegeneratedFile, ResultFunctions, additions_to
 from loadgen.runs import levels_kind
@@ -89,7 +89,12 @@ def report(found: StoredTrials) -> Report:
         additions=found.additions,
     )
     left = [section("Go on with", Quoted(go_on))] if go_on else []
-    return msgspec.structs.replace(whole, sections=[*whole.sections, *left])
+    warnings = () if held is None else held.warnings
+    return msgspec.structs.replace(
+        whole,
+        warned=[*whole.warned, *(Warned("WARNING", text) for text in warnings)],
+        sections=[*whole.sections, *left],
+    )
 
 
 def _not_ended_text(folder: Path) -> str:

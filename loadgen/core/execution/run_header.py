@@ -32,7 +32,7 @@ from loadgen.core.requests import lengths, resonance
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build
 from loadgen.core.requests.mix import MixPrompts
-from loadgen.core.requests.prompts import Prompts, SyntheticPrompts
+from loadgen.core.requests.prompts import FilePrompts, Prompts, SyntheticPrompts
 from loadgen.core.requests.task_graphs import TaskGraphs
 from loadgen.core.results import manifest
 from loadgen.core.schedule import arrivals
@@ -77,7 +77,11 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
     asked_timetable = (
         whole_timetable if asked.stages == workload.stages else arrivals.build(asked, job.seed)
     )
-    coded = _resonant(whole_plan) | _undisclosed(plan)
+    coded = (
+        _resonant(whole_plan)
+        | _undisclosed(plan)
+        | _repeated_rows(whole_plan.requests, whole_timetable.slots)
+    )
     return manifest.Header(
         run=job.run_id,
         started=now(),
@@ -132,7 +136,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         turns=timetable.turns,
         workers=settings.workers,
         host=_host("" if settings.ray else settings.hot_path),  # the nodes tell theirs at the end
-        notes=(*_notes(whole_plan, coded), *unjudged),
+        notes=(*dict.fromkeys(_notes(whole_plan, coded)), *unjudged),
         note_codes=coded | unjudged,
         shard=_shard_part(whole_plan, begins),
     )
@@ -309,6 +313,21 @@ def _undisclosed(plan: Plan) -> dict[str, manifest.ReasonCode]:
 
     missing = system_file.missing(metadata, _targets(plan)[0])
     return reasons.coded("undisclosed", {"missing": missing} if missing else None)
+
+
+def _repeated_rows(prompts: Prompts, slots: int | None) -> dict[str, manifest.ReasonCode]:
+    """Return a note for each file whose rows are sent more than once, as sentences and codes."""
+    count = slots or 1000
+    parts_of_load = [(prompts, 1.0)]
+    if isinstance(prompts, MixPrompts):
+        parts_of_load = list(zip(prompts.parts, prompts.shares, strict=True))
+    notes: dict[str, manifest.ReasonCode] = {}
+    for part, share in parts_of_load:
+        requests = round(count * share)
+        if isinstance(part, FilePrompts) and requests > len(part.rows):
+            values = {"requests": requests, "rows": len(part.rows)}
+            notes |= reasons.coded("rows_repeated", values)
+    return notes
 
 
 def version() -> str:
@@ -558,6 +577,7 @@ def describe(workload: Workload, settings: Settings) -> Described:
             *_replaced(workload),
             *trace_notes(workload),
             *requests.warnings(timetable.slots or 1000),
+            *_repeated_rows(requests, timetable.slots),
         )
     ]
     known = backend.known(settings)

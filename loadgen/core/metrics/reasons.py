@@ -94,6 +94,8 @@ SENTENCES = {
     "lengths_differ": "{share:share} of the responses are not as long as requested, limit "
     "{limit:share}: they stopped earlier, or the server does not honour the forced length",
     "prompts_repeated": "{requests:request repeats|requests repeat} a prompt that was sent before: a prefix cache may have served them",
+    "rows_repeated": "{requests:request|requests} from {rows:row|rows}: prompts repeat, and a "
+    "server's prefix cache will notice",
     "slo_samples": "SLO term {metric} at p{percentile:g} rests on {samples:sample|samples}; {needed} are needed to support it",
     "never_steady": "no steady figures: {because:part} as long as measured requests were due; give a longer load",
     "gaps_differ": "send gaps vary by {variation:.2f} where the timetable has {planned:.2f}: the arrivals were not as planned",
@@ -117,6 +119,9 @@ SENTENCES = {
     "real text, and TPOT rests on it: prompts: natural in the workload, or prompts of your own (--dataset)",
     "hardware_differs": "the description of the system says {key} {said}, the hardware's own metrics page {seen}",
     "bodies_late": "{bodies:body was|bodies were} built in the sending loop, which can delay sends",
+    "replicas_changed": "the number of replicas changed {changes:of_replicas} during the load: the "
+    "figures mix servers of several sizes; fix the number of replicas, or measure after it has "
+    "settled (--warmup; of a search longer trials: --duration)",
     "target_gone": "target {target} stopped answering {at_s:.1f} s after the start",
     "name_moved": "{name} was {before:addresses} before the load and {after:addresses} at its end, {at_s:.0f} s after the start: "
     "a name is looked up once, before the load, so every request went to the former",
@@ -233,6 +238,9 @@ FORMATS: Formats = {
     ),
     "asked": lambda missing: "; ".join(
         f"{who} asks for {', '.join(keys)}" for who, keys in missing.items()
+    ),
+    "of_replicas": lambda changes: ", ".join(
+        f"from {before} to {after} at {at_s:,.0f} s" for before, after, at_s in changes
     ),
     "list": ", ".join,
     "addresses": lambda found: (

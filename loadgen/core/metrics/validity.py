@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from loadgen.core.metrics.accumulator import Cell
     from loadgen.core.metrics.blocks import RequestCounts
+    from loadgen.core.metrics.sections import Recovery
     from loadgen.core.metrics.windows import Window
     from loadgen.core.results.manifest import Header, Second
     from loadgen.core.server_metrics.hardware import SeenHardware
@@ -457,6 +458,15 @@ def state_reasons(state: str) -> tuple[ReasonCode, ...]:
     return (_code(state),) if state in ("interrupted", "stopped") else ()
 
 
+def _replica_changes(recovery: Sequence[Recovery]) -> list[tuple[str, str, float]]:
+    """Return the changes of the number of replicas: what it was, what it became, and when."""
+    return [
+        (change.spike, change.after, change.at_s)
+        for change in recovery
+        if change.event in ("loss", "scale_up")
+    ]
+
+
 def _warnings(
     header: Header, summary: Any, signs: Signs, *, shortened: bool
 ) -> Iterator[ReasonCode]:
@@ -580,3 +590,5 @@ def _of_token_counts(
         yield _code("lengths_differ", share=differ, limit=limits.LENGTH_MISMATCH)
     if signs.repeated:
         yield _code("prompts_repeated", requests=signs.repeated)
+    if changes := _replica_changes(summary.recovery):
+        yield _code("replicas_changed", changes=changes)

@@ -552,13 +552,8 @@ class FilePrompts:
         texts = [one if isinstance(one, str) else str(one.get("text", "")) for one in documents]
         return tuple(tokens + self._tokenizer.count(text) for text in texts)
 
-    def warnings(self, n: int) -> list[str]:
+    def warnings(self, n: int) -> list[str]:  # noqa: ARG002 - the protocol of prompts has it
         messages = [*self.rows.notes]
-        if n > len(self.rows):
-            messages.append(
-                f"{format.counted(n, 'request')} from {format.counted(len(self.rows), 'row')}: prompts repeat, and a "
-                "server's prefix cache will notice"
-            )
         if self.rows.without_length and self._default_limit and self._output_length is None:
             rows = format.counted(self.rows.without_length, "row")
             messages.append(
