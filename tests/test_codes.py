@@ -25,7 +25,7 @@ FAULTS = {
     "Wrong",
     "BadRow",
 }
-MAKERS = {"fault", "report"}  # functions of one module that make a fault with the code they get
+MAKERS = {"fault", "report", "_Refusal"}  # of one module, which make a fault with their code
 MESSAGES = {
     "caveat",
     "error",
