@@ -279,9 +279,9 @@ def judge(
         notes.append(f"metadata: {format.pairs(summary.run.metadata)}")
     errors = [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
     errors += [
-        reasons.sentence(warning)
-        for warning in summary.verdict.warning_codes
-        if warning.code == "failures"
+        reasons.sentence(caveat)
+        for caveat in summary.verdict.caveat_codes
+        if caveat.code == "failures"
     ]
     notes += [
         reasons.sentence(warning)

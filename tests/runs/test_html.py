@@ -76,7 +76,7 @@ SIMULATED = (TargetFacts(simulated=True, url="http://127.0.0.1:1/v1"),)
         (rows(1, 300), {}, []),
         (rows(1, 300), {"targets": SIMULATED}, ["SIMULATED"]),
         (late(rows(1, 300)), {}, ["CLIENT-LIMITED", "INVALID"]),
-        (failing(rows(1, 300)), {}, []),
+        (failing(rows(1, 300)), {}, ["RESERVATION"]),
         (rows(1, 300), {"state": "interrupted"}, ["INVALID", "INTERRUPTED"]),
         (rows(1, 300), {"state": "running"}, ["CUT OFF"]),
     ],

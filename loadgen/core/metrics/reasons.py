@@ -48,6 +48,9 @@ SENTENCES = {
     "ended in {window_s:.0f} s were over that. The run shows a part of the load that was planned",
     # caveats: what belongs beside VALID
     "withheld": "not reported: {statistics:statistics}: {why}",
+    "failures": "{failed:,} of {requests:request|requests} ({share:share}, limit {limit:share}) "
+    "failed at the server or on the path to it: the table of errors says how. Latencies are those of "
+    "the requests that succeeded",
     "not_offered": "not the load that was asked for: {dropped:,} of {requests:start|starts} ({share:share}) were dropped at "
     "a cap (--max-in-flight, max_in_prefill), and count as missed",
     "shortened": "not the load that was asked for: the answers have {got:,} of {asked:,} output tokens asked "
@@ -69,9 +72,6 @@ SENTENCES = {
     "first_event_uncertain": "events carry several tokens, and the server does not say how many "
     "the first one has: TPOT is known as a range only",
     # warnings
-    "failures": "{failed:,} of {requests:request|requests} ({share:share}, limit {limit:share}) "
-    "failed at the server or on the path to it: the table of errors says how. Latencies are those of "
-    "the requests that succeeded",
     "cut_off": "the run has no clean end (still running, or killed): this is as far as its records go",
     "unfinished": _CUT,
     "unfinished_undecided": f"{_CUT}; above {{limit:share}} no SLO term can be called met: give a longer --grace (`grace:` in a file), or "

@@ -383,6 +383,7 @@ def is_local(header: Header) -> bool:
 
 def _caveats(header: Header, summary: Any, signs: Signs) -> Iterator[ReasonCode]:
     """Yield what belongs beside VALID: withheld statistics, and what makes this another load."""
+    yield from _above_failure_share("failures", summary.requests.failed_by_server, header, summary)
     by_reason: dict[str, list[str]] = {}
     for metric, why in summary.unsound.items():
         by_reason.setdefault(why, []).append(metric)
@@ -479,7 +480,6 @@ def _warnings(
     yield from _other_hardware(header.metadata, summary.hardware)
     if summary.run.state == "cut_off":
         yield _code("cut_off")
-    yield from _above_failure_share("failures", summary.requests.failed_by_server, header, summary)
     yield from _unfinished(header, summary)
     defaults = ValidityLimits()
     for field in defaults.__struct_fields__:

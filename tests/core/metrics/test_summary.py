@@ -478,7 +478,7 @@ def test_without_an_slo_an_error_rate_above_one_percent_ends_with_exit_code_1(
     s = judged({"status": (failed, FAILED), "kind": (failed, KINDS.index("http_429"))})
     assert s.verdict.valid
     assert exit_code(s) == code
-    assert says(s.verdict.warning_codes, "failures") is (code == 1)
+    assert says(s.verdict.caveat_codes, "failures") is (code == 1)
 
 
 def test_failures_of_the_server_are_misses_of_the_slo_and_not_an_invalid_run() -> None:
@@ -491,7 +491,7 @@ def test_failures_of_the_server_are_misses_of_the_slo_and_not_an_invalid_run() -
 def test_failures_that_the_slo_allows_leave_it_met() -> None:
     s = judged({"status": (30, FAILED)}, slo=TTFT_P95)
     assert (s.verdict.valid, s.goodput.met, exit_code(s)) == (True, True, 0)
-    assert says(s.verdict.warning_codes, "failures", failed=30, requests=1000)
+    assert says(s.verdict.caveat_codes, "failures", failed=30, requests=1000)
 
 
 @pytest.mark.parametrize(
