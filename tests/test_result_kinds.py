@@ -103,6 +103,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for run_dir in (root / "levels").iterdir():
         # The stored folders hold records; their summaries are computed again from these.
         (run_dir / "summary.json").write_bytes(dump_summary(run_folder.summary(run_dir)))
+        checksums.write(run_dir)
     keys = [AnswerKey(reference=f"the answer is {n}") for n in range(40)]
     prompts = score(keys, [f"the answer is {n}" if n % 4 else "no idea" for n in range(40)], None)
     result = AnswersResult(
