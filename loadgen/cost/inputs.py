@@ -29,6 +29,7 @@ from loadgen.core.workload.diagnostics import locate
 from loadgen.core.workload.yaml_marks import read_yaml, where
 from loadgen.pricing.evidence import Evidence
 from loadgen.repeated import capacity
+from loadgen.repeated.repeats import is_valid
 from loadgen.runs.headline import promises
 
 
@@ -79,17 +80,23 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
         )
     if not run_folders:
         raise _no_summary(folder, runs)
-    summaries = _repeats(folder, run_folders, allow_invalid)
-    at_once = all(
-        _at_once(run, summary) for run, summary in zip(run_folders, summaries, strict=True)
-    )
+    counted = run_folders if allow_invalid else _valid_or_all(run_folders)
+    summaries = _repeats(folder, counted, allow_invalid)
+    at_once = all(_at_once(run, summary) for run, summary in zip(counted, summaries, strict=True))
     return Evidence(
         name=name,
         folder=str(folder),
         summaries=summaries,
         at_once=at_once,
-        run_folders=tuple(map(str, run_folders)),
+        run_folders=tuple(map(str, counted)),
+        left_out=tuple(run.name for run in run_folders if run not in counted),
     )
+
+
+def _valid_or_all(runs: Sequence[Path]) -> list[Path]:
+    """Return the repeats that are valid measurements, or all of them if none is."""
+    valid = [run for run in runs if is_valid(load_summary(_bytes(run / FILE), str(run / FILE)))]
+    return valid or list(runs)
 
 
 def _read_capacity(

@@ -32,6 +32,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     capacity: Capacity | None = None
     at_once: bool = False
     run_folders: tuple[str, ...] = ()  # of the summaries, in their order
+    left_out: tuple[str, ...] = ()  # names of the INVALID repeats beside the summaries
     read_runs: Callable[[], Sequence[RunRecords]] | None = None  # reads the records of the runs
 
     @property
@@ -75,9 +76,9 @@ def mean_answer_ms(summary: Summary) -> float | None:
     )
 
 
-def notes(evidence: Evidence) -> Iterator[ReasonCode]:
-    """Notes to show beside every figure from this evidence."""
-    summaries, capacity = evidence.summaries, evidence.capacity
+def _notes_on_measurement(evidence: Evidence) -> Iterator[ReasonCode]:
+    """Yield the notes on how far the runs behind the evidence can be relied on."""
+    summaries = evidence.summaries
     if evidence.simulated:
         yield note("simulated", error=format.shares(MODEL_ERROR))
     if not evidence.valid:
@@ -87,12 +88,21 @@ def notes(evidence: Evidence) -> Iterator[ReasonCode]:
             reasons=sorted({reason for verdict in verdicts for reason in verdict.reasons}),
             codes=sorted({reason.code for verdict in verdicts for reason in verdict.codes}),
         )
+    if evidence.left_out:
+        runs = len(evidence.left_out) + len(summaries)
+        yield note("repeats_left_out", names=list(evidence.left_out), runs=runs)
     caveats = [caveat for summary in summaries for caveat in summary.verdict.caveats]
     if caveats:
         yield note("reserved", caveats=list(dict.fromkeys(caveats)))
     warnings = [text for summary in summaries for text in describe_other_work(summary)]
     if others := [text for text in dict.fromkeys(warnings) if text not in caveats]:
         yield note("other_work", warnings=others)
+
+
+def notes(evidence: Evidence) -> Iterator[ReasonCode]:
+    """Yield the notes to show beside every figure from this evidence."""
+    yield from _notes_on_measurement(evidence)
+    summaries, capacity = evidence.summaries, evidence.capacity
     if any(summary.goodput.met is False for summary in summaries):
         yield note("slo_missed_at_capacity" if capacity else "slo_missed")
     if capacity is not None and capacity.lower_bound:

@@ -18,6 +18,7 @@ SENTENCES = {
     "other_work": "the run behind this warns: {warnings:all}",
     "simulated": "SIMULATED: no real server was measured; the model is wrong by {error}, which no interval here holds",
     "invalid": "INVALID measurement: {reasons:all}; an invalid run has no good requests",
+    "repeats_left_out": "INVALID repeats of {runs:run|runs} are left out: {names:list}",
     "slo_missed": "the SLO was missed at this load",
     "slo_missed_at_capacity": "the run behind the capacity missed its SLO",
     "lower_bound": "a lower bound: {why}. The capacity is at least this; a cost and a number of machines that follow from it are "

@@ -42,6 +42,7 @@ from loadgen.cost.sections import report as sections_of
 from loadgen.present import text as as_text
 from loadgen.pricing import price_file, prices, reasons
 from loadgen.pricing.evidence import Evidence
+from loadgen.pricing.evidence import notes as evidence_notes
 from loadgen.pricing.unit_cost import GOOD, OUTPUT, REQUEST, TASK, TOTAL, UNITS, Cost, Offer, offer
 from loadgen.repeated.capacity import Capacity
 from loadgen.repeated.capacity import dump as dump_capacity
@@ -695,6 +696,22 @@ def test_repeats_give_the_rate_its_interval(tmp_path: Path):
     half = 4.30265273 / 3**0.5  # Student's t with 2 degrees of freedom, standard deviation 1
     assert float(cost.low) == pytest.approx(0.02 / (20 + half), rel=1e-6)
     assert float(cost.high) == pytest.approx(0.02 / (20 - half), rel=1e-6)
+
+
+def test_an_invalid_repeat_is_left_out_of_the_rate_and_named(tmp_path: Path):
+    """One INVALID repeat of three refused the price of the other two."""
+    for i, per_s in enumerate((19.0, 21.0, 90.0)):
+        (tmp_path / "r" / str(i)).mkdir(parents=True)
+        run = changed(GPUS, load={"steady_completed_rps": per_s}, goodput={"steady_rps": per_s})
+        if per_s == 90.0:
+            verdict = msgspec.structs.replace(run.verdict, valid=False, reasons=("late",))
+            run = msgspec.structs.replace(run, verdict=verdict)
+        (tmp_path / "r" / str(i) / "summary.json").write_bytes(dump_summary(run))
+    (found,) = inputs.read_evidence([tmp_path / "r"])
+    assert found.left_out == ("2",) and len(found.summaries) == 2
+    one = offer(found, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1))
+    assert one.costs[GOOD].total == Decimal("0.001")
+    assert "repeats_left_out" in {reason.code for reason in evidence_notes(found)}
 
 
 AMOUNTS = st.dictionaries(
