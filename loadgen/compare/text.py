@@ -97,7 +97,6 @@ def _against(comparison: Comparison, side: str) -> Section:
         side,
         "change",
         f"interval, {comparison.confidence:.0%}",
-        "seen from",
         "outcome",
         "",
     )
@@ -244,9 +243,8 @@ def _legend(comparison: Comparison) -> str:
         f"Intervals: {comparison.confidence:.0%} for all metrics together (Holm). Different: the "
         "interval does not hold zero. Equivalent (X %): it holds no change beyond X %, at most "
         f"{EQUIVALENT_CHANGE:.0%}, of a share {EQUIVALENT_POINTS * 100:g} point. "
-        "Inconclusive: neither. "
-        "Seen from: the smallest change that would be seen in nine of ten such comparisons. Shares "
-        "differ in points."
+        "Inconclusive: neither; the smallest change that nine of ten such comparisons would see "
+        "stands below. Shares differ in points."
     )
 
 
@@ -264,8 +262,12 @@ def _outcome(difference: Difference) -> str:
 
 def _why_inconclusive(difference: Difference, runs: int) -> str:
     """Return why a difference is inconclusive and what would decide it, or "" if it is decided."""
+    if difference.outcome != "inconclusive":
+        return ""
     decides = needed_in_words(difference, difference.needed, runs)
-    return "; ".join(filter(None, (difference.why, decides)))
+    detectable = _detectable(difference)
+    seen = f"a change of {detectable} would be seen" if detectable != format.NONE else ""
+    return "; ".join(filter(None, (difference.why, seen, decides)))
 
 
 def _row(difference: Difference, runs: int = 0) -> tuple[str, ...]:
@@ -275,7 +277,6 @@ def _row(difference: Difference, runs: int = 0) -> tuple[str, ...]:
         _figure(difference, difference.after),
         _change(difference),
         interval(difference),
-        _detectable(difference),
         _outcome(difference),
         _why_inconclusive(difference, runs),
     )

@@ -135,8 +135,7 @@ def test_each_figure_of_a_run_is_one_number(tmp_path: Path, load: dict[str, obje
         and f"goodput {format.rate(goodput)}" in page
     )
 
-    simulated, *junit = outcome.cases([("r", run.summary)])
-    assert simulated.outcome == "passed" and "SIMULATED" in simulated.name
+    junit = outcome.cases([("r", run.summary)])
     rates = f"{format.rate(completed)} completed, {format.rate(output)} output tokens, goodput {format.rate(goodput)}"
     assert run.valid == junit[0].text.startswith(f"{rates} in the steady-state window")
 
