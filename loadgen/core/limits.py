@@ -18,7 +18,7 @@ TPOT_ERROR_SHARE = (
 CPU_SHARE = 0.90  # of one core, per worker, in any full second of the measured window
 FAILURE_SHARE = 0.01
 """Share of the requests that may fail. Above it, failures on the client's side make a run INVALID.
-Failures of the server are a warning, and a run without an SLO ends with exit code 1."""
+Failures of the server are a reservation, and a run without an SLO ends with exit code 1."""
 NOT_OFFERED_SHARE = 0.05  # starts that the client dropped, as a share of all scheduled requests
 
 NOT_OFFERED = 0.01  # of the starts, dropped by the client: beyond it, a reservation
