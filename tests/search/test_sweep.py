@@ -22,7 +22,7 @@ from servers import start
 
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
-from loadgen.core.metrics.summary import dump_summary, load_summary
+from loadgen.core.metrics.summary import NamedSummary, dump_summary, load_summary
 from loadgen.core.results import store
 from loadgen.core.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
 from loadgen.core.run_summary import summarize
@@ -168,7 +168,7 @@ def test_a_sweep_in_which_every_load_point_has_many_errors_exits_1(failing: int,
         if number < failing:
             fail(found, 0.3)
         summary = summarize(Header(state="finished"), found)
-        named.append(run_folder.NamedSummary(f"c{number + 1}", summary))
+        named.append(NamedSummary(f"c{number + 1}", summary))
     curve = levels.curve(named)
     assert levels.exit_code(curve) == code
 
