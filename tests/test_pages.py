@@ -86,9 +86,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "--low",
         "15",
         "--high",
-        "120",
+        "45",
         "-d",
-        "12s",
+        "200s",
     ]
     assert (
         exits("search", "rag", *SIMULATED, *goal, "--precision", "0.1", "--out", at / "search") == 0

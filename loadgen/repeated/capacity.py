@@ -50,6 +50,16 @@ def within(horizon_s: float) -> str:
     return f"{words} {usual}; slow spells of minutes that come back less often were not looked for"
 
 
+def covered(state: str | None, sustained_s: float | None) -> str:
+    """Return the time that "sustained" covers, as it stands behind the word; "" if not known.
+
+    A server that leaks and restarts each hour looks sustained within 20 minutes.
+    """
+    if state != "sustained" or sustained_s is None:
+        return ""
+    return f" (no trend within {format.duration(sustained_s)})"
+
+
 Unit = Literal["requests", "conversations", "starts"]
 """What a rate counts: requests; conversations, tasks too; what a mix of conversations and single requests starts, the
 ones and the others."""
@@ -119,6 +129,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     sustained_why: str = ""
     state: State | None = None
     go_on: str = ""
+    sustained_s: float | None = None  # the load of its run, within which nothing grew
     warnings: tuple[str, ...] = ()  # of its run: repeated prompts, a cache, other lengths, replicas
     simulated: bool = False  # a performance model answered, and no real server was measured
 
@@ -132,9 +143,10 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
             if not self.rate_per_s:
                 return "stopped, no load was shown to hold"
             return f"stopped, at least {rate}"
-        return ", ".join(
+        words = ", ".join(
             filter(None, (("at least " if self.lower_bound else "") + rate, self.state or ""))
         )
+        return words + covered(self.state, self.sustained_s)
 
     @property
     def unfinished(self) -> bool:

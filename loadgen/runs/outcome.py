@@ -42,6 +42,8 @@ def cases(named: Named, *, strict: bool = False) -> list[Case]:
                 text=_of_verdict(summary),
             )
         )
+        if summary.sustainable.sustained is False:
+            found.append(_unsustained_case(summary, group))
         if fails_by_errors(summary):
             found.append(_error_rate_case(summary, group))
         for part_name, part in judged_parts(summary):
@@ -71,6 +73,15 @@ def _objective_case(summary: Summary, objective: _Objective, group: str, *, stri
     elif strict and (objective.met is None or (objective.met and not objective.is_supported)):
         outcome = "error"
     return Case(name=objective.name, group=group, outcome=outcome, text=text)
+
+
+def _unsustained_case(summary: Summary, group: str) -> Case:
+    """Return the skipped case of a run whose load the server did not sustain.
+
+    It does not fail the build, because the run itself has no such objective.
+    """
+    text = f"NOT SUSTAINED: {summary.sustainable.why}"
+    return Case(name="the load is sustained", group=group, outcome="skipped", text=text)
 
 
 def _error_rate_case(summary: Summary, group: str) -> Case:

@@ -524,6 +524,7 @@ def highest(
         total_tokens_per_s=summary.tokens.steady_total_per_s,
         sustained=_sustained(best, answer),
         sustained_why=answer.sustained_why or best.sustained_why,
+        sustained_s=answer.steady_s if best.ask.kind == "sustain" else None,
         warnings=describe_other_work(summary),
         state="held" if best.ask.kind == "level" else None,
     )

@@ -112,6 +112,7 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
         None  # the lowest load that held by the rules and grew, or missed them when it went on
     )
     lengths: float = 1.0  # duration of the trials behind `steady`, in full lengths
+    steady_s: float | None = None  # the load of the trial behind `steady`: nothing grew within it
     needed_s: float | None = None  # length of a trial that would decide an "undecided" search
     horizon_s: float | None = (
         None  # `interval` is of changes that come back within this time; null: of no change
@@ -668,6 +669,9 @@ class LoadSearch:
             steady=None if steady is None else steady.ask.load,
             not_steady=None if not_steady is None else not_steady.ask.load,
             lengths=self.longer if steady is None else steady.ask.lengths,
+            steady_s=None
+            if steady is None or self.load_s is None
+            else steady.ask.lengths * self.load_s,
             horizon_s=None
             if interval is None or self.trial_s is None
             else recurrence(self.trial_s, LEVEL),

@@ -124,7 +124,9 @@ def capacity(answer: SearchAnswer, results: Sequence[TrialResult], unit: str) ->
         return "none" if state == "none" else "not known"
     if state == "stopped":
         return f"not known; at least {load:.4g}{unit} held so far"
-    return f"at least {load:.4g}{unit}" if answer.only_allowed else f"{load:.4g}{unit}, {state}"
+    if answer.only_allowed:
+        return f"at least {load:.4g}{unit}"
+    return f"{load:.4g}{unit}, {state}{capacity_file.covered(state, answer.steady_s)}"
 
 
 def found(

@@ -87,9 +87,14 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
         if self.kind == "sweep":
             return "a load within the SLO" if self.curve.best else ""
         met = {level.slo_met for level in self.levels}
-        return (
-            "VALID, SLO missed" if False in met else "VALID, SLO met" if met == {True} else "VALID"
-        )
+        words = ["VALID"]
+        if met == {True}:
+            words.append("SLO met")
+        if False in met:
+            words.append("SLO missed")
+        if any(level.sustained is False for level in self.levels):
+            words.append("NOT SUSTAINED")
+        return ", ".join(words)
 
     @property
     def work(self) -> str:

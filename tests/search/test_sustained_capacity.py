@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 from command_line import exits
 
+from loadgen.repeated.capacity import Capacity, State
 from loadgen.search.load_search import (
     MOST_LENGTHS,
     LoadSearch,
@@ -84,6 +85,7 @@ def test_an_overloaded_server_is_no_capacity_where_no_objective_limits_the_wait(
     assert exits("search", str(tmp_path / "decode.yaml"), *options, "--out", str(folder)) == 0
     capacity = json.loads((folder / "capacity.json").read_text())
     assert capacity["state"] == "sustained"
+    assert capacity["sustained_s"] == 1200, "nothing grew within twice the length of a trial"
     assert 0.9 * 8.1 < capacity["rate_per_s"] < 1.05 * 8.1
     trials = [json.loads(line) for line in (folder / "probes.jsonl").read_text().splitlines()]
     assert any(trial["code"] == "not_sustained" for trial in trials)
@@ -193,3 +195,10 @@ def test_the_highest_load_that_is_allowed_is_confirmed_at_full_length() -> None:
     assert capacity_of(search.answer, search.told) == (80, "confirmed")
     assert search.answer.only_allowed
     assert math.isclose(search.told[-1].ask.load, 80) and not search.told[-1].early
+
+
+@pytest.mark.parametrize("state", ["sustained", "confirmed", "held"])
+def test_the_time_that_sustained_covers_stands_behind_it(state: State) -> None:
+    """A server that leaks and restarts each hour was called sustained, without a limit of time."""
+    capacity = Capacity(rate_per_s=30, method="search", state=state, sustained_s=1200)
+    assert ("20 min" in capacity.words) is (state == "sustained")
