@@ -691,10 +691,14 @@ class LoadSearch:
             times = f"held over {steady.ask.lengths:g} times the length of a trial; "
             return steady.sustained, times + steady.sustained_why
         if not_steady is not None:
-            return (
-                False,
-                not_steady.sustained_why if not_steady.sustained is False else not_steady.why,
-            )
+            has_passed = self.requires_steady and not_steady.outcome == "under"
+            if has_passed and not_steady.sustained is None:
+                return None, not_steady.sustained_why
+            grew = not_steady.sustained is False
+            return False, not_steady.sustained_why if grew else not_steady.why
+        too_short = [result for result in self._steadiness_trials if self._is_too_short(result)]
+        if steady is None and too_short:
+            return None, too_short[-1].sustained_why
         if self._confirmed is None:
             return None, "no load was confirmed"
         return None, "no trial was longer than the rules ask for"

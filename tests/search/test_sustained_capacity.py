@@ -49,6 +49,7 @@ def trial_result(
         offered=trial.load,
         noise=0.003,
         sustained=sustained,
+        sustained_why="too short" if needed_s else "may grow" if sustained is None else "",
         needed_s=needed_s,
     )
 
@@ -121,6 +122,7 @@ def test_a_load_is_not_confirmed_where_growth_is_unknown() -> None:
     assert search.answer.reason == "undecided"
     assert exit_code(search.answer) == 1
     assert capacity_of(search.answer, search.told)[1] == "held"
+    assert (search.answer.sustained, search.answer.sustained_why) == (None, "may grow")
     unconditional = LoadSearch(low=1, high=1000, start=50, precision=0.02)
     assert run_search(unconditional, server).answer.reason == "found", "by MLPerf's rules it counts"
 
@@ -155,6 +157,7 @@ def test_where_no_trial_may_be_longer_a_load_that_is_too_short_to_judge_stays_un
     search = run_search(steady_search(may_extend=False), server)
     assert search.answer.reason == "undecided"
     assert search.answer.needed_s == 1500
+    assert (search.answer.sustained, search.answer.sustained_why) == (None, "too short")
     assert not any(one.ask.kind == "sustain" for one in search.told)
 
 
