@@ -42,7 +42,12 @@ def _send_lag(columns: Columns) -> Ints:
 
 
 def _reduced(values: Ints, errors: Ints) -> Bounds:
-    """Return the bounds of values that may be smaller by their errors, but not below 0."""
+    """Return the bounds of values that may be smaller by their errors, but not below 0.
+
+    Without any error both bounds are the same array.
+    """
+    if not errors.any():
+        return Bounds(values, values)
     lower = np.where(values == UNDEFINED, UNDEFINED, np.maximum(values - errors, 0))
     return Bounds(lower, values)
 

@@ -167,14 +167,16 @@ def bound_values(rows: Sequence[Columns], bound: Callable[[Columns], Bounds]) ->
     """Return the bounds of a metric of the ok requests; None if all values are sure."""
     lowers: list[NDArray[np.int64]] = []
     uppers: list[NDArray[np.int64]] = []
+    is_certain = True
     for columns in rows:
         for block in columns.blocks():
             is_ok = block.where(OK)
             found = bound(block)
+            is_certain = is_certain and found.lower is found.upper
             is_defined = is_ok & (found.lower != UNDEFINED)
             lowers.append(found.lower[is_defined])
             uppers.append(found.upper[is_defined])
-    if not sum(map(len, lowers)):
+    if is_certain or not sum(map(len, lowers)):
         return None
     lower, upper = np.concatenate(lowers), np.concatenate(uppers)
     return None if np.array_equal(lower, upper) else ValueBounds(lower, upper)
