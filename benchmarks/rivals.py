@@ -207,8 +207,8 @@ def told(tool: Tool, out: Path) -> tuple[Figures, str]:
     verdict = (
         "VALID" if said["verdict"]["valid"] else "INVALID: " + "; ".join(said["verdict"]["reasons"])
     )
-    names = [*said["unsound"], *said["withheld"]]
-    withheld = f"; withheld: {', '.join(names)}" if names else ""
+    unsound_metrics = [*said["unsound"], *said["withheld"]]
+    withheld = f"; withheld: {', '.join(unsound_metrics)}" if unsound_metrics else ""
     counts = said["requests"]
     output, ok, failed = said["tokens"]["output_per_s"], counts["ok"], counts["failed"]
     return Figures(ttft, itl, tpot, output, ok, failed), verdict + withheld

@@ -169,7 +169,8 @@ TESTS = """
 FEW = {"name": "few", "requests": {"input_tokens": 12, "output_tokens": 4}}
 
 def test_latency(loadgen_run, tmp_path):
-    result = loadgen_run(FEW, concurrency=1, num_requests=4, embedded={"ttft": "3ms", "itl": "1ms"})
+    slow = {"ttft": "200ms", "itl": "1ms"}
+    result = loadgen_run(FEW, concurrency=1, num_requests=4, embedded=slow)
     assert result.folder.parent == tmp_path
     assert result.ttft_ms.p99 < 60_000
 

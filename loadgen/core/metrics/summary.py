@@ -266,7 +266,7 @@ def measure(
     samples |= {"inter_chunk": own_gaps.distribution(), "event_error": errors.distribution()}
     unsure_share = 1 - int(errors.counts[0]) / errors.count if errors.count else None
     gap_bounds = guards.bound_gaps(measured.columns, own_gaps, errors)
-    evidence = validity.Evidence(
+    evidence = validity.TimingEvidence(
         unsure_share=unsure_share,
         is_read_at_once=validity.is_read_at_once(samples["client_lag"], samples["event_error"]),
         is_local=validity.is_local(header),
@@ -387,7 +387,7 @@ def _statistics_shown(
     measured: Cell,
     samples: Mapping[str, Distribution],
     gap_bounds: guards.GapBounds | None,
-    evidence: validity.Evidence,
+    evidence: validity.TimingEvidence,
 ) -> ShownStatistics:
     """Return the distributions without the statistics that are too uncertain, and the reasons."""
     unsound = validity.contradicted(measured) | not_here(header.slos)

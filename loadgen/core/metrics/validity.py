@@ -95,7 +95,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     caveat_codes: tuple[ReasonCode, ...] = ()
 
 
-class Evidence(NamedTuple):
+class TimingEvidence(NamedTuple):
     """What is known of the cause of uncertain timestamps."""
 
     unsure_share: float | None  # of the output events: came with later ones in one read
@@ -335,7 +335,7 @@ def explain_withheld(
     ranges: Mapping[str, guards.Ranges],
     *,
     by_first_event: Collection[str],
-    evidence: Evidence,
+    evidence: TimingEvidence,
 ) -> dict[str, WithheldStatistics]:
     """Return the statistics that are withheld, each metric with its ranges and the reason.
 
@@ -355,7 +355,7 @@ def explain_withheld(
     }
 
 
-def why_times_are_uncertain(evidence: Evidence) -> str:
+def why_times_are_uncertain(evidence: TimingEvidence) -> str:
     """Return why timestamps are uncertain and what to do about it."""
     share = evidence.unsure_share
     if (share or 0.0) > HELD_BACK and evidence.is_read_at_once:
