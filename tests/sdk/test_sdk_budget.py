@@ -347,7 +347,6 @@ def test_what_is_no_price_file(text: str | None, code: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("per_million_input: 1", "per_million_input: 0"),
         ("per_million_input: 1", "per_million_input: -1"),
         ("per_million_input: 1", "per_million_input: .inf"),
         ("per_million_input: 1", "per_million_input: 7100"),
