@@ -18,6 +18,7 @@ from make_examples import blank
 from numpy.typing import NDArray
 
 from loadgen.core.errors import UserError
+from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import tasks
 from loadgen.core.metrics.accumulator import Accumulator, Cell
@@ -248,7 +249,15 @@ def test_a_term_counts_failures_as_over_and_leaves_out_the_cancelled(
     count: int,
 ) -> None:
     slo = Slo(terms=(Term(metric="ttft", limit_ns=5_000_000),))
-    found = goodput(answers(slo, ttft_ms, **statuses), slo, Window(), Histogram(), 0, {})
+    found = goodput(
+        answers(slo, ttft_ms, **statuses),
+        slo,
+        Window(),
+        Histogram(),
+        0,
+        {},
+        limits=ValidityLimits(),
+    )
     term = found.slo[0]
     assert (term.met, term.value_ms, term.over, term.count) == (met, value, over, count)
     assert (found.met, found.good, found.counted) == (met, count - over, count)
@@ -264,14 +273,17 @@ def test_a_share_is_a_promise_of_its_own_and_unrecorded_slots_are_misses() -> No
     ):
         slo = Slo(terms=(term,), goodput_share=share)
         cell = answers(slo, [1] * 9 + [8])
-        assert goodput(cell, slo, Window(), Histogram(), unrecorded, {}).met is met
+        assert (
+            goodput(cell, slo, Window(), Histogram(), unrecorded, {}, limits=ValidityLimits()).met
+            is met
+        )
 
 
 def test_a_pooled_term_judges_gaps_not_requests() -> None:
     gaps = Histogram()
     gaps.add(np.array([10_000_000] * 98 + [50_000_000] * 2))
     slo = Slo(terms=(Term(metric="itl", limit_ns=20_000_000),))
-    found = goodput(answers(slo, [1, 1]), slo, Window(), gaps, 0, {})
+    found = goodput(answers(slo, [1, 1]), slo, Window(), gaps, 0, {}, limits=ValidityLimits())
     assert (found.met, found.good, found.slo[0].over, found.slo[0].count) == (False, 2, 2, 100)
     assert found.slo[0].value_ms == pytest.approx(50, rel=0.001)
 
