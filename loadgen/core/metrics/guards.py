@@ -106,11 +106,15 @@ class GapBounds:
         self._gaps = gaps
         self._mean = mean
         self._least_max = least_max
-        self._errors = _error_counts(event_errors)
+        self._error_counts = _error_counts(event_errors)
+        self._errors = np.array([error for error, _ in self._error_counts])
+        self._events_above = np.array([above for _, above in self._error_counts])
         self._up_to = np.cumsum(gaps.counts)
 
-    def _gap(self, place: int) -> float:
-        return self._gaps.middle(int(np.searchsorted(self._up_to, place, side="right")))
+    def _gaps_at(self, places: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the gaps at places of the ordered sample."""
+        buckets = np.searchsorted(self._up_to, places, side="right").astype(np.int64)
+        return self._gaps.middles(buckets)
 
     def quantile(self, p: float) -> Range:
         """Return the bounds of a quantile."""
@@ -119,14 +123,11 @@ class GapBounds:
     def nth(self, place: int) -> Range:
         """Return the bounds of the value at a place of the ordered gaps, from 0."""
         last = int(self._up_to[-1]) - 1
-        lowers = [0.0]
-        uppers = []
-        for error, events_above in self._errors:
-            if events_above <= place:
-                lowers.append(self._gap(place - events_above) - error)
-            if place + events_above <= last:
-                uppers.append(self._gap(place + events_above) + error)
-        return Range(max(lowers), min(uppers))
+        is_below = self._events_above <= place
+        is_above = place + self._events_above <= last
+        lowers = self._gaps_at(place - self._events_above[is_below]) - self._errors[is_below]
+        uppers = self._gaps_at(place + self._events_above[is_above]) + self._errors[is_above]
+        return Range(float(lowers.max(initial=0.0)), float(uppers.min()))
 
     def over(self, limit_ns: int) -> tuple[int, int]:
         """Return how many gaps are over a limit at least, and at most."""
@@ -135,7 +136,7 @@ class GapBounds:
                 self._gaps.over(limit_ns + int(error)) - events_above,
                 self._gaps.over(max(limit_ns - int(error), 0)) + events_above,
             )
-            for error, events_above in self._errors
+            for error, events_above in self._error_counts
         ]
         least = max(0, *(at_least for at_least, _ in counts))
         return least, min(self._gaps.count, *(at_most for _, at_most in counts))

@@ -271,6 +271,14 @@ class Histogram:
         low = RATIO ** (place - 1)
         return float(min(max(2 * low * RATIO / (1 + RATIO), self.least_ns), self.largest_ns))
 
+    def middles(self, places: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return `middle` of many buckets."""
+        edges = RATIO ** (places - 1.0)
+        values: NDArray[np.float64] = np.clip(
+            2 * edges * RATIO / (1 + RATIO), self.least_ns, self.largest_ns
+        )
+        return np.where(places == 0, float(min(0, self.largest_ns)), values)
+
     def over(self, limit_ns: int) -> int:
         """The number of values over a limit, within BOUND: values in the bucket of the limit count as not over."""
         place = int(bucket(np.array([limit_ns], np.int64))[0])

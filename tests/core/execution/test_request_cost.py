@@ -18,7 +18,7 @@ from loadgen.core.execution.run import execute
 from loadgen.core.workload import load, read_flags
 from loadgen.sim.server.options import Options
 
-FRAMES, CALLS = (80, 160) if compiled.module is not None else (160, 400)
+FRAMES, CALLS = (75, 155) if compiled.module is not None else (160, 400)
 """Upper bounds of Python frames for each request, alone and with calls of compiled functions."""
 
 

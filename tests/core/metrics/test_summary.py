@@ -714,7 +714,7 @@ def test_the_remedy_for_uncertain_times_fits_their_cause(
     unsure_share: float, read_at_once: bool, url: str, remedy: str
 ) -> None:
     header = Header(targets=(TargetFacts(url=url),))
-    evidence = validity.Evidence(
+    evidence = validity.TimingEvidence(
         unsure_share=unsure_share,
         is_read_at_once=read_at_once,
         is_local=validity.is_local(header),
