@@ -16,7 +16,7 @@ from loadgen.core.requests.task_graphs import Leaving
 from loadgen.core.schedule.chains import SINGLE, Chain, Singles
 from loadgen.core.schedule.timetable import Schedule, StageSpan
 from loadgen.sim.engine.implementation import module
-from loadgen.sim.engine.replica import NEVER, Costs, PurePythonReplica, ServerLimits
+from loadgen.sim.engine.replica import NEVER, Costs, Replica, ServerLimits
 from loadgen.sim.engine.routing import route
 from loadgen.sim.load_bounds import LoadBounds
 from loadgen.sim.simulation import ReplicaChange, Simulation
@@ -188,12 +188,12 @@ def simulate_any_load(seed: int, replica_class: Any) -> Any:
     return columns, simulation.is_decided, seen, replicas
 
 
-class OneByOne(PurePythonReplica):
+class OneByOne(Replica):
     """A replica whose iterations are all seen by the simulation, also those at which nothing happens."""
 
     @staticmethod
-    def next_iteration(replicas: Sequence[PurePythonReplica], before_ns: int) -> tuple[int, int]:
-        return PurePythonReplica.next_iteration(replicas, min(before_ns, 0))
+    def next_iteration(replicas: Sequence[Replica], before_ns: int) -> tuple[int, int]:
+        return Replica.next_iteration(replicas, min(before_ns, 0))
 
 
 @settings(deadline=None, max_examples=150)
